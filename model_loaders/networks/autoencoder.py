@@ -2,7 +2,7 @@
 
 Sources: Rombach et al. 2022 (latent diffusion, arXiv 2112.10752) and Li et al. 2024 (MAR, arXiv 2406.11838) for KL-16, whose decoder has
 attention only in the middle block; Sun et al. 2024 (LlamaGen, arXiv 2406.06525), after VQGAN (Esser et al. 2021), for VQ-16 and VQ-8. Both
-have the same encoder and decoder; only the names differ. All sizes but the number of GroupNorm groups follow from the state dict.
+have the same encoder and decoder; only the names differ.
 
 A LATENT of the VQ tokenizer holds unit code vectors [B, code channels, h, w]. :meth:`VQAutoencoder.decode` replaces each vector by its
 nearest code, so that rounding does not change the image and edited vectors become valid codes.
@@ -29,9 +29,6 @@ WHOLE = 1 << 19
 _BLOCK = 1 << 24
 
 
-# ------------------------------------------------------------------------------------------------ shapes
-
-
 @dataclass(frozen=True)
 class _Shape:
     """What both autoencoders have."""
@@ -56,10 +53,9 @@ class _Shape:
 class KLConfig(_Shape):
     """Shape of a KL autoencoder."""
 
-    # encoder_attention, decoder_attention: levels (0 = full resolution) whose blocks are followed by attention
-    encoder_attention: frozenset[int] = frozenset()
+    encoder_attention: frozenset[int] = frozenset()  # levels (0 = full resolution) with attention after each block
     decoder_attention: frozenset[int] = frozenset()
-    groups: int = 32  # GroupNorm groups; 32 in the official model
+    groups: int = 32  # GroupNorm groups, which no weight states
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> KLConfig:
@@ -106,8 +102,6 @@ class VQConfig(_Shape):
 
 Config = KLConfig | VQConfig
 
-# ------------------------------------------------------------------------------------------------ layers
-
 
 def _group_norm(channels: int, groups: int) -> nn.GroupNorm:
     return nn.GroupNorm(groups, channels, eps=1e-6)
@@ -143,16 +137,6 @@ class _Attention(nn.Module):
         return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
 
 
-def _down(c: int) -> nn.Module:
-    """Down-sampling by 2: a 3x3 convolution of stride 2, padded at the right and at the bottom only."""
-    return nn.Sequential(OrderedDict(pad=nn.ZeroPad2d((0, 1, 0, 1)), conv=nn.Conv2d(c, c, 3, stride=2)))
-
-
-def _up(c: int) -> nn.Module:
-    """Up-sampling by 2: nearest neighbour, then a 3x3 convolution."""
-    return nn.Sequential(OrderedDict(enlarge=nn.Upsample(scale_factor=2.0), conv=nn.Conv2d(c, c, 3, padding=1)))
-
-
 class _Level(nn.Module):
     """One resolution: residual blocks, each with optional attention. The parent adds the resampling module."""
 
@@ -169,14 +153,9 @@ class _Level(nn.Module):
         return x
 
 
-class _Mid(nn.Module):
-    def __init__(self, c: int, groups: int):
-        super().__init__()
-        self.block_1, self.attn_1 = _ResBlock(c, c, groups), _Attention(c, groups)
-        self.block_2 = _ResBlock(c, c, groups)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.block_2(self.attn_1(self.block_1(x)))
+def _mid(c: int, groups: int) -> nn.Sequential:
+    parts = {"block_1": _ResBlock(c, c, groups), "attn_1": _Attention(c, groups), "block_2": _ResBlock(c, c, groups)}
+    return nn.Sequential(OrderedDict(parts))
 
 
 class _Encoder(nn.Module):
@@ -189,9 +168,12 @@ class _Encoder(nn.Module):
         self.down = nn.ModuleList()
         for i, (a, b) in enumerate(zip([c.ch, *widths], widths, strict=False)):
             level = _Level(a, b, c.blocks, i in c.encoder_attention, c.groups)
-            level.downsample = _down(b) if i + 1 < len(widths) else nn.Identity()
+            level.downsample = nn.Identity()
+            if i + 1 < len(widths):  # padded at the right and at the bottom only
+                half = OrderedDict(pad=nn.ZeroPad2d((0, 1, 0, 1)), conv=nn.Conv2d(b, b, 3, stride=2))
+                level.downsample = nn.Sequential(half)
             self.down.append(level)
-        self.mid, self.norm_out = _Mid(widths[-1], c.groups), _group_norm(widths[-1], c.groups)
+        self.mid, self.norm_out = _mid(widths[-1], c.groups), _group_norm(widths[-1], c.groups)
         self.conv_out = nn.Conv2d(widths[-1], out_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -207,11 +189,14 @@ class _Decoder(nn.Module):
     def __init__(self, c: Config):
         super().__init__()
         widths = c.widths
-        self.conv_in, self.mid = nn.Conv2d(c.z_channels, widths[-1], 3, padding=1), _Mid(widths[-1], c.groups)
+        self.conv_in, self.mid = nn.Conv2d(c.z_channels, widths[-1], 3, padding=1), _mid(widths[-1], c.groups)
         self.up = nn.ModuleList()
         for i, (above, width) in enumerate(zip([*widths[1:], widths[-1]], widths, strict=True)):
             level = _Level(above, width, c.blocks + 1, i in c.decoder_attention, c.groups)
-            level.upsample = _up(width) if i else nn.Identity()
+            level.upsample = nn.Identity()
+            if i:
+                twice = OrderedDict(enlarge=nn.Upsample(scale_factor=2.0), conv=nn.Conv2d(width, width, 3, padding=1))
+                level.upsample = nn.Sequential(twice)
             self.up.append(level)
         self.norm_out, self.conv_out = _group_norm(widths[0], c.groups), nn.Conv2d(widths[0], 3, 3, padding=1)
 
@@ -220,9 +205,6 @@ class _Decoder(nn.Module):
         for level in reversed(self.up):
             x = level.upsample(level(x))
         return self.conv_out(F.silu(self.norm_out(x)))
-
-
-# ------------------------------------------------------------------------------------------------ KL
 
 
 class KLAutoencoder(nn.Module):
@@ -263,9 +245,6 @@ class KLModel:
 
     net: KLAutoencoder
     name: str
-
-
-# ------------------------------------------------------------------------------------------------ VQ
 
 
 class Codebook(nn.Module):

@@ -1,19 +1,17 @@
 """Harmon and UniPic: a MAR with a language model between encoder and decoder, with the official parameter names.
 
 Sources: Wu et al. 2025, "Harmonizing Visual Representations for Unified Multimodal Understanding and Generation" (Harmon, arXiv
-2503.21979); Wang et al. 2025, "Skywork UniPic" (arXiv 2508.03320). Both are Qwen2.5, the encoder, decoder and diffusion head of
-MAR, and two MLPs.
+2503.21979); Wang et al. 2025, "Skywork UniPic" (arXiv 2508.03320). Both are Qwen2.5, a MAR and two MLPs.
 
 The MAR's encoder does not depend on the prompt, so its output is the same in both branches of guidance. The language model reads
-``[prompt | known tokens in raster order | buffer rows]`` with causal attention; its output is added to the encoder's. Rows of
-different length are padded at the end, behind the buffer rows, where causal attention hides the padding without a mask.
-Between AR steps only the prompts' keys and values are kept: the encoder is bidirectional and new tokens lie between old ones.
+``[prompt | known tokens in raster order | buffer rows]`` with causal attention, which hides the padding of shorter rows, at the end; its
+output is added to the encoder's. Between AR steps only the prompts' keys and values are kept: new tokens lie between old ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -44,12 +42,8 @@ class HybridConfig:
     ) -> HybridConfig:
         """Derive the shape from official parameter names; class labels and an output matrix are ignored.
 
-        ``heads`` of the language model and ``mar_heads`` are those of the official model of the same width if they are None; ``about`` are
-        further arguments of :meth:`.LlamaConfig.of_qwen`.
-
-        Raises:
-            KeyError: the state dict is not a hybrid's.
-            ValueError: a head count is unknown or does not fit.
+        ``heads`` of the language model and ``mar_heads``: None for those of the official model of the same width. ``about``: see
+        :meth:`.LlamaConfig.of_qwen`. A KeyError if the state dict is none of a hybrid, a ValueError if a head count is unknown or wrong.
         """
         mar = {k.removeprefix(MAR_PREFIX): t for k, t in state.items() if k.startswith(MAR_PREFIX)}
         llm = {k.removeprefix(LLM_PREFIX): t for k, t in state.items() if k.startswith(f"{LLM_PREFIX}model.")}
@@ -57,10 +51,8 @@ class HybridConfig:
         width = llm["model.embed_tokens.weight"].shape[1]
         heads = heads or OFFICIAL_HEADS.get(width)
         if heads is None:
-            raise ValueError(
-                f"a language model of width {width} is none of the official sizes; "
-                "state llm.num_attention_heads in config.json"
-            )
+            remedy = "state llm.num_attention_heads in config.json"
+            raise ValueError(f"a language model of width {width} is none of the official sizes; {remedy}")
         return HybridConfig(MARConfig.from_state_dict(mar, mar_heads), LlamaConfig.of_qwen(llm, heads, **about))
 
     def llm_flops(self, rows: int, before: int) -> int:
@@ -141,15 +133,14 @@ class PromptBatch:
         return out
 
 
-@dataclass(eq=False)
 class TokenCache:
     """Keys and values of known tokens in the language model, kept between AR steps (LazyMAR)."""
 
-    live: int  # rows of the batch whose features are kept, the first ones
-    room: int  # rows that fit into the cache
-    # One tensor per block, [live, kv heads, room, D]; buffer rows of the last call lie behind the tokens.
-    keys: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
+    def __init__(self, live: int, room: int):
+        self.live, self.room = live, room  # kept rows of the batch, the first ones; rows that fit into the cache
+        # One tensor per block, [live, kv heads, room, D]; buffer rows of the last call lie behind the tokens.
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
 
     def store(self, k: Tensor, v: Tensor, count: int) -> None:
         """Keep the next block's first ``count`` keys and values of [R, kv heads, n, D]."""

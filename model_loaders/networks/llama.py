@@ -1,8 +1,8 @@
 """One decoder-only transformer for all token models, with the official parameter names of each.
 
 - LlamaGen for classes and texts (Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation", arXiv
-  2406.06525), PAR (Wang et al. 2025, arXiv 2412.15119) and Tar's de-tokenizer AR-DTok (Han et al. 2025, arXiv 2506.18898). 2-D RoPE on
-  adjacent pairs, or additive positions. Dropout is omitted: it has no parameters and is off at inference.
+  2406.06525), PAR (Wang et al. 2025, arXiv 2412.15119) and Tar's de-tokenizer AR-DTok (Han et al. 2025, arXiv 2506.18898): 2-D RoPE on
+  adjacent pairs, or additive positions. Dropout is omitted.
 - Qwen2.5 (Qwen Team 2024, arXiv 2412.15115): the language model of Tar, whose vocabulary also has image codes, and of Harmon and UniPic.
   1-D RoPE on halves, biases, and the embedding as output layer.
 
@@ -51,23 +51,17 @@ _NAMES = {
 }
 
 
-# ------------------------------------------------------------------------------------------------ shape
-
-
 @dataclass(frozen=True)
 class LlamaConfig:
     """Shape of a network. The side of the grid is not part of it; see :class:`TokenModel`."""
 
     dim: int  # width C
     depth: int  # number of blocks
-    # heads, kv_heads: attention heads; fewer key and value heads are grouped-query attention
-    heads: int
-    kv_heads: int
+    heads: int  # attention heads
+    kv_heads: int  # heads of keys and values; fewer are grouped-query attention
     hidden: int  # inner width of the feed-forward part
     vocab: int  # number of token values V
-    # CLASS (one label), TEXT (features of a text encoder), FEATURES or CODES (Tar's semantic features or codes),
-    # PROMPT (a language model)
-    condition: str
+    condition: str  # CLASS (a label), TEXT (a text encoder's features), FEATURES or CODES (Tar's semantic ones), PROMPT
     condition_size: int = 0  # number of labels or codes, without the null entry; width of a feature row; 0 for a prompt
     text_rows: int = 0  # maximum rows of a text (120 officially); 0 for other conditions
     absolute: int = 0  # rows of the additive position table; 0 selects RoPE: 1-D for prompts, else 2-D
@@ -93,9 +87,7 @@ class LlamaConfig:
     def of_llamagen(state: Mapping[str, Tensor], heads: int | None = None) -> LlamaConfig:
         """Derive the shape of a LlamaGen, PAR or AR-DTok from official parameter names; ``heads`` None: of the official size of that width.
 
-        Raises:
-            KeyError: the state dict is not one of this network.
-            ValueError: the head count is unknown or does not fit the weights.
+        A KeyError if the state dict is none of this network, a ValueError if the head count is unknown or does not fit the weights.
         """
         vocab, dim = state["tok_embeddings.weight"].shape
         heads = heads or OFFICIAL_HEADS.get(dim)
@@ -132,19 +124,9 @@ class LlamaConfig:
         )
 
     @staticmethod
-    def of_qwen(
-        state: Mapping[str, Tensor],
-        heads: int | None = None,
-        positions: int = 32768,
-        theta: float = 1e6,
-        eps: float = 1e-6,
-    ) -> LlamaConfig:
-        """Derive the shape of a language model from official parameter names; ``heads`` None: heads of width 128.
-
-        Raises:
-            KeyError: the state dict is not one of a Qwen2.
-            ValueError: the head count does not fit the weights.
-        """
+    def of_qwen(state: Mapping[str, Tensor], heads: int | None = None, **about: Any) -> LlamaConfig:
+        """Derive the shape of a language model from official parameter names; ``heads`` None: heads of width 128. ``about``: see
+        :func:`qwen_config`. Errors as of :meth:`of_llamagen`."""
         first = "model.layers.0."
         vocab, dim = state[EMBEDDING].shape
         inner, own = (state[f"{first}self_attn.{part}_proj.weight"].shape[0] for part in "qk")
@@ -156,7 +138,7 @@ class LlamaConfig:
         if head_dim % 2 or own % head_dim or own < head_dim or heads % (own // head_dim):
             raise ValueError(wrong.format("keys", own))
         hidden, blocks = state[f"{first}mlp.gate_proj.weight"].shape[0], depth(state, "model.layers.")
-        about = {"tied": HEAD not in state, "positions": positions, "theta": theta, "eps": eps}
+        about = {"tied": HEAD not in state, **about}
         return qwen_config(dim, blocks, heads, own // head_dim, head_dim, hidden, vocab, **about)
 
 
@@ -167,8 +149,6 @@ def qwen_config(
     about = {"bias": True, "tied": True, "positions": 32768, "theta": 1e6, "eps": 1e-6} | about
     return LlamaConfig(dim, depth, heads, kv_heads, hidden, vocab, PROMPT, queries=heads * head_dim, **about)
 
-
-# ------------------------------------------------------------------------------------------------ positions
 
 # Cosines and sines fp32 [n or R x n, 1, D], the second with the signs of :func:`rotate_`.
 Rope = tuple[Tensor, Tensor]
@@ -208,9 +188,6 @@ class Positions(NamedTuple):
         """Rows of the table at int64 positions [n] or [R, n], for the first ``batch`` rows of the batch."""
         offset = self.offset if isinstance(self.offset, int) else self.offset[:batch]
         return self.table[(position + offset).clamp(min=0)]
-
-
-# ------------------------------------------------------------------------------------------------ attention and cache
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
@@ -274,21 +251,8 @@ class Cache:
         return sum(store.nbytes for store in self.blocks)
 
 
-# ------------------------------------------------------------------------------------------------ layers
-
 # Queries [R, heads, n, D], and keys and values [R, 2 kv heads, n, D] of one block to its attention output [R, n, C].
 Attend = Callable[[Tensor, Tensor], Tensor]
-
-
-class RMSNorm(nn.Module):
-    """Division by the root mean square, then a weight."""
-
-    def __init__(self, dim: int, eps: float):
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(dim)), eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -333,8 +297,8 @@ class Block(nn.Module):
 
     def __init__(self, c: LlamaConfig):
         super().__init__()
-        self.attention_norm, self.attention = RMSNorm(c.dim, c.eps), Attention(c)
-        self.ffn_norm, self.feed_forward = RMSNorm(c.dim, c.eps), FeedForward(c.dim, c.hidden)
+        self.attention_norm, self.attention = nn.RMSNorm(c.dim, c.eps), Attention(c)
+        self.ffn_norm, self.feed_forward = nn.RMSNorm(c.dim, c.eps), FeedForward(c.dim, c.hidden)
 
     def forward(self, x: Tensor, rope: Rope | None, attention: Attend) -> Tensor:
         x = x + self.attention.wo(attention(*self.attention.project(self.attention_norm(x), rope)))
@@ -348,12 +312,9 @@ def cached_block(
     return block(x, rope, lambda q, kv: attend(q, *update(store, slot, kv, end), mask, causal))
 
 
-# ------------------------------------------------------------------------------------------------ the network
-
-
 class Llama(Regional):
-    """The transformer. With 2-D RoPE the official rotation table is *zero* for the prefix and for PAR's transition tokens, so that their
-    queries and keys are zero: every image token attends to all of them equally."""
+    """The transformer. With 2-D RoPE the official table is *zero* for the prefix and for PAR's transition tokens: their queries and keys
+    are zero, so every image token attends to all of them equally."""
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
@@ -374,7 +335,7 @@ class Llama(Regional):
         if c.special:
             self.spe_tok_embeddings = nn.ModuleDict({"special_embeddings": nn.Embedding(c.special, c.dim)})
         self.layers = nn.ModuleList(Block(c) for _ in range(c.depth))
-        self.norm = RMSNorm(c.dim, c.eps)
+        self.norm = nn.RMSNorm(c.dim, c.eps)
         if not c.tied:
             self.output = Linear(c.dim, c.vocab)
         if c.condition == PROMPT:
@@ -393,13 +354,9 @@ class Llama(Regional):
         """Device of the computation; large weights may be elsewhere."""
         return self.norm.weight.device
 
-    # -------------------------------------------------------------------------------------------- inputs and outputs
-
     def prefix(self, condition: Tensor, lengths: Tensor | None = None, guided: bool = False) -> Tensor:
-        """Prefix rows [B, n, C] of labels int64 [B], features [B, n, E], or semantic codes or token ids int64 [B, n].
-
-        ``lengths`` int64 [B] are the valid rows, None: all; if ``guided``, the rows of the null condition follow, [2 B, n, C].
-        """
+        """Prefix rows [B, n, C] of labels int64 [B], features [B, n, E], or semantic codes or token ids int64 [B, n]; if ``guided``, the
+        rows of the null condition follow, [2 B, n, C]. ``lengths`` int64 [B] are the valid rows, None: all."""
         c = self.config
         if c.condition == PROMPT:
             return self.tok_embeddings(condition)
@@ -435,11 +392,9 @@ class Llama(Regional):
             return self.output(x).float()
         low, high = span or (0, self.config.vocab)
         if head.is_offloaded():
-            with head.stream_weight(x, (low, high)) as (weight, _):
+            with head.source.stream_weight(head, x, (low, high)) as (weight, _):
                 return linear(x, weight).float()
         return linear(x, head.weight[low:high]).float()
-
-    # -------------------------------------------------------------------------------------------- positions
 
     def rope(self, position: Tensor) -> Tensor:
         """1-D RoPE, fp32 [..., 2, D] of :func:`rope_table`, of the places int64 [...] of a sequence."""
@@ -467,8 +422,6 @@ class Llama(Regional):
         cos, sin = rows.unsqueeze(-3).unbind(-2)
         return x, (cos, sin)
 
-    # -------------------------------------------------------------------------------------------- passes
-
     def forward(
         self,
         x: Tensor,
@@ -479,26 +432,19 @@ class Llama(Regional):
     ) -> Tensor:
         """Logits fp32 [R, n, V] of whole sequences, without a cache; for training and tests.
 
-        Args:
-            x: rows [R, n, C]: prefix, token embeddings, transition tokens, in any order.
-            position: int64 [n]; -1 for transition tokens.
-            mask: bool [n, n], True where a query (first index) attends to a key; None: causal.
+        ``x`` [R, n, C] are prefix, token embeddings and transition tokens in any order, at ``position`` int64 [n] (-1 for the last);
+        ``mask`` bool [n, n] is True where a query (first index) attends to a key, None: causal.
         """
-
-        def attention(q: Tensor, kv: Tensor) -> Tensor:
-            k, v = kv.chunk(2, 1)
-            return attend(q, k, v, mask, causal=mask is None)
 
         x, rope = self._encode(x, positions.rows(position, len(x)))
         for block in self.layers:
-            x = block(x, rope, attention)
+            x = block(x, rope, lambda q, kv: attend(q, *kv.chunk(2, 1), mask, causal=mask is None))
         return self.logits(x, span)
 
     def hidden(self, x: Tensor, position: Tensor, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         """Last hidden states [R, n, C], after the final norm, of embeddings [R, n, C] at the places ``position`` int64 [R or 1, n].
 
-        ``attention`` gives the output [R, n, C] for a block's index, queries [R, heads, n, D], keys and values [R, kv heads, n, D]; it may
-        read and write a cache.
+        ``attention`` gives the output [R, n, C] for a block's index, queries [R, heads, n, D], keys and values [R, kv heads, n, D].
         """
         x, rope = self._encode(x, self.rope(position))
         for i, block in enumerate(self.layers):
@@ -567,9 +513,6 @@ class Llama(Regional):
         return x
 
 
-# ------------------------------------------------------------------------------------------------ the model with its metadata
-
-
 @dataclass(frozen=True, eq=False)
 class TokenModel:
     """A network with the metadata of its file or of the catalogue."""
@@ -577,8 +520,7 @@ class TokenModel:
     net: Llama  # the network in eval mode
     name: str  # display name, used in messages and reports
     grid: int  # tokens along one side of the image: 16 for 256 pixels, 24 for 384, 32 for 512
-    # name of the label list ("imagenet-1k", "picture-book"), or "" if there are no labels or it is unknown
-    label_set: str = ""
+    label_set: str = ""  # name of the label list ("imagenet-1k", "picture-book"); "" without labels or if unknown
     ta_tok: TATokModel | None = None  # of a de-tokenizer: the TA-Tok that computes its features from semantic codes
 
     @property

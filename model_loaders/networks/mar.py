@@ -1,7 +1,7 @@
 """MAR with the official parameter names: encoder, decoder, diffusion head, and the condition of a batch as they read it.
 
-Source: Li et al. 2024, "Autoregressive Image Generation without Vector Quantization" (arXiv 2406.11838). Dropout is left out: it has no
-parameters and is off in inference. The sampling loops are in ``samplers``. Shapes: B images, L tokens, C transformer width, w head width.
+Source: Li et al. 2024, "Autoregressive Image Generation without Vector Quantization" (arXiv 2406.11838). Dropout is left out. Shapes: B
+images, L tokens, C transformer width, w head width.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ class MARConfig:
     def from_state_dict(state: Mapping[str, Tensor], heads: int | None = None) -> MARConfig:
         """Derive the shape from official parameter names; ``heads`` None: of the official size of that width.
 
-        Raises:
-            KeyError: the state dict is not one of a MAR.
-            ValueError: the head count is unknown or does not divide the width, or the tokens are no square.
+        A KeyError if the state dict is none of a MAR, a ValueError if the head count is unknown or does not fit, the tokens are no square.
         """
         dim = state["class_emb.weight"].shape[1]
         tokens = state["diffusion_pos_embed_learned"].shape[1]
@@ -75,8 +73,6 @@ class MARConfig:
             head_width=state["diffloss.net.input_proj.weight"].shape[0],
         )
 
-
-# ------------------------------------------------------------------------------------------------ diffusion head
 
 # Modulations of the head that are computed at once, in numbers; those of one diffusion step may be more.
 BUDGET = 1 << 24
@@ -111,20 +107,17 @@ class HeadBlock(nn.Module):
 class _Final(nn.Module):
     def __init__(self, width: int, out: int):
         super().__init__()
-        self.norm_final = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
         self.linear = Linear(width, out, bias=True)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 2 * width, bias=True))
 
 
 class _TimeEmbedding(nn.Module):
-    def __init__(self, width: int, frequencies: int = 256):
+    def __init__(self, width: int):
         super().__init__()
-        self.frequencies = frequencies
-        self.mlp = nn.Sequential(Linear(frequencies, width, bias=True), nn.SiLU(), Linear(width, width, bias=True))
+        self.mlp = nn.Sequential(Linear(256, width, bias=True), nn.SiLU(), Linear(width, width, bias=True))
 
     def forward(self, t: Tensor) -> Tensor:
-        half = self.frequencies // 2
-        rates = torch.exp(-math.log(10000) * torch.arange(half, dtype=torch.float32, device=t.device) / half)
+        rates = torch.exp(-math.log(10000) * torch.arange(128, dtype=torch.float32, device=t.device) / 128)
         angles = t[:, None].float() * rates
         return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.mlp[0].weight.dtype))
 
@@ -144,8 +137,7 @@ class DiffusionHead(nn.Module):
     def modulations(self, embedding: Tensor, blocks: Iterable[nn.Module] | None = None) -> list[Tensor]:
         """adaLN modulations [..., w]: shift, scale and gate of each block, shift and scale of the last layer.
 
-        They do not depend on the noisy token, so those of many diffusion steps can be one product, which reads most of the head's weights
-        once. ``embedding`` [..., w] is ``time_embed(t) + cond_embed(z)``; ``blocks`` None: all blocks.
+        ``embedding`` [..., w] is ``time_embed(t) + cond_embed(z)``, of one or many diffusion steps; ``blocks`` None: all blocks.
         """
         active, out = F.silu(embedding), []
         for layer in (*(self.res_blocks if blocks is None else blocks), self.final_layer):
@@ -170,9 +162,6 @@ class DiffusionHead(nn.Module):
     def forward(self, x: Tensor, t: Tensor, z: Tensor) -> Tensor:
         """x [N, channels], t [N] in 0..999, z [N, z_channels] to [N, 2 channels]."""
         return self.denoise(x, self.modulations(self.time_embed(t) + self.cond_embed(z)))
-
-
-# ------------------------------------------------------------------------------------------------ encoder and decoder
 
 
 class Attention(nn.Module):
@@ -301,9 +290,6 @@ class MAR(Regional):
         return z + pick(place.expand(len(wanted), -1, -1), wanted)
 
 
-# ------------------------------------------------------------------------------------------------ conditions
-
-
 class Work(NamedTuple):
     """Rows of a transformer pass, both branches of guidance together."""
 
@@ -337,11 +323,8 @@ class Kept:
 
 
 class ClassRows:
-    """The condition of B images as the network reads it: here class labels int64 [B], prompts in ``prompts.py``.
-
-    It enters as vectors of the encoder's buffer rows, and in what happens to the encoder's output before the decoder reads it: with class
-    labels nothing.
-    """
+    """The condition of B images as the network reads it: vectors of the encoder's buffer rows, and what happens to the encoder's output
+    before the decoder reads it. Here class labels int64 [B], which leave that output unchanged; prompts are in ``prompts.py``."""
 
     def __init__(self, net: MAR, labels: Tensor):
         self.mar, self.labels = net, labels
@@ -381,9 +364,7 @@ class MARModel:
 
     net: MAR  # the network in eval mode; weights in the compute dtype, the head's last layer in fp32
     name: str  # display name for messages and reports
-    latent_scale: float = (
-        0.2325  # tokens = latent scale x decoder latents; 0.2325 for the official KL-16, 1 for the demo
-    )
+    latent_scale: float = 0.2325  # tokens = latent scale x decoder latents; 1 for the demo
     t_max: int = 999  # highest diffusion timestep this checkpoint should start from; 999 officially
     patch: int = 1  # latent positions a token covers per side; 1 in every official file
     label_set: str = ""  # name of the label list ("imagenet-1k", "picture-book"), or "" if unknown

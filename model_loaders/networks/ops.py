@@ -1,18 +1,16 @@
 """The linear layers and embeddings of all networks: fast products on a CPU, int8 weights, and weights off the compute device.
 
-On a CPU a step multiplies large matrices by a handful of rows, and its time goes into reading the weights. The library call that
-reads them best follows from the number of rows and the processor's vendor, see :func:`linear`. Nothing is chosen by timing, so equal
-calls give equal bits in every process on one machine with the same number of threads.
+On a CPU a step multiplies large matrices by a handful of rows, and its time goes into reading the weights. The library call that reads
+them best follows from the number of rows and the processor's vendor, see :func:`linear`, and never from timing: equal calls give equal bits
+in every process on one machine with the same number of threads.
 
-A host with little device memory (ComfyUI) loads a network partially: it gives the layers that may be left out a ``source``, which
-copies their weights for the duration of a call.
+A host with little device memory (ComfyUI) loads a network partially: it gives layers a ``source``, which copies their weights for a call.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,8 +28,6 @@ _LARGEST = 127.0
 
 N = TypeVar("N", bound=nn.Module)
 
-# ------------------------------------------------------------------------------------------------ products on a CPU
-
 # Fewest elements of a weight that exceeds the inner caches; smaller ones take F.linear.
 LARGE_WEIGHT = 1 << 18
 # Longest rows for halves: with longer ones it can take 1.3 times as long as F.linear.
@@ -48,12 +44,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
     are oneDNN's as well and one row is a batch of two half matrices.
     """
     rows = x.numel() // x.shape[-1]
-    # Other products than F.linear apply to large fp32 weights on a CPU; fake and traced tensors are left to the compiler.
-    if not rows or x.dtype is not torch.float32 or weight.dtype is not torch.float32 or weight.numel() < LARGE_WEIGHT:
-        return F.linear(x, weight, bias)
-    if torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling():
-        return F.linear(x, weight, bias)
-    if not weight.is_cpu or not weight.is_contiguous():
+    large = weight.numel() >= LARGE_WEIGHT and weight.is_contiguous() and weight.is_cpu and rows
+    fp32 = x.dtype is torch.float32 and weight.dtype is torch.float32
+    # Fake and traced tensors are left to the compiler.
+    if not large or not fp32 or torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling():
         return F.linear(x, weight, bias)
     flat, shape = x.reshape(rows, -1), (*x.shape[:-1], len(weight))
     if rows > (1 if _is_amd() else 2) and _has_onednn():
@@ -83,9 +77,6 @@ def _is_amd() -> bool:
         return "AuthenticAMD" in platform.processor()
 
 
-# ------------------------------------------------------------------------------------------------ layers
-
-
 class Streamed:
     """Mixin of layers with ``weight`` and ``bias``, which a host's ``source`` provides while they are off the device.
 
@@ -99,12 +90,6 @@ class Streamed:
     def is_offloaded(self) -> bool:
         """Whether the weight is off the device now."""
         return self.source is not None and self.source.is_offloaded(self)
-
-    def stream_weight(
-        self, x: Tensor, rows: tuple[int, int] | None = None
-    ) -> AbstractContextManager[tuple[Tensor, Tensor | None]]:
-        """Weight and bias while they are off the device."""
-        return self.source.stream_weight(self, x, rows)
 
     def tensors(self) -> list[Tensor]:
         """Weight and bias."""
@@ -126,7 +111,7 @@ class Linear(Streamed, nn.Linear):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
-        if self.source is not None and self.source.is_offloaded(self):
+        if self.is_offloaded():
             with self.source.stream_weight(self, x) as (weight, bias):
                 return linear(x, weight, bias)
         return linear(x, self.weight, self.bias, self)
@@ -150,7 +135,7 @@ class Embedding(Streamed, nn.Embedding):  # type: ignore[misc]
 
     def forward(self, ids: Tensor) -> Tensor:
         """int64 [...] to [..., C]."""
-        if self.source is not None and self.source.is_offloaded(self):
+        if self.is_offloaded():
             return self.source.look_up(self, ids)
         return super().forward(ids)
 
@@ -169,12 +154,8 @@ def limit_packing(net: nn.Module) -> None:
 
 def streamed_layers(net: nn.Module) -> list[Streamed]:
     """The layers of a network that may be off the device: of its blocks, the output layer, a language model's embedding."""
-    return [
-        module
-        for name, module in net.named_modules()
-        if isinstance(module, Streamed)
-        and (name.rpartition(".")[2] in _STREAMED_NAMES or not _STREAMED_BLOCKS.isdisjoint(name.split(".")))
-    ]
+    layers = [(name.split("."), module) for name, module in net.named_modules() if isinstance(module, Streamed)]
+    return [layer for path, layer in layers if path[-1] in _STREAMED_NAMES or not _STREAMED_BLOCKS.isdisjoint(path)]
 
 
 def offloaded_bytes(net: nn.Module) -> int:
@@ -192,14 +173,10 @@ def remark(*nets: nn.Module) -> str:
     return f"{offloaded / 1e9:.2g} of {total / 1e9:.2g} GB of weights streamed from main memory, which is slower"
 
 
-# ------------------------------------------------------------------------------------------------ int8
-
-
 class Int8Linear(nn.Module):
     """A linear layer on a CPU whose weight is int8, one scale per output. Lossy.
 
-    Rows of activations are rounded with a scale of their own, so that they do not influence each other. The product is
-    ``torch._int_mm``, whose sums are exact in int32.
+    Each row of activations is rounded with its own scale. The product is ``torch._int_mm``, whose sums are exact in int32.
     """
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None):

@@ -65,11 +65,7 @@ class HybridModel(MARModel):
         return self.t_max
 
     def prompt(self, text: Any) -> list[int]:
-        """Token ids of a prompt with its instruction; may be empty.
-
-        Raises:
-            UserError: not a text, too long, or encoded as a special token.
-        """
+        """Token ids of a prompt with its instruction; a UserError if it is not a text, too long, or encoded as a special token."""
         return self._turn(text, INSTRUCTION, "text")
 
     def instruction(self, text: Any) -> list[int]:
@@ -87,18 +83,13 @@ class HybridModel(MARModel):
         return checked(ids, llm.vocab, most, self.name, name)
 
     def rows(self, texts: Sequence[Any], unconditional: Any, guided: bool) -> PromptRows:
-        """The condition of one image per prompt; equal prompts are read once, and with guidance the unconditional branch's instruction.
-
-        Raises:
-            UserError: a text that :meth:`prompt` rejects.
-        """
+        """The condition of one image per prompt; equal prompts are read once, and with guidance the unconditional branch's instruction."""
         device = next(self.hybrid.parameters()).device
-        ids = {text: self.prompt(text) for text in dict.fromkeys(texts)}
-        null = [self.instruction(unconditional)] if guided else []
-        caches = [self.hybrid.read(torch.tensor(row, device=device)) for row in (*ids.values(), *null)]
+        ids = {text: self.prompt(text) for text in texts}
+        rows = [*ids.values(), *([self.instruction(unconditional)] if guided else [])]
+        caches = [self.hybrid.read(torch.tensor(row, device=device)) for row in rows]
         of = dict(zip(ids, caches, strict=False))
-        read = sum(len(row) for row in (*ids.values(), *null))
-        return PromptRows(self.hybrid, [of[text] for text in texts], caches[-1] if guided else None, read)
+        return PromptRows(self.hybrid, [of[t] for t in texts], caches[-1] if guided else None, sum(map(len, rows)))
 
     def prompt_bytes(self, tokens: int) -> int:
         """Memory of the keys and values of that many tokens."""

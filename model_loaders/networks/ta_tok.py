@@ -1,17 +1,16 @@
-"""TA-Tok, Tar's semantic tokenizer, with the official parameter names: images to codes, and codes to the features that
-condition the de-tokenizers.
+"""TA-Tok, Tar's semantic tokenizer, with the official parameter names: images to codes, and codes to the features of the de-tokenizers.
 
-Sources: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898); Tschannen et al. 2025 (SigLIP 2, arXiv 2502.14786)
-for both vision transformers; Zhu et al. 2024 (SimVQ, arXiv 2411.02038) for the codebook, a learned projection of a table,
-compared on the unit sphere.
+Sources: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898); Tschannen et al. 2025 (SigLIP 2, arXiv 2502.14786) for both vision
+transformers; Zhu et al. 2024 (SimVQ, arXiv 2411.02038) for the codebook, a learned projection of a table, compared on the unit sphere.
 
-Three parts of the official file are not used and not built, see :func:`unused`: both attention-pool heads, and everything
-behind the second last layer of the image encoder, whose output is the feature map.
+Not used and not built, see :func:`unused`: both attention-pool heads, and everything behind the second last layer of the image encoder,
+whose output is the feature map.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -44,15 +43,13 @@ class TATokConfig:
     width: int  # width C of both transformers and of a feature row; 1152 officially
     code_width: int  # width of a code vector; 1536
     codes: int  # entries of the codebook; 65536
-    # depth, heads, hidden: of the decoder transformer; 3, 12 and 3072
-    depth: int
-    heads: int
-    hidden: int
+    depth: int  # of the decoder transformer; 3
+    heads: int  # 12
+    hidden: int  # 3072
     places: int  # side of the decoder's position table, which is resized to any grid; 16
     encoder_depth: int = 0  # layers of the image encoder that are computed; 26. 0: no image encoder.
-    # encoder_heads, encoder_hidden: 16 and 4304
-    encoder_heads: int = 0
-    encoder_hidden: int = 0
+    encoder_heads: int = 0  # 16
+    encoder_hidden: int = 0  # 4304
     patch: int = 0  # pixels of a patch, per side; 14
     side: int = 0  # side of the finest grid of codes; 27. 0 without an image encoder.
     input_size: int = 0  # pixels per side that images are resized to; 384
@@ -64,19 +61,15 @@ class TATokConfig:
         encoder_heads: int | None = None,
         input_size: int | None = None,
     ) -> TATokConfig:
-        """Derive the shape from official parameter names, without the image encoder if no name starts with ``encoder.``.
+        """Derive the shape from official parameter names, without the image encoder if no name starts with ``encoder.``; a KeyError or
+        ValueError if it is none of a TA-Tok, or the arguments do not fit.
 
         Head counts are the official ones if they are None, and ``input_size`` 384 for the official encoder, else what the patches cover.
-
-        Raises:
-            KeyError: the state dict is not one of a TA-Tok.
-            ValueError: the arguments do not fit the weights.
         """
         codes, code_width = state[TABLE].shape
         prefix = "decoder.vision_model."
         width, rows = state[prefix + _PATCH].shape[0], state[prefix + _POSITIONS].shape[0]
-        heads = heads or DECODER_HEADS
-        places = math.isqrt(rows)
+        heads, places = heads or DECODER_HEADS, math.isqrt(rows)
         if heads < 1 or width % heads:
             raise ValueError(f"{heads} attention heads do not fit the width {width}")
         if places < 1 or places**2 != rows:
@@ -92,9 +85,8 @@ class TATokConfig:
         if side < 1 or side**2 != rows or patch < 1 or input_size // patch != side:
             raise ValueError(f"{rows} positions of {patch} pixels do not fit pictures of {input_size}")
         if encoder_heads < 1 or width % encoder_heads:
-            raise ValueError(
-                f"{encoder_heads} attention heads of the encoder do not fit the width {width}; its metadata may lack an entry encoder_heads"
-            )
+            wrong = f"{encoder_heads} attention heads of the encoder do not fit the width {width}"
+            raise ValueError(f"{wrong}; its metadata may lack an entry encoder_heads")
         # The official file holds the whole encoder, whose last layer is unused; a file saved from this network lacks it.
         whole = any(name.startswith(_LAST) for name in state)
         return replace(
@@ -118,9 +110,6 @@ def unused(state: Mapping[str, object]) -> set[str]:
     return out
 
 
-# ------------------------------------------------------------------------------------------------ layers
-
-
 class _Attention(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -133,19 +122,12 @@ class _Attention(nn.Module):
         return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
-class _FeedForward(nn.Module):
-    def __init__(self, width: int, hidden: int):
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
-
-
 class _Layer(nn.Module):
     def __init__(self, width: int, heads: int, hidden: int):
         super().__init__()
-        self.self_attn, self.mlp = _Attention(width, heads), _FeedForward(width, hidden)
+        self.self_attn = _Attention(width, heads)
+        layers = OrderedDict(fc1=nn.Linear(width, hidden), act=nn.GELU("tanh"), fc2=nn.Linear(hidden, width))
+        self.mlp = nn.Sequential(layers)
         self.layer_norm1, self.layer_norm2 = nn.LayerNorm(width, NORM_EPS), nn.LayerNorm(width, NORM_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -172,8 +154,7 @@ class _Tower(nn.Module):
 
 
 class SimVQ(nn.Module):
-    """The codebook: rows of a table, projected and normalised. Computed in fp32, so that rounding does not change which code
-    is nearest, and only for the rows that are needed."""
+    """The codebook: rows of a table, projected and normalised in fp32, so that rounding does not change which code is nearest."""
 
     def __init__(self, codes: int, width: int):
         super().__init__()
@@ -239,8 +220,6 @@ class TATok(nn.Module):
         self.decode_task_layer = nn.Sequential(nn.Linear(c.width, c.width), nn.Tanh(), nn.Linear(c.width, c.width))
         self.bottleneck = Bottleneck(c.width, c.code_width, c.codes, bool(c.encoder_depth))
 
-    # --- images to codes
-
     def encode(self, images: Tensor) -> Tensor:
         """Features [B, side * side, C] of the image encoder, before pooling; images as in :meth:`codes`."""
         x = (images.float() - self.scale_layer.shift.float()) / self.scale_layer.scale.float()
@@ -262,8 +241,6 @@ class TATok(nn.Module):
         """Codes int64 [B, n], in raster order, of images [B, 3, H, W] in 0..1, which are resized to a square; officially n is 729, 169 or
         81 for ``pool`` 1, 2 or 3."""
         return self.bottleneck.codes(self.pooled(images, pool))
-
-    # --- codes to features
 
     def features(self, codes: Tensor) -> Tensor:
         """Features [B, n, C] of codes int64 [B, n]; n is a square number."""

@@ -105,7 +105,7 @@ def test_official_sizes(config: LlamaConfig, parameters: int) -> None:
 
 def test_shape_from_a_state_dict() -> None:
     for config in (TINY, UNTIED, replace(TINY, kv_heads=1)):
-        assert LlamaConfig.of_qwen(tiny_qwen(config).state_dict(), 6, 64, 100.0) == config
+        assert LlamaConfig.of_qwen(tiny_qwen(config).state_dict(), 6, positions=64, theta=100.0) == config
     state = tiny_qwen().state_dict()
     for heads in (5, 7, 24):
         with pytest.raises(ValueError, match="num_attention_heads must be right"):

@@ -7,6 +7,7 @@ stays forever; the fast path is compared with it.
 import math
 
 import torch
+import torch.nn.functional as F
 from mar_reference import cosine_tables, kernel
 from torch import Tensor
 
@@ -221,7 +222,7 @@ def slow_head(
                 added[j] = gate * out
             h = h + gate * out
         shift, scaling = head.final_layer.adaLN_modulation[1](y).chunk(2, -1)
-        return head.final_layer.linear(head.final_layer.norm_final(h) * (1 + scaling) + shift)[0]
+        return head.final_layer.linear(F.layer_norm(h, h.shape[-1:], eps=1e-6) * (1 + scaling) + shift)[0]
 
     for i in reversed(range(steps)):
         (t, _, abar), full = table[i], i == steps - 1 or i % period == 0
