@@ -45,8 +45,7 @@ def load_hybrid(
     """Load a Harmon or UniPic of any size, and its tokenizer. Shared arguments and errors: see :mod:`.checkpoint`.
 
     Head counts are those of the official model of the same width, unless the configuration states ``llm.num_attention_heads`` and
-    ``mar.encoder_num_heads``. Weights that no picture needs are ignored, most of them without being read. Position tables are
-    resized to the sampled grid in fp32.
+    ``mar.encoder_num_heads``. Weights that no picture needs are ignored. Position tables are resized to the sampled grid in fp32.
 
     Metadata entries of a single safetensors file: ``config`` and ``tokenizer`` (contents of the JSON files), ``grid`` (tokens per side of
     the pictures it was trained for; officially twice that of the stored tables), ``max_beta`` (largest beta of the diffusion; 0.2 for
@@ -70,16 +69,13 @@ def load_hybrid(
     unipic = config.mar.tokens == _UNIPIC_TOKENS or any(name.startswith(_READER) for name in file.state)
     usual = file.number("max_beta", UNIPIC_MAX_BETA if unipic else MAX_BETA, 1e-4, 1.0, _part(settings, "diffusion"))
     max_beta = file.number("max_beta", usual, 1e-4, 1.0)
-    own = has_tokenizer(file.folder, file.stem, file.metadata)
-    folder = file.folder if find_tokenizer is None or own else find_tokenizer()
-    tokenizer = load_tokenizer(folder, file.stem, file.metadata)
+    own = find_tokenizer is None or has_tokenizer(file.folder, file.stem, file.metadata)
+    tokenizer = load_tokenizer(file.folder if own else find_tokenizer(), file.stem, file.metadata)
     chat = tokenizer.chat_tokens()
-    if chat is None or not 0 <= min(chat) <= max(chat) < config.llm.vocab:
-        raise file.error(
-            f"has {config.llm.vocab} rows of embeddings, and its tokenizer has no <|im_start|> and <|im_end|> among them",
-            "put the tokenizer of the same model there",
-        )
-    net = load_network(file, config, side, side, compute, device, int8=dtype == ck.INT8)
+    if chat is None or max(chat) >= config.llm.vocab:
+        lacks = "and its tokenizer has no <|im_start|> and <|im_end|> among them"
+        raise file.error(f"has {config.llm.vocab} tokens, {lacks}", "put the tokenizer of the same model there")
+    net = load_network(file, config, side, side, dtype=compute, device=device, int8=dtype == ck.INT8)
     return HybridModel(
         net=net.mar,
         name=file.name,
@@ -93,16 +89,9 @@ def load_hybrid(
     )
 
 
-def load_network(
-    file: ck.Checkpoint,
-    config: HybridConfig,
-    height: int,
-    width: int,
-    dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "cpu",
-    int8: bool = False,
-) -> Hybrid:
-    """The network of a file whose weights have the shape ``config``, with position tables of a grid of ``height`` x ``width`` tokens."""
+def load_network(file: ck.Checkpoint, config: HybridConfig, height: int, width: int, **load: Any) -> Hybrid:
+    """The network of a file whose weights have the shape ``config``, with position tables of ``height`` x ``width`` tokens; ``load``: see
+    :func:`.checkpoint.load_strictly`."""
     file = file.filter(lambda name: not name.startswith(_UNREAD + _LEFT) and not name.endswith(".inv_freq"))
     with ck.misfits(file):
         for table in TABLES:
@@ -110,7 +99,7 @@ def load_network(
             file.state[MAR_PREFIX + table] = resize_table(stored, config.mar.grid, height, width)
     resized = replace(config, mar=replace(config.mar, tokens=height * width))
     fp32 = [MAR_PREFIX + prefix for prefix in FP32_WEIGHTS]
-    return ck.load_strictly(file, lambda: Hybrid(resized), dtype=dtype, fp32=fp32, device=device, int8=int8)
+    return ck.load_strictly(file, lambda: Hybrid(resized), fp32=fp32, **load)
 
 
 def _part(settings: dict[str, Any], name: str) -> dict[str, Any]:

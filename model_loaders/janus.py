@@ -1,7 +1,7 @@
 """Loader of Janus-Pro and Janus 1.3B: the network that draws, its tokenizer, and the VQ tokenizer in the same file.
 
 The authors' parameter names and those of transformers are accepted. What understands pictures, and the output layer for words, are not
-read. Sources: see ``networks/janus.py``.
+read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from ..errors import UserError
 from . import checkpoint as ck
 from .autoencoders import build_vq
-from .families import read
+from .families import KINDS, read
 from .folders import weight_files
 from .llamagen import LARGEST_GRID
 from .networks.autoencoder import VQModel
@@ -25,7 +25,6 @@ from .networks.janus import Janus, JanusConfig, JanusModel, Template
 from .tar import expect_language, language_numbers
 from .tokenizer import Tokenizer, load_tokenizer
 
-_WHAT = "a Janus"
 # Tokens along one side of the picture, of 16 pixels each, in all official models.
 _GRID = 24
 # Parts of transformers' names, which begin with "model.", and the authors'. The order matters.
@@ -47,7 +46,6 @@ _RENAMED = {
 _VQ = "gen_vision_model."
 # What pictures do not need: the encoder of pictures to understand, the output layer for words, recomputed RoPE frequencies.
 _UNUSED = ("vision_model.", "model.vision_model.", "aligner.", "model.aligner.", "language_model.lm_head.", "lm_head.")
-_ROPE = ".rotary_emb.inv_freq"
 # Special tokens by their names in the tokenizer. Janus 1.3B was trained with the roles as words.
 _BEGIN, _PAD, _IMAGE = "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<\uff5c\u2581pad\u2581\uff5c>", "<begin_of_image>"
 _USER, _ASSISTANT = "<|User|>", "<|Assistant|>"
@@ -57,14 +55,11 @@ _FIRST_GENERATION = re.compile(r"(?<!\d)1[._]3b", re.IGNORECASE)
 def load_janus(
     path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", grid: int | None = None
 ) -> JanusModel:
-    """Load a Janus-Pro of any size, or Janus 1.3B, with its tokenizer; what does not serve to draw is never read.
+    """Load a Janus-Pro of any size, or Janus 1.3B, with its tokenizer. Shared arguments and errors: see :mod:`.checkpoint`.
 
-    The shape is derived from the weights; ``config.json`` may state the head count (else heads of width 128), norm epsilon and RoPE
-    base, and is checked. Ids of special tokens come from the tokenizer. Roles are words, as Janus 1.3B has them, if the tokenizer has no
-    tokens for them or the name contains "1.3b". Metadata entries of a safetensors file: ``config`` and ``tokenizer`` (contents of the
-    JSON files), ``name``, and ``grid`` (24).
-
-    Shared arguments and errors: see :mod:`.checkpoint`.
+    ``config.json`` may state the head count (else heads of width 128), norm epsilon and RoPE base, and is checked. Ids of special tokens
+    come from the tokenizer. Roles are words, as Janus 1.3B has them, if the tokenizer has no tokens for them or the name contains "1.3b".
+    Metadata entries of a safetensors file: ``config`` and ``tokenizer`` (contents of the JSON files), ``name``, and ``grid`` (24).
 
     Args:
         path: a model folder, one of its shards, or a weight file, in the authors' or in transformers' layout.
@@ -82,9 +77,8 @@ def load_janus(
     config = _config(file, settings, pad)
     side = file.number("grid", _GRID, 2, LARGEST_GRID)
     if grid not in (None, side):
-        raise UserError(
-            f"grid: a Janus draws {side}x{side} tokens and no other size; choose auto, and enlarge the picture"
-        )
+        only = f"a Janus draws {side}x{side} tokens and no other size"
+        raise UserError(f"grid: {only}; choose auto, and enlarge the picture")
     net = ck.load_strictly(file, lambda: Janus(config), dtype=compute, device=device, int8=dtype == ck.INT8)
     return JanusModel(net=net.fold(), name=file.name, grid=side, tokenize=tokenizer.encode, template=template)
 
@@ -92,7 +86,7 @@ def load_janus(
 def load_janus_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> VQModel:
     """Load the VQ tokenizer of a Janus; arguments and errors as :func:`.autoencoders.load_vq`, the path as :func:`load_janus`."""
     compute, path = ck.choose_dtype("fp32" if dtype == "auto" else dtype, device), Path(path)
-    shards = weight_files(path, "decoder", _WHAT)
+    shards = weight_files(path, "decoder", KINDS["janus"].noun)
     whole = path if shards == [path] else shards[0].parent
     file = _renamed(ck.read(whole, "decoder", lambda name: not _name(name).startswith(_VQ), shards))
     first = file.state.get(f"{_VQ}decoder.conv_in.weight")
@@ -108,7 +102,7 @@ def _renamed(file: ck.Checkpoint) -> ck.Checkpoint:
 
 
 def _is_unused(name: str) -> bool:
-    return name.startswith(_UNUSED) or name.endswith(_ROPE)
+    return name.startswith(_UNUSED) or name.endswith(".rotary_emb.inv_freq")
 
 
 def _name(name: str) -> str:

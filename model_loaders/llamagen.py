@@ -33,8 +33,8 @@ def load_llamagen(
 ) -> TokenModel:
     """Load a LlamaGen (class- or text-conditional) or a PAR of any size; shared arguments and errors: see :mod:`.checkpoint`.
 
-    A PAR is identified by its transition tokens, one fewer than the tokens it predicts in parallel. Metadata entries: ``heads``
-    and ``grid``, see below; ``label_set`` ("imagenet-1k" for 1000 classes); ``name`` (the file's stem).
+    A PAR is identified by its transition tokens. Metadata entries: ``heads`` and ``grid``, see below; ``label_set`` ("imagenet-1k" for
+    1000 classes); ``name`` (the file's stem).
 
     Args:
         dtype: "auto" prefers bf16, as upstream.
@@ -50,9 +50,8 @@ def load_llamagen(
     config = gpt_config(file, heads or file.number("heads", None, 1, 1024))
     across = math.isqrt(config.regions)
     if across**2 != config.regions:
-        raise file.error(
-            f"holds {config.special} transition tokens, but a PAR has one less than a square number (3, 8, 15, ...)"
-        )
+        expected = "a PAR has one less than a square number (3, 8, 15, ...)"
+        raise file.error(f"holds {config.special} transition tokens, but {expected}")
     stated = file.number("grid", None, 2, LARGEST_GRID)
     if stated is None and _ROPE_TABLE in file.state:
         with ck.misfits(file):
@@ -60,9 +59,9 @@ def load_llamagen(
     par = config.special and _PAR_NAME.search(file.stem)
     side = find_grid(file, grid, stated, {_PAR_GRID} if par else set())
     if side % across:
+        regions = f"the {across}x{across} regions of the PAR {file.path.name}"
         raise UserError(
-            f"grid: {side}x{side} tokens cannot be divided into the {across}x{across} regions of the PAR {file.path.name}; choose the "
-            "grid it was trained with"
+            f"grid: {side}x{side} tokens cannot be divided into {regions}; choose the grid it was trained with"
         )
     imagenet = config.condition == "class" and config.condition_size == IMAGENET_CLASSES
     weights = file.filter(lambda name: name != _ROPE_TABLE)
@@ -104,8 +103,6 @@ def find_grid(file: ck.Checkpoint, requested: int | None, stated: int | None, us
             raise UserError(f"grid: {name} is for {sizes} tokens, not {requested}x{requested}; choose auto")
         return requested
     if len(known) != 1:
-        raise UserError(
-            f"grid: {name} does not say how large its pictures are; choose 16 (256 pixels), 24 (384), 32 (512) or 64 (1024), as "
-            "it was trained"
-        )
+        sizes = "16 (256 pixels), 24 (384), 32 (512) or 64 (1024)"
+        raise UserError(f"grid: {name} does not say how large its pictures are; choose {sizes}, as it was trained")
     return known.pop()

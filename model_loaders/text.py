@@ -1,8 +1,8 @@
 """T5 text encoder, which computes the condition of LlamaGen's text-to-image models (flan-t5-xl).
 
-The network is that of ``transformers``, a requirement of ComfyUI; it is imported when an encoder is loaded. Sources: Raffel et
-al. 2020 (T5, arXiv 1910.10683), Chung et al. 2022 (Flan-T5, arXiv 2210.11416), Sun et al. 2024 (LlamaGen, arXiv 2406.06525)
-for cleaning, length and features.
+The network is that of ``transformers``; it is imported when an encoder is loaded. Its ``from_pretrained`` is not used: it reads folders
+only, and pickles without the checks of ``archive``. Sources: Raffel et al. 2020 (T5, arXiv 1910.10683), Chung et al. 2022 (Flan-T5, arXiv
+2210.11416), Sun et al. 2024 (LlamaGen, arXiv 2406.06525) for cleaning, length and features.
 """
 
 from __future__ import annotations
@@ -53,13 +53,10 @@ class TextEncoder:
         Prompts are encoded one by one and without padding, so that an image does not depend on the rest of the batch. Equal prompts share
         one tensor, in the network's dtype and on its device.
         """
-        device = next(self.net.parameters()).device
-        features: dict[str, Tensor] = {}
-        for text in texts:
-            if text not in features:
-                ids = torch.tensor([self.tokens(text)], device=device)
-                out = self.net(input_ids=ids, attention_mask=torch.ones_like(ids))
-                features[text] = out.last_hidden_state[0]
+        device, features = next(self.net.parameters()).device, {}
+        for text in dict.fromkeys(texts):
+            ids = torch.tensor([self.tokens(text)], device=device)
+            features[text] = self.net(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
         return [features[text] for text in texts]
 
 
@@ -71,16 +68,12 @@ def choose_dtype(name: str, device: str | torch.device) -> torch.dtype:
 def load_text_encoder(
     path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", tokenizer: str | Path | None = None
 ) -> TextEncoder:
-    """Load a T5 encoder of any size. Shared arguments and errors: see :mod:`.checkpoint`.
-
-    No code from the folder is executed, and decoder weights are ignored.
+    """Load a T5 encoder of any size; decoder weights are ignored. Shared arguments and errors: see :mod:`.checkpoint`.
 
     Args:
-        path: a Hugging Face model folder (one weight file or shards, safetensors preferred, and the tokenizer), one of its
-            shards, or a single weight file.
+        path: a Hugging Face model folder, one of its shards, or a single weight file.
         dtype: "auto", "fp32" or "bf16", see :func:`choose_dtype`.
-        tokenizer: folder with ``tokenizer.json``; None for the folder of the weights. All T5 and Flan-T5 sizes share one
-            tokenizer.
+        tokenizer: folder with ``tokenizer.json``, which all sizes share; None for the folder of the weights.
 
     Raises:
         UserError: transformers or tokenizers is missing.

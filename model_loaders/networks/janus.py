@@ -1,8 +1,7 @@
 """Janus: a language model that generates the codes of LlamaGen's VQ tokenizer, with its prompt template.
 
-Sources: Wu et al. 2024, "Janus: Decoupling Visual Encoding for Unified Multimodal Understanding and Generation" (arXiv 2410.13848), and
-Chen et al. 2025, "Janus-Pro: Unified Multimodal Understanding and Generation with Data and Model Scaling" (arXiv 2501.17811). The
-transformer is a Llama; words and image tokens have separate tables, and the output layer is an MLP.
+Sources: Wu et al. 2024 (Janus, arXiv 2410.13848), Chen et al. 2025 (Janus-Pro, arXiv 2501.17811). The transformer is a Llama; words and
+image tokens have separate tables, and the output layer is an MLP.
 """
 
 from __future__ import annotations
@@ -47,15 +46,9 @@ class JanusConfig(LlamaConfig):
 
     @staticmethod
     def of_janus(state: Mapping[str, Tensor], pad: int = 0, **numbers: Any) -> JanusConfig:
-        """Derive the shape from official parameter names; ``numbers`` are further arguments of :meth:`.LlamaConfig.of_qwen`.
-
-        Raises:
-            KeyError: the state dict is not one of a Janus.
-            ValueError: the head count does not fit the weights.
-        """
+        """Derive the shape from official parameter names; ``numbers`` and errors: see :meth:`.LlamaConfig.of_qwen`."""
         trunk = {name.removeprefix(_TRUNK): tensor for name, tensor in state.items() if name.startswith(_TRUNK)}
-        numbers = {"positions": 16384, "theta": 1e4, **numbers}
-        shape = vars(LlamaConfig.of_qwen(trunk, **numbers))
+        shape = vars(LlamaConfig.of_qwen(trunk, **{"positions": 16384, "theta": 1e4, **numbers}))
         vocab, narrow = state["gen_embed.weight"].shape
         about = {"bias": False, "tied": False, "vocab": vocab, "words": shape["vocab"], "narrow": narrow, "pad": pad}
         return JanusConfig(**{**shape, **about}, projected=len(state["gen_head.output_mlp_projector.weight"]))
@@ -139,11 +132,8 @@ class JanusModel(TokenModel):
     def prompt(self, text: Any) -> list[int]:
         """Token ids of a prompt in its template, up to the special token that the picture follows.
 
-        Spaces around the text are removed. Names of special tokens within it are encoded as plain text. It may be empty; the template
-        then has neither space nor line feeds, as the authors'.
-
-        Raises:
-            UserError: not a text, too long, or encoded outside the vocabulary.
+        Spaces around the text are removed, and names of special tokens in it are plain text. For an empty one the template has neither
+        space nor line feeds, as the authors'. A UserError if it is no text, too long, or encoded outside the vocabulary.
         """
         expect_text(text)
         t, text = self.template, text.strip()

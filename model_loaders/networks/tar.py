@@ -48,11 +48,8 @@ class TarModel:
     def prompt(self, text: Any, scale: int) -> list[int]:
         """Token ids of a prompt, up to the special token of the scale (0 to ``len(sides) - 1``), which the codes follow.
 
-        A chat model gets the text in its chat template, with the official system sentence; any other model gets the text
-        alone. Names of special tokens within the text are encoded as plain text. The prompt may be empty.
-
-        Raises:
-            UserError: not a text, too long, or encoded as a special token; a scale that the model does not have.
+        A chat model gets the text in its chat template, with the official system sentence; any other model gets the text alone. Names of
+        special tokens in it are plain text. A UserError if it is no text, too long, or encoded as a special token, or for an unknown scale.
         """
         if not 0 <= scale < len(self.sides):
             have = " or ".join(str(side**2) for side in self.sides)
