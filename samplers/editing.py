@@ -20,7 +20,7 @@ from ..errors import UserError
 class Edit:
     """A picture to start from, and the part to sample again."""
 
-    start: Tensor  # decoder latents [1 or B, C, H, W] of any float dtype; for a token sampler codes int64 [1 or B, G, G]
+    start: Tensor  # decoder latents [1 or B, C, H, W], any float dtype; for a token sampler codes int64 [1 or B, G, G]
     mask: Tensor  # [1 or B, h, w] of any size, 0..1; a token is sampled again if any mask value over it is above 0.5
 
     def of(self, images: Sequence[int]) -> Edit:

@@ -67,7 +67,7 @@ class TokenRun:
     # tokens, decided: int64 and bool [B, N + 1]; the last column receives the padding of passes in which images differ
     tokens: Tensor = field(init=False)
     decided: Tensor = field(init=False)
-    given: Tensor | None = None  # int64 [B, N + 1], tokens that an edit keeps, -1 where they are drawn; None: all are drawn
+    given: Tensor | None = None  # int64 [B, N + 1], tokens that an edit keeps, -1 for the others; None without an edit
     stream: str = "token"  # stream of the random numbers
     span: tuple[int, int] | None = None  # token values that are image codes, half-open; None: all
     penalty: float = 1.0  # repetition penalty; 1 is none
