@@ -20,10 +20,9 @@ _MODULES = {
     "samplers.tokens.tar": ("tar_prompt",),
     "samplers.tokens.settings": ("TarPromptSettings",),
     "samplers.tokens.draws": ("PairedDraws",),
-    "samplers.tokens.editing": ("EditDraws", "given_tokens"),
     "samplers.mar.settings": ("CacheSettings",),
     "samplers.mar.lazymar": ("LazyTransformer",),
-    "samplers.mar.editing": ("Edit",),
+    "samplers.editing": ("Edit",),
     "samplers.noise": ("PairedNoise",),
     "samplers.conditioning": (
         "Condition",

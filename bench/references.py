@@ -256,7 +256,7 @@ def _reference(module: ModuleType, model: MARModel, steps: int, **extra: Any) ->
     return load_weights(made, model.net)
 
 
-class _OneNoise:
+class _OneNoise(PairedNoise):
     """Noise for a comparison: every token starts from the same numbers, and later noise is zero."""
 
     def __init__(self, orders: Tensor, channels: int):

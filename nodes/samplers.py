@@ -28,7 +28,7 @@ from ..samplers import presets, registry
 from ..samplers.batches import in_parts, run_beginning, short
 from ..samplers.choice import Choice, choose
 from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, MaskedCondition, PromptCondition
-from ..samplers.mar.editing import Edit
+from ..samplers.editing import Edit
 from ..samplers.mar.lazymar import LazyTransformer
 from ..samplers.mar.memory import DECODE, WEIGHTS, estimate, noise_bytes
 from ..samplers.mar.settings import CacheSettings
@@ -38,7 +38,6 @@ from ..samplers.settings import knobs, make, named
 from ..samplers.tokens import memory as token_memory
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
-from ..samplers.tokens.editing import EditDraws, given_tokens
 from ..samplers.tokens.loop import resolve
 from ..samplers.tokens.upsampling import UpSampling
 from . import host
@@ -318,12 +317,12 @@ def _begin_tokens(
         more = {"draft": small.model, "up_sampler": up}
     place()
 
-    given = None if edit is None else _given(edit, loaded, images)
+    if edit is not None:
+        edit = _codes_of(edit, loaded)
 
     def start(part: range) -> Any:
-        draws = PairedDraws(seed, part)
-        own = draws if given is None else EditDraws(draws, given[list(part)])
-        return entry.run(model, what.of(part), settings, own, seed, **more)
+        own = more if edit is None else {"edit": edit.of(part) if len(part) < images else edit}
+        return entry.run(model, what.of(part), settings, PairedDraws(seed, part), seed, **own)
 
     return in_parts(start, images), lambda step: _vectors(vae, step.codes)
 
@@ -348,16 +347,16 @@ def _with_features(condition: AnyCondition, loaded: host.Loaded) -> AnyCondition
     return FeatureCondition(tuple(rows.to(host.device()) for rows in made.features), made.names)
 
 
-def _given(edit: Edit, loaded: host.Loaded, images: int) -> Tensor:
-    """The tokens that an edit keeps, of the model's grid."""
-    net, latents = _vq(loaded).net, edit.latents
+def _codes_of(edit: Edit, loaded: host.Loaded) -> Edit:
+    """The edit with codes in the place of latents."""
+    net, latents = _vq(loaded).net, edit.start
     table = net.quantize.embedding.weight
     if latents.ndim != 4 or latents.shape[1] != table.shape[1] or not bool(latents.isfinite().all()):
         raise UserError(
             f"latent: it has the shape {list(latents.shape)}, the model makes {table.shape[1]} channels; connect VAE Encode with the vae "
             "of the same loader."
         )
-    return given_tokens(net.codes(latents.to(table.device)).cpu(), edit.mask.cpu(), loaded.model.grid, images)
+    return Edit(net.codes(latents.to(table.device)).cpu(), edit.mask.cpu())
 
 
 def _vq(loaded: host.Loaded) -> VQModel:

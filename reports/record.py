@@ -169,6 +169,7 @@ class Clock:
         self._open: list[tuple[str, Any, Any]] = []
         self._seconds: dict[str, float] = {}
         if self._cuda:
+            torch.cuda.reset_peak_memory_stats(device)
             torch.cuda.synchronize(device)
         self._start = time.perf_counter()
 
@@ -187,11 +188,12 @@ class Clock:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
 
     def stop(self, report: Report, paused: float = 0.0) -> None:
-        """Write seconds and phases into the report; ``paused`` seconds, spent by the caller between steps, are deducted."""
+        """Write seconds, phases and peak memory into the report; ``paused`` seconds, spent by the caller between steps, are deducted."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
             for name, a, b in self._open:
                 self._seconds[name] = self._seconds.get(name, 0.0) + a.elapsed_time(b) / 1000
+            report.peak_memory_bytes = torch.cuda.max_memory_allocated(self._device)
         report.seconds = time.perf_counter() - self._start - paused
         report.phases = dict(self._seconds)
 

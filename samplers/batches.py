@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
@@ -62,8 +63,8 @@ def run_beginning(steps: Generator[Any, Any, Any]) -> None:
 def in_parts(start: Callable[[range], Generator[S, float | None, R]], images: int) -> Generator[S, float | None, R]:
     """Sample a batch at once; if memory is insufficient, in parts of half the size, again halved until a part fits.
 
-    The report of a batch in parts says so in its note. Its seconds and counts are the sums over the parts; attempts that ran out of
-    memory are not included.
+    The report of a batch in parts says so in its note; its seconds and counts are the sums over the parts, without attempts that ran out
+    of memory.
 
     Args:
         start: begins the sampler for some of the images, by their place in the batch. May be called again for an image.
@@ -79,38 +80,23 @@ def in_parts(start: Callable[[range], Generator[S, float | None, R]], images: in
     Raises:
         UserError: memory is insufficient for a single image.
     """
-    size, at, results = images, 0, list[R]()
-    canvas: dict[str, Tensor] = {}
-    while True:
+    size, results = images, list[R]()
+    at, shown = 0, dict[str, Tensor]()  # images that are done, and the last state of all
+    while at < images:
         part = range(at, min(at + size, images))
-        sampler = None
-        try:
-            sampler = start(part)
-            sent = None
-            while True:
-                try:
-                    step = sampler.send(sent)
-                except StopIteration as end:
-                    results.append(end.value)
-                    break
-                sent = yield step if size >= images else _shown(step, part, images, canvas)
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-        else:
+        result = yield from _attempt(start, part, images, shown)
+        if result is not None:
+            results.append(result)
             at = part.stop
-            if at >= images:
-                break
             continue
-        finally:
-            if sampler is not None:
-                sampler.close()
-        # Outside the handler: until its end the exception holds the tensors of the failed attempt.
-        sampler = step = None  # type: ignore[assignment]
-        _release()
-        for whole in canvas.values():
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        if torch.backends.mps.is_available():
+            torch.mps.empty_cache()
+        for whole in shown.values():
             whole[at:] = 0
-        if len(part) <= 1:
+        if len(part) == 1:
             raise UserError(
                 "memory: there is too little for a single image; choose a dtype of half the size (bf16 or fp16) where the loader offers "
                 "it, a smaller model or picture, or unload other models."
@@ -119,30 +105,41 @@ def in_parts(start: Callable[[range], Generator[S, float | None, R]], images: in
         logging.getLogger(__name__).warning(
             "FastAR: memory is insufficient for %d images at once; sampling %d at a time.", len(part), size
         )
-    if size >= images:
+    if len(results) == 1:
         return results[0]
     note = f"{SPLIT} {images} images at once; they were sampled {size} at a time."
     return type(results[0])(*(_joined(values, note) for values in zip(*results, strict=True)))
 
 
-def _release() -> None:
-    """Return freed memory to the device."""
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    if torch.backends.mps.is_available():
-        torch.mps.empty_cache()
+def _attempt(
+    start: Callable[[range], Generator[S, float | None, R]], part: range, images: int, shown: dict[str, Tensor]
+) -> Generator[S, float | None, R | None]:
+    """The steps of a part, as steps of the batch; returns the result, or None if memory is insufficient."""
+    # The tensors of a failed attempt are held by its exception and this frame, and are gone when it returns.
+    try:
+        with closing(start(part)) as sampler:
+            sent = None
+            while True:
+                try:
+                    step = sampler.send(sent)
+                except StopIteration as end:
+                    return end.value
+                sent = yield step if len(part) == images else _of_batch(step, part, images, shown)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        return None
 
 
-def _shown(step: S, part: range, images: int, canvas: dict[str, Tensor]) -> S:
-    """A step of some images as a step of the whole batch; ``canvas`` holds the last state of all images."""
+def _of_batch(step: S, part: range, images: int, shown: dict[str, Tensor]) -> S:
+    """A step of some images as a step of the whole batch."""
     given: Any = step
     tensors = {f.name: v for f in fields(given) if isinstance(v := getattr(given, f.name), Tensor)}
     for name, value in tensors.items():
-        whole = canvas.setdefault(name, value.new_zeros(images, *value.shape[1:]))
+        whole = shown.setdefault(name, value.new_zeros(images, *value.shape[1:]))
         whole[part.start : part.stop] = value
     done, total = part.start * given.total + len(part) * given.done, images * given.total
-    return replace(given, done=done, total=total, **{name: canvas[name].clone() for name in tensors})
+    return replace(given, done=done, total=total, **{name: shown[name].clone() for name in tensors})
 
 
 def _joined(values: Sequence[Any], note: str) -> Any:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,24 +32,8 @@ def mix_(x: Tensor) -> Tensor:
     return x
 
 
-class Noise(Protocol):
-    """Source of a sampler's randomness; tests inject recorded noise of the same shape."""
-
-    def orders(self, tokens: int) -> Tensor:
-        """int64 [B, tokens]: a permutation per image; tokens are revealed from its end."""
-        ...
-
-    def first(self, stream: str, tokens: int, channels: int) -> Tensor:
-        """fp32 [B, tokens, channels]: the noise a token's diffusion starts from."""
-        ...
-
-    def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
-        """fp32 [B, count, tokens, channels]: noise of every diffusion step, entry 0 for the highest timestep."""
-        ...
-
-
 class PairedNoise:
-    """Noise of some images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
+    """Noise of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
 
     def __init__(self, seed: int, images: Sequence[int]):
         self.seed, self.images = seed, tuple(images)
@@ -63,12 +46,15 @@ class PairedNoise:
         return out
 
     def orders(self, tokens: int) -> Tensor:
+        """int64 [B, tokens]: a permutation per image; tokens are revealed from its end."""
         return torch.stack([torch.randperm(tokens, generator=g) for g in self._generators("order")])
 
     def first(self, stream: str, tokens: int, channels: int) -> Tensor:
+        """fp32 [B, tokens, channels]: the noise a token's diffusion starts from."""
         return torch.stack([torch.randn(tokens, channels, generator=g) for g in self._generators(f"{stream}/first")])
 
     def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
+        """fp32 [B, count, tokens, channels]: noise of every diffusion step, entry 0 for the highest timestep."""
         return torch.stack(
             [torch.randn(count, tokens, channels, generator=g) for g in self._generators(f"{stream}/steps")]
         )
@@ -110,7 +96,7 @@ class CounterRNG:
         return z.view(len(z), count, channels)
 
 
-def row_keys(noise: Noise, stream: str, tokens: int) -> Tensor:
+def row_keys(noise: PairedNoise, stream: str, tokens: int) -> Tensor:
     """A key for the :class:`CounterRNG` of every token position, int64 [B, tokens]: the bits of two of its noises."""
     bits = noise.first(stream, tokens, 2).float().contiguous().view(torch.int32).to(torch.int64)
     return (bits[..., 0] << 32) ^ (bits[..., 1] & 0xFFFFFFFF)

@@ -10,7 +10,6 @@ guidance; LazyMAR's *fast* also sets the numbers of steps. *exact* costs what th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..errors import UserError
@@ -23,10 +22,8 @@ S = TypeVar("S")
 BALANCED, FAST, EXACT, CUSTOM = NAMES = ("balanced", "fast", "exact", "custom")
 
 Values = dict[str, dict[str, Any]]
-# No probability exceeds 1: every token is redrawn in raster order, as by the target alone.
-_ALL_AGAIN = {"tau": 1.01, "acceptance_target": 0.0, "resample_window": 0}
-_LOCALLY = {"expansion": 1, "neighbours": -1, "draft_rows": 0, "resample_order": AT_ONCE, "repair": LOCAL}
-_BY_TAU = {"tau": 0.1, "acceptance_target": 0.0}
+_EXACT_FASTHYBRID, _EXACT_CACHES = {"lookahead": 0}, {"refresh_period": 1}
+_EXACT_CSPD = {"mode": "lossless", "prefill_ratio": 1.0}
 # The demo's grid has the width of the smallest official files. No grid is wider than 256.
 _WINDOWS: Values = {
     "exact": {"window": 256},
@@ -37,44 +34,37 @@ _WINDOWS: Values = {
 _CACHES = {"refresh_period": 3, "start_step": 3, "computed_ratio": 0.05, "head_cache": True, "head_period": 7}
 _FEW_STEPS = {"order": "halton", **_CACHES, "ar_steps": 12, "diffusion_steps": 25, "diffusion_steps_end": 5}
 _SCALED = {"ar_steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10, "start_step": 6}
+_PAPER_CACHES = {"refresh_period": 9, "start_step": 5, "computed_ratio": 0.05}
+# No probability exceeds 1: every token is redrawn in raster order, as by the target alone.
+_ALL_AGAIN = {"tau": 1.01, "acceptance_target": 0.0, "resample_window": 0}
+_LOCALLY = {"expansion": 1, "neighbours": -1, "draft_rows": 0, "resample_order": AT_ONCE, "repair": LOCAL}
+_BY_TAU = {**_LOCALLY, "tau": 0.1, "acceptance_target": 0.0}
 # FastHybrid's k by the width of MAR-B, L and H.
 _LOOKAHEAD = {768: 7, 1024: 8, 1280: 9}
 # Settings class to (demo, full size). A combination takes the presets of all its parts.
 PRESETS: dict[type, tuple[Values, Values]] = {
     FastHybridSettings: (
         {
-            "exact": {"lookahead": 0},
+            "exact": _EXACT_FASTHYBRID,
             "balanced": {"threshold": 0.95, "lookahead": 4, "guided_steps": 5, "lookahead_start": 8},
             "fast": {"threshold": 0.8, "lookahead": 8, "guided_steps": 5, "lookahead_start": 0},
         },
         {
-            "exact": {"lookahead": 0},
+            "exact": _EXACT_FASTHYBRID,
             "balanced": {"threshold": 0.8, "lookahead": 8, "guided_steps": 10, "lookahead_start": 0},
             "fast": {"threshold": 0.6, "lookahead": 8, "guided_steps": 10, "lookahead_start": 0},
         },
     ),
     CacheSettings: (
         {
-            "exact": {"refresh_period": 1},
-            "balanced": {
-                "refresh_period": 5,
-                "start_step": 4,
-                "computed_ratio": 0.3,
-                "head_cache": True,
-                "head_period": 4,
-            },
-            "fast": {
-                "refresh_period": 9,
-                "start_step": 4,
-                "computed_ratio": 0.05,
-                "head_cache": True,
-                "head_period": 7,
-            },
+            "exact": _EXACT_CACHES,
+            "balanced": {**_CACHES, "refresh_period": 5, "start_step": 4, "computed_ratio": 0.3, "head_period": 4},
+            "fast": {**_CACHES, "refresh_period": 9, "start_step": 4},
         },
         {
-            "exact": {"refresh_period": 1},
-            "balanced": {"refresh_period": 9, "start_step": 5, "computed_ratio": 0.05, "head_cache": False},
-            "fast": {"refresh_period": 9, "start_step": 5, "computed_ratio": 0.05, "head_cache": True},
+            "exact": _EXACT_CACHES,
+            "balanced": {**_PAPER_CACHES, "head_cache": False},
+            "fast": {**_PAPER_CACHES, "head_cache": True},
         },
     ),
     # Few AR steps, annealed diffusion steps and LazyMAR's caches together. A preset of LazyMAR's sampler only, since it
@@ -85,25 +75,24 @@ PRESETS: dict[type, tuple[Values, Values]] = {
     ),
     CSpDSettings: (
         {
-            "exact": {"mode": "lossless", "prefill_ratio": 1.0},
+            "exact": _EXACT_CSPD,
             "balanced": {"mode": "published", "draft_length": 4, "prefill_ratio": 0.15},
             "fast": {"mode": "published", "draft_length": 8, "prefill_ratio": 0.05},
         },
         {
-            "exact": {"mode": "lossless", "prefill_ratio": 1.0},
+            "exact": _EXACT_CSPD,
             "balanced": {"mode": "published", "draft_length": 16, "prefill_ratio": 0.15},
             "fast": {"mode": "published", "draft_length": 32, "prefill_ratio": 0.05},
         },
     ),
     ZipARSettings: (_WINDOWS, _WINDOWS),
+    # The demo's were first swept on the two LlamaGens, in line with the table on Tar (docs/benchmarks.md). A share of drafts makes the
+    # unlikeliest of good drafts be drawn again; and narrow windows cost more in the draft, which has 8 x 8 tokens, than in the repair.
     MuLoSDSettings: (
         {
             "exact": _ALL_AGAIN,
-            # First swept on the two LlamaGens, in line with the table on Tar (docs/benchmarks.md). A share of drafts makes the
-            # unlikeliest of good drafts be drawn again; and narrow windows cost more in the draft, which has 8 x 8 tokens, than
-            # in the repair.
-            "balanced": {**_LOCALLY, **_BY_TAU, "draft_window": 8, "resample_window": 4},
-            "fast": {**_LOCALLY, **_BY_TAU, "draft_window": 4, "resample_window": 2},
+            "balanced": {**_BY_TAU, "draft_window": 8, "resample_window": 4},
+            "fast": {**_BY_TAU, "draft_window": 4, "resample_window": 2},
         },
         {
             "exact": _ALL_AGAIN,
@@ -138,12 +127,6 @@ def values(kind: type, preset: str, demo: bool, width: int = 0, ar_steps: int = 
     if not demo and out.get("refresh_period") == 9 and ar_steps <= 32:
         out.update(refresh_period=5, start_step=4)  # LazyMAR's values for 32 AR steps
     return out
-
-
-def apply(settings: S, preset: str, demo: bool, width: int = 0) -> S:
-    """The settings with a preset's values in place; arguments as :func:`values`."""
-    steps = vars(settings).get("ar_steps", 64)
-    return replace(settings, **values(type(settings), preset, demo, width, steps))  # type: ignore[type-var]
 
 
 def combine(

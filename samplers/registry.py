@@ -64,8 +64,8 @@ class Entry:
 
     name: str  # its command-line name
     title: str
-    # run(model, condition, settings, noise, seed) returns the generator. In the masked families edit= samples part of
-    # a picture again, and noise is a Noise; in the token families it is Draws.
+    # run(model, condition, settings, noise, seed) returns the generator; noise is PairedNoise in the masked families and PairedDraws in
+    # the others. All but MuLo-SD also take edit, part of a picture to sample again.
     run: Callable[..., Sampler | TokenSampler]
     settings: type[MARBase] | type[TokenSettings]
     families: tuple[str, ...]  # its model families, keys of FAMILIES; reports are compared with those of the first

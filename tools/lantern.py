@@ -32,7 +32,7 @@ from ..samplers.driver import timed
 from ..samplers.registry import LLAMAGEN, TAR, Entry
 from ..samplers.registry import find as registered
 from ..samplers.settings import knob
-from ..samplers.tokens.draws import Draws, draw, tempered
+from ..samplers.tokens.draws import PairedDraws, draw, tempered
 from ..samplers.tokens.islands import codebook_neighbours
 from ..samplers.tokens.loop import (
     TokenRun,
@@ -129,7 +129,7 @@ def lantern(
     target: TokenModel,
     condition: AnyCondition,
     settings: LanternSettings,
-    noise: Draws,
+    noise: PairedDraws,
     seed: int | None = None,
     *,
     draft: TokenModel,
@@ -149,7 +149,7 @@ def lantern(
     run = begin("lantern", target, condition, settings, noise, seed)
     drafter = begin("lantern", draft, condition, replace(settings, cfg=settings.draft_cfg), noise, seed)
     drafter.report, drafter.tokens = run.report, run.tokens
-    return (yield from timed(_cycles(run, drafter, settings, vq, k), run.clock, run.report, run.device))
+    return (yield from timed(_cycles(run, drafter, settings, vq, k), run))
 
 
 def _cycles(run: TokenRun, drafter: TokenRun, s: LanternSettings, vq: VQModel, k: int) -> TokenSampler:

@@ -33,10 +33,10 @@ from ...model_loaders.networks.mar import MARModel
 from ...reports.record import ACCEPTED, DRAFTED, PLAIN, PROMPT_COUNTS, REJECTED, Report
 from ..conditioning import MaskedCondition
 from ..driver import timed
-from ..noise import CounterRNG, Noise, row_keys
+from ..editing import Edit
+from ..noise import CounterRNG, PairedNoise, row_keys
 from .coupling import Gaussian
 from .diffusion import HeadBatch, denoise
-from .editing import Edit
 from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin
 from .mar import plain_steps
 from .memory import WEIGHTS
@@ -77,7 +77,7 @@ def cspd(
     model: MARModel,
     condition: MaskedCondition,
     settings: CSpDSettings,
-    noise: Noise,
+    noise: PairedNoise,
     seed: int | None = None,
     transformer: Transformer | None = None,
     edit: Edit | None = None,
@@ -116,7 +116,7 @@ def cspd(
         steps = lossless_steps(run, draft_run, transformer, draft_transformer, settings)
     else:
         steps = published_steps(run, draft_run, transformer, draft_transformer, settings, draws)
-    return (yield from timed(steps, run.clock, run.report, run.tokens.device))
+    return (yield from timed(steps, run))
 
 
 # ------------------------------------------------------------------------------------------------ lossless

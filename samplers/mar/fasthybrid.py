@@ -33,9 +33,9 @@ from ...model_loaders.networks.mar import MARModel, pick
 from ...reports.record import ACCEPTED, PLAIN, REDONE
 from ..conditioning import MaskedCondition
 from ..driver import timed
-from ..noise import Noise
+from ..editing import Edit
+from ..noise import PairedNoise
 from .diffusion import HeadBatch, denoise
-from .editing import Edit
 from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin, copied
 from .mar import annealed_tables, plain_steps
 from .settings import FastHybridSettings
@@ -45,7 +45,7 @@ def fasthybrid(
     model: MARModel,
     condition: MaskedCondition,
     settings: FastHybridSettings,
-    noise: Noise,
+    noise: PairedNoise,
     seed: int | None = None,
     transformer: Transformer | None = None,
     edit: Edit | None = None,
@@ -61,7 +61,7 @@ def fasthybrid(
         steps = fasthybrid_steps(run, transformer, settings)
     else:
         steps = plain_steps(run, transformer, annealed_tables(run, settings))
-    return (yield from timed(steps, run.clock, run.report, run.tokens.device))
+    return (yield from timed(steps, run))
 
 
 @torch.no_grad()

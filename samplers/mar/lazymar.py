@@ -28,8 +28,8 @@ from ...errors import UserError
 from ...model_loaders.networks.mar import Block, Kept, MARModel, Work, pick
 from ..conditioning import MaskedCondition
 from ..driver import timed
-from ..noise import Noise
-from .editing import Edit
+from ..editing import Edit
+from ..noise import PairedNoise
 from .loop import FullTransformer, Run, Sampler, begin
 from .mar import annealed_tables, plain_steps
 from .memory import FEATURES, feature_bytes
@@ -45,7 +45,7 @@ def lazymar(
     model: MARModel,
     condition: MaskedCondition,
     settings: LazyMARSettings,
-    noise: Noise,
+    noise: PairedNoise,
     seed: int | None = None,
     edit: Edit | None = None,
 ) -> Sampler:
@@ -56,7 +56,7 @@ def lazymar(
     transformer = LazyTransformer(settings)
     run = begin("mar", model, condition, settings, noise, seed, edit, transformer)
     steps = plain_steps(run, transformer, annealed_tables(run, settings))
-    return (yield from timed(steps, run.clock, run.report, run.tokens.device))
+    return (yield from timed(steps, run))
 
 
 def computed_ratio(progress: float, end: float) -> float:

@@ -19,9 +19,8 @@ from ...model_loaders.networks import ops
 from ...model_loaders.networks.mar import ClassRows, MARModel, Work
 from ...reports.record import GIVEN, PLAIN, Clock, Report
 from ..conditioning import MaskedCondition, expect_kind
-from ..driver import start_clock
-from ..noise import Noise
-from .editing import Edit
+from ..editing import Edit
+from ..noise import PairedNoise
 from .memory import estimate
 from .schedule import ORDERS, masked_after
 from .settings import MARBase
@@ -133,7 +132,7 @@ class Run:
     model: MARModel
     rows: ClassRows  # the condition as the network reads it
     settings: MARBase
-    noise: Noise
+    noise: PairedNoise
     plan: Plan
     tokens: Tensor  # fp32 [B, L, channels]; zero where undecided
     report: Report
@@ -209,7 +208,7 @@ def begin(
     model: MARModel,
     condition: MaskedCondition,
     settings: MARBase,
-    noise: Noise,
+    noise: PairedNoise,
     seed: int | None,
     edit: Edit | None,
     transformer: Transformer,
@@ -227,13 +226,36 @@ def begin(
     report.note = "; ".join(filter(None, notes))
     tokens, edit_mask, start = torch.zeros(batch, c.tokens, c.channels, device=device), None, None
     if edit is not None:
-        tokens, edit_mask = edit.tokens(model, batch, device)
-        start = edit.latents.to(device, torch.float32)
-    clock = start_clock(device)
+        start, edit_mask = edited(model, edit, batch, device)
+        tokens = model.to_tokens(start.expand(batch, -1, -1, -1))
+    clock = Clock(device)
     plan = Plan(ORDERS[settings.order](orders).to(device), settings, edit_mask)
     run = Run(model, rows, settings, noise, plan, tokens, report, clock, edit_mask, start)
     transformer.begin(run)
     return run
+
+
+def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """An edit's latents fp32 [1 or B, C, H, W], and the tokens to sample, bool [B, L].
+
+    Raises:
+        UserError: see :meth:`Edit.token_mask`; latents of another shape, or masks that cover different numbers of tokens in one batch.
+    """
+    c = model.net.config
+    want = (c.channels // model.patch**2, c.grid * model.patch, c.grid * model.patch)
+    if edit.start.ndim != 4 or tuple(edit.start.shape[1:]) != want:
+        raise UserError(
+            f"latent: it has the shape {list(edit.start.shape)}, {model.name} makes [batch, {want[0]}, {want[1]}, {want[2]}]; "
+            f"encode a picture of the model's own size with VAE Encode and the vae of the same loader."
+        )
+    mask = edit.token_mask(c.grid, images, device)
+    counts = mask.sum(1).tolist()
+    if min(counts) != max(counts):
+        raise UserError(
+            f"mask: the images' masks cover different numbers of tokens ({min(counts)} to {max(counts)}); "
+            "use one mask for the batch, or run the images apart."
+        )
+    return edit.start.to(device, torch.float32), mask
 
 
 # ------------------------------------------------------------------------------------------------ the transformer in full

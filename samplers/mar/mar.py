@@ -15,9 +15,9 @@ from ...errors import UserError
 from ...model_loaders.networks.mar import MARModel
 from ..conditioning import MaskedCondition
 from ..driver import timed
-from ..noise import CounterRNG, Noise, row_keys
+from ..editing import Edit
+from ..noise import CounterRNG, PairedNoise, row_keys
 from .diffusion import HeadBatch, denoise
-from .editing import Edit
 from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin
 from .settings import DiSASettings, MARSettings
 from .speculative import Paths, expect_full_head
@@ -38,7 +38,7 @@ def mar(
     model: MARModel,
     condition: MaskedCondition,
     settings: MARSettings,
-    noise: Noise,
+    noise: PairedNoise,
     seed: int | None = None,
     transformer: Transformer | None = None,
     edit: Edit | None = None,
@@ -64,7 +64,7 @@ def mar(
     transformer = transformer or FullTransformer()
     run = begin("mar", model, condition, settings, noise, seed, edit, transformer)
     steps = plain_steps(run, transformer, annealed_tables(run, settings), settings.speculation)
-    return (yield from timed(steps, run.clock, run.report, run.tokens.device))
+    return (yield from timed(steps, run))
 
 
 @torch.no_grad()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,24 +18,8 @@ from ..noise import GOLDEN, mix_
 from .settings import TokenSettings
 
 
-class Draws(Protocol):
-    """Random numbers of a token sampler, for B images."""
-
-    def __len__(self) -> int:
-        """Number of images B."""
-        ...
-
-    def of(self, images: Sequence[int]) -> Draws:
-        """The draws of some of the images, by their place in the batch."""
-        ...
-
-    def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        """Gumbel(0, 1) noise fp32 [B, n, values] of int64 cells [n], or [B, n] if images differ, on the cells' device."""
-        ...
-
-
 class PairedDraws:
-    """Draws of some images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
+    """Draws of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
 
     def __init__(self, seed: int, images: Sequence[int]):
         self.seed, self.images = seed, tuple(images)
@@ -46,6 +29,7 @@ class PairedDraws:
         return len(self.images)
 
     def of(self, images: Sequence[int]) -> PairedDraws:
+        """The draws of some of the images, by their place in the batch."""
         return PairedDraws(self.seed, [self.images[i] for i in images])
 
     def _start(self, stream: str, values: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -66,6 +50,7 @@ class PairedDraws:
         return (x >> 32).bitwise_and_((1 << 32) - 1).to(torch.float32).add_(0.5).mul_(2.0**-32)
 
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
+        """Gumbel(0, 1) noise fp32 [B, n, values] of int64 cells [n], or [B, n] if images differ, on the cells' device."""
         # Large values of the noise, which decide the argmax, are computed from the finest end of the uniform numbers.
         return self.uniform(stream, cells, values).neg_().log1p_().neg_().log_().neg_()
 

@@ -107,7 +107,8 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
                 index, halves = _copied(left, device), len(cache.blocks[0]) // len(at)
                 cache.keep(torch.cat([index + half * len(at) for half in range(halves)]))
                 tokens, of, at = live.tokens[index], of[left], at[left]
-                live = replace(run, draws=run.draws.of(of.tolist()))
+                given = None if run.given is None else run.given[of.tolist()]
+                live = replace(run, draws=run.draws.of(of.tolist()), given=given)
                 live.tokens = tokens
         yield every
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from ...model_loaders.networks.llama import TokenModel
-from ...reports.record import PLAIN
+from ...reports.record import GIVEN, PLAIN
 from ..conditioning import AnyCondition
 from ..driver import timed
-from .draws import Draws
-from .editing import EditDraws
+from ..editing import Edit
+from .draws import PairedDraws
 from .jacobi import windows
 from .loop import TokenRun, TokenSampled, TokenSampler, begin, decide, feed, prefill, raster_only
 from .schedule import Schedule, on_device, raster
@@ -24,7 +24,12 @@ from .settings import LlamaGenSettings
 
 
 def llamagen(
-    model: TokenModel, condition: AnyCondition, settings: LlamaGenSettings, noise: Draws, seed: int | None = None
+    model: TokenModel,
+    condition: AnyCondition,
+    settings: LlamaGenSettings,
+    noise: PairedDraws,
+    seed: int | None = None,
+    edit: Edit | None = None,
 ) -> TokenSampler:
     """LlamaGen, or Tar's de-tokenizer.
 
@@ -34,19 +39,19 @@ def llamagen(
         settings: see :class:`LlamaGenSettings`.
         noise: draws of B images.
         seed: only recorded in the report.
+        edit: part of a picture to sample again; None for a whole new one.
 
     Yields:
         :class:`TokenStep` after every pass; returns :class:`TokenSampled`. See :func:`decode`.
 
     Raises:
-        UserError: a condition that does not fit the model, or a PAR.
+        UserError: a condition or an edit that does not fit the model, or a PAR.
     """
     raster_only("LlamaGen", model)
     # Reports of a de-tokenizer are compared with each other, not with those of a LlamaGen.
     name = "tar" if model.net.config.condition in ("features", "codes") else "llamagen"
-    return (
-        yield from decode(begin(name, model, condition, settings, noise, seed), raster(model.grid), settings.parallel)
-    )
+    run = begin(name, model, condition, settings, noise, seed, edit)
+    return (yield from decode(run, raster(model.grid), settings.parallel))
 
 
 def decode(run: TokenRun, schedule: Schedule, parallel: int = 0) -> TokenSampler:
@@ -62,9 +67,11 @@ def decode(run: TokenRun, schedule: Schedule, parallel: int = 0) -> TokenSampler
         UserError: a window of a schedule whose rows attend to slots that are not written yet.
     """
     steps = windows(run, schedule, parallel) if parallel > 1 else serial(run, schedule)
-    sampled = yield from timed(steps, run.clock, run.report, run.device)
-    if isinstance(run.draws, EditDraws):
-        run.draws.mark(run.report)
+    sampled = yield from timed(steps, run)
+    if run.given is not None:
+        step, outcome = run.report.maps["step"], run.report.maps["outcome"]
+        given = (run.given[:, :-1] >= 0).view(step.shape).cpu().numpy()
+        step[given], outcome[given] = -1, GIVEN
     return sampled
 
 

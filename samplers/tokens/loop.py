@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import UserError
@@ -16,10 +17,9 @@ from ...model_loaders.networks.llama import Cache, Llama, TokenModel
 from ...model_loaders.networks.tar import TarModel
 from ...reports.record import Clock, Report
 from ..conditioning import AnyCondition
-from ..driver import start_clock
+from ..editing import Edit
 from .conditioning import PreparedCondition, prepare
-from .draws import Draws, draw, penalised
-from .editing import EditDraws
+from .draws import PairedDraws, draw, penalised
 from .schedule import Schedule
 from .settings import TokenSettings
 
@@ -61,12 +61,13 @@ class TokenRun:
     grid: int  # side of the grid; N = grid ** 2 cells
     condition: PreparedCondition  # the packed condition
     settings: TokenSettings  # with the model's own values in place
-    draws: Draws  # random numbers of B images
+    draws: PairedDraws  # random numbers of B images
     report: Report
     clock: Clock
     # tokens, decided: int64 and bool [B, N + 1]; the last column receives the padding of passes in which images differ
     tokens: Tensor = field(init=False)
     decided: Tensor = field(init=False)
+    given: Tensor | None = None  # int64 [B, N + 1], tokens that an edit keeps, -1 for the others; None without an edit
     stream: str = "token"  # stream of the random numbers
     span: tuple[int, int] | None = None  # token values that are image codes, half-open; None: all
     penalty: float = 1.0  # repetition penalty; 1 is none
@@ -101,18 +102,41 @@ class TokenRun:
 
 
 def begin(
-    name: str, model: TokenModel, condition: AnyCondition, settings: TokenSettings, draws: Draws, seed: int | None
+    name: str,
+    model: TokenModel,
+    condition: AnyCondition,
+    settings: TokenSettings,
+    draws: PairedDraws,
+    seed: int | None,
+    edit: Edit | None = None,
 ) -> TokenRun:
     """Check the inputs and set up a generation.
 
     Raises:
-        UserError: a condition that does not fit the model, or draws for another number of images.
+        UserError: a condition or an edit that does not fit the model, or draws for another number of images.
     """
     prepared, settings = prepare(model, condition, model.net.compute_device), resolve(settings, model)
     if len(draws) != len(condition):
         raise UserError(f"condition: it asks for {len(condition)} images, the draws are for {len(draws)}.")
     report, clock = new_report(name, model, settings, seed, len(condition))
-    return TokenRun(model.net, model.grid, prepared, settings, draws, report, clock)
+    given = None if edit is None else given_tokens(edit, model.grid, len(condition)).to(model.net.compute_device)
+    return TokenRun(model.net, model.grid, prepared, settings, draws, report, clock, given)
+
+
+def given_tokens(edit: Edit, grid: int, images: int) -> Tensor:
+    """The tokens that an edit keeps, int64 [B, N + 1] as :class:`TokenRun` holds them.
+
+    Raises:
+        UserError: see :meth:`Edit.token_mask`; codes of another grid.
+    """
+    codes = edit.start
+    if tuple(codes.shape[1:]) != (grid, grid):
+        raise UserError(
+            f"latent: it has {codes.shape[1]} x {codes.shape[2]} tokens, the model draws {grid} x {grid}; encode a picture of the model's "
+            "own size with VAE Encode and the vae of the same loader."
+        )
+    again = edit.token_mask(grid, images, codes.device)
+    return F.pad(torch.where(again, -1, codes.flatten(1)), (0, 1), value=-1)
 
 
 def new_report(
@@ -122,7 +146,7 @@ def new_report(
     net, device = model.net, model.net.compute_device
     report = Report(name, model.name, asdict(settings), seed, images, device.type)  # type: ignore[call-overload]
     report.note = "; ".join(filter(None, (ops.remark(net), net.remark)))
-    return report, start_clock(device)
+    return report, Clock(device)
 
 
 # ------------------------------------------------------------------------------------------------ one pass
@@ -211,7 +235,10 @@ def sample(run: TokenRun, logits: Tensor, cells: Tensor) -> Tensor:
         times.scatter_add_(2, codes.expand_as(before), before.to(times.dtype))
         logits = penalised(logits, times > 0, run.penalty)
     tokens = draw(logits, run.settings, run.draws.gumbel(run.stream, cells, logits.shape[-1]))
-    return run.draws.keep(tokens, cells) if isinstance(run.draws, EditDraws) else tokens
+    if run.given is None:
+        return tokens
+    given = run.given[:, cells] if cells.ndim == 1 else run.given.gather(1, cells)
+    return torch.where(given >= 0, given, tokens)  # a given token stands in its cell whatever is drawn for it
 
 
 # ------------------------------------------------------------------------------------------------ settings of a model

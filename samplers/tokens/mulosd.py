@@ -41,7 +41,7 @@ from ...reports.record import ACCEPTED, EXPANDED, REJECTED
 from ..conditioning import AnyCondition
 from ..driver import timed
 from . import islands as geometry
-from .draws import Draws, tempered
+from .draws import PairedDraws, tempered
 from .jacobi import iterate
 from .llamagen import decode
 from .loop import (
@@ -72,7 +72,7 @@ def mulosd(
     target: TokenModel,
     condition: AnyCondition,
     settings: MuLoSDSettings,
-    noise: Draws,
+    noise: PairedDraws,
     seed: int | None = None,
     *,
     draft: TokenModel,
@@ -125,7 +125,7 @@ def mulosd(
     with torch.inference_mode():
         neighbours = geometry.codebook_neighbours(up_sampler.vq.quantize, k, run.device)
     steps = _cycles(run, drafter, settings, up_sampler, factor, neighbours)
-    return (yield from timed(steps, run.clock, run.report, run.device))
+    return (yield from timed(steps, run))
 
 
 def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) -> None:

@@ -16,7 +16,8 @@ import numpy as np
 from ...errors import UserError
 from ...model_loaders.networks.llama import TokenModel
 from ..conditioning import AnyCondition
-from .draws import Draws
+from ..editing import Edit
+from .draws import PairedDraws
 from .llamagen import decode
 from .loop import TokenSampler, begin, not_janus
 from .schedule import Pass, Schedule, group_clocks, next_token_passes
@@ -83,12 +84,17 @@ def ablation_schedule(grid: int, n: int, adjacent: bool, start: bool) -> Schedul
 
 
 def par(
-    model: TokenModel, condition: AnyCondition, settings: PARSettings, noise: Draws, seed: int | None = None
+    model: TokenModel,
+    condition: AnyCondition,
+    settings: PARSettings,
+    noise: PairedDraws,
+    seed: int | None = None,
+    edit: Edit | None = None,
 ) -> TokenSampler:
     """PAR and its ablations.
 
     Args:
-        model, condition, noise, seed: as :func:`samplers.tokens.llamagen.llamagen`.
+        model, condition, noise, seed, edit: as :func:`samplers.tokens.llamagen.llamagen`.
         settings: see :class:`PARSettings`.
 
     Raises:
@@ -113,4 +119,5 @@ def par(
         schedule = ablation_schedule(
             model.grid, settings.group, settings.grouping == ADJACENT, settings.sequential_start
         )
-    return (yield from decode(begin("par", model, condition, settings, noise, seed), schedule, settings.parallel))
+    run = begin("par", model, condition, settings, noise, seed, edit)
+    return (yield from decode(run, schedule, settings.parallel))

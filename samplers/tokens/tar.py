@@ -19,7 +19,7 @@ from ...model_loaders.networks.tar import TarModel
 from ...reports.record import Report
 from ..conditioning import CodeCondition
 from .conditioning import PreparedCondition
-from .draws import Draws
+from .draws import PairedDraws
 from .llamagen import decode
 from .loop import TokenRun, new_report
 from .schedule import raster
@@ -50,7 +50,7 @@ TarPrompt = Generator[CodeStep, "float | None", TarPrompted]
 
 
 def tar_prompt(
-    model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: Draws, seed: int | None = None
+    model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: PairedDraws, seed: int | None = None
 ) -> TarPrompt:
     """Generate the semantic codes of prompts, one image per prompt.
 
@@ -84,7 +84,7 @@ def tar_prompt(
     condition = PreparedCondition(ids, lengths, images if len(distinct) < len(prompts) else None)
     plain = TokenSettings(cfg=1.0, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
     side, penalty = model.sides[scale], settings.repetition_penalty
-    run = TokenRun(model.net, side, condition, plain, noise, report, clock, "code", model.span, penalty)
+    run = TokenRun(model.net, side, condition, plain, noise, report, clock, None, "code", model.span, penalty)
     steps = decode(run, raster(side), settings.parallel if side > 1 else 0)
     sent = None
     while True:

@@ -14,7 +14,8 @@ from functools import lru_cache
 
 from ...model_loaders.networks.llama import TokenModel
 from ..conditioning import AnyCondition
-from .draws import Draws
+from ..editing import Edit
+from .draws import PairedDraws
 from .llamagen import decode
 from .loop import TokenSampler, begin, raster_only
 from .schedule import Schedule, group_clocks, next_token_passes, raster
@@ -48,16 +49,22 @@ def windowed(grid: int, window: int, unwritten_visible: bool = False) -> Schedul
 
 
 def zipar(
-    model: TokenModel, condition: AnyCondition, settings: ZipARSettings, noise: Draws, seed: int | None = None
+    model: TokenModel,
+    condition: AnyCondition,
+    settings: ZipARSettings,
+    noise: PairedDraws,
+    seed: int | None = None,
+    edit: Edit | None = None,
 ) -> TokenSampler:
     """ZipAR on a LlamaGen or on Tar's de-tokenizer.
 
     With a ``window`` of a row or wider, the tokens are those of plain LlamaGen.
 
     Args:
-        model, condition, noise, seed: as :func:`samplers.tokens.llamagen.llamagen`.
+        model, condition, noise, seed, edit: as :func:`samplers.tokens.llamagen.llamagen`.
         settings: see :class:`ZipARSettings`.
     """
     raster_only("ZipAR", model)
     schedule = windowed(model.grid, settings.window, not settings.mask_undecoded)
-    return (yield from decode(begin("zipar", model, condition, settings, noise, seed), schedule, settings.parallel))
+    run = begin("zipar", model, condition, settings, noise, seed, edit)
+    return (yield from decode(run, schedule, settings.parallel))

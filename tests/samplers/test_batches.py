@@ -21,7 +21,7 @@ from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers.batches import in_parts
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar.editing import Edit
+from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.registry import SAMPLERS
 from stepping import process_state, stepped
 from tiny_hybrids import tiny_hybrid
@@ -232,7 +232,7 @@ def test_parts_of_conditions_and_edits():
     assert [int(c) for c in part.codes] == [2, 3] and part.names == ("b", "c") and part.size == 8 and len(part) == 2
     assert from_ids((4, 5, 6)).of([2, 0]).labels == (6, 4)
     edit = Edit(torch.arange(3.0).view(3, 1, 1, 1), torch.ones(1, 2, 2))
-    assert edit.of(range(1, 3)).latents.flatten().tolist() == [1, 2] and len(edit.of(range(1, 3)).mask) == 1
+    assert edit.of(range(1, 3)).start.flatten().tolist() == [1, 2] and len(edit.of(range(1, 3)).mask) == 1
 
 
 def test_in_chunks_halves_and_ends():

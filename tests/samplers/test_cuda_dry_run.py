@@ -14,7 +14,7 @@ import torch
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar.editing import Edit
+from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.tokens.conditioning import features_of

@@ -1,6 +1,6 @@
 """Presets: values that are settings at all, exact where they say so, and nobody else's business."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from fastar_nodes.errors import UserError
@@ -22,6 +22,10 @@ KINDS = dict.fromkeys(
 )
 
 
+def applied(settings, preset, demo=True):
+    return replace(settings, **presets.values(type(settings), preset, demo))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("demo", [True, False])
 @pytest.mark.parametrize("name", REAL)
@@ -37,13 +41,13 @@ def test_values_are_settings_of_the_accelerator(kind, demo, name):
 
 def test_what_is_set_stays():
     ours = FastHybridSettings(ar_steps=12, cfg=1.5, guidance_space="x0", threshold=0.5)
-    assert presets.apply(ours, presets.CUSTOM, True) == ours
+    assert applied(ours, presets.CUSTOM) == ours
     for name in REAL:
-        told = presets.apply(ours, name, True)
+        told = applied(ours, name)
         assert (told.ar_steps, told.cfg, told.guidance_space) == (12, 1.5, "x0")
         assert told.lookahead == presets.PRESETS[FastHybridSettings][0][name]["lookahead"]
     for plain in (MARSettings(), LlamaGenSettings(), PARSettings()):
-        assert presets.apply(plain, "fast", True) == plain, "it has nothing to set"
+        assert applied(plain, "fast") == plain, "it has nothing to set"
 
 
 @pytest.mark.parametrize("width, k", [(768, 7), (1024, 8), (1280, 9), (0, 8)])
@@ -56,7 +60,7 @@ def test_lookahead_follows_the_papers_model_sizes(width, k):
 @pytest.mark.parametrize("name", ["best", "", None, "Exact"])
 def test_no_such_preset(name):
     with pytest.raises(UserError, match="^preset: .* is not one of balanced, fast, exact, custom"):
-        presets.apply(LazyMARSettings(), name, True)
+        presets.values(LazyMARSettings, name, True)
 
 
 UNLIKE = {
@@ -70,6 +74,6 @@ UNLIKE = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_exact_is_exact_and_fast_is_not(kind, demo):
     """Pictures at such settings: test_exact_settings.py, test_tokens_decoding.py and test_mulosd.py."""
-    exact, fast = (presets.apply(kind(**UNLIKE.get(kind, {})), name, demo) for name in ("exact", "fast"))
+    exact, fast = (applied(kind(**UNLIKE.get(kind, {})), name, demo) for name in ("exact", "fast"))
     assert exact.exact(8) and (kind is not CSpDSettings or exact.mode == "lossless")
     assert not fast.exact(8)

@@ -29,6 +29,7 @@ from ...samplers.mar.loop import FullTransformer, Run, begin
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import CSpDSettings
 from ...samplers.mar.tables import Tables, tables_at
+from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors
 
 DATA, DRAFT = "cspd.safetensors", "cspd_draft_f16.safetensors"
@@ -122,7 +123,7 @@ class _RecordedDraws(RejectionDraws):
         return normals, uniforms
 
 
-class _RecordedNoise:
+class _RecordedNoise(PairedNoise):
     """Recorded noise: initial by position, and by position and timestep."""
 
     def __init__(self, data: dict[str, Tensor], tag: str, inter: str):

@@ -20,7 +20,7 @@ from ...model_loaders.networks.janus import Janus, JanusConfig, JanusModel
 from ...model_loaders.networks.llama import attend
 from ...samplers.conditioning import PromptCondition
 from ...samplers.driver import finish
-from ...samplers.tokens.draws import Draws
+from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.llamagen import decode
 from ...samplers.tokens.loop import begin
 from ...samplers.tokens.schedule import raster
@@ -80,14 +80,14 @@ def _guided(both: Tensor, cfg: float) -> Tensor:
     return both[:, 1] + cfg * (both[:, 0] - both[:, 1])
 
 
-def _tokens(model: JanusModel, prompts: Sequence[Tensor], settings: TokenSettings, draws: Draws) -> Tensor:
+def _tokens(model: JanusModel, prompts: Sequence[Tensor], settings: TokenSettings, draws: PairedDraws) -> Tensor:
     """Generated tokens int64 [B, N]."""
     model, condition = _prompted(model, *prompts)
     run = begin("verify", model, condition, settings, draws, None)
     return finish(decode(run, raster(model.grid))).codes.flatten(1)
 
 
-class _Gumbel:
+class _Gumbel(PairedDraws):
     """Recorded Gumbel numbers fp32 [B, N, V]; zeros for greedy runs."""
 
     def __init__(self, table: Tensor):
@@ -96,7 +96,7 @@ class _Gumbel:
     def __len__(self) -> int:
         return len(self.table)
 
-    def of(self, images: Sequence[int]) -> Draws:
+    def of(self, images: Sequence[int]) -> PairedDraws:
         return _Gumbel(self.table[list(images)])
 
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:

@@ -18,7 +18,7 @@ from ...samplers.mar.loop import Run, begin
 from ...samplers.mar.mar import plain_steps
 from ...samplers.mar.settings import LazyMARSettings
 from ...samplers.mar.tables import tables_at
-from ...samplers.noise import Noise
+from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors
 
 DATA, MODEL = "lazymar.safetensors", "lazy_tiny_mar_f16.safetensors"
@@ -64,7 +64,7 @@ class _RecordedSelection(LazyTransformer):
         return torch.cat([must, rest.nonzero()[:, 1].view(len(must), -1)], dim=1)
 
 
-def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str, bool], Noise]) -> Iterator[Case]:
+def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str, bool], PairedNoise]) -> Iterator[Case]:
     """The cases of a folder; ``recorded`` makes the noise of a tag from tensors named as in the cases of MAR."""
     data = read_tensors(folder / DATA)
     steps = next(value for key, value in data.items() if key.endswith(".step_noise_cat_f16"))

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...model_loaders.networks.llama import Block, Llama, LlamaConfig, TokenModel, attend
 from ...samplers.conditioning import AnyCondition, TextCondition, from_ids
 from ...samplers.driver import finish
-from ...samplers.tokens.draws import allowed
+from ...samplers.tokens.draws import PairedDraws, allowed
 from ...samplers.tokens.llamagen import decode
 from ...samplers.tokens.loop import begin, feed, prefill
 from ...samplers.tokens.par import par_groups, par_schedule
@@ -190,7 +190,7 @@ def _filters(folder: Path, stem: str) -> Iterator[Case]:
         yield Case(f"llamagen/sampler.{m[1]}", partial(checks, m[1], int(m[2]), float(m[3])))
 
 
-class MultinomialDraws:
+class MultinomialDraws(PairedDraws):
     """Draws of the reference: torch.multinomial divides probabilities by exponential random numbers of the global generator and takes the
     maximum. ``together``: one call draws all cells of a pass (PAR), instead of one call per cell."""
 

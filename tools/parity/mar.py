@@ -203,7 +203,7 @@ def schedule_cases(prefix: str, recorded: dict[str, dict[str, list[int]]]) -> It
 # ------------------------------------------------------------------------------------------------ sampling
 
 
-class RecordedNoise:
+class RecordedNoise(PairedNoise):
     """Recorded noise by position; the files store it in the order of the draws."""
 
     def __init__(self, data: dict[str, Tensor], tag: str, guided: bool):

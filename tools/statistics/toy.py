@@ -59,7 +59,7 @@ def toy_mar(seed: int = 0, perturbation: float = 0.0) -> MARModel:
 
 
 class ManyImages:
-    """Independent noise of many images, one tensor a stream (:class:`samplers.noise.Noise`); tokens are in raster order."""
+    """Independent noise of many images, one tensor a stream (as :class:`samplers.noise.PairedNoise`); tokens are in raster order."""
 
     def __init__(self, key: str, images: int):
         self.key, self.images = key, images

@@ -10,8 +10,8 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import GIVEN
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.editing import Edit
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, MARSettings
@@ -129,10 +129,10 @@ def test_what_does_not_fit_is_refused(model, field, latents, mask):
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 10**6))
 def test_a_mask_of_any_size_covers_every_token_it_touches(height, width, spot):
     """And every token that is drawn has some of the mask over it."""
-    model, (y, x) = tiny_mar(), (spot % height, spot // height % width)
+    y, x = spot % height, spot // height % width
     mask = torch.zeros(1, height, width)
     mask[0, y, x] = 0.6
-    _, drawn = Edit(picture(), mask).tokens(model, 1, torch.device("cpu"))
+    drawn = Edit(picture(), mask).token_mask(4, 1, torch.device("cpu"))
     rows, columns = drawn.view(4, 4).nonzero(as_tuple=True)
     # The cells a mask's value lies over, by area.
     over = {

@@ -9,7 +9,7 @@ from fastar_nodes.model_loaders.networks.hybrid import PromptBatch
 from fastar_nodes.model_loaders.networks.prompts import UNCONDITIONAL
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar.editing import Edit
+from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.tables import tables

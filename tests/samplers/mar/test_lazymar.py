@@ -10,9 +10,9 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.mar import diffusion
 from fastar_nodes.samplers.mar.diffusion import HeadBatch, denoise
-from fastar_nodes.samplers.mar.editing import Edit
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, lazymar
 from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar

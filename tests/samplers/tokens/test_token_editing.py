@@ -6,9 +6,10 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import GIVEN
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.editing import EditDraws, given_tokens
+from fastar_nodes.samplers.tokens.loop import given_tokens
 from janus_files import tiny_janus
 from tokens_reference import tiny_gpt
 
@@ -31,23 +32,22 @@ def models():
     return {"janus": tiny_janus(), "llamagen": tiny_gpt()}
 
 
-def run(case, models, noise_of):
-    """Codes and report of three images of a case; ``noise_of`` gives the draws from the paired ones and the model."""
+def run(case, models, edit, images=range(3)):
+    """Codes and report of some of three images of a case."""
     sampler, values = CASES[case]
     janus = case.startswith(("janus", "zipar"))
     model = models["janus" if janus else "llamagen"]
     condition = PromptCondition(("a cat", "", "the moon")) if janus else from_ids([0, 1, 2])
-    entry = SAMPLERS[sampler]
-    draws = noise_of(PairedDraws(4, range(3)), model)
-    return finish(entry.run(model, condition, entry.settings(**values), draws, 4))
+    entry, draws = SAMPLERS[sampler], PairedDraws(4, images)
+    return finish(entry.run(model, condition.of(images), entry.settings(**values), draws, 4, edit=edit))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_given_tokens_stay_and_the_rest_follows_them(models, case):
-    plain = run(case, models, lambda draws, model: draws).codes
+    plain = run(case, models, None).codes
     grid = plain.shape[1]
     other = (plain + 1) % 3
-    again, report = run(case, models, lambda draws, model: EditDraws(draws, given_tokens(other, LOW, grid, 3)))
+    again, report = run(case, models, Edit(other, LOW))
     assert torch.equal(again[:, : grid // 2], other[:, : grid // 2])
     assert not torch.equal(again[:, grid // 2 :], plain[:, grid // 2 :]), "the new tokens see the given ones"
     step, outcome = report.maps["step"], report.maps["outcome"]
@@ -55,7 +55,7 @@ def test_given_tokens_stay_and_the_rest_follows_them(models, case):
         "marked as in an edit of MAR"
     )
     assert (step[:, grid // 2 :] >= 0).all() and (outcome[:, grid // 2 :] != GIVEN).all()
-    own = run(case, models, lambda draws, model: EditDraws(draws, given_tokens(plain, LOW, grid, 3)))
+    own = run(case, models, Edit(plain, LOW))
     assert torch.equal(own.codes, plain)
 
 
@@ -63,25 +63,16 @@ def test_given_tokens_stay_and_the_rest_follows_them(models, case):
 def test_windows_are_exact_and_an_image_does_not_depend_on_its_batch(models, serial, windows):
     mask = torch.stack([LOW[0], LOW[0].T, LOW[0].flip(0)])
     codes = torch.arange(3 * 16).view(3, 4, 4) % 128
-    given = given_tokens(codes, mask, 4, 3)
-    both = [run(case, models, lambda draws, model: EditDraws(draws, given)).codes for case in (serial, windows)]
+    edit = Edit(codes, mask)
+    both = [run(case, models, edit).codes for case in (serial, windows)]
     assert torch.equal(*both)
-    sampler, values = CASES[windows]
-    entry, model = SAMPLERS[sampler], models["janus"]
-    alone = entry.run(
-        model,
-        PromptCondition(("the moon",)),
-        entry.settings(**values),
-        EditDraws(PairedDraws(4, range(3)), given).of([2]),
-        4,
-    )
-    assert torch.equal(finish(alone).codes[0], both[0][2])
+    assert torch.equal(run(windows, models, edit.of([2]), [2]).codes[0], both[0][2])
 
 
 def test_a_token_is_drawn_again_if_any_of_it_is_painted():
     mask = torch.zeros(1, 64, 64)
     mask[0, 16, 47] = 1
-    given = given_tokens(torch.zeros(1, 4, 4, dtype=torch.int64), mask, 4, 2)
+    given = given_tokens(Edit(torch.zeros(1, 4, 4, dtype=torch.int64), mask), 4, 2)
     assert given.shape == (2, 17) and (given == -1).nonzero().tolist() == [[0, 6], [0, 16], [1, 6], [1, 16]]
 
 
@@ -98,4 +89,4 @@ def test_a_token_is_drawn_again_if_any_of_it_is_painted():
 )
 def test_edits_that_do_not_fit(codes, mask, field):
     with pytest.raises(UserError, match=f"^{field}: "):
-        given_tokens(codes, mask, 4, 3)
+        given_tokens(Edit(codes, mask), 4, 3)
