@@ -3,8 +3,6 @@
 Standard library, Pillow and the pack's own requirements, so that the tests run in the pack's own environment, not ComfyUI's.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json
@@ -112,7 +110,7 @@ class Comfy:
             env={**os.environ, **own, **(environment or {})},
         )
 
-    def __enter__(self) -> Comfy:
+    def __enter__(self) -> "Comfy":
         began = time.monotonic()
         while True:
             try:
@@ -271,7 +269,7 @@ class Events:
             elif kind & 15 == 8:
                 return
 
-    def __enter__(self) -> Events:
+    def __enter__(self) -> "Events":
         return self
 
     def __exit__(self, *_: object) -> None:

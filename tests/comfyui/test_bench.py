@@ -1,7 +1,5 @@
 """Sweeps, saved reports and the Advisor in a real ComfyUI, over HTTP: interruption, resumption, metadata, memory of the menu."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

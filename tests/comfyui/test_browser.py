@@ -3,8 +3,6 @@
 Needs playwright and a Chromium ($CHROMIUM, or one on the path). Screenshots and results go to $FASTAR_ARTIFACTS.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -3,8 +3,6 @@
 ``make soak`` runs 200 prompts over at least 20 minutes; the normal tier runs 12.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

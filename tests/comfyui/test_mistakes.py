@@ -7,8 +7,6 @@ its name. Neither holds a stack trace. The server's history holds one for every 
 type that is checked here (test_browser.py).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

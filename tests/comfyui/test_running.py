@@ -1,7 +1,5 @@
 """The nodes at work in a real ComfyUI, over HTTP."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Compare, Token Map and Report: cells, baselines, tables, maps, text."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

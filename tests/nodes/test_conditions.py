@@ -1,7 +1,5 @@
 """Condition nodes: labels, prompts, pictures as codes."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Load Janus and Prompt with the samplers of tokens, on the fake ComfyUI."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

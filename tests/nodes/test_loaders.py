@@ -1,7 +1,5 @@
 """Loader nodes: files to sockets, menus, and downloads that a stranger's graph asks for."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Time-lapse on results of the samplers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fake_comfy import state

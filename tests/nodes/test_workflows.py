@@ -3,8 +3,6 @@
 ``tests/workflows/VERSION`` holds the graphs of every release, which are opened and run as well; there was none so far.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Tiny models on sockets, and short runs of the sampler nodes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
