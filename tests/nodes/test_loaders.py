@@ -204,6 +204,7 @@ LARGE = [
     (loaders.LoadMAR, "checkpoint", "mar-huge"),
     (loaders.LoadTar, "checkpoint", "tar-7b"),
     (loaders.LoadLlamaGen, "checkpoint", "par-xl-4x"),  # of unknown size
+    (loaders.LoadJanus, "checkpoint", "janus-pro-1b"),
     (conditioning.TextPrompt, "encoder", "flan-t5-xl"),
     (conditioning.ImageToCodes, "ta_tok", "ta-tok"),
 ]
