@@ -150,7 +150,7 @@ def models_folder(wanted: Path | None) -> Path:
     package = Path(__file__).resolve().parents[1]
     if package.parent.name == "custom_nodes":
         return package.parent.parent / "models" / "fastar"
-    if comfy := os.environ.get("COMFYUI_PATH"):
+    if comfy := os.environ.get("COMFYUI_PATH"):  # noqa: TID251
         return Path(comfy) / "models" / "fastar"
     return Path.home() / ".cache" / "fastar"
 

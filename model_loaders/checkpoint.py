@@ -228,7 +228,7 @@ def _read_pickled(file: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         archive.check(path)
         with torch.serialization.safe_globals(_ARGUMENTS):
-            found: Any = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+            found: Any = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)  # noqa: TID251
     except archive.HoldsCode as e:
         why = f"holds {e}, which may be code, so nothing was loaded"
         raise file.error(why, "use a .safetensors version of it") from e

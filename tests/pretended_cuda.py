@@ -5,8 +5,6 @@ an operation on tensors of two devices, NumPy access to a CUDA tensor, types tha
 CUDA device would have to send to the host. What is not checked: kernels, their speed and their memory.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -55,7 +53,7 @@ class CUDATensor(torch.Tensor):
     host: torch.Tensor
 
     @staticmethod
-    def __new__(cls, host: torch.Tensor) -> CUDATensor:
+    def __new__(cls, host: torch.Tensor) -> "CUDATensor":
         out = torch.Tensor._make_wrapper_subclass(
             cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype, device=CUDA
         )

@@ -7,8 +7,9 @@ from pathlib import Path
 import fidelity
 import pytest
 import torch
+from command_line import cli, sentence  # noqa: F401
 from fastar_nodes.bench import features
-from tiny_sweeps import cli, sentence, table, undisturbed, write_files  # noqa: F401
+from tiny_sweeps import table, undisturbed, write_files
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,7 +22,8 @@ from fastar_nodes.bench.spec import Spec
 from fastar_nodes.bench.work import Conditions, Models, draw
 from fastar_nodes.samplers.choice import choose
 from fastar_nodes.samplers.registry import ALGORITHM, LLAMAGEN, MAR, SAMPLERS
-from tiny_sweeps import GPT_SIZE, source, write_files, write_gpt, write_mar
+from tiny_files import GPT_SIZE, write_gpt
+from tiny_sweeps import source, write_files, write_mar
 
 pytestmark = pytest.mark.slow
 RECORDED = Path(__file__).with_name("algorithm.json")

@@ -14,10 +14,7 @@ from fastar_nodes.bench.store import Store
 from fastar_nodes.bench.work import Conditions, Models, Worker, manifest, numerics, plan, use
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.mar import MAR
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-from command_line import cli, sentence  # noqa: E402, F401
-from tiny_files import GPT_SIZE, MAR_SIZE, write, write_gpt, write_vq  # noqa: E402, F401
+from tiny_files import MAR_SIZE, write, write_gpt, write_vq
 
 SETTINGS = {"ar_steps": 4, "diffusion_steps": 4, "fasthybrid.lookahead": 2, "fasthybrid.threshold": [0.5, 0.9]}
 

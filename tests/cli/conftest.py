@@ -1,6 +1,5 @@
 """Random weights of tiny models and their autoencoders in files, and the command line as a function."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,9 @@ from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLCon
 from fastar_nodes.model_loaders.networks.llama import Llama
 from fastar_nodes.model_loaders.networks.mar import MAR
 from qwen_reference import tiny_qwen
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tar_files import CONFIG, IDS, tiny_ta_tok, words
-from tiny_files import GPT_SIZE, MAR_SIZE, READER, write, write_gpt, write_vq
+from tiny_files import GPT_SIZE, MAR_SIZE, READER, save, write, write_gpt, write_vq
 
 
 class Files(NamedTuple):
@@ -53,15 +52,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     write_gpt(made.par, 4, config=replace(GPT_SIZE, special=3))
     write_vq(made.vq)
     language = {"config": {**CONFIG, **IDS}, "tokenizer": words(), "defaults": {"top_k": 15}}
-    about = {k: json.dumps(v) for k, v in language.items()}
-    save_file(tiny_qwen().state_dict(), made.tar, about | {"name": "tiny tar"})
-    save_file(tiny_ta_tok(READER).state_dict(), made.ta_tok, {"name": "tiny ta-tok"})
+    save(made.tar, {"": tiny_qwen().state_dict()}, **language, name="tiny tar")
+    save(made.ta_tok, {"": tiny_ta_tok(READER).state_dict()}, name="tiny ta-tok")
     shared = {"heads": 2, "label_set": "picture-book", "defaults": {"cfg": 2.0}, "ta_tok": "demo-ta-tok"}
     write(detokenizer(4), made.low, 11, grid=4, name="tiny low", **shared)
     write(detokenizer(8), made.high, 12, grid=8, name="tiny high", **shared)
-    parts = {"": made.low, "ta_tok.": made.ta_tok, "vq.": made.vq}
-    state = {prefix + name: t for prefix, part in parts.items() for name, t in load_file(part).items()}
-    save_file(state, made.whole, {"heads": "2", "grid": "4", "name": "whole", "groups": "4"})
+    parts = {"": load_file(made.low), "ta_tok.": load_file(made.ta_tok), "vq.": load_file(made.vq)}
+    save(made.whole, parts, heads=2, grid=4, name="whole", groups=4)
     return made
 
 

@@ -1,21 +1,12 @@
-"""verify: recorded cases pass, modified ones fail, other sizes work."""
+"""verify: recorded cases pass, modified ones fail."""
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks.mar import MAR
-from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar.loop import Plan
-from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.tools.parity.cases import Case, Check, judge
 from safetensors.torch import load_file, save_file
-from tiny_files import MAR_SIZE, write
 
 
 def verdicts(answer) -> dict[str, str]:
@@ -96,11 +87,6 @@ def test_unreadable_folders_are_exit_code_2(cli, sentence, tmp_path):
     assert "no folder" in sentence(cli("verify", tmp_path / "file"))
 
 
-def test_what_this_version_lacks_is_not_yet():
-    outcome = judge(Case("x", None))
-    assert outcome.verdict == "not yet" and outcome.line.split() == ["x", "-", "-", "not", "yet"]
-
-
 def test_tars_folder_is_known_by_its_files(cli, tmp_path):
     """Its VQ case has the name of LlamaGen's, which needs other files."""
     (tmp_path / "tar").mkdir()
@@ -111,51 +97,9 @@ def test_tars_folder_is_known_by_its_files(cli, tmp_path):
     assert "ar_tiny_state.safetensors is not beside it" in answer.err
 
 
-@pytest.mark.parametrize("cfg", [1.0, 2.5])
-def test_cases_of_another_size_are_read_from_their_tensors(cli, tmp_path, cfg):
-    """A network of 16 tokens, three images and other steps, in the same layout."""
-    folder = tmp_path
-    write(MAR(MAR_SIZE), folder / "tiny_mar_f16.safetensors", 4)
-    (folder / "tiny_mar_config.json").write_text('{"encoder_num_heads": 2}')
-    model = load_mar(folder / "tiny_mar_f16.safetensors", "fp32", heads=2)
-    g = torch.Generator().manual_seed(0)
-    batch, tokens, channels, count = 3, 16, 4, 20
-    labels = torch.tensor([2, 0, 9])
-    orders = torch.stack([torch.randperm(tokens, generator=g) for _ in range(batch)])
-    first = torch.randn(batch, tokens, channels, generator=g)
-    steps = torch.randn(batch, count, tokens, channels, generator=g).half().float()
-    settings = MARSettings(ar_steps=5, diffusion_steps=count, cfg=cfg, cfg_schedule="linear", t_max=950)
-    noise = SimpleNamespace(orders=lambda *_: orders, first=lambda *_: first, steps=lambda *_: steps)
-    out = finish(mar(model, from_ids(labels.tolist()), settings, noise)).latents * model.latent_scale
-
-    plan = Plan(orders, settings)
-    firsts, rows = [], []
-    for step in range(plan.steps):
-        for image in range(batch):
-            where = plan.ahead(step)[image].sort().values
-            firsts.append(first[image, where])
-            rows.append(steps[image][:, where])
-        if cfg != 1:  # the reference also draws for the null branch
-            rows += [torch.full_like(row, 9.0) for row in rows[-batch:]]
-    left = [1 + (cfg - 1) * (tokens - max(1, tokens - end)) / tokens for end in plan.ends]
-    save_file(
-        {
-            "e.orders": orders,
-            "e.labels": labels,
-            "e.n_pred": torch.tensor(plan.sizes),
-            "e.cfg_iter": torch.tensor(left, dtype=torch.float64),
-            "e.init_noise_cat": torch.cat(firsts),
-            "e.step_noise_cat_f16": torch.cat(rows, 1).half(),
-            "e.out": out.contiguous(),
-        },
-        folder / "sample_tokens.safetensors",
-    )
-    answer = cli("verify", folder)
-    assert answer.code == 0 and verdicts(answer) == {"mar/sample_tokens.e": "ok"}, answer
-
-
 def test_not_a_number_fails():
     bad, good = torch.tensor([float("nan")]), torch.zeros(1)
     for checks in ([Check(bad, good)], [Check(good, bad)], [Check(good, torch.zeros(2))], []):
         assert judge(Case("x", lambda checks=checks: checks)).verdict == "FAIL"
     assert judge(Case("x", lambda: [Check(good, good)])).verdict == "ok"
+    assert judge(Case("x", None)).verdict == "not yet"

@@ -1,11 +1,8 @@
 """A real ComfyUI for the tests: found on this machine, started in a folder of its own, spoken to over HTTP and websocket.
 
-Standard library, Pillow and the pack's own requirements, so that the tests run in the pack's own environment, not ComfyUI's.
+The tests run in the pack's own environment, not ComfyUI's.
 """
 
-from __future__ import annotations
-
-import base64
 import io
 import json
 import os
@@ -22,6 +19,7 @@ import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +110,7 @@ class Comfy:
             env={**os.environ, **own, **(environment or {})},
         )
 
-    def __enter__(self) -> Comfy:
+    def __enter__(self) -> "Comfy":
         began = time.monotonic()
         while True:
             try:
@@ -208,6 +206,20 @@ class Comfy:
         """Full name of the exception that stopped a prompt, or ""."""
         return next((d["exception_type"] for name, d in entry["status"]["messages"] if name == "execution_error"), "")
 
+    @contextmanager
+    def events(self, client: str) -> Iterator[Iterator[tuple[str, Any]]]:
+        """What the server tells a client: (event type, data); previews as ("preview", (metadata, JPEG bytes)), texts on nodes as
+        ("text", (node, text)).
+        """
+        import websocket  # of the package websocket-client
+
+        with closing(
+            websocket.create_connection(f"{self.url.replace('http', 'ws')}/ws?clientId={client}", 60)
+        ) as found:
+            # Without it previews come as another, older event.
+            found.send(json.dumps({"type": "feature_flags", "data": {"supports_preview_metadata": True}}))
+            yield _events(found)
+
     def complaint(self, prompt: dict[str, Any]) -> str:
         """The message with which a prompt that must fail does: rejected at once, or when a node runs."""
         try:
@@ -225,58 +237,17 @@ class Comfy:
         return image.convert("RGB")
 
 
-class Events:
-    """A websocket client, as far as ComfyUI's server needs one: text and binary messages, unmasked, unfragmented."""
-
-    def __init__(self, comfy: Comfy, client: str):
-        self.socket = socket.create_connection(("127.0.0.1", comfy.port), timeout=60)
-        key = base64.b64encode(os.urandom(16)).decode()
-        self.socket.sendall(
-            (
-                f"GET /ws?clientId={client} HTTP/1.1\r\nHost: 127.0.0.1:{comfy.port}\r\nUpgrade: websocket\r\n"
-                f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
-            ).encode()
-        )
-        self.stream = self.socket.makefile("rb")
-        assert b"101" in self.stream.readline()
-        while self.stream.readline().strip():
-            pass
-        # Without it previews come as another, older event.
-        self._send({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
-
-    def _send(self, message: Any) -> None:
-        data, mask = json.dumps(message).encode(), os.urandom(4)
-        assert len(data) < 126
-        masked = bytes(b ^ mask[i % 4] for i, b in enumerate(data))
-        self.socket.sendall(bytes([0x81, 0x80 | len(data)]) + mask + masked)
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """(event type, data); previews as ("preview", (metadata, JPEG bytes)), texts on nodes as ("text", (node, text))."""
-        while True:
-            kind, length = self.stream.read(2)
-            if length == 126:
-                (length,) = struct.unpack(">H", self.stream.read(2))
-            elif length == 127:
-                (length,) = struct.unpack(">Q", self.stream.read(8))
-            data = self.stream.read(length)
-            if kind & 15 == 1:
-                message = json.loads(data)
-                yield message["type"], message["data"]
-            elif kind & 15 == 2:
-                event, size = struct.unpack(">II", data[:8])
-                if event == 3:
-                    yield "text", (data[8 : 8 + size].decode(), data[8 + size :].decode())
-                if event == 4:
-                    yield "preview", (json.loads(data[8 : 8 + size]), data[8 + size :])
-            elif kind & 15 == 8:
-                return
-
-    def __enter__(self) -> Events:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stream.close()
-        self.socket.close()
+def _events(connection: Any) -> Iterator[tuple[str, Any]]:
+    while data := connection.recv():
+        if isinstance(data, str):
+            message = json.loads(data)
+            yield message["type"], message["data"]
+        else:
+            event, size = struct.unpack(">II", data[:8])
+            if event == 3:
+                yield "text", (data[8 : 8 + size].decode(), data[8 + size :].decode())
+            if event == 4:
+                yield "preview", (json.loads(data[8 : 8 + size]), data[8 + size :])
 
 
 # ------------------------------------------------------------------------------------------------ graphs

@@ -1,7 +1,5 @@
 """One real ComfyUI a session. Where there is none these tests are skipped, and the end of the run says so aloud."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

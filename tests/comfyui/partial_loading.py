@@ -3,8 +3,6 @@
 Arguments: ComfyUI's folder, the pack's folder. Prints a JSON object.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

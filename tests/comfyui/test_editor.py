@@ -1,7 +1,5 @@
 """What users do in ComfyUI's editor beside opening and running a graph: drop saved pictures, switch the language."""
 
-from __future__ import annotations
-
 import base64
 import json
 import uuid

@@ -3,8 +3,6 @@
 ``make soak`` runs 200 prompts over at least 20 minutes; the normal tier runs 12.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comfy_host import WORKFLOWS, Comfy, Events, Missing, Rejected, graph, load_workflow, to_api
+from comfy_host import WORKFLOWS, Comfy, Missing, Rejected, graph, load_workflow, to_api
 
 LONG = os.environ.get("FASTAR_SOAK") == "1"
 PROMPTS, SECONDS = (200, 1200.0) if LONG else (12, 0.0)
@@ -199,7 +197,7 @@ def test_interrupt_within_a_step(comfy, info, name):
         inputs |= {k: v for k, v in changes.items() if k in inputs}
     reseed(prompt, random.Random())
     client = uuid.uuid4().hex
-    with Events(comfy, client) as events:
+    with comfy.events(client) as events:
         queued = comfy.queue(prompt, client)
         steps: list[tuple[int, float]] = []
         asked = 0.0

@@ -1,7 +1,5 @@
 """Networks that a real ComfyUI loads partially."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

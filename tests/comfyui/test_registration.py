@@ -1,7 +1,5 @@
 """The pack in a running ComfyUI, before any prompt."""
 
-from __future__ import annotations
-
 import json
 from urllib.parse import quote
 

@@ -1,7 +1,5 @@
 """The nodes at work in a real ComfyUI, over HTTP."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import time
@@ -10,7 +8,7 @@ import uuid
 import numpy as np
 import pytest
 import torch
-from comfy_host import ROOT, WORKFLOWS, Events, graph, load_workflow, to_api
+from comfy_host import ROOT, WORKFLOWS, graph, load_workflow, to_api
 from fastar_nodes.model_loaders.autoencoders import load_kl
 from fastar_nodes.tools.training import picture_book
 from PIL import Image
@@ -55,35 +53,6 @@ def test_pictures_are_decoded_and_the_same_for_the_same_seed(comfy):
     assert not np.array_equal(a, d)
 
 
-def test_an_edit_leaves_the_rest_alone(comfy):
-    """The picture of 3 is redrawn at the bottom by 4, with core's mask nodes and through core's VAE Encode."""
-    solid = {"class_type": "SolidMask", "width": 64, "height": 64}
-    where = {
-        "class_type": "MaskComposite",
-        "destination": ["9", 0],
-        "source": ["10", 0],
-        "operation": "add",
-        "x": 0,
-        "y": 32,
-    }
-    save = {"class_type": "SaveImage", "filename_prefix": "edit"}
-    prompt = graph(
-        n2={"labels": "sunset"},
-        n4={"latent": ["12", 0], "mask": ["11", 0], "condition": ["15", 0], "seed": 8},
-        n9={**solid, "value": 0.0},
-        n10={**solid, "value": 1.0, "height": 32},
-        n11=where,
-        n15={"class_type": "FastARClassLabel", **graph()["2"]["inputs"], "labels": "house"},
-        n12={"class_type": "VAEEncode", "pixels": ["5", 0], "vae": ["1", 1]},
-        n13={**save, "images": ["5", 0]},
-        n14={**save, "images": ["16", 0]},
-        n16={"class_type": "FastARPaste", "original": ["5", 0], "redrawn": ["6", 0], "mask": ["11", 0], "feather": 4},
-    )
-    outputs = comfy.run(prompt)
-    before, after = (np.asarray(comfy.picture(outputs[key]["images"][0]), float) for key in ("13", "14"))
-    assert np.array_equal(before[:32], after[:32]) and np.abs(before - after)[40:].mean() > 8
-
-
 def test_a_photograph_of_any_size_is_edited(comfy, book):
     """Load Image with a painted mask, core's VAE nodes, Paste: the rest of the picture stays, at its own size."""
     photo = book[0].resize((150, 100)).convert("RGBA")
@@ -111,7 +80,7 @@ def test_a_photograph_of_any_size_is_edited(comfy, book):
 
 def test_progress_and_previews_arrive(comfy):
     client = uuid.uuid4().hex
-    with Events(comfy, client) as events:
+    with comfy.events(client) as events:
         prompt = comfy.queue(graph(n3={"ar_steps": 32, "diffusion_steps": 60, "seed": 1234}), client)
         steps, previews, ended = [], [], False
         for kind, data in events:
@@ -132,7 +101,7 @@ def test_progress_and_previews_arrive(comfy):
 
 def test_no_previews_when_they_are_switched_off(comfy):
     client = uuid.uuid4().hex
-    with Events(comfy, client) as events:
+    with comfy.events(client) as events:
         prompt = graph(n3={"seed": 4321})
         comfy.post("/prompt", {"prompt": prompt, "client_id": client, "extra_data": {"preview_method": "none"}})
         for kind, data in events:
@@ -173,8 +142,12 @@ def _direct(picture: Image.Image) -> np.ndarray:
     return ((y.clamp(-1, 1) + 1) * 127.5).round()[0].permute(1, 2, 0).numpy()
 
 
-def test_core_encode_and_decode_round_trip(comfy, book):
-    back = _round_trip(comfy, book[0])
+TILES = {"tile_size": 64, "overlap": 0, "temporal_size": 64, "temporal_overlap": 8}
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [("", {}), ("Tiled", TILES)])
+def test_core_encode_and_decode_round_trip(comfy, book, kind, sizes):
+    back = _round_trip(comfy, book[0], kind, **sizes)
     assert np.abs(back - _direct(book[0])).max() <= 2
     assert np.abs(back - np.asarray(book[0], float)).mean() < 8, "no likeness"
 
@@ -183,12 +156,6 @@ def test_core_encode_and_decode_round_trip(comfy, book):
 def test_core_encode_scales_any_picture_to_the_models_size(comfy, book, size):
     back = _round_trip(comfy, book[0].resize(size))
     assert back.shape == (64, 64, 3) and np.abs(back - np.asarray(book[0], float)).mean() < 20
-
-
-def test_core_tiled_nodes(comfy, book):
-    time_widgets = {"temporal_size": 64, "temporal_overlap": 8}
-    back = _round_trip(comfy, book[0], "Tiled", tile_size=64, overlap=0, **time_widgets)
-    assert np.abs(back - _direct(book[0])).max() <= 2
 
 
 def test_compare_takes_a_list_as_cells_and_names_what_differs(comfy):

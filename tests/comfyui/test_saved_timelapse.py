@@ -1,7 +1,5 @@
 """Time-lapse in a real ComfyUI: the file that core's helper writes."""
 
-from __future__ import annotations
-
 import io
 import json
 import urllib.parse

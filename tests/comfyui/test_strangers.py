@@ -3,8 +3,6 @@
 Runs on the ComfyUI that it is given; 0.27 is the oldest supported one and does not check names of pictures itself.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from typing import Any

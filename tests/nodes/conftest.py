@@ -1,7 +1,5 @@
 """The node files, imported on a fake ComfyUI."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Tests in a real ComfyUI are in tests/comfyui.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path

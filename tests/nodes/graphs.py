@@ -1,7 +1,5 @@
 """Saved graphs on the fake ComfyUI: widget values by position, links, and the run of every node."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from typing import Any

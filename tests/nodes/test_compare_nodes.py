@@ -1,8 +1,5 @@
 """Compare, Token Map and Report: cells, baselines, tables, maps, text."""
 
-from __future__ import annotations
-
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +9,7 @@ from fake_comfy import state
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, samplers
 from fastar_nodes.reports.drawing import Ink
-from tiny import NODES, a_drawer, a_gpt, a_prompt, a_report, a_vae, models, sample
+from tiny import NODES, a_drawer, a_gpt, a_prompt, a_report, a_vae, sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -83,21 +80,14 @@ def test_automatic_labels_tell_what_differs():
 
 
 def test_pictures_of_every_sampler_are_compared():
-    """Reports as the samplers really make them, with one map each."""
     cache = samplers.LazyMARCache.execute(preset={"preset": "custom", "refresh_period": 3}).result[0]
     mar = [node for node in NODES.values() if samplers.SAMPLERS[node.sampler].masked]
     runs = [sample(node, ar_steps=8) for node in mar] + [sample(samplers.FastHybridSampler, ar_steps=8, cache=cache)]
     pairs = {}
     for i, (samples, record) in enumerate(runs, 1):
         pairs |= {f"image_{i}": [a_vae().decode(samples)], f"report_{i}": [record]}
-    _, table = compared(**pairs)
-    lines = [line.split("|")[1].strip() for line in table.partition("\n\n")[0].splitlines()[2:]]
-    assert len(lines) == len(runs) and lines[0] == "MAR" and "LazyMAR" in lines and lines[-1].startswith("FastHybrid")
-    shown = {"fasthybrid": "outcome", "lazymar": "cached", "cspd": "rejected", "fasthybrid+lazymar": "cached"}
-    for samples, record in runs:
-        what = shown.get(record.sampler, "order")
-        (image,) = compare.TokenMap.execute(report=record, image=a_vae().decode(samples), what=what, opacity=0.5).result
-        assert image.shape[0] == 2, record.sampler
+    names = [name for name, _ in table(**pairs)]
+    assert len(names) == len(runs) and names[0] == "MAR" and "LazyMAR" in names and names[-1].startswith("FastHybrid")
 
 
 def test_nothing_is_marked_where_nothing_is_measured():
@@ -153,16 +143,3 @@ def test_tar_has_a_baseline_of_its_own():
         report.seconds = seconds
     ratios = [["Tar", "1.00x"], ["ZipAR", "2.00x"], ["MuLo-SD", "4.00x"], ["LlamaGen", "1.00x"], ["ZipAR", "2.00x"]]
     assert sorted([name.split()[0], ratio] for name, ratio in table(**cells(reports))) == sorted(ratios)
-
-
-@pytest.mark.parametrize("node", [samplers.LlamaGenSampler, samplers.PARSampler, samplers.ZipARSampler])
-def test_maps_and_texts_of_token_reports(node):
-    model = models(node)["model"]
-    samples, report = sample(node, model=model)
-    for what in ("fixed at step", "order", "outcome", "tokens per step"):
-        about = {"report": report, "image": model.vae.decode(samples), "what": what, "opacity": 0.5}
-        image = compare.TokenMap.execute(**about).result[0]
-        assert image.shape[0] == 2 and image.std() > 0.01
-    assert "cache bytes: " in compare.ReportToText.execute(report=report, format="text").result[0]
-    (record,) = json.loads(compare.ReportToText.execute(report=report, format="json").result[0])["runs"]
-    assert record["settings"] == report.settings

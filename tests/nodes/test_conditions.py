@@ -1,7 +1,5 @@
 """Condition nodes: labels, prompts, pictures as codes."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +17,8 @@ from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
 from qwen_reference import tiny_tar
 from tar_files import TA_TOK, tiny_ta_tok
-from test_loaders import write
-from tiny import READER, a_gpt, a_mar, a_prompt, dropped, sample
+from tiny import a_gpt, a_mar, a_prompt, dropped, sample
+from tiny_files import READER, save
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -209,9 +207,9 @@ def test_tar_prompts_that_cannot_be(field, value):
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A TA-Tok with and one without a picture encoder."""
     folder = tmp_path_factory.mktemp("models")
-    write(folder / "reader.safetensors", tiny_ta_tok(READER), name="tiny reader")
-    seer = tiny_ta_tok(replace(TA_TOK, codes=20))
-    write(folder / "seer.safetensors", seer, encoder_heads=3, input_size=16, name="seer")
+    save(folder / "reader.safetensors", {"": tiny_ta_tok(READER).state_dict()}, name="tiny reader")
+    seer = tiny_ta_tok(replace(TA_TOK, codes=20)).state_dict()
+    save(folder / "seer.safetensors", {"": seer}, encoder_heads=3, input_size=16, name="seer")
     return folder
 
 

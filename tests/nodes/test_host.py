@@ -1,7 +1,5 @@
 """The interface to ComfyUI: running a sampler, previews, decoders, memory."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import fake_comfy

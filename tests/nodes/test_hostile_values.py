@@ -1,7 +1,5 @@
 """Values that no editor sends, on the widgets and sockets of every node: each run ends in a result or in one sentence."""
 
-from __future__ import annotations
-
 import math
 import random
 import traceback

@@ -1,11 +1,8 @@
 """Loader nodes: files to sockets, menus, and downloads that a stranger's graph asks for."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import fake_comfy
 import pytest
@@ -16,21 +13,12 @@ from fastar_nodes.model_loaders.checkpoint import read_metadata
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
 from fastar_nodes.model_loaders.networks.llama import Llama
 from fastar_nodes.nodes import conditioning, host, loaders, samplers
-from safetensors.torch import save_file
 from tar_files import language_model, tiny_ta_tok
-from tiny import DRAWER, GPT_SIZE, READER, VQ_SIZE, a_prompt, dropped, random, sample
+from tiny import DRAWER, a_prompt, dropped, random, sample
+from tiny_files import GPT_SIZE, READER, VQ_SIZE, save
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def write(path: Path, net: nn.Module, prefixes: dict[str, nn.Module] | None = None, **metadata: object) -> None:
-    """A weight file, with the weights of further networks under their prefixes."""
-    state = dict(net.state_dict())
-    for prefix, other in (prefixes or {}).items():
-        state |= {prefix + name: t for name, t in other.state_dict().items()}
-    about = {k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()}
-    save_file({k: t.contiguous() for k, t in state.items()}, path, about)
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +26,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder: LlamaGens with and without their grid, a PAR, Tar and its parts, tokenizers."""
     folder = tmp_path_factory.mktemp("models")
 
-    def add(stem: str, net: nn.Module, *parts: Any, **metadata: object) -> None:
-        write(folder / f"{stem}.safetensors", net, *parts, **metadata)
+    def add(stem: str, net: nn.Module, parts: dict[str, nn.Module] | None = None, **metadata: object) -> None:
+        nets = {"": net, **(parts or {})}
+        save(folder / f"{stem}.safetensors", {k: part.state_dict() for k, part in nets.items()}, **metadata)
 
     add("plain", random(Llama(GPT_SIZE)), heads=2, grid=4, name="plain one")
     add("silent", random(Llama(GPT_SIZE)), heads=2)
@@ -206,6 +195,7 @@ LARGE = [
     (loaders.LoadMAR, "checkpoint", "mar-huge"),
     (loaders.LoadTar, "checkpoint", "tar-7b"),
     (loaders.LoadLlamaGen, "checkpoint", "par-xl-4x"),  # of unknown size
+    (loaders.LoadJanus, "checkpoint", "janus-pro-1b"),
     (conditioning.TextPrompt, "encoder", "flan-t5-xl"),
     (conditioning.ImageToCodes, "ta_tok", "ta-tok"),
 ]

@@ -1,7 +1,5 @@
 """Lack of memory inside nodes: a smaller batch, a smaller tile, or a sentence; never an exception of torch."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a host without ComfyUI can show of partial loading; the rest is in tests/comfyui/test_partial_loading.py."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import fake_comfy

@@ -1,7 +1,5 @@
 """Sampler nodes of all families on tiny models: results, presets, edits, caches, and inputs that do not fit."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 

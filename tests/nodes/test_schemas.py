@@ -6,8 +6,6 @@ a node that leaves. Until the first release such a change is possible: delete sc
 subgraphs/ with it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

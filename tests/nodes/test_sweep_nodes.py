@@ -1,7 +1,5 @@
 """Sweep, Sweep Grid, Sweep Plot, Any Sampler, Load Report, and the line and metadata that samplers and Compare leave behind."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace

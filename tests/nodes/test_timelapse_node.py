@@ -1,12 +1,12 @@
-"""Time-lapse on results of the samplers."""
+"""What the samplers report, as maps, text and time-lapses."""
 
-from __future__ import annotations
+import json
 
 import pytest
 import torch
 from fake_comfy import state
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import samplers, timelapse
+from fastar_nodes.nodes import compare, samplers, timelapse
 from fastar_nodes.reports.timelapse import FPS
 from tiny import NODES, a_report, models, sample
 
@@ -18,12 +18,22 @@ def made(**inputs):
     return timelapse.TimeLapse.execute(**about).result[0]
 
 
+# Maps that every report has, and those that a sampler adds.
+MAPS = ("fixed at step", "order", "outcome", "tokens per step")
+OWN_MAPS = {samplers.LazyMARSampler: "cached", samplers.CSpDSampler: "rejected", samplers.MuLoSDSampler: "islands"}
+
+
 @pytest.mark.parametrize("node", NODES.values())
 def test_every_sampler_can_be_shown(node):
-    """The first frame has most tokens in grey, and the file holds the frames that the output has."""
+    """As maps, as text, and as a time-lapse: the first frame has most tokens in grey, and the file holds the frames of the output."""
     samples, report = sample(node)
-    loaded = next(iter(models(node).values()))
-    frames = made(image_1=loaded.vae.decode(samples), report_1=report)
+    image = next(iter(models(node).values())).vae.decode(samples)
+    for what in (*MAPS, *([OWN_MAPS[node]] if node in OWN_MAPS else [])):
+        shown = compare.TokenMap.execute(report=report, image=image, what=what, opacity=0.5).result[0]
+        assert shown.shape[0] == 2 and shown.std() > 0.01
+    (record,) = json.loads(compare.ReportToText.execute(report=report, format="json").result[0])["runs"]
+    assert record["settings"] == report.settings
+    frames = made(image_1=image, report_1=report)
     grey = [float(((frame * 255).round() == 128).all(-1).float().mean()) for frame in (frames[0], frames[-1])]
     assert len(frames) == 2 * FPS + 1 and grey[0] > grey[1] + 0.2
     saved, prefix, about = state.saved[-1]

@@ -1,7 +1,5 @@
 """Translations: what has none stays English, and tables keep names that are typed."""
 
-from __future__ import annotations
-
 import json
 import re
 

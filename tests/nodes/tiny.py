@@ -1,13 +1,11 @@
 """Tiny models on sockets, and short runs of the sampler nodes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import torch
 from fastar_nodes.bench.initialise import initialise_mar
-from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQModel
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
@@ -17,16 +15,13 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.settings import knobs
 from graphs import WIDGETS, default
 from qwen_reference import tiny_tar
-from tar_files import DTOK, OF_CODES, tiny_ta_tok
+from tar_files import DTOK, tiny_ta_tok
+from tiny_files import GPT_SIZE, READER, VQ_SIZE
 from torch import Tensor, nn
 
 LABELS = from_ids([1, 2])
 SHORT = {"ar_steps": 4, "diffusion_steps": 4}
-GPT_SIZE = LlamaConfig(dim=16, depth=1, heads=2, kv_heads=2, hidden=24, vocab=23, condition="class", condition_size=10)
 TEXT_SIZE = replace(GPT_SIZE, condition="text", condition_size=6, text_rows=7)
-VQ_SIZE = VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=8, codes=23, code_channels=4, groups=4)
-# Codes of the tiny language model, read by a TA-Tok of as many, for de-tokenizers of two sizes.
-READER = replace(OF_CODES, codes=20)
 DRAWER = replace(DTOK, vocab=VQ_SIZE.codes)
 NODES = {node.node_id: node for node in samplers.NODES if node is not samplers.LazyMARCache}
 

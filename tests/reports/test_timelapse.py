@@ -1,7 +1,5 @@
 """Time-lapses: which token is shown when, on one clock, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError

@@ -38,5 +38,11 @@ def write(net: torch.nn.Module, path: Path, seed: int, **metadata: object) -> Pa
         state[name] = torch.randn(p.shape, generator=g) * (0.1 if flat else 0.7 / max(1, p[0].numel()) ** 0.5)
         if flat and name.endswith("weight"):
             state[name] += 1
-    save_file(state, path, metadata={k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()})
+    return save(path, {"": state}, **metadata)
+
+
+def save(path: Path, parts: dict[str, dict[str, torch.Tensor]], **metadata: object) -> Path:
+    """Weights under their prefixes, with text metadata."""
+    state = {prefix + name: t.contiguous() for prefix, part in parts.items() for name, t in part.items()}
+    save_file(state, path, {k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()})
     return path
