@@ -1,4 +1,4 @@
-"""Time reference implementations beside ours: checkouts of MAR, LazyMAR, LlamaGen, PAR, ZipAR or Tar, and transformers for Janus.
+"""Time reference implementations beside ours: checkouts of MAR, LazyMAR, CSpD, LlamaGen, PAR, ZipAR or Tar, and transformers for Janus.
 
 Both programs have the same random weights of an official size and run in one process, in turn, on the CPU. The results are compared
 first. With one thread the seconds are CPU seconds of the process, which other load on the machine changes little; otherwise they are wall
@@ -28,18 +28,7 @@ from .operations import counted, measure_speed
 from .references import SIZES_OF, Pair, identify, pair
 from .sizes import PAR_SPECIAL, random_model
 
-_HEAD = (
-    "work",
-    "ours, s",
-    "reference, s",
-    "ratio",
-    "range",
-    "floor, s",
-    "ours / floor",
-    "operations",
-    "theirs",
-    "equal",
-)
+_HEAD = "work; ours, s; reference, s; ratio; range; floor, s; ours / floor; operations; theirs; equal"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,14 +39,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", default="1", metavar="N,N", help="batch sizes separated by commas; default 1")
     parser.add_argument("--repeats", default="5", metavar="N", help="timed runs of each program; default 5")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every timing")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table (Markdown)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     batches = [whole(text, "batch", 1, MOST_IMAGES) for text in options.batch.split(",")]
     repeats, device = whole(options.repeats, "repeats", 1, 1000), torch.device("cpu")
-    table, numbers = output(options.out, "out", (".md", ".txt")), output(options.json, "json", (".json",))
+    numbers = output(options.json, "json", (".json",))
     sets = dict(assignment(text, "set") for text in options.sets)
     found = []
     for name, root in [identify(folder) for folder in options.checkouts]:
@@ -68,10 +56,7 @@ def run(options: argparse.Namespace) -> int:
         if name not in ("tar", "janus"):
             model = random_model(size, "fp32", device, PAR_SPECIAL if name == "par" else 0).model
         found += [measure(pair(name, root, model, size, batch, sets), repeats) for batch in batches]
-    text = f"{about('Random weights', device, repeats)}\n\n{to_table(found)}"
-    print(text)
-    if table:
-        save(table, lambda part: part.write_text(text + "\n", encoding="utf-8"))
+    print(f"{about('Random weights', device, repeats)}\n\n{to_table(found)}")
     if numbers:
         head = {"version": VERSION, "device": device.type, "machine": machine(device), "against": found}
         save(numbers, lambda part: part.write_text(json.dumps(head, indent=2) + "\n", encoding="utf-8"))
@@ -118,7 +103,7 @@ def _seconds(clock: Callable[[], float], call: Callable[[], Any]) -> float:
 
 def to_table(found: Sequence[Mapping[str, Any]]) -> str:
     """The measurements as Markdown."""
-    rows = [list(_HEAD)]
+    rows = [_HEAD.split("; ")]
     for f in found:
         ours, (low, high) = median(f["ours"]), f["ratio_range"]
         row = [f["work"], f"{ours:.2f}", f"{median(f['reference']):.2f}", f"{f['ratio']:.2f}"]

@@ -4,7 +4,7 @@ Nothing is copied from a checkout. The packages that it imports (timm, scipy, tq
 is the folder that contains the package transformers.
 
 When the results of token models are compared, both programs take the likeliest token. For MAR both start all tokens from the same noise and
-add none afterwards. LazyMAR's selection of rows is compared with recorded results by ``verify``.
+add none afterwards. Results of LazyMAR and CSpD are compared with recorded ones by ``verify``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,14 +29,16 @@ from ..errors import UserError
 from ..model_loaders import janus as loader
 from ..model_loaders.networks.janus import JanusModel, Template
 from ..model_loaders.networks.llama import TokenModel
-from ..model_loaders.networks.mar import MARModel
+from ..model_loaders.networks.mar import MAR, MARModel
 from ..samplers.conditioning import FeatureCondition, PromptCondition, from_ids
 from ..samplers.driver import finish
+from ..samplers.mar.cspd import INNER_TEMPERATURE
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import JANUS, LLAMAGEN, TAR, find
 from ..samplers.settings import make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.par import par_schedule
+from .initialise import initialise_mar
 from .sizes import DTOK_SIZES, JANUS_SIZES, SIZES, TOKEN_SIZES, llama_config, random_gpt, random_janus
 
 
@@ -76,27 +78,17 @@ def checkout(root: Path, package: str = "") -> Iterator[Callable[[str], ModuleTy
         sys.modules.update(before)
 
 
-# Functions that references call with device="cuda".
-_FACTORIES = ("zeros", "ones", "randn", "tensor")
-
-
-@contextmanager
-def on_cpu() -> Iterator[None]:
+def on_cpu() -> AbstractContextManager[Any]:
     """Calls that move a tensor to a GPU leave it where it is, and those that make one there make it on the CPU."""
-    original, factories = Tensor.cuda, {name: getattr(torch, name) for name in _FACTORIES}
 
-    def make(name: str, *arguments: Any, device: Any = None, **named: Any) -> Tensor:
-        return factories[name](*arguments, **named)
+    def make(factory: Callable[..., Tensor], *arguments: Any, device: Any = None, **named: Any) -> Tensor:
+        return factory(*arguments, **named)
 
-    Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign, assignment]
-    for name in _FACTORIES:
-        setattr(torch, name, partial(make, name))
-    try:
-        yield
-    finally:
-        Tensor.cuda = original  # type: ignore[method-assign]
-        for name, factory in factories.items():
-            setattr(torch, name, factory)
+    factories = {name: partial(make, getattr(torch, name)) for name in ("zeros", "ones", "randn", "tensor")}
+    found = ExitStack()
+    found.enter_context(mock.patch.object(Tensor, "cuda", lambda self, *_, **__: self))
+    found.enter_context(mock.patch.multiple(torch, **factories))
+    return found
 
 
 def load_weights(theirs: nn.Module, ours: nn.Module) -> nn.Module:
@@ -278,46 +270,72 @@ class _OneNoise(PairedNoise):
         return mock.patch.multiple(torch, randn=randn, randn_like=lambda x, **_: torch.zeros_like(x))
 
 
-def mar(root: Path, model: MARModel, batch: int, sets: Mapping[str, str], lazy: bool = False) -> Pair:
-    """LTH14/mar, or feihongyan1/LazyMAR."""
-    entry, c = find("lazymar" if lazy else "mar"), model.net.config
-    settings: Any = make(entry.settings, {"t_max": "999", **sets})
+def mar(root: Path, model: MARModel, batch: int, sets: Mapping[str, str], name: str) -> Pair:
+    """LTH14/mar, feihongyan1/LazyMAR, or MarkXCloud/CSpD with a random draft of half the depth in the mode *published*."""
+    entry, c, lazy = find(name), model.net.config, name == "lazymar"
+    usual = {"t_max": "999", "mode": "published"} if name == "cspd" else {"t_max": "999"}
+    settings: Any = make(entry.settings, {**usual, **sets})
     _fill(model)
+    labels = torch.arange(batch) % c.classes
+    networks, more = [model], {}
     with checkout(root) as load:
         module = load("models.mar_cache" if lazy else "models.mar")
-    labels = torch.arange(batch) % c.classes
-    more = {"args": SimpleNamespace(device="cpu", lazy_mar=True)} if lazy else {}
+        if name == "cspd":
+            runner = load("spec_decode.spec_decode_runner").SpecDecodeRunner
+            draft = half_as_deep(model)
+            networks, more = [draft, model], {"draft": draft}
 
-    def theirs(net: Any, s: Any) -> Tensor:
+    def theirs(nets: list[Any], s: Any) -> Tensor:
+        asked = (s.cfg_schedule, labels, s.temperature)
         with torch.no_grad(), on_cpu():
-            return net.sample_tokens(batch, s.ar_steps, s.cfg, s.cfg_schedule, labels, s.temperature, **more)
+            if name == "cspd":
+                both = runner(*nets, s.inner_temperature or INNER_TEMPERATURE, s.prefill_ratio)
+                return both.run(batch, s.ar_steps, s.draft_length, *asked, s.cfg)
+            given = {"args": SimpleNamespace(device="cpu", lazy_mar=True)} if lazy else {}
+            return nets[0].sample_tokens(batch, s.ar_steps, s.cfg, *asked, **given)
 
     def ours(s: Any, noise: Any) -> Any:
-        return finish(entry.run(model, from_ids(labels.tolist()), s, noise, 0))
+        return finish(entry.run(model, from_ids(labels.tolist()), s, noise, 0, **more))
+
+    def references(steps: int, **extra: Any) -> list[Any]:
+        return [_reference(module, network, steps, **extra) for network in networks]
 
     def compare() -> float:
         short = replace(settings, ar_steps=min(4, settings.ar_steps), diffusion_steps=25)
         noise = _OneNoise(PairedNoise(0, range(batch)).orders(c.tokens), c.channels)
-        net = _reference(module, model, 25)
-        net.sample_orders = lambda bsz: noise.orders(c.tokens)
+        nets = references(25)
+        for net in nets:
+            net.sample_orders = lambda bsz: noise.orders(c.tokens)
         with noise.drawn():
-            want = theirs(net, short)
+            want = theirs(nets, short)
         got = ours(short, noise).latents * model.latent_scale
         return float((got - want).abs().max() / want.abs().max())
 
-    net = _reference(module, model, settings.diffusion_steps, **({"lazy_mar": True} if lazy else {}))
+    nets = references(settings.diffusion_steps, **({"lazy_mar": True} if lazy else {}))
     return Pair(
-        f"{model.name.split(',')[0]}, {settings.ar_steps} x {settings.diffusion_steps}, batch {batch}",
+        f"{entry.title}, {model.name.split(',')[0]}, {settings.ar_steps} x {settings.diffusion_steps}, batch {batch}",
         lambda seed: ours(settings, PairedNoise(seed, range(batch))).report,
-        lambda: theirs(net, settings),
-        None if lazy else compare,
+        lambda: theirs(nets, settings),
+        compare if name == "mar" else None,
         1e-3,
     )
 
 
+def half_as_deep(model: MARModel) -> MARModel:
+    """A model of half the depth with random weights from a fixed seed, as CSpD's draft."""
+    c = model.net.config
+    depths = {name: max(1, getattr(c, name) // 2) for name in ("encoder_depth", "decoder_depth", "head_depth")}
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(3)
+        net = initialise_mar(MAR(replace(c, **depths))).eval().requires_grad_(False)
+    small = replace(model, net=net, name="a draft of half the depth")
+    _fill(small)
+    return small
+
+
 # Sizes of every reference, the usual one first.
 SIZES_OF: dict[str, Mapping[str, tuple[int, ...]]] = {
-    **dict.fromkeys(("mar", "lazymar"), SIZES),
+    **dict.fromkeys(("mar", "lazymar", "cspd"), SIZES),
     **dict.fromkeys(("llamagen", "par", "zipar"), TOKEN_SIZES),
     "tar": DTOK_SIZES,
     "janus": JANUS_SIZES,
@@ -325,6 +343,7 @@ SIZES_OF: dict[str, Mapping[str, tuple[int, ...]]] = {
 # Name, a file that identifies it, and its folder inside the checkout.
 _KNOWN = (
     ("lazymar", "models/mar_cache.py", ""),
+    ("cspd", "spec_decode/spec_decode_runner.py", ""),
     ("mar", "models/mar.py", ""),
     ("zipar", "LlamaGen-ZipAR/autoregressive/models/generate_zipar.py", "LlamaGen-ZipAR"),
     ("llamagen", "autoregressive/models/generate.py", ""),
@@ -342,13 +361,15 @@ def identify(folder: Path) -> tuple[str, Path]:
             ):
                 name = "par"
             return name, folder / inside
-    raise UserError(f"against: {folder} is no checkout of MAR, LazyMAR, LlamaGen, PAR, ZipAR, Tar or transformers.")
+    raise UserError(
+        f"against: {folder} is no checkout of MAR, LazyMAR, CSpD, LlamaGen, PAR, ZipAR, Tar or transformers."
+    )
 
 
 def pair(name: str, root: Path, model: Any, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
     """The work of a reference, see :func:`identify`; ``model`` has the random weights, except for Tar and Janus."""
     if name in ("tar", "janus"):
         return (tar if name == "tar" else janus)(root, size, batch, sets)
-    if name in ("mar", "lazymar"):
-        return mar(root, model, batch, sets, lazy=name == "lazymar")
+    if name in ("mar", "lazymar", "cspd"):
+        return mar(root, model, batch, sets, name)
     return llamagen(root, model, batch, sets, name, "generate_zipar" if name == "zipar" else "generate")

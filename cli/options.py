@@ -161,6 +161,6 @@ def source(options: argparse.Namespace) -> Source:
 
     def find(choice: str, family: str) -> Path:
         with Bar(f"downloading {choice}") as bar:
-            return find_file(choice, family, folder, lambda done, total: bar(done / 1e6, total / 1e6, "MB"))
+            return find_file(choice, family, folder, lambda done, total: bar(done >> 20, total >> 20, "MiB"))
 
     return Source(find, choose_device(options.device), options.dtype, speed=options.speed)
