@@ -12,11 +12,12 @@ from ..samplers.advice import AdviceSettings, calibrate, candidates
 from ..samplers.choice import Choice, choose
 from ..samplers.settings import make
 from . import host
+from .conditioning import ModelFirst
 from .samplers import baseline_of, draw_pictures, expect_pair, warm_up
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, checked_seed, output, schema, seed_widget, widgets
 
 
-class Advisor(io.ComfyNode):
+class Advisor(ModelFirst):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(

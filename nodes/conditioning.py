@@ -12,14 +12,17 @@ from comfy_api.latest import io
 from ..assembly import AUTO, dtype_name, prompt_settings
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders import hub
 from ..model_loaders.captions import clean
 from ..model_loaders.checkpoint import DTYPES
 from ..model_loaders.checkpoint import choose_dtype as choose_model_dtype
+from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.prompts import UNCONDITIONAL
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..model_loaders.networks.tar import TarModel
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.text import MAX_TOKENS, choose_dtype, has_tokenizer, load_text_encoder
+from ..samplers import registry
 from ..samplers.batches import in_parts
 from ..samplers.conditioning import (
     CodeCondition,
@@ -27,6 +30,7 @@ from ..samplers.conditioning import (
     PromptCondition,
     TextCondition,
     check_labels,
+    expect_kind,
     label_sets,
     resolve_labels,
     split_labels,
@@ -64,6 +68,8 @@ READING = (
     "dtype: memory is insufficient for this model; choose bf16 or fp16 where it is offered, or unload other models."
 )
 NONE = "none"
+# Label sets of catalogued models, by whether they are built in.
+_SETS = {True: "picture-book", False: "imagenet-1k"}
 
 
 def _images(what: str) -> Any:
@@ -97,6 +103,23 @@ class LabelText:
 
     text: str
     repeat: int
+
+
+def _sets_for(node: Any) -> list[str]:
+    """Label sets from which a Class Label can take names: of the models that sample it, all sets where these are not known."""
+    graph, number = host.graph_of(node), str(host.hidden(node, "unique_id"))
+    built_in = {e.id: e.built_in for family in (registry.MAR, registry.LLAMAGEN) for e in hub.entries(family)}
+    found: set[str] = set()
+    try:
+        if graph[number]["inputs"]["label_set"] in label_sets():
+            return [graph[number]["inputs"]["label_set"]]
+        for inputs in (user["inputs"] for user in graph.values()):
+            if inputs.get("condition") == [number, 0]:
+                loader, _ = inputs["model"] if "model" in inputs else inputs["target"]
+                found.add(_SETS[built_in[graph[loader]["inputs"]["checkpoint"].partition(" (")[0]]])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        found.clear()  # a file that is not in the catalogue, or a graph that cannot run
+    return sorted(found) or list(label_sets())
 
 
 def as_labels(value: Any, label_set: str) -> Condition:
@@ -135,12 +158,13 @@ class ClassLabel(io.ComfyNode):
                 ),
             ],
             outputs=[output(LABEL, "condition", "For the samplers of MAR, LlamaGen and PAR models.")],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
     @classmethod
     def validate_inputs(cls, labels: Any = None) -> bool | str:
-        """Names that no label set has."""
-        return validity(check_labels, labels, "labels")
+        """Names that the connected models do not know."""
+        return validity(lambda text: check_labels(text, _sets_for(cls)), labels, "labels")
 
     @classmethod
     def execute(cls, labels: Any, add_label: Any = NONE, **values: Any) -> io.NodeOutput:
@@ -159,7 +183,7 @@ class ClassLabel(io.ComfyNode):
         if count > MOST_IMAGES:
             raise UserError(f"labels: {count} images are asked for; {MOST_IMAGES} at once are the most.")
         if settings.label_set == AUTO and count:
-            check_labels(text)
+            check_labels(text, _sets_for(cls))
             return io.NodeOutput(LabelText(text, settings.images_per_label))
         set_ = next(iter(label_sets())) if settings.label_set == AUTO else settings.label_set
         return io.NodeOutput(resolve_labels(text, set_, settings.images_per_label, field="labels"))
@@ -453,6 +477,24 @@ class ImageToCodes(io.ComfyNode):
         return io.NodeOutput(
             CodeCondition(tuple(codes for codes, _ in each), tuple(title for _, title in each), model.net.config.codes)
         )
+
+
+# Nodes that read large files to what they make.
+_SLOW = {"FastARTextPrompt": TextCondition, "FastARTarPrompt": CodeCondition, "FastARImageToCodes": CodeCondition}
+
+
+class ModelFirst(io.ComfyNode):
+    """A node whose model is loaded before its condition is made: one that does not fit is refused before its files are downloaded."""
+
+    @classmethod
+    def check_lazy_status(cls, condition: Any = None, **inputs: Any) -> list[str]:
+        made, model = (
+            _SLOW.get(host.maker(cls, "condition")),
+            getattr(inputs.get("model", inputs.get("target")), "model", None),
+        )
+        if made and isinstance(model, TokenModel) and (made.kind, model.net.config.condition) != ("codes", "features"):
+            expect_kind(made, model.net.config.condition, model.name)
+        return ["condition"]
 
 
 NODES: list[type[io.ComfyNode]] = [ClassLabel, Prompt, TextPrompt, TarPrompt, ImageToCodes]

@@ -385,6 +385,32 @@ def prompt_id() -> str:
     return str(getattr(get_executing_context(), "prompt_id", ""))
 
 
+_queued: dict[str, Any] = {}
+
+
+def keep_queued() -> None:
+    """Keep the graph that is being queued, for :func:`graph_of`."""
+
+    def keep(request: Any) -> Any:
+        _queued.clear()
+        _queued.update(request["prompt"])
+        return request
+
+    PromptServer.instance.add_on_prompt_handler(keep)
+
+
+def graph_of(node: Any) -> dict[str, Any]:
+    """Node id to node, of the graph that the node is in: the one that runs, or that is being validated, which ComfyUI does not pass."""
+    return hidden(node, "prompt") or _queued
+
+
+def maker(node: Any, name: str) -> str:
+    """Type of the node that is connected to an input; "" if there is none."""
+    graph = graph_of(node)
+    link = graph.get(str(hidden(node, "unique_id")), {}).get("inputs", {}).get(name)
+    return str(graph.get(link[0], {}).get("class_type")) if isinstance(link, list) else ""
+
+
 def taken(node: Any, output: int) -> bool:
     """Whether an output of the node is connected in the prompt that runs."""
     prompt, number = hidden(node, "prompt"), str(hidden(node, "unique_id"))

@@ -41,7 +41,7 @@ from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.loop import resolve
 from ..samplers.tokens.upsampling import UpSampling
 from . import host
-from .conditioning import READING, LabelText, as_labels
+from .conditioning import READING, LabelText, ModelFirst, as_labels
 from .loaders import TA_TOK
 from .schema import (
     CACHE,
@@ -423,7 +423,7 @@ _LLAMAGEN_MODEL = (
 _SWITCHED_OFF = {registry.MAR: "plain MAR", registry.LLAMAGEN: "plain decoding, one token after another,"}
 
 
-class _Sampler(io.ComfyNode):
+class _Sampler(ModelFirst):
     """A sampler of the registry. The classes below hold texts."""
 
     sampler: ClassVar[str]  # name in the registry
@@ -470,7 +470,7 @@ class _Sampler(io.ComfyNode):
             search_aliases=cls.aliases,
             sockets=[
                 *(model.Input(name, tooltip=tooltip) for name, tooltip in cls.models.items()),
-                condition.Input("condition", tooltip=what),
+                condition.Input("condition", tooltip=what, lazy=True),
             ],
             widgets=main,
             optional=cls.optional(),

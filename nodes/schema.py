@@ -37,7 +37,9 @@ CACHE = io.Custom("FASTAR_CACHE")
 # Of nodes that run any sampler.
 ANY_SOCKETS = [
     ANY_MODEL.Input("model", tooltip="The model to sample, from any loader of a MAR or a token model."),
-    ANY_CONDITION.Input("condition", tooltip="What to draw, one entry an image; as for the sampler's own node."),
+    ANY_CONDITION.Input(
+        "condition", tooltip="What to draw, one entry an image; as for the sampler's own node.", lazy=True
+    ),
 ]
 ANY_DRAFT = ANY_MODEL.Input("draft", optional=True, tooltip="The draft model of CSpD and MuLo-SD.")
 

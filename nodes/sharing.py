@@ -15,6 +15,7 @@ from ..samplers.choice import Choice, parse_choice
 from ..samplers.registry import find
 from . import host
 from .compare import to_image
+from .conditioning import ModelFirst
 from .samplers import expect_pair, reported, run_choice, sampled
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, REPORT, output, schema, seed_widget, validity
 
@@ -81,7 +82,7 @@ def _line(sampler: str, settings: dict[str, Any]) -> str:
         return sampler
 
 
-class AnySampler(io.ComfyNode):
+class AnySampler(ModelFirst):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(

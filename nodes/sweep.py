@@ -22,7 +22,7 @@ from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_s
 from ..samplers.settings import knob, knobs, make
 from . import host
 from .compare import to_image
-from .conditioning import LabelText, as_labels
+from .conditioning import LabelText, ModelFirst, as_labels
 from .samplers import RUNNABLE, baseline_choice, check, draw_pictures, expect_pair, settings_for, warm_up
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, expect, output, schema, widgets
 
@@ -55,7 +55,7 @@ def _text(name: str, default: str, tooltip: str, **about: Any) -> io.Input:
 _VALUES = "Values, separated by commas. 0.8..1 x 5 are five evenly spaced ones, 4..8 whole numbers in steps of 1; words for a choice."
 
 
-class SweepNode(io.ComfyNode):
+class SweepNode(ModelFirst):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(

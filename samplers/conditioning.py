@@ -160,6 +160,8 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
 
 # Classes of the demo data set in id order; a test compares them with tools/training/picture_book.py.
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
+# A message lists all names of a set that has no more than this.
+_FEW = 10
 # These bound the time of a check: characters of a label text, unknown labels that a message names, and characters of a label whose
 # closest names are looked for.
 MOST_TEXT, _MOST_SHOWN, _LONGEST = 1 << 14, 3, 60
@@ -225,16 +227,14 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
     return Condition(tuple(ids), tuple(names[i] if names else str(i) for i in ids), label_set)
 
 
-def check_labels(text: str, field: str = "labels") -> None:
-    """Check names and ids against all label sets, where the model's set is not known yet.
+def check_labels(text: str, sets: Sequence[str], field: str = "labels") -> None:
+    """Check names and ids against label sets, where it is not known which of them the model's is.
 
     Raises:
-        UserError: words that no set has; the message names three of them with the closest names.
+        UserError: words that none of the sets has; the message names three of them with the closest names.
     """
-    unknown = [
-        word for word in split_labels(text, field) if all(_class_id(word, where) is None for where in label_sets())
-    ]
-    _refuse(unknown, label_sets(), field)
+    unknown = [word for word in split_labels(text, field) if all(_class_id(word, where) is None for where in sets)]
+    _refuse(unknown, {where: label_sets()[where] for where in sets}, field)
 
 
 def _class_id(word: str, label_set: str) -> int | None:
@@ -264,16 +264,22 @@ def _refuse(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], field: st
         for name in _closest(_key(word), names)
     ]
     hint = f"; the closest: {', '.join(dict.fromkeys(close))}" if close else ""
-    ids = " and ".join(f"{where} has the ids 0 to {len(names) - 1}" for where, names in sets.items() if names)
-    remedy = ids or "this model's class names are unknown, so give class ids from 0"
+    have = [
+        f"{where} has the ids 0 to {len(names) - 1}" + (f" ({', '.join(names)})" if len(names) <= _FEW else "")
+        for where, names in sets.items()
+        if names
+    ]
+    remedy = " and ".join(have) or "this model's class names are unknown, so give class ids from 0"
     raise UserError(f"{field}: there is no class {shown}{more}{hint}; {remedy}.")
 
 
 def _closest(key: str, names: Sequence[str]) -> list[str]:
-    """At most three names: those that contain the word ("corgi", "crane"), then those with similar spelling."""
+    """At most three names: those that share a word ("crane", "a red cat"), then those with similar spelling."""
     if len(key) > _LONGEST:
         return []
     lower = {name.lower(): name for name in names}
-    close = [name for name in names if key in re.split(r"[^a-z]+", name.lower())]
-    close += [lower[k] for k in difflib.get_close_matches(key, lower, 3, 0.6)]
+    words = [word for word in re.split(r"[^a-z]+", key) if len(word) > 2]
+    # Of several words the last one is usually the noun.
+    close = [name for word in reversed(words) for name in names if word in re.split(r"[^a-z]+", name.lower())]
+    close += [lower[k] for k in difflib.get_close_matches(key, lower, 3, 0.75)]
     return list(dict.fromkeys(close))[:3]

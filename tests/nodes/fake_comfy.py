@@ -87,6 +87,7 @@ state = SimpleNamespace(
     context=None,
     running=[],
     saved=[],
+    handlers=[],
 )
 
 
@@ -177,7 +178,11 @@ def install() -> None:
         },
         "comfy.model_patcher": {"ModelPatcher": Patcher},
         "server": {
-            "PromptServer": SimpleNamespace(instance=SimpleNamespace(send_progress_text=_said, prompt_queue=_Queue))
+            "PromptServer": SimpleNamespace(
+                instance=SimpleNamespace(
+                    send_progress_text=_said, prompt_queue=_Queue, add_on_prompt_handler=state.handlers.append
+                )
+            )
         },
         "folder_paths": {
             "models_dir": "models",

@@ -17,7 +17,7 @@ from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
 from qwen_reference import tiny_tar
 from tar_files import TA_TOK, tiny_ta_tok
-from tiny import a_gpt, a_mar, a_prompt, dropped, sample
+from tiny import TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, dropped, sample
 from tiny_files import READER, save
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -65,6 +65,45 @@ def test_unknown_labels_are_named_before_the_run():
     words = check("catt, boat, golden retriver, 1000")
     assert "cat (picture-book)" in words and "golden retriever (imagenet-1k)" in words and "'1000'" in words
     assert "boat'" not in words and "labels:" not in words
+
+
+def test_only_names_that_the_connected_models_know_are_suggested(monkeypatch):
+    monkeypatch.setattr(conditioning.ClassLabel, "hidden", SimpleNamespace(unique_id="3", prompt=None), raising=False)
+    host.keep_queued()
+
+    def said(text: str, *checkpoints: str, label_set: str = "auto") -> str:
+        graph = {"3": {"class_type": "FastARClassLabel", "inputs": {"label_set": label_set}}}
+        for name in checkpoints:
+            graph[name] = {"inputs": {"checkpoint": name}}
+            graph[f"{name} sampler"] = {"inputs": {"target": [name, 0], "condition": ["3", 0]}}
+        fake_comfy.state.handlers[-1]({"prompt": graph})
+        return str(conditioning.ClassLabel.validate_inputs(text))
+
+    official = "mar-base-ema (download 1.7 GB)"
+    assert "closest: cat;" in said("catt", "demo") and "imagenet" not in said("catt", "demo")
+    assert "closest" not in said("dog", "demo", "demo-par") and "sunset, mountains" in said("dog", "demo")
+    assert "tabby" in said("tabby", "demo") and said("tabby", official) == "True" == said("tabby", official, "demo")
+    assert "tiger cat" in said("a red cat", official) and "cart" not in said("a red cat", official)
+    for unknown in (said("tabby"), said("tabby", "mine.pt"), said("tabby", "demo", "mine.pt")):
+        assert unknown == "True"
+    assert "tabby" in said("tabby", official, label_set="picture-book")
+    fake_comfy.state.handlers[-1]({"prompt": {}})
+
+
+def test_a_condition_that_does_not_fit_the_model_is_refused_before_it_is_made(monkeypatch):
+    def asked(model: host.Loaded, maker: str) -> list[str]:
+        graph = {"1": {"inputs": {"condition": ["2", 0]}}, "2": {"class_type": maker}}
+        monkeypatch.setattr(node, "hidden", SimpleNamespace(unique_id="1", prompt=graph), raising=False)
+        return node.check_lazy_status(model=model, preset=())
+
+    for node in (samplers.LlamaGenSampler, sharing.AnySampler):
+        (socket,) = [i for i in node.define_schema().inputs if i.id == "condition"]
+        assert socket.about["lazy"]
+        for maker in ("FastARTextPrompt", "FastARTarPrompt"):
+            with pytest.raises(UserError, match="^condition: it holds .*, tiny is conditioned on class labels"):
+                asked(a_gpt(), maker)
+        fits = [(a_gpt(), "FastARClassLabel"), (a_gpt(TEXT_SIZE), "FastARTextPrompt"), (a_drawer(), "FastARTarPrompt")]
+        assert [asked(model, maker) for model, maker in fits] == [["condition"]] * 3
 
 
 TEXTS = {

@@ -70,7 +70,7 @@ def test_many_unknown_words_cost_no_more_than_three():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(conditioning, "_closest", lambda key, names: compared.append(key) or [])
         with pytest.raises(UserError, match="'word0', 'word1', 'word2' and 397 more"):
-            check_labels(", ".join(f"word{i}" for i in range(400)))
+            check_labels(", ".join(f"word{i}" for i in range(400)), label_sets())
     assert len(compared) == 3 * len(label_sets())
     assert conditioning._closest("x" * 100_000, label_sets()["imagenet-1k"]) == []
 

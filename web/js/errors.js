@@ -1,25 +1,35 @@
-// Errors in a run that the user's input caused (UserError in errors.py): one sentence, without a stack trace.
+// A UserError (errors.py) in one sentence, at once: of a graph that was rejected, and of a run that failed.
 //
-// Kept because the editor would otherwise show the sentence behind two clicks, under a stack trace: the server reports every failed node
-// with one. For a UserError this script shows the sentence in a toast and leaves the trace out of the editor's log. Other exceptions keep
-// theirs, and so does the history of the server.
+// Kept because the editor would otherwise show the sentence behind two clicks: of a rejected graph it says only which input is wrong, and
+// for a failed run the server sends a stack trace. This script shows the sentence in a toast and leaves the trace out of the editor's log.
+// Other exceptions keep theirs, and so does the history of the server.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
 
 const USER_ERROR = "fastar.UserError"
+
+const tell = (id, type, detail) =>
+  app.extensionManager?.toast?.add({
+    severity: "error",
+    summary: app.graph?.getNodeById?.(id)?.title ?? type,
+    detail,
+    life: 30000,
+  })
 
 function shorten({ detail }) {
   if (detail?.exception_type !== USER_ERROR) return
   detail.exception_type = "FastAR"
   detail.exception_message = detail.exception_message.trim()
   detail.traceback = []
-  const node = app.graph?.getNodeById?.(detail.node_id)
-  app.extensionManager?.toast?.add({
-    severity: "error",
-    summary: node?.title ?? detail.node_type,
-    detail: detail.exception_message,
-    life: 30000,
-  })
+  tell(detail.node_id, detail.node_type, detail.exception_message)
+}
+
+/** The reasons that our nodes gave for rejecting a graph; ComfyUI writes "input - reason". */
+function tellReasons(rejected) {
+  for (const [id, { class_type, errors }] of Object.entries(rejected ?? {}))
+    for (const { type, details } of errors)
+      if (class_type.startsWith("FastAR") && type === "custom_validation_failed")
+        tell(id, class_type, details.replace(" - ", ": "))
 }
 
 app.registerExtension({
@@ -27,5 +37,16 @@ app.registerExtension({
   init() {
     // Listeners of the capture phase run before the editor's own.
     api.addEventListener("execution_error", shorten, { capture: true })
+    const queue = api.queuePrompt
+    api.queuePrompt = async function (...args) {
+      try {
+        const answer = await queue.apply(this, args)
+        tellReasons(answer.node_errors)
+        return answer
+      } catch (problem) {
+        tellReasons(problem.response?.node_errors)
+        throw problem
+      }
+    }
   },
 })
