@@ -111,7 +111,8 @@ class Linear(Streamed, nn.Linear):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
-        if self.is_offloaded():
+        # Not is_offloaded: a call more for each layer of every step.
+        if self.source is not None and self.source.is_offloaded(self):
             with self.source.stream_weight(self, x) as (weight, bias):
                 return linear(x, weight, bias)
         return linear(x, self.weight, self.bias, self)

@@ -118,7 +118,7 @@ def test_an_edit_equals_the_slow_reference(deep):
     edit = Edit(torch.randn(1, 4, 5, 5, generator=torch.Generator().manual_seed(1)), mask)
     got, _ = as_slow(deep, LazyMARSettings(**BASE, **NO_HEAD), edit)
     outside = (mask == 0).expand(2, 5, 5)[:, None].expand(-1, 4, -1, -1)
-    assert torch.equal(got.latents[outside], edit.latents.expand(2, -1, -1, -1)[outside])
+    assert torch.equal(got.latents[outside], edit.start.expand(2, -1, -1, -1)[outside])
 
 
 # ------------------------------------------------------------------------------------------------ when
