@@ -24,41 +24,21 @@ class Kind(NamedTuple):
     part: str = ""  # beginning of its parameter names in a file with a de-tokenizer
 
 
+_JANUS = ("gen_head.vision_head.", "model.generation_head.vision_head.")
+_HYBRID = ("mar.fake_latent", "llm.model.embed_tokens.")
+_LLAMAGEN, _DTOK = ("tok_embeddings.weight", "cls_embedding."), ("tok_embeddings.weight", "clip_proj.")
 # In order of identification: a file is of the first family whose prefixes are all there.
 KINDS = {
     "janusflow": Kind("a JanusFlow, which draws by another method", "checkpoint", ("vision_gen_",)),
-    "janus": Kind(
-        "a Janus",
-        "checkpoint",
-        (("gen_head.vision_head.", "model.generation_head.vision_head."),),
-        folder=True,
-        loader="Load Janus",
-    ),
+    "janus": Kind("a Janus", "checkpoint", (_JANUS,), folder=True, loader="Load Janus"),
     "hybrid": Kind(
-        "a Harmon or UniPic",
-        "checkpoint",
-        ("mar.fake_latent", "llm.model.embed_tokens."),
-        folder=True,
-        loader="Load Harmon / UniPic",
-        decoder="kl16",
+        "a Harmon or UniPic", "checkpoint", _HYBRID, folder=True, loader="Load Harmon / UniPic", decoder="kl16"
     ),
     "mar": Kind("a MAR", "checkpoint", ("diffloss.net.",), loader="Load MAR", decoder="kl16"),
     "vq": Kind("a VQ autoencoder", "decoder", ("quantize.embedding.weight",), part="vq."),
     "kl": Kind("a KL autoencoder", "decoder", ("post_quant_conv.weight", "decoder.")),
-    "llamagen": Kind(
-        "a LlamaGen",
-        "checkpoint",
-        ("tok_embeddings.weight", "cls_embedding."),
-        loader="Load LlamaGen / PAR",
-        decoder="vq16-c2i",
-    ),
-    "dtok": Kind(
-        "a Tar de-tokenizer",
-        "checkpoint",
-        ("tok_embeddings.weight", "clip_proj."),
-        loader="Load Tar De-tokenizer",
-        decoder="vq16-t2i",
-    ),
+    "llamagen": Kind("a LlamaGen", "checkpoint", _LLAMAGEN, loader="Load LlamaGen / PAR", decoder="vq16-c2i"),
+    "dtok": Kind("a Tar de-tokenizer", "checkpoint", _DTOK, loader="Load Tar De-tokenizer", decoder="vq16-t2i"),
     "ta-tok": Kind("a TA-Tok", "ta_tok", ("bottleneck.regularizer.",), part="ta_tok."),
     "t5": Kind("a T5 text encoder", "encoder", ("encoder.block.0.layer.0.SelfAttention.",), folder=True),
     "tar": Kind("a Tar language model", "checkpoint", ("model.embed_tokens.weight",), folder=True, loader="Load Tar"),
@@ -103,6 +83,5 @@ def read(path: str | Path, family: str, skip: Callable[[str], bool] | None = Non
         raise file.error(f"holds no weights of {expected.noun} (but {names})", "choose another file")
     kind = KINDS[found]
     elsewhere = "choose another file" if kind.field == expected.field else f"choose it as {kind.field}"
-    raise file.error(
-        f"holds {kind.noun}, not {expected.noun}", f"load it with {kind.loader}" if kind.loader else elsewhere
-    )
+    remedy = f"load it with {kind.loader}" if kind.loader else elsewhere
+    raise file.error(f"holds {kind.noun}, not {expected.noun}", remedy)

@@ -1,8 +1,7 @@
 """Catalogue of weight files: the built-in demo, local files, and entries that can be downloaded.
 
-A *choice* is the selected menu text: an entry's id ("mar-base", with or without "(download ...)"), or a file name relative to
-one of the model folders. Saved graphs contain choices, so every text a menu ever showed must resolve, before and after the
-download. A text encoder ("t5") and a language model ("tar") may be a folder or a file.
+A *choice* is the selected menu text: an entry's id ("mar-base", with or without "(download ...)"), or a file name relative to one of the
+model folders. Saved graphs contain choices, so every text a menu ever showed must resolve, before and after the download.
 """
 
 from __future__ import annotations
@@ -25,6 +24,8 @@ _TEXT_DECODER, _TA_TOK = "vq16-t2i", "ta-tok"
 # Suffix of parts that are missing in some repositories.
 _OPTIONAL = "?"
 _DOWNLOAD_SUFFIX = re.compile(r" \(download[^()]*\)$")
+# Files of a Hugging Face folder: its weights, or a shard of them.
+_WEIGHTS = re.compile(r"[\\/](?:[^\\/]*-of-\d+\.\w+|model\.safetensors|pytorch_model\.bin)$")
 
 Progress = Callable[[int, int], None] | None
 
@@ -92,8 +93,7 @@ def entries(family: str) -> list[Entry]:
 
 
 def menu(family: str, local: Sequence[str]) -> list[str]:
-    """Menu of a loader: existing built-in entries, local files (relative to the model folders), then downloadable entries with their
-    size."""
+    """Menu of a loader: existing built-in entries, local files (relative to the model folders), then downloadable entries."""
     catalogued = entries(family)
     others = {PurePosixPath(e.file).parts[0] for e in _catalogue() if e.family != family and not e.built_in}
     # Files catalogued for another loader are left out.
@@ -101,7 +101,7 @@ def menu(family: str, local: Sequence[str]) -> list[str]:
     existing = [f"/{PureWindowsPath(name).as_posix()}" for name in names]
     missing = [e.label for e in catalogued if not e.built_in and not any(f"/{e.file}/" in f"{n}/" for n in existing)]
     if KINDS[family].folder:
-        names = list(dict.fromkeys(_without_shard(name) for name in names))
+        names = list(dict.fromkeys(_WEIGHTS.sub("", name) for name in names))
     return [e.id for e in catalogued if e.built_in and not e.missing] + names + missing
 
 
@@ -113,8 +113,8 @@ def resolve(choice: str, family: str, folders: Sequence[Path], download_to: Path
         family: a key of :data:`.families.KINDS`.
         folders: model folders to search.
         download_to: folder for downloads; created if necessary.
-        progress: called in this thread with (bytes received, total bytes or 0) several times per second during a download.
-            An exception from it cancels the download; the next call resumes it.
+        progress: called with (bytes received, total bytes or 0) after every chunk of a download. An exception from it cancels the
+            download; the next call resumes it.
 
     Raises:
         UserError: no such file, a name outside the folders, or a failed download.
@@ -137,11 +137,8 @@ def absent(choice: str, family: str, folders: Sequence[Path]) -> Entry | None:
 
 
 def decoder_for(choice: str, family: str, stated: str | None = None, text: bool = False) -> str:
-    """The id of the decoder that "auto" selects for a model.
-
-    The first of these: the decoder of the catalogue entry, chosen by its id or its file; the decoder in the file's metadata; the
-    official decoder, KL-16 for MAR and VQ-16 otherwise. LlamaGen's text-to-image models (``text``) have their own VQ-16.
-    """
+    """The id of the decoder that "auto" selects for a model: that of its catalogue entry (chosen by id or file), or stated in the file's
+    metadata, or the official one; LlamaGen's text-to-image models (``text``) have their own."""
     official, file = KINDS[family].decoder, f"/{PureWindowsPath(choice).as_posix()}"
     same = (e for e in entries(family) if not e.built_in and file.endswith(f"/{e.file}"))
     entry = _entry(choice, family) or next(same, None)
@@ -217,8 +214,3 @@ def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = 
                 return path
     where = " or ".join(map(str, folders)) or "any model folder"
     raise UserError(f"{field}: {choice[:80]!a} is not in {where}; put it there or choose another")
-
-
-def _without_shard(name: str) -> str:
-    """The folder of Hugging Face weights ("xl" for "xl/model.safetensors" or a shard of it); other names unchanged."""
-    return re.sub(r"[\\/](?:[^\\/]*-of-\d+\.\w+|model\.safetensors|pytorch_model\.bin)$", "", name)

@@ -110,9 +110,3 @@ def load_text_encoder(
     net: Any = ck.load_strictly(file, lambda: T5EncoderModel(config), dtype=compute, device=device)
     net.encoder.embed_tokens.weight = net.shared.weight
     return TextEncoder(net, words, file.name)
-
-
-def has_tokenizer(path: str | Path) -> bool:
-    """Whether a folder, or the folder of a file, contains a T5 tokenizer."""
-    folder = Path(path)
-    return ((folder if folder.is_dir() else folder.parent) / "tokenizer.json").is_file()
