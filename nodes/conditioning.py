@@ -15,7 +15,7 @@ from ..memory import enough_memory
 from ..model_loaders.captions import clean
 from ..model_loaders.checkpoint import DTYPES
 from ..model_loaders.checkpoint import choose_dtype as choose_model_dtype
-from ..model_loaders.networks.prompts import UNCONDITIONAL
+from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..model_loaders.networks.tar import TarModel
 from ..model_loaders.tar import load_ta_tok
