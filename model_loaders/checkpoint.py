@@ -135,9 +135,8 @@ def read(
         skip: whether a weight of this name is left out. In safetensors it is not read at all.
         shards: the files that ``path``, a folder, stands for.
 
-    Raises:
-        UserError: the file is missing, damaged, of another format, or holds other objects than plain values and tensors; no tensor, more
-            than 100,000, or an empty one; two shards hold the same weight.
+    A UserError if the file is missing, damaged, of another format, or holds other objects than plain values and tensors, no tensor, more
+    than 100,000, or an empty one, or if two shards hold the same weight.
     """
     whole = Checkpoint({}, {}, Path(path), field)
     for shard in shards or [whole.path]:
@@ -272,8 +271,7 @@ def choose_dtype(name: str, device: str | torch.device, bf16: bool = False, over
         bf16: whether "auto" prefers bf16 on CUDA devices of compute capability 8.0 or higher, for networks that were trained in it.
         overflows: what overflows in fp16, for networks that "auto" therefore runs in bf16 or fp32.
 
-    Raises:
-        UserError: unknown name, fp16 where it overflows, or int8 on another device than a CPU or without its product in PyTorch.
+    A UserError for an unknown name, fp16 where it overflows, and int8 on another device than a CPU or without its product in PyTorch.
     """
     if name == "fp16" and overflows:
         raise UserError(f"dtype: fp16 overflows in {overflows}; choose bf16, fp32 or auto")
@@ -320,13 +318,9 @@ def load_strictly(
 ) -> N:
     """A network in eval mode, without gradients, with copies of all weights of a file.
 
-    Args:
-        make: constructs the network, on the device "meta", where weights take no memory.
-        fp32: name prefixes of weights that are loaded in fp32 regardless of ``dtype``.
-        int8: whether the blocks are rounded to int8.
-
-    Raises:
-        UserError: names missing, unexpected or misshaped, or weights that are not finite floating-point numbers.
+    ``make`` constructs it, on the device "meta", where weights take no memory. ``fp32``: name prefixes of weights that are fp32 regardless
+    of ``dtype``; ``int8``: whether the blocks are rounded to int8. A UserError if names are missing, unexpected or misshaped, or weights
+    are no finite floating-point numbers.
     """
     with misfits(file), torch.device("meta"):
         net = make()

@@ -64,9 +64,7 @@ def parts_of(names: Iterable[str]) -> set[str]:
 def read(path: str | Path, family: str, skip: Callable[[str], bool] | None = None) -> ck.Checkpoint:
     """Read a file of ``family``, a key of :data:`KINDS`, or where the family allows it a model folder or one of its shards.
 
-    Raises:
-        UserError: see :func:`.checkpoint.read`, or it holds another family; the message names it and the input or node that
-            accepts it.
+    A UserError as of :func:`.checkpoint.read`, or if it holds another family, with the input or node that accepts it.
     """
     expected, path = KINDS[family], Path(path)
     shards = weight_files(path, expected.field, expected.noun) if expected.folder else [path]

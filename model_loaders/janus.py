@@ -66,8 +66,7 @@ def load_janus(
         dtype: "auto" prefers bf16, as upstream.
         grid: tokens per side; None, or the only one that the model draws.
 
-    Raises:
-        UserError: the tokenizer lacks a special token; another grid is asked for.
+    A UserError also if the tokenizer lacks a special token, or another grid is asked for.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = _renamed(read(path, "janus", lambda name: _is_unused(name) or _name(name).startswith(_VQ)))

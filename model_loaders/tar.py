@@ -40,10 +40,8 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
 
     Head count, norm epsilon, RoPE base and ids of special tokens come from ``config.json``, else they are the official ones. The metadata
     of a single safetensors file may contain ``config``, ``generation_config``, ``tokenizer`` (contents of the JSON files) and ``name``.
-    FastAR's addition to the configuration: ``semantic_side``, the side of the finest grid of codes (27).
-
-    Args:
-        path: a Hugging Face model folder, one of its shards, or a weight file; its JSON files are read from the same folder.
+    FastAR's addition to the configuration: ``semantic_side``, the side of the finest grid of codes (27). ``path`` is a Hugging Face model
+    folder, one of its shards, or a weight file; its JSON files are read from the same folder.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = read(path, "tar")
@@ -139,11 +137,8 @@ def load_ta_tok(
     """Load a TA-Tok of any size with the official parameter names. Shared arguments and errors: see :mod:`.checkpoint`.
 
     Unused weights of the official file are ignored. Metadata entries: ``encoder_heads`` (16 officially), ``decoder_heads`` (12),
-    ``input_size`` in pixels (384; also read from the arguments in the official file) and ``name``.
-
-    Args:
-        path: in a file with several networks the weights under ``ta_tok.`` are read.
-        encoder: False omits the image encoder, three quarters of the memory.
+    ``input_size`` in pixels (384; also read from the arguments in the official file) and ``name``. In a file with several networks the
+    weights under ``ta_tok.`` are read. ``encoder`` False omits the image encoder, three quarters of the memory.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = read(path, "ta-tok")
@@ -177,9 +172,8 @@ def load_detokenizer(
         heads: attention heads.
         ta_tok: the TA-Tok that computes the condition features, if they are computed from semantic codes.
 
-    Raises:
-        UserError: the arguments in the file contradict the weights; there is no table of absolute positions (upstream then samples with
-            random ones); the grid is unknown or larger than the table; the TA-Tok's features have another width.
+    A UserError also if the arguments in the file contradict the weights, the table of absolute positions is missing (upstream then draws
+    random ones), the grid is unknown or larger than the table, or the TA-Tok's features have another width.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = read(path, "dtok")

@@ -70,13 +70,8 @@ def load_text_encoder(
 ) -> TextEncoder:
     """Load a T5 encoder of any size; decoder weights are ignored. Shared arguments and errors: see :mod:`.checkpoint`.
 
-    Args:
-        path: a Hugging Face model folder, one of its shards, or a single weight file.
-        dtype: "auto", "fp32" or "bf16", see :func:`choose_dtype`.
-        tokenizer: folder with ``tokenizer.json``, which all sizes share; None for the folder of the weights.
-
-    Raises:
-        UserError: transformers or tokenizers is missing.
+    ``path`` is a Hugging Face model folder, one of its shards, or a single weight file; ``tokenizer`` a folder with ``tokenizer.json``,
+    which all sizes share, None for that of the weights. A UserError also if transformers or tokenizers is missing.
     """
     compute = choose_dtype(dtype, device)
     try:

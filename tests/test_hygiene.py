@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ("assembly.py", "errors.py", "__init__.py", "__main__.py")
 PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers")
 
-DOWNLOADER = {"model_loaders/download.py", "model_loaders/hub.py"}
+DOWNLOADER = {"model_loaders/hub.py"}
 CHECKPOINT_READER = {"model_loaders/checkpoint.py"}
 # COMFYUI_PATH, the folder whose models the command line lists beside its own.
 ENVIRONMENT = {"cli/options.py"}

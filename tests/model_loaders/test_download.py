@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import timeouts
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import download as transfer
 from fastar_nodes.model_loaders import hub
 
 REPO, NAME = "jadechoghari/mar", "mar-base.safetensors"
@@ -195,7 +194,7 @@ def test_a_token_stays_with_the_hub(server: Server, tmp_path: Path, monkeypatch:
 
 
 def test_no_room(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9000, 0, 9000))
+    monkeypatch.setattr(hub.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9000, 0, 9000))
     refused(tmp_path, "10 kB .* 9 kB")
     (part,) = hidden(tmp_path)
     part.write_bytes(CONTENT[:2000])  # what is there counts
@@ -333,7 +332,7 @@ def test_an_optional_part_is_skipped_only_if_it_does_not_exist(
     server.status = 404
     assert hub._fetch(hub.entries("tar")[0], tmp_path, "checkpoint", None) == tmp_path / "Tar"
     whole_folder(monkeypatch, "extra.json")
-    with pytest.raises(transfer.Missing):
+    with pytest.raises(hub.Missing):
         hub._fetch(hub.entries("tar")[0], tmp_path, "checkpoint", None)
 
 

@@ -227,7 +227,7 @@ def test_a_large_download_begins_only_where_the_graph_allows_it(downloads, node,
     # What, from where and how large stands on the node before the first byte.
     ((where, said),) = fake_comfy.state.said
     assert where == "5" and name in said and entry.repo in said
-    assert loaders.readable_size(entry.size) in said if entry.size else "unknown" in said
+    assert loaders.hub.readable_size(entry.size) in said if entry.size else "unknown" in said
     assert len(downloads) == 1
 
 
