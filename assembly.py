@@ -22,7 +22,6 @@ from .memory import enough_memory, in_chunks
 from .model_loaders import checkpoint as ck
 from .model_loaders import families, hub
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
-from .model_loaders.folders import weight_files
 from .model_loaders.hybrid import load_hybrid, precision
 from .model_loaders.janus import load_janus, load_janus_vq
 from .model_loaders.llamagen import load_llamagen
@@ -178,7 +177,7 @@ def listed_family(choice: str) -> str | None:
 
 def identify(path: Path) -> str:
     """What a model file or folder holds: "mar", "hybrid", "llamagen", "par", "tar" or "janus"; "" for anything else."""
-    names = ck.read(path, shards=weight_files(path, "checkpoint", "a model")).state
+    names = ck.read(path, shards=ck.weight_files(path, "checkpoint", "a model")).state
     kind = families.identify(names)
     if kind == "llamagen" and any(name.startswith("spe_tok_embeddings.") for name in names):
         return PAR

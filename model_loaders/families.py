@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import checkpoint as ck
-from .folders import weight_files
 
 
 class Kind(NamedTuple):
@@ -67,7 +66,7 @@ def read(path: str | Path, family: str, skip: Callable[[str], bool] | None = Non
     A UserError as of :func:`.checkpoint.read`, or if it holds another family, with the input or node that accepts it.
     """
     expected, path = KINDS[family], Path(path)
-    shards = weight_files(path, expected.field, expected.noun) if expected.folder else [path]
+    shards = ck.weight_files(path, expected.field, expected.noun) if expected.folder else [path]
     whole = path if shards == [path] else shards[0].parent
     file = replace(ck.read(whole, expected.field, skip, shards), what=expected.noun)
     part = expected.part

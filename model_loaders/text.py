@@ -24,9 +24,7 @@ from .tokenizer import Tokenizer, import_error, load_tokenizer
 # Caption length in training, including the end-of-sequence token; longer prompts are truncated.
 MAX_TOKENS = 120
 _END = "</s>"
-_ATTENTION = "encoder.block.0.layer.0.SelfAttention"
-_FEED_FORWARD = "encoder.block.0.layer.1.DenseReluDense"
-_SHARED, _COPY = "shared.weight", "encoder.embed_tokens.weight"
+_LAYER, _SHARED, _COPY = "encoder.block.0.layer", "shared.weight", "encoder.embed_tokens.weight"
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,14 +83,14 @@ def load_text_encoder(
         # Two names of the same matrix; files have either or both.
         state[_SHARED] = state[_COPY] = state[_SHARED if _SHARED in state else _COPY]
         rows, width = state[_SHARED].shape
-        buckets, heads = state[f"{_ATTENTION}.relative_attention_bias.weight"].shape
-        gated = f"{_FEED_FORWARD}.wi_0.weight" in state
+        buckets, heads = state[f"{_LAYER}.0.SelfAttention.relative_attention_bias.weight"].shape
+        gated = f"{_LAYER}.1.DenseReluDense.wi_0.weight" in state
         config = T5Config(
             vocab_size=rows,
             d_model=width,
-            d_kv=len(state[f"{_ATTENTION}.q.weight"]) // heads,
+            d_kv=len(state[f"{_LAYER}.0.SelfAttention.q.weight"]) // heads,
             num_heads=heads,
-            d_ff=len(state[f"{_FEED_FORWARD}.{'wi_0' if gated else 'wi'}.weight"]),
+            d_ff=len(state[f"{_LAYER}.1.DenseReluDense.{'wi_0' if gated else 'wi'}.weight"]),
             num_layers=depth(state, "encoder.block."),
             relative_attention_num_buckets=buckets,
             feed_forward_proj="gated-gelu" if gated else "relu",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, first_line
-from .folders import parse_json, read_json, read_text
+from .checkpoint import parse_json, read_json, read_text
 
 # Pre-tokenization pattern of Qwen2, applied before byte-pair merges.
 _QWEN = {

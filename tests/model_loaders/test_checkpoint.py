@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import archive, checkpoint, folders
+from fastar_nodes.model_loaders import archive, checkpoint
 from fastar_nodes.model_loaders.checkpoint import Checkpoint, choose_dtype, load_strictly, read, read_metadata
 from fastar_nodes.model_loaders.families import identify
 from fastar_nodes.model_loaders.tokenizer import check_components, load_tokenizer
@@ -271,9 +271,9 @@ def test_files_at_the_limit_of_a_tokenizer(tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("tokenizers")
     for name, content in (("vocab.json", '{"a": 0}'), ("merges.txt", "#version: 0.2\n"), ("added_tokens.json", "{}")):
         (tmp_path / name).write_text(content)
-    monkeypatch.setattr(folders, "MAX_JSON_BYTES", 14)
+    monkeypatch.setattr(checkpoint, "MAX_JSON_BYTES", 14)
     assert load_tokenizer(tmp_path, "", {}).size == 1
-    monkeypatch.setattr(folders, "MAX_JSON_BYTES", 13)
+    monkeypatch.setattr(checkpoint, "MAX_JSON_BYTES", 13)
     refused(lambda: load_tokenizer(tmp_path, "", {}), "checkpoint: merges.txt in ", "too large")
 
 
