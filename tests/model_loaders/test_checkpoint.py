@@ -37,9 +37,6 @@ def same(state: dict, expected: dict = STATE) -> bool:
     return state.keys() == expected.keys() and all(torch.equal(state[k], expected[k]) for k in state)
 
 
-# --------------------------------------------------------------------------------------------------- reading
-
-
 def test_safetensors_with_metadata_whatever_the_extension(tmp_path: Path) -> None:
     path = tmp_path / "weights.ckpt"
     save_file(STATE, path, metadata={"heads": "4", "name": "a small one"})
@@ -236,9 +233,6 @@ def test_identify(mar_fixtures: Path) -> None:
     assert identify(STATE) == "unknown"
 
 
-# --------------------------------------------------------------------------------------------------- limits
-
-
 def test_the_length_of_a_header_and_its_number_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.safetensors"
     save_file({f"t{i}": torch.zeros(1) for i in range(5)}, path)
@@ -300,8 +294,6 @@ def test_official_components_are_accepted_with_their_arguments_only(place: str, 
     for other in (*wrong, {**given, "other": 2.0}, {"type": "Sequence", parts: [given] * 9}, [given]):
         refused(lambda other=other: check(other), f"encoder: x has a {place} that no official tokenizer has")
 
-
-# --------------------------------------------------------------------------------------------------- pickles
 
 TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n)R"
 
@@ -384,9 +376,6 @@ def test_records_that_two_readers_may_take_for_another(tmp_path: Path) -> None:
             continue
         with pytest.raises(archive.Refused):
             archive.check(path)
-
-
-# --------------------------------------------------------------------------------------------------- loading
 
 
 def load(state: dict, net: nn.Module | None = None, **options) -> nn.Module:

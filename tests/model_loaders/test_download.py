@@ -267,9 +267,6 @@ def test_killed_and_started_again(server: Server, tmp_path: Path) -> None:
     assert any((wanted or "").startswith("bytes=") for wanted in server.ranges()), "it went on, not from the start"
 
 
-# ------------------------------------------------------------------------------------------------ digests
-
-
 def test_wrong_bytes_of_the_right_length(server: Server, tmp_path: Path) -> None:
     server.sends = WRONG
     refused(tmp_path, "sha256")
@@ -289,9 +286,6 @@ def test_a_pinned_digest_and_revision(server: Server, tmp_path: Path, monkeypatc
     assert hub.menu("mar", []) == ["mar-base (download 10 kB)"]
     path = resolve(tmp_path)
     assert path.read_bytes() == CONTENT and server.requests[-1][1].endswith(f"/resolve/{'a' * 40}/{NAME}")
-
-
-# ------------------------------------------------------------------------------------------------ folders
 
 
 def whole_folder(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
@@ -334,9 +328,6 @@ def test_an_optional_part_is_skipped_only_if_it_does_not_exist(
     whole_folder(monkeypatch, "extra.json")
     with pytest.raises(hub.Missing):
         hub._fetch(hub.entries("tar")[0], tmp_path, "checkpoint", None)
-
-
-# ------------------------------------------------------------------------------------------------ environment
 
 
 SCRIPT = """

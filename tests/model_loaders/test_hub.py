@@ -25,9 +25,6 @@ def without_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.socket.connect", None)
 
 
-# ------------------------------------------------------------------------------------------- catalogue and menu
-
-
 def test_catalogue_is_sound() -> None:
     everything = [e for family in hub.KINDS for e in hub.entries(family)]
     raw = json.loads((Path(hub.__file__).with_name("catalogue.json")).read_text())
@@ -128,9 +125,6 @@ def test_a_menu_leaves_out_what_is_catalogued_for_another(family: str, own: int)
 def test_an_entry_of_another_family_is_refused(tmp_path: Path, choice: str, family: str, remedy: str) -> None:
     with pytest.raises(UserError, match=remedy):
         resolve(choice, tmp_path, family)
-
-
-# --------------------------------------------------------------------------------------------- files that are here
 
 
 @pytest.mark.parametrize("where", ["", "below"])

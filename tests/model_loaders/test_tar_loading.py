@@ -45,9 +45,6 @@ def configure(folder: Path, without: str = "-", **changes) -> Path:
     return folder
 
 
-# ------------------------------------------------------------------------------------------ language model: layouts
-
-
 def test_layouts(folder: Path, tmp_path: Path) -> None:
     model, expected = load_tar(folder), tiny_qwen().state_dict()
     assert model.net.config == TINY and model.name == "Tar-tiny"
@@ -179,9 +176,6 @@ def test_official_ids(folder: Path) -> None:
     refused(load_tar, folder, "^checkpoint: .* has 217205 tokens and nothing states which")
 
 
-# ---------------------------------------------------------------------------------------------------- tokenizers
-
-
 def test_special_tokens_of_a_chat(folder: Path) -> None:
     named = {entry["content"]: entry["id"] for entry in words()["added_tokens"]}
     (folder / "tokenizer.json").write_text(json.dumps(words({**named, "<|im_start|>": 13, "<|im_end|>": 14})))
@@ -277,9 +271,6 @@ def test_damaged_tokenizers(folder: Path, text: str) -> None:
     refused(load_tar, folder, "^checkpoint: .*(tokenizer.json|tokenizers)")
 
 
-# ------------------------------------------------------------------------------------------------------- TA-Tok
-
-
 def test_ta_tok_in_the_official_nesting(tmp_path: Path) -> None:
     net = tiny_ta_tok()
     state = {name: torch.ones(shape) for name, shape in official_names(TINY_TA_TOK).items()} | net.state_dict()
@@ -306,8 +297,6 @@ def test_input_size_from_the_arguments(tmp_path: Path, size: int | None, expecte
     torch.save({"model": {"name": "x", "args": {"input_size": size}, "sd": state}}, tmp_path / "t.pth")
     assert load_ta_tok(tmp_path / "t.pth").net.config.input_size == expected
 
-
-# ------------------------------------------------------------------------------------------------- de-tokenizers
 
 ARGS = {
     **{"n_layer": 2, "n_head": 2, "dim": 16, "vocab_size": 20, "cond_dim": 24},
@@ -389,9 +378,6 @@ def test_head_count_of_official_widths(tmp_path: Path) -> None:
     save_file(state, tmp_path / "d.safetensors", metadata={"grid": "4"})
     assert load_detokenizer(tmp_path / "d.safetensors").net.config.heads == 2
     assert load_detokenizer(tmp_path / "d.safetensors", heads=4).net.config.heads == 4
-
-
-# -------------------------------------------------------------------------------------------- parts that belong together
 
 
 def test_parts_are_checked(tmp_path: Path) -> None:
