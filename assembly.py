@@ -113,7 +113,6 @@ class Ready:
     decoder: KLModel | VQModel | None = None  # None for random weights
     metadata: Mapping[str, str] = field(default_factory=dict)  # of the model's file
     choice: str = ""  # what selected the model; "" if nothing did
-    path: Path | None = None  # the model's file
 
     @property
     def config(self) -> Any:
@@ -193,17 +192,15 @@ def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: in
     """
     about = FAMILIES[family]
     path, kind = source.find(choice, about.files), "kl" if about.masked else "vq"
-    names, metadata = ck.read_header(path)
     model: Any = _load_model(family, path, source, grid)
-    inside = decoder == AUTO and (family == JANUS or families.KINDS[kind].part in families.parts_of(names))
+    metadata, inside = ck.read_metadata(path), decoder == AUTO and family == JANUS
     if decoder == AUTO and not inside:
         text = not about.masked and model.net.config.condition == "text"
         decoder = hub.decoder_for(choice, about.files, metadata.get("decoder"), text)
-    decoder_path = path if inside else source.find(decoder, kind)
-    loader: Any = load_kl if about.masked else load_janus_vq if inside and family == JANUS else load_vq
-    net: Any = loader(decoder_path, AUTO, source.device)
+    loader: Any = load_janus_vq if inside else load_kl if about.masked else load_vq
+    net: Any = loader(path if inside else source.find(decoder, kind), AUTO, source.device)
     (_expect_latents if about.masked else expect_codes)(net, model)
-    return Ready(family, model, net, metadata, choice, path)
+    return Ready(family, model, net, metadata, choice)
 
 
 def _load_model(family: str, path: Path, source: Source, grid: int | None = None) -> Model:
@@ -231,11 +228,8 @@ def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel 
     """Load the TA-Tok that turns semantic codes into a de-tokenizer's features; None if the de-tokenizer reads codes."""
     if choice == AUTO and ready.config.condition != "features":
         return None
-    path = cast(Path, ready.path)
-    names, metadata = ck.read_header(path)
-    if choice != AUTO or families.KINDS["ta-tok"].part not in families.parts_of(names):
-        path = source.find(hub.ta_tok_for(metadata.get("ta_tok")) if choice == AUTO else choice, "ta-tok")
-    reader = load_ta_tok(path, source.precision(TAR), source.device, encoder=False)
+    choice = hub.ta_tok_for(ready.metadata.get("ta_tok")) if choice == AUTO else choice
+    reader = load_ta_tok(source.find(choice, "ta-tok"), source.precision(TAR), source.device, encoder=False)
     expect_features(reader, cast(TokenModel, ready.model))
     return reader
 

@@ -31,8 +31,8 @@ def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = 
 def load_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> VQModel:
     """Load a VQ tokenizer (VQ-16, VQ-8 or any other size) with the official parameter names; see :mod:`.checkpoint`.
 
-    EMA weights are preferred, as upstream does, and code usage statistics are ignored. In a file with several networks the
-    weights under ``vq.`` are read. The codebook is always fp32, so that nearest-neighbour codes do not change.
+    EMA weights are preferred, as upstream does, and code usage statistics are ignored. The codebook is always fp32, so that
+    nearest-neighbour codes do not change.
     """
     compute = ck.choose_dtype("fp32" if dtype == "auto" else dtype, device)
     return build_vq(read(path, "vq"), compute, device)

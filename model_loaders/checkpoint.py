@@ -162,21 +162,16 @@ def read(
     return whole
 
 
-def read_header(path: str | Path) -> tuple[list[str], dict[str, str]]:
-    """Names of the weights and text entries of a safetensors file, without its weights; both empty for any other file."""
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """Text entries of a safetensors header; {} for any other file."""
     file = Checkpoint({}, {}, Path(path))
     try:
         if _is_pickled(file):
-            return [], {}
+            return {}
         with _opened(file) as opened:
-            return list(opened.keys()), dict(opened.metadata() or {})
+            return dict(opened.metadata() or {})
     except UserError:
-        return [], {}
-
-
-def read_metadata(path: str | Path) -> dict[str, str]:
-    """Text entries of a safetensors header; {} for any other file."""
-    return read_header(path)[1]
+        return {}
 
 
 def _is_pickled(file: Checkpoint) -> bool:

@@ -20,7 +20,6 @@ class Kind(NamedTuple):
     folder: bool = False  # whether it may be a model folder
     loader: str = ""  # the node that loads it, if it has one of its own
     decoder: str = ""  # catalogue id of its official decoder
-    part: str = ""  # beginning of its parameter names in a file with a de-tokenizer
 
 
 _JANUS = ("gen_head.vision_head.", "model.generation_head.vision_head.")
@@ -34,11 +33,11 @@ KINDS = {
         "a Harmon or UniPic", "checkpoint", _HYBRID, folder=True, loader="Load Harmon / UniPic", decoder="kl16"
     ),
     "mar": Kind("a MAR", "checkpoint", ("diffloss.net.",), loader="Load MAR", decoder="kl16"),
-    "vq": Kind("a VQ autoencoder", "decoder", ("quantize.embedding.weight",), part="vq."),
+    "vq": Kind("a VQ autoencoder", "decoder", ("quantize.embedding.weight",)),
     "kl": Kind("a KL autoencoder", "decoder", ("post_quant_conv.weight", "decoder.")),
     "llamagen": Kind("a LlamaGen", "checkpoint", _LLAMAGEN, loader="Load LlamaGen / PAR", decoder="vq16-c2i"),
     "dtok": Kind("a Tar de-tokenizer", "checkpoint", _DTOK, loader="Load Tar De-tokenizer", decoder="vq16-t2i"),
-    "ta-tok": Kind("a TA-Tok", "ta_tok", ("bottleneck.regularizer.",), part="ta_tok."),
+    "ta-tok": Kind("a TA-Tok", "ta_tok", ("bottleneck.regularizer.",)),
     "t5": Kind("a T5 text encoder", "encoder", ("encoder.block.0.layer.0.SelfAttention.",), folder=True),
     "tar": Kind("a Tar language model", "checkpoint", ("model.embed_tokens.weight",), folder=True, loader="Load Tar"),
     "tokenizer": Kind("a tokenizer", "checkpoint", folder=True),
@@ -54,12 +53,6 @@ def identify(names: Iterable[str]) -> str:
     return "unknown"
 
 
-def parts_of(names: Iterable[str]) -> set[str]:
-    """The prefixes (``Kind.part``) of the networks that a de-tokenizer's file holds besides it."""
-    held = list(names)
-    return {kind.part for kind in KINDS.values() if kind.part and any(name.startswith(kind.part) for name in held)}
-
-
 def read(path: str | Path, family: str, skip: Callable[[str], bool] | None = None) -> ck.Checkpoint:
     """Read a file of ``family``, a key of :data:`KINDS`, or where the family allows it a model folder or one of its shards.
 
@@ -69,9 +62,6 @@ def read(path: str | Path, family: str, skip: Callable[[str], bool] | None = Non
     shards = ck.weight_files(path, expected.field, expected.noun) if expected.folder else [path]
     whole = path if shards == [path] else shards[0].parent
     file = replace(ck.read(whole, expected.field, skip, shards), what=expected.noun)
-    part = expected.part
-    if part in parts_of(file.state):
-        file = replace(file, state={n.removeprefix(part): t for n, t in file.state.items() if n.startswith(part)})
     found = identify(file.state)
     if found == family:
         return file

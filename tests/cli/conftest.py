@@ -15,13 +15,13 @@ from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLCon
 from fastar_nodes.model_loaders.networks.llama import Llama
 from fastar_nodes.model_loaders.networks.mar import MAR
 from qwen_reference import tiny_qwen
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tar_files import CONFIG, IDS, tiny_ta_tok, words
 from tiny_files import GPT_SIZE, MAR_SIZE, READER, write, write_gpt, write_vq
 
 
 class Files(NamedTuple):
-    """Tar draws 16 codes of 20 at 4 x 4 (low) and 8 x 8 (high); ``whole`` holds all of it but the language model."""
+    """Tar draws 16 codes of 20 at 4 x 4 (low) and 8 x 8 (high)."""
 
     mar: Path
     kl: Path
@@ -33,7 +33,6 @@ class Files(NamedTuple):
     ta_tok: Path
     low: Path
     high: Path
-    whole: Path
 
 
 def detokenizer(grid: int) -> Llama:
@@ -59,9 +58,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     shared = {"heads": 2, "label_set": "picture-book", "defaults": {"cfg": 2.0}, "ta_tok": "demo-ta-tok"}
     write(detokenizer(4), made.low, 11, grid=4, name="tiny low", **shared)
     write(detokenizer(8), made.high, 12, grid=8, name="tiny high", **shared)
-    parts = {"": made.low, "ta_tok.": made.ta_tok, "vq.": made.vq}
-    state = {prefix + name: t for prefix, part in parts.items() for name, t in load_file(part).items()}
-    save_file(state, made.whole, {"heads": "2", "grid": "4", "name": "whole", "groups": "4"})
     return made
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.autoencoders import expect_codes, load_vq
-from fastar_nodes.model_loaders.checkpoint import read, read_header
-from fastar_nodes.model_loaders.families import parts_of
+from fastar_nodes.model_loaders.autoencoders import expect_codes
+from fastar_nodes.model_loaders.checkpoint import read
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.model_loaders.networks.tar import SpecialTokens
@@ -396,19 +395,3 @@ def test_parts_are_checked(tmp_path: Path) -> None:
     vq = VQModel(VQAutoencoder(VQConfig(ch=8, ch_mult=(1,), blocks=1, z_channels=4, codes=21, groups=4)), "vq")
     with pytest.raises(UserError, match="^decoder: vq has 21 codes, d writes 20"):
         expect_codes(vq, model)
-
-
-def test_one_file_with_all_parts(tmp_path: Path) -> None:
-    vq = VQAutoencoder(VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, codes=20, groups=4))
-    state, path = detokenizer_state(), tmp_path / "demo.safetensors"
-    state |= {f"ta_tok.{k}": v for k, v in tiny_ta_tok().state_dict().items()}
-    state |= {f"vq.{k}": v for k, v in vq.state_dict().items()}
-    save_file(state, path, metadata={**STATED, "groups": "4", **TA_TOK})
-    assert parts_of(read_header(path)[0]) == {"ta_tok.", "vq."}
-    ta_tok, decoder = load_ta_tok(path), load_vq(path)
-    model = load_detokenizer(path, ta_tok=ta_tok)
-    expect_codes(decoder, model)
-    assert model.net.config == DTOK and ta_tok.net.config == TINY_TA_TOK and decoder.net.config.codes == 20
-    save_file(detokenizer_state(), path)
-    assert parts_of(read_header(path)[0]) == set() and read_header(tmp_path / "gone") == ([], {})
-    refused(load_ta_tok, path, "^ta_tok: demo.safetensors holds a Tar de-tokenizer, not a TA-Tok")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import fake_comfy
 import pytest
@@ -24,13 +23,10 @@ from torch import nn
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def write(path: Path, net: nn.Module, prefixes: dict[str, nn.Module] | None = None, **metadata: object) -> None:
-    """A weight file, with the weights of further networks under their prefixes."""
-    state = dict(net.state_dict())
-    for prefix, other in (prefixes or {}).items():
-        state |= {prefix + name: t for name, t in other.state_dict().items()}
+def write(path: Path, net: nn.Module, **metadata: object) -> None:
+    """A weight file."""
     about = {k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()}
-    save_file({k: t.contiguous() for k, t in state.items()}, path, about)
+    save_file({k: t.contiguous() for k, t in net.state_dict().items()}, path, about)
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +34,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder: LlamaGens with and without their grid, a PAR, Tar and its parts, tokenizers."""
     folder = tmp_path_factory.mktemp("models")
 
-    def add(stem: str, net: nn.Module, *parts: Any, **metadata: object) -> None:
-        write(folder / f"{stem}.safetensors", net, *parts, **metadata)
+    def add(stem: str, net: nn.Module, **metadata: object) -> None:
+        write(folder / f"{stem}.safetensors", net, **metadata)
 
     add("plain", random(Llama(GPT_SIZE)), heads=2, grid=4, name="plain one")
     add("silent", random(Llama(GPT_SIZE)), heads=2)
     add("par", random(Llama(replace(GPT_SIZE, special=3))), heads=2, grid=4)
     net, reader, vq = random(Llama(replace(DRAWER, absolute=31))), tiny_ta_tok(READER), random(VQAutoencoder(VQ_SIZE))
     add("drawer", net, heads=2, grid=4, name="tiny drawer")
-    add("whole", net, {"ta_tok.": reader, "vq.": vq}, heads=2, grid=4, name="whole drawer", groups=4)
     add("silent-drawer", random(Llama(replace(DRAWER, absolute=79))), heads=2)
     add("reader", reader, name="tiny reader")
     add("wide", tiny_ta_tok(replace(READER, width=36)), name="wide reader")
@@ -92,9 +87,6 @@ def test_tar_from_files_to_pictures(folder):
     # First TA-Tok, which may leave again, then the sampled model.
     reading, drawing = (patchers for patchers, _ in fake_comfy.state.loaded)
     assert reading == [model.parts["ta_tok"].patcher] and drawing == [model.patcher, vae.patcher]
-    whole, _ = load(node, checkpoint="whole.safetensors", ta_tok="auto", decoder="auto")
-    assert whole.vae.name == "whole drawer"
-    assert torch.equal(sample(samplers.LlamaGenSampler, model=whole, condition=codes)[0], samples)
     assert load(node, checkpoint="silent-drawer.safetensors", grid="8")[0].model.grid == 8
 
 
