@@ -22,7 +22,6 @@ from .memory import enough_memory, in_chunks
 from .model_loaders import checkpoint as ck
 from .model_loaders import families, hub
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
-from .model_loaders.folders import weight_files
 from .model_loaders.hybrid import load_hybrid, precision
 from .model_loaders.janus import load_janus, load_janus_vq
 from .model_loaders.llamagen import load_llamagen
@@ -114,8 +113,6 @@ class Ready:
     decoder: KLModel | VQModel | None = None  # None for random weights
     metadata: Mapping[str, str] = field(default_factory=dict)  # of the model's file
     choice: str = ""  # what selected the model; "" if nothing did
-    decoder_choice: str = ""  # what selected the decoder
-    path: Path | None = None  # the model's file
 
     @property
     def config(self) -> Any:
@@ -169,22 +166,17 @@ class Ready:
         return next(self.model.net.parameters()).device
 
 
-# ------------------------------------------------------------------------------------------------ models
-
-
 def listed_family(choice: str) -> str | None:
     """Family of a catalogue entry, None for a file; a UserError for Tar's language model, which draws no pictures."""
     if choice in _ids("tar"):
-        raise UserError(
-            f"model: {choice} writes the codes that a de-tokenizer draws from; name it with --tar, and a de-tokenizer with --model, for "
-            "example ar-dtok-512."
-        )
+        remedy = "name it with --tar, and a de-tokenizer with --model, for example ar-dtok-512"
+        raise UserError(f"model: {choice} writes the codes that a de-tokenizer draws from; {remedy}.")
     return next((name for name, f in FAMILIES.items() if choice in _ids(f.files)), None)
 
 
 def identify(path: Path) -> str:
     """What a model file or folder holds: "mar", "hybrid", "llamagen", "par", "tar" or "janus"; "" for anything else."""
-    names = ck.read(path, shards=weight_files(path, "checkpoint", "a model")).state
+    names = ck.read(path, shards=ck.weight_files(path, "checkpoint", "a model")).state
     kind = families.identify(names)
     if kind == "llamagen" and any(name.startswith("spe_tok_embeddings.") for name in names):
         return PAR
@@ -200,17 +192,15 @@ def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: in
     """
     about = FAMILIES[family]
     path, kind = source.find(choice, about.files), "kl" if about.masked else "vq"
-    names, metadata = ck.read_header(path)
     model: Any = _load_model(family, path, source, grid)
-    inside = decoder == AUTO and (family == JANUS or families.KINDS[kind].part in families.parts_of(names))
+    metadata, inside = ck.read_metadata(path), decoder == AUTO and family == JANUS
     if decoder == AUTO and not inside:
         text = not about.masked and model.net.config.condition == "text"
         decoder = hub.decoder_for(choice, about.files, metadata.get("decoder"), text)
-    decoder_path = path if inside else source.find(decoder, kind)
-    loader: Any = load_kl if about.masked else load_janus_vq if inside and family == JANUS else load_vq
-    net: Any = loader(decoder_path, AUTO, source.device)
+    loader: Any = load_janus_vq if inside else load_kl if about.masked else load_vq
+    net: Any = loader(path if inside else source.find(decoder, kind), AUTO, source.device)
     (_expect_latents if about.masked else expect_codes)(net, model)
-    return Ready(family, model, net, metadata, choice, decoder, path)
+    return Ready(family, model, net, metadata, choice)
 
 
 def _load_model(family: str, path: Path, source: Source, grid: int | None = None) -> Model:
@@ -224,33 +214,24 @@ def _expect_latents(decoder: KLModel, model: MARModel) -> None:
     """Raise a UserError if the decoder reads another number of latent channels than the model makes."""
     makes, reads = model.net.config.channels // model.patch**2, decoder.net.config.z_channels
     if makes != reads:
-        raise UserError(
-            f"decoder: {decoder.name} decodes {reads} latent channels, {model.name} makes {makes}; choose auto, or the decoder it was "
-            "trained with."
-        )
+        found = f"{decoder.name} decodes {reads} latent channels, {model.name} makes {makes}"
+        raise UserError(f"decoder: {found}; choose auto, or the decoder it was trained with.")
 
 
 def load_language_model(choice: str, source: Source) -> tuple[TarModel, dict[str, Any]]:
     """Load the language model of Tar; returns it and the settings that its file states."""
     dtype, path = source.precision(TAR), source.find(choice, "tar")
-    stated = stated_defaults(ck.read_metadata(path)) if path.is_file() else {}
-    return load_tar(path, dtype, source.device), stated
+    return load_tar(path, dtype, source.device), stated_defaults(ck.read_metadata(path))
 
 
 def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel | None:
     """Load the TA-Tok that turns semantic codes into a de-tokenizer's features; None if the de-tokenizer reads codes."""
     if choice == AUTO and ready.config.condition != "features":
         return None
-    path = cast(Path, ready.path)
-    names, metadata = ck.read_header(path)
-    if choice != AUTO or families.KINDS["ta-tok"].part not in families.parts_of(names):
-        path = source.find(hub.ta_tok_for(metadata.get("ta_tok")) if choice == AUTO else choice, "ta-tok")
-    reader = load_ta_tok(path, source.precision(TAR), source.device, encoder=False)
+    choice = hub.ta_tok_for(ready.metadata.get("ta_tok")) if choice == AUTO else choice
+    reader = load_ta_tok(source.find(choice, "ta-tok"), source.precision(TAR), source.device, encoder=False)
     expect_features(reader, cast(TokenModel, ready.model))
     return reader
-
-
-# ------------------------------------------------------------------------------------------------ models of a run
 
 
 def choose_models(
@@ -266,10 +247,8 @@ def choose_models(
     found = listed_family(model) or identified(model, files) or entries[0].family
     found = LLAMAGEN if found == PAR else found
     if other := next((e for e in entries if found not in e.families), None):
-        raise UserError(
-            f"samplers: {other.name} samples {other.models}, but {Path(model).name} is not one; leave it out, or name "
-            "another model."
-        )
+        found = f"{other.name} samples {other.models}, but {Path(model).name} is not one"
+        raise UserError(f"samplers: {found}; leave it out, or name another model.")
     return dict.fromkeys((e.name for e in entries), (found, model))
 
 
@@ -304,9 +283,6 @@ def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, s
     return next((choice for choice in own if size(choice) == size(fixed[0])), own[0])
 
 
-# ------------------------------------------------------------------------------------------------ draft models
-
-
 class Drafts:
     """Draft models of the samplers of a run, each loaded once: "auto" (the catalogue's), a catalogue entry or a file, for the target that
     the user called ``target_name``."""
@@ -337,9 +313,8 @@ def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
     """The sampler with its draft model and up-sampler bound to ``run``; a UserError if it lacks a draft model or a decoder."""
     more: dict[str, Any] = {}
     if entry.needs_codes and ready.decoder is None:
-        raise UserError(
-            f"random: {entry.name} needs a tokenizer, and random weights come without; name a --model instead."
-        )
+        needs = f"{entry.name} needs a tokenizer, and random weights come without"
+        raise UserError(f"random: {needs}; name a --model instead.")
     if entry.needs_draft:
         assert drafts is not None, "a sampler with a draft model"
         more["draft"] = drafts.load(entry.name, ready)
@@ -351,16 +326,9 @@ def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
 def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
     """Raise a UserError if two tokenizers have different codebooks; ``model`` names the target model."""
     a, b = (vq.net.quantize.embedding.weight.detach().cpu().float() for vq in (target, draft))
-    if a.shape != b.shape or not torch.allclose(
-        F.normalize(a, dim=-1), F.normalize(b, dim=-1), rtol=0, atol=_SAME_CODE
-    ):
-        raise UserError(
-            f"draft: its decoder is {draft.name}, {model}'s is {target.name}, whose codes mean something else; "
-            "load both with the same decoder."
-        )
-
-
-# ------------------------------------------------------------------------------------------------ settings
+    if a.shape != b.shape or not torch.allclose(F.normalize(a), F.normalize(b), rtol=0, atol=_SAME_CODE):
+        found = f"its decoder is {draft.name}, {model}'s is {target.name}, whose codes mean something else"
+        raise UserError(f"draft: {found}; load both with the same decoder.")
 
 
 def stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -382,18 +350,14 @@ def defaults(ready: Ready) -> dict[str, Any]:
 
 def language_model_for(ready: Ready) -> str:
     """The language model of Tar (a catalogue id) that "auto" selects for a de-tokenizer."""
-    return (
-        DEMO_TAR if any(entry.id == ready.choice and entry.built_in for entry in hub.entries("dtok")) else OFFICIAL_TAR
-    )
+    demo = any(entry.id == ready.choice and entry.built_in for entry in hub.entries("dtok"))
+    return DEMO_TAR if demo else OFFICIAL_TAR
 
 
 def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> TarPromptSettings:
     """Settings of Tar's language model: ``values``, then what its file states, then the defaults."""
     known = knobs(TarPromptSettings)
     return make(TarPromptSettings, {**{k: v for k, v in stated.items() if k in known}, **values})
-
-
-# ------------------------------------------------------------------------------------------------ families
 
 
 # (path, dtype, source, grid) to a model.
@@ -423,9 +387,6 @@ def _published(ready: Ready) -> dict[str, Any]:
     return {**_HYBRID_DEFAULTS, "ar_steps": _UNIPIC_STEPS if unipic else _HARMON_STEPS}
 
 
-# ------------------------------------------------------------------------------------------------ decoding
-
-
 @torch.no_grad()
 def decode(ready: Ready, result: Any) -> Tensor:
     """Decode a sampler's result to pictures uint8 [B, H, W, 3] on the CPU; the decoder's seconds and passes enter its report."""
@@ -433,12 +394,12 @@ def decode(ready: Ready, result: Any) -> Tensor:
     report: Report = result.report
     latents = result.latents if ready.masked else net.vectors(result.codes)
     clock, scratch = Clock(latents.device), Report("", "", {}, None, len(latents), latents.device.type)
-    dtype = next(net.parameters()).dtype
     if isinstance(ready.decoder, KLModel):
         report.memory[DECODE] = net.decode_bytes(min(len(latents), _DECODE_BATCH), *latents.shape[2:])
-    with clock.phase("decoder"):
-        with enough_memory("memory: there is too little to decode a single picture; choose another --device."):
-            parts = in_chunks(net.decode, latents.to(dtype), _DECODE_BATCH, torch.cuda.empty_cache)
+    short = "memory: there is too little to decode a single picture; choose another --device."
+    with clock.phase("decoder"), enough_memory(short):
+        latents = latents.to(next(net.parameters()).dtype)
+        parts = in_chunks(net.decode, latents, _DECODE_BATCH, torch.cuda.empty_cache)
     clock.stop(scratch)
     report.phases["decoder"] = scratch.phases["decoder"]
     report.add(decoder_passes=len(parts))

@@ -6,10 +6,9 @@ import zlib
 
 import torch
 
-from ..model_loaders.networks.hybrid import Hybrid, HybridConfig
+from ..model_loaders.networks.hybrid import Hybrid, HybridConfig, HybridModel
 from ..model_loaders.networks.llama import qwen_config
 from ..model_loaders.networks.mar import MARConfig
-from ..model_loaders.networks.prompts import HybridModel
 from .initialise import initialise_hybrid
 
 # Official sizes: width, depth, heads, key heads, inner width of the language model; width, depth of encoder and of decoder, head depth and

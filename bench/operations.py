@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..cli.bench import conditions_of, prepare, shared_options
 from ..cli.options import MOST_IMAGES, whole
 from ..cli.running import draw, warm_up
+from ..model_loaders.networks.hybrid import HybridModel
 from ..model_loaders.networks.mar import MARConfig
 from ..model_loaders.networks.mar import Work as Rows
-from ..model_loaders.networks.prompts import HybridModel
 from ..reports.table import markdown
 from ..samplers.conditioning import PromptCondition
 from ..samplers.mar import memory

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..assembly import AUTO, Ready, Source, language_model_for, load_language_model, load_reader, prompt_settings
 from ..errors import UserError
-from ..model_loaders.networks.prompts import UNCONDITIONAL
+from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..samplers.batches import in_parts
 from ..samplers.choice import assignment

@@ -21,13 +21,11 @@ _MAX_WORK = 400_000  # operations; a tensor takes about 35
 # Classes that torch.save writes without arguments, and their content as separate operations.
 _CONTAINERS = ("collections OrderedDict", "argparse Namespace", "easydict EasyDict")
 _NEW = [f"new {name}" for name in _CONTAINERS]
-_CALLED = re.compile(
-    r"torch\._utils _rebuild_(tensor|tensor_v2|tensor_v3|parameter|parameter_with_state)|torch (Size|device)"
-)
-_TYPES = re.compile(
-    r"torch \w+Storage|torch\.storage UntypedStorage|torch (u?int|long|short|b?float|double|half|bool|complex)\d*"
-)
-# Operations that push a number, text, boolean or None, and those that push something else.
+_REBUILT = r"torch\._utils _rebuild_(tensor|tensor_v2|tensor_v3|parameter|parameter_with_state)"
+_CALLED = re.compile(rf"{_REBUILT}|torch (Size|device)")
+_DTYPE = r"torch (u?int|long|short|b?float|double|half|bool|complex)\d*"
+_TYPES = re.compile(rf"torch \w+Storage|torch\.storage UntypedStorage|{_DTYPE}")
+# Operations that push a number, text, boolean or None, and all that push something.
 _ATOMS = "NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINSTRING".split()
 _PUSHES = [*_ATOMS, "MARK", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE"]
 # Values of a tuple; those of the last are all above a mark.
@@ -89,9 +87,7 @@ def _scan(pickled: bytes) -> None:
 
     def popped(count: int | None) -> list[str]:
         """The upper ``count`` names, or all above the last mark; the uppermost first."""
-        if count is not None:
-            return [stack.pop() for _ in range(count)]
-        return list(iter(stack.pop, "MARK"))
+        return list(iter(stack.pop, "MARK")) if count is None else [stack.pop() for _ in range(count)]
 
     for work, (operation, read, _) in enumerate(pickletools.genops(pickled), 1):
         name, argument = operation.name, cast(Any, read)

@@ -1,7 +1,7 @@
 """Loaders of image decoders: the KL autoencoder of MAR, and the VQ tokenizer of LlamaGen, PAR and Tar.
 
-Metadata entries: ``groups`` (GroupNorm groups, default 32) and ``name`` (default: the file's stem). The dtype "auto" is fp32 on
-every device: the autoencoder runs once per image, and half precision is visible in smooth areas.
+Metadata entries: ``groups`` (GroupNorm groups, default 32) and ``name`` (default: the file's stem). The dtype "auto" is fp32, because half
+precision is visible in smooth areas.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from .networks.llama import TokenModel
 
 
 def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> KLModel:
-    """Load a KL autoencoder (KL-16 or any other size) with the official parameter names; see :mod:`.checkpoint`.
-
-    ``loss.*`` weights of the official file are ignored.
-    """
+    """Load a KL autoencoder (KL-16 or any other size) with the official parameter names; see :mod:`.checkpoint`."""
     compute = ck.choose_dtype("fp32" if dtype == "auto" else dtype, device)
     file = read(path, "kl").filter(lambda name: not name.startswith("loss."))
     groups = file.number("groups", 32, 1, 1024)
@@ -34,8 +31,8 @@ def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = 
 def load_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> VQModel:
     """Load a VQ tokenizer (VQ-16, VQ-8 or any other size) with the official parameter names; see :mod:`.checkpoint`.
 
-    EMA weights are preferred, as upstream does, and code usage statistics are ignored. In a file with several networks the
-    weights under ``vq.`` are read. The codebook is always fp32, so that nearest-neighbour codes do not change.
+    EMA weights are preferred, as upstream does, and code usage statistics are ignored. The codebook is always fp32, so that
+    nearest-neighbour codes do not change.
     """
     compute = ck.choose_dtype("fp32" if dtype == "auto" else dtype, device)
     return build_vq(read(path, "vq"), compute, device)

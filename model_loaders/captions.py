@@ -1,10 +1,8 @@
 """Caption cleaning of LlamaGen's text-to-image models, applied to prompts as it was to the training captions.
 
-The rules are those of DeepFloyd IF's caption cleaner, also used by PixArt and LlamaGen (arXiv 2406.06525): lower case; no
-URLs, markup, nicknames, CJK characters, file names or long ids; one kind of dash and quote. As in training, they are applied
-**twice**.
-
-The original also applies ftfy, which is used here if installed. Without it, text in a wrong encoding ("cafÃ©") is left unchanged.
+The rules are those of DeepFloyd IF's caption cleaner, also used by PixArt and LlamaGen (arXiv 2406.06525): lower case; no URLs, markup,
+nicknames, CJK characters, file names or long ids; one kind of dash and quote. As in training, they are applied **twice**. The original also
+applies ftfy, which is used here if installed. Without it, text in a wrong encoding ("cafÃ©") is left unchanged.
 """
 
 from __future__ import annotations
@@ -25,10 +23,8 @@ _FORMS: dict[int, str | None] = dict.fromkeys((*range(9), 0x0B, *range(0x0E, 0x2
 _FORMS |= {c: unicodedata.normalize("NFKC", chr(c)) for c in (0x3000, *range(0xFF01, 0xFFEF), *range(0xFB00, 0xFB07))}
 _MARKUP = re.compile(r"<(script|style|template)\b.*?</\1\s*>|<!--.*?-->|</?[a-z!?][^>]*>", re.DOTALL)
 
-_Rule = tuple[re.Pattern[str], str]
 
-
-def _rules(*pairs: tuple[str, str]) -> list[_Rule]:
+def _rules(*pairs: tuple[str, str]) -> list[tuple[re.Pattern[str], str]]:
     return [(re.compile(pattern), replacement) for pattern, replacement in pairs]
 
 
@@ -59,7 +55,6 @@ _SIGNS = _rules(
     (r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+", " "),
     (r"\s+\.\s+", " "),
 )
-_HYPHENS, _HYPHENS_KEPT = re.compile("[-_]"), 3
 _SHOP = _rules(
     (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # article numbers
     (r"\b[a-zA-Z]+\d+[a-zA-Z]+\b", ""),
@@ -75,20 +70,11 @@ _SHOP = _rules(
     (r"(\D[,./])\b", r"\1 "),
     (r"\s+", " "),
 )
-_ENDS = _rules(
-    (r"^[\"']([\w\W]+)[\"']$", r"\1"),
-    (r"^['_,\-:;]", ""),
-    (r"['_,\-:+]$", ""),
-    (r"^\.\S+$", ""),
-)
+_ENDS = _rules((r"^[\"']([\w\W]+)[\"']$", r"\1"), (r"^['_,\-:;]", ""), (r"['_,\-:+]$", ""), (r"^\.\S+$", ""))
 
 
 def clean(caption: str) -> str:
-    """Clean a caption for the text encoder.
-
-    Returns:
-        One line of text, possibly empty. Characters beyond the first 2000 are ignored.
-    """
+    """A caption as one line of text for the text encoder, possibly empty. Characters beyond the first 2000 are ignored."""
     for _ in range(2):
         caption = _once(caption[:LONGEST])
     return caption
@@ -98,13 +84,13 @@ def _once(caption: str) -> str:
     """Apply all rules once."""
     caption = _apply(_ADDRESSES, unquote_plus(caption).strip().lower())
     caption = _apply(_SIGNS, html.unescape(_MARKUP.sub("", caption)))
-    if len(_HYPHENS.findall(caption)) > _HYPHENS_KEPT:  # this-is-my-cute-cat
-        caption = _HYPHENS.sub(" ", caption)
+    if caption.count("-") + caption.count("_") > 3:  # this-is-my-cute-cat
+        caption = re.sub("[-_]", " ", caption)
     caption = html.unescape(html.unescape(_fixed(caption))).strip()
     return _apply(_ENDS, _apply(_SHOP, caption)).strip()
 
 
-def _apply(rules: list[_Rule], text: str) -> str:
+def _apply(rules: list[tuple[re.Pattern[str], str]], text: str) -> str:
     for pattern, replacement in rules:
         text = pattern.sub(replacement, text)
     return text

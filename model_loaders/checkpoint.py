@@ -1,4 +1,4 @@
-"""Reading of weight files, and strict loading into a network.
+"""Reading of weight files and Hugging Face model folders, and strict loading into a network.
 
 The format is detected from the first bytes, not from the extension. Pickled checkpoints are read by torch's weights-only unpickler,
 which executes no code from the file.
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +28,6 @@ from torch import Tensor, nn
 
 from ..errors import UserError, first_line
 from . import archive
-from .folders import parse_json, read_json
 from .networks.ops import limit_packing, quantize
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -46,6 +47,10 @@ _OTHERS = {
     b"GGUF": "a GGUF file",
     b"\x80": "a checkpoint in torch's format of before 2020, or a bare pickle, which may hold code",
 }
+
+_SHARD = re.compile(r"-of-(\d+)\.\w+$")
+MAX_JSON_BYTES = 32_000_000  # a tokenizer with 65,536 image codes has 12 MB
+_MAX_DIGITS = 25
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -135,9 +140,8 @@ def read(
         skip: whether a weight of this name is left out. In safetensors it is not read at all.
         shards: the files that ``path``, a folder, stands for.
 
-    Raises:
-        UserError: the file is missing, damaged, of another format, or holds other objects than plain values and tensors; no tensor, more
-            than 100,000, or an empty one; two shards hold the same weight.
+    A UserError if the file is missing, damaged, of another format, or holds other objects than plain values and tensors, no tensor, more
+    than 100,000, or an empty one, or if two shards hold the same weight.
     """
     whole = Checkpoint({}, {}, Path(path), field)
     for shard in shards or [whole.path]:
@@ -158,21 +162,16 @@ def read(
     return whole
 
 
-def read_header(path: str | Path) -> tuple[list[str], dict[str, str]]:
-    """Names of the weights and text entries of a safetensors file, without its weights; both empty for any other file."""
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """Text entries of a safetensors header; {} for any other file."""
     file = Checkpoint({}, {}, Path(path))
     try:
         if _is_pickled(file):
-            return [], {}
+            return {}
         with _opened(file) as opened:
-            return list(opened.keys()), dict(opened.metadata() or {})
+            return dict(opened.metadata() or {})
     except UserError:
-        return [], {}
-
-
-def read_metadata(path: str | Path) -> dict[str, str]:
-    """Text entries of a safetensors header; {} for any other file."""
-    return read_header(path)[1]
+        return {}
 
 
 def _is_pickled(file: Checkpoint) -> bool:
@@ -261,6 +260,79 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str) or isinstance(value, (bool, int, float)) and abs(value) < 1 << 63
 
 
+def weight_files(path: Path, field: str, what: str) -> list[Path]:
+    """The weight files of a model folder, or of the folder of a shard, or the file itself; ``what`` is the kind of network, for messages.
+
+    A single file is preferred to shards, and safetensors to pickles. A UserError if there are none, or not all shards.
+    """
+    if not os.path.exists(path):  # Path.exists can raise
+        raise UserError(f"{field}: there is no file or folder {path}; put it there or choose another")
+    folder = path.parent if _SHARD.search(path.name) else path
+    if not os.path.isdir(folder):
+        return [path]
+    for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
+        if (folder / f"{stem}.{suffix}").is_file():
+            return [member(folder / f"{stem}.{suffix}", field)]
+        shards = sorted(folder.glob(f"{stem}-*-of-*.{suffix}"))
+        if shards:
+            match = _SHARD.search(shards[0].name)
+            if match and len(shards) != int(match[1]):
+                raise UserError(
+                    f"{field}: {folder} holds {len(shards)} of {int(match[1])} shards; put all of them there"
+                )
+            return [member(shard, field) for shard in shards]
+    raise UserError(f"{field}: {folder} holds no model.safetensors or shards; choose a folder or file with {what}")
+
+
+def member(path: Path, field: str) -> Path:
+    """A file of a model folder; a UserError if it is a link out of it, unless within Hugging Face's cache."""
+    folder, target = path.parent.resolve(), path.resolve()
+    cached = folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"
+    if folder not in target.parents and not cached:
+        raise UserError(f"{field}: {path.name} in {path.parent} is a link out of that folder; put the file there")
+    return path
+
+
+def read_text(path: Path, field: str) -> str:
+    """The text of a file of a model folder; a UserError if it is unreadable, too large, or a link out of the folder."""
+    member(path, field)
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError("it is too large")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        raise UserError(
+            f"{field}: {path.name} in {path.parent} cannot be read ({first_line(e)}); get the file again"
+        ) from e
+
+
+def read_json(path: Path, field: str) -> dict[str, Any]:
+    """A JSON object from a file of a model folder; {} if the file does not exist. Errors as :func:`parse_json`."""
+    return parse_json(read_text(path, field), f"{path.name} in {path.parent}", field) if path.is_file() else {}
+
+
+def parse_json(text: str, where: str, field: str) -> dict[str, Any]:
+    """A JSON object of finite numbers with at most 25 digits, else a UserError; Python's parser also accepts NaN and endless integers."""
+
+    def integer(text: str) -> int:
+        if len(text) > _MAX_DIGITS:
+            raise ValueError(f"it holds a number of {len(text)} digits")
+        return int(text)
+
+    def finite(text: str) -> float:
+        if not math.isfinite(float(text)):
+            raise ValueError(f"it holds the number {text[:20]}")
+        return float(text)
+
+    try:
+        value = json.loads(text, parse_int=integer, parse_float=finite, parse_constant=finite)
+        if not isinstance(value, dict):
+            raise ValueError("it is no JSON object")
+        return value
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{field}: {where} cannot be read ({first_line(e)}); get the file again") from e
+
+
 def choose_dtype(name: str, device: str | torch.device, bf16: bool = False, overflows: str = "") -> torch.dtype:
     """Resolve the compute dtype of a network.
 
@@ -272,8 +344,7 @@ def choose_dtype(name: str, device: str | torch.device, bf16: bool = False, over
         bf16: whether "auto" prefers bf16 on CUDA devices of compute capability 8.0 or higher, for networks that were trained in it.
         overflows: what overflows in fp16, for networks that "auto" therefore runs in bf16 or fp32.
 
-    Raises:
-        UserError: unknown name, fp16 where it overflows, or int8 on another device than a CPU or without its product in PyTorch.
+    A UserError for an unknown name, fp16 where it overflows, and int8 on another device than a CPU or without its product in PyTorch.
     """
     if name == "fp16" and overflows:
         raise UserError(f"dtype: fp16 overflows in {overflows}; choose bf16, fp32 or auto")
@@ -320,13 +391,9 @@ def load_strictly(
 ) -> N:
     """A network in eval mode, without gradients, with copies of all weights of a file.
 
-    Args:
-        make: constructs the network, on the device "meta", where weights take no memory.
-        fp32: name prefixes of weights that are loaded in fp32 regardless of ``dtype``.
-        int8: whether the blocks are rounded to int8.
-
-    Raises:
-        UserError: names missing, unexpected or misshaped, or weights that are not finite floating-point numbers.
+    ``make`` constructs it, on the device "meta", where weights take no memory. ``fp32``: name prefixes of weights that are fp32 regardless
+    of ``dtype``; ``int8``: whether the blocks are rounded to int8. A UserError if names are missing, unexpected or misshaped, or weights
+    are no finite floating-point numbers.
     """
     with misfits(file), torch.device("meta"):
         net = make()

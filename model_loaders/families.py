@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import checkpoint as ck
-from .folders import weight_files
 
 
 class Kind(NamedTuple):
@@ -21,45 +20,24 @@ class Kind(NamedTuple):
     folder: bool = False  # whether it may be a model folder
     loader: str = ""  # the node that loads it, if it has one of its own
     decoder: str = ""  # catalogue id of its official decoder
-    part: str = ""  # beginning of its parameter names in a file with a de-tokenizer
 
 
+_JANUS = ("gen_head.vision_head.", "model.generation_head.vision_head.")
+_HYBRID = ("mar.fake_latent", "llm.model.embed_tokens.")
+_LLAMAGEN, _DTOK = ("tok_embeddings.weight", "cls_embedding."), ("tok_embeddings.weight", "clip_proj.")
 # In order of identification: a file is of the first family whose prefixes are all there.
 KINDS = {
     "janusflow": Kind("a JanusFlow, which draws by another method", "checkpoint", ("vision_gen_",)),
-    "janus": Kind(
-        "a Janus",
-        "checkpoint",
-        (("gen_head.vision_head.", "model.generation_head.vision_head."),),
-        folder=True,
-        loader="Load Janus",
-    ),
+    "janus": Kind("a Janus", "checkpoint", (_JANUS,), folder=True, loader="Load Janus"),
     "hybrid": Kind(
-        "a Harmon or UniPic",
-        "checkpoint",
-        ("mar.fake_latent", "llm.model.embed_tokens."),
-        folder=True,
-        loader="Load Harmon / UniPic",
-        decoder="kl16",
+        "a Harmon or UniPic", "checkpoint", _HYBRID, folder=True, loader="Load Harmon / UniPic", decoder="kl16"
     ),
     "mar": Kind("a MAR", "checkpoint", ("diffloss.net.",), loader="Load MAR", decoder="kl16"),
-    "vq": Kind("a VQ autoencoder", "decoder", ("quantize.embedding.weight",), part="vq."),
+    "vq": Kind("a VQ autoencoder", "decoder", ("quantize.embedding.weight",)),
     "kl": Kind("a KL autoencoder", "decoder", ("post_quant_conv.weight", "decoder.")),
-    "llamagen": Kind(
-        "a LlamaGen",
-        "checkpoint",
-        ("tok_embeddings.weight", "cls_embedding."),
-        loader="Load LlamaGen / PAR",
-        decoder="vq16-c2i",
-    ),
-    "dtok": Kind(
-        "a Tar de-tokenizer",
-        "checkpoint",
-        ("tok_embeddings.weight", "clip_proj."),
-        loader="Load Tar De-tokenizer",
-        decoder="vq16-t2i",
-    ),
-    "ta-tok": Kind("a TA-Tok", "ta_tok", ("bottleneck.regularizer.",), part="ta_tok."),
+    "llamagen": Kind("a LlamaGen", "checkpoint", _LLAMAGEN, loader="Load LlamaGen / PAR", decoder="vq16-c2i"),
+    "dtok": Kind("a Tar de-tokenizer", "checkpoint", _DTOK, loader="Load Tar De-tokenizer", decoder="vq16-t2i"),
+    "ta-tok": Kind("a TA-Tok", "ta_tok", ("bottleneck.regularizer.",)),
     "t5": Kind("a T5 text encoder", "encoder", ("encoder.block.0.layer.0.SelfAttention.",), folder=True),
     "tar": Kind("a Tar language model", "checkpoint", ("model.embed_tokens.weight",), folder=True, loader="Load Tar"),
     "tokenizer": Kind("a tokenizer", "checkpoint", folder=True),
@@ -75,26 +53,15 @@ def identify(names: Iterable[str]) -> str:
     return "unknown"
 
 
-def parts_of(names: Iterable[str]) -> set[str]:
-    """The prefixes (``Kind.part``) of the networks that a de-tokenizer's file holds besides it."""
-    held = list(names)
-    return {kind.part for kind in KINDS.values() if kind.part and any(name.startswith(kind.part) for name in held)}
-
-
 def read(path: str | Path, family: str, skip: Callable[[str], bool] | None = None) -> ck.Checkpoint:
     """Read a file of ``family``, a key of :data:`KINDS`, or where the family allows it a model folder or one of its shards.
 
-    Raises:
-        UserError: see :func:`.checkpoint.read`, or it holds another family; the message names it and the input or node that
-            accepts it.
+    A UserError as of :func:`.checkpoint.read`, or if it holds another family, with the input or node that accepts it.
     """
     expected, path = KINDS[family], Path(path)
-    shards = weight_files(path, expected.field, expected.noun) if expected.folder else [path]
+    shards = ck.weight_files(path, expected.field, expected.noun) if expected.folder else [path]
     whole = path if shards == [path] else shards[0].parent
     file = replace(ck.read(whole, expected.field, skip, shards), what=expected.noun)
-    part = expected.part
-    if part in parts_of(file.state):
-        file = replace(file, state={n.removeprefix(part): t for n, t in file.state.items() if n.startswith(part)})
     found = identify(file.state)
     if found == family:
         return file
@@ -103,6 +70,5 @@ def read(path: str | Path, family: str, skip: Callable[[str], bool] | None = Non
         raise file.error(f"holds no weights of {expected.noun} (but {names})", "choose another file")
     kind = KINDS[found]
     elsewhere = "choose another file" if kind.field == expected.field else f"choose it as {kind.field}"
-    raise file.error(
-        f"holds {kind.noun}, not {expected.noun}", f"load it with {kind.loader}" if kind.loader else elsewhere
-    )
+    remedy = f"load it with {kind.loader}" if kind.loader else elsewhere
+    raise file.error(f"holds {kind.noun}, not {expected.noun}", remedy)

@@ -1,22 +1,25 @@
-"""Catalogue of weight files: the built-in demo, local files, and entries that can be downloaded.
+"""Catalogue of weight files: the built-in demo, local files, and entries that are downloaded from the Hugging Face Hub.
 
-A *choice* is the selected menu text: an entry's id ("mar-base", with or without "(download ...)"), or a file name relative to
-one of the model folders. Saved graphs contain choices, so every text a menu ever showed must resolve, before and after the
-download. A text encoder ("t5") and a language model ("tar") may be a folder or a file.
+A *choice* is the selected menu text: an entry's id ("mar-base", with or without "(download ...)"), or a file name relative to one of the
+model folders. Saved graphs contain choices, so every text a menu ever showed must resolve, before and after the download.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import logging
 import os
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
-from ..errors import UserError
-from .download import Missing, download, readable_size
+from ..errors import UserError, first_line
 from .families import KINDS
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -25,8 +28,19 @@ _TEXT_DECODER, _TA_TOK = "vq16-t2i", "ta-tok"
 # Suffix of parts that are missing in some repositories.
 _OPTIONAL = "?"
 _DOWNLOAD_SUFFIX = re.compile(r" \(download[^()]*\)$")
+# Files of a Hugging Face folder: its weights, or a shard of them.
+_WEIGHTS = re.compile(r"[\\/](?:[^\\/]*-of-\d+\.\w+|model\.safetensors|pytorch_model\.bin)$")
+
+_CHUNK = 1 << 22
 
 Progress = Callable[[int, int], None] | None
+
+
+def readable_size(count: float) -> str:
+    """Format bytes in decimal units: 832 MB, 1.91 GB."""
+    if count >= 1e9:
+        return f"{count / 1e9:.2f} GB"
+    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
 
 
 @dataclass(frozen=True)
@@ -92,8 +106,7 @@ def entries(family: str) -> list[Entry]:
 
 
 def menu(family: str, local: Sequence[str]) -> list[str]:
-    """Menu of a loader: existing built-in entries, local files (relative to the model folders), then downloadable entries with their
-    size."""
+    """Menu of a loader: existing built-in entries, local files (relative to the model folders), then downloadable entries."""
     catalogued = entries(family)
     others = {PurePosixPath(e.file).parts[0] for e in _catalogue() if e.family != family and not e.built_in}
     # Files catalogued for another loader are left out.
@@ -101,7 +114,7 @@ def menu(family: str, local: Sequence[str]) -> list[str]:
     existing = [f"/{PureWindowsPath(name).as_posix()}" for name in names]
     missing = [e.label for e in catalogued if not e.built_in and not any(f"/{e.file}/" in f"{n}/" for n in existing)]
     if KINDS[family].folder:
-        names = list(dict.fromkeys(_without_shard(name) for name in names))
+        names = list(dict.fromkeys(_WEIGHTS.sub("", name) for name in names))
     return [e.id for e in catalogued if e.built_in and not e.missing] + names + missing
 
 
@@ -113,8 +126,8 @@ def resolve(choice: str, family: str, folders: Sequence[Path], download_to: Path
         family: a key of :data:`.families.KINDS`.
         folders: model folders to search.
         download_to: folder for downloads; created if necessary.
-        progress: called in this thread with (bytes received, total bytes or 0) several times per second during a download.
-            An exception from it cancels the download; the next call resumes it.
+        progress: called with (bytes received, total bytes or 0) after every chunk of a download. An exception from it cancels the
+            download; the next call resumes it.
 
     Raises:
         UserError: no such file, a name outside the folders, or a failed download.
@@ -137,11 +150,8 @@ def absent(choice: str, family: str, folders: Sequence[Path]) -> Entry | None:
 
 
 def decoder_for(choice: str, family: str, stated: str | None = None, text: bool = False) -> str:
-    """The id of the decoder that "auto" selects for a model.
-
-    The first of these: the decoder of the catalogue entry, chosen by its id or its file; the decoder in the file's metadata; the
-    official decoder, KL-16 for MAR and VQ-16 otherwise. LlamaGen's text-to-image models (``text``) have their own VQ-16.
-    """
+    """The id of the decoder that "auto" selects for a model: that of its catalogue entry (chosen by id or file), or stated in the file's
+    metadata, or the official one; LlamaGen's text-to-image models (``text``) have their own."""
     official, file = KINDS[family].decoder, f"/{PureWindowsPath(choice).as_posix()}"
     same = (e for e in entries(family) if not e.built_in and file.endswith(f"/{e.file}"))
     entry = _entry(choice, family) or next(same, None)
@@ -192,7 +202,7 @@ def _fetch(entry: Entry, download_to: Path, field: str, progress: Progress) -> P
         path = download_to / name
         if not path.is_file():
             try:
-                download(entry.repo or "", path.name, path.parent, entry.revision, entry.sha256, report, field)
+                download(entry, path, field, report)
             except Missing:
                 if not optional:
                     raise
@@ -205,10 +215,8 @@ def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = 
     """The local file of a choice, or with ``folder_too`` the folder; a UserError if it is absent, absolute or contains ".."."""
     windows = PureWindowsPath(choice)  # parses both separators, drives and shares on every system
     if not choice.strip() or "\0" in choice or windows.anchor or ".." in windows.parts:
-        raise UserError(
-            f"{field}: {choice[:80]!a} is not the name of a file in a model folder (nor may it be a full path or "
-            "contain '..'); choose one from the list"
-        )
+        wrong = "is not the name of a file in a model folder (nor may it be a full path or contain '..')"
+        raise UserError(f"{field}: {choice[:80]!a} {wrong}; choose one from the list")
     for folder in folders:
         # Graphs saved on Windows contain sub\name, others sub/name.
         for path in (folder / choice, folder.joinpath(*windows.parts)):
@@ -219,6 +227,95 @@ def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = 
     raise UserError(f"{field}: {choice[:80]!a} is not in {where}; put it there or choose another")
 
 
-def _without_shard(name: str) -> str:
-    """The folder of Hugging Face weights ("xl" for "xl/model.safetensors" or a shard of it); other names unchanged."""
-    return re.sub(r"[\\/](?:[^\\/]*-of-\d+\.\w+|model\.safetensors|pytorch_model\.bin)$", "", name)
+class Missing(UserError):
+    """The repository has no such file."""
+
+
+class _Part(io.FileIO):
+    """A partial file; ``report`` gets its size after every chunk (10 MB), and what it raises ends the transfer."""
+
+    def __init__(self, path: Path, report: Callable[[int], None]):
+        super().__init__(path, "ab")
+        self.report = report
+
+    def write(self, chunk: Any) -> int:
+        count = super().write(chunk)
+        self.report(self.tell())
+        return count
+
+
+def download(entry: Entry, path: Path, field: str, progress: Callable[[int, int], None]) -> None:
+    """Download the file of an entry's repository with the name of ``path`` to it.
+
+    An interrupted download leaves a hidden ``.part`` file, and the next call resumes it. Before the file is renamed, its length is
+    verified, and its sha256 against the catalogue's, and the server's, where it states one. huggingface_hub handles ``HF_ENDPOINT``,
+    ``HF_TOKEN``, ``HF_HUB_OFFLINE``, retries and the transfer. ``progress``: see :func:`resolve`. Raises :class:`Missing`, or a UserError
+    for no connection, a refusal by the server, a full disk, or a corrupted file, with the address for a manual download.
+    """
+    file, to = path.name, path.parent
+    by_hand = f"get it from https://huggingface.co/{entry.repo} and put it into {to}"
+    try:
+        import huggingface_hub as hub
+        from filelock import FileLock, Timeout
+
+        # Not hf_hub_download: since version 1.18 it deletes the partial file of an interrupted download, and the versions that
+        # transformers 4 accepts (below 1.0) report no progress. This function transfers by HTTP, also where hf_xet is installed.
+        from huggingface_hub.file_download import http_get
+        from huggingface_hub.utils import build_hf_headers
+    except ImportError as e:
+        raise UserError(f"{field}: {file} needs huggingface-hub to be downloaded; install that, or {by_hand}") from e
+    cancelled: list[Exception] = []
+
+    def report(done: int, total: int) -> None:
+        try:
+            progress(done, total)
+        except Exception as e:
+            cancelled.append(e)
+            raise
+
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        with FileLock(to / f".{file}.lock", timeout=0):
+            # 1. Ask for the length and the digest.
+            url, headers = hub.hf_hub_url(entry.repo, file, revision=entry.revision), build_hf_headers()
+            offer = hub.get_hf_file_metadata(url, timeout=10)
+            etag, size = offer.etag or "", offer.size or 0
+            part = to / f".{file}.{re.sub('[^0-9A-Za-z]', '', etag)[:16] or 'unknown'}.part"
+            for other in to.glob(f".{file}.*.part"):  # of other versions
+                if other != part or not etag:
+                    other.unlink()
+            # 2. Append what is missing to the partial file.
+            with _Part(part, lambda done: report(done, size)) as opened:
+                begin, free = opened.tell(), shutil.disk_usage(to).free
+                if size - begin > free:
+                    raise ValueError(f"it needs {readable_size(size)} and {readable_size(free)} are free")
+                http_get(url, opened, resume_size=begin, headers=headers, expected_size=size or None)
+            # 3. Verify and rename.
+            digest = hashlib.sha256()
+            with part.open("rb") as arrived:
+                while chunk := arrived.read(_CHUNK):
+                    digest.update(chunk)
+                    report(size, size)
+            expected, found = [entry.sha256, etag if re.fullmatch("[0-9a-f]{64}", etag) else None], digest.hexdigest()
+            if size and part.stat().st_size != size or any(stated not in (None, found) for stated in expected):
+                part.unlink()
+                raise ValueError(f"what arrived has another length or sha256 ({found[:16]}...)")
+            os.replace(part, path)
+            logging.getLogger(__name__).info("%s: sha256 %s", file, found)
+    except Timeout as e:
+        raise UserError(f"{field}: {file} is already being downloaded to {to}; wait for that to end") from e
+    except Exception as e:  # huggingface_hub's depend on its version
+        if e in cancelled:
+            raise
+        status = getattr(getattr(e, "response", None), "status_code", None)
+        kind = Missing if status == 404 else UserError
+        raise kind(f"{field}: {file} could not be downloaded ({_reason(e, status)}); {by_hand}") from e
+
+
+def _reason(error: Exception, status: int | None) -> str:
+    """A failed transfer's cause, for the message."""
+    if status is not None:
+        return f"status {status}{': a token in HF_TOKEN may help' if status in (401, 403) else ''}"
+    if isinstance(error, OSError) and error.strerror:  # of the file system
+        return error.strerror
+    return f"{first_line(error).rstrip('.')}; HF_ENDPOINT may name a mirror, and HF_HUB_OFFLINE must not be set"

@@ -13,8 +13,7 @@ from ..errors import UserError
 from . import checkpoint as ck
 from .families import read
 from .mar import FP32_WEIGHTS, latent_metadata
-from .networks.hybrid import MAR_PREFIX, TABLES, Hybrid, HybridConfig, resize_table
-from .networks.prompts import HybridModel
+from .networks.hybrid import MAR_PREFIX, TABLES, Hybrid, HybridConfig, HybridModel, resize_table
 from .tar import language_numbers
 from .tokenizer import has_tokenizer, load_tokenizer
 

@@ -18,7 +18,6 @@ from ..errors import UserError
 from . import checkpoint as ck
 from .autoencoders import build_vq
 from .families import KINDS, read
-from .folders import weight_files
 from .llamagen import LARGEST_GRID
 from .networks.autoencoder import VQModel
 from .networks.janus import Janus, JanusConfig, JanusModel, Template
@@ -66,8 +65,7 @@ def load_janus(
         dtype: "auto" prefers bf16, as upstream.
         grid: tokens per side; None, or the only one that the model draws.
 
-    Raises:
-        UserError: the tokenizer lacks a special token; another grid is asked for.
+    A UserError also if the tokenizer lacks a special token, or another grid is asked for.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = _renamed(read(path, "janus", lambda name: _is_unused(name) or _name(name).startswith(_VQ)))
@@ -86,7 +84,7 @@ def load_janus(
 def load_janus_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> VQModel:
     """Load the VQ tokenizer of a Janus; arguments and errors as :func:`.autoencoders.load_vq`, the path as :func:`load_janus`."""
     compute, path = ck.choose_dtype("fp32" if dtype == "auto" else dtype, device), Path(path)
-    shards = weight_files(path, "decoder", KINDS["janus"].noun)
+    shards = ck.weight_files(path, "decoder", KINDS["janus"].noun)
     whole = path if shards == [path] else shards[0].parent
     file = _renamed(ck.read(whole, "decoder", lambda name: not _name(name).startswith(_VQ), shards))
     first = file.state.get(f"{_VQ}decoder.conv_in.weight")

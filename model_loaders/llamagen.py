@@ -42,8 +42,7 @@ def load_llamagen(
             it from the metadata, a stored RoPE table, or the file name.
         heads: attention heads; None takes the metadata entry, else that of the official model of the same width.
 
-    Raises:
-        UserError: the grid is unknown, contradicts the file, or is not divisible into PAR's regions.
+    A UserError also if the grid is unknown, contradicts the file, or is not divisible into PAR's regions.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = read(path, "llamagen")

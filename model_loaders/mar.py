@@ -12,9 +12,7 @@ from . import checkpoint as ck
 from .families import read
 from .networks.mar import MAR, MARConfig, MARModel
 
-OFFICIAL_LATENT_SCALE = 0.2325
 OFFICIAL_T_MAX = 999
-IMAGENET_CLASSES = 1000
 # The first diffusion step (t = 999) multiplies rounding errors of this layer by hundreds (samplers/mar/tables.py).
 FP32_WEIGHTS = ("diffloss.net.final_layer.linear.",)
 
@@ -24,12 +22,9 @@ def load_mar(
 ) -> MARModel:
     """Load a MAR of any size with the official parameter names. Shared arguments and errors: see :mod:`.checkpoint`.
 
-    Metadata entries: ``heads``, see below; ``latent_scale`` (default 0.2325); ``t_max`` (last diffusion timestep, 999);
-    ``patch`` (patch size of a token, 1); ``label_set`` ("imagenet-1k" for 1000 classes); ``name`` (the file's stem).
-
-    Args:
-        dtype: the last layer of the diffusion head is always fp32.
-        heads: attention heads; None takes the metadata entry, else that of the official model of the same width.
+    The last layer of the diffusion head is always fp32. ``heads`` None takes the metadata entry, else those of the official model of that
+    width. Other metadata entries: ``latent_scale`` (default 0.2325); ``t_max`` (last diffusion timestep, 999); ``patch`` (patch size of a
+    token, 1); ``label_set`` ("imagenet-1k" for 1000 classes); ``name`` (the file's stem).
     """
     compute = ck.choose_dtype(dtype, device)
     file = read(path, "mar")
@@ -44,7 +39,7 @@ def load_mar(
         ),
         name=file.name,
         **stated,
-        label_set=file.text("label_set", "imagenet-1k" if config.classes == IMAGENET_CLASSES else ""),
+        label_set=file.text("label_set", "imagenet-1k" if config.classes == 1000 else ""),
     )
 
 
@@ -54,7 +49,7 @@ def latent_metadata(file: ck.Checkpoint, channels: int) -> dict[str, Any]:
     if channels % patch**2:
         raise file.error(f"states patch = {patch} in its metadata, but its tokens have {channels} channels")
     return {
-        "latent_scale": file.number("latent_scale", OFFICIAL_LATENT_SCALE, 1e-4, 1e4),
+        "latent_scale": file.number("latent_scale", 0.2325, 1e-4, 1e4),
         "t_max": file.number("t_max", OFFICIAL_T_MAX, 1, OFFICIAL_T_MAX),
         "patch": patch,
     }

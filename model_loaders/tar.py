@@ -1,8 +1,7 @@
 """Loaders of Tar: the language model, the semantic tokenizer TA-Tok, and the AR de-tokenizers (AR-DTok).
 
-Any language model works with any de-tokenizer trained with the same TA-Tok. The image decoder is LlamaGen's VQ tokenizer. A file may
-contain a de-tokenizer together with its TA-Tok (prefix ``ta_tok.``) and its decoder (prefix ``vq.``). The dtype "auto" prefers bf16, as
-upstream. Source: Han et al. 2025 (Tar, arXiv 2506.18898).
+Any language model works with any de-tokenizer trained with the same TA-Tok. The image decoder is LlamaGen's VQ tokenizer. The dtype "auto"
+prefers bf16, as upstream. Source: Han et al. 2025 (Tar, arXiv 2506.18898).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 
 from ..errors import UserError
 from . import checkpoint as ck
-from .families import parts_of, read
+from .families import read
 from .llamagen import LARGEST_GRID, find_grid, gpt_config, square_root
 from .networks.llama import HEAD, Llama, LlamaConfig, TokenModel
 from .networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
@@ -40,10 +39,8 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
 
     Head count, norm epsilon, RoPE base and ids of special tokens come from ``config.json``, else they are the official ones. The metadata
     of a single safetensors file may contain ``config``, ``generation_config``, ``tokenizer`` (contents of the JSON files) and ``name``.
-    FastAR's addition to the configuration: ``semantic_side``, the side of the finest grid of codes (27).
-
-    Args:
-        path: a Hugging Face model folder, one of its shards, or a weight file; its JSON files are read from the same folder.
+    FastAR's addition to the configuration: ``semantic_side``, the side of the finest grid of codes (27). ``path`` is a Hugging Face model
+    folder, one of its shards, or a weight file; its JSON files are read from the same folder.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = read(path, "tar")
@@ -139,11 +136,8 @@ def load_ta_tok(
     """Load a TA-Tok of any size with the official parameter names. Shared arguments and errors: see :mod:`.checkpoint`.
 
     Unused weights of the official file are ignored. Metadata entries: ``encoder_heads`` (16 officially), ``decoder_heads`` (12),
-    ``input_size`` in pixels (384; also read from the arguments in the official file) and ``name``.
-
-    Args:
-        path: in a file with several networks the weights under ``ta_tok.`` are read.
-        encoder: False omits the image encoder, three quarters of the memory.
+    ``input_size`` in pixels (384; also read from the arguments in the official file) and ``name``. ``encoder`` False
+    omits the image encoder, three quarters of the memory.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = read(path, "ta-tok")
@@ -172,19 +166,15 @@ def load_detokenizer(
     state a head count. Other metadata entries: ``grid``, ``name`` and ``label_set``, the training data ("picture-book" for the demo).
 
     Args:
-        path: in a file with several networks the weights without prefix are read.
         grid: tokens per side (16, 32, 64 for 256, 512, 1024 pixels), 2 to 128; None takes it from the file or its name.
         heads: attention heads.
         ta_tok: the TA-Tok that computes the condition features, if they are computed from semantic codes.
 
-    Raises:
-        UserError: the arguments in the file contradict the weights; there is no table of absolute positions (upstream then samples with
-            random ones); the grid is unknown or larger than the table; the TA-Tok's features have another width.
+    A UserError also if the arguments in the file contradict the weights, the table of absolute positions is missing (upstream then draws
+    random ones), the grid is unknown or larger than the table, or the TA-Tok's features have another width.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = read(path, "dtok")
-    others = tuple(parts_of(file.state))
-    file = file.filter(lambda name: not name.startswith(others))
     arguments = file.settings("args") or file.settings("config")
     config = _detokenizer_config(file, arguments, heads)
     model = TokenModel(

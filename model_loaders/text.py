@@ -24,9 +24,7 @@ from .tokenizer import Tokenizer, import_error, load_tokenizer
 # Caption length in training, including the end-of-sequence token; longer prompts are truncated.
 MAX_TOKENS = 120
 _END = "</s>"
-_ATTENTION = "encoder.block.0.layer.0.SelfAttention"
-_FEED_FORWARD = "encoder.block.0.layer.1.DenseReluDense"
-_SHARED, _COPY = "shared.weight", "encoder.embed_tokens.weight"
+_LAYER, _SHARED, _COPY = "encoder.block.0.layer", "shared.weight", "encoder.embed_tokens.weight"
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,13 +68,8 @@ def load_text_encoder(
 ) -> TextEncoder:
     """Load a T5 encoder of any size; decoder weights are ignored. Shared arguments and errors: see :mod:`.checkpoint`.
 
-    Args:
-        path: a Hugging Face model folder, one of its shards, or a single weight file.
-        dtype: "auto", "fp32" or "bf16", see :func:`choose_dtype`.
-        tokenizer: folder with ``tokenizer.json``, which all sizes share; None for the folder of the weights.
-
-    Raises:
-        UserError: transformers or tokenizers is missing.
+    ``path`` is a Hugging Face model folder, one of its shards, or a single weight file; ``tokenizer`` a folder with ``tokenizer.json``,
+    which all sizes share, None for that of the weights. A UserError also if transformers or tokenizers is missing.
     """
     compute = choose_dtype(dtype, device)
     try:
@@ -90,14 +83,14 @@ def load_text_encoder(
         # Two names of the same matrix; files have either or both.
         state[_SHARED] = state[_COPY] = state[_SHARED if _SHARED in state else _COPY]
         rows, width = state[_SHARED].shape
-        buckets, heads = state[f"{_ATTENTION}.relative_attention_bias.weight"].shape
-        gated = f"{_FEED_FORWARD}.wi_0.weight" in state
+        buckets, heads = state[f"{_LAYER}.0.SelfAttention.relative_attention_bias.weight"].shape
+        gated = f"{_LAYER}.1.DenseReluDense.wi_0.weight" in state
         config = T5Config(
             vocab_size=rows,
             d_model=width,
-            d_kv=len(state[f"{_ATTENTION}.q.weight"]) // heads,
+            d_kv=len(state[f"{_LAYER}.0.SelfAttention.q.weight"]) // heads,
             num_heads=heads,
-            d_ff=len(state[f"{_FEED_FORWARD}.{'wi_0' if gated else 'wi'}.weight"]),
+            d_ff=len(state[f"{_LAYER}.1.DenseReluDense.{'wi_0' if gated else 'wi'}.weight"]),
             num_layers=depth(state, "encoder.block."),
             relative_attention_num_buckets=buckets,
             feed_forward_proj="gated-gelu" if gated else "relu",
@@ -110,9 +103,3 @@ def load_text_encoder(
     net: Any = ck.load_strictly(file, lambda: T5EncoderModel(config), dtype=compute, device=device)
     net.encoder.embed_tokens.weight = net.shared.weight
     return TextEncoder(net, words, file.name)
-
-
-def has_tokenizer(path: str | Path) -> bool:
-    """Whether a folder, or the folder of a file, contains a T5 tokenizer."""
-    folder = Path(path)
-    return ((folder if folder.is_dir() else folder.parent) / "tokenizer.json").is_file()

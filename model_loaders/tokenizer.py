@@ -1,14 +1,13 @@
 """Tokenizers of language models and of T5: Hugging Face's ``tokenizer.json``, or ``vocab.json`` and ``merges.txt``.
 
-Added tokens are removed from the tokenizer, so that "<|im_end|>" in a prompt is encoded as ten characters and cannot end the
-prompt. Callers insert special tokens by id. This also avoids searching every prompt for 65,536 image codes. Janus' added tokens are kept,
-because some are letters of its vocabulary; those of several characters are encoded as characters too.
-
-The package ``tokenizers``, a requirement of ComfyUI, is imported when a tokenizer is read.
+Added tokens are removed from the tokenizer, so that "<|im_end|>" in a prompt is encoded as ten characters and cannot end the prompt.
+Callers insert special tokens by id. Janus' added tokens are kept, because some are letters of its vocabulary; those of several characters
+are encoded as characters too. The package ``tokenizers`` is imported when a tokenizer is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,47 +17,37 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, first_line
-from .folders import parse_json, read_json, read_text
+from .checkpoint import parse_json, read_json, read_text
 
 # Pre-tokenization pattern of Qwen2, applied before byte-pair merges.
 _QWEN = {
     "Regex": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 }
-# Pre-tokenization patterns of DeepSeek-LLM; the second lists the cased letters. Written as escapes, because tools that normalise Unicode
-# turn U+2126 and U+212A into other letters.
-_DEEPSEEK = (
-    "[\r\n]",
-    "\\s?[A-Za-z\xb5\xc0-\xd6\xd8-\xf6\xf8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377"
-    "\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-"
-    "\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-"
-    "\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80"
-    "-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4"
-    "\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
-    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d"
-    "\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a"
-    "\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-"
-    "\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943]+",
-    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-    "\\s+$",
-    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
-)
+# sha256 of the patterns of T5, Qwen2 and DeepSeek-LLM.
+_PATTERNS = """
+    dfa66c1644748ec479d682d866becfcd8cbcacae0af58d60f824b6ca88f54547
+    1ff7f41064896984db5d1bb6ff64fa4bc29007d08c1b439e505b7392777a319e
+    5cada29124805d8e0454dc5b67225bbf87075cffd53418e9c56f674708220e2c
+    38fd0b5eb7e66ecf05e5e89dd0272208b64a6d60fa009c4ea1be70e7b7e739d5
+    ae6bc1cffa8363b9fcbc8425375b51beb4782b93c6bcc35129ad95e41974f239
+    16f72e393af534b9e1af2f1521e289e7426a51f3a48f9ec1c1e8f8ddef318006
+    a9e31f463e1bd653c3d89fb26abc9a610b23eb0447b1bfcac71c7949e72583e4
+""".split()
 # Qwen2.5: tokens of its vocabulary, and ids of the special tokens of a chat turn.
 _QWEN_SIZE, _QWEN_CHAT = 151_643, (151_644, 151_645)
 _LONGEST_CHARSMAP = 500_000  # T5's has 320,000; it may map one character to as much
 _MOST_PARTS = 8  # of a sequence of components
 _MOST_KEPT, _FLAGS = 4096, ("single_word", "lstrip", "rstrip", "normalized")  # added tokens, and their flags
 _PROBE = "A small red boat, 2 cats & 1 moon: caf\u00e9 \u6708 \U0001f319.\n"
-# Components of the tokenizers of Qwen2, DeepSeek and T5 and of simpler ones, and the values of their arguments besides None,
-# booleans and "" (... accepts every value). Other normalizers and patterns can turn a short prompt into gigabytes, run for minutes, or
-# abort the process.
+# Components of the tokenizers of Qwen2, DeepSeek and T5 and of simpler ones, and the values of their arguments besides None, booleans
+# and "" (... accepts every value). Others can turn a short prompt into gigabytes, run for minutes, or abort the process.
 _COMPONENTS: dict[str, tuple[str | None, ...]] = {
     "model": ("BPE", "WordLevel", "Unigram"),
     "normalizer": (None, "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Precompiled", "Strip", "Replace"),
     "pre_tokenizer": (None, "Whitespace", "WhitespaceSplit", "ByteLevel", "Split", "Digits", "Metaspace"),
 }
 _ARGUMENTS: dict[str, Any] = {
-    **dict.fromkeys(("type", "vocab", "merges", "unk_token", "unk_id", "precompiled_charsmap"), ...),
-    "pattern": ({"Regex": " {2,}"}, _QWEN, *({"Regex": pattern} for pattern in _DEEPSEEK)),
+    **dict.fromkeys(("type", "vocab", "merges", "unk_token", "unk_id", "precompiled_charsmap", "pattern"), ...),
     "content": ("\u2581", " "),
     "behavior": ("Isolated",),
     "replacement": ("\u2581",),
@@ -103,10 +92,7 @@ def load_tokenizer(
 
     The first source found is used: the metadata entry ``tokenizer`` (the content of a ``tokenizer.json``), then the files
     ``<stem>.tokenizer.json``, ``tokenizer.json``, ``vocab.json`` with ``merges.txt``. ``letters``: an added token of one character is
-    encoded as itself, rather than as its bytes.
-
-    Raises:
-        UserError: there is no tokenizer, it is damaged, or ``tokenizers`` is missing.
+    encoded as itself, rather than as its bytes. A UserError if there is none, it is damaged, or ``tokenizers`` is missing.
     """
     if "tokenizer" in metadata:
         where = "the tokenizer within the file"
@@ -122,15 +108,12 @@ def load_tokenizer(
             {"type": "Split", "pattern": _QWEN, "behavior": "Isolated", "invert": False},
             {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
         ]
+        merges = [line for line in merges if line.strip() and not line.startswith("#version")]
         spec = {
             "added_tokens": [{"content": name, "id": number} for name, number in added.items()],
             "normalizer": {"type": "NFC"},
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts},
-            "model": {
-                "type": "BPE",
-                "vocab": spec,
-                "merges": [line for line in merges if line.strip() and not line.startswith("#version")],
-            },
+            "model": {"type": "BPE", "vocab": spec, "merges": merges},
         }
     return _build(spec, f"{name} in {folder}", field, letters)
 
@@ -196,8 +179,16 @@ def _accepted(part: Any, types: tuple[str | None, ...]) -> bool:
         return part is None and None in types
     if part.get("type") not in types or len(str(part.get("precompiled_charsmap", ""))) > _LONGEST_CHARSMAP:
         return False
+    if "pattern" in part and not _is_official(part["pattern"]):
+        return False
     values = {name: _ARGUMENTS.get(name, ()) for name in part}
     return all(values[name] is ... or value in (None, False, True, "", *values[name]) for name, value in part.items())
+
+
+def _is_official(pattern: Any) -> bool:
+    if not isinstance(pattern, dict) or list(pattern) != ["Regex"] or not isinstance(pattern["Regex"], str):
+        return False
+    return hashlib.sha256(pattern["Regex"].encode("utf-8", "surrogatepass")).hexdigest() in _PATTERNS
 
 
 @contextmanager
@@ -213,7 +204,6 @@ def library_errors(found: str) -> Iterator[None]:
 
 def import_error(package: str, field: str, error: BaseException) -> UserError:
     """The error for a package that encoding a prompt requires and that cannot be imported."""
-    return UserError(
-        f"{field}: reading a prompt needs the Python package {package}, which ComfyUI brings, and here it cannot be imported "
-        f"({first_line(error)}); install it with: pip install {package}"
-    )
+    found = f"which ComfyUI brings, and here it cannot be imported ({first_line(error)})"
+    needs = f"reading a prompt needs the Python package {package}"
+    return UserError(f"{field}: {needs}, {found}; install it with: pip install {package}")

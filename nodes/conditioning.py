@@ -16,12 +16,13 @@ from ..model_loaders import hub
 from ..model_loaders.captions import clean
 from ..model_loaders.checkpoint import DTYPES
 from ..model_loaders.checkpoint import choose_dtype as choose_model_dtype
+from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.llama import TokenModel
-from ..model_loaders.networks.prompts import UNCONDITIONAL
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..model_loaders.networks.tar import TarModel
 from ..model_loaders.tar import load_ta_tok
-from ..model_loaders.text import MAX_TOKENS, choose_dtype, has_tokenizer, load_text_encoder
+from ..model_loaders.text import MAX_TOKENS, choose_dtype, load_text_encoder
+from ..model_loaders.tokenizer import has_tokenizer
 from ..samplers import registry
 from ..samplers.batches import in_parts
 from ..samplers.conditioning import (
@@ -258,7 +259,8 @@ class TextPrompt(io.ComfyNode):
         path = finder(cls, allow_download)(listed(encoder, "t5"), "t5")
 
         def load() -> Any:
-            own = None if has_tokenizer(path) else host.t5_tokenizer()
+            folder = path if path.is_dir() else path.parent
+            own = None if has_tokenizer(folder, "", {}) else host.t5_tokenizer()
             return load_text_encoder(path, name, host.text_offload_device(), own)
 
         with enough_memory(READING):

@@ -17,7 +17,6 @@ from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders import hub
 from ..model_loaders.checkpoint import DTYPES, INT8
-from ..model_loaders.download import readable_size
 from ..model_loaders.families import KINDS
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
@@ -77,7 +76,7 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
         folders, download_to = host.folders(*_folders(family)), host.folders(host.FOLDER)[0]
         entry = hub.absent(choice, family, [*folders, download_to])
         if entry is not None and (entry.size is None or entry.size > FREE_DOWNLOAD):
-            size = readable_size(entry.size) if entry.size else "size unknown"
+            size = hub.readable_size(entry.size) if entry.size else "size unknown"
             what = f"{entry.id} ({size}) from the Hugging Face repository {entry.repo} into models/{host.FOLDER}"
             if not allowed:
                 raise UserError(

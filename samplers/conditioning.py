@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.mar import ClassRows, MARModel
-from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 
 E = TypeVar("E", bound="_Entries")
 

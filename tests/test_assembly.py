@@ -73,7 +73,9 @@ def test_importing_the_package_imports_nothing():
 
 def test_a_model_comes_with_its_decoder(demo):
     assert demo.family == MAR and demo.demo and not demo.draws_from_text
-    assert demo.decoder_choice == "demo-kl" and demo.latent_channels == demo.decoder.net.config.z_channels
+    assert (
+        demo.decoder.name == "picture book KL, stride 8" and demo.latent_channels == demo.decoder.net.config.z_channels
+    )
     assert demo.tokens == demo.model.net.config.tokens and demo.classes == demo.model.net.config.classes
     assert demo.device == CPU and defaults(demo)["ar_steps"] <= demo.tokens
 

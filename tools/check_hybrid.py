@@ -16,7 +16,7 @@ from ..cli.options import model_options
 from ..cli.planning import plan
 from ..cli.running import draw
 from ..errors import UserError
-from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
+from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
 from ..samplers.conditioning import PromptCondition
 from ..samplers.registry import SAMPLERS
 

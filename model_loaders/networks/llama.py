@@ -32,6 +32,13 @@ OFFICIAL_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560:
 _QWEN_HEAD_DIM = 128
 # Kinds of a condition. A prompt is token ids of the same vocabulary.
 CLASS, TEXT, FEATURES, CODES, PROMPT = "class", "text", "features", "codes", "prompt"
+# Parameters of a LlamaGen that say which kind it has.
+_CONDITIONS = {
+    "cls_embedding.embedding_table.weight": CLASS,
+    "cls_embedding.uncond_embedding": TEXT,
+    "clip_proj.weight": FEATURES,
+    "clip_proj.embedding_table.weight": CODES,
+}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Our names of parameters, which are LlamaGen's, and those of a language model.
 _NAMES = {
@@ -86,9 +93,7 @@ class LlamaConfig:
     @staticmethod
     def of_llamagen(state: Mapping[str, Tensor], heads: int | None = None) -> LlamaConfig:
         """Derive the shape of a LlamaGen, PAR or AR-DTok from official parameter names; ``heads`` None: of the official size of that width.
-
-        A KeyError if the state dict is none of this network, a ValueError if the head count is unknown or does not fit the weights.
-        """
+        A KeyError if the state dict is none of this network, a ValueError if the head count is unknown or does not fit."""
         vocab, dim = state["tok_embeddings.weight"].shape
         heads = heads or OFFICIAL_HEADS.get(dim)
         if heads is None:
@@ -99,29 +104,16 @@ class LlamaConfig:
         kv_heads, rest = divmod(state["layers.0.attention.wqkv.weight"].shape[0] - dim, 2 * (dim // heads))
         if rest or kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"heads: {heads} does not fit the attention weights")
-        kinds = {
-            "cls_embedding.embedding_table.weight": CLASS,
-            "cls_embedding.uncond_embedding": TEXT,
-            "clip_proj.weight": FEATURES,
-            "clip_proj.embedding_table.weight": CODES,
-        }
-        key = next((key for key in kinds if key in state), None)
-        if key is None:
-            raise KeyError(next(iter(kinds)))
+        key, kind = next((pair for pair in _CONDITIONS.items() if pair[0] in state), next(iter(_CONDITIONS.items())))
         (rows, columns), special = state[key].shape, "spe_tok_embeddings.special_embeddings.weight"
-        return LlamaConfig(
-            dim=dim,
-            depth=depth(state, "layers."),
-            heads=heads,
-            kv_heads=kv_heads,
-            hidden=state["layers.0.feed_forward.w1.weight"].shape[0],
-            vocab=vocab,
-            condition=kinds[key],
-            condition_size=rows - 1 if kinds[key] in (CLASS, CODES) else columns,
-            text_rows=rows if kinds[key] == TEXT else 0,
-            absolute=absolute,
-            special=state[special].shape[0] if special in state else 0,
-        )
+        hidden, blocks = state["layers.0.feed_forward.w1.weight"].shape[0], depth(state, "layers.")
+        about = {
+            "condition_size": rows - 1 if kind in (CLASS, CODES) else columns,
+            "text_rows": rows if kind == TEXT else 0,
+            "absolute": absolute,
+            "special": state[special].shape[0] if special in state else 0,
+        }
+        return LlamaConfig(dim, blocks, heads, kv_heads, hidden, vocab, kind, **about)
 
     @staticmethod
     def of_qwen(state: Mapping[str, Tensor], heads: int | None = None, **about: Any) -> LlamaConfig:

@@ -324,7 +324,7 @@ class Kept:
 
 class ClassRows:
     """The condition of B images as the network reads it: vectors of the encoder's buffer rows, and what happens to the encoder's output
-    before the decoder reads it. Here class labels int64 [B], which leave that output unchanged; prompts are in ``prompts.py``."""
+    before the decoder reads it. Here class labels int64 [B], which leave that output unchanged; prompts are in ``hybrid.py``."""
 
     def __init__(self, net: MAR, labels: Tensor):
         self.mar, self.labels = net, labels

@@ -50,10 +50,7 @@ class Regional(nn.Module):
 
 
 class _Compiled:
-    """A compiled function with compilations of its own.
-
-    The compiler keeps its results by code object and at most a few of each; a copy of the code gives every network its own.
-    """
+    """A compiled function. The compiler keeps at most a few results of a code object; every network has its own copy of the code."""
 
     def __init__(self, function: Any):
         code = function.__code__.replace()
@@ -79,11 +76,7 @@ class _Compiled:
 
 
 def choose(net: Regional, speed: str, device: torch.device) -> None:
-    """Set how a network runs, which will compute on ``device``.
-
-    Raises:
-        UserError: an unknown ``speed``; "compile" where there is no compiler.
-    """
+    """Set how a network runs, which will compute on ``device``; a UserError for an unknown ``speed``, and "compile" without a compiler."""
     if speed not in SPEEDS:
         raise UserError(f"speed: {speed!r} is none of {', '.join(SPEEDS)}; choose one of them.")
     if speed == COMPILE:

@@ -12,11 +12,7 @@ MOST_BLOCKS, MOST_LEVELS = 512, 16
 
 
 def depth(names: Iterable[str], prefix: str, most: int = MOST_BLOCKS) -> int:
-    """Count the blocks ``<prefix>0.``, ``<prefix>1.``, ...; 0 if there are none.
-
-    Raises:
-        ValueError: the blocks are not numbered from 0 without gaps, or there are more than ``most``.
-    """
+    """Count the blocks ``<prefix>0.``, ``<prefix>1.``, ...; a ValueError if they are not numbered without gaps, or more than ``most``."""
     found = {name[len(prefix) :].split(".", 1)[0] for name in names if name.startswith(prefix)}
     if len(found) > most:
         raise ValueError(f"it has {len(found)} blocks named {prefix}*, more than the limit of {most}")

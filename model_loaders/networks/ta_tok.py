@@ -264,16 +264,12 @@ class TATokModel:
 
     @torch.no_grad()
     def codes(self, images: Tensor, pool: int = 1) -> Tensor:
-        """See :meth:`TATok.codes`. Images on any device; the codes are on the network's.
-
-        Raises:
-            UserError: the file holds no image encoder, or ``images`` or ``pool`` are invalid.
-        """
+        """See :meth:`TATok.codes`; a UserError without an image encoder, or if ``images`` or ``pool`` are invalid. Images may be on any
+        device; the codes are on the network's."""
         c = self.net.config
         if not c.encoder_depth:
-            raise UserError(
-                f"ta_tok: {self.name} holds no picture encoder, only the side of the codes; load a whole one."
-            )
+            lacks = f"{self.name} holds no picture encoder, only the side of the codes"
+            raise UserError(f"ta_tok: {lacks}; load a whole one.")
         if images.ndim != 4 or images.shape[1] != 3 or not images.numel():
             raise UserError(f"image: pictures have 3 channels, not a shape of {'x'.join(map(str, images.shape))}.")
         if not 1 <= pool <= c.side:

@@ -14,13 +14,12 @@ from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLCon
 from fastar_nodes.model_loaders.networks.llama import Llama
 from fastar_nodes.model_loaders.networks.mar import MAR
 from qwen_reference import tiny_qwen
-from safetensors.torch import load_file
 from tar_files import CONFIG, IDS, tiny_ta_tok, words
 from tiny_files import GPT_SIZE, MAR_SIZE, READER, save, write, write_gpt, write_vq
 
 
 class Files(NamedTuple):
-    """Tar draws 16 codes of 20 at 4 x 4 (low) and 8 x 8 (high); ``whole`` holds all of it but the language model."""
+    """Tar draws 16 codes of 20 at 4 x 4 (low) and 8 x 8 (high)."""
 
     mar: Path
     kl: Path
@@ -32,7 +31,6 @@ class Files(NamedTuple):
     ta_tok: Path
     low: Path
     high: Path
-    whole: Path
 
 
 def detokenizer(grid: int) -> Llama:
@@ -57,8 +55,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     shared = {"heads": 2, "label_set": "picture-book", "defaults": {"cfg": 2.0}, "ta_tok": "demo-ta-tok"}
     write(detokenizer(4), made.low, 11, grid=4, name="tiny low", **shared)
     write(detokenizer(8), made.high, 12, grid=8, name="tiny high", **shared)
-    parts = {"": load_file(made.low), "ta_tok.": load_file(made.ta_tok), "vq.": load_file(made.vq)}
-    save(made.whole, parts, heads=2, grid=4, name="whole", groups=4)
     return made
 
 

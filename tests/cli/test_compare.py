@@ -197,13 +197,10 @@ def test_prompts_for_models_that_read_them(compare, sentence, files, tmp_path, m
         assert sentence(compare("llamagen", f"{line} {more}")).startswith(f"{field}: ")
 
 
-def test_files_of_par_and_tar(compare, cli, files):
+def test_files_of_par_and_tar(compare):
     assert list(table(compare("par", "--label 3"))) == ["PAR"]
     assert list(table(compare("tar", "--draft {low} --json c.json"))) == ["Tar", "ZipAR", "MuLo-SD"]
     assert runs()[0]["settings"]["top_k"] == 0 and {run["model"] for run in runs()} == {"tiny high"}
-    # A file that holds TA-Tok and decoder.
-    whole = cli("compare --prompt cat --device cpu", "--model", files.whole, "--tar", files.tar)
-    assert list(table(whole)) == ["Tar", "ZipAR"]
 
 
 # ------------------------------------------------------------------------------------------------ mistakes

@@ -7,10 +7,9 @@ import pytest
 import torch
 from fastar_nodes.bench import hybrids, operations
 from fastar_nodes.bench.sizes import random_models
-from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig
+from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig, HybridModel
 from fastar_nodes.model_loaders.networks.llama import qwen_config
 from fastar_nodes.model_loaders.networks.mar import MARConfig
-from fastar_nodes.model_loaders.networks.prompts import HybridModel
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.mar import mar

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import archive, checkpoint, folders
+from fastar_nodes.model_loaders import archive, checkpoint
 from fastar_nodes.model_loaders.checkpoint import Checkpoint, choose_dtype, load_strictly, read, read_metadata
 from fastar_nodes.model_loaders.families import identify
 from fastar_nodes.model_loaders.tokenizer import check_components, load_tokenizer
@@ -35,9 +35,6 @@ def refused(call: Callable[[], object], *words: str) -> str:
 
 def same(state: dict, expected: dict = STATE) -> bool:
     return state.keys() == expected.keys() and all(torch.equal(state[k], expected[k]) for k in state)
-
-
-# --------------------------------------------------------------------------------------------------- reading
 
 
 def test_safetensors_with_metadata_whatever_the_extension(tmp_path: Path) -> None:
@@ -236,9 +233,6 @@ def test_identify(mar_fixtures: Path) -> None:
     assert identify(STATE) == "unknown"
 
 
-# --------------------------------------------------------------------------------------------------- limits
-
-
 def test_the_length_of_a_header_and_its_number_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.safetensors"
     save_file({f"t{i}": torch.zeros(1) for i in range(5)}, path)
@@ -271,9 +265,9 @@ def test_files_at_the_limit_of_a_tokenizer(tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("tokenizers")
     for name, content in (("vocab.json", '{"a": 0}'), ("merges.txt", "#version: 0.2\n"), ("added_tokens.json", "{}")):
         (tmp_path / name).write_text(content)
-    monkeypatch.setattr(folders, "MAX_JSON_BYTES", 14)
+    monkeypatch.setattr(checkpoint, "MAX_JSON_BYTES", 14)
     assert load_tokenizer(tmp_path, "", {}).size == 1
-    monkeypatch.setattr(folders, "MAX_JSON_BYTES", 13)
+    monkeypatch.setattr(checkpoint, "MAX_JSON_BYTES", 13)
     refused(lambda: load_tokenizer(tmp_path, "", {}), "checkpoint: merges.txt in ", "too large")
 
 
@@ -300,8 +294,6 @@ def test_official_components_are_accepted_with_their_arguments_only(place: str, 
     for other in (*wrong, {**given, "other": 2.0}, {"type": "Sequence", parts: [given] * 9}, [given]):
         refused(lambda other=other: check(other), f"encoder: x has a {place} that no official tokenizer has")
 
-
-# --------------------------------------------------------------------------------------------------- pickles
 
 TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n)R"
 
@@ -384,9 +376,6 @@ def test_records_that_two_readers_may_take_for_another(tmp_path: Path) -> None:
             continue
         with pytest.raises(archive.Refused):
             archive.check(path)
-
-
-# --------------------------------------------------------------------------------------------------- loading
 
 
 def load(state: dict, net: nn.Module | None = None, **options) -> nn.Module:

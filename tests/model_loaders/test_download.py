@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import timeouts
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import download as transfer
 from fastar_nodes.model_loaders import hub
 
 REPO, NAME = "jadechoghari/mar", "mar-base.safetensors"
@@ -195,7 +194,7 @@ def test_a_token_stays_with_the_hub(server: Server, tmp_path: Path, monkeypatch:
 
 
 def test_no_room(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9000, 0, 9000))
+    monkeypatch.setattr(hub.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9000, 0, 9000))
     refused(tmp_path, "10 kB .* 9 kB")
     (part,) = hidden(tmp_path)
     part.write_bytes(CONTENT[:2000])  # what is there counts
@@ -268,9 +267,6 @@ def test_killed_and_started_again(server: Server, tmp_path: Path) -> None:
     assert any((wanted or "").startswith("bytes=") for wanted in server.ranges()), "it went on, not from the start"
 
 
-# ------------------------------------------------------------------------------------------------ digests
-
-
 def test_wrong_bytes_of_the_right_length(server: Server, tmp_path: Path) -> None:
     server.sends = WRONG
     refused(tmp_path, "sha256")
@@ -290,9 +286,6 @@ def test_a_pinned_digest_and_revision(server: Server, tmp_path: Path, monkeypatc
     assert hub.menu("mar", []) == ["mar-base (download 10 kB)"]
     path = resolve(tmp_path)
     assert path.read_bytes() == CONTENT and server.requests[-1][1].endswith(f"/resolve/{'a' * 40}/{NAME}")
-
-
-# ------------------------------------------------------------------------------------------------ folders
 
 
 def whole_folder(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
@@ -333,11 +326,8 @@ def test_an_optional_part_is_skipped_only_if_it_does_not_exist(
     server.status = 404
     assert hub._fetch(hub.entries("tar")[0], tmp_path, "checkpoint", None) == tmp_path / "Tar"
     whole_folder(monkeypatch, "extra.json")
-    with pytest.raises(transfer.Missing):
+    with pytest.raises(hub.Missing):
         hub._fetch(hub.entries("tar")[0], tmp_path, "checkpoint", None)
-
-
-# ------------------------------------------------------------------------------------------------ environment
 
 
 SCRIPT = """

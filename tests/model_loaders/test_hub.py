@@ -25,9 +25,6 @@ def without_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.socket.connect", None)
 
 
-# ------------------------------------------------------------------------------------------- catalogue and menu
-
-
 def test_catalogue_is_sound() -> None:
     everything = [e for family in hub.KINDS for e in hub.entries(family)]
     raw = json.loads((Path(hub.__file__).with_name("catalogue.json")).read_text())
@@ -128,9 +125,6 @@ def test_a_menu_leaves_out_what_is_catalogued_for_another(family: str, own: int)
 def test_an_entry_of_another_family_is_refused(tmp_path: Path, choice: str, family: str, remedy: str) -> None:
     with pytest.raises(UserError, match=remedy):
         resolve(choice, tmp_path, family)
-
-
-# --------------------------------------------------------------------------------------------- files that are here
 
 
 @pytest.mark.parametrize("where", ["", "below"])
@@ -262,18 +256,17 @@ def test_an_entry_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
     """checkpoint-last.pth is what all official MARs are called; only the one in the entry's folder is the entry's."""
     calls = []
 
-    def fetch(repo: str, file: str, to: Path, revision: str, sha256: str, *about: object) -> None:
-        calls.append((repo, file, to, sha256))
-        to.mkdir(parents=True)
-        (to / file).write_bytes(b"x")
+    def fetch(entry: hub.Entry, path: Path, *about: object) -> None:
+        calls.append((entry.id, path))
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"x")
 
     monkeypatch.setattr(hub, "download", fetch)
     (tmp_path / "mar_huge").mkdir()
     (tmp_path / "mar_huge" / "checkpoint-last.pth").write_bytes(b"another model")
     path = resolve(EMA, tmp_path)
     assert path == tmp_path / "mar-base-ema" / "checkpoint-last.pth" == resolve("mar-base-ema", tmp_path)
-    sha256 = next(e.sha256 for e in hub.entries("mar") if e.id == "mar-base-ema")
-    assert calls == [("jadechoghari/mar", "checkpoint-last.pth", path.parent, sha256)]
+    assert calls == [("mar-base-ema", path)]
     local = ["mar_huge/checkpoint-last.pth", "mar-base-ema\\checkpoint-last.pth"]
     menu = hub.menu("mar", local)
     assert EMA not in menu and {*local} <= {*menu} and EMA in hub.menu("mar", local[:1])

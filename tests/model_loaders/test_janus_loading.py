@@ -118,20 +118,9 @@ def test_int8_and_half_precision():
     assert {p.dtype for p in load_janus(ORIGINAL, "bf16").net.parameters()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        (lambda s: s.pop("gen_embed.weight"), "gen_embed.weight is missing"),
-        (lambda s: s.update({"gen_embed.weight": s["gen_embed.weight"][None]}), "misshaped"),
-        (lambda s: s.update({"vision_gen_enc_model.x": torch.ones(1)}), "JanusFlow"),
-        (lambda s: [s.pop(n) for n in list(s) if n.startswith("gen_head.")], "holds"),
-    ],
-)
-def test_wrong_weights(folder, state, change, found):
-    state = dict(state)
-    change(state)
-    save_file(state, folder / "model.safetensors")
-    with pytest.raises(UserError, match=f"^checkpoint: x .*{found}"):
+def test_a_janusflow_is_refused(folder, state):
+    save_file({**state, "vision_gen_enc_model.x": torch.ones(1)}, folder / "model.safetensors")
+    with pytest.raises(UserError, match="^checkpoint: x .*JanusFlow"):
         load_janus(folder)
 
 

@@ -74,9 +74,6 @@ def test_a_vq_ignores_its_statistics(tmp_path: Path, root: Path) -> None:
         assert (value.dtype == torch.float32) == (key == "quantize.embedding.weight"), key
 
 
-# ------------------------------------------------------------------------------------------------------- grid
-
-
 @pytest.mark.parametrize(
     ("name", "config", "grid"),
     [

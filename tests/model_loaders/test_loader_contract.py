@@ -164,9 +164,6 @@ class TestEveryLoader:
         assert not (tmp_path / "canary").exists()
 
 
-# ------------------------------------------------------------------------------------------- what a family checks
-
-
 def without(name: str) -> Callable[[dict], object]:
     return lambda state: state.pop(name)
 
@@ -195,7 +192,6 @@ SPECIAL = "spe_tok_embeddings.special_embeddings.weight"
     ("stem", "change", "words"),
     [
         ("mar", without("class_emb.weight"), "class_emb.weight is missing"),
-        ("mar", with_("mask_token", 1, 1, 9), "1 misshaped (mask_token is 1x1x9, not 1x1x16)"),
         ("mar", with_("encoder_pos_embed_learned", 1, 3, 8), "missing or empty"),
         ("mar", with_("diffusion_pos_embed_learned", 1, 5, 8), "5 tokens are no square"),
         ("mar", renumbered, "not numbered 0 to 1"),
@@ -211,15 +207,12 @@ SPECIAL = "spe_tok_embeddings.special_embeddings.weight"
         ("gpt", with_(CLASSES, 1, 16), "missing or empty"),
         ("gpt", with_(CLASSES, 1, 2, 16), "embeddings are misshaped"),
         ("gpt", with_(SPECIAL, 4, 16), "4 transition tokens"),
-        ("gpt", with_(SPECIAL, 3, 9), "misshaped"),
         ("dtok", without("abs_pe"), "abs_pe is missing"),
         ("dtok", with_("abs_pe", 19), "misshaped"),
         ("dtok", with_("clip_proj.weight", 16), "misshaped"),
         ("ta_tok", without(f"{TA_TOK}encoder.layers.0.mlp.fc1.weight"), "fc1.weight is missing"),
         ("ta_tok", with_(f"{TA_TOK}embeddings.position_embedding.weight", 15, 24), "no square grid"),
         ("tar", without(f"{QWEN}self_attn.q_proj.weight"), "q_proj.weight is missing"),
-        ("tar", without("model.layers.1.self_attn.q_proj.bias"), "1 missing"),
-        ("tar", with_(f"{QWEN}self_attn.q_norm.weight", 4), "1 unexpected"),
     ],
 )
 def test_weights_that_do_not_fit(write, stem: str, change, words: str) -> None:

@@ -17,8 +17,6 @@ from fastar_nodes.samplers.settings import make
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from torch import nn
 
-# ------------------------------------------------------------------------------------------------ products
-
 ONEDNN = pytest.mark.skipif(not ops._has_onednn(), reason="this PyTorch has no oneDNN")
 
 
@@ -126,9 +124,6 @@ def test_the_first_layers_of_a_network_are_packed_whatever_else_is_loaded(amd, m
             for layer in net:
                 layer(torch.ones(4, 16))
     assert [[layer in ops._PACKED for layer in net] for net in nets] == [[True, True, False]] * 2
-
-
-# ------------------------------------------------------------------------------------------------ int8
 
 
 def _plain(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:

@@ -124,9 +124,6 @@ def test_initialisation() -> None:
     assert all(p.grad is not None for p in net.parameters())
 
 
-# ---------------------------------------------------------------------------------------------------- prompts
-
-
 def test_prompts_with_and_without_a_chat() -> None:
     model = tiny_tar()
     assert model.prompt("a red boat", 0) == [1, 3, 4, 15, 16] and model.prompt("", 2) == [15, 18]

@@ -64,9 +64,6 @@ def official_names(c: TATokConfig) -> dict[str, tuple[int, ...]]:
     return out
 
 
-# --------------------------------------------------------------------------------------- against transformers
-
-
 def loaded(net: TATok, decoder: bool) -> nn.Module:
     """A half of ``net`` in transformers, in float64."""
     half, prefix = siglip(net.config, decoder).double(), "decoder.vision_model." if decoder else "encoder."
@@ -151,9 +148,6 @@ def test_the_nearest_code_is_found_in_blocks(monkeypatch: pytest.MonkeyPatch) ->
     for block in (1, 7, 49, 50, 4096):
         monkeypatch.setattr(ta_tok, "_BLOCK", block)
         assert torch.equal(book.nearest(x.view(5, 10, 6)), expected.view(5, 10))
-
-
-# ----------------------------------------------------------------------------------------------------- names
 
 
 def test_official_names_and_shapes() -> None:

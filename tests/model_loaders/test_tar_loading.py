@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.autoencoders import expect_codes, load_vq
-from fastar_nodes.model_loaders.checkpoint import read, read_header
-from fastar_nodes.model_loaders.families import parts_of
+from fastar_nodes.model_loaders.autoencoders import expect_codes
+from fastar_nodes.model_loaders.checkpoint import read
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.model_loaders.networks.tar import SpecialTokens
@@ -43,9 +42,6 @@ def configure(folder: Path, without: str = "-", **changes) -> Path:
     config = {k: v for k, v in {**CONFIG, **IDS, **changes}.items() if not k.startswith(without)}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
-
-
-# ------------------------------------------------------------------------------------------ language model: layouts
 
 
 def test_layouts(folder: Path, tmp_path: Path) -> None:
@@ -179,9 +175,6 @@ def test_official_ids(folder: Path) -> None:
     refused(load_tar, folder, "^checkpoint: .* has 217205 tokens and nothing states which")
 
 
-# ---------------------------------------------------------------------------------------------------- tokenizers
-
-
 def test_special_tokens_of_a_chat(folder: Path) -> None:
     named = {entry["content"]: entry["id"] for entry in words()["added_tokens"]}
     (folder / "tokenizer.json").write_text(json.dumps(words({**named, "<|im_start|>": 13, "<|im_end|>": 14})))
@@ -277,9 +270,6 @@ def test_damaged_tokenizers(folder: Path, text: str) -> None:
     refused(load_tar, folder, "^checkpoint: .*(tokenizer.json|tokenizers)")
 
 
-# ------------------------------------------------------------------------------------------------------- TA-Tok
-
-
 def test_ta_tok_in_the_official_nesting(tmp_path: Path) -> None:
     net = tiny_ta_tok()
     state = {name: torch.ones(shape) for name, shape in official_names(TINY_TA_TOK).items()} | net.state_dict()
@@ -306,8 +296,6 @@ def test_input_size_from_the_arguments(tmp_path: Path, size: int | None, expecte
     torch.save({"model": {"name": "x", "args": {"input_size": size}, "sd": state}}, tmp_path / "t.pth")
     assert load_ta_tok(tmp_path / "t.pth").net.config.input_size == expected
 
-
-# ------------------------------------------------------------------------------------------------- de-tokenizers
 
 ARGS = {
     **{"n_layer": 2, "n_head": 2, "dim": 16, "vocab_size": 20, "cond_dim": 24},
@@ -391,9 +379,6 @@ def test_head_count_of_official_widths(tmp_path: Path) -> None:
     assert load_detokenizer(tmp_path / "d.safetensors", heads=4).net.config.heads == 4
 
 
-# -------------------------------------------------------------------------------------------- parts that belong together
-
-
 def test_parts_are_checked(tmp_path: Path) -> None:
     save_file(detokenizer_state(), tmp_path / "d.safetensors", metadata=STATED)
     ta_tok = TATokModel(tiny_ta_tok(), "mine")
@@ -410,19 +395,3 @@ def test_parts_are_checked(tmp_path: Path) -> None:
     vq = VQModel(VQAutoencoder(VQConfig(ch=8, ch_mult=(1,), blocks=1, z_channels=4, codes=21, groups=4)), "vq")
     with pytest.raises(UserError, match="^decoder: vq has 21 codes, d writes 20"):
         expect_codes(vq, model)
-
-
-def test_one_file_with_all_parts(tmp_path: Path) -> None:
-    vq = VQAutoencoder(VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, codes=20, groups=4))
-    state, path = detokenizer_state(), tmp_path / "demo.safetensors"
-    state |= {f"ta_tok.{k}": v for k, v in tiny_ta_tok().state_dict().items()}
-    state |= {f"vq.{k}": v for k, v in vq.state_dict().items()}
-    save_file(state, path, metadata={**STATED, "groups": "4", **TA_TOK})
-    assert parts_of(read_header(path)[0]) == {"ta_tok.", "vq."}
-    ta_tok, decoder = load_ta_tok(path), load_vq(path)
-    model = load_detokenizer(path, ta_tok=ta_tok)
-    expect_codes(decoder, model)
-    assert model.net.config == DTOK and ta_tok.net.config == TINY_TA_TOK and decoder.net.config.codes == 20
-    save_file(detokenizer_state(), path)
-    assert parts_of(read_header(path)[0]) == set() and read_header(tmp_path / "gone") == ([], {})
-    refused(load_ta_tok, path, "^ta_tok: demo.safetensors holds a Tar de-tokenizer, not a TA-Tok")

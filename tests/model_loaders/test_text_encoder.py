@@ -37,9 +37,6 @@ def copy(model: Path, tmp_path: Path) -> Path:
     return tmp_path / "t5"
 
 
-# --------------------------------------------------------------------------------------------------- features
-
-
 def test_features_are_those_of_the_padded_batch(model: Path) -> None:
     """The reference pads to 120 and masks; what the mask leaves is what is returned."""
     encoder = load_text_encoder(model)
@@ -74,9 +71,6 @@ def test_dtype(model: Path) -> None:
             load_text_encoder(model, name)
 
 
-# ----------------------------------------------------------------------------------------------------- layouts
-
-
 def shards(folder: Path) -> None:
     """The weights in two numbered files."""
     state = load_file(folder / "model.safetensors")
@@ -103,9 +97,6 @@ def test_layouts(copy: Path, tmp_path: Path) -> None:
         torch.save(load_file(file), copy / f"pytorch_model-0000{i}-of-00002.bin")
         file.unlink()
     assert torch.equal(load_text_encoder(copy).encode(["red cat"])[0], whole)
-
-
-# ------------------------------------------------------------------------------------------------ wrong files
 
 
 def fails(path: Path, words: str, **arguments: object) -> None:
@@ -154,9 +145,6 @@ def test_the_other_family(copy: Path, root: Path) -> None:
 def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     fails(tmp_path, "needs the Python package transformers, which ComfyUI brings.*pip install transformers")
-
-
-# -------------------------------------------------------------------------------------------------- catalogue
 
 
 def test_menu_and_folders_of_ones_own(tmp_path: Path) -> None:

@@ -26,16 +26,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder: LlamaGens with and without their grid, a PAR, Tar and its parts, tokenizers."""
     folder = tmp_path_factory.mktemp("models")
 
-    def add(stem: str, net: nn.Module, parts: dict[str, nn.Module] | None = None, **metadata: object) -> None:
-        nets = {"": net, **(parts or {})}
-        save(folder / f"{stem}.safetensors", {k: part.state_dict() for k, part in nets.items()}, **metadata)
+    def add(stem: str, net: nn.Module, **metadata: object) -> None:
+        save(folder / f"{stem}.safetensors", {"": net.state_dict()}, **metadata)
 
     add("plain", random(Llama(GPT_SIZE)), heads=2, grid=4, name="plain one")
     add("silent", random(Llama(GPT_SIZE)), heads=2)
     add("par", random(Llama(replace(GPT_SIZE, special=3))), heads=2, grid=4)
     net, reader, vq = random(Llama(replace(DRAWER, absolute=31))), tiny_ta_tok(READER), random(VQAutoencoder(VQ_SIZE))
     add("drawer", net, heads=2, grid=4, name="tiny drawer")
-    add("whole", net, {"ta_tok.": reader, "vq.": vq}, heads=2, grid=4, name="whole drawer", groups=4)
     add("silent-drawer", random(Llama(replace(DRAWER, absolute=79))), heads=2)
     add("reader", reader, name="tiny reader")
     add("wide", tiny_ta_tok(replace(READER, width=36)), name="wide reader")
@@ -81,9 +79,6 @@ def test_tar_from_files_to_pictures(folder):
     # First TA-Tok, which may leave again, then the sampled model.
     reading, drawing = (patchers for patchers, _ in fake_comfy.state.loaded)
     assert reading == [model.parts["ta_tok"].patcher] and drawing == [model.patcher, vae.patcher]
-    whole, _ = load(node, checkpoint="whole.safetensors", ta_tok="auto", decoder="auto")
-    assert whole.vae.name == "whole drawer"
-    assert torch.equal(sample(samplers.LlamaGenSampler, model=whole, condition=codes)[0], samples)
     assert load(node, checkpoint="silent-drawer.safetensors", grid="8")[0].model.grid == 8
 
 
@@ -217,7 +212,7 @@ def test_a_large_download_begins_only_where_the_graph_allows_it(downloads, node,
     # What, from where and how large stands on the node before the first byte.
     ((where, said),) = fake_comfy.state.said
     assert where == "5" and name in said and entry.repo in said
-    assert loaders.readable_size(entry.size) in said if entry.size else "unknown" in said
+    assert loaders.hub.readable_size(entry.size) in said if entry.size else "unknown" in said
     assert len(downloads) == 1
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.model_loaders import hub
-from fastar_nodes.model_loaders.download import readable_size
+from fastar_nodes.model_loaders.hub import readable_size
 from fastar_nodes.nodes import host
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.tools.training import hybrid_recipe, recipes, token_recipes

@@ -15,8 +15,15 @@ from torch import Tensor
 
 from ...model_loaders import checkpoint as ck
 from ...model_loaders.hybrid import config_of, load_network
-from ...model_loaders.networks.hybrid import TABLES, Hybrid, HybridConfig, PromptBatch
-from ...model_loaders.networks.prompts import INSTRUCTION, HybridModel, PromptRows
+from ...model_loaders.networks.hybrid import (
+    INSTRUCTION,
+    TABLES,
+    Hybrid,
+    HybridConfig,
+    HybridModel,
+    PromptBatch,
+    PromptRows,
+)
 from ...model_loaders.tokenizer import load_tokenizer
 from ...samplers.mar.diffusion import HeadBatch, denoise
 from ...samplers.mar.loop import FullTransformer, begin

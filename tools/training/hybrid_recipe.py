@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from ...bench.initialise import initialise_hybrid
 from ...model_loaders.networks.autoencoder import KLAutoencoder
-from ...model_loaders.networks.hybrid import Hybrid, HybridConfig
+from ...model_loaders.networks.hybrid import UNCONDITIONAL, Hybrid, HybridConfig, HybridModel
 from ...model_loaders.networks.llama import EMBEDDING, attend
 from ...model_loaders.networks.mar import MAR, pick
-from ...model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ...model_loaders.networks.tar import TarModel
 from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
 from ...samplers.mar.tables import Tables, tables

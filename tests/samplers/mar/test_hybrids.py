@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.hybrid import PromptBatch
-from fastar_nodes.model_loaders.networks.prompts import UNCONDITIONAL
+from fastar_nodes.model_loaders.networks.hybrid import UNCONDITIONAL, PromptBatch
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
@@ -121,7 +120,7 @@ def test_appended_tokens_equal_a_full_pass_where_raster_order_is_the_same(hybrid
 def test_prompts_of_three_lengths_are_grouped_without_padding(hybrid):
     read = [hybrid.hybrid.read(torch.tensor(hybrid.prompt(t))) for t in (SHORT, LONG, SHORT + "s")]
     batch = PromptBatch([read[0], read[1], read[2], read[0]])
-    assert sorted(len(g.prompt) for g in batch.groups) == [1, 1, 2]
+    assert sorted(len(prompt) for _, prompt, *_ in batch.groups) == [1, 1, 2]
     q, k, v = (torch.randn(4, heads, 5, 6) for heads in (4, 2, 2))
     together = batch.attend(1, q, k, v)
     for row, prompt in enumerate((0, 1, 2, 0)):

@@ -5,10 +5,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
-from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig, PromptBatch, PromptCache
+from fastar_nodes.model_loaders.networks.hybrid import (
+    UNCONDITIONAL,
+    Hybrid,
+    HybridConfig,
+    HybridModel,
+    PromptBatch,
+    PromptCache,
+    PromptRows,
+)
 from fastar_nodes.model_loaders.networks.llama import LlamaConfig, qwen_config
 from fastar_nodes.model_loaders.networks.mar import MARConfig
-from fastar_nodes.model_loaders.networks.prompts import UNCONDITIONAL, HybridModel, PromptRows
 from fastar_nodes.reports.record import to_text
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.driver import finish
