@@ -150,7 +150,7 @@ def test_workflow_opens_and_runs(comfy: Comfy, editor: Any, info: Any, name: str
 
 
 def test_a_mistake_is_told_in_the_editor(comfy: Comfy, editor: Any, workflow: Any, artifacts: Path) -> None:
-    """Before anything runs, on the node that is wrong, without a stack trace."""
+    """Before anything runs, without a click and without a stack trace."""
     wrong = json.loads(json.dumps(workflow))
     labels = next(n for n in wrong["nodes"] if n["type"] == "FastARClassLabel")
     labels["widgets_values"][0] = "catt"
@@ -161,16 +161,9 @@ def test_a_mistake_is_told_in_the_editor(comfy: Comfy, editor: Any, workflow: An
     editor.wait_for_timeout(2500)
     editor.screenshot(path=str(artifacts / f"mistake_{editor.renderer}.png"))
     assert comfy.get("/history") == before, "it ran"
-    editor.get_by_role("button", name="View details").first.click()
-    editor.wait_for_timeout(1000)
-    # The icon beside "Class Label - labels" in the panel on the right; the node itself has one too.
-    icons = editor.locator('[class*="lucide--info"]').all()
-    (icon,) = [icon for icon in icons if (icon.bounding_box() or {"x": 0})["x"] > 1500]
-    icon.click()
-    editor.wait_for_timeout(1000)
-    editor.screenshot(path=str(artifacts / f"mistake_{editor.renderer}_details.png"))
-    shown = editor.locator("body").inner_text()
-    assert "there is no class 'catt'" in shown and "Traceback" not in shown
+    told = editor.locator(TOAST).last.inner_text()
+    assert "Class Label" in told and "labels: there is no class 'catt'; the closest: cat;" in told
+    assert "Traceback" not in editor.locator("body").inner_text()
 
 
 WIRE_A_TEXT = """text => {
@@ -247,6 +240,48 @@ def test_a_wire_of_another_kind_does_not_connect(editor: Any) -> None:
         ("FastARTextPrompt", "FastARMuLoSDSampler", True),
     ):
         assert editor.evaluate(CONNECTS, [source, target, "condition"]) == fits, (source, target)
+
+
+# A loader at a checkpoint and a sampler at it; where on the screen the sampler's condition is.
+LOADED = """async ([loader, checkpoint, sampler]) => {
+    await app.loadGraphData({nodes: [], links: [], version: 0.4})
+    const from = LiteGraph.createNode(loader), to = LiteGraph.createNode(sampler)
+    app.graph.add(from); app.graph.add(to)
+    from.pos = [100, 500]; to.pos = [700, 300]
+    if (checkpoint) from.widgets.find(w => w.name === 'checkpoint').value = checkpoint
+    from.connect(0, to, to.inputs.findIndex(i => i.name === 'model'))
+    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]
+    const at = to.getInputPos(to.inputs.findIndex(i => i.name === 'condition'))
+    const box = app.canvas.canvas.getBoundingClientRect()
+    return [at[0] + box.x, at[1] + box.y]
+}"""
+MAKES = {
+    ("FastARLoadMAR", "", "FastARFastHybridSampler"): ["FastARClassLabel"],
+    ("FastARLoadHybrid", "", "FastARFastHybridSampler"): ["FastARPrompt"],
+    ("FastARLoadLlamaGen", "", "FastARPAR"): ["FastARClassLabel"],
+    ("FastARLoadLlamaGen", "llamagen-t2i-xl-256", "FastARAnySampler"): ["FastARTextPrompt"],
+    ("FastARLoadTarDetokenizer", "", "FastARSweep"): ["FastARTarPrompt", "FastARImageToCodes"],
+}
+
+
+def test_a_dropped_condition_is_offered_what_the_model_reads(editor: Any, artifacts: Path) -> None:
+    for nodes, makers in MAKES.items():
+        x, y = editor.evaluate(LOADED, list(nodes))
+        editor.wait_for_timeout(800)
+        editor.mouse.move(x, y)
+        editor.mouse.down()
+        editor.mouse.move(x - 100, y - 50, steps=5)
+        editor.mouse.move(x - 200, y - 150, steps=5)
+        editor.mouse.up()
+        shown = editor.locator(".litecontextmenu").last.inner_text(timeout=5000).split("\n")
+        assert shown[4:] == makers, nodes
+        editor.screenshot(path=str(artifacts / f"suggestions_{editor.renderer}.png"))
+        editor.locator(".litecontextmenu .litemenu-entry").last.click()
+        editor.wait_for_timeout(500)
+        made = editor.evaluate("app.graph._nodes.filter(n => n.outputs.some(o => o.links?.length)).map(n => n.type)")
+        assert sorted(made) == sorted([nodes[0], makers[-1]])
+    colours = editor.evaluate("Object.values(app.canvas.default_connection_color_byType).filter(Boolean)")
+    assert {"#8fb8de", "#7fd1ae", "#f2b263"} <= {*colours}
 
 
 # What Compare shows and sends while links are made and removed. "+3" connects image_3, "-3" removes its link.
