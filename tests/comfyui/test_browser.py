@@ -400,5 +400,7 @@ def test_a_blueprint_opens(editor: Any, path: Path, artifacts: Path) -> None:
     inner = graph["definitions"]["subgraphs"][0]["nodes"]
     assert sorted(node["class_type"] for node in sent.values()) == sorted(node["type"] for node in inner)
     names = editor.evaluate("app.graph._nodes[0].widgets.map(w => w.name)")
-    assert len(names) == len(graph["nodes"][0]["properties"]["proxyWidgets"])
+    node = graph["nodes"][0]
+    assert len(names) == len(node["properties"]["proxyWidgets"]) + sum("widget" in i for i in node["inputs"])
+    assert not any(name.endswith("_1") for name in names), "two widgets have one name"
     _no_complaint(editor)
