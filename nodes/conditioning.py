@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -270,6 +272,17 @@ class TextPrompt(io.ComfyNode):
         return io.NodeOutput(TextCondition((host.to_output(features),) * settings.images, (prompt,) * settings.images))
 
 
+def unknown_words(model: Any, texts: Sequence[str]) -> str:
+    """A sentence that names the words of prompts that a model with a vocabulary of words does not know; "" for other models."""
+    unknown = model.tokenize("qzx")
+    if len(unknown) != 1 or unknown != model.tokenize("xqz"):
+        return ""
+    words = dict.fromkeys(
+        word for text in texts for word in re.findall(r"\w+", text) if model.tokenize(word) == unknown
+    )
+    return f"Words that {model.name} does not know: {', '.join(words)}." if words else ""
+
+
 @dataclass(frozen=True)
 class PromptImages:
     """The widget of Prompt and Tar Prompt that is neither text nor a setting of a sampler."""
@@ -380,6 +393,7 @@ class TarPrompt(io.ComfyNode):
                 *widgets(PromptImages),
             ],
             outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -391,6 +405,7 @@ class TarPrompt(io.ComfyNode):
         number, count = checked_seed(seed), make(PromptImages, {"images": images}).images
         _, asked = chosen(preset, PLAIN)
         settings = prompt_settings(loaded.recommended, {**asked, **values})
+        host.show(cls, [unknown_words(loaded.model, [typed])])
         host.load_to_device(loaded, _prompt_bytes(loaded.model, settings, typed, count))
 
         def start(part: range) -> Any:

@@ -41,7 +41,7 @@ from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.loop import resolve
 from ..samplers.tokens.upsampling import UpSampling
 from . import host
-from .conditioning import READING, LabelText, ModelFirst, as_labels
+from .conditioning import READING, LabelText, ModelFirst, as_labels, unknown_words
 from .loaders import TA_TOK
 from .schema import (
     CACHE,
@@ -503,6 +503,8 @@ class _Sampler(ModelFirst):
         settings = settings_for(Choice(entry, name, asked), loaded)
         other = {k: v for k, v in loaded.recommended.items() if k in asked and v != asked[k]}
         advice = f"This model's file recommends {named(entry.settings, other)}." if other else ""
+        if isinstance(condition, PromptCondition) and hasattr(loaded.model, "tokenize"):
+            advice = "\n".join(filter(None, (advice, unknown_words(loaded.model, condition.texts))))
         return reported(cls, run(entry, loaded, settings, condition, seed, draft=draft, **sockets), advice)
 
 

@@ -81,7 +81,7 @@ def widget(name: str, default: Any, about: Knob) -> io.Input:
     shared: dict[str, Any] = {"tooltip": about.tooltip, "advanced": about.advanced or None}
     low = about.low
     if about.paper is not None:
-        default, low = about.paper, 0
+        default, low = about.paper, default + 1
     if about.choices:
         return io.Combo.Input(name, options=list(about.choices), default=default, **shared)
     if isinstance(default, bool):

@@ -13,6 +13,7 @@ from ..reports.exchange import read_runs
 from ..reports.record import to_table
 from ..samplers.choice import Choice, parse_choice
 from ..samplers.registry import find
+from ..samplers.settings import knobs
 from . import host
 from .compare import to_image
 from .conditioning import ModelFirst
@@ -77,7 +78,10 @@ class LoadReport(io.ComfyNode):
 def _line(sampler: str, settings: dict[str, Any]) -> str:
     """A run as a line for Any Sampler; of a sampler that this version does not have, only its name."""
     try:
-        return Choice(find(sampler), values=settings).text
+        known = knobs(find(sampler).settings)
+        # A value that stands for the model's own is no setting of a line.
+        own = {k for k, (default, about) in known.items() if about.paper is not None and settings.get(k) == default}
+        return Choice(find(sampler), values={k: v for k, v in settings.items() if k not in own}).text
     except UserError:
         return sampler
 

@@ -149,8 +149,14 @@ def combine(
         ar_steps: of the run, for settings that do not hold it.
 
     Raises:
-        UserError: no such preset, or a value out of range.
+        UserError: no such preset, or a value out of range, also one that stands for the model's own.
     """
+    for name, value in vars(make(kind, asked)).items():
+        default, about = knobs(kind)[name]
+        if name in asked and about.paper is not None and value < default + 1:
+            raise UserError(
+                f"{name}: {value:g} is outside {default + 1:g} to {about.high:g}; leave it out for the model's own."
+            )
     suited = {k: v for k, v in recommended.items() if k in knobs(kind)}
     try:
         make(kind, suited)

@@ -146,6 +146,23 @@ def test_workflow_opens_and_runs(comfy: Comfy, editor: Any, info: Any, name: str
     thumbnail.save(artifacts / f"{name}.jpg", quality=88)
 
 
+def test_a_mistake_is_told_in_the_editor(comfy: Comfy, editor: Any, workflow: Any, artifacts: Path) -> None:
+    """Before anything runs, without a click and without a stack trace."""
+    wrong = json.loads(json.dumps(workflow))
+    labels = next(n for n in wrong["nodes"] if n["type"] == "FastARClassLabel")
+    labels["widgets_values"][0] = "catt"
+    editor.evaluate("graph => app.loadGraphData(graph)", wrong)
+    editor.wait_for_timeout(1000)
+    before = comfy.get("/history")
+    editor.get_by_role("button", name="Run", exact=True).first.click()
+    editor.wait_for_timeout(2500)
+    editor.screenshot(path=str(artifacts / f"mistake_{editor.renderer}.png"))
+    assert comfy.get("/history") == before, "it ran"
+    told = editor.locator(TOAST).last.inner_text()
+    assert "Class Label" in told and "labels: there is no class 'catt'; the closest: cat;" in told
+    assert "Traceback" not in editor.locator("body").inner_text()
+
+
 WIRE_A_TEXT = """text => {
     const source = LiteGraph.createNode('PrimitiveString')
     app.graph.add(source)
@@ -195,6 +212,48 @@ def test_a_missing_model_file_is_offered_for_download(editor: Any, artifacts: Pa
     assert editor.get_by_role("button", name="Download", exact=False).count() >= len(files)
     shown = editor.locator("body").inner_text().partition("Missing Models")[2]
     assert all(file in shown for file in files)
+
+
+# A loader at a checkpoint and a sampler at it; where on the screen the sampler's condition is.
+LOADED = """async ([loader, checkpoint, sampler]) => {
+    await app.loadGraphData({nodes: [], links: [], version: 0.4})
+    const from = LiteGraph.createNode(loader), to = LiteGraph.createNode(sampler)
+    app.graph.add(from); app.graph.add(to)
+    from.pos = [100, 500]; to.pos = [700, 300]
+    if (checkpoint) from.widgets.find(w => w.name === 'checkpoint').value = checkpoint
+    from.connect(0, to, to.inputs.findIndex(i => i.name === 'model'))
+    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]
+    const at = to.getInputPos(to.inputs.findIndex(i => i.name === 'condition'))
+    const box = app.canvas.canvas.getBoundingClientRect()
+    return [at[0] + box.x, at[1] + box.y]
+}"""
+MAKES = {
+    ("FastARLoadMAR", "", "FastARFastHybridSampler"): ["FastARClassLabel"],
+    ("FastARLoadHybrid", "", "FastARFastHybridSampler"): ["FastARPrompt"],
+    ("FastARLoadLlamaGen", "", "FastARPAR"): ["FastARClassLabel"],
+    ("FastARLoadLlamaGen", "llamagen-t2i-xl-256", "FastARAnySampler"): ["FastARTextPrompt"],
+    ("FastARLoadTarDetokenizer", "", "FastARSweep"): ["FastARTarPrompt", "FastARImageToCodes"],
+}
+
+
+def test_a_dropped_condition_is_offered_what_the_model_reads(editor: Any, artifacts: Path) -> None:
+    for nodes, makers in MAKES.items():
+        x, y = editor.evaluate(LOADED, list(nodes))
+        editor.wait_for_timeout(800)
+        editor.mouse.move(x, y)
+        editor.mouse.down()
+        editor.mouse.move(x - 100, y - 50, steps=5)
+        editor.mouse.move(x - 200, y - 150, steps=5)
+        editor.mouse.up()
+        shown = editor.locator(".litecontextmenu").last.inner_text(timeout=5000).split("\n")
+        assert shown[4:] == makers, nodes
+        editor.screenshot(path=str(artifacts / f"suggestions_{editor.renderer}.png"))
+        editor.locator(".litecontextmenu .litemenu-entry").last.click()
+        editor.wait_for_timeout(500)
+        made = editor.evaluate("app.graph._nodes.filter(n => n.outputs.some(o => o.links?.length)).map(n => n.type)")
+        assert sorted(made) == sorted([nodes[0], makers[-1]])
+    colours = editor.evaluate("Object.values(app.canvas.default_connection_color_byType).filter(Boolean)")
+    assert {"#8fb8de", "#7fd1ae", "#f2b263"} <= {*colours}
 
 
 # What Compare shows and sends while links are made and removed. "+3" connects image_3, "-3" removes its link.
@@ -277,5 +336,7 @@ def test_a_blueprint_opens(editor: Any, path: Path, artifacts: Path) -> None:
     inner = graph["definitions"]["subgraphs"][0]["nodes"]
     assert sorted(node["class_type"] for node in sent.values()) == sorted(node["type"] for node in inner)
     names = editor.evaluate("app.graph._nodes[0].widgets.map(w => w.name)")
-    assert len(names) == len(graph["nodes"][0]["properties"]["proxyWidgets"])
+    node = graph["nodes"][0]
+    assert len(names) == len(node["properties"]["proxyWidgets"]) + sum("widget" in i for i in node["inputs"])
+    assert not any(name.endswith("_1") for name in names), "two widgets have one name"
     _no_complaint(editor)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import conditioning, host, samplers, sharing
+from fastar_nodes.nodes import conditioning, host, loaders, samplers, sharing
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
@@ -212,6 +212,21 @@ def test_a_prompt_becomes_the_codes_that_a_script_gets():
     assert [(done, total) for done, total, _ in Progress.updates[:16]] == [(k + 1, 16) for k in range(16)]
     for text in ("", "<|im_end|> <I3>"):  # special tokens that are typed are text
         assert len(a_prompt(text=text, images=1).codes[0]) == 16
+
+
+def test_words_that_a_demo_does_not_know_are_named(monkeypatch):
+    def said(text: str) -> list[str]:
+        fake_comfy.state.said.clear()
+        a_prompt(tar, text=text, detail="81", images=1)
+        sample(samplers.MARSampler, model=hybrid, condition=conditioning.Prompt.execute(text).result[0])
+        return [line for _, told in fake_comfy.state.said for line in told.split("\n") if line.startswith("Words")]
+
+    for node in (conditioning.TarPrompt, samplers.MARSampler):
+        monkeypatch.setattr(node, "hidden", SimpleNamespace(unique_id="7"), raising=False)
+    tar = loaders.LoadTar.execute("demo-tar", "fp32", False).result[0]
+    hybrid = loaders.LoadHybrid.execute("demo-hybrid", "auto", "fp32", False, "plain").result[0]
+    unknown = [f"Words that {one.model.name} does not know: purple, elephant." for one in (tar, hybrid)]
+    assert said("A purple elephant, at night") == unknown and said("a red boat at sunset.") == []
 
 
 def test_room_is_made_for_the_language_models_cache_and_cancel_stops_it():

@@ -253,6 +253,24 @@ def test_a_saved_picture_gives_its_reports_back(tmp_path):
     assert again.settings == report.settings and again.counts == report.counts
 
 
+def test_values_that_stand_for_the_models_own_are_no_settings():
+    """In a preset, where they come over links, in a line and in a sweep; the line of a saved run leaves them out."""
+    model = a_gpt()
+    report = samplers.LlamaGenSampler.execute(
+        model=model, condition=WHAT, seed=7, preset={"preset": "recommended"}
+    ).result[1]
+    line = sharing._line(report.sampler, report.settings)
+    assert sharing.AnySampler.execute(model, WHAT, line, 7).result[1].settings == report.settings and "-1" not in line
+    for name, value in (("cfg", 0), ("cfg", 0.5), ("top_k", -1), ("cfg_interval", -1)):
+        with pytest.raises(UserError, match=f"^{name}: .* is outside"):
+            preset = {"preset": "custom", name: value}
+            samplers.LlamaGenSampler.execute(model=model, condition=WHAT, seed=7, preset=preset)
+        with pytest.raises(UserError, match=f"^{name}: .* is outside"):
+            sharing.AnySampler.execute(model, WHAT, f"llamagen: {name}={value}", 7)
+        with pytest.raises(UserError, match=f"{name}: .* is outside"):
+            sweep(model, **SMALL | {"sampler": "llamagen", "settings": "", "x": name, "x_values": str(value)})
+
+
 def test_no_picture_outside_of_comfyuis_folders_is_opened(tmp_path):
     """The stand-in joins names and checks nothing, like ComfyUI 0.27."""
     secret = tmp_path / "secret.png"
