@@ -1,14 +1,15 @@
 """Which accelerator is fastest within a loss: a short paired calibration on the user's own model, device and batch.
 
-Every round has one seed. The first runs the plain sampler once and then all candidates, to find those that can still win. In the later
-rounds each of these runs next to the plain sampler, before and after it in turn, so that other load on the machine affects both. The
-figures are the median of the rounds' time ratios and the mean of their distances.
+Every round has one seed. The first runs the plain sampler once and then all candidates. In the later rounds each candidate that can still
+win runs next to the plain sampler, before and after it in turn, so that other load on the machine affects both. The figures are the median
+of the rounds' time ratios and the mean of their distances.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -94,19 +95,9 @@ class Measured:
         return summary(paired)
 
     @property
-    def ratios(self) -> list[float]:
-        """The baseline's seconds divided by the candidate's, one per round."""
-        return [c.report.speedup(c.baseline) or 0.0 for c in self.cells if c.baseline is not None]
-
-    @property
     def ratio(self) -> float:
         """Speed-up; 0 if it did not run."""
         return (self.point.speedup or 0.0) if self.cells else 0.0
-
-    def value(self, what: str) -> float | None:
-        """PSNR, SSIM, or acceptance in percent; None if it has none."""
-        p = self.point
-        return {PSNR: p.psnr, SSIM: p.ssim, ACCEPTANCE: None if p.acceptance is None else 100 * p.acceptance}.get(what)
 
     def passes(self, settings: AdviceSettings, margin: float = 0.0) -> bool:
         """Whether its loss is within the limit, or at most ``margin`` beyond it."""
@@ -116,51 +107,23 @@ class Measured:
         good = {IDENTICAL} if settings.measure in (EXACT, ACCEPTANCE) else {IDENTICAL, DISTRIBUTION}
         if words and words <= good:
             return True
-        value = self.value(settings.measure)
-        return value is not None and value >= settings.least - margin
+        p = self.point
+        value = {PSNR: p.psnr, SSIM: p.ssim, ACCEPTANCE: None if p.acceptance is None else 100 * p.acceptance}
+        found = value.get(settings.measure)
+        return found is not None and found >= settings.least - margin
 
 
-@dataclass(frozen=True)
-class Advice:
+class Advice(NamedTuple):
     """Result of a calibration."""
 
-    settings: AdviceSettings  # how it was made
-    baseline: Choice  # the plain sampler
     measured: tuple[Measured, ...]  # the candidates, those that pass first, each group by falling speed-up
     best: Choice  # the fastest candidate that passes and is faster than the baseline; else the baseline's choice
-
-    @property
-    def sentence(self) -> str:
-        """The answer."""
-        s = self.settings
-        limit = s.measure if s.measure in (EXACT, LOSSLESS) else f"{s.measure} of at least {s.least:g}"
-        won = next((m for m in self.measured if m.choice is self.best), None)
-        if won is None:
-            return f"No candidate is faster than {self.baseline.entry.title} with {limit}: keep it."
-        return f"Fastest with {limit}: {won.choice.text}, {won.ratio:.2f} times as fast as {self.baseline.entry.title}."
-
-    @property
-    def table(self) -> str:
-        """The answer and a Markdown table of all candidates."""
-        rows = [["sampler", "speed-up", "range", "acceptance", "PSNR", "SSIM", "within the limit"]]
-        for m in self.measured:
-            if not m.cells:
-                rows.append([m.choice.text, *[""] * 5, "not run"])
-                continue
-            speed = f"{min(m.ratios):.2f} to {max(m.ratios):.2f}"
-            kept, passes = figure(m.value(ACCEPTANCE), ".0f", " %"), "yes" if m.passes(self.settings) else "no"
-            rows.append([m.choice.text, figure(m.ratio, ".2f", "x"), speed, kept, *closeness(m.point), passes])
-        failed = [f"{m.choice.text} was not run: {m.problem}" for m in self.measured if m.problem]
-        return "\n".join([self.sentence, "", markdown(rows), *([""] if failed else []), *failed])
+    sentence: str  # the answer
+    table: str  # the answer and a Markdown table of all candidates
 
 
 def candidates(plain: str, draft: bool) -> list[Choice]:
-    """The choices that are tried on a model.
-
-    Args:
-        plain: name of its plain sampler: mar, llamagen, tar or par.
-        draft: whether there is a draft model.
-    """
+    """The choices that are tried on a model whose plain sampler is ``plain``: mar, llamagen, tar or par; ``draft``: with a draft model."""
     choices = [parse_choice(line, "sampler") for line in _CANDIDATES[plain]]
     return [choice for choice in choices if draft or not choice.entry.needs_draft]
 
@@ -181,7 +144,7 @@ def calibrate(
         UserError: the baseline cannot run.
     """
     measured = [Measured(choice) for choice in tried]
-    left, done = list(measured), 0
+    left, done, margin = list(measured), 0, _MARGINS.get(settings.measure, 0.0)
     made: dict[bool, tuple[np.ndarray, Report]] = {}  # whether it is the plain sampler's to pictures and report
     for k in range(settings.repeats):
         at, paired = (seed + k) % SEEDS, k > 0
@@ -205,15 +168,31 @@ def calibrate(
             (own, report), (other, base) = made[False], made[True]
             quality = measure(own, other, DISTRIBUTION if lossless(report) else "")
             m.cells.append(Cell(i, 0, at, "", report, base, quality))
-        left = _contenders(left, settings)
+        # Worth another round: not much slower than the best that passes, and not far from the limit.
+        fastest = max((m.ratio for m in left if m.passes(settings)), default=0.0)
+        left = [m for m in left if m.ratio >= _CLOSE * max(fastest, 1.0) and m.passes(settings, margin)]
     # One baseline of the first round says little on a busy machine: what was measured in pairs comes first.
     ranked = sorted(measured, key=lambda m: (not m.passes(settings), len(m.cells) < 2, -m.ratio))
     won = next((m for m in ranked if m.passes(settings) and m.ratio > 1), None)
-    return Advice(settings, plain, tuple(ranked), won.choice if won else plain)
+    limit = settings.measure
+    if limit not in (EXACT, LOSSLESS):
+        limit = f"{settings.measure} of at least {settings.least:g}"
+    answer = f"No candidate is faster than {plain.entry.title} with {limit}: keep it."
+    if won is not None:
+        answer = f"Fastest with {limit}: {won.choice.text}, {won.ratio:.2f} times as fast as {plain.entry.title}."
+    return Advice(tuple(ranked), won.choice if won else plain, answer, _table(answer, ranked, settings))
 
 
-def _contenders(left: Sequence[Measured], settings: AdviceSettings) -> list[Measured]:
-    """Candidates worth another round: not much slower than the best that passes, and not far from the limit."""
-    best = max((m.ratio for m in left if m.passes(settings)), default=0.0)
-    margin = _MARGINS.get(settings.measure, 0.0)
-    return [m for m in left if m.ratio >= _CLOSE * max(best, 1.0) and m.passes(settings, margin)]
+def _table(answer: str, ranked: Sequence[Measured], settings: AdviceSettings) -> str:
+    """The answer and a Markdown table of all candidates."""
+    rows = [["sampler", "speed-up", "range", "acceptance", "PSNR", "SSIM", "within the limit"]]
+    for m in ranked:
+        if not m.cells:
+            rows.append([m.choice.text, *[""] * 5, "not run"])
+            continue
+        ratios = [cell.report.speedup(cell.baseline) or 0.0 for cell in m.cells]
+        kept, passes = figure(m.point.acceptance, ".0f", " %", 100), "yes" if m.passes(settings) else "no"
+        speed = [figure(m.ratio, ".2f", "x"), f"{min(ratios):.2f} to {max(ratios):.2f}"]
+        rows.append([m.choice.text, *speed, kept, *closeness(m.point), passes])
+    failed = [f"{m.choice.text} was not run: {m.problem}" for m in ranked if m.problem]
+    return "\n".join([answer, "", markdown(rows), *([""] if failed else []), *failed])

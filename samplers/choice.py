@@ -43,7 +43,7 @@ class Choice:
 
 
 def choose(sampler: str, values: Mapping[str, Any]) -> Choice:
-    """The choice of a sampler's name and its settings; a setting named "preset" is the preset.
+    """The choice of a sampler's name and its settings, the preset among them as "preset".
 
     Raises:
         UserError: an unknown sampler, setting or preset, or a value out of range.
@@ -56,11 +56,7 @@ def choose(sampler: str, values: Mapping[str, Any]) -> Choice:
 
 
 def assignment(text: str, field: str) -> tuple[str, str]:
-    """Name and value of "name=value".
-
-    Raises:
-        UserError: the text is of another form.
-    """
+    """Name and value of "name=value". Raises UserError if the text is of another form."""
     name, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not name or name.endswith(".") or not value:
         raise UserError(f"{field}: {text[:60]!r} is not of the form name=value or sampler.name=value.")
@@ -68,11 +64,7 @@ def assignment(text: str, field: str) -> tuple[str, str]:
 
 
 def by_key(names: Iterable[str]) -> dict[str, Entry]:
-    """Samplers by name, or by name and variant ("mar:disa").
-
-    Raises:
-        UserError: no name, or an unknown sampler.
-    """
+    """Samplers by name, or by name and variant ("mar:disa"). Raises UserError: no name, or an unknown sampler."""
     out: dict[str, Entry] = {}
     for name in filter(None, (name.strip().lower() for name in names)):
         kind, colon, variant = name.partition(":")
@@ -86,14 +78,10 @@ def by_key(names: Iterable[str]) -> dict[str, Entry]:
 def assigned(
     entries: Mapping[str, Entry], values: Iterable[tuple[str, V]]
 ) -> dict[str, tuple[dict[str, V], dict[str, V]]]:
-    """By sampler the values that were given for all samplers, as far as it has the setting, and those for it alone.
+    """By key of :func:`by_key` the values that were given for all samplers, as far as it has the setting, and those for it alone.
 
-    Args:
-        entries: as :func:`by_key` returns them.
-        values: "name" or "sampler.name" with its value; later ones take precedence.
-
-    Raises:
-        UserError: a sampler that is not among the entries, or an unknown setting.
+    ``values`` are "name" or "sampler.name" with a value; later ones take precedence. Raises UserError: a sampler that is not among the
+    entries, or an unknown setting.
     """
     shared: dict[str, V] = {}
     own: dict[str, dict[str, V]] = {key: {} for key in entries}
@@ -117,11 +105,7 @@ def assigned(
 
 
 def parse_settings(text: str, field: str) -> dict[str, str]:
-    """Settings of "name=value, name=value"; lines and semicolons separate too.
-
-    Raises:
-        UserError: a part is not of that form, or a name occurs twice.
-    """
+    """Settings of "name=value, name=value"; lines and semicolons separate too. Raises UserError: another form, or a name twice."""
     if len(text) > _MOST_TEXT:
         raise UserError(f"{field}: {len(text)} characters; give at most {_MOST_TEXT}.")
     out: dict[str, str] = {}
@@ -134,11 +118,7 @@ def parse_settings(text: str, field: str) -> dict[str, str]:
 
 
 def parse_choice(text: str, field: str) -> Choice:
-    """The choice of a line "sampler" or "sampler: name=value, name=value".
-
-    Raises:
-        UserError: the text is of another form, or see :func:`choose`.
-    """
+    """The choice of a line "sampler" or "sampler: name=value, name=value". Raises UserError: another form, or see :func:`choose`."""
     sampler, _, rest = text.strip().partition(":")
     if not sampler.strip() or len(sampler) > 200:
         raise UserError(f"{field}: it is empty; name a sampler, for example fasthybrid: preset=fast.")

@@ -52,11 +52,7 @@ class Condition(_Entries):
     label_set: str = ""  # the list of the names ("picture-book", "imagenet-1k"), or "" for bare ids
 
     def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
-        """int64 [B] on ``device``, checked against a model of ``classes`` classes.
-
-        Raises:
-            UserError: no label, a label outside the model's, or names from another label set.
-        """
+        """int64 [B] on ``device``. Raises UserError: no label, one outside the model's ``classes``, or names from another label set."""
         if not self.labels:
             raise UserError("condition: it holds no label; name at least one.")
         if self.label_set and label_set and self.label_set != label_set:
@@ -68,10 +64,6 @@ class Condition(_Entries):
         if bad:
             raise UserError(f"condition: label {bad[0]} is outside the model's 0 to {classes - 1}.")
         return torch.tensor(self.labels, dtype=torch.int64, device=device)
-
-    def prompt_tokens(self, model: MARModel, guided: bool) -> int:
-        """Tokens of prompts that the model keeps: none."""
-        return 0
 
     def rows(self, model: MARModel, guided: bool) -> ClassRows:
         """The condition as the network reads it; raises as :meth:`class_ids`."""
@@ -99,11 +91,7 @@ class PromptCondition(_Entries):
         return sum(len(hybrid.prompt(text)) for text in dict.fromkeys(self.texts)) + len(null)
 
     def rows(self, model: MARModel, guided: bool) -> ClassRows:
-        """The condition as the network reads it.
-
-        Raises:
-            UserError: no prompt, or one that the model cannot read.
-        """
+        """The condition as the network reads it. Raises UserError: no prompt, or one that the model cannot read."""
         if not self.texts:
             raise UserError("condition: it holds no prompt; write at least one.")
         return cast(HybridModel, model).rows(self.texts, self.unconditional, guided)
@@ -145,11 +133,7 @@ AnyCondition = MaskedCondition | TextCondition | FeatureCondition | CodeConditio
 
 
 def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
-    """Check that a condition is of a model's kind.
-
-    Raises:
-        UserError: it is of another kind.
-    """
+    """Raises UserError if a condition is not of a model's kind."""
     if condition.kind != kind:
         raise UserError(
             f"condition: it holds {KINDS[condition.kind]}, {model} is conditioned on {KINDS[kind]}; connect the node that makes those."
@@ -162,8 +146,7 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
 # A message lists all names of a set that has no more than this.
 _FEW = 10
-# These bound the time of a check: characters of a label text, unknown labels that a message names, and characters of a label whose
-# closest names are looked for.
+# Bounds on the time of a check: characters of a text, unknown labels that a message names, and characters of one with close names.
 MOST_TEXT, _MOST_SHOWN, _LONGEST = 1 << 14, 3, 60
 
 
@@ -179,39 +162,30 @@ def label_sets() -> dict[str, tuple[str, ...]]:
     return {"picture-book": PICTURE_BOOK, "imagenet-1k": tuple(imagenet)}
 
 
-@lru_cache(maxsize=1)
-def _ids() -> dict[str, dict[str, int]]:
-    """Label set name to class ids by lower-case name."""
-    return {where: {name.lower(): i for i, name in enumerate(names)} for where, names in label_sets().items()}
+@lru_cache(maxsize=8)
+def _ids(label_set: str) -> dict[str, int]:
+    """Class ids of a label set by lower-case name."""
+    return {name.lower(): i for i, name in enumerate(label_sets().get(label_set, ()))}
 
 
 def split_labels(text: str, field: str = "labels") -> list[str]:
-    """The names and ids in a text; see :func:`resolve_labels`.
-
-    Raises:
-        UserError: the text has more than 16384 characters.
-    """
+    """The names and ids in a text, see :func:`resolve_labels`. Raises UserError if it has more than 16384 characters."""
     if len(text) > MOST_TEXT:
         raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
     return [w.strip() for w in re.split(r"[,;\n]", text) if w.strip()]
 
 
 def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "label") -> Condition:
-    """Parse class names or ids into a condition.
+    """The condition of class names or ids.
 
     Args:
-        text: names or class ids, one per image, separated by commas, semicolons or new lines; case and surrounding
-            spaces are ignored.
+        text: names or ids, separated by commas, semicolons or new lines; case and surrounding spaces are ignored.
         label_set: one of :func:`label_sets`, or "" if only ids are valid.
         repeat: consecutive images per label, at least 1.
         field: name of the input, for messages.
 
-    Returns:
-        A condition with one class id per image.
-
     Raises:
-        UserError: empty or too long text, ``repeat`` below 1, an unknown label set, or names or ids not in it; the message names three of
-            these with the closest names.
+        UserError: empty or too long text, ``repeat`` below 1, an unknown label set, or names or ids not in it.
     """
     words = split_labels(text, field)
     if not words:
@@ -242,7 +216,7 @@ def _class_id(word: str, label_set: str) -> int | None:
     if re.fullmatch(r"[+-]?[0-9]{1,9}", word):
         number, count = int(word), len(label_sets().get(label_set, ()))
         return number if 0 <= number and (not count or number < count) else None
-    return _ids().get(label_set, {}).get(_key(word))
+    return _ids(label_set).get(_key(word))
 
 
 def _key(word: str) -> str:
@@ -252,9 +226,9 @@ def _key(word: str) -> str:
 
 def _refuse(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], field: str) -> None:
     """Raise a UserError that names the first unknown words with the closest names of the sets, if there are unknown words."""
-    words = list(dict.fromkeys(unknown))
-    if not words:
+    if not unknown:
         return
+    words = list(dict.fromkeys(unknown))
     shown = ", ".join(repr(w if len(w) <= _LONGEST else f"{w[: _LONGEST - 3]}...") for w in words[:_MOST_SHOWN])
     more = f" and {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
     close = [

@@ -104,17 +104,10 @@ PRESETS: dict[type, tuple[Values, Values]] = {
 
 
 def values(kind: type, preset: str, demo: bool, width: int = 0, ar_steps: int = 64) -> dict[str, Any]:
-    """The values that a preset sets on settings of class ``kind``; none for *custom*.
+    """The values that a preset, one of :data:`NAMES`, sets on settings of class ``kind``; none for *custom*.
 
-    Args:
-        kind: a settings class.
-        preset: one of :data:`NAMES`.
-        demo: whether the model is the demo's.
-        width: of a MAR's transformer, for values that the papers give by model size; 0 where unknown.
-        ar_steps: of the run, for values that the papers give by number of AR steps.
-
-    Raises:
-        UserError: no such preset.
+    ``demo``: the model is the demo's. The papers give some values by the width of a MAR's transformer, 0 where unknown, or by number of AR
+    steps. Raises UserError: no such preset.
     """
     if preset not in NAMES:
         raise UserError(f"preset: {preset!r} is not one of {', '.join(NAMES)}.")
@@ -138,14 +131,12 @@ def combine(
     width: int = 0,
     ar_steps: int | None = None,
 ) -> S:
-    """Settings from all sources; a later one takes precedence: defaults, the model's file, the preset, the user.
+    """Settings of class ``kind`` from all sources; a later one takes precedence: defaults, the model's file, the preset, the user.
 
     Args:
-        kind: a settings class.
         recommended: by the model's file; names that ``kind`` does not have are ignored.
-        preset: one of :data:`NAMES`.
         asked: by the user, name by name.
-        demo, width: as :func:`values`.
+        preset, demo, width: as :func:`values`.
         ar_steps: of the run, for settings that do not hold it.
 
     Raises:

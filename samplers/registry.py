@@ -28,8 +28,8 @@ from .tokens.par import par
 from .tokens.settings import LlamaGenSettings, MuLoSDSettings, PARSettings, TokenSettings, ZipARSettings
 from .tokens.zipar import zipar
 
-# Number of the algorithms. It is raised when a change makes any sampler produce other images from the same model, settings and seed, or
-# count its work differently, so that images of two versions are not mixed in one sweep. tests/bench/test_algorithm.py records digests.
+# Raised when any sampler produces other images from the same model, settings and seed, or counts its work differently, so that images
+# of two versions are not mixed in one sweep. tests/bench/test_algorithm.py records digests.
 ALGORITHM = 1
 
 MAR, LLAMAGEN, TAR, HYBRID, JANUS = "mar", "llamagen", "tar", "hybrid", "janus"
@@ -96,11 +96,7 @@ class Entry:
 
 
 def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., Sampler]:
-    """A MAR sampler whose models are evaluated with LazyMAR's caches; with ``refresh_period`` 1 it is the sampler itself.
-
-    Args:
-        models: the sampler's arguments that say how its models are evaluated.
-    """
+    """A MAR sampler whose models are evaluated with LazyMAR's caches; ``models`` are its arguments that say how they are evaluated."""
 
     def run(model: Any, condition: Any, settings: Any, noise: Any, seed: int | None = None, **more: Any) -> Sampler:
         lazy = {name: LazyTransformer(settings) for name in models}
@@ -110,10 +106,8 @@ def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., 
 
 
 _MASKED, _TOKENS = (MAR, HYBRID), (LLAMAGEN, TAR)
-_LAZY_FASTHYBRID, _LAZY_CSPD = (
-    with_caches(fasthybrid, "transformer"),
-    with_caches(cspd, "transformer", "draft_transformer"),
-)
+_LAZY_FASTHYBRID = with_caches(fasthybrid, "transformer")
+_LAZY_CSPD = with_caches(cspd, "transformer", "draft_transformer")
 
 SAMPLERS: dict[str, Entry] = {
     e.name: e
@@ -134,11 +128,7 @@ SAMPLERS: dict[str, Entry] = {
 
 
 def find(name: str) -> Entry:
-    """The sampler of that name; the parts of a combination may stand in any order.
-
-    Raises:
-        UserError: this version has no such sampler or combination; the message lists what it has.
-    """
+    """The sampler of that name; the parts of a combination may stand in any order. Raises UserError if there is none."""
     parts = sorted(part.strip() for part in name.lower().split("+"))
     for entry in SAMPLERS.values():
         if sorted(entry.name.split("+")) == parts:
@@ -149,8 +139,7 @@ def find(name: str) -> Entry:
 def family_of(sampler: str, with_tar: bool = False) -> str:
     """Family of a sampler's name as reports have it; of a combination that is not registered its first part's. "" if unknown.
 
-    Args:
-        with_tar: whether Tar is taken for a sampler of both token families.
+    ``with_tar``: Tar is taken for a sampler of both token families.
     """
     for name in (sampler, *sampler.split("+")):
         if name in SAMPLERS:

@@ -1,8 +1,4 @@
-"""Settings of the samplers: frozen dataclasses whose fields carry default, range, step, unit, symbol and one sentence.
-
-Node widgets, command-line options and range checks are derived from these fields. The order of a node's saved widgets is
-recorded in tests/nodes/schemas.json.
-"""
+"""Settings of the samplers: frozen dataclasses from whose fields widgets, command-line options and range checks are derived."""
 
 from __future__ import annotations
 
@@ -59,7 +55,7 @@ def named(kind: type, values: Mapping[str, Any]) -> str:
 
 
 def make(kind: type[S], values: Mapping[str, Any]) -> S:
-    """Settings of ``kind`` from names and values (numbers, or text from a command line), checked.
+    """Settings of ``kind`` from names and values (numbers, or text from a command line).
 
     Raises:
         UserError: an unknown name, a wrong type, a number outside its range or not finite, an unknown choice.

@@ -1,7 +1,4 @@
-"""Memory of a generation, estimated from shapes before anything is allocated.
-
-Upper estimates for attention kernels that hold no scores. A test counts the tensors alive in a full-size UniPic.
-"""
+"""Memory of a generation, estimated from shapes before anything is allocated: upper bounds, if attention kernels hold no scores."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Mapping
 
 from ...model_loaders.networks.mar import BUDGET, MARModel
 from ...model_loaders.networks.ops import offloaded_bytes
-from ..conditioning import MaskedCondition
+from ..conditioning import MaskedCondition, PromptCondition
 from .schedule import masked_after
 from .settings import CacheSettings, MARBase
 
@@ -32,10 +29,8 @@ def estimate(
 ) -> dict[str, int]:
     """Bytes by stage; the model's weights may be on the meta device. ``cache``: LazyMAR's settings, where its caches are used.
 
-    Returns:
-        Weights by part (``weights: ...``; those off the device apart, see :data:`STREAMED`), ``prompt cache``, ``noise`` and
-        ``feature cache`` are kept during the whole generation; ``language model``, ``MAR`` and ``head`` are the working memory of one
-        evaluation each.
+    Weights by part, ``prompt cache``, ``noise`` and ``feature cache`` are kept during the whole generation; ``language model``, ``MAR`` and
+    ``head`` are the working memory of one evaluation each.
 
     Raises:
         UserError: more AR steps than tokens; a prompt that the model cannot read.
@@ -54,9 +49,8 @@ def estimate(
         if offloaded := offloaded_bytes(part):
             out[f"{WEIGHTS}{name}"] -= offloaded
             out[f"{WEIGHTS}{name}{STREAMED}"] = offloaded
-    prompts = condition.prompt_tokens(model, settings.cfg != 1.0)
-    if prompts:
-        out[PROMPTS] = model.prompt_bytes(prompts)
+    if isinstance(condition, PromptCondition):
+        out[PROMPTS] = model.prompt_bytes(condition.prompt_tokens(model, settings.cfg != 1.0))
     out[NOISE] = noise_bytes(model, images, settings.diffusion_steps)
     if cache is not None:
         out[FEATURES] = feature_bytes(model, images, settings, cache)
@@ -78,6 +72,6 @@ def feature_bytes(model: MARModel, images: int, settings: MARBase, cache: CacheS
 
 def total(memory: Mapping[str, int]) -> int:
     """Most bytes at once: all that is kept, and the largest of the stages."""
-    memory = {k: v for k, v in memory.items() if not k.endswith(STREAMED)}
-    stages = {k: v for k, v in memory.items() if k in (MAR, HEAD, LLM, DECODE)}
-    return sum(memory.values()) - sum(stages.values()) + max(stages.values(), default=0)
+    stages = (MAR, HEAD, LLM, DECODE)
+    kept = sum(v for k, v in memory.items() if k not in stages and not k.endswith(STREAMED))
+    return kept + max((memory[k] for k in stages if k in memory), default=0)

@@ -45,6 +45,10 @@ def advise(seed=7, run=None, **settings):
     return found, bench, seen
 
 
+def ratios(measured):
+    return [cell.report.speedup(cell.baseline) for cell in measured.cells]
+
+
 ANSWERS = {
     "the fastest within the limit": ({"measure": "PSNR", "least": 30.0}, "fasthybrid: preset=balanced"),
     "a stricter limit: a lossless method passes": ({"measure": "PSNR", "least": 60.0}, "mar: speculation=8"),
@@ -85,7 +89,7 @@ def test_rounds_are_paired_and_only_what_can_win_runs_again():
     assert times["lazymar: preset=fast"] == times["cspd: preset=fast"] == [7], "slower than the baseline, not possible"
     assert all(done < planned for done, planned, _ in seen)
     best = next(m for m in found.measured if m.choice is found.best)
-    assert best.ratios == [2.0, 2.0, 2.0] and len(best.cells) == 3
+    assert ratios(best) == [2.0, 2.0, 2.0]
 
 
 def test_a_stall_of_the_first_baseline_does_not_decide():
@@ -100,7 +104,7 @@ def test_a_stall_of_the_first_baseline_does_not_decide():
     found, _, _ = advise(run=stalled, measure="PSNR", least=30.0, repeats=2)
     assert found.best.text == "fasthybrid: preset=balanced"
     best = next(m for m in found.measured if m.choice is found.best)
-    assert best.ratios == [200.0, 2.0] and best.ratio == 2.0
+    assert ratios(best) == [200.0, 2.0] and best.ratio == 2.0
 
 
 @pytest.mark.parametrize("plain", ["mar", "llamagen", "tar", "par"])

@@ -203,9 +203,6 @@ class _Recorded:
     def __len__(self) -> int:
         return self.images
 
-    def prompt_tokens(self, model: Any, guided: bool) -> int:
-        return sum(len(ids) for ids in self.ids[: self.images + guided])
-
     def rows(self, model: Any, guided: bool) -> PromptRows:
         read = [model.hybrid.read(ids) for ids in self.ids[: self.images + guided]]
         return PromptRows(model.hybrid, read[: self.images], read[self.images] if guided else None)
