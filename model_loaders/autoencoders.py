@@ -56,6 +56,5 @@ def expect_codes(vq: VQModel, model: TokenModel) -> None:
     """Raise a UserError if a tokenizer has another number of codes than a model predicts."""
     codes, vocab = vq.net.config.codes, model.net.config.vocab
     if codes != vocab:
-        raise UserError(
-            f"decoder: {vq.name} has {codes} codes, {model.name} writes {vocab}; choose the decoder it was trained with."
-        )
+        found = f"{vq.name} has {codes} codes, {model.name} writes {vocab}"
+        raise UserError(f"decoder: {found}; choose the decoder it was trained with.")

@@ -47,18 +47,15 @@ _OTHERS = {
     b"GGUF": "a GGUF file",
     b"\x80": "a checkpoint in torch's format of before 2020, or a bare pickle, which may hold code",
 }
-
 _SHARD = re.compile(r"-of-(\d+)\.\w+$")
 MAX_JSON_BYTES = 32_000_000  # a tokenizer with 65,536 image codes has 12 MB
 _MAX_DIGITS = 25
 
 N = TypeVar("N", bound=nn.Module)
 
-
-# The classes in which official training scripts store their arguments; the unpickler finds them by module and name. In place of
-# easydict's it creates an ordered dictionary.
+# Official training scripts store their arguments in these classes, which the unpickler finds by module and name: argparse's Namespace,
+# and easydict's EasyDict, in whose place it creates an ordered dictionary.
 _EasyDict = type("EasyDict", (), {"__module__": "easydict", "__new__": lambda cls, *_: OrderedDict()})
-_ARGUMENTS = [argparse.Namespace, _EasyDict]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +94,7 @@ class Checkpoint:
         if value is None:
             return default
         try:
-            number = kind(value) if settings is None else value
+            number: Any = kind(value) if settings is None else value
             fits = low <= number <= high and not isinstance(value, bool) and not (kind is int and number % 1)
         except (TypeError, ValueError):
             fits = False
@@ -127,10 +124,7 @@ class Checkpoint:
 
 
 def read(
-    path: str | Path,
-    field: str = "checkpoint",
-    skip: Callable[[str], bool] | None = None,
-    shards: Sequence[Path] = (),
+    path: str | Path, field: str = "checkpoint", skip: Callable[[str], bool] | None = None, shards: Sequence[Path] = ()
 ) -> Checkpoint:
     """Read a weight file without executing code from it.
 
@@ -226,7 +220,7 @@ def _read_pickled(file: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise file.error("is a torch checkpoint and no safetensors file", "rename it to .pt")
     try:
         archive.check(path)
-        with torch.serialization.safe_globals(_ARGUMENTS):
+        with torch.serialization.safe_globals([argparse.Namespace, _EasyDict]):
             found: Any = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)  # noqa: TID251
     except archive.HoldsCode as e:
         why = f"holds {e}, which may be code, so nothing was loaded"
@@ -277,9 +271,8 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
         if shards:
             match = _SHARD.search(shards[0].name)
             if match and len(shards) != int(match[1]):
-                raise UserError(
-                    f"{field}: {folder} holds {len(shards)} of {int(match[1])} shards; put all of them there"
-                )
+                found = f"{folder} holds {len(shards)} of {int(match[1])} shards"
+                raise UserError(f"{field}: {found}; put all of them there")
             return [member(shard, field) for shard in shards]
     raise UserError(f"{field}: {folder} holds no model.safetensors or shards; choose a folder or file with {what}")
 
@@ -301,9 +294,8 @@ def read_text(path: Path, field: str) -> str:
             raise ValueError("it is too large")
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as e:
-        raise UserError(
-            f"{field}: {path.name} in {path.parent} cannot be read ({first_line(e)}); get the file again"
-        ) from e
+        where = f"{path.name} in {path.parent}"
+        raise UserError(f"{field}: {where} cannot be read ({first_line(e)}); get the file again") from e
 
 
 def read_json(path: Path, field: str) -> dict[str, Any]:

@@ -25,13 +25,9 @@ from .families import KINDS
 _PACKAGE = Path(__file__).resolve().parents[1]
 # The decoder of LlamaGen's text-to-image models, and the TA-Tok of files that name none.
 _TEXT_DECODER, _TA_TOK = "vq16-t2i", "ta-tok"
-# Suffix of parts that are missing in some repositories.
-_OPTIONAL = "?"
 _DOWNLOAD_SUFFIX = re.compile(r" \(download[^()]*\)$")
 # Files of a Hugging Face folder: its weights, or a shard of them.
 _WEIGHTS = re.compile(r"[\\/](?:[^\\/]*-of-\d+\.\w+|model\.safetensors|pytorch_model\.bin)$")
-
-_CHUNK = 1 << 22
 
 Progress = Callable[[int, int], None] | None
 
@@ -72,8 +68,8 @@ class Entry:
 
     @property
     def names(self) -> dict[str, bool]:
-        """Paths of the files below a model folder, and whether the repository may lack them."""
-        parts = {f"{self.file}/{part.removesuffix(_OPTIONAL)}": part.endswith(_OPTIONAL) for part in self.parts}
+        """Paths of the files below a model folder, and whether the repository may lack them ("?" behind the name)."""
+        parts = {f"{self.file}/{part.removesuffix('?')}": part.endswith("?") for part in self.parts}
         return parts or {self.file: False}
 
     @property
@@ -277,7 +273,7 @@ def download(entry: Entry, path: Path, field: str, progress: Callable[[int, int]
         to.mkdir(parents=True, exist_ok=True)
         with FileLock(to / f".{file}.lock", timeout=0):
             # 1. Ask for the length and the digest.
-            url, headers = hub.hf_hub_url(entry.repo, file, revision=entry.revision), build_hf_headers()
+            url, headers = hub.hf_hub_url(entry.repo or "", file, revision=entry.revision), build_hf_headers()
             offer = hub.get_hf_file_metadata(url, timeout=10)
             etag, size = offer.etag or "", offer.size or 0
             part = to / f".{file}.{re.sub('[^0-9A-Za-z]', '', etag)[:16] or 'unknown'}.part"
@@ -293,7 +289,7 @@ def download(entry: Entry, path: Path, field: str, progress: Callable[[int, int]
             # 3. Verify and rename.
             digest = hashlib.sha256()
             with part.open("rb") as arrived:
-                while chunk := arrived.read(_CHUNK):
+                while chunk := arrived.read(1 << 22):
                     digest.update(chunk)
                     report(size, size)
             expected, found = [entry.sha256, etag if re.fullmatch("[0-9a-f]{64}", etag) else None], digest.hexdigest()

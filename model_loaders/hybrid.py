@@ -68,8 +68,9 @@ def load_hybrid(
     unipic = config.mar.tokens == _UNIPIC_TOKENS or any(name.startswith(_READER) for name in file.state)
     usual = file.number("max_beta", UNIPIC_MAX_BETA if unipic else MAX_BETA, 1e-4, 1.0, _part(settings, "diffusion"))
     max_beta = file.number("max_beta", usual, 1e-4, 1.0)
-    own = find_tokenizer is None or has_tokenizer(file.folder, file.stem, file.metadata)
-    tokenizer = load_tokenizer(file.folder if own else find_tokenizer(), file.stem, file.metadata)
+    own = has_tokenizer(file.folder, file.stem, file.metadata)
+    folder = file.folder if own or find_tokenizer is None else find_tokenizer()
+    tokenizer = load_tokenizer(folder, file.stem, file.metadata)
     chat = tokenizer.chat_tokens()
     if chat is None or max(chat) >= config.llm.vocab:
         lacks = "and its tokenizer has no <|im_start|> and <|im_end|> among them"

@@ -13,15 +13,12 @@ from . import checkpoint as ck
 from .families import read
 from .networks.llama import Llama, LlamaConfig, TokenModel
 
-IMAGENET_CLASSES = 1000
 LARGEST_GRID = 128
-# Pixels per token and side in every released model (VQ-16), and image sizes in file names.
-_STRIDE = 16
+# Image sizes in file names; a token has 16 pixels a side in every released model (VQ-16).
 _SIZES = re.compile(r"(?<!\d)(256|384|512|1024)(?!\d)")
 # Official PAR file names give the speed-up instead of the image size, which is 384 pixels.
 _PAR_NAME, _PAR_GRID = re.compile(r"par-(xl|xxl|1b|3b)-\d+x", re.IGNORECASE), 24
-# RoPE table of some files; recomputed from the grid.
-_ROPE_TABLE = "freqs_cis"
+_ROPE_TABLE = "freqs_cis"  # of some files; recomputed from the grid
 
 
 def load_llamagen(
@@ -62,7 +59,7 @@ def load_llamagen(
         raise UserError(
             f"grid: {side}x{side} tokens cannot be divided into {regions}; choose the grid it was trained with"
         )
-    imagenet = config.condition == "class" and config.condition_size == IMAGENET_CLASSES
+    imagenet = config.condition == "class" and config.condition_size == 1000
     weights = file.filter(lambda name: name != _ROPE_TABLE)
     return TokenModel(
         net=ck.load_strictly(weights, lambda: Llama(config), dtype=compute, device=device, int8=dtype == ck.INT8),
@@ -93,7 +90,7 @@ def find_grid(file: ck.Checkpoint, requested: int | None, stated: int | None, us
     """Tokens per side of the image: requested, else stated by the file's content, else by its name, else ``usual``; a UserError if the
     requested number is out of range or contradicts the file, or none is known."""
     name = file.path.name
-    known = {stated} if stated else {int(size) // _STRIDE for size in _SIZES.findall(file.stem)} or usual
+    known = {stated} if stated else {int(size) // 16 for size in _SIZES.findall(file.stem)} or usual
     if requested is not None:
         if not 2 <= requested <= LARGEST_GRID:
             raise UserError(f"grid: {requested} tokens a side is outside 2 to {LARGEST_GRID}; choose auto")

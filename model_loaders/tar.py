@@ -100,10 +100,8 @@ def expect_stated(file: ck.Checkpoint, settings: Mapping[str, Any], derived: Map
     """Raise a UserError if a configuration states other numbers than those derived from the weights."""
     for key, value in derived.items():
         if file.number(key, value, 0, 1 << 30, settings) != value:
-            raise file.error(
-                f"has {key} = {settings[key]} in its configuration, and weights of {value}",
-                "put the configuration of the same model there",
-            )
+            found = f"has {key} = {settings[key]} in its configuration, and weights of {value}"
+            raise file.error(found, "put the configuration of the same model there")
 
 
 def _special_tokens(
@@ -115,18 +113,14 @@ def _special_tokens(
     image, scale, last_scale, code, last_code = ids.values()
     unstated = [key for key in ids if settings.get(key) is None]
     if unstated and rows <= max(_OFFICIAL_IDS.values()):
-        raise file.error(
-            f"has {rows} tokens and nothing states which of them are image codes ({unstated[0]} in config.json)",
-            "choose a Tar, not a plain language model",
-        )
+        found = f"has {rows} tokens and nothing states which of them are image codes ({unstated[0]} in config.json)"
+        raise file.error(found, "choose a Tar, not a plain language model")
     scales, others = last_scale - scale + 1, (image, *range(scale, last_scale + 1))
     overlap = image in others[1:] or any(code <= token <= last_code for token in others)
     if last_code < code or not 1 <= scales <= SCALES or overlap or max(chat or (0,)) >= rows:
-        raise file.error(
-            f"has {rows} tokens, and special tokens that do not fit: an image {image}, {scales} scales from {scale} on, codes {code} to "
-            f"{last_code}, a chat {chat}",
-            "choose a Tar with its own config.json and tokenizer",
-        )
+        stated = f"an image {image}, {scales} scales from {scale} on, codes {code} to {last_code}, a chat {chat}"
+        found = f"has {rows} tokens, and special tokens that do not fit: {stated}"
+        raise file.error(found, "choose a Tar with its own config.json and tokenizer")
     return SpecialTokens(image, scale, code, last_code - code + 1, chat), scales
 
 

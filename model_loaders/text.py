@@ -23,6 +23,7 @@ from .tokenizer import Tokenizer, import_error, load_tokenizer
 
 # Caption length in training, including the end-of-sequence token; longer prompts are truncated.
 MAX_TOKENS = 120
+OVERFLOWS = KINDS["t5"].noun  # what overflows in fp16, see choose_dtype
 _END = "</s>"
 _LAYER, _SHARED, _COPY = "encoder.block.0.layer", "shared.weight", "encoder.embed_tokens.weight"
 
@@ -58,11 +59,6 @@ class TextEncoder:
         return [features[text] for text in texts]
 
 
-def choose_dtype(name: str, device: str | torch.device) -> torch.dtype:
-    """Compute dtype, see :func:`.checkpoint.choose_dtype`; T5's activations overflow in fp16."""
-    return ck.choose_dtype(name, device, overflows=KINDS["t5"].noun)
-
-
 def load_text_encoder(
     path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", tokenizer: str | Path | None = None
 ) -> TextEncoder:
@@ -71,7 +67,7 @@ def load_text_encoder(
     ``path`` is a Hugging Face model folder, one of its shards, or a single weight file; ``tokenizer`` a folder with ``tokenizer.json``,
     which all sizes share, None for that of the weights. A UserError also if transformers or tokenizers is missing.
     """
-    compute = choose_dtype(dtype, device)
+    compute = ck.choose_dtype(dtype, device, overflows=OVERFLOWS)
     try:
         from transformers import T5Config, T5EncoderModel
     except (ImportError, RuntimeError) as e:

@@ -32,11 +32,9 @@ def without_special(ids: list[int], special: Sequence[Container[int]], name: str
 def checked(ids: list[int], vocab: int, most: int, name: str, field: str = "text") -> list[int]:
     """The ids of a prompt for the model ``name``; a UserError if they are outside its vocabulary, or more than ``most``."""
     if wrong := [i for i in ids if not 0 <= i < vocab]:
-        raise UserError(
-            f"{field}: the tokenizer makes token {wrong[0]} of it, {name} has {vocab}; use the tokenizer of the model."
-        )
+        found = f"the tokenizer makes token {wrong[0]} of it, {name} has {vocab}"
+        raise UserError(f"{field}: {found}; use the tokenizer of the model.")
     if len(ids) > most:
-        raise UserError(
-            f"{field}: the prompt takes {len(ids)} tokens with its template, {name} reads {max(0, most)}; shorten it."
-        )
+        found = f"the prompt takes {len(ids)} tokens with its template, {name} reads {max(0, most)}"
+        raise UserError(f"{field}: {found}; shorten it.")
     return ids

@@ -243,10 +243,6 @@ class Cache:
         return sum(store.nbytes for store in self.blocks)
 
 
-# Queries [R, heads, n, D], and keys and values [R, 2 kv heads, n, D] of one block to its attention output [R, n, C].
-Attend = Callable[[Tensor, Tensor], Tensor]
-
-
 class Attention(nn.Module):
     """Projections of self-attention; a language model's file has three where LlamaGen's has one."""
 
@@ -285,14 +281,14 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm block."""
+    """Pre-norm block; ``attention`` maps what :meth:`Attention.project` returns to the attention output [R, n, C]."""
 
     def __init__(self, c: LlamaConfig):
         super().__init__()
         self.attention_norm, self.attention = nn.RMSNorm(c.dim, c.eps), Attention(c)
         self.ffn_norm, self.feed_forward = nn.RMSNorm(c.dim, c.eps), FeedForward(c.dim, c.hidden)
 
-    def forward(self, x: Tensor, rope: Rope | None, attention: Attend) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope | None, attention: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         x = x + self.attention.wo(attention(*self.attention.project(self.attention_norm(x), rope)))
         return x + self.feed_forward(self.ffn_norm(x))
 
@@ -428,9 +424,13 @@ class Llama(Regional):
         ``mask`` bool [n, n] is True where a query (first index) attends to a key, None: causal.
         """
 
+        def attention(q: Tensor, kv: Tensor) -> Tensor:
+            k, v = kv.chunk(2, 1)
+            return attend(q, k, v, mask, causal=mask is None)
+
         x, rope = self._encode(x, positions.rows(position, len(x)))
         for block in self.layers:
-            x = block(x, rope, lambda q, kv: attend(q, *kv.chunk(2, 1), mask, causal=mask is None))
+            x = block(x, rope, attention)
         return self.logits(x, span)
 
     def hidden(self, x: Tensor, position: Tensor, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
