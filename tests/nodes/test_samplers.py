@@ -377,16 +377,6 @@ def test_a_pasted_part_changes_nothing_outside_its_mask_and_fades_in_inside(feat
     assert torch.equal(whole, above)
 
 
-def test_a_picture_of_any_size_is_edited_and_keeps_its_size():
-    """Core's VAE Encode, the sampler, VAE Decode and Paste."""
-    picture, mask, model = torch.rand(1, 30, 50, 3), half(30, 50), a_mar()
-    latent = {"samples": model.vae.encode(picture)}
-    samples, _ = sample(samplers.MARSampler, model=model, latent=latent, mask=mask)
-    image = paste(picture, model.vae.decode(samples), mask)
-    assert image.shape == (2, 30, 50, 3)
-    assert torch.equal(image[0, :, :25], picture[0, :, :25]) and not torch.equal(image[0, :, 25:], picture[0, :, 25:])
-
-
 @pytest.mark.parametrize("name", ["original", "redrawn", "mask"])
 def test_a_paste_of_different_batches_is_refused(name):
     given = {"original": torch.rand(2, 8, 8, 3), "redrawn": torch.rand(2, 8, 8, 3), "mask": half().repeat(2, 1, 1)}

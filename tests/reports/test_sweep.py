@@ -126,14 +126,6 @@ def test_a_folder_that_cannot_be_written_is_one_line_and_no_cell_is_sampled_in_v
     assert all(s.CellStore(folder).read(f"k{k}") is not None for k in sampled), "finished cells are kept"
 
 
-@pytest.mark.parametrize("name", ["f" * 300, "a/" * 3000])
-def test_a_name_that_is_too_long_is_one_line(tmp_path, name):
-    with pytest.raises(UserError, match="^sweep: "):
-        s.CellStore(tmp_path / name).write("k", picture(1), report())
-    with pytest.raises(UserError, match="^sweep: "):
-        s.CellStore(tmp_path).write("k" * 300, picture(1), report())
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
 @pytest.mark.parametrize("call", ["mkdir", "save", "replace"])
 def test_a_disk_that_fails_is_one_line_and_leaves_what_was_there(tmp_path, monkeypatch, number, call):

@@ -89,9 +89,3 @@ def test_a_run_without_steps_or_seconds_is_refused(broken):
         setattr(report, name, value)
     with pytest.raises(UserError, match="^report: 'run'"):
         lapse((pictures, label, report if broken else None))
-
-
-def test_pictures_of_another_run_are_refused():
-    pictures, label, report = a_run()
-    with pytest.raises(UserError, match="^image: "):
-        lapse((pictures.repeat(2, axis=0), label, report))
