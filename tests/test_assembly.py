@@ -61,12 +61,6 @@ def test_a_model_comes_with_its_decoder(demo):
     assert demo.device == CPU and defaults(demo)["ar_steps"] <= demo.tokens
 
 
-def test_a_token_model_comes_with_its_decoder(source):
-    ready = assembly.load(LLAMAGEN, "demo-llamagen-low", source)
-    assert ready.family == LLAMAGEN and ready.vq.net.config.codes == ready.model.net.config.vocab
-    assert ready.tokens == ready.model.grid**2 and ready.latent_channels == ready.vq.net.config.code_channels
-
-
 def test_a_detokenizer_has_a_reader(source):
     ready = assembly.load(TAR, "demo-dtok-low", source)
     reader = assembly.load_reader(ready, source)

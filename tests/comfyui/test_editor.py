@@ -48,7 +48,7 @@ REPORT = """() => {
 }"""
 
 
-def test_a_saved_picture_is_dropped_on_load_report(comfy: Comfy, editor: Any, artifacts: Path) -> None:
+def test_a_saved_picture_is_dropped_on_load_report(comfy, editor, artifacts):
     editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("04 FastHybrid vs MAR"))
     editor.wait_for_timeout(1500)
     saved = picture_of(comfy, _run(comfy, editor), editor)
@@ -87,7 +87,7 @@ SHOWN = """() => {
 }"""
 
 
-def test_help_opens_beside_the_graph_with_its_picture(editor: Any, artifacts: Path) -> None:
+def test_help_opens_beside_the_graph_with_its_picture(editor, artifacts):
     node = "FastARFastHybridSampler"
     editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("04 FastHybrid vs MAR"))
     editor.wait_for_timeout(1500)
@@ -111,7 +111,7 @@ def translated(request: Any, comfy: Comfy) -> Any:
     comfy.post("/settings", {"Comfy.Locale": "en"})
 
 
-def test_names_and_tooltips_are_translated(translated: str, comfy: Comfy, editor: Any, artifacts: Path) -> None:
+def test_names_and_tooltips_are_translated(translated, comfy, editor, artifacts):
     names = json.loads((ROOT / "locales" / translated / "nodeDefs.json").read_text(encoding="utf-8"))
     editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("04 FastHybrid vs MAR"))
     editor.wait_for_timeout(1500)

@@ -87,16 +87,6 @@ def test_cells_of_other_inputs_are_sampled_again(folder, change, monkeypatch):
     assert len(list(folder.glob("*.png"))) == 4
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence_and_no_cell_is_sampled_in_vain(folder, monkeypatch):
-    """tests/reports/test_sweep.py fills the disk and takes the places of cells."""
-    monkeypatch.setattr(sweep_nodes, "draw_pictures", lambda *a: pytest.fail("a cell was sampled in vain"))
-    folder.parent.mkdir(parents=True)
-    (folder.parent / "taken").write_text("mine")
-    with pytest.raises(UserError, match="^sweep: "):
-        sweep(**SMALL, folder="taken")
-    assert (folder.parent / "taken").read_text() == "mine"
-
-
 def test_a_folder_name_of_any_length_and_content_stays_inside(folder):
     model = a_mar()
     for name in ("x" * 500, "../../up", "/etc/x", "..", " ", "a/b\\c:d\0e"):
