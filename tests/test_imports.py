@@ -28,8 +28,7 @@ def name_of(path: Path) -> str:
 # ------------------------------------------------------------------------------------------------ side effects
 
 WATCHED = """
-import importlib.util, json, sys, time
-import numpy, torch, PIL.Image, PIL.ImageDraw, PIL.ImageFont, safetensors.torch
+import importlib, importlib.util, json, sys, time
 effects = []
 def watch(event, args):
     if event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
@@ -39,7 +38,6 @@ def watch(event, args):
     elif event in ("os.mkdir", "os.rename", "os.remove", "os.putenv", "os.system", "os.exec", "os.posix_spawn"):
         effects.append(f"{event} {args}")
 sys.addaudithook(watch)
-state = torch.random.get_rng_state()
 root, names = sys.argv[1], sys.argv[2].split(",")
 began = time.process_time()
 spec = importlib.util.spec_from_file_location("fastar_nodes", root + "/__init__.py", submodule_search_locations=[root])
@@ -47,12 +45,18 @@ module = importlib.util.module_from_spec(spec)
 sys.modules["fastar_nodes"] = module
 spec.loader.exec_module(module)
 package = time.process_time() - began
-import importlib
+assert not hasattr(module, "NODE_CLASS_MAPPINGS") and effects == []
+assert not [name for name in sys.modules if name == "torch" or name.startswith("fastar_nodes.")]
+module.UserError
+import numpy, torch, PIL.Image, PIL.ImageDraw, PIL.ImageFont, safetensors.torch
+effects.clear()
+state = torch.random.get_rng_state()
+began = time.process_time()
 for name in names:
     importlib.import_module("fastar_nodes." + name)
 optional = ("huggingface_hub", "comfy", "comfy_api", "requests", "httpx", "transformers", "tokenizers")
 print(json.dumps({
-    "package": package, "seconds": time.process_time() - began, "effects": effects,
+    "package": package, "seconds": package + time.process_time() - began, "effects": effects,
     "cuda": torch.cuda.is_initialized(), "grad": torch.is_grad_enabled(), "dtype": str(torch.get_default_dtype()),
     "random": bool((state == torch.random.get_rng_state()).all()),
     "optional": [name for name in optional if name in sys.modules],
@@ -115,13 +119,7 @@ OTHERS = {
     "nodes": {*PICTURES, "comfy_api"},
     "nodes.host": {
         *PICTURES,
-        "comfy_api",
-        "comfy_execution",
-        "comfy",
-        "comfy_extras",
-        "folder_paths",
-        "server",
-        "latent_preview",
+        *"comfy comfy_api comfy_execution comfy_extras folder_paths latent_preview server".split(),
     },
     "samplers": {"torch", "numpy"},
     "reports": PICTURES,

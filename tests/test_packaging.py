@@ -49,13 +49,11 @@ def test_every_data_file_is_installed():
             assert any(fnmatch.fnmatch(name, glob) for glob in installed), name
 
 
-def test_names_version_and_dependencies():
-    project, comfy = PROJECT["project"], PROJECT["tool"]["comfy"]
-    assert project["name"] == "fastar-nodes" and re.fullmatch(r"\d+\.\d+\.\d+", project["version"])
+def test_version_and_dependencies():
+    project = PROJECT["project"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", project["version"])
     assert project["dependencies"] == ["huggingface-hub>=0.26"], "what ComfyUI brings is never installed again"
     assert (ROOT / "requirements.txt").read_text(encoding="utf-8").split() == project["dependencies"]
-    assert comfy["DisplayName"] == "FastAR" and comfy["requires-comfyui"] == ">=0.27.0"
-    assert "MIT License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 
 def test_readme_names_commands_that_ci_runs():
@@ -66,7 +64,7 @@ def test_readme_names_commands_that_ci_runs():
         assert re.search(rf"^{target}:", makefile, re.M)
 
 
-@pytest.mark.parametrize("name", ["fastar", "fastar-nodes", "FastAR-main", "a b"])
+@pytest.mark.parametrize("name", ["fastar", "a b"])
 def test_tests_run_in_a_folder_of_any_name(name, tmp_path):
     """pytest imports ``__init__.py`` as a module of its own where the folder's name is no identifier."""
     folder, stub = tmp_path / name, tmp_path / "stub"
@@ -189,14 +187,6 @@ def test_the_icon_is_what_the_registry_accepts():
     with Image.open(ROOT / release.ICON) as icon:
         assert icon.format == "PNG" and icon.width == icon.height <= 400
         assert len(icon.convert("RGB").getcolors(1 << 16)) > 2, "blank"
-
-
-@pytest.mark.parametrize("name", ["test.yml", "publish.yml"])
-def test_workflow_files_are_valid(name):
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text(encoding="utf-8"))
-    assert workflow[True]  # YAML reads the key `on` as a boolean
-    for job in workflow["jobs"].values():
-        assert job["runs-on"] and all(("uses" in step) != ("run" in step) for step in job["steps"])
 
 
 def test_workflows_cover_the_supported_versions():

@@ -7,7 +7,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from fastar_nodes.bench import features
 from fastar_nodes.bench.features import INCEPTION, WEIGHTS, figure, load_extractor, open_reference
 from fastar_nodes.errors import UserError
 from fidelity import Inception
@@ -88,13 +87,6 @@ def test_a_file_with_code_or_other_weights_is_refused(fake_fidelity, tmp_path):
     torch.save({"other": torch.ones(2)}, tmp_path / "other.pth")
     with pytest.raises(UserError, match="other.pth holds another network"):
         load_extractor(INCEPTION, tmp_path / "other.pth", CPU)
-
-
-def test_a_missing_torch_fidelity_is_named(monkeypatch):
-    features.fidelity.cache_clear()
-    monkeypatch.setitem(sys.modules, "torch_fidelity", None)
-    with pytest.raises(UserError, match="torch-fidelity cannot be imported .*pip install torch-fidelity"):
-        load_extractor(INCEPTION, None, CPU)
 
 
 def test_rows_of_features_are_handed_to_torch_fidelity(fake_fidelity):

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from fastar_nodes.bench.spec import expand, from_table, read_prompts, read_spec, with_values
+from fastar_nodes.bench.spec import expand, from_table, read_prompts, read_spec
 from fastar_nodes.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -21,18 +21,14 @@ def test_a_list_makes_a_grid():
     values = [f"FastHybrid, threshold {a}, lookahead {b}" for a in (0.9, 0.99) for b in (2, 4)]
     assert found == ["MAR", *values, "ZipAR"]
     assert titles(set={"cfg": [1, 2]}) == [f"{n}, cfg {c}" for n in ("MAR", "FastHybrid", "ZipAR") for c in (1, 2)]
+    found = titles(samplers=["mar", "mar:disa"], set={"mar:disa.diffusion_steps_end": [5, 10]})
+    assert found == ["MAR", *(f"MAR, disa, diffusion steps end {n}" for n in (5, 10))]
 
 
 def test_settings_go_to_the_samplers_that_have_them():
     combinations = expand(from_table({**BASE, "set": {"cfg": 2, "ar_steps": 8, "zipar.window": 3, "zipar.cfg": 4}}))
     masked = {"cfg": 2, "ar_steps": 8}
     assert [dict(c.asked) for c in combinations] == [masked, masked, {"cfg": 4, "window": 3}]
-
-
-def test_variants_of_one_sampler_are_cells_of_their_own():
-    spec = from_table({"samplers": ["mar", "mar:disa"], "set": {"mar:disa.diffusion_steps_end": [5, 10]}})
-    titles = [f"MAR, disa, diffusion steps end {n}" for n in (5, 10)]
-    assert [c.title for c in expand(spec)] == ["MAR", *titles]
 
 
 def test_toml_and_json_say_the_same(tmp_path):
@@ -45,11 +41,6 @@ def test_toml_and_json_say_the_same(tmp_path):
     assert from_json.set == {"fasthybrid.threshold": (0.9, 1), "cfg": (2.5,)} and from_json.images == 5
     if sys.version_info >= (3, 11):
         assert read_spec(tmp_path / "a.toml") == from_json
-
-
-def test_the_example_asks_for_twelve_cells(root):
-    pytest.importorskip("tomllib")
-    assert len(expand(read_spec(root / "docs" / "examples" / "demo.toml"))) == 12
 
 
 def test_prompts_are_read_from_text_and_from_geneval(tmp_path):
@@ -102,10 +93,3 @@ def test_bad_files_are_refused_in_a_sentence(tmp_path, name, content):
     for path in (tmp_path / name, tmp_path / "none.toml", tmp_path, tmp_path / ("x" * 300)):
         with pytest.raises(UserError):
             read_spec(path)
-
-
-def test_options_take_the_place_of_entries():
-    spec = from_table({**BASE, "images": 5, "seed": 3})
-    assert with_values(spec, images=7, seed=None) == from_table({**BASE, "images": 7, "seed": 3})
-    with pytest.raises(UserError):
-        with_values(spec, batch=0)

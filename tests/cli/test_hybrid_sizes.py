@@ -3,13 +3,12 @@
 import json
 from dataclasses import replace
 
+import hybrid_files
 import pytest
 import torch
 from fastar_nodes.bench import hybrids, operations
 from fastar_nodes.bench.sizes import random_models
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig, HybridModel
-from fastar_nodes.model_loaders.networks.llama import qwen_config
-from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.mar import mar
@@ -41,10 +40,7 @@ def test_shapes_are_those_of_the_recorded_key_lists(size, root):
 @pytest.fixture
 def tiny(monkeypatch) -> HybridModel:
     """A tiny model that is the only official size, whose head counts are listed."""
-    shape = {"dim": 16, "encoder_depth": 1, "decoder_depth": 1, "heads": 2, "head_depth": 1, "head_width": 16}
-    mar_config = MARConfig(**shape, buffer=3, tokens=16, channels=4, classes=0)
-    llm = qwen_config(dim=24, depth=2, heads=4, kv_heads=2, head_dim=6, hidden=32, vocab=151936, tied=True)
-    config = HybridConfig(mar_config, llm)
+    config = hybrid_files.config(vocab=151936, tied=True)
     for module in (hybrids, check_hybrid):
         monkeypatch.setattr(module, "SIZES", {"tiny": TINY})
         monkeypatch.setattr(module, "official", lambda size, grid=None: config)

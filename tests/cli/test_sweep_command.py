@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from fastar_nodes.bench import engines
+from fastar_nodes.bench.spec import expand, read_spec
 from fastar_nodes.bench.store import Store
 from fastar_nodes.bench.sweep import arguments
 from fastar_nodes.cli.main import Parser
@@ -168,24 +169,20 @@ def test_an_unreachable_cluster_is_refused(cli, sentence, spec, tmp_path, monkey
     assert not (tmp_path / "x").exists()
 
 
-def commands(root):
-    """The sweep commands in the examples, without their variables."""
-    for path in sorted((root / "docs" / "examples").iterdir()):
-        text = path.read_text(encoding="utf-8").replace("\\\n", " ").replace("\n#         ", " ")
+def test_the_examples_are_accepted(root):
+    """Files as they are, and the sweep commands in them without their variables."""
+    folder = root / "docs" / "examples"
+    named = []
+    for path in sorted(folder.iterdir()):
+        whole = path.read_text(encoding="utf-8")
+        assert path.suffix != ".yaml" or isinstance(yaml.safe_load(whole), dict)
+        text = whole.replace("\\\n", " ").replace("\n#         ", " ")
         for found in re.findall(r"python -m fastar_nodes sweep ([^\n]*)", text):
-            yield path.name, found.split("'")[0].strip()
-
-
-def test_the_examples_commands_are_accepted(root):
-    found = list(commands(root))
-    assert {name for name, _ in found} == {"demo.toml", "ray-cluster.yaml", "slurm.sh", "skypilot.yaml"}
-    for _, text in found:
-        parser = Parser("sweep")
-        arguments(parser)
-        asked = parser.parse_args(shlex.split(text))
-        assert asked.out and int(asked.images) >= 2000
-
-
-def test_the_examples_parse(root):
-    for path in (root / "docs" / "examples").glob("*.yaml"):
-        assert isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict)
+            parser = Parser("sweep")
+            arguments(parser)
+            asked = parser.parse_args(shlex.split(found.split("'")[0]))
+            assert asked.out and int(asked.images) >= 2000
+            named.append(path.name)
+    assert {*named} == {"demo.toml", "ray-cluster.yaml", "slurm.sh", "skypilot.yaml"}
+    pytest.importorskip("tomllib")
+    assert len(expand(read_spec(folder / "demo.toml"))) == 12

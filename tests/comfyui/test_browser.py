@@ -109,7 +109,7 @@ def _run(comfy: Comfy, page: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [name for name in WORKFLOWS if not name.endswith(".app")])
-def test_workflow_opens_and_runs(comfy: Comfy, editor: Any, info: Any, name: str, artifacts: Path) -> None:
+def test_workflow_opens_and_runs(comfy, editor, info, name, artifacts):
     workflow = load_workflow(name)
     editor.evaluate(OPEN_TEMPLATE, [workflow, name])
     editor.wait_for_timeout(2500)
@@ -173,9 +173,7 @@ WIRE_A_TEXT = """text => {
 }"""
 
 
-def test_a_mistake_at_run_time_is_told_without_a_stack_trace(
-    comfy: Comfy, editor: Any, workflow: Any, artifacts: Path
-) -> None:
+def test_a_mistake_at_run_time_is_told_without_a_stack_trace(comfy, editor, workflow, artifacts):
     """The sentence at once, on the node that is wrong; the editor's error log has no trace."""
     editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("01 Label to picture - MAR"))
     label = editor.evaluate(WIRE_A_TEXT, "catt")
@@ -196,7 +194,7 @@ def test_a_mistake_at_run_time_is_told_without_a_stack_trace(
     assert f"**Node ID:** {label}" in report
 
 
-def test_a_missing_model_file_is_offered_for_download(editor: Any, artifacts: Path) -> None:
+def test_a_missing_model_file_is_offered_for_download(editor, artifacts):
     """A shared graph whose loader names an official file. The graph as shipped needs none."""
     graph = load_workflow("01 Label to picture - MAR")
     loader = next(n for n in graph["nodes"] if n["type"] == "FastARLoadMAR")
@@ -281,7 +279,7 @@ GROWS = """async steps => {
 }"""
 
 
-def test_compare_grows_and_moves_no_link(editor: Any) -> None:
+def test_compare_grows_and_moves_no_link(editor):
     shown, sent, again = editor.evaluate(GROWS, ["+1", "+2", "+3", "-2", "-3"])
     assert shown == [
         "image_1* report_1* image_2 report_2",
@@ -298,9 +296,7 @@ APPS = [name for name in WORKFLOWS if name.endswith(".app")]
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_a_starter_opens_readable_and_its_app_shows_inputs_and_picture(
-    comfy: Comfy, editor: Any, name: str, artifacts: Path
-) -> None:
+def test_a_starter_opens_readable_and_its_app_shows_inputs_and_picture(comfy, editor, name, artifacts):
     starter = name.removesuffix(".app")
     editor.evaluate(OPEN_TEMPLATE, [load_workflow(starter), starter])
     editor.wait_for_timeout(1500)
@@ -327,7 +323,7 @@ BLUEPRINTS = sorted((ROOT / "subgraphs").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", BLUEPRINTS, ids=lambda path: path.stem)
-def test_a_blueprint_opens(editor: Any, path: Path, artifacts: Path) -> None:
+def test_a_blueprint_opens(editor, path, artifacts):
     graph = json.loads(path.read_text(encoding="utf-8"))
     editor.evaluate("graph => app.loadGraphData(graph)", graph)
     editor.wait_for_timeout(1500)

@@ -2,12 +2,11 @@
 
 import base64
 import json
-import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
-from comfy_host import ROOT, TEN, Comfy, load_workflow, sweep_workflow, to_api
+from comfy_host import ROOT, Comfy, load_workflow
 from test_browser import _no_complaint, _run, browser, editor  # noqa: F401  fixtures
 
 # ruff: noqa: F811
@@ -40,46 +39,6 @@ def picture_of(comfy: Comfy, entry: dict[str, Any], page: Any, kind: str = "Save
 WIDGETS = "type => Object.fromEntries(app.graph._nodes.find(n => n.type === type).widgets.map(w => [w.name, w.value]))"
 
 
-def queue(comfy: Comfy, workflow: dict[str, Any], info: dict[str, Any]) -> str:
-    """Run a graph as the editor does, which sends the graph too, so that Save Image writes it."""
-    body = {"prompt": to_api(workflow, info), "client_id": uuid.uuid4().hex}
-    return comfy.post("/prompt", {**body, "extra_data": {"extra_pnginfo": {"workflow": workflow}}})["prompt_id"]
-
-
-@pytest.fixture(scope="module")
-def swept(comfy: Comfy, info: Any) -> tuple[dict[str, Any], Path, dict[str, int], Path]:
-    """A sweep of 100 cells: graph, folder, its files and when they were written, the saved grid.
-
-    No editor is open meanwhile; it would take the processor from the sweep.
-    """
-    workflow, folder = sweep_workflow("dropped"), comfy.base / "output" / "fastar_sweeps" / "dropped"
-    entry = comfy.wait(queue(comfy, workflow, info))
-    written = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.png")}
-    assert len(written) == 101
-    types = {str(node["id"]): node["type"] for node in workflow["nodes"]}
-    saved = [out["images"] for key, out in entry["outputs"].items() if types[key] == "SaveImage"]
-    (image,) = [image for images in saved for image in images if "plot" not in image["filename"]]
-    return workflow, folder, written, comfy.base / "output" / image["subfolder"] / image["filename"]
-
-
-def test_a_sweep_is_opened_by_dropping_its_grid_and_draws_no_cell_again(
-    comfy: Comfy, swept: Any, editor: Any, artifacts: Path
-) -> None:
-    workflow, folder, written, grid = swept
-    (artifacts / "sweep grid.png").write_bytes(grid.read_bytes())
-    drop(editor, grid)
-    types = sorted(node["type"] for node in workflow["nodes"])
-    assert editor.evaluate("app.graph._nodes.map(n => n.type).sort()") == types
-    opened = editor.evaluate(WIDGETS, "FastARSweep")
-    assert {name: opened[name] for name in TEN} == TEN and opened["folder"] == folder.name
-    entry = _run(comfy, editor)
-    assert not comfy.failure(entry)
-    assert {p.name: p.stat().st_mtime_ns for p in folder.glob("*.png")} == written, "a finished cell was drawn again"
-    editor.wait_for_timeout(1500)
-    editor.screenshot(path=str(artifacts / f"sweep dropped_{editor.renderer}.png"))
-    _no_complaint(editor)
-
-
 REPORT = """() => {
     const node = LiteGraph.createNode('FastARLoadReport'), table = LiteGraph.createNode('PreviewAny')
     app.graph.add(node); app.graph.add(table)
@@ -89,7 +48,7 @@ REPORT = """() => {
 }"""
 
 
-def test_a_saved_picture_is_dropped_on_load_report(comfy: Comfy, editor: Any, artifacts: Path) -> None:
+def test_a_saved_picture_is_dropped_on_load_report(comfy, editor, artifacts):
     editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("04 FastHybrid vs MAR"))
     editor.wait_for_timeout(1500)
     saved = picture_of(comfy, _run(comfy, editor), editor)
@@ -128,7 +87,7 @@ SHOWN = """() => {
 }"""
 
 
-def test_help_opens_beside_the_graph_with_its_picture(editor: Any, artifacts: Path) -> None:
+def test_help_opens_beside_the_graph_with_its_picture(editor, artifacts):
     node = "FastARFastHybridSampler"
     editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("04 FastHybrid vs MAR"))
     editor.wait_for_timeout(1500)
@@ -152,7 +111,7 @@ def translated(request: Any, comfy: Comfy) -> Any:
     comfy.post("/settings", {"Comfy.Locale": "en"})
 
 
-def test_names_and_tooltips_are_translated(translated: str, comfy: Comfy, editor: Any, artifacts: Path) -> None:
+def test_names_and_tooltips_are_translated(translated, comfy, editor, artifacts):
     names = json.loads((ROOT / "locales" / translated / "nodeDefs.json").read_text(encoding="utf-8"))
     editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("04 FastHybrid vs MAR"))
     editor.wait_for_timeout(1500)

@@ -170,26 +170,25 @@ def test_many_prompts_leave_nothing_behind(comfy, prompts):
     assert leftovers(comfy) <= files
 
 
-def _runs() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Workflow and class of the node that is interrupted, and changes that make it slow enough."""
-    slow = {"ar_steps": 64, "diffusion_steps": 200}
-    return {
-        "MAR": ("04 FastHybrid vs MAR", slow),
-        "FastHybrid": ("04 FastHybrid vs MAR", slow),
-        "LazyMAR": ("05 LazyMAR vs MAR", slow),
-        "CSpD": ("07 CSpD draft and target", slow),
-        "PAR": ("10 PAR vs LlamaGen", {}),
-        "ZipAR": ("11 ZipAR windows", {}),
-        "LlamaGen": ("10 PAR vs LlamaGen", {}),
-        "MuLoSD": ("13 MuLo-SD with LlamaGen", {}),
-        "TarPrompt": ("14 Tar text to image", {}),
-        "FastHybridSampler": ("17 Prompt to picture - Harmon", slow),
-    }
+SLOW = {"ar_steps": 64, "diffusion_steps": 200}
+# Workflow and class of the node that is interrupted, and changes that make it slow enough.
+RUNS = {
+    "MAR": ("04 FastHybrid vs MAR", SLOW),
+    "FastHybrid": ("04 FastHybrid vs MAR", SLOW),
+    "LazyMAR": ("05 LazyMAR vs MAR", SLOW),
+    "CSpD": ("07 CSpD draft and target", SLOW),
+    "PAR": ("10 PAR vs LlamaGen", {}),
+    "ZipAR": ("11 ZipAR windows", {}),
+    "LlamaGen": ("10 PAR vs LlamaGen", {}),
+    "MuLoSD": ("13 MuLo-SD with LlamaGen", {}),
+    "TarPrompt": ("14 Tar text to image", {}),
+    "FastHybridSampler": ("17 Prompt to picture - Harmon", SLOW),
+}
 
 
-@pytest.mark.parametrize("name", _runs())
+@pytest.mark.parametrize("name", RUNS)
 def test_interrupt_within_a_step(comfy, info, name):
-    workflow, changes = _runs()[name]
+    workflow, changes = RUNS[name]
     prompt = to_api(load_workflow(workflow), info)
     target = next(key for key in prompt if prompt[key]["class_type"].startswith(f"FastAR{name}"))
     for key in ours(prompt):

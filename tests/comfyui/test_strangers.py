@@ -60,13 +60,6 @@ def test_a_large_entry_of_the_menu_needs_the_switch(comfy, info, node):
         assert message.startswith(f"{widget}: ") and ("allow_download" in message) != allowed
 
 
-def test_a_choice_over_a_link_is_checked_too(comfy, info):
-    forged = {"class_type": "PrimitiveString", "inputs": {"value": "mar-huge (download 12 kB)"}}
-    linked = loading(info, "FastARLoadMAR", checkpoint=["9", 0], allow_download=True)
-    before = files(comfy)
-    assert "checkpoint" in comfy.complaint({**linked, "9": forged}) and files(comfy) == before
-
-
 # ------------------------------------------------------------------------------------------------ pictures
 
 

@@ -8,7 +8,6 @@ import torch
 from fake_comfy import state
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, samplers
-from fastar_nodes.reports.drawing import Ink
 from tiny import NODES, a_drawer, a_gpt, a_prompt, a_report, a_vae, sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -88,16 +87,6 @@ def test_pictures_of_every_sampler_are_compared():
         pairs |= {f"image_{i}": [a_vae().decode(samples)], f"report_{i}": [record]}
     names = [name for name, _ in table(**pairs)]
     assert len(names) == len(runs) and names[0] == "MAR" and "LazyMAR" in names and names[-1].startswith("FastHybrid")
-
-
-def test_nothing_is_marked_where_nothing_is_measured():
-    image = torch.zeros(1, 8, 8, 3)
-
-    def marked(**pairs):
-        grid = compared(image_1=[image], image_2=[image + 1], **pairs)[0]
-        return bool(((grid * 255).round() == torch.tensor(Ink.ACCENT)).all(-1).any())
-
-    assert not marked() and marked(report_2=[a_report("mar")])
 
 
 def test_token_map_and_a_report():

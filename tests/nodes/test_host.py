@@ -54,15 +54,6 @@ def test_no_preview_when_the_run_switches_it_off_or_memory_is_insufficient(monke
         assert (Progress.updates[-1][2] is not None) == shown
 
 
-def test_the_error_of_a_sampler_is_passed_on():
-    def broken():
-        yield next(steps(2, [], []))
-        raise UserError("cfg: no")
-
-    with pytest.raises(UserError, match="cfg"):
-        host.drive(broken())
-
-
 def test_vae_decodes_and_encodes():
     vae = a_vae(8)
     z = torch.rand(3, 2, 2, 2) * 2 - 1

@@ -59,15 +59,8 @@ def valid_inputs(node: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Inputs with which the node runs, widgets at small values."""
     about = node.define_schema()
     known = given.get(about.node_id, given[""])
-    small = {
-        "ar_steps": 2,
-        "diffusion_steps": 2,
-        "images": 1,
-        "images_per_label": 1,
-        "detail": "81",
-        "window": 1,
-        "duration": 1,
-    }
+    small = {"ar_steps": 2, "diffusion_steps": 2, "detail": "81"}
+    small |= dict.fromkeys(("images", "images_per_label", "window", "duration"), 1)
     out = {}
     for i in about.inputs:
         if i.kind in WIDGETS:

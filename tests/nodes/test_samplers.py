@@ -377,16 +377,6 @@ def test_a_pasted_part_changes_nothing_outside_its_mask_and_fades_in_inside(feat
     assert torch.equal(whole, above)
 
 
-def test_a_picture_of_any_size_is_edited_and_keeps_its_size():
-    """Core's VAE Encode, the sampler, VAE Decode and Paste."""
-    picture, mask, model = torch.rand(1, 30, 50, 3), half(30, 50), a_mar()
-    latent = {"samples": model.vae.encode(picture)}
-    samples, _ = sample(samplers.MARSampler, model=model, latent=latent, mask=mask)
-    image = paste(picture, model.vae.decode(samples), mask)
-    assert image.shape == (2, 30, 50, 3)
-    assert torch.equal(image[0, :, :25], picture[0, :, :25]) and not torch.equal(image[0, :, 25:], picture[0, :, 25:])
-
-
 @pytest.mark.parametrize("name", ["original", "redrawn", "mask"])
 def test_a_paste_of_different_batches_is_refused(name):
     given = {"original": torch.rand(2, 8, 8, 3), "redrawn": torch.rand(2, 8, 8, 3), "mask": half().repeat(2, 1, 1)}
@@ -416,30 +406,28 @@ def other_codebook() -> host.Loaded:
     return host.Loaded.of(a_drawer("small").model, vae)
 
 
+def without_ta_tok() -> host.Loaded:
+    return host.Loaded.of(replace(a_drawer().model, ta_tok=None), a_vq())
+
+
 OTHER_CODES = CodeCondition((torch.zeros(16, dtype=torch.int64),), ("x",), 65536)
-MULOSD = samplers.MuLoSDSampler
+MAR, LLAMAGEN = samplers.MARSampler, samplers.LlamaGenSampler
+PAR, MULOSD = samplers.PARSampler, samplers.MuLoSDSampler
+MANY = from_ids([1] * 256)
 UNCOLOURED = Upscale()
 UNCOLOURED.output_channels = 1
 REFUSED = {
     "another family": (samplers.ZipARSampler, "model", lambda: {"model": a_mar()}),
-    "tokens for MAR": (samplers.MARSampler, "model", lambda: {"model": a_gpt()}),
-    "noise beyond reason": (
-        samplers.MARSampler,
-        "condition",
-        lambda: {"model": a_mar(4096), "condition": from_ids([1] * 256), "diffusion_steps": 1000},
-    ),
+    "tokens for MAR": (MAR, "model", lambda: {"model": a_gpt()}),
+    "too much noise": (MAR, "condition", lambda: {"model": a_mar(4096), "condition": MANY, "diffusion_steps": 1000}),
     "a draft of other classes": (samplers.CSpDSampler, "draft", lambda: {"draft": a_mar(classes=7)}),
     "a draft of other tokens": (samplers.CSpDSampler, "draft", lambda: {"draft": a_mar(64)}),
-    "a PAR to LlamaGen": (samplers.LlamaGenSampler, "model", lambda: {"model": a_gpt(special=3)}),
+    "a PAR to LlamaGen": (LLAMAGEN, "model", lambda: {"model": a_gpt(special=3)}),
     "a PAR to ZipAR": (samplers.ZipARSampler, "model", lambda: {"model": a_gpt(special=3)}),
-    "a de-tokenizer to PAR": (samplers.PARSampler, "model", lambda: {"model": a_drawer(), "condition": a_prompt()}),
-    "no decoder": (samplers.LlamaGenSampler, "model", lambda: {"model": replace(a_gpt(), vae=None)}),
-    "codes without TA-Tok": (
-        samplers.LlamaGenSampler,
-        "condition",
-        lambda: {"model": host.Loaded.of(replace(a_drawer().model, ta_tok=None), a_vq()), "condition": a_prompt()},
-    ),
-    "codes for classes": (samplers.LlamaGenSampler, "condition", lambda: {"condition": a_prompt()}),
+    "a de-tokenizer to PAR": (PAR, "model", lambda: {"model": a_drawer(), "condition": a_prompt()}),
+    "no decoder": (LLAMAGEN, "model", lambda: {"model": replace(a_gpt(), vae=None)}),
+    "codes without TA-Tok": (LLAMAGEN, "condition", lambda: {"model": without_ta_tok(), "condition": a_prompt()}),
+    "codes for classes": (LLAMAGEN, "condition", lambda: {"condition": a_prompt()}),
     "labels for codes": (MULOSD, "condition", lambda: {"condition": LABELS}),
     "codes of others": (MULOSD, "condition", lambda: {"condition": OTHER_CODES}),
     "a draft of the same size": (MULOSD, "draft", lambda: {"draft": a_drawer("large", 1)}),
@@ -448,7 +436,7 @@ REFUSED = {
     "no upscale model": (MULOSD, "upscale_model", lambda: {"upscale_model": 5}),
     "an upscale model for masks": (MULOSD, "upscale_model", lambda: {"upscale_model": UNCOLOURED}),
     "a preset": (MULOSD, "preset", lambda: {"preset": "fats"}),
-    "no such option of a baseline": (samplers.MARSampler, "preset", lambda: {"preset": "balanced"}),
+    "no such option of a baseline": (MAR, "preset", lambda: {"preset": "balanced"}),
 }
 
 

@@ -87,16 +87,6 @@ def test_cells_of_other_inputs_are_sampled_again(folder, change, monkeypatch):
     assert len(list(folder.glob("*.png"))) == 4
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence_and_no_cell_is_sampled_in_vain(folder, monkeypatch):
-    """tests/reports/test_sweep.py fills the disk and takes the places of cells."""
-    monkeypatch.setattr(sweep_nodes, "draw_pictures", lambda *a: pytest.fail("a cell was sampled in vain"))
-    folder.parent.mkdir(parents=True)
-    (folder.parent / "taken").write_text("mine")
-    with pytest.raises(UserError, match="^sweep: "):
-        sweep(**SMALL, folder="taken")
-    assert (folder.parent / "taken").read_text() == "mine"
-
-
 def test_a_folder_name_of_any_length_and_content_stays_inside(folder):
     model = a_mar()
     for name in ("x" * 500, "../../up", "/etc/x", "..", " ", "a/b\\c:d\0e"):
@@ -107,15 +97,6 @@ def test_a_folder_name_of_any_length_and_content_stays_inside(folder):
 def test_a_preset_is_a_setting(folder):
     found, _ = sweep(x="preset", x_values="exact, fast", y="none", settings="ar_steps=4, diffusion_steps=4")
     assert [c.report.settings["lookahead"] for c in found.cells[:2]] == [0, 8] and found.cells[0].quality.identical
-
-
-def test_token_models(folder):
-    model = a_gpt()
-    fields = {"condition": WHAT, "sampler": "zipar", "settings": "", "y": "none", "y_values": "", "seeds": "3"}
-    found, _ = sweep(model, **fields, x="window", x_values="256, 1")
-    exact, fast = found.cells
-    assert exact.baseline.sampler == "llamagen" and exact.quality.identical
-    assert fast.report.counts["transformer_passes"] < exact.report.counts["transformer_passes"]
 
 
 MISTAKES = [
@@ -198,17 +179,10 @@ def test_samplers_show_a_line_and_write_their_report():
 @pytest.mark.parametrize(("link", "shown"), [(["5", 0], 1), (["6", 1], 1), (["5", 1], 0)])
 def test_figures_are_shown_where_no_other_node_takes_the_report(link, shown):
     prompt, metadata = {"5": {"inputs": {"seed": 7}}, "9": {"inputs": {"report_1": link}}}, {}
-    with_hidden(samplers.MARSampler, metadata, prompt).execute(model=a_mar(), condition=WHAT, seed=7, preset=PLAIN)
+    given = {"model": a_mar(), "condition": WHAT, "seed": 7, "preset": PLAIN}
+    with_hidden(samplers.MARSampler, metadata, prompt).execute(**given)
     assert len(fake_comfy.state.said[0][1].splitlines()) == 1 + shown and len(metadata[exchange.KEY]["runs"]) == 1
-
-
-def test_token_samplers_too_and_neither_metadata_nor_a_node_is_needed():
-    metadata, given = {}, {"model": a_gpt(), "condition": WHAT, "seed": 7}
-    given["preset"] = {"preset": "custom", "cfg": 2.0, "top_k": 0}
-    with_hidden(samplers.LlamaGenSampler, metadata).execute(**given)
-    assert metadata[exchange.KEY]["runs"][0]["sampler"] == "llamagen" and "passes" in fake_comfy.state.said[0][1]
-    with_hidden(samplers.LlamaGenSampler, None).execute(**given)
-    samplers.LlamaGenSampler.execute(**given)
+    with_hidden(samplers.MARSampler, None).execute(**given)  # a prompt that holds no graph
     assert len(fake_comfy.state.said) == 2
 
 

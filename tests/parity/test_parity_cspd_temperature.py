@@ -54,8 +54,8 @@ class Record:
         return normals.transpose(0, 1), torch.where(tries < len(self.uniforms), uniforms, torch.inf).T
 
 
-def replay(folder, record: Record, **changed):
-    """The sampler's result for a record's noise and settings; ``changed`` overrides settings."""
+def replay(folder, record: Record):
+    """The sampler's result for a record's noise and settings."""
     o = record.options
     named = {
         "ar_steps": "num_iter",
@@ -72,7 +72,7 @@ def replay(folder, record: Record, **changed):
     with torch.no_grad():
         for q, p in zip(draft.net.parameters(), target.net.parameters(), strict=True):
             q.copy_(p + (q - p) / o["draft_divisor"])
-    return finish(cspd(target, from_ids(o["labels"]), replace(settings, **changed), record, draft=draft, draws=record))
+    return finish(cspd(target, from_ids(o["labels"]), settings, record, draft=draft, draws=record))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,14 +82,6 @@ def test_a_recorded_run_is_reproduced(mar_fixtures, name):
     outcome = torch.from_numpy(result.report.maps["outcome"]).long().flatten(1)
     assert torch.equal(outcome, EXPECTED[record.outcome])
     torch.testing.assert_close(result.latents, record.out, atol=1e-4, rtol=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ("cool", "near"))
-def test_another_temperature_gives_another_result(mar_fixtures, name):
-    record = Record(mar_fixtures, name)
-    result = replay(mar_fixtures, record, temperature=0.85)
-    assert (result.latents - record.out).abs().max() > 1e-2
 
 
 def test_the_records_cover_every_outcome(mar_fixtures):

@@ -160,10 +160,3 @@ def test_only_whole_factors_are_enlarged_without_smoothing():
     assert {*np.unique(drawing.resize(picture, 6, 4)).tolist()} == {0, 255}
     for width, height in ((6, 5), (5, 6), (3, 3)):
         assert len(np.unique(drawing.resize(picture, width, height))) > 2
-
-
-def test_values_of_the_numbers_are_drawn():
-    one, other = (p.compare_grid([flat(0)], ["a"], [report(seconds=seconds)]) for seconds in (1.0, 7.25))
-    assert one.shape == other.shape
-    rows, columns = np.nonzero((one != other).any(-1))
-    assert len(rows) and rows.min() > 64 and columns.min() > one.shape[1] // 2, "below the picture, at the right"

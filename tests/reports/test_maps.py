@@ -62,13 +62,8 @@ def test_one_outcome_alone_and_its_share(value):
     assert legend == [f"{name} 2 (50 %)", "plain 1 (25 %)", "given 1 (25 %)"]
 
 
-def test_steps_run_from_dark_to_light_evenly():
-    colours = p.ramp(np.linspace(0, 1, 64)).astype(float) / 255
-    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
-    luminance = linear @ [0.2126, 0.7152, 0.0722]
-    lightness = 116 * np.cbrt(luminance) - 16
-    steps = np.diff(lightness)
-    assert (steps > 0).all() and steps.max() < 2.2 * steps.min()  # CIE lightness, another measure than the one built on
+def test_steps_run_along_the_ramp():
+    """Its colours are in tests/recorded_values.json."""
     grid = np.array([[[0, 1], [2, 3]]], np.int32)
     (picture,) = p.token_map(mapped(step=grid), "fixed at step", size=64)
     assert centres(picture) == ramp(0, 1 / 3, 2 / 3, 1)
@@ -167,12 +162,6 @@ def test_every_island_has_a_hue_and_its_number():
     assert all(bright[grid[0] == n].sum() == 1 for n in (1, 2, 3)) and not bright[grid[0] == 0].any()
     assert p._colour_islands(grid[0])[2] == [("3 islands, 5 of 16 tokens (31 %)", p.Ink.BACKGROUND)]
     assert p._colour_islands(grid[0] * 0)[2] == [("0 islands, 0 of 16 tokens (0 %)", p.Ink.BACKGROUND)]
-
-
-def test_many_islands_are_ends_apart():
-    colours = p.hues(np.arange(1, 13)).astype(int)
-    apart = [np.abs(a - b).sum() for i, a in enumerate(colours) for b in colours[:i]]
-    assert min(apart) > 30 and all(np.abs(a - b).sum() > 90 for a, b in zip(colours, colours[1:], strict=False))
 
 
 def test_waves_run_from_dark_to_light_and_leave_the_rest_blank(ends):

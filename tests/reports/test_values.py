@@ -33,11 +33,6 @@ def test_a_range_has_its_ends_and_even_steps(low, high, count):
         assert all(abs(b - a - step) <= 2.1e-6 for a, b in zip(values, values[1:], strict=False))
 
 
-@given(st.lists(st.from_regex(r"[a-z0-9][a-z0-9 _-]{0,8}[a-z0-9]", fullmatch=True), min_size=1, max_size=9))
-def test_words_are_taken_as_they_are(words):
-    assert parse_values(", ".join(words), "x") == tuple(dict.fromkeys(words))
-
-
 @given(st.text(max_size=60))
 @settings(max_examples=300)
 def test_any_text_gives_values_or_one_sentence(text):

@@ -160,27 +160,6 @@ def test_a_table_is_printed_with_its_floors(bench, monkeypatch):
     assert heads[-1] == "cache kB an image" and plain[-1] == "" and int(cached[-1]) > 0
 
 
-def test_a_row_takes_its_settings_from_the_models_file(token_bench):
-    plain, rgb = token_bench.row(Row("x", "llamagen", {}, LOW), {})
-    assert plain.settings == {"cfg": 1.5, "top_k": 20} and plain.more["model"] == LOW
-    assert rgb.shape == (100, 64, 64, 3) and plain.figures.images == 100
-    # One pass per token, both branches of guidance.
-    assert (plain.more["steps"], plain.more["tokens_a_step"]) == (64, 1.0)
-    assert plain.counts["transformer_tokens"] == 64 * 2 * 100
-    free, other = token_bench.row(Row("x", "llamagen", {"cfg": 1.0}, LOW), {"cfg": 3.0, "temperature": 0.5})
-    assert free.settings == {"cfg": 1.0, "top_k": 20, "temperature": 0.5}
-    assert free.counts["transformer_tokens"] == 64 * 100 and not np.array_equal(rgb, other)
-
-
-def test_every_size_has_its_floors(token_bench):
-    small, large, both = (token_bench.floors(name) for name in ("par", "zipar", "llamagen"))
-    assert list(small) == ["real", "VQ-rebuilt"] and list(large) == ["real 128-pixel", "VQ-rebuilt 128-pixel"]
-    assert both == {**small, **large}
-    for floors in (small, large):
-        real, rebuilt = floors.values()
-        assert 0 < real.frechet < rebuilt.frechet, "real pictures beside other real pictures"
-
-
 def test_every_row_of_pars_table_can_be_drawn(token_bench):
     results = tables.run_table(token_bench, "par", log=lambda text: None)
     steps = {r.title: r.more["steps"] for r in results}
@@ -195,17 +174,6 @@ def test_every_row_of_pars_table_can_be_drawn(token_bench):
     assert row[5:8] == ["19", "3.37", str(2 * (1 + 4 + 3 + 60 - 4))]
     # Keys and values of those rows, in fp32.
     assert row[9] == f"{2 * 64 * 16 * 4 * 2 / 1000:.0f}"
-
-
-def test_only_the_files_that_a_table_needs_have_to_be_there(folder, tmp_path):
-    for name in ("vq", "judge", LOW):
-        shutil.copy(folder / f"{name}.safetensors", tmp_path)
-    bench = tokens.TokenBench(Ground(100, tmp_path))
-    bench.expect("llamagen-settings")
-    assert bench.row(tokens.TABLES["llamagen-settings"][0], {})[0].more["steps"] == 64
-    for name, file in (("zipar", "llamagen"), ("par", "par")):
-        with pytest.raises(UserError, match=f"^tables: .*{file}.safetensors.*train-demo --only {file}"):
-            bench.expect(name)
 
 
 def test_the_command_runs_tables(folder, tmp_path, monkeypatch, capsys):
@@ -268,14 +236,6 @@ def test_a_line_says_what_was_kept_and_what_it_took(repairs):
     assert [r.more["forwards"] for r in (plain, kept, redone)] == [256, 22 + 1, 256]
     assert [(r.acceptance, r.more["again"]) for r in (kept, redone)] == [(1.0, 0.0), (None, None)]
     assert plain.work["accepted %"] == plain.work["of the draft"] == ""
-
-
-def test_lantern_drafts_with_the_target_itself(repairs):
-    done = repairs.row(high("lantern", draft_length=4), {})[0]
-    # Chains of four and their verification; the last chain is shorter.
-    forwards = done.more["forwards"]
-    assert forwards > 2 + 255 and done.more["draft_forwards"] == pytest.approx((forwards - 2) * 4 / 5 + 1, rel=0.02)
-    assert done.more["again"] is None and 0 < done.acceptance < 1
 
 
 def dtok(model: str = DTOK_LOW, prompt=FEWEST, sampler="tar", **settings):

@@ -146,12 +146,6 @@ def test_reports_what_adds_up(case):
     assert result.report.sampler == "lantern" and 0 <= int(result.codes.min()) and int(result.codes.max()) < 23
 
 
-def test_neighbours_and_delta_accept_more():
-    rates = [run(draft="other", neighbours=k, delta=d).report.acceptance for k, d in ((0, 0.4), (6, 0.2), (6, 0.9))]
-    assert rates[0] < rates[1] < rates[2]
-    assert run(draft="other", drafts=CERTAIN).report.acceptance < run(draft="other").report.acceptance
-
-
 MISFITS = {"draft": [{"draft": other_vocabulary(DRAFTS["class"], 9)}, {"draft": tiny_gpt(grid=2)}]}
 MISFITS |= {"decoder": [{"vq": tiny_vq(31)}], "model": [{"draft": tiny_gpt(special=3)}]}
 MISFITS |= {"condition": [{"draft": DRAFTS["text"]}]}

@@ -66,10 +66,3 @@ def test_background_alone_differs_only_where_the_thing_is():
     assert nothing.max() == 0
     changed = np.abs(rgb.astype(int) - bare).max(-1) > 2  # coverage below half a level rounds to none
     assert not changed[mask == 0].any() and changed[mask == 255].mean() > 0.97
-
-
-def test_bad_input_says_so():
-    with pytest.raises(ValueError, match="resolution"):
-        book.render(book.scenes(0, 1), 4)
-    with pytest.raises(ValueError, match="labels"):
-        book.scenes(0, 3, labels=[1, 2])

@@ -44,16 +44,6 @@ def test_training_captions_say_nothing_false() -> None:
         assert not any(colour in caption for i, colour in enumerate(book.COLOURS) if i != truth), caption
 
 
-def test_captions_say_some_of_it_in_many_ways() -> None:
-    sizes = [phrase for phrases in words._SIZES for phrase in phrases]
-    shares = [np.mean([any(p in text for p in phrases) for text in TRAINED]) for phrases in (sizes, book.COLOURS)]
-    assert 0.35 < shares[0] < 0.7 and 0.8 < shares[1] < 0.97
-    assert len(set(TRAINED)) > 1000 and TRAINED == words.training_captions(BOOK, 3) != words.training_captions(BOOK, 4)
-    assert words.caption(wish(), Random(0)) == ""
-    said = {words.caption(wish(label=7, colour=0, time=1), Random(i)) for i in range(300)}
-    assert {"a red boat at sunset", "red boat at sunset", "at sunset, a red boat"} <= said
-
-
 def test_every_word_is_known() -> None:
     known = words.tokenizer(16, 3)
     around = ("You are a helpful assistant.", "system", "user", "assistant")

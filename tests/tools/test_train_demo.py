@@ -13,7 +13,6 @@ from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
-from fastar_nodes.tools import files
 from fastar_nodes.tools.training import hybrid_recipe, reinforce, tar_recipes, training
 from fastar_nodes.tools.training.command import PROGRAMS
 from fastar_nodes.tools.training.judge import load_judge
@@ -87,10 +86,3 @@ def test_mistakes(option, value, tmp_path, capsys):
     assert run(tmp_path, f"--{option}", value) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"{option}: ") and told.count("\n") == 1
-
-
-def test_only_the_judge_is_stored_outside_the_shipped_checkpoints(root, tmp_path):
-    assert files.checkpoint("judge") == root / "tools" / "checkpoints" / "judge.safetensors"
-    for name in PROGRAMS:
-        assert files.checkpoint(name).is_file() and files.checkpoint(name, tmp_path) == tmp_path / f"{name}.safetensors"
-        assert name == "judge" or files.checkpoint(name).parent == root / "demo" / "checkpoints"
