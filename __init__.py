@@ -55,9 +55,8 @@ def _registered():
 
 
 def __getattr__(name):
-    if (
-        not __package__
-    ):  # imported by pytest as a module of its own, for example in a folder whose name is no identifier
+    # pytest imports this file as a module of its own, for example in a folder whose name is no identifier.
+    if not __package__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _PUBLIC:
         from importlib import import_module
