@@ -30,12 +30,8 @@ _OF_INCEPTION, _OF_OTHERS = ("fid", "is", "kid", "precision", "recall"), ("frech
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("folder", help="folder or fsspec address of a sweep")
-    parser.add_argument(
-        "--measures",
-        metavar="NAMES",
-        help=f"separated by commas: {', '.join(MEASURES)}, judge (all of the demo's judge); default those of pairs, "
-        "and with --reference or --extractor those of features",
-    )
+    names = f"separated by commas: {', '.join(MEASURES)}, judge (all of the demo's judge); default those of pairs, and with "
+    parser.add_argument("--measures", metavar="NAMES", help=f"{names}--reference or --extractor those of features")
     parser.add_argument("--reference", type=Path, metavar="FILE", help="npz with arr_0; default the plain sampler's")
     what = f"{INCEPTION} (default), or module:function from uint8 [N, H, W, 3] to features [N, D]"
     parser.add_argument("--extractor", metavar="NAME", help=what)

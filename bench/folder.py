@@ -11,10 +11,9 @@ import os
 import platform
 import posixpath
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..errors import UserError, first_line
 
@@ -79,15 +78,17 @@ class Folder:
         except (OSError, ValueError) as e:
             raise UserError(f"folder: {name[:200]} in {self.address} cannot be read ({first_line(e)}).") from None
 
-    @contextmanager
-    def open(self, name: str) -> Iterator[BinaryIO]:
-        """A file to be written in parts: under a temporary name, which is replaced at the end and removed after an error."""
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file, unless it has this content already: under a temporary name, which is replaced at the end."""
+        with suppress(UserError):  # of another size: it is replaced
+            if self.read(name, len(data)) == data:
+                return
         path = self._path(name)
         part = f"{path}{PART}{uuid.uuid4().hex}"
         try:
             self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
             with self._fs.open(part, "wb") as file:
-                yield file
+                file.write(data)
             self._replace(part, path)
         except OSError as e:
             self._discard(part)
@@ -110,22 +111,10 @@ class Folder:
             if posixpath.basename(found).startswith(f"{posixpath.basename(path)}{PART}"):
                 self._discard(found)
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file, unless it has this content already; raises as :meth:`open`."""
-        try:
-            if self.read(name, len(data)) == data:
-                return
-        except UserError:
-            pass  # of another size: it is replaced
-        with self.open(name) as file:
-            file.write(data)
-
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
         self._discard(self._path(name))
 
     def _discard(self, path: str) -> None:
-        try:
+        with suppress(FileNotFoundError):
             self._fs.rm_file(path)
-        except FileNotFoundError:
-            pass

@@ -179,11 +179,11 @@ def check(store: Store, measures: Sequence[str], means: Means) -> None:
     if kinds == {PAIR} and all(cell.baseline is None for cell in cells):
         raise UserError("measures: no cell has a plain sampler's to be compared with; add the plain sampler.")
     reference = means.reference if FEATURES in kinds else None
-    wrong = next((cell for cell in cells if reference is not None and cell.size != reference.size), None)
-    if wrong is not None and reference is not None:
-        (h, w), (own_h, own_w) = reference.size, wrong.size
-        pixels = f"{reference.name} holds pictures of {w} x {h} pixels, and {wrong.id} of {own_w} x {own_h}"
-        raise UserError(f"reference: {pixels}; give a reference of that size.")
+    for cell in cells:
+        if reference is not None and cell.size != reference.pictures.shape[1:3]:
+            (h, w), (own_h, own_w) = reference.pictures.shape[1:3], cell.size
+            pixels = f"{reference.name} holds pictures of {w} x {h} pixels, and {cell.id} of {own_w} x {own_h}"
+            raise UserError(f"reference: {pixels}; give a reference of that size.")
 
 
 def evaluate(
@@ -323,7 +323,7 @@ class _Evaluation:
         assert extractor is not None
         name = "" if reference is not None else cell.baseline or ""
         if self._reference is None or self._reference[0] != name:
-            images = self._pictures(self.store.cell(name)) if reference is None else reference.images()
+            images = self._pictures(self.store.cell(name)) if reference is None else iter([reference.pictures])
             self._reference = name, extractor(images)[0]
         return self._reference[1]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..cli.bench import conditions_of, prepare, shared_options
+from ..cli.bench import conditions_of, planned_for, shared_options
 from ..cli.options import MOST_IMAGES, whole
 from ..cli.running import draw, warm_up
 from ..model_loaders.networks.hybrid import HybridModel
@@ -29,19 +29,14 @@ from ..samplers.conditioning import PromptCondition
 from ..samplers.mar import memory
 from ..samplers.mar.schedule import masked_after
 from ..samplers.mar.settings import MARBase, MARSettings
-from .hybrids import SIZES, random_hybrid
+from .sizes import HYBRID_SIZES, random_hybrid
 
 # Operations after which the host waits for values of a device.
 _WAITS = ("_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero")
 # The two matrices of a product among its arguments.
 _PRODUCTS: Mapping[str, tuple[int, int]] = {
-    "mm": (0, 1),
-    "bmm": (0, 1),
-    "matmul": (0, 1),  # in inference mode it is not decomposed
-    "addmm": (1, 2),
-    "baddbmm": (1, 2),
-    "linear": (0, 1),
-    "_linear_pointwise": (0, 1),
+    **dict.fromkeys(("mm", "bmm", "matmul", "linear", "_linear_pointwise"), (0, 1)),
+    **dict.fromkeys(("addmm", "baddbmm"), (1, 2)),
 }
 
 
@@ -151,7 +146,7 @@ def hybrid_table(prompt: str) -> str:
     """Markdown table of the official sizes: operations and memory of one picture, without weights and without computing it."""
     head = "model, pixels, AR steps, TFLOP, TFLOP, authors' code, language model %, MAR %, head %, weights GB, all GB"
     rows = [head.replace("TFLOP, authors", "TFLOP; authors").split(", ")]
-    for size, (_, _, _, side, _, steps) in SIZES.items():
+    for size, (_, _, _, side, _, steps) in HYBRID_SIZES.items():
         model = random_hybrid(size, torch.bfloat16, "meta")
         condition, settings = PromptCondition((prompt,)), MARSettings(steps, DIFFUSION_STEPS, CFG)
         ours, theirs = (hybrid_flops(model, condition, settings, both) for both in (False, True))
@@ -178,7 +173,7 @@ def run(options: argparse.Namespace) -> int:
     if options.hybrids:
         print(hybrid_table(options.text[0] if options.text else _PROMPT))
         return 0
-    planned, asked = prepare(options)
+    planned, asked = planned_for(options)
     speed = measure_speed() if planned[0].on.device.type == "cpu" else None
     rows = [["sampler", "operations", "waits", "floor, s", "TFLOP"]]
     for p, condition in zip(planned, conditions_of(planned, batch, options, asked), strict=True):

@@ -100,14 +100,8 @@ def curve_plot(found: Curve, title: str) -> Any:
 
 def _place(p: Point) -> tuple[float | None, float]:
     """The measure of a point, None for a word, and its speed-up."""
-    scale = _scale(p)
     assert p.result is not None
-    return None if p.result.value is None else p.result.value * scale, p.speed or 0.0
-
-
-def _scale(p: Point) -> float:
-    assert p.result is not None
-    return MEASURES[p.result.measure].scale
+    return None if p.result.value is None else p.result.value * MEASURES[p.result.measure].scale, p.speed or 0.0
 
 
 def _series(axes: Any, places: dict[str, Any], points: Sequence[Point], colour: str, name: str) -> None:
@@ -120,8 +114,9 @@ def _series(axes: Any, places: dict[str, Any], points: Sequence[Point], colour: 
         x, y = _place(p)
         assert p.result is not None
         on, across = (axes, x) if x is not None else (places[p.result.word], 0)
+        scale = MEASURES[p.result.measure].scale
         if x is not None and p.result.low is not None and p.result.high is not None:
-            ends = [[x - p.result.low * _scale(p)], [p.result.high * _scale(p) - x]]
+            ends = [[x - p.result.low * scale], [p.result.high * scale - x]]
             on.errorbar([x], [y], xerr=np.maximum(ends, 0), color=colour, capsize=3)
         if p.time is not None and p.time.low is not None and p.time.high is not None:
             ends = [[y - p.time.low], [p.time.high - y]]

@@ -142,8 +142,3 @@ def checked(kind: type[T], found: Mapping[str, Any]) -> T:
 def whole(value: Any, low: int, high: int) -> bool:
     """Whether a value is an integer in a range."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def positive(value: Any) -> bool:
-    """Whether a value is a positive, finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -38,8 +38,8 @@ from ..samplers.registry import JANUS, LLAMAGEN, TAR, find
 from ..samplers.settings import make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.par import par_schedule
+from . import sizes
 from .initialise import initialise_mar
-from .sizes import DTOK_SIZES, JANUS_SIZES, SIZES, TOKEN_SIZES, llama_config, random_gpt, random_janus
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Pair:
 
 
 # Top-level packages of the checkouts.
-_LOCAL = ("models", "diffusion", "util", "utils", "autoregressive", "tok")
+_LOCAL = ("models", "diffusion", "util", "utils", "autoregressive", "tok", "spec_decode")
 
 
 @contextmanager
@@ -126,14 +126,13 @@ def _tokens(
     return Pair(work, lambda seed: ours(seed).report, reference, compare)
 
 
-def llamagen(
-    root: Path, model: TokenModel, batch: int, sets: Mapping[str, str], name: str = "llamagen", script: str = "generate"
-) -> Pair:
-    """FoundationVision/LlamaGen; with other arguments, the forks of it that are PAR and ZipAR."""
+def llamagen(root: Path, size: str, batch: int, sets: Mapping[str, str], name: str) -> Pair:
+    """FoundationVision/LlamaGen, or the forks of it that are PAR and ZipAR."""
+    model: Any = sizes.random_model(size, "fp32", torch.device("cpu"), sizes.PAR_SPECIAL if name == "par" else 0).model
     c = model.net.config
     with checkout(root) as load:
         networks = load("autoregressive.models.gpt")
-        generate = load(f"autoregressive.models.{script}").generate
+        generate = load(f"autoregressive.models.generate{'_zipar' if name == 'zipar' else ''}").generate
     extra = {"spe_token_num": c.special, "ar_token_num": c.regions} if c.special else {}
     arguments = networks.ModelArgs(
         dim=c.dim, n_layer=c.depth, n_head=c.heads, vocab_size=c.vocab, num_classes=c.condition_size,
@@ -155,14 +154,14 @@ def llamagen(
     return _tokens(name, Ready(LLAMAGEN, model), from_ids(labels.tolist()), sets, theirs, order)
 
 
-def tar(root: Path, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
+def tar(root: Path, size: str, batch: int, sets: Mapping[str, str], name: str) -> Pair:
     """csuhan/Tar: its de-tokenizer AR-DTok."""
-    dim, depth, heads = DTOK_SIZES[size]
+    dim, depth, heads = sizes.DTOK_SIZES[size]
     count = DTOK_GRID**2
     about = {"condition": "features", "condition_size": FEATURE_WIDTH, "absolute": count + FEATURES - 1}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        ours = random_gpt(llama_config(dim, depth, heads, **about))
+        ours = sizes.random_gpt(sizes.llama_config(dim, depth, heads, **about))
         features = torch.randn(FEATURES, FEATURE_WIDTH)
     with checkout(root, "tok") as load:
         networks = load("tok.ar_dtok.ar_model")
@@ -179,14 +178,14 @@ def tar(root: Path, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
 
     model = Ready(TAR, TokenModel(ours, f"{size}, random weights", DTOK_GRID))
     condition = FeatureCondition((features,) * batch, ("",) * batch)
-    return _tokens("tar", model, condition, sets, theirs, torch.arange(count))
+    return _tokens(name, model, condition, sets, theirs, torch.arange(count))
 
 
 # Ids around the prompt of a random Janus, whose text is its bytes.
 _AROUND = Template(begin=256, image=257)
 
 
-def janus(root: Path, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
+def janus(root: Path, size: str, batch: int, sets: Mapping[str, str], name: str) -> Pair:
     """transformers' JanusForConditionalGeneration, on our very tensors. ``sets`` may give a smaller grid than the published one."""
     sets = dict(sets)
     grid = whole(sets.pop("grid", "24"), "grid", 2, 24)
@@ -194,7 +193,7 @@ def janus(root: Path, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
         hf, networks = load("transformers"), load("transformers.models.janus")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = random_janus(size)
+        net = sizes.random_janus(size)
     c = net.config
     text = hf.LlamaConfig(
         hidden_size=c.dim, num_hidden_layers=c.depth, num_attention_heads=c.heads, intermediate_size=c.hidden,
@@ -270,8 +269,9 @@ class _OneNoise(PairedNoise):
         return mock.patch.multiple(torch, randn=randn, randn_like=lambda x, **_: torch.zeros_like(x))
 
 
-def mar(root: Path, model: MARModel, batch: int, sets: Mapping[str, str], name: str) -> Pair:
+def mar(root: Path, size: str, batch: int, sets: Mapping[str, str], name: str) -> Pair:
     """LTH14/mar, feihongyan1/LazyMAR, or MarkXCloud/CSpD with a random draft of half the depth in the mode *published*."""
+    model: Any = sizes.random_model(size, "fp32", torch.device("cpu")).model
     entry, c, lazy = find(name), model.net.config, name == "lazymar"
     usual = {"t_max": "999", "mode": "published"} if name == "cspd" else {"t_max": "999"}
     settings: Any = make(entry.settings, {**usual, **sets})
@@ -333,43 +333,36 @@ def half_as_deep(model: MARModel) -> MARModel:
     return small
 
 
-# Sizes of every reference, the usual one first.
-SIZES_OF: dict[str, Mapping[str, tuple[int, ...]]] = {
-    **dict.fromkeys(("mar", "lazymar", "cspd"), SIZES),
-    **dict.fromkeys(("llamagen", "par", "zipar"), TOKEN_SIZES),
-    "tar": DTOK_SIZES,
-    "janus": JANUS_SIZES,
+class Reference(NamedTuple):
+    """A reference implementation."""
+
+    file: str  # identifies its checkout
+    sizes: Mapping[str, tuple[int, ...]]  # the usual one first
+    pair: Callable[..., Pair]  # of a checkout's folder, a size, a batch, settings and the reference's name
+    inside: str = ""  # folder of the modules in the checkout
+    word: str = ""  # in the file
+
+
+REFERENCES = {
+    "lazymar": Reference("models/mar_cache.py", sizes.SIZES, mar),
+    "cspd": Reference("spec_decode/spec_decode_runner.py", sizes.SIZES, mar),
+    "mar": Reference("models/mar.py", sizes.SIZES, mar),
+    "zipar": Reference(
+        "LlamaGen-ZipAR/autoregressive/models/generate_zipar.py", sizes.TOKEN_SIZES, llamagen, "LlamaGen-ZipAR"
+    ),
+    "par": Reference("autoregressive/models/gpt.py", sizes.TOKEN_SIZES, llamagen, word="spe_tok"),
+    "llamagen": Reference("autoregressive/models/gpt.py", sizes.TOKEN_SIZES, llamagen),
+    "tar": Reference("tok/ar_dtok/ar_model.py", sizes.DTOK_SIZES, tar),
+    "janus": Reference("transformers/models/janus/modeling_janus.py", sizes.JANUS_SIZES, janus),
 }
-# Name, a file that identifies it, and its folder inside the checkout.
-_KNOWN = (
-    ("lazymar", "models/mar_cache.py", ""),
-    ("cspd", "spec_decode/spec_decode_runner.py", ""),
-    ("mar", "models/mar.py", ""),
-    ("zipar", "LlamaGen-ZipAR/autoregressive/models/generate_zipar.py", "LlamaGen-ZipAR"),
-    ("llamagen", "autoregressive/models/generate.py", ""),
-    ("tar", "tok/ar_dtok/ar_model.py", ""),
-    ("janus", "transformers/models/janus/modeling_janus.py", ""),
-)
 
 
 def identify(folder: Path) -> tuple[str, Path]:
-    """Which reference a checkout holds, by its name in :data:`SIZES_OF`, and where its modules are."""
-    for name, path, inside in _KNOWN:
-        if (folder / path).is_file():
-            if name == "llamagen" and "spe_tok" in (folder / "autoregressive/models/gpt.py").read_text(
-                encoding="utf-8"
-            ):
-                name = "par"
-            return name, folder / inside
+    """Which reference a checkout holds, by its name in :data:`REFERENCES`, and where its modules are."""
+    for name, known in REFERENCES.items():
+        file = folder / known.file
+        if file.is_file() and known.word in file.read_text(encoding="utf-8"):
+            return name, folder / known.inside
     raise UserError(
         f"against: {folder} is no checkout of MAR, LazyMAR, CSpD, LlamaGen, PAR, ZipAR, Tar or transformers."
     )
-
-
-def pair(name: str, root: Path, model: Any, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
-    """The work of a reference, see :func:`identify`; ``model`` has the random weights, except for Tar and Janus."""
-    if name in ("tar", "janus"):
-        return (tar if name == "tar" else janus)(root, size, batch, sets)
-    if name in ("mar", "lazymar", "cspd"):
-        return mar(root, model, batch, sets, name)
-    return llamagen(root, model, batch, sets, name, "generate_zipar" if name == "zipar" else "generate")

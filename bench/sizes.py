@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 
 import torch
@@ -10,14 +11,13 @@ from ..assembly import Ready
 from ..errors import UserError
 from ..model_loaders.checkpoint import choose_dtype
 from ..model_loaders.hybrid import precision
+from ..model_loaders.networks.hybrid import Hybrid, HybridConfig, HybridModel
 from ..model_loaders.networks.janus import Janus, JanusConfig
 from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel, qwen_config
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
 from ..samplers.registry import HYBRID, LLAMAGEN, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
-from .hybrids import SIZES as HYBRID_SIZES
-from .hybrids import random_hybrid
-from .initialise import initialise_llama, initialise_mar
+from .initialise import initialise_hybrid, initialise_llama, initialise_mar
 
 # Li et al. 2024, table of models: width, depth of encoder and of decoder, attention heads, head depth and width.
 SIZES = {"MAR-B": (768, 12, 12, 6, 1024), "MAR-L": (1024, 16, 16, 8, 1280), "MAR-H": (1280, 20, 16, 12, 1536)}
@@ -33,6 +33,14 @@ TOKEN_SIZES = {
 JANUS_SIZES = {"Janus-Pro-1B": (2048, 24, 16, 5632), "Janus-Pro-7B": (4096, 30, 32, 11008)}
 # AR-DTok: width, depth, heads.
 DTOK_SIZES = {"AR-DTok-B": (768, 12, 12), "AR-DTok-LP": (1280, 30, 20)}
+# Harmon and UniPic: width, depth, heads, key heads, inner width of the language model; width, depth of encoder and of decoder, head
+# depth and width of the MAR; tokens per side of the stored tables and of a picture; largest beta; AR steps.
+HYBRID_SIZES = {
+    "Harmon-0.5B": ((896, 24, 14, 2, 4864), (768, 12, 6, 1024), 16, 32, 0.999, 64),
+    "Harmon-1.5B": ((1536, 28, 12, 2, 8960), (1280, 20, 12, 1536), 16, 32, 0.999, 64),
+    "UniPic-1.5B": ((1536, 28, 12, 2, 8960), (1280, 20, 12, 1536), 32, 64, 0.2, 32),
+}
+_VOCAB, _TEXT, _TURN = 151_936, 151_643, (151_644, 151_645)
 ALL_SIZES = (*SIZES, *TOKEN_SIZES, *HYBRID_SIZES)
 # Transition tokens of a random PAR: PAR-4x.
 PAR_SPECIAL = 3
@@ -74,6 +82,43 @@ def random_janus(size: str) -> Janus:
     net = Janus(JanusConfig(**about))
     initialise_llama(net)
     return net.eval().requires_grad_(False)
+
+
+def official_hybrid(size: str, grid: int | None = None) -> HybridConfig:
+    """Configuration of an official size of Harmon or UniPic; ``grid``: tokens per side, None for those of the stored position tables."""
+    (dim, depth, heads, keys, hidden), (width, blocks, head_depth, head_width), stored, *_ = HYBRID_SIZES[size]
+    mar = MARConfig(
+        dim=width, encoder_depth=blocks, decoder_depth=blocks, heads={768: 12, 1280: 16}[width], buffer=64,
+        tokens=(grid or stored) ** 2, channels=16, classes=0, head_depth=head_depth, head_width=head_width,
+    )  # fmt: skip
+    llm = qwen_config(
+        dim=dim, depth=depth, heads=heads, kv_heads=keys, head_dim=dim // heads, hidden=hidden, vocab=_VOCAB, tied=True,
+        positions=32768,
+    )  # fmt: skip
+    return HybridConfig(mar, llm)
+
+
+def _words(text: str) -> list[int]:
+    """Arbitrary ids, one a word: as many as a tokenizer makes of common words."""
+    return [zlib.crc32(word.encode()) % _TEXT for word in text.split()]
+
+
+def random_hybrid(size: str, dtype: torch.dtype, device: str | torch.device) -> HybridModel:
+    """A model of an official size at the size of its pictures, with random weights from the global random state; on "meta" without any.
+
+    Prompts are read as arbitrary ids.
+    """
+    _, _, _, side, max_beta, _ = HYBRID_SIZES[size]
+    with torch.device("meta" if str(device) == "meta" else "cpu"):
+        net = Hybrid(official_hybrid(size, side)).eval().requires_grad_(False)
+    if str(device) != "meta":
+        initialise_hybrid(net)
+    last = net.head.final_layer.linear
+    net.to(device, dtype)
+    last.float()
+    return HybridModel(
+        net.mar, f"{size}, random weights", max_beta=max_beta, hybrid=net, tokenize=_words, turn=_TURN, trained=side
+    )
 
 
 def random_model(size: str, dtype: str, device: torch.device, special: int = 0) -> Ready:

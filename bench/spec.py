@@ -10,18 +10,18 @@ cfg = 2                                   # of every sampler that has it
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ..assembly import AUTO, DEMO
-from ..cli.conditions import PROMPT
+from ..cli.planning import PROMPT
 from ..errors import UserError, first_line
 from ..model_loaders.checkpoint import DTYPES, INT8
 from ..samplers.choice import Choice, assigned, by_key, choose
@@ -112,13 +112,10 @@ def _bytes(path: Path, name: str) -> bytes:
 
 
 def _toml(text: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        try:
-            import tomli as tomllib
-        except ImportError:
-            raise ValueError("Python 3.10 reads no TOML; install tomli, or write JSON") from None
+    try:
+        tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError:
+        raise ValueError("Python 3.10 reads no TOML; install tomli, or write JSON") from None
     return tomllib.loads(text)
 
 
@@ -139,9 +136,7 @@ def from_table(table: Mapping[str, Any]) -> Spec:
     names = [f.name for f in fields(Spec)]
     for name in table:
         if name not in names:
-            close = difflib.get_close_matches(str(name), names, 1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}."
-            raise UserError(f"spec: it has no entry {name!r}; {hint}")
+            raise UserError(f"spec: it has no entry {name!r}; there are {', '.join(names)}.")
     spec = Spec(**{name: _value(name, value) for name, value in table.items()})
     if not spec.samplers:
         raise UserError('spec: samplers is empty; name at least one, for example samplers = ["mar", "fasthybrid"].')
@@ -189,19 +184,16 @@ def _settings(table: Any) -> dict[str, tuple[Any, ...]]:
         if isinstance(value, Mapping):
             out |= {f"{name}.{inner}": values for inner, values in _settings(value).items()}
             continue
-        values = tuple(dict.fromkeys(_scalar(name, v) for v in (value if isinstance(value, list) else [value])))
+        listed = value if isinstance(value, list) else [value]
+        if wrong := [str(v)[:60] for v in listed if not isinstance(v, (str, int, float, bool))]:
+            raise UserError(f"set: {name} has the value {wrong[0]!r}; give numbers, words, or true and false.")
+        values = tuple(dict.fromkeys(listed))
         if not values:
             raise UserError(f"set: {name} lists no value, so the grid is empty; give at least one.")
         if len(values) > MOST_VALUES:
             raise UserError(f"set: {name} lists {len(values)} values; {MOST_VALUES} are possible.")
         out[str(name)] = values
     return out
-
-
-def _scalar(name: str, value: Any) -> Any:
-    if not isinstance(value, (str, int, float, bool)):
-        raise UserError(f"set: {name} has the value {str(value)[:60]!r}; give numbers, words, or true and false.")
-    return value
 
 
 def _prompts(value: Any) -> tuple[Mapping[str, Any], ...]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,6 @@ from .records import (
     Shard,
     checked,
     from_npz,
-    positive,
     range_of,
     ranges,
     sha256,
@@ -155,7 +155,9 @@ class Store:
         out = {}
         for shard in self.shards(cell):
             found = self._json(f"cells/{cell.id}/{shard.stem}.time.json") or {}
-            if SPLIT not in shard.note and positive(found.get("seconds")) and isinstance(found.get("worker"), str):
+            seconds = found.get("seconds")
+            timed = type(seconds) in (int, float) and 0 < seconds < math.inf and isinstance(found.get("worker"), str)
+            if SPLIT not in shard.note and timed:
                 out[shard.first] = {**found, "count": shard.count}
         return out
 

@@ -14,11 +14,9 @@ import argparse
 import io
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,15 +65,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def _ranks() -> tuple[int, int, int]:
     """(RANK, WORLD_SIZE, LOCAL_RANK) of this process, as torchrun sets them; (0, 1, 0) without them."""
-    found = {}
-    for name, usual in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
-        text = os.environ.get(name, usual)
-        if not text.isdecimal() or len(text) > 6:
-            raise UserError(f"{name}: {text[:60]!r} is not a whole number; set it as torchrun does, or unset it.")
-        found[name] = int(text)
-    if found["RANK"] >= found["WORLD_SIZE"]:
-        raise UserError(f"RANK: {found['RANK']} is not below WORLD_SIZE, {found['WORLD_SIZE']}; set both, or neither.")
-    return found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    texts = [os.environ.get(name, usual) for name, usual in zip(names, "010", strict=True)]
+    rank, world, local = (int(text) if text.isdecimal() and len(text) <= 6 else -1 for text in texts)
+    if not 0 <= rank < world or local < 0:
+        given = ", ".join(f"{name} {text[:20]!r}" for name, text in zip(names, texts, strict=True))
+        raise UserError(f"RANK: {given} are not a rank and a larger number; set them as torchrun does, or unset them.")
+    return rank, world, local
 
 
 def run(options: argparse.Namespace) -> int:
@@ -177,24 +173,10 @@ def _shards(tasks: Sequence[Task]) -> int:
     return sum(len(task.cells) for task in tasks)
 
 
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """SIGTERM, which schedulers send before they end a process, interrupts like Ctrl-C."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _draw(tasks: Sequence[Task], drawn: Iterator[tuple[str, Shard]]) -> None:
     """Draw the tasks with a progress bar."""
     total, finished = _shards(tasks), 0
-    with _terminated(), Bar("drawing") as bar:
+    with Bar("drawing") as bar:
         try:
             for cell, shard in drawn:
                 finished += 1

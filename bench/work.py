@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from ..samplers.batches import begin, in_parts, warm_up
 from ..samplers.choice import Choice
 from ..samplers.conditioning import AnyCondition, Condition
 from ..samplers.driver import finish
-from ..samplers.registry import ALGORITHM, FAMILIES, MAR, Entry, find
+from ..samplers.registry import ALGORITHM, FAMILIES, Entry, find
 from ..samplers.settings import make
 from .folder import host
 from .records import Cell, Shard, shard_key
@@ -100,8 +101,7 @@ class Models:
             self._loaded = None
             self._entries.clear()
             self.used.clear()
-            grid = None if family == MAR else self.spec.grid
-            ready = load(family, choice, self.source, self.spec.decoder, grid)
+            ready = load(family, choice, self.source, self.spec.decoder, self.spec.grid)
             self._loaded = (family, choice), ready, list(self.used)
         return self._loaded[1:]
 
@@ -302,10 +302,7 @@ class Worker:
 
 def draw(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> tuple[np.ndarray, Report]:
     """Pictures uint8 [n, H, W, 3] of a condition whose first image has the index ``first``, and the report."""
-
-    def start(part: range) -> Any:
-        return begin(prepared.entry, prepared.ready.model, prepared.settings, condition, seed, first, part)
-
+    start = partial(begin, prepared.entry, prepared.ready.model, prepared.settings, condition, seed, first)
     made: Any = finish(in_parts(start, len(condition)))
     if prepared.entry.masked and not bool(made.latents.isfinite().all()):
         raise UserError(f"{prepared.entry.name}: it ended in numbers that are not finite; choose dtype fp32.")

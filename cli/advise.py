@@ -20,9 +20,8 @@ from ..samplers.presets import CUSTOM
 from ..samplers.registry import find
 from ..samplers.settings import knobs, make
 from .conditions import conditions
-from .models import load, usual_samplers, with_draft
 from .options import MOST_IMAGES, SEEDS, condition_options, model_options, whole
-from .planning import Planned
+from .planning import Planned, load, usual_samplers, with_draft
 from .running import draw, warm_up
 
 

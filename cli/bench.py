@@ -3,7 +3,8 @@
 The runs are paired and interleaved (A B A B ...): every repeat runs each sampler on the same noise, one after the other, so that other load
 on the machine affects all of them. A ratio is the median of the repeats' ratios to the baseline of the sampler's family (mar, llamagen,
 tar), with the smallest and the largest. Each sampler runs an untimed step first. --random times a network of an official size with random
-weights, which is meaningful for seconds but not for acceptance. Models that draw from text get random rows unless --prompt names one.
+weights, which is meaningful for seconds but not for acceptance. Models that read a prompt draw "a red boat at sunset" unless --prompt
+names another.
 """
 
 from __future__ import annotations
@@ -24,24 +25,15 @@ from ..errors import UserError
 from ..model_loaders.networks.speed import choose
 from ..reports.record import VERSION, Report
 from ..reports.table import markdown
-from ..samplers.conditioning import (
-    AnyCondition,
-    CodeCondition,
-    FeatureCondition,
-    PromptCondition,
-    TextCondition,
-    from_ids,
-)
-from ..samplers.registry import FAMILIES, LLAMAGEN, MAR
-from .conditions import conditions, of_prompt
+from ..samplers.conditioning import AnyCondition, from_ids
+from ..samplers.registry import FAMILIES, LLAMAGEN, MAR, Entry
+from .conditions import conditions
 from .main import load_module
-from .models import load, usual_samplers, with_draft
 from .options import MOST_IMAGES, choose_device, model_options, output, sampler_options, save, whole
-from .planning import Planned, measured_against, plan
+from .planning import Planned, measured_against, prepare, with_draft
 from .running import draw, warm_up
 
-# Rows of a random text condition; codes of a random Tar condition, at most; prompt of models that read one themselves.
-TEXT_ROWS, CODES, _PROMPT = 20, 729, "a red boat at sunset"
+_PROMPT = "a red boat at sunset"
 _HEAD = "batch, sampler, seconds, s / image, ratio, spread, transformer, head, sampling, passes, head calls, accepted"
 
 
@@ -67,25 +59,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", default="1", metavar="N,N", help="batch sizes separated by commas; default 1")
     parser.add_argument("--repeats", default="5", metavar="N", help="timed runs of each sampler; default 5")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every timing")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table (Markdown)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     batches = [whole(text, "batch", 1, MOST_IMAGES) for text in options.batch.split(",")]
     repeats = whole(options.repeats, "repeats", 1, 1000)
-    table, numbers = output(options.out, "out", (".md", ".txt")), output(options.json, "json", (".json",))
-    planned, asked = prepare(options)
+    numbers = output(options.json, "json", (".json",))
+    planned, asked = planned_for(options)
     what = [conditions_of(planned, batch, options, asked) for batch in batches]
     planned = with_draft(planned, options)
     found = [_measure(planned, batch, repeats, drawn) for batch, drawn in zip(batches, what, strict=True)]
     device, name = planned[0].on.device, ", ".join(dict.fromkeys(p.on.model.name for p in planned))
     rows = [(p, group["batch"], run) for group in found for p, run in zip(planned, group["runs"], strict=True)]
     notes = [f"note: {p.label}, batch {batch}: {run['note']}" for p, batch, run in rows if "note" in run]
-    text = "\n".join([about(name, device, repeats), "", _table(found, planned), *([""] if notes else []), *notes])
-    print(text)
-    if table:
-        save(table, lambda part: part.write_text(text + "\n", encoding="utf-8"))
+    print(about(name, device, repeats), "", _table(found, planned), *([""] if notes else []), *notes, sep="\n")
     if numbers:
         all_found = {"version": VERSION, "device": device.type, "machine": machine(device), "model": name}
         all_found |= {"repeats": repeats, "batches": found}
@@ -93,50 +81,34 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def prepare(options: argparse.Namespace) -> tuple[list[Planned], dict[str, str]]:
-    """The samplers with their models, without drafts, and the settings of Tar's language model."""
+def planned_for(options: argparse.Namespace) -> tuple[list[Planned], dict[str, str]]:
+    """See :func:`.planning.prepare`; with --random the models have random weights."""
     if options.random and options.samplers is None:
         options.samplers = FAMILIES[LLAMAGEN if options.random.startswith("LlamaGen") else MAR].usual
-    samplers = usual_samplers(options)
-    sets, asked = of_prompt(options.sets)
-    if asked and not options.text:
-        raise UserError("set: without a prompt no codes are written; name one with --prompt.")
-    entries = [p.entry for p in plan(samplers, sets, options.steps, {})]
-    if not options.random:
-        return plan(samplers, sets, options.steps, load(options, entries)), asked
+    return prepare(options, _random if options.random else None)
+
+
+def _random(options: argparse.Namespace, entries: Sequence[Entry]) -> dict[str, Ready]:
+    """Models of an official size with random weights, by sampler name."""
     sizes = load_module("..bench.sizes", "random: an official size")
     ready = sizes.random_models(options.random, entries, options.dtype, choose_device(options.device))
     for made in ready.values():
         choose(made.model.net, options.speed, made.device)
-    return plan(samplers, sets, options.steps, ready), asked
-
-
-def _condition(on: Ready, batch: int) -> AnyCondition:
-    """A condition without a prompt: consecutive classes, or random rows."""
-    if not on.draws_from_text:
-        return from_ids([i % on.classes for i in range(batch)])
-    if on.condition == "prompt":
-        return PromptCondition((_PROMPT,) * batch)
-    g, names = torch.Generator().manual_seed(0), ("",) * batch
-    if on.condition == "text":
-        return TextCondition((torch.randn(TEXT_ROWS, on.classes, generator=g).to(on.device),) * batch, names)
-    count = min(CODES, on.config.absolute - on.tokens + 1)
-    if on.condition == "codes":
-        return CodeCondition((torch.randint(on.classes, (count,), generator=g),) * batch, names)
-    return FeatureCondition((torch.randn(count, on.classes, generator=g).to(on.device),) * batch, names)
+    return ready
 
 
 def conditions_of(
     planned: Sequence[Planned], batch: int, options: argparse.Namespace, asked: Mapping[str, str]
 ) -> list[AnyCondition]:
-    """The condition of each sampler: the prompts in turn, or :func:`_condition`."""
-    read: dict[int, AnyCondition] = {}
-    if options.text:
-        readers = [p for p in planned if p.on.draws_from_text] or planned  # if none reads text, conditions() reports it
-        texts = [options.text[i % len(options.text)] for i in range(batch)]
-        made = conditions(readers, None, texts, 1, options, 0, asked)
-        read = {id(p.on): condition for p, condition in zip(readers, made, strict=True)}
-    return [read[id(p.on)] if id(p.on) in read else _condition(p.on, batch) for p in planned]
+    """The condition of each sampler: the prompts in turn, or consecutive classes."""
+    readers = [p for p in planned if p.on.draws_from_text]
+    if options.text or asked:
+        readers = readers or list(planned)  # if none reads text, conditions() reports it
+    prompts = options.text or [_PROMPT]
+    texts = [prompts[i % len(prompts)] for i in range(batch)]
+    made = conditions(readers, None, texts, 1, options, 0, asked) if readers else []
+    read = {id(p.on): condition for p, condition in zip(readers, made, strict=True)}
+    return [read.get(id(p.on)) or from_ids([i % p.on.classes for i in range(batch)]) for p in planned]
 
 
 def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCondition]) -> dict[str, Any]:

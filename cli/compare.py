@@ -20,10 +20,9 @@ from ..reports.grid import compare_grid
 from ..reports.maps import token_map
 from ..reports.record import PLAIN, Report, to_json, to_table
 from ..samplers.baseline import qualities
-from .conditions import conditions, of_prompt
-from .models import load, usual_samplers, with_draft
+from .conditions import conditions
 from .options import MOST_IMAGES, SEEDS, condition_options, model_options, output, sampler_options, save, whole
-from .planning import measured_against, plan
+from .planning import measured_against, prepare, with_draft
 from .running import draw, warm_up
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
@@ -48,11 +47,7 @@ def run(options: argparse.Namespace) -> int:
     maps, numbers = output(options.maps, "maps", PICTURES), output(options.json, "json", (".json",))
     seed = whole(options.seed, "seed", 0, SEEDS - 1)
     batch = whole(options.batch, "batch", 1, MOST_IMAGES)
-    samplers = usual_samplers(options)
-    sets, asked = of_prompt(options.sets)
-    checked = plan(samplers, sets, options.steps, {})  # reports mistakes before anything is loaded
-    ready = load(options, [p.entry for p in checked])
-    planned = plan(samplers, sets, options.steps, ready)
+    planned, asked = prepare(options)
     # Conditions before drafts: Tar's language model, which is large, is freed by then.
     what = conditions(planned, options.label, options.text, batch, options, seed, asked)
     planned = with_draft(planned, options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +14,6 @@ from ..errors import UserError
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..samplers.batches import in_parts
-from ..samplers.choice import assignment
 from ..samplers.conditioning import (
     AnyCondition,
     CodeCondition,
@@ -23,44 +23,30 @@ from ..samplers.conditioning import (
     label_sets,
     resolve_labels,
 )
-from ..samplers.settings import make
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
-from ..samplers.tokens.settings import TarPromptSettings
 from ..samplers.tokens.tar import tar_prompt
 from .options import MOST_IMAGES, source
-from .planning import Planned
+from .planning import PROMPT, Planned
 from .running import drive
 
 # Kinds of conditions that Tar's codes become.
 CODES = ("features", "codes")
-# Prefix of the settings of Tar's language model in --set.
-PROMPT = "prompt"
 
 
+@dataclass
 class Builder:
-    """Conditions of a model from labels or prompts. What reads prompts is loaded once.
+    """Conditions of a model from labels or prompts. What reads prompts is loaded once."""
 
-    Args:
-        files: how models are found.
-        seed: of Tar's codes.
-        tar, ta_tok, encoder: choices of Tar's language model, of TA-Tok and of the text encoder.
-        asked: settings of Tar's language model.
-        unconditional: the instruction of the unconditional branch of Harmon and UniPic; None for their own.
-    """
+    files: Source  # how models are found
+    seed: int = 0  # of Tar's codes
+    tar: str = AUTO  # choices of Tar's language model, of TA-Tok and of the text encoder
+    ta_tok: str = AUTO
+    encoder: str = "flan-t5-xl"
+    asked: Mapping[str, str] = field(default_factory=dict)  # settings of Tar's language model
+    unconditional: str | None = None  # instruction of the unconditional branch of Harmon and UniPic; None for their own
 
-    def __init__(
-        self,
-        files: Source,
-        seed: int = 0,
-        tar: str = AUTO,
-        ta_tok: str = AUTO,
-        encoder: str = "flan-t5-xl",
-        asked: Mapping[str, str] | None = None,
-        unconditional: str | None = None,
-    ):
-        self.files, self.seed, self.asked, self.unconditional = files, seed, asked or {}, unconditional
-        self._tar, self._ta_tok, self._encoder = tar, ta_tok, encoder
+    def __post_init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
@@ -102,14 +88,14 @@ class Builder:
             if self._t5 is None:
                 from ..model_loaders.text import load_text_encoder
 
-                self._t5 = load_text_encoder(self.files.find(self._encoder, "t5"), AUTO, on.device)
+                self._t5 = load_text_encoder(self.files.find(self.encoder, "t5"), AUTO, on.device)
             self._rows[text] = self._t5.encode([text])[0]
         return self._rows[text]
 
     def codes(self, on: Ready, texts: Sequence[str], first: int = 0) -> CodeCondition:
         """Codes that Tar's language model writes for the prompts."""
         if self._language is None:
-            choice = language_model_for(on) if self._tar == AUTO else self._tar
+            choice = language_model_for(on) if self.tar == AUTO else self.tar
             self._language = load_language_model(choice, self.files)
         model, stated = self._language
         settings = prompt_settings(stated, self.asked)
@@ -123,7 +109,7 @@ class Builder:
     def read(self, codes: CodeCondition, on: Ready) -> AnyCondition:
         """Features of codes, for a de-tokenizer that reads features."""
         if self._reader is None or self._reader[0] is not on:
-            self._reader = on, load_reader(on, self.files, self._ta_tok)
+            self._reader = on, load_reader(on, self.files, self.ta_tok)
         reader = self._reader[1]
         return codes if reader is None else features_of(codes, reader)
 
@@ -139,13 +125,7 @@ def conditions(
 ) -> list[AnyCondition]:
     """The condition of each sampler, ``repeat`` images per label or text. Tar's codes are generated once for all samplers.
 
-    Args:
-        label, texts: the options; None if not given.
-        seed: seed of Tar's codes.
-        asked: settings of Tar's language model, see :func:`of_prompt`.
-
-    Raises:
-        UserError: an unknown label, a missing prompt, or an option that no model of the run uses.
+    ``seed`` and ``asked`` are of Tar's codes. A UserError for an unknown label, a missing prompt, or an option that no model uses.
     """
     names = ", ".join(dict.fromkeys(p.on.model.name for p in planned))
     if texts and not any(p.on.draws_from_text for p in planned):
@@ -157,7 +137,7 @@ def conditions(
             f"set: no sampler of this run draws from Tar's codes, which {PROMPT}.{next(iter(asked))} is about."
         )
     negative = getattr(options, "negative", None)
-    build = Builder(source(options), seed, options.tar, options.ta_tok, options.encoder, asked, negative)
+    build = Builder(source(options), seed, options.tar, options.ta_tok, options.encoder, asked or {}, negative)
     made: dict[int, AnyCondition] = {}
     codes: CodeCondition | None = None
     for p in planned:
@@ -188,11 +168,3 @@ def _each(texts: Sequence[str] | None, repeat: int, on: Ready) -> list[str]:
     if len(texts) * repeat > MOST_IMAGES:
         raise UserError(f"batch: {len(texts) * repeat} images are more than {MOST_IMAGES}; ask for fewer.")
     return [text if on.condition == "prompt" else text.strip() for text in texts for _ in range(repeat)]
-
-
-def of_prompt(sets: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Split --set into the settings of samplers, and by name those of Tar's language model (checked)."""
-    mine = [text for text in sets if text.partition("=")[0].strip().startswith(f"{PROMPT}.")]
-    asked = {name.removeprefix(f"{PROMPT}."): value for name, value in (assignment(text, "set") for text in mine)}
-    make(TarPromptSettings, asked)
-    return [text for text in sets if text not in mine], asked

@@ -42,14 +42,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        argv: command and arguments; None selects ``sys.argv``.
-
-    Returns:
-        The exit code: 0 success, 1 a check failed, 2 bad input, 130 interrupted.
-    """
+    """Run a command; returns the exit code: 0 success, 1 a check failed, 2 bad input, 130 interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
     lines = "\n".join(f"  {name:<12}{help}" for name, (_, help) in COMMANDS.items())
     note = f"Each has its own --help. {', '.join(DEVELOPMENT[:-1])} and {DEVELOPMENT[-1]} need a checkout of the repository."

@@ -91,7 +91,6 @@ def sampler_options(parser: argparse.ArgumentParser) -> None:
         help="a setting of one sampler (fasthybrid.threshold=0.9), of all that have it (cfg=2), or of Tar's language model "
         "(prompt.detail=169); may be repeated",
     )
-    add("--steps", type=int, metavar="N", help="AR steps of all MAR samplers; the same as --set ar_steps=N")
 
 
 def whole(text: str, name: str, low: int, high: int) -> int:

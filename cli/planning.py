@@ -1,38 +1,37 @@
-"""Samplers and settings of a run, from --samplers, --set and --steps."""
+"""The samplers of a run with their settings and models, by the options."""
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..assembly import Ready, defaults
+from .. import assembly
+from ..assembly import AUTO, DEMO, PAR, Drafts, Ready, choose_models, complete, defaults, identified
 from ..errors import UserError
 from ..samplers import presets
 from ..samplers.baseline import Run, baselines
 from ..samplers.choice import PRESET, assigned, assignment, by_key
-from ..samplers.registry import Entry
-from ..samplers.settings import knobs
+from ..samplers.registry import FAMILIES, MAR, TAR, Entry
+from ..samplers.settings import make
+from ..samplers.tokens.settings import TarPromptSettings
+from .options import source, whole
+
+# Prefix of the settings of Tar's language model in --set.
+PROMPT = "prompt"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A sampler of a run.
-
-    Attributes:
-        entry: the sampler.
-        settings: its settings.
-        asked: settings given for this sampler by name.
-        variant: text after the colon in --samplers; "" if none.
-        ready: its model; None while only the options are checked.
-    """
+    """A sampler of a run."""
 
     entry: Entry
     settings: Any
-    asked: dict[str, str]
-    variant: str = ""
-    ready: Ready | None = None
+    asked: dict[str, str]  # settings given for this sampler by name
+    variant: str = ""  # text after the colon in --samplers
+    ready: Ready | None = None  # its model; None while only the options are checked
 
     @property
     def label(self) -> str:
@@ -49,27 +48,67 @@ class Planned:
         return self.ready
 
 
-def plan(samplers: str, sets: Sequence[str], steps: int | None, ready: Mapping[str, Ready]) -> list[Planned]:
+def prepare(
+    options: argparse.Namespace, read: Callable[[argparse.Namespace, list[Entry]], Mapping[str, Ready]] | None = None
+) -> tuple[list[Planned], dict[str, str]]:
+    """The samplers of the options with their models, without drafts, and the settings of Tar's language model by name.
+
+    ``read`` takes the place of :func:`load`.
+    """
+    samplers = usual_samplers(options)
+    sets, asked = of_prompt(options.sets)
+    entries = [p.entry for p in plan(samplers, sets, {})]  # reports mistakes before anything is loaded
+    return plan(samplers, sets, (read or load)(options, entries)), asked
+
+
+def of_prompt(sets: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Split --set into the settings of samplers, and by name those of Tar's language model (checked)."""
+    mine = [text for text in sets if text.partition("=")[0].strip().startswith(f"{PROMPT}.")]
+    asked = {name.removeprefix(f"{PROMPT}."): value for name, value in (assignment(text, "set") for text in mine)}
+    make(TarPromptSettings, asked)
+    return [text for text in sets if text not in mine], asked
+
+
+def usual_samplers(options: argparse.Namespace) -> str:
+    """The value of --samplers, or the samplers that suit the model."""
+    if options.samplers is not None:
+        return options.samplers
+    demo = options.model == DEMO
+    kind = (TAR if options.text else MAR) if demo else identified(options.model, source(options)) or MAR
+    if kind == PAR:
+        return PAR
+    family = FAMILIES[kind]
+    return family.usual + (family.drafted if demo or options.draft != AUTO else "")
+
+
+def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Ready]:
+    """Load the model of each sampler, by its name: the model of the options, or of the demo the one of the sampler's family."""
+    entries, files = list(dict.fromkeys(entries)), source(options)
+    labelled = getattr(options, "label", None) is not None
+    chosen = choose_models(options.model, entries, files, bool(options.text), labelled)
+    if options.model == DEMO and options.decoder != AUTO and len({family for family, _ in chosen.values()}) > 1:
+        raise UserError("decoder: the samplers of this run are of two families with a decoder each; leave it at auto.")
+    loaded: dict[str, Ready] = {}
+    for family, choice in dict.fromkeys(chosen.values()):
+        grid = None if options.grid is None else whole(options.grid, "grid", 2, 128)
+        loaded[choice] = assembly.load(family, choice, files, options.decoder, grid)
+    return {name: loaded[choice] for name, (_, choice) in chosen.items()}
+
+
+def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[Planned]:
+    """The samplers with their draft model and up-sampler bound to ``entry.run``; loaded only where needed."""
+    drafts = Drafts(source(options), options.draft, options.model)
+    return [replace(p, entry=complete(p.entry, p.on, drafts)) for p in planned]
+
+
+def plan(samplers: str, sets: Sequence[str], ready: Mapping[str, Ready]) -> list[Planned]:
     """Samplers with their settings, grouped by family, the baseline first in each.
 
     A later source of a setting takes precedence: the model's defaults, settings for all samplers, the preset, settings for one sampler.
-
-    Args:
-        samplers: names separated by commas; several variants of one sampler as mar:one,mar:other.
-        sets: "sampler.name=value" or "name=value"; later ones take precedence.
-        steps: AR steps, or None.
-        ready: models by sampler name; without a model the settings are only checked.
-
-    Raises:
-        UserError: an unknown sampler or setting, or a value out of range.
+    Without a model in ``ready``, by sampler name, the settings are only checked.
     """
     entries = by_key(samplers.split(","))
-    if steps is not None and not any("ar_steps" in knobs(e.settings) for e in entries.values()):
-        raise UserError("steps: no sampler of this run has AR steps; their passes follow from the picture's size.")
-    values = [assignment(text, "set") for text in sets]
-    if steps is not None:
-        values.insert(0, ("ar_steps", str(steps)))
-    given = assigned(entries, values)
+    given = assigned(entries, [assignment(text, "set") for text in sets])
     out = []
     for key, entry in entries.items():
         on = ready.get(entry.name)

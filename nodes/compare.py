@@ -41,26 +41,15 @@ def to_image(pictures: np.ndarray) -> Tensor:
 class CompareSettings:
     """Widgets of Compare."""
 
-    columns: int = knob(
-        0,
-        "Cells a row; more makes the picture wider. 0 chooses, at most four.",
-        low=0,
-        high=MOST_CELLS,
-        step=1,
-    )
-    baseline: int = knob(
-        0,
-        "Which cell the speed-ups are measured against, counted from 1 in the order of the inputs. It is drawn first. "
+    # A field is its default and sentence, then its range.
+    # fmt: off
+    columns: int = knob(0, "Cells a row; more makes the picture wider. 0 chooses, at most four.", low=0, high=MOST_CELLS, step=1)
+    baseline: int = knob(0, "Which cell the speed-ups are measured against, counted from 1 in the order of the inputs. It is drawn first. "
         "0 takes the plain sampler, else the accelerator at its exact setting, else the slowest; MAR samplers, token samplers on "
-        "LlamaGen and those on Tar have one each.",
-        low=0,
-        high=MOST_CELLS,
-        step=1,
-    )
-    differences: bool = knob(
-        False,
-        "Also draw, below each picture, its difference from the baseline's, four times amplified; black is equal.",
-    )
+        "LlamaGen and those on Tar have one each.", low=0, high=MOST_CELLS, step=1)
+    differences: bool = knob(False, "Also draw, below each picture, its difference from the baseline's, four times amplified; black is "
+        "equal.")
+    # fmt: on
 
 
 def automatic_labels(reports: Sequence[Report | None]) -> list[str]:
@@ -181,8 +170,7 @@ def _tell(
 ) -> str:
     """Write all reports to the metadata of saved pictures, and show a line for each run that has a baseline.
 
-    Returns:
-        Table of the cells that have a report, a line that explains its columns, and a sentence for each run without a gain.
+    Returns the table of the cells that have a report, a line that explains its columns, and a sentence for each run without a gain.
     """
     order = [i for i in cell_order(bases) if cells[i] is not None]
     if not order:
@@ -255,24 +243,16 @@ def _family(report: Report, reports: Sequence[Report | None]) -> str:
 class TokenMapSettings:
     """Widgets of Token Map."""
 
-    what: str = knob(
-        WHAT[0],
-        "What to colour. fixed at step: the AR step that decided a token, dark first, yellow last; outcome: "
+    # fmt: off
+    what: str = knob(WHAT[0], "What to colour. fixed at step: the AR step that decided a token, dark first, yellow last; outcome: "
         "accepted drafts blue, redone or expanded ones orange, rejected ones vermilion, tokens that had no draft dark grey, given ones "
         "black; accepted, redone, rejected, drafted: that one alone; order: the steps as numbers too; cached: at how many AR steps LazyMAR "
         "took the token from its cache; tokens per step: how many tokens were decided together with it; islands: what MuLo-SD drew "
         "again together, a hue each; waves: in which pass of its island, dark first, yellow last; expanded: accepted drafts that were "
-        "drawn again beside a rejected one.",
-        choices=WHAT,
-    )
-    opacity: float = knob(
-        0.6,
-        "Strength of the colours over the picture; higher hides more of it, 1 shows only the map. Usual: 0.6. Without a "
-        "picture the map is always opaque.",
-        low=0.0,
-        high=1.0,
-        step=0.05,
-    )
+        "drawn again beside a rejected one.", choices=WHAT)
+    opacity: float = knob(0.6, "Strength of the colours over the picture; higher hides more of it, 1 shows only the map. Usual: 0.6. "
+        "Without a picture the map is always opaque.", low=0.0, high=1.0, step=0.05)
+    # fmt: on
 
 
 class TokenMap(io.ComfyNode):
@@ -307,12 +287,10 @@ class TokenMap(io.ComfyNode):
 class ReportSettings:
     """Widgets of Report."""
 
-    format: str = knob(
-        "text",
-        "text: for reading; json: for programs, always the same names (see the help page); csv: one line for a "
-        "spreadsheet.",
-        choices=("text", "json", "csv"),
-    )
+    # fmt: off
+    format: str = knob("text", "text: for reading; json: for programs, always the same names (see the help page); csv: one line for a "
+        "spreadsheet.", choices=("text", "json", "csv"))
+    # fmt: on
 
 
 class ReportToText(io.ComfyNode):

@@ -5,7 +5,6 @@ The only module that imports ``comfy.*`` or ``folder_paths``. It handles network
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..memory import enough_memory, in_chunks, out_of_memory
 from ..model_loaders.networks.ops import streamed_layers
+from ..reports.drawing import contact_sheet
 
 FOLDER = "fastar"
 EXTENSIONS = {".safetensors", ".pth", ".pt", ".ckpt", ".bin"}
@@ -119,23 +119,16 @@ def to_output(x: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class Loaded:
-    """Value of a model socket. It owns the patchers, because ComfyUI's list of loaded models holds no reference.
-
-    Attributes:
-        patcher, further: ComfyUI's handles for moving the weights: of ``net``, or one for each of the model's ``parts``.
-        vae: decoder of the same loader, for live previews.
-        parts: further networks of the same loader by name. Each has its own patcher and is on the device only while needed.
-        recommended: settings that the model's file recommends, for presets.
-        speed: how the model runs, a choice of the loader.
-    """
+    """Value of a model socket. It owns the patchers, because ComfyUI's list of loaded models holds no reference."""
 
     model: Any
-    patcher: ModelPatcher
-    vae: FastARVAE | None = None
+    patcher: ModelPatcher  # moves the weights of ``net``, or of the first of the model's ``parts``
+    vae: FastARVAE | None = None  # decoder of the same loader, for live previews
+    # Further networks of the same loader by name. Each has its own patcher and is on the device only while needed.
     parts: Mapping[str, Loaded] = field(default_factory=dict)
-    recommended: Mapping[str, Any] = field(default_factory=dict)
-    further: Sequence[ModelPatcher] = ()
-    speed: str = ""
+    recommended: Mapping[str, Any] = field(default_factory=dict)  # settings of the model's file, for presets
+    further: Sequence[ModelPatcher] = ()  # of the model's other ``parts``
+    speed: str = ""  # how the model runs, a choice of the loader
 
     @staticmethod
     def of(
@@ -293,28 +286,18 @@ class Canvas:
         return time.perf_counter() >= self._next
 
     def draw(self, latents: Tensor, decided: Tensor) -> np.ndarray:
-        """Draw a partial result; undecided tokens are grey.
+        """Decoder latents [B, C, h, w] as a picture uint8 [H, W, 3]; of a batch the first four images, two by two.
 
-        Args:
-            latents: decoder latents [B, C, h, w]; values of undecided tokens are ignored.
-            decided: bool [B, gh, gw], token grid.
-
-        Returns:
-            uint8 [H, W, 3]; of a batch the first four images, two by two.
+        Tokens that are not ``decided``, bool [B, gh, gw], are grey.
         """
         known = decided[:MOST_IMAGES].cpu().numpy()  # synchronises, so that only the decoder is timed
         began = time.perf_counter()
         pictures = to_bytes(self.decode(latents[:MOST_IMAGES]))
         self._next = time.perf_counter() + max(INTERVAL, 10 * (time.perf_counter() - began))
-        n, height, width, _ = pictures.shape
+        _, height, width, _ = pictures.shape
         rows, columns = np.arange(height) * known.shape[1] // height, np.arange(width) * known.shape[2] // width
         pictures = np.where(known[:, rows][:, :, columns, None], pictures, np.uint8(GREY))
-        across = math.ceil(math.sqrt(n))
-        down = math.ceil(n / across)
-        sheet = np.full((down * height, across * width, 3), 0, np.uint8)
-        for i, picture in enumerate(pictures):
-            y, x = i // across * height, i % across * width
-            sheet[y : y + height, x : x + width] = picture
+        sheet = contact_sheet(pictures, gap=0)
         factor = max(1, LEAST // max(sheet.shape[:2]))
         return sheet.repeat(factor, axis=0).repeat(factor, axis=1)
 
@@ -471,15 +454,11 @@ def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> 
             f"samples: these latents are of {_MODELS[made]}, the decoder {name} is for those of {_MODELS[kind]}; connect the VAE of the "
             "loader that made them."
         )
-    if not isinstance(samples, Tensor) or samples.ndim not in (4, 5):
-        raise UserError(f"samples: {name} decodes latents [B, C, h, w]; connect a LATENT made for it.")
-    latents = samples[:, :, 0] if samples.ndim == 5 else samples
-    if latents.shape[1] != channels:
+    if not isinstance(samples, Tensor) or samples.ndim not in (4, 5) or samples.shape[1] != channels:
         raise UserError(
-            f"samples: these latents have {latents.shape[1]} channels, the decoder {name} reads {channels}; connect the VAE of the "
-            "loader that made them."
+            f"samples: the decoder {name} reads latents [B, {channels}, h, w]; connect the VAE of the loader that made them."
         )
-    return latents
+    return samples[:, :, 0] if samples.ndim == 5 else samples
 
 
 def _colours(pictures: Any) -> Tensor:
@@ -503,13 +482,9 @@ class FastARVAE:
     Latents are in the network's scale; samplers have divided by their latent scale. Encoding is deterministic: it returns the mean of
     the posterior, or the vectors of the nearest codes.
 
-    Args:
-        net: ``decode(z)`` -> pictures in about -1..1, ``encode(x)`` -> (latents, ...) for x in -1..1.
-        stride: pixels per latent position and side.
-        channels: latent channels.
-        width: channels of the widest full-resolution layer, for the memory estimate.
-        side: of the model's pictures, in pixels; pictures are scaled to it before they are encoded.
-        kind: of the autoencoder, see :func:`_checked_latents`.
+    ``net`` decodes to pictures in about -1..1 and encodes them to (latents, ...). ``stride``: pixels per latent position and side;
+    ``width``: channels of the widest full-resolution layer, for the memory estimate; ``side``: of the model's pictures, in pixels, to
+    which pictures are scaled before they are encoded; ``kind``: see :func:`_checked_latents`.
     """
 
     def __init__(self, net: nn.Module, name: str, stride: int, channels: int, width: int, side: int, kind: str = ""):

@@ -36,16 +36,12 @@ class SweepSettings:
     """Choices of the node Sweep."""
 
     sampler: str = knob("fasthybrid", "The sampler of all cells; a plus combines two.", choices=tuple(RUNNABLE))
-    x: str = knob(
-        "threshold",
-        "The setting that changes from column to column. Every setting of every sampler is listed; the sampler must have it.",
-        choices=tuple(names_of_settings(RUNNABLE)),
-    )
-    y: str = knob(
-        NONE,
-        "The setting that changes from row to row; none for one axis.",
-        choices=(NONE, *names_of_settings(RUNNABLE)),
-    )
+    # A field is its default and sentence, then its range.
+    # fmt: off
+    x: str = knob("threshold", "The setting that changes from column to column. Every setting of every sampler is listed; the sampler must "
+        "have it.", choices=tuple(names_of_settings(RUNNABLE)))
+    y: str = knob(NONE, "The setting that changes from row to row; none for one axis.", choices=(NONE, *names_of_settings(RUNNABLE)))
+    # fmt: on
 
 
 def _text(name: str, default: str, tooltip: str, **about: Any) -> io.Input:
@@ -192,26 +188,20 @@ def _keys(
 class GridSettings:
     """Widgets of Sweep Grid."""
 
-    cell_size: int = knob(
-        192,
-        "Width of a cell in pixels; less where the grid would exceed 4096 pixels.",
-        low=32,
-        high=1024,
-        step=8,
-        unit="pixels",
-    )
+    # fmt: off
+    cell_size: int = knob(192, "Width of a cell in pixels; less where the grid would exceed 4096 pixels.",
+        low=32, high=1024, step=8, unit="pixels")
+    # fmt: on
 
 
 @dataclass(frozen=True)
 class PlotSettings:
     """Widgets of Sweep Plot."""
 
-    measure: str = knob(
-        MEASURES[0],
-        "What the speed-up is plotted against. PSNR and SSIM: closeness to the plain sampler's picture; acceptance: share of drafts "
-        "kept; passes: evaluations of the transformer.",
-        choices=MEASURES,
-    )
+    # fmt: off
+    measure: str = knob(MEASURES[0], "What the speed-up is plotted against. PSNR and SSIM: closeness to the plain sampler's picture; "
+        "acceptance: share of drafts kept; passes: evaluations of the transformer.", choices=MEASURES)
+    # fmt: on
 
 
 class _SweepPicture(io.ComfyNode):

@@ -112,13 +112,12 @@ class Canvas:
 
 def check_batch(pictures: np.ndarray, name: str) -> np.ndarray:
     """Return ``pictures`` if it is a non-empty uint8 array [N, H, W, 3], else raise a UserError."""
-    if not isinstance(pictures, np.ndarray):
-        raise UserError(f"{name}: it holds a {type(pictures).__name__}, not uint8 pictures [N, H, W, 3].")
-    if pictures.ndim != 4 or pictures.shape[3] != 3 or pictures.dtype != np.uint8:
-        found = f"{pictures.dtype} {list(pictures.shape)}"
+    whole = isinstance(pictures, np.ndarray) and pictures.ndim == 4 and 0 not in pictures.shape
+    if not whole or pictures.shape[3] != 3 or pictures.dtype != np.uint8:
+        found = (
+            f"{pictures.dtype} {list(pictures.shape)}" if isinstance(pictures, np.ndarray) else type(pictures).__name__
+        )
         raise UserError(f"{name}: it holds {found}, not uint8 pictures [N, H, W, 3].")
-    if 0 in pictures.shape:
-        raise UserError(f"{name}: it holds no picture.")
     return pictures
 
 

@@ -50,20 +50,10 @@ def compare_grid(
         uint8 [H, W, 3], at most 8192 pixels a side; pictures are reduced to fit.
 
     Raises:
-        UserError: no cells, more than fit into 8192 pixels, lists of different lengths, a baseline out of range, or
-            arrays that are not uint8 batches.
+        UserError: more cells than fit into 8192 pixels, or arrays that are not uint8 batches.
     """
     n = len(pictures)
-    if not n:
-        raise UserError("pictures: there is nothing to compare; connect at least one image.")
-    if len(labels) != n or len(reports) != n:
-        given = f"{n} given with {len(labels)} labels and {len(reports)} reports"
-        raise UserError(f"pictures: {given}; give one of each a picture.")
     bases = [baseline] * n if isinstance(baseline, int) else list(baseline)
-    wrong = next((b for b in bases if b is not None and not 0 <= b < n), None)
-    if wrong is not None or len(bases) != n:
-        outside = len(bases) if wrong is None else wrong
-        raise UserError(f"baseline: {outside} is outside 0 to {n - 1}, the pictures given.")
     order, measured, found = cell_order(bases), against(reports, bases), list(quality) or [None] * n
     columns = min(n, columns, _MOST_COLUMNS) if columns > 0 else math.ceil(n / math.ceil(n / 4))
     limit = _cell_limit(columns, math.ceil(n / columns), title, 7 if quality else 5)

@@ -76,19 +76,15 @@ def token_map(
             resampled tokens a hue and a number, "waves" colours the wave in which a token was resampled.
         image: backdrop, uint8 [B, H, W, 3], or one image for all; None for the bare map.
         opacity: weight of the map, from 0 (backdrop only) to 1 (map only). A bare map is always opaque.
-        size: width in pixels, 64 to 4096; the height follows from the token grid, and is at most 4096.
+        size: width in pixels; the height follows from the token grid, and is at most 4096.
 
     Returns:
         uint8 [B, height + legend, size, 3].
 
     Raises:
-        UserError: the report has no such map, the backdrop has another batch size, or a number is out of range.
+        UserError: the report has no such map, the backdrop has another batch size, or the maps exceed 256 MB.
     """
     grids = _select_map(report, what)
-    if not 0 <= opacity <= 1:
-        raise UserError(f"opacity: {opacity:g} is outside 0 to 1.")
-    if not 64 <= size <= _LARGEST:
-        raise UserError(f"size: {size} is outside 64 to {_LARGEST} pixels.")
     batch, h, w = grids.shape
     if image is not None and len(check_batch(image, "image")) not in (1, batch):
         raise UserError(f"image: it holds {len(image)} pictures, the report is of {batch}; connect those of that run.")

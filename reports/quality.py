@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UserError
 from .table import figure
 
 PEAK = 255.0
@@ -41,17 +40,11 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Quality:
-    """Distance of a batch of pictures from its baseline's.
+    """Distance of a batch of pictures from its baseline's."""
 
-    Attributes:
-        psnr: peak signal-to-noise ratio in dB, of the mean squared error over the batch; None if the pictures are equal or not compared.
-        ssim: structural similarity, at most 1, mean over the batch; None if not compared or a side is below 11 pixels.
-        word: one of :data:`WORDS`, or "" where the figures apply.
-    """
-
-    psnr: float | None = None
-    ssim: float | None = None
-    word: str = ""
+    psnr: float | None = None  # in dB, of the mean squared error over the batch; None if they are equal or not compared
+    ssim: float | None = None  # at most 1, mean over the batch; None if not compared or a side is below 11 pixels
+    word: str = ""  # one of WORDS, "" where the figures apply
 
     @property
     def identical(self) -> bool:
@@ -122,9 +115,6 @@ def _smooth_along(x: Tensor, dim: int) -> Tensor:
 
 def difference(pictures: np.ndarray, baseline: np.ndarray) -> np.ndarray:
     """Absolute difference of two uint8 batches of one shape, multiplied by 4 and cut at 255; black is equal."""
-    if pictures.shape != baseline.shape:
-        shapes = f"{list(pictures.shape)} and {list(baseline.shape)}"
-        raise UserError(f"differences: pictures of {shapes} have no difference.")
     out = np.empty_like(pictures)
     for i, (a, b) in enumerate(zip(pictures, baseline, strict=True)):
         out[i] = np.minimum(np.abs(a.astype(np.int16) - b) * GAIN, 255)

@@ -53,43 +53,29 @@ VERSION = 1
 
 @dataclass
 class Report:
-    """Record of one sampler run over a batch.
+    """Record of one sampler run over a batch."""
 
-    Attributes:
-        sampler: the sampler's command-line name, for example "fasthybrid".
-        model: display name of the model.
-        settings: setting name to value.
-        seed: the seed, or None when noise was injected.
-        images: batch size.
-        device: torch device type.
-        seconds: wall time of the sampler, without the decoder.
-        phases: seconds per phase: "transformer", "head", "draft" (CSpD), "sampling" (discrete tokens), "decoder".
-        counts: name from :data:`COUNTS` to a sum over the batch; counts that do not apply are absent. docs/report.md explains each.
-        peak_memory_bytes: peak of allocated device memory during the run; None if the device does not report it.
-        memory: estimated bytes by stage, computed before the run, see ``samplers/mar/memory.py``; {} where nothing is estimated.
-        maps: name to array [B, h, w]: "step" int32 (AR step or pass at which a token was fixed, -1 for given tokens),
-            "outcome" uint8 (see above), "cached" int32 (number of AR steps at which the token's decoder rows came from a
-            cache), "islands" int32 (number from 1 within the image, 0 elsewhere), "waves" int32 (from 0, -1 elsewhere).
-        similarity: similarities of all verified drafts, float32 [n].
-        note: a remark about the settings, or "".
-        prompt: id of ComfyUI's run in which it was timed, or "".
-    """
-
-    sampler: str
-    model: str
+    sampler: str  # its command-line name, for example "fasthybrid"
+    model: str  # display name
     settings: dict[str, Any]
-    seed: int | None
-    images: int
-    device: str
-    seconds: float = 0.0
+    seed: int | None  # None when noise was injected
+    images: int  # batch size
+    device: str  # torch device type
+    seconds: float = 0.0  # wall time of the sampler, without the decoder
+    # Seconds of "transformer", "head", "draft" (CSpD), "sampling" (discrete tokens) and "decoder".
     phases: dict[str, float] = field(default_factory=dict)
+    # Name from COUNTS to a sum over the batch; counts that do not apply are absent. docs/report.md explains each.
     counts: dict[str, int] = field(default_factory=dict)
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: int | None = None  # allocated device memory; None if the device does not report it
+    # Estimated bytes by stage, computed before the run, see samplers/mar/memory.py; {} where nothing is estimated.
     memory: dict[str, int] = field(default_factory=dict)
+    # Arrays [B, h, w]: "step" int32 (AR step or pass at which a token was fixed, -1 for given tokens), "outcome" uint8 (see above),
+    # "cached" int32 (number of AR steps at which the token's decoder rows came from a cache), "islands" int32 (number from 1
+    # within the image, 0 elsewhere), "waves" int32 (from 0, -1 elsewhere).
     maps: dict[str, np.ndarray] = field(default_factory=dict)
-    similarity: np.ndarray | None = None
-    note: str = ""
-    prompt: str = field(default="", compare=False)
+    similarity: np.ndarray | None = None  # of all verified drafts, float32 [n]
+    note: str = ""  # a remark about the settings
+    prompt: str = field(default="", compare=False)  # id of ComfyUI's run in which it was timed
 
     def add(self, **counts: int) -> None:
         """Add to counts; a new name starts at 0."""

@@ -135,44 +135,27 @@ class Axis:
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of a sweep.
+    """One combination of a sweep."""
 
-    Attributes:
-        x, y: indices of the values.
-        seed: its seed.
-        key: name in the store.
-        report: of the run, without maps.
-        baseline: report of the plain sampler with this seed, or None.
-        quality: of the pictures against the baseline's.
-    """
-
-    x: int
+    x: int  # index of the value
     y: int
     seed: int
-    key: str
-    report: Report
-    baseline: Report | None = None
-    quality: Quality | None = None
+    key: str  # name in the store
+    report: Report  # without maps
+    baseline: Report | None = None  # of the plain sampler with this seed
+    quality: Quality | None = None  # of the pictures against the baseline's
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A finished sweep; its pictures are on disk.
+    """A finished sweep; its pictures are on disk."""
 
-    Attributes:
-        title: sampler and the settings that all cells share.
-        store: where the pictures are.
-        x, y: axes; y has one value "" without a second setting.
-        seeds: in the order of the cells.
-        cells: ordered by y, seed, x.
-    """
-
-    title: str
+    title: str  # sampler and the settings that all cells share
     store: CellStore
     x: Axis
-    y: Axis
-    seeds: tuple[int, ...]
-    cells: tuple[Cell, ...]
+    y: Axis  # with one value "" without a second setting
+    seeds: tuple[int, ...]  # in the order of the cells
+    cells: tuple[Cell, ...]  # ordered by y, seed, x
 
     def points(self) -> list[Point]:
         """All combinations of values, by y and x."""

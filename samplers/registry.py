@@ -45,6 +45,7 @@ class Family:
     files: str  # family of its files in the catalogue
     demo: tuple[str, ...]  # catalogue entries that "demo" means, the preferred one first; () if there is no demo
     usual: str  # samplers of a run that names none
+    drafted: str = ""  # and what a draft model adds to them
     masked: bool = False  # whether it is sampled by the masked loop, to latents; otherwise token by token, to codes
 
 
@@ -52,7 +53,7 @@ FAMILIES = {
     MAR: Family("a MAR", "mar", ("demo",), "mar,fasthybrid", masked=True),
     LLAMAGEN: Family("a LlamaGen or a PAR", "llamagen", ("demo-llamagen", "demo-llamagen-low"), "llamagen,zipar"),
     # Tar's models are its de-tokenizers.
-    TAR: Family("a Tar de-tokenizer", "dtok", ("demo-dtok", "demo-dtok-low"), "tar,zipar"),
+    TAR: Family("a Tar de-tokenizer", "dtok", ("demo-dtok", "demo-dtok-low"), "tar,zipar", ",mulosd"),
     HYBRID: Family("a Harmon or UniPic", "hybrid", ("demo-hybrid",), "mar,fasthybrid", masked=True),
     JANUS: Family("a Janus", "janus", (), "llamagen,zipar"),
 }

@@ -100,7 +100,7 @@ OURS = {
     "memory": set(),
     "assembly": {"model_loaders", "samplers", "reports"},
     "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports"},
-    "nodes.host": {"model_loaders.networks"},
+    "nodes.host": {"model_loaders.networks", "reports"},
     "samplers": {"samplers", "reports", "model_loaders.networks"},
     "reports": {"reports"},
     "model_loaders": {"model_loaders"},
@@ -125,7 +125,7 @@ OTHERS = {
     "reports": PICTURES,
     "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "tokenizers", "ftfy"},
     "model_loaders.networks": {"torch"},
-    "cli": {*PICTURES, "safetensors"},
+    "cli": {*PICTURES, "safetensors", "tqdm"},
     "bench": {*PICTURES, "tomli", "ray", "matplotlib", "fsspec"},
     "tools": {*PICTURES, "safetensors", "tomli", "matplotlib"},
     "tools.translate": {"conftest", "fake_comfy", "test_schemas", "fastar_nodes"},  # the nodes without a ComfyUI

@@ -109,7 +109,7 @@ for name in modules:
 nodes = asyncio.run(asyncio.run(package.comfy_entrypoint()).get_node_list())
 from fastar_nodes.cli.main import main
 compared = main(
-    "compare --samplers mar,fasthybrid --steps 2 --set diffusion_steps=4 --label cat --device cpu --out out.png".split()
+    "compare --samplers mar,fasthybrid --set ar_steps=2 --set diffusion_steps=4 --label cat --device cpu --out out.png".split()
 )
 print(json.dumps({
     "modules": modules,

@@ -32,7 +32,7 @@ RECORDED = Path(__file__).with_name("recorded_values.json")
 
 
 def settings() -> dict[str, Any]:
-    """Class and field to default, lowest and highest value, and choices."""
+    """Class and field to the default of settings whose widgets show the paper's value; schemas.json has the other defaults."""
     classes = {
         f"{name}.{kind.__name__}": kind
         for name, module in (("mar", mar_settings), ("tokens", token_settings))
@@ -40,9 +40,10 @@ def settings() -> dict[str, Any]:
         if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
     }
     return {
-        f"{name}.{field}": [default, about.low, about.high, list(about.choices)]
+        f"{name}.{field}": default
         for name, kind in sorted(classes.items())
         for field, (default, about) in knobs(kind).items()
+        if about.paper is not None
     }
 
 

@@ -10,10 +10,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..bench.hybrids import SIZES, official
-from ..cli.models import load
+from ..bench.sizes import HYBRID_SIZES, official_hybrid
 from ..cli.options import model_options
-from ..cli.planning import plan
+from ..cli.planning import load, plan
 from ..cli.running import draw
 from ..errors import UserError
 from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
@@ -35,12 +34,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     model_options(parser)
     parser.add_argument("--prompt", default=next(iter(RECORDED)), dest="text", metavar="TEXT", help="what is drawn")
-    parser.add_argument("--steps", type=int, metavar="N", help="AR steps")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", dest="sets", help="a setting of MAR"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    (planned,) = plan("mar", [], options.steps, load(options, [SAMPLERS["mar"]]))
+    (planned,) = plan("mar", options.sets, load(options, [SAMPLERS["mar"]]))
     model = planned.on.model
     if not isinstance(model, HybridModel):
         raise UserError(f"model: {model.name} is no Harmon or UniPic; name one with --model.")
@@ -53,11 +54,15 @@ def run(options: argparse.Namespace) -> int:
 def check(model: HybridModel) -> Iterator[tuple[str, bool, str]]:
     """Compare a loaded model with what is known of the official ones: (what, whether it agrees, what was found)."""
     found, side = model.hybrid.config, model.net.config.grid
-    fits = [size for size in SIZES if official(size, side) == replace(found, llm=replace(found.llm, tied=True))]
-    fits = [size for size in fits if SIZES[size][3] == model.trained]
-    yield "shapes", bool(fits), fits[0] if fits else "none of " + ", ".join(SIZES)
+    fits = [
+        size
+        for size in HYBRID_SIZES
+        if official_hybrid(size, side) == replace(found, llm=replace(found.llm, tied=True))
+    ]
+    fits = [size for size in fits if HYBRID_SIZES[size][3] == model.trained]
+    yield "shapes", bool(fits), fits[0] if fits else "none of " + ", ".join(HYBRID_SIZES)
     if fits:
-        beta = SIZES[fits[0]][4]
+        beta = HYBRID_SIZES[fits[0]][4]
         yield "largest beta", model.max_beta == beta, f"{model.max_beta:g}, official {beta:g}"
     parameters = list(model.hybrid.named_parameters())
     bad = next((name for name, p in parameters if not bool(p.isfinite().all())), None)

@@ -14,8 +14,7 @@ from PIL import Image, ImageDraw
 from ..assembly import decode
 from ..cli import compare
 from ..cli.conditions import conditions
-from ..cli.models import load, with_draft
-from ..cli.planning import plan
+from ..cli.planning import load, plan, with_draft
 from ..cli.running import draw
 from ..reports.drawing import Ink
 from ..reports.grid import compare_grid
@@ -44,8 +43,8 @@ def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str]) -> np.ndarray
     compare.arguments(parser)
     words = ["--samplers", samplers, "--label", "cat", "--device", "cpu"]
     options = parser.parse_args([*words, *(w for s in sets for w in ("--set", s))])
-    ready = load(options, [p.entry for p in plan(samplers, sets, None, {})])
-    planned = plan(samplers, sets, None, ready)
+    ready = load(options, [p.entry for p in plan(samplers, sets, {})])
+    planned = plan(samplers, sets, ready)
     what = conditions(planned, options.label, options.text, 1, options, SEED, {})
     made = [draw(p, condition, SEED) for p, condition in zip(with_draft(planned, options), what, strict=True)]
     cells = [decode(p.on, result).numpy() for p, result in zip(planned, made, strict=True)]

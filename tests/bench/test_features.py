@@ -44,11 +44,11 @@ def test_a_function_gets_all_pictures_in_parts(module):
     assert logits is None and sizes == [50, 50, 20] and found.dtype == np.float32
 
 
-WRONG = [torch.zeros(shape) for shape in ((2, 12, 16, 3), (1, 4), (2, 1 << 17))]
+WRONG = [torch.zeros(shape) for shape in ((2, 12, 16, 3), (1, 4))]
 WRONG += [[1, 2], torch.full((2, 3), float("nan"))]
 
 
-@pytest.mark.parametrize("returned", WRONG, ids=range(5))
+@pytest.mark.parametrize("returned", WRONG, ids=range(4))
 def test_what_a_function_returns_is_checked(module, returned):
     module.function = lambda pictures: returned
     with pytest.raises(UserError, match="^extractor: my_extractor:function"):
@@ -102,14 +102,10 @@ def test_rows_of_features_are_handed_to_torch_fidelity(fake_fidelity):
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_an_npz_file_is_read_in_chunks(tmp_path, save):
-    pictures = random_pictures(300)
-    save(tmp_path / "r.npz", arr_0=pictures)
+def test_an_npz_file_is_read(tmp_path, save):
+    save(tmp_path / "r.npz", arr_0=random_pictures(4))
     found = open_reference(tmp_path / "r.npz")
-    parts = list(found.images())
-    assert [len(part) for part in parts] == [256, 44]
-    assert np.array_equal(np.concatenate(parts), pictures)
-    assert (found.size, found.name) == ((12, 16), "r.npz")
+    assert np.array_equal(found.pictures, random_pictures(4)) and found.name == "r.npz"
 
 
 ARRAYS = [{"arr_0": np.zeros((2, 4, 4, 3))}, *({"arr_0": np.zeros(n, np.uint8)} for n in ((2, 4, 4), (0, 4, 4, 3)))]
@@ -131,4 +127,4 @@ def test_damaged_and_missing_references_are_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "cut.npz", "w") as file, zipfile.ZipFile(tmp_path / "whole.npz") as whole:
         file.writestr("arr_0.npy", whole.read("arr_0.npy")[:-10])
     with pytest.raises(UserError, match="cut.npz"):
-        list(open_reference(tmp_path / "cut.npz").images())
+        open_reference(tmp_path / "cut.npz")

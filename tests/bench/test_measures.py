@@ -77,7 +77,7 @@ def test_features_against_a_reference(shared, reference, monkeypatch, fake_fidel
     monkeypatch.setattr(shared, "append_results", lambda lines: None)
     names = ["fid", "frechet", "is", "kid", "precision", "recall"]
     found = latest(evaluate(shared, names, means(extractor=COLOUR, reference=reference)))
-    real = np.concatenate(list(reference.images())).astype(np.float32).mean((1, 2))
+    real = reference.pictures.astype(np.float32).mean((1, 2))
     for name in ("mar-0", "fasthybrid-0.8"):
         own = pictures_of(shared, name).astype(np.float32).mean((1, 2))
         fid = found[name, ("fid", "inception")]
@@ -208,7 +208,7 @@ def test_the_table_shows_figures_with_intervals_and_words(store):
 
 def test_what_cannot_be_measured_is_refused_before_a_picture_is_read(store, reference, tmp_path, monkeypatch):
     monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no picture should be read"))
-    wrong = dataclasses.replace(reference, size=(32, 16))
+    wrong = dataclasses.replace(reference, pictures=np.zeros((4, 32, 16, 3), np.uint8))
     with pytest.raises(UserError, match="^reference: "):
         evaluate(store, ["fid"], means(extractor=COLOUR, reference=wrong))
     empty, alone = Store(tmp_path / "empty"), Store(tmp_path / "alone")

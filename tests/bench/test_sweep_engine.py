@@ -200,13 +200,13 @@ def test_a_changed_setting_makes_cells_of_its_own_and_the_way_back_draws_nothing
 
 @pytest.mark.skipif(os.name != "posix", reason="processes are ended by signals of POSIX")
 def test_killed_processes_lose_only_the_shard_in_flight(files, tmp_path):
-    """SIGKILL at other moments, then SIGTERM, then to the end; the files equal those of an undisturbed run."""
+    """SIGKILL at other moments, then SIGINT, then to the end; the files equal those of an undisturbed run."""
     entries = table(files, images=40, batch=2)
     entries["set"] = {**entries["set"], "ar_steps": 16, "diffusion_steps": 20}
     argv = command(write_spec(tmp_path / "spec.json", **entries), "--out", tmp_path / "sweep")
     store = Store(tmp_path / "sweep")
     seen: dict[str, bytes] = {}
-    for number in (*[signal.SIGKILL] * 5, signal.SIGTERM):
+    for number in (*[signal.SIGKILL] * 5, signal.SIGINT):
         before = len(list((tmp_path / "sweep").rglob("shard-*.npz")))
         process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         until = time.monotonic() + 120
@@ -215,7 +215,7 @@ def test_killed_processes_lose_only_the_shard_in_flight(files, tmp_path):
             time.sleep(0.002)
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
-        assert process.returncode == (130 if number == signal.SIGTERM else -number)
+        assert process.returncode == (130 if number == signal.SIGINT else -number)
         for name, data in seen.items():
             assert (tmp_path / "sweep" / name).read_bytes() == data, "a finished shard is not written again"
         records = [p for p in (tmp_path / "sweep" / "cells").rglob("shard-*.json") if "time" not in p.name]

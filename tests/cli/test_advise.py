@@ -13,7 +13,7 @@ def test_it_answers_with_lines_that_other_commands_read(cli, tiny_demo, monkeypa
     (chosen,) = [line.partition(": ")[2] for line in answer.out.splitlines() if line.startswith("for Any Sampler")]
     assert chosen in lines and parse_choice(chosen, "sampler").text == chosen
     (options,) = [line.partition(": ")[2] for line in answer.out.splitlines() if line.startswith("for compare")]
-    again = cli("compare", "--label", "cat", *options.split(), "--steps", "2", "--set", "diffusion_steps=2")
+    again = cli("compare", "--label", "cat", *options.split(), "--set", "ar_steps=2", "--set", "diffusion_steps=2")
     assert again.code == 0, again.err
 
 

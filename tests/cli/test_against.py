@@ -1,12 +1,11 @@
 """The command against, with checkouts written for the tests."""
 
-import json
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
-from fastar_nodes.bench import against, references, sizes
+from fastar_nodes.bench import references, sizes
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 
 pytestmark = pytest.mark.slow
@@ -64,14 +63,14 @@ def checkout(tmp_path, monkeypatch):
 
 def test_a_reference_is_timed_and_compared(cli, checkout, tmp_path):
     before, path = set(sys.modules), list(sys.path)
-    numbers = tmp_path / "out.json"
-    done = cli("against", checkout, "--batch", "1,2", "--repeats", "2", "--json", numbers)
+    done = cli("against", checkout, "--batch", "1,2", "--repeats", "2")
     assert done.code == 0, done
-    assert "| LlamaGen-B, 4 x 4, batch 2 |" in done.out and done.out.count("| yes ") == 2
-    first, second = json.loads(numbers.read_text(encoding="utf-8"))["against"]
-    assert first["difference"] == second["difference"] == 0
-    assert len(first["ours"]) == len(first["reference"]) == 2 and first["ratio"] > 0 and first["floor"] > 0
-    assert first["operations"] > 16 and first["waits"] == 0
+    *_, first, second = ([cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.strip().splitlines())
+    assert (first[0], second[0]) == tuple(f"LlamaGen-B, 4 x 4, batch {n}" for n in (1, 2)) and first[9] == second[
+        9
+    ] == "yes"
+    low, high = map(float, first[4].split("-"))
+    assert 0 < low <= float(first[3]) <= high and int(first[7].replace(",", "")) > 16
     local = {n for n in set(sys.modules) - before if n.split(".")[0] == "autoregressive"}
     assert not local and sys.path == path, "the checkout's modules are forgotten"
 
@@ -96,19 +95,12 @@ def test_a_checkout_that_cannot_be_used_is_named(cli, sentence, checkout, tmp_pa
 def test_checkouts_are_recognised(tmp_path):
     zipar = "LlamaGen-ZipAR/autoregressive/models/generate_zipar.py"
     files = {"mar": "models/mar.py", "lazymar": "models/mar_cache.py", "zipar": zipar, "tar": "tok/ar_dtok/ar_model.py"}
+    files["cspd"] = "spec_decode/spec_decode_runner.py"
     for name, path in files.items():
         (tmp_path / name / path).parent.mkdir(parents=True)
         (tmp_path / name / path).touch()
         inside = "LlamaGen-ZipAR" if name == "zipar" else ""
         assert references.identify(tmp_path / name) == (name, tmp_path / name / inside)
-
-
-@pytest.mark.parametrize("floor", [0.0, 3e-5])
-def test_a_floor_near_nothing_is_printed(floor):
-    found = {"work": "a model", "ours": [0.03], "reference": [0.02], "ratio": 1.5, "ratio_range": [1.5, 1.5]}
-    text = against.to_table([found | {"floor": floor, "operations": 7, "reference_operations": 9, "difference": 0.0}])
-    row = [cell.strip() for cell in text.splitlines()[-1].split("|")]
-    assert row[6:11] == ["0.00", "1000.0" if floor else "", "7", "9", "yes"]
 
 
 def test_janus_beside_transformers(cli, monkeypatch):
@@ -171,3 +163,24 @@ def test_mar_is_called_and_compared(cli, sentence, tmp_path, monkeypatch):
     assert done.code == 0 and done.out.count("| yes ") == 1, done
     file.write_text(MAR_MODULE.replace("latents *", "latents * 1.1 *"), encoding="utf-8")
     assert "differ" in sentence(cli(*asked))
+
+
+RUNNER_MODULE = """
+class SpecDecodeRunner:
+    def __init__(self, draft, target, inner_temperature, ratio):
+        assert 2 * draft.config.head_depth == target.config.head_depth and (inner_temperature, ratio) == (42.0, 0.5)
+        self.target = target
+
+    def run(self, bsz, num_iter, num_draft, cfg_schedule, labels, temperature, cfg):
+        return self.target.sample_tokens(bsz, num_iter, cfg, cfg_schedule, labels, temperature)
+"""
+
+
+def test_cspd_drafts_with_half_the_depth(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(sizes, "official", lambda size: MARConfig(16, 2, 2, 2, 4, 16, 4, 1000, 2, 16))
+    for name, text in (("models/mar", MAR_MODULE), ("spec_decode/spec_decode_runner", RUNNER_MODULE)):
+        (tmp_path / f"{name}.py").parent.mkdir()
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    sets = (part for value in ("diffusion_steps=8", "ar_steps=8", "prefill_ratio=0.5") for part in ("--set", value))
+    done = cli("against", tmp_path, "--repeats", "1", *sets)
+    assert done.code == 0 and "| CSpD, MAR-B, 8 x 8, batch 1 |" in done.out and "not compared" in done.out, done

@@ -10,8 +10,7 @@ import pytest
 import torch
 from fastar_nodes.assembly import Ready, defaults, find_file
 from fastar_nodes.cli import compare as command
-from fastar_nodes.cli.models import with_draft
-from fastar_nodes.cli.planning import Planned, measured_against, plan
+from fastar_nodes.cli.planning import Planned, measured_against, plan, with_draft
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import text
 from fastar_nodes.model_loaders.llamagen import load_llamagen
@@ -25,7 +24,7 @@ from tiny_files import GPT_SIZE, write, write_gpt
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-QUICK = "--set diffusion_steps=6 --steps 6 --dtype fp32"
+QUICK = "--set diffusion_steps=6 --set ar_steps=6 --dtype fp32"
 # What every command line on a family's tiny file says, with {names} of files.
 LINES = {
     "mar": f"--model {{mar}} --decoder {{kl}} {QUICK}",
@@ -112,7 +111,7 @@ def test_an_exact_setting_draws_the_baselines_picture_and_another_seed_another(c
 
 
 def test_all_families_of_the_demo_in_one_run(cli, tiny_demo):
-    line = "compare --label boat --samplers zipar,par,fasthybrid,mar,llamagen --set window=2 --steps 3 --set diffusion_steps=4"
+    line = "compare --label boat --samplers zipar,par,fasthybrid,mar,llamagen --set window=2 --set ar_steps=3 --set diffusion_steps=4"
     rows = table(cli(f"{line} --device cpu --batch 2 --out c.png --json c.json --maps m.png"))
     # Family by family in the order they are named, in each the baseline first.
     assert list(rows) == ["LlamaGen", "ZipAR", "PAR", "MAR", "FastHybrid"]
@@ -219,7 +218,7 @@ BAD = {
     ("mar", "threshold"): ["--set fasthybrid.threshold=abc", "--set fasthybrid.threshold=7"],
     ("mar", "preset"): ["--set fasthybrid.preset=faster"],
     ("mar", "draft"): ["--samplers mar,cspd"],
-    ("mar", "ar_steps"): ["--steps 17"],
+    ("mar", "ar_steps"): ["--set ar_steps=17"],
     ("mar", "label"): ["--label dragon", "--label 10", "--label ,"],
     ("mar", "seed"): ["--seed -1", "--seed many"],
     ("mar", "batch"): ["--batch 0"],
@@ -238,12 +237,11 @@ BAD = {
         "--draft x --samplers cspd",
     ],
     ("llamagen", "checkpoint"): ["--model {vq} --samplers zipar"],
-    ("llamagen", "steps"): ["--steps 4"],
     ("llamagen", "grid"): ["--grid 8", "--grid many"],
     ("llamagen", "label"): ["--label 10"],
     ("llamagen", "text"): ["--text cat"],
     ("llamagen", "window"): ["--set window=0"],
-    ("llamagen", "set"): ["--set llamagen.window=2", "--samplers llamagen --set prompt.detail=81"],
+    ("llamagen", "set"): ["--set ar_steps=4", "--set llamagen.window=2", "--samplers llamagen --set prompt.detail=81"],
     ("par", "grouping"): ["--set par.grouping=mine"],
     ("tar", "draft"): ["--samplers mulosd", "--samplers mulosd --draft {high}", "--samplers mulosd --draft {llamagen}"],
     ("tar", "samplers"): ["--samplers llamagen", "--samplers tar,par"],
@@ -315,17 +313,16 @@ def test_defaults_come_from_the_file_and_suit_the_model(files):
     assert defaults(Ready("mar", model)) == {"ar_steps": 16}  # never more than it has tokens
     stated = Ready("mar", model, metadata={"defaults": '{"ar_steps": 8, "threshold": 0.95}'})
     ready = dict.fromkeys(("mar", "fasthybrid"), stated)
-    mar, fast = plan("mar,fasthybrid", [], None, ready)
+    mar, fast = plan("mar,fasthybrid", [], ready)
     assert (mar.settings.ar_steps, fast.settings.threshold) == (8, 0.95)
-    assert plan("mar", ["ar_steps=4"], 5, ready)[0].settings.ar_steps == 4  # --set takes precedence over --steps
 
 
 def test_settings_of_all_and_of_one():
-    mar, fast = plan("mar,fasthybrid", ["cfg=2", "fasthybrid.cfg=4", "fasthybrid.lookahead=3"], 9, {})
+    mar, fast = plan("mar,fasthybrid", ["cfg=2", "fasthybrid.cfg=4", "fasthybrid.lookahead=3", "ar_steps=9"], {})
     assert (mar.settings.cfg, fast.settings.cfg, fast.settings.lookahead, fast.settings.ar_steps) == (2, 4, 3, 9)
     assert mar.label == "MAR" and fast.label == "FastHybrid cfg 4 lookahead 3"
     names = ("fasthybrid+lazymar", "lazymar+fasthybrid")
-    both, again = (plan(name, [f"{name}.threshold=0.9"], 9, {})[0] for name in names)
+    both, again = (plan(name, [f"{name}.threshold=0.9", "ar_steps=9"], {})[0] for name in names)
     assert both == again and both.settings.threshold == 0.9 and both.entry.name == "fasthybrid+lazymar"
 
 
@@ -333,7 +330,7 @@ def test_random_weights_have_no_tokenizer(files):
     ready = Ready("llamagen", load_llamagen(files.llamagen))
     with pytest.raises(UserError, match="^random: "):
         options = {"models": None, "dtype": "auto", "speed": "plain", "device": "cpu", "model": "demo", "draft": "auto"}
-        with_draft(plan("mulosd", [], None, {"mulosd": ready}), SimpleNamespace(**options))
+        with_draft(plan("mulosd", [], {"mulosd": ready}), SimpleNamespace(**options))
 
 
 def test_speed_ups_are_measured_within_a_family_and_a_size(files):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import hybrid_files
 import pytest
 import torch
-from fastar_nodes.bench import hybrids, operations
+from fastar_nodes.bench import operations, sizes
 from fastar_nodes.bench.sizes import random_models
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig, HybridModel
 from fastar_nodes.samplers.conditioning import PromptCondition
@@ -24,29 +24,29 @@ PUBLISHED = {"Harmon-0.5B": 95, "Harmon-1.5B": 380, "UniPic-1.5B": 934}
 TINY = ((24, 2, 4, 2, 32), (16, 1, 1, 16), 4, 4, 0.999, 4)
 
 
-@pytest.mark.parametrize("size", hybrids.SIZES)
+@pytest.mark.parametrize("size", sizes.HYBRID_SIZES)
 def test_shapes_are_those_of_the_recorded_key_lists(size, root):
     family = "unipic" if size.startswith("Uni") else "harmon"
     file = {"Harmon-0.5B": "harmon_0_5b", "Harmon-1.5B": "harmon_1_5b", "UniPic-1.5B": "unipic_1_5b"}[size]
     known = json.loads((root / "tests" / "parity" / family / f"hybrid_shapes_{file}.json").read_text())
     with torch.device("meta"):
-        made = Hybrid(hybrids.official(size)).state_dict()
+        made = Hybrid(sizes.official_hybrid(size)).state_dict()
     unread = ("llm.lm_head", "mar.class_emb", "siglip2_proj")
     wanted = {k: v for k, v in known.items() if not k.startswith(unread)}
     assert {k: list(t.shape) for k, t in made.items()} == wanted
-    assert HybridConfig.from_state_dict(made) == hybrids.official(size)
+    assert HybridConfig.from_state_dict(made) == sizes.official_hybrid(size)
 
 
 @pytest.fixture
 def tiny(monkeypatch) -> HybridModel:
     """A tiny model that is the only official size, whose head counts are listed."""
     config = hybrid_files.config(vocab=151936, tied=True)
-    for module in (hybrids, check_hybrid):
-        monkeypatch.setattr(module, "SIZES", {"tiny": TINY})
-        monkeypatch.setattr(module, "official", lambda size, grid=None: config)
+    for module in (sizes, check_hybrid):
+        monkeypatch.setattr(module, "HYBRID_SIZES", {"tiny": TINY})
+        monkeypatch.setattr(module, "official_hybrid", lambda size, grid=None: config)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return hybrids.random_hybrid("tiny", torch.float32, "cpu")
+        return sizes.random_hybrid("tiny", torch.float32, "cpu")
 
 
 @pytest.mark.parametrize("cfg", [1.0, 3.0])
@@ -96,14 +96,14 @@ def test_the_work_of_every_size_is_printed_and_the_authors_is_the_specification_
     answer = cli("operations", "--hybrids")
     assert answer.code == 0, answer
     rows = [line.split("|")[1:] for line in answer.out.splitlines()[2:]]
-    assert [row[0].strip() for row in rows] == list(hybrids.SIZES)
+    assert [row[0].strip() for row in rows] == list(sizes.HYBRID_SIZES)
     ours, theirs = ([float(row[column]) for row in rows] for column in (3, 4))
     assert theirs == pytest.approx(list(PUBLISHED.values()), rel=0.01)
     assert all(0.9 * b < a < 0.94 * b for a, b in zip(ours, theirs, strict=True))
 
 
 def test_the_demo_is_none_of_the_official_models(cli):
-    answer = cli("check", "--model", "demo-hybrid", "--prompt", "a red boat", "--steps", "2", "--device", "cpu")
+    answer = cli("check", "--model", "demo-hybrid", "--prompt", "a red boat", "--set", "ar_steps=2", "--device", "cpu")
     assert answer.code == 1 and "FAIL shapes: none of Harmon-0.5B" in answer.out and "ok   weights" in answer.out
     assert "ok   token std" in answer.out
 
@@ -111,7 +111,7 @@ def test_the_demo_is_none_of_the_official_models(cli):
 def test_operations_of_the_head_are_those_of_its_matrices():
     """Two per weight of every matrix that a row of the head passes; the condition's and the time's are not counted per row."""
     with torch.device("meta"):
-        net = Hybrid(hybrids.official("Harmon-0.5B"))
+        net = Hybrid(sizes.official_hybrid("Harmon-0.5B"))
     head = net.mar.diffloss.net
     shared = ("time_embed", "cond_embed")
     weights = sum(t.numel() for name, t in head.named_parameters() if t.ndim == 2 and not name.startswith(shared))

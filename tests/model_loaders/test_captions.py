@@ -6,6 +6,7 @@ import time
 import pytest
 from fastar_nodes.model_loaders import captions
 from fastar_nodes.model_loaders.captions import clean
+from timeouts import unit
 
 
 @pytest.fixture
@@ -79,4 +80,4 @@ def test_without_ftfy_wrongly_decoded_text_stays(without_ftfy: None) -> None:
 def test_a_pasted_book_takes_no_time(without_ftfy: None, text: str) -> None:
     began = time.process_time()
     out = clean(text)
-    assert time.process_time() - began < 5 and "\n" not in out and len(out) <= 2 * captions.LONGEST
+    assert time.process_time() - began < 200 * unit() and "\n" not in out and len(out) <= 2 * captions.LONGEST

@@ -23,20 +23,20 @@ def opened(widget: Any, key: str) -> list[Any]:
     return next(option.inputs for option in widget.about["options"] if option.key == key)
 
 
-def widget_values(node: dict[str, Any], about: Any, whole: bool = False) -> dict[str, Any]:
+def widget_values(node: dict[str, Any], about: Any) -> dict[str, Any]:
     """Values of a saved node's widgets as the editor assigns them: by position; widgets added later take their defaults. A preset is
-    the dictionary that the node gets. With ``whole`` none is missing.
+    the dictionary that the node gets.
 
     Raises:
         AssertionError: the node has more values than its schema has widgets.
     """
     given, values = list(node["widgets_values"]), {}
     for widget in (i for i in about.inputs if i.kind in WIDGETS):
-        assert given or not whole, f"{node['type']} has no value for {widget.id}"
         values[widget.id] = given.pop(0) if given else default(widget)
         if widget.kind == PRESET and isinstance(values[widget.id], str):
             values[widget.id] = {widget.id: values[widget.id]}
-            values[widget.id] |= {inner.id: given.pop(0) for inner in opened(widget, values[widget.id][widget.id])}
+            inside = opened(widget, values[widget.id][widget.id])
+            values[widget.id] |= {inner.id: given.pop(0) if given else default(inner) for inner in inside}
         if widget.about.get("control_after_generate") and given:
             assert given.pop(0) in ("fixed", "randomize", "increment", "decrement"), node["type"]
     assert not given, f"{node['type']} has {len(given)} values more than widgets"

@@ -17,6 +17,7 @@ from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
 from qwen_reference import tiny_tar
 from tar_files import TA_TOK, tiny_ta_tok
+from timeouts import unit
 from tiny import TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, dropped, sample
 from tiny_files import READER, save
 
@@ -135,7 +136,7 @@ def test_validation_is_quick_for_every_text(name, tmp_path):
             began = time.process_time()
             said = check(TEXTS[name])
             seconds.append(time.process_time() - began)
-        assert min(seconds) < 0.05, check
+        assert min(seconds) < 5 * unit(), check
         assert said is True or len(said) < 1000
 
 

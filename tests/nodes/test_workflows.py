@@ -117,7 +117,7 @@ def names_of(about):
 
 def values_fit(node):
     """Every widget of a node of this pack has a value in its range, or of its menu."""
-    values = widget_values(node, NODES[node["type"]], whole=True)
+    values = widget_values(node, NODES[node["type"]])
     given = {name: value for name, value in values.items() if name != "preset"} | values.get("preset", {})
     for widget in widgets_of(NODES[node["type"]]):
         if widget.id not in given:

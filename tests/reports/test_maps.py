@@ -126,8 +126,6 @@ STEP = np.zeros((2, 2, 2), np.int32)
 MISTAKES = [
     *(("what", what, {}) for what in ("outcome", "cached", "islands", "colourful")),
     ("image", "order", {"image": np.zeros((3, 64, 64, 3), np.uint8)}),
-    *(("opacity", "order", {"opacity": value}) for value in (1.5, float("nan"))),
-    *(("size", "order", {"size": value}) for value in (8, 5000)),
 ]
 
 
