@@ -27,6 +27,7 @@ from ..model_loaders.tokenizer import has_tokenizer
 from ..samplers import registry
 from ..samplers.batches import in_parts
 from ..samplers.conditioning import (
+    PICTURE_BOOK,
     CodeCondition,
     Condition,
     PromptCondition,
@@ -147,8 +148,7 @@ class ClassLabel(io.ComfyNode):
                     multiline=True,
                     placeholder="names or ids, separated by commas or lines",
                     tooltip="Class names or ids, separated by commas or lines; each is one image of the batch, so more labels "
-                    "make more pictures. A name that is not known is answered with the closest ones; all names of the demo are "
-                    "on this node's help page. Usual: cat, or 281 for imagenet-1k's tabby.",
+                    f"make more pictures. The demo knows {', '.join(PICTURE_BOOK)}. Usual: cat, or 281 for imagenet-1k's tabby.",
                 ),
                 *widgets(LabelSettings),
                 io.Combo.Input(
@@ -271,6 +271,9 @@ class TextPrompt(io.ComfyNode):
         return io.NodeOutput(TextCondition((host.to_output(features),) * settings.images, (prompt,) * settings.images))
 
 
+_SUBJECTS = f"The demo draws {', '.join(PICTURE_BOOK)}."
+
+
 def unknown_words(model: Any, texts: Sequence[str]) -> str:
     """A sentence that names the words of prompts that a model with a vocabulary of words does not know; "" for other models."""
     unknown = model.tokenize("qzx")
@@ -315,7 +318,8 @@ class Prompt(io.ComfyNode):
                     default="a red boat at sunset",
                     multiline=True,
                     placeholder="what to draw",
-                    tooltip="The prompt, read as typed; it may be empty. The authors' benchmark prompts ended with a full stop.",
+                    tooltip="The prompt, read as typed; it may be empty. The authors' benchmark prompts ended with a full stop. "
+                    f"{_SUBJECTS}",
                 ),
                 *widgets(PromptImages),
                 io.String.Input(
@@ -383,7 +387,7 @@ class TarPrompt(io.ComfyNode):
                     multiline=True,
                     placeholder="what to draw",
                     tooltip="One prompt. A longer one says more, as far as the model has room. Whatever is typed is read as text; an empty "
-                    "one makes an unconditional image. Usual: one or two sentences.",
+                    f"one makes an unconditional image. Usual: one or two sentences. {_SUBJECTS}",
                 ),
                 seed_widget(),
                 detail,

@@ -1,6 +1,7 @@
-"""Draw the icon and the pictures of the samplers' help pages: ``python -m fastar_nodes.tools.pictures [NAME ...]``.
+"""Draw the icon and the pictures of the help pages: ``python -m fastar_nodes.tools.pictures [NAME ...]``.
 
-Everything is drawn by the demo on fixed seeds, without seconds, so that a picture changes only if a sampler does.
+Samplers are drawn by the demo on fixed seeds, without seconds, so that a picture changes only if a sampler does. Pictures of other nodes
+are the thumbnails of the templates that show them, smaller.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from ..reports.record import ACCEPTED, DRAFTED, PLAIN
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER, ICON = ROOT / "web" / "docs" / "images", ROOT / "docs" / "icon.png"
-SEED, MAP, WIDTH, QUALITY = 7, 384, 600, 72
+SEED, MAP, WIDTH, QUALITY = 7, 384, 600, 60
 # Help page to the samplers, their settings, and the token maps of the last one.
 PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "FastARMARSampler": ("mar", (), ("fixed at step", "order")),
@@ -34,6 +35,14 @@ PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "FastARPAR": ("llamagen,par", (), ("fixed at step",)),
     "FastARZipARSampler": ("llamagen,zipar", (), ("fixed at step",)),
     "FastARMuLoSDSampler": ("llamagen,mulosd", (), ("outcome",)),
+}
+# Help page to the template.
+TEMPLATES = {
+    "FastARCompare": "04 FastHybrid vs MAR",
+    "FastARPaste": "09 Paint and redraw with MAR",
+    "FastARSweepGrid": "20 Sweep FastHybrid",
+    "FastARAdvisor": "21 Advisor and slider",
+    "FastARTimeLapse": "25 Time-lapse - MAR and FastHybrid race",
 }
 
 
@@ -73,14 +82,16 @@ def icon(side: int = 256) -> Image.Image:
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fastar_nodes.tools.pictures", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"icon, or a page; default all: {', '.join(PAGES)}")
-    names = parser.parse_args(argv).names or ["icon", *PAGES]
+    both = [*PAGES, *TEMPLATES]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"icon, or a page; default all: {', '.join(both)}")
+    names = parser.parse_args(argv).names or ["icon", *both]
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in names:
         if name == "icon":
             icon().save(ICON, optimize=True)
-        elif name in PAGES:
-            picture = Image.fromarray(sheet(*PAGES[name]))
+        elif name in both:
+            template = ROOT / "workflows" / f"{TEMPLATES.get(name)}.jpg"
+            picture = Image.open(template) if name in TEMPLATES else Image.fromarray(sheet(*PAGES[name]))
             picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
             picture.save(FOLDER / f"{name}.jpg", quality=QUALITY, optimize=True)
         else:

@@ -68,6 +68,13 @@ def test_everything_has_a_tooltip_and_is_explained_on_a_help_page(root, node):
         assert f"**{name}" in page, f"web/docs/{node}.md does not explain {part.id}: '- **{name}**: ...'"
 
 
+@pytest.mark.parametrize("node", [name for name, about in NODES.items() if about.category[7:] in ("sample", "compare")])
+def test_the_help_page_shows_a_picture(root, node):
+    page = (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")
+    (picture,) = re.findall(r"^!\[.+\]\((images/\w+\.jpg)\)$", page, re.MULTILINE)
+    assert (root / "web" / "docs" / picture).stat().st_size < 30_000
+
+
 @pytest.mark.parametrize("node", NODES)
 def test_every_node_is_found_by_other_words(node):
     """What users of other packs type; the name itself is searched anyway."""
