@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from flat_graphs import flat
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -281,7 +282,8 @@ def renamed(known: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_api(workflow: dict[str, Any], object_info: dict[str, Any]) -> dict[str, Any]:
-    """A saved graph as the prompt that the editor would send (no sub-graphs, no bypassed nodes)."""
+    """A saved graph as the prompt that the editor would send (no bypassed nodes)."""
+    workflow = flat(workflow)
     links = {link[0]: link for link in workflow["links"]}
     prompt = {}
     for node in workflow["nodes"]:

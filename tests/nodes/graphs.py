@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import torch
+from flat_graphs import flat
 
 # Widget types, as opposed to sockets.
 PRESET = "COMFY_DYNAMICCOMBO_V3"
@@ -79,6 +80,14 @@ class Core:
         assert resize_source in (True, False) and (x, y) == (0, 0)
         return (torch.where(mask[..., None] > 0.5, source, destination),)
 
+    def ImageScale(self, image, upscale_method, width, height, crop):
+        return (
+            torch.nn.functional.interpolate(image.movedim(-1, 1), (height, width), mode=upscale_method).movedim(1, -1),
+        )
+
+    def ImageCompare(self, image_a, image_b):
+        return ()
+
     def PreviewImage(self, images):
         return (images,)
 
@@ -104,12 +113,13 @@ class Run:
 
     def graph(self, graph: dict[str, Any]) -> dict[int, tuple[Any, ...]]:
         """Outputs of all nodes by id."""
+        graph = flat(graph)
         self.nodes = {n["id"]: n for n in graph["nodes"] if n["type"] not in VIRTUAL}
         self.links = {link[0]: link for link in graph["links"]}
         self.keys: dict[int, str] = {}
         return {number: self.outputs(number) for number in self.nodes}
 
-    def outputs(self, number: int) -> tuple[Any, ...]:
+    def outputs(self, number: Any) -> tuple[Any, ...]:
         node = self.nodes[number]
         if number not in self.keys:
             linked = {}

@@ -16,6 +16,7 @@ from fastar_nodes.model_loaders.hub import readable_size
 from fastar_nodes.nodes import host
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.tools.training import hybrid_recipe, recipes, token_recipes
+from flat_graphs import flat
 from graphs import PRESET, WIDGETS, Run, opened, widget_values
 from janus_files import one_file
 from test_schemas import CLASSES, NODES, widgets_of
@@ -26,7 +27,7 @@ GRAPHS = sorted(path.name for path in FOLDER.glob("*.json"))
 CORE = {
     *("SeedNode", "VAEDecode", "VAEEncode", "SaveImage", "PreviewImage", "PreviewAny", "PrimitiveInt", "LoadImage"),
     *("MarkdownNote", "SolidMask", "MaskComposite", "EmptyImage", "ImageCompositeMasked", "ImageCompare"),
-    "PrimitiveStringMultiline",
+    *("PrimitiveStringMultiline", "ImageScale"),
 }
 # Nodes that run samplers by name, with the settings of the model's file.
 BY_NAME = {"FastARSweep", "FastARAnySampler"}
@@ -45,6 +46,8 @@ LOADERS = {
     "FastARLoadJanus": "janus",
 }
 STARTERS = sorted(name for name in GRAPHS if name.endswith(".app.json"))
+# Height by which the live preview and the status line enlarge a sampler, by family.
+PREVIEW = {"MAR": 312, "tokens": 270}
 
 
 class Graph:
@@ -52,8 +55,9 @@ class Graph:
 
     def __init__(self, path: Path):
         self.saved = json.loads(path.read_text(encoding="utf-8"))
-        self.nodes = {node["id"]: node for node in self.saved["nodes"]}
-        self.links = {link[0]: link for link in self.saved["links"]}
+        whole = flat(self.saved)
+        self.nodes = {node["id"]: node for node in whole["nodes"]}
+        self.links = {link[0]: link for link in whole["links"]}
 
     def of(self, *kinds):
         """Its nodes of these types."""
@@ -72,6 +76,22 @@ class Graph:
 
     def by_name(self):
         return bool(self.of(*BY_NAME))
+
+    def boxes(self):
+        """Left, top, width and height of every node, with title bar; of a collapsed node, of the title bar."""
+        for node in self.saved["nodes"]:
+            height = 0 if node["flags"].get("collapsed") else node["size"][1]
+            if height and node["type"] in LOADERS:  # the classic renderer enlarges a node whose rows do not fit
+                rows = len([i for i in NODES[node["type"]].inputs if i.kind in WIDGETS])
+                height = max(height, 20 * len(node["outputs"]) + 24 * rows + 14)
+            yield node["type"], (node["pos"][0], node["pos"][1] - 30, node["size"][0], height + 30)
+
+    def zoom(self, width=1440, height=900):
+        """Zoom at which the editor opens it as a template: the nodes and a margin of 10 take three quarters of the window."""
+        boxes = [box for _, box in self.boxes()]
+        right, bottom = (max(b[k] + b[k + 2] for b in boxes) for k in (0, 1))
+        left, top = (min(b[k] for b in boxes) for k in (0, 1))
+        return 0.75 * min(width / (right - left + 20), height / (bottom - top + 20))
 
     def presets(self):
         """Of its samplers, the presets with their values, by family."""
@@ -106,7 +126,7 @@ def links_agree(nodes, links):
         output = nodes[source]["outputs"][out]
         assert link in output["links"] and kind == output["type"]
     used = [i["link"] for node in nodes.values() for i in node["inputs"] if i["link"] is not None]
-    assert sorted(used) == sorted(link for link, *_ in links)
+    assert sorted(used, key=str) == sorted((link for link, *_ in links), key=str)
 
 
 def names_of(about):
@@ -130,7 +150,8 @@ def values_fit(node):
 
 def test_nodes_are_known_and_links_agree_with_both_ends(graph):
     assert {node["type"] for node in graph.nodes.values()} <= CORE | set(NODES)
-    assert len(graph.nodes) == len(graph.saved["nodes"]) and graph.saved["last_node_id"] == max(graph.nodes)
+    numbers = {node["id"] for node in graph.saved["nodes"]}
+    assert len(numbers) == len(graph.saved["nodes"]) and graph.saved["last_node_id"] == max(numbers)
     links_agree(graph.nodes, graph.links.values())
 
 
@@ -147,14 +168,24 @@ def test_every_widget_has_a_value_in_range_and_sockets_are_the_nodes_own(graph):
         assert [o["name"] for o in node["outputs"]] == [o.id for o in about.outputs]
 
 
-def test_every_node_is_in_one_group(graph):
-    """What the editor shows when it opens a graph is tested in tests/comfyui: the zoom, and that nodes do not overlap."""
+def test_a_graph_opens_readable_and_nothing_overlaps(graph):
+    """Below 60 % the editor draws no text. Every node is in one group, with room for a live preview above the next node."""
+    assert graph.zoom() >= 0.6
     groups = [group["bounding"] for group in graph.saved["groups"]]
+    assert max(y + h for _, y, _, h in groups) * graph.zoom() <= 900
+    grown = {kind: PREVIEW[family] for family, kinds in SAMPLERS.items() for kind in kinds}
+    boxes = list(graph.boxes())
+    assert all(apart(a, b) for (_, a), (_, b) in itertools.combinations(boxes, 2))
     assert all(apart(a, b) for a, b in itertools.combinations(groups, 2))
-    for node in graph.nodes.values():
-        (x, y), (w, h) = node["pos"], node["size"]
-        inside = [gx <= x and x + w <= gx + gw and gy <= y and y + h <= gy + gh for gx, gy, gw, gh in groups]
-        assert inside.count(True) == 1 or node["type"] == "MarkdownNote"
+    for kind, (x, y, w, h) in boxes:
+        if kind == "MarkdownNote":
+            continue
+        opened_up = kind in grown and h > 30  # not collapsed
+        high = y + h + (grown[kind] if opened_up else 0)
+        inside = [gx <= x and x + w <= gx + gw and gy <= y and high <= gy + gh for gx, gy, gw, gh in groups]
+        assert inside.count(True) == 1, kind
+        if opened_up:
+            assert all(high <= b[1] for _, b in boxes if b[1] > y and b[0] < x + w and x < b[0] + b[2]), kind
 
 
 def test_seeds_are_core_seed_nodes(graph):
@@ -214,9 +245,11 @@ def test_samplers_share_label_and_seed(graph):
 
 @pytest.mark.parametrize("name", STARTERS)
 def test_a_starter_is_small_and_its_app_is_the_same_graph(name):
-    """Five or six nodes and the seed."""
+    """Five or six nodes, the seed, and the enlargement with its own file."""
     app, starter = json.loads((FOLDER / name).read_text("utf-8")), Graph(FOLDER / name.replace(".app.", "."))
-    assert 5 <= sum(n["type"] not in ("MarkdownNote", "SeedNode") for n in starter.nodes.values()) <= 6
+    own = [n for n in starter.nodes.values() if n["type"] not in ("MarkdownNote", "SeedNode", "ImageScale")]
+    assert 5 <= len(own) - len(starter.of("ImageScale")) <= 6
+    assert starter.zoom() >= 0.7
     shown = starter.saved["extra"]["linearData"]
     assert shown["inputs"] and [starter.nodes[number]["type"] for number in shown["outputs"]] == ["SaveImage"]
     for number, widget in shown["inputs"]:

@@ -26,12 +26,13 @@ function fitPairs(node) {
   node.setDirtyCanvas(true, true)
 }
 
-/** Preview as Text shows a table of Compare as Markdown; the editor does not save that choice in a graph. */
+/** Preview as Text shows a table as Markdown; the editor does not save that choice in a graph. */
 function showTables(graph) {
   for (const node of graph?.nodes ?? []) {
     const link = node.comfyClass === "PreviewAny" && graph.getLink?.(node.inputs[0]?.link)
     const source = link && graph.getNodeById(link.origin_id)
-    if (source?.comfyClass !== "FastARCompare" || source.outputs[link.origin_slot].name !== "table") continue
+    const ours = source?.subgraph || source?.comfyClass?.startsWith("FastAR")
+    if (!ours || source.outputs[link.origin_slot].name !== "table") continue
     const mode = node.widgets?.find((widget) => ["preview_mode", "previewMode"].includes(widget.name))
     if (mode) mode.callback?.((mode.value = true))
   }
