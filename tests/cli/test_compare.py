@@ -130,30 +130,25 @@ def test_all_families_of_the_demo_in_one_run(cli, tiny_demo):
     assert np.asarray(Image.open("c.png")).std() > 5 and Image.open("m.png").width > 4 * 320
 
 
-# Command lines on the demo: rows, their passes, models in the report.
-DEMO = {
-    "--samplers llamagen,zipar,zipar:exact --set zipar.window=2 --set zipar:exact.preset=exact": (
-        "LlamaGen ZipAR ZipAR,",  # without PAR it is the larger one
-        "64 28 64",
-        ["tiny llamagen"] * 3,
-    ),
-    "--label cat --samplers llamagen,zipar:all,mulosd --set zipar:all.window=256": (
-        "LlamaGen ZipAR, MuLo-SD",  # the smaller one drafts
-        "64 64 *",
-        ["tiny llamagen"] * 3,
-    ),
-    "--prompt 'a red boat' --set zipar.window=2": ("Tar ZipAR MuLo-SD", "64 28 *", ["tiny high"] * 3),
-    "--prompt cat --samplers tar,zipar,llamagen": (
+# Command lines on the demo, with the samplers of their rows, passes, and models in the report. The larger LlamaGen is taken where
+# there is no PAR, and the smaller one drafts.
+EXACT = "--samplers llamagen,zipar,zipar:exact --set zipar.window=2 --set zipar:exact.preset=exact"
+DRAFTED = "--label cat --samplers llamagen,zipar:all,mulosd --set zipar:all.window=256"
+DEMO = [
+    (EXACT, "LlamaGen ZipAR ZipAR,", "64 28 64", ["tiny llamagen"] * 3),
+    (DRAFTED, "LlamaGen ZipAR, MuLo-SD", "64 64 *", ["tiny llamagen"] * 3),
+    ("--prompt 'a red boat' --set zipar.window=2", "Tar ZipAR MuLo-SD", "64 28 *", ["tiny high"] * 3),
+    (
+        "--prompt cat --samplers tar,zipar,llamagen",
         "Tar ZipAR LlamaGen",
         "64 * 64",
-        ["tiny high", "tiny high", "tiny llamagen"],
+        [*["tiny high"] * 2, "tiny llamagen"],
     ),
-}
+]
 
 
-@pytest.mark.parametrize("line", DEMO)
-def test_models_of_the_demo(cli, tiny_demo, line):
-    names, passes, models = DEMO[line]
+@pytest.mark.parametrize(("line", "names", "passes", "models"), DEMO)
+def test_models_of_the_demo(cli, tiny_demo, line, names, passes, models):
     rows = table(cli(f"compare --device cpu --json c.json {line}"))
     assert [name.split(" ")[0] for name in rows] == names.split()
     found = zip(rows.values(), passes.split(), strict=True)

@@ -63,25 +63,20 @@ def test_the_bar_is_silent_when_it_is_quick_and_shown_when_not(capsys):
         assert all((words in screen) == shown for words in ("MAR", "2/4", "AR steps")) and bool(screen) == shown
 
 
-def test_benchmark_sizes_are_the_official_ones(mar_fixtures):
+GPTS = {name: (f"c2i_{name.rpartition('-')[2]}", 0) for name in sizes.TOKEN_SIZES}
+OFFICIAL = [
+    (sizes.official(size), MARConfig.from_state_dict, f"mar/mar_{size[-1].lower()}_keys") for size in sizes.SIZES
+]
+for size, (file, special) in [*GPTS.items(), ("LlamaGen-XL", ("par_XL_4x", sizes.PAR_SPECIAL))]:
+    OFFICIAL.append((sizes.official_gpt(size, special), LlamaConfig.of_llamagen, f"llamagen/keys_{file}"))
+
+
+@pytest.mark.parametrize(("config", "read", "file"), OFFICIAL, ids=[file for *_, file in OFFICIAL])
+def test_benchmark_sizes_are_the_official_ones(root, config, read, file):
     """Compared with the recorded names and shapes of the official files."""
-    for size in sizes.SIZES:
-        shapes = json.loads((mar_fixtures / f"mar_{size[-1].lower()}_keys.json").read_text())
-        state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-        assert sizes.official(size) == MARConfig.from_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    "size, file, special",
-    [
-        *((name, f"c2i_{name.rpartition('-')[2]}", 0) for name in sizes.TOKEN_SIZES),
-        ("LlamaGen-XL", "par_XL_4x", sizes.PAR_SPECIAL),
-    ],
-)
-def test_benchmark_sizes_of_tokens_are_the_official_ones(root, size, file, special):
-    told = json.loads((root / "tests" / "parity" / "llamagen" / f"keys_{file}.json").read_text())
-    state = {name: torch.empty(shape, device="meta") for name, shape in told["keys"].items()}
-    assert sizes.official_gpt(size, special) == LlamaConfig.of_llamagen(state)
+    told = json.loads((root / "tests" / "parity" / f"{file}.json").read_text())
+    state = {name: torch.empty(shape, device="meta") for name, shape in told.get("keys", told).items()}
+    assert config == read(state)
 
 
 def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo, tmp_path):

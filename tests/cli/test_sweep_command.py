@@ -15,7 +15,7 @@ from fastar_nodes.bench.store import Store
 from fastar_nodes.bench.sweep import arguments
 from fastar_nodes.cli.main import Parser
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 FEW = {"ar_steps": 4, "diffusion_steps": 4, "fasthybrid.lookahead": 2, "zipar.window": [2, 3]}
 SPEC = {"samplers": ["mar", "fasthybrid", "llamagen", "zipar"], "images": 5, "batch": 2, "set": FEW}
@@ -23,12 +23,9 @@ SPEC = {"samplers": ["mar", "fasthybrid", "llamagen", "zipar"], "images": 5, "ba
 
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
-    """The threads of the other tests, and no variables of torchrun."""
+    """No variables of torchrun."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
