@@ -128,14 +128,10 @@ def read(
 ) -> Checkpoint:
     """Read a weight file without executing code from it.
 
-    Args:
-        path: a safetensors file, or one written by ``torch.save``: flat, or nested under one of the names :data:`_NESTS`. A ``module.``
-            prefix common to all names is removed.
-        skip: whether a weight of this name is left out. In safetensors it is not read at all.
-        shards: the files that ``path``, a folder, stands for.
-
-    A UserError if the file is missing, damaged, of another format, or holds other objects than plain values and tensors, no tensor, more
-    than 100,000, or an empty one, or if two shards hold the same weight.
+    ``path`` is a safetensors file, or one written by ``torch.save``: flat, or nested under one of the names :data:`_NESTS`. A ``module.``
+    prefix common to all names is removed. ``skip``: whether a weight of this name is left out; in safetensors it is not read at all.
+    ``shards``: the files that ``path``, a folder, stands for. A UserError if a file is missing, damaged, of another format, or holds other
+    objects than plain values and tensors, no tensor, more than 100,000, or an empty one, or if two shards hold the same weight.
     """
     whole = Checkpoint({}, {}, Path(path), field)
     for shard in shards or [whole.path]:

@@ -115,18 +115,11 @@ def menu(family: str, local: Sequence[str]) -> list[str]:
 
 
 def resolve(choice: str, family: str, folders: Sequence[Path], download_to: Path, progress: Progress = None) -> Path:
-    """The file or folder of a choice, downloaded if necessary.
+    """The file or folder of a choice, see the module's documentation, in the model folders ``folders``, or downloaded.
 
-    Args:
-        choice: see the module's documentation.
-        family: a key of :data:`.families.KINDS`.
-        folders: model folders to search.
-        download_to: folder for downloads; created if necessary.
-        progress: called with (bytes received, total bytes or 0) after every chunk of a download. An exception from it cancels the
-            download; the next call resumes it.
-
-    Raises:
-        UserError: no such file, a name outside the folders, or a failed download.
+    ``family`` is a key of :data:`.families.KINDS`; ``download_to``, the folder for downloads, is created if necessary. ``progress`` gets
+    (bytes received, total bytes or 0) after every chunk; an exception from it cancels the download, and the next call resumes it. A
+    UserError if there is no such file, the name leads outside the folders, or the download fails.
     """
     field, folders = KINDS[family].field, [*map(Path, folders)]
     entry = _entry(choice, family)

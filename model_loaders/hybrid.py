@@ -50,11 +50,9 @@ def load_hybrid(
     the pictures it was trained for; officially twice that of the stored tables), ``max_beta`` (largest beta of the diffusion; 0.2 for
     UniPic, else 0.999), ``latent_scale`` (0.2325), ``t_max`` (999), ``patch`` (1), ``label_set`` and ``name``.
 
-    Args:
-        path: a Hugging Face model folder, one of its shards, or a weight file.
-        dtype: see :func:`precision`. The last layer of the diffusion head is always fp32.
-        grid: tokens per side, 2 to 128; None for the size it was trained for.
-        find_tokenizer: called for the folder of a Qwen2.5 tokenizer if the model comes without one.
+    ``path`` is a Hugging Face model folder, one of its shards, or a weight file; ``dtype`` see :func:`precision`, the last layer of the
+    diffusion head is always fp32; ``grid``: tokens per side, 2 to 128, None for the size it was trained for. ``find_tokenizer`` is called
+    for the folder of a Qwen2.5 tokenizer if the model comes without one.
     """
     compute = precision(dtype, device)
     file = read(path, "hybrid", lambda name: name.startswith(_UNREAD))

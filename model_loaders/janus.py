@@ -60,12 +60,8 @@ def load_janus(
     come from the tokenizer. Roles are words, as Janus 1.3B has them, if the tokenizer has no tokens for them or the name contains "1.3b".
     Metadata entries of a safetensors file: ``config`` and ``tokenizer`` (contents of the JSON files), ``name``, and ``grid`` (24).
 
-    Args:
-        path: a model folder, one of its shards, or a weight file, in the authors' or in transformers' layout.
-        dtype: "auto" prefers bf16, as upstream.
-        grid: tokens per side; None, or the only one that the model draws.
-
-    A UserError also if the tokenizer lacks a special token, or another grid is asked for.
+    ``path`` is a model folder, one of its shards, or a weight file, in the authors' or in transformers' layout; the dtype "auto" prefers
+    bf16, as upstream. A UserError also if the tokenizer lacks a special token, or ``grid`` is another than the one that the model draws.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = _renamed(read(path, "janus", lambda name: _is_unused(name) or _name(name).startswith(_VQ)))

@@ -30,16 +30,10 @@ def load_llamagen(
 ) -> TokenModel:
     """Load a LlamaGen (class- or text-conditional) or a PAR of any size; shared arguments and errors: see :mod:`.checkpoint`.
 
-    A PAR is identified by its transition tokens. Metadata entries: ``heads`` and ``grid``, see below; ``label_set`` ("imagenet-1k" for
-    1000 classes); ``name`` (the file's stem).
-
-    Args:
-        dtype: "auto" prefers bf16, as upstream.
-        grid: tokens per side (16, 24, 32 for 256, 384, 512 pixels), 2 to 128. The weights do not determine it; None takes
-            it from the metadata, a stored RoPE table, or the file name.
-        heads: attention heads; None takes the metadata entry, else that of the official model of the same width.
-
-    A UserError also if the grid is unknown, contradicts the file, or is not divisible into PAR's regions.
+    A PAR is identified by its transition tokens. The dtype "auto" prefers bf16, as upstream. ``grid``: tokens per side (16, 24, 32 for 256,
+    384, 512 pixels), 2 to 128; None takes the metadata's, that of a stored RoPE table, or of the file name. ``heads`` None takes the
+    metadata's, else those of the official model of that width. Other metadata entries: ``label_set`` ("imagenet-1k" for 1000 classes) and
+    ``name``. A UserError also if the grid is unknown, contradicts the file, or is not divisible into PAR's regions.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = read(path, "llamagen")
@@ -55,10 +49,8 @@ def load_llamagen(
     par = config.special and _PAR_NAME.search(file.stem)
     side = find_grid(file, grid, stated, {_PAR_GRID} if par else set())
     if side % across:
-        regions = f"the {across}x{across} regions of the PAR {file.path.name}"
-        raise UserError(
-            f"grid: {side}x{side} tokens cannot be divided into {regions}; choose the grid it was trained with"
-        )
+        regions = f"the {across}x{across} regions of the PAR {file.path.name}; choose the grid it was trained with"
+        raise UserError(f"grid: {side}x{side} tokens cannot be divided into {regions}")
     imagenet = config.condition == "class" and config.condition_size == 1000
     weights = file.filter(lambda name: name != _ROPE_TABLE)
     return TokenModel(

@@ -157,15 +157,10 @@ def load_detokenizer(
     """Load an AR-DTok of any size with the official parameter names. Shared arguments and errors: see :mod:`.checkpoint`.
 
     The head width is 64, as in every official size, unless ``heads``, the metadata entry ``heads`` or the arguments in the file
-    state a head count. Other metadata entries: ``grid``, ``name`` and ``label_set``, the training data ("picture-book" for the demo).
-
-    Args:
-        grid: tokens per side (16, 32, 64 for 256, 512, 1024 pixels), 2 to 128; None takes it from the file or its name.
-        heads: attention heads.
-        ta_tok: the TA-Tok that computes the condition features, if they are computed from semantic codes.
-
-    A UserError also if the arguments in the file contradict the weights, the table of absolute positions is missing (upstream then draws
-    random ones), the grid is unknown or larger than the table, or the TA-Tok's features have another width.
+    state a head count. ``grid``: tokens per side (16, 32, 64 for 256, 512, 1024 pixels), 2 to 128; None takes it from the file or its name.
+    ``ta_tok`` computes the condition's features from semantic codes. Other metadata entries: ``grid``, ``name`` and ``label_set``, the
+    training data ("picture-book" for the demo). A UserError also if the arguments in the file contradict the weights, the table of absolute
+    positions is missing (upstream then draws random ones), the grid is unknown or larger than the table, or TA-Tok's features do not fit.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = read(path, "dtok")
@@ -189,10 +184,8 @@ def expect_features(ta_tok: TATokModel, model: TokenModel) -> None:
     if config.condition != "features":
         raise UserError(f"ta_tok: {model.name} draws from codes themselves, not from features; leave TA-Tok out.")
     if width != config.condition_size:
-        raise UserError(
-            f"ta_tok: {ta_tok.name} has features of width {width}, {model.name} needs {config.condition_size}; "
-            "choose the TA-Tok it was trained with."
-        )
+        found = f"{ta_tok.name} has features of width {width}, {model.name} needs {config.condition_size}"
+        raise UserError(f"ta_tok: {found}; choose the TA-Tok it was trained with.")
 
 
 def _detokenizer_config(file: ck.Checkpoint, arguments: Mapping[str, Any], heads: int | None) -> LlamaConfig:

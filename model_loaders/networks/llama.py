@@ -454,8 +454,7 @@ class Llama(Regional):
             lengths: int64 [R], valid rows of each prefix; None: all.
             image: rows [R, m, C] of the cells 0 to m - 1; each attends to the prefix and to the cells up to itself.
 
-        Returns:
-            Hidden rows [R, 1 + m, C] of the last valid prefix row and of the cells (row i predicts cell i), and the cache.
+        Returns hidden rows [R, 1 + m, C] of the last valid prefix row and of the cells (row i predicts cell i), and the cache.
         """
         c, (batch, n, _), device = self.config, x.shape, x.device
         blocks = [x.new_zeros(batch, 2 * c.kv_heads, n + slots, c.head_dim) for _ in self.layers]

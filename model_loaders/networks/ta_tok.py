@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -75,9 +75,9 @@ class TATokConfig:
         if places < 1 or places**2 != rows:
             raise ValueError(f"{rows} positions are no square grid")
         hidden = state[f"{_DECODER}0.mlp.fc1.weight"].shape[0]
-        decoder = TATokConfig(width, code_width, codes, depth(state, _DECODER), heads, hidden, places)
+        decoder = (width, code_width, codes, depth(state, _DECODER), heads, hidden, places)
         if not any(name.startswith("encoder.") for name in state):
-            return decoder
+            return TATokConfig(*decoder)
         patch, rows = state["encoder." + _PATCH].shape[-1], state["encoder." + _POSITIONS].shape[0]
         side = math.isqrt(rows)
         encoder_heads = encoder_heads or ENCODER_HEADS.get(width, width // 64)
@@ -88,16 +88,9 @@ class TATokConfig:
             wrong = f"{encoder_heads} attention heads of the encoder do not fit the width {width}"
             raise ValueError(f"{wrong}; its metadata may lack an entry encoder_heads")
         # The official file holds the whole encoder, whose last layer is unused; a file saved from this network lacks it.
-        whole = any(name.startswith(_LAST) for name in state)
-        return replace(
-            decoder,
-            encoder_depth=depth(state, _ENCODER) - whole,
-            encoder_heads=encoder_heads,
-            encoder_hidden=state[f"{_ENCODER}0.mlp.fc1.weight"].shape[0],
-            patch=patch,
-            side=side,
-            input_size=input_size,
-        )
+        blocks = depth(state, _ENCODER) - any(name.startswith(_LAST) for name in state)
+        hidden = state[f"{_ENCODER}0.mlp.fc1.weight"].shape[0]
+        return TATokConfig(*decoder, blocks, encoder_heads, hidden, patch, side, input_size)
 
 
 def unused(state: Mapping[str, object]) -> set[str]:
