@@ -123,8 +123,7 @@ def load_extractor(name: str, weights: Path | None, device: torch.device) -> Ext
     try:
         run = getattr(importlib.import_module(module), function)
     except Exception as e:  # whatever the user's module does at import
-        why = f"nor can it be imported as module:function ({first_line(e)})"
-        raise UserError(f"extractor: {name!r} is not {INCEPTION}, {why}.") from None
+        raise UserError(f"extractor: {name!r} is not {INCEPTION} and cannot be imported ({first_line(e)}).") from None
     return Extractor(name, lambda pictures: (run(pictures), None))
 
 

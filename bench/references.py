@@ -84,7 +84,8 @@ def on_cpu() -> AbstractContextManager[Any]:
     def make(factory: Callable[..., Tensor], *arguments: Any, device: Any = None, **named: Any) -> Tensor:
         return factory(*arguments, **named)
 
-    factories = {name: partial(make, getattr(torch, name)) for name in ("zeros", "ones", "randn", "tensor")}
+    names = ("zeros", "ones", "randn", "tensor")
+    factories: dict[str, Any] = {name: partial(make, getattr(torch, name)) for name in names}
     found = ExitStack()
     found.enter_context(mock.patch.object(Tensor, "cuda", lambda self, *_, **__: self))
     found.enter_context(mock.patch.multiple(torch, **factories))

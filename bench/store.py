@@ -155,7 +155,7 @@ class Store:
         out = {}
         for shard in self.shards(cell):
             found = self._json(f"cells/{cell.id}/{shard.stem}.time.json") or {}
-            seconds = found.get("seconds")
+            seconds: Any = found.get("seconds")
             timed = type(seconds) in (int, float) and 0 < seconds < math.inf and isinstance(found.get("worker"), str)
             if SPLIT not in shard.note and timed:
                 out[shard.first] = {**found, "count": shard.count}

@@ -208,7 +208,9 @@ def test_killed_processes_lose_only_the_shard_in_flight(files, tmp_path):
     seen: dict[str, bytes] = {}
     for number in (*[signal.SIGKILL] * 5, signal.SIGINT):
         before = len(list((tmp_path / "sweep").rglob("shard-*.npz")))
-        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        # A shell ignores SIGINT in what it runs in the background, and a process inherits that.
+        heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+        process = subprocess.Popen(argv, preexec_fn=heard, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         until = time.monotonic() + 120
         while len(list((tmp_path / "sweep").rglob("shard-*.npz"))) < before + 4 and process.poll() is None:
             assert time.monotonic() < until
