@@ -32,7 +32,7 @@ def drop(page: Any, file: Path, at: list[float] | None = None) -> None:
 def picture_of(comfy: Comfy, entry: dict[str, Any], page: Any, kind: str = "SaveImage") -> Path:
     """File that the Save Image node of a run wrote."""
     types = page.evaluate("Object.fromEntries(app.graph._nodes.map(n => [n.id, n.type]))")
-    image = next(out for key, out in entry["outputs"].items() if types[key] == kind)["images"][0]
+    image = next(out for key, out in entry["outputs"].items() if types.get(key) == kind)["images"][0]
     return comfy.base / "output" / image["subfolder"] / image["filename"]
 
 
@@ -89,7 +89,7 @@ SHOWN = """() => {
 
 def test_help_opens_beside_the_graph_with_its_picture(editor, artifacts):
     node = "FastARFastHybridSampler"
-    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("04 FastHybrid vs MAR"))
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("25 Time-lapse - MAR and FastHybrid race"))
     editor.wait_for_timeout(1500)
     at = editor.evaluate(SELECT, [node, False])
     editor.wait_for_timeout(500)
@@ -113,7 +113,7 @@ def translated(request: Any, comfy: Comfy) -> Any:
 
 def test_names_and_tooltips_are_translated(translated, comfy, editor, artifacts):
     names = json.loads((ROOT / "locales" / translated / "nodeDefs.json").read_text(encoding="utf-8"))
-    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("04 FastHybrid vs MAR"))
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("25 Time-lapse - MAR and FastHybrid race"))
     editor.wait_for_timeout(1500)
     titles = editor.evaluate(
         "Object.fromEntries(['FastARFastHybridSampler', 'FastARCompare'].map(t => [t, LiteGraph.createNode(t).title]))"

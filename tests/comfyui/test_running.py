@@ -40,6 +40,25 @@ def test_every_shared_workflow_runs(comfy, info, name):
         )
 
 
+def test_the_acceptance_target_of_04_changes_picture_and_figures(comfy, info):
+    """At its default seed, from the default to 1."""
+    prompt = to_api(load_workflow("04 FastHybrid vs MAR"), info)
+    kinds = {node["class_type"]: node["inputs"] for node in prompt.values()}
+    kinds["ImageCompare"].update(FEW["ImageCompare"])
+    shown = []
+    for changes in ({}, {"preset.acceptance_target": 1.0}):
+        kinds["FastARFastHybridSampler"].update(changes)
+        outputs = comfy.run(prompt)
+        (compared,) = [output for output in outputs.values() if "b_images" in output]
+        (table,) = [
+            output["text"][0] for output in outputs.values() if "text" in output and "| seconds" in output["text"][0]
+        ]
+        shown.append((np.asarray(comfy.picture(compared["b_images"][0]), int), table))
+    (before, figures), (after, other) = shown
+    assert before.shape == (512, 512, 3) and abs(before - after).mean() > 20
+    assert "| 612 " in figures and "| 392 " in other  # head calls, as the note says
+
+
 def test_pictures_are_decoded_and_the_same_for_the_same_seed(comfy):
     save = {"class_type": "SaveImage", "images": ["5", 0], "filename_prefix": "one"}
     first, again = (comfy.run(graph(n7={}, n8={}, n9=save))["9"]["images"] for _ in range(2))

@@ -85,6 +85,9 @@ class Core:
             torch.nn.functional.interpolate(image.movedim(-1, 1), (height, width), mode=upscale_method).movedim(1, -1),
         )
 
+    def ImageFromBatch(self, image, batch_index, length):
+        return (image[batch_index : batch_index + length],)
+
     def ImageCompare(self, image_a, image_b):
         return ()
 

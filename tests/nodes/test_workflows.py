@@ -27,7 +27,7 @@ GRAPHS = sorted(path.name for path in FOLDER.glob("*.json"))
 CORE = {
     *("SeedNode", "VAEDecode", "VAEEncode", "SaveImage", "PreviewImage", "PreviewAny", "PrimitiveInt", "LoadImage"),
     *("MarkdownNote", "SolidMask", "MaskComposite", "EmptyImage", "ImageCompositeMasked", "ImageCompare"),
-    *("PrimitiveStringMultiline", "ImageScale"),
+    *("PrimitiveStringMultiline", "ImageScale", "ImageFromBatch"),
 }
 # Nodes that run samplers by name, with the settings of the model's file.
 BY_NAME = {"FastARSweep", "FastARAnySampler"}
