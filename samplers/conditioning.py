@@ -140,8 +140,6 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------ class labels
-
 # Classes of the demo data set in id order; a test compares them with tools/training/picture_book.py.
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
 # Bounds on the time of a check: characters of a text, unknown labels that a message names, and characters of one with close names.
