@@ -15,8 +15,6 @@ from ..reports.record import Baseline, Report, against
 from .registry import SAMPLERS
 from .settings import knobs, make
 
-# Between a target's name and its draft model's in the model name of a report.
-DRAFTED_BY = ", drafted by "
 # Above the window of any grid.
 _UNKNOWN_SIDE = 1 << 16
 
@@ -121,7 +119,8 @@ def _word(report: Report | None, baseline: Report | None) -> str:
     """The word in place of the figures, "" if they apply."""
     if report is None or baseline is None:
         return ""
-    if report.model.partition(DRAFTED_BY)[0] != baseline.model.partition(DRAFTED_BY)[0]:
+    target, other = (r.model.partition(", drafted by ")[0] for r in (report, baseline))
+    if target != other:
         return OTHER_MODEL
     if report.seed != baseline.seed:
         return OTHER_SEED

@@ -36,7 +36,7 @@ R = TypeVar("R", bound=tuple)
 def begin(
     entry: Entry, model: Any, settings: Any, condition: AnyCondition, seed: int, first: int, part: range
 ) -> Generator[Any, float | None, Any]:
-    """Begin a sampler on some of the images of a condition; image i of the condition uses the noise of (seed, first + i)."""
+    """Begin a sampler on some of the images of a condition; image i uses the noise of (seed, first + i)."""
     images = range(first + part.start, first + part.stop)
     noise = PairedNoise(seed, images) if entry.masked else PairedDraws(seed, images)
     return entry.run(model, condition.of(part), settings, noise, seed)
@@ -63,19 +63,9 @@ def run_beginning(steps: Generator[Any, Any, Any]) -> None:
 def in_parts(start: Callable[[range], Generator[S, float | None, R]], images: int) -> Generator[S, float | None, R]:
     """Sample a batch at once; if memory is insufficient, in parts of half the size, again halved until a part fits.
 
-    The report of a batch in parts says so in its note; its seconds and counts are the sums over the parts, without attempts that ran out
-    of memory.
-
-    Args:
-        start: begins the sampler for some of the images, by their place in the batch. May be called again for an image.
-        images: batch size.
-
-    Yields:
-        The steps of the sampler. Of a batch in parts, their tensors hold all images (zero where not begun), and ``done`` and
-        ``total`` count steps times images.
-
-    Returns:
-        The sampler's result.
+    ``start`` begins the sampler for some of the images, by their place in the batch, and may be called again for an image. In the steps of
+    a batch in parts, tensors hold all images (zero where not begun), and ``done`` and ``total`` count steps times images. Its report says
+    so in its note; its seconds and counts are the sums over the parts, without attempts that ran out of memory.
 
     Raises:
         UserError: memory is insufficient for a single image.

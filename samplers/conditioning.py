@@ -140,8 +140,6 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------ class labels
-
 # Classes of the demo data set in id order; a test compares them with tools/training/picture_book.py.
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
 # A message lists all names of a set that has no more than this.

@@ -46,5 +46,5 @@ class Edit:
         # Max pooling: a mask of picture size covers every token it touches.
         tokens = F.adaptive_max_pool2d(mask.to(device, torch.float32)[:, None], grid)[:, 0] > 0.5
         if not bool(tokens.flatten(1).any(1).all()):
-            raise UserError("mask: it is empty; paint over the part to be drawn anew.")
+            raise UserError("mask: it is empty; paint over the part to sample again.")
         return tokens.flatten(1).expand(images, -1)

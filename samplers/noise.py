@@ -60,9 +60,6 @@ class PairedNoise:
         )
 
 
-# ------------------------------------------------------------------------------------------------ counter-based
-
-
 class CounterRNG:
     """Counter-based random numbers of rows: number i of a row's lane is a hash of (key, lane, i).
 

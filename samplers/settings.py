@@ -33,6 +33,18 @@ class Knob:
         return f"{self.symbol}: {self.help}" if self.symbol else self.help
 
 
+class Claims:
+    """What settings promise about the pictures; every part of a combination adds its own condition."""
+
+    def exact(self, side: int) -> bool:
+        """Whether the pictures are the plain sampler's, up to rounding in fp32. ``side``: of the token grid."""
+        return True
+
+    def lossless(self) -> bool:
+        """Whether the pictures are others than the plain sampler's, with exactly the same distribution."""
+        return False
+
+
 def knob(default: Any, help: str, **about: Any) -> Any:
     """A dataclass field with its :class:`Knob`."""
     return field(default=default, metadata={"knob": Knob(help, **about)})

@@ -9,18 +9,15 @@ state is usable only as a whole; channel-wise acceptance probabilities would mul
   that any coupling can, and needs no second draw: a rejected draft's noise is mirrored.
 - :func:`reshape`, equal means: the usual speculative rejection min(1, p / q); a rejected draft is replaced by a sample of
   max(0, p - q) / Z, found by drawing from p (Leviathan et al. 2023, appendix A). Also maximal.
-- :func:`couple`, the general case: reshape, then reflect. MAR's learned variances hardly differ between a draft and the
-  target, so the first step almost never changes the draft, and the second keeps its noise, which keeps pictures of one seed
-  alike.
+- :func:`couple`, the general case: reshape, then reflect. MAR's learned variances hardly differ between a draft and the target, so
+  the first rarely changes the draft, and the second keeps its noise, which keeps pictures of one seed alike.
 
-Rounding limit: means that differ by at most 1e-5 (1 + |mean|) in every channel, with log stds within 1e-5, count as equal, since
-fp32 evaluations of one head in two batches differ by as much. On the demo (50 diffusion steps from t = 950, temperature 0.8, 8
-channels) the smallest std of a step with noise is 0.0051, so the limit is 0.002 std per channel at mean 0 and 0.004 at |mean| = 1.
-At |mean| = 1 in all channels the total-variation error is at most 0.0044 in the worst step, 0.00012 in the median step and 0.013
-per token. With the demo's draft model the limit applied in none of 12,032 judged steps. The last step has no noise; there the
-limit is an error of the value.
+Means that differ by at most :data:`ROUNDING` (1 + |mean|) in every channel, with log stds within :data:`ROUNDING`, count as equal: fp32
+evaluations of one head in two batches differ by as much. On the demo (50 diffusion steps from t = 950, temperature 0.8, 8 channels) the
+smallest std of a step with noise is 0.0051, so that the total-variation error is at most 0.0044 in the worst step, 0.00012 in the median
+step and 0.013 per token, at |mean| = 1 in all channels. With the demo's draft model the limit applied in none of 12,032 judged steps.
 
-All randomness is passed in. A std of 0 means no noise: the draft is then accepted only if it equals the mean.
+All randomness is passed in. A std of 0 means no noise, as in the last step; a draft is then accepted only if it equals the mean.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Rounding of one head evaluated in two batches, fp32. Closer means count as equal, and closer log stds.
 ROUNDING = 1e-5
 # Redraws after which a replacement is taken unconditionally; the probability of needing as many is below 1 / MOST_DRAWS.
 MOST_DRAWS = 1 << 18
@@ -74,10 +70,7 @@ def _shift_ratio(z: Tensor, shift: Tensor) -> Tensor:
 
 
 def acceptable(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Tensor:
-    """Whether :func:`couple` accepts the draft, bool [...], without computing a replacement.
-
-    Shapes: draft, q and p fp32 [..., channels]; uniforms [..., 2], in (0, 1].
-    """
+    """Whether :func:`couple` accepts drafts fp32 [..., channels], bool [...]; ``uniforms`` [..., 2], in (0, 1]."""
     z = (draft - q.mean) * torch.exp(-q.log_std)
     step = q.log_std - p.log_std
     shaped = uniforms[..., 0].log() <= _shape_ratio(z, step)
@@ -90,16 +83,9 @@ def acceptable(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Ten
 def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, retry: Retry, asked: Tensor) -> Coupled:
     """From N(m, s_q^2) to N(m, s_p^2), means equal: accept with min(1, p / q), else sample max(0, p - q) / Z.
 
-    A draw from p is accepted with probability 1 - min(1, q / p). This takes one redraw per draft on average for any p and q:
-    where acceptance of a redraw is rare, so are rejections.
-
-    Args:
-        draft: fp32 [N, channels], a sample of q.
-        q: the draft's Gaussian.
-        log_std: of the target, fp32 [N, channels].
-        uniform: fp32 [N], in (0, 1].
-        retry: draws for rejected rows.
-        asked: bool [N], rows whose result is used.
+    A redraw from p is accepted with probability 1 - min(1, q / p): one redraw per draft on average for any p and q, because rejections are
+    rare where acceptance of a redraw is. ``log_std`` is the target's, ``asked`` bool [N] the rows whose result is used; else as
+    :func:`couple`.
     """
     z = (draft - q.mean) * torch.exp(-q.log_std)
     step = q.log_std - log_std
@@ -134,16 +120,12 @@ def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Couple
 
 
 def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, retry: Retry) -> Coupled:
-    """From one diagonal Gaussian to another: :func:`reshape`, then :func:`reflect`.
+    """Samples of p: :func:`reshape`, then :func:`reflect`. Where p has no noise in some channel, its mean, accepted if q is the same.
 
     Args:
         draft: fp32 [N, channels], a sample of q.
-        q, p: distribution of the draft and target distribution.
         uniforms: fp32 [N, 2], in (0, 1]; one per step.
         retry: draws for rows that the first step rejects.
-
-    Returns:
-        Samples of p. Where p has no noise in some channel, its mean, accepted if q is the same.
     """
     alike = same(q, p)
     still = (torch.isneginf(q.log_std) | torch.isneginf(p.log_std)).any(-1)

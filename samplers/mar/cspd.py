@@ -54,18 +54,18 @@ _GUESS, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
 def _check(draft: MARModel, target: MARModel) -> None:
     """Raise a UserError if the models differ in tokens, grid, condition, classes, diffusion or device."""
     d, t = draft.net.config, target.net.config
-    pairs = (
-        ("channels per token", d.channels, t.channels),
-        ("latent scale", draft.latent_scale, target.latent_scale),
-        ("patch", draft.patch, target.patch),
-        ("tokens", d.tokens, t.tokens),
-        ("the kind of condition", draft.condition, target.condition),
-        ("classes", d.classes, t.classes),
-        ("the largest beta of their diffusion", draft.max_beta, target.max_beta),
-        ("label set", draft.label_set or target.label_set, target.label_set or draft.label_set),
-        ("device", next(draft.net.parameters()).device, next(target.net.parameters()).device),
-    )
-    for what, theirs, ours in pairs:
+    pairs = {
+        "channels per token": (d.channels, t.channels),
+        "latent scale": (draft.latent_scale, target.latent_scale),
+        "patch": (draft.patch, target.patch),
+        "tokens": (d.tokens, t.tokens),
+        "the kind of condition": (draft.condition, target.condition),
+        "classes": (d.classes, t.classes),
+        "the largest beta of their diffusion": (draft.max_beta, target.max_beta),
+        "label set": (draft.label_set or target.label_set, target.label_set or draft.label_set),
+        "device": (next(draft.net.parameters()).device, next(target.net.parameters()).device),
+    }
+    for what, (theirs, ours) in pairs.items():
         if theirs != ours:
             raise UserError(
                 f"draft: {draft.name} and the target {target.name} differ in {what}, {theirs} and {ours}; "
@@ -86,19 +86,15 @@ def cspd(
     draft_transformer: Transformer | None = None,
     draws: RejectionDraws | None = None,
 ) -> Sampler:
-    """CSpD with ``model`` as target.
+    """CSpD with ``model`` as target; arguments as :func:`samplers.mar.mar.mar`, and:
 
     Args:
-        model, condition, noise, seed, edit: as :func:`samplers.mar.mar.mar`.
-        settings: see :class:`CSpDSettings`.
         transformer, draft_transformer: how the two models' transformers are evaluated; None for in full. The target's runs at
             verifications and in the prefill only.
         draft: the model that drafts.
         draws: random numbers of mode ``published``; None for those of the noise.
 
-    Yields:
-        :class:`Step` after every AR step, drafts shown; returns :class:`Sampled`. Passes and head calls in the report are
-        both models' together; ``draft_passes`` and ``draft_head_calls`` say how many of them were the draft's.
+    Passes and head calls in the report are both models' together; ``draft_passes`` and ``draft_head_calls`` say how many were the draft's.
 
     Raises:
         UserError: as :func:`samplers.mar.mar.mar`; a draft of other tokens, grid, classes or on another device.
@@ -112,10 +108,8 @@ def cspd(
     with torch.no_grad():
         draft_run = draft_of(run, draft, condition)
         draft_transformer.begin(draft_run)
-    if settings.mode == "lossless":
-        steps = lossless_steps(run, draft_run, transformer, draft_transformer, settings)
-    else:
-        steps = published_steps(run, draft_run, transformer, draft_transformer, settings, draws)
+    both = (run, draft_run, transformer, draft_transformer, settings)
+    steps = lossless_steps(*both) if settings.mode == "lossless" else published_steps(*both, draws)
     return (yield from timed(steps, run))
 
 
@@ -128,8 +122,8 @@ def lossless_steps(
 ) -> Steps:
     """The AR steps of mode ``lossless``: draft a segment, keep the prefix that the target accepts.
 
-    A batch advances with its slowest image. Drafts that other images had accepted beyond are made again from the same noise
-    and judged with the same random numbers, so that an image's tokens do not depend on its batch.
+    A batch advances with its slowest image. Drafts that others had accepted beyond are made again from the same noise and judged with the
+    same random numbers, so that an image's tokens do not depend on its batch.
     """
     plan, table, temperature = run.plan, run.tables, run.settings.temperature
     start, noise = run.draws("full", len(table))

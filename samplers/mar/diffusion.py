@@ -39,9 +39,7 @@ class HeadBatch:
 def guide(out: Tensor, cfg: Tensor | float) -> tuple[Tensor, Tensor]:
     """Classifier-free guidance on the noise only: eps, and the conditional branch's variance logits, [N, channels] each.
 
-    Args:
-        out: head output [P, N, 2 channels]; P = 2 with the null class's last, 1 without guidance.
-        cfg: guidance scale [N, 1] or a number.
+    ``out``: head output [P, N, 2 channels], the null branch last; ``cfg``: guidance scale [N, 1] or a number.
     """
     eps, logits = out[0].chunk(2, -1)
     if len(out) == 2:
@@ -61,13 +59,12 @@ def ancestral_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x_{t-1} = mu + sigma noise; returns it, mu and log sigma, [N, channels] each.
 
-    With a draft x' of weight gamma: mu' = (1 - gamma) mu + gamma x', or the same mixture of the predicted x0.
+    With a draft x' of weight gamma: mu' = (1 - gamma) mu + gamma x', or the same mixture of the predicted x0 (``space``).
 
     Args:
         numbers: ``Tables.steps`` of the step, and gamma; tensors for the compiler, which treats other numbers as constants.
         x, noise, draft: [N, channels]; the noise includes the temperature.
         out, cfg: see :func:`guide`.
-        space: see :class:`HeadBatch`.
     """
     recip, recipm1, coef1, coef2, middle, slope, gamma = numbers
     eps, logits = guide(out, cfg)
@@ -86,8 +83,7 @@ def step_modulations(
 ) -> Iterator[tuple[Tensor, ...]]:
     """The head's modulations at every diffusion step, of time embeddings [S, w] and condition embeddings [R, w].
 
-    They do not depend on the tokens, so those of many steps are one product: most of the head's weights are then read once.
-    ``modulations`` makes ``size`` tensors [..., w] of embeddings [..., w].
+    Those of many steps are one product, which reads the weights once. ``modulations`` makes ``size`` tensors [..., w] of embeddings.
     """
     at_once = max(1, BUDGET // max(1, condition.numel() * size))
     for some in times[:, None].split(at_once):
@@ -95,18 +91,11 @@ def step_modulations(
 
 
 def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Tensor]] | None = None) -> list[Tensor]:
-    """Sample the tokens of one or two batches by ancestral steps.
+    """Sample the tokens fp32 [N, channels] of one or two batches by ancestral steps; the report of ``run`` counts the head's work.
 
     Two batches run in one loop, in which the one with fewer diffusion steps joins for the last ones: the sequential head calls are those
-    of the longer table. A step with gamma 1 does not depend on the head, which is not evaluated.
-
-    Args:
-        run: the generation; its report counts the head's work.
-        batches: tokens to sample.
-        trace: receives x, mu and log sigma (without temperature) of every step of a single batch; the head is then never cached.
-
-    Returns:
-        Tokens fp32 [N, channels] of each batch.
+    of the longer table. A step with gamma 1 does not depend on the head, which is not evaluated. ``trace`` receives x, mu and log sigma
+    (without temperature) of every step of a single batch; the head is then never cached.
     """
     net, head, xs = run.model.net, run.model.net.head, [b.x for b in batches]
     evaluate, advance = net.region(type(head).denoise), net.region(ancestral_step)
@@ -152,9 +141,6 @@ def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Ten
     return xs
 
 
-# ------------------------------------------------------------------------------------------------ LazyMAR's head cache
-
-
 def cached_head(
     head: DiffusionHead, z: Tensor, cfg: Tensor, table: Tables, period: int
 ) -> Generator[Tensor, Tensor, None]:
@@ -164,14 +150,7 @@ def cached_head(
     steps are counted down to 0. The first one and every multiple of the period are evaluated in full. The others evaluate the conditional
     rows only and reuse from the last full step: the sum of blocks 1 to 4; the MLP outputs of the other blocks ("own"), with the current
     gate, except in the first tenth of the diffusion, where these MLPs are computed; and the difference between the conditional and the
-    null branch's noise.
-
-    Args:
-        z, cfg, table: see :class:`HeadBatch`.
-        period: diffusion steps from one full evaluation to the next.
-
-    Yields:
-        [P, N, 2 channels] at a full step, else [1, N, 2 channels] with the guidance in it; nothing of use before the first state.
+    null branch's noise. The output is [P, N, 2 channels] at a full step, else [1, N, 2 channels] with the guidance in it.
     """
     blocks, last = cast(list[HeadBlock], list(head.res_blocks)), head.final_layer.linear
     (branches, n), channels, width = z.shape[:2], head.channels, head.input_proj.out_features

@@ -16,9 +16,8 @@ calls of a batch then stays near that of one image. Guided steps have noise of t
 draft, accepted tokens were no closer to plain MAR's. With ``lookahead_start``, which the paper does not have, the first AR steps
 are plain MAR's. Nor does the paper have ``acceptance_target``, which takes the place of lambda: of the
 drafts of an image, those of a step that are most similar are kept, as many as make up the share of all its drafts so far. This is
-lambda as a quantile; a fixed lambda keeps all drafts of one image and none of another.
-
-The transformer runs at every AR step as in plain MAR, so a restarted lookahead costs no further transformer pass.
+lambda as a quantile; a fixed lambda keeps all drafts of one image and none of another. The transformer runs at every AR step as in plain
+MAR, so a restarted lookahead costs no further transformer pass.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ def fasthybrid(
 ) -> Sampler:
     """FastHybrid on MAR; arguments and errors as of :func:`samplers.mar.mar.mar`.
 
-    With ``lookahead`` 0 this is plain MAR bit for bit; with ``threshold`` above 1 every draft is made and thrown away,
-    and the result equals plain MAR within fp32 rounding.
+    With ``lookahead`` 0 this is plain MAR bit for bit; with ``threshold`` above 1 every draft is rejected, and the result equals
+    plain MAR within fp32 rounding.
     """
     transformer = transformer or FullTransformer()
     run = begin("fasthybrid", model, condition, settings, noise, seed, edit, transformer)
@@ -131,17 +130,12 @@ def fasthybrid_steps(run: Run, transformer: Transformer, s: FastHybridSettings) 
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
-    """gamma_t for t = T_g .. 1 (the order of execution).
-
-    cos: 1 - cos^2(pi t / 2 T_g); linear-down: t / T_g; square: (t / T_g)^2; linear-up: 1 - (t - 1) / T_g; none: 0.
-    The first three start at 1. The paper gives a formula for cos only; the others follow from their names.
-    """
-    times = range(steps, 0, -1)
-    forms = {
-        "cos": lambda u, t: math.sin(math.pi / 2 * u) ** 2,
-        "linear-down": lambda u, t: u,
-        "square": lambda u, t: u * u,
-        "linear-up": lambda u, t: 1 - (t - 1) / steps,
-        "none": lambda u, t: 0.0,
-    }
-    return tuple(forms[schedule](t / steps, t) for t in times)
+    """gamma_t for t = T_g .. 1 (the order of execution). The paper gives a formula for cos only; the others follow from their names."""
+    weight = {
+        "cos": lambda t: math.sin(math.pi / 2 * (t / steps)) ** 2,  # 1 - cos^2(pi t / 2 T_g)
+        "linear-down": lambda t: t / steps,
+        "square": lambda t: (t / steps) * (t / steps),
+        "linear-up": lambda t: 1 - (t - 1) / steps,
+        "none": lambda t: 0.0,
+    }[schedule]
+    return tuple(weight(t) for t in range(steps, 0, -1))

@@ -17,7 +17,6 @@ from the chosen block on, since the blocks before it compute all rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -30,7 +29,7 @@ from ..conditioning import MaskedCondition
 from ..driver import timed
 from ..editing import Edit
 from ..noise import PairedNoise
-from .loop import FullTransformer, Run, Sampler, begin
+from .loop import FullTransformer, Run, Sampler, Transformer, begin
 from .mar import annealed_tables, plain_steps
 from .memory import FEATURES, feature_bytes
 from .settings import CacheSettings, LazyMARSettings
@@ -49,10 +48,7 @@ def lazymar(
     seed: int | None = None,
     edit: Edit | None = None,
 ) -> Sampler:
-    """LazyMAR on plain MAR. With ``refresh_period`` 1 it is plain MAR bit for bit.
-
-    Arguments as of :func:`samplers.mar.mar.mar`. Raises UserError as it does, and for a block that the decoder does not have.
-    """
+    """LazyMAR on plain MAR; arguments and errors as :func:`samplers.mar.mar.mar`. With ``refresh_period`` 1 it is plain MAR bit for bit."""
     transformer = LazyTransformer(settings)
     run = begin("mar", model, condition, settings, noise, seed, edit, transformer)
     steps = plain_steps(run, transformer, annealed_tables(run, settings))
@@ -60,16 +56,13 @@ def lazymar(
 
 
 def computed_ratio(progress: float, end: float) -> float:
-    """Share of decoder rows to compute: 1 - (1 - end) shape(progress), the reference's curve stretched to ``end``.
+    """Share of decoder rows to compute at ``progress`` 0..1 of the AR steps: the reference's curve stretched to the share ``end``, 0..1.
 
-    Args:
-        progress: AR step over AR steps, 0..1.
-        end: the share at the end, 0..1. At 0.05 and 64 AR steps this is the reference's table, exactly.
+    At 0.05 and 64 AR steps this is the reference's table, exactly.
     """
-    at = progress * len(REFERENCE_RATIOS)
-    low = min(int(at), len(REFERENCE_RATIOS) - 1)
-    high = min(low + 1, len(REFERENCE_RATIOS) - 1)
-    ratio = REFERENCE_RATIOS[low] + (at - low) * (REFERENCE_RATIOS[high] - REFERENCE_RATIOS[low])
+    at, last = progress * len(REFERENCE_RATIOS), len(REFERENCE_RATIOS) - 1
+    low = min(int(at), last)
+    ratio = REFERENCE_RATIOS[low] + (at - low) * (REFERENCE_RATIOS[min(low + 1, last)] - REFERENCE_RATIOS[low])
     # Rounded: the row count is floored, and 0.15 must not become 0.1499...
     return round(1 - (1 - end) * (1 - ratio) / (1 - REFERENCE_RATIOS[-1]), 9)
 
@@ -84,9 +77,8 @@ class FeatureCache:
     canvas: Tensor | None = None  # and the decoder's input [live, N, C]
     # Keys and values of every encoder block, [encoded, heads, room, d]: decided tokens, then the class rows of the last call.
     encoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    values: Tensor | None = (
-        None  # of the chosen decoder block at the last call, [live, heads, N, d]; None if all rows are computed
-    )
+    # Values of the chosen decoder block at the last call, [live, heads, N, d]; None if all rows are computed.
+    values: Tensor | None = None
     decoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # keys and values of the decoder blocks after it
     residual: Tensor | None = None  # null minus conditional branch after the last decoder block, [B, L, C]
 
@@ -99,7 +91,7 @@ class FeatureCache:
         return sum(t.untyped_storage().nbytes() for t in tensors)
 
 
-class LazyTransformer:
+class LazyTransformer(Transformer):
     """The transformer with LazyMAR's caches, for one generation.
 
     Calls may skip AR steps, ask for any positions ahead, and start from given tokens: the new tokens are those decided since
@@ -116,19 +108,14 @@ class LazyTransformer:
         self.reported = 0  # cached tokens reported so far
 
     def begin(self, run: Run) -> None:
-        """Choose the block, the AR steps of refreshes and the shares of computed rows.
-
-        Raises:
-            UserError: a block that the decoder does not have.
-        """
+        """Choose the block, the AR steps of refreshes and the shares of computed rows. Raises UserError: no such block."""
         s, c, batch, steps, report = self.settings, run.model.net.config, len(run.tokens), run.plan.steps, run.report
         report.sampler = "lazymar" if report.sampler == "mar" else f"{report.sampler}+lazymar"
         report.settings |= {f.name: getattr(s, f.name) for f in fields(CacheSettings)}
         report.memory[FEATURES] = feature_bytes(run.model, batch, run.settings, s)
         if s.block > c.decoder_depth:
-            raise UserError(
-                f"block: {s.block} is outside 1 to {c.decoder_depth}, the decoder's blocks; lower it, or use 0."
-            )
+            what = f"{s.block} is outside 1 to {c.decoder_depth}, the decoder's blocks"
+            raise UserError(f"block: {what}; lower it, or use 0.")
         # Three blocks precede the paper's 4th: a quarter of the smallest MAR's decoder.
         self.block = s.block - 1 if s.block else min(3, c.decoder_depth // 4)
         # The last block saves nothing: it computes the wanted rows only, in plain MAR too.
@@ -148,10 +135,9 @@ class LazyTransformer:
 
     def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         """z [P, B, M, C] at positions ``wanted`` [B, M], from caches where no refresh is due."""
-        fresh = (
-            self.cache is not None and self.settings.start_step <= step and self.step <= step < self.until[self.step]
-        )
-        z = self._reuse(run, step, wanted) if fresh else self._refresh(run, step, wanted)
+        fresh = self.settings.start_step <= step and self.step <= step < self.until[self.step]
+        reuses = self.cache is not None and fresh
+        z = self._reuse(run, step, wanted) if reuses else self._refresh(run, step, wanted)
         self.step, self.known = step, run.plan.starts[step]
         # A call for all remaining tokens may be the last one.
         if self.cached is not None and self.known + wanted.shape[1] >= run.plan.tokens:
@@ -161,26 +147,16 @@ class LazyTransformer:
             self.reported = total
         return z
 
-    def verify(self, run: Run, step: int, count: int) -> Iterator[list[Tensor]]:
-        """z of ``count`` AR steps in turn: the caches may see final tokens only."""
-        for s in range(step, step + count):
-            yield [self(run, s, run.plan.ahead(s))]
-
     def forget(self) -> None:
         """The next call is a refresh."""
         self.cache = None
-
-    # -------------------------------------------------------------------------------------------- refresh
-
-    def _prunes(self, step: int, until: int) -> bool:
-        """Whether the token cache may skip rows at a call after ``step`` and before ``until``."""
-        return any(share < 1 for share in self.share[step + 1 : until])
 
     def _refresh(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         """Everything in full; features are stored if a later call may use them."""
         self.cache = None  # freed first
         s, until = self.settings, min(self.until[step], run.plan.steps)
-        prunes, halves = self._prunes(step, until), run.guided and s.condition_cache
+        # Whether the token cache may skip rows before the next refresh, and whether the null branch is not computed.
+        prunes, halves = any(share < 1 for share in self.share[step + 1 : until]), run.guided and s.condition_cache
         if step + 1 >= until or not (s.encoder_cache or prunes or halves):
             return self.full(run, step, wanted)
         net, c, batch, known = run.model.net, run.model.net.config, len(run.tokens), run.plan.known(step)
@@ -226,8 +202,6 @@ class LazyTransformer:
         last = rows * c.tokens if halves else wanted.numel()
         run.report.add(**run.rows.counts(Work(encoded * keys_of, keys_of, rows * total, total, last)))
         return self._conditions(run, x, wanted)
-
-    # -------------------------------------------------------------------------------------------- reuse
 
     def _reuse(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         """New tokens through the encoder, changed rows through the decoder; one branch if the other is cached."""
@@ -308,15 +282,10 @@ class LazyTransformer:
         return F.cosine_similarity(values.float(), self.cache.values.float(), dim=-1).mean(dim=1)
 
     def choose(self, run: Run, step: int, values: Tensor, wanted: Tensor, new: Tensor) -> Tensor | None:
-        """Decoder rows to compute from the chosen block on: (9).
+        """Decoder rows to compute from the chosen block on, int64 [live, n]: (9); None for all.
 
-        Args:
-            values: that block's, [live, heads, N, d].
-            wanted: int64 [live, M], positions whose z is needed.
-            new: int64 [live, K], positions decided since the last call.
-
-        Returns:
-            int64 [live, n]: wanted, then new, then the least similar; None for all rows.
+        First those of positions ``wanted`` int64 [live, M], then ``new`` ones, decided since the last call, int64 [live, K], then the least
+        similar by the block's ``values`` [live, heads, N, d].
         """
         c = run.model.net.config
         total, must = c.buffer + c.tokens, torch.cat([wanted, new], dim=1) + c.buffer

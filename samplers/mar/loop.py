@@ -1,7 +1,7 @@
 """What all masked samplers share: the state of a generation, the plan of its AR steps, and the transformer computed in full.
 
-Source: Li et al. 2024 (arXiv 2406.11838), section 3. Each sampler's file holds its own loop over the AR steps. Shapes: B images, L tokens,
-C transformer width, and P branches of guidance: 2, the condition's and the null one, or 1 without guidance.
+Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens, C transformer width, and P branches of guidance: 2, the
+condition's and the null one, or 1 without guidance.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,20 +57,23 @@ def copied(x: Tensor, device: torch.device) -> Tensor:
 
 
 class Plan:
-    """Which positions each AR step decides, and its guidance scale.
-
-    Attributes:
-        steps, tokens: AR steps, and tokens of a picture.
-        starts, ends, sizes: of each AR step, how many positions are decided before and after it, and in it; the same for all images.
-        cfg: guidance scale of each AR step.
-        reveal: int64 [B, L], positions in the order in which they are decided; given ones first.
-        scale: guidance scale fp32 [B, L] of every position.
+    """Which positions each AR step decides, and its guidance scale; :class:`UserError` if there are more AR steps than tokens.
 
     Args:
         orders: int64 [B, L], a permutation per image; positions are revealed from its end.
-        settings: AR steps (at most the tokens of the picture; an edit of fewer tokens decides one per step) and guidance.
+        settings: AR steps and guidance. An edit of fewer tokens than AR steps decides one per step.
         edit_mask: bool [B, L], positions to decide, equally many in every image; None for all.
     """
+
+    steps: int  # AR steps
+    tokens: int  # of a picture
+    # Of each AR step: positions decided before and after it, and in it (the same for all images), and guidance scale.
+    starts: list[int]
+    ends: list[int]
+    sizes: list[int]
+    cfg: list[float]
+    reveal: Tensor  # int64 [B, L], positions in the order in which they are decided; given ones first
+    scale: Tensor  # guidance scale fp32 [B, L] of every position
 
     def __init__(self, orders: Tensor, settings: MARBase, edit_mask: Tensor | None = None):
         tokens = orders.shape[1]
@@ -101,28 +104,26 @@ class Plan:
         return self.reveal[:, : self.starts[step]].sort(dim=1).values
 
 
-class Transformer(Protocol):
+class Transformer:
     """How the transformer is evaluated. Holds the state of one generation; make a new one for the next."""
 
     def begin(self, run: Run) -> None:
         """Called once, before the first AR step."""
-        ...
-
-    def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
-        """Conditions z [P, B, M, C] of positions ``wanted`` [B, M], given the tokens decided before ``step``."""
-        ...
-
-    def verify(self, run: Run, step: int, count: int) -> Iterator[list[Tensor]]:
-        """z of ``count`` AR steps from ``step`` on, each given the tokens of all steps before it, drafts included.
-
-        Yields groups of consecutive AR steps, each group from one pass. A transformer that caches features may see final tokens
-        only; it yields step by step, and the caller stops at the first rejected draft.
-        """
-        ...
 
     def forget(self) -> None:
         """Discard features of tokens that were decided again since."""
-        ...
+
+    def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
+        """Conditions z [P, B, M, C] of positions ``wanted`` [B, M], given the tokens decided before ``step``."""
+        raise NotImplementedError
+
+    def verify(self, run: Run, step: int, count: int) -> Iterator[list[Tensor]]:
+        """z of ``count`` AR steps from ``step`` on, each given the tokens of all steps before it, drafts included, in groups of one pass.
+
+        Here step by step, as features of final tokens only may be cached; the caller stops at the first rejected draft.
+        """
+        for s in range(step, step + count):
+            yield [self(run, s, run.plan.ahead(s))]
 
 
 @dataclass(eq=False)
@@ -159,8 +160,7 @@ class Run:
         return self.table(self.settings.diffusion_steps)
 
     def head_period(self, diffusion_steps: int) -> int:
-        """Diffusion steps from one full evaluation of the head to the next; 1 without LazyMAR's head cache."""
-        # The error depends on the share of the diffusion that is skipped, not on the number of steps.
+        """Diffusion steps from one full evaluation of the head to the next: a share of them all, on which the error depends."""
         return max(1, math.ceil(self.head_share * diffusion_steps / 100))
 
     def draws(self, stream: str, count: int) -> tuple[Tensor, Tensor]:
@@ -258,25 +258,13 @@ def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tu
     return edit.start.to(device, torch.float32), mask
 
 
-# ------------------------------------------------------------------------------------------------ the transformer in full
-
-
-class FullTransformer:
+class FullTransformer(Transformer):
     """Encoder and decoder from scratch at every AR step, both branches of guidance in one batch."""
-
-    def begin(self, run: Run) -> None:
-        """Nothing to prepare."""
-
-    def forget(self) -> None:
-        """Nothing is cached."""
 
     def __call__(
         self, run: Run, step: int, wanted: Tensor, known: Tensor | None = None, padding_mask: Tensor | None = None
     ) -> Tensor:
-        """z [P, N, M, C] of positions ``wanted`` [N, M], given the tokens decided before ``step``.
-
-        N is the batch, or several copies of it with ``known`` positions int64 [N, K] and their padding mask bool [N, K] of their own.
-        """
+        """As the base class; or of N = several copies of the batch, with ``known`` int64 and ``padding_mask`` bool [N, K] of their own."""
         known = run.plan.known(step) if known is None else known
         net, branches, count = run.model.net, 1 + run.guided, len(known) // len(run.tokens)
         vectors = run.rows.vectors(run.guided, count)  # of one branch or both
@@ -291,10 +279,7 @@ class FullTransformer:
         return z.unflatten(0, (branches, -1))
 
     def verify(self, run: Run, step: int, count: int) -> Iterator[list[Tensor]]:
-        """z of ``count`` AR steps, each given the tokens of all steps before it, in one pass.
-
-        Equal to :meth:`__call__` step by step, up to the rounding of padded attention.
-        """
+        """All ``count`` AR steps in one pass; equal to :meth:`__call__` step by step, up to the rounding of padded attention."""
         if count == 1:
             yield [self(run, step, run.plan.ahead(step))]
             return

@@ -23,9 +23,10 @@ from .settings import DiSASettings, MARSettings
 from .speculative import Paths, expect_full_head
 from .tables import STEPS, Tables
 
-# Below so many steps, starting at t = 999 multiplies the head's error by thousands (tables.py); the authors' code clips.
+# Where fewer than so many steps remain at the end and t_max is 0, all tables start at t = 950 or below, as in the authors' code: from 999
+# they would multiply the head's error by thousands (tables.py).
 FEW_STEPS, CLIPPED = 30, 950
-
+# Share of the annealed steps by progress u = 0..1; all but quarter cosine are the authors'.
 CURVES = {
     "linear": lambda u: 1 - u,
     "cosine": lambda u: (1 + math.cos(math.pi * u)) / 2,
@@ -96,26 +97,15 @@ def plain_steps(
 
 
 def annealed_steps(first: int, last: int, curve: str, ar_steps: int) -> list[int]:
-    """Diffusion steps of every AR step, from ``first`` down to ``last`` (0 keeps ``first``).
-
-    With u = s / (S - 1) of AR step s: last + floor(shape(u) (first - last)). linear, cosine (half a period) and two-stage
-    (``first`` in the first half of the AR steps, ``last`` in the second) are the authors'.
-    """
+    """Diffusion steps of AR steps s = 0 .. S - 1: last + floor(curve(s / (S - 1)) (first - last)); ``last`` 0 keeps ``first``."""
     if not last or ar_steps == 1:
         return [first] * ar_steps
-    shape = CURVES[curve]
     # Rounded before the floor: 1 - u of a whole fraction may fall short of it in the last bit.
-    return [last + math.floor(round(shape(s / (ar_steps - 1)) * (first - last), 9)) for s in range(ar_steps)]
+    return [last + math.floor(round(CURVES[curve](s / (ar_steps - 1)) * (first - last), 9)) for s in range(ar_steps)]
 
 
 def annealed_tables(run: Run, settings: DiSASettings) -> list[Tables]:
-    """Diffusion tables of every AR step.
-
-    Where the setting ``t_max`` is 0 and fewer than 30 steps remain at the end, the tables start at t = 950 or below.
-
-    Raises:
-        UserError: more diffusion steps at the end than at the beginning.
-    """
+    """Diffusion tables of every AR step. Raises UserError: more diffusion steps at the end than at the beginning."""
     first, last = run.settings.diffusion_steps, settings.diffusion_steps_end
     if last > first:
         raise UserError(

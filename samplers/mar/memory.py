@@ -42,7 +42,7 @@ def estimate(
     largest = max(a - b for a, b in zip([c.tokens, *left], left, strict=False))
     rows = branches * images * (c.buffer + c.tokens)
     # CSpD verifies the AR steps of a draft in one pass; FastHybrid denoises those of a lookahead together.
-    together, ahead = values.get("draft_length", 1), max(1, values.get("lookahead", 1))
+    segment, ahead = values.get("draft_length", 1), max(1, values.get("lookahead", 1))
     tokens = branches * images * min(c.tokens, largest * ahead)
     out = {f"{WEIGHTS}{name}": count for name, count in model.weights().items()}
     for name, part in model.parts.items():
@@ -54,7 +54,7 @@ def estimate(
     out[NOISE] = noise_bytes(model, images, settings.diffusion_steps)
     if cache is not None:
         out[FEATURES] = feature_bytes(model, images, settings, cache)
-    out |= {name: together * count for name, count in model.working_bytes(rows).items()}
+    out |= {name: segment * count for name, count in model.working_bytes(rows).items()}
     modulations = tokens * c.head_width * (3 * c.head_depth + 2)
     out[HEAD] = 3 * max(modulations, min(BUDGET, modulations * settings.diffusion_steps)) * size
     return out

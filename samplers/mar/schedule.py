@@ -16,10 +16,7 @@ from ...errors import UserError
 def masked_after(tokens: int, steps: int) -> list[int]:
     """Masked tokens left after each AR step: floor(L cos(pi/2 (s+1)/S)), at least one fewer each step, 0 at the end.
 
-    As upstream except for the last entry, which is 1 there although the last step decides everything.
-
-    Raises:
-        UserError: more steps than tokens, or none.
+    Upstream's last entry is 1, although its last step decides everything. Raises UserError: more steps than tokens, or none.
     """
     if not 1 <= steps <= tokens:
         raise UserError(f"ar_steps: {steps} is outside 1 to {tokens}, the tokens of the picture.")
@@ -32,26 +29,16 @@ def masked_after(tokens: int, steps: int) -> list[int]:
     return [*out, 0]
 
 
-# ------------------------------------------------------------------------------------------------ orders
-
-
-def _even(tokens: int) -> Tensor:
-    """bool [L]: positions whose row and column add up to an even number."""
-    at, grid = torch.arange(tokens), math.isqrt(tokens)
-    return (at // grid + at % grid) % 2 == 0
-
-
 def raster(random: Tensor) -> Tensor:
     """Orders that reveal row by row, int64 [B, L]."""
-    images, tokens = random.shape
-    return torch.arange(tokens - 1, -1, -1).expand(images, -1)
+    return torch.arange(random.shape[1] - 1, -1, -1).expand_as(random)
 
 
 def checkerboard(random: Tensor) -> Tensor:
     """Orders that reveal positions of even row + column first, each half in the image's random order; int64 [B, L]."""
-    reveal = random.flip(1)
-    odd = (~_even(random.shape[1]))[reveal].to(torch.uint8).argsort(dim=1, stable=True)
-    return reveal.gather(1, odd).flip(1)
+    reveal, grid = random.flip(1), math.isqrt(random.shape[1])
+    odd = (reveal // grid + reveal % grid) % 2
+    return reveal.gather(1, odd.argsort(dim=1, stable=True)).flip(1)
 
 
 @lru_cache(maxsize=64)
@@ -75,12 +62,8 @@ def _radical_inverse(index: int, base: int) -> float:
 
 
 def halton(random: Tensor) -> Tensor:
-    """Orders of low discrepancy (Besnier et al. 2025, arXiv 2503.17076), int64 [B, L].
-
-    Each image has its own toroidal shift, transposition and flips, taken from the first two entries of its random order.
-    """
-    images, tokens = random.shape
-    grid = math.isqrt(tokens)
+    """Orders of low discrepancy (Besnier et al. 2025, arXiv 2503.17076), int64 [B, L], shifted, transposed and flipped at random."""
+    grid = math.isqrt(random.shape[1])
     row, column = halton_cells(grid).unbind(1)
     shift, flips = random[:, :1], random[:, 1:2]
     row, column = (row + shift // grid) % grid, (column + shift % grid) % grid

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..settings import knob
+from ..settings import Claims, knob
 
 # A field is its default and sentence, then its range.
 # fmt: off
-
-
-class Claims:
-    """What settings promise about the pictures; every part of a combination adds its own condition."""
-
-    def exact(self, side: int) -> bool:
-        """Whether the pictures are plain MAR's, up to rounding. ``side``: of the token grid."""
-        return True
-
-    def lossless(self) -> bool:
-        """Whether the pictures are others than plain MAR's, with exactly the same distribution."""
-        return False
 
 
 @dataclass(frozen=True)

@@ -45,18 +45,16 @@ class Drafts(NamedTuple):
 
 
 class Paths:
-    """N tokens in the middle of their diffusion, each at its own step.
+    """N tokens in the middle of their diffusion, each at its own step; with their random numbers for verification.
 
-    Attributes:
-        x, at: state fp32 [N, channels], and diffusion steps done, int64 [N].
-        x0, logits: the last evaluation's, fp32 [N, channels]; drafts are made from them.
-
-    Args:
-        run: the generation; its report counts the head's work.
-        batch: the tokens before their first step.
-        window: drafted steps, L. Below 2, or at temperature 0, every step is evaluated in turn.
-        rng: random numbers of the N tokens for verification.
+    ``window``: drafted steps, L. Below 2, or at temperature 0, every step is evaluated in turn.
     """
+
+    x: Tensor  # states fp32 [N, channels]
+    at: Tensor  # diffusion steps done, int64 [N]
+    # the last evaluation's, fp32 [N, channels]; drafts are made from them
+    x0: Tensor
+    logits: Tensor
 
     def __init__(self, run: Run, batch: HeadBatch, window: int, rng: CounterRNG):
         self.run, self.head, self.batch, self.rng = run, run.model.net.head, batch, rng
@@ -81,10 +79,7 @@ class Paths:
         self.x0, self.logits = torch.zeros_like(self.x), torch.zeros_like(self.x)
 
     def predict(self, row: Tensor, step: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Guided x0 and variance logits at M states x [M, channels], fp32, in one call or several where they do not fit the budget.
-
-        ``row``, ``step`` int64 [M]: the token and the diffusion step of each state.
-        """
+        """Guided x0 and variance logits at M states x fp32 [M, channels] of tokens ``row`` at diffusion steps ``step``, int64 [M]."""
         branches, total, parts = len(self.batch.z), len(self.x), []
         most = max(1, BUDGET // (self._width * branches))
         for r, k, x_ in zip(row.split(most), step.split(most), x.split(most), strict=True):
@@ -120,8 +115,7 @@ class Paths:
     def verify(self, of: Tensor, drafts: Drafts) -> Tensor:
         """Evaluate the head at all drafted states of rows ``of`` int64 [R]; advance them past the accepted prefix and one step more.
 
-        Returns:
-            int64 [R]: accepted drafted steps.
+        Returns the number of accepted steps, int64 [R].
         """
         # 1. All valid states in one evaluation.
         path, q, width = drafts
@@ -166,21 +160,18 @@ class Paths:
 
     def finish(self, of: Tensor) -> Tensor:
         """All remaining steps of rows ``of`` int64 [R]; tokens fp32 [R, channels]."""
-        going = of[self.at[of] < len(self.batch.table)]
-        while len(going):
+        while len(going := of[self.at[of] < len(self.batch.table)]):
             if self.window > 1:
                 drafts = self.draft(going)
                 kept = self.verify(going, drafts)
                 self.run.report.add(drafted_steps=int(drafts.width.sum()), accepted_steps=int(kept.sum()))
             else:
                 self.evaluate(going)
-            going = going[self.at[going] < len(self.batch.table)]
         return self.x[of]
 
 
 def expect_full_head(run: Run, window: int, tables: Sequence[Tables]) -> None:
     """Raise a UserError if steps are to be verified with a head that LazyMAR caches."""
     if window and any(run.head_period(len(table)) > 1 for table in tables):
-        raise UserError(
-            "speculation: it needs the diffusion head uncached; switch the cache's head_cache off, or set it to 0."
-        )
+        remedy = "switch the cache's head_cache off, or set it to 0"
+        raise UserError(f"speculation: it needs the diffusion head uncached; {remedy}.")

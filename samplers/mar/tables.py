@@ -16,31 +16,19 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ...errors import UserError
-
 STEPS = 1000
 # Largest beta of MAR's and Harmon's diffusion. UniPic's is 0.2, which changes the nine highest timesteps.
 MAX_BETA = 0.999
 
 
-def cosine_betas(steps: int = STEPS, max_beta: float = MAX_BETA) -> Tensor:
-    """betas [steps] float64 of abar(t) = cos^2(pi/2 (t + 0.008) / 1.008), at most ``max_beta``."""
-
-    def abar(t: float) -> float:
-        return math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2
-
-    return torch.tensor(
-        [min(1 - abar((i + 1) / steps) / abar(i / steps), max_beta) for i in range(steps)], dtype=torch.float64
-    )
+def cosine_betas(max_beta: float = MAX_BETA) -> Tensor:
+    """betas [1000] float64 of abar(t) = cos^2(pi/2 (t + 0.008) / 1.008), at most ``max_beta``."""
+    abar = [math.cos((i / STEPS + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(STEPS + 1)]
+    return torch.tensor([min(1 - abar[i + 1] / abar[i], max_beta) for i in range(STEPS)], dtype=torch.float64)
 
 
 def respaced_timesteps(count: int, t_max: int = STEPS - 1) -> list[int]:
-    """The ``count`` timesteps of a respacing, ascending, as a set clipped at ``t_max`` (so possibly fewer).
-
-    Args:
-        count: 1 to 1000. One step keeps only t = 0, as upstream does, unless clipped timesteps say otherwise.
-        t_max: highest timestep, 0..999.
-    """
+    """The timesteps of a respacing to ``count``, 1 to 1000, ascending and clipped at ``t_max``, so possibly fewer; of one step t = 0."""
     stride = (STEPS - 1) / (count - 1) if count > 1 else 1.0
     at, out = 0.0, []
     for _ in range(count):
@@ -56,10 +44,8 @@ class Tables:
     timestep_map: Tensor
     betas: Tensor
     alphas_cumprod: Tensor
-    alphas_cumprod_prev: Tensor
     sqrt_recip_alphas_cumprod: Tensor
     sqrt_recipm1_alphas_cumprod: Tensor
-    posterior_variance: Tensor
     posterior_log_variance_clipped: Tensor
     posterior_mean_coef1: Tensor
     posterior_mean_coef2: Tensor
@@ -73,15 +59,7 @@ class Tables:
 
 @lru_cache(maxsize=64)
 def tables(count: int = STEPS, t_max: int = STEPS - 1, max_beta: float = MAX_BETA) -> Tables:
-    """Tables of a ``count``-step respacing that starts at or below ``t_max``, of the diffusion with betas up to ``max_beta``.
-
-    Raises:
-        UserError: count or t_max outside 1..1000 or 0..999.
-    """
-    if not 1 <= count <= STEPS:
-        raise UserError(f"diffusion steps: {count} is outside 1 to {STEPS}.")
-    if not 0 <= t_max < STEPS:
-        raise UserError(f"t_max: {t_max} is outside 0 to {STEPS - 1}.")
+    """Tables of a ``count``-step respacing that starts at or below ``t_max``, of the diffusion with betas up to ``max_beta``."""
     return tables_at(tuple(respaced_timesteps(count, t_max)), max_beta)
 
 
@@ -89,7 +67,7 @@ def tables(count: int = STEPS, t_max: int = STEPS - 1, max_beta: float = MAX_BET
 def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
     """Tables for explicit ascending timesteps (0..999)."""
     kept = torch.tensor(timesteps)
-    abar = torch.cumprod(1 - cosine_betas(max_beta=max_beta), 0)[kept]
+    abar = torch.cumprod(1 - cosine_betas(max_beta), 0)[kept]
     before = torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])
     betas = 1 - abar / before
     # As upstream, the product is accumulated again from the new betas, which decides the last digits.
@@ -101,4 +79,4 @@ def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
     coef1, coef2 = betas * before.sqrt() / (1 - abar), (1 - before) * (1 - betas).sqrt() / (1 - abar)
     columns = torch.stack([recip, recipm1, coef1, coef2, (low + high) / 4, (high - low) / 4], 1)
     steps = columns.flip(0).tolist()
-    return Tables(kept, betas, abar, before, recip, recipm1, variance, low, coef1, coef2, steps)
+    return Tables(kept, betas, abar, recip, recipm1, low, coef1, coef2, steps)

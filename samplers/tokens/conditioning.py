@@ -12,15 +12,7 @@ from ...errors import UserError
 from ...model_loaders.networks.janus import JanusModel
 from ...model_loaders.networks.llama import TokenModel
 from ...model_loaders.networks.ta_tok import TATokModel
-from ..conditioning import (
-    KINDS,
-    AnyCondition,
-    CodeCondition,
-    Condition,
-    FeatureCondition,
-    PromptCondition,
-    expect_kind,
-)
+from ..conditioning import KINDS, AnyCondition, CodeCondition, Condition, FeatureCondition, PromptCondition, expect_kind
 
 
 class PreparedCondition(NamedTuple):
@@ -42,9 +34,8 @@ def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureConditio
     """
     size, device = ta_tok.net.config.codes, ta_tok.net.bottleneck.out_linear.weight.device
     if condition.size and condition.size != size:
-        raise UserError(
-            f"condition: its codes are of a codebook of {condition.size}, {ta_tok.name} has {size}; use the TA-Tok they were made for."
-        )
+        what = f"its codes are of a codebook of {condition.size}, {ta_tok.name} has {size}"
+        raise UserError(f"condition: {what}; use the TA-Tok they were made for.")
     _check_codes(condition, size, ta_tok.name)
     computed: dict[bytes, Tensor] = {}
     out = []
@@ -71,10 +62,8 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     c, name = model.net.config, model.name
     if isinstance(condition, CodeCondition) and c.condition == "features":
         if model.ta_tok is None:
-            raise UserError(
-                f"condition: it holds semantic codes, {name} is conditioned on {KINDS[c.condition]}; load it with the TA-Tok that "
-                "makes those of them."
-            )
+            what = f"it holds semantic codes, {name} is conditioned on {KINDS[c.condition]}"
+            raise UserError(f"condition: {what}; load it with the TA-Tok that makes those of them.")
         condition = features_of(condition, model.ta_tok)
     expect_kind(condition, c.condition, name)
     if isinstance(condition, Condition):
@@ -87,11 +76,10 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     else:
         entries = condition.features
         _check_entries(entries)
-        other = next((rows.shape[-1] for rows in entries if rows.shape[-1] != c.condition_size), None)
-        if other is not None:
-            raise UserError(
-                f"condition: its rows hold {other} numbers, {name} reads {c.condition_size}; use the encoder that belongs to it."
-            )
+        others = {rows.shape[-1] for rows in entries} - {c.condition_size}
+        if others:
+            what = f"its rows hold {min(others)} numbers, {name} reads {c.condition_size}"
+            raise UserError(f"condition: {what}; use the encoder that belongs to it.")
     # Rows or codes are padded to the longest image's.
     counts = [len(entry) for entry in entries]
     least, most = min(counts), max(counts)
@@ -100,10 +88,8 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     if c.absolute and most != least:
         raise UserError(f"condition: images have {least} to {most} codes; run those of one detail at a time.")
     if c.absolute and (need := most + model.tokens - 1) > c.absolute:
-        raise UserError(
-            f"grid: {model.grid} x {model.grid} tokens behind {most} condition rows need {need} positions, {name} "
-            f"has {c.absolute}; choose the grid the checkpoint was made for."
-        )
+        what = f"{model.grid} x {model.grid} tokens behind {most} condition rows need {need} positions, {name} has {c.absolute}"
+        raise UserError(f"grid: {what}; choose the grid the checkpoint was made for.")
     batch = torch.nn.utils.rnn.pad_sequence([e.to(device) for e in entries], batch_first=True)
     return PreparedCondition(batch, None if most == least else torch.tensor(counts, dtype=torch.int64, device=device))
 

@@ -56,7 +56,7 @@ class PairedDraws:
 
 
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Logits fp32 [..., V] after top-k and top-p filtering, with -inf for every value that may not be drawn.
+    """Logits fp32 [..., V] with -inf for every value that may not be drawn.
 
     Top-k keeps the k largest and their ties; 0 keeps all. Top-p (Holtzman et al. 2019) then keeps the smallest set of most
     probable values whose probability exceeds it; 1 keeps all.

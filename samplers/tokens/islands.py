@@ -15,12 +15,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 # Elements of one block of the matrix of all pairwise scores: 64 MB in fp32.
 _BLOCK = 1 << 24
-
-# ------------------------------------------------------------------------------------------------ acceptance
 
 
 @torch.inference_mode()
@@ -58,15 +57,11 @@ def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
 
 
 def rejected(pool: Tensor, tau: float, acceptance: float = 0.0, own: Tensor | None = None) -> Tensor:
-    """R_T: rejected draft tokens, bool [B, n].
+    """R_T: rejected draft tokens, bool [B, n], whose ``pool`` [B, n], from :func:`pooled`, is below ``tau``.
 
-    Args:
-        pool: from :func:`pooled`, [B, n].
-        tau: smallest pooled probability of an accepted token.
-        acceptance: if above 0, this share of every image's tokens, 0..1, is accepted instead: the highest pooled probabilities.
-            Those that agree to 1e-4 are tied (sums of the whole distribution differ by rounding); of tied tokens those of the
-            highest probability ``own`` are accepted, and of equal ones the first in raster order.
-        own: probability of the tokens themselves, [B, n]; None: equal.
+    Or, if ``acceptance`` is above 0, that share of every image's tokens is accepted: the highest pooled probabilities. Those that agree to
+    1e-4 are tied (sums of the whole distribution differ by rounding); of tied tokens those of the highest probability ``own`` [B, n] are
+    accepted (None: equal), and of equal ones the first in raster order.
     """
     if acceptance <= 0:
         return pool < tau
@@ -76,9 +71,6 @@ def rejected(pool: Tensor, tau: float, acceptance: float = 0.0, own: Tensor | No
     for key in (pool if own is None else own, (pool * 1e4).round()):
         order = order.gather(1, key.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
     return torch.ones_like(pool, dtype=torch.bool).scatter(1, order[:, :accepted], False)
-
-
-# ------------------------------------------------------------------------------------------------ islands
 
 
 def suffix(rejections: np.ndarray) -> np.ndarray:
@@ -94,16 +86,8 @@ def expand(rejections: np.ndarray, radius: int) -> np.ndarray:
 
     Both are bool [B, h, w].
     """
-    near = rejections
-    for axis in (1, 2):
-        grown = near.copy()
-        for d in range(1, min(radius, near.shape[axis] - 1) + 1):
-            ahead, behind = [slice(None)] * 3, [slice(None)] * 3
-            ahead[axis], behind[axis] = slice(d, None), slice(None, -d)
-            grown[tuple(ahead)] |= near[tuple(behind)]
-            grown[tuple(behind)] |= near[tuple(ahead)]
-        near = grown
-    return near & suffix(rejections)
+    near = F.max_pool2d(torch.from_numpy(rejections).float(), 2 * radius + 1, 1, radius)
+    return (near > 0).numpy() & suffix(rejections)
 
 
 def islands(region: np.ndarray) -> np.ndarray:
@@ -111,52 +95,29 @@ def islands(region: np.ndarray) -> np.ndarray:
 
     Returns int32 [B, h, w]: 0 outside, else the number of the island from 1, in raster order of their first cells.
     """
-    index = np.arange(region.size).reshape(region.shape)
-    pairs = []
-    for a, b in (
-        (np.s_[:, :, :-1], np.s_[:, :, 1:]),
-        (np.s_[:, :-1], np.s_[:, 1:]),
-        (np.s_[:, :-1, :-1], np.s_[:, 1:, 1:]),
-        (np.s_[:, :-1, 1:], np.s_[:, 1:, :-1]),
-    ):
-        touching = region[a] & region[b]
-        pairs.append(np.stack([index[a][touching], index[b][touching]]))
-    one, other = np.concatenate(pairs, axis=1)
-    # Union-find on whole arrays: every cell points to itself or to an earlier cell of its component.
-    root = np.arange(region.size)
-    while True:
-        a, b = root[one], root[other]
-        if np.array_equal(a, b):
-            break
-        np.minimum.at(root, np.maximum(a, b), np.minimum(a, b))
-        while not np.array_equal(root, shorter := root[root]):
-            root = shorter
-    first = (region.ravel() & (root == index.ravel())).reshape(len(region), -1)
-    number = np.cumsum(first, axis=1, dtype=np.int32).ravel()
-    return np.where(region, number[root].reshape(region.shape), 0).astype(np.int32)
-
-
-# ------------------------------------------------------------------------------------------------ waves
+    inside, (_, height, width) = torch.from_numpy(region.copy()), region.shape
+    # Every cell takes the number of the earliest cell around it, until that is the first of its island.
+    own = torch.arange(height * width, 0, -1, dtype=torch.float32).view(height, width) * inside
+    first, before = own, None
+    while before is None or not np.array_equal(first, before):
+        first, before = F.max_pool2d(first, 3, 1, 1) * inside, first
+    found = (inside & (first == own)).flatten(1)
+    number = found.cumsum(1).gather(1, (height * width - first).flatten(1).long().clamp(max=height * width - 1))
+    return (number.view(region.shape) * inside).int().numpy()
 
 
 def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
     """The wave in which each cell is drawn again, int32 [B, h, w] from 0; -1 outside. Islands are drawn in parallel.
 
     A cell waits for the cells of its own island that are to its left, and for those above it in columns up to
-    column + ``window`` - 1. ``numbered`` is from :func:`islands`; a window of None, or of the width of the grid and more, is
-    raster order.
+    column + ``window`` - 1. ``numbered`` is from :func:`islands`; a window of None, or of a row and more, is raster order.
     """
     image, row, column = np.nonzero(numbered)
     out = np.full(numbered.shape, -1, np.int32)
     if not len(image):
         return out
     width, most = numbered.shape[2], int(numbered.max())
-    island = image * most + numbered[image, row, column] - 1
-    if window is None or window >= width:
-        order = np.argsort(island, kind="stable")
-        found = island[order]
-        out[image[order], row[order], column[order]] = np.arange(len(order)) - np.searchsorted(found, found)
-        return out
+    island, reach = image * most + numbered[image, row, column] - 1, width if window is None else window
     # above[i, c]: the latest wave of island i in the rows above, in columns up to c.
     total, nothing = len(numbered) * most, np.iinfo(np.int32).min // 2
     above = np.full((total, width), -1, np.int32)
@@ -171,7 +132,7 @@ def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
         rank = np.cumsum(member, axis=1, dtype=np.int32) - 1
         # wave = 1 + max(above, wave of the left neighbour): a running maximum after subtracting the rank in the row.
         start = np.full(over.shape, nothing, np.int32)
-        start[i, c] = over[i, np.minimum(c + window - 1, width - 1)] + 1 - rank[i, c]
+        start[i, c] = over[i, np.minimum(c + reach - 1, width - 1)] + 1 - rank[i, c]
         wave = np.maximum.accumulate(start, axis=1) + rank
         out[image[in_row], y, c] = wave[i, c]
         above[present] = np.maximum(over, np.maximum.accumulate(np.where(member, wave, nothing), axis=1))

@@ -30,17 +30,12 @@ _CPU_BATCH = 4
 
 
 def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink: bool = True) -> Iterator[np.ndarray]:
-    """The passes after the first one by Jacobi iteration; yields after every call.
+    """The passes after the first one by Jacobi iteration with a window of W; yields the first uncertain pass of every image, int64 [B].
 
     Args:
         run: its tokens hold the cells of the first pass and the known ones, and receive certain tokens and guesses.
-        schedule: what to decode.
-        window: W.
         cache: with at least ``schedule.ahead.slots`` image slots.
         shrink: whether finished images leave the batch and the cache.
-
-    Yields:
-        The first uncertain pass of every image, int64 [B].
     """
     t, device, count = schedule.ahead, run.device, len(run.tokens)
     guided = run.guided(schedule)
@@ -65,17 +60,15 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
             end = int(max(t.pass_end[a:b].max(initial=0) for a, b in zip(at, stop, strict=True)))
             visible = np.pad(t.visible[rows, :end], ((0, 0), (0, 0), (cache.prefix, 0)), constant_values=True)
             predicted_by = (t.cell_row[entries] - t.row_start[at][:, None]).clip(min=0)
-            fed, position, slot, mask, cells, index = (
-                _copied(a, device)
-                for a in (
-                    t.fed[rows],
-                    t.position[rows],
-                    t.slot[rows] + cache.prefix,
-                    visible,
-                    t.cells[entries],
-                    predicted_by,
-                )
+            arrays = (
+                t.fed[rows],
+                t.position[rows],
+                t.slot[rows] + cache.prefix,
+                visible,
+                t.cells[entries],
+                predicted_by,
             )
+            fed, position, slot, mask, cells, index = (_copied(a, device) for a in arrays)
             with run.clock.phase(run.phases[0]):
                 hidden = feed(live, cache, fed, position, slot, null, cache.prefix + end, mask)
                 index = (torch.cat([index, index]) if null else index)[..., None]
@@ -140,9 +133,8 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
     is the call that made a cell certain, "outcome" whether that needed a guess (ACCEPTED) or not.
     """
     if schedule.unwritten_visible:  # a window writes slots before the rows that should see them blank
-        raise UserError(
-            "parallel: the blanks of mask_undecoded off cannot be decoded in a window; switch mask_undecoded on, or set parallel to 0."
-        )
+        why = "the blanks of mask_undecoded off cannot be decoded in a window"
+        raise UserError(f"parallel: {why}; switch mask_undecoded on, or set parallel to 0.")
     if run.device.type == "cpu" and len(run.tokens) >= _CPU_BATCH:
         hint = f"parallel: a window feeds 4 times the rows; on a CPU with {_CPU_BATCH} images or more, compare with 0."
         run.report.note = "; ".join(filter(None, (run.report.note, hint)))

@@ -57,14 +57,8 @@ def llamagen(
 def decode(run: TokenRun, schedule: Schedule, parallel: int = 0) -> TokenSampler:
     """Decode a schedule pass by pass or, with ``parallel`` above 1, in windows of as many passes (``jacobi.py``).
 
-    Yields:
-        :class:`TokenStep` after the prefill and after each pass, or call of a window.
-
-    Returns:
-        :class:`TokenSampled`. Maps: "step", the pass or call that decided a cell, -1 if it was given, and "outcome".
-
-    Raises:
-        UserError: a window of a schedule whose rows attend to slots that are not written yet.
+    Yields :class:`TokenStep` after the prefill and after each pass, or call of a window. The map "step" is the pass or call that decided a
+    cell, -1 if it was given. Raises UserError: a window of a schedule whose rows attend to slots that are not written yet.
     """
     steps = windows(run, schedule, parallel) if parallel > 1 else serial(run, schedule)
     sampled = yield from timed(steps, run)
@@ -94,6 +88,6 @@ def serial(run: TokenRun, schedule: Schedule) -> TokenSampler:
             with run.clock.phase("sampling"):
                 decide(run, p.cells, hidden[:, p.rows], guided[k])
         yield run.step(k + 1, len(passes))
-    run.report.maps["step"] = np.repeat(schedule.fixed_at[None], len(run.tokens), axis=0)
-    run.report.maps["outcome"] = np.full((len(run.tokens), run.grid, run.grid), PLAIN, np.uint8)
+    step = np.repeat(schedule.fixed_at[None], len(run.tokens), axis=0)
+    run.report.maps |= {"step": step, "outcome": np.full(step.shape, PLAIN, np.uint8)}
     return TokenSampled(run.codes(), run.report)

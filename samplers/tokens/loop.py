@@ -53,8 +53,7 @@ TokenSampler = Generator[TokenStep, "float | None", TokenSampled]
 class TokenRun:
     """State of one generation.
 
-    With guidance, a pass has R = 2 B batch rows: the condition's, then the null condition's. ``null`` arguments say whether the second
-    half is run.
+    With guidance, a pass has R = 2 B batch rows: the condition's, then the null condition's, which are left out if ``null`` is False.
     """
 
     net: Llama  # the network
@@ -155,18 +154,14 @@ def new_report(
 def prefill(run: TokenRun, null: bool, slots: int, image: Tensor | None = None) -> tuple[Tensor, Cache]:
     """Run the condition, alone or with the cells ``image`` int64 [B, m] behind it.
 
-    Returns:
-        Hidden rows [R, 1 + m, C] (row i predicts cell i), and the cache with ``slots`` image slots.
+    Returns hidden rows [R, 1 + m, C], of which row i predicts cell i, and the cache with ``slots`` image slots.
     """
-    given, net = run.condition, run.net
-    rows, lengths = net.prefix(given.condition, given.lengths, guided=null), given.lengths
-    if lengths is not None and null:
-        lengths = torch.cat([lengths, lengths])
-    x = None if image is None else net.embed(image)
-    x = torch.cat([x, x]) if x is not None and null else x
-    run.report.add(
-        transformer_passes=1, transformer_tokens=len(rows) * (rows.shape[1] + (0 if x is None else x.shape[1]))
-    )
+    given, net, times = run.condition, run.net, 1 + null
+    rows = net.prefix(given.condition, given.lengths, guided=null)
+    lengths = None if given.lengths is None else given.lengths.repeat(times)
+    x = None if image is None else net.embed(image).repeat(times, 1, 1)
+    fed = rows.shape[1] + (0 if image is None else image.shape[1])
+    run.report.add(transformer_passes=1, transformer_tokens=len(rows) * fed)
     hidden, cache = net.prefill(rows, run.grid, slots, lengths, x)
     if given.images is not None:
         hidden = hidden[given.images]
@@ -185,14 +180,11 @@ def feed(
     end: int,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Hidden rows [R, m, C] of a pass after the first.
+    """Hidden rows [R, m, C] of a pass after the first, which feeds tokens of the run.
 
     Args:
-        run: its ``tokens`` are fed.
-        cache: of the run.
         fed: cells int64 [m], or [B, m] if images differ; N + 1 + i for transition token i.
         position, slot: int64 of the same shape; slots are counted with the prefix.
-        null: whether the null condition is run too.
         end, mask: as for :meth:`Llama.feed`; mask bool [m, end] or [B, m, end].
     """
     cells = fed.clamp(max=run.count)
@@ -253,32 +245,27 @@ def published(model: TokenModel) -> dict[str, Any]:
     """Published sampling settings of a model: "cfg" and "top_k"."""
     c = model.net.config
     cfg, top_k = _PUBLISHED[c.condition]
-    if (c.dim, c.regions) in _PUBLISHED_PAR:
-        cfg, top_k = _PUBLISHED_PAR[c.dim, c.regions], 0
-    return {"cfg": cfg, "top_k": top_k}
+    par = _PUBLISHED_PAR.get((c.dim, c.regions))
+    return {"cfg": par or cfg, "top_k": 0 if par else top_k}
 
 
 def resolve(settings: S, model: TokenModel) -> S:
     """The settings with the model's published values for ``cfg`` 0 and ``top_k`` -1."""
-    own = published(model)
-    return replace(
-        settings, cfg=settings.cfg or own["cfg"], top_k=own["top_k"] if settings.top_k < 0 else settings.top_k
-    )
+    own, top_k = published(model), settings.top_k
+    return replace(settings, cfg=settings.cfg or own["cfg"], top_k=own["top_k"] if top_k < 0 else top_k)
 
 
 def raster_only(name: str, *models: TokenModel) -> None:
     """Raises UserError if one of the models was trained in PAR's order."""
     for model in models:
         if model.regions > 1:
-            raise UserError(
-                f"model: {model.name} was trained in PAR's order, which {name} does not follow; use the PAR Sampler."
-            )
+            why = f"{model.name} was trained in PAR's order, which {name} does not follow"
+            raise UserError(f"model: {why}; use the PAR Sampler.")
 
 
 def not_janus(name: str, why: str, *models: TokenModel) -> None:
     """Raises UserError if one of the models is a Janus; ``why`` says what speaks against it."""
     for model in models:
         if isinstance(model, JanusModel):
-            raise UserError(
-                f"model: {model.name} is a Janus, and {name} {why}; use the LlamaGen Sampler or the ZipAR Sampler."
-            )
+            what = f"{model.name} is a Janus, and {name} {why}"
+            raise UserError(f"model: {what}; use the LlamaGen Sampler or the ZipAR Sampler.")

@@ -18,7 +18,7 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     """Bytes of KV caches, rows of the largest pass and logits; with a draft model, those of both, and the neighbour table."""
     images, prefix = len(condition), _prefix(model, condition)
     if draft is None:
-        cells = min(model.tokens, _together(model, settings) * max(1, settings.parallel))
+        cells = min(model.tokens, _cells(model, settings) * max(1, settings.parallel))
         return _decoding(model, images, settings, prefix, cells)
     # Islands are separated, so a wave has at most one cell of every second row and column.
     wave, vocab = min(math.ceil(model.grid / 2) ** 2, _WAVE), model.net.config.vocab
@@ -39,18 +39,18 @@ def _prefix(model: TokenModel, condition: AnyCondition) -> int:
     return max(map(len, entries), default=1)
 
 
-def _together(model: TokenModel, settings: Any) -> int:
+def _cells(model: TokenModel, settings: Any) -> int:
     """Tokens of an image that one pass decides, at most."""
     if isinstance(settings, PARSettings):
         return model.regions if model.regions > 1 else settings.group
     return math.ceil(model.grid / settings.window) if isinstance(settings, ZipARSettings) else 1
 
 
-def _decoding(model: TokenModel, images: int, settings: Any, prefix: int, together: int, block: int = 0) -> float:
+def _decoding(model: TokenModel, images: int, settings: Any, prefix: int, cells: int, block: int = 0) -> float:
     """One model's part; ``block`` are further rows of its largest pass beyond the prefix."""
     c, size = model.net.config, next(model.net.parameters()).element_size()
     halves = 2 if settings.cfg > 1 else 1
-    rows = halves * images * max(prefix + block, 2 * together)
+    rows = halves * images * max(prefix + block, 2 * cells)
     # Logits of both halves, mixed, cut, sorted (values and indices), and the random numbers, in fp32.
-    logits = 4.0 * c.vocab * images * together * (halves + 8)
+    logits = 4.0 * c.vocab * images * cells * (halves + 8)
     return model.cache_bytes(images, halves > 1, prefix) + rows * (8 * c.dim + 3 * c.hidden) * size + logits

@@ -86,16 +86,10 @@ def mulosd(
         draft: a model of the same codes on a grid of 1/r the side, r an integer above 1.
         up_sampler: from draft to target and back, with the tokenizer of both; see ``upsampling.py``.
 
-    Yields:
-        :class:`TokenStep` after every pass of either model. While drafting, codes are the draft's, repeated over the cells
-        that they cover; tokens to be resampled are undecided. ``total`` grows when the number of waves becomes
-        known, and falls by the passes that a window saves.
-
-    Returns:
-        :class:`TokenSampled`. The report counts all passes (``transformer_passes``), of which the draft's
-        (``draft_passes``); tokens of the batch: accepted and rejected drafts, accepted ones that were resampled beside a
-        rejected one (expanded), islands; and waves, which all images share. Maps: "step", "outcome", "islands" int32 (number
-        from 1, 0 elsewhere), "waves" int32 (from 0 in each cycle, -1 elsewhere). ``similarity``: pooled probabilities.
+    Yields :class:`TokenStep` after every pass of either model. While drafting, codes are the draft's, repeated over the cells they cover.
+    The report counts all passes (``transformer_passes``), of which the draft's (``draft_passes``); accepted and rejected drafts; accepted
+    ones that were resampled beside a rejected one (expanded); islands; and waves, which all images share. ``similarity``: pooled
+    probabilities.
 
     Raises:
         UserError: a condition that does not fit either model, models or a tokenizer that do not belong together, a PAR, a
@@ -134,22 +128,19 @@ def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) 
     not_janus(sampler, "needs a model of a smaller picture, which no Janus draws", target, draft)
     a, b = target.net.config.vocab, draft.net.config.vocab
     if a != b:
-        raise UserError(
-            f"draft: {draft.name} writes {b} codes, {target.name} {a}; choose two models of one VQ tokenizer."
-        )
+        what = f"{draft.name} writes {b} codes, {target.name} {a}"
+        raise UserError(f"draft: {what}; choose two models of one VQ tokenizer.")
     if a != codes:
-        raise UserError(
-            f"decoder: it has {codes} codes, {target.name} writes {a}; choose the VQ tokenizer that it was trained with."
-        )
+        what = f"it has {codes} codes, {target.name} writes {a}"
+        raise UserError(f"decoder: {what}; choose the VQ tokenizer that it was trained with.")
 
 
 def neighbour_count(settings: MuLoSDSettings, codes: int) -> int:
     """Number of neighbours k of a code, of a codebook of ``codes``. Raises UserError if all codes would be neighbours."""
     k = neighbours_of(settings, codes)
     if k >= codes - 1:
-        raise UserError(
-            f"neighbours: {k} is all of the {codes} codes, so that nothing could be rejected; choose fewer, or -1."
-        )
+        what = f"{k} is all of the {codes} codes, so that nothing could be rejected"
+        raise UserError(f"neighbours: {what}; choose fewer, or -1.")
     return k
 
 
@@ -159,15 +150,8 @@ def neighbour_count(settings: MuLoSDSettings, codes: int) -> int:
 def _cycles(
     run: TokenRun, drafter: TokenRun, s: MuLoSDSettings, up_sampler: UpSampling, r: int, neighbours: Tensor
 ) -> TokenSampler:
-    """All cycles, numbered as in the module's description.
-
-    Args:
-        run, drafter: of the target M_p and of the draft model M_q, with one report.
-        s: settings.
-        up_sampler: U_r and D_r, see ``upsampling.py``.
-        r: the target's side over the draft's.
-        neighbours: table of every code's neighbours, see :func:`islands.neighbours`.
-    """
+    """All cycles, numbered as in the module's description: ``run`` is of M_p, ``drafter`` of M_q, with one report; r is the target's side
+    over the draft's."""
     report, clock, device, null = run.report, run.clock, run.device, s.cfg > 1
     grid, small, images = run.grid, drafter.grid, len(run.tokens)
     each = min(s.draft_rows or small, small)
@@ -178,11 +162,8 @@ def _cycles(
     draft_slots = max(plan.ahead.slots for plan in plans) if s.draft_parallel > 1 else small**2 - 1
     cache: Cache | None = None
     draft_cache: Cache | None = None
-    kinds, pools, refresh = {"outcome": np.uint8}, [], 0
-    maps = {
-        name: np.zeros((images, grid, grid), kinds.get(name, np.int32))
-        for name in ("step", "outcome", "islands", "waves")
-    }
+    pools, refresh = [], 0
+    maps = {name: np.zeros((images, grid, grid), np.int32) for name in ("step", "outcome", "islands", "waves")}
 
     def shown(drafted_from: int = small) -> TokenStep:
         """The partial result; the draft's rows from ``drafted_from`` on are repeated over the cells that they cover."""
@@ -294,7 +275,7 @@ def _cycles(
                 codes = run.tokens[:, :last].view(-1, end * r, grid)
                 drafter.tokens[:, row * small : end * small] = up_sampler.down(codes, r)[:, row:].flatten(1)
 
-    report.maps.update(maps)
+    report.maps |= {**maps, "outcome": maps["outcome"].astype(np.uint8)}
     report.similarity = torch.cat(pools).cpu().numpy()
     return TokenSampled(run.codes(), report)
 
@@ -325,12 +306,9 @@ def verify(run: TokenRun, s: MuLoSDSettings, hidden: Tensor, first: int, neighbo
 
 @lru_cache(maxsize=64)
 def draft_schedule(grid: int, window: int, first: int, rows: int, again: int) -> Schedule:
-    """Passes in which the draft model generates rows of its grid. The clocks count tokens, as in serial decoding.
+    """Passes in which the draft model generates ``rows`` of its grid behind the ``first`` ones, of which the last ``again`` are fed again.
 
-    Args:
-        window: ZipAR's window; 0, or a row or wider, is raster order.
-        first, rows: number of rows that are decided already, and of rows to generate.
-        again: number of decided rows, the last ones, that are fed again.
+    ``window``: ZipAR's; 0, or a row or wider, is raster order. The clocks count tokens, as in serial decoding.
     """
     known = first * grid
     groups = row_groups(grid, window, rows) if 0 < window < grid else [[c] for c in range(rows * grid)]
@@ -351,29 +329,29 @@ class Wave(NamedTuple):
 
 
 def resampled(wave: np.ndarray, first: int, count: int) -> list[Wave]:
-    """The cells that each wave feeds (those before its own, and those that the last wave drew) and draws.
+    """What each wave feeds (the cells before its own, and those that the last wave drew) and draws; ``count`` cells are in the grid.
 
-    ``wave`` int32 [B, n] is that of the cells from ``first`` on, -1 where not drawn; ``count`` are the cells of the grid.
+    ``wave`` int32 [B, n] is that of the cells from ``first`` on, -1 where not drawn.
     """
     last, out = first + wave.shape[1], []
-    parts = []  # of each image, the cells of its waves
-    for row in wave:
-        order = np.argsort(row, kind="stable")[np.count_nonzero(row < 0) :]
-        parts.append(np.split(first + order, np.cumsum(np.bincount(row[order]))[:-1]) if len(order) else [])
-    none = np.zeros(0, np.int64)
+    of_cell = np.full((len(wave), count), -1)
+    of_cell[:, first:last] = wave
     for k in range(int(wave.max(initial=-1)) + 1):
-        cells = [part[k] if k < len(part) else none for part in parts]
-        # The block's last cell is not fed: the cell it predicts is not in the block.
-        drawn = [part[k - 1][part[k - 1] < last - 1] if 0 < k < len(part) else none for part in parts]
-        fed = [np.union1d(c - 1, d) if k else none for c, d in zip(cells, drawn, strict=True)]
-        rows = [np.searchsorted(f, c - 1) for f, c in zip(fed, cells, strict=True)]
-        end = max(int(f[-1]) + 1 if len(f) else 0 for f in fed)
-        out.append(Wave(_stack(cells, count), _stack(fed, count - 1), _stack(rows, 0), end))
+        drawn = of_cell == k
+        fed = np.zeros_like(drawn)
+        if k:
+            # The block's last cell is not fed: the cell it predicts is not in the block.
+            fed[:, : last - 1] = drawn[:, 1:last] | (of_cell == k - 1)[:, : last - 1]
+            fed[~drawn.any(1)] = False
+        cells, row_of = _listed(drawn, count), fed.cumsum(1) - 1
+        rows = np.where(cells < count, np.take_along_axis(row_of, (cells - 1).clip(min=0), axis=1), 0).clip(min=0)
+        end = int(fed.any(0).nonzero()[0].max(initial=-1)) + 1
+        out.append(Wave(cells, _listed(fed, count - 1), rows, end))
     return out
 
 
-def _stack(parts: list[np.ndarray], padding: int) -> np.ndarray:
-    out = np.full((len(parts), max(map(len, parts))), padding, np.int64)
-    for row, part in zip(out, parts, strict=True):
-        row[: len(part)] = part
-    return out
+def _listed(chosen: np.ndarray, padding: int) -> np.ndarray:
+    """The columns where bool [B, N] is True, int64 [B, most of a row], left-aligned and padded."""
+    counts = chosen.sum(1, keepdims=True)
+    columns = np.argsort(~chosen, axis=1, kind="stable")[:, : counts.max()]
+    return np.where(np.arange(columns.shape[1]) < counts, columns, padding)

@@ -32,9 +32,8 @@ def par_groups(grid: int, n: int) -> list[list[int]]:
     """
     m = math.isqrt(n)
     if m * m != n or grid % m:
-        raise UserError(
-            f"group: {n} regions do not tile a grid of {grid} x {grid}; choose a square whose root divides {grid}."
-        )
+        what = f"{n} regions do not tile a grid of {grid} x {grid}"
+        raise UserError(f"group: {what}; choose a square whose root divides {grid}.")
     cells = np.arange(grid * grid).reshape(m, grid // m, m, grid // m)
     return cells.transpose(1, 3, 0, 2).reshape(-1, n).tolist()
 
@@ -51,10 +50,9 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
     first, rest = groups[0], groups[1:]
     clocks = group_clocks([[c] for c in first] + rest if start else groups, n if start else 1)
     # Step 1: the initial tokens, one after another (or all from the prefill).
-    passes = [Pass((c,), (0,)) for c in first[:1]] if start else [Pass(tuple(first), (0,) * n)]
-    if start:
-        for k in range(1, n):
-            passes.append(Pass((first[k],), (0,), (first[k - 1],), 0, (first[k - 1],), (k - 1,), (k - 1,), clocks[k]))
+    passes = [Pass((first[0],), (0,))] if start else [Pass(tuple(first), (0,) * n)]
+    for k in range(1, n if start else 1):
+        passes.append(Pass((first[k],), (0,), (first[k - 1],), 0, (first[k - 1],), (k - 1,), (k - 1,), clocks[k]))
     for j, group in enumerate(rest):
         clock = clocks[len(passes)]
         end = 2 * n - 2 + j * n
@@ -91,11 +89,7 @@ def par(
     seed: int | None = None,
     edit: Edit | None = None,
 ) -> TokenSampler:
-    """PAR and its ablations.
-
-    Args:
-        model, condition, noise, seed, edit: as :func:`samplers.tokens.llamagen.llamagen`.
-        settings: see :class:`PARSettings`.
+    """PAR and its ablations; arguments and errors as :func:`samplers.tokens.llamagen.llamagen`.
 
     Raises:
         UserError: a grouping that the network was not trained for, or regions that do not tile its grid.
@@ -111,13 +105,12 @@ def par(
             f"grouping: {model.name} is a plain LlamaGen, which was trained for no groups; load a PAR, or choose "
             f"{NON_LOCAL!r} or {ADJACENT!r}."
         )
+    start, adjacent = settings.sequential_start, settings.grouping == ADJACENT
     if trained:
-        schedule = par_schedule(model.grid, model.regions, settings.sequential_start)
+        schedule = par_schedule(model.grid, model.regions, start)
     elif settings.group > model.tokens:
         raise UserError(f"group: {settings.group} is more than the picture's {model.tokens} tokens.")
     else:
-        schedule = ablation_schedule(
-            model.grid, settings.group, settings.grouping == ADJACENT, settings.sequential_start
-        )
+        schedule = ablation_schedule(model.grid, settings.group, adjacent, start)
     run = begin("par", model, condition, settings, noise, seed, edit)
     return (yield from decode(run, schedule, settings.parallel))

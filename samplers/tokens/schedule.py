@@ -53,16 +53,14 @@ class Schedule:
 
     @cached_property
     def ahead(self) -> Table:
-        """The schedule for several passes that are fed at once. A stand-in then has a slot of its own, behind the others: rows up to
-        the pass that feeds the true token attend to the stand-in, later ones to the true token."""
+        """The schedule for several passes that are fed at once: a stand-in has a slot of its own, behind the others, to which rows attend
+        up to the pass that feeds the true token."""
         return _table(self, ahead=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """All rows and cells of a schedule in the order of their passes. Arrays are int64; the last entry of a row's or a cell's array
-    is padding.
-    """
+    """All rows and cells of a schedule in the order of their passes, int64; the last entry of a row's or a cell's array is padding."""
 
     passes: int  # number of passes P
     slots: int  # image slots of the cache
@@ -109,21 +107,9 @@ def _table(schedule: Schedule, ahead: bool) -> Table:
     cell_row = np.array([int(row_start[k]) + r for k, p in enumerate(passes) for r in p.rows] + [0])
     decided_at = np.where(np.arange(count) < schedule.known, -1, len(passes))
     decided_at[cells[:-1]] = cell_pass[:-1]
-    return Table(
-        passes=len(passes),
-        slots=slots,
-        fed=fed,
-        position=position,
-        slot=slot,
-        visible=visible,
-        row_start=row_start,
-        cell_start=cell_start,
-        pass_end=np.array([ends[a:b].max(initial=0) for a, b in zip(row_start, row_start[1:], strict=False)]),
-        cells=cells,
-        cell_row=cell_row,
-        cell_pass=cell_pass,
-        decided_at=decided_at,
-    )
+    pass_end = np.array([ends[a:b].max(initial=0) for a, b in zip(row_start, row_start[1:], strict=False)])
+    rows = (fed, position, slot, visible, row_start, cell_start, pass_end)
+    return Table(len(passes), slots, *rows, cells, cell_row, cell_pass, decided_at)
 
 
 class DevicePass(NamedTuple):
@@ -140,7 +126,7 @@ class DevicePass(NamedTuple):
 
 
 def on_device(schedule: Schedule, prefix: int, device: torch.device) -> list[DevicePass]:
-    """A schedule's passes behind ``prefix`` cache slots of the condition, so that no pass waits for a copy."""
+    """A schedule's passes behind ``prefix`` cache slots of the condition, copied before the first one, so that none waits."""
     t = schedule.table
     visible = np.pad(t.visible, ((0, 0), (prefix, 0)), constant_values=True)
     fed, position, slot, cells, seen = (
@@ -155,23 +141,15 @@ def on_device(schedule: Schedule, prefix: int, device: torch.device) -> list[Dev
     return out
 
 
-# ------------------------------------------------------------------------------------------------ next-token models
-
-
 def next_token_passes(
     groups: Sequence[Sequence[int]], grid: int, clocks: Sequence[int], start: int = 0, again: int = 0
 ) -> tuple[Pass, ...]:
-    """Passes of a model that predicts the next cell of the raster, deciding groups of cells one after another.
+    """Passes of a model that predicts the next cell of the raster, deciding groups of cells one after another, with a clock each.
 
     Cell c is predicted by a row at position c - 1. Until that cell is decided, a stand-in token is fed there: the nearest
     decided token in the row above, or the nearest of all. Every token is fed once after it is decided, and overwrites the
-    stand-in's slot.
-
-    Args:
-        groups: cells of each pass; without ``start`` the first group holds cell 0 and is drawn from the prefill's prediction.
-        clocks: see :class:`Pass`, one per group.
-        start: number of cells that are decided already; the first pass is then empty.
-        again: number of these cells, the last ones, that are fed once more with the first group.
+    stand-in's slot. The prefill predicts the first group, cell 0 in it. Or ``start`` cells are decided already: the first pass is then
+    empty, and the last ``again`` of these cells are fed once more with the first group.
     """
     passes = [Pass((), ())] if start else []
     decided = set(range(start))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..settings import knob
+from ..settings import Claims, knob
 
 # A field is its default and sentence, then its range.
 # fmt: off
 
 
 @dataclass(frozen=True)
-class TokenSettings:
+class TokenSettings(Claims):
     """Sampling of a token, shared by all samplers of discrete tokens."""
 
     cfg: float = knob(0.0, "Guidance towards the condition; higher is more typical and less varied. Usual: the model's published "
@@ -28,14 +28,6 @@ class TokenSettings:
     cfg_interval: int = knob(-1, "Guidance ends after this many decoding steps, which saves half the work from there on. Usual: "
         "guidance to the end. PAR and ZipAR count anew after their sequential start, as published.",
         low=-1, high=65536, step=1, paper=65536, symbol="cfg interval", advanced=True)
-
-    def exact(self, side: int) -> bool:
-        """Whether the tokens are those of plain LlamaGen on a grid of ``side`` x ``side``, in fp32."""
-        return True
-
-    def lossless(self) -> bool:
-        """Whether the tokens are others, with exactly the distribution of plain LlamaGen's."""
-        return False
 
 
 _EXACT = "In fp32 the same picture token for token; in half precision another picture of the same distribution."

@@ -8,7 +8,7 @@ generated; the published program parses them from the text, and truncates or pad
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -21,20 +21,9 @@ from ..conditioning import CodeCondition
 from .conditioning import PreparedCondition
 from .draws import PairedDraws
 from .llamagen import decode
-from .loop import TokenRun, new_report
+from .loop import TokenRun, TokenStep, new_report
 from .schedule import raster
 from .settings import DETAILS, TarPromptSettings, TokenSettings
-
-
-@dataclass(frozen=True, eq=False)
-class CodeStep:
-    """The partial result that the sampler yields after every code."""
-
-    # done, total: codes of every image; with a window those of the image that has the fewest
-    done: int
-    total: int
-    codes: Tensor  # int64 [B, n] so far; 0 where undecided
-    report: Report  # the running report (its counts so far)
 
 
 class TarPrompted(NamedTuple):
@@ -45,16 +34,12 @@ class TarPrompted(NamedTuple):
     condition: CodeCondition
 
 
-# A driver may send the seconds it spent since the last step; see ``driver.timed``.
-TarPrompt = Generator[CodeStep, "float | None", TarPrompted]
-
-
 def tar_prompt(
     model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: PairedDraws, seed: int | None = None
-) -> TarPrompt:
-    """Generate the semantic codes of prompts, one image per prompt.
+) -> Generator[TokenStep, float | None, TarPrompted]:
+    """Generate the semantic codes of prompts, one image per prompt. Equal prompts are run once.
 
-    Repetition penalty, temperature, top-k and top-p are applied in this order. Equal prompts are run once.
+    Repetition penalty, temperature, top-k and top-p are applied in this order.
 
     Args:
         model: the language model with its metadata.
@@ -62,9 +47,6 @@ def tar_prompt(
         settings: see :class:`TarPromptSettings`.
         noise: draws of B images; code i is drawn from stream "code", cell i.
         seed: only recorded in the report.
-
-    Yields:
-        :class:`CodeStep` after every code; returns :class:`TarPrompted`.
 
     Raises:
         UserError: no prompt, an invalid one, a scale that the model does not have, or draws for another number of images.
@@ -85,15 +67,7 @@ def tar_prompt(
     plain = TokenSettings(cfg=1.0, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
     side, penalty = model.sides[scale], settings.repetition_penalty
     run = TokenRun(model.net, side, condition, plain, noise, report, clock, None, "code", model.span, penalty)
-    steps = decode(run, raster(side), settings.parallel if side > 1 else 0)
-    sent = None
-    while True:
-        try:
-            step = steps.send(sent)
-        except StopIteration as end:
-            codes, report = end.value
-            break
-        sent = yield CodeStep(step.done, step.total, step.codes.flatten(1), report=run.report)
+    codes, report = yield from decode(run, raster(side), settings.parallel if side > 1 else 0)
     codes = codes.flatten(1)
     # The condition is on the host: the language model's device may be needed for the de-tokenizer.
     return TarPrompted(codes, report, CodeCondition(tuple(codes.cpu().clone()), tuple(prompts), model.special.codes))

@@ -23,23 +23,13 @@ _PIXELS = 1 << 21
 
 
 class UpSampling:
-    """U_r and D_r in pixels.
-
-    Args:
-        vq: the tokenizer of draft and target, whose codebook defines the neighbours of a code.
-        enlarge: see :data:`Enlarge`; None: bicubic interpolation.
-        name: display name of ``enlarge``, in reports.
-    """
+    """U_r and D_r with the tokenizer of draft and target; ``enlarge`` None: bicubic interpolation. ``name``: of ``enlarge`` in reports."""
 
     def __init__(self, vq: VQModel, enlarge: Enlarge | None = None, name: str = "bicubic"):
         self.vq, self._enlarge, self.name = vq.net, enlarge, name
 
     def up(self, codes: Tensor, factor: int) -> Tensor:
-        """U_r: codes int64 [B, h, w] to [B, h * factor, w * factor].
-
-        Raises:
-            UserError: ``enlarge`` returned something else than as many RGB images.
-        """
+        """U_r: codes int64 [B, h, w] to [B, h * factor, w * factor]. Raises UserError: ``enlarge`` made other than as many RGB images."""
         stride, (_, h, w) = self.vq.config.stride, codes.shape
         size = (h * factor * stride, w * factor * stride)
         return torch.cat([self._up(part, size) for part in self._pieces(codes, size[0] * size[1])])

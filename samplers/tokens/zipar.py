@@ -56,14 +56,7 @@ def zipar(
     seed: int | None = None,
     edit: Edit | None = None,
 ) -> TokenSampler:
-    """ZipAR on a LlamaGen or on Tar's de-tokenizer.
-
-    With a ``window`` of a row or wider, the tokens are those of plain LlamaGen.
-
-    Args:
-        model, condition, noise, seed, edit: as :func:`samplers.tokens.llamagen.llamagen`.
-        settings: see :class:`ZipARSettings`.
-    """
+    """ZipAR; arguments and errors as :func:`samplers.tokens.llamagen.llamagen`, whose tokens it draws with a window of a row or wider."""
     raster_only("ZipAR", model)
     schedule = windowed(model.grid, settings.window, not settings.mask_undecoded)
     run = begin("zipar", model, condition, settings, noise, seed, edit)

@@ -97,9 +97,6 @@ def test_every_call_from_which_on_all_fail(start):
     assert torch.equal(finish(in_parts(start, 1))[0], undisturbed[0])
 
 
-# ------------------------------------------------------------------------------------------------ the splitting itself
-
-
 @dataclasses.dataclass(frozen=True)
 class Step:
     done: int

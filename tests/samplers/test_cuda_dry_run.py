@@ -162,8 +162,6 @@ def test_the_text_encoder(dtype):
         same(found, expected)
 
 
-# ------------------------------------------------------------------------------------------------ waits
-
 # What the host may wait for in an AR step or a pass: samplers to the most waits in the middle of a run.
 WAITS = {
     "mar": 0,
@@ -194,9 +192,6 @@ def test_a_pass_waits_for_nothing(name):
         for step in tokens.start(name, move=moved):
             assert not waits or step.done in (1, step.total)
             waits.clear()
-
-
-# ------------------------------------------------------------------------------------------------ the device itself
 
 
 def test_mixed_devices_are_refused():

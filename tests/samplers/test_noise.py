@@ -60,8 +60,6 @@ def test_noise_is_drawn_from_torchs_generator_with_the_digests_seed():
     )
 
 
-# ------------------------------------------------------------------------------------------------ counter-based numbers
-
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
 

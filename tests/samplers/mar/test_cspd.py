@@ -43,9 +43,6 @@ def nearly(model: MARModel, amount: float) -> MARModel:
     return dataclasses.replace(model, net=net)
 
 
-# ------------------------------------------------------------------------------------------------ what is accepted
-
-
 @pytest.mark.parametrize(("length", "speculation", "mode"), [(1, 0, L), (3, 4, L), (50, 0, L), (1, 0, "published")])
 def test_a_draft_that_is_the_target_is_always_accepted(model, length, speculation, mode):
     """In mode ``published`` the ratio is 1 where the guidance is constant; drafts stay as they are."""
@@ -93,9 +90,6 @@ def test_without_noise_the_draft_must_be_right(model, other):
     assert wrong.report.counts["accepted_steps"] == 0
 
 
-# ------------------------------------------------------------------------------------------------ how many are drafted, by hand
-
-
 class Wrong(FullTransformer):
     """The draft's transformer: right but for some AR steps, whose drafts are rejected. Records the AR steps it is asked for."""
 
@@ -137,9 +131,6 @@ def test_segments_are_never_longer_than_the_setting(model):
 def test_the_target_makes_the_first_steps_alone(model, ratio, first):
     """AR steps s <= S ratio, of 16."""
     assert drafted(model, Wrong(), prefill_ratio=ratio)[0][0] == first
-
-
-# ------------------------------------------------------------------------------------------------ who is asked, and when
 
 
 class Remembers(FullTransformer):
@@ -236,9 +227,6 @@ def test_the_rows_of_both_models_are_counted():
     counts = finish(cspd(target, prompt, settings, PairedNoise(5, (0,)), draft=draft)).report.counts
     assert counts["prompt_rows"] == 2 * len(target.prompt("a boat")) and counts["draft_passes"]
     assert counts["transformer_tokens"] == sum(counts[f"{part}_rows"] for part in ("encoder", "llm", "decoder"))
-
-
-# ------------------------------------------------------------------------------------------------ settings
 
 
 def test_published_accepts_more_with_a_wider_inner_temperature(model):

@@ -45,9 +45,6 @@ def test_guidance_weights_in_full(schedule, steps):
     assert list(guidance_weights(schedule, steps)) == pytest.approx(WEIGHTS[schedule][steps], abs=1e-9)
 
 
-# ------------------------------------------------------------------------------------------------ the whole method
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -101,9 +98,6 @@ def test_an_image_with_an_acceptance_target_is_itself_alone(model):
     assert together.report.counts["accepted"] == sum(part.report.counts["accepted"] for part in parts)
 
 
-# ------------------------------------------------------------------------------------------------ costs
-
-
 @pytest.mark.parametrize(("lookahead", "start"), [(2, 0), (3, 0), (8, 0), (4, 1), (4, 3), (4, 8)])
 def test_accepting_everything_costs_what_the_paper_says(model, lookahead, start):
     """Sequential head calls: T a segment, T_g for each of its other steps (paper: Q T + Q T_g (K - 1)), less one where the
@@ -135,8 +129,6 @@ def test_guided_steps_run_beside_the_full_ones(model):
     assert any(f and (outcome[step == s] == ACCEPTED).any() for s, f in enumerate(full)), "both in one AR step"
     assert report.counts["head_calls"] == 12 * sum(full) + 3 * (8 - sum(full))
 
-
-# ------------------------------------------------------------------------------------------------ verification
 
 # Two vectors of 16 channels whose cosine is 1/2, exactly in fp32: (1, 0, 0, 0) and (1, 1, 1, 1), then zeros.
 ONE = torch.tensor([1.0, 0, 0, 0] + [0] * 12)

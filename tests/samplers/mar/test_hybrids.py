@@ -52,9 +52,6 @@ def close(a, b, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(1.0, float(b.abs().max())))
 
 
-# ------------------------------------------------------------------------------------------------ prompts
-
-
 def test_an_image_does_not_depend_on_the_prompts_beside_it(hybrid, plain):
     for image, text in enumerate((SHORT, LONG)):
         close(sampled(hybrid, "mar", PromptCondition((text,)), [image]).latents[0], plain.latents[image], 1e-4)
@@ -102,9 +99,6 @@ def test_conditions_that_cannot_be_read_are_refused(model, condition, says):
         sampled(model, "mar", condition)
 
 
-# ------------------------------------------------------------------------------------------------ order and positions
-
-
 def test_appended_tokens_equal_a_full_pass_where_raster_order_is_the_same(hybrid):
     rows, net = PROMPTS.rows(hybrid, True), hybrid.hybrid
     tokens, known, new = torch.randn(2, 16, 4), torch.tensor([[1, 4], [0, 2]]), torch.tensor([[5, 9], [3, 15]])
@@ -128,9 +122,6 @@ def test_prompts_of_three_lengths_are_grouped_without_padding(hybrid):
         close(PromptBatch([read[prompt]]).attend(1, q[one], k[one], v[one])[0], together[row])
 
 
-# ------------------------------------------------------------------------------------------------ computed once
-
-
 class Uncached(FullTransformer):
     """The whole sequence at every AR step, padded: no keys and values of prompts, and the encoder for each branch of guidance."""
 
@@ -149,8 +140,6 @@ class Uncached(FullTransformer):
 def test_what_is_computed_once_equals_what_is_computed_often(hybrid, plain):
     close(sampled(hybrid, transformer=Uncached(hybrid)).latents, plain.latents)
 
-
-# ------------------------------------------------------------------------------------------------ samplers
 
 OFF = dict.fromkeys(("condition_cache", "token_cache", "head_cache", "encoder_cache"), False)
 
@@ -208,9 +197,6 @@ def test_a_masked_edit_keeps_the_rest(hybrid, plain):
     made = sampled(hybrid, "mar", PromptCondition((LONG, SHORT)), edit=edit)
     assert torch.equal(made.latents[:, :, 2:], plain.latents[:, :, 2:])
     assert not torch.equal(made.latents[:, :, :2], plain.latents[:, :, :2])
-
-
-# ------------------------------------------------------------------------------------------------ diffusion and work
 
 
 def test_a_model_samples_with_its_own_largest_beta(hybrid, plain):

@@ -16,12 +16,7 @@ from fastar_nodes.samplers.mar.diffusion import HeadBatch, denoise
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, lazymar
 from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import (
-    CacheSettings,
-    LazyMARSettings,
-    MARBase,
-    MARSettings,
-)
+from fastar_nodes.samplers.mar.settings import CacheSettings, LazyMARSettings, MARBase, MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knobs
@@ -81,9 +76,6 @@ def as_slow(model, changed, edit=None):
     return got, slow
 
 
-# ------------------------------------------------------------------------------------------------ exactness
-
-
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
 @pytest.mark.parametrize("exact", [ALL_OFF, {"start_step": 9, "head_cache": False}], ids=("off", "start"))
 def test_computing_everything_is_plain_mar_bit_for_bit(deep, cfg, exact):
@@ -119,9 +111,6 @@ def test_an_edit_equals_the_slow_reference(deep):
     got, _ = as_slow(deep, LazyMARSettings(**BASE, **NO_HEAD), edit)
     outside = (mask == 0).expand(2, 5, 5)[:, None].expand(-1, 4, -1, -1)
     assert torch.equal(got.latents[outside], edit.start.expand(2, -1, -1, -1)[outside])
-
-
-# ------------------------------------------------------------------------------------------------ when
 
 
 def test_the_curve_is_the_references_table():
@@ -185,8 +174,6 @@ def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, rea
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 
 
-# ------------------------------------------------------------------------------------------------ which rows, by hand
-
 ONE = {"ar_steps": 6, "diffusion_steps": 2, "cfg": 1.0, "refresh_period": 20, "start_step": 1}
 
 
@@ -229,9 +216,6 @@ def test_rows_that_did_not_change_are_left_out_from_the_last_position_on():
 def test_only_blocks_before_the_last_leave_rows_out():
     model = tiny_mar(3, decoder_depth=4)
     assert [one(model, block=b).report.counts["cached_tokens"] > 0 for b in (1, 2, 3, 4)] == [True, True, True, False]
-
-
-# ------------------------------------------------------------------------------------------------ what caches may never do
 
 
 @FEW
@@ -313,9 +297,6 @@ def test_computed_rows_are_counted_block_by_block(encoder_cache):
     assert run.report.counts["transformer_tokens"] == rows
 
 
-# ------------------------------------------------------------------------------------------------ the head
-
-
 def head_run(model, temperature=0.9, share=0):
     base = MARSettings(ar_steps=1, temperature=temperature)
     run = begin("mar", model, LABELS, base, NOISE, 1, None, FullTransformer())
@@ -391,9 +372,6 @@ def test_reused_head_steps_compute_one_branch(deep):
     assert report.counts["head_rows"] == 2 * 25 * (2 * full + steps - full)
 
 
-# ------------------------------------------------------------------------------------------------ names, errors
-
-
 def test_a_sampler_with_lazymars_transformer_is_the_combination(deep):
     cache = CacheSettings(**QUICK)
     plain = finish(mar(deep, LABELS, MARSettings(**BASE), NOISE, transformer=LazyTransformer(cache))).report
@@ -413,4 +391,7 @@ def test_rows_are_skipped_where_a_later_call_may(deep):
     run, _ = drive(deep, plug, made, [0])
     plug.share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
     wanted = {(0, 2): False, (0, 3): True, (2, 5): False, (3, 5): False, (4, 6): True, (5, 7): False}
-    assert {span: plug._prunes(*span) for span in wanted} == wanted
+    for (step, until), skipped in wanted.items():
+        plug.until = [until] * len(plug.until)
+        plug._refresh(run, step, run.plan.ahead(step))
+        assert (plug.cache.values is not None) == skipped, (step, until)

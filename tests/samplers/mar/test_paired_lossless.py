@@ -31,9 +31,6 @@ FEW = {"ar_steps": 2, "diffusion_steps": len(TIMES), "cfg": CFG, "cfg_schedule":
 Kernel = tuple[Tensor, float | Tensor]  # mean and std, float64 [channels]; a std of 0 is no noise
 
 
-# ------------------------------------------------------------------------------------------------ the reference
-
-
 def log_density(x: Tensor, kernel: Kernel) -> float:
     mean, std = kernel
     return float((-0.5 * ((x - mean) / std) ** 2 - torch.log(std)).sum())
@@ -157,9 +154,6 @@ def departures(model, result, images: int, temperature: float, window: int = 0, 
                     expected = drafted_token(token, model.net, z[p], null[p], draft.net, z_draft[p], null_draft[p])
                 count += bool((tokens[image, p] - expected).abs().max() > 1e-3)
     return count
-
-
-# ------------------------------------------------------------------------------------------------ the tests
 
 
 def speculated(temperature: float, window: int, images: int):

@@ -14,8 +14,6 @@ from hypothesis.extra import numpy as arrays
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "parity" / "tar" / "mulosd_geometry.json").read_text())
 
-# ------------------------------------------------------------------------------------------------ plain references
-
 
 def plain_expansion(down: np.ndarray, radius: int) -> set[int]:
     """R_X of one grid bool [h, w]."""
@@ -68,9 +66,6 @@ grids = arrays.arrays(
 radii, windows = st.integers(0, 4), st.none() | st.integers(1, 10)
 
 
-# ------------------------------------------------------------------------------------------------ recorded and referenced
-
-
 @pytest.mark.parametrize(
     "case", GOLDEN, ids=lambda c: f"{c['H']}x{c['W']}, l {c['l']}, window {c['window']}, {len(c['R_T'])} rejected"
 )
@@ -108,9 +103,6 @@ def test_a_long_winding_island_is_one():
     snake[0, 1::4, -1] = snake[0, 3::4, 0] = True
     assert geometry.islands(snake).max() == 1
     assert np.array_equal(geometry.islands(snake[:, ::-1, ::-1]) > 0, snake[:, ::-1, ::-1])
-
-
-# ------------------------------------------------------------------------------------------------ acceptance
 
 
 def vectors(count: int, seed: int = 0) -> torch.Tensor:

@@ -22,10 +22,7 @@ from fastar_nodes.samplers.tokens.loop import begin
 from fastar_nodes.samplers.tokens.mulosd import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
 from fastar_nodes.samplers.tokens.schedule import raster
-from fastar_nodes.samplers.tokens.settings import (
-    LlamaGenSettings,
-    TarPromptSettings,
-)
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
 from fastar_nodes.samplers.tokens.zipar import windowed
 from hypothesis import given, settings
@@ -59,9 +56,6 @@ def kind_of(model) -> str:
 def run(sampler, model, chosen, images=(0, 1, 2), seed=5, **changes):
     chosen = dataclasses.replace(chosen, **changes)
     return finish(sampler(model, condition_of(kind_of(model), images), chosen, PairedDraws(seed, images), seed))
-
-
-# ------------------------------------------------------------------------------------------------ the tokens
 
 
 @settings(max_examples=50)
@@ -138,9 +132,6 @@ def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
         assert run(*CASES[name], parallel=1).report.counts == serial.report.counts
 
 
-# ------------------------------------------------------------------------------------------------ guesses and slots
-
-
 @pytest.mark.parametrize("window", [1, 3, 4, 50])
 @pytest.mark.parametrize("name", ["llamagen", "zipar", "par", "par, adjacent"])
 def test_right_guesses_take_one_call_a_window(monkeypatch, name, window):
@@ -206,9 +197,6 @@ def test_the_table_lists_every_row_and_cell(name):
     assert not table.visible[:, -1].any() and (table.decided_at[:known] == -1).all()
 
 
-# ------------------------------------------------------------------------------------------------ reports
-
-
 @pytest.mark.parametrize("parallel", [4, 16])
 def test_every_call_decides_one_token_without_a_guess(parallel):
     """The first position of a call's window is certain; the others that the call decides are accepted guesses."""
@@ -245,9 +233,6 @@ def test_a_report_says_where_a_window_costs_time():
     four = finish(llamagen(model, from_ids((1, 2, 3, 0)), chosen, PairedDraws(5, range(4)))).report
     assert "parallel: a window feeds" in to_text(four) and four.to_dict()["note"] == four.note
     assert not run(llamagen, model, chosen).report.note
-
-
-# ------------------------------------------------------------------------------------------------ the samplers
 
 
 def test_blanks_cannot_be_decoded_in_a_window():

@@ -95,9 +95,6 @@ def serial(*args, **changes):
     return serial_run(*args, **changes).codes
 
 
-# ------------------------------------------------------------------------------------------------ the plain program
-
-
 @torch.no_grad()
 def plain_repair(model, condition, chosen, draws, drafts: torch.Tensor) -> tuple[torch.Tensor, list[int], list[int]]:
     """B images whose whole draft int64 [B, N] is verified and repaired without a cache, cell by cell.
@@ -232,9 +229,6 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
     assert seen == list(range(9)) and [tuple(r.shape) for r in reduced] == [(3, 1, 3), (3, 2, 3)]
 
 
-# ------------------------------------------------------------------------------------------------ the two ends
-
-
 @pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize(
     ("small", "rows", "change"),
@@ -290,9 +284,6 @@ def test_guidance_ends_at_the_same_part_of_the_draft(small, interval, own):
     drawn = finish(llamagen(DRAFTS["class", small], condition_of("class"), chosen, draws)).codes
     result = run(small=small, tau=0.0, draft_window=0, cfg_interval=interval, cfg=6.0)
     assert torch.equal(result.codes, UP.up(drawn, GRID // small))
-
-
-# ------------------------------------------------------------------------------------------------ drafts in windows, reports
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -354,9 +345,6 @@ def test_comparisons_draw_more_again():
         assert wave[island > 0].tolist() == list(range(int((island > 0).sum())))
 
 
-# ------------------------------------------------------------------------------------------------ schedules
-
-
 @given(st.integers(1, 7), st.integers(0, 8), st.data())
 def test_draft_schedules_decide_their_rows_once(grid, window, data):
     first = data.draw(st.integers(0, grid - 1))
@@ -403,9 +391,6 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
     for image in range(images):
         assert sorted(drawn[image]) == (first + np.flatnonzero(wave[image] >= 0)).tolist()
     assert resampled(np.full((2, 4), -1, np.int32), 0, 4) == []
-
-
-# ------------------------------------------------------------------------------------------------ up-samplers
 
 
 class Pixels:
@@ -486,9 +471,6 @@ def test_the_tokenizer_decodes_as_many_pictures_as_fit(monkeypatch, room, images
     up = sampling.up(torch.arange(images * 9).view(images, 3, 3) % 3, 2)
     assert vq.decoded == parts * 2 and down.shape == (images, 3, 3) and up.shape == (images, 6, 6)
     assert [len(x) for x in vq.encoded] == parts * 2
-
-
-# ------------------------------------------------------------------------------------------------ what does not fit
 
 
 @pytest.mark.parametrize(

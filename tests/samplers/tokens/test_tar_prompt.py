@@ -16,7 +16,7 @@ from fastar_nodes.samplers.tokens.conditioning import features_of, prepare
 from fastar_nodes.samplers.tokens.draws import PairedDraws, penalised
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings
-from fastar_nodes.samplers.tokens.tar import CodeStep, tar_prompt
+from fastar_nodes.samplers.tokens.tar import tar_prompt
 from qwen_reference import TINY, language_logits, tiny_tar
 from safetensors.torch import save_file
 from stepping import stepped
@@ -72,7 +72,9 @@ def test_what_a_run_reads_counts_and_returns() -> None:
     model = tiny_tar()
     sampler = tar_prompt(model, PROMPTS, TarPromptSettings(detail="729"), PairedDraws(1, range(4)), 1)
     step = next(sampler)
-    assert (step.done, step.total) == (1, 16) and isinstance(step, CodeStep) and not torch.is_inference_mode_enabled()
+    assert (
+        (step.done, step.total) == (1, 16) and step.codes.shape == (4, 4, 4) and not torch.is_inference_mode_enabled()
+    )
     out = finish(sampler)
     report = out.report
     assert (report.sampler, report.model, report.images) == ("tar-prompt", "tiny", 4)
@@ -102,9 +104,6 @@ def test_repetition_penalty_defaults_to_the_files() -> None:
     assert by_file.report.settings["repetition_penalty"] == 1.8
     logits, seen = torch.tensor([[2.0, -2.0, 2.0, -2.0]]), torch.tensor([[True, True, False, False]])
     assert penalised(logits, seen, 2.0).tolist() == [[1.0, -4.0, 2.0, -2.0]]
-
-
-# ---------------------------------------------------------------------------------------------------- prompts
 
 
 @pytest.mark.parametrize("prompts", [[], (), "a red boat", [3], [["x"]], [None]])
@@ -140,9 +139,6 @@ def test_a_very_long_prompt(loaded: TarModel) -> None:
     # A model with the official room reads all of it.
     roomy = tiny_tar(replace(TINY, positions=32768))
     assert run(roomy, [text], replace(DRAWN, detail="81")).codes.shape == (1, 1)
-
-
-# -------------------------------------------------------------------------------------- codes to a de-tokenizer
 
 
 def parts(tmp_path: Path):

@@ -62,9 +62,6 @@ def test_equals_the_slow_reference_in_the_passes_of_its_schedule(case):
     assert np.array_equal(report.maps["step"], np.broadcast_to(schedule.fixed_at, (3, 4, 4)))
 
 
-# ------------------------------------------------------------------------------------------------ where methods agree
-
-
 def test_visible_unwritten_slots_change_the_tokens():
     assert not torch.equal(run("zipar", mask_undecoded=False).codes, run("zipar").codes)
 
@@ -87,9 +84,6 @@ def test_all_greedy_settings_draw_the_likeliest():
     for change in ({"temperature": 0.0}, {"top_k": 0, "top_p": 0.0}):
         assert torch.equal(run("llamagen", **{"top_k": 0, "top_p": 1.0, **change}).codes, plain.codes)
     assert torch.equal(run("llamagen", top_k=1, seed=77).codes, plain.codes)
-
-
-# ------------------------------------------------------------------------------------------------ published settings
 
 
 def sized(dim: int, regions: int = 1, condition: str = "class") -> SimpleNamespace:
@@ -122,9 +116,6 @@ def test_cfg_zero_and_top_k_minus_one_take_the_published_values(model, cfg, top_
 def test_a_report_states_the_values_that_were_taken():
     report = finish(llamagen(PLAIN, from_ids((1,)), LlamaGenSettings(), PairedDraws(1, (0,)))).report
     assert report.settings["cfg"] == 4.0 and report.settings["top_k"] == 2000
-
-
-# ------------------------------------------------------------------------------------------------ what settings claim
 
 
 @pytest.mark.parametrize(

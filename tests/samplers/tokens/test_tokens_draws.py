@@ -65,8 +65,6 @@ def test_the_largest_of_log_probabilities_and_noise_is_a_sample():
     assert float(((counts - 40_000 * p) ** 2 / (40_000 * p)).sum()) < 28.5
 
 
-# ------------------------------------------------------------------------------------------------ frozen numbers
-
 # The first 8 bytes of sha256("fastar/7/3/token"), little-endian.
 KEY = 0x8544DD6AE90ECEB1
 
@@ -99,8 +97,6 @@ def test_small_numbers_keep_their_last_bits():
     expected = [number(*divmod(i, 2**14)) for i in small.indices.tolist()]
     assert max(expected) < 1e-4 and small.values.tolist() == pytest.approx(expected, rel=1e-6)
 
-
-# ------------------------------------------------------------------------------------------------ top-k and top-p
 
 P = torch.tensor([0.15, 0.5, 0.05, 0.3])
 
