@@ -44,8 +44,10 @@ class Tables:
     timestep_map: Tensor
     betas: Tensor
     alphas_cumprod: Tensor
+    alphas_cumprod_prev: Tensor
     sqrt_recip_alphas_cumprod: Tensor
     sqrt_recipm1_alphas_cumprod: Tensor
+    posterior_variance: Tensor
     posterior_log_variance_clipped: Tensor
     posterior_mean_coef1: Tensor
     posterior_mean_coef2: Tensor
@@ -79,4 +81,4 @@ def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
     coef1, coef2 = betas * before.sqrt() / (1 - abar), (1 - before) * (1 - betas).sqrt() / (1 - abar)
     columns = torch.stack([recip, recipm1, coef1, coef2, (low + high) / 4, (high - low) / 4], 1)
     steps = columns.flip(0).tolist()
-    return Tables(kept, betas, abar, recip, recipm1, low, coef1, coef2, steps)
+    return Tables(kept, betas, abar, before, recip, recipm1, variance, low, coef1, coef2, steps)

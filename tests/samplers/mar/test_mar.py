@@ -324,8 +324,10 @@ def test_tables_by_hand():
         "timestep_map": (10, 400),
         "betas": (1 - low, beta),
         "alphas_cumprod": (low, high),
+        "alphas_cumprod_prev": (1, low),
         "sqrt_recip_alphas_cumprod": (low**-0.5, high**-0.5),
         "sqrt_recipm1_alphas_cumprod": ((1 / low - 1) ** 0.5, (1 / high - 1) ** 0.5),
+        "posterior_variance": (0, variance),
         # The first variance is 0, whose logarithm does not exist: the second's, as published.
         "posterior_log_variance_clipped": (math.log(variance), math.log(variance)),
         "posterior_mean_coef1": (1, beta * low**0.5 / (1 - high)),
