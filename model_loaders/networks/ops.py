@@ -111,7 +111,7 @@ class Linear(Streamed, nn.Linear):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
-        if self.is_offloaded():
+        if self.source is not None and self.source.is_offloaded(self):
             with self.source.stream_weight(self, x) as (weight, bias):
                 return linear(x, weight, bias)
         return linear(x, self.weight, self.bias, self)
@@ -135,7 +135,7 @@ class Embedding(Streamed, nn.Embedding):  # type: ignore[misc]
 
     def forward(self, ids: Tensor) -> Tensor:
         """int64 [...] to [..., C]."""
-        if self.is_offloaded():
+        if self.source is not None and self.source.is_offloaded(self):
             return self.source.look_up(self, ids)
         return super().forward(ids)
 
