@@ -136,7 +136,7 @@ class Embedding(Streamed, nn.Embedding):  # type: ignore[misc]
 
     def forward(self, ids: Tensor) -> Tensor:
         """int64 [...] to [..., C]."""
-        if self.is_offloaded():
+        if self.source is not None and self.source.is_offloaded(self):
             return self.source.look_up(self, ids)
         return super().forward(ids)
 
