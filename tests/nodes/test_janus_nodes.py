@@ -61,7 +61,7 @@ def test_every_line_is_a_prompt(loaded):
     together = ZipARSampler.execute(model=model, condition=batch, seed=3, preset=FAST).result[0]["samples"]
     first = ZipARSampler.execute(model=model, condition=prompts("a cat"), seed=3, preset=FAST).result[0]["samples"]
     assert torch.equal(together[:1], first)
-    with pytest.raises(UserError, match="^images: 3 prompts 100 times"):
+    with pytest.raises(UserError, match="^images: 300 images"):
         prompts("a\nb\nc", lines=True, images=100)
 
 
