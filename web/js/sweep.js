@@ -6,9 +6,12 @@ import { app } from "../../../scripts/app.js"
 
 const settings = {} // by node, in lower case
 
-/** The settings of a sampler by its name for the command line, "fasthybrid+lazymar" for example. */
-const settingsOf = (sampler) =>
-  sampler.split("+").flatMap((name) => settings[`fastar${name}sampler`] ?? settings[`fastar${name}`] ?? [])
+/** The settings of a sampler by its name for the command line; "+lazymar" adds LazyMAR's caches. */
+function settingsOf(sampler) {
+  const [name, cache] = sampler.split("+")
+  const own = settings[`fastar${name}sampler`] ?? settings[`fastar${name}`] ?? []
+  return cache ? [...own, ...settings.fastarlazymarfeaturecache] : own
+}
 
 app.registerExtension({
   name: "FastAR.Sweep",
