@@ -496,7 +496,11 @@ class ImageToCodes(io.ComfyNode):
 
 
 # Nodes that read large files to what they make.
-_SLOW = {"FastARTextPrompt": TextCondition, "FastARTarPrompt": CodeCondition, "FastARImageToCodes": CodeCondition}
+_SLOW: dict[str, Any] = {
+    "FastARTextPrompt": TextCondition,
+    "FastARTarPrompt": CodeCondition,
+    "FastARImageToCodes": CodeCondition,
+}
 
 
 class ModelFirst(io.ComfyNode):
