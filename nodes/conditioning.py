@@ -81,6 +81,11 @@ def _images(what: str) -> Any:
     return knob(1, f"{what}; {more}", low=1, high=MOST_IMAGES, step=1)
 
 
+def _check_count(field: str, images: int) -> None:
+    if images > MOST_IMAGES:
+        raise UserError(f"{field}: {images} images are asked for; {MOST_IMAGES} at once are the most.")
+
+
 @dataclass(frozen=True)
 class LabelSettings:
     """Widgets of Class Label that are not text."""
@@ -182,8 +187,7 @@ class ClassLabel(io.ComfyNode):
                 )
             text = "\n".join(filter(None, (text.strip(), name)))
         count = len(split_labels(text)) * settings.images_per_label
-        if count > MOST_IMAGES:
-            raise UserError(f"labels: {count} images are asked for; {MOST_IMAGES} at once are the most.")
+        _check_count("labels", count)
         if settings.label_set == AUTO and count:
             check_labels(text, _sets_for(cls))
             return io.NodeOutput(LabelText(text, settings.images_per_label))
@@ -293,8 +297,8 @@ class PromptImages:
 
 
 @dataclass(frozen=True)
-class PromptLines:
-    """The last widget of Prompt."""
+class PromptLines(PromptImages):
+    """The widgets of Prompt that are not text."""
 
     lines: bool = knob(
         False,
@@ -321,7 +325,6 @@ class Prompt(io.ComfyNode):
                     tooltip="The prompt, read as typed; it may be empty. The authors' benchmark prompts ended with a full stop. "
                     f"{_SUBJECTS}",
                 ),
-                *widgets(PromptImages),
                 io.String.Input(
                     "negative",
                     default=UNCONDITIONAL,
@@ -342,15 +345,12 @@ class Prompt(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, text: Any, negative: Any = UNCONDITIONAL, lines: Any = False, **values: Any) -> io.NodeOutput:
-        settings = make(PromptImages, values)
+    def execute(cls, text: Any, negative: Any = UNCONDITIONAL, **values: Any) -> io.NodeOutput:
+        settings = make(PromptLines, values)
         prompts = [expect_text(text, "text")]
-        if make(PromptLines, {"lines": lines}).lines:
+        if settings.lines:
             prompts = [line for line in prompts[0].splitlines() if line.strip()] or [""]
-        if len(prompts) * settings.images > MOST_IMAGES:
-            raise UserError(
-                f"images: {len(prompts)} prompts {settings.images} times are more than {MOST_IMAGES} at once; ask for fewer."
-            )
+        _check_count("images", len(prompts) * settings.images)
         texts = tuple(prompt for prompt in prompts for _ in range(settings.images))
         return io.NodeOutput(PromptCondition(texts, expect_text(negative, "negative")))
 
@@ -475,10 +475,7 @@ class ImageToCodes(io.ComfyNode):
     def execute(cls, image: Any, ta_tok: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(ImageToCodesSettings, values)
         pictures = expect_image(image, "image")
-        if len(pictures) * settings.images > MOST_IMAGES:
-            raise UserError(
-                f"images: {len(pictures)} pictures {settings.images} times are more than {MOST_IMAGES} at once; ask for fewer."
-            )
+        _check_count("images", len(pictures) * settings.images)
         x = pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]
         x = x.movedim(-1, 1).float().nan_to_num(0.0).clamp(0, 1)
         name = dtype_name(choose_dtype(settings.dtype, host.device(), bf16=True))
@@ -500,7 +497,11 @@ class ImageToCodes(io.ComfyNode):
 
 
 # Nodes that read large files to what they make.
-_SLOW = {"FastARTextPrompt": TextCondition, "FastARTarPrompt": CodeCondition, "FastARImageToCodes": CodeCondition}
+_SLOW: dict[str, Any] = {
+    "FastARTextPrompt": TextCondition,
+    "FastARTarPrompt": CodeCondition,
+    "FastARImageToCodes": CodeCondition,
+}
 
 
 class ModelFirst(io.ComfyNode):
@@ -508,10 +509,8 @@ class ModelFirst(io.ComfyNode):
 
     @classmethod
     def check_lazy_status(cls, condition: Any = None, **inputs: Any) -> list[str]:
-        made, model = (
-            _SLOW.get(host.maker(cls, "condition")),
-            getattr(inputs.get("model", inputs.get("target")), "model", None),
-        )
+        made = _SLOW.get(host.maker(cls, "condition"))
+        model = getattr(inputs.get("model", inputs.get("target")), "model", None)
         if made and isinstance(model, TokenModel) and (made.kind, model.net.config.condition) != ("codes", "features"):
             expect_kind(made, model.net.config.condition, model.name)
         return ["condition"]

@@ -375,8 +375,7 @@ def keep_queued() -> None:
     """Keep the graph that is being queued, for :func:`graph_of`."""
 
     def keep(request: Any) -> Any:
-        _queued.clear()
-        _queued.update(request["prompt"])
+        _queued["graph"] = request.get("prompt")
         return request
 
     PromptServer.instance.add_on_prompt_handler(keep)
@@ -384,7 +383,7 @@ def keep_queued() -> None:
 
 def graph_of(node: Any) -> dict[str, Any]:
     """Node id to node, of the graph that the node is in: the one that runs, or that is being validated, which ComfyUI does not pass."""
-    return hidden(node, "prompt") or _queued
+    return hidden(node, "prompt") or _queued.get("graph") or {}
 
 
 def maker(node: Any, name: str) -> str:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from comfy_host import ROOT, VIRTUAL, WORKFLOWS, Comfy, load_workflow, to_api
+from fastar_nodes.samplers.choice import names_of_settings
+from fastar_nodes.samplers.registry import SAMPLERS
 from flat_graphs import flat
 from PIL import Image
 
@@ -284,6 +286,23 @@ def test_a_dropped_condition_is_offered_what_the_model_reads(editor: Any, artifa
         assert sorted(made) == sorted([nodes[0], makers[-1]])
     colours = editor.evaluate("Object.values(app.canvas.default_connection_color_byType).filter(Boolean)")
     assert {"#8fb8de", "#7fd1ae", "#f2b263"} <= {*colours}
+
+
+AXES = """sampler => {
+    const node = LiteGraph.createNode('FastARSweep'), [own, ...axes] = ['sampler', 'x', 'y'].map(
+        name => node.widgets.find(w => w.name === name))
+    own.value = sampler
+    own.callback(sampler)
+    return axes.map(axis => axis.options.values)
+}"""
+
+
+def test_sweep_lists_the_settings_of_its_sampler(editor: Any) -> None:
+    for name, entry in SAMPLERS.items():
+        if name == "tar":  # not on the list
+            continue
+        x, y = editor.evaluate(AXES, name)
+        assert sorted(x) == sorted(names_of_settings({name: entry})) and y == ["none", *x], name
 
 
 # What Compare shows and sends while links are made and removed. "+3" connects image_3, "-3" removes its link.
