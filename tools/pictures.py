@@ -38,11 +38,11 @@ PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 # Help page to the template.
 TEMPLATES = {
-    "FastARCompare": "04 FastHybrid vs MAR",
-    "FastARPaste": "09 Paint and redraw with MAR",
-    "FastARSweepGrid": "20 Sweep FastHybrid",
-    "FastARAdvisor": "21 Advisor and slider",
-    "FastARTimeLapse": "25 Time-lapse - MAR and FastHybrid race",
+    "FastARCompare": "FastAR 04 FastHybrid vs MAR",
+    "FastARPaste": "FastAR 09 Inpaint with MAR",
+    "FastARSweepGrid": "FastAR 20 Sweep FastHybrid",
+    "FastARAdvisor": "FastAR 21 Advisor and slider",
+    "FastARTimeLapse": "FastAR 25 Time-lapse - MAR and FastHybrid race",
 }
 
 

@@ -338,7 +338,7 @@ TEN |= {"settings": "ar_steps=4, diffusion_steps=6, guided_steps=3"}
 
 def sweep_workflow(folder: str) -> dict[str, Any]:
     """The shared sweep with :data:`TEN`."""
-    workflow = load_workflow("20 Sweep FastHybrid")
+    workflow = load_workflow("FastAR 20 Sweep FastHybrid")
     values = {"FastARSweep": {**TEN, "folder": folder}, "FastARClassLabel": {"labels": "cat"}}
     for node in workflow["nodes"]:
         for name, value in values.get(node["type"], {}).items():

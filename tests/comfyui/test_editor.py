@@ -49,7 +49,7 @@ REPORT = """() => {
 
 
 def test_a_saved_picture_is_dropped_on_load_report(comfy, editor, artifacts):
-    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("04 FastHybrid vs MAR"))
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("FastAR 04 FastHybrid vs MAR"))
     editor.wait_for_timeout(1500)
     saved = picture_of(comfy, _run(comfy, editor), editor)
     editor.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4})")
@@ -89,7 +89,9 @@ SHOWN = """() => {
 
 def test_help_opens_beside_the_graph_with_its_picture(editor, artifacts):
     node = "FastARFastHybridSampler"
-    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("25 Time-lapse - MAR and FastHybrid race"))
+    editor.evaluate(
+        "graph => app.loadGraphData(graph)", load_workflow("FastAR 25 Time-lapse - MAR and FastHybrid race")
+    )
     editor.wait_for_timeout(1500)
     at = editor.evaluate(SELECT, [node, False])
     editor.wait_for_timeout(500)
@@ -113,7 +115,9 @@ def translated(request: Any, comfy: Comfy) -> Any:
 
 def test_names_and_tooltips_are_translated(translated, comfy, editor, artifacts):
     names = json.loads((ROOT / "locales" / translated / "nodeDefs.json").read_text(encoding="utf-8"))
-    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("25 Time-lapse - MAR and FastHybrid race"))
+    editor.evaluate(
+        "graph => app.loadGraphData(graph)", load_workflow("FastAR 25 Time-lapse - MAR and FastHybrid race")
+    )
     editor.wait_for_timeout(1500)
     titles = editor.evaluate(
         "Object.fromEntries(['FastARFastHybridSampler', 'FastARCompare'].map(t => [t, LiteGraph.createNode(t).title]))"

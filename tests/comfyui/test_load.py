@@ -173,16 +173,16 @@ def test_many_prompts_leave_nothing_behind(comfy, prompts):
 SLOW = {"ar_steps": 64, "diffusion_steps": 200}
 # Workflow and class of the node that is interrupted, and changes that make it slow enough.
 RUNS = {
-    "MAR": ("04 FastHybrid vs MAR", SLOW),
-    "FastHybrid": ("04 FastHybrid vs MAR", SLOW),
-    "LazyMAR": ("05 LazyMAR vs MAR", SLOW),
-    "CSpD": ("07 CSpD draft and target", SLOW),
-    "PAR": ("10 PAR vs LlamaGen", {}),
-    "ZipAR": ("11 ZipAR windows", {}),
-    "LlamaGen": ("10 PAR vs LlamaGen", {}),
-    "MuLoSD": ("13 MuLo-SD with LlamaGen", {}),
-    "TarPrompt": ("14 Tar text to image", {}),
-    "FastHybridSampler": ("17 Prompt to picture - Harmon", SLOW),
+    "MAR": ("FastAR 04 FastHybrid vs MAR", SLOW),
+    "FastHybrid": ("FastAR 04 FastHybrid vs MAR", SLOW),
+    "LazyMAR": ("FastAR 05 LazyMAR vs MAR", SLOW),
+    "CSpD": ("FastAR 07 CSpD draft and target", SLOW),
+    "PAR": ("FastAR 10 PAR vs LlamaGen", {}),
+    "ZipAR": ("FastAR 11 ZipAR windows", {}),
+    "LlamaGen": ("FastAR 10 PAR vs LlamaGen", {}),
+    "MuLoSD": ("FastAR 13 MuLo-SD with LlamaGen", {}),
+    "TarPrompt": ("FastAR 14 Tar text to image", {}),
+    "FastHybridSampler": ("FastAR 17 Prompt to picture - Harmon", SLOW),
 }
 
 

@@ -42,7 +42,7 @@ def test_every_shared_workflow_runs(comfy, info, name):
 
 def test_the_acceptance_target_of_04_changes_picture_and_figures(comfy, info):
     """At its default seed, from the default to 1."""
-    prompt = to_api(load_workflow("04 FastHybrid vs MAR"), info)
+    prompt = to_api(load_workflow("FastAR 04 FastHybrid vs MAR"), info)
     kinds = {node["class_type"]: node["inputs"] for node in prompt.values()}
     kinds["ImageCompare"].update(FEW["ImageCompare"])
     shown = []
