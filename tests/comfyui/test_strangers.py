@@ -60,9 +60,6 @@ def test_a_large_entry_of_the_menu_needs_the_switch(comfy, info, node):
         assert message.startswith(f"{widget}: ") and ("allow_download" in message) != allowed
 
 
-# ------------------------------------------------------------------------------------------------ pictures
-
-
 def opened(comfy, name: str) -> str:
     """What Load Report says about a file."""
     read = {"class_type": "FastARLoadReport", "inputs": {"image": name}}

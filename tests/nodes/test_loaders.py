@@ -124,9 +124,6 @@ def test_loaders_hand_over_what_the_demos_files_recommend(choice, root):
     assert stated and {k: loaded.recommended[k] for k in stated} == stated
 
 
-# ------------------------------------------------------------------------------------------------ menus and downloads
-
-
 def options(node, widget: str) -> list[str]:
     return next(i.about["options"] for i in node.define_schema().inputs if i.id == widget)
 
