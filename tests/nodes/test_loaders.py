@@ -186,6 +186,8 @@ def downloads(folder, monkeypatch) -> list[str]:
 LARGE = [
     (loaders.LoadMAR, "checkpoint", "mar-huge"),
     (loaders.LoadTar, "checkpoint", "tar-7b"),
+    (loaders.LoadTarDetokenizer, "checkpoint", "ar-dtok-1024"),
+    (loaders.LoadHybrid, "checkpoint", "harmon-1.5b"),
     (loaders.LoadLlamaGen, "checkpoint", "par-xl-4x"),  # of unknown size
     (loaders.LoadJanus, "checkpoint", "janus-pro-1b"),
     (conditioning.TextPrompt, "encoder", "flan-t5-xl"),
