@@ -30,9 +30,6 @@ def demo() -> Ready:
     return assembly.load(MAR, "demo", Source(built_in, CPU))
 
 
-# ------------------------------------------------------------------------------------------------ public API
-
-
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_is_public_with_its_settings(name):
     entry = SAMPLERS[name]
@@ -49,9 +46,6 @@ def test_the_api_lists_what_it_has():
     for name in ("nosuch", "NODE_CLASS_MAPPINGS", "__wrapped__"):
         with pytest.raises(AttributeError, match=name):
             getattr(fastar_nodes, name)
-
-
-# ------------------------------------------------------------------------------------------------ models
 
 
 def test_a_model_comes_with_its_decoder(demo):

@@ -25,8 +25,6 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-# ------------------------------------------------------------------------------------------------ side effects
-
 WATCHED = """
 import importlib, importlib.util, json, sys, time
 effects = []
@@ -88,8 +86,6 @@ def test_importing_has_no_side_effects_and_is_fast():
     assert min(run["seconds"] for run in runs) < 1.0
     assert min(run["package"] for run in runs) < 0.3
 
-
-# ------------------------------------------------------------------------------------------------ directions
 
 # Module or package: what of the package it may import. The longest matching entry applies; "" is the root package.
 # errors.py and memory.py may be imported everywhere.
@@ -195,9 +191,6 @@ def test_only_the_command_line_names_the_tools():
         if name != "cli.main" and not within(name, "tools"):
             texts = [node.value for node in nodes_of(path) if isinstance(node, ast.Constant)]
             assert not [t for t in texts if isinstance(t, str) and "tools." in t and " " not in t], name
-
-
-# ------------------------------------------------------------------------------------------------ cycles
 
 
 def graph() -> dict[str, set[str]]:

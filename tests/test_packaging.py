@@ -25,9 +25,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers")
 
 
-# ------------------------------------------------------------------------------------------------ pyproject
-
-
 def test_every_package_is_listed():
     found = {"fastar_nodes"}
     for folder in PACKAGES:
@@ -82,8 +79,6 @@ def test_tests_run_in_a_folder_of_any_name(name, tmp_path):
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
-
-# ------------------------------------------------------------------------------------------------ shipped archive
 
 ALONE = """
 import asyncio, importlib, importlib.util, json, sys
@@ -155,9 +150,6 @@ def test_the_archive_works_alone(shipped, tmp_path):
     assert found["codes"] == [2, 2, 2, 2]
     sentences = [line for line in done.stderr.splitlines() if "checkout" in line]
     assert [line.split(":")[0] for line in sentences] == ["verify", "ablation", "train-demo", "sweep"]
-
-
-# ------------------------------------------------------------------------------------------------ publishing
 
 
 def test_the_changelog_agrees_with_the_version():

@@ -140,7 +140,7 @@ def extras(cell: Cell, device: torch.device, dry: bool) -> dict[str, Any]:
             torch.manual_seed(0)
             net = VQAutoencoder(config).eval().requires_grad_(False).to(device)
         vq = VQModel(net, "random VQ")
-        out[entry.needs_codes] = UpSampling(vq) if entry.needs_codes == "up_sampler" else vq
+        out[entry.needs_codes] = UpSampling(vq)
     return out
 
 

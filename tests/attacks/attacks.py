@@ -75,9 +75,6 @@ def tensor(key: str, count: int, shape: int) -> bytes:
     return over + b"\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR"
 
 
-# ------------------------------------------------------------------------------------------------ pickles
-
-
 @attack("mar", "compressed archive")
 def zip_bomb(folder: Path) -> Path:
     """100 MB of zeros in 100 kB: a compressed record, which torch would inflate into memory."""
@@ -206,9 +203,6 @@ def record_named_twice(folder: Path) -> Path:
     return path
 
 
-# ------------------------------------------------------------------------------------------------ safetensors
-
-
 @attack("mar", "empty or too large")
 def blocks_of_nothing(folder: Path) -> Path:
     """20,000 empty tensors named like the blocks of a MAR; building that many blocks takes a minute."""
@@ -309,9 +303,6 @@ def million_tensors(folder: Path) -> Path:
 def header_of_90_megabytes(folder: Path) -> Path:
     """A header of 90 MB, several times that when parsed."""
     return header(folder / "x.safetensors", {}, text='{"__metadata__": {"name": "' + "x" * 90_000_000 + '"}}')
-
-
-# ------------------------------------------------------------------------------------------------ folders
 
 
 def tar(folder: Path, **files: str) -> Path:

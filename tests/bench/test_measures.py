@@ -224,9 +224,6 @@ def test_what_cannot_be_measured_is_refused_before_a_picture_is_read(store, refe
         evaluate(alone, ["psnr"], means())
 
 
-# ------------------------------------------------------------------------------------------------ statistics
-
-
 def normal(n: int, d: int, seed: int, shift: float = 0.0, scale: float = 1.0) -> np.ndarray:
     return (np.random.default_rng(seed).normal(size=(n, d)) * scale + shift).astype(np.float32)
 

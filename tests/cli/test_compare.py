@@ -61,9 +61,6 @@ def cells(path="compare.png") -> tuple[np.ndarray, np.ndarray]:
     return picture[100:380, 40:340], picture[100:380, 40 + step : 340 + step]
 
 
-# ------------------------------------------------------------------------------------------------ pictures and numbers
-
-
 def test_picture_table_and_json(compare, tmp_path):
     more = "--batch 2 --seed 11 --set fasthybrid.threshold=0.5 --out made/here.png --json c.json --maps maps.png"
     answer = compare("mar", more, "--label", "Cat, 3")
@@ -197,8 +194,6 @@ def test_files_of_par_and_tar(compare):
     assert runs()[0]["settings"]["top_k"] == 0 and {run["model"] for run in runs()} == {"tiny high"}
 
 
-# ------------------------------------------------------------------------------------------------ mistakes
-
 # Family and the field that is named, to command lines.
 BAD = {
     ("mar", "samplers"): [
@@ -288,9 +283,6 @@ def test_latents_that_are_not_finite_are_reported(compare, sentence, monkeypatch
 
     monkeypatch.setattr(command, "draw", spoilt)
     assert "not finite" in sentence(compare("mar"))
-
-
-# ------------------------------------------------------------------------------------------------ models and settings
 
 
 def test_a_folder_called_demo_does_not_hide_the_demo(root, tmp_path, monkeypatch):

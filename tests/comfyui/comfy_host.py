@@ -251,8 +251,6 @@ def _events(connection: Any) -> Iterator[tuple[str, Any]]:
                 yield "preview", (json.loads(data[8 : 8 + size]), data[8 + size :])
 
 
-# ------------------------------------------------------------------------------------------------ graphs
-
 VIRTUAL = ("Note", "MarkdownNote")  # what the editor draws and the server never sees
 WORKFLOWS = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
 

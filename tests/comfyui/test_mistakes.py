@@ -97,8 +97,6 @@ def prompt(info: dict[str, Any], key: str, **inputs: Any) -> dict[str, Any]:
     return built
 
 
-# ------------------------------------------------------------------------------------------------ rejected before the run
-
 # Name to (node, inputs, the input that is blamed).
 Case = tuple[str, dict[str, Any], str]
 BEFORE: dict[str, Case] = {}
@@ -169,8 +167,6 @@ def test_rejected_before_the_run_and_only_what_is_wrong_is_blamed(comfy, info, n
     told = " ".join(f"{error['message']}: {error['details']}" for error in errors)
     assert is_plain(told) and len(told) < 1500, told
 
-
-# ------------------------------------------------------------------------------------------------ known at run time only
 
 AT_RUN_TIME: dict[str, Case] = {
     "not a number": ("plain", {"cfg": float("nan")}, "cfg"),

@@ -11,17 +11,13 @@ from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.autoencoders import load_vq
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
+from fastar_nodes.model_loaders.networks.llama import LlamaConfig
 from safetensors.torch import load_file, save_file
+from tar_files import detokenizer_state as weights
 
 TINY = LlamaConfig(dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=20, condition="class", condition_size=3)
 TEXT = replace(TINY, condition="text", condition_size=12, text_rows=6)
 PAR = replace(TINY, special=3)
-
-
-def weights(config: LlamaConfig = TINY) -> dict[str, torch.Tensor]:
-    g = torch.Generator().manual_seed(0)
-    return {k: torch.randn(v.shape, generator=g) for k, v in Llama(config).state_dict().items()}
 
 
 @pytest.fixture
@@ -53,7 +49,7 @@ def training(state: dict) -> dict:
 
 
 def test_of_an_official_training_the_averaged_weights_are_loaded(tmp_path: Path) -> None:
-    state = weights()
+    state = weights(TINY)
     torch.save(training(state), tmp_path / "c2i_B_256.pt")
     model = load_llamagen(tmp_path / "c2i_B_256.pt", heads=2)
     assert model.grid == 16 and model.name == "c2i_B_256"

@@ -8,7 +8,7 @@ import torch
 from fake_comfy import state
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, samplers
-from tiny import NODES, a_drawer, a_gpt, a_prompt, a_report, a_vae, sample
+from tiny import a_drawer, a_gpt, a_prompt, a_report, sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -76,17 +76,6 @@ def test_automatic_labels_tell_what_differs():
     fast = [a_report("fasthybrid", threshold=t, k=1) for t in (0.8, 0.9)]
     names = compare.automatic_labels([a_report("mar"), None, *fast, a_report("fasthybrid+lazymar")])
     assert names == ["MAR", "picture 2", "FastHybrid threshold 0.8", "FastHybrid threshold 0.9", "FastHybrid + LazyMAR"]
-
-
-def test_pictures_of_every_sampler_are_compared():
-    cache = samplers.LazyMARCache.execute(preset={"preset": "custom", "refresh_period": 3}).result[0]
-    mar = [node for node in NODES.values() if samplers.SAMPLERS[node.sampler].masked]
-    runs = [sample(node, ar_steps=8) for node in mar] + [sample(samplers.FastHybridSampler, ar_steps=8, cache=cache)]
-    pairs = {}
-    for i, (samples, record) in enumerate(runs, 1):
-        pairs |= {f"image_{i}": [a_vae().decode(samples)], f"report_{i}": [record]}
-    names = [name for name, _ in table(**pairs)]
-    assert len(names) == len(runs) and names[0] == "MAR" and "LazyMAR" in names and names[-1].startswith("FastHybrid")
 
 
 def test_token_map_and_a_report():

@@ -23,8 +23,6 @@ from tiny_files import READER, save
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# ------------------------------------------------------------------------------------------------ labels
-
 
 def label(labels: str, **changes):
     node = conditioning.ClassLabel
@@ -140,9 +138,6 @@ def test_validation_is_quick_for_every_text(name, tmp_path):
         assert said is True or len(said) < 1000
 
 
-# ------------------------------------------------------------------------------------------------ Text Prompt
-
-
 @pytest.fixture
 def encoders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list:
     """Stands in for the T5 encoder; what was loaded is in the list."""
@@ -197,9 +192,6 @@ def test_text_prompts_that_cannot_be(encoders, field, value):
     assert not encoders
 
 
-# ------------------------------------------------------------------------------------------------ Tar Prompt
-
-
 def test_a_prompt_becomes_the_codes_that_a_script_gets():
     made = a_prompt(text="  a red boat\n")
     script = finish(tar_prompt(tiny_tar(), ["a red boat"] * 2, TarPromptSettings(), PairedDraws(3, range(2))))
@@ -250,9 +242,6 @@ def test_tar_prompts_that_cannot_be(field, value):
     with pytest.raises(UserError, match=f"^{field}: "):
         a_prompt(**{field: value})
     assert not fake_comfy.state.loaded, "something was loaded before the mistake was reported"
-
-
-# ------------------------------------------------------------------------------------------------ Image to Codes
 
 
 @pytest.fixture(scope="module")

@@ -124,9 +124,6 @@ def test_loaders_hand_over_what_the_demos_files_recommend(choice, root):
     assert stated and {k: loaded.recommended[k] for k in stated} == stated
 
 
-# ------------------------------------------------------------------------------------------------ menus and downloads
-
-
 def options(node, widget: str) -> list[str]:
     return next(i.about["options"] for i in node.define_schema().inputs if i.id == widget)
 
@@ -189,6 +186,8 @@ def downloads(folder, monkeypatch) -> list[str]:
 LARGE = [
     (loaders.LoadMAR, "checkpoint", "mar-huge"),
     (loaders.LoadTar, "checkpoint", "tar-7b"),
+    (loaders.LoadTarDetokenizer, "checkpoint", "ar-dtok-1024"),
+    (loaders.LoadHybrid, "checkpoint", "harmon-1.5b"),
     (loaders.LoadLlamaGen, "checkpoint", "par-xl-4x"),  # of unknown size
     (loaders.LoadJanus, "checkpoint", "janus-pro-1b"),
     (conditioning.TextPrompt, "encoder", "flan-t5-xl"),

@@ -33,9 +33,6 @@ def kind_of(node) -> type:
     return samplers.SAMPLERS[node.sampler].settings
 
 
-# ------------------------------------------------------------------------------------------------ results
-
-
 @pytest.mark.parametrize("node", MAR_NODES)
 def test_mar_samplers_give_latents_and_a_report(node):
     samples, report = sample(node)
@@ -158,9 +155,6 @@ def test_cancel_while_mulosd_drafts_and_while_it_resamples(at):
     assert len(Progress.updates) == at
 
 
-# ------------------------------------------------------------------------------------------------ upscale models
-
-
 class Upscale:
     """As much of core's UPSCALE_MODEL as there is."""
 
@@ -190,8 +184,6 @@ def test_an_upscale_model_enlarges_the_draft_with_cores_node():
     before, after = (patchers for patchers, _ in fake_comfy.state.loaded[-2:])
     assert before == after and large.patcher in after
 
-
-# ------------------------------------------------------------------------------------------------ presets, switch
 
 # What a model's file might recommend; of it a sampler takes what it has.
 MAR_FILE = {"ar_steps": 5, "diffusion_steps": 6, "cfg": 1.5, "temperature": 0.75, "lookahead": 3, "threshold": 0.5}
@@ -270,9 +262,6 @@ def test_a_mistake_in_a_models_file_is_a_sentence():
         sample(samplers.MARSampler, model=a_mar(file={"cfg": 100.0}))
 
 
-# ------------------------------------------------------------------------------------------------ LazyMAR Cache
-
-
 def a_cache(**changes):
     return samplers.LazyMARCache.execute(preset={"preset": "custom", **changes}).result[0]
 
@@ -305,9 +294,6 @@ def test_cache_settings_are_checked():
     for field, changes in (("block", {"block": 3}), ("cache", None)):
         with pytest.raises(UserError, match=f"^{field}: "):
             sample(samplers.MARSampler, cache=5 if changes is None else a_cache(**changes))
-
-
-# ------------------------------------------------------------------------------------------------ editing
 
 
 def half(height: int = 8, width: int = 8) -> torch.Tensor:
@@ -384,9 +370,6 @@ def test_a_paste_of_different_batches_is_refused(name):
     others = {"original", "redrawn"} - {name}
     with pytest.raises(UserError, match=f"^({'|'.join(others) if name != 'mask' else name}): "):
         paste(**given)
-
-
-# ------------------------------------------------------------------------------------------------ inputs that do not fit
 
 
 @pytest.mark.parametrize("node", NODES.values())

@@ -93,9 +93,6 @@ def test_the_editor_and_the_server_agree_on_the_pairs_of_compare():
         assert {t for name, t in sockets.items() if name.startswith(f"{kind}_")} == {type_}
 
 
-# ------------------------------------------------------------------------------------------------ the record
-
-
 def _widget(part: Any) -> list[Any]:
     """Name, type, default, and choices or range. Menus of files are left out: they depend on the machine."""
     about = part.about

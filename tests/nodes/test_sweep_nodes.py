@@ -131,9 +131,6 @@ def test_grid_and_plot_nodes():
         sweep_nodes.SweepGrid.execute(3, cell_size=64)
 
 
-# ------------------------------------------------------------------------------------------------ Any Sampler
-
-
 def test_a_line_comes_back():
     for line in ("mar", "fasthybrid: preset=fast, threshold=0.9", "fasthybrid+lazymar: refresh_period=4"):
         assert parse_choice(line, "sampler").text == line
@@ -147,9 +144,6 @@ def test_a_line_comes_back():
 def test_samplers_that_do_not_suit_the_model(line):
     with pytest.raises(UserError, match="^(sampler|draft): "):
         sharing.AnySampler.execute(a_mar(), WHAT, line, 7)
-
-
-# ------------------------------------------------------------------------------------------------ status and metadata
 
 
 def with_hidden(node: type, metadata, prompt=None) -> type:
@@ -209,9 +203,6 @@ def test_compare_measures_every_cell_and_says_so():
     assert shown.shape[1] > plain.shape[1] + 300, "differences are drawn below"
 
 
-# ------------------------------------------------------------------------------------------------ Load Report
-
-
 def test_a_saved_picture_gives_its_reports_back(tmp_path):
     metadata = {}
     node, model = with_hidden(samplers.FastHybridSampler, metadata), a_mar()
@@ -261,9 +252,6 @@ def test_no_picture_outside_of_comfyuis_folders_is_opened(tmp_path):
     for name in ("GIF.png", "TIFF.png", "empty.png"):
         with pytest.raises(UserError, match="^image: "):
             sharing.LoadReport.execute(name)
-
-
-# ------------------------------------------------------------------------------------------------ Advisor
 
 
 def test_the_advisor_answers_with_a_line_that_runs(monkeypatch):

@@ -307,8 +307,6 @@ def test_a_note_says_what_to_do_and_its_files_are_offered_when_one_is_missing(gr
     assert bool(links) == ("## Model links" in note)
 
 
-# ------------------------------------------------------------------------------------------------ runs
-
 RELEASED = sorted((FOLDER.parent / "tests" / "workflows").glob("*/*.json"))
 # Few steps. Sweep and Advisor run samplers of their own; tests/comfyui runs them.
 STEPS = {"ar_steps": 2, "diffusion_steps": 4, "diffusion_steps_end": 0}
@@ -341,8 +339,6 @@ def test_it_runs(path, run, janus, monkeypatch):
     latents = [out[0]["samples"] for out in outputs.values() if len(out) == 2 and hasattr(out[1], "counts")]
     assert latents and all(latent.isfinite().all() for latent in latents)
 
-
-# ------------------------------------------------------------------------------------------------ blueprints
 
 BLUEPRINTS = sorted((FOLDER.parent / "subgraphs").glob("*.json"))
 

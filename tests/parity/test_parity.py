@@ -71,14 +71,12 @@ def test_all_recorded_cases_of_the_others_agree():
     names = ["vq8_tiny.decode", "vq8_tiny.encode", "keys.vq_16", "keys.vq_8"]
     assert verdicts(vq.cases, HERE / "vq") == {f"llamagen/{name}": "ok" for name in names}
     assert verdicts(mulosd.cases, HERE / "tar") == {f"tar/mulosd_geometry.{i}": "ok" for i in range(8)}
-    settings = ("off", "k8_d0.2", "k32_d0.4", "pp_k32_l3")
-    names = ["nearest", *(f"case1.{how}.{setting}" for how in ("greedy", "sample") for setting in settings)]
-    assert verdicts(mulosd.cases, HERE / "llamagen") == {f"llamagen/lantern_accept.{name}": "ok" for name in names}
+    assert verdicts(mulosd.cases, HERE / "llamagen") == {"llamagen/lantern_neighbours": "ok"}
 
 
 # Cases, files, and a tensor of the last file to the cases that fail if its last number is another one.
 GPT = ("llamagen/gpt_c2i_tiny.safetensors", "llamagen/gpt_c2i_tiny_io.safetensors")
-SIMVQ, FILTER, LANTERN = ("tar/simvq_bottleneck.safetensors",), ("tar/sampling_filter.safetensors",), "lantern_accept"
+SIMVQ, FILTER = ("tar/simvq_bottleneck.safetensors",), ("tar/sampling_filter.safetensors",)
 TINY_VQ = ("vq/vq8_tiny.safetensors", "vq/vq8_tiny_io.safetensors")
 SPOILT = [
     (llamagen, GPT, "c2i.l0_attn", ["llamagen/gpt_c2i_tiny.inside"]),
@@ -91,15 +89,7 @@ SPOILT = [
     *((vq, TINY_VQ, f"{name}_4x4", ["llamagen/vq8_tiny.decode"]) for name in ("zq", "post_quant", "indices")),
     (vq, TINY_VQ, "decode_3x5", ["llamagen/vq8_tiny.decode"]),
     *((vq, TINY_VQ, name, ["llamagen/vq8_tiny.encode"]) for name in ("enc_h", "enc_indices", "recon")),
-    *(
-        (mulosd, ("llamagen/lantern_accept_io.safetensors",), tensor, [f"llamagen/{LANTERN}.{name}"])
-        for tensor, name in (
-            ("case1.greedy.k32_d0.4.best", "case1.greedy.k32_d0.4"),
-            ("case1.sample.off.next_p", "case1.sample.off"),
-            ("case1.sample.k8_d0.2.best", "case1.sample.k8_d0.2"),
-            ("codebook", "nearest"),
-        )
-    ),
+    (mulosd, ("llamagen/lantern_neighbours.safetensors",), "codebook", ["llamagen/lantern_neighbours"]),
 ]
 
 
@@ -151,7 +141,7 @@ UNREADABLE = [
     (llamagen, "llamagen/sampler_io.safetensors", True, "llamagen/sampler"),
     (vq, "vq/vq8_tiny_io.safetensors", False, "llamagen/vq8_tiny"),
     (tar, "tar/simvq_bottleneck.safetensors", True, "tar/simvq_bottleneck"),
-    (mulosd, "llamagen/lantern_accept_io.safetensors", True, "llamagen/lantern_accept"),
+    (mulosd, "llamagen/lantern_neighbours.safetensors", True, "llamagen/lantern_neighbours"),
     (mulosd, "tar/mulosd_geometry.json", True, "tar/mulosd_geometry"),
     (hybrid, "harmon/hybrid_tables.safetensors", False, "hybrid/hybrid_tables"),
 ]

@@ -13,7 +13,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder
 from fastar_nodes.model_loaders.networks.llama import Llama
 from fastar_nodes.model_loaders.networks.mar import MAR
-from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.registry import SAMPLERS, find
 from fastar_nodes.samplers.settings import make
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from fastar_nodes.tools import files
@@ -22,7 +22,6 @@ from fastar_nodes.tools.ablations import tar as tar_tables
 from fastar_nodes.tools.ablations.command import BENCHES
 from fastar_nodes.tools.ablations.mulosd import LlamaGenRepairBench, forwards_alone
 from fastar_nodes.tools.ablations.tables import Ground, Row, to_markdown
-from fastar_nodes.tools.lantern import find
 from fastar_nodes.tools.training import picture_book, recipes, ta_tok_recipe, tar_recipes
 from fastar_nodes.tools.training.captions import UNSAID, wishes
 from fastar_nodes.tools.training.judge import Judge
@@ -34,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 LOW, HIGH, PAR, DTOK_LOW, DTOK = "llamagen-low", "llamagen", "par", "dtok-low", "dtok"
 FEW = {"ar_steps": 4, "diffusion_steps": 3}
 FEWEST = {"detail": "81"}
-# MuLo-SD's pool leaves a few percent of the tokens below 0.001. LANTERN's drafts are unguided, so some are rejected.
+# MuLo-SD's pool leaves a few percent of the tokens below 0.001.
 QUICK = {"cfg": 1.0, "draft_window": 1, "resample_window": 1, "neighbours": 12}
 
 
@@ -198,13 +197,10 @@ def test_the_command_runs_tables(folder, tmp_path, monkeypatch, capsys):
 
 
 def high(sampler="mulosd", **settings):
-    usual = {"mulosd": QUICK, "lantern": {"cfg": 3.0}}.get(sampler, {"cfg": 1.0})
-    return Row("x", sampler, {**usual, **settings}, HIGH)
+    return Row("x", sampler, {**(QUICK if sampler == "mulosd" else {"cfg": 1.0}), **settings}, HIGH)
 
 
 CHOSEN = [high(tau=0.001), high(tau=0.01, expansion=0), *(high(tau=0.001, draft_rows=n) for n in (2, 3)), high(tau=0.0)]
-CHOSEN += [high("lantern", draft_length=3, delta=0.3, neighbours=6)]
-CHOSEN += [high("lantern", draft_length=40, neighbours=8, delta=0.5, top_k=4)]
 CHOSEN += [high("zipar", window=1), high("llamagen")]
 
 
@@ -214,7 +210,7 @@ def test_forwards_of_a_picture_are_what_it_takes_alone(repairs, chosen):
     _, together = repairs.draw(chosen, settings, range(3))
     alone = [repairs.draw(chosen, settings, range(i, i + 1))[1].counts["transformer_passes"] for i in range(3)]
     assert forwards_alone(together, settings, 8).tolist() == alone
-    if chosen.sampler == "lantern" or 0 < chosen.settings.get("tau", 0):
+    if 0 < chosen.settings.get("tau", 0):
         assert len(set(alone)) > 1, "nothing was told apart"
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from ...reports.record import Report
 from ...reports.table import figure
+from ...samplers.registry import find
 from ...samplers.tokens.settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
 from ...samplers.tokens.upsampling import UpSampling
-from ..lantern import LanternSettings, find
 from ..training.quality import percent
 from ..training.token_recipes import GPT_HIGH, GPT_LOW
 from .tables import Result, Row
@@ -41,7 +41,6 @@ def rows(serial: Row) -> tuple[Row, ...]:
     return (
         serial,
         *(Row(f"ZipAR alone, window {w}", "zipar", {"window": w}, serial.model) for w in (8, 4, 2)),
-        Row("LANTERN-style, the target drafts", "lantern", {}, serial.model),
         mulosd("the enlarged draft (tau 0)", tau=0.0),
         *(mulosd(f"tau {t:g}", tau=t) for t in _TAUS),
         mulosd("all drawn again, row by row (tau 1.01: exact)", tau=1.01, resample_window=0),
@@ -62,9 +61,6 @@ def rows(serial: Row) -> tuple[Row, ...]:
 def forwards_alone(report: Report, settings: Any, small: int) -> np.ndarray:
     """Transformer passes of each image of a batch if it is sampled alone, int64 [B], of draft (``small`` cells a side) and target."""
     passes, step = report.counts["transformer_passes"], report.maps["step"]
-    if isinstance(settings, LanternSettings):
-        decided = (np.unique(image, return_counts=True)[1] for image in step)
-        return np.array([_chain_passes(counts, settings.draft_length) for counts in decided])
     if not isinstance(settings, MuLoSDSettings):
         return np.full(len(step), passes)
     grid = step.shape[1]
@@ -73,13 +69,6 @@ def forwards_alone(report: Report, settings: Any, small: int) -> np.ndarray:
     cycles = np.array_split(report.maps["waves"], range(each, grid, each), axis=1)
     more = np.stack([rows.max(axis=(1, 2)).clip(min=0) for rows in cycles]).astype(np.int64)
     return passes - more.max(axis=1).sum() + more.sum(axis=0)
-
-
-def _chain_passes(decided: np.ndarray, longest: int) -> int:
-    """Passes of a chain of drafts up to ``longest``, from the tokens that the prefill and each verification decided."""
-    known = np.cumsum(decided)
-    # Both prefills; then every cycle drafts up to the end of the grid, and verifies.
-    return 2 + sum(min(longest, int(known[-1] - before)) + 1 for before in known[:-1])
 
 
 class RepairBench(TokenBench):
@@ -91,15 +80,10 @@ class RepairBench(TokenBench):
     small: ClassVar[int]
 
     def needs(self, row: Row) -> tuple[str, ...]:
-        drafts = find(row.sampler).needs_codes == "up_sampler"
-        return (*super().needs(row), *((self.drafter,) if drafts else ()))
+        return (*super().needs(row), *((self.drafter,) if find(row.sampler).needs_codes else ()))
 
     def companions(self, row: Row, settings: Any) -> dict[str, Any]:
-        needed = find(row.sampler).needs_codes
-        if needed == "vq":
-            # The target drafts: there is no smaller model of the same grid.
-            return {"draft": self.model(row.model), "vq": self.vq}
-        if needed != "up_sampler":
+        if not find(row.sampler).needs_codes:
             return {}
         return {"draft": self.model(self.drafter), "up_sampler": UpSampling(self.vq)}
 
@@ -110,10 +94,6 @@ class RepairBench(TokenBench):
         drafted: float | None = None
         if isinstance(made, MuLoSDSettings):
             drafted = reports[0].counts.get("draft_passes", 0)  # the same for all batches
-        elif isinstance(made, LanternSettings):
-            # All passes but one per cycle and one of the two prefills.
-            cycles = [len(np.unique(image)) - 1 for report in reports for image in report.maps["step"]]
-            drafted = float(forwards.mean() - np.mean(cycles) - 1)
         again, islands, counts = None, None, result.counts
         if "islands" in counts:
             again = (counts["rejected"] + counts["expanded"]) / (counts["accepted"] + counts["rejected"])

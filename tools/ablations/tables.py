@@ -19,9 +19,9 @@ from ...errors import UserError
 from ...reports.record import Report
 from ...reports.table import markdown
 from ...samplers.conditioning import Condition
+from ...samplers.registry import find
 from ...samplers.settings import make
 from .. import files
-from ..lantern import find
 from ..training import picture_book
 from ..training.judge import load_judge, read
 from ..training.quality import Figures, figures, shrunk

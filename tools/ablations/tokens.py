@@ -25,10 +25,10 @@ from ...model_loaders.networks.llama import TokenModel
 from ...reports.record import Report
 from ...samplers.conditioning import AnyCondition
 from ...samplers.driver import finish
+from ...samplers.registry import find
 from ...samplers.settings import knobs
 from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.settings import ADJACENT, NON_LOCAL
-from ..lantern import find
 from ..training.quality import Figures
 from ..training.recipes import RESOLUTION, to_rgb
 from ..training.token_recipes import GPT_HIGH, GPT_LOW, PAR
