@@ -52,9 +52,6 @@ def save(path: Path, tensors: dict[str, torch.Tensor], **more) -> None:
     save_file({k: v.clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}, path, **more)
 
 
-# ------------------------------------------------------------------------------------------------ what was recorded
-
-
 def test_all_recorded_cases_of_llamagen_par_and_zipar_agree():
     found = verdicts(llamagen.cases, HERE / "llamagen")
     assert set(found.values()) == {"ok"}, found
@@ -154,9 +151,6 @@ def test_a_file_that_cannot_be_used_is_a_failed_case(tmp_path, module, file, hal
     assert set(found.values()) == {"FAIL"} and any(name.startswith(case) for name in found), found
 
 
-# ------------------------------------------------------------------------------------------------ CSpD
-
-
 def of_cspd(folder: Path):
     return cspd.cases(folder, mar.MODEL, mar.MODEL_CONFIG)
 
@@ -193,9 +187,6 @@ def test_a_spoilt_record_or_another_draft_of_cspd_fails(copied_cspd, file, name,
     data[name] = change(data[name]).contiguous()
     save_file(data, copied_cspd / file)
     assert set(failed(of_cspd, copied_cspd)) == {f"mar/cspd.{case}" for case in fails}
-
-
-# ------------------------------------------------------------------------------------------------ LazyMAR
 
 
 @pytest.fixture
@@ -237,9 +228,6 @@ def test_a_spoilt_record_of_lazymar_fails_where_it_is_spoilt(lazymar_folder):
     mask[-1, 0, best], mask[-1, 0, int(score.where(last, 2.0).argmin())] = 1, 0
     save_file(data, lazymar_folder / lazymar.DATA)
     assert failed(mar.cases, lazymar_folder, "lazymar.tokcache.chosen") == ["mar/lazymar.tokcache.chosen"]
-
-
-# ------------------------------------------------------------------------------------------------ Harmon, UniPic, Janus
 
 
 @pytest.mark.parametrize("family", ["harmon", "unipic"])
@@ -289,9 +277,6 @@ def test_transformers_layout_and_a_changed_number_of_janus(tmp_path):
     found = verdicts(janus.cases, tmp_path / "x")
     assert [name for name, verdict in found.items() if verdict != "ok"] == ["janus/j2"]
     assert "janus/j9" in found
-
-
-# ------------------------------------------------------------------------------------- other sizes, same layout
 
 
 @torch.no_grad()

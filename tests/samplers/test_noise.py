@@ -1,4 +1,4 @@
-"""Paired noise: determinism, batch invariance, independence of streams, and that it is normal."""
+"""Paired noise: determinism, batch invariance, and independence of streams. ``recorded_values.json`` has its first numbers."""
 
 import math
 
@@ -21,21 +21,6 @@ def test_an_image_has_its_own_noise_whatever_the_batch(seed, batch, tokens):
         assert torch.equal(noise.steps("full", 5, tokens, 3)[row], alone.steps("full", 5, tokens, 3)[0])
 
 
-def test_noise_is_standard_normal_and_streams_are_uncorrelated():
-    """n = 400,000: mean and variance within 4.4 standard errors (two-sided p = 1e-5 each), correlation likewise."""
-    n = 400_000
-    a = PairedNoise(7, (0,)).first("full", n // 4, 4).flatten().double()
-    b = PairedNoise(7, (0,)).first("guided", n // 4, 4).flatten().double()
-    assert abs(a.mean()) < 4.4 / math.sqrt(n)
-    assert abs(a.var() - 1) < 4.4 * math.sqrt(2 / n)
-    assert abs((a * b).mean()) < 4.4 / math.sqrt(n)
-
-
-# ------------------------------------------------------------------------------------------------ frozen numbers
-#
-# Saved pictures and distributed sweeps are reproducible only while these numbers stay.
-
-
 def test_the_key_of_an_image_separates_seed_and_index():
     assert not torch.equal(PairedNoise(1, (23,)).first("full", 4, 4), PairedNoise(12, (3,)).first("full", 4, 4))
 
@@ -53,11 +38,7 @@ def test_noise_is_drawn_from_torchs_generator_with_the_digests_seed():
     assert torch.equal(noise.orders(16)[0], torch.randperm(16, generator=generator("order")))
     assert torch.equal(noise.first("full", 4, 8)[0], torch.randn(4, 8, generator=generator("full/first")))
     assert torch.equal(noise.steps("full", 3, 4, 8)[0], torch.randn(3, 4, 8, generator=generator("full/steps")))
-    assert noise.orders(8)[0].tolist() == [6, 4, 3, 0, 5, 7, 1, 2]
-    assert noise.first("full", 4, 8)[0, 0, :3].tolist() == pytest.approx([-0.14579, -0.090735, 1.198115], abs=1e-5)
-    assert noise.steps("full", 3, 4, 8)[0, 0, 0, :3].tolist() == pytest.approx(
-        [0.256719, -1.780205, -0.283044], abs=1e-5
-    )
+    assert not torch.equal(noise.first("guided", 4, 8), noise.first("full", 4, 8))
 
 
 MASK = 2**64 - 1

@@ -31,6 +31,7 @@ CASES = {
     "fasthybrid": (fasthybrid, HYBRID),
     "fasthybrid, no guidance": (fasthybrid, replace(HYBRID, cfg=1.0)),
     "fasthybrid, x0, step, keep": (fasthybrid, replace(HYBRID, guidance_space="x0", verify="step", accepted="keep")),
+    "fasthybrid, acceptance target": (fasthybrid, replace(HYBRID, acceptance_target=0.6)),
     "mar, annealed": (mar, MARSettings(**FEW, diffusion_steps_end=3)),
     "mar, speculation": (mar, MARSettings(**FEW, speculation=3)),
     "cspd": (cspd, CSPD),

@@ -68,7 +68,7 @@ def test_what_comes_out_does_not_depend_on_the_draft_length(model):
 
 
 @pytest.mark.parametrize("mode", ["lossless", "published"])
-@pytest.mark.parametrize("ratio", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize("ratio", [0.0, 0.17, 0.2, 0.5, 0.9])
 def test_the_pre_fill_is_the_targets(model, other, mode, ratio):
     """AR steps 0 .. S ratio, as the reference."""
     result = run(model, other, mode=mode, prefill_ratio=ratio)
@@ -125,12 +125,6 @@ def test_segments_are_never_longer_than_the_setting(model):
     """Three of four were kept: six would follow, and four are drafted."""
     segments = ([1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15])
     assert drafted(model, Wrong(4), draft_length=4) == (sum(segments, []), 1 + len(segments))
-
-
-@pytest.mark.parametrize(("ratio", "first"), [(0.0, 1), (0.17, 3), (0.25, 5), (0.9, 15)])
-def test_the_target_makes_the_first_steps_alone(model, ratio, first):
-    """AR steps s <= S ratio, of 16."""
-    assert drafted(model, Wrong(), prefill_ratio=ratio)[0][0] == first
 
 
 class Remembers(FullTransformer):
@@ -227,14 +221,6 @@ def test_the_rows_of_both_models_are_counted():
     counts = finish(cspd(target, prompt, settings, PairedNoise(5, (0,)), draft=draft)).report.counts
     assert counts["prompt_rows"] == 2 * len(target.prompt("a boat")) and counts["draft_passes"]
     assert counts["transformer_tokens"] == sum(counts[f"{part}_rows"] for part in ("encoder", "llm", "decoder"))
-
-
-def test_published_accepts_more_with_a_wider_inner_temperature(model):
-    draft = nearly(model, 0.003)
-    rates = [run(model, draft, mode="published", inner_temperature=t).report.acceptance for t in (1.0, 42.0, 1000.0)]
-    assert rates == sorted(rates) and rates[0] < rates[-1]
-    own = run(model, draft, mode="published")
-    assert torch.equal(own.latents, run(model, draft, mode="published", inner_temperature=42.0).latents)
 
 
 def test_shared_noise_accepts_more():

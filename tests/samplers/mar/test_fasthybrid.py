@@ -91,13 +91,6 @@ def test_limits_of_the_acceptance_target(model):
     torch.testing.assert_close(nothing.latents, plain(model).latents, rtol=1e-4, atol=1e-4)
 
 
-def test_an_image_with_an_acceptance_target_is_itself_alone(model):
-    settings = {"lookahead": 3, "guided_steps": 4, "acceptance_target": 0.6}
-    together, parts = run(model, **settings), [run(model, (i,), **settings) for i in range(3)]
-    torch.testing.assert_close(together.latents, torch.cat([part.latents for part in parts]), rtol=1e-4, atol=1e-4)
-    assert together.report.counts["accepted"] == sum(part.report.counts["accepted"] for part in parts)
-
-
 @pytest.mark.parametrize(("lookahead", "start"), [(2, 0), (3, 0), (8, 0), (4, 1), (4, 3), (4, 8)])
 def test_accepting_everything_costs_what_the_paper_says(model, lookahead, start):
     """Sequential head calls: T a segment, T_g for each of its other steps (paper: Q T + Q T_g (K - 1)), less one where the

@@ -52,11 +52,6 @@ def close(a, b, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(1.0, float(b.abs().max())))
 
 
-def test_an_image_does_not_depend_on_the_prompts_beside_it(hybrid, plain):
-    for image, text in enumerate((SHORT, LONG)):
-        close(sampled(hybrid, "mar", PromptCondition((text,)), [image]).latents[0], plain.latents[image], 1e-4)
-
-
 def test_the_prompt_and_the_unconditional_text_matter(hybrid, plain):
     other = sampled(hybrid, "mar", PromptCondition((LONG, LONG))).latents
     assert (other[0] - plain.latents[0]).abs().max() > 1e-2
@@ -206,9 +201,6 @@ def test_a_model_samples_with_its_own_largest_beta(hybrid, plain):
     assert (made - other).abs().max() > 1e-2
     for model, beta in ((capped, 0.2), (hybrid, 0.999)):
         assert torch.equal(begun(model, t_max=999).tables.betas, tables(4, 999, beta).betas)
-    assert float(tables(100, 999, 0.2).alphas_cumprod[-1]) == pytest.approx(2.64e-5, rel=1e-2)
-    assert float(tables(100, 999).alphas_cumprod[-1]) == pytest.approx(2.43e-9, rel=1e-2)
-    assert torch.equal(tables(1000, 990, 0.2).alphas_cumprod, tables(1000, 990).alphas_cumprod)
 
 
 def test_the_first_timestep_follows_the_diffusion(hybrid):

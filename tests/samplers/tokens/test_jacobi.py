@@ -118,6 +118,10 @@ def test_calls_are_those_of_a_plain_iteration_without_a_cache(window):
         tokens, step = plain_iteration(PLAIN_GPT, label, i, chosen, 5)
         assert made.codes[i].flatten().tolist() == tokens
         assert made.report.maps["step"][i].ravel().tolist() == step
+        # The first position of a call's window is certain; the others that the call decides are accepted guesses.
+        certain = np.flatnonzero(made.report.maps["outcome"][i].ravel() == PLAIN)
+        assert certain.tolist() == [step.index(call) for call in range(max(step) + 1)]
+    assert made.report.counts["accepted"] > 0
 
 
 def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
@@ -195,16 +199,6 @@ def test_the_table_lists_every_row_and_cell(name):
         assert (table.cell_row[cells] - table.row_start[k]).tolist() == list(p.rows)
         assert (table.decided_at[list(p.cells)] == k).all()
     assert not table.visible[:, -1].any() and (table.decided_at[:known] == -1).all()
-
-
-@pytest.mark.parametrize("parallel", [4, 16])
-def test_every_call_decides_one_token_without_a_guess(parallel):
-    """The first position of a call's window is certain; the others that the call decides are accepted guesses."""
-    report = run(llamagen, tiny_gpt(), LlamaGenSettings(temperature=0.1, parallel=parallel)).report
-    step, outcome = report.maps["step"].reshape(3, -1), report.maps["outcome"].reshape(3, -1)
-    assert report.counts["accepted"] > 0 and (step == 1).sum() > 3, "the first call must accept a guess"
-    for image in range(3):
-        assert sorted(step[image][outcome[image] == PLAIN]) == sorted(set(step[image]))
 
 
 def test_a_report_counts_what_a_plain_iteration_draws():

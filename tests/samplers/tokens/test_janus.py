@@ -30,16 +30,13 @@ def codes(model: JanusModel, sampler: str, condition: Any, images: Any, seed: in
     return finish(entry.run(model, condition, entry.settings(**values), draws, seed)).codes
 
 
-@pytest.mark.parametrize("count", [50, pytest.param(200, marks=pytest.mark.slow)])
-def test_pictures_are_the_same_in_windows_and_alone(model, count):
-    for start in range(0, count, 50):
-        condition = PromptCondition(tuple(PROMPTS[i % len(PROMPTS)] for i in range(50)))
-        images = range(start, start + 50)
-        serial = codes(model, "llamagen", condition, images)
-        assert torch.equal(codes(model, "llamagen", condition, images, parallel=4), serial)
-        assert len(serial.flatten(1).unique(dim=0)) == 50
-        for i in range(50):
-            assert torch.equal(codes(model, "llamagen", condition.of([i]), images[i : i + 1])[0], serial[i])
+def test_pictures_are_the_same_in_windows_and_alone(model):
+    condition = PromptCondition(PROMPTS * 10)
+    serial = codes(model, "llamagen", condition, range(50))
+    assert torch.equal(codes(model, "llamagen", condition, range(50), parallel=4), serial)
+    assert len(serial.flatten(1).unique(dim=0)) == 50
+    for i in range(50):
+        assert torch.equal(codes(model, "llamagen", condition.of([i]), [i])[0], serial[i])
 
 
 def test_zipar(model):

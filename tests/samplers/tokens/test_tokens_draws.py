@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_noise import GOLDEN, MASK, halves, mixed
 
-EULER = 0.5772156649
-
 
 @settings(max_examples=30)
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**40), min_size=1, max_size=4), st.permutations(range(6)))
@@ -46,17 +44,6 @@ def test_uniform_numbers_are_uniform_and_neighbours_are_uncorrelated():
         assert float(((counts - n / 256) ** 2).sum() / (n / 256)) < 364
 
 
-def test_gumbel_numbers_have_gumbels_mean_variance_and_tail():
-    n = 400_000
-    g = PairedDraws(3, (0,)).gumbel("token", torch.arange(400), 1000).double()
-    assert abs(g.mean() - EULER) < 4.4 * math.sqrt(math.pi**2 / 6 / n)
-    assert abs(g.var() - math.pi**2 / 6) < 0.04
-    # P(g > t) = 1 - exp(-exp(-t)): the large values decide. 4.4 standard errors of a count of about 1, 54 and 2960.
-    for t in (12.5, 8.9, 4.9):
-        expected = n * -math.expm1(-math.exp(-t))
-        assert abs(int((g > t).sum()) - expected) < 4.4 * math.sqrt(expected) + 1
-
-
 def test_the_largest_of_log_probabilities_and_noise_is_a_sample():
     """40,000 draws of 5 values: chi-square with 4 degrees of freedom; 99.999 % is below 28.5."""
     p = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03])
@@ -83,7 +70,6 @@ def test_a_draw_is_splitmix64_of_the_digest_the_cell_and_the_value():
     torch.testing.assert_close(
         gumbel, torch.tensor([[-math.log(-math.log1p(-number(c, v))) for v in range(4)] for c in cells])
     )
-    assert found[0, :2].tolist() == pytest.approx([0.76596070, 0.36529715], rel=1e-5)
     (far,) = PairedDraws(7, (3,)).uniform("token", torch.tensor([0]), 2**16 + 1)[0, :, -1].tolist()
     assert far == pytest.approx(number(0, 2**16), rel=1e-6), (
         "a large vocabulary does not run into the next cell's numbers"

@@ -40,21 +40,14 @@ def test_the_prefix_is_the_longest_condition():
     assert found == 256 * 2 * 3 * (7 + 16) + ROW * 7 + CELL
 
 
-@pytest.mark.parametrize(("parallel", "drafted"), [(0, 3), (2, 6), (4, 9)])
-def test_mulosd_verifies_a_picture_and_drafts_rows(parallel, drafted):
-    """The target's 6 x 6 cells in one pass, of which a wave draws 9 again; a column of the draft's 3 x 3, or of a window each."""
+@pytest.mark.parametrize(
+    ("grid", "wave", "parallel", "drafted"), [(6, 9, 0, 3), (6, 9, 2, 6), (6, 9, 4, 9), (9, 25, 0, 3), (36, 256, 0, 3)]
+)
+def test_mulosd_verifies_a_picture_and_drafts_rows(grid, wave, parallel, drafted):
+    """The target's cells in one pass; of these a wave draws one of every second row and column again, and 256 at most. A column of the
+    draft's 3 x 3, or of a window each."""
     settings = MuLoSDSettings(cfg=2.0, draft_parallel=parallel, neighbours=5)
-    verifying = 256 * 2 * 3 * (1 + 36) + ROW * (1 + 36) + CELL * 9
-    drafting = 256 * 2 * 3 * (1 + 9) + ROW * 2 * drafted + CELL * drafted
-    found = estimate(tiny_gpt(grid=6), condition_of("class"), settings, tiny_gpt(grid=3))
-    assert found == verifying + drafting + 4 * 23 * (5 + 4096)
-
-
-@pytest.mark.parametrize(("grid", "wave"), [(9, 25), (36, 256)])
-def test_a_wave_has_a_cell_of_every_second_row_and_column_and_256_at_most(grid, wave):
-    """5 x 5 of 9 x 9 cells; of 36 x 36 it would be 18 x 18."""
-    settings = MuLoSDSettings(cfg=2.0, neighbours=5)
     verifying = 256 * 2 * 3 * (1 + grid**2) + ROW * (1 + grid**2) + CELL * wave
-    drafting = 256 * 2 * 3 * (1 + 9) + ROW * 2 * 3 + CELL * 3
+    drafting = 256 * 2 * 3 * (1 + 9) + ROW * 2 * drafted + CELL * drafted
     found = estimate(tiny_gpt(grid=grid), condition_of("class"), settings, tiny_gpt(grid=3))
     assert found == verifying + drafting + 4 * 23 * (5 + 4096)
