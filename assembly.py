@@ -224,10 +224,8 @@ def load_language_model(choice: str, source: Source) -> tuple[TarModel, dict[str
     return load_tar(path, dtype, source.device), stated_defaults(ck.read_metadata(path))
 
 
-def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel | None:
-    """Load the TA-Tok that turns semantic codes into a de-tokenizer's features; None if the de-tokenizer reads codes."""
-    if choice == AUTO and ready.config.condition != "features":
-        return None
+def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel:
+    """Load the TA-Tok that turns semantic codes into a de-tokenizer's features."""
     choice = hub.ta_tok_for(ready.metadata.get("ta_tok")) if choice == AUTO else choice
     reader = load_ta_tok(source.find(choice, "ta-tok"), source.precision(TAR), source.device, encoder=False)
     expect_features(reader, cast(TokenModel, ready.model))

@@ -30,9 +30,6 @@ from .options import MOST_IMAGES, source
 from .planning import PROMPT, Planned
 from .running import drive
 
-# Kinds of conditions that Tar's codes become.
-CODES = ("features", "codes")
-
 
 @dataclass
 class Builder:
@@ -52,7 +49,7 @@ class Builder:
     def forget(self) -> None:
         """Free the language model, the reader and the encoder."""
         self._language: Any = None
-        self._reader: tuple[Ready, TATokModel | None] | None = None
+        self._reader: tuple[Ready, TATokModel] | None = None
         self._t5: Any = None
         self._rows: dict[str, Tensor] = {}
 
@@ -107,11 +104,10 @@ class Builder:
         return drive(in_parts(start, len(texts)), "prompt", "codes").condition
 
     def read(self, codes: CodeCondition, on: Ready) -> AnyCondition:
-        """Features of codes, for a de-tokenizer that reads features."""
+        """Features of codes, for a de-tokenizer."""
         if self._reader is None or self._reader[0] is not on:
             self._reader = on, load_reader(on, self.files, self.ta_tok)
-        reader = self._reader[1]
-        return codes if reader is None else features_of(codes, reader)
+        return features_of(codes, self._reader[1])
 
 
 def conditions(
@@ -132,7 +128,7 @@ def conditions(
         raise UserError(f"text: the models of this run ({names}) draw classes; name one with --label.")
     if label is not None and all(p.on.draws_from_text for p in planned):
         raise UserError(f"label: the model of this run ({names}) draws from text; say what with --text.")
-    if asked and not any(p.on.condition in CODES for p in planned):
+    if asked and not any(p.on.condition == "features" for p in planned):
         raise UserError(
             f"set: no sampler of this run draws from Tar's codes, which {PROMPT}.{next(iter(asked))} is about."
         )
@@ -145,7 +141,7 @@ def conditions(
             continue
         if not p.on.draws_from_text:
             made[id(p.on)] = build.labels(p.on, label or "0", repeat)
-        elif p.on.condition not in CODES:
+        elif p.on.condition != "features":
             made[id(p.on)] = build.prompts(p.on, _each(texts, repeat, p.on))
         else:
             codes = codes or build.codes(p.on, _each(texts, repeat, p.on))

@@ -180,11 +180,9 @@ def load_detokenizer(
 
 def expect_features(ta_tok: TATokModel, model: TokenModel) -> None:
     """Raise a UserError if a de-tokenizer does not accept the features of a TA-Tok."""
-    config, width = model.net.config, ta_tok.net.config.width
-    if config.condition != "features":
-        raise UserError(f"ta_tok: {model.name} draws from codes themselves, not from features; leave TA-Tok out.")
-    if width != config.condition_size:
-        found = f"{ta_tok.name} has features of width {width}, {model.name} needs {config.condition_size}"
+    width, expected = ta_tok.net.config.width, model.net.config.condition_size
+    if width != expected:
+        found = f"{ta_tok.name} has features of width {width}, {model.name} needs {expected}"
         raise UserError(f"ta_tok: {found}; choose the TA-Tok it was trained with.")
 
 
@@ -194,9 +192,8 @@ def _detokenizer_config(file: ck.Checkpoint, arguments: Mapping[str, Any], heads
     c = gpt_config(file, heads or max(1, width // 64))
     if not c.absolute:
         raise file.error(f"does not fit {file.what}: abs_pe is missing")
-    size = "cond_dim" if c.condition == "features" else "cond_vocab_size"
-    derived = {"dim": c.dim, "n_layer": c.depth, "vocab_size": c.vocab, "n_kv_head": c.kv_heads, size: c.condition_size}
-    expect_stated(file, arguments, derived)
+    shape = {"dim": c.dim, "n_layer": c.depth, "n_kv_head": c.kv_heads}
+    expect_stated(file, arguments, {**shape, "vocab_size": c.vocab, "cond_dim": c.condition_size})
     return c
 
 

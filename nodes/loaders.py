@@ -229,7 +229,7 @@ class _Loader(io.ComfyNode):
         vae = make_vae(ready.decoder, ready.latent_channels, math.isqrt(ready.tokens) * patch)
         if given["size"] != AUTO and vae.downscale_ratio * patch != PIXELS:
             raise UserError(f"size: {ready.model.name} has tokens of another size than {PIXELS} pixels; choose {AUTO}.")
-        loaded = {name: host.Loaded.of(part) for name, part in parts.items() if part is not None}
+        loaded = {name: host.Loaded.of(part) for name, part in parts.items()}
         return io.NodeOutput(host.Loaded.of(ready.model, vae, loaded, assembly.defaults(ready), given["speed"]), vae)
 
 

@@ -288,7 +288,7 @@ def _begin_tokens(
     model: TokenModel = loaded.model
     vae, upscale_model = loaded.vae, sockets.get("upscale_model") if entry.needs_draft else None
     assert vae is not None  # checked by expect_tokens
-    if entry.name == "par" and model.net.config.condition in ("features", "codes"):
+    if entry.name == "par" and model.net.config.condition == "features":
         raise UserError(
             f"model: {model.name} is a Tar de-tokenizer, which decides its tokens row by row; connect a PAR, or use LlamaGen Sampler or "
             "ZipAR Sampler."

@@ -31,13 +31,12 @@ OFFICIAL_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560:
 # Head width of Qwen2.5's larger models, whose state dict holds no head count either.
 _QWEN_HEAD_DIM = 128
 # Kinds of a condition. A prompt is token ids of the same vocabulary.
-CLASS, TEXT, FEATURES, CODES, PROMPT = "class", "text", "features", "codes", "prompt"
+CLASS, TEXT, FEATURES, PROMPT = "class", "text", "features", "prompt"
 # Parameters of a LlamaGen that say which kind it has.
 _CONDITIONS = {
     "cls_embedding.embedding_table.weight": CLASS,
     "cls_embedding.uncond_embedding": TEXT,
     "clip_proj.weight": FEATURES,
-    "clip_proj.embedding_table.weight": CODES,
 }
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Our names of parameters, which are LlamaGen's, and those of a language model.
@@ -68,8 +67,8 @@ class LlamaConfig:
     kv_heads: int  # heads of keys and values; fewer are grouped-query attention
     hidden: int  # inner width of the feed-forward part
     vocab: int  # number of token values V
-    condition: str  # CLASS (a label), TEXT (a text encoder's features), FEATURES or CODES (Tar's semantic ones), PROMPT
-    condition_size: int = 0  # number of labels or codes, without the null entry; width of a feature row; 0 for a prompt
+    condition: str  # CLASS (a label), TEXT (a text encoder's features), FEATURES (of Tar's semantic codes), PROMPT
+    condition_size: int = 0  # number of labels, without the null entry; width of a feature row; 0 for a prompt
     text_rows: int = 0  # maximum rows of a text (120 officially); 0 for other conditions
     absolute: int = 0  # rows of the additive position table; 0 selects RoPE: 1-D for prompts, else 2-D
     special: int = 0  # number of PAR's learned transition tokens; 0 for a plain model
@@ -108,7 +107,7 @@ class LlamaConfig:
         (rows, columns), special = state[key].shape, "spe_tok_embeddings.special_embeddings.weight"
         hidden, blocks = state["layers.0.feed_forward.w1.weight"].shape[0], depth(state, "layers.")
         about = {
-            "condition_size": rows - 1 if kind in (CLASS, CODES) else columns,
+            "condition_size": rows - 1 if kind == CLASS else columns,
             "text_rows": rows if kind == TEXT else 0,
             "absolute": absolute,
             "special": state[special].shape[0] if special in state else 0,
@@ -313,8 +312,6 @@ class Llama(Regional):
             projection = {"fc1": Linear(c.condition_size, c.dim), "fc2": Linear(c.dim, c.dim)}
             self.cls_embedding = nn.ModuleDict({"cap_proj": nn.ModuleDict(projection)})
             self.cls_embedding.register_buffer("uncond_embedding", torch.zeros(c.text_rows, c.condition_size))
-        elif c.condition == CODES:
-            self.clip_proj: nn.Module = nn.ModuleDict({"embedding_table": nn.Embedding(c.condition_size + 1, c.dim)})
         elif c.condition == FEATURES:
             self.clip_proj = nn.Linear(c.condition_size, c.dim)
         if c.absolute:
@@ -343,16 +340,16 @@ class Llama(Regional):
         return self.norm.weight.device
 
     def prefix(self, condition: Tensor, lengths: Tensor | None = None, guided: bool = False) -> Tensor:
-        """Prefix rows [B, n, C] of labels int64 [B], features [B, n, E], or semantic codes or token ids int64 [B, n]; if ``guided``, the
-        rows of the null condition follow, [2 B, n, C]. ``lengths`` int64 [B] are the valid rows, None: all."""
+        """Prefix rows [B, n, C] of labels int64 [B], features [B, n, E], or token ids int64 [B, n]; if ``guided``, the rows of the
+        null condition follow, [2 B, n, C]. ``lengths`` int64 [B] are the valid rows, None: all."""
         c = self.config
         if c.condition == PROMPT:
             return self.tok_embeddings(condition)
-        if c.condition in (CLASS, CODES):
-            ids = condition[:, None] if c.condition == CLASS else condition
+        if c.condition == CLASS:
+            ids = condition[:, None]
             if guided:
                 ids = torch.cat([ids, torch.full_like(ids, c.condition_size)])
-            return (self.cls_embedding if c.condition == CLASS else self.clip_proj).embedding_table(ids)
+            return self.cls_embedding.embedding_table(ids)
         x = condition.to(self.tok_embeddings.weight.dtype)
         if c.condition == FEATURES:
             return self.clip_proj(torch.cat([x, torch.zeros_like(x)]) if guided else x)

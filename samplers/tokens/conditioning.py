@@ -18,7 +18,7 @@ from ..conditioning import KINDS, AnyCondition, CodeCondition, Condition, Featur
 class PreparedCondition(NamedTuple):
     """A condition as an argument of :meth:`Llama.prefix`."""
 
-    # labels int64 [B], features [B, n, E], codes or token ids of Janus' prompts int64 [B, n], or of Tar's P distinct prompts int64 [P, n]
+    # labels int64 [B], features [B, n, E], token ids of Janus' prompts int64 [B, n], or of Tar's P distinct prompts int64 [P, n]
     condition: Tensor
     lengths: Tensor | None = None  # int64 [B] or [P], valid rows of each; None if all have the same number
     images: Tensor | None = None  # int64 [B], index of every image's prompt; None: an entry an image
@@ -68,10 +68,7 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     expect_kind(condition, c.condition, name)
     if isinstance(condition, Condition):
         return PreparedCondition(condition.class_ids(c.condition_size, model.label_set, device))
-    if isinstance(condition, CodeCondition):
-        entries = condition.codes
-        _check_codes(condition, c.condition_size, name)
-    elif isinstance(condition, PromptCondition):
+    if isinstance(condition, PromptCondition):
         entries = tuple(torch.tensor(ids) for ids in prompt_ids(model, condition))
     else:
         entries = condition.features
@@ -80,7 +77,7 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
         if others:
             what = f"its rows hold {min(others)} numbers, {name} reads {c.condition_size}"
             raise UserError(f"condition: {what}; use the encoder that belongs to it.")
-    # Rows or codes are padded to the longest image's.
+    # Rows are padded to the longest image's.
     counts = [len(entry) for entry in entries]
     least, most = min(counts), max(counts)
     if c.condition == "text" and most > c.text_rows:

@@ -49,7 +49,7 @@ def llamagen(
     """
     raster_only("LlamaGen", model)
     # Reports of a de-tokenizer are compared with each other, not with those of a LlamaGen.
-    name = "tar" if model.net.config.condition in ("features", "codes") else "llamagen"
+    name = "tar" if model.net.config.condition == "features" else "llamagen"
     run = begin(name, model, condition, settings, noise, seed, edit)
     return (yield from decode(run, raster(model.grid), settings.parallel))
 

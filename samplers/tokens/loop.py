@@ -235,8 +235,8 @@ def sample(run: TokenRun, logits: Tensor, cells: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------ settings of a model
 
-# Published guidance and top-k by kind of condition: LlamaGen's for classes and text, Tar's for codes and features, Janus' for prompts.
-_PUBLISHED = {"class": (4.0, 2000), "text": (7.5, 1000), "features": (4.0, 0), "codes": (4.0, 0), "prompt": (5.0, 0)}
+# Published guidance and top-k by kind of condition: LlamaGen's for classes and text, Tar's for features, Janus' for prompts.
+_PUBLISHED = {"class": (4.0, 2000), "text": (7.5, 1000), "features": (4.0, 0), "prompt": (5.0, 0)}
 # PAR's guidance by width and regions (XL-4x, XXL-4x, 3B-4x, 3B-16x); all values can be drawn.
 _PUBLISHED_PAR = {(1280, 4): 1.5, (1536, 4): 1.435, (3200, 4): 1.345, (3200, 16): 1.5}
 

@@ -11,7 +11,6 @@ SHAPES = {
     "class, absolute": LlamaConfig(32, 2, 4, 4, 48, 19, "class", 5, absolute=16),
     "text": LlamaConfig(32, 2, 4, 4, 48, 19, "text", 6, text_rows=7),
     "features, grouped heads": LlamaConfig(32, 2, 4, 2, 48, 19, "features", 6, absolute=40),
-    "codes": LlamaConfig(32, 2, 4, 1, 48, 19, "codes", 9, absolute=40),
     "par": LlamaConfig(32, 2, 4, 4, 48, 19, "class", 5, special=3),
 }
 
@@ -29,8 +28,6 @@ def build(config: LlamaConfig, seed: int = 0) -> Llama:
 def condition(config: LlamaConfig, rows: int = 4) -> torch.Tensor:
     if config.condition == "class":
         return torch.tensor([1, 4])
-    if config.condition == "codes":
-        return torch.arange(2 * rows).view(2, -1) % config.condition_size
     return torch.randn(2, rows, config.condition_size, generator=torch.Generator().manual_seed(3))
 
 
@@ -52,7 +49,7 @@ def test_shapes_that_make_no_sense_are_refused():
         with pytest.raises(ValueError, match=sentence):
             LlamaConfig.of_llamagen(state, heads)
     with pytest.raises(ValueError, match="heads: 1 does not fit the attention weights"):
-        LlamaConfig.of_llamagen(Llama(SHAPES["codes"]).state_dict(), 1)
+        LlamaConfig.of_llamagen(Llama(SHAPES["features, grouped heads"]).state_dict(), 1)
     with pytest.raises(KeyError, match="cls_embedding"):
         LlamaConfig.of_llamagen({k: v for k, v in state.items() if not k.startswith("cls_")}, 4)
     with pytest.raises(KeyError, match="tok_embeddings"):

@@ -14,7 +14,7 @@ from fastar_nodes.model_loaders.checkpoint import read
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.model_loaders.networks.tar import SpecialTokens
-from fastar_nodes.model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar
+from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.model_loaders.tokenizer import Tokenizer, load_tokenizer
 from qwen_reference import TINY, tiny_qwen
 from safetensors.torch import load_file, save_file
@@ -386,12 +386,6 @@ def test_parts_are_checked(tmp_path: Path) -> None:
     assert model.ta_tok is ta_tok
     other = TATokModel(tiny_ta_tok(replace(TINY_TA_TOK, width=36)), "other")
     refused(load_detokenizer, tmp_path / "d.safetensors", "^ta_tok: other has features of width 36", ta_tok=other)
-    codes = replace(DTOK, condition="codes", condition_size=30)
-    save_file(detokenizer_state(codes), tmp_path / "c.safetensors", metadata=STATED)
-    of_codes = load_detokenizer(tmp_path / "c.safetensors")
-    assert of_codes.net.config == codes
-    with pytest.raises(UserError, match="^ta_tok: c draws from codes themselves"):
-        expect_features(ta_tok, of_codes)
     vq = VQModel(VQAutoencoder(VQConfig(ch=8, ch_mult=(1,), blocks=1, z_channels=4, codes=21, groups=4)), "vq")
     with pytest.raises(UserError, match="^decoder: vq has 21 codes, d writes 20"):
         expect_codes(vq, model)

@@ -98,7 +98,6 @@ def sized(dim: int, regions: int = 1, condition: str = "class") -> SimpleNamespa
         (sized(1280), 4.0, 2000),
         (sized(1280, condition="text"), 7.5, 1000),
         (sized(1536, condition="features"), 4.0, 0),
-        (sized(1536, condition="codes"), 4.0, 0),
         (sized(1280, 4), 1.5, 0),
         (sized(1536, 4), 1.435, 0),
         (sized(3200, 4), 1.345, 0),
