@@ -4,7 +4,7 @@ import math
 
 import pytest
 from fastar_nodes.samplers.tokens.mulosd import draft_schedule
-from fastar_nodes.samplers.tokens.par import ablation_schedule, par_groups, par_schedule
+from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
 from fastar_nodes.samplers.tokens.schedule import Schedule, _stand_in, raster
 from fastar_nodes.samplers.tokens.zipar import row_groups, windowed
 from hypothesis import given
@@ -95,11 +95,6 @@ def test_pars_groups_predict_the_next_region_by_region(m, side, start):
         assert set(p.last_visible) == {max(p.slot)}, "a group sees all of itself"
     # With the condition's slot as many as cells: the last group is never fed, and the transition tokens take its place.
     assert schedule.slots == grid * grid - 1
-
-
-def test_pars_order_on_a_small_grid():
-    # 4 x 4 in 2 x 2 regions: first the corners of the regions.
-    assert par_groups(4, 4) == [[0, 2, 8, 10], [1, 3, 9, 11], [4, 6, 12, 14], [5, 7, 13, 15]]
 
 
 @given(st.integers(1, 30), st.integers(1, 40))
