@@ -20,18 +20,6 @@ print(json.dumps(digests(reverse=sys.argv[1] == "reverse")))
 """
 
 
-# Cases of the contracts beside those that are named after a sampler: further code of the same samplers.
-MASKED = ("mar, annealed", "mar, speculation", "cspd, speculation", "cspd, published", "lazymar, cached head")
-TOKENS = (
-    "llamagen, features, grouped heads",
-    "window, llamagen",
-    "window, par",
-    "window, zipar, text",
-    "prompt, window",
-)
-REPAIRS = ("mulosd, rows", "mulosd, drafted in windows")
-
-
 def digests(reverse: bool) -> dict[str, str]:
     """Digest of the output of every sampler on tiny models whose weights all count as large, so that the rule for products applies."""
     import torch
@@ -40,12 +28,13 @@ def digests(reverse: bool) -> dict[str, str]:
     from test_batches import CASES, IMAGES, masked, tokens
 
     ops.LARGE_WEIGHT = 1
-    starts = {**CASES, **{name: partial(masked.start, name, labels=(1, 4)) for name in MASKED}}
-    starts |= {name: partial(tokens.start, name) for name in (*TOKENS, *REPAIRS)}
+    starts = {"hybrid": partial(CASES["hybrid"], range(IMAGES))}
+    for contract in (masked, tokens):
+        starts |= {name: partial(contract.start, name) for name in contract.CASES}
     found = {}
     for name in sorted(starts, reverse=reverse):
         with torch.inference_mode():
-            result = finish(starts[name](range(IMAGES)))[0]
+            result = finish(starts[name]())[0]
         found[name] = hashlib.sha256(result.contiguous().numpy().tobytes()).hexdigest()
     return found
 

@@ -54,11 +54,13 @@ MODEL, DRAFT = tiny_mar(), tiny_mar(1)
 DRAFTED = {entry.run for entry in SAMPLERS.values() if entry.needs_draft}
 
 
-def start(case, images=(0, 1, 2), labels=(1, 4, 0), seed=5, move=lambda m: m, model=MODEL, draft=DRAFT, condition=None):
+def start(case, images=(0, 1, 2), labels=(1, 4, 0), seed=5, move=lambda m: m, model=MODEL, draft=DRAFT, **more):
     """The steps of a case; ``move`` changes every model."""
     sampler, settings = CASES[case]
-    more = {"draft": move(draft)} if sampler in DRAFTED else {}
-    return sampler(move(model), condition or from_ids(labels), settings, PairedNoise(seed, images), seed, **more)
+    more = {"condition": from_ids(labels), **more}
+    if sampler in DRAFTED:
+        more["draft"] = move(draft)
+    return sampler(move(model), settings=settings, noise=PairedNoise(seed, images), seed=seed, **more)
 
 
 whole = functools.cache(lambda case: stepped(start(case)))
@@ -112,6 +114,7 @@ def test_yields_after_every_step(case):
 def test_report_adds_up(case):
     settings, (_, result) = CASES[case][1], whole(case)
     report = result.report
+    assert report.sampler == case.partition(",")[0]
     if "draft_passes" in report.counts:
         assert 1 < report.counts["transformer_passes"] - report.counts["draft_passes"] <= settings.ar_steps
     else:

@@ -92,11 +92,12 @@ def case(request):
     return request.param
 
 
-def start(case, images=(0, 1, 2), seed=5, move=lambda m: m, **changes):
+def start(case, images=(0, 1, 2), seed=5, move=lambda m: m, edit=None, **changes):
     """The steps of a case; ``move`` changes every model, ``changes`` the settings."""
     sampler, model, chosen, *drafts = CASES[case]
     chosen = dataclasses.replace(chosen, **changes)
     more = {"draft": move(drafts[0]), "up_sampler": UpSampling(move(VQ))} if drafts else {}
+    more |= {"edit": edit} if edit else {}
     what = [PROMPTS[i] for i in images] if model is TAR else condition_of(model.net.config.condition, images)
     return sampler(move(model), what, chosen, PairedDraws(seed, images), seed, **more)
 

@@ -1,7 +1,6 @@
 """Drawing part of a picture anew, in every sampler: what is given comes back bit for bit."""
 
 import dataclasses
-from functools import partial
 
 import numpy as np
 import pytest
@@ -11,92 +10,66 @@ from fastar_nodes.reports.record import GIVEN
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
-from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stepping import stepped
+from test_sampler_contract import start
 from tiny_models import tiny_mar
 
-FEW = {"ar_steps": 5, "diffusion_steps": 6, "cfg": 2.0}
-DRAFTED = partial(cspd, draft=tiny_mar(1))
-SAMPLERS = {
-    "mar": (mar, MARSettings(**FEW)),
-    "mar, annealed, speculation": (mar, MARSettings(**FEW, diffusion_steps_end=3, speculation=3)),
-    "fasthybrid": (fasthybrid, FastHybridSettings(**FEW, lookahead=3, threshold=0.97, guided_steps=3)),
-    "cspd, lossless": (DRAFTED, CSpDSettings(**FEW, draft_length=2)),
-    "cspd, published": (DRAFTED, CSpDSettings(**FEW, draft_length=2, mode="published")),
-}
+CASES = "mar", "mar, annealed", "mar, speculation", "fasthybrid", "cspd", "cspd, published"
+LEFT = torch.zeros(1, 4, 4)
+LEFT[:, :, :2] = 1
 
 
-@pytest.fixture(params=SAMPLERS, ids=str)
-def sampler(request):
-    return SAMPLERS[request.param]
+@pytest.fixture(params=CASES, ids=str)
+def case(request):
+    return request.param
 
 
 def picture(images: int = 1, seed: int = 0) -> torch.Tensor:
     return torch.randn(images, 4, 4, 4, generator=torch.Generator().manual_seed(seed))
 
 
-def run(sampler, model, edit, images=(0, 1), labels=(1, 4)):
-    make, made = sampler
-    return finish(make(model, from_ids(labels), made, PairedNoise(3, images), edit=edit))
+def run(case, edit, images=(0, 1), labels=(1, 4)):
+    return finish(start(case, images, labels, edit=edit))
 
 
-def left_half() -> torch.Tensor:
-    mask = torch.zeros(1, 4, 4)
-    mask[:, :, :2] = 1
-    return mask
-
-
-def test_given_tokens_come_back_bit_for_bit(sampler, model):
-    start = picture(2)
-    result = run(sampler, model, Edit(start, left_half()))
-    drawn = left_half().bool().expand(2, -1, -1)
-    kept = ~drawn[:, None].expand_as(start)
-    assert torch.equal(result.latents[kept], start[kept])
-    assert bool((result.latents[~kept] != start[~kept]).all())
+def test_given_tokens_come_back_bit_for_bit_and_are_shown_at_every_step(case):
+    """Masks may differ between images if they are as large."""
+    given, drawn = picture(2), torch.cat([LEFT, LEFT.flip(2)]).bool()
+    seen, result = stepped(start(case, (0, 1), (1, 4), edit=Edit(given, drawn.float())))
+    kept = ~drawn[:, None].expand_as(given)
+    assert torch.equal(result.latents[kept], given[kept])
+    assert bool((result.latents[~kept] != given[~kept]).all())
     assert np.array_equal(result.report.maps["outcome"] == GIVEN, ~drawn.numpy())
     assert np.array_equal(result.report.maps["step"] == -1, ~drawn.numpy())
-
-
-def test_every_step_shows_what_is_given(sampler, model):
-    start, (make, made) = picture(), sampler
-    seen = list(make(model, from_ids((1,)), made, PairedNoise(3, (0,)), edit=Edit(start, left_half())))
-    kept = ~left_half().bool()[:, None].expand_as(start)
-    assert len(seen) == 5
+    assert len(seen) == 6
     for step in seen:
-        assert torch.equal(step.latents[kept], start[kept]) and bool(step.decided[~left_half().bool()].all())
-    assert int(seen[0].decided.sum()) < 16 and bool(seen[-1].decided.all())
+        assert torch.equal(step.latents[kept], given[kept]) and bool(step.decided[~drawn].all())
+    assert int(seen[0].decided.sum()) < 32 and bool(seen[-1].decided.all())
 
 
-def test_all_of_it_is_a_new_picture_bit_for_bit(sampler, model):
-    anew, plain = run(sampler, model, Edit(picture(), torch.ones(1, 4, 4))), run(sampler, model, None)
+def test_all_of_it_is_a_new_picture_bit_for_bit(case):
+    anew, plain = run(case, Edit(picture(), torch.ones(1, 4, 4))), run(case, None)
     assert torch.equal(anew.latents, plain.latents) and anew.report.counts == plain.report.counts
 
 
-def test_an_edit_does_not_depend_on_its_batch(sampler, model):
-    start = picture(2)
-    together = run(sampler, model, Edit(start, left_half()))
+def test_an_edit_does_not_depend_on_its_batch(case):
+    given = picture(2)
+    together = run(case, Edit(given, LEFT))
     for i, label in enumerate((1, 4)):
-        alone = run(sampler, model, Edit(start[i : i + 1], left_half()), (i,), (label,))
+        alone = run(case, Edit(given[i : i + 1], LEFT), (i,), (label,))
         torch.testing.assert_close(alone.latents, together.latents[i : i + 1], rtol=1e-4, atol=1e-4)
 
 
-def test_fewer_tokens_than_steps_are_decided_one_at_a_time(sampler, model):
+def test_fewer_tokens_than_steps_are_decided_one_at_a_time(case):
     mask = torch.zeros(1, 4, 4)
     mask[0, 1, 2:] = 1
-    make, made = sampler
-    steps = list(make(model, from_ids((1,)), made, PairedNoise(3, (0,)), edit=Edit(picture(), mask)))
+    steps = list(start(case, (0,), (1,), edit=Edit(picture(), mask)))
     assert [(step.done, step.total) for step in steps] == [(1, 2), (2, 2)]
-
-
-def test_masks_may_differ_between_images_if_they_are_as_large(sampler, model):
-    masks = torch.cat([left_half(), left_half().flip(2)])
-    result = run(sampler, model, Edit(picture(2), masks))
-    assert np.array_equal(result.report.maps["step"] >= 0, masks.bool().numpy())
 
 
 FINE, ALL = torch.zeros(1, 4, 4, 4), torch.ones(1, 4, 4)
@@ -109,7 +82,6 @@ FINE, ALL = torch.zeros(1, 4, 4, 4), torch.ones(1, 4, 4)
         ("latent", torch.zeros(1, 8, 4, 4), ALL),
         ("latent", torch.zeros(4, 4, 4), ALL),
         ("latent", torch.zeros(3, 4, 4, 4), ALL),
-        ("latent", torch.full((1, 4, 4, 4), torch.nan), ALL),
         ("latent", torch.tensor([torch.nan] + [0.0] * 63).view(1, 4, 4, 4), ALL),
         ("mask", FINE, torch.zeros(1, 4, 4)),
         ("mask", FINE, torch.full((1, 4, 4), 0.5)),
@@ -120,9 +92,9 @@ FINE, ALL = torch.zeros(1, 4, 4, 4), torch.ones(1, 4, 4)
         ("mask", FINE, torch.stack([torch.ones(4, 4), torch.eye(4)])),
     ],
 )
-def test_what_does_not_fit_is_refused(model, field, latents, mask):
+def test_what_does_not_fit_is_refused(field, latents, mask):
     with pytest.raises(UserError, match=f"^{field}: "):
-        run(SAMPLERS["mar"], model, Edit(latents, mask))
+        run("mar", Edit(latents, mask))
 
 
 @settings(max_examples=40)
@@ -146,10 +118,10 @@ def test_a_mask_of_any_size_covers_every_token_it_touches(height, width, spot):
 
 def test_latents_of_half_precision_and_patches_of_two():
     patched = dataclasses.replace(tiny_mar(0, 4, channels=4 * 4), latent_scale=0.3, patch=2)
-    start, mask = picture().half(), torch.zeros(1, 64, 64)
+    given, mask = picture().half(), torch.zeros(1, 64, 64)
     mask[:, :20, :20] = 1
-    made = dataclasses.replace(MARSettings(**FEW), ar_steps=1)
-    out = finish(mar(patched, from_ids((1,)), made, PairedNoise(0, (0,)), edit=Edit(start, mask))).latents
+    made = MARSettings(ar_steps=1, diffusion_steps=6, cfg=2.0)
+    out = finish(mar(patched, from_ids((1,)), made, PairedNoise(0, (0,)), edit=Edit(given, mask))).latents
     kept = torch.ones(1, 4, 4, 4, dtype=torch.bool)
     kept[:, :, :2, :2] = False
-    assert torch.equal(out[kept], start.float()[kept]) and bool((out[~kept] != start.float()[~kept]).all())
+    assert torch.equal(out[kept], given.float()[kept]) and bool((out[~kept] != given.float()[~kept]).all())

@@ -21,6 +21,7 @@ ANNEALED = {"diffusion_steps_end": 8}
 EXACT, LOSSLESS, NEITHER = "exact", "lossless", "neither"
 CASES = [
     ("mar", {}, EXACT),
+    ("mar", {"diffusion_steps_curve": "cosine"}, EXACT),
     ("mar", ANNEALED, NEITHER),
     ("mar", {"speculation": 4}, LOSSLESS),
     ("mar", {"speculation": 4, **ANNEALED}, NEITHER),

@@ -14,7 +14,6 @@ from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
-from fastar_nodes.tools.training.hybrid_recipe import conditions
 from tiny_hybrids import TURN, tiny_hybrid
 from tiny_models import tiny_mar
 
@@ -115,25 +114,6 @@ def test_prompts_of_three_lengths_are_grouped_without_padding(hybrid):
     for row, prompt in enumerate((0, 1, 2, 0)):
         one = slice(row, row + 1)
         close(PromptBatch([read[prompt]]).attend(1, q[one], k[one], v[one])[0], together[row])
-
-
-class Uncached(FullTransformer):
-    """The whole sequence at every AR step, padded: no keys and values of prompts, and the encoder for each branch of guidance."""
-
-    def __init__(self, model):
-        ids = [model.prompt(text) for text in PROMPTS.texts] + [model.instruction(PROMPTS.unconditional)] * len(PROMPTS)
-        self.lengths = torch.tensor([len(row) for row in ids])
-        self.ids = torch.tensor([row + [7] * (max(self.lengths) - len(row)) for row in ids])
-
-    def __call__(self, run, step, wanted):
-        known = run.plan.known(step).repeat(2, 1)
-        tokens = run.tokens.repeat(2, 1, 1)
-        z = conditions(run.model.hybrid, tokens, known, self.ids, self.lengths, wanted.repeat(2, 1))
-        return z.unflatten(0, (2, -1))
-
-
-def test_what_is_computed_once_equals_what_is_computed_often(hybrid, plain):
-    close(sampled(hybrid, transformer=Uncached(hybrid)).latents, plain.latents)
 
 
 OFF = dict.fromkeys(("condition_cache", "token_cache", "head_cache", "encoder_cache"), False)

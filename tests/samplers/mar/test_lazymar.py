@@ -21,7 +21,7 @@ from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lazy_reference import TABLE, SlowLazy, ratio_of, slow_head
+from lazy_reference import TABLE, SlowLazy, slow_head
 from tiny_models import tiny_mar
 
 BASE = {"ar_steps": 10, "diffusion_steps": 3, "cfg": 2.0}
@@ -114,13 +114,6 @@ def test_an_edit_equals_the_slow_reference(deep):
 
 def test_the_curve_is_the_references_table():
     assert [computed_ratio(s / 64, 0.05) for s in range(64)] == TABLE
-
-
-@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
-def test_the_curve_falls_to_its_end(a, b, end):
-    early, late = (computed_ratio(p, end) for p in sorted((a, b)))
-    assert 1 >= early >= late >= end - 1e-9 and computed_ratio(1.0, end) == pytest.approx(end, abs=1e-8)
-    assert early == pytest.approx(ratio_of(min(a, b), end), abs=1e-8)
 
 
 def drive(model, plug, base, calls, reach=1, drawn=None):
@@ -363,13 +356,6 @@ def test_reused_head_steps_compute_one_branch(deep):
     full = len([i for i in range(steps) if i == steps - 1 or i % 2 == 0])  # 7 of 100
     assert report.counts["head_calls"] == 10 * steps
     assert report.counts["head_rows"] == 2 * 25 * (2 * full + steps - full)
-
-
-def test_a_sampler_with_lazymars_transformer_is_the_combination(deep):
-    cache = CacheSettings(**QUICK)
-    plain = finish(mar(deep, LABELS, MARSettings(**BASE), NOISE, transformer=LazyTransformer(cache))).report
-    assert plain.sampler == "lazymar"
-    assert plain.settings == {**dataclasses.asdict(MARSettings(**BASE)), **dataclasses.asdict(cache)}
 
 
 def test_a_block_the_decoder_does_not_have(deep):

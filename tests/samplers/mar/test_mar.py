@@ -8,7 +8,7 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
-from fastar_nodes.samplers.conditioning import Condition, from_ids
+from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar import diffusion
 from fastar_nodes.samplers.mar.lazymar import lazymar
@@ -78,12 +78,6 @@ def test_computed_rows_by_hand(model):
     settings = MARSettings(ar_steps=4, diffusion_steps=2, cfg=2.0)
     counts = finish(mar(model, from_ids((1, 4, 0)), settings, PairedNoise(5, (0, 1, 2)))).report.counts
     assert counts["transformer_tokens"] == 2 * 3 * ((2 + 4 + 7 + 12) + 4 * 18) and counts["transformer_passes"] == 4
-
-
-def test_labels_of_another_set_are_refused(model):
-    named = MARModel(model.net, "tiny", 1.0, label_set="picture-book")
-    with pytest.raises(UserError, match="imagenet-1k.*picture-book"):
-        finish(mar(named, Condition((1,), ("goldfish",), "imagenet-1k"), MARSettings(**FEW), PairedNoise(0, (0,))))
 
 
 def test_tokens_and_latents_are_inverse():
@@ -210,12 +204,6 @@ def test_steps_fall_from_the_first_to_the_last(a, b, curve, ar_steps):
     assert (steps[0], steps[-1]) == (first, last if last and ar_steps > 1 else first)
 
 
-@pytest.mark.parametrize("changes", [{"diffusion_steps_curve": "cosine"}, {"diffusion_steps_end": 12}], ids=str)
-def test_no_annealing_is_plain_mar_bit_for_bit(model, changes):
-    plain, found = run(model, **ANNEALED), run(model, **ANNEALED, **changes)
-    assert torch.equal(found.latents, plain.latents) and found.report.counts == plain.report.counts
-
-
 def test_head_calls_are_the_steps_that_were_asked_for(model):
     """9 - floor(9 s / 5) + 3 steps at AR step s, of which those above t = 950 coincide: 12, 10, 8, 6, 4 and 3, all kept."""
     report = run(model, **ANNEALED, diffusion_steps_end=3, diffusion_steps_curve="linear").report
@@ -269,14 +257,6 @@ def test_fewer_diffusion_steps_take_evenly_spaced_noise(model, end, entries):
     assert not torch.allclose(annealed.latents[~last], expected.latents[~last])
 
 
-def test_respaced_timesteps_by_hand():
-    """Multiples of 999 / (N - 1), rounded half to even, the highest limited to t_max."""
-    assert respaced_timesteps(4) == [0, 333, 666, 999] and respaced_timesteps(4, 950) == [0, 333, 666, 950]
-    assert respaced_timesteps(3) == [0, 500, 999]  # 499.5
-    assert respaced_timesteps(1) == [0] and respaced_timesteps(2, 400) == [0, 400]
-    assert tables(2, 0).timestep_map.tolist() == [0]
-    assert respaced_timesteps(7) == [0, 166, 333, 500, 666, 832, 999]  # 166.5, 499.5 and 832.5
-
-
 def test_one_timestep_has_a_floor_under_its_log_variance():
+    assert respaced_timesteps(1) == [0] and tables(2, 0).timestep_map.tolist() == [0]
     assert tables(1).posterior_log_variance_clipped.tolist() == pytest.approx([math.log(1e-20)])

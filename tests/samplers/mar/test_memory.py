@@ -135,14 +135,6 @@ def test_rows_behind_a_prompt_and_cached_tokens_are_counted_with_both():
     assert asked == [(2, 8), (2, 10)] and rows._counts == {"llm_rows": 4, "transformer_flops": 200}
 
 
-def test_the_language_models_rows_are_estimated_by_their_tensors():
-    """Per row: three of the MLP; residual stream, norms and their copies; queries with repeated keys and values, twice."""
-    model = tiny_hybrid()
-    c = model.hybrid.config.llm
-    per_row = [c.hidden] * 3 + [c.dim] * 6 + [c.heads * c.head_dim] * 6
-    assert model.working_bytes(10)["language model"] == 10 * 4 * sum(per_row)
-
-
 def test_stages_and_their_sum_by_hand():
     """A pass has both branches of 2 images with 3 class rows and 16 tokens; CSpD verifies three AR steps in one."""
     model, condition = tiny_hybrid(), PromptCondition(("a boat", "a cat"))

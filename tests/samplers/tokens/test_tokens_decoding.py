@@ -136,10 +136,6 @@ def test_exact_settings_give_the_tokens_of_llamagen(sampler, chosen, exact):
     assert torch.equal(found, run("llamagen").codes) is exact
 
 
-def test_the_groups_of_a_par_are_never_exact():
-    assert not PARSettings(group=1).exact(4)
-
-
 @pytest.mark.parametrize(("kind", "name"), [("class", "llamagen"), ("text", "llamagen"), ("features", "tar")])
 def test_reports_of_a_detokenizer_have_a_name_of_their_own(kind, name):
     settings = LlamaGenSettings(**FEW)

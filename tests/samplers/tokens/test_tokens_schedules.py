@@ -3,9 +3,8 @@
 import math
 
 import pytest
-from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.tokens.mulosd import draft_schedule
-from fastar_nodes.samplers.tokens.par import ablation_schedule, par_groups, par_schedule
+from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
 from fastar_nodes.samplers.tokens.schedule import Schedule, _stand_in, raster
 from fastar_nodes.samplers.tokens.zipar import row_groups, windowed
 from hypothesis import given
@@ -98,11 +97,6 @@ def test_pars_groups_predict_the_next_region_by_region(m, side, start):
     assert schedule.slots == grid * grid - 1
 
 
-def test_pars_order_on_a_small_grid():
-    # 4 x 4 in 2 x 2 regions: first the corners of the regions.
-    assert par_groups(4, 4) == [[0, 2, 8, 10], [1, 3, 9, 11], [4, 6, 12, 14], [5, 7, 13, 15]]
-
-
 @given(st.integers(1, 30), st.integers(1, 40))
 def test_a_window_as_wide_as_a_row_is_the_raster(grid, more):
     for unwritten in (False, True):
@@ -154,12 +148,6 @@ def test_clocks_count_as_published():
     assert [p.clock for p in ablation_schedule(4, 4, True, False).passes] == [-1, 0, 4, 8]
     # After the first row: tokens decided since, 1, 2, 1 + 1 ... a pass.
     assert [p.clock for p in windowed(4, 2).passes] == [-1, 0, 1, 2, 0, 1, 2, 4, 6, 8, 10, 11]
-
-
-def test_regions_that_do_not_tile_say_so():
-    for n in (3, 9):
-        with pytest.raises(UserError, match=f"group: {n} regions do not tile a grid of 4 x 4"):
-            par_schedule(4, n)
 
 
 def test_a_stand_in_is_from_the_row_above_or_the_nearest_of_all():
