@@ -86,19 +86,13 @@ def fasthybrid_steps(run: Run, transformer: Transformer, s: FastHybridSettings) 
         with run.clock.phase("head"):
             # 1. Verify: a draft is accepted if cos(z', z) >= lambda.
             had, n = drafted.gather(1, here), here.shape[1]
-            old, new = pick(z_draft, here), z[0, :, :n].float()
-            if s.similarity == "without position":
-                place = pick(net.diffusion_pos_embed_learned.float().expand(B, -1, -1), here)
-                old, new = old - place, new - place
-            cosine = F.cosine_similarity(old, new, dim=-1)
+            cosine = F.cosine_similarity(pick(z_draft, here), z[0, :, :n].float(), dim=-1)
             ok = had & (cosine >= s.threshold)
             if s.acceptance_target:
                 met = met + had.sum(1)
                 rank = cosine.masked_fill(~had, -torch.inf).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
                 ok = had & (rank < ((s.acceptance_target * met).round() - kept)[:, None])
                 kept = kept + ok.sum(1)
-            if s.verify == "step":
-                ok &= ok.all(1, keepdim=True)
             outcome.scatter_(1, here, torch.where(ok, ACCEPTED, torch.where(had, REDONE, PLAIN)).to(torch.uint8))
             ok, had = torch.stack([ok, had]).cpu()  # the host waits for the device here, and nowhere else
             similarities.append((cosine, had))

@@ -26,11 +26,10 @@ from .tables import STEPS, Tables
 # Where fewer than so many steps remain at the end and t_max is 0, all tables start at t = 950 or below, as in the authors' code: from 999
 # they would multiply the head's error by thousands (tables.py).
 FEW_STEPS, CLIPPED = 30, 950
-# Share of the annealed steps by progress u = 0..1; all but quarter cosine are the authors'.
+# Share of the annealed steps by progress u = 0..1.
 CURVES = {
     "linear": lambda u: 1 - u,
     "cosine": lambda u: (1 + math.cos(math.pi * u)) / 2,
-    "quarter cosine": lambda u: math.cos(math.pi / 2 * u),
     "two-stage": lambda u: float(u < 0.5),
 }
 

@@ -39,8 +39,8 @@ class DiSASettings(Claims):
         "faster. Usual: a tenth of diffusion_steps, with t_max 950. 0 keeps diffusion_steps throughout: plain MAR, exactly.",
         low=0, high=1000, step=1, advanced=True)
     diffusion_steps_curve: str = knob("linear", "How the diffusion steps fall from the first AR step to the last. linear: evenly; "
-        "cosine: fastest in the middle; quarter cosine: late; two-stage: all in the first half, the end's in the second.",
-        choices=("linear", "cosine", "two-stage", "quarter cosine"), advanced=True)
+        "cosine: fastest in the middle; two-stage: all in the first half, the end's in the second.",
+        choices=("linear", "cosine", "two-stage"), advanced=True)
 
     def exact(self, side: int) -> bool:
         return not self.diffusion_steps_end and super().exact(side)
@@ -80,13 +80,8 @@ class FastHybridSettings(DiSASettings, MARBase):
         choices=("cos", "linear-down", "linear-up", "square", "none"), advanced=True)
     guidance_space: str = knob("mean", "What is mixed with the draft. mean: the step's mean (the paper's formula); x0: the predicted "
         "clean token, which keeps the noise level consistent.", choices=("mean", "x0"), advanced=True)
-    similarity: str = knob("condition", "What is compared. condition: z as the head sees it; without position: z less its position "
-        "vector, which every draft shares and which makes all similarities look higher.",
-        choices=("condition", "without position"), advanced=True)
     accepted: str = knob("refine", "What becomes of an accepted draft. refine: guided diffusion (the paper's RG); keep: it is the "
         "token (the paper's R: faster, texture artefacts).", choices=("refine", "keep"), advanced=True)
-    verify: str = knob("token", "token: only the tokens below the threshold are redone; step: one of them makes its image redo all "
-        "tokens of the AR step.", choices=("token", "step"), advanced=True)
     lookahead_start: int = knob(0, "AR steps before the first lookahead; they are plain MAR's. The first tokens decide the picture's "
         "content, so a few of them keep it MAR's own: slower and closer to MAR. Usual: an eighth to a third of the AR steps. 0, as "
         "in the paper, drafts from the start.", low=0, high=4096, step=1, unit="AR steps", advanced=True)

@@ -125,14 +125,10 @@ def reference(model, labels, settings, noise, timesteps, few=(), gamma=()) -> tu
 
             def alike(p, z=z, drafts=drafts):
                 pair = torch.stack([drafts[p][1], z[0][p]])
-                if s.similarity == "without position":
-                    pair = pair - net.diffusion_pos_embed_learned[0, p]
                 return float(pair[0] @ pair[1] / pair.norm(dim=1).prod()) >= s.threshold
 
             had = [p for p in now if p in drafts]
             kept = [p for p in had if alike(p)]
-            if few and s.verify == "step" and len(kept) < len(now):
-                kept = []
             made = {p: draw(p, z, scale, "full", timesteps) for p in now if p not in kept}
             for p in kept:
                 more = drafts[p][0], gamma, s.guidance_space

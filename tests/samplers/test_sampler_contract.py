@@ -30,7 +30,7 @@ CASES = {
     "mar, raster, constant cfg": (mar, MARSettings(**FEW, order="raster", cfg_schedule="constant")),
     "fasthybrid": (fasthybrid, HYBRID),
     "fasthybrid, no guidance": (fasthybrid, replace(HYBRID, cfg=1.0)),
-    "fasthybrid, x0, step, keep": (fasthybrid, replace(HYBRID, guidance_space="x0", verify="step", accepted="keep")),
+    "fasthybrid, x0, keep": (fasthybrid, replace(HYBRID, guidance_space="x0", accepted="keep")),
     "fasthybrid, acceptance target": (fasthybrid, replace(HYBRID, acceptance_target=0.6)),
     "mar, annealed": (mar, MARSettings(**FEW, diffusion_steps_end=3)),
     "mar, speculation": (mar, MARSettings(**FEW, speculation=3)),
@@ -47,7 +47,6 @@ CASES = {
         name: (SAMPLERS[name].run, SAMPLERS[name].settings(**asdict(alone), **LAZY))
         for name, alone in (("fasthybrid+lazymar", HYBRID), ("cspd+lazymar", CSPD))
     },
-    "fasthybrid, without position": (fasthybrid, replace(HYBRID, similarity="without position", threshold=0.9)),
 }
 
 MODEL, DRAFT = tiny_mar(), tiny_mar(1)

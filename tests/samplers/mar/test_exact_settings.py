@@ -28,7 +28,7 @@ CASES = [
     ("fasthybrid", {"lookahead": 0}, EXACT),
     ("fasthybrid", {"threshold": 1.01}, EXACT),
     ("fasthybrid", {"threshold": 1.01, "lookahead": 1}, EXACT),
-    ("fasthybrid", {"threshold": 1.01, "lookahead": 3, "verify": "step"}, EXACT),
+    ("fasthybrid", {"threshold": 1.01, "lookahead": 3}, EXACT),
     ("fasthybrid", {"threshold": 0.5}, NEITHER),
     ("fasthybrid", {"lookahead": 0, **ANNEALED}, NEITHER),
     ("lazymar", {"refresh_period": 1}, EXACT),

@@ -50,9 +50,8 @@ def test_guidance_weights_in_full(schedule, steps):
     [
         {},
         {"guidance_space": "x0", "cfg": 1.0, "temperature": 0.7},
-        {"verify": "step", "guidance_schedule": "square"},
+        {"guidance_schedule": "square"},
         {"accepted": "keep", "cfg_schedule": "constant"},
-        {"similarity": "without position", "threshold": 0.98},
         {"lookahead_start": 2, "lookahead": 4, "threshold": 0.98, "guidance_schedule": "linear-up"},
     ],
     ids=str,

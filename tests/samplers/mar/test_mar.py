@@ -183,7 +183,6 @@ def test_halton_orders_by_hand(shift, flips, expected):
         # u = 0, 1/4, 1/2, 3/4, 1
         ("linear", [50, 38, 27, 16, 5]),  # 45 (1 - u) = 45, 33.75, 22.5, 11.25, 0
         ("cosine", [50, 43, 27, 11, 5]),  # 45 (1 + cos pi u) / 2 = 45, 38.4, 22.5, 6.6, 0
-        ("quarter cosine", [50, 46, 36, 22, 5]),  # 45 cos(pi/2 u) = 45, 41.6, 31.8, 17.2, 0
         ("two-stage", [50, 50, 5, 5, 5]),  # the middle belongs to the second stage
     ],
 )
