@@ -71,7 +71,7 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     if isinstance(condition, PromptCondition):
         entries = tuple(torch.tensor(ids) for ids in prompt_ids(model, condition))
     else:
-        entries = condition.features
+        entries = cast(FeatureCondition, condition).features  # or a TextCondition's
         _check_entries(entries)
         others = {rows.shape[-1] for rows in entries} - {c.condition_size}
         if others:
