@@ -8,34 +8,27 @@ WEB_DIRECTORY = "./web"
 
 # Modules and their public names, besides the registry's.
 _MODULES = {
-    "model_loaders.mar": ("load_mar",),
-    "model_loaders.llamagen": ("load_llamagen",),
-    "model_loaders.janus": ("load_janus", "load_janus_vq"),
-    "model_loaders.tar": ("load_tar", "load_ta_tok", "load_detokenizer"),
-    "model_loaders.autoencoders": ("load_kl", "load_vq"),
-    "model_loaders.text": ("load_text_encoder",),
-    "model_loaders.hub": ("resolve",),
-    "samplers.driver": ("finish",),
-    "samplers.tokens.upsampling": ("UpSampling",),
-    "samplers.tokens.tar": ("tar_prompt",),
-    "samplers.tokens.settings": ("TarPromptSettings",),
-    "samplers.tokens.draws": ("PairedDraws",),
-    "samplers.mar.settings": ("CacheSettings",),
-    "samplers.mar.lazymar": ("LazyTransformer",),
-    "samplers.editing": ("Edit",),
-    "samplers.noise": ("PairedNoise",),
-    "samplers.conditioning": (
-        "Condition",
-        "PromptCondition",
-        "TextCondition",
-        "CodeCondition",
-        "FeatureCondition",
-        "resolve_labels",
-    ),
-    "samplers.registry": ("SAMPLERS",),
-    "errors": ("UserError",),
+    "model_loaders.mar": "load_mar",
+    "model_loaders.llamagen": "load_llamagen",
+    "model_loaders.janus": "load_janus load_janus_vq",
+    "model_loaders.tar": "load_tar load_ta_tok load_detokenizer",
+    "model_loaders.autoencoders": "load_kl load_vq",
+    "model_loaders.text": "load_text_encoder",
+    "model_loaders.hub": "resolve",
+    "samplers.driver": "finish",
+    "samplers.tokens.upsampling": "UpSampling",
+    "samplers.tokens.tar": "tar_prompt",
+    "samplers.tokens.settings": "TarPromptSettings",
+    "samplers.tokens.draws": "PairedDraws",
+    "samplers.mar.settings": "CacheSettings",
+    "samplers.mar.lazymar": "LazyTransformer",
+    "samplers.editing": "Edit",
+    "samplers.noise": "PairedNoise",
+    "samplers.conditioning": "Condition PromptCondition TextCondition CodeCondition FeatureCondition resolve_labels",
+    "samplers.registry": "SAMPLERS",
+    "errors": "UserError",
 }
-_PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 async def comfy_entrypoint():

@@ -22,7 +22,7 @@ from .memory import enough_memory, in_chunks
 from .model_loaders import checkpoint as ck
 from .model_loaders import families, hub
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
-from .model_loaders.hybrid import load_hybrid, precision
+from .model_loaders.hybrid import load_hybrid
 from .model_loaders.janus import load_janus, load_janus_vq
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
@@ -61,10 +61,18 @@ _SAME_CODE = 1e-2
 
 Model = MARModel | TokenModel
 
+_LOADERS: dict[str, Callable[..., Any]] = {
+    MAR: load_mar,
+    LLAMAGEN: load_llamagen,
+    TAR: load_detokenizer,
+    HYBRID: load_hybrid,
+    JANUS: load_janus,
+}
+
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Name of a dtype as widgets and options show it ("fp32", "bf16", "fp16")."""
-    return next(name for name, kind in ck.DTYPES.items() if kind == dtype)
+    return next(name for name, kind in families.DTYPES.items() if kind == dtype)
 
 
 @dataclass(frozen=True)
@@ -80,9 +88,8 @@ class Source:
     def precision(self, family: str) -> str:
         """Name of the dtype of a family's networks; a UserError if ``dtype`` is unknown or not for the device."""
         device = self.compute or self.device
-        if self.dtype == ck.INT8 and ck.choose_dtype(self.dtype, device):
-            return ck.INT8
-        return dtype_name(_DTYPES[family](self.dtype, device))
+        dtype = families.choose_dtype(self.dtype, device, FAMILIES[family].files)
+        return self.dtype if self.dtype == families.INT8 else dtype_name(dtype)
 
 
 def find_file(choice: str, family: str, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
@@ -97,11 +104,6 @@ def find_file(choice: str, family: str, folder: Path, progress: Callable[[int, i
 def _ids(family: str) -> set[str]:
     """Catalogue entries of a file family."""
     return {entry.id for entry in hub.entries(family)}
-
-
-def is_demo(model: MARModel | TokenModel) -> bool:
-    """Whether presets use the demo's values for this model."""
-    return model.label_set == DEMO_LABELS
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +124,7 @@ class Ready:
     @property
     def demo(self) -> bool:
         """Whether presets use the demo's values."""
-        return is_demo(self.model)
+        return self.model.label_set == DEMO_LABELS
 
     @property
     def masked(self) -> bool:
@@ -205,7 +207,10 @@ def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: in
 
 def _load_model(family: str, path: Path, source: Source, grid: int | None = None) -> Model:
     """Load a model without its decoder."""
-    model = _LOADERS[family](path, source.precision(family), source, grid)
+    more: dict[str, Any] = {} if family == MAR else {"grid": grid}
+    if family == HYBRID:
+        more["find_tokenizer"] = lambda: source.find(_TOKENIZER, "tokenizer")
+    model = _LOADERS[family](path, source.precision(family), source.device, **more)
     choose(model.net, source.speed, source.compute or source.device)
     return model
 
@@ -356,23 +361,6 @@ def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> Tar
     """Settings of Tar's language model: ``values``, then what its file states, then the defaults."""
     known = knobs(TarPromptSettings)
     return make(TarPromptSettings, {**{k: v for k, v in stated.items() if k in known}, **values})
-
-
-# (path, dtype, source, grid) to a model.
-_LOADERS: dict[str, Callable[[Path, str, Source, int | None], Model]] = {
-    MAR: lambda path, dtype, source, grid: load_mar(path, dtype, source.device),
-    LLAMAGEN: lambda path, dtype, source, grid: load_llamagen(path, dtype, source.device, grid),
-    TAR: lambda path, dtype, source, grid: load_detokenizer(path, dtype, source.device, grid),
-    HYBRID: lambda path, dtype, source, grid: load_hybrid(
-        path, dtype, source.device, grid, lambda: source.find(_TOKENIZER, "tokenizer")
-    ),
-    JANUS: lambda path, dtype, source, grid: load_janus(path, dtype, source.device, grid),
-}
-_DTYPES: dict[str, Callable[[str, torch.device], torch.dtype]] = {
-    MAR: ck.choose_dtype,
-    **dict.fromkeys((LLAMAGEN, TAR, JANUS), partial(ck.choose_dtype, bf16=True)),
-    HYBRID: precision,
-}
 
 
 def _published(ready: Ready) -> dict[str, Any]:

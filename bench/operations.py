@@ -22,8 +22,8 @@ from ..cli.bench import conditions_of, planned_for, shared_options
 from ..cli.options import MOST_IMAGES, whole
 from ..cli.running import draw, warm_up
 from ..model_loaders.networks.hybrid import HybridModel
+from ..model_loaders.networks.llama import LlamaConfig
 from ..model_loaders.networks.mar import MARConfig
-from ..model_loaders.networks.mar import Work as Rows
 from ..reports.table import markdown
 from ..samplers.conditioning import PromptCondition
 from ..samplers.mar import memory
@@ -120,6 +120,18 @@ def head_flops(c: MARConfig, rows: int) -> int:
     return 2 * rows * c.head_width * ((c.head_depth * 5 + 2) * c.head_width + 3 * c.channels)
 
 
+def llm_flops(c: LlamaConfig, rows: int, before: int) -> int:
+    """Floating-point operations of ``rows`` rows of a language model, behind ``before`` others."""
+    linear = c.dim * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + 3 * c.dim * c.hidden
+    visible = rows * before + rows * (rows + 1) // 2
+    return 2 * c.depth * (rows * linear + 2 * c.heads * c.head_dim * visible)
+
+
+def block_flops(dim: int, rows: int, wanted: int, keys: int) -> int:
+    """Floating-point operations of a MAR block: keys and values of ``rows``, the rest of ``wanted`` rows over ``keys`` keys each."""
+    return 2 * (rows * 3 * dim**2 + wanted * (9 * dim**2 + 2 * dim * keys))
+
+
 def hybrid_flops(
     model: HybridModel, condition: PromptCondition, settings: MARBase, published: bool = False
 ) -> dict[str, int]:
@@ -132,12 +144,13 @@ def hybrid_flops(
     out = dict.fromkeys(("language model", "MAR encoder", "MAR decoder", "head"), 0)
     for before, after in zip([length, *left], left, strict=False):
         rows = buffer + length - before
-        out["language model"] += sum(c.llm_flops(rows, prompt) for prompt in lengths)
+        out["language model"] += sum(llm_flops(c.llm, rows, prompt) for prompt in lengths)
         encoded = images * rows * (1 + (published and guided))
-        out["MAR encoder"] += c.mar_flops(Rows(encoded, rows, 0, 0, 0))
-        decoded = len(lengths) * (buffer + length)
+        out["MAR encoder"] += c.mar.encoder_depth * block_flops(c.mar.dim, encoded, encoded, rows)
+        decoded, keys = len(lengths) * (buffer + length), buffer + length
         last = decoded if published else len(lengths) * (before - after)
-        out["MAR decoder"] += c.mar_flops(Rows(0, 0, decoded, buffer + length, last))
+        out["MAR decoder"] += (c.mar.decoder_depth - 1) * block_flops(c.mar.dim, decoded, decoded, keys)
+        out["MAR decoder"] += block_flops(c.mar.dim, decoded, last, keys)
     out["head"] = head_flops(c.mar, len(lengths) * length * settings.diffusion_steps)
     return out
 

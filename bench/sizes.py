@@ -9,8 +9,7 @@ import torch
 
 from ..assembly import Ready
 from ..errors import UserError
-from ..model_loaders.checkpoint import choose_dtype
-from ..model_loaders.hybrid import precision
+from ..model_loaders.families import choose_dtype
 from ..model_loaders.networks.hybrid import Hybrid, HybridConfig, HybridModel
 from ..model_loaders.networks.janus import Janus, JanusConfig
 from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel, qwen_config
@@ -124,11 +123,11 @@ def random_hybrid(size: str, dtype: torch.dtype, device: str | torch.device) -> 
 def random_model(size: str, dtype: str, device: torch.device, special: int = 0) -> Ready:
     """A model of an official size with random weights from a fixed seed. The global random state is not changed."""
     tokens = size in TOKEN_SIZES
-    compute = choose_dtype(dtype, device, bf16=tokens)
+    compute = choose_dtype(dtype, device, "hybrid" if size in HYBRID_SIZES else "llamagen" if tokens else "mar")
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         if size in HYBRID_SIZES:
-            return Ready(HYBRID, random_hybrid(size, precision(dtype, device), device))
+            return Ready(HYBRID, random_hybrid(size, compute, device))
         if tokens:
             name = f"{size.replace('LlamaGen', 'PAR')}-4x" if special else size
             net = random_gpt(official_gpt(size, special)).to(device, compute)

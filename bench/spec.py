@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ..assembly import AUTO, DEMO
-from ..cli.planning import PROMPT
+from ..cli.planning import PROMPT, assigned, by_key
 from ..errors import UserError, first_line
-from ..model_loaders.checkpoint import DTYPES, INT8
-from ..samplers.choice import Choice, assigned, by_key, choose
+from ..model_loaders.families import DTYPES, INT8
+from ..samplers.choice import Choice, choose
 from ..samplers.settings import make
 from ..samplers.tokens.settings import TarPromptSettings
 from .records import MOST_BATCH, MOST_IMAGES

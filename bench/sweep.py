@@ -28,7 +28,7 @@ from ..assembly import AUTO, Source
 from ..cli.options import models_folder, source, whole
 from ..cli.progress import Bar
 from ..errors import UserError
-from ..model_loaders.checkpoint import DTYPES, INT8
+from ..model_loaders.families import DTYPES, INT8
 from ..model_loaders.networks.speed import PLAIN
 from ..reports.table import markdown
 from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unfinished

@@ -11,7 +11,7 @@ import torch
 
 from ..assembly import AUTO, DEMO, Source, find_file
 from ..errors import UserError
-from ..model_loaders.checkpoint import DTYPES, INT8
+from ..model_loaders.families import DTYPES, INT8
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from .progress import Bar
 

@@ -12,14 +12,14 @@ import torch
 
 from ..errors import UserError
 from . import checkpoint as ck
-from .families import read
+from .families import choose_dtype, read
 from .networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, KLModel, VQAutoencoder, VQConfig, VQModel
 from .networks.llama import TokenModel
 
 
 def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> KLModel:
     """Load a KL autoencoder (KL-16 or any other size) with the official parameter names; see :mod:`.checkpoint`."""
-    compute = ck.choose_dtype("fp32" if dtype == "auto" else dtype, device)
+    compute = choose_dtype(dtype, device, "kl")
     file = read(path, "kl").filter(lambda name: not name.startswith("loss."))
     groups = file.number("groups", 32, 1, 1024)
     net = ck.load_strictly(
@@ -34,7 +34,7 @@ def load_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = 
     EMA weights are preferred, as upstream does, and code usage statistics are ignored. The codebook is always fp32, so that
     nearest-neighbour codes do not change.
     """
-    compute = ck.choose_dtype("fp32" if dtype == "auto" else dtype, device)
+    compute = choose_dtype(dtype, device, "vq")
     return build_vq(read(path, "vq"), compute, device)
 
 

@@ -1,8 +1,8 @@
 """Caption cleaning of LlamaGen's text-to-image models, applied to prompts as it was to the training captions.
 
 The rules are those of DeepFloyd IF's caption cleaner, also used by PixArt and LlamaGen (arXiv 2406.06525): lower case; no URLs, markup,
-nicknames, CJK characters, file names or long ids; one kind of dash and quote. As in training, they are applied **twice**. The original also
-applies ftfy, which is used here if installed. Without it, text in a wrong encoding ("cafÃ©") is left unchanged.
+nicknames, CJK characters, file names or long ids; one kind of dash and quote. As in training, they are applied **twice**. In place of the
+package ftfy, which the original uses, ligatures and full-width letters become common ones; text in a wrong encoding ("cafÃ©") stays.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def _once(caption: str) -> str:
     caption = _apply(_SIGNS, html.unescape(_MARKUP.sub("", caption)))
     if caption.count("-") + caption.count("_") > 3:  # this-is-my-cute-cat
         caption = re.sub("[-_]", " ", caption)
-    caption = html.unescape(html.unescape(_fixed(caption))).strip()
+    caption = unicodedata.normalize("NFC", caption.translate(_FORMS))
+    caption = html.unescape(html.unescape(caption)).strip()
     return _apply(_ENDS, _apply(_SHOP, caption)).strip()
 
 
@@ -94,12 +95,3 @@ def _apply(rules: list[tuple[re.Pattern[str], str]], text: str) -> str:
     for pattern, replacement in rules:
         text = pattern.sub(replacement, text)
     return text
-
-
-def _fixed(text: str) -> str:
-    """``ftfy.fix_text`` if ftfy is installed, else ligatures and full-width letters as common letters."""
-    try:
-        from ftfy import fix_text
-    except ImportError:
-        return unicodedata.normalize("NFC", text.translate(_FORMS))
-    return fix_text(text)

@@ -3,9 +3,9 @@
 The format is detected from the first bytes, not from the extension. Pickled checkpoints are read by torch's weights-only unpickler,
 which executes no code from the file.
 
-Arguments that all loaders share: ``path``, see :func:`read`; ``dtype``, see :func:`choose_dtype`; ``device``, of the weights. All raise a
-UserError if a file is missing, damaged or of another network, if its weights do not fit, or if its metadata is invalid. The shape of a
-network is derived from its weights. Networks are in eval mode, without gradients.
+Arguments that all loaders share: ``path``, see :func:`read`; ``dtype``, see :func:`.families.choose_dtype`; ``device``, of the weights. All
+raise a UserError if a file is missing, damaged or of another network, if its weights do not fit, or if its metadata is invalid. The shape
+of a network is derived from its weights. Networks are in eval mode, without gradients.
 """
 
 from __future__ import annotations
@@ -29,10 +29,6 @@ from torch import Tensor, nn
 from ..errors import UserError, first_line
 from . import archive
 from .networks.ops import limit_packing, quantize
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Of models, on a CPU: int8 weights in the blocks, see networks/ops.py; everything else is fp32.
-INT8 = "int8"
 
 # Keys under which training scripts store weights, in order of preference: papers evaluate the EMA weights.
 _NESTS = ("model_ema", "ema", "model", "module", "state_dict", "sd")
@@ -319,40 +315,6 @@ def parse_json(text: str, where: str, field: str) -> dict[str, Any]:
         return value
     except (ValueError, RecursionError) as e:
         raise UserError(f"{field}: {where} cannot be read ({first_line(e)}); get the file again") from e
-
-
-def choose_dtype(name: str, device: str | torch.device, bf16: bool = False, overflows: str = "") -> torch.dtype:
-    """Resolve the compute dtype of a network.
-
-    Args:
-        name: "fp32", "bf16", "fp16"; "int8": fp32, and the loaders round the blocks; or "auto": fp16 on GPUs that compute it at full
-            speed, else fp32. Not bf16: the first diffusion step multiplies a denoiser's rounding error by hundreds (316 at 100 diffusion
-            steps), to 0.15 in fp16 and about 1 in bf16. MAR was also evaluated in fp16.
-        device: device the network computes on.
-        bf16: whether "auto" prefers bf16 on CUDA devices of compute capability 8.0 or higher, for networks that were trained in it.
-        overflows: what overflows in fp16, for networks that "auto" therefore runs in bf16 or fp32.
-
-    A UserError for an unknown name, fp16 where it overflows, and int8 on another device than a CPU or without its product in PyTorch.
-    """
-    if name == "fp16" and overflows:
-        raise UserError(f"dtype: fp16 overflows in {overflows}; choose bf16, fp32 or auto")
-    if isinstance(name, str) and name in DTYPES:
-        return DTYPES[name]
-    device = torch.device(device)
-    if name == INT8:
-        if device.type != "cpu" or not hasattr(torch, "_int_mm"):
-            found = f"and the models run on {device}"
-            raise UserError(f"dtype: int8 needs a CPU and its int8 product, {found}; choose auto.")
-        return torch.float32
-    if name != "auto":
-        raise UserError(f"dtype: {name!r} is not known; choose auto, {', '.join(DTYPES)}, {INT8}")
-    half = device.type in ("mps", "xpu")
-    if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        if (bf16 or overflows) and capability >= (8, 0):
-            return torch.bfloat16
-        half = capability >= (7, 0)  # before Volta fp16 is not faster than fp32, and on some cards much slower
-    return torch.float16 if half and not overflows else torch.float32
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The families of weight files: where they are chosen, how their parameter names identify them, and reading one."""
+"""The families of weight files: where they are chosen, how parameter names identify them, their dtypes, and reading one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
+from ..errors import UserError
 from . import checkpoint as ck
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Of models, on a CPU: int8 weights in the blocks, see networks/ops.py; everything else is fp32.
+INT8 = "int8"
 
 
 class Kind(NamedTuple):
@@ -20,28 +27,61 @@ class Kind(NamedTuple):
     folder: bool = False  # whether it may be a model folder
     loader: str = ""  # the node that loads it, if it has one of its own
     decoder: str = ""  # catalogue id of its official decoder
+    auto: str = "fp16"  # what the dtype "auto" prefers on a GPU; "bf16" for networks that were trained in it
+    overflows: bool = False  # whether it overflows in fp16
 
 
 _JANUS = ("gen_head.vision_head.", "model.generation_head.vision_head.")
 _HYBRID = ("mar.fake_latent", "llm.model.embed_tokens.")
 _LLAMAGEN, _DTOK = ("tok_embeddings.weight", "cls_embedding."), ("tok_embeddings.weight", "clip_proj.")
+_T5, _WORDS = "encoder.block.0.layer.0.SelfAttention.", "model.embed_tokens.weight"
 # In order of identification: a file is of the first family whose prefixes are all there.
 KINDS = {
     "janusflow": Kind("a JanusFlow, which draws by another method", "checkpoint", ("vision_gen_",)),
-    "janus": Kind("a Janus", "checkpoint", (_JANUS,), folder=True, loader="Load Janus"),
+    "janus": Kind("a Janus", "checkpoint", (_JANUS,), folder=True, loader="Load Janus", auto="bf16"),
     "hybrid": Kind(
-        "a Harmon or UniPic", "checkpoint", _HYBRID, folder=True, loader="Load Harmon / UniPic", decoder="kl16"
+        "a Harmon or UniPic", "checkpoint", _HYBRID, True, "Load Harmon / UniPic", "kl16", auto="bf16", overflows=True
     ),
     "mar": Kind("a MAR", "checkpoint", ("diffloss.net.",), loader="Load MAR", decoder="kl16"),
-    "vq": Kind("a VQ autoencoder", "decoder", ("quantize.embedding.weight",)),
-    "kl": Kind("a KL autoencoder", "decoder", ("post_quant_conv.weight", "decoder.")),
-    "llamagen": Kind("a LlamaGen", "checkpoint", _LLAMAGEN, loader="Load LlamaGen / PAR", decoder="vq16-c2i"),
-    "dtok": Kind("a Tar de-tokenizer", "checkpoint", _DTOK, loader="Load Tar De-tokenizer", decoder="vq16-t2i"),
-    "ta-tok": Kind("a TA-Tok", "ta_tok", ("bottleneck.regularizer.",)),
-    "t5": Kind("a T5 text encoder", "encoder", ("encoder.block.0.layer.0.SelfAttention.",), folder=True),
-    "tar": Kind("a Tar language model", "checkpoint", ("model.embed_tokens.weight",), folder=True, loader="Load Tar"),
+    "vq": Kind("a VQ autoencoder", "decoder", ("quantize.embedding.weight",), auto="fp32"),
+    "kl": Kind("a KL autoencoder", "decoder", ("post_quant_conv.weight", "decoder."), auto="fp32"),
+    "llamagen": Kind("a LlamaGen", "checkpoint", _LLAMAGEN, False, "Load LlamaGen / PAR", "vq16-c2i", "bf16"),
+    "dtok": Kind("a Tar de-tokenizer", "checkpoint", _DTOK, False, "Load Tar De-tokenizer", "vq16-t2i", "bf16"),
+    "ta-tok": Kind("a TA-Tok", "ta_tok", ("bottleneck.regularizer.",), auto="bf16"),
+    "t5": Kind("a T5 text encoder", "encoder", (_T5,), folder=True, auto="bf16", overflows=True),
+    "tar": Kind("a Tar language model", "checkpoint", (_WORDS,), folder=True, loader="Load Tar", auto="bf16"),
     "tokenizer": Kind("a tokenizer", "checkpoint", folder=True),
 }
+
+
+def choose_dtype(name: str, device: str | torch.device, family: str) -> torch.dtype:
+    """The compute dtype of a network of ``family``, a key of :data:`KINDS`, on a device.
+
+    ``name`` is "fp32", "bf16", "fp16"; "int8": fp32, and the loaders round the blocks; or "auto": the family's own, where a GPU computes it
+    at full speed, else fp32. For a MAR that is fp16, in which it was evaluated, not bf16: the first diffusion step multiplies a denoiser's
+    rounding error by hundreds (316 at 100 diffusion steps), to 0.15 in fp16 and about 1 in bf16.
+
+    A UserError for an unknown name, fp16 where it overflows, and int8 on another device than a CPU or without its product in PyTorch.
+    """
+    kind, device = KINDS[family], torch.device(device)
+    if name == "fp16" and kind.overflows:
+        raise UserError(f"dtype: fp16 overflows in {kind.noun}; choose bf16, fp32 or auto")
+    if isinstance(name, str) and name in DTYPES:
+        return DTYPES[name]
+    if name == INT8:
+        if device.type != "cpu" or not hasattr(torch, "_int_mm"):
+            found = f"and the models run on {device}"
+            raise UserError(f"dtype: int8 needs a CPU and its int8 product, {found}; choose auto.")
+        return torch.float32
+    if name != "auto":
+        raise UserError(f"dtype: {name!r} is not known; choose auto, {', '.join(DTYPES)}, {INT8}")
+    half = device.type in ("mps", "xpu")
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if kind.auto == "bf16" and capability >= (8, 0):
+            return torch.bfloat16
+        half = capability >= (7, 0)  # before Volta fp16 is not faster than fp32, and on some cards much slower
+    return torch.float16 if half and kind.auto != "fp32" and not kind.overflows else torch.float32
 
 
 def identify(names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import UserError
 from . import checkpoint as ck
-from .families import read
+from .families import INT8, choose_dtype, read
 from .mar import FP32_WEIGHTS, latent_metadata
 from .networks.hybrid import MAR_PREFIX, TABLES, Hybrid, HybridConfig, HybridModel, resize_table
 from .tar import language_numbers
@@ -27,11 +27,6 @@ _UNIPIC_TOKENS, UNIPIC_MAX_BETA, MAX_BETA = 1024, 0.2, 0.999
 # The official models draw pictures of twice the side of their stored tables.
 _TRAINED = 2
 SMALLEST_GRID, LARGEST_GRID = 2, 128
-
-
-def precision(dtype: str, device: str | torch.device) -> torch.dtype:
-    """Compute dtype, see :func:`.checkpoint.choose_dtype`; activations of Qwen2.5 overflow in fp16."""
-    return ck.choose_dtype(dtype, device, overflows="the language model of Harmon and UniPic")
 
 
 def load_hybrid(
@@ -50,11 +45,11 @@ def load_hybrid(
     the pictures it was trained for; officially twice that of the stored tables), ``max_beta`` (largest beta of the diffusion; 0.2 for
     UniPic, else 0.999), ``latent_scale`` (0.2325), ``t_max`` (999), ``patch`` (1), ``label_set`` and ``name``.
 
-    ``path`` is a Hugging Face model folder, one of its shards, or a weight file; ``dtype`` see :func:`precision`, the last layer of the
-    diffusion head is always fp32; ``grid``: tokens per side, 2 to 128, None for the size it was trained for. ``find_tokenizer`` is called
-    for the folder of a Qwen2.5 tokenizer if the model comes without one.
+    ``path`` is a Hugging Face model folder, one of its shards, or a weight file; the last layer of the diffusion head is always fp32;
+    ``grid``: tokens per side, 2 to 128, None for the size it was trained for. ``find_tokenizer`` is called for the folder of a Qwen2.5
+    tokenizer if the model comes without one.
     """
-    compute = precision(dtype, device)
+    compute = choose_dtype(dtype, device, "hybrid")
     file = read(path, "hybrid", lambda name: name.startswith(_UNREAD))
     settings = file.settings("config", beside=True)
     config = config_of(file, settings)
@@ -73,7 +68,7 @@ def load_hybrid(
     if chat is None or max(chat) >= config.llm.vocab:
         lacks = "and its tokenizer has no <|im_start|> and <|im_end|> among them"
         raise file.error(f"has {config.llm.vocab} tokens, {lacks}", "put the tokenizer of the same model there")
-    net = load_network(file, config, side, side, dtype=compute, device=device, int8=dtype == ck.INT8)
+    net = load_network(file, config, side, side, dtype=compute, device=device, int8=dtype == INT8)
     return HybridModel(
         net=net.mar,
         name=file.name,

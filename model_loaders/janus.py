@@ -17,7 +17,7 @@ import torch
 from ..errors import UserError
 from . import checkpoint as ck
 from .autoencoders import build_vq
-from .families import KINDS, read
+from .families import INT8, KINDS, choose_dtype, read
 from .llamagen import LARGEST_GRID
 from .networks.autoencoder import VQModel
 from .networks.janus import Janus, JanusConfig, JanusModel, Template
@@ -63,7 +63,7 @@ def load_janus(
     ``path`` is a model folder, one of its shards, or a weight file, in the authors' or in transformers' layout; the dtype "auto" prefers
     bf16, as upstream. A UserError also if the tokenizer lacks a special token, or ``grid`` is another than the one that the model draws.
     """
-    compute = ck.choose_dtype(dtype, device, bf16=True)
+    compute = choose_dtype(dtype, device, "janus")
     file = _renamed(read(path, "janus", lambda name: _is_unused(name) or _name(name).startswith(_VQ)))
     settings = file.settings("config", beside=True)
     tokenizer = load_tokenizer(file.folder, file.stem, file.metadata, letters=True)
@@ -73,13 +73,13 @@ def load_janus(
     if grid not in (None, side):
         only = f"a Janus draws {side}x{side} tokens and no other size"
         raise UserError(f"grid: {only}; choose auto, and enlarge the picture")
-    net = ck.load_strictly(file, lambda: Janus(config), dtype=compute, device=device, int8=dtype == ck.INT8)
+    net = ck.load_strictly(file, lambda: Janus(config), dtype=compute, device=device, int8=dtype == INT8)
     return JanusModel(net=net.fold(), name=file.name, grid=side, tokenize=tokenizer.encode, template=template)
 
 
 def load_janus_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> VQModel:
     """Load the VQ tokenizer of a Janus; arguments and errors as :func:`.autoencoders.load_vq`, the path as :func:`load_janus`."""
-    compute, path = ck.choose_dtype("fp32" if dtype == "auto" else dtype, device), Path(path)
+    compute, path = choose_dtype(dtype, device, "vq"), Path(path)
     shards = ck.weight_files(path, "decoder", KINDS["janus"].noun)
     whole = path if shards == [path] else shards[0].parent
     file = _renamed(ck.read(whole, "decoder", lambda name: not _name(name).startswith(_VQ), shards))

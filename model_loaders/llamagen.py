@@ -10,7 +10,7 @@ import torch
 
 from ..errors import UserError
 from . import checkpoint as ck
-from .families import read
+from .families import INT8, choose_dtype, read
 from .networks.llama import Llama, LlamaConfig, TokenModel
 
 LARGEST_GRID = 128
@@ -35,7 +35,7 @@ def load_llamagen(
     metadata's, else those of the official model of that width. Other metadata entries: ``label_set`` ("imagenet-1k" for 1000 classes) and
     ``name``. A UserError also if the grid is unknown, contradicts the file, or is not divisible into PAR's regions.
     """
-    compute = ck.choose_dtype(dtype, device, bf16=True)
+    compute = choose_dtype(dtype, device, "llamagen")
     file = read(path, "llamagen")
     config = gpt_config(file, heads or file.number("heads", None, 1, 1024))
     across = math.isqrt(config.regions)
@@ -54,7 +54,7 @@ def load_llamagen(
     imagenet = config.condition == "class" and config.condition_size == 1000
     weights = file.filter(lambda name: name != _ROPE_TABLE)
     return TokenModel(
-        net=ck.load_strictly(weights, lambda: Llama(config), dtype=compute, device=device, int8=dtype == ck.INT8),
+        net=ck.load_strictly(weights, lambda: Llama(config), dtype=compute, device=device, int8=dtype == INT8),
         name=file.name,
         grid=side,
         label_set=file.text("label_set", "imagenet-1k" if imagenet else ""),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from . import checkpoint as ck
-from .families import read
+from .families import INT8, choose_dtype, read
 from .networks.mar import MAR, MARConfig, MARModel
 
 OFFICIAL_T_MAX = 999
@@ -26,7 +26,7 @@ def load_mar(
     width. Other metadata entries: ``latent_scale`` (default 0.2325); ``t_max`` (last diffusion timestep, 999); ``patch`` (patch size of a
     token, 1); ``label_set`` ("imagenet-1k" for 1000 classes); ``name`` (the file's stem).
     """
-    compute = ck.choose_dtype(dtype, device)
+    compute = choose_dtype(dtype, device, "mar")
     file = read(path, "mar")
     with ck.misfits(file):
         config = MARConfig.from_state_dict(file.state, heads or file.number("heads", None, 1, 1024))
@@ -35,7 +35,7 @@ def load_mar(
     stated = latent_metadata(file, config.channels)
     return MARModel(
         net=ck.load_strictly(
-            file, lambda: MAR(config), dtype=compute, fp32=FP32_WEIGHTS, device=device, int8=dtype == ck.INT8
+            file, lambda: MAR(config), dtype=compute, fp32=FP32_WEIGHTS, device=device, int8=dtype == INT8
         ),
         name=file.name,
         **stated,

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import UserError
 from . import checkpoint as ck
-from .families import read
+from .families import INT8, choose_dtype, read
 from .llamagen import LARGEST_GRID, find_grid, gpt_config, square_root
 from .networks.llama import HEAD, Llama, LlamaConfig, TokenModel
 from .networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
@@ -42,7 +42,7 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
     FastAR's addition to the configuration: ``semantic_side``, the side of the finest grid of codes (27). ``path`` is a Hugging Face model
     folder, one of its shards, or a weight file; its JSON files are read from the same folder.
     """
-    compute = ck.choose_dtype(dtype, device, bf16=True)
+    compute = choose_dtype(dtype, device, "tar")
     file = read(path, "tar")
     settings = file.settings("config", beside=True)
     config = _language_config(file, settings)
@@ -53,7 +53,7 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
     # A tied output matrix is the embedding; older files contain RoPE frequencies, which are recomputed.
     weights = file.filter(lambda name: not (name == HEAD and config.tied) and not name.endswith(".inv_freq"))
     return TarModel(
-        net=ck.load_strictly(weights, lambda: Llama(config), dtype=compute, device=device, int8=dtype == ck.INT8),
+        net=ck.load_strictly(weights, lambda: Llama(config), dtype=compute, device=device, int8=dtype == INT8),
         name=file.name,
         tokenize=tokenizer.encode,
         special=special,
@@ -133,7 +133,7 @@ def load_ta_tok(
     ``input_size`` in pixels (384; also read from the arguments in the official file) and ``name``. ``encoder`` False
     omits the image encoder, three quarters of the memory.
     """
-    compute = ck.choose_dtype(dtype, device, bf16=True)
+    compute = choose_dtype(dtype, device, "ta-tok")
     file = read(path, "ta-tok")
     if not encoder:
         file = file.filter(lambda name: not name.startswith(ENCODING))
@@ -162,12 +162,12 @@ def load_detokenizer(
     training data ("picture-book" for the demo). A UserError also if the arguments in the file contradict the weights, the table of absolute
     positions is missing (upstream then draws random ones), the grid is unknown or larger than the table, or TA-Tok's features do not fit.
     """
-    compute = ck.choose_dtype(dtype, device, bf16=True)
+    compute = choose_dtype(dtype, device, "dtok")
     file = read(path, "dtok")
     arguments = file.settings("args") or file.settings("config")
     config = _detokenizer_config(file, arguments, heads)
     model = TokenModel(
-        net=ck.load_strictly(file, lambda: Llama(config), dtype=compute, device=device, int8=dtype == ck.INT8),
+        net=ck.load_strictly(file, lambda: Llama(config), dtype=compute, device=device, int8=dtype == INT8),
         name=file.name,
         grid=_grid(file, config, arguments, grid),
         label_set=file.text("label_set", ""),

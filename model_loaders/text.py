@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from . import checkpoint as ck
 from .captions import clean
-from .families import KINDS, read
+from .families import KINDS, choose_dtype, read
 from .networks.structure import depth
 from .tokenizer import Tokenizer, import_error, load_tokenizer
 
 # Caption length in training, including the end-of-sequence token; longer prompts are truncated.
 MAX_TOKENS = 120
-OVERFLOWS = KINDS["t5"].noun  # what overflows in fp16, see choose_dtype
 _END = "</s>"
 _LAYER, _SHARED, _COPY = "encoder.block.0.layer", "shared.weight", "encoder.embed_tokens.weight"
 
@@ -67,7 +66,7 @@ def load_text_encoder(
     ``path`` is a Hugging Face model folder, one of its shards, or a single weight file; ``tokenizer`` a folder with ``tokenizer.json``,
     which all sizes share, None for that of the weights. A UserError also if transformers or tokenizers is missing.
     """
-    compute = ck.choose_dtype(dtype, device, overflows=OVERFLOWS)
+    compute = choose_dtype(dtype, device, "t5")
     try:
         from transformers import T5Config, T5EncoderModel
     except (ImportError, RuntimeError) as e:

@@ -19,7 +19,7 @@ from ..reports.quality import explain_quality
 from ..reports.record import Qualities, Report, explain, to_csv, to_json, to_table, to_text
 from ..reports.summary import no_gain, one_line
 from ..samplers.baseline import baselines, of_report, qualities
-from ..samplers.registry import SAMPLERS, TAR, family_of
+from ..samplers.registry import SAMPLERS, TAR
 from ..samplers.settings import knob, knobs, make
 from . import host
 from .samplers import write_reports
@@ -234,9 +234,10 @@ def _baselines(cell: int, reports: Sequence[Report | None]) -> list[int | None]:
 
 
 def _family(report: Report, reports: Sequence[Report | None]) -> str:
-    """Family of a report's baseline. A sampler of both token families belongs to Tar if a Tar report has the same model."""
+    """Family of a report's baseline, "" if unknown. A sampler of both token families belongs to Tar if a Tar report has the same model."""
+    families = SAMPLERS[report.sampler].families if report.sampler in SAMPLERS else ("",)
     of_tar = any(r is not None and r.sampler == TAR and r.model == report.model for r in reports)
-    return family_of(report.sampler, of_tar)
+    return TAR if of_tar and TAR in families else families[0]
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders import hub
 from ..model_loaders.captions import clean
-from ..model_loaders.checkpoint import DTYPES, choose_dtype
+from ..model_loaders.families import DTYPES, choose_dtype
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..model_loaders.networks.tar import TarModel
 from ..model_loaders.tar import load_ta_tok
-from ..model_loaders.text import MAX_TOKENS, OVERFLOWS, load_text_encoder
+from ..model_loaders.text import MAX_TOKENS, load_text_encoder
 from ..model_loaders.tokenizer import has_tokenizer
 from ..samplers import registry
 from ..samplers.batches import in_parts
@@ -260,7 +260,7 @@ class TextPrompt(io.ComfyNode):
                 "addresses, file names and signs are left out, and nothing else is there" if prompt else "it is empty"
             )
             raise UserError(f"text: {only}; say in words what to draw.")
-        name = dtype_name(choose_dtype(settings.dtype, host.text_device(), overflows=OVERFLOWS))
+        name = dtype_name(choose_dtype(settings.dtype, host.text_device(), "t5"))
         path = finder(cls, allow_download)(listed(encoder, "t5"), "t5")
 
         def load() -> Any:
@@ -478,7 +478,7 @@ class ImageToCodes(io.ComfyNode):
         _check_count("images", len(pictures) * settings.images)
         x = pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]
         x = x.movedim(-1, 1).float().nan_to_num(0.0).clamp(0, 1)
-        name = dtype_name(choose_dtype(settings.dtype, host.device(), bf16=True))
+        name = dtype_name(choose_dtype(settings.dtype, host.device(), "ta-tok"))
         path = finder(cls, allow_download)(listed(ta_tok, "ta-tok"), "ta-tok")
         with enough_memory(READING):
             loaded = _ta_tok.get((path, name), lambda: load_ta_tok(path, name, host.offload_device()))

@@ -16,8 +16,7 @@ from ..assembly import AUTO, Source
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders import hub
-from ..model_loaders.checkpoint import DTYPES, INT8
-from ..model_loaders.families import KINDS
+from ..model_loaders.families import DTYPES, INT8, KINDS
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from ..samplers import registry

@@ -15,7 +15,7 @@ import numpy as np
 from comfy_api.latest import io
 from torch import Tensor, nn
 
-from ..assembly import expect_same_codes, is_demo
+from ..assembly import DEMO_LABELS, expect_same_codes
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders.networks.autoencoder import VQModel
@@ -118,7 +118,7 @@ def baseline_choice(choice: Choice, loaded: host.Loaded) -> Choice:
 
 def settings_for(choice: Choice, loaded: host.Loaded) -> Any:
     """The settings of a choice on a model: its values, the preset's, the file's recommendations, the defaults."""
-    return choice.settings(loaded.recommended, is_demo(loaded.model), _width(loaded))
+    return choice.settings(loaded.recommended, loaded.model.label_set == DEMO_LABELS, _width(loaded))
 
 
 def _width(loaded: host.Loaded) -> int:
@@ -236,7 +236,7 @@ def _begin_mar(
     small = [expect_mar(sockets["draft"], "draft")] if entry.needs_draft else []
     more = {"draft": small[0].model} if small else {}
     if isinstance(cache, CachePlan):
-        of = (is_demo(model), model.net.config.dim, settings.ar_steps)
+        of = (model.label_set == DEMO_LABELS, model.net.config.dim, settings.ar_steps)
         cache = presets.combine(CacheSettings, {}, cache.preset, cache.values, *of)
     if cache is not None:
         expect(cache, CacheSettings, "cache", "LazyMAR Cache")

@@ -41,13 +41,11 @@ COUNTS = (
     "waves",
     "encoder_rows",
     "decoder_rows",
-    "last_rows",
     "llm_rows",
     "prompt_rows",
-    "transformer_flops",
 )
 # Counts of models with prompts only.
-PROMPT_COUNTS = COUNTS[-6:]
+PROMPT_COUNTS = COUNTS[-4:]
 VERSION = 1
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import UserError
 from . import presets
@@ -14,8 +13,6 @@ from .settings import knobs, make
 
 PRESET = "preset"
 _MOST_TEXT = 8192
-
-V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -61,47 +58,6 @@ def assignment(text: str, field: str) -> tuple[str, str]:
     if not equals or not name or name.endswith(".") or not value:
         raise UserError(f"{field}: {text[:60]!r} is not of the form name=value or sampler.name=value.")
     return name, value
-
-
-def by_key(names: Iterable[str]) -> dict[str, Entry]:
-    """Samplers by name, or by name and variant ("mar:disa"). Raises UserError: no name, or an unknown sampler."""
-    out: dict[str, Entry] = {}
-    for name in filter(None, (name.strip().lower() for name in names)):
-        kind, colon, variant = name.partition(":")
-        entry = find(kind)
-        out[f"{entry.name}{colon}{variant}"] = entry
-    if not out:
-        raise UserError("samplers: none is named; give at least one, for example mar.")
-    return out
-
-
-def assigned(
-    entries: Mapping[str, Entry], values: Iterable[tuple[str, V]]
-) -> dict[str, tuple[dict[str, V], dict[str, V]]]:
-    """By key of :func:`by_key` the values that were given for all samplers, as far as it has the setting, and those for it alone.
-
-    ``values`` are "name" or "sampler.name" with a value; later ones take precedence. Raises UserError: a sampler that is not among the
-    entries, or an unknown setting.
-    """
-    shared: dict[str, V] = {}
-    own: dict[str, dict[str, V]] = {key: {} for key in entries}
-    for text, value in values:
-        sampler, dot, name = text.rpartition(".")
-        if dot and sampler not in own:
-            sampler = next(iter(by_key([sampler])))  # the parts of a combination may be in any order
-            if sampler not in own:
-                raise UserError(f"set: {sampler} is not among the samplers of this run, {', '.join(own)}.")
-        known = names_of_settings({key: e for key, e in entries.items() if not dot or key == sampler})
-        if name not in known:
-            whose = f"{sampler} has no" if dot else "no sampler of this run has a"
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
-            raise UserError(f"set: {whose} setting {name}; {hint}")
-        (own[sampler] if dot else shared)[name] = value
-    return {
-        key: ({n: v for n, v in shared.items() if n in names_of_settings({key: entry})}, own[key])
-        for key, entry in entries.items()
-    }
 
 
 def parse_settings(text: str, field: str) -> dict[str, str]:

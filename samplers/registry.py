@@ -135,15 +135,3 @@ def find(name: str) -> Entry:
         if sorted(entry.name.split("+")) == parts:
             return entry
     raise UserError(f"samplers: there is no sampler {name.strip()!r}; this version has {', '.join(SAMPLERS)}.")
-
-
-def family_of(sampler: str, with_tar: bool = False) -> str:
-    """Family of a sampler's name as reports have it; of a combination that is not registered its first part's. "" if unknown.
-
-    ``with_tar``: Tar is taken for a sampler of both token families.
-    """
-    for name in (sampler, *sampler.split("+")):
-        if name in SAMPLERS:
-            families = SAMPLERS[name].families
-            return TAR if with_tar and TAR in families else families[0]
-    return ""

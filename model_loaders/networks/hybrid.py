@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .chat import chat, checked, expect_text, without_special
 from .llama import Llama, LlamaConfig, attend, cache_bytes
-from .mar import MAR, ClassRows, DiffusionHead, Kept, MARConfig, MARModel, Work, pick
+from .mar import MAR, ClassRows, DiffusionHead, Kept, MARConfig, MARModel, pick
 
 MAR_PREFIX, LLM_PREFIX = "mar.", "llm."
 # Position tables of the MAR; the first two also have buffer rows.
@@ -62,22 +62,6 @@ class HybridConfig:
             raise ValueError(f"a language model of width {width} is none of the official sizes; {remedy}")
         return HybridConfig(MARConfig.from_state_dict(mar, mar_heads), LlamaConfig.of_qwen(llm, heads, **about))
 
-    def llm_flops(self, rows: int, before: int) -> int:
-        """Floating-point operations (2 per multiply-add) of ``rows`` rows in the language model, behind ``before`` others."""
-        c = self.llm
-        linear = c.dim * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + 3 * c.dim * c.hidden
-        visible = rows * before + rows * (rows + 1) // 2
-        return 2 * c.depth * (rows * linear + 2 * c.heads * c.head_dim * visible)
-
-    def mar_flops(self, work: Work) -> int:
-        """Floating-point operations of a pass of the MAR's encoder and decoder."""
-        c = self.mar
-        after = 9 * c.dim**2  # output projection and MLP
-        encoder = work.encoder * (3 * c.dim**2 + after + 2 * c.dim * work.encoder_keys)
-        decoder = work.decoder * (3 * c.dim**2 + after + 2 * c.dim * work.decoder_keys)
-        last = work.decoder * 3 * c.dim**2 + work.last * (after + 2 * c.dim * work.decoder_keys)
-        return 2 * (c.encoder_depth * encoder + (c.decoder_depth - 1) * decoder + last)
-
 
 def resize_table(table: Tensor, side: int, height: int, width: int) -> Tensor:
     """A position table fp32 [1, rows + side * side, C] at another grid, bilinear without antialiasing, as upstream; the rows before the
@@ -102,12 +86,12 @@ class PromptBatch:
 
     def __init__(self, prompts: Sequence[PromptCache]):
         device = prompts[0].keys.device
-        self.host_lengths = [p.keys.shape[2] for p in prompts]
-        self.lengths = torch.tensor(self.host_lengths, device=device)
+        lengths = [p.keys.shape[2] for p in prompts]
+        self.lengths = torch.tensor(lengths, device=device)
         # Rows int64 [G] of equally long prompts, index of each row's prompt, keys and values [layers, U, kv heads, P, D] of the prompts.
         self.groups: list[tuple[Tensor | slice, Tensor, Tensor, Tensor]] = []
-        for length in sorted(set(self.host_lengths)):
-            rows = [i for i, n in enumerate(self.host_lengths) if n == length]
+        for length in sorted(set(lengths)):
+            rows = [i for i, n in enumerate(lengths) if n == length]
             distinct = {id(prompts[i]): prompts[i] for i in rows}
             number = {key: j for j, key in enumerate(distinct)}
             where = slice(None) if len(rows) == len(prompts) else torch.tensor(rows, device=device)
@@ -316,7 +300,7 @@ class PromptRows(ClassRows):
     def __init__(self, net: Hybrid, prompts: Sequence[PromptCache], null: PromptCache | None, read: int = 0):
         self.net, self.prompts, self.null = net, tuple(prompts), null
         self._batches: dict[tuple[int, bool], PromptBatch] = {}
-        self._counts = {"llm_rows": 0, "prompt_rows": read, "transformer_flops": 0}
+        self._counts = {"llm_rows": 0, "prompt_rows": read}
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -326,24 +310,19 @@ class PromptRows(ClassRows):
 
     def fuse(self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None) -> Tensor:
         prompts = self._batch(len(encoded), guided)
-        self._count(prompts, 0, encoded.shape[1])
+        self.count(prompts, encoded.shape[1])
         return self.net.fuse(encoded, known, prompts, padding_mask)
 
-    def keep(
-        self, encoded: Tensor, known: Tensor, guided: bool, live: int, room: int, cached: bool
-    ) -> tuple[Tensor, Kept]:
-        prompts, both = self._batch(len(encoded), guided), live > len(encoded)
-        self._count(prompts, 0, encoded.shape[1])
-        if not cached:
-            return self.net.fuse(encoded, known, prompts), _Encoded(self, encoded, known, both)
-        cache = TokenCache(live, room)
-        return self.net.fuse(encoded, known, prompts, cache=cache), _Tokens(self, len(encoded), both, cache)
+    def keep(self, encoded: Tensor, known: Tensor, guided: bool, live: int, room: int) -> tuple[Tensor, Kept]:
+        prompts, cache = self._batch(len(encoded), guided), TokenCache(live, room)
+        self.count(prompts, encoded.shape[1])
+        fused = self.net.fuse(encoded, known, prompts, cache=cache)
+        return fused, _Tokens(self, self._batch(len(encoded), live > len(encoded)), cache)
 
-    def counts(self, work: Work) -> dict[str, int]:
-        counts = super().counts(work) | self._counts
-        counts |= {"encoder_rows": work.encoder, "decoder_rows": work.decoder, "last_rows": work.last}
+    def counts(self, encoder: int, decoder: int) -> dict[str, int]:
+        counts = super().counts(encoder, decoder) | self._counts
+        counts |= {"encoder_rows": encoder, "decoder_rows": decoder}
         counts["transformer_tokens"] += counts["llm_rows"]
-        counts["transformer_flops"] += self.net.config.mar_flops(work)
         self._counts = dict.fromkeys(self._counts, 0)
         return counts
 
@@ -355,40 +334,20 @@ class PromptRows(ClassRows):
             self._batches[key] = PromptBatch([*rows, *([self.null] * images if guided and self.null else [])])
         return self._batches[key]
 
-    def _count(self, prompts: PromptBatch, at: int, rows: int) -> None:
-        """Count ``rows`` rows behind each prompt and ``at`` tokens."""
-        for length in prompts.host_lengths:
-            self._counts["llm_rows"] += rows
-            self._counts["transformer_flops"] += self.net.config.llm_flops(rows, length + at)
+    def count(self, prompts: PromptBatch, rows: int) -> None:
+        """Count ``rows`` rows of the language model behind each prompt."""
+        self._counts["llm_rows"] += rows * len(prompts.lengths)
 
 
 class _Tokens(Kept):
     """Keys and values of known tokens in the language model."""
 
-    def __init__(self, rows: PromptRows, images: int, guided: bool, cache: TokenCache):
+    def __init__(self, rows: PromptRows, prompts: PromptBatch, cache: TokenCache):
         super().__init__(rows.net.config.mar.buffer)
-        self.rows, self.prompts, self.cache = rows, rows._batch(images, guided), cache
+        self.rows, self.prompts, self.cache = rows, prompts, cache
         self.tensors = cache.keys + cache.values
 
     def extend(self, encoded: Tensor, new: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        self.rows._count(self.prompts, at, encoded.shape[1])
+        self.rows.count(self.prompts, encoded.shape[1])
         x = self.rows.net.extend(encoded, self.prompts, self.cache, at)
         return x, self.places(new, len(x))
-
-
-class _Encoded(Kept):
-    """Encoder output of known tokens; the language model reads all of it again in raster order."""
-
-    def __init__(self, rows: PromptRows, encoded: Tensor, known: Tensor, guided: bool):
-        super().__init__(rows.net.config.mar.buffer)
-        self.rows, self.guided, self.known = rows, guided, known
-        self.encoded = encoded[:, self.buffer :].clone()
-        self.tensors = [self.encoded]
-
-    def extend(self, encoded: Tensor, new: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        buffer, count = self.buffer, new.shape[1]
-        self.encoded = torch.cat([self.encoded, encoded[:, :count]], 1)
-        self.known = torch.cat([self.known, new], 1)
-        # The language model sorts by position.
-        x = self.rows.fuse(torch.cat([encoded[:, count:], self.encoded], 1), self.known, self.guided)
-        return torch.cat([x[:, buffer:], x[:, :buffer]], 1), self.places(self.known, len(x))

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -76,22 +76,11 @@ class MARConfig:
 
 # Modulations of the head that are computed at once, in numbers; those of one diffusion step may be more.
 BUDGET = 1 << 24
-# Most rows whose normalisation and modulation are one operation on a CPU; beyond, two vectorised ones are faster.
-_FUSED_ROWS = 16
 
 
-def modulated(x: Tensor, shift: Tensor, scale: Tensor, eps: float = 1e-6) -> Tensor:
+def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """LN(x) * scale + shift of rows x [R, w], with shift and scale [R, w] of their own."""
-    rows, width = x.shape
-    cpu = x.device.type == "cpu"
-    whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or cpu and rows > _FUSED_ROWS
-    if whole or not (shift.is_contiguous() and scale.is_contiguous()):
-        return torch.addcmul(shift, F.layer_norm(x, (width,), eps=eps), scale)
-    # For few rows one group normalisation: every row is a group, and every number of it a channel.
-    count = rows * width
-    # The CPU's kernel for channels in the last place is the faster one; with one pixel both orders are the same memory.
-    flat = x.as_strided((1, count, 1, 1), (count, 1, count, count)) if cpu else x.view(1, count, 1)
-    return torch.native_group_norm(flat, scale.view(-1), shift.view(-1), 1, count, 1, rows, eps)[0].view(rows, width)
+    return torch.addcmul(shift, F.layer_norm(x, x.shape[1:], eps=1e-6), scale)
 
 
 class HeadBlock(nn.Module):
@@ -290,16 +279,6 @@ class MAR(Regional):
         return z + pick(place.expand(len(wanted), -1, -1), wanted)
 
 
-class Work(NamedTuple):
-    """Rows of a transformer pass, both branches of guidance together."""
-
-    encoder: int  # rows that the encoder's blocks computed
-    encoder_keys: int  # rows that each of them attended to
-    decoder: int  # the same of an average decoder block but the last
-    decoder_keys: int
-    last: int  # rows that the last decoder block computed
-
-
 class Kept:
     """What LazyMAR keeps between encoder and decoder from one AR step to the next: nothing, rows pass unchanged."""
 
@@ -343,19 +322,14 @@ class ClassRows:
         [E, buffer + K, C] for positions ``known`` int64 [E, K]; D counts images and copies, twice with guidance."""
         return encoded
 
-    def keep(
-        self, encoded: Tensor, known: Tensor, guided: bool, live: int, room: int, cached: bool
-    ) -> tuple[Tensor, Kept]:
-        """:meth:`fuse` whose features are kept for later AR steps.
-
-        Later steps compute ``live`` rows of the decoder's input; ``room`` tokens and buffer rows have to fit. ``cached``: old tokens'
-        features are reused between encoder and decoder, rather than computed again at every step.
-        """
+    def keep(self, encoded: Tensor, known: Tensor, guided: bool, live: int, room: int) -> tuple[Tensor, Kept]:
+        """:meth:`fuse` whose features are kept for later AR steps, which compute ``live`` rows of the decoder's input; ``room`` tokens and
+        buffer rows have to fit."""
         return encoded, Kept(self.mar.config.buffer)
 
-    def counts(self, work: Work) -> dict[str, int]:
-        """Counts of a transformer pass for the report."""
-        return {"transformer_passes": 1, "transformer_tokens": work.encoder + work.decoder}
+    def counts(self, encoder: int, decoder: int) -> dict[str, int]:
+        """Counts of a pass for the report, of the rows that the encoder and an average decoder block computed for both branches."""
+        return {"transformer_passes": 1, "transformer_tokens": encoder + decoder}
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,6 @@ class HeadBatch:
     table: Tables
     draft: Tensor | None = None  # x' fp32 [N, channels], which the mean is pulled to; None for none
     gamma: Sequence[float] = ()  # weight of the draft at every step, highest timestep first; () for none
-    space: str = "mean"  # what is mixed with the draft, "mean" or "x0"
 
 
 def guide(out: Tensor, cfg: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -55,11 +54,10 @@ def ancestral_step(
     cfg: Tensor,
     noise: Tensor,
     draft: Tensor | None,
-    space: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x_{t-1} = mu + sigma noise; returns it, mu and log sigma, [N, channels] each.
 
-    With a draft x' of weight gamma: mu' = (1 - gamma) mu + gamma x', or the same mixture of the predicted x0 (``space``).
+    With a draft x' of weight gamma: mu' = (1 - gamma) mu + gamma x'.
 
     Args:
         numbers: ``Tables.steps`` of the step, and gamma; tensors for the compiler, which treats other numbers as constants.
@@ -69,10 +67,8 @@ def ancestral_step(
     recip, recipm1, coef1, coef2, middle, slope, gamma = numbers
     eps, logits = guide(out, cfg)
     x0 = recip * x - recipm1 * eps
-    if draft is not None and space == "x0":
-        x0 = (1 - gamma) * x0 + gamma * draft
     mean = coef1 * x0 + coef2 * x
-    if draft is not None and space == "mean":
+    if draft is not None:
         mean = (1 - gamma) * mean + gamma * draft
     log_std = middle + slope * logits
     return mean + log_std.exp() * noise, mean, log_std
@@ -133,7 +129,7 @@ def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Ten
         # 2. The ancestral step of every batch.
         for i, b, k in due:
             out = outs[i] if i in outs else b.x.new_zeros(1, len(b.x), 2 * head.channels)
-            x, mean, log_std = advance(numbers[i][k], xs[i], out, b.cfg, noises[i][k], b.draft, b.space)
+            x, mean, log_std = advance(numbers[i][k], xs[i], out, b.cfg, noises[i][k], b.draft)
             if trace is not None:
                 trace.append((xs[i], mean, log_std))
             xs[i] = x

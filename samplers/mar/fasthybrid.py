@@ -111,7 +111,7 @@ def fasthybrid_steps(run: Run, transformer: Transformer, s: FastHybridSettings) 
                 b, c = copied(ok.nonzero().T, draft.device)
                 p = here[b, c]
                 of = (z[:, b, c], plan.scale[b, p, None], guided_start[b, p], guided_noise[:, b, p], few)
-                batches.append(HeadBatch(*of, draft[b, p], gamma, s.guidance_space))
+                batches.append(HeadBatch(*of, draft[b, p], gamma))
                 places.append((b, p))
             for (b, p), made in zip(places, denoise(run, *batches) if batches else [], strict=True):
                 draft[b, p] = made

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.mar import Block, Kept, MARModel, Work, pick
+from ...model_loaders.networks.mar import Block, Kept, MARModel, pick
 from ..conditioning import MaskedCondition
 from ..driver import timed
 from ..editing import Edit
@@ -177,7 +177,7 @@ class LazyTransformer(Transformer):
         x = net.encoder_norm(x)
         # 2. What is between encoder and decoder.
         if s.encoder_cache:
-            x, cache.between = run.rows.keep(x, e_known, run.guided, live, room, s.llm_cache)
+            x, cache.between = run.rows.keep(x, e_known, run.guided, live, room)
         else:
             x = run.rows.fuse(x, e_known, run.guided)
         x = net.canvas(x, known)
@@ -198,20 +198,17 @@ class LazyTransformer(Transformer):
         if cache.bytes > self.held:
             run.report.add(cache_bytes=cache.bytes - self.held)
             self.held = cache.bytes
-        keys_of, total, rows = c.buffer + decided, c.buffer + c.tokens, batch * branches
-        last = rows * c.tokens if halves else wanted.numel()
-        run.report.add(**run.rows.counts(Work(encoded * keys_of, keys_of, rows * total, total, last)))
+        run.report.add(**run.rows.counts(encoded * (c.buffer + decided), batch * branches * (c.buffer + c.tokens)))
         return self._conditions(run, x, wanted)
 
     def _reuse(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         """New tokens through the encoder, changed rows through the decoder; one branch if the other is cached."""
         assert self.cache is not None
-        c, cache, times = run.model.net.config, self.cache, self.cache.live // len(run.tokens)
+        cache, times = self.cache, self.cache.live // len(run.tokens)
         new, asked = run.plan.reveal[:, self.known : run.plan.starts[step]], wanted.repeat(times, 1)
         x, encoder_rows = self._encode(run, step, new)
         x, decoder_rows = self._decode(run, step, x, asked, new.repeat(times, 1))
-        keys, rows, total = run.plan.starts[step] + c.buffer, round(cache.live * decoder_rows), c.buffer + c.tokens
-        run.report.add(**run.rows.counts(Work(cache.encoded * encoder_rows, keys, rows, total, asked.numel())))
+        run.report.add(**run.rows.counts(cache.encoded * encoder_rows, round(cache.live * decoder_rows)))
         if cache.residual is not None:
             x = torch.cat([x, x + pick(cache.residual, wanted)])  # (10)
             asked = torch.cat([wanted, wanted])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.networks import ops
-from ...model_loaders.networks.mar import ClassRows, MARModel, Work
+from ...model_loaders.networks.mar import ClassRows, MARModel
 from ...reports.record import GIVEN, PLAIN, Clock, Report
 from ..conditioning import MaskedCondition, expect_kind
 from ..editing import Edit
@@ -274,8 +274,8 @@ class FullTransformer(Transformer):
         encoded = net.encode(tokens, e_known, vectors, e_mask)
         fused = run.rows.fuse(encoded, e_known, run.guided, e_mask)
         z = net.decode(fused, known.repeat(branches, 1), wanted.repeat(branches, 1), d_mask)
-        keys, total, rows = encoded.shape[1], net.config.buffer + net.config.tokens, len(known) * branches
-        run.report.add(**run.rows.counts(Work(len(vectors) * keys, keys, rows * total, total, rows * wanted.shape[1])))
+        decoder_rows = len(known) * branches * (net.config.buffer + net.config.tokens)
+        run.report.add(**run.rows.counts(len(vectors) * encoded.shape[1], decoder_rows))
         return z.unflatten(0, (branches, -1))
 
     def verify(self, run: Run, step: int, count: int) -> Iterator[list[Tensor]]:

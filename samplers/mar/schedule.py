@@ -34,13 +34,6 @@ def raster(random: Tensor) -> Tensor:
     return torch.arange(random.shape[1] - 1, -1, -1).expand_as(random)
 
 
-def checkerboard(random: Tensor) -> Tensor:
-    """Orders that reveal positions of even row + column first, each half in the image's random order; int64 [B, L]."""
-    reveal, grid = random.flip(1), math.isqrt(random.shape[1])
-    odd = (reveal // grid + reveal % grid) % 2
-    return reveal.gather(1, odd.argsort(dim=1, stable=True)).flip(1)
-
-
 @lru_cache(maxsize=64)
 def halton_cells(grid: int) -> Tensor:
     """Cells int64 [G^2, 2] (row, column) in the order of a Halton sequence of bases 2 and 3, duplicates skipped."""
@@ -78,5 +71,4 @@ ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
     "random": lambda random: random,
     "raster": raster,
     "halton": halton,
-    "checkerboard": checkerboard,
 }

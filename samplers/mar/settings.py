@@ -25,8 +25,7 @@ class MARBase(Claims):
     temperature: float = knob(1.0, "Scale of the noise added at every diffusion step; lower is smoother and less varied. Usual: 1.",
         low=0.0, high=2.0, step=0.01, symbol="temperature", advanced=True)
     order: str = knob("random", "The order in which tokens are decided. random: a new one for every image (what MAR was trained on); "
-        "raster: row by row; halton: evenly spread; checkerboard: first every other position, in random order.",
-        choices=("random", "raster", "halton", "checkerboard"), advanced=True)
+        "raster: row by row; halton: evenly spread.", choices=("random", "raster", "halton"), advanced=True)
     t_max: int = knob(0, "Highest diffusion timestep. 0 takes the checkpoint's own (999 officially, 950 for the demo). With few steps "
         "or half precision from 999 single patches diverge; 950 prevents it.", low=0, high=999, step=1, advanced=True)
 
@@ -78,8 +77,6 @@ class FastHybridSettings(DiSASettings, MARBase):
     guidance_schedule: str = knob("cos", "How the draft's pull fades over the guided steps. cos: the paper's; linear-down: fades "
         "evenly; square: fades fast at first; linear-up: grows (the paper finds it worse); none: no pull, only few steps.",
         choices=("cos", "linear-down", "linear-up", "square", "none"), advanced=True)
-    guidance_space: str = knob("mean", "What is mixed with the draft. mean: the step's mean (the paper's formula); x0: the predicted "
-        "clean token, which keeps the noise level consistent.", choices=("mean", "x0"), advanced=True)
     accepted: str = knob("refine", "What becomes of an accepted draft. refine: guided diffusion (the paper's RG); keep: it is the "
         "token (the paper's R: faster, texture artefacts).", choices=("refine", "keep"), advanced=True)
     lookahead_start: int = knob(0, "AR steps before the first lookahead; they are plain MAR's. The first tokens decide the picture's "
@@ -118,9 +115,6 @@ class CacheSettings(Claims):
     head_period: int = knob(7, "With head_cache: diffusion steps from one full evaluation of the head to the next, of 100. With "
         "fewer diffusion steps it shrinks along, and where it is 1 all are full. Higher is faster and less exact. Usual: 7. 1 "
         "evaluates every step in full.", low=1, high=100, step=1, unit="% of the diffusion steps", advanced=True)
-    llm_cache: bool = knob(True, "Harmon and UniPic, with encoder_cache: keep the language model's keys and values of tokens decided "
-        "earlier and compute only new ones, behind the others instead of in raster order. Off is slower and more exact. A MAR has no "
-        "language model.", advanced=True)
 
     def exact(self, side: int) -> bool:
         return self.refresh_period == 1 and super().exact(side)

@@ -255,17 +255,12 @@ def resolve(settings: S, model: TokenModel) -> S:
     return replace(settings, cfg=settings.cfg or own["cfg"], top_k=own["top_k"] if top_k < 0 else top_k)
 
 
-def raster_only(name: str, *models: TokenModel) -> None:
-    """Raises UserError if one of the models was trained in PAR's order."""
+def raster_only(name: str, *models: TokenModel, janus: str = "") -> None:
+    """Raises UserError if one of the models was trained in PAR's order, or is a Janus, against which ``janus`` speaks ("" is nothing)."""
     for model in models:
         if model.regions > 1:
             why = f"{model.name} was trained in PAR's order, which {name} does not follow"
             raise UserError(f"model: {why}; use the PAR Sampler.")
-
-
-def not_janus(name: str, why: str, *models: TokenModel) -> None:
-    """Raises UserError if one of the models is a Janus; ``why`` says what speaks against it."""
-    for model in models:
-        if isinstance(model, JanusModel):
-            what = f"{model.name} is a Janus, and {name} {why}"
+        if janus and isinstance(model, JanusModel):
+            what = f"{model.name} is a Janus, and {name} {janus}"
             raise UserError(f"model: {what}; use the LlamaGen Sampler or the ZipAR Sampler.")

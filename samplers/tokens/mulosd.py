@@ -53,7 +53,6 @@ from .loop import (
     decide,
     feed,
     guide,
-    not_janus,
     prefill,
     raster_only,
     resolve,
@@ -124,8 +123,7 @@ def mulosd(
 
 def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) -> None:
     """Raises UserError unless both models generate the ``codes`` codes of one tokenizer, in raster order."""
-    raster_only(sampler, target, draft)
-    not_janus(sampler, "needs a model of a smaller picture, which no Janus draws", target, draft)
+    raster_only(sampler, target, draft, janus="needs a model of a smaller picture, which no Janus draws")
     a, b = target.net.config.vocab, draft.net.config.vocab
     if a != b:
         what = f"{draft.name} writes {b} codes, {target.name} {a}"

@@ -19,7 +19,7 @@ from ..conditioning import AnyCondition
 from ..editing import Edit
 from .draws import PairedDraws
 from .llamagen import decode
-from .loop import TokenSampler, begin, not_janus
+from .loop import TokenSampler, begin, raster_only
 from .schedule import Pass, Schedule, group_clocks, next_token_passes
 from .settings import ADJACENT, NON_LOCAL, TRAINED, PARSettings
 
@@ -94,8 +94,9 @@ def par(
     Raises:
         UserError: a grouping that the network was not trained for, or regions that do not tile its grid.
     """
-    not_janus("PAR", "needs a model that was trained in its order", model)
     trained = model.regions > 1
+    if not trained:
+        raster_only("PAR", model, janus="needs a model that was trained in its order")
     if trained and settings.grouping != TRAINED:
         raise UserError(
             f"grouping: {model.name} was trained for its own groups; choose {TRAINED!r}, or load a plain LlamaGen for the ablations."

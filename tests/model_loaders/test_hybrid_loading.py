@@ -7,8 +7,8 @@ import torch
 from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import checkpoint as ck
-from fastar_nodes.model_loaders.families import identify
-from fastar_nodes.model_loaders.hybrid import load_hybrid, precision
+from fastar_nodes.model_loaders.families import choose_dtype, identify
+from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.networks.hybrid import HybridConfig, resize_table
 from hybrid_files import CONFIG, METADATA, TOKENIZER, weights
 from safetensors.torch import save_file
@@ -120,5 +120,4 @@ def test_tables_are_resized_in_fp32_and_then_cast(tmp_path, state):
 
 def test_fp16_is_refused():
     with pytest.raises(UserError, match="^dtype: fp16 overflows"):
-        precision("fp16", "cpu")
-    assert precision("auto", "cpu") == torch.float32
+        choose_dtype("fp16", "cpu", "hybrid")

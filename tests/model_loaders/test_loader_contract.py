@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import checkpoint
+from fastar_nodes.model_loaders import families
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.families import KINDS, identify
 from fastar_nodes.model_loaders.hybrid import load_hybrid
@@ -101,14 +101,14 @@ class TestEveryLoader:
 
     def test_auto_is_the_dtype_of_the_papers(self, stem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """bf16 for token models; a denoiser's first diffusion step multiplies rounding errors, see choose_dtype."""
-        choose, seen = checkpoint.choose_dtype, []
+        choose, seen = families.choose_dtype, []
 
         def chosen(*args: Any, **options: Any) -> torch.dtype:
             seen.append(choose(*args, **options))
             raise KeyboardInterrupt
 
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-        monkeypatch.setattr(checkpoint, "choose_dtype", chosen)
+        monkeypatch.setattr(sys.modules[LOADERS[stem][0].__module__], "choose_dtype", chosen)
         with pytest.raises(KeyboardInterrupt):
             LOADERS[stem][0](tmp_path / "x", "auto", torch.device("cuda"))
         expected = {"kl": torch.float32, "vq": torch.float32, "mar": torch.float16}

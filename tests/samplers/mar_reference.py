@@ -62,7 +62,6 @@ def diffuse(
     temperature,
     draft=None,
     pull=(),
-    space="",
 ) -> Tensor:
     """One token [channels] by ancestral sampling with learned-range variance.
 
@@ -79,10 +78,8 @@ def diffuse(
         if null:
             eps = null[0][:c] + scale * (eps - null[0][:c])
         x0 = (x - math.sqrt(1 - abar) * eps) / math.sqrt(abar)
-        if gamma and space == "x0":
-            x0 = (1 - gamma) * x0 + gamma * draft
         mean, std = kernel(table, i, x, x0, out[c:])
-        if gamma and space == "mean":
+        if gamma:
             mean = (1 - gamma) * mean + gamma * draft
         x = mean + temperature * std * noise[k]
     return x
@@ -131,7 +128,7 @@ def reference(model, labels, settings, noise, timesteps, few=(), gamma=()) -> tu
             kept = [p for p in had if alike(p)]
             made = {p: draw(p, z, scale, "full", timesteps) for p in now if p not in kept}
             for p in kept:
-                more = drafts[p][0], gamma, s.guidance_space
+                more = drafts[p][0], gamma
                 refine = s.accepted == "refine"
                 made[p] = draw(p, z, scale, "guided", few, *more) if refine else drafts[p][0]
             outcomes[b, kept], outcomes[b, [p for p in had if p not in kept]] = 1, 2

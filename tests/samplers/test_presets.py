@@ -40,11 +40,11 @@ def test_values_are_settings_of_the_accelerator(kind, demo, name):
 
 
 def test_what_is_set_stays():
-    ours = FastHybridSettings(ar_steps=12, cfg=1.5, guidance_space="x0", threshold=0.5)
+    ours = FastHybridSettings(ar_steps=12, cfg=1.5, guidance_schedule="square", threshold=0.5)
     assert applied(ours, presets.CUSTOM) == ours
     for name in REAL:
         told = applied(ours, name)
-        assert (told.ar_steps, told.cfg, told.guidance_space) == (12, 1.5, "x0")
+        assert (told.ar_steps, told.cfg, told.guidance_schedule) == (12, 1.5, "square")
         assert told.lookahead == presets.PRESETS[FastHybridSettings][0][name]["lookahead"]
     for plain in (MARSettings(), LlamaGenSettings(), PARSettings()):
         assert applied(plain, "fast") == plain, "it has nothing to set"

@@ -30,7 +30,7 @@ CASES = {
     "mar, raster, constant cfg": (mar, MARSettings(**FEW, order="raster", cfg_schedule="constant")),
     "fasthybrid": (fasthybrid, HYBRID),
     "fasthybrid, no guidance": (fasthybrid, replace(HYBRID, cfg=1.0)),
-    "fasthybrid, x0, keep": (fasthybrid, replace(HYBRID, guidance_space="x0", accepted="keep")),
+    "fasthybrid, keep": (fasthybrid, replace(HYBRID, accepted="keep")),
     "fasthybrid, acceptance target": (fasthybrid, replace(HYBRID, acceptance_target=0.6)),
     "mar, annealed": (mar, MARSettings(**FEW, diffusion_steps_end=3)),
     "mar, speculation": (mar, MARSettings(**FEW, speculation=3)),

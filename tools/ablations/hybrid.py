@@ -30,7 +30,6 @@ TABLES: dict[str, Table] = {
         Row("DiSA 50 to 5", "mar", {"diffusion_steps_end": 5}),
         *(Row(f"FastHybrid, RG-{v:g}", "fasthybrid", {**_FAST, "threshold": v}) for v in (0.9, 0.95, 0.99)),
         Row("LazyMAR", "lazymar", LAZY),
-        Row("LazyMAR, language model in full", "lazymar", {**LAZY, "llm_cache": False}),
         Row("FastHybrid, RG-0.95 + LazyMAR", "fasthybrid+lazymar", {**_FAST, "threshold": 0.95, **LAZY}),
     ),
     "hybrid-presets": (

@@ -43,7 +43,6 @@ TABLES: dict[str, Table] = {
             Row(s, "fasthybrid", {**_K, "threshold": 0.95, "guidance_schedule": s})
             for s in ("cos", "linear-down", "square", "linear-up", "none")
         ),
-        Row("cos, x0 space", "fasthybrid", {**_K, "threshold": 0.95, "guidance_space": "x0"}),
     ),
     "fasthybrid-lookahead": (
         Row("MAR", "mar", {}),

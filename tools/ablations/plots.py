@@ -110,7 +110,7 @@ PLOTS = (
         "Prompts of the demo hybrid: head calls and what is met",
         ("head calls a batch", "sequential diffusion head calls a batch of 100"),
         ("all %", "everything that the prompt says, %"),
-        short=((", language model in full", ", no LLM cache"), ("FastHybrid, ", "")),
+        short=(("FastHybrid, ", ""),),
     ),
     Plot(
         "lazymar",

@@ -49,7 +49,7 @@ def test_guidance_weights_in_full(schedule, steps):
     "changes",
     [
         {},
-        {"guidance_space": "x0", "cfg": 1.0, "temperature": 0.7},
+        {"cfg": 1.0, "temperature": 0.7},
         {"guidance_schedule": "square"},
         {"accepted": "keep", "cfg_schedule": "constant"},
         {"lookahead_start": 2, "lookahead": 4, "threshold": 0.98, "guidance_schedule": "linear-up"},

@@ -135,19 +135,13 @@ def test_exact_settings_are_plain(hybrid, plain, name, settings):
     assert not made.report.counts.get("rejected")
 
 
-@pytest.mark.parametrize("llm_cache", [True, False])
 @pytest.mark.parametrize("condition_cache", [True, False])
-def test_lazymar_computes_less_and_stays_near(hybrid, plain, llm_cache, condition_cache):
-    cache = {"llm_cache": llm_cache, "condition_cache": condition_cache, "head_cache": False}
+def test_lazymar_computes_less_and_stays_near(hybrid, plain, condition_cache):
+    cache = {"condition_cache": condition_cache, "head_cache": False}
     made = sampled(hybrid, "lazymar", refresh_period=2, start_step=1, **cache)
     ours, full = made.report.counts, plain.report.counts
     assert ours["encoder_rows"] < full["encoder_rows"]
-    assert (ours["llm_rows"] < full["llm_rows"]) == (llm_cache or condition_cache)
-    assert ours["transformer_flops"] < full["transformer_flops"]
-    # AR steps decide 1, 2, 2, 3, 4 and 4 tokens. The difference of the branches needs all 16 of both images and branches at the
-    # refreshes 1 and 3; steps 0 and 5 keep nothing, and 2 and 4 compute one branch.
-    last = 2 * 2 * (1 + 4) + 2 * (2 * 2 * 16) + 2 * (2 + 4) if condition_cache else 2 * 2 * 16
-    assert ours["last_rows"] == last
+    assert ours["llm_rows"] < full["llm_rows"]
     assert 0 < float((made.latents - plain.latents).std()) < 0.5 * float(plain.latents.std())
 
 
@@ -197,5 +191,4 @@ def test_no_row_is_computed_twice(hybrid, plain):
     assert counts["encoder_rows"] == 2 * sum(known)
     assert counts["llm_rows"] == 2 * counts["encoder_rows"]
     assert counts["decoder_rows"] == 4 * plan.steps * (c.buffer + c.tokens)
-    assert counts["last_rows"] == 4 * c.tokens
     assert counts["transformer_tokens"] == sum(counts[f"{part}_rows"] for part in ("encoder", "llm", "decoder"))

@@ -336,13 +336,12 @@ def test_when_the_head_is_cached(model):
     assert period(6, head_period=1) == period(30, refresh_period=1) == period(30, head_cache=False) == 1
 
 
-@pytest.mark.parametrize("space", ["mean", "x0"])
-def test_drafts_pull_a_cached_head_too(model, space):
+def test_drafts_pull_a_cached_head_too(model):
     """With a single diffusion step there is nothing to reuse; with more, the draft's weight of 1 still gives the draft."""
     table, g = tables(30, 950), torch.Generator().manual_seed(1)
     z, (first, draft) = torch.randn(2, 2, 16, generator=g), torch.randn(2, 2, 4, generator=g)
     noise, weights = torch.randn(len(table), 2, 4, generator=g), [0.0] * (len(table) - 1) + [1.0]
-    batch = HeadBatch(z, torch.full((2, 1), 2.0), first, noise, table, draft, weights, space)
+    batch = HeadBatch(z, torch.full((2, 1), 2.0), first, noise, table, draft, weights)
     with torch.no_grad():
         (out,) = denoise(head_run(model, share=7), batch)
         (free,) = denoise(head_run(model, share=7), dataclasses.replace(batch, draft=None, gamma=()))

@@ -1,7 +1,5 @@
 """Estimates of memory: against the tensors alive in full-size networks on the meta device, and in reports."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
@@ -12,7 +10,6 @@ from fastar_nodes.model_loaders.networks.hybrid import (
     HybridModel,
     PromptBatch,
     PromptCache,
-    PromptRows,
 )
 from fastar_nodes.model_loaders.networks.llama import LlamaConfig, qwen_config
 from fastar_nodes.model_loaders.networks.mar import MARConfig
@@ -115,24 +112,15 @@ def test_reports_hold_the_estimate():
 
 
 @pytest.mark.parametrize("condition_cache", [True, False])
-@pytest.mark.parametrize("llm_cache", [True, False])
-def test_what_lazymar_keeps_is_within_the_estimate(condition_cache, llm_cache):
+def test_what_lazymar_keeps_is_within_the_estimate(condition_cache):
     lazy = {"ar_steps": 8, "diffusion_steps": 4, "start_step": 1, "refresh_period": 4}
-    report = run(tiny_hybrid(), lazymar, LazyMARSettings(**lazy, condition_cache=condition_cache, llm_cache=llm_cache))
+    report = run(tiny_hybrid(), lazymar, LazyMARSettings(**lazy, condition_cache=condition_cache))
     assert 0 < report.counts["cache_bytes"] <= report.memory["feature cache"] <= 3 * report.counts["cache_bytes"]
 
 
 def test_a_draft_s_weights_are_part_of_it():
     report = run(tiny_hybrid(), cspd, CSpDSettings(ar_steps=4, diffusion_steps=4), draft=tiny_hybrid(1))
     assert report.memory["weights: draft language model"] == report.memory["weights: language model"]
-
-
-def test_rows_behind_a_prompt_and_cached_tokens_are_counted_with_both():
-    asked = []
-    net = SimpleNamespace(config=SimpleNamespace(llm_flops=lambda rows, before: asked.append((rows, before)) or 100))
-    rows = SimpleNamespace(net=net, _counts={"llm_rows": 0, "transformer_flops": 0})
-    PromptRows._count(rows, SimpleNamespace(host_lengths=[5, 7]), 3, 2)
-    assert asked == [(2, 8), (2, 10)] and rows._counts == {"llm_rows": 4, "transformer_flops": 200}
 
 
 def test_stages_and_their_sum_by_hand():
