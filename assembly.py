@@ -137,11 +137,6 @@ class Ready:
         return cast(MARModel, self.model).condition if self.masked else self.config.condition
 
     @property
-    def draws_from_text(self) -> bool:
-        """Whether the condition is a prompt rather than a class label."""
-        return self.condition != "class"
-
-    @property
     def tokens(self) -> int:
         """Tokens per image."""
         return self.config.tokens if self.masked else cast(TokenModel, self.model).tokens

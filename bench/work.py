@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..reports.quality import DISTRIBUTION
 from ..reports.record import Report
 from ..reports.sweep import digest
-from ..samplers.baseline import Run, baselines, is_lossless
+from ..samplers.baseline import Run, baselines, lossless
 from ..samplers.batches import begin, in_parts, warm_up
 from ..samplers.choice import Choice
 from ..samplers.conditioning import AnyCondition, Condition
@@ -156,7 +156,7 @@ class Conditions:
         return self._about[1]
 
     def _described(self, ready: Ready) -> dict[str, Any]:
-        if not ready.draws_from_text:
+        if ready.condition == "class":
             if self.spec.prompts:
                 raise UserError(f"prompts: {ready.model.name} draws classes; leave the prompts out, or name labels.")
             return {"labels": list(self._labels(ready).labels)}
@@ -176,7 +176,7 @@ class Conditions:
 
     def of(self, ready: Ready, first: int, count: int) -> tuple[AnyCondition, np.ndarray]:
         """The condition of a range of images, and what the shard stores: class ids int64 [count] or prompts, text [count]."""
-        if not ready.draws_from_text:
+        if ready.condition == "class":
             every = self._labels(ready)
             condition = every.of([i % len(every) for i in range(first, first + count)])
             return condition, np.array(condition.labels, dtype=np.int64)
@@ -247,7 +247,7 @@ def _cell(
         images=spec.images,
         size=prepared.size,
         baseline=None,
-        lossless=DISTRIBUTION if is_lossless(name, settings) else "",
+        lossless=DISTRIBUTION if lossless(name, settings) else "",
     )
 
 

@@ -101,7 +101,7 @@ def conditions_of(
     planned: Sequence[Planned], batch: int, options: argparse.Namespace, asked: Mapping[str, str]
 ) -> list[AnyCondition]:
     """The condition of each sampler: the prompts in turn, or consecutive classes."""
-    readers = [p for p in planned if p.on.draws_from_text]
+    readers = [p for p in planned if p.on.condition != "class"]
     if options.text or asked:
         readers = readers or list(planned)  # if none reads text, conditions() reports it
     prompts = options.text or [_PROMPT]

@@ -124,9 +124,9 @@ def conditions(
     ``seed`` and ``asked`` are of Tar's codes. A UserError for an unknown label, a missing prompt, or an option that no model uses.
     """
     names = ", ".join(dict.fromkeys(p.on.model.name for p in planned))
-    if texts and not any(p.on.draws_from_text for p in planned):
+    if texts and not any(p.on.condition != "class" for p in planned):
         raise UserError(f"text: the models of this run ({names}) draw classes; name one with --label.")
-    if label is not None and all(p.on.draws_from_text for p in planned):
+    if label is not None and all(p.on.condition != "class" for p in planned):
         raise UserError(f"label: the model of this run ({names}) draws from text; say what with --text.")
     if asked and not any(p.on.condition == "features" for p in planned):
         raise UserError(
@@ -139,7 +139,7 @@ def conditions(
     for p in planned:
         if id(p.on) in made:
             continue
-        if not p.on.draws_from_text:
+        if p.on.condition == "class":
             made[id(p.on)] = build.labels(p.on, label or "0", repeat)
         elif p.on.condition != "features":
             made[id(p.on)] = build.prompts(p.on, _each(texts, repeat, p.on))

@@ -64,7 +64,9 @@ def load_janus(
     bf16, as upstream. A UserError also if the tokenizer lacks a special token, or ``grid`` is another than the one that the model draws.
     """
     compute = choose_dtype(dtype, device, "janus")
-    file = _renamed(read(path, "janus", lambda name: _is_unused(name) or _name(name).startswith(_VQ)))
+    file = _renamed(
+        read(path, "janus", lambda name: _name(name).startswith((*_UNUSED, _VQ)) or name.endswith(".inv_freq"))
+    )
     settings = file.settings("config", beside=True)
     tokenizer = load_tokenizer(file.folder, file.stem, file.metadata, letters=True)
     template, pad = _template(file, tokenizer, plain=bool(_FIRST_GENERATION.search(f"{file.name} {file.path.name}")))
@@ -93,10 +95,6 @@ def load_janus_vq(path: str | Path, dtype: str = "auto", device: str | torch.dev
 def _renamed(file: ck.Checkpoint) -> ck.Checkpoint:
     """A file under the authors' names."""
     return replace(file, state={_name(name): tensor for name, tensor in file.state.items()})
-
-
-def _is_unused(name: str) -> bool:
-    return name.startswith(_UNUSED) or name.endswith(".rotary_emb.inv_freq")
 
 
 def _name(name: str) -> str:

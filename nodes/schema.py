@@ -78,7 +78,8 @@ def widgets(settings: type) -> list[io.Input]:
 
 def widget(name: str, default: Any, about: Knob) -> io.Input:
     """The widget of a setting."""
-    shared: dict[str, Any] = {"tooltip": about.tooltip, "advanced": about.advanced or None}
+    tooltip = f"{about.symbol}: {about.help}" if about.symbol else about.help
+    shared: dict[str, Any] = {"tooltip": tooltip, "advanced": about.advanced or None}
     low = about.low
     if about.paper is not None:
         default, low = about.paper, default + 1

@@ -122,7 +122,7 @@ class SweepNode(ModelFirst):
             i, j, seed = cells[k - len(numbers)]
             first = numbers.index(seed)
             reference = store.read(keys[first])
-            word = DISTRIBUTION if lossless(report) else ""
+            word = DISTRIBUTION if lossless(report.sampler, report.settings) else ""
             quality = None if reference is None else measure(pictures, reference[0], word)
             made.append(Cell(i, j, seed, keys[k], report, reports[first], quality))
         found = len(keys) - len(sampled)

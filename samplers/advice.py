@@ -166,7 +166,7 @@ def calibrate(
                 left.remove(m)
                 continue
             (own, report), (other, base) = made[False], made[True]
-            quality = measure(own, other, DISTRIBUTION if lossless(report) else "")
+            quality = measure(own, other, DISTRIBUTION if lossless(report.sampler, report.settings) else "")
             m.cells.append(Cell(i, 0, at, "", report, base, quality))
         # Worth another round: not much slower than the best that passes, and not far from the limit.
         fastest = max((m.ratio for m in left if m.passes(settings)), default=0.0)

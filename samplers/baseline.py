@@ -54,15 +54,10 @@ def _settings(sampler: str, values: Mapping[str, Any]) -> Any:
         return None
 
 
-def is_lossless(sampler: str, values: Mapping[str, Any]) -> bool:
+def lossless(sampler: str, values: Mapping[str, Any]) -> bool:
     """Whether a run keeps the distribution of its baseline's pictures but gives other ones."""
     settings = _settings(sampler, values)
     return settings is not None and settings.lossless()
-
-
-def lossless(report: Report) -> bool:
-    """:func:`is_lossless` of a report."""
-    return is_lossless(report.sampler, report.settings)
 
 
 def of_report(report: Report, group: Hashable) -> Run:
@@ -124,4 +119,4 @@ def _word(report: Report | None, baseline: Report | None) -> str:
         return OTHER_MODEL
     if report.seed != baseline.seed:
         return OTHER_SEED
-    return DISTRIBUTION if lossless(report) or lossless(baseline) else ""
+    return DISTRIBUTION if any(lossless(r.sampler, r.settings) for r in (report, baseline)) else ""

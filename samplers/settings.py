@@ -27,11 +27,6 @@ class Knob:
     unit: str = ""  # unit, or ""
     advanced: bool = False  # hidden among the advanced widgets
 
-    @property
-    def tooltip(self) -> str:
-        """The sentence with the symbol in front."""
-        return f"{self.symbol}: {self.help}" if self.symbol else self.help
-
 
 class Claims:
     """What settings promise about the pictures; every part of a combination adds its own condition."""

@@ -50,7 +50,7 @@ def tiny_tar(
 def language_logits(net: Llama, ids: Tensor, span: tuple[int, int] | None = None) -> Tensor:
     """Logits of whole sequences of token ids, without a cache."""
     n = ids.shape[1]
-    return net(net.embed(ids), torch.arange(-n, 0), net.positions(0, n), span=span)
+    return net(net.tok_embeddings(ids), torch.arange(-n, 0), net.positions(0, n), span=span)
 
 
 def transformers_qwen(config: LlamaConfig) -> nn.Module:

@@ -49,7 +49,7 @@ def test_the_api_lists_what_it_has():
 
 
 def test_a_model_comes_with_its_decoder(demo):
-    assert demo.family == MAR and demo.demo and not demo.draws_from_text
+    assert demo.family == MAR and demo.demo and demo.condition == "class"
     assert (
         demo.decoder.name == "picture book KL, stride 8" and demo.latent_channels == demo.decoder.net.config.z_channels
     )
@@ -60,7 +60,7 @@ def test_a_model_comes_with_its_decoder(demo):
 def test_a_detokenizer_has_a_reader(source):
     ready = assembly.load(TAR, "demo-dtok-low", source)
     assert assembly.load_reader(ready, source).net.config.width == ready.classes
-    assert ready.draws_from_text and defaults(ready)["top_k"] == 0
+    assert ready.condition != "class" and defaults(ready)["top_k"] == 0
     assert assembly.language_model_for(ready) == assembly.DEMO_TAR
     assert assembly.language_model_for(Ready(TAR, ready.model, choice="mine.pth")) == assembly.OFFICIAL_TAR
 

@@ -362,14 +362,6 @@ class Llama(Regional):
         projection = self.cls_embedding.cap_proj
         return projection.fc2(F.gelu(projection.fc1(x), approximate="tanh"))
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Token values int64 [R, n] to rows [R, n, C]."""
-        return self.tok_embeddings(tokens)
-
-    def special_rows(self) -> Tensor:
-        """PAR's transition tokens [special, C]."""
-        return self.spe_tok_embeddings.special_embeddings.weight
-
     def logits(self, x: Tensor, span: tuple[int, int] | None = None) -> Tensor:
         """Predictions fp32 [..., V] of hidden rows [..., C]; ``span``: of a half-open range of token values only."""
         head, x = self.tok_embeddings if self.config.tied else self.output, self.norm(x)

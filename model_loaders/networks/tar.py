@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import UserError
 from .chat import chat, checked, expect_text, without_special
-from .llama import Llama, cache_bytes
+from .llama import Llama
 
 # System sentence of the chat template.
 _SYSTEM = "You are a helpful assistant."
@@ -65,7 +65,3 @@ class TarModel:
         ids = encode(text) if m.chat is None else chat(turns, encode, m.chat)
         most = self.net.config.positions - self.sides[scale] ** 2
         return checked([*ids, m.image, m.scale + scale], self.net.config.vocab, most, self.name)
-
-    def cache_bytes(self, images: int, scale: int, prompt: int) -> int:
-        """Cache memory of a run with prompts of ``prompt`` tokens."""
-        return cache_bytes(self.net, (prompt + self.sides[scale] ** 2 - 1) * images)

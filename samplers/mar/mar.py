@@ -20,7 +20,7 @@ from ..noise import CounterRNG, PairedNoise, row_keys
 from .diffusion import HeadBatch, denoise
 from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin
 from .settings import DiSASettings, MARSettings
-from .speculative import Paths, expect_full_head
+from .speculative import Paths
 from .tables import STEPS, Tables
 
 # Where fewer than so many steps remain at the end and t_max is 0, all tables start at t = 950 or below, as in the authors' code: from 999
@@ -74,7 +74,9 @@ def plain_steps(
     """The AR steps of plain MAR, with the diffusion tables of each; up to step ``stop``, None for all."""
     plan, (start, noise) = run.plan, run.draws("full", len(run.tables))
     window = speculation if run.settings.temperature > 0 else 0
-    expect_full_head(run, window, tables)
+    if window and any(run.head_period(len(table)) > 1 for table in tables):
+        remedy = "switch the cache's head_cache off, or set it to 0"
+        raise UserError(f"speculation: it needs the diffusion head uncached; {remedy}.")
     keys = row_keys(run.noise, "verify", plan.tokens).to(start.device)
     images = torch.arange(len(start), device=start.device)
     for step, table in enumerate(tables[:stop]):

@@ -18,19 +18,16 @@ temperature 0 this holds for every step, and nothing is drafted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...errors import UserError
 from ...model_loaders.networks.mar import BUDGET
 from ..noise import CounterRNG
 from .coupling import Gaussian, acceptable, couple
 from .diffusion import HeadBatch, guide
 from .loop import Run
-from .tables import Tables
 
 # Lanes of a row's random numbers: one for all acceptances, two per diffusion step for redraws after a rejection.
 _ACCEPT, _NORMAL, _UNIFORM = -1, 0, 1
@@ -168,10 +165,3 @@ class Paths:
             else:
                 self.evaluate(going)
         return self.x[of]
-
-
-def expect_full_head(run: Run, window: int, tables: Sequence[Tables]) -> None:
-    """Raise a UserError if steps are to be verified with a head that LazyMAR caches."""
-    if window and any(run.head_period(len(table)) > 1 for table in tables):
-        remedy = "switch the cache's head_cache off, or set it to 0"
-        raise UserError(f"speculation: it needs the diffusion head uncached; {remedy}.")

@@ -159,7 +159,7 @@ def prefill(run: TokenRun, null: bool, slots: int, image: Tensor | None = None) 
     given, net, times = run.condition, run.net, 1 + null
     rows = net.prefix(given.condition, given.lengths, guided=null)
     lengths = None if given.lengths is None else given.lengths.repeat(times)
-    x = None if image is None else net.embed(image).repeat(times, 1, 1)
+    x = None if image is None else net.tok_embeddings(image).repeat(times, 1, 1)
     fed = rows.shape[1] + (0 if image is None else image.shape[1])
     run.report.add(transformer_passes=1, transformer_tokens=len(rows) * fed)
     hidden, cache = net.prefill(rows, run.grid, slots, lengths, x)
@@ -189,10 +189,10 @@ def feed(
     """
     cells = fed.clamp(max=run.count)
     ids = run.tokens[:, cells] if fed.ndim == 1 else run.tokens.gather(1, cells)
-    x = run.net.embed(ids if run.span is None else ids + run.span[0])
+    x = run.net.tok_embeddings(ids if run.span is None else ids + run.span[0])
     if run.net.config.special:
         number = fed - run.count - 1
-        x = torch.where(number[..., None] >= 0, run.net.special_rows()[number.clamp(min=0)], x)
+        x = torch.where(number[..., None] >= 0, run.net.spe_tok_embeddings["special_embeddings"](number.clamp(min=0)), x)
     if null:
         x = torch.cat([x, x])
         if position.ndim == 2:

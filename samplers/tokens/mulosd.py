@@ -102,7 +102,11 @@ def mulosd(
             f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x {target.grid}, which is no "
             "whole multiple above 1; choose a draft of half, a third or a quarter of the side."
         )
-    k = neighbour_count(settings, target.net.config.vocab)
+    codes = target.net.config.vocab
+    k = neighbours_of(settings, codes)
+    if k >= codes - 1:
+        what = f"{k} is all of the {codes} codes, so that nothing could be rejected"
+        raise UserError(f"neighbours: {what}; choose fewer, or -1.")
     run = begin("mulosd", target, condition, settings, noise, seed)
     run.report.settings = {**asdict(settings), "up_sampler": up_sampler.name}
     if settings.exact(target.grid) and (settings.draft_rows or draft.grid) >= draft.grid:
@@ -131,15 +135,6 @@ def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) 
     if a != codes:
         what = f"it has {codes} codes, {target.name} writes {a}"
         raise UserError(f"decoder: {what}; choose the VQ tokenizer that it was trained with.")
-
-
-def neighbour_count(settings: MuLoSDSettings, codes: int) -> int:
-    """Number of neighbours k of a code, of a codebook of ``codes``. Raises UserError if all codes would be neighbours."""
-    k = neighbours_of(settings, codes)
-    if k >= codes - 1:
-        what = f"{k} is all of the {codes} codes, so that nothing could be rejected"
-        raise UserError(f"neighbours: {what}; choose fewer, or -1.")
-    return k
 
 
 # ------------------------------------------------------------------------------------------------ the cycles

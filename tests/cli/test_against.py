@@ -41,7 +41,7 @@ def generate(model, labels, count, cfg_scale, sample_logits):
     for i in range(count):
         halves = []
         for condition in (labels, torch.full_like(labels, model.config.condition_size)):
-            x = torch.cat([model.prefix(condition), model.embed(tokens)], 1)
+            x = torch.cat([model.prefix(condition), model.tok_embeddings(tokens)], 1)
             halves.append(model(x, torch.arange(-1, i), model.positions(side, 1))[:, -1])
         cond, null = halves
         tokens = torch.cat([tokens, (null + cfg_scale * (cond - null)).argmax(-1, keepdim=True)], 1)

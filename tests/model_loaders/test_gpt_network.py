@@ -65,15 +65,17 @@ def test_cached_logits_are_the_uncached_ones(name, pieces, image):
     net, tokens = build(config), torch.randint(config.vocab, (2, 9), generator=torch.Generator().manual_seed(1))
     prefix = net.prefix(condition(config), guided=True)
     halves, n = torch.cat([tokens, tokens]), prefix.shape[1]
-    whole = net(torch.cat([prefix, net.embed(halves)], 1), torch.arange(-n, 9), net.positions(3, n))[:, n - 1 :]
-    first, cache = net.prefill(prefix, 3, 9, image=net.embed(halves[:, :image]) if image else None)
+    whole = net(torch.cat([prefix, net.tok_embeddings(halves)], 1), torch.arange(-n, 9), net.positions(3, n))[
+        :, n - 1 :
+    ]
+    first, cache = net.prefill(prefix, 3, 9, image=net.tok_embeddings(halves[:, :image]) if image else None)
     out, at = [net.logits(first)[:, :1]], 0
     torch.testing.assert_close(net.logits(first), whole[:, : 1 + image], rtol=1e-4, atol=1e-4)
     for count in pieces:
         place = torch.arange(at, at + count)
         slot, end = place + n, n + at + count
         mask = None if count == 1 else torch.arange(end) <= slot[:, None]
-        out.append(net.logits(net.feed(net.embed(halves[:, place]), place, slot, cache, end, mask)))
+        out.append(net.logits(net.feed(net.tok_embeddings(halves[:, place]), place, slot, cache, end, mask)))
         at += count
     torch.testing.assert_close(torch.cat(out, 1), whole, rtol=1e-4, atol=1e-4)
     assert cache.bytes == 4 * config.depth * 2 * 4 * config.kv_heads * (n + 9) * config.head_dim and cache.prefix == n
@@ -84,7 +86,7 @@ def test_the_null_half_may_be_left_out():
 
     def fed(count: int):
         _, cache = net.prefill(net.prefix(torch.tensor([1, 4]), guided=True), 3, 4)
-        return net.feed(net.embed(tokens.repeat(2, 1))[:count], place, place + 1, cache, 3)
+        return net.feed(net.tok_embeddings(tokens.repeat(2, 1))[:count], place, place + 1, cache, 3)
 
     torch.testing.assert_close(fed(2), fed(4)[:2], rtol=1e-5, atol=1e-5)
 
@@ -100,12 +102,12 @@ def test_texts_of_a_batch_differ_in_length(image):
     def run(texts, tokens, lengths=None):
         rows, tokens = net.prefix(texts, lengths, guided=True), torch.cat([tokens, tokens])
         lengths = None if lengths is None else lengths.repeat(2)
-        first = net.embed(tokens[:, :image]) if image else None
+        first = net.tok_embeddings(tokens[:, :image]) if image else None
         hidden, cache = net.prefill(rows, 2, 3, lengths, first)
         place = torch.arange(image, 3)
         slot, end = place + cache.prefix, cache.prefix + 3
         mask = torch.arange(end) <= slot[:, None]
-        return torch.cat([hidden, net.feed(net.embed(tokens[:, place]), place, slot, cache, end, mask)], 1)
+        return torch.cat([hidden, net.feed(net.tok_embeddings(tokens[:, place]), place, slot, cache, end, mask)], 1)
 
     joint = run(ragged, tokens, lengths)
     for i, n in enumerate(lengths.tolist()):
@@ -116,7 +118,7 @@ def test_prefix_keys_are_zero_and_so_are_transition_tokens():
     """Zeroed, not left unrotated: with rotation by nothing the picture would see them by content."""
     net = build(SHAPES["par"])
     _, cache = net.prefill(net.prefix(torch.tensor([1])), 4, 15)
-    special = net.special_rows()[None]
+    special = net.spe_tok_embeddings.special_embeddings.weight[None]
     net.feed(special, torch.full((3,), -1), torch.arange(1, 4), cache, 4)
     for block in cache.blocks:
         keys, values = block[:, :, :4].chunk(2, 1)
@@ -140,8 +142,10 @@ def test_training_reaches_every_weight():
     net = initialise_llama(Llama(SHAPES["par"]))
     assert not net.output.weight.any() and 0.015 < float(net.tok_embeddings.weight.detach().std()) < 0.025
     torch.nn.init.normal_(net.output.weight)
-    special = net.special_rows().expand(2, -1, -1)
-    x = torch.cat([net.prefix(torch.tensor([1, 2])), net.embed(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])), special], 1)
+    special = net.spe_tok_embeddings.special_embeddings.weight.expand(2, -1, -1)
+    x = torch.cat(
+        [net.prefix(torch.tensor([1, 2])), net.tok_embeddings(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])), special], 1
+    )
     places = net.positions(4, 1)
     F.cross_entropy(net(x, torch.tensor([-1, 0, 2, 8, 10, -1, -1, -1]), places)[:, -1], torch.tensor([0, 1])).backward()
     assert all(p.grad is not None and p.grad.any() for p in net.parameters())

@@ -80,7 +80,7 @@ def test_folded_rows_are_those_of_the_table_and_its_mlp(state):
         + state["gen_aligner.layers.0.bias"].float()
     )
     rows = x @ state["gen_aligner.layers.2.weight"].float().T + state["gen_aligner.layers.2.bias"].float()
-    torch.testing.assert_close(net.embed(torch.arange(len(rows))), rows, rtol=0, atol=1e-5)
+    torch.testing.assert_close(net.tok_embeddings(torch.arange(len(rows))), rows, rtol=0, atol=1e-5)
 
 
 def test_special_tokens_come_from_the_tokenizer():

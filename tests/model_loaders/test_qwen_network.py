@@ -40,7 +40,7 @@ def replay(net: Llama, prompts: list[list[int]], codes: torch.Tensor, images=Non
         cache.keep(images)
     for k in range(codes.shape[1]):
         at = torch.tensor([k])
-        x = net.embed(SPAN[0] + codes[:, k : k + 1])
+        x = net.tok_embeddings(SPAN[0] + codes[:, k : k + 1])
         hidden = torch.cat([hidden, net.feed(x, at, at + longest, cache, longest + k + 1)], 1)
     assert all(block.shape[2] == longest + codes.shape[1] for block in cache.blocks)
     return net.logits(hidden, SPAN)

@@ -293,7 +293,7 @@ def detokenizer(folder: Path) -> None:
 
     def logits(features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         rows = features.shape[1]
-        x = torch.cat([net.prefix(features), net.embed(tokens)], 1)
+        x = torch.cat([net.prefix(features), net.tok_embeddings(tokens)], 1)
         return net(x, torch.arange(-rows, tokens.shape[1]), net.positions(3, rows))[:, rows - 1 :]
 
     greedy = idx[:, :0]
@@ -322,7 +322,7 @@ def test_variants_of_another_size(tmp_path):
     config, cond = replace(DTOK, heads=4, kv_heads=2), torch.randn(2, 4, 24, generator=g)
     state, net = detokenizer_state(config), Llama(config)
     net.load_state_dict(state)
-    x = torch.cat([net.prefix(cond), net.embed(idx)], 1)
+    x = torch.cat([net.prefix(cond), net.tok_embeddings(idx)], 1)
     logits = net(x, torch.arange(-4, 8), net.positions(3, 4))[:, 3:]
     path = tmp_path / "ar_tiny_gqa.safetensors"
     recorded = {**{f"sd.{k}": v for k, v in state.items()}, "cond": cond, "idx": idx, "logits": logits}

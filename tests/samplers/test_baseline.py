@@ -5,7 +5,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 from fastar_nodes.reports.record import Report
-from fastar_nodes.samplers.baseline import Run, baselines, is_lossless, of_report
+from fastar_nodes.samplers.baseline import Run, baselines, lossless, of_report
 from fastar_nodes.samplers.registry import SAMPLERS
 
 # Runs to whether they are exact. What settings promise alone: test_exact_settings.py, test_tokens_decoding.py.
@@ -36,15 +36,15 @@ def run(sampler: str, own: dict, side: int = 4, **more) -> Run:
 @pytest.mark.parametrize("sampler, own, exact", EXACT)
 def test_which_runs_are_exact(sampler, own, exact):
     assert run(sampler, own).exact is exact
-    assert not is_lossless(sampler, run(sampler, own).settings), "the same picture, not only the same distribution"
+    assert not lossless(sampler, run(sampler, own).settings), "the same picture, not only the same distribution"
 
 
 @pytest.mark.parametrize(
     "sampler, own, wanted",
     [("mar", {"speculation": 8}, True), ("cspd", {"mode": "lossless"}, True), ("nosuch", {}, False)],
 )
-def test_what_is_lossless(sampler, own, wanted):
-    assert is_lossless(sampler, run(sampler, own).settings) is wanted
+def test_what_lossless(sampler, own, wanted):
+    assert lossless(sampler, run(sampler, own).settings) is wanted
 
 
 def test_the_plain_sampler_is_the_baseline_then_an_exact_accelerator_then_the_slowest_run():

@@ -127,7 +127,7 @@ def reference_codes(model: TokenModel, condition, settings, draws, passes) -> Te
                 fed = [h.n - 1]
                 if k:
                     entries = [net.tok_embeddings.weight[tokens[c]] for c in p.fed]
-                    entries += list(net.special_rows()[: p.special]) if p.special else []
+                    entries += list(net.spe_tok_embeddings.special_embeddings.weight[: p.special]) if p.special else []
                     fed = [h.feed(e, at, slot) for e, at, slot in zip(entries, p.position, p.slot, strict=True)]
                     for r, last in zip(fed, p.last_visible, strict=True):
                         h.attend(r, last)

@@ -153,7 +153,7 @@ def _network(folder: Path, io: Tensors) -> Iterator[Case]:
 
     def embedding() -> Iterator[Check]:
         net = _model(folder, "original").net
-        yield relative(net.embed(torch.arange(net.config.vocab)), io["j7.embedding"], TOLERANCE)
+        yield relative(net.tok_embeddings(torch.arange(net.config.vocab)), io["j7.embedding"], TOLERANCE)
 
     yield Case("janus/j1", inside)
     yield Case("janus/rope", rotations)
@@ -289,7 +289,9 @@ def _names(path: Path) -> Case:
 
     def checks() -> Iterator[Check]:
         shapes = read_json(path)["keys"]
-        kept = {loader._name(name): tuple(shape) for name, shape in shapes.items() if not loader._is_unused(name)}
+        kept = {
+            loader._name(name): tuple(shape) for name, shape in shapes.items() if not name.startswith(loader._UNUSED)
+        }
         mine = {name: shape for name, shape in kept.items() if not name.startswith(loader._VQ)}
         vq = {n.removeprefix(loader._VQ): shape for n, shape in kept.items() if n not in mine}
         yield same_shapes(mine, lambda state: Janus(JanusConfig.of_janus(state)))

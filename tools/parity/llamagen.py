@@ -77,7 +77,7 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
 
     def rows(prefix: Tensor) -> tuple[Tensor, Tensor]:
         net = _model(folder, stem).net
-        x = torch.cat([prefix, net.embed(io["tokens"])], 1)
+        x = torch.cat([prefix, net.tok_embeddings(io["tokens"])], 1)
         return x, torch.arange(-prefix.shape[1], io["tokens"].shape[1])
 
     def full(suffix: str) -> Iterator[Check]:
@@ -137,8 +137,8 @@ def _par(folder: Path, stem: str) -> Iterator[Case]:
         model = _model(folder, stem)
         net, n = model.net, model.regions
         cells = torch.tensor(par_groups(model.grid, n)).flatten()
-        tokens, none = net.embed(io["tokens_raster"][:, cells]), torch.full((n - 1,), -1)
-        special = net.special_rows().expand(len(tokens), -1, -1)
+        tokens, none = net.tok_embeddings(io["tokens_raster"][:, cells]), torch.full((n - 1,), -1)
+        special = net.spe_tok_embeddings.special_embeddings.weight.expand(len(tokens), -1, -1)
         x = torch.cat([net.prefix(io["cond"]), tokens[:, :n], special, tokens[:, n:]], 1)
         place = torch.cat([none[:1], cells[:n], none, cells[n:]])
         yield Check(net(x, place, net.positions(model.grid, 1), io["group_mask"].bool()), io["par.full_logits"])

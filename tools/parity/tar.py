@@ -86,7 +86,7 @@ def _features(rows: Tensor) -> FeatureCondition:
 def _full(net: Llama, cond: Tensor, tokens: Tensor, grid: int) -> Tensor:
     """Logits [B, N, V] of all image tokens from one pass."""
     prefix = net.prefix(cond)
-    x, rows = torch.cat([prefix, net.embed(tokens)], 1), prefix.shape[1]
+    x, rows = torch.cat([prefix, net.tok_embeddings(tokens)], 1), prefix.shape[1]
     return net(x, torch.arange(-rows, tokens.shape[1]), net.positions(grid, rows))[:, rows - 1 :]
 
 

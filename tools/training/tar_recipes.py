@@ -106,7 +106,7 @@ def language_loss(
     at = lengths[:, None] + torch.arange(n, device=codes.device)
     ids = torch.cat([prompts, torch.zeros_like(codes)], dim=1).scatter(1, at, marks.code + read)[:, :-1]
     place, positions = torch.arange(-ids.shape[1], 0, device=ids.device), net.positions(0, ids.shape[1])
-    logits = net(net.embed(ids), place, positions, span=(marks.code, marks.code + marks.codes))
+    logits = net(net.tok_embeddings(ids), place, positions, span=(marks.code, marks.code + marks.codes))
     logits = logits.gather(1, (at - 1)[..., None].expand(-1, -1, marks.codes))
     nats = F.cross_entropy(logits.flatten(0, 1), codes.flatten())
     right = (logits.detach().argmax(-1) == codes).float().mean()
@@ -190,7 +190,7 @@ def detokenizer_logits(net: Llama, features: Tensor, tokens: Tensor) -> Tensor:
     """Teacher-forced logits fp32 [B, N, V] of raster-order tokens [B, N] given features [B, n, C]; zeros mean "no condition"."""
     n, count = features.shape[1], tokens.shape[1]
     place = torch.arange(-n, count - 1, device=tokens.device)
-    rows = torch.cat([net.prefix(features), net.embed(tokens[:, :-1])], dim=1)
+    rows = torch.cat([net.prefix(features), net.tok_embeddings(tokens[:, :-1])], dim=1)
     return net(rows, place, net.positions(round(count**0.5), n))[:, n - 1 :]
 
 

@@ -247,10 +247,14 @@ def sequence_logits(net: Llama, layout: Layout, places: Positions, labels: Tenso
 
     ``labels`` int64 [B]: the number of classes means "no label".
     """
-    rows, n = net.embed(tokens), net.config.regions
+    rows, n = net.tok_embeddings(tokens), net.config.regions
     parts = [rows[:, :-1]]
     if n > 1:
-        parts = [rows[:, :n], net.special_rows().expand(len(tokens), -1, -1), rows[:, n:-n]]
+        parts = [
+            rows[:, :n],
+            net.spe_tok_embeddings.special_embeddings.weight.expand(len(tokens), -1, -1),
+            rows[:, n:-n],
+        ]
     return net(torch.cat([net.prefix(labels), *parts], dim=1), layout.place, places, layout.mask)
 
 

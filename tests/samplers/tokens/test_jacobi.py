@@ -90,7 +90,7 @@ def plain_iteration(model, label: int, image: int, chosen, seed: int) -> tuple[l
     prefix, positions = net.cls_embedding.embedding_table(labels)[:, None], net.positions(grid, 1)
 
     def draw_all(tokens):
-        x = torch.cat([prefix, net.embed(torch.tensor(tokens[:-1])).expand(2, -1, -1)], dim=1)
+        x = torch.cat([prefix, net.tok_embeddings(torch.tensor(tokens[:-1])).expand(2, -1, -1)], dim=1)
         cond, null = net(x, torch.arange(-1, count - 1), positions)
         mixed = null + chosen.cfg * (cond - null)
         return [pick(mixed[c], chosen, gumbel[c]) for c in range(count)]

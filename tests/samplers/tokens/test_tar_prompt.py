@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.llama import cache_bytes
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.model_loaders.networks.tar import TarModel
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_tar
@@ -80,7 +81,7 @@ def test_what_a_run_reads_counts_and_returns() -> None:
     assert (report.sampler, report.model, report.images) == ("tar-prompt", "tiny", 4)
     # Three prompts of 5 rows were read (two are the same), then every image feeds all codes but the last.
     assert report.counts["transformer_passes"] == 16 and report.counts["transformer_tokens"] == 3 * 5 + 15 * 4
-    assert report.counts["cache_bytes"] == model.cache_bytes(4, 0, 5)
+    assert report.counts["cache_bytes"] == cache_bytes(model.net, 4 * (5 + model.sides[0] ** 2 - 1))
     assert report.maps["step"].shape == (4, 4, 4) and report.maps["step"][3].ravel().tolist() == list(range(16))
     assert report.settings["repetition_penalty"] == 1.0, "what was used, not what was asked for"
     assert json.loads(json.dumps(report.to_dict())) == report.to_dict()
