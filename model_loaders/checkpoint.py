@@ -355,7 +355,8 @@ def load_strictly(
         "misshaped": [f"{name} is {found}, not {wanted}" for name, found, wanted in both if found != wanted],
     }
     if any(wrong.values()):
-        listed = [f"{len(names)} {kind} ({_some(names)})" for kind, names in wrong.items() if names]
+        some = {kind: ", ".join(names[:3])[:240] + ", ..." * (len(names) > 3) for kind, names in wrong.items()}
+        listed = [f"{len(names)} {kind} ({some[kind]})" for kind, names in wrong.items() if names]
         raise file.error(f"does not fit {file.what}: {', '.join(listed)}")
     for name, tensor in state.items():
         if not tensor.is_floating_point() or tensor.layout is not torch.strided:
@@ -375,11 +376,6 @@ def load_strictly(
 def _shape(tensor: Tensor) -> str:
     """For example "3x4"."""
     return "x".join(map(str, tensor.shape)) or "a single number"
-
-
-def _some(names: list[str]) -> str:
-    """For example "a, b, c, ..."."""
-    return ", ".join(name[:80] for name in names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -39,9 +39,7 @@ _T5, _WORDS = "encoder.block.0.layer.0.SelfAttention.", "model.embed_tokens.weig
 KINDS = {
     "janusflow": Kind("a JanusFlow, which draws by another method", "checkpoint", ("vision_gen_",)),
     "janus": Kind("a Janus", "checkpoint", (_JANUS,), folder=True, loader="Load Janus", auto="bf16"),
-    "hybrid": Kind(
-        "a Harmon or UniPic", "checkpoint", _HYBRID, True, "Load Harmon / UniPic", "kl16", auto="bf16", overflows=True
-    ),
+    "hybrid": Kind("a Harmon or UniPic", "checkpoint", _HYBRID, True, "Load Harmon / UniPic", "kl16", "bf16", True),
     "mar": Kind("a MAR", "checkpoint", ("diffloss.net.",), loader="Load MAR", decoder="kl16"),
     "vq": Kind("a VQ autoencoder", "decoder", ("quantize.embedding.weight",), auto="fp32"),
     "kl": Kind("a KL autoencoder", "decoder", ("post_quant_conv.weight", "decoder."), auto="fp32"),

@@ -48,7 +48,7 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
     newest = int(t.cells[t.cell_start[1] - 1]) if t.cell_start[1] else schedule.known - 1
     with torch.inference_mode():
         entering, _ = _entries(t.cell_start, at, at + window, most_cells, len(t.cells) - 1)
-        run.tokens[:, t.cells[entering[0]]] = run.tokens[:, newest : newest + 1].clone()
+        _guess(run.tokens, _copied(t.cells[entering], device), run.tokens[:, newest : newest + 1].clone())
     while every.min() < t.passes:
         with torch.inference_mode():
             # 1. The rows of W passes are fed at once, with the tokens so far: certain ones and guesses. Every row attends to the slots
@@ -91,7 +91,7 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
             # 4. Tokens that enter the window start as a copy of the newest one.
             entering, _ = _entries(t.cell_start, stop, stop + window, most_cells, len(t.cells) - 1)
             newest_token = new.gather(1, _copied((last - entries[:, 0]).clip(min=0), device)[:, None])
-            live.tokens.scatter_(1, _copied(t.cells[entering], device), newest_token.expand(-1, most_cells))
+            _guess(live.tokens, _copied(t.cells[entering], device), newest_token)
             if live is not run:
                 run.tokens.index_copy_(0, _copied(of, device), live.tokens)
             # 5. Finished images leave the batch.
@@ -104,6 +104,11 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
                 live = replace(run, draws=run.draws.of(of.tolist()), given=given)
                 live.tokens = tokens
         yield every
+
+
+def _guess(tokens: Tensor, cells: Tensor, newest: Tensor) -> None:
+    """Set cells int64 [L, n] to a token int64 [L, 1]."""
+    tokens.scatter_(1, cells, newest.expand(-1, cells.shape[1]))
 
 
 def _entries(

@@ -192,7 +192,9 @@ def feed(
     x = run.net.tok_embeddings(ids if run.span is None else ids + run.span[0])
     if run.net.config.special:
         number = fed - run.count - 1
-        x = torch.where(number[..., None] >= 0, run.net.spe_tok_embeddings["special_embeddings"](number.clamp(min=0)), x)
+        x = torch.where(
+            number[..., None] >= 0, run.net.spe_tok_embeddings["special_embeddings"](number.clamp(min=0)), x
+        )
     if null:
         x = torch.cat([x, x])
         if position.ndim == 2:
