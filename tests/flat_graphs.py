@@ -9,7 +9,7 @@ from typing import Any
 def flat(graph: dict[str, Any]) -> dict[str, Any]:
     """The graph with the nodes inside each sub-graph node in its place: node 5 inside node 1 is "1:5", as in a prompt of the editor.
 
-    The blueprints of this pack have no inputs, so that links only leave a sub-graph.
+    The inputs of this pack's blueprints are widgets, whose values the nodes inside hold too.
     """
     definitions = {definition["id"]: definition for definition in graph.get("definitions", {}).get("subgraphs", [])}
     nodes, links = [], {link[0]: link for link in graph["links"]}
@@ -21,7 +21,9 @@ def flat(graph: dict[str, Any]) -> dict[str, Any]:
         renamed: dict[int, list[Any]] = {}  # link inside to its links outside
         for link in inside["links"]:
             origin = [f"{node['id']}:{link['origin_id']}", link["origin_slot"]]
-            if link["target_id"] == -20:
+            if link["origin_id"] == -10:
+                renamed[link["id"]] = [None]
+            elif link["target_id"] == -20:
                 renamed[link["id"]] = node["outputs"][link["target_slot"]]["links"]
                 for number in renamed[link["id"]]:
                     links[number] = [number, *origin, *links[number][3:]]

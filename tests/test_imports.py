@@ -119,7 +119,7 @@ OTHERS = {
     },
     "samplers": {"torch", "numpy"},
     "reports": PICTURES,
-    "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "tokenizers", "ftfy"},
+    "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "tokenizers"},
     "model_loaders.networks": {"torch"},
     "cli": {*PICTURES, "safetensors", "tqdm"},
     "bench": {*PICTURES, "tomli", "ray", "matplotlib", "fsspec"},

@@ -6,6 +6,7 @@ The tests run in the pack's own environment, not ComfyUI's.
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -102,9 +103,10 @@ class Comfy:
         self.log_file = self.base / "server.log"
         line = f"--cpu --listen 127.0.0.1 --port {self.port} --disable-api-nodes --disable-auto-launch"
         line += " --database-url sqlite:///:memory: --base-directory"
+        more = shlex.split(os.environ.get("COMFYUI_OPTIONS", ""))  # for example the folder of another frontend
         own = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(self.base / "startup")}
         self.process = subprocess.Popen(
-            [python, str(self.core / "main.py"), *line.split(), str(self.base), *options],
+            [python, str(self.core / "main.py"), *line.split(), str(self.base), *options, *more],
             stdout=self.log_file.open("w"),
             stderr=subprocess.STDOUT,
             cwd=self.base,
