@@ -109,13 +109,12 @@ def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Ten
             cached[i] = cached_head(head, b.z, b.cfg, b.table, period)
             next(cached[i])
         else:
-            times, size = head.time_embed(b.table.timestep_map.flip(0).to(b.z.device)), 3 * len(head.res_blocks) + 2
+            times = head.time_embed(copied(b.table.timestep_map.flip(0), b.z.device))
+            size = 3 * len(head.res_blocks) + 2
             modulations[i] = step_modulations(head.modulations, times, head.cond_embed(b.z.flatten(0, 1)), size)
     longest, calls, rows = max(map(len, noises)), 0, 0
     for call in range(longest):
-        due = [
-            (i, b, call - longest + len(noises[i])) for i, b in enumerate(batches) if call >= longest - len(noises[i])
-        ]
+        due = [(i, b, k) for i, b in enumerate(batches) if (k := call - longest + len(noises[i])) >= 0]
         # 1. The head, once for all batches whose step depends on it; LazyMAR's head cache belongs to one batch.
         outs = {i: cached[i].send(xs[i]) for i, _, _ in due if i in cached}
         calls, rows = calls + len(outs), rows + sum(len(out) * out.shape[1] for out in outs.values())
@@ -157,7 +156,8 @@ def cached_head(
     kinds = ["full" if t in full else "edge" if t > 0.9 * steps else "reused" for t in range(steps - 1, -1, -1)]
     # 2. The modulations of each kind; a reused step needs gates and the last layer's only.
     gates = [outputs(blocks[j].adaLN_modulation[1], 2 * width, 3 * width) for j in own]
-    times, condition = head.time_embed(table.timestep_map.flip(0).to(z.device)), head.cond_embed(z.flatten(0, 1))
+    times = head.time_embed(copied(table.timestep_map.flip(0), z.device))
+    condition = head.cond_embed(z.flatten(0, 1))
 
     def at(kind: str, make: Callable[[Tensor], list[Tensor]], rows: int, size: int) -> Iterator[tuple[Tensor, ...]]:
         """The modulations of one kind of step, in order of the steps."""

@@ -141,8 +141,8 @@ class LazyTransformer(Transformer):
         self.step, self.known = step, run.plan.starts[step]
         # A call for all remaining tokens may be the last one.
         if self.cached is not None and self.known + wanted.shape[1] >= run.plan.tokens:
-            total = int(self.cached.sum())
             run.report.maps["cached"] = run.grid(self.cached).cpu().numpy().copy()
+            total = int(run.report.maps["cached"].sum())
             run.report.add(cached_tokens=total - self.reported)
             self.reported = total
         return z
