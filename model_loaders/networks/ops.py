@@ -43,12 +43,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
     owns the weight, keeps a packed copy. One and two rows take F.linear, but on AMD's processors, where MKL is slow, two rows
     are oneDNN's as well and one row is a batch of two half matrices.
     """
-    rows = x.numel() // x.shape[-1]
-    large = weight.numel() >= LARGE_WEIGHT and weight.is_contiguous() and weight.is_cpu and rows
+    if weight.numel() < LARGE_WEIGHT or not weight.is_contiguous() or not weight.is_cpu or not x.numel():
+        return F.linear(x, weight, bias)
     fp32 = x.dtype is torch.float32 and weight.dtype is torch.float32
     # Fake and traced tensors are left to the compiler.
-    if not large or not fp32 or torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling():
+    if not fp32 or torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling():
         return F.linear(x, weight, bias)
+    rows = x.numel() // x.shape[-1]
     flat, shape = x.reshape(rows, -1), (*x.shape[:-1], len(weight))
     if rows > (1 if _is_amd() else 2) and _has_onednn():
         held = weight if layer is None else layer.packed()

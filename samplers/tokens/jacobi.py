@@ -60,15 +60,10 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
             end = int(max(t.pass_end[a:b].max(initial=0) for a, b in zip(at, stop, strict=True)))
             visible = np.pad(t.visible[rows, :end], ((0, 0), (0, 0), (cache.prefix, 0)), constant_values=True)
             predicted_by = (t.cell_row[entries] - t.row_start[at][:, None]).clip(min=0)
-            arrays = (
-                t.fed[rows],
-                t.position[rows],
-                t.slot[rows] + cache.prefix,
-                visible,
-                t.cells[entries],
-                predicted_by,
-            )
+            arrays = t.fed[rows], t.position[rows], t.slot[rows] + cache.prefix, visible, t.cells[entries], predicted_by
             fed, position, slot, mask, cells, index = (_copied(a, device) for a in arrays)
+            if len(at) == 1:  # slots that the batch rows share are written faster
+                fed, position, slot, mask = fed[0], position[0], slot[0], mask[0]
             with run.clock.phase(run.phases[0]):
                 hidden = feed(live, cache, fed, position, slot, null, cache.prefix + end, mask)
                 index = (torch.cat([index, index]) if null else index)[..., None]
