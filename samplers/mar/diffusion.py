@@ -109,8 +109,7 @@ def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Ten
             cached[i] = cached_head(head, b.z, b.cfg, b.table, period)
             next(cached[i])
         else:
-            times = head.time_embed(copied(b.table.timestep_map.flip(0), b.z.device))
-            size = 3 * len(head.res_blocks) + 2
+            times, size = head.time_embed(b.table.timestep_map.flip(0)), 3 * len(head.res_blocks) + 2
             modulations[i] = step_modulations(head.modulations, times, head.cond_embed(b.z.flatten(0, 1)), size)
     longest, calls, rows = max(map(len, noises)), 0, 0
     for call in range(longest):
@@ -156,8 +155,7 @@ def cached_head(
     kinds = ["full" if t in full else "edge" if t > 0.9 * steps else "reused" for t in range(steps - 1, -1, -1)]
     # 2. The modulations of each kind; a reused step needs gates and the last layer's only.
     gates = [outputs(blocks[j].adaLN_modulation[1], 2 * width, 3 * width) for j in own]
-    times = head.time_embed(copied(table.timestep_map.flip(0), z.device))
-    condition = head.cond_embed(z.flatten(0, 1))
+    times, condition = head.time_embed(table.timestep_map.flip(0)), head.cond_embed(z.flatten(0, 1))
 
     def at(kind: str, make: Callable[[Tensor], list[Tensor]], rows: int, size: int) -> Iterator[tuple[Tensor, ...]]:
         """The modulations of one kind of step, in order of the steps."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -150,9 +150,11 @@ class Run:
         self.fixed_at = torch.full(self.tokens.shape[:2], -1, dtype=torch.int32, device=self.tokens.device)
 
     def table(self, count: int, highest: int = STEPS - 1) -> Tables:
-        """Diffusion tables of a ``count``-step pass from the setting t_max or the checkpoint's own, ``highest`` at most."""
+        """Diffusion tables of a ``count``-step pass from the setting t_max or the checkpoint's own, ``highest`` at most; the timesteps
+        are on the device."""
         t_max = self.settings.t_max or self.model.first_timestep(self.settings.diffusion_steps)
-        return tables(count, min(t_max, highest), self.model.max_beta)
+        made = tables(count, min(t_max, highest), self.model.max_beta)
+        return replace(made, timestep_map=copied(made.timestep_map, self.tokens.device))
 
     @property
     def tables(self) -> Tables:

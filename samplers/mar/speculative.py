@@ -63,7 +63,7 @@ class Paths:
         self._middle = middle + (math.log(temperature) if temperature > 0 else -math.inf)
         self._middle[-1] = -math.inf
         self._embedded = self.head.cond_embed(batch.z.flatten(0, 1))
-        self._times = self.head.time_embed(table.timestep_map.flip(0).to(batch.x.device))
+        self._times = self.head.time_embed(table.timestep_map.flip(0))
         self._width = self._times.shape[1] * (3 * len(self.head.res_blocks) + 2)  # a row's modulations, in numbers
         self._modulations: list[Tensor] | None = None
         if steps * len(self._embedded) * self._width <= BUDGET:
