@@ -280,7 +280,7 @@ _SUBJECTS = f"The demo draws {', '.join(PICTURE_BOOK)}."
 
 def unknown_words(model: Any, texts: Sequence[str]) -> str:
     """A sentence that names the words of prompts that a model with a vocabulary of words does not know; "" for other models."""
-    unknown = model.tokenize("qzx")
+    unknown = model.tokenize("qzx") if texts and hasattr(model, "tokenize") else []
     if len(unknown) != 1 or unknown != model.tokenize("xqz"):
         return ""
     words = dict.fromkeys(

@@ -503,8 +503,7 @@ class _Sampler(ModelFirst):
         settings = settings_for(Choice(entry, name, asked), loaded)
         other = {k: v for k, v in loaded.recommended.items() if k in asked and v != asked[k]}
         advice = f"This model's file recommends {named(entry.settings, other)}." if other else ""
-        if isinstance(condition, PromptCondition) and hasattr(loaded.model, "tokenize"):
-            advice = "\n".join(filter(None, (advice, unknown_words(loaded.model, condition.texts))))
+        advice = "\n".join(filter(None, (advice, unknown_words(loaded.model, getattr(condition, "texts", ())))))
         return reported(cls, run(entry, loaded, settings, condition, seed, draft=draft, **sockets), advice)
 
 

@@ -16,7 +16,7 @@ from ..samplers.registry import find
 from ..samplers.settings import knobs
 from . import host
 from .compare import to_image
-from .conditioning import ModelFirst
+from .conditioning import ModelFirst, unknown_words
 from .samplers import expect_pair, reported, run_choice, sampled
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, REPORT, output, schema, seed_widget, validity
 
@@ -121,7 +121,8 @@ class AnySampler(ModelFirst):
     def execute(cls, model: Any, condition: Any, sampler: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
         choice = parse_choice(str(sampler), "sampler")
         loaded, small = expect_pair(model, draft)
-        return reported(cls, run_choice(choice, loaded, condition, seed, small))
+        advice = unknown_words(loaded.model, getattr(condition, "texts", ()))
+        return reported(cls, run_choice(choice, loaded, condition, seed, small), advice)
 
 
 NODES: list[type[io.ComfyNode]] = [LoadReport, AnySampler]

@@ -208,14 +208,16 @@ def test_words_that_a_demo_does_not_know_are_named(monkeypatch):
     def said(text: str) -> list[str]:
         fake_comfy.state.said.clear()
         a_prompt(tar, text=text, detail="81", images=1)
-        sample(samplers.MARSampler, model=hybrid, condition=conditioning.Prompt.execute(text).result[0])
+        prompt = conditioning.Prompt.execute(text).result[0]
+        sample(samplers.MARSampler, model=hybrid, condition=prompt)
+        sharing.AnySampler.execute(hybrid, prompt, "mar: ar_steps=2, diffusion_steps=2", 1)
         return [line for _, told in fake_comfy.state.said for line in told.split("\n") if line.startswith("Words")]
 
-    for node in (conditioning.TarPrompt, samplers.MARSampler):
+    for node in (conditioning.TarPrompt, samplers.MARSampler, sharing.AnySampler):
         monkeypatch.setattr(node, "hidden", SimpleNamespace(unique_id="7"), raising=False)
     tar = loaders.LoadTar.execute("demo-tar", "fp32", False).result[0]
     hybrid = loaders.LoadHybrid.execute("demo-hybrid", "auto", "fp32", False, "plain").result[0]
-    unknown = [f"Words that {one.model.name} does not know: purple, elephant." for one in (tar, hybrid)]
+    unknown = [f"Words that {one.model.name} does not know: purple, elephant." for one in (tar, hybrid, hybrid)]
     assert said("A purple elephant, at night") == unknown and said("a red boat at sunset.") == []
 
 
