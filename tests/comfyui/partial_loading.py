@@ -8,6 +8,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 CORE, PACK = sys.argv[1:3]
 sys.argv = ["main.py", "--cpu"]
@@ -20,6 +21,7 @@ comfy.options.enable_args_parsing()
 import comfy.model_management as mm  # noqa: E402
 import comfy.ops  # noqa: E402
 import torch  # noqa: E402
+from server import PromptServer  # noqa: E402
 
 torch.set_num_threads(1)
 spec = importlib.util.spec_from_file_location(
@@ -38,6 +40,9 @@ host, loaders = (module(f"nodes.{name}") for name in ("host", "loaders"))
 conditioning, samplers = (module(f"nodes.{name}") for name in ("conditioning", "samplers"))
 ops = module("model_loaders.networks.ops")
 host.register_folders()
+# A prompt without previews, whose decoder would be loaded too.
+running = [(0, host.prompt_id(), {}, {"preview_method": "none"})]
+PromptServer.instance = SimpleNamespace(prompt_queue=SimpleNamespace(get_current_queue_volatile=lambda: (running, [])))
 
 # A card: ComfyUI does not load partially on a CPU.
 mm.is_device_cpu, mm.MIN_WEIGHT_MEMORY_RATIO, mm.lowvram_available = (lambda device: False), 0, True
@@ -73,17 +78,12 @@ def low(models, memory_required=0, **about):
 mm.load_models_gpu = low
 
 
-def values(settings, **changes):
-    return {name: default for name, (default, _) in module("samplers.settings").knobs(settings).items()} | changes
-
-
 def words():
-    settings = module("samplers.tokens.settings").TarPromptSettings
     model = loaders.LoadTar.execute("demo-tar", "fp32", False).result[0]
 
     def run():
         condition = conditioning.TarPrompt.execute(
-            tar=model, text="a red boat", seed=3, preset={"preset": "custom", **values(settings)}
+            tar=model, text="a red boat", seed=3, preset={"preset": "custom"}
         ).result[0]
         return torch.stack(condition.codes), ""
 
@@ -91,10 +91,8 @@ def words():
 
 
 def sampled(node, model, condition, **changes):
-    about = values(samplers.SAMPLERS[node.sampler].settings, **changes)
-
     def run():
-        preset = {"preset": "custom", **about}
+        preset = {"preset": "custom", **changes}
         latent, report = node.execute(model=model, condition=condition, seed=3, preset=preset).result
         return latent["samples"], report.note
 

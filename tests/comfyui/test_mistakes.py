@@ -28,7 +28,7 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "par model": ("FastARLoadLlamaGen", {"checkpoint": "demo-par"}),
     "tar": ("FastARLoadTar", {}),
     "dtok": ("FastARLoadTarDetokenizer", {"checkpoint": "demo-dtok-low"}),
-    "label": ("FastARClassLabel", {}),
+    "label": ("FastARClassLabel", {"labels": "9"}),  # of every model
     "text": ("FastARTextPrompt", {}),
     "codes": ("FastARTarPrompt", {"tar": ["tar", 0], "detail": "81"}),
     "picture": ("EmptyImage", {"width": 64, "height": 64, "batch_size": 1, "color": 0}),

@@ -137,8 +137,7 @@ def test_mistakes_are_few_and_drawn_by_row() -> None:
 def test_mistakes_are_read_but_never_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, made = [], []
     model = tar_recipes.tar_model(small_language(), TINY.codes)
-    real = model.net.embed
-    monkeypatch.setattr(model.net, "embed", lambda ids: seen.append(ids) or real(ids))
+    model.net.tok_embeddings.register_forward_hook(lambda table, given, rows: seen.append(given[0]))
     model.net.register_forward_hook(lambda net, given, logits: made.append(logits))
     monkeypatch.setattr(tar_recipes, "CONTEXT_ERRORS", 0.5)
     row = torch.tensor([model.prompt("cat", 0)])
