@@ -1,4 +1,4 @@
-"""Makes ``import fastar_nodes`` load this checkout, installed or not, limits torch to two threads, and ends tests that hang."""
+"""Makes ``import fastar_nodes`` load this checkout, installed or not, limits torch to one thread, and ends tests that hang."""
 
 import importlib.util
 import sys
@@ -19,7 +19,7 @@ if "fastar_nodes" not in sys.modules:
     sys.modules["fastar_nodes"] = package
     spec.loader.exec_module(package)
 
-torch.set_num_threads(min(2, torch.get_num_threads()))
+torch.set_num_threads(1)  # the networks are small: two threads take as long and more CPU
 
 # The first example of a test also pays for lazy imports, and a busy machine is slow at any of them.
 settings.register_profile("fastar", deadline=None)
