@@ -35,15 +35,6 @@ def pytest_runtest_setup(item):
 pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
 
 
-@pytest.fixture(scope="module")
-def one_thread():
-    """One torch thread, for networks that are too small to gain from more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The folder of the package."""

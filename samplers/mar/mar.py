@@ -114,4 +114,5 @@ def annealed_tables(run: Run, settings: DiSASettings) -> list[Tables]:
         )
     highest = CLIPPED if 0 < last < FEW_STEPS and not run.settings.t_max else STEPS - 1
     counts = annealed_steps(first, last, settings.diffusion_steps_curve, run.plan.steps)
-    return [run.table(count, highest) for count in counts]
+    made = {count: run.table(count, highest) for count in set(counts)}
+    return [made[count] for count in counts]

@@ -71,7 +71,7 @@ def near(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory, one_thread):
+def found(tmp_path_factory):
     return drawn(tmp_path_factory.mktemp("weights"))
 
 

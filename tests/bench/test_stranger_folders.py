@@ -18,7 +18,6 @@ from fastar_nodes.errors import UserError
 budget = pytest.importorskip("budget")
 if not budget.available():
     pytest.skip("needs fork and /proc", allow_module_level=True)
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SHARD = "cells/fasthybrid-0.8/shard-0000000-0000007"
 
@@ -117,7 +116,7 @@ def test_files_that_are_no_tables_are_refused(tmp_path, name, text):
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory, one_thread):
+def measured(tmp_path_factory):
     """Measures a folder in a process of its own; and a sound folder, measured so."""
 
     def measure(folder: Path):

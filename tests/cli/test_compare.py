@@ -22,8 +22,6 @@ from fastar_nodes.samplers.registry import SAMPLERS
 from PIL import Image
 from tiny_files import GPT_SIZE, write, write_gpt
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 QUICK = "--set diffusion_steps=6 --set ar_steps=6 --dtype fp32"
 # What every command line on a family's tiny file says, with {names} of files.
 LINES = {

@@ -59,9 +59,9 @@ def test_the_work_is_what_a_run_counts(tiny, cfg):
     head = operations.head_flops(tiny.net.config, counts["head_rows"])
     work = operations.hybrid_flops(tiny, condition, settings)
     assert work["head"] == head
-    c, rows = tiny.hybrid.config, {"MAR encoder": counts["encoder_rows"], "language model": counts["llm_rows"]}
-    for part, depth, each in (("MAR encoder", c.mar.encoder_depth, 24 * c.mar.dim**2), ("language model", 1, 0)):
-        assert work[part] > rows[part] * depth * each  # the rest is attention
+    c = tiny.hybrid.config  # beside the products of every row there is attention
+    assert work["MAR encoder"] > counts["encoder_rows"] * c.mar.encoder_depth * 24 * c.mar.dim**2
+    assert work["language model"] > counts["llm_rows"] * operations.llm_flops(c.llm, 1, 0)
 
 
 def test_a_block_s_work_is_what_it_computes(tiny):

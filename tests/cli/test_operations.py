@@ -24,8 +24,6 @@ from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def operations_a_step(steps, first: int, count: int) -> float:
     """Mean operations of ``count`` steps of a sampler, after ``first`` of them."""

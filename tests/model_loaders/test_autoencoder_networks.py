@@ -11,8 +11,6 @@ TINY = VQConfig(ch=8, ch_mult=(1, 1, 2), blocks=1, z_channels=6, codes=50, code_
 CONFIG = KLConfig(ch=8, ch_mult=(1, 2, 2), blocks=1, z_channels=4, decoder_attention=frozenset({2}), groups=4)
 OFFICIAL = KLConfig(ch=128, ch_mult=(1, 1, 2, 2, 4), blocks=2, z_channels=16)
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def net() -> VQAutoencoder:

@@ -14,8 +14,6 @@ SHAPES = {
     "par": LlamaConfig(32, 2, 4, 4, 48, 19, "class", 5, special=3),
 }
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def build(config: LlamaConfig, seed: int = 0) -> Llama:
     net = Llama(config).eval().requires_grad_(False)

@@ -10,8 +10,6 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, samplers
 from tiny import a_drawer, a_gpt, a_prompt, a_report, sample
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def compared(**about):
     return compare.Compare.execute(

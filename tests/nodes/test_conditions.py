@@ -21,8 +21,6 @@ from timeouts import unit
 from tiny import TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, dropped, sample
 from tiny_files import READER, save
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def label(labels: str, **changes):
     node = conditioning.ClassLabel

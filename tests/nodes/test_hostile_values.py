@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from inspect import signature
 from typing import Any
 
-import pytest
 import tiny
 import torch
 from fastar_nodes.errors import UserError
@@ -15,7 +14,6 @@ from fastar_nodes.nodes import compare, conditioning, editing, host, loaders, sa
 from fastar_nodes.samplers.conditioning import from_ids
 from graphs import PRESET, WIDGETS, default, opened
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 MODULES = (loaders, conditioning, samplers, editing, compare, timelapse)
 NODES = {node.define_schema().node_id: node for module in MODULES for node in module.NODES}
 

@@ -18,8 +18,6 @@ from tiny import DRAWER, a_prompt, dropped, random, sample
 from tiny_files import GPT_SIZE, READER, VQ_SIZE, save
 from torch import nn
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:

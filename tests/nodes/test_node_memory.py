@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fastar_nodes.samplers.conditioning import from_ids  # noqa: E402
 from faults import Faults
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 FEW = {"ar_steps": 2, "diffusion_steps": 2}
 
 

@@ -22,8 +22,6 @@ from graphs import default, opened
 from qwen_reference import tiny_tar
 from tiny import LABELS, NODES, SHORT, TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, a_vq, models, sample
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MAR_NODES = [node for node in NODES.values() if samplers.SAMPLERS[node.sampler].masked]
 TOKEN_NODES = [samplers.LlamaGenSampler, samplers.PARSampler, samplers.ZipARSampler]
 FAST = [node for node in NODES.values() if node.preset is not None]

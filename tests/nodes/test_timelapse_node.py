@@ -10,8 +10,6 @@ from fastar_nodes.nodes import compare, samplers, timelapse
 from fastar_nodes.reports.timelapse import FPS
 from tiny import NODES, a_report, models, sample
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def made(**inputs):
     about = {"filename_prefix": "a/b", "duration": 1.0} | inputs

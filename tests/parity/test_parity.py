@@ -20,8 +20,6 @@ from tar_files import DTOK, TA_TOK, detokenizer_state, tiny_ta_tok
 
 HERE = Path(__file__).parent
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @torch.no_grad()
 def verdicts(cases, folder: Path, only: tuple[str, ...] = ("",)) -> dict[str, str]:

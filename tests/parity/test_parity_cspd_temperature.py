@@ -14,8 +14,6 @@ from fastar_nodes.samplers.mar.settings import CSpDSettings
 from safetensors import safe_open
 from torch import Tensor
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DATA = "cspd_temperature.safetensors"
 CASES = ("plain", "cool", "near")
 PREFILL, KEPT, REDRAWN, ZERO = range(4)  # values of the recorded outcome

@@ -29,8 +29,6 @@ from tiny_hybrids import tiny_hybrid
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from faults import Faults
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 IMAGES = 2
 HYBRID, PROMPTS = tiny_hybrid(), PromptCondition(("a", "b"))
 CASES = {

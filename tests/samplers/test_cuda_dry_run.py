@@ -26,7 +26,6 @@ from tiny_tokens import tiny_vq
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(
         torch.version.cuda is None, reason="PyTorch is a CPU build: run make dry-run, which installs one for CUDA"
     ),

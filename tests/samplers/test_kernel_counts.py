@@ -16,7 +16,6 @@ from fastar_nodes.samplers.mar.tables import tables
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(not shutil.which("g++"), reason="NOT TESTED: torch.compile needs a C++ compiler; install g++"),
     pytest.mark.skipif(
         " " in torch.__file__, reason="NOT TESTED: torch.compile cannot build below a folder with a blank"

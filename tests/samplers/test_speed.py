@@ -18,7 +18,7 @@ from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
 from tiny_models import tiny_mar
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 # Most compilations of a run.
 MOST = 8

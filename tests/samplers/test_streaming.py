@@ -87,9 +87,6 @@ def parts(model: Any) -> list[nn.Module]:
     return list(getattr(model, "parts", {"": model.net}).values())
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_weights_off_the_device_give_the_same_result_in_little_memory(name):
     loaded, report, *_ = finish(CASES[name](move=lambda model: model))

@@ -21,8 +21,6 @@ from tiny_tokens import VQ
 from tokens_reference import KINDS, condition_of, tiny_gpt
 from torch.utils._python_dispatch import TorchDispatchMode
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FEW = {"cfg": 2.5, "top_k": 8, "top_p": 0.9, "temperature": 0.9}
 PLAIN, TRAINED, TEXT, FEATURES = tiny_gpt(), tiny_gpt(special=3, seed=1), tiny_gpt("text"), tiny_gpt("features")
 GROUPED = tiny_gpt("class, grouped heads")

@@ -28,7 +28,7 @@ from fastar_nodes.tools.training.judge import Judge
 from fastar_nodes.tools.training.token_recipes import RECIPES
 from PIL import Image
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.slow
 
 LOW, HIGH, PAR, DTOK_LOW, DTOK = "llamagen-low", "llamagen", "par", "dtok-low", "dtok"
 FEW = {"ar_steps": 4, "diffusion_steps": 3}

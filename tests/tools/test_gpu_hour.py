@@ -7,11 +7,11 @@ import pytest
 import torch
 from fastar_nodes.tools import gpu_hour
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def dry(tmp_path_factory, one_thread):
+def dry(tmp_path_factory):
     out = tmp_path_factory.mktemp("hour") / "deep" / "hour"
     assert gpu_hour.main(["--dry", "--plain", "--device", "cpu", "--out", str(out)]) == 0
     return json.loads(out.with_suffix(".json").read_text()), out.with_suffix(".md").read_text()

@@ -13,7 +13,7 @@ from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.tools.training import captions, hybrid_recipe, tar_recipes
 from fastar_nodes.tools.training.training import generator, seeded
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.slow
 
 
 def small():

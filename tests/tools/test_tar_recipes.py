@@ -17,7 +17,7 @@ from fastar_nodes.samplers.tokens.tar import tar_prompt
 from fastar_nodes.tools.training import picture_book, ta_tok_recipe, tar_recipes
 from fastar_nodes.tools.training.training import Job, generator
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.slow
 TINY = tiny.TA_TOK
 PROMPTS = ["a red boat at sunset", "cat", "a large blue house in the middle by day"]
 JOB = Job(Path("unused"))

@@ -18,7 +18,7 @@ from fastar_nodes.tools.training.command import PROGRAMS
 from fastar_nodes.tools.training.judge import load_judge
 from safetensors.torch import load_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.slow
 PROMPTS = ["a red boat at sunset", "cat", "a large blue house in the middle by day"]
 
 
@@ -28,7 +28,7 @@ def run(folder: Path, *options: object) -> int:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, one_thread):
+def made(tmp_path_factory):
     """All checkpoints after two steps each."""
     folder = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:

@@ -21,8 +21,6 @@ SHORT, LONG = "a dog", "two red apples in a blue bowl"
 PROMPTS = PromptCondition((SHORT, LONG))
 FEW = {"ar_steps": 6, "diffusion_steps": 4, "cfg": 3.0, "cfg_schedule": "constant"}
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def hybrid():

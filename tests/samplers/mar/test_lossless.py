@@ -11,7 +11,7 @@ token by token.
 import pytest
 from fastar_nodes.tools.statistics.lossless import ALPHA, CARELESS, CASES, WARMER, Case, Comparisons, draw
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.slow
 
 DRAWS = 5000
 

@@ -31,8 +31,6 @@ from qwen_reference import tiny_tar
 from test_token_contract import FEW
 from tokens_reference import condition_of, pick, tiny_gpt, visible
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def exact(model):
     """The model in fp64, so that the order of sums decides no token; projections of texts are fp32."""

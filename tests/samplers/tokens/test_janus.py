@@ -14,8 +14,6 @@ from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.mulosd import check_pair
 from janus_files import tiny_janus
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PROMPTS = ("a red apple on a white table", "cat", "", "zw\u00f6lf Boxk\u00e4mpfer", "the moon at night")
 
 

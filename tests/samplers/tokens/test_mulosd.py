@@ -72,9 +72,6 @@ class Fixed:
         return codes[:, ::factor, ::factor]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def start(kind="class", images=(0, 1, 2), seed=5, small=3, up=UP, **changes):
     _, target, chosen, draft = contract.scaled(kind, small, **changes)
     return mulosd(

@@ -9,8 +9,6 @@ from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.tokens.loop import given_tokens
 from test_token_contract import start
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 LOW = torch.zeros(1, 8, 8)
 LOW[:, 4:] = 1  # the lower half is drawn again
 CASES = "llamagen", "llamagen, text", "window, text", "zipar", "window, zipar", "par, non-local"

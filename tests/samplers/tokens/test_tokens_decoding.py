@@ -34,7 +34,6 @@ SCHEDULES = {
     "zipar, grouped heads": windowed(4, 3),
 }
 CASES = [name for name in contract.CASES if name.startswith(tuple(SCHEDULES)) and "blanks" not in name]
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(case, **changes):
