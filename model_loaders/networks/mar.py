@@ -78,9 +78,9 @@ class MARConfig:
 BUDGET = 1 << 24
 
 
-def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """LN(x) * scale + shift of rows x [R, w], with shift and scale [R, w] of their own."""
-    return torch.addcmul(shift, F.layer_norm(x, x.shape[1:], eps=1e-6), scale)
+def modulated(x: Tensor, norm: nn.LayerNorm, shift: Tensor, scale: Tensor) -> Tensor:
+    """norm(x) * scale + shift of rows x [R, w], with shift and scale [R, w] of their own."""
+    return torch.addcmul(shift, F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps), scale)
 
 
 class HeadBlock(nn.Module):
@@ -96,6 +96,7 @@ class HeadBlock(nn.Module):
 class _Final(nn.Module):
     def __init__(self, width: int, out: int):
         super().__init__()
+        self.norm_final = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
         self.linear = Linear(width, out, bias=True)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 2 * width, bias=True))
 
@@ -124,18 +125,14 @@ class DiffusionHead(nn.Module):
         self.final_layer = _Final(width, 2 * channels)
 
     def modulations(self, embedding: Tensor, blocks: Iterable[nn.Module] | None = None) -> list[Tensor]:
-        """adaLN modulations [..., w]: shift, scale and gate of each block, shift and scale of the last layer.
+        """adaLN modulations [..., w]: shift, 1 + scale and gate of each block, shift and 1 + scale of the last layer.
 
         ``embedding`` [..., w] is ``time_embed(t) + cond_embed(z)``, of one or many diffusion steps; ``blocks`` None: all blocks.
         """
         active, out = F.silu(embedding), []
         for layer in (*(self.res_blocks if blocks is None else blocks), self.final_layer):
-            parts = layer.adaLN_modulation[1](active).split(active.shape[-1], -1)
-            shift, scale, *gate = (part.contiguous() for part in parts)
-            scale = 1 + scale
-            if isinstance(layer, HeadBlock):  # its LayerNorm has a weight and a bias
-                shift, scale = torch.addcmul(shift, layer.in_ln.bias, scale), layer.in_ln.weight * scale
-            out += [shift, scale, *gate]
+            shift, scale, *gate = layer.adaLN_modulation[1](active).split(active.shape[-1], -1)
+            out += [shift, 1 + scale, *gate]
         return out
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
@@ -143,10 +140,10 @@ class DiffusionHead(nn.Module):
         h = self.input_proj(x.to(self.input_proj.weight.dtype))
         for i, block in enumerate(self.res_blocks):
             shift, scale, gate = modulations[3 * i : 3 * i + 3]
-            h = torch.addcmul(h, gate, block.mlp(modulated(h, shift, scale)))
+            h = torch.addcmul(h, gate, block.mlp(modulated(h, block.in_ln, shift, scale)))
         # The last layer stays in fp32: at t = 999 its errors are multiplied by hundreds (samplers/mar/tables.py).
         last = self.final_layer.linear
-        return last(modulated(h, *modulations[-2:]).to(last.weight.dtype))
+        return last(modulated(h, self.final_layer.norm_final, *modulations[-2:]).to(last.weight.dtype))
 
     def forward(self, x: Tensor, t: Tensor, z: Tensor) -> Tensor:
         """x [N, channels], t [N] in 0..999, z [N, z_channels] to [N, 2 channels]."""

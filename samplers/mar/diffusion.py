@@ -146,7 +146,7 @@ def cached_head(
     gate, except in the first tenth of the diffusion, where these MLPs are computed; and the difference between the conditional and the
     null branch's noise. The output is [P, N, 2 channels] at a full step, else [1, N, 2 channels] with the guidance in it.
     """
-    blocks, last = cast(list[HeadBlock], list(head.res_blocks)), head.final_layer.linear
+    blocks, final, last = cast(list[HeadBlock], list(head.res_blocks)), head.final_layer, head.final_layer.linear
     (branches, n), channels, width = z.shape[:2], head.channels, head.input_proj.out_features
     own = [0, *range(5, len(blocks))]
     # 1. The kind of every diffusion step, highest timestep first.
@@ -180,14 +180,14 @@ def cached_head(
             h = before = head.input_proj(torch.cat([x] * branches).to(head.input_proj.weight.dtype))
             for j, block in enumerate(blocks):
                 shift, scale, gate = modulations[3 * j : 3 * j + 3]
-                out = block.mlp(modulated(h, shift, scale))
+                out = block.mlp(modulated(h, block.in_ln, shift, scale))
                 before = h[:n] if j == 1 else before
                 h = torch.addcmul(h, gate, out)
                 if j in own:
                     mlps.append(out[:n])
                 elif j == 4 or j + 1 == len(blocks):
                     middle = h[:n] - before  # what blocks 1 to 4 added
-            out = last(modulated(h, modulations[-2], modulations[-1]).to(last.weight.dtype)).view(branches, n, -1)
+            out = last(modulated(h, final.norm_final, *modulations[-2:]).to(last.weight.dtype)).view(branches, n, -1)
             if branches == 2:
                 bias[:, :channels] = last.bias[:channels] + (cfg - 1) * (out[0] - out[1])[:, :channels]
         else:
@@ -197,10 +197,10 @@ def cached_head(
                 gate = modulations[i]
                 if kind == "edge":
                     shift, scale, gate = modulations[3 * i : 3 * i + 3]
-                    mlps[i] = blocks[j].mlp(modulated(h, shift, scale))
+                    mlps[i] = blocks[j].mlp(modulated(h, blocks[j].in_ln, shift, scale))
                 h = torch.addcmul(h, gate, mlps[i])
                 if j == 0:
                     h = h + middle
-            h = modulated(h, modulations[-2], modulations[-1])
+            h = modulated(h, final.norm_final, *modulations[-2:])
             out = torch.addmm(bias, h.to(bias.dtype), last.weight.t())[None]
         x = yield out
