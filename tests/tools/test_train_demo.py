@@ -13,7 +13,7 @@ from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
-from fastar_nodes.tools.training import hybrid_recipe, reinforce, tar_recipes, training
+from fastar_nodes.tools.training import hybrid_recipe, tar_recipes, training
 from fastar_nodes.tools.training.command import PROGRAMS
 from fastar_nodes.tools.training.judge import load_judge
 from safetensors.torch import load_file
@@ -33,7 +33,6 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
         tiny.shrink_demo(patch)
-        patch.setattr(reinforce, "SCHEDULE", replace(reinforce.SCHEDULE, batch=20))
         assert run(folder, "--steps", 2, "--pictures", 64) == 0
         yield SimpleNamespace(folder=folder, out=folder / "out")
 

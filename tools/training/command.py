@@ -1,8 +1,7 @@
 """Train the built-in demo checkpoints: the autoencoder, the MAR, its draft model and the judge; the VQ tokenizer, two
-LlamaGens, the PAR and the latent up-sampler; TA-Tok, the Tar language model and two de-tokenizers; the hybrid, a MAR of prompts.
+LlamaGens and the PAR; TA-Tok, the Tar language model and two de-tokenizers; the hybrid, a MAR of prompts.
 
-An interrupted training resumes from its state in --work. All trainings take several hours on two CPU cores; the last
-stage of the large LlamaGen takes nine more. A GPU is faster.
+An interrupted training resumes from its state in --work. All trainings take many hours on two CPU cores. A GPU is faster.
 """
 
 import argparse
@@ -21,12 +20,11 @@ from ...model_loaders.llamagen import load_llamagen
 from ...model_loaders.mar import load_mar
 from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from .. import files
-from . import hybrid_recipe, judge, recipes, reinforce, ta_tok_recipe, tar_recipes, token_recipes
+from . import hybrid_recipe, judge, recipes, ta_tok_recipe, tar_recipes, token_recipes
 from .training import Job
 
 IMPROVE = (
-    "start from the existing checkpoints: MARs, LlamaGens, PAR, Tar, hybrid; of the autoencoder, train only the decoder, "
-    "of the large LlamaGen, only the last stage"
+    "start from the existing checkpoints: MARs, LlamaGens, PAR, Tar, hybrid; of the autoencoder, train only the decoder"
 )
 
 
@@ -76,12 +74,7 @@ class Trainings:
 
     def gpt(self, name: str) -> None:
         recipe, path, vq = token_recipes.RECIPES[name], self.path(name), self._net(load_vq, "vq")
-        net = self._start(load_llamagen, name)
-        if net is None or not recipe.reinforced:
-            net = token_recipes.train_gpt(self.job, path, recipe, vq, net)
-        if recipe.reinforced:
-            critic = reinforce.train_critic(self.job, net, recipe.grid, vq)
-            reinforce.reinforce(self.job, path, recipe, net, vq, critic)
+        token_recipes.train_gpt(self.job, path, recipe, vq, self._start(load_llamagen, name))
 
     def ta_tok(self) -> None:
         ta_tok_recipe.train_ta_tok(self.job, self.path("ta-tok"), ta_tok_recipe.TA_TOK)

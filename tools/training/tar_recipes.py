@@ -233,7 +233,7 @@ def train_detokenizer(
     """Train a de-tokenizer and write ``out``; ``ta_tok`` and ``vq`` are loaded from their fp16 files as shipped."""
     c, count, device = ta_tok.config, job.count(recipe.count), job.device
     held = _held(count)
-    semantic, (tokens, _) = semantic_book(job, ta_tok, count + held), code_book(job, vq, count + held, recipe.grid)
+    semantic, tokens = semantic_book(job, ta_tok, count + held), code_book(job, vq, count + held, recipe.grid).codes
     config = detokenizer_config(recipe.grid, c.width, c.side, vq.config.codes)
     net = seeded(67, lambda: initialise_llama(Llama(config)), start).to(device)
 

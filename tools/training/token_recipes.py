@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +59,7 @@ def defaults(grid: int) -> dict[str, float]:
 @dataclass(frozen=True)
 class TokenRecipe:
     """A GPT on the picture book's codes; ``config.special`` makes it a PAR. ``count``: of training images.
-    ``reinforced``: whether the training ends with ``reinforce.py``."""
+    ``likely``: whether a second stage follows, on :func:`likely_codes`."""
 
     name: str
     title: str
@@ -69,18 +70,23 @@ class TokenRecipe:
         dim=128, depth=6, heads=4, kv_heads=4, hidden=176, vocab=VQ.codes, condition="class",
         condition_size=len(picture_book.LABELS),
     )  # fmt: skip
-    reinforced: bool = False
+    likely: bool = False
 
 
 _SMALL = Schedule(steps=12000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45)
 GPT_LOW = TokenRecipe("llamagen-low", "picture book GPT, 8x8", LOW_GRID, _SMALL, SMALL_PICTURES)
 GPT_HIGH = TokenRecipe(
-    "llamagen", "picture book GPT, 16x16", GRID, replace(_SMALL, steps=30000, batch=24), LARGE_PICTURES, reinforced=True
+    "llamagen", "picture book GPT, 16x16", GRID, replace(_SMALL, steps=30000, batch=24), LARGE_PICTURES, likely=True
 )
 PAR = TokenRecipe(
     "par", "picture book PAR, 4 regions, 8x8", LOW_GRID, _SMALL, SMALL_PICTURES, replace(TokenRecipe.config, special=3)
 )
 RECIPES = {recipe.name: recipe for recipe in (GPT_LOW, GPT_HIGH, PAR)}
+
+# The second stage: schedule, std of the code vectors around the features in and around the object, and elsewhere, and the weight of a
+# token of the object. Most tokens are background, most errors are in objects.
+LIKELY = Schedule(steps=6500, batch=48, lr=4e-4, muon_lr=8e-4, ema=0.997, decay=0.6)
+SPREAD, OBJECT = (0.12, 0.24), 4.0
 
 
 # ------------------------------------------------------------------------------------------------ tokenizer
@@ -258,37 +264,89 @@ def sequence_logits(net: Llama, layout: Layout, places: Positions, labels: Tenso
     return net(torch.cat([net.prefix(labels), *parts], dim=1), layout.place, places, layout.mask)
 
 
+class CodeBook(NamedTuple):
+    """Training images as the GPTs read them, N tokens each in raster order."""
+
+    codes: Tensor  # int16 [count, N]
+    labels: Tensor  # int64 [count]
+    features: Tensor  # unit vectors fp16 [count, N, channels], to which the codes are nearest
+    objects: Tensor  # bool [count, N]: tokens of the object, and their neighbours
+
+
 @torch.no_grad()
-def code_book(job: Job, vq: VQAutoencoder, count: int, grid: int) -> tuple[Tensor, Tensor]:
-    """Codes int16 [count, grid * grid] of the training images in raster order, and their labels int64 [count]."""
-    codes, labels = [], []
+def code_book(job: Job, vq: VQAutoencoder, count: int, grid: int) -> CodeBook:
+    """The first ``count`` training images of ``grid`` x ``grid`` tokens."""
+    codes, labels, features, objects = [], [], [], []
     for s, rgb in book(job, count, grid * vq.config.stride):
-        parts = (to_signed(part).to(job.device) for part in rgb.split(50))
-        codes += [vq.encode(part)[1].flatten(1).to("cpu", torch.int16) for part in parts]
+        for part in rgb.split(50):
+            found = F.normalize(vq.features(to_signed(part).to(job.device)).float(), dim=1)
+            codes.append(vq.codes(found).flatten(1).to("cpu", torch.int16))
+            features.append(found.flatten(2).transpose(1, 2).to("cpu", torch.float16))
         labels.append(torch.from_numpy(s.label))
-    return torch.cat(codes), torch.cat(labels)
+        cover = torch.from_numpy(picture_book.render(s, 4 * grid)[1])[:, None].float() / 255
+        objects.append((F.max_pool2d(F.avg_pool2d(cover, 4), 3, 1, 1) > 0.02).flatten(1))
+    return CodeBook(*(torch.cat(parts) for parts in (codes, labels, features, objects)))
+
+
+def likely_codes(logits: Tensor, features: Tensor, vectors: Tensor, spread: Tensor) -> Tensor:
+    """Entropy-constrained quantisation (Chou, Lookabaugh and Gray 1989, "Entropy-constrained vector quantization"): codes int64 [B, N]
+    that minimise |feature - vector|² / (2 spread²) - log p, where p is the model's probability of the code after those before it.
+
+    The encoder's nearest codes depend on the whole image in ways that a small model cannot predict. These decode to nearly the same
+    image and need fewer nats.
+
+    Args:
+        logits: of every code given those before it, [B, N, V]. features: unit vectors [B, N, C]. vectors: of the codes, [V, C].
+        spread: standard deviation of the vectors around the features, fp32 [B, N].
+    """
+    distance = 2 - 2 * features.float() @ vectors.T
+    return (distance / (2 * spread[..., None] ** 2) - logits.float().log_softmax(-1)).argmin(-1)
+
+
+class _Choosing(nn.Module):
+    """A GPT in training, and the codes int16 [count, N] that it chose for its images."""
+
+    def __init__(self, net: Llama, codes: Tensor):
+        super().__init__()
+        self.net = net
+        self.register_buffer("codes", codes)
 
 
 def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start: Llama | None = None) -> Llama:
-    """Train a GPT or PAR on the codes of the tokenizer, loaded from its fp16 file as shipped, and write ``out``."""
-    config, count = recipe.config, job.count(recipe.count)
-    codes, labels = code_book(job, vq, count, recipe.grid)
-    net = seeded(31, lambda: initialise_llama(Llama(config)), start).to(job.device)
-    layout, places = Layout.of(recipe.grid, config.regions).to(job.device), net.positions(recipe.grid, 1)
-    codes = codes[:, layout.order.cpu()]
+    """Train a GPT or PAR on the codes of the tokenizer, loaded from its fp16 file as shipped, and write ``out``. A model with a second
+    stage that begins with ``start`` is trained in that stage only."""
+    config, count, device = recipe.config, job.count(recipe.count), job.device
+    data = code_book(job, vq, count, recipe.grid)
+    net = seeded(31, lambda: initialise_llama(Llama(config)), start).to(device)
+    layout, places = Layout.of(recipe.grid, config.regions).to(device), net.positions(recipe.grid, 1)
+    vectors, order = vq.quantize.unit().detach(), layout.order.cpu()
+    codes, features, objects = (x[:, order] for x in (data.codes, data.features, data.objects))
 
-    def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
-        g = generator(37, step)
-        rows = torch.randint(count, (recipe.schedule.batch,), generator=g)
-        null = torch.rand(len(rows), generator=g) < NULL_LABELS
-        tokens, what = codes[rows].long(), labels[rows].masked_fill(null, config.condition_size)
-        tokens, what = tokens.to(job.device), what.to(job.device)
-        logits = sequence_logits(module, layout, places, what, tokens)
-        nats = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-        right = (logits.detach().argmax(-1) == tokens).float().mean()
-        return nats, {"nats": nats, "right": right}
+    def stage(name: str, schedule: Schedule, likely: bool) -> None:
+        def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
+            g = generator(37, step)
+            rows = torch.randint(count, (schedule.batch,), generator=g)
+            null = torch.rand(len(rows), generator=g) < NULL_LABELS
+            tokens, what = module.codes[rows].long(), data.labels[rows].masked_fill(null, config.condition_size)
+            logits = sequence_logits(module.net, layout, places, what.to(device), tokens)
+            nats = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)
+            right, value = (logits.detach().argmax(-1) == tokens).float().mean(), nats.mean()
+            if likely:
+                inside = objects[rows].to(device)
+                weight = torch.where(inside, OBJECT, 1.0)
+                value = (weight * nats).sum() / weight.sum()
+                chosen = likely_codes(logits.detach(), features[rows].to(device), vectors, torch.where(inside, *SPREAD))
+                # About half at a time: a code's probability depends on those before it, and on the label.
+                kept = (torch.rand(tokens.shape, generator=g) < 0.4) | null[:, None]
+                module.codes[rows] = torch.where(kept.to(device), tokens, chosen).to(torch.int16)
+            return value, {"nats": nats.mean(), "right": right}
 
-    train(job, recipe.name, net, loss, recipe.schedule)
+        train(job, name, _Choosing(net, codes.clone()), loss, schedule)
+
+    if start is None or not recipe.likely:
+        stage(recipe.name, recipe.schedule, likely=False)
+    if recipe.likely:
+        stage(f"{recipe.name}-likely", LIKELY, likely=True)
     save_gpt(recipe, net, out)
     return net
 
