@@ -341,7 +341,7 @@ def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start
                 module.codes[rows] = torch.where(kept.to(device), tokens, chosen).to(torch.int16)
             return value, {"nats": nats.mean(), "right": right}
 
-        train(job, name, _Choosing(net, codes.clone()), loss, schedule)
+        train(job, name, _Choosing(net, codes), loss, schedule)
 
     if start is None or not recipe.likely:
         stage(recipe.name, recipe.schedule, likely=False)
