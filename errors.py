@@ -20,6 +20,20 @@ class UserError(ValueError):
         super().__init__(message)
 
 
+def not_finite(field: str, maker: str, made: str) -> UserError:
+    """The error for values that are NaN or infinite; nodes, command line and Python raise the same one.
+
+    Args:
+        field: the input to change: "model" or "decoder".
+        maker: name of the network's file.
+        made: what it computed: "latents", "logits" or "pixels".
+    """
+    return UserError(
+        f"{field}: {maker} computed {made} that are not finite (NaN or infinity). Either fp16 overflowed, or the file is damaged or from "
+        "a training that diverged; choose the dtype bf16 or fp32, or another file."
+    )
+
+
 def first_line(error: BaseException) -> str:
     """First line of an exception's message, at most 160 characters; its class name if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
