@@ -96,7 +96,8 @@ class Checkpoint:
             fits = False
         if not fits:
             noun = "a whole number" if kind is int else "a number"
-            raise self.error(f"states {key} = {str(value)[:40]}, which must be {noun} from {low:g} to {high:g}")
+            stated = str(value)[:40] if settings is None else shown(value)
+            raise self.error(f"states {key} = {stated}, which must be {noun} from {low:g} to {high:g}")
         return kind(number)
 
     def text(self, key: str, default: str) -> str:
@@ -315,6 +316,13 @@ def parse_json(text: str, where: str, field: str) -> dict[str, Any]:
         return value
     except (ValueError, RecursionError) as e:
         raise UserError(f"{field}: {where} cannot be read ({first_line(e)}); get the file again") from e
+
+
+def shown(value: Any) -> str:
+    """A value of a JSON file for a message: a text in quotes, so that it differs from a number."""
+    if isinstance(value, (dict, list)):  # possibly too deep to be written out
+        return "a dictionary" if isinstance(value, dict) else "a list"
+    return json.dumps(value)[:40]
 
 
 @contextmanager

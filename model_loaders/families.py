@@ -34,7 +34,9 @@ class Kind(NamedTuple):
 _JANUS = ("gen_head.vision_head.", "model.generation_head.vision_head.")
 _HYBRID = ("mar.fake_latent", "llm.model.embed_tokens.")
 _LLAMAGEN, _DTOK = ("tok_embeddings.weight", "cls_embedding."), ("tok_embeddings.weight", "clip_proj.")
-_T5, _WORDS = "encoder.block.0.layer.0.SelfAttention.", "model.embed_tokens.weight"
+_T5 = "encoder.block.0.layer.0.SelfAttention."
+# The second name is that of transformers' models with an image reader.
+_WORDS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 # In order of identification: a file is of the first family whose prefixes are all there.
 KINDS = {
     "janusflow": Kind("a JanusFlow, which draws by another method", "checkpoint", ("vision_gen_",)),

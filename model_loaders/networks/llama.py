@@ -29,7 +29,7 @@ from .ta_tok import TATokModel
 # Attention heads of LlamaGen by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need metadata.
 OFFICIAL_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
 # Head width of Qwen2.5's larger models, whose state dict holds no head count either.
-_QWEN_HEAD_DIM = 128
+QWEN_HEAD_DIM = 128
 # Kinds of a condition. A prompt is token ids of the same vocabulary.
 CLASS, TEXT, FEATURES, PROMPT = "class", "text", "features", "prompt"
 # Parameters of a LlamaGen that say which kind it has.
@@ -121,7 +121,7 @@ class LlamaConfig:
         first = "model.layers.0."
         vocab, dim = state[EMBEDDING].shape
         inner, own = (state[f"{first}self_attn.{part}_proj.weight"].shape[0] for part in "qk")
-        heads = heads or inner // _QWEN_HEAD_DIM
+        heads = heads or inner // QWEN_HEAD_DIM
         wrong = f"{heads} attention heads do not fit {{}} of {{}} numbers; num_attention_heads must be right"
         if heads < 1 or inner % heads:
             raise ValueError(wrong.format("queries", inner))
