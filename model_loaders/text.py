@@ -19,6 +19,7 @@ from . import checkpoint as ck
 from .captions import clean
 from .configs import expect_fixed, expect_stated
 from .families import KINDS, choose_dtype, read
+from .networks.chat import checked, expect_text
 from .networks.structure import depth
 from .tokenizer import Tokenizer, import_error, load_tokenizer
 
@@ -52,8 +53,11 @@ class TextEncoder:
         return int(self.net.config.d_model)  # type: ignore[union-attr, arg-type]
 
     def tokens(self, text: str) -> list[int]:
-        """Token ids of a cleaned prompt: 1 to 120, the last is the end-of-sequence token."""
-        return [*self.tokenizer.encode(clean(text))[: MAX_TOKENS - 1], self.tokenizer.special_tokens[_END]]
+        """Token ids of a cleaned prompt: 1 to 120, the last is the end-of-sequence token. A UserError for more than 20,000 characters, or
+        an id outside the vocabulary."""
+        expect_text(text)
+        ids = self.tokenizer.encode(clean(text))[: MAX_TOKENS - 1]
+        return checked([*ids, self.tokenizer.special_tokens[_END]], self.net.config.vocab_size, MAX_TOKENS, self.name)
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[Tensor]:

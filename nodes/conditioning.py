@@ -17,6 +17,7 @@ from ..memory import enough_memory
 from ..model_loaders import hub
 from ..model_loaders.captions import clean
 from ..model_loaders.families import DTYPES, choose_dtype
+from ..model_loaders.networks.chat import expect_text as check_prompt
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.ta_tok import TATokModel
@@ -254,7 +255,7 @@ class TextPrompt(io.ComfyNode):
     @classmethod
     def execute(cls, text: Any, encoder: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(PromptSettings, values)
-        prompt = " ".join(expect_text(text, "text").split())
+        prompt = " ".join(expect_prompt(text, "text").split())
         if not clean(prompt):  # as captions are cleaned
             only = (
                 "addresses, file names and signs are left out, and nothing else is there" if prompt else "it is empty"
@@ -273,6 +274,13 @@ class TextPrompt(io.ComfyNode):
             host.load_to_device(loaded, _ENCODER_BYTES)
             features = loaded.model.encode([prompt])[0]
         return io.NodeOutput(TextCondition((host.to_output(features),) * settings.images, (prompt,) * settings.images))
+
+
+def expect_prompt(value: Any, field: str) -> str:
+    """Check that a value is a text that is short enough to be encoded."""
+    text = expect_text(value, field)
+    check_prompt(text, field)
+    return text
 
 
 _SUBJECTS = f"The demo draws {', '.join(PICTURE_BOOK)}."
@@ -351,8 +359,9 @@ class Prompt(io.ComfyNode):
         if settings.lines:
             prompts = [line for line in prompts[0].splitlines() if line.strip()] or [""]
         _check_count("images", len(prompts) * settings.images)
+        prompts = [expect_prompt(prompt, "text") for prompt in prompts]
         texts = tuple(prompt for prompt in prompts for _ in range(settings.images))
-        return io.NodeOutput(PromptCondition(texts, expect_text(negative, "negative")))
+        return io.NodeOutput(PromptCondition(texts, expect_prompt(negative, "negative")))
 
 
 _ta_tok = host.ModelCache(host.device, host.offload_device)
@@ -404,7 +413,7 @@ class TarPrompt(io.ComfyNode):
         cls, tar: Any, text: Any, seed: Any, preset: Any = None, images: Any = 1, **values: Any
     ) -> io.NodeOutput:
         loaded = expect_model(tar, host.Loaded, TarModel, "tar", "Load Tar")
-        typed = expect_text(text, "text").strip()
+        typed = expect_prompt(text, "text").strip()
         number, count = checked_seed(seed), make(PromptImages, {"images": images}).images
         _, asked = chosen(preset, PLAIN)
         settings = prompt_settings(loaded.recommended, {**asked, **values})

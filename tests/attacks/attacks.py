@@ -6,6 +6,7 @@ Attacks that are no files are in other tests: on widgets and sockets in ``tests/
 ``tests/samplers/test_batches.py`` and ``tests/nodes/test_node_memory.py``.
 """
 
+import base64
 import copy
 import io
 import json
@@ -353,6 +354,12 @@ for _name, _words, _files in FOLDERS:
     registered(_name, "tar", _words, lambda f, files=_files: tar(f, **files))
 
 
+def charsmap(stated: int, trie: int, texts: bytes = b"") -> dict[str, Any]:
+    """SentencePiece's table that states a trie of so many bytes and holds one of ``trie`` bytes."""
+    table = stated.to_bytes(4, "little") + bytes(trie) + texts
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+
+
 def t5(folder: Path, normalizer: dict[str, Any]) -> Path:
     """A text encoder with this normalizer."""
     file = folder / "seeds" / "t5" / "tokenizer.json"
@@ -363,10 +370,30 @@ def t5(folder: Path, normalizer: dict[str, Any]) -> Path:
 for _name, _words, _part in (
     ("exploding_normalizer_of_t5", f"normalizer {PART}", EXPLODING),
     # Tables on which the library tokenizers panics, not with an Exception but a BaseException: when it is read, or at a prompt.
-    ("panic_while_reading", "no tokenizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
-    ("panic_while_encoding", "no tokenizer", {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA="}),
+    ("panic_while_reading", f"normalizer {PART}", charsmap(0, 0)),
+    ("panic_while_encoding", "no tokenizer", charsmap(4, 4)),
+    # 300 bytes that state a trie of 4 GB: the library reserves twice as much, and the process ends.
+    ("trie_of_4_gigabytes", f"normalizer {PART}", charsmap(0xFFFF_FFFC, 300)),
+    # A letter that becomes 360 kB: a prompt of 400 letters takes a minute and 5 GB.
+    ("letter_of_360_kilobytes", "makes up to 360000 characters of one", charsmap(4, 4, b"x" * 360_000)),
+    # Tables that lengthen a text one after another.
+    (
+        "tables_in_a_row",
+        "makes up to 324 characters of one",
+        {"type": "Sequence", "normalizers": [charsmap(4, 4, b"x" * 18)] * 2},
+    ),
 ):
     registered(_name, "t5", _words, lambda f, part=_part: t5(f, part))
+
+
+@attack("t5", "a piece of 6000 characters")
+def pieces_of_thousands_of_letters(folder: Path) -> Path:
+    """Unigram pieces of 1 to 6000 letters: each letter of a prompt begins 6000 of them, a minute for 20,000 letters."""
+    file = folder / "seeds" / "t5" / "tokenizer.json"
+    spec = json.loads(file.read_text())
+    spec["model"]["vocab"] += [["a" * n, -1.0] for n in range(1, 6001, 100)] + [["a" * 6000, -1.0]]
+    file.write_text(json.dumps(spec))
+    return file.parent
 
 
 @attack("t5", "too large")

@@ -246,7 +246,8 @@ def test_weights_that_do_not_fit(write, stem: str, change, words: str) -> None:
         ("tar", {"tokenizer": "[1]"}, "tokenizer"),
         ("tar", {"generation_config": "[1]"}, "generation_config"),
         ("hybrid", {"max_beta": "nan"}, "max_beta"),
-        ("hybrid", {"config": "{}"}, "none of the official sizes"),
+        ("hybrid", {"config": "{}"}, "has no num_attention_heads in its configuration"),
+        ("hybrid", {"config": '{"llm": {"num_attention_heads": 4}}'}, "has no mar.encoder_num_heads in its"),
     ],
 )
 def test_metadata_that_makes_no_sense(write, stem: str, entry: dict, words: str) -> None:
