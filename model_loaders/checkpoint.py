@@ -322,7 +322,7 @@ def shown(value: Any) -> str:
     """A value of a JSON file for a message: a text in quotes, so that it differs from a number."""
     if isinstance(value, (dict, list)):  # possibly too deep to be written out
         return "a dictionary" if isinstance(value, dict) else "a list"
-    return json.dumps(value)[:40]
+    return repr(value)[:40] if isinstance(value, str) else json.dumps(value)[:40]
 
 
 @contextmanager

@@ -224,9 +224,10 @@ def expect_language(file: ck.Checkpoint, fields: Mapping[str, Any], c: LlamaConf
         found = f"states model_type = {ck.shown(fields['model_type'])} in its configuration, which is another network"
         raise file.error(found, f"choose {file.what}")
     for name, value in fields.items():
-        kind, last = name.partition(".")[0], name.rpartition(".")[2]
-        if kind in ROTATIONS and "." in name and last != "rope_theta":
-            _expect(file, name, value, ROTATION.get(last, ()))
+        outer, _, last = name.rpartition(".")
+        if outer:  # within a dictionary of the rotation
+            if last != "rope_theta":
+                _expect(file, name, value, ROTATION.get(last, ()))
         elif name not in _KNOWN and _UNKNOWN.search(name):
             _expect(file, name, value, (False,))
     # Qwen2 has a window for its last layers, and a switch for it; it is written although the switch is off.

@@ -139,7 +139,7 @@ def test_copies_for_mlx(folder, state):
         ("num_attention_heads", 7, "heads"),
         ("hidden_size", 65, "hidden_size"),
         ("vocab_size", 321, "vocab_size"),
-        ("rope_scaling", {"type": "linear"}, 'rope_scaling.type = "linear"'),
+        ("rope_scaling", {"type": "linear"}, "rope_scaling.type = 'linear'"),
         ("rms_norm_eps", "small", "rms_norm_eps"),
     ],
 )

@@ -106,7 +106,7 @@ def test_output_matrix(folder: Path) -> None:
     save_file({**state, "rotary_emb.inv_freq": torch.ones(2)}, folder / "model.safetensors")
     refused(load_tar, folder, "^checkpoint: .*lm_head.weight is missing")
     assert load_tar(configure(folder, without="tie_")).net.config.tied, "without a word the weights decide"
-    refused(load_tar, configure(folder, tie_word_embeddings="no"), '^checkpoint: .*tie_word_embeddings = "no"')
+    refused(load_tar, configure(folder, tie_word_embeddings="no"), "^checkpoint: .*tie_word_embeddings = 'no'")
 
 
 def test_names_of_a_model_with_an_image_reader(folder: Path) -> None:
@@ -390,8 +390,8 @@ def test_arguments_in_easydict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"cls_token_num": 5}, "19 positions, and arguments of 16 picture tokens behind 5 condition rows"),
         ({"max_seq_len": 64}, "19 positions, and arguments of 64"),
         ({"max_seq_len": 17}, "19 positions"),
-        ({"max_seq_len": "many"}, 'max_seq_len = "many"'),
-        ({"model_type": "class_cond"}, 'model_type = "class_cond"'),
+        ({"max_seq_len": "many"}, "max_seq_len = 'many'"),
+        ({"model_type": "class_cond"}, "model_type = 'class_cond'"),
         ({"norm_eps": 2.0}, "norm_eps = 2.0"),
     ],
 )
