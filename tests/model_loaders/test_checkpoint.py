@@ -274,7 +274,7 @@ def test_files_at_the_limit_of_a_tokenizer(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("place", "given"),
     [
-        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "x" * 500_000}),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA" + "A" * 499_989}),
         ("normalizer", {"type": "Strip", "strip_left": True, "strip_right": True}),
         ("normalizer", {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u2581"}),
         ("normalizer", {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}),
@@ -289,7 +289,8 @@ def test_official_components_are_accepted_with_their_arguments_only(place: str, 
         check_components({"model": {"type": "Unigram", "byte_fallback": True}, place: part}, "x", "encoder")
 
     check(given)
-    check({"type": "Sequence", parts: [given] * 8})
+    # A component that lengthens a text is accepted a few times only.
+    check({"type": "Sequence", parts: [given, *[{"type": {"normalizers": "Strip"}.get(parts, "Digits")}] * 7]})
     wrong = [{**given, name: f"{value}x"} for name, value in given.items()]
     for other in (*wrong, {**given, "other": 2.0}, {"type": "Sequence", parts: [given] * 9}, [given]):
         refused(lambda other=other: check(other), f"encoder: x has a {place} that no official tokenizer has")

@@ -289,3 +289,21 @@ BAD_PICTURES = [("image", 5), ("ta_tok", "reader.safetensors"), ("ta_tok", "gone
 def test_pictures_that_cannot_be_read(readers, field, value):
     with pytest.raises(UserError, match=f"^{field}: "):
         codes_of(**{"image": torch.rand(2, 8, 8, 3), field: value})
+
+
+def test_a_prompt_of_megabytes_is_refused_before_it_is_read() -> None:
+    """Nothing encodes it, not even word by word to name the words that are unknown."""
+    text = "word " * 200_000
+    loaded = host.Loaded.of(replace(tiny_tar(), tokenize=lambda part: pytest.fail("it was encoded")))
+    runs = {
+        "text": [
+            lambda: a_prompt(loaded, text=text),
+            lambda: conditioning.Prompt.execute(text),
+            lambda: conditioning.TextPrompt.execute(text, "flan-t5-xl", False),
+        ],
+        "negative": [lambda: conditioning.Prompt.execute("a boat", text)],
+    }
+    for field, calls in runs.items():
+        for call in calls:
+            with pytest.raises(UserError, match=f"^{field}: the prompt has 1000000 characters, more than the limit of"):
+                call()
