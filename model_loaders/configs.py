@@ -109,12 +109,14 @@ IGNORED = frozenset(
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _name_or_path architectures attention_dropout
     attn_implementation auto_map bos_token_id chunk_size_feed_forward dtype embd_pdrop eos_token_id hidden_dropout id2label
     initializer_range is_encoder_decoder label2id max_window_layers model_type original_max_position_embeddings output_attentions
-    output_hidden_states pad_token_id pretraining_tp problem_type resid_pdrop return_dict sliding_window tie_last_hidden_states
-    tie_word_embeddings torch_dtype transformers_version use_cache vocab_size
+    output_hidden_states pad_token_id pretraining_tp problem_type resid_pdrop return_dict tie_last_hidden_states torch_dtype
+    transformers_version use_cache
     """.split()
 )
+# Fields with a rule of their own: here and, whether the embedding is the output matrix, in :mod:`.tar`.
+OWN_RULE = frozenset(("model_type", "sliding_window", "tie_word_embeddings", "vocab_size"))
+KNOWN = {*PROVED, *SAME, *FIXED, *IGNORED, *OWN_RULE, *(name for number in READ.values() for name in number.names)}
 # Names of fields that change what a network computes, although no table knows them.
-_KNOWN = {*PROVED, *SAME, *FIXED, *IGNORED, *(name for number in READ.values() for name in number.names)}
 _UNKNOWN = re.compile(r"rope|rotary|alibi|softcap|sliding|logits?_scal|multiplier|qk_norm|yarn|ntk|mup_", re.IGNORECASE)
 
 
@@ -124,7 +126,7 @@ def language_part(file: ck.Checkpoint, settings: Mapping[str, Any]) -> dict[str,
     They are in one of the dictionaries :data:`PARTS`, else at the top. Fields of a dictionary of the rotation have its name before theirs,
     for example ``rope_parameters.rope_theta``. A UserError if a part is no dictionary, or two parts contradict each other.
     """
-    parts = [inner(file, settings, name) for name in PARTS if settings.get(name) is not None]
+    parts: list[Mapping[str, Any]] = [inner(file, settings, name) for name in PARTS if settings.get(name) is not None]
     fields: dict[str, Any] = {}
     for part in parts or [settings]:
         for name, value in _flat(part).items():
@@ -216,20 +218,24 @@ def _plain(name: str) -> str:
 
 def expect_language(file: ck.Checkpoint, fields: Mapping[str, Any], c: LlamaConfig, vocab: int) -> None:
     """Raise a UserError if the configuration of a language model states another network than ``c``, of ``vocab`` token ids."""
-    expect_stated(
-        file, fields, {name: getattr(c, attribute) for name, attribute in PROVED.items()} | {"vocab_size": vocab}
-    )
-    expect_fixed(file, fields, {name: (getattr(c, attribute),) for name, attribute in SAME.items()} | FIXED)
-    if fields.get("model_type") in OTHER_NETWORKS:
-        found = f"states model_type = {ck.shown(fields['model_type'])} in its configuration, which is another network"
+    proved = {name: getattr(c, attribute) for name, attribute in PROVED.items()}
+    expect_stated(file, fields, {**proved, "vocab_size": vocab})
+    same = {name: (getattr(c, attribute),) for name, attribute in SAME.items()}
+    expect_fixed(file, fields, {**same, **FIXED})
+    kind = fields.get("model_type")
+    if isinstance(kind, str) and kind in OTHER_NETWORKS:
+        found = f"states model_type = {ck.shown(kind)} in its configuration, which is another network"
         raise file.error(found, f"choose {file.what}")
+
     for name, value in fields.items():
-        outer, _, last = name.rpartition(".")
-        if outer:  # within a dictionary of the rotation
-            if last != "rope_theta":
-                _expect(file, name, value, ROTATION.get(last, ()))
-        elif name not in _KNOWN and _UNKNOWN.search(name):
+        last = name.rpartition(".")[2]
+        if _plain(name) in READ["theta"].names:
+            continue
+        if name.partition(".")[0] in ROTATIONS and last != name:
+            _expect(file, name, value, ROTATION.get(last, ()))
+        elif name not in KNOWN and _UNKNOWN.search(name):
             _expect(file, name, value, (False,))
+
     # Qwen2 has a window for its last layers, and a switch for it; it is written although the switch is off.
     if fields.get("use_sliding_window") is not False and fields.get("sliding_window"):
         window = file.number("sliding_window", None, 1, 1 << 30, fields)

@@ -57,7 +57,8 @@ class TextEncoder:
         an id outside the vocabulary."""
         expect_text(text)
         ids = self.tokenizer.encode(clean(text))[: MAX_TOKENS - 1]
-        return checked([*ids, self.tokenizer.special_tokens[_END]], self.net.config.vocab_size, MAX_TOKENS, self.name)
+        rows = int(self.net.config.vocab_size)  # type: ignore[union-attr, arg-type]
+        return checked([*ids, self.tokenizer.special_tokens[_END]], rows, MAX_TOKENS, self.name)
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[Tensor]:
