@@ -304,7 +304,11 @@ def _wanted(choice: str, family: str, folders: Sequence[Path], local: Sequence[s
         return path
     where = " or ".join(map(str, folders)) or "any model folder"
     same = _last_parts(tuple(local)).get(PureWindowsPath(choice).name)
-    remedy = f"choose {same[:80]!a}, which has the same name, or put the file there" if same else "put it there or choose another"
+    remedy = (
+        f"choose {same[:80]!a}, which has the same name, or put the file there"
+        if same
+        else "put it there or choose another"
+    )
     raise UserError(f"{kind.field}: {choice[:80]!a} is not in {where}; {remedy}")
 
 

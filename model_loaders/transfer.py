@@ -212,9 +212,7 @@ def _download(remote: Remote, path: Path, report: Report) -> None:
             problem = _problem(part, remote, etag, size, report)
         if problem:
             part.unlink()
-            raise _Failed(
-                f"what {urlsplit(url).netloc} sent {problem} and was deleted; if HF_ENDPOINT names a mirror, remove it"
-            )
+            raise _Failed(f"what {urlsplit(url).netloc} sent {problem}; it was deleted; run again")
     finally:
         if part.exists() and not part.stat().st_size:
             part.unlink()
@@ -243,17 +241,22 @@ def _ask(url: str, wait: Callable[[], None]) -> tuple[Any, dict[str, str]]:
     from huggingface_hub.utils import build_hf_headers
 
     def ask(token: bool | None) -> Any:
-        answers = (get_hf_file_metadata(url, token=token, timeout=10) for _ in range(1))
-        with closing(_in_background(answers, wait)) as answer:
+        def answers() -> Generator[Any, None, None]:
+            yield build_hf_headers(token=token)
+            yield get_hf_file_metadata(url, token=token, timeout=10)
+
+        with closing(_in_background(answers(), wait)) as answer:
+            headers.update(next(answer))
             return next(answer)
 
-    headers = build_hf_headers()
-    with_token = "authorization" in headers
+    headers: dict[str, str] = {}
     try:
         return ask(None), headers
     except _Broken as broken:
+        with_token = "authorization" in headers
         if not with_token or _status(broken) not in (401, 403):
             raise _failure(broken, url) from broken
+    headers.clear()
     try:
         offer = ask(False)
     except _Broken as broken:
@@ -262,7 +265,7 @@ def _ask(url: str, wait: Callable[[], None]) -> tuple[Any, dict[str, str]]:
         "FastAR: %s refuses the Hugging Face token of this computer, which may have expired; downloading without it",
         urlsplit(url).netloc,
     )
-    return offer, build_hf_headers(token=False)
+    return offer, headers
 
 
 def _answer(url: str, headers: Mapping[str, str], begin: int) -> Generator[Any, None, None]:
@@ -440,7 +443,7 @@ def _check_size(remote: Remote, size: int, server: str) -> None:
     if not remote.size / _ABOUT <= size <= remote.size * _ABOUT:
         raise _Failed(
             f"{server} offers {readable_size(size)}, and the file has {readable_size(remote.size)}; if this network has a login page, log "
-            "in with a browser; if HF_ENDPOINT names a mirror, remove it"
+            f"in with a browser{_mirror(server)}"
         )
 
 
@@ -461,24 +464,23 @@ def _problem(part: Path, remote: Remote, etag: str, size: int, report: Report) -
     logging.info("FastAR: %s has the sha256 %s", remote.name, found)
     if remote.sha256 and found != remote.sha256:
         return f"has another sha256 than the file of the catalogue ({found[:16]}...)"
-    if re.fullmatch("[0-9a-f]{64}", etag) and found != etag:
+    stated = etag if re.fullmatch("[0-9a-f]{64}", etag) else None
+    if stated and found != stated:
         return f"has another sha256 than the server states ({found[:16]}...)"
-    return _damage(part, Path(remote.name).suffix)
+    if found := spoiled(part):
+        return f"is {found}"
+    return "" if remote.sha256 or stated else _damage(part, Path(remote.name).suffix)
 
 
 def _damage(path: Path, suffix: str) -> str:
-    """What is wrong with a file of a type, as the end of a sentence; "" if nothing is."""
-    with path.open("rb") as opened:
-        head = opened.read(512)
-    if found := not_a_model_file(head):
-        return f"is {found}"
+    """What is wrong with a file whose sha256 is not known, as the end of a sentence; "" if nothing is."""
     try:
         if suffix == ".safetensors":
             with safe_open(str(path), framework="np"):
                 return ""
         if suffix == ".json":
             json.loads(path.read_text(encoding="utf-8"))
-        elif suffix in WEIGHTS and not (zipfile.is_zipfile(path) or head.startswith(b"\x80")):
+        elif suffix in WEIGHTS and not zipfile.is_zipfile(path):
             return "is no whole torch checkpoint"
     except Exception as error:  # a damaged file can raise any exception
         return f"is no whole {suffix} file ({first_line(error)})"
@@ -502,7 +504,7 @@ def _failure(broken: _Broken, url: str, with_token: bool = False) -> _Failed:
     answer = getattr(broken.__cause__, "response", None)
     code = "" if answer is None else answer.headers.get("X-Error-Code")
     if status == 404:
-        return _Failed(f"{server} has no such file (status 404); if HF_ENDPOINT names a mirror, remove it", status)
+        return _Failed(f"{server} has no such file (status 404){_mirror(server)}", status)
     if status in (401, 403) and with_token:
         return _Failed(
             f"{server} refuses it with the Hugging Face token of this computer and without one (status {status}); renew the token with "
@@ -510,10 +512,7 @@ def _failure(broken: _Broken, url: str, with_token: bool = False) -> _Failed:
             status,
         )
     if code == "RepoNotFound":
-        return _Failed(
-            f"{server} has no repository of that name (status {status}); if HF_ENDPOINT names a mirror, remove it",
-            status,
-        )
+        return _Failed(f"{server} has no repository of that name (status {status}){_mirror(server)}", status)
     if status in (401, 403):
         return _Failed(
             f"{server} refuses it without a token (status {status}); accept the model's terms on its page, set HF_TOKEN and start again",
@@ -527,9 +526,14 @@ def _failure(broken: _Broken, url: str, with_token: bool = False) -> _Failed:
     if type(cause).__name__ == "OfflineModeIsEnabled":
         return _Failed("HF_HUB_OFFLINE is set; remove that variable and start again")
     return _Failed(
-        f"{server} cannot be reached ({first_line(cause).rstrip('.')}); check the network, a proxy in HTTPS_PROXY, and HF_ENDPOINT, which "
-        "may name a mirror; what has arrived is kept"
+        f"{server} cannot be reached ({first_line(cause).rstrip('.')}); what has arrived is kept; check the network, a proxy in "
+        f"HTTPS_PROXY, and HF_ENDPOINT, which can name a mirror"
     )
+
+
+def _mirror(server: str) -> str:
+    """What helps against a server that is not Hugging Face's."""
+    return "" if server == "huggingface.co" else f"; HF_ENDPOINT names {server}: remove that variable"
 
 
 def _of_the_disk(error: OSError, folder: Path) -> str:
