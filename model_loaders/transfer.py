@@ -277,7 +277,7 @@ def _answer(url: str, headers: Mapping[str, str], begin: int) -> Generator[Any, 
     asked = {**headers, "Accept-Encoding": "identity"}
     if begin:
         asked["Range"] = f"bytes={begin}-"
-    if hasattr(client, "stream"):  # httpx, from version 1.0 on
+    if callable(client.stream):  # httpx, from version 1.0 on; of requests it is a setting
         options = {"timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT, "follow_redirects": True}
         with client.stream("GET", url, headers=asked, **options) as response:
             yield response.status_code, response.headers

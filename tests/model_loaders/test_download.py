@@ -179,7 +179,7 @@ def server(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(constants, "ENDPOINT", running.url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 5)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 2)
     # Before 1.0 that module kept copies.
     monkeypatch.setattr("huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE", address, raising=False)
     monkeypatch.setattr(transfer, "_PAUSE", 0.01)
