@@ -100,7 +100,6 @@ class Server(http.server.ThreadingHTTPServer):
 
 class Handler(http.server.BaseHTTPRequestHandler):
     server: Server
-    protocol_version = "HTTP/1.1"
 
     def log_message(self, *args: object) -> None:
         pass
@@ -113,7 +112,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         server = self.server
-        self.close_connection = True
         if "/resolve/" in self.path:  # huggingface_hub may ask other things of its own accord
             server.requests.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
         if server.redirects and self.command == "GET" and not self.path.startswith("/storage"):
