@@ -115,7 +115,9 @@ def find_file(
         if path.is_file() or path.is_dir() or path.is_absolute():
             return path  # the loader reports what is not a weight file
     if folder is None and hub.absent(choice, family, []):
-        raise UserError(f"models: {choice[:80]} is a download, and there is no home directory for it; name a folder with --models.")
+        raise UserError(
+            f"models: {choice[:80]} is a download, and there is no home directory for it; name a folder with --models."
+        )
     return hub.resolve(choice, family, [folder] if folder else [], folder or Path(), progress)
 
 

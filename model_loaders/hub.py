@@ -322,10 +322,11 @@ def _named(choice: str, family: str) -> Entry | None:
     """The entry of a family whose file or folder, or a weight file in it, a name is."""
     downloads = _downloads()
     place = _place(choice, _by_first_step([*downloads]))
-    entry = downloads[place.file] if place else None
-    if entry is None or entry.family != family or place.rest and place.rest not in entry.weights:
+    if place is None:
         return None
-    return entry
+    entry = downloads[place.file]
+    whole = not place.rest or place.rest in entry.weights
+    return entry if entry.family == family and whole else None
 
 
 def _usable(path: Path, entry: Entry) -> bool:

@@ -285,7 +285,12 @@ def _answer(url: str, headers: Mapping[str, str], begin: int) -> Generator[Any, 
     else:  # requests
         with client.get(url, headers=asked, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, stream=True) as response:
             yield response.status_code, response.headers
-            yield from response.iter_content(_CHUNK)
+            read = getattr(response.raw, "read1", None)
+            if read is None:  # urllib3 before 2.1; it waits for a whole chunk, and loses a part of one
+                yield from response.iter_content(_CHUNK)
+            else:
+                while chunk := read(_CHUNK, decode_content=True):
+                    yield chunk
 
 
 def _in_background(source: Generator[T, None, None], wait: Callable[[], None]) -> Generator[T, None, None]:
