@@ -89,7 +89,8 @@ class Entry:
     @property
     def pinned(self) -> bool:
         """Whether the sha256 of all weights is known."""
-        return all(part.sha256 for part in self.files if part.name.endswith(WEIGHTS))
+        digests = [part.sha256 for part in self.files if part.name.endswith(WEIGHTS)]
+        return bool(digests) and all(digests)
 
     @property
     def label(self) -> str:
@@ -220,9 +221,13 @@ def menu(family: str, local: Sequence[str], folders: Sequence[Path] = ()) -> lis
     here: dict[
         tuple[str, str], set[str]
     ] = {}  # (an entry's id, the folders before its file) to the files in its folder
+    weights = {file: entry.weights for file, entry in downloads.items()}
     for name, place in places.items():
         entry = downloads[place.file]
-        if entry.family != family or _is_spoiled(name, folders):
+        own = (
+            bool(place.rest) and place.rest not in weights[place.file]
+        )  # a file of the user's in the folder of an entry
+        if entry.family != family or not own and _is_spoiled(name, folders):
             left_out.add(name)
         else:
             here.setdefault((entry.id, place.before), set()).add(place.rest)
@@ -333,7 +338,9 @@ def _usable(path: Path, entry: Entry) -> bool:
     """Whether a local file or folder under the name of an entry's is one: not a web page, and not a part of a download."""
     if path.is_file():
         return not spoiled(path)
-    return _complete(entry, {file.name for file in path.iterdir() if file.suffix in WEIGHTS and not spoiled(file)})
+    weights = entry.weights
+    names = {file.name for file in path.iterdir() if file.suffix in WEIGHTS}
+    return _complete(entry, {name for name in names if name not in weights or not spoiled(path / name)})
 
 
 def decoder_for(choice: str, family: str, stated: str | None = None, text: bool = False) -> str:

@@ -49,6 +49,7 @@ _MOST_OTHER = 100_000_000
 _ABOUT = 1.05
 # Bytes of a longest text that only says where a file has moved.
 _REDIRECTION = 10_000
+_HEAD = 512  # bytes of a file that show its type
 _LONGEST_HEADER = 100_000_000  # of safetensors, as its library allows
 
 
@@ -108,7 +109,7 @@ def spoiled(path: Path) -> str:
     """What a file evidently is instead of weights or a configuration, from its first bytes; "" if it may be one or cannot be read."""
     try:
         with path.open("rb") as opened:
-            return not_a_model_file(opened.read(512))
+            return not_a_model_file(opened.read(_HEAD))
     except OSError:
         return ""
 
@@ -409,11 +410,12 @@ def _append(opened: BinaryIO, remote: Remote, url: str, headers: Mapping[str, st
 
         # 3. Append.
         most = size or remote.most
+        head = b"" if not opened.tell() else None  # the beginning of the file, which arrives in pieces of any length
         for chunk in answer:
-            if not opened.tell() and (found := not_a_model_file(chunk[:512])):
-                raise _Failed(
-                    f"{server} sent {found} in its place; if this network has a login page, log in with a browser, and run again"
-                )
+            if head is not None and len(head) < _HEAD:
+                head += chunk
+                if len(head) >= _HEAD:
+                    _refuse_page(opened, head, server)
             if opened.tell() + len(chunk) > most:
                 _start_again(opened, f"more than the {most} bytes of the file")
                 raise _Failed(
@@ -423,7 +425,18 @@ def _append(opened: BinaryIO, remote: Remote, url: str, headers: Mapping[str, st
             wait()
         if size and opened.tell() < size:
             raise _Broken("the connection ended early")
+        if head is not None and len(head) < _HEAD:
+            _refuse_page(opened, head, server)
         return opened.tell()
+
+
+def _refuse_page(opened: BinaryIO, head: bytes, server: str) -> None:
+    """Empty a partial file and raise :class:`_Failed` if its beginning is evidently not that of a model file."""
+    if found := not_a_model_file(head):
+        _start_again(opened, found)
+        raise _Failed(
+            f"{server} sent {found} in its place; if this network has a login page, log in with a browser, and run again"
+        )
 
 
 def _start_again(opened: BinaryIO, why: str) -> None:

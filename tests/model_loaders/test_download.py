@@ -353,6 +353,24 @@ def test_a_login_page_under_the_name_of_a_model_can_be_left(server: Server, tmp_
             assert hub.menu("mar", [NAME], [tmp_path]) == [NAME]
 
 
+def test_a_file_that_arrives_byte_by_byte(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first byte alone looks like a page."""
+    answer = transfer._answer
+
+    def pieces(*about: object):
+        source = answer(*about)
+        yield next(source)
+        for chunk in source:
+            yield from (chunk[i : i + 5] for i in range(0, len(chunk), 5))
+
+    monkeypatch.setattr(transfer, "_answer", pieces)
+    assert resolve(tmp_path).read_bytes() == CONTENT
+    (tmp_path / NAME).unlink()
+    server.sends, server.etag = PAGE * 20, ""
+    refused(tmp_path, "sent a web page")
+    assert left(tmp_path) == []
+
+
 @pytest.mark.parametrize("name", ["x.safetensors", "x.pt", "x.bin", "x.json", "x.txt"])
 def test_each_type_is_checked_before_the_name_is_given(server: Server, tmp_path: Path, name: str) -> None:
     server.etag = ""
