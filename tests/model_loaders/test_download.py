@@ -313,6 +313,7 @@ def test_a_server_that_never_continues_ends_in_a_sentence(server: Server, tmp_pa
     """Each answer breaks off, and a part of it is refused."""
     server.ranges_are, server.break_at = "refused", 4000
     refused(tmp_path, "status 416")
+    assert server.ranges() == [None, "bytes=4000-", None, "bytes=4000-"]
     server.ranges_are, server.break_at = "served", None
     assert resolve(tmp_path).read_bytes() == CONTENT
 
@@ -332,8 +333,9 @@ def test_a_part_of_unknown_content_is_not_continued(server: Server, tmp_path: Pa
 def test_a_login_page_is_no_model(server: Server, tmp_path: Path) -> None:
     """It answers 200 to everything."""
     server.sends, server.etag = PAGE, ""
-    text = refused(tmp_path, "sent a web page")
-    assert "log in" in text and "HF_ENDPOINT" not in text and left(tmp_path) == []
+    text = refused(tmp_path / "new", "sent a web page")
+    assert "log in" in text and "HF_ENDPOINT" not in text
+    assert left(tmp_path) == []  # not even the folder
     server.sends, server.etag = None, None
     assert resolve(tmp_path).read_bytes() == CONTENT
 
