@@ -7,6 +7,7 @@ they accept the same files and report the same errors.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -92,13 +93,32 @@ class Source:
         return self.dtype if self.dtype == families.INT8 else dtype_name(dtype)
 
 
-def find_file(choice: str, family: str, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
-    """The path of a catalogue entry (downloaded to ``folder`` if necessary) or of a file named by its path; see :func:`.hub.resolve`."""
-    path = Path(choice).expanduser()
+def expanded(path: str | Path, field: str) -> Path:
+    """A path with its ``~`` replaced; a UserError if there is no such home directory, as for many users of containers."""
+    out = os.path.expanduser(path)
+    if str(out).startswith("~"):
+        home = Path(out).parts[0]
+        raise UserError(f"{field}: this computer knows no home directory {home[:80]!r}; write the path in full.")
+    return Path(out)
+
+
+def find_file(
+    choice: str, family: str, folder: Path | None, progress: Callable[[int, int], None] | None = None
+) -> Path:
+    """The path of a catalogue entry (downloaded to ``folder`` if necessary) or of a file named by its path; see :func:`.hub.resolve`.
+
+    Without a ``folder`` there are the built-in entries and paths; a UserError for an entry that is a download.
+    """
     # Catalogue entries take precedence: a checkout contains a folder named demo.
-    if choice not in _ids(family) and (path.is_file() or path.is_dir() or path.is_absolute()):
-        return path  # the loader reports what is not a weight file
-    return hub.resolve(choice, family, [folder], folder, progress)
+    if choice not in _ids(family):
+        path = expanded(choice, families.KINDS[family].field)
+        if path.is_file() or path.is_dir() or path.is_absolute():
+            return path  # the loader reports what is not a weight file
+    if folder is None and hub.absent(choice, family, []):
+        raise UserError(
+            f"models: {choice[:80]} is a download, and there is no home directory for it; name a folder with --models."
+        )
+    return hub.resolve(choice, family, [folder] if folder else [], folder or Path(), progress)
 
 
 def _ids(family: str) -> set[str]:

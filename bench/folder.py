@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..assembly import expanded
 from ..errors import UserError, first_line
 
 # Between a file's name and the mark of the process that writes it.
@@ -32,7 +33,7 @@ class Folder:
 
     def __init__(self, address: str | Path):
         self.local = "://" not in str(address)
-        self.address = str(Path(address).expanduser().resolve()) if self.local else str(address)
+        self.address = str(expanded(address, "folder").resolve()) if self.local else str(address)
         try:
             import fsspec
 

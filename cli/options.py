@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..assembly import AUTO, DEMO, Source, find_file
+from ..assembly import AUTO, DEMO, Source, expanded, find_file
 from ..errors import UserError
 from ..model_loaders.families import DTYPES, INT8
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
@@ -142,16 +142,22 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def models_folder(wanted: Path | None) -> Path:
-    """Folder of weight files: the option, ComfyUI's models/fastar, or the user's cache. It is not created."""
+def models_folder(wanted: Path | None) -> Path | None:
+    """Folder of weight files: the option, ComfyUI's models/fastar, or the user's cache. It is not created.
+
+    None where the user has no home directory, as in containers; built-in models need no folder.
+    """
     if wanted is not None:
-        return wanted
+        return expanded(wanted, "models")
     package = Path(__file__).resolve().parents[1]
     if package.parent.name == "custom_nodes":
         return package.parent.parent / "models" / "fastar"
     if comfy := os.environ.get("COMFYUI_PATH"):  # noqa: TID251
-        return Path(comfy) / "models" / "fastar"
-    return Path.home() / ".cache" / "fastar"
+        return expanded(comfy, "COMFYUI_PATH") / "models" / "fastar"
+    try:
+        return Path.home() / ".cache" / "fastar"
+    except RuntimeError:
+        return None
 
 
 def source(options: argparse.Namespace) -> Source:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -253,6 +253,10 @@ class TextPrompt(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, encoder: Any = None) -> bool | str:
+        return validity(partial(listed, family="t5"), encoder, "encoder")
+
+    @classmethod
     def execute(cls, text: Any, encoder: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(PromptSettings, values)
         prompt = " ".join(expect_prompt(text, "text").split())
@@ -479,6 +483,10 @@ class ImageToCodes(io.ComfyNode):
             outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
+
+    @classmethod
+    def validate_inputs(cls, ta_tok: Any = None) -> bool | str:
+        return validity(partial(listed, family="ta-tok"), ta_tok, "ta_tok")
 
     @classmethod
     def execute(cls, image: Any, ta_tok: Any, allow_download: Any, **values: Any) -> io.NodeOutput:

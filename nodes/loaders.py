@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -39,21 +39,10 @@ SIZES, PIXELS = (256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960, 102
 TA_TOK = "ta_tok"
 
 
-class Menu(list[str]):
-    """Choices of a file family. As ComfyUI checks choices with ``in``, it also contains the entries whose download is complete:
-    they have left the menu, and saved graphs must stay valid."""
-
-    def __init__(self, choices: Iterable[str] = (), family: str = ""):
-        super().__init__(choices)  # ComfyUI copies lists from their elements alone when it lists nodes
-        self._downloads = {e.label for e in hub.entries(family) if not e.built_in}
-
-    def __contains__(self, choice: object) -> bool:
-        return super().__contains__(choice) or isinstance(choice, str) and choice in self._downloads
-
-
-def menu(family: str, *first: str) -> Menu:
+def menu(family: str, *first: str) -> list[str]:
     """Choices of a file family: ``first``, built-in entries, local files, downloads."""
-    return Menu([*first, *hub.menu(family, host.local_files(*_folders(family)))], family)
+    kinds = _folders(family)
+    return [*first, *hub.menu(family, host.local_files(*kinds), host.folders(*kinds))]
 
 
 def _folders(family: str) -> tuple[str, ...]:
@@ -61,9 +50,13 @@ def _folders(family: str) -> tuple[str, ...]:
 
 
 def listed(choice: Any, family: str, *first: str) -> str:
-    """Check that a choice is on its menu; ComfyUI does not check values that arrive over a link."""
-    if choice not in menu(family, *first):
-        raise UserError(f"{KINDS[family].field}: {str(choice)[:80]!r} is not in the list; choose an entry from it.")
+    """Check that a choice is one of ``first``, or stands for an entry or a file, see :mod:`hub`.
+
+    Menus show one spelling of each, and graphs travel between machines and versions.
+    """
+    if choice not in first:
+        kinds = _folders(family)
+        hub.check(choice, family, host.folders(*kinds), host.local_files(*kinds))
     return str(choice)
 
 
@@ -154,13 +147,18 @@ class _Loader(io.ComfyNode):
     decodes: ClassVar[bool] = True  # whether it also loads a decoder
 
     @classmethod
+    def files(cls) -> dict[str, tuple[str, ...]]:
+        """Widgets that are menus of files, with the arguments of :func:`menu`."""
+        family = registry.FAMILIES[cls.family]
+        decoders = "kl" if family.masked else "vq"
+        return {"checkpoint": (family.files,), "decoder": (decoders, AUTO), "ta_tok": ("ta-tok", AUTO)}
+
+    @classmethod
     def options(cls, widget: str) -> list[str]:
         """Choices of a widget."""
-        family = registry.FAMILIES[cls.family]
+        if widget in cls.files():
+            return menu(*cls.files()[widget])
         menus: dict[str, Callable[[], list[str]]] = {
-            "checkpoint": lambda: menu(family.files),
-            "decoder": lambda: menu("kl" if family.masked else "vq", AUTO),
-            "ta_tok": lambda: menu("ta-tok", AUTO),
             "dtype": lambda: list(cls.dtypes),
             "grid": lambda: [AUTO, *map(str, GRIDS)],
             "size": lambda: [AUTO, *map(str, SIZES)],
@@ -194,6 +192,18 @@ class _Loader(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, checkpoint: Any = None, decoder: Any = None, ta_tok: Any = None) -> bool | str:
+        """Naming an input here replaces ComfyUI's comparison with the menu, which shows one spelling of each file."""
+        chosen = {"checkpoint": checkpoint, "decoder": decoder, "ta_tok": ta_tok}
+        try:
+            for widget, about in cls.files().items():
+                if chosen[widget] is not None:  # None: a value that is connected, and is checked when the node runs
+                    listed(chosen[widget], *about)
+        except UserError as problem:
+            return str(problem)
+        return True
+
+    @classmethod
     def execute(
         cls,
         checkpoint: Any,
@@ -205,10 +215,9 @@ class _Loader(io.ComfyNode):
         grid: Any = AUTO,
         size: Any = AUTO,
     ) -> io.NodeOutput:
-        family = registry.FAMILIES[cls.family]
-        listed(checkpoint, family.files)
-        listed(decoder, "kl" if family.masked else "vq", AUTO)
-        listed(ta_tok, "ta-tok", AUTO)
+        chosen = {"checkpoint": checkpoint, "decoder": decoder, "ta_tok": ta_tok}
+        for widget, about in cls.files().items():
+            listed(chosen[widget], *about)
         given = {"dtype": dtype, "speed": speed, "grid": grid, "size": size}
         given = {name: _one_of(name, value, cls.options(name)) for name, value in given.items()}
         side = None if given["grid"] == AUTO else int(given["grid"])
@@ -316,8 +325,8 @@ class LoadTar(_Loader):
     socket, decodes = output(TAR, "tar", "For Tar Prompt."), False
 
     @classmethod
-    def options(cls, widget: str) -> list[str]:
-        return menu("tar") if widget == "checkpoint" else super().options(widget)
+    def files(cls) -> dict[str, tuple[str, ...]]:
+        return {"checkpoint": ("tar",)}
 
     @classmethod
     def execute(cls, checkpoint: Any, dtype: Any, allow_download: Any) -> io.NodeOutput:  # type: ignore[override]

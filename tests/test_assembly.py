@@ -1,12 +1,16 @@
 """assembly.py without nodes or command line, and the public API."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import fastar_nodes
 import pytest
 import torch
 from fastar_nodes import assembly
 from fastar_nodes.assembly import Drafts, Ready, Source, defaults
+from fastar_nodes.bench.folder import Folder
+from fastar_nodes.cli.options import models_folder
+from fastar_nodes.cli.options import source as cli_source
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.families import KINDS
@@ -117,3 +121,37 @@ def test_stated_settings_take_precedence(demo):
     settings = assembly.prompt_settings({"top_k": 15, "cfg": 2.0, "detail": "81"}, {"detail": "169"})
     assert (settings.top_k, settings.detail) == (15, "169")
     assert defaults(Ready(MAR, demo.model, metadata={"defaults": '{"cfg": 2.0}'}))["cfg"] == 2.0
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No user has a home directory, as in many containers."""
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+
+
+def test_without_a_home_directory_built_in_models_load(homeless, tmp_path):
+    options = SimpleNamespace(models=None, device="cpu", dtype="fp32", speed="plain")
+    source = cli_source(options)
+    assert assembly.load(MAR, "demo", source).choice == "demo"
+    (tmp_path / "mine.safetensors").write_bytes(b"x")
+    assert source.find(str(tmp_path / "mine.safetensors"), "mar") == tmp_path / "mine.safetensors"
+    with pytest.raises(
+        UserError, match="^models: mar-base is a download, and there is no home .*; name a folder with --models"
+    ):
+        source.find("mar-base", "mar")
+    # The remedy: a folder that is named.
+    (tmp_path / "mar-base.safetensors").write_bytes(b"x")
+    options.models = tmp_path
+    assert cli_source(options).find("mar-base", "mar") == tmp_path / "mar-base.safetensors"
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/x.safetensors", "~nosuchuser"])
+def test_a_home_that_does_not_exist_is_named(path, tmp_path):
+    with pytest.raises(
+        UserError, match="^decoder: this computer knows no home directory '~nosuchuser'; write the path in full"
+    ):
+        assembly.find_file(path, "kl", tmp_path)
+    with pytest.raises(UserError, match="^models: this computer knows no home directory '~nosuchuser'"):
+        models_folder(Path(path))
+    with pytest.raises(UserError, match="^folder: this computer knows no home directory '~nosuchuser'"):
+        Folder(path)

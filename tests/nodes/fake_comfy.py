@@ -131,6 +131,8 @@ class Upscaled:
         return NodeOutput(image.repeat_interleave(upscale_model.scale, 1).repeat_interleave(upscale_model.scale, 2))
 
 
+# ComfyUI's model folder: below a file, where nothing can be created, so that no test writes into the checkout.
+MODELS = Path(__file__).resolve() / "models"
 # Devices of ComfyUI by what they are for: all are the CPU.
 PLACES = ("get_torch", "unet_offload", "vae", "vae_offload", "text_encoder", "text_encoder_offload", "intermediate")
 
@@ -185,11 +187,11 @@ def install() -> None:
             )
         },
         "folder_paths": {
-            "models_dir": "models",
-            "folder_names_and_paths": {"vae": (["models/vae"], set())},
+            "models_dir": str(MODELS),
+            "folder_names_and_paths": {"vae": ([str(MODELS / "vae")], set())},
             "supported_pt_extensions": set(),
             "get_filename_list": lambda kind: [],
-            "get_folder_paths": lambda kind: [f"models/{kind}"],
+            "get_folder_paths": lambda kind: [str(MODELS / kind)],
             "add_model_folder_path": lambda *a, **k: None,
             "get_input_directory": lambda: str(state.folder / "input"),
             "get_output_directory": lambda: str(state.folder / "output"),

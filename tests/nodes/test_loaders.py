@@ -1,6 +1,8 @@
 """Loader nodes: files to sockets, menus, and downloads that a stranger's graph asks for."""
 
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,38 +135,108 @@ def test_menus_show_what_is_here_and_then_the_downloads(folder):
     assert dropped(DTOK)["checkpoint"] == "demo-dtok"
     decoders = options(LLAMAGEN, "decoder")
     assert "auto" in decoders and any(c.startswith("vq16-c2i (download 288 MB") for c in decoders)
-    # When ComfyUI lists nodes, it copies lists from their elements.
-    assert [*decoders] == type(decoders)(x for x in decoders)
+    assert type(decoders) is list  # which answers "in" truly
 
 
 def test_a_finished_download_leaves_the_menu_and_stays_valid(folder, monkeypatch):
     entry = next(e for e in hub.entries("mar") if e.id == "mar-base")
-    assert entry.label in [*options(loaders.LoadMAR, "checkpoint")]
-    monkeypatch.setattr(host, "local_files", lambda *kinds: [entry.file])
-    assert entry.label not in [*options(loaders.LoadMAR, "checkpoint")]
     assert entry.label in options(loaders.LoadMAR, "checkpoint")
+    monkeypatch.setattr(host, "local_files", lambda *kinds: [entry.file])
+    assert entry.label not in options(loaders.LoadMAR, "checkpoint")
+    assert loaders.LoadMAR.validate_inputs(checkpoint=entry.label, decoder="auto") is True
 
 
-# Texts that look like an entry of the menu.
-FORGED = ("mar-huge (download 12 kB)", "mar-huge (already on your disk)", "mar-huge (download 3.77 GB", "mar-huge")
-FORGED += (" mar-huge (download 3.77 GB)", "tar-7b (already on your disk)", "kl16", "../../etc/passwd", "/etc/passwd")
-FORGED += ("", 5, None, [], ["demo"], {"demo": 1}, b"x")
+def test_a_page_under_the_name_of_a_model_is_offered_as_a_download_again(tmp_path, monkeypatch):
+    (tmp_path / "mar-large.safetensors").write_bytes(b"<!doctype html><title>Log in</title>")
+    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
+    monkeypatch.setattr(host, "local_files", lambda *kinds: ["mar-large.safetensors"])
+    menu = options(loaders.LoadMAR, "checkpoint")
+    assert "mar-large (download 1.91 GB)" in menu and "mar-large.safetensors" not in menu
+    # The old choice asks for the download, as the new one does.
+    for choice in ("mar-large.safetensors", "mar-large (download 1.91 GB)"):
+        assert loaders.LoadMAR.validate_inputs(checkpoint=choice) is True
+        with pytest.raises(UserError, match="^checkpoint: the run would download mar-large .1.91 GB. .*allow_download"):
+            loaders.LoadMAR.execute(**dropped(loaders.LoadMAR, checkpoint=choice))
+
+
+# Nodes, their menus of files, and spellings of an entry and of a file that the menu does not show.
+SPELLINGS = [
+    (
+        loaders.LoadMAR,
+        "checkpoint",
+        ("mar-base", "mar-base (download 832 MB)", "mar-base.safetensors", "x\\mar-base.safetensors"),
+    ),
+    (
+        loaders.LoadMAR,
+        "decoder",
+        ("kl16", "kl16.ckpt", "kl16 (download 1 kB)", "sub/kl16.safetensors", "auto", "demo-kl"),
+    ),
+    (loaders.LoadHybrid, "checkpoint", ("harmon-0.5b", "Harmon-0_5B", "old\\harmon_1.5b.pth", "demo-hybrid")),
+    (LLAMAGEN, "checkpoint", ("par-xl-4x", "c2i_B_256.pt", "deep\\plain.safetensors", "deep/plain.safetensors")),
+    (LLAMAGEN, "decoder", ("vq16-t2i", "vq_ds16_c2i.pt", "vq.safetensors", "auto")),
+    (DTOK, "checkpoint", ("ar-dtok-512", "ar_dtok_lp_256px.pth", "drawer.safetensors")),
+    (DTOK, "ta_tok", ("ta-tok", "ta_tok.pth", "ta-tok (download)", "reader.safetensors", "auto")),
+    (loaders.LoadTar, "checkpoint", ("tar-7b", "Tar-1.5B", "a\\Tar-1.5B", "tar", "demo-tar")),
+    (loaders.LoadJanus, "checkpoint", ("janus-pro-1b", "janus-pro-1b (download 4.18 GB, not pinned)", "Janus-Pro-7B")),
+    (conditioning.TextPrompt, "encoder", ("flan-t5-xl", "flan-t5-xl (download 11.40 GB)", "x\\flan-t5-xl")),
+    (conditioning.ImageToCodes, "ta_tok", ("ta-tok", "ta_tok.pth", "reader.safetensors", "demo-ta-tok")),
+]
+
+
+@pytest.mark.parametrize("node, widget, spellings", SPELLINGS, ids=lambda value: getattr(value, "__name__", None))
+def test_graphs_travel(folder, written, node, widget, spellings):
+    """Between before and after a download, versions, machines and systems; ComfyUI asks a node that names the input."""
+    (written / "deep").mkdir(exist_ok=True)
+    shutil.copy(written / "plain.safetensors", written / "deep")
+    for choice in spellings:
+        assert node.validate_inputs(**{widget: choice}) is True, choice
+    # A connected value is not known yet; it is checked when the node runs.
+    assert node.validate_inputs(**{widget: None}) is True
+
+
+# What stands for no entry and no file, and what the message says.
+FORGED = {
+    "mar-huge (already on your disk)": "is not in",
+    "mar-huge (download 3.77 GB": "is not in",
+    "gone.safetensors": "is not in .*; put it there or choose another",
+    "sub/tiny.safetensors": "is not in",
+    "../../etc/passwd": "not the name of a file in a model folder",
+    "/etc/passwd": "not the name of a file in a model folder",
+    "C:\\secret.pt": "not the name of a file in a model folder",
+    "": "not the name of a file",
+}
 
 
 @pytest.mark.parametrize("text", FORGED, ids=repr)
-def test_a_choice_is_exactly_an_entry_of_the_menu(folder, monkeypatch, text):
+def test_what_stands_for_nothing_is_refused_before_the_run(folder, monkeypatch, text):
     monkeypatch.setattr(hub, "resolve", lambda *a, **k: pytest.fail("a file was looked for"))
-    for node, widget in (
-        *((node, "checkpoint") for node in loaders.NODES),
-        (loaders.LoadMAR, "decoder"),
-        (DTOK, "ta_tok"),
-        (conditioning.TextPrompt, "encoder"),
-        (conditioning.ImageToCodes, "ta_tok"),
-    ):
-        assert text not in options(node, widget)  # what ComfyUI checks before a run
+    for node, widget, _ in SPELLINGS:
+        said = node.validate_inputs(**{widget: text})
+        assert isinstance(said, str) and re.search(FORGED[text], said), (node, said)
         more = {"image": torch.zeros(1, 8, 8, 3)} if node is conditioning.ImageToCodes else {}
-        with pytest.raises(UserError, match=f"^{widget}: "):  # what arrives over a link
+        with pytest.raises(UserError, match=f"^{widget}: .*{FORGED[text]}"):  # what arrives over a link
             node.execute(**more, **dropped(node, **{widget: text, "allow_download": True}))
+
+
+@pytest.mark.parametrize("value", [5, [], ["demo"], {"demo": 1}, b"x"], ids=repr)
+def test_a_choice_that_is_no_text_is_refused(folder, value):
+    for node, widget, _ in SPELLINGS:
+        more = {"image": torch.zeros(1, 8, 8, 3)} if node is conditioning.ImageToCodes else {}
+        with pytest.raises(UserError, match=f"^{widget}: it got a "):
+            node.execute(**more, **dropped(node, **{widget: value, "allow_download": True}))
+
+
+def test_the_entry_of_another_menu_is_refused(folder):
+    said = loaders.LoadMAR.validate_inputs(checkpoint="kl16")
+    assert said == "checkpoint: kl16 is a KL autoencoder, not a MAR; choose it as decoder"
+
+
+def test_validation_does_not_search_folders(folder, monkeypatch):
+    """It runs on the server's thread, for every node of any graph."""
+    monkeypatch.setattr(hub, "_below", lambda *_: pytest.fail("a folder was searched"))
+    for node, widget, spellings in SPELLINGS:
+        for choice in (*spellings, *FORGED):
+            node.validate_inputs(**{widget: choice})
 
 
 @pytest.fixture
