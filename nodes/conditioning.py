@@ -476,8 +476,7 @@ class ImageToCodes(io.ComfyNode):
         settings = make(ImageToCodesSettings, values)
         pictures = expect_image(image, "image")
         _check_count("images", len(pictures) * settings.images)
-        x = pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]
-        x = x.movedim(-1, 1).float().nan_to_num(0.0).clamp(0, 1)
+        x = host.colours(pictures).movedim(-1, 1).float().clamp(0, 1)
         name = dtype_name(choose_dtype(settings.dtype, host.device(), "ta-tok"))
         path = finder(cls, allow_download)(listed(ta_tok, "ta-tok"), "ta-tok")
         with enough_memory(READING):

@@ -30,8 +30,10 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import enough_memory, in_chunks, out_of_memory
+from ..model_loaders.networks.autoencoder import expect_finite
 from ..model_loaders.networks.ops import streamed_layers
 from ..reports.drawing import contact_sheet
+from .schema import expect_image, expect_latents
 
 FOLDER = "fastar"
 EXTENSIONS = {".safetensors", ".pth", ".pt", ".ckpt", ".bin"}
@@ -303,10 +305,14 @@ class Canvas:
 
 
 def to_bytes(pictures: Tensor) -> np.ndarray:
-    """Pictures [B, H, W, C] in 0..1 to uint8 [B, H, W, 3]; grey is repeated, alpha dropped, NaN black."""
-    x = pictures.detach().float().nan_to_num(0.0).clamp(0, 1)
-    x = x.expand(*x.shape[:3], 3) if x.shape[3] == 1 else x[..., :3]
+    """Finite pictures [B, H, W, C] in 0..1 to uint8 [B, H, W, 3], rounded; grey is repeated, alpha dropped."""
+    x = colours(pictures.detach().float().clamp(0, 1))
     return (x * 255).round().to(torch.uint8).cpu().numpy()
+
+
+def colours(pictures: Tensor) -> Tensor:
+    """Pictures [B, H, W, C] of 1, 3 or 4 channels to [B, H, W, 3]: grey is repeated, alpha dropped."""
+    return pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]
 
 
 def drive(sampler: Any, vae: FastARVAE | None = None, latents: Callable[[Any], Tensor] = attrgetter("latents")) -> Any:
@@ -446,26 +452,25 @@ def kind_of(samples: Any) -> str:
 
 
 def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> Tensor:
-    """Latents [B, C, h, w] from [B, C, h, w] or [B, C, 1, h, w], checked for a decoder of that name and kind."""
+    """Latents [B, C, h, w] from [B, C, h, w] or [B, C, 1, h, w], checked for a decoder of that name and kind; see :func:`expect_latents`."""
     made = kind_of(samples)
     if kind and made not in ("", kind):
         raise UserError(
             f"samples: these latents are of {_MODELS[made]}, the decoder {name} is for those of {_MODELS[kind]}; connect the VAE of the "
             "loader that made them."
         )
-    if not isinstance(samples, Tensor) or samples.ndim not in (4, 5) or samples.shape[1] != channels:
+    latents = expect_latents(samples, "samples")
+    if latents.shape[1] != channels:
         raise UserError(
-            f"samples: the decoder {name} reads latents [B, {channels}, h, w]; connect the VAE of the loader that made them."
+            f"samples: they have {latents.shape[1]} channels, and the decoder {name} reads latents [B, {channels}, h, w]; connect the VAE "
+            "of the loader that made them."
         )
-    return samples[:, :, 0] if samples.ndim == 5 else samples
+    return latents
 
 
-def _colours(pictures: Any) -> Tensor:
-    """Pictures [B, H, W, C] to [B, 3, H, W]."""
-    if not isinstance(pictures, Tensor) or pictures.ndim != 4 or 0 in pictures.shape:
-        raise UserError("pixels: VAE Encode needs pictures; connect an IMAGE.")
-    x = pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]
-    return x.movedim(-1, 1)
+def _checked_pixels(pictures: Any) -> Tensor:
+    """Pictures [B, H, W, C] of VAE Encode, checked, to [B, 3, H, W]."""
+    return colours(expect_image(pictures, "pixels")).movedim(-1, 1)
 
 
 def scaled(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -531,8 +536,10 @@ class FastARVAE:
         return self.decode_tiled(latents, tile, tile, tile // 4)
 
     def decode_now(self, latents: Tensor) -> Tensor:
-        """As :meth:`decode`, for latents on the device of the decoder, which is loaded."""
-        return self._decode(latents).movedim(1, -1)
+        """As :meth:`decode`, for a preview: the decoder is loaded, the latents are on its device. Values that are not finite become grey,
+        because a preview must not end the run."""
+        pictures = self._pixels(latents).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        return (pictures / 2 + 0.5).clamp(0, 1).movedim(1, -1)
 
     def decode_tiled(
         self, samples: Tensor, tile_x: int = 64, tile_y: int = 64, overlap: int = 16, **of_videos: Any
@@ -545,8 +552,12 @@ class FastARVAE:
         return out.movedim(1, -1)
 
     def _decode(self, latents: Tensor) -> Tensor:
-        x = self.first_stage_model.decode(latents.to(self.device, self.vae_dtype))
-        return (x.float() / 2 + 0.5).clamp(0, 1)
+        pictures = expect_finite(self._pixels(latents), self.name)
+        return (pictures / 2 + 0.5).clamp(0, 1)
+
+    def _pixels(self, latents: Tensor) -> Tensor:
+        """What the network decodes, fp32 [B, 3, H, W] in about -1..1."""
+        return self.first_stage_model.decode(latents.to(self.device, self.vae_dtype)).float()
 
     # --- encoding
 
@@ -554,7 +565,7 @@ class FastARVAE:
         """Pictures [B, H, W, 3] in 0..1, of any size, to latents of the model's size."""
         size = (self.side, self.side)
         latents = self._in_chunks(
-            _colours(pixel_samples),
+            _checked_pixels(pixel_samples),
             lambda pixels: self._encode(scaled(pixels, size)),
             lambda _, dtype: self.memory_used_encode((1, 3, *size), dtype),
         )
@@ -565,14 +576,18 @@ class FastARVAE:
     ) -> Tensor:
         """As :meth:`encode`, in blended tiles; sizes in pixels."""
         stride = self.downscale_ratio
-        pixels = scaled(_colours(pixel_samples), (self.side, self.side))
+        pixels = scaled(_checked_pixels(pixel_samples), (self.side, self.side))
         tile = tuple(max(1, side // stride) * stride for side in (tile_y, tile_x))
         _load([self.patcher], self.memory_used_encode((1, 1, *tile), self.vae_dtype))
         overlap = min(overlap, *(side // 2 for side in tile)) // stride * stride
         return self._tiled(pixels, self._encode, tile, overlap, 1 / stride, self.latent_channels)
 
     def _encode(self, pixels: Tensor) -> Tensor:
-        return self.first_stage_model.encode(pixels.to(self.device, self.vae_dtype) * 2 - 1)[0].float()
+        net, x = self.first_stage_model, pixels.to(self.device, self.vae_dtype) * 2 - 1
+        if self.kind == VQ:  # codes hide features that are not finite
+            features = expect_finite(net.features(x), self.name, "features")
+            return net.vectors(net.codes(features)).float()
+        return expect_finite(net.encode(x)[0].float(), self.name, "latents")
 
     # --- shared
 

@@ -58,6 +58,7 @@ from .schema import (
     chosen,
     describe,
     expect,
+    expect_latents,
     expect_mask,
     expect_model,
     output,
@@ -270,8 +271,8 @@ def _edit_of(sockets: Mapping[str, Any], kind: str, loader: str) -> Edit | None:
         raise UserError(
             "latent: there is a mask but no picture to change; connect VAE Encode's output, or remove the mask."
         )
-    if not isinstance(latent, dict) or not isinstance(latent.get("samples"), Tensor):
-        raise UserError("latent: it got no LATENT; connect the output of VAE Encode.")
+    if not isinstance(latent, dict) or "samples" not in latent:
+        raise UserError(f"latent: it got {describe(latent)}; connect the output of VAE Encode.")
     if host.kind_of(latent["samples"]) not in ("", kind):
         raise UserError(
             f"latent: it is of another family, which has other latents; connect VAE Encode with the vae of {loader}."
@@ -279,7 +280,7 @@ def _edit_of(sockets: Mapping[str, Any], kind: str, loader: str) -> Edit | None:
     mask = latent.get("noise_mask") if mask is None else mask
     if mask is None:
         raise UserError("mask: without one nothing of the latent would be kept; paint a mask, or remove the latent.")
-    return Edit(latent["samples"], expect_mask(mask, "mask"))
+    return Edit(expect_latents(latent["samples"], "latent"), expect_mask(mask, "mask"))
 
 
 def _begin_tokens(
@@ -351,7 +352,7 @@ def _codes_of(edit: Edit, loaded: host.Loaded) -> Edit:
     """The edit with codes in the place of latents."""
     net, latents = _vq(loaded).net, edit.start
     table = net.quantize.embedding.weight
-    if latents.ndim != 4 or latents.shape[1] != table.shape[1] or not bool(latents.isfinite().all()):
+    if latents.shape[1] != table.shape[1]:
         raise UserError(
             f"latent: it has the shape {list(latents.shape)}, the model makes {table.shape[1]} channels; connect VAE Encode with the vae "
             "of the same loader."
