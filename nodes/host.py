@@ -452,7 +452,7 @@ def kind_of(samples: Any) -> str:
 
 
 def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> Tensor:
-    """Latents [B, C, h, w] from [B, C, h, w] or [B, C, 1, h, w], checked for a decoder of that name and kind; see :func:`expect_latents`."""
+    """Latents [B, C, h, w] for a decoder of that name and kind, checked as by :func:`expect_latents`."""
     made = kind_of(samples)
     if kind and made not in ("", kind):
         raise UserError(

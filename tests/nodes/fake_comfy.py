@@ -167,7 +167,11 @@ def install() -> None:
             "throw_exception_if_processing_interrupted": _check,
         },
         "comfy.ops": {"cast_bias_weight": None, "uncast_bias_weight": None},
-        "comfy.utils": {"ProgressBar": Progress, "tiled_scale": _tiled_scale},
+        "comfy.utils": {
+            "ProgressBar": Progress,
+            "tiled_scale": _tiled_scale,
+            "get_tiled_scale_steps": lambda *a, **k: 1,
+        },
         "comfy.text_encoders": {"__path__": []},
         "comfy_extras": {},
         "comfy_execution": {},
