@@ -33,7 +33,7 @@ from ..memory import enough_memory, in_chunks, out_of_memory
 from ..model_loaders.networks.autoencoder import expect_finite
 from ..model_loaders.networks.ops import streamed_layers
 from ..reports.drawing import contact_sheet
-from .schema import expect_image, expect_latents
+from .schema import expect_image, expect_latents, expect_usual_size
 
 FOLDER = "fastar"
 EXTENSIONS = {".safetensors", ".pth", ".pt", ".ckpt", ".bin"}
@@ -552,8 +552,10 @@ class FastARVAE:
         return out.movedim(1, -1)
 
     def _decode(self, latents: Tensor) -> Tensor:
-        pictures = expect_finite(self._pixels(latents), self.name)
-        return (pictures / 2 + 0.5).clamp(0, 1)
+        pictures = self._pixels(latents)
+        if not bool(pictures.isfinite().all()):
+            expect_usual_size(latents, "samples")  # otherwise it is the decoder's fault
+        return (expect_finite(pictures, self.name) / 2 + 0.5).clamp(0, 1)
 
     def _pixels(self, latents: Tensor) -> Tensor:
         """What the network decodes, fp32 [B, 3, H, W] in about -1..1."""

@@ -61,6 +61,7 @@ from .schema import (
     expect_latents,
     expect_mask,
     expect_model,
+    expect_usual_size,
     output,
     preset_widget,
     schema,
@@ -280,7 +281,9 @@ def _edit_of(sockets: Mapping[str, Any], kind: str, loader: str) -> Edit | None:
     mask = latent.get("noise_mask") if mask is None else mask
     if mask is None:
         raise UserError("mask: without one nothing of the latent would be kept; paint a mask, or remove the latent.")
-    return Edit(expect_latents(latent["samples"], "latent"), expect_mask(mask, "mask"))
+    start = expect_latents(latent["samples"], "latent")
+    expect_usual_size(start, "latent")
+    return Edit(start, expect_mask(mask, "mask"))
 
 
 def _begin_tokens(

@@ -238,7 +238,7 @@ def expect_mask(value: Any, field: str) -> Tensor:
 
 
 def expect_latents(value: Any, field: str) -> Tensor:
-    """Check the tensor of a LATENT and return it as [B, C, h, w]: finite, of a possible size, with one frame if it is [B, C, T, h, w].
+    """Check the tensor of a LATENT and return it as [B, C, h, w]: finite, and with one frame if it is [B, C, T, h, w].
 
     Core's VAE of an image model decodes the first frame of a video's latents and leaves out the others without a word.
     """
@@ -251,13 +251,17 @@ def expect_latents(value: Any, field: str) -> Tensor:
             f"{field}: it holds the {shape[2]} frames of a video, and this model makes single images; connect Latent Cut To Batch between "
             "(dim t, slice_size 1), which makes a batch of them."
         )
+    return latents[:, :, 0] if latents.ndim == 5 else latents
+
+
+def expect_usual_size(latents: Tensor, field: str) -> None:
+    """Raise a UserError if the numbers of finite latents are larger than those of any image."""
     largest = float(latents.abs().max())
     if largest > LARGEST:
         raise UserError(
-            f"{field}: it holds values up to {largest:.3g}, and no latent of an image is above {LARGEST:g}; make it again, with VAE Encode "
-            "and the vae of the same loader."
+            f"{field}: it holds values up to {largest:.3g}, and no latent of an image is above {LARGEST:g}; "
+            "make it again, with VAE Encode and the vae of the same loader."
         )
-    return latents[:, :, 0] if latents.ndim == 5 else latents
 
 
 def describe(value: Any) -> str:

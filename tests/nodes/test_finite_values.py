@@ -234,9 +234,17 @@ def test_a_latent_that_no_image_has_is_refused():
                 "latent",
                 lambda: sample(node, model=model, latent=start, mask=mask),  # noqa: B023
             )
-        assert "no latent of an image" in refused("samples", lambda: a_vae().decode(start["samples"]))  # noqa: B023
     largest, _ = sample(samplers.MARSampler, latent={"samples": torch.full((1, 2, 4, 4), 9e3)}, mask=mask)
     assert largest.isfinite().all()
+
+
+def test_a_decoder_that_overflows_because_of_the_latent_is_not_blamed():
+    vae = a_vae()
+    vae.first_stage_model.scale.data.fill_(1e30)
+    with pytest.raises(UserError, match="^samples: it holds values up to 1e\\+20, and no latent of an image"):
+        vae.decode(torch.full((1, 2, 4, 4), 1e20))
+    with pytest.raises(UserError, match="^decoder: tiny computed pixels that are not finite"):
+        broken(a_vae(), INF).decode(torch.ones(1, 2, 4, 4))
 
 
 def test_image_to_codes_and_the_text_encoder_name_themselves():
