@@ -396,7 +396,7 @@ class TarPrompt(io.ComfyNode):
                 *widgets(PromptImages),
             ],
             outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
     @classmethod
@@ -406,7 +406,7 @@ class TarPrompt(io.ComfyNode):
         loaded = expect_model(tar, host.Loaded, TarModel, "tar", "Load Tar")
         typed = expect_text(text, "text").strip()
         number, count = checked_seed(seed), make(PromptImages, {"images": images}).images
-        _, asked = chosen(preset, PLAIN)
+        _, asked = chosen(preset, PLAIN, host.typed(cls, "preset"))
         settings = prompt_settings(loaded.recommended, {**asked, **values})
         host.show(cls, [unknown_words(loaded.model, [typed])])
         host.load_to_device(loaded, _prompt_bytes(loaded.model, settings, typed, count))

@@ -5,6 +5,7 @@ The only module that imports ``comfy.*`` or ``folder_paths``. It handles network
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from ..memory import enough_memory, in_chunks, out_of_memory
 from ..model_loaders.networks.autoencoder import expect_finite
 from ..model_loaders.networks.ops import streamed_layers
 from ..reports.drawing import contact_sheet
+from ..reports.table import literal
 from .schema import expect_image, expect_latents, expect_usual_size
 
 FOLDER = "fastar"
@@ -69,7 +71,7 @@ def folders(*kinds: str) -> list[Path]:
 # ------------------------------------------------------------------------------------------------ pictures
 
 SWEEPS, _LONGEST_PATH = "fastar_sweeps", 4096
-MOST_LINES = 8  # on a node
+MOST_LINES, LONGEST_LINE = 8, 400  # on a node, and characters of each
 
 
 def input_pictures() -> list[str]:
@@ -108,10 +110,8 @@ text_device, text_offload_device = mm.text_encoder_device, mm.text_encoder_offlo
 
 def t5_tokenizer() -> Path | None:
     """Folder of the T5 tokenizer that ships with ComfyUI; it is the same for all T5 and Flan-T5 sizes."""
-    import comfy.text_encoders  # a folder without code that runs
-
-    folders = (Path(place) / "t5_tokenizer" for place in comfy.text_encoders.__path__)
-    return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
+    folder = Path(folder_paths.__file__).parent / "comfy" / "text_encoders" / "t5_tokenizer"
+    return folder if (folder / "tokenizer.json").is_file() else None
 
 
 def to_output(x: Tensor) -> Tensor:
@@ -264,13 +264,51 @@ def place(net: nn.Module, device: torch.device) -> None:
 # ------------------------------------------------------------------------------------------------ driving a sampler
 
 
-def previews_wanted() -> bool:
-    """Whether previews are on: unless the editor's setting *Live preview method* is none.
+# Of the editor's setting *Live preview method* and of ComfyUI's option --preview-method.
+_NO_PREVIEWS, _AS_SERVER = "none", "default"
 
-    The setting's default follows the command line, which previews nothing unless it is told to; it counts as on.
-    """
+
+def _extra_data() -> Mapping[str, Any] | None:
+    """What the client sent beside the prompt that runs; None outside of a run."""
     running, _ = PromptServer.instance.prompt_queue.get_current_queue_volatile()
-    return all(item[1] != prompt_id() or item[3].get("preview_method") != "none" for item in running)
+    for _, number, _, extra, *_ in running:
+        if number == prompt_id():
+            return extra if isinstance(extra, Mapping) else {}
+    return None
+
+
+def from_editor() -> bool:
+    """Whether the prompt that runs was queued in the editor, which shows previews and texts on nodes; True outside of a run.
+
+    Other clients take every binary message for an image of the result. The editor sends its graph, to be saved with the images, and its
+    connection said that it understands messages about nodes.
+    """
+    extra = _extra_data()
+    if extra is None:
+        return True
+    saved = extra.get("extra_pnginfo")
+    if not isinstance(saved, Mapping) or not saved.get("workflow"):
+        return False
+    connections = getattr(PromptServer.instance, "sockets_metadata", None)
+    if connections is None:  # a ComfyUI that does not ask its clients
+        return True
+    connection = connections.get(extra.get("client_id"), {})
+    return bool(connection.get("feature_flags", {}).get("supports_preview_metadata"))
+
+
+def previews_wanted() -> bool:
+    """Whether previews are sent: if a method is chosen, in the editor or on the command line, or the prompt comes from the editor.
+
+    The command line's default is none. It counts as on in the editor, whose setting can switch previews off.
+    """
+    extra = _extra_data()
+    if extra is None:
+        return True
+    asked = extra.get("preview_method") or _AS_SERVER
+    if asked == _AS_SERVER:
+        by_server = str(getattr(getattr(args, "preview_method", None), "value", _NO_PREVIEWS))
+        return by_server != _NO_PREVIEWS or from_editor()
+    return asked != _NO_PREVIEWS
 
 
 class Canvas:
@@ -358,10 +396,19 @@ def _preview(canvas: Canvas | None, step: Any, latents: Callable[[Any], Tensor])
 
 
 def show(node: Any, lines: Sequence[str]) -> None:
-    """Show lines of text on a node, the class that executes, as core's API nodes do; empty ones are left out."""
-    text, number = "\n".join([line for line in lines if line][:MOST_LINES]), hidden(node, "unique_id")
-    if text and number is not None:
+    """Show lines of text on a node, the class that executes, as core's API nodes do; empty ones are left out.
+
+    At most 8 lines of 400 characters, shown as they are, see :func:`.reports.table.literal`. For a client that is not the editor they are
+    written to the log.
+    """
+    told = [literal(line, LONGEST_LINE) for text in lines for line in text[: MOST_LINES * LONGEST_LINE].splitlines()]
+    text, number = "\n".join([line for line in told if line][:MOST_LINES]), hidden(node, "unique_id")
+    if not text or number is None:
+        return
+    if from_editor():
         PromptServer.instance.send_progress_text(text, number)
+        return
+    logging.info("FastAR: %s", text.replace("\n", " "))
 
 
 def hidden(node: Any, name: str) -> Any:
@@ -392,11 +439,15 @@ def graph_of(node: Any) -> dict[str, Any]:
     return hidden(node, "prompt") or _queued.get("graph") or {}
 
 
+def typed(node: Any, name: str) -> Any:
+    """What the graph holds for an input of the node: a value, or a link as a list; None if it holds nothing."""
+    return graph_of(node).get(str(hidden(node, "unique_id")), {}).get("inputs", {}).get(name)
+
+
 def maker(node: Any, name: str) -> str:
     """Type of the node that is connected to an input; "" if there is none."""
-    graph = graph_of(node)
-    link = graph.get(str(hidden(node, "unique_id")), {}).get("inputs", {}).get(name)
-    return str(graph.get(link[0], {}).get("class_type")) if isinstance(link, list) else ""
+    link = typed(node, name)
+    return str(graph_of(node).get(link[0], {}).get("class_type")) if isinstance(link, list) else ""
 
 
 def taken(node: Any, output: int) -> bool:

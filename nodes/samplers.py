@@ -499,7 +499,7 @@ class _Sampler(ModelFirst):
         draft = inputs.pop("draft", None)
         if entry.needs_draft:
             expect_model_(draft, "draft")
-        name, asked = chosen(preset, cls.options())
+        name, asked = chosen(preset, cls.options(), host.typed(cls, "preset"))
         asked |= inputs
         if not checked_switch(enabled, "enabled"):
             name, entry = presets.CUSTOM, SAMPLERS[entry.family]
@@ -563,12 +563,13 @@ class LazyMARCache(io.ComfyNode):
             "samplers.",
             search_aliases=["lazy mar", "feature cache", "combine accelerators"],
             widgets=[preset_widget(widgets(CacheSettings))],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
             outputs=[output(CACHE, "cache", "For the cache input of a MAR sampler.")],
         )
 
     @classmethod
     def execute(cls, preset: Any = None) -> io.NodeOutput:
-        name, values = chosen(preset)
+        name, values = chosen(preset, PRESETS, host.typed(cls, "preset"))
         make(CacheSettings, values)  # checks them
         return io.NodeOutput(CachePlan(name, values))
 

@@ -113,15 +113,16 @@ def preset_widget(knobs: Sequence[io.Input], options: Sequence[str] = PRESETS, t
     )
 
 
-def chosen(preset: Any, options: Sequence[str] = PRESETS) -> tuple[str, dict[str, Any]]:
+def chosen(preset: Any, options: Sequence[str] = PRESETS, typed: Any = None) -> tuple[str, dict[str, Any]]:
     """The preset that a preset widget stands at and, of custom, the values of its settings.
 
-    ComfyUI passes no value at all if the option is unknown. What a file recommends is custom without values.
+    ComfyUI passes no value at all if the option is unknown; ``typed`` is the one in the graph, for the message. What a file recommends is
+    custom without values.
     """
     values = dict(preset) if isinstance(preset, Mapping) else {}
-    name = values.pop("preset", None)
+    name = values.pop("preset", preset if preset is not None and not isinstance(preset, Mapping) else typed)
     if not isinstance(name, str) or name not in options:
-        raise UserError(f"preset: it is none of {', '.join(options)}; choose one of them.")
+        raise UserError(f"preset: it got {describe(name)}, none of {', '.join(options)}; choose one of them.")
     return presets.CUSTOM if name == PLAIN[0] else name, values
 
 

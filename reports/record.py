@@ -262,7 +262,9 @@ def to_table(
 def to_csv(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0) -> str:
     """The table of :func:`to_table` as CSV, with all columns. A name that a spreadsheet would compute as a formula begins with a quote."""
     out = io.StringIO()
-    rows = [[f"'{cell}" if cell.startswith(_FORMULA) else cell for cell in row] for row in _rows(reports, labels, baseline)]
+    rows = [
+        [f"'{cell}" if cell.startswith(_FORMULA) else cell for cell in row] for row in _rows(reports, labels, baseline)
+    ]
     csv.writer(out, lineterminator="\n").writerows([_COLUMNS, *rows])
     return out.getvalue()
 

@@ -86,6 +86,7 @@ state = SimpleNamespace(
     device="cpu",
     context=None,
     running=[],
+    sockets={},
     saved=[],
     handlers=[],
 )
@@ -172,23 +173,26 @@ def install() -> None:
             "tiled_scale": _tiled_scale,
             "get_tiled_scale_steps": lambda *a, **k: 1,
         },
-        "comfy.text_encoders": {"__path__": []},
         "comfy_extras": {},
         "comfy_execution": {},
         "comfy_execution.utils": {"get_executing_context": lambda: state.context},
         "comfy_extras.nodes_upscale_model": {"ImageUpscaleWithModel": Upscaled},
         "comfy.cli_args": {
-            "args": SimpleNamespace(preview_size=512),
+            "args": SimpleNamespace(preview_size=512, preview_method=SimpleNamespace(value="none")),
         },
         "comfy.model_patcher": {"ModelPatcher": Patcher},
         "server": {
             "PromptServer": SimpleNamespace(
                 instance=SimpleNamespace(
-                    send_progress_text=_said, prompt_queue=_Queue, add_on_prompt_handler=state.handlers.append
+                    send_progress_text=_said,
+                    prompt_queue=_Queue,
+                    add_on_prompt_handler=state.handlers.append,
+                    sockets_metadata=state.sockets,
                 )
             )
         },
         "folder_paths": {
+            "__file__": str(Path("none") / "folder_paths.py"),
             "models_dir": "models",
             "folder_names_and_paths": {"vae": (["models/vae"], set())},
             "supported_pt_extensions": set(),
