@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,8 +34,10 @@ from ..samplers.conditioning import (
     check_labels,
     expect_kind,
     label_sets,
+    labels_for,
     resolve_labels,
     split_labels,
+    unknown_words,
 )
 from ..samplers.settings import knob, make
 from ..samplers.tokens.draws import PairedDraws
@@ -133,7 +134,7 @@ def _sets_for(node: Any) -> list[str]:
 def as_labels(value: Any, label_set: str) -> Condition:
     """The class labels on a condition socket, for a model of that label set."""
     if isinstance(value, LabelText):
-        return resolve_labels(value.text, label_set, value.repeat, field="condition")
+        return labels_for(value.text, label_set, value.repeat, field="condition")
     return expect(value, Condition, "condition", "Class Label")
 
 
@@ -278,17 +279,6 @@ class TextPrompt(io.ComfyNode):
 _SUBJECTS = f"The demo draws {', '.join(PICTURE_BOOK)}."
 
 
-def unknown_words(model: Any, texts: Sequence[str]) -> str:
-    """A sentence that names the words of prompts that a model with a vocabulary of words does not know; "" for other models."""
-    unknown = model.tokenize("qzx") if texts and hasattr(model, "tokenize") else []
-    if len(unknown) != 1 or unknown != model.tokenize("xqz"):
-        return ""
-    words = dict.fromkeys(
-        word for text in texts for word in re.findall(r"\w+", text) if model.tokenize(word) == unknown
-    )
-    return f"Words that {model.name} does not know: {', '.join(words)}." if words else ""
-
-
 @dataclass(frozen=True)
 class PromptImages:
     """The widget of Prompt and Tar Prompt that is neither text nor a setting of a sampler."""
@@ -331,7 +321,7 @@ class Prompt(io.ComfyNode):
                     multiline=True,
                     advanced=True,
                     tooltip="What guidance leads away from, in Harmon and UniPic: a whole instruction, not a list of words. "
-                    f"Usual, and what the models were trained with: {UNCONDITIONAL} Janus ignores it.",
+                    f"Usual, and what the models were trained with: {UNCONDITIONAL} Janus has a null prompt of its own and takes no other.",
                 ),
                 *widgets(PromptLines),
             ],

@@ -287,12 +287,12 @@ def from_editor() -> bool:
     if extra is None:
         return True
     saved = extra.get("extra_pnginfo")
-    if not isinstance(saved, Mapping) or not saved.get("workflow"):
+    if not isinstance(saved, Mapping) or saved.get("workflow") is None:
         return False
     connections = getattr(PromptServer.instance, "sockets_metadata", None)
     if connections is None:  # a ComfyUI that does not ask its clients
         return True
-    connection = connections.get(extra.get("client_id"), {})
+    connection = connections.get(str(extra.get("client_id")), {})
     return bool(connection.get("feature_flags", {}).get("supports_preview_metadata"))
 
 

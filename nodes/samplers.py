@@ -27,7 +27,15 @@ from ..reports.summary import no_gain, one_line
 from ..samplers import presets, registry
 from ..samplers.batches import in_parts, run_beginning, short
 from ..samplers.choice import Choice, choose
-from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, MaskedCondition, PromptCondition
+from ..samplers.conditioning import (
+    AnyCondition,
+    CodeCondition,
+    FeatureCondition,
+    MaskedCondition,
+    PromptCondition,
+    expect_null_prompt,
+    unknown_words,
+)
 from ..samplers.editing import Edit
 from ..samplers.mar.lazymar import LazyTransformer
 from ..samplers.mar.memory import DECODE, WEIGHTS, estimate, noise_bytes
@@ -41,7 +49,7 @@ from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.loop import resolve
 from ..samplers.tokens.upsampling import UpSampling
 from . import host
-from .conditioning import READING, LabelText, ModelFirst, as_labels, unknown_words
+from .conditioning import READING, LabelText, ModelFirst, as_labels
 from .loaders import TA_TOK
 from .schema import (
     CACHE,
@@ -335,6 +343,8 @@ def _token_condition(value: Any, loaded: host.Loaded) -> AnyCondition:
     """Check that a socket holds a condition; the sampler checks that it fits the model."""
     if isinstance(value, LabelText):
         return as_labels(value, loaded.model.label_set)
+    if isinstance(value, PromptCondition):
+        expect_null_prompt(value, loaded.model.name)
     if isinstance(value, AnyCondition):
         return value
     raise UserError(f"condition: it got {describe(value)}; connect the output of {CONDITIONS}.")

@@ -12,11 +12,12 @@ from ..errors import UserError
 from ..reports.exchange import read_runs
 from ..reports.record import to_table
 from ..samplers.choice import Choice, parse_choice
+from ..samplers.conditioning import unknown_words
 from ..samplers.registry import find
 from ..samplers.settings import knobs
 from . import host
 from .compare import to_image
-from .conditioning import ModelFirst, unknown_words
+from .conditioning import ModelFirst
 from .samplers import expect_pair, reported, run_choice, sampled
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, REPORT, output, schema, seed_widget, validity
 

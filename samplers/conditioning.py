@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -197,6 +197,41 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
     _refuse([word for word, number in found.items() if number is None], {label_set: names}, field)
     ids = [cast(int, found[word]) for word in words for _ in range(repeat)]
     return Condition(tuple(ids), tuple(names[i] if names else str(i) for i in ids), label_set)
+
+
+def labels_for(text: str, label_set: str, repeat: int = 1, field: str = "label") -> Condition:
+    """The condition of class names or ids for a model of that label set: nodes and command line parse them here.
+
+    A label set that this version does not know (a file may name any) takes ids only. Raises UserError as :func:`resolve_labels`.
+    """
+    known = label_set if label_set in label_sets() else ""
+    return resolve_labels(text, known, repeat, field)
+
+
+def unknown_words(model: Any, texts: Sequence[str]) -> str:
+    """A sentence that names words of prompts that a model with a vocabulary of words does not know; "" for other models.
+
+    Of many words it names the first three, shortened.
+    """
+    unknown = model.tokenize("qzx") if texts and hasattr(model, "tokenize") else []
+    if len(unknown) != 1 or unknown != model.tokenize("xqz"):
+        return ""
+    words: dict[str, None] = {}
+    for text in dict.fromkeys(texts):
+        for word in re.findall(r"\w+", text[:MOST_TEXT]):
+            if word not in words and (len(word) > _LONGEST or model.tokenize(word) == unknown):
+                words[word] = None
+    if not words:
+        return ""
+    shown = [word if len(word) <= _LONGEST else f"{word[: _LONGEST - 3]}..." for word in list(words)[:_MOST_SHOWN]]
+    more = f" and {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
+    return f"Words that {model.name} does not know: {', '.join(shown)}{more}."
+
+
+def expect_null_prompt(condition: PromptCondition, model: str) -> None:
+    """Raise a UserError if a prompt has a negative text that a model with a null prompt of its own (Janus) would ignore."""
+    if condition.unconditional != UNCONDITIONAL:
+        raise UserError(f"negative: {model} has a null prompt of its own; leave negative at its default.")
 
 
 def check_labels(text: str, sets: Sequence[str], field: str = "labels") -> None:
