@@ -333,7 +333,7 @@ def stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Settings in the metadata entry ``defaults`` (a JSON object); {} if there is none or it cannot be parsed."""
     try:
         own = json.loads(metadata.get("defaults", "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         own = {}
     return {str(k): v for k, v in own.items()} if isinstance(own, dict) else {}
 

@@ -71,6 +71,8 @@ MOST_IMAGES = 256
 READING = (
     "dtype: memory is insufficient for this model; choose bf16 or fp16 where it is offered, or unload other models."
 )
+# Of a graph: Class Labels that are checked before it runs, and samplers of one that are asked for their model.
+MOST_CHECKED, MOST_USERS = 64, 64
 NONE = "none"
 # Label sets of catalogued models, by whether they are built in.
 _SETS = {True: "picture-book", False: "imagenet-1k"}
@@ -114,18 +116,23 @@ class LabelText:
     repeat: int
 
 
+@lru_cache(maxsize=1)
+def _built_in() -> dict[str, bool]:
+    """Catalogue entries of models of class labels, and whether they are built in."""
+    return {e.id: e.built_in for family in (registry.MAR, registry.LLAMAGEN) for e in hub.entries(family)}
+
+
 def _sets_for(node: Any) -> list[str]:
     """Label sets from which a Class Label can take names: of the models that sample it, all sets where these are not known."""
     graph, number = host.graph_of(node), str(host.hidden(node, "unique_id"))
-    built_in = {e.id: e.built_in for family in (registry.MAR, registry.LLAMAGEN) for e in hub.entries(family)}
+    built_in = _built_in()
     found: set[str] = set()
     try:
         if graph[number]["inputs"]["label_set"] in label_sets():
             return [graph[number]["inputs"]["label_set"]]
-        for inputs in (user["inputs"] for user in graph.values()):
-            if inputs.get("condition") == [number, 0]:
-                loader, _ = inputs["model"] if "model" in inputs else inputs["target"]
-                found.add(_SETS[built_in[graph[loader]["inputs"]["checkpoint"].partition(" (")[0]]])
+        for inputs in host.users(node, "condition")[:MOST_USERS]:
+            loader, _ = inputs["model"] if "model" in inputs else inputs["target"]
+            found.add(_SETS[built_in[graph[loader]["inputs"]["checkpoint"].partition(" (")[0]]])
     except (AttributeError, KeyError, TypeError, ValueError):
         found.clear()  # a file that is not in the catalogue, or a graph that cannot run
     return sorted(found) or list(label_sets())
@@ -171,7 +178,10 @@ class ClassLabel(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, labels: Any = None) -> bool | str:
-        """Names that the connected models do not know."""
+        """Names that the connected models do not know. It runs on the server's event loop: of a graph with more nodes of this class
+        than ``MOST_CHECKED`` the others are checked when they run."""
+        if host.checks(cls) > MOST_CHECKED:
+            return True
         return validity(lambda text: check_labels(text, _sets_for(cls)), labels, "labels")
 
     @classmethod

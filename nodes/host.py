@@ -29,7 +29,7 @@ from PIL import Image
 from server import PromptServer
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..memory import enough_memory, in_chunks, out_of_memory
 from ..model_loaders.networks.autoencoder import expect_finite
 from ..model_loaders.networks.ops import streamed_layers
@@ -93,6 +93,33 @@ def input_picture(name: str) -> Path:
     if not inside:
         raise UserError(f"image: there is no picture {name[:80]!r} in ComfyUI's folders; upload or choose one.")
     return path
+
+
+def check_prefix(prefix: str, field: str) -> None:
+    """Check, before what is saved is made, that a file whose name begins with ``prefix`` can be in the output folder.
+
+    Raises:
+        UserError: a name that no file can have, a place outside of the folder, or a folder that cannot be written to.
+    """
+    output = os.path.abspath(folder_paths.get_output_directory())
+    problem = ""
+    try:
+        target = os.path.abspath(os.path.join(output, f"{prefix}_00001_.webp"))
+        if os.path.commonpath((output, target)) != output:
+            problem = "it is outside of the output folder"
+        with suppress(FileNotFoundError):
+            os.lstat(target)  # raises for a name that is too long, or that the file system cannot encode
+        folder = os.path.dirname(target)
+        while not os.path.exists(folder) and os.path.dirname(folder) != folder:
+            folder = os.path.dirname(folder)
+        if not problem and not os.access(folder, os.W_OK):
+            problem = "the folder cannot be written to"
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or first_line(error)
+    if problem:
+        raise UserError(
+            f"{field}: no file can be saved as {prefix[:60]!a} ({problem}); give a short name, for example FastAR/time_lapse."
+        )
 
 
 def sweep_folder(name: str) -> Path:
@@ -437,6 +464,38 @@ def keep_queued() -> None:
 def graph_of(node: Any) -> dict[str, Any]:
     """Node id to node, of the graph that the node is in: the one that runs, or that is being validated, which ComfyUI does not pass."""
     return hidden(node, "prompt") or _queued.get("graph") or {}
+
+
+class _Searched:
+    """What is known about the last graph that was searched; it is searched once, not once for each of its nodes."""
+
+    graph: Any = None
+    users: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    checks = 0
+
+
+def _search(graph: Any) -> None:
+    if _Searched.graph is graph:
+        return
+    _Searched.graph, _Searched.users, _Searched.checks = graph, {}, 0
+    for node in graph.values() if isinstance(graph, Mapping) else ():
+        inputs = node.get("inputs") if isinstance(node, Mapping) else None
+        for name, link in inputs.items() if isinstance(inputs, Mapping) else ():
+            if isinstance(link, list) and len(link) == 2 and link[1] == 0:
+                _Searched.users.setdefault((str(link[0]), name), []).append(dict(inputs))
+
+
+def users(node: Any, name: str) -> list[dict[str, Any]]:
+    """Inputs of the nodes of the graph whose input ``name`` is connected to the first output of the node."""
+    _search(graph_of(node))
+    return _Searched.users.get((str(hidden(node, "unique_id")), name), [])
+
+
+def checks(node: Any) -> int:
+    """How often this was called for the graph of the node, from 1."""
+    _search(graph_of(node))
+    _Searched.checks += 1
+    return _Searched.checks
 
 
 def typed(node: Any, name: str) -> Any:

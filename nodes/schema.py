@@ -175,9 +175,16 @@ def validity(check: Callable[..., Any], text: Any, field: str) -> bool | str:
     return True
 
 
+# Characters of a text. Models read a few hundred words.
+MOST_TEXT = 1 << 14
+
+
 def expect_text(value: Any, field: str) -> str:
-    """Check that a value is a text."""
-    return expect(value, str, field, "a text node, or type it")
+    """Check that a value is a text of at most ``MOST_TEXT`` characters."""
+    text = expect(value, str, field, "a text node, or type it")
+    if len(text) > MOST_TEXT:
+        raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
+    return text
 
 
 def expect_model(value: Any, holder: type[T], kind: type, field: str, source: str) -> T:

@@ -28,6 +28,12 @@ _MOST_TEXT, _MOST_NAME, _MOST_SETTINGS = 4 << 20, 400, 200
 _IDENTITY = ("sampler", "model", "settings", "seed", "seconds")
 
 
+class OtherFormat(UserError):
+    """A report of another version of the format."""
+
+    __module__ = "fastar"
+
+
 def add_runs(metadata: MutableMapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> None:
     """Add runs, as :func:`described` makes them, to the metadata of a picture; an entry of the same run is replaced."""
     new = list(runs)
@@ -89,9 +95,10 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str], list[Qu
         raise UserError(f"image: the report of {path.name} is not JSON; choose a file that was not edited.") from None
     version = content.get("version") if isinstance(content, Mapping) else None
     if version != VERSION:
-        raise UserError(
-            f"image: the report of {path.name} is of format {str(version)[:20]!r}, this version reads {VERSION}; use the FastAR that "
-            "wrote it."
+        found = version if isinstance(version, int) else "unknown"
+        raise OtherFormat(
+            f"image: the report of {path.name} is of the format {found}, and this version reads {VERSION}; "
+            "open it with the version of FastAR that wrote it."
         )
     runs = _runs_of(content)
     if not 0 < len(runs) <= MOST_RUNS:

@@ -48,7 +48,7 @@ COUNTS = (
 PROMPT_COUNTS = COUNTS[-4:]
 VERSION = 1
 # First characters of a spreadsheet's formula; characters of a note in the text form.
-_FORMULA, _LONGEST_NOTE = ("=", "+", "-", "@"), 1600
+_FORMULA, LONGEST_NOTE = ("=", "+", "-", "@"), 1600
 
 
 @dataclass
@@ -292,7 +292,7 @@ def to_text(report: Report) -> str:
         "acceptance": figure(report.acceptance, ".1f", " %", 100),
         "peak memory": figure(report.peak_memory_bytes, ".0f", " MiB", 2**-20),
         "memory, estimated": ", ".join(f"{k} {v / 2**20:.0f} MiB" for k, v in report.memory.items()),
-        "note": literal(report.note, _LONGEST_NOTE),
+        "note": literal(report.note, LONGEST_NOTE),
     }
     lines += [f"{name}: {text}" for name, text in more.items() if text]
     settings = ", ".join(f"{literal(name)}={literal(str(value))}" for name, value in report.settings.items())

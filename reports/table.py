@@ -36,13 +36,15 @@ def _reference(found: re.Match[str]) -> str:
     return f"&#{ord(found[0])};"
 
 
-def markdown(rows: Sequence[Sequence[str]], empty: bool = True) -> str:
-    """Rows of cells, the head first, as a Markdown table; ``empty``: whether columns without any content are kept.
+def markdown(rows: Sequence[Sequence[str]], empty: bool = True, markup: bool = False) -> str:
+    """Rows of cells, the head first, as a Markdown table.
 
-    Cells are shown as they are, see :func:`literal`.
+    Args:
+        empty: whether columns without any content are kept.
+        markup: whether cells hold Markdown of our own; otherwise they are shown as they are, see :func:`literal`.
     """
     kept = [i for i in range(len(rows[0])) if empty or any(row[i] for row in rows[1:])]
-    lines = [[literal(row[i]) for i in kept] for row in rows]
+    lines = [[row[i] if markup else literal(row[i]) for i in kept] for row in rows]
     width = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, width, strict=True)) + " |" for line in lines]
     return "\n".join([text[0], "|" + "|".join("-" * (w + 2) for w in width) + "|", *text[1:]])

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -146,6 +147,8 @@ PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "plane
 _FEW = 10
 # Bounds on the time of a check: characters of a text, unknown labels that a message names, and characters of one with close names.
 MOST_TEXT, _MOST_SHOWN, _LONGEST = 1 << 14, 3, 60
+# Least ratio of difflib at which a name is similar.
+_SIMILAR = 0.75
 
 
 def from_ids(ids: Sequence[int]) -> Condition:
@@ -268,7 +271,8 @@ def _refuse(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], field: st
         f"{name} ({where})" if len(sets) > 1 else name
         for word in words[:_MOST_SHOWN]
         for where, names in sets.items()
-        for name in _closest(_key(word), names)
+        if names
+        for name in _closest(_key(word), where)
     ]
     hint = f"; the closest: {', '.join(dict.fromkeys(close))}" if close else ""
     have = [
@@ -280,13 +284,48 @@ def _refuse(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], field: st
     raise UserError(f"{field}: there is no class {shown}{more}{hint}; {remedy}.")
 
 
-def _closest(key: str, names: Sequence[str]) -> list[str]:
-    """At most three names: those that share a word ("crane", "a red cat"), then those with similar spelling."""
+def _closest(key: str, label_set: str) -> list[str]:
+    """At most three names of a set: those that share a word ("crane", "a red cat"), then those with similar spelling."""
     if len(key) > _LONGEST:
         return []
-    lower = {name.lower(): name for name in names}
-    words = [word for word in re.split(r"[^a-z]+", key) if len(word) > 2]
+    names = _names(label_set)
     # Of several words the last one is usually the noun.
-    close = [name for word in reversed(words) for name in names if word in re.split(r"[^a-z]+", name.lower())]
-    close += [lower[k] for k in difflib.get_close_matches(key, lower, 3, 0.75)]
+    close = [name for word in reversed(_words(key)) for name in names.by_word.get(word, ())]
+    if len(close) < 3:
+        similar = difflib.get_close_matches(key, names.possible(key, _SIMILAR), 3, _SIMILAR)
+        close += [names.by_key[k] for k in similar]
     return list(dict.fromkeys(close))[:3]
+
+
+def _words(text: str) -> list[str]:
+    """Words of three letters or more."""
+    return [word for word in re.split(r"[^a-z]+", text) if len(word) > 2]
+
+
+class _Names:
+    """The names of a label set, prepared for :func:`_closest`: a graph may hold a thousand Class Labels with unknown words."""
+
+    def __init__(self, names: Sequence[str]):
+        self.by_key = {name.lower(): name for name in names}
+        self.by_word: dict[str, list[str]] = {}
+        for key, name in self.by_key.items():
+            for word in dict.fromkeys(_words(key)):
+                self.by_word.setdefault(word, []).append(name)
+        self._keys = list(self.by_key)
+        self._lengths = np.array([len(key) for key in self._keys], np.int16)
+        self._letters = np.stack([_letters(key) for key in self._keys])
+
+    def possible(self, key: str, ratio: float) -> list[str]:
+        """The names whose letters, in any order, allow difflib's ratio with ``key``: its upper bound, for all names at once."""
+        shared = np.minimum(self._letters, _letters(key)).sum(1)
+        return [self._keys[i] for i in np.flatnonzero(2 * shared >= ratio * (self._lengths + len(key)))]
+
+
+def _letters(text: str) -> np.ndarray:
+    """How often each letter occurs, uint8 [32], of at most 255; letters that share a place only raise the bound."""
+    return np.bincount([ord(letter) % 32 for letter in text], minlength=32).astype(np.uint8)
+
+
+@lru_cache(maxsize=8)
+def _names(label_set: str) -> _Names:
+    return _Names(label_sets()[label_set])
