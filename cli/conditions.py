@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..assembly import AUTO, Ready, Source, language_model_for, load_language_model, load_reader, prompt_settings
 from ..errors import UserError
+from ..model_loaders.captions import prompt_of
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..samplers.batches import in_parts
@@ -166,10 +167,12 @@ def _each(texts: Sequence[str] | None, repeat: int, on: Ready) -> list[str]:
     """The prompt of every image."""
     encoded = on.condition == "text"
     name = "text" if encoded else "prompt"
-    if not texts or encoded and not all(text.strip() for text in texts):
+    if not texts:
         raise UserError(
             f"{name}: {on.model.name} draws from text; say what with --{name}, for example --{name} 'a red boat at sunset'."
         )
     if len(texts) * repeat > MOST_IMAGES:
         raise UserError(f"batch: {len(texts) * repeat} images are more than {MOST_IMAGES}; ask for fewer.")
+    if encoded:
+        texts = [prompt_of(text, "text") for text in texts]
     return [text if on.condition == "prompt" else text.strip() for text in texts for _ in range(repeat)]

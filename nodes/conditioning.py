@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,7 +13,7 @@ from ..assembly import AUTO, dtype_name, prompt_settings
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders import hub
-from ..model_loaders.captions import clean
+from ..model_loaders.captions import prompt_of
 from ..model_loaders.families import DTYPES, choose_dtype
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.llama import TokenModel
@@ -265,12 +264,7 @@ class TextPrompt(io.ComfyNode):
     @classmethod
     def execute(cls, text: Any, encoder: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(PromptSettings, values)
-        prompt = " ".join(expect_text(text, "text").split())
-        if not clean(prompt):  # as captions are cleaned
-            only = (
-                "addresses, file names and signs are left out, and nothing else is there" if prompt else "it is empty"
-            )
-            raise UserError(f"text: {only}; say in words what to draw.")
+        prompt = prompt_of(expect_text(text, "text"), "text")
         name = dtype_name(choose_dtype(settings.dtype, host.text_device(), "t5"))
         path = finder(cls, allow_download)(listed(encoder, "t5"), "t5")
 

@@ -93,7 +93,7 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str], list[Qu
         content = json.loads(text)
     except (ValueError, RecursionError):
         raise UserError(f"image: the report of {path.name} is not JSON; choose a file that was not edited.") from None
-    version = content.get("version") if isinstance(content, Mapping) else None
+    version = content.get("version", VERSION) if isinstance(content, Mapping) else VERSION
     if version != VERSION:
         found = version if isinstance(version, int) else "unknown"
         raise OtherFormat(

@@ -5,6 +5,7 @@ Tests in a real ComfyUI are in tests/comfyui.
 
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -87,6 +88,7 @@ state = SimpleNamespace(
     context=None,
     running=[],
     sockets={},
+    places={},
     saved=[],
     handlers=[],
 )
@@ -132,8 +134,12 @@ class Upscaled:
         return NodeOutput(image.repeat_interleave(upscale_model.scale, 1).repeat_interleave(upscale_model.scale, 2))
 
 
-# Devices of ComfyUI by what they are for: all are the CPU.
+# Devices of ComfyUI by what they are for: the CPU, unless ``state.places`` names another one.
 PLACES = ("get_torch", "unet_offload", "vae", "vae_offload", "text_encoder", "text_encoder_offload", "intermediate")
+
+
+def _device(part: str) -> torch.device:
+    return torch.device(state.places.get(part, "cpu"))
 
 
 def install() -> None:
@@ -159,7 +165,7 @@ def install() -> None:
         "comfy_api": {},
         "comfy_api.latest": {"io": io, "ui": SimpleNamespace(ImageSaveHelper=_Saver), "ComfyExtension": object},
         "comfy.model_management": {
-            **dict.fromkeys((f"{part}_device" for part in PLACES), lambda: torch.device("cpu")),
+            **{f"{part}_device": partial(_device, part) for part in PLACES},
             "get_torch_device_name": lambda device: state.device,
             "get_free_memory": lambda device: 1e9,
             "load_models_gpu": lambda models, **about: state.loaded.append((models, about)),
