@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import UserError
+from .errors import UserError, not_finite
 from .memory import enough_memory, in_chunks
 from .model_loaders import checkpoint as ck
 from .model_loaders import families, hub
@@ -27,7 +27,7 @@ from .model_loaders.hybrid import load_hybrid
 from .model_loaders.janus import load_janus, load_janus_vq
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
-from .model_loaders.networks.autoencoder import KLModel, VQModel
+from .model_loaders.networks.autoencoder import KLModel, VQModel, expect_finite
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.speed import PLAIN, choose
@@ -353,7 +353,7 @@ def stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Settings in the metadata entry ``defaults`` (a JSON object); {} if there is none or it cannot be parsed."""
     try:
         own = json.loads(metadata.get("defaults", "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         own = {}
     return {str(k): v for k, v in own.items()} if isinstance(own, dict) else {}
 
@@ -390,10 +390,17 @@ def _published(ready: Ready) -> dict[str, Any]:
 
 @torch.no_grad()
 def decode(ready: Ready, result: Any) -> Tensor:
-    """Decode a sampler's result to pictures uint8 [B, H, W, 3] on the CPU; the decoder's seconds and passes enter its report."""
-    net: Any = cast(VQModel, ready.decoder).net
+    """Decode a sampler's result to pictures uint8 [B, H, W, 3] on the CPU; the decoder's seconds and passes enter its report.
+
+    Raises:
+        UserError: latents or pixels that are not finite, see :func:`.errors.not_finite`, or insufficient memory.
+    """
+    decoder = cast(VQModel, ready.decoder)
+    net: Any = decoder.net
     report: Report = result.report
     latents = result.latents if ready.masked else net.vectors(result.codes)
+    if not bool(latents.isfinite().all()):
+        raise not_finite("model", ready.model.name, "latents")
     clock, scratch = Clock(latents.device), Report("", "", {}, None, len(latents), latents.device.type)
     if isinstance(ready.decoder, KLModel):
         report.memory[DECODE] = net.decode_bytes(min(len(latents), _DECODE_BATCH), *latents.shape[2:])
@@ -404,5 +411,5 @@ def decode(ready: Ready, result: Any) -> Tensor:
     clock.stop(scratch)
     report.phases["decoder"] = scratch.phases["decoder"]
     report.add(decoder_passes=len(parts))
-    x = torch.cat(parts).float().permute(0, 2, 3, 1).nan_to_num(0.0)
-    return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()
+    pictures = expect_finite(torch.cat(parts).float(), decoder.name).permute(0, 2, 3, 1)
+    return ((pictures + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()

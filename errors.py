@@ -24,9 +24,9 @@ def not_finite(field: str, maker: str, made: str) -> UserError:
     """The error for values that are NaN or infinite; nodes, command line and Python raise the same one.
 
     Args:
-        field: the input to change: "model" or "decoder".
+        field: the input to change: "model" or "decoder", for example.
         maker: name of the network's file.
-        made: what it computed: "latents", "logits" or "pixels".
+        made: what it computed: "latents", "logits", "pixels" or "features".
     """
     return UserError(
         f"{field}: {maker} computed {made} that are not finite (NaN or infinity). Either fp16 overflowed, or the file is damaged or from "

@@ -23,8 +23,8 @@ import torch
 from ..assembly import Ready
 from ..errors import UserError
 from ..model_loaders.networks.speed import choose
-from ..reports.record import VERSION, Report
-from ..reports.table import markdown
+from ..reports.record import LONGEST_NOTE, VERSION, Report
+from ..reports.table import literal, markdown
 from ..samplers.conditioning import AnyCondition, from_ids
 from ..samplers.registry import FAMILIES, LLAMAGEN, MAR, Entry
 from .conditions import conditions
@@ -72,7 +72,8 @@ def run(options: argparse.Namespace) -> int:
     found = [_measure(planned, batch, repeats, drawn) for batch, drawn in zip(batches, what, strict=True)]
     device, name = planned[0].on.device, ", ".join(dict.fromkeys(p.on.model.name for p in planned))
     rows = [(p, group["batch"], run) for group in found for p, run in zip(planned, group["runs"], strict=True)]
-    notes = [f"note: {p.label}, batch {batch}: {run['note']}" for p, batch, run in rows if "note" in run]
+    noted = [(p, batch, run["note"]) for p, batch, run in rows if "note" in run]
+    notes = [f"note: {literal(p.label)}, batch {batch}: {literal(note, LONGEST_NOTE)}" for p, batch, note in noted]
     print(about(name, device, repeats), "", _table(found, planned), *([""] if notes else []), *notes, sep="\n")
     if numbers:
         all_found = {"version": VERSION, "device": device.type, "machine": machine(device), "model": name}
@@ -158,7 +159,7 @@ def about(name: str, device: torch.device, repeats: int) -> str:
     found = machine(device)
     threads = f", {found['threads']} threads" if device.type == "cpu" else ""
     where = f"{found['name']}{threads}, torch {found['torch']}"
-    return f"{name} on {device.type} ({where}); medians of {repeats}, interleaved"
+    return f"{literal(name)} on {device.type} ({where}); medians of {repeats}, interleaved"
 
 
 def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:

@@ -18,7 +18,8 @@ from ..assembly import DEMO, decode
 from ..errors import UserError
 from ..reports.grid import compare_grid
 from ..reports.maps import token_map
-from ..reports.record import PLAIN, Report, to_json, to_table
+from ..reports.record import LONGEST_NOTE, PLAIN, Report, to_json, to_table
+from ..reports.table import literal
 from ..samplers.baseline import qualities
 from .conditions import conditions
 from .options import MOST_IMAGES, SEEDS, condition_options, model_options, output, sampler_options, save, whole
@@ -70,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     quality = qualities(pictures, reports, base)
     print(to_table(reports, labels, base, quality))
     for note in dict.fromkeys(report.note for report in reports if report.note):
-        print(f"note: {note}")
+        print(f"note: {literal(note, LONGEST_NOTE)}")
     assert out is not None
     models = list(dict.fromkeys(p.on.model.name for p in planned))
     drawn = ", ".join(dict.fromkeys(name for condition in what for name in condition.names))

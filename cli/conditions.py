@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ..assembly import AUTO, Ready, Source, language_model_for, load_language_model, load_reader, prompt_settings
 from ..errors import UserError
+from ..model_loaders.captions import prompt_of
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..samplers.batches import in_parts
@@ -20,8 +22,9 @@ from ..samplers.conditioning import (
     Condition,
     PromptCondition,
     TextCondition,
-    label_sets,
-    resolve_labels,
+    expect_null_prompt,
+    labels_for,
+    unknown_words,
 )
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
@@ -55,8 +58,7 @@ class Builder:
 
     def labels(self, on: Ready, text: str, repeat: int = 1, field: str = "label") -> Condition:
         """Class labels, checked against the model."""
-        known = on.model.label_set if on.model.label_set in label_sets() else ""  # a file may name an unknown label set
-        condition = resolve_labels(text, known, repeat, field)
+        condition = labels_for(text, on.model.label_set, repeat, field)
         condition.class_ids(on.classes, on.model.label_set, on.device)
         return condition
 
@@ -75,9 +77,16 @@ class Builder:
         more = () if self.unconditional is None else (self.unconditional,)
         if on.masked:
             model.instruction(*more or (UNCONDITIONAL,))
-        elif more:
-            raise UserError(f"negative: {model.name} has a null prompt of its own; leave the option out.")
-        return PromptCondition(tuple(texts), *more)
+        condition = PromptCondition(tuple(texts), *more)
+        if not on.masked:
+            expect_null_prompt(condition, model.name)
+        self._tell(model, texts)
+        return condition
+
+    def _tell(self, model: Any, texts: Sequence[str]) -> None:
+        """Say which words of the prompts a model does not know."""
+        if words := unknown_words(model, texts):
+            print(f"note: {words}", file=sys.stderr)
 
     def _encoded(self, on: Ready, text: str) -> Tensor:
         """Rows of a prompt. Each prompt is encoded alone: a batch changes the last bits."""
@@ -95,6 +104,7 @@ class Builder:
             choice = language_model_for(on) if self.tar == AUTO else self.tar
             self._language = load_language_model(choice, self.files)
         model, stated = self._language
+        self._tell(model, texts)
         settings = prompt_settings(stated, self.asked)
 
         def start(part: range) -> Any:
@@ -140,7 +150,7 @@ def conditions(
         if id(p.on) in made:
             continue
         if p.on.condition == "class":
-            made[id(p.on)] = build.labels(p.on, label or "0", repeat)
+            made[id(p.on)] = build.labels(p.on, "0" if label is None else label, repeat)
         elif p.on.condition != "features":
             made[id(p.on)] = build.prompts(p.on, _each(texts, repeat, p.on))
         else:
@@ -157,10 +167,12 @@ def _each(texts: Sequence[str] | None, repeat: int, on: Ready) -> list[str]:
     """The prompt of every image."""
     encoded = on.condition == "text"
     name = "text" if encoded else "prompt"
-    if not texts or encoded and not all(text.strip() for text in texts):
+    if not texts:
         raise UserError(
             f"{name}: {on.model.name} draws from text; say what with --{name}, for example --{name} 'a red boat at sunset'."
         )
     if len(texts) * repeat > MOST_IMAGES:
         raise UserError(f"batch: {len(texts) * repeat} images are more than {MOST_IMAGES}; ask for fewer.")
+    if encoded:
+        texts = [prompt_of(text, "text") for text in texts]
     return [text if on.condition == "prompt" else text.strip() for text in texts for _ in range(repeat)]

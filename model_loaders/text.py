@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import not_finite
 from . import checkpoint as ck
 from .captions import clean
 from .configs import expect_fixed, expect_stated
@@ -71,6 +72,8 @@ class TextEncoder:
         for text in dict.fromkeys(texts):
             ids = torch.tensor([self.tokens(text)], device=device)
             features[text] = self.net(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+            if not bool(features[text].isfinite().all()):
+                raise not_finite("encoder", self.name, "features")
         return [features[text] for text in texts]
 
 

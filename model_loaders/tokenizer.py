@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import UserError, first_line
 from .checkpoint import parse_json, read_json, read_text
-from .networks.chat import LONGEST
+from .networks.chat import MOST_TEXT
 
 # Pre-tokenization pattern of Qwen2, applied before byte-pair merges.
 _QWEN = {
@@ -47,7 +47,7 @@ _MOST_PARTS = 8  # of a sequence of components
 _MOST_GROWTH = 100
 _GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "Metaspace": 2, "ByteLevel": 4}
 # Characters of a text behind the normalizer. A template is longer than its prompt.
-_LONGEST_TEXT = 2 * LONGEST
+_LONGEST_TEXT = 2 * MOST_TEXT
 # Characters of a piece of the vocabulary. The time that Unigram takes for a character grows with its longest piece; SentencePiece makes
 # none of more than 16.
 _LONGEST_PIECE = {"Unigram": 64, "BPE": 1024, "WordLevel": 1024}

@@ -11,9 +11,11 @@ from fastar_nodes.assembly import Drafts, Ready, Source, defaults
 from fastar_nodes.bench.folder import Folder
 from fastar_nodes.cli.options import models_folder
 from fastar_nodes.cli.options import source as cli_source
-from fastar_nodes.errors import UserError
+from fastar_nodes.errors import UserError, not_finite
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.families import KINDS
+from fastar_nodes.model_loaders.networks.autoencoder import VQModel
+from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -155,3 +157,46 @@ def test_a_home_that_does_not_exist_is_named(path, tmp_path):
         models_folder(Path(path))
     with pytest.raises(UserError, match="^folder: this computer knows no home directory '~nosuchuser'"):
         Folder(path)
+
+
+class _Decoder(torch.nn.Module):
+    """Decodes a code to the pixel value of that number; latents to their first three channels."""
+
+    def __init__(self, values: list[float]):
+        super().__init__()
+        self.values = torch.nn.Parameter(torch.tensor(values), requires_grad=False)
+
+    def vectors(self, codes: torch.Tensor) -> torch.Tensor:
+        return codes[:, None].float()
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        return self.values[latents.long()].expand(-1, 3, -1, -1)
+
+
+def _decoded(values: list[float]) -> list[int]:
+    """Pixels of 8 bits that a decoder of these values in -1..1 becomes, on the command line and in Python."""
+    ready = assembly.Ready("llamagen", SimpleNamespace(name="tiny"), VQModel(_Decoder(values), "tiny vq"))
+    codes = torch.arange(len(values)).view(1, 1, -1)
+    result = SimpleNamespace(codes=codes, report=Report("llamagen", "tiny", {}, 1, 1, "cpu"))
+    return assembly.decode(ready, result)[0, 0, :, 0].tolist()
+
+
+def test_decoded_pixels_are_rounded_and_not_cut():
+    shades = [0.0, 100.3, 100.7, 254.4, 254.6, 255.0, 300.0, -20.0]
+    assert _decoded([2 * shade / 255 - 1 for shade in shades]) == [0, 100, 101, 254, 255, 255, 255, 0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_decoded_pixels_that_are_not_finite_are_the_error_that_the_nodes_raise(value):
+    """Rounding and clamping would hide them: the image was black."""
+    with pytest.raises(UserError) as caught:
+        _decoded([0.0, value, 0.5])
+    assert str(caught.value) == str(not_finite("decoder", "tiny vq", "pixels"))
+
+
+def test_latents_that_are_not_finite_are_not_the_decoders_fault(demo):
+    latents = torch.zeros(1, 4, 2, 2)
+    latents[0, 0, 0, 0] = float("nan")
+    result = SimpleNamespace(latents=latents, report=Report("mar", "m", {}, 1, 1, "cpu"))
+    with pytest.raises(UserError, match=f"^model: {demo.model.name} computed latents that are not finite"):
+        assembly.decode(demo, result)

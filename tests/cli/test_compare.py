@@ -182,7 +182,8 @@ def test_prompts_for_models_that_read_them(compare, sentence, files, tmp_path, m
     assert list(table(compare("llamagen", f"{line} --text 'a red boat' --text cat --batch 2"))) == ["LlamaGen", "ZipAR"]
     assert asked == [(files.vq, "auto", torch.device("cpu"))]
     assert runs()[0]["images"] == 4 and runs()[0]["settings"]["cfg"] == 7.5 and runs()[0]["settings"]["top_k"] == 1000
-    for more, field in (("--label cat", "label"), ("--text '  '", "text"), ("", "text")):
+    url = "--text 'http://boat.com #### boat.png'"  # nothing is left of it, as on the node
+    for more, field in (("--label cat", "label"), ("--text '  '", "text"), ("", "text"), (url, "text")):
         assert sentence(compare("llamagen", f"{line} {more}")).startswith(f"{field}: ")
 
 
@@ -281,6 +282,17 @@ def test_latents_that_are_not_finite_are_reported(compare, sentence, monkeypatch
 
     monkeypatch.setattr(command, "draw", spoilt)
     assert "not finite" in sentence(compare("mar"))
+
+
+@pytest.mark.parametrize("label", ["''", "' '", "', ;'"])
+def test_an_empty_label_is_not_class_0(compare, sentence, label):
+    assert sentence(compare("mar", f"--label {label}")).startswith("label: nothing is named")
+
+
+def test_words_that_a_model_does_not_know_are_named_as_on_the_node(cli):
+    line = "compare --model demo-hybrid --samplers mar --set ar_steps=1 --set diffusion_steps=2 --device cpu"
+    said = cli(f"{line} --prompt 'a purple boat' --prompt 'a red boat' --json c.json")
+    assert said.code == 0 and "does not know: purple." in said.err, said
 
 
 def test_a_folder_called_demo_does_not_hide_the_demo(root, tmp_path, monkeypatch):

@@ -106,7 +106,7 @@ def test_prompts_that_cannot_be_read():
     for text, found in (
         (3, "^text: .*int"),
         ("word " * 3000, "^text: .*2048"),
-        ("x" * 20_001, "^text: the prompt has 20001 characters, more than the limit of 20000; shorten it"),
+        ("x" * 20_001, "^text: it has 20001 characters; give at most 20000"),
     ):
         with pytest.raises(UserError, match=found):
             model.prompt(text)

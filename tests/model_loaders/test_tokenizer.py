@@ -111,7 +111,7 @@ def test_numbers_are_no_switches(tmp_path: Path, value: Any) -> None:
 
 def test_a_text_is_measured_before_and_behind_the_normalizer(tmp_path: Path) -> None:
     plain, growing = load(tmp_path), load(tmp_path, normalizer={"type": "NFKC"})
-    half = chat.LONGEST
+    half = chat.MOST_TEXT
     assert len(plain.encode("ab" * half)) == half and len(growing.encode("ab" * half)) == half
     for made, text, count in ((plain, "a" * (2 * half + 1), 2 * half + 1), (growing, "\ufdfa" * 5000, 90_000)):
         with pytest.raises(UserError, match=f"^text: the prompt becomes {count} characters, more than .* 40000"):
@@ -120,7 +120,7 @@ def test_a_text_is_measured_before_and_behind_the_normalizer(tmp_path: Path) -> 
 
 def test_the_longest_prompt() -> None:
     chat.expect_text("x" * 20_000)
-    with pytest.raises(UserError, match="^negative: the prompt has 20001 characters, more than the limit of 20000"):
+    with pytest.raises(UserError, match="^negative: it has 20001 characters; give at most 20000"):
         chat.expect_text("x" * 20_001, "negative")
 
 

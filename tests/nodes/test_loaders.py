@@ -9,15 +9,17 @@ from pathlib import Path
 import fake_comfy
 import pytest
 import torch
+from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.checkpoint import read_metadata
-from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder
 from fastar_nodes.model_loaders.networks.llama import Llama
+from fastar_nodes.model_loaders.networks.mar import MAR
 from fastar_nodes.nodes import conditioning, host, loaders, samplers
 from tar_files import language_model, tiny_ta_tok
 from tiny import DRAWER, a_prompt, dropped, random, sample
-from tiny_files import GPT_SIZE, READER, VQ_SIZE, save
+from tiny_files import GPT_SIZE, MAR_SIZE, READER, VQ_SIZE, save, write
 from torch import nn
 
 
@@ -289,3 +291,75 @@ def test_parts_that_are_chosen_automatically_need_the_same_permission(folder, mo
     monkeypatch.setattr(hub, "download", lambda *a, **k: pytest.fail("it was downloaded"))
     with pytest.raises(UserError, match="^decoder: .*vq16.*allow_download"):
         load(LLAMAGEN, decoder="auto")
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch):
+    """A host that computes on a graphics card of a capability and keeps weights in main memory."""
+
+    def install(*capability: int) -> None:
+        fake_comfy.state.places.update(get_torch="cuda:0", text_encoder="cuda:0")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    "capability, llamagen, mar", [((8, 0), "bf16", "fp16"), ((7, 5), "fp16", "fp16"), ((6, 1), "fp32", "fp32")]
+)
+def test_auto_chooses_the_dtype_for_the_device_that_computes(folder, card, capability, llamagen, mar):
+    """The weights are placed on the other device, the CPU, for which auto is fp32."""
+    kinds = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    assert next(load(LLAMAGEN)[0].model.net.parameters()).dtype == torch.float32
+    card(*capability)
+    for node, changes, wanted in (
+        (LLAMAGEN, {}, llamagen),
+        (DTOK, {"dtype": "auto"}, llamagen),
+        (loaders.LoadMAR, {"checkpoint": "demo", "decoder": "auto"}, mar),
+    ):
+        model, vae = load(node, **changes)
+        found = {weight.dtype for weight in model.model.net.parameters() if weight.ndim > 1}
+        assert kinds[wanted] in found and (
+            wanted == "fp32" or kinds["bf16" if wanted == "fp16" else "fp16"] not in found
+        )
+        assert {weight.device.type for weight in model.model.net.parameters()} == {"cpu"}
+        assert next(vae.first_stage_model.parameters()).dtype == torch.float32
+    tar = loaders.LoadTar.execute("tar", "auto", False).result[0]
+    assert next(tar.model.net.parameters()).dtype == kinds[llamagen]
+
+
+@pytest.mark.parametrize(
+    "node", [loaders.LoadMAR, loaders.LoadLlamaGen, loaders.LoadTarDetokenizer, loaders.LoadHybrid]
+)
+def test_a_compiled_model_is_checked_for_the_device_that_computes(folder, card, monkeypatch, node):
+    asked = []
+    monkeypatch.setattr(assembly, "choose", lambda net, speed, device: asked.append((speed, str(device))))
+    card(8, 0)
+    demos = {loaders.LoadMAR: "demo", loaders.LoadHybrid: "demo-hybrid"}
+    changes = {"checkpoint": demos[node], "decoder": "auto"} if node in demos else {}
+    load(node, **changes, dtype="fp32", speed="compile")
+    assert asked == [("compile", "cuda:0")]
+
+
+def test_vae_encode_scales_to_the_side_of_a_model_with_patches(tmp_path, monkeypatch):
+    """4 x 4 tokens of 2 x 2 latents, each of 2 x 2 pixels: 16 pixels a side, and latents of 8 x 8."""
+    size = replace(MAR_SIZE, tokens=16, channels=16)
+    write(MAR(size), tmp_path / "patches.safetensors", 1, heads=2, patch=2, latent_scale=0.5)
+    write(
+        KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, groups=4)),
+        tmp_path / "kl.safetensors",
+        2,
+        groups=4,
+    )
+    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
+    monkeypatch.setattr(host, "local_files", lambda *kinds: ["patches.safetensors", "kl.safetensors"])
+    model, vae = load(loaders.LoadMAR, checkpoint="patches.safetensors", decoder="kl.safetensors", dtype="fp32")
+    assert (model.model.patch, vae.downscale_ratio, vae.side) == (2, 2, 16)
+    start = vae.encode(torch.rand(1, 40, 30, 3))
+    assert start.shape == (1, 4, 8, 8)
+    mask = torch.zeros(1, 8, 8)
+    mask[:, :, 4:] = 1
+    changed, _ = sample(samplers.MARSampler, model=model, latent={"samples": start}, mask=mask)
+    assert changed.shape == (2, 4, 8, 8)
+    assert torch.equal(changed[:, :, :, :4], start[:, :, :, :4].expand(2, -1, -1, -1))
+    assert vae.decode(changed).shape == (2, 16, 16, 3)

@@ -1,6 +1,7 @@
 """What the samplers report, as maps, text and time-lapses."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -54,3 +55,45 @@ def test_what_is_missing_or_out_of_range_is_named():
             made(**inputs)
     with pytest.raises(UserError, match="^report: 'MAR'"):
         made(image_1=torch.zeros(1, 8, 8, 3), report_1=a_report("mar"))
+
+
+IMPOSSIBLE = {
+    "a zero": "a\0b",
+    "too long": "x" * 300,
+    "too deep": "x/" * 3000,
+    "a lone surrogate": "\ud800",
+    "outside": "../../elsewhere",
+    "absolute": "/elsewhere/time_lapse",
+    "below a file": "taken/time_lapse",
+    "endless": "x" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_a_prefix_that_no_file_can_have_is_refused_before_the_frames_are_drawn(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(state, "folder", tmp_path)
+    monkeypatch.setattr(timelapse, "time_lapse", lambda *a: pytest.fail("frames were drawn"))
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "taken").touch()
+    with pytest.raises(UserError, match="^filename_prefix: ") as caught:
+        made(filename_prefix=IMPOSSIBLE[name], image_1=torch.zeros(1, 8, 8, 3), report_1=a_report("mar"))
+    assert str(caught.value).isprintable() and len(str(caught.value)) <= 400
+    assert os.listdir(tmp_path / "output") == ["taken"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_named_before_and_after(tmp_path, monkeypatch):
+    monkeypatch.setattr(state, "folder", tmp_path)
+    samples, report = sample(samplers.MARSampler)
+    run = {"image_1": models(samplers.MARSampler)["model"].vae.decode(samples), "report_1": report}
+    made(**run, filename_prefix="new/folder/time_lapse")  # the remedy of the message
+    monkeypatch.setattr(timelapse.host.os, "access", lambda *a: False)
+    with pytest.raises(UserError, match="^filename_prefix: .*the folder cannot be written to"):
+        made(**run)
+    monkeypatch.undo()
+
+    def full(*a, **k):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(timelapse.ui.ImageSaveHelper, "get_save_animated_webp_ui", full)
+    with pytest.raises(UserError, match="^filename_prefix: the animation cannot be saved as 'a/b' .*No space left"):
+        made(**run)
