@@ -33,6 +33,7 @@ from .model_loaders.networks.speed import PLAIN, choose
 from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.tar import TarModel
 from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar
+from .reports.files import typed_path
 from .reports.record import Clock, Report
 from .samplers.mar.memory import DECODE
 from .samplers.registry import FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, UP_SAMPLER, Entry
@@ -92,13 +93,30 @@ class Source:
         return self.dtype if self.dtype == families.INT8 else dtype_name(dtype)
 
 
-def find_file(choice: str, family: str, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
-    """The path of a catalogue entry (downloaded to ``folder`` if necessary) or of a file named by its path; see :func:`.hub.resolve`."""
-    path = Path(choice).expanduser()
+def find_file(
+    choice: str, family: str, folder: Path | None, progress: Callable[[int, int], None] | None = None
+) -> Path:
+    """The path of a catalogue entry (downloaded to ``folder`` if necessary) or of a file named by its path; see :func:`.hub.resolve`.
+
+    Without a folder only built-in entries and files named by their path are found; a UserError for others.
+    """
+    field = families.KINDS[family].field
     # Catalogue entries take precedence: a checkout contains a folder named demo.
-    if choice not in _ids(family) and (path.is_file() or path.is_dir() or path.is_absolute()):
-        return path  # the loader reports what is not a weight file
-    return hub.resolve(choice, family, [folder], folder, progress)
+    if choice not in _ids(family):
+        path = typed_path(choice, field)
+        try:
+            named = path.is_file() or path.is_dir() or path.is_absolute()
+        except OSError as problem:
+            raise UserError(f"{field}: {choice[:120]} cannot be read ({problem.strerror or problem}).") from None
+        if named:
+            return path  # the loader reports what is not a weight file
+    if folder is not None:
+        return hub.resolve(choice, family, [folder], folder, progress)
+    if hub.absent(choice, family, []) is not None:
+        raise UserError(
+            f"models: {choice} has to be downloaded, and there is no home folder; name a folder with --models."
+        )
+    return hub.resolve(choice, family, [], Path())
 
 
 def _ids(family: str) -> set[str]:
@@ -333,7 +351,7 @@ def stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Settings in the metadata entry ``defaults`` (a JSON object); {} if there is none or it cannot be parsed."""
     try:
         own = json.loads(metadata.get("defaults", "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         own = {}
     return {str(k): v for k, v in own.items()} if isinstance(own, dict) else {}
 

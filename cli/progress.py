@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
+from typing import Any
 
 from tqdm import tqdm
 
@@ -20,3 +22,16 @@ class Bar(tqdm):
         """Report progress; ``total`` is 0 if unknown."""
         self.total, self.unit = total or None, f" {unit}"
         self.update(done - self.n)
+
+    def display(self, *args: Any, **named: Any) -> Any:
+        """Draw the bar; it ends, and the run does not, if nobody reads stderr any more."""
+        try:
+            return super().display(*args, **named)
+        except OSError:
+            self.disable = True
+            return False
+
+    def close(self) -> None:
+        """Remove the bar."""
+        with suppress(OSError):
+            super().close()
