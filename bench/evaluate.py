@@ -56,10 +56,13 @@ def run(options: argparse.Namespace) -> int:
         means.extractor = load_extractor(options.extractor or INCEPTION, weights, device)
     if JUDGE in kinds:
         means.judge = load_judge()
-    results = evaluate(store, measures, means, lambda text: print(text, file=sys.stderr, flush=True))
+    unsaved: list[str] = []
+    results = evaluate(store, measures, means, lambda text: print(text, file=sys.stderr, flush=True), unsaved)
     print(results_table(store, results))
     if table := _differences(store, results):
         print(f"\nDifference from the plain sampler, paired:\n\n{table}")
+    if unsaved:
+        raise UserError(f"{unsaved[0].rstrip('.')}; the tables above are all that is left of this evaluation.")
     return 0
 
 

@@ -89,6 +89,8 @@ def run(options: argparse.Namespace) -> int:
     conditions = Conditions(spec, models)
     if store is None or options.dry_run:
         return _dry_run(spec, models, conditions, numbers, store)
+    store.folder.check("out")
+    store.expect_same(manifest(spec, numbers))
     cells = plan(spec, models, conditions, numbers)
     store.write_manifest(manifest(spec, numbers), cells)
     tasks = _left(store, tasks_of(store, cells, rank, world))

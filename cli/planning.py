@@ -148,7 +148,7 @@ def assigned(
 def plan(samplers: str, sets: Sequence[str], ready: Mapping[str, Ready]) -> list[Planned]:
     """Samplers with their settings, grouped by family, the baseline first in each.
 
-    A later source of a setting takes precedence: the model's defaults, settings for all samplers, the preset, settings for one sampler.
+    A later source of a setting takes precedence: the model's defaults, the preset, settings for all samplers, settings for one sampler.
     Without a model in ``ready``, by sampler name, the settings are only checked.
     """
     entries = by_key(samplers.split(","))
