@@ -22,6 +22,7 @@ from .memory import enough_memory, in_chunks
 from .model_loaders import checkpoint as ck
 from .model_loaders import families, hub
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
+from .model_loaders.captions import clean
 from .model_loaders.hybrid import load_hybrid
 from .model_loaders.janus import load_janus, load_janus_vq
 from .model_loaders.llamagen import load_llamagen
@@ -108,6 +109,10 @@ def find_file(
             named = path.is_file() or path.is_dir() or path.is_absolute()
         except OSError as problem:
             raise UserError(f"{field}: {choice[:120]} cannot be read ({problem.strerror or problem}).") from None
+        if named and str(path) != str(path).encode("utf-8", "replace").decode():
+            raise UserError(
+                f"{field}: the name of {ascii(str(path))[1:-1]} is not UTF-8, and the file cannot be opened by it; rename it."
+            )
         if named:
             return path  # the loader reports what is not a weight file
     if folder is not None:
@@ -319,10 +324,22 @@ class Drafts:
         try:
             if key not in self._loaded:
                 path = self._source.find(choice, FAMILIES[target.family].files)
-                self._loaded[key] = _load_model(target.family, path, self._source, grid)
+                draft = _load_model(target.family, path, self._source, grid)
+                if not target.masked:
+                    self._expect_same_codes(target, choice, path, draft)
+                self._loaded[key] = draft
         except UserError as e:  # the loaders name the field of the main model
             raise UserError(f"draft: {str(e).partition(': ')[2]}") from e
         return self._loaded[key]
+
+    def _expect_same_codes(self, target: Ready, choice: str, path: Path, draft: Model) -> None:
+        """Raise a UserError if a draft model was trained with another codebook than its target decodes."""
+        files, text = FAMILIES[target.family].files, target.condition == "text"
+        own = hub.decoder_for(choice, files, ck.read_metadata(path).get("decoder"), text)
+        if own == hub.decoder_for(target.choice, files, target.metadata.get("decoder"), text) or target.decoder is None:
+            return
+        vq = load_vq(self._source.find(own, "vq"), AUTO, self._source.device)
+        expect_same_codes(target.vq, vq, target.model.name)
 
 
 def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
@@ -362,6 +379,17 @@ def defaults(ready: Ready) -> dict[str, Any]:
     if "ar_steps" in out:
         out["ar_steps"] = min(out["ar_steps"], ready.tokens)
     return {**out, **stated_defaults(ready.metadata)}
+
+
+def text_prompt(text: str, field: str) -> str:
+    """A prompt for a text encoder, in one line; a UserError if nothing of it is left after the cleaning of captions."""
+    prompt = " ".join(text.split())
+    if not clean(prompt):
+        only = "it is empty"
+        if prompt:
+            only = "addresses, file names and signs are left out, and nothing else is there"
+        raise UserError(f"{field}: {only}; say in words what to draw.")
+    return prompt
 
 
 def language_model_for(ready: Ready) -> str:

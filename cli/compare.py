@@ -13,7 +13,7 @@ import argparse
 import numpy as np
 
 from ..assembly import DEMO, decode
-from ..errors import UserError
+from ..errors import UserError, not_finite
 from ..reports.files import Result, as_text, distinct, encoded, output, picture_endings, save
 from ..reports.grid import MOST_COLUMNS, compare_grid
 from ..reports.maps import token_map
@@ -63,8 +63,7 @@ def run(options: argparse.Namespace) -> int:
     for p, condition in zip(planned, what, strict=True):
         made = draw(p, condition, seed)
         if p.on.masked and not bool(made.latents.isfinite().all()):
-            remedy = "choose --dtype fp32 or --set t_max=950"
-            raise UserError(f"{p.entry.name}: it ended in numbers that are not finite; {remedy}.")
+            raise not_finite("model", p.on.model.name, "latents")
         pictures.append(decode(p.on, made).numpy())
         reports.append(made.report)
     labels, base = [p.label for p in planned], measured_against(planned)

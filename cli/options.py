@@ -20,7 +20,7 @@ MOST_IMAGES = 1024
 
 
 # Options for models, devices and folders that take text: name to default and help.
-_MODEL_OPTIONS = {
+MODEL_OPTIONS = {
     "model": (DEMO, "demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ar-dtok-512, ...) or a file"),
     "decoder": (AUTO, "KL or VQ autoencoder: auto, an entry of the catalogue or a file"),
     "grid": (None, "tokens along one side, for a file that does not say (16, 24, 32, 64)"),
@@ -38,7 +38,7 @@ _MODEL_OPTIONS = {
 
 def model_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for models, devices and folders."""
-    for name, (default, about) in _MODEL_OPTIONS.items():
+    for name, (default, about) in MODEL_OPTIONS.items():
         parser.add_argument(f"--{name}", default=default, help=about)
     add = parser.add_argument
     add("--dtype", default=AUTO, choices=(AUTO, *DTYPES, INT8), help="weights; default auto; int8: lossy, on a CPU")

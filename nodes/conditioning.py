@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,11 +9,10 @@ from typing import Any
 import torch
 from comfy_api.latest import io
 
-from ..assembly import AUTO, dtype_name, prompt_settings
+from ..assembly import AUTO, dtype_name, prompt_settings, text_prompt
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders import hub
-from ..model_loaders.captions import clean
 from ..model_loaders.families import DTYPES, choose_dtype
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.llama import TokenModel
@@ -34,9 +31,11 @@ from ..samplers.conditioning import (
     TextCondition,
     check_labels,
     expect_kind,
+    known_set,
     label_sets,
     resolve_labels,
     split_labels,
+    unknown_words,
 )
 from ..samplers.settings import knob, make
 from ..samplers.tokens.draws import PairedDraws
@@ -133,7 +132,7 @@ def _sets_for(node: Any) -> list[str]:
 def as_labels(value: Any, label_set: str) -> Condition:
     """The class labels on a condition socket, for a model of that label set."""
     if isinstance(value, LabelText):
-        return resolve_labels(value.text, label_set, value.repeat, field="condition")
+        return resolve_labels(value.text, known_set(label_set), value.repeat, field="condition")
     return expect(value, Condition, "condition", "Class Label")
 
 
@@ -254,12 +253,7 @@ class TextPrompt(io.ComfyNode):
     @classmethod
     def execute(cls, text: Any, encoder: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(PromptSettings, values)
-        prompt = " ".join(expect_text(text, "text").split())
-        if not clean(prompt):  # as captions are cleaned
-            only = (
-                "addresses, file names and signs are left out, and nothing else is there" if prompt else "it is empty"
-            )
-            raise UserError(f"text: {only}; say in words what to draw.")
+        prompt = text_prompt(expect_text(text, "text"), "text")
         name = dtype_name(choose_dtype(settings.dtype, host.text_device(), "t5"))
         path = finder(cls, allow_download)(listed(encoder, "t5"), "t5")
 
@@ -276,17 +270,6 @@ class TextPrompt(io.ComfyNode):
 
 
 _SUBJECTS = f"The demo draws {', '.join(PICTURE_BOOK)}."
-
-
-def unknown_words(model: Any, texts: Sequence[str]) -> str:
-    """A sentence that names the words of prompts that a model with a vocabulary of words does not know; "" for other models."""
-    unknown = model.tokenize("qzx") if texts and hasattr(model, "tokenize") else []
-    if len(unknown) != 1 or unknown != model.tokenize("xqz"):
-        return ""
-    words = dict.fromkeys(
-        word for text in texts for word in re.findall(r"\w+", text) if model.tokenize(word) == unknown
-    )
-    return f"Words that {model.name} does not know: {', '.join(words)}." if words else ""
 
 
 @dataclass(frozen=True)

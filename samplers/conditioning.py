@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -140,6 +141,24 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
         )
 
 
+# Bounds on what is said of unknown words: words that are looked up, and words and characters that are shown.
+_MOST_WORDS, _FEW_WORDS, _LONG_WORD = 1000, 12, 40
+
+
+def unknown_words(model: Any, texts: Sequence[str]) -> str:
+    """A sentence that names the words of prompts that a model with a vocabulary of words does not know; "" for other models."""
+    unknown = model.tokenize("qzx") if texts and hasattr(model, "tokenize") else []
+    if len(unknown) != 1 or unknown != model.tokenize("xqz"):
+        return ""
+    words = islice(dict.fromkeys(word for text in texts for word in re.findall(r"\w+", text)), _MOST_WORDS)
+    found = [word for word in words if model.tokenize(word) == unknown]
+    if not found:
+        return ""
+    shown = [word if len(word) <= _LONG_WORD else f"{word[: _LONG_WORD - 3]}..." for word in found[:_FEW_WORDS]]
+    more = f" and {len(found) - _FEW_WORDS} more" if len(found) > _FEW_WORDS else ""
+    return f"Words that {model.name} does not know: {', '.join(shown)}{more}."
+
+
 # Classes of the demo data set in id order; a test compares them with tools/training/picture_book.py.
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
 # A message lists all names of a set that has no more than this.
@@ -158,6 +177,11 @@ def label_sets() -> dict[str, tuple[str, ...]]:
     """Label set name to class names in id order. Names are unique within a set, ignoring case."""
     imagenet = (Path(__file__).parent / "imagenet_1k.txt").read_text(encoding="utf-8").splitlines()
     return {"picture-book": PICTURE_BOOK, "imagenet-1k": tuple(imagenet)}
+
+
+def known_set(label_set: str) -> str:
+    """The label set of a model if its names are known, else "": a file may state a set of its own, whose classes have ids only."""
+    return label_set if label_set in label_sets() else ""
 
 
 @lru_cache(maxsize=8)
