@@ -32,6 +32,7 @@ from ..errors import UserError
 from ..memory import enough_memory, in_chunks, out_of_memory
 from ..model_loaders.networks.ops import streamed_layers
 from ..reports.drawing import contact_sheet
+from ..reports.files import writable
 
 FOLDER = "fastar"
 EXTENSIONS = {".safetensors", ".pth", ".pt", ".ckpt", ".bin"}
@@ -94,6 +95,23 @@ def input_picture(name: str) -> Path:
 def sweep_folder(name: str) -> Path:
     """The folder of a sweep's cells; it is not created."""
     return Path(folder_paths.get_output_directory()) / SWEEPS / name
+
+
+def expect_writable(prefix: str, ending: str, field: str) -> None:
+    """Check, before the work, that a file with this prefix can be saved in the output folder; core reports it after the work.
+
+    Raises:
+        UserError: a name that no file can have, one outside the folder, or a folder that is read-only or full.
+    """
+    folder = os.path.realpath(folder_paths.get_output_directory())
+    if "\0" in prefix:
+        raise UserError(f"{field}: {prefix[:80]!r} holds a zero byte, which no name can; give another.")
+    path = Path(os.path.realpath(os.path.join(folder, os.path.normpath(prefix))))
+    if not path.is_relative_to(folder) or path == Path(folder):
+        raise UserError(
+            f"{field}: {prefix[:80]!r} is no name in the output folder; give one without .. and without a root."
+        )
+    writable(path.parent, field, f"{path.name}_00001_{ending}")
 
 
 # ------------------------------------------------------------------------------------------------ memory

@@ -10,6 +10,7 @@ from comfy_api.latest import io, ui
 from ..memory import enough_memory
 from ..reports.timelapse import FPS, time_lapse
 from ..samplers.settings import knob, make
+from . import host
 from .compare import SHEET, cell_names, cells, to_image
 from .schema import HIDDEN, REPORT, expect_text, output, schema, widgets
 
@@ -72,6 +73,7 @@ class TimeLapse(io.ComfyNode):
     def execute(cls, filename_prefix: Any, duration: Any, **inputs: Any) -> io.NodeOutput:
         settings = make(TimeLapseSettings, {"duration": duration})
         prefix = expect_text(filename_prefix, "filename_prefix")
+        host.expect_writable(prefix, ".webp", "filename_prefix")
         pictures, reports = cells({name: [value] for name, value in inputs.items()})
         with enough_memory(SHEET):
             frames = to_image(time_lapse(pictures, cell_names("", reports), reports, settings.duration))

@@ -38,6 +38,30 @@ def test_every_sampler_can_be_shown(node):
     assert saved is frames and prefix == "a/b" and about["fps"] == FPS
 
 
+@pytest.mark.parametrize(
+    ("prefix", "words"),
+    [
+        ("x" * 300, "give a shorter name"),
+        ("a" * 300 + "/b", "give a shorter name"),
+        ("a\0b", "holds a zero byte"),
+        ("../x", "is no name in the output folder"),
+        ("/tmp/x", "is no name in the output folder"),
+        ("", "is no name in the output folder"),
+        ("file/x", "cannot be written"),
+    ],
+)
+def test_a_prefix_that_no_file_can_have_is_refused_before_the_frames_are_drawn(tmp_path, monkeypatch, prefix, words):
+    monkeypatch.setattr(state, "folder", tmp_path)
+    monkeypatch.setattr(timelapse, "time_lapse", lambda *_: pytest.fail("no frame should be drawn"))
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "file").touch()
+    samples, report = sample(samplers.MARSampler)
+    image = models(samplers.MARSampler)["model"].vae.decode(samples)
+    with pytest.raises(UserError, match=f"^filename_prefix: .*{words}"):
+        made(image_1=image, report_1=report, filename_prefix=prefix)
+    assert [p.name for p in (tmp_path / "output").iterdir()] == ["file"]
+
+
 def test_what_is_missing_or_out_of_range_is_named():
     samples, report = sample(samplers.MARSampler)
     image = models(samplers.MARSampler)["model"].vae.decode(samples)
