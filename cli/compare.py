@@ -15,7 +15,7 @@ import numpy as np
 from ..assembly import DEMO, decode
 from ..errors import UserError, not_finite
 from ..reports.files import Result, as_text, distinct, encoded, output, picture_endings, save
-from ..reports.grid import MOST_COLUMNS, compare_grid
+from ..reports.grid import MOST_COLUMNS, compare_grid, expect_fits
 from ..reports.maps import token_map
 from ..reports.record import PLAIN, Report, to_json, to_table
 from ..samplers.baseline import qualities
@@ -49,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
     assert out is not None
     distinct(out=out, maps=maps, json=numbers)
     planned, asked = prepare(options)
+    expect_fits(len(planned), columns)
     # Conditions before drafts: Tar's language model, which is large, is freed by then.
     what = conditions(planned, options.label, options.text, batch, options, seed, asked)
     planned = with_draft(planned, options)
