@@ -116,6 +116,25 @@ def test_drafts_are_kept_by_family_and_choice_and_have_the_targets_grid(monkeypa
     assert loaded == [(MAR, "mar/small", 16), (HYBRID, "hybrid/small", 16)]
 
 
+def test_two_targets_have_a_draft_each(monkeypatch):
+    monkeypatch.setattr(assembly, "_load_model", lambda family, path, source, grid=None: path)
+    monkeypatch.setattr(assembly.hub, "draft_for", lambda choice: f"draft of {choice}")
+    drafts = Drafts(Source(lambda choice, family: choice, torch.device("cpu")), AUTO, "x")
+    assert [drafts.load("cspd", Ready(MAR, mar(), choice=c)) for c in "ab"] == ["draft of a", "draft of b"]
+
+
+def test_the_decoder_that_a_file_states_is_asked_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr(assembly, "_load_model", lambda *_: mar())
+    monkeypatch.setattr(assembly.ck, "read_metadata", lambda path: {"decoder": "stated"})
+    monkeypatch.setattr(assembly.hub, "decoder_for", lambda *a: asked.append(a) or "found")
+    monkeypatch.setattr(assembly, "load_kl", lambda path, *_: decoder(16))
+    source = Source(lambda choice, family: choice, torch.device("cpu"))
+    assembly.load(MAR, "mine.pth", source)
+    assembly.load(MAR, "mine.pth", source, "chosen")
+    assert asked == [("mine.pth", "mar", "stated", False)], "the user's choice is not looked up"
+
+
 def test_models_of_the_demo_by_the_samplers_of_a_run():
     """A sampler of two families follows those of one; with a prompt it is Tar's, and a MAR's without a label the hybrid's."""
 
