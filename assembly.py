@@ -7,7 +7,6 @@ they accept the same files and report the same errors.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,6 +33,7 @@ from .model_loaders.networks.speed import PLAIN, choose
 from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.tar import TarModel
 from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar
+from .reports.files import typed_path
 from .reports.record import Clock, Report
 from .samplers.mar.memory import DECODE
 from .samplers.registry import FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, UP_SAMPLER, Entry
@@ -93,32 +93,34 @@ class Source:
         return self.dtype if self.dtype == families.INT8 else dtype_name(dtype)
 
 
-def expanded(path: str | Path, field: str) -> Path:
-    """A path with its ``~`` replaced; a UserError if there is no such home directory, as for many users of containers."""
-    out = os.path.expanduser(path)
-    if str(out).startswith("~"):
-        home = Path(out).parts[0]
-        raise UserError(f"{field}: this computer knows no home directory {home[:80]!r}; write the path in full.")
-    return Path(out)
-
-
 def find_file(
     choice: str, family: str, folder: Path | None, progress: Callable[[int, int], None] | None = None
 ) -> Path:
     """The path of a catalogue entry (downloaded to ``folder`` if necessary) or of a file named by its path; see :func:`.hub.resolve`.
 
-    Without a ``folder`` there are the built-in entries and paths; a UserError for an entry that is a download.
+    Without a folder only built-in entries and files named by their path are found; a UserError for others.
     """
+    field = families.KINDS[family].field
     # Catalogue entries take precedence: a checkout contains a folder named demo.
     if choice not in _ids(family):
-        path = expanded(choice, families.KINDS[family].field)
-        if path.is_file() or path.is_dir() or path.is_absolute():
+        path = typed_path(choice, field)
+        try:
+            named = path.is_file() or path.is_dir() or path.is_absolute()
+        except OSError as problem:
+            raise UserError(f"{field}: {choice[:120]} cannot be read ({problem.strerror or problem}).") from None
+        if named and str(path) != str(path).encode("utf-8", "replace").decode():
+            raise UserError(
+                f"{field}: the name of {ascii(str(path))[1:-1]} is not UTF-8, and the file cannot be opened by it; rename it."
+            )
+        if named:
             return path  # the loader reports what is not a weight file
-    if folder is None and hub.absent(choice, family, []):
+    if folder is not None:
+        return hub.resolve(choice, family, [folder], folder, progress)
+    if hub.absent(choice, family, []) is not None:
         raise UserError(
-            f"models: {choice[:80]} is a download, and there is no home directory for it; name a folder with --models."
+            f"models: {choice[:80]} is a download, and there is no home folder for it; name a folder with --models."
         )
-    return hub.resolve(choice, family, [folder] if folder else [], folder or Path(), progress)
+    return hub.resolve(choice, family, [], Path())
 
 
 def _ids(family: str) -> set[str]:
@@ -321,10 +323,22 @@ class Drafts:
         try:
             if key not in self._loaded:
                 path = self._source.find(choice, FAMILIES[target.family].files)
-                self._loaded[key] = _load_model(target.family, path, self._source, grid)
+                draft = _load_model(target.family, path, self._source, grid)
+                if not target.masked:
+                    self._expect_same_codes(target, choice, path, draft)
+                self._loaded[key] = draft
         except UserError as e:  # the loaders name the field of the main model
             raise UserError(f"draft: {str(e).partition(': ')[2]}") from e
         return self._loaded[key]
+
+    def _expect_same_codes(self, target: Ready, choice: str, path: Path, draft: Model) -> None:
+        """Raise a UserError if a draft model was trained with another codebook than its target decodes."""
+        files, text = FAMILIES[target.family].files, target.condition == "text"
+        own = hub.decoder_for(choice, files, ck.read_metadata(path).get("decoder"), text)
+        if own == hub.decoder_for(target.choice, files, target.metadata.get("decoder"), text) or target.decoder is None:
+            return
+        vq = load_vq(self._source.find(own, "vq"), AUTO, self._source.device)
+        expect_same_codes(target.vq, vq, target.model.name)
 
 
 def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:

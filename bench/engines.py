@@ -91,7 +91,7 @@ class Cluster:
 
 
 class Drawer:
-    """A worker in a process of Ray, which keeps its model loaded. ``models`` is the folder of weight files."""
+    """A worker in a process of Ray, which keeps its model loaded. ``models`` is the folder of weight files, None if there is none."""
 
     def __init__(self, address: str, spec: Spec, models: Path | None, numbers: dict[str, Any]):
         self.address, self.spec, self.models, self.numbers = address, spec, models, numbers

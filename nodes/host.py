@@ -29,11 +29,12 @@ from PIL import Image
 from server import PromptServer
 from torch import Tensor, nn
 
-from ..errors import UserError, first_line
+from ..errors import UserError
 from ..memory import enough_memory, in_chunks, out_of_memory
 from ..model_loaders.networks.autoencoder import expect_finite
 from ..model_loaders.networks.ops import streamed_layers
 from ..reports.drawing import contact_sheet
+from ..reports.files import writable
 from ..reports.table import literal
 from .schema import expect_image, expect_latents, expect_usual_size
 
@@ -95,36 +96,26 @@ def input_picture(name: str) -> Path:
     return path
 
 
-def check_prefix(prefix: str, field: str) -> None:
-    """Check, before what is saved is made, that a file whose name begins with ``prefix`` can be in the output folder.
-
-    Raises:
-        UserError: a name that no file can have, a place outside of the folder, or a folder that cannot be written to.
-    """
-    output = os.path.abspath(folder_paths.get_output_directory())
-    problem = ""
-    try:
-        target = os.path.abspath(os.path.join(output, f"{prefix}_00001_.webp"))
-        if os.path.commonpath((output, target)) != output:
-            problem = "it is outside of the output folder"
-        with suppress(FileNotFoundError):
-            os.lstat(target)  # raises for a name that is too long, or that the file system cannot encode
-        folder = os.path.dirname(target)
-        while not os.path.exists(folder) and os.path.dirname(folder) != folder:
-            folder = os.path.dirname(folder)
-        if not problem and not os.access(folder, os.W_OK):
-            problem = "the folder cannot be written to"
-    except (OSError, ValueError) as error:
-        problem = getattr(error, "strerror", None) or first_line(error)
-    if problem:
-        raise UserError(
-            f"{field}: no file can be saved as {prefix[:60]!a} ({problem}); give a short name, for example FastAR/time_lapse."
-        )
-
-
 def sweep_folder(name: str) -> Path:
     """The folder of a sweep's cells; it is not created."""
     return Path(folder_paths.get_output_directory()) / SWEEPS / name
+
+
+def expect_writable(prefix: str, ending: str, field: str) -> None:
+    """Check, before the work, that a file with this prefix can be saved in the output folder; core reports it after the work.
+
+    Raises:
+        UserError: a name that no file can have, one outside the folder, or a folder that is read-only or full.
+    """
+    folder = os.path.realpath(folder_paths.get_output_directory())
+    if "\0" in prefix:
+        raise UserError(f"{field}: {prefix[:80]!r} holds a zero byte, which no name can; give another.")
+    path = Path(os.path.realpath(os.path.join(folder, os.path.normpath(prefix))))
+    if not path.is_relative_to(folder) or path == Path(folder):
+        raise UserError(
+            f"{field}: {prefix[:80]!r} is no name in the output folder; give one without .. and without a root."
+        )
+    writable(path.parent, field, f"{path.name}_00001_{ending}")
 
 
 # ------------------------------------------------------------------------------------------------ memory

@@ -38,7 +38,7 @@ from ..samplers.conditioning import (
 )
 from ..samplers.editing import Edit
 from ..samplers.mar.lazymar import LazyTransformer
-from ..samplers.mar.memory import DECODE, WEIGHTS, estimate, noise_bytes
+from ..samplers.mar.memory import DECODE, WEIGHTS, estimate, expect_little_noise
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import SAMPLERS, Entry
@@ -80,7 +80,6 @@ from .schema import (
 MAR_LOADERS = "Load MAR or Load Harmon / UniPic"
 TOKEN_LOADERS = "Load LlamaGen / PAR, Load Tar De-tokenizer or Load Janus"
 CONDITIONS = "Class Label, Prompt, Text Prompt (LlamaGen), Tar Prompt or Image to Codes"
-NOISE_LIMIT = 4 << 30
 # Upper estimate of a TA-Tok's activations for the codes of one picture; pictures are read one at a time.
 _READER_BYTES = 256 << 20
 # Pixels that pass through the decoder at once when a draft is enlarged.
@@ -238,11 +237,7 @@ def _begin_mar(
     what = _mar_condition(condition, model)
     images, steps = len(what), settings.diffusion_steps
     edit, cache = _edit_of(sockets, host.KL, "Load MAR"), sockets.get("cache")
-    if noise_bytes(model, images, steps) > NOISE_LIMIT:
-        raise UserError(
-            f"condition: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; ask for fewer images "
-            "at once, or lower diffusion_steps."
-        )
+    expect_little_noise(model, images, steps, "condition")
     small = [expect_mar(sockets["draft"], "draft")] if entry.needs_draft else []
     more = {"draft": small[0].model} if small else {}
     if isinstance(cache, CachePlan):

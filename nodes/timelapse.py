@@ -75,7 +75,7 @@ class TimeLapse(io.ComfyNode):
     def execute(cls, filename_prefix: Any, duration: Any, **inputs: Any) -> io.NodeOutput:
         settings = make(TimeLapseSettings, {"duration": duration})
         prefix = expect_text(filename_prefix, "filename_prefix")
-        host.check_prefix(prefix, "filename_prefix")
+        host.expect_writable(prefix, ".webp", "filename_prefix")
         pictures, reports = cells({name: [value] for name, value in inputs.items()})
         with enough_memory(SHEET):
             frames = to_image(time_lapse(pictures, cell_names("", reports), reports, settings.duration))

@@ -82,6 +82,8 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str], list[Qu
             picture.load()
             text = getattr(picture, "text", {}).get(KEY)
             shown = picture.convert("RGB")
+    except UserError:
+        raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
         raise UserError(f"image: {path.name} cannot be read as a picture ({problem}); choose a PNG file.") from None
     if text is None:

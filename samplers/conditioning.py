@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -146,8 +147,11 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
 # A message lists all names of a set that has no more than this.
 _FEW = 10
-# Bounds on the time of a check: unknown labels that a message names, and characters of one with close names.
-_MOST_SHOWN, _LONGEST = 3, 60
+# Bounds on the time of a check and the length of a message: words of prompts that are looked up, unknown words and labels that a message
+# names, and characters of one of them.
+_MOST_WORDS = 1000
+_MOST_SHOWN = 3
+_LONGEST = 60
 # Least ratio of difflib at which a name is similar.
 _SIMILAR = 0.75
 
@@ -220,14 +224,12 @@ def unknown_words(model: Any, texts: Sequence[str]) -> str:
     unknown = model.tokenize("qzx") if texts and hasattr(model, "tokenize") else []
     if len(unknown) != 1 or unknown != model.tokenize("xqz"):
         return ""
-    words: dict[str, None] = {}
-    for text in dict.fromkeys(texts):
-        for word in re.findall(r"\w+", text[:MOST_TEXT]):
-            if word not in words and (len(word) > _LONGEST or model.tokenize(word) == unknown):
-                words[word] = None
+    found = dict.fromkeys(word for text in texts for word in re.findall(r"\w+", text[:MOST_TEXT]))
+    looked_up = islice(found, _MOST_WORDS)
+    words = [word for word in looked_up if len(word) > _LONGEST or model.tokenize(word) == unknown]
     if not words:
         return ""
-    shown = [word if len(word) <= _LONGEST else f"{word[: _LONGEST - 3]}..." for word in list(words)[:_MOST_SHOWN]]
+    shown = [word if len(word) <= _LONGEST else f"{word[: _LONGEST - 3]}..." for word in words[:_MOST_SHOWN]]
     more = f" and {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
     return f"Words that {model.name} does not know: {', '.join(shown)}{more}."
 

@@ -138,7 +138,8 @@ def test_without_a_home_directory_built_in_models_load(homeless, tmp_path):
     (tmp_path / "mine.safetensors").write_bytes(b"x")
     assert source.find(str(tmp_path / "mine.safetensors"), "mar") == tmp_path / "mine.safetensors"
     with pytest.raises(
-        UserError, match="^models: mar-base is a download, and there is no home .*; name a folder with --models"
+        UserError,
+        match="^models: mar-base is a download, and there is no home folder for it; name a folder with --models",
     ):
         source.find("mar-base", "mar")
     # The remedy: a folder that is named.
@@ -150,12 +151,12 @@ def test_without_a_home_directory_built_in_models_load(homeless, tmp_path):
 @pytest.mark.parametrize("path", ["~nosuchuser/x.safetensors", "~nosuchuser"])
 def test_a_home_that_does_not_exist_is_named(path, tmp_path):
     with pytest.raises(
-        UserError, match="^decoder: this computer knows no home directory '~nosuchuser'; write the path in full"
+        UserError, match="^decoder: the home folder in ~nosuchuser(/x.safetensors)? is not known; write the whole path"
     ):
         assembly.find_file(path, "kl", tmp_path)
-    with pytest.raises(UserError, match="^models: this computer knows no home directory '~nosuchuser'"):
+    with pytest.raises(UserError, match="^models: the home folder in ~nosuchuser"):
         models_folder(Path(path))
-    with pytest.raises(UserError, match="^folder: this computer knows no home directory '~nosuchuser'"):
+    with pytest.raises(UserError, match="^folder: the home folder in ~nosuchuser"):
         Folder(path)
 
 

@@ -394,7 +394,7 @@ def test_a_graph_of_any_shape_is_searched(graph, monkeypatch):
     assert conditioning.ClassLabel.validate_inputs("cat") is True
 
 
-def test_auto_chooses_the_dtype_of_encoders_for_the_device_that_computes(encoders, readers, monkeypatch):
+def test_auto_chooses_the_dtype_of_encoders_for_the_device_that_computes(encoders, readers, tmp_path, monkeypatch):
     """The fake host has two devices here: weights stay on the CPU, for which auto is fp32."""
     picture = torch.rand(1, 20, 12, 3)
     asked = []
@@ -410,7 +410,7 @@ def test_auto_chooses_the_dtype_of_encoders_for_the_device_that_computes(encoder
     assert asked == ["fp32", "bf16"]
     fake_comfy.state.places.update(text_encoder="cuda:0")
     monkeypatch.setattr(host, "local_files", lambda *kinds: ["one.safetensors"])
-    monkeypatch.setattr(host, "folders", lambda *kinds: [Path("elsewhere")])
-    monkeypatch.setattr(conditioning, "finder", lambda *a: lambda choice, family: Path("elsewhere/one.safetensors"))
+    (tmp_path / "one.safetensors").touch()
+    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
     text_prompt(dtype="auto")
     assert encoders[-1][1] == "bf16"
