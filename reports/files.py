@@ -102,6 +102,10 @@ def writable(folder: Path, field: str, name: str = "x") -> None:
         finally:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{field}: {str(folder / name)[-_SHOWN:]!a} has characters that this disk cannot store in a name; give another."
+        ) from None
     except OSError as problem:
         raise _unwritable(folder / name, field, problem) from None
 
