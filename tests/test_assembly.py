@@ -113,7 +113,10 @@ def test_codes_of_two_tokenizers_differ(source):
 
 
 def test_stated_settings_take_precedence(demo):
-    assert assembly.stated_defaults({"defaults": "[1]"}) == assembly.stated_defaults({"defaults": "{"}) == {}
+    assert assembly.stated_defaults({}) == {} and assembly.stated_defaults({"defaults": '{"cfg": 2}'}) == {"cfg": 2}
+    for broken in ("[1]", "{", "[" * 100_000, '{"a": ' * 70 + "1" + "}" * 70):
+        with pytest.raises(UserError, match="^model: the entry defaults in the model's metadata cannot be read"):
+            assembly.stated_defaults({"defaults": broken})
     settings = assembly.prompt_settings({"top_k": 15, "cfg": 2.0, "detail": "81"}, {"detail": "169"})
     assert (settings.top_k, settings.detail) == (15, "169")
     assert defaults(Ready(MAR, demo.model, metadata={"defaults": '{"cfg": 2.0}'}))["cfg"] == 2.0

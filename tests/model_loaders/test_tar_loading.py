@@ -343,7 +343,7 @@ def test_arguments_in_easydict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"cls_token_num": 5}, "19 positions, and arguments of 16 picture tokens behind 5 condition rows"),
         ({"max_seq_len": 64}, "19 positions, and arguments of 64"),
         ({"max_seq_len": 17}, "19 positions"),
-        ({"max_seq_len": "many"}, "max_seq_len = many"),
+        ({"max_seq_len": "many"}, "max_seq_len = 'many'"),
     ],
 )
 def test_arguments_that_contradict_the_weights(tmp_path: Path, change: dict, pattern: str) -> None:
