@@ -13,7 +13,7 @@ from ..assembly import AUTO, DEMO, Source, find_file
 from ..errors import UserError
 from ..model_loaders.families import DTYPES, INT8
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
-from ..model_loaders.training_files import WEIGHTS
+from ..model_loaders.wrappers import WEIGHTS
 from .progress import Bar
 
 SEEDS = 1 << 64

@@ -15,7 +15,7 @@ from . import checkpoint as ck
 from .families import choose_dtype, read
 from .networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, KLModel, VQAutoencoder, VQConfig, VQModel
 from .networks.llama import TokenModel
-from .training_files import AUTO
+from .wrappers import AUTO
 
 
 def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", weights: str = AUTO) -> KLModel:

@@ -31,7 +31,7 @@ from ..errors import UserError, first_line
 from . import archive
 from .formats import other_format
 from .networks.ops import limit_packing, quantize
-from .training_files import AUTO, WEIGHTS, NoWeights, unpack, unwrapped
+from .wrappers import AUTO, WEIGHTS, NoWeights, unpack, unwrapped
 
 _HEADER_LIMIT = 25_000_000  # bytes; a header with Tar's tokenizer has 12 MB
 _MAX_TENSORS = 100_000
@@ -154,7 +154,7 @@ def read(
     """Read a weight file without executing code from it.
 
     Args:
-        path: a safetensors file, or one written by ``torch.save``, see :mod:`.training_files`.
+        path: a safetensors file, or one written by ``torch.save``, see :mod:`.wrappers`.
         field: name of the input that selected the file.
         skip: whether a weight of this name is left out; in safetensors it is not read at all.
         shards: the files that ``path``, a folder, stands for.

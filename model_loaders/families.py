@@ -13,7 +13,7 @@ from ..errors import UserError
 from . import checkpoint as ck
 from .formats import packed_format
 from .shards import weight_files
-from .training_files import AUTO, EMA, PLAIN, is_averaged, listed
+from .wrappers import AUTO, EMA, PLAIN, is_averaged, listed
 
 # Prefixes that are tried, at most, to find a network within a file; a training's file has three.
 _MOST_PREFIXES = 32

@@ -16,7 +16,7 @@ from .mar import FP32_WEIGHTS, latent_metadata
 from .networks.hybrid import MAR_PREFIX, TABLES, Hybrid, HybridConfig, HybridModel, resize_table
 from .tar import language_numbers
 from .tokenizer import has_tokenizer, load_tokenizer
-from .training_files import AUTO
+from .wrappers import AUTO
 
 # Weights that no picture needs: the tied output matrix, the image reader, the VAE (a decoder of its own is loaded), class labels,
 # RoPE frequencies, and what training scripts leave behind.

@@ -24,7 +24,7 @@ from .networks.janus import Janus, JanusConfig, JanusModel, Template
 from .shards import weight_files
 from .tar import expect_language, language_numbers
 from .tokenizer import Tokenizer, load_tokenizer
-from .training_files import AUTO
+from .wrappers import AUTO
 
 # Tokens along one side of the picture, of 16 pixels each, in all official models.
 _GRID = 24

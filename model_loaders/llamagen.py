@@ -15,7 +15,7 @@ from . import checkpoint as ck
 from .families import INT8, choose_dtype, read
 from .known import is_published
 from .networks.llama import CLASS, OFFICIAL_HEADS, Llama, LlamaConfig, TokenModel
-from .training_files import AUTO
+from .wrappers import AUTO
 
 LARGEST_GRID = 128
 # Pixels a token has along one side in every released model (VQ-16), and image sizes that file names state.
@@ -35,7 +35,7 @@ _BUFFERS = re.compile(r"freqs_cis|causal_mask|layers\.\d+\.attention\.kv_cache\.
 _CLASSES = "cls_embedding.embedding_table.weight"
 # Names of a training's arguments that state a number of attention heads, and the classes of ImageNet.
 HEADS = ("heads", "n_head", "num_heads", "num_attention_heads")
-_IMAGENET = 1000
+IMAGENET = 1000
 
 
 def load_llamagen(
@@ -70,7 +70,8 @@ def load_llamagen(
     """
     compute = choose_dtype(dtype, device, "llamagen")
     file = read(path, "llamagen", weights=weights)
-    config = gpt_config(file, heads or file.stated("heads", 1, 1024, HEADS), _has_null_class(file, classes))
+    heads = heads or file.stated("heads", 1, 1024, HEADS)
+    config = gpt_config(file, heads, _has_null_class(file, classes))
     across = math.isqrt(config.regions)
     if across**2 != config.regions:
         raise file.error(
@@ -90,14 +91,15 @@ def load_llamagen(
             f"grid: {side}x{side} tokens cannot be divided into the {across}x{across} regions of the PAR {file.path.name}; "
             "choose the grid it was trained with"
         )
-    imagenet = config.condition == CLASS and config.condition_size == _IMAGENET
+    labels = config.condition_size if config.condition == CLASS else 0
+    note_defaults(file, "llamagen", heads, config.heads, labels)
     plain = file.filter(lambda name: _BUFFERS.fullmatch(name) is None)
     net = ck.load_strictly(plain, lambda: Llama(config), dtype=compute, device=device, int8=dtype == INT8)
     return TokenModel(
         net=net,
         name=file.name,
         grid=side,
-        label_set=file.text("label_set", "imagenet-1k" if imagenet else ""),
+        label_set=file.text("label_set", "imagenet-1k" if labels == IMAGENET else ""),
         note=file.note,
     )
 
@@ -134,6 +136,24 @@ def expect_heads(file: ck.Checkpoint, heads: int | None, rows: Tensor | None, of
     )
 
 
+def note_defaults(file: ck.Checkpoint, family: str, stated: int | None, heads: int, classes: int) -> None:
+    """Remark what is taken from the official models of a family, unless the file is one of them.
+
+    Args:
+        file: the file.
+        family: a key of :data:`.families.KINDS`.
+        stated: number of attention heads that user or file state, or None.
+        heads: number of attention heads.
+        classes: number of classes.
+    """
+    if is_published(file.path, family):
+        return
+    if stated is None:
+        file.assume(f"{heads} attention heads, as in the official model of the same width")
+    if classes == IMAGENET and "label_set" not in file.metadata:
+        file.assume(f"its {IMAGENET} classes are taken for those of ImageNet")
+
+
 def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
     """Whether the last class row is the null class of guidance: given, stated by the file, or assumed."""
     table = file.state.get(_CLASSES)
@@ -153,8 +173,8 @@ def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
     dropout = file.stated("class_dropout_prob", 0.0, 1.0, ("class_dropout_prob",))
     if dropout is not None:
         return dropout > 0
-    null = rows != _IMAGENET
-    if rows != _IMAGENET + 1 and not is_published(file.path, "llamagen"):
+    null = rows != IMAGENET
+    if rows != IMAGENET + 1 and not is_published(file.path, "llamagen"):
         meaning = (
             f"{rows - 1} classes and the null class of guidance" if null else f"{rows} classes, without a null class"
         )

@@ -10,9 +10,9 @@ import torch
 
 from . import checkpoint as ck
 from .families import INT8, choose_dtype, read
-from .llamagen import HEADS, expect_heads
+from .llamagen import HEADS, IMAGENET, expect_heads, note_defaults
 from .networks.mar import MAR, OFFICIAL_HEADS, MARConfig, MARModel
-from .training_files import AUTO
+from .wrappers import AUTO
 
 OFFICIAL_T_MAX = 999
 # The first diffusion step (t = 999) multiplies rounding errors of this layer by hundreds (samplers/mar/tables.py).
@@ -51,6 +51,7 @@ def load_mar(
     if min(astuple(config)) < 1:
         raise file.error("does not fit a MAR: a part of it is missing or empty")
     stated = latent_metadata(file, config.channels)
+    note_defaults(file, "mar", heads, config.heads, config.classes)
     if file.number("label_drop_prob", None, 0.0, 1.0, file.arguments) == 0:
         file.assume("it was trained without dropping labels (label_drop_prob 0), so that guidance (cfg) has no meaning")
     net = ck.load_strictly(
@@ -60,7 +61,7 @@ def load_mar(
         net=net,
         name=file.name,
         **stated,
-        label_set=file.text("label_set", "imagenet-1k" if config.classes == 1000 else ""),
+        label_set=file.text("label_set", "imagenet-1k" if config.classes == IMAGENET else ""),
         assumed=file.note,
     )
 

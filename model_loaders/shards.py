@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..errors import UserError
 from .checkpoint import member, read_json
-from .training_files import listed
+from .wrappers import listed
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.(?P<suffix>\w+)")
 _INDEX = ".index.json"
@@ -24,17 +24,17 @@ class _Set(NamedTuple):
     """A set of shards."""
 
     stem: str  # of their names, in front of the number
-    count: str  # how many there are, as their names say
+    total: str  # how many there are, as their names say
     suffix: str
     width: int  # digits of a shard's number
 
     def names(self) -> list[str]:
         """The names of all shards of the set."""
-        numbers = range(1, int(self.count) + 1)
-        return [f"{self.stem}-{i:0{self.width}}-of-{self.count}.{self.suffix}" for i in numbers]
+        numbers = range(1, int(self.total) + 1)
+        return [f"{self.stem}-{i:0{self.width}}-of-{self.total}.{self.suffix}" for i in numbers]
 
     def __str__(self) -> str:
-        return f"{self.stem}-*-of-{self.count}.{self.suffix}"
+        return f"{self.stem}-*-of-{self.total}.{self.suffix}"
 
 
 def weight_files(path: Path, field: str, what: str) -> list[Path]:
@@ -84,9 +84,9 @@ def _candidates(folder: Path, field: str) -> dict[str, list[str]]:
     Where an index names one of several sets of shards, that set alone.
     """
     names = sorted(os.listdir(folder))
-    sets = dict.fromkeys(found for name in names if (found := _set_of(name)))
+    sets = [shards for name in names if (shards := _set_of(name))]
     for stem, suffix in _SINGLE:
-        found = {str(s): s.names() for s in sets if s.suffix == suffix}
+        found = {str(shards): shards.names() for shards in sets if shards.suffix == suffix}
         index = folder / f"{stem}.{suffix}{_INDEX}"
         stated = _named(index, field) if found and os.path.lexists(index) else []
         if f"{stem}.{suffix}" in names:

@@ -21,7 +21,7 @@ from .networks.llama import HEAD, Llama, LlamaConfig, TokenModel
 from .networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
 from .networks.tar import SpecialTokens, TarModel
 from .tokenizer import load_tokenizer
-from .training_files import AUTO
+from .wrappers import AUTO
 
 SCALES = 3
 # Side of the finest grid of semantic codes; an AR-DTok has one condition row per code.

@@ -19,7 +19,7 @@ from ..model_loaders import hub
 from ..model_loaders.families import DTYPES, INT8, KINDS
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
-from ..model_loaders.training_files import WEIGHTS
+from ..model_loaders.wrappers import WEIGHTS
 from ..samplers import registry
 from . import host
 from .schema import MAR, TAR, TOKEN_MODEL, checked_switch, output, schema

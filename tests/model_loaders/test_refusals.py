@@ -238,8 +238,8 @@ ROWS = (
     Row("whole module", saved(MAR(TINY)), "MAR, which is neither a tensor nor a plain value",
         "save its state_dict alone", save_state_alone, "x.pth"),
     Row("list", saved([STATE]), "holds a list, not a dictionary", "save its state_dict alone", save_first_alone, "x.pt"),
-    Row("two sets", saved({"first": STATE, "second": STATE}), "holds several sets of weights (first, second)",
-        "save one of them alone", save_first_alone, "x.pt"),
+    Row("two sets", saved({"first": STATE, "second": STATE}), "several networks of one kind (first., second.)",
+        "save the weights of one of them in a file of its own", save_first_alone, "x.pt"),
     Row("no weights", saved({"epoch": 3}), "holds no tensors, only epoch", "choose a file with a model's weights",
         name="x.pt"),
     # 4. Weights for another program.

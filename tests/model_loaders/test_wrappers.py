@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,31 @@ def test_networks_beside_each_other(tmp_path: Path) -> None:
         load_mar(tmp_path / "x.safetensors", heads=2)
 
 
+def test_dictionaries_without_a_usual_name(tmp_path: Path) -> None:
+    """Networks under names of a script's own, and one network in parts."""
+    assert holds(load(tmp_path, {"mar": TRAINED, "vae": DECODER, "epoch": 3}), TRAINED)
+    assert torch.equal(load_kl(tmp_path / "x.pth").net.quant_conv.weight, DECODER["quant_conv.weight"])
+    parts: dict[str, State] = {}
+    for name, tensor in DECODER.items():
+        top, _, rest = name.partition(".")
+        parts.setdefault(top, {})[rest] = tensor
+    torch.save(parts, tmp_path / "x.pth")
+    assert torch.equal(load_kl(tmp_path / "x.pth").net.quant_conv.weight, DECODER["quant_conv.weight"])
+
+
+def test_defaults_of_official_models_are_said(tmp_path: Path) -> None:
+    state = random(MAR(replace(TINY, dim=768, classes=1000)), 0)
+    save_file(state, tmp_path / "mine.safetensors")
+    expected = "12 attention heads, as in the official model of the same width; its 1000 classes are taken for those of ImageNet"
+    assert load_mar(tmp_path / "mine.safetensors").note == expected
+    save_file(state, tmp_path / "mine.safetensors", {"heads": "16", "label_set": "imagenet-1k"})
+    model = load_mar(tmp_path / "mine.safetensors")
+    assert (model.note, model.net.config.heads, model.label_set) == ("", 16, "imagenet-1k")
+    save_file(state, tmp_path / "mar-base.safetensors")
+    model = load_mar(tmp_path / "mar-base.safetensors")
+    assert (model.note, model.net.config.heads, model.label_set) == ("", 12, "imagenet-1k")
+
+
 def test_a_network_within_another_is_not_taken_out(tmp_path: Path) -> None:
     """The MAR of a Harmon under a prefix is a Harmon's."""
     state = {"model.llm.model.embed_tokens.weight": torch.ones(2, 2), "model.mar.fake_latent": torch.ones(1, 8)}
@@ -204,7 +230,7 @@ def test_arguments_are_read_wherever_they_lie(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ({"epoch": 3, "optimizer": {"state": {}}}, "holds no tensors, only epoch, optimizer;"),
-        ({"first": TRAINED, "second": AVERAGED}, r"holds several sets of weights \(first, second\); save one of them"),
+        ({"first": TRAINED, "second": AVERAGED}, r"holds several networks of one kind \(first., second.\); save the"),
         ([TRAINED], "holds a list, not a dictionary of weights"),
         ({"a.b.c": torch.ones(1), "d.e": torch.ones(1)}, "holds no weights of a MAR, but a.b, d.e;"),
         ({"model": {"a.b": torch.ones(1)}}, "holds no weights of a MAR, but a.b;"),

@@ -51,7 +51,7 @@ _LEVELS = 8  # of containers
 
 
 class NoWeights(Exception):
-    """A file without weights, or with several sets of which none is the obvious one.
+    """A file without weights.
 
     The message completes the sentence "<file> ..."; ``remedy`` says what to do.
     """
@@ -79,8 +79,10 @@ def is_averaged(name: str) -> bool:
 def unpack(content: Any, weights: str) -> Unpacked:
     """The weights in the content of a file of ``torch.save``; ``weights`` is one of :data:`WEIGHTS`.
 
+    Of several dictionaries without a usual name all are taken, each with its key as a prefix of the names.
+
     Raises:
-        NoWeights: if there are none, or several sets without a usual name.
+        NoWeights: if there are none.
     """
     arguments: dict[str, Any] = {}
     notes: list[str] = []
@@ -91,19 +93,29 @@ def unpack(content: Any, weights: str) -> Unpacked:
                 f"holds a {type(content).__name__}, not a dictionary of weights", "save its state_dict alone"
             )
         arguments = {**_arguments(content), **arguments}
-        name = _container(content, weights, notes)
-        if name is None:
+        names = _containers(content, weights, notes)
+        if len(names) != 1:
+            content = _joined(content, names) if names else content
             break
-        averaged = averaged or is_averaged(name)
-        content = content[name]
+        averaged = averaged or is_averaged(names[0])
+        content = content[names[0]]
     state = {k: v.detach() for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)}
     if not state:
         raise NoWeights(f"holds no tensors, only {listed(content)}", "choose a file with a model's weights")
     return Unpacked(state, arguments, averaged, notes)
 
 
-def _container(content: Mapping[Any, Any], weights: str, notes: list[str]) -> str | None:
-    """The key of ``content`` below which the weights are; None if it holds them itself."""
+def _joined(content: Mapping[Any, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The entries of several dictionaries, with their keys as prefixes."""
+    entries = {}
+    for outer in names:
+        for inner, value in content[outer].items():
+            entries[f"{outer}.{inner}"] = value
+    return entries
+
+
+def _containers(content: Mapping[Any, Any], weights: str, notes: list[str]) -> list[str]:
+    """The keys of ``content`` below which the weights are; none if it holds them itself."""
     nests = [
         k for k, v in content.items() if isinstance(k, str) and not _BESIDE.search(k) and _holds_tensors(v, _LEVELS)
     ]
@@ -112,18 +124,16 @@ def _container(content: Mapping[Any, Any], weights: str, notes: list[str]) -> st
     others = [name for name in nests if name not in averaged and name not in trained]
     if not averaged and not trained:
         if any(isinstance(value, Tensor) and value.ndim > 1 for value in content.values()):
-            return None  # weights, with something beside them
-        if len(others) > 1:
-            raise NoWeights(f"holds several sets of weights ({', '.join(others)[:160]})", "save one of them alone")
-        return others[0] if others else None
+            return []  # weights, with something beside them
+        return others
     unnamed = [k for k, v in content.items() if isinstance(k, str) and is_averaged(k) and _without_names(v)]
     if unnamed and not averaged and weights == AUTO:
         notes.append(f"the averaged weights of the file ({unnamed[0][:40]}) have no names; the trained ones are used")
     if averaged and (weights != PLAIN or not trained):
         if trained and weights == AUTO:
             notes.append("averaged (EMA) weights of the file; it holds the trained ones, too")
-        return averaged[0]
-    return trained[0]
+        return averaged[:1]
+    return trained[:1]
 
 
 def _holds_tensors(value: object, levels: int, seen: set[int] | None = None) -> bool:
