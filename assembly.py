@@ -6,7 +6,6 @@ they accept the same files and report the same errors.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +23,7 @@ from .model_loaders import families, hub
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
 from .model_loaders.hybrid import load_hybrid
 from .model_loaders.janus import load_janus, load_janus_vq
+from .model_loaders.known import entry_of
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
 from .model_loaders.networks.autoencoder import KLModel, VQModel, expect_finite
@@ -32,6 +32,7 @@ from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.speed import PLAIN, choose
 from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.tar import TarModel
+from .model_loaders.shards import weight_files
 from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar
 from .reports.files import typed_path
 from .reports.record import Clock, Report
@@ -195,36 +196,69 @@ def listed_family(choice: str) -> str | None:
 
 def identify(path: Path) -> str:
     """What a model file or folder holds: "mar", "hybrid", "llamagen", "par", "tar" or "janus"; "" for anything else."""
-    names = ck.read(path, shards=ck.weight_files(path, "checkpoint", "a model")).state
-    kind = families.identify(names)
-    if kind == "llamagen" and any(name.startswith("spe_tok_embeddings.") for name in names):
+    read = ck.read(path, shards=weight_files(path, "checkpoint", "a model"))
+    file, kind = families.identified(read)
+    if kind == "llamagen" and any(name.startswith("spe_tok_embeddings.") for name in file.state):
         return PAR
     return next((name for name, family in FAMILIES.items() if family.files == kind), "")
 
 
 @enough_memory("dtype: memory is insufficient to load this model; choose bf16 or fp16, or unload others.")
-def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: int | None = None) -> Ready:
+def load(
+    family: str, choice: str, source: Source, decoder: str = AUTO, grid: int | None = None, weights: str = AUTO
+) -> Ready:
     """Load a model of a family of the registry, and its decoder.
 
-    ``choice`` and ``decoder`` are catalogue entries or files; "auto" selects the decoder the model was trained with. ``grid``: tokens per
-    side of a token model; None takes the file's. A UserError if a file is missing or does not fit, or the decoder is for other latents.
+    Args:
+        family: a family of the registry.
+        choice: a catalogue entry or file.
+        source: how files are found and where their weights are placed.
+        decoder: a catalogue entry or file; "auto" selects the decoder the model was trained with.
+        grid: tokens per side of a token model; None takes the file's.
+        weights: which weights of a training's file: "ema" (averaged), "plain" (trained), or "auto".
+
+    Raises:
+        UserError: a file is missing or does not fit, or the decoder is for other latents.
     """
     about = FAMILIES[family]
     path, kind = source.find(choice, about.files), "kl" if about.masked else "vq"
-    model: Any = _load_model(family, path, source, grid)
-    metadata, inside = ck.read_metadata(path), decoder == AUTO and family == JANUS
-    if decoder == AUTO and not inside:
+    model: Any = _load_model(family, path, source, grid, weights)
+    metadata = ck.read_metadata(path)
+    if decoder == AUTO and family == JANUS:
+        vq = load_janus_vq(path, AUTO, source.device)
+        expect_codes(vq, model)
+        return Ready(family, model, vq, metadata, choice)
+    stated = hub.stated_decoder(choice, about.files, metadata.get("decoder"))
+    if decoder == AUTO:
         text = not about.masked and model.net.config.condition == "text"
         decoder = hub.decoder_for(choice, about.files, metadata.get("decoder"), text)
-    loader: Any = load_janus_vq if inside else load_kl if about.masked else load_vq
-    net: Any = loader(path if inside else source.find(decoder, kind), AUTO, source.device)
+    file = source.find(decoder, kind)
+    net: Any = (load_kl if about.masked else load_vq)(file, AUTO, source.device)
     (_expect_latents if about.masked else expect_codes)(net, model)
+    if stated is None or stated not in (decoder, entry_of(file, kind)):
+        model = _with_note(model, _unknown_decoder(net, model, stated))
     return Ready(family, model, net, metadata, choice)
 
 
-def _load_model(family: str, path: Path, source: Source, grid: int | None = None) -> Model:
+def _unknown_decoder(decoder: KLModel | VQModel, model: Model, stated: str | None) -> str:
+    """The remark that a model may have been trained with another decoder; ``stated`` is the one that its file names."""
+    known = "the model's file does not name its decoder" if stated is None else f"the model was trained with {stated}"
+    if isinstance(model, MARModel):
+        unknown = f"whether the latent scale {model.latent_scale:g} and the statistics of its latents fit is not known"
+    else:
+        unknown = "whether its codes mean the same is not known"
+    return f"decoder {decoder.name}: {known}, and {unknown}"
+
+
+def _with_note(model: Any, note: str) -> Any:
+    """A model with a further remark for its reports."""
+    name = "assumed" if isinstance(model, MARModel) else "note"
+    return replace(model, **{name: "; ".join(filter(None, (getattr(model, name), note)))})
+
+
+def _load_model(family: str, path: Path, source: Source, grid: int | None = None, weights: str = AUTO) -> Model:
     """Load a model without its decoder."""
-    more: dict[str, Any] = {} if family == MAR else {"grid": grid}
+    more: dict[str, Any] = {"weights": weights} if family == MAR else {"weights": weights, "grid": grid}
     if family == HYBRID:
         more["find_tokenizer"] = lambda: source.find(_TOKENIZER, "tokenizer")
     model = _LOADERS[family](path, source.precision(family), source.device, **more)
@@ -364,12 +398,12 @@ def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
 
 
 def stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Settings in the metadata entry ``defaults`` (a JSON object); {} if there is none or it cannot be parsed."""
-    try:
-        own = json.loads(metadata.get("defaults", "{}"))
-    except (ValueError, RecursionError):
-        own = {}
-    return {str(k): v for k, v in own.items()} if isinstance(own, dict) else {}
+    """Settings in the metadata entry ``defaults`` (a JSON object); {} if there is none.
+
+    Raises:
+        UserError: it is no JSON object.
+    """
+    return ck.parse_json(metadata.get("defaults", "{}"), "the entry defaults in the model's metadata", "model")
 
 
 def defaults(ready: Ready) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ..assembly import AUTO, DEMO, Source, find_file
 from ..errors import UserError
 from ..model_loaders.families import DTYPES, INT8
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
+from ..model_loaders.wrappers import WEIGHTS
 from ..reports.files import typed_path
 from .progress import Bar
 
@@ -23,7 +24,7 @@ MOST_IMAGES = 1024
 MODEL_OPTIONS = {
     "model": (DEMO, "demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ar-dtok-512, ...) or a file"),
     "decoder": (AUTO, "KL or VQ autoencoder: auto, an entry of the catalogue or a file"),
-    "grid": (None, "tokens along one side, for a file that does not say (16, 24, 32, 64)"),
+    "grid": (None, "tokens along one side (16, 24, 32, 64); default what the file states"),
     "draft": (
         AUTO,
         "draft model of cspd (a smaller one) or mulosd (one of a smaller picture): auto (where the catalogue has one), an entry of the "
@@ -42,6 +43,12 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", default=default, help=about)
     add = parser.add_argument
     add("--dtype", default=AUTO, choices=(AUTO, *DTYPES, INT8), help="weights; default auto; int8: lossy, on a CPU")
+    add(
+        "--weights",
+        default=AUTO,
+        choices=WEIGHTS,
+        help="of a training's file with averaged (EMA) weights beside the trained ones: auto (default, the averaged ones), ema or plain",
+    )
     add(
         "--speed",
         default=PLAIN,

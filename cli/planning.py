@@ -94,7 +94,7 @@ def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Rea
     loaded: dict[str, Ready] = {}
     for family, choice in dict.fromkeys(chosen.values()):
         grid = None if options.grid is None else whole(options.grid, "grid", 2, 128)
-        loaded[choice] = assembly.load(family, choice, files, options.decoder, grid)
+        loaded[choice] = assembly.load(family, choice, files, options.decoder, grid, options.weights)
     return {name: loaded[choice] for name, (_, choice) in chosen.items()}
 
 

@@ -346,14 +346,16 @@ def _usable(path: Path, entry: Entry) -> bool:
 def decoder_for(choice: str, family: str, stated: str | None = None, text: bool = False) -> str:
     """The id of the decoder that "auto" selects for a model: that of its catalogue entry (chosen by id or file), or stated in the file's
     metadata, or the official one; LlamaGen's text-to-image models (``text``) have their own."""
-    official = KINDS[family].decoder
+    return stated_decoder(choice, family, stated) or (_TEXT_DECODER if text else KINDS[family].decoder)
+
+
+def stated_decoder(choice: str, family: str, stated: str | None = None) -> str | None:
+    """The id of the decoder that a model's catalogue entry (chosen by id or file) or its metadata names; None if neither does."""
     entry = _entry(choice, family) or _named(choice, family)
     if entry and entry.decoder:
         return entry.decoder
-    kind = next(e.family for e in _catalogue() if e.id == official)
-    if stated in [e.id for e in entries(kind)]:
-        return str(stated)
-    return _TEXT_DECODER if text else official
+    kind = next(e.family for e in _catalogue() if e.id == KINDS[family].decoder)
+    return str(stated) if stated in [e.id for e in entries(kind)] else None
 
 
 def ta_tok_for(stated: str | None) -> str:

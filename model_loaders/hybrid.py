@@ -26,6 +26,7 @@ from .networks.hybrid import (
 )
 from .networks.mar import OFFICIAL_HEADS as MAR_HEADS
 from .tokenizer import has_tokenizer, load_tokenizer
+from .wrappers import AUTO
 
 # Weights that no picture needs: the tied output matrix, the image reader, the VAE (a decoder of its own is loaded), class labels,
 # RoPE frequencies, and what training scripts leave behind.
@@ -56,6 +57,7 @@ def load_hybrid(
     device: str | torch.device = "cpu",
     grid: int | None = None,
     find_tokenizer: Callable[[], Path] | None = None,
+    weights: str = AUTO,
 ) -> HybridModel:
     """Load a Harmon or UniPic of any size, and its tokenizer. Shared arguments and errors: see :mod:`.checkpoint`.
 
@@ -70,10 +72,11 @@ def load_hybrid(
 
     ``path`` is a Hugging Face model folder, one of its shards, or a weight file; the last layer of the diffusion head is always fp32;
     ``grid``: tokens per side, 2 to 128, None for the size it was trained for. ``find_tokenizer`` is called for the folder of a Qwen2.5
-    tokenizer if the model comes without one.
+    tokenizer if the model comes without one. ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged
+    ones where a file holds both.
     """
     compute = choose_dtype(dtype, device, "hybrid")
-    file = read(path, "hybrid", lambda name: name.startswith(_UNREAD))
+    file = read(path, "hybrid", lambda name: name.startswith(_UNREAD), weights)
     settings = file.settings("config", beside=True)
     config = config_of(file, settings)
     stated = latent_metadata(file, config.mar.channels)
@@ -108,6 +111,7 @@ def load_hybrid(
         tokenize=tokenizer.encode,
         turn=chat,
         trained=trained,
+        assumed=file.note,
     )
 
 

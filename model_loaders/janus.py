@@ -22,7 +22,9 @@ from .families import INT8, KINDS, choose_dtype, read
 from .llamagen import LARGEST_GRID
 from .networks.autoencoder import VQModel
 from .networks.janus import TRUNK, Janus, JanusConfig, JanusModel, Template
+from .shards import weight_files
 from .tokenizer import Tokenizer, load_tokenizer
+from .wrappers import AUTO
 
 # Tokens along one side of the picture, of 16 pixels each, in all official models.
 _GRID = 24
@@ -63,7 +65,11 @@ _FIRST_GENERATION = re.compile(r"(?<!\d)1[._]3b", re.IGNORECASE)
 
 
 def load_janus(
-    path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", grid: int | None = None
+    path: str | Path,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    grid: int | None = None,
+    weights: str = AUTO,
 ) -> JanusModel:
     """Load a Janus-Pro of any size, or Janus 1.3B, with its tokenizer. Shared arguments and errors: see :mod:`.checkpoint`.
 
@@ -77,7 +83,7 @@ def load_janus(
     """
     compute = choose_dtype(dtype, device, "janus")
     file = _renamed(
-        read(path, "janus", lambda name: _name(name).startswith((*_UNUSED, _VQ)) or name.endswith(".inv_freq"))
+        read(path, "janus", lambda name: _name(name).startswith((*_UNUSED, _VQ)) or name.endswith(".inv_freq"), weights)
     )
     settings = file.settings("config", beside=True)
     tokenizer = load_tokenizer(file.folder, file.stem, file.metadata, letters=True)
@@ -89,13 +95,15 @@ def load_janus(
         only = f"a Janus draws {side}x{side} tokens and no other size"
         raise UserError(f"grid: {only}; choose auto, and enlarge the picture")
     net = ck.load_strictly(file, lambda: Janus(config), dtype=compute, device=device, int8=dtype == INT8)
-    return JanusModel(net=net.fold(), name=file.name, grid=side, tokenize=tokenizer.encode, template=template)
+    return JanusModel(
+        net=net.fold(), name=file.name, grid=side, tokenize=tokenizer.encode, template=template, note=file.note
+    )
 
 
 def load_janus_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> VQModel:
     """Load the VQ tokenizer of a Janus; arguments and errors as :func:`.autoencoders.load_vq`, the path as :func:`load_janus`."""
     compute, path = choose_dtype(dtype, device, "vq"), Path(path)
-    shards = ck.weight_files(path, "decoder", KINDS["janus"].noun)
+    shards = weight_files(path, "decoder", KINDS["janus"].noun)
     whole = path if shards == [path] else shards[0].parent
     file = _renamed(ck.read(whole, "decoder", lambda name: not _name(name).startswith(_VQ), shards))
     first = file.state.get(f"{_VQ}decoder.conv_in.weight")

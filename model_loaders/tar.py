@@ -18,11 +18,13 @@ from ..errors import UserError
 from . import checkpoint as ck
 from .configs import REMEDY, expect_fixed, expect_language, expect_stated, language_numbers, language_part
 from .families import INT8, choose_dtype, read
+from .known import is_published
 from .llamagen import LARGEST_GRID, find_grid, gpt_config, square_root
 from .networks.llama import EMBEDDING, HEAD, Llama, LlamaConfig, TokenModel
 from .networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
 from .networks.tar import SpecialTokens, TarModel
 from .tokenizer import load_tokenizer
+from .wrappers import AUTO
 
 SCALES = 3
 _INNER = "model.language_model."
@@ -158,25 +160,29 @@ def load_detokenizer(
     grid: int | None = None,
     heads: int | None = None,
     ta_tok: TATokModel | None = None,
+    weights: str = AUTO,
 ) -> TokenModel:
     """Load an AR-DTok of any size with the official parameter names. Shared arguments and errors: see :mod:`.checkpoint`.
 
     The head width is 64, as in every official size, unless ``heads``, the metadata entry ``heads`` or the arguments in the file
     state a head count. ``grid``: tokens per side (16, 32, 64 for 256, 512, 1024 pixels), 2 to 128; None takes it from the file or its name.
+    ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds both.
     ``ta_tok`` computes the condition's features from semantic codes. Other metadata entries: ``grid``, ``name`` and ``label_set``, the
     training data ("picture-book" for the demo). A UserError also if the arguments in the file contradict the weights, the table of absolute
     positions is missing (upstream then draws random ones), the grid is unknown or larger than the table, or TA-Tok's features do not fit.
     """
     compute = choose_dtype(dtype, device, "dtok")
-    file = read(path, "dtok")
+    file = read(path, "dtok", weights=weights)
     arguments = file.settings("args") or file.settings("config")
     config = _detokenizer_config(file, arguments, heads)
+    side = _grid(file, config, arguments, grid)
     model = TokenModel(
         net=ck.load_strictly(file, lambda: Llama(config), dtype=compute, device=device, int8=dtype == INT8),
         name=file.name,
-        grid=_grid(file, config, arguments, grid),
+        grid=side,
         label_set=file.text("label_set", ""),
         ta_tok=ta_tok,
+        note=file.note,
     )
     if ta_tok is not None:
         expect_features(ta_tok, model)
@@ -214,7 +220,13 @@ def _grid(file: ck.Checkpoint, config: LlamaConfig, arguments: Mapping[str, Any]
             found = f"arguments of {tokens} picture tokens behind {prefix or 'its'} condition rows"
             raise file.error(f"has {rows} positions, and {found}")
         stated = side
-    grid = find_grid(file, requested, stated or square_root(rows - OFFICIAL_SIDE**2 + 1), set())
+    grid = find_grid(
+        file,
+        requested,
+        stated,
+        measured=square_root(rows - OFFICIAL_SIDE**2 + 1),
+        published=is_published(file.path, "dtok"),
+    )
     if grid**2 > rows:
         needs = f"{grid}x{grid} tokens need at least {grid**2} positions"
         raise UserError(f"grid: {needs}, {file.path.name} has {rows}; choose a smaller grid")

@@ -34,7 +34,7 @@ from ..memory import enough_memory, in_chunks, out_of_memory
 from ..model_loaders.networks.autoencoder import expect_finite
 from ..model_loaders.networks.ops import streamed_layers
 from ..reports.drawing import contact_sheet
-from ..reports.files import writable
+from ..reports.files import expect_name, writable
 from ..reports.table import literal
 from .schema import expect_image, expect_latents, expect_usual_size
 
@@ -108,8 +108,7 @@ def expect_writable(prefix: str, ending: str, field: str) -> None:
         UserError: a name that no file can have, one outside the folder, or a folder that is read-only or full.
     """
     folder = os.path.realpath(folder_paths.get_output_directory())
-    if "\0" in prefix:
-        raise UserError(f"{field}: {prefix[:80]!r} holds a zero byte, which no name can; give another.")
+    expect_name(prefix, field)
     path = Path(os.path.realpath(os.path.join(folder, os.path.normpath(prefix))))
     if not path.is_relative_to(folder) or path == Path(folder):
         raise UserError(

@@ -19,6 +19,7 @@ from ..model_loaders import hub
 from ..model_loaders.families import DTYPES, INT8, KINDS
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
+from ..model_loaders.wrappers import WEIGHTS
 from ..samplers import registry
 from . import host
 from .schema import MAR, TAR, TOKEN_MODEL, checked_switch, output, schema
@@ -108,10 +109,12 @@ _TOOLTIPS = {
     "codes mean something else. It takes memory only while the codes are read.",
     "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what the models were made with, else fp16 or "
     "fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
-    "grid": "Tokens along one side of the picture. auto takes what the file or its name says. Only for files that say nothing: "
+    "grid": "Tokens along one side of the image. auto takes what the file states, or its name. A number that you choose goes before both: "
     "16 for 256 pixels, 24 for 384, 32 for 512, 64 for 1024. A wrong value gives noise.",
     "size": "Pixels per side. auto: the size the model was trained for, 512 for Harmon and 1024 for UniPic. Others run and usually "
     "look worse; the report notes it.",
+    "weights": "Which weights are read from a file that holds averaged (EMA) ones beside the trained ones. auto: the averaged ones, by "
+    "which papers evaluate. ema: the same, and a file without them is refused. plain: the trained ones.",
     "speed": "How the model runs; the picture differs by rounding only. plain starts at once. compile: torch.compile, which takes a "
     "minute before the first picture and needs a compiler.",
 }
@@ -140,7 +143,7 @@ class _Loader(io.ComfyNode):
     aliases: ClassVar[list[str]]
     family: ClassVar[str]  # of the registry
     usual: ClassVar[tuple[str, ...]]  # the first of these entries that is on the menu is the default
-    widgets: ClassVar[tuple[str, ...]] = ("checkpoint", "decoder", "dtype", "allow_download", "speed")
+    widgets: ClassVar[tuple[str, ...]] = ("checkpoint", "decoder", "dtype", "allow_download", "speed", "weights")
     dtypes: ClassVar[tuple[str, ...]] = (AUTO, *DTYPES, INT8)
     tooltips: ClassVar[dict[str, str]] = {}  # where they differ from those of other loaders
     socket: ClassVar[io.Output]  # of the model
@@ -163,6 +166,7 @@ class _Loader(io.ComfyNode):
             "grid": lambda: [AUTO, *map(str, GRIDS)],
             "size": lambda: [AUTO, *map(str, SIZES)],
             "speed": lambda: list(SPEEDS),
+            "weights": lambda: list(WEIGHTS),
         }
         return menus[widget]()
 
@@ -176,7 +180,7 @@ class _Loader(io.ComfyNode):
             options = cls.options(name)
             default = {"checkpoint": usual(options, *cls.usual), "speed": PLAIN}.get(name, AUTO)
             about = {"options": options, "default": default, "tooltip": (_TOOLTIPS | cls.tooltips)[name]}
-            widgets.append(io.Combo.Input(name, **about, advanced=name in ("grid", "size", "speed") or None))
+            widgets.append(io.Combo.Input(name, **about, advanced=name in ("grid", "size", "speed", "weights") or None))
         outputs = [cls.socket]
         if cls.decodes:
             outputs.append(output(io.Vae, "vae", "For VAE Decode and VAE Encode."))
@@ -214,11 +218,12 @@ class _Loader(io.ComfyNode):
         ta_tok: Any = AUTO,
         grid: Any = AUTO,
         size: Any = AUTO,
+        weights: Any = AUTO,
     ) -> io.NodeOutput:
         chosen = {"checkpoint": checkpoint, "decoder": decoder, "ta_tok": ta_tok}
         for widget, about in cls.files().items():
             listed(chosen[widget], *about)
-        given = {"dtype": dtype, "speed": speed, "grid": grid, "size": size}
+        given = {"dtype": dtype, "speed": speed, "grid": grid, "size": size, "weights": weights}
         given = {name: _one_of(name, value, cls.options(name)) for name, value in given.items()}
         side = None if given["grid"] == AUTO else int(given["grid"])
         if given["size"] != AUTO:
@@ -227,7 +232,7 @@ class _Loader(io.ComfyNode):
         source = Source(
             finder(cls, allow_download), host.offload_device(), given["dtype"], host.device(), given["speed"]
         )
-        ready = assembly.load(cls.family, checkpoint, source, decoder, side)
+        ready = assembly.load(cls.family, checkpoint, source, decoder, side, given["weights"])
         assert ready.decoder is not None
         parts: dict[str, Any] = {}
         if "ta_tok" in cls.widgets:

@@ -47,14 +47,29 @@ def typed_path(text: str | Path, field: str) -> Path:
     typed = str(text)
     if not typed:
         raise UserError(f"{field}: it is empty; give a path.")
-    if "\0" in typed:
-        raise UserError(f"{field}: {typed[:_SHOWN]!a} holds a zero byte, which no path can; give another.")
+    expect_name(typed, field)
     expanded = os.path.expanduser(typed)
     if typed.startswith("~") and expanded == typed:
         raise UserError(
             f"{field}: the home folder in {typed[:_SHOWN]} is not known; write the whole path, or ./ before a name that begins with ~."
         )
     return Path(expanded)
+
+
+def expect_name(text: str, field: str) -> None:
+    """Check the characters of a path or name.
+
+    Raises:
+        UserError: it holds a zero byte, or characters that the file system cannot encode.
+    """
+    if "\0" in text:
+        raise UserError(f"{field}: {text[:_SHOWN]!a} holds a zero byte, which no path can; give another.")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{field}: {text[:_SHOWN]!a} has characters that this disk cannot store in a name; give another."
+        ) from None
 
 
 def output(text: str | Path | None, field: str, endings: Sequence[str]) -> Path | None:
@@ -102,10 +117,6 @@ def writable(folder: Path, field: str, name: str = "x") -> None:
         finally:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
-    except UnicodeEncodeError:
-        raise UserError(
-            f"{field}: {str(folder / name)[-_SHOWN:]!a} has characters that this disk cannot store in a name; give another."
-        ) from None
     except OSError as problem:
         raise _unwritable(folder / name, field, problem) from None
 

@@ -11,8 +11,10 @@ import copy
 import io
 import json
 import pickle
+import struct
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -76,6 +78,37 @@ def tensor(key: str, count: int, shape: int) -> bytes:
     return over + b"\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR"
 
 
+def renamed(name: str, path: str) -> zipfile.ZipInfo:
+    """A zip record ``name`` with a Unicode path field of Info-ZIP, which is its name for Python from 3.12 on, and not for torch."""
+    record, other = zipfile.ZipInfo(name), path.encode()
+    field = struct.pack("<BI", 1, zlib.crc32(name.encode())) + other
+    record.extra = struct.pack("<HH", 0x7075, len(field)) + field
+    return record
+
+
+def hidden_pickle(path: Path, pickled: bytes) -> Path:
+    """A zip file whose data.pkl is ``pickled`` for torch, and a harmless one for Python from 3.12 on."""
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(renamed("archive/data.pkl", "archive/other"), pickled)
+        file.writestr(renamed("archive/other", "archive/data.pkl"), b"\x80\x02}.")
+        file.writestr("archive/version", "3\n")
+    return path
+
+
+# What a hidden pickle holds: 2 GB for 800 bytes, tuples whose deletion overflows the stack, and code.
+for _name, _body in (
+    ("hidden_gigabytes", b"\x80\x02}X\x01\0\0\0acbuiltins\nbytearray\nJ\0\0\0\x7f\x85Rs."),
+    ("hidden_tuples", b"\x80\x02}X\x01\0\0\0a)" + b"\x85" * 1_000_000 + b"s."),
+):
+    registered(_name, "mar", "two names", lambda f, body=_body: hidden_pickle(f / "x.pt", body))
+registered(
+    "hidden_code",
+    "mar",
+    "two names",
+    lambda f: hidden_pickle(f / "x.pt", pickle.dumps(Payload(f / "canary"), 2)),
+)
+
+
 @attack("mar", "compressed archive")
 def zip_bomb(folder: Path) -> Path:
     """100 MB of zeros in 100 kB: a compressed record, which torch would inflate into memory."""
@@ -102,7 +135,12 @@ PICKLES = (
     # A dictionary key of forty tuples, each holding the previous twice: its hash takes 2^40 steps.
     ("hash_of_doubled_tuples", "no text or number", b"})q\0" + b"h\0h\0\x86q\0" * 40 + b"Ns."),
     # A hundred thousand nested tuples as a key, whose hash overflows the stack of the process.
-    ("deep_tuples", "no text or number", b"})" + b"\x85" * 100_000 + b"Ns."),
+    ("deep_tuples", "nests its values deeper", b"})" + b"\x85" * 100_000 + b"Ns."),
+    # Nested values, whose deletion or printing can overflow the stack of the process.
+    ("deep_tuples_as_a_value", "nests its values deeper", b"}X\x01\0\0\0a)" + b"\x85" * 300_000 + b"s."),
+    ("deep_lists", "nests its values deeper", b"}X\x01\0\0\0a" + b"]" * 100_000 + b"a" * 99_999 + b"s."),
+    # A list that is filled after it was put into another, so that no part of the pickle is deep.
+    ("deep_by_reference", "something else than a list", b"]q\0]q\1h\0h\1a0"),
     ("five_million_open_marks", "more steps than the limit", b"(" * 5_000_000 + b"."),
     # 216 bytes each, in 10 MB.
     ("ten_million_empty_sets", "pickle operation", b"\x8f" * 10_000_000 + b"."),
@@ -300,7 +338,7 @@ def million_tensors(folder: Path) -> Path:
     return header(folder / "x.safetensors", {str(i): entry for i in range(120_000)}, bytes(4))
 
 
-@attack("mar", "no weight file")
+@attack("mar", "has a header of 90.0 MB")
 def header_of_90_megabytes(folder: Path) -> Path:
     """A header of 90 MB, several times that when parsed."""
     return header(folder / "x.safetensors", {}, text='{"__metadata__": {"name": "' + "x" * 90_000_000 + '"}}')
@@ -349,6 +387,8 @@ FOLDERS = (
     ("backtracking_pattern", f"pre_tokenizer {PART}", {"tokenizer__json": tokens(pre_tokenizer=BACKTRACKING)}),
     # A hundred thousand nested lists, which overflow the stack of a recursive parser.
     ("deep_json", "config.json", {"config__json": "[" * 100_000}),
+    # As deep as a parser reads, so that what prints or compares the values overflows its stack.
+    ("deep_value", "nested deeper than 64", {"config__json": config(rope_theta="[" * 900 + "]" * 900)}),
 )
 for _name, _words, _files in FOLDERS:
     registered(_name, "tar", _words, lambda f, files=_files: tar(f, **files))
@@ -402,6 +442,16 @@ def tokenizer_beyond_the_limit(folder: Path) -> Path:
     path = folder / "seeds" / "t5"
     with (path / "tokenizer.json").open("r+b") as file:
         file.truncate(1 << 40)
+    return path
+
+
+@attack("tar", "a link that leads to no file")
+def loop_of_links(folder: Path) -> Path:
+    """Shards that are links to each other."""
+    path = tar(folder)
+    (path / "model.safetensors").unlink()
+    for here, there in ((1, 2), (2, 1)):
+        (path / f"model-0000{here}-of-00002.safetensors").symlink_to(path / f"model-0000{there}-of-00002.safetensors")
     return path
 
 

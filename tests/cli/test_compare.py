@@ -71,7 +71,7 @@ def test_picture_table_and_json(compare, tmp_path):
     assert list(numbers) == ["version", "device", "runs"] and numbers["version"] == 1 and numbers["device"] == "cpu"
     mar, fast = numbers["runs"]
     keys = "sampler model settings seed images seconds speedup counts acceptance tokens_per_pass phases".split()
-    keys += ["peak_memory_bytes", "memory_estimate_bytes", "quality"]
+    keys += ["peak_memory_bytes", "memory_estimate_bytes", "quality", "note"]
     for run in (mar, fast):
         assert list(run) == [k for k in keys if k not in ("acceptance", "quality") or run is fast]
         assert list(run["memory_estimate_bytes"]) == ["weights: MAR", "noise", "MAR", "head", "decode"]
@@ -226,7 +226,7 @@ BAD = {
         "--draft x --samplers cspd",
     ],
     ("llamagen", "checkpoint"): ["--model {vq} --samplers zipar"],
-    ("llamagen", "grid"): ["--grid 8", "--grid many"],
+    ("llamagen", "grid"): ["--grid 129", "--grid many"],
     ("llamagen", "label"): ["--label 10"],
     ("llamagen", "text"): ["--text cat"],
     ("llamagen", "window"): ["--set window=0"],

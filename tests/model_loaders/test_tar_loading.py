@@ -408,13 +408,17 @@ def test_grid(tmp_path: Path) -> None:
     for grid in (2, 16, 32, 64):
         assert load_detokenizer(write("a.safetensors", 728 + grid**2)).grid == grid
         for rest in (-1, 1):
-            refused(load_detokenizer, write("a.safetensors", 728 + grid**2 + rest), "^grid: a.safetensors does not say")
+            refused(
+                load_detokenizer,
+                write("a.safetensors", 728 + grid**2 + rest),
+                "^grid: a.safetensors does not state the size",
+            )
     assert load_detokenizer(write("x_512px.safetensors", 1100)).grid == 32
     assert load_detokenizer(write("a.safetensors", 19, grid="4")).grid == 4
     assert load_detokenizer(write("a.safetensors", 19), grid=3).grid == 3
     for path, grid, pattern in (
-        (write("b_256_512.safetensors", 2000), None, "does not say how large"),
-        (write("c.safetensors", 984), 32, "c.safetensors is for 16x16 tokens, not 32x32"),
+        (write("b_256_512.safetensors", 2000), None, "has several image sizes in its name"),
+        (write("c.safetensors", 984), 32, "32x32 tokens need at least 1024 positions, c.safetensors has 984"),
         (tmp_path / "a.safetensors", 5, "5x5 tokens need at least 25 positions, a.safetensors has 19"),
         (tmp_path / "a.safetensors", 1, "1 tokens a side is outside 2 to 128"),
     ):

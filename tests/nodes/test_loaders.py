@@ -89,11 +89,12 @@ LLAMAGEN, DTOK = loaders.LoadLlamaGen, loaders.LoadTarDetokenizer
 
 DEMO = {"checkpoint": "demo-hybrid", "decoder": "auto"}
 REFUSED = {
-    (LLAMAGEN, "grid"): [{"checkpoint": "silent.safetensors"}, {"grid": "8"}, {"grid": "7"}, {"grid": None}],
+    (LLAMAGEN, "grid"): [{"checkpoint": "silent.safetensors"}, {"grid": "7"}, {"grid": None}],
     (LLAMAGEN, "checkpoint"): [{"checkpoint": name} for name in ("vq.safetensors", 5, "gone.safetensors")],
     (LLAMAGEN, "decoder"): [{"decoder": "plain.safetensors"}, {"decoder": "other.safetensors"}],
     (LLAMAGEN, "dtype"): [{"dtype": "int4"}],
     (LLAMAGEN, "speed"): [{"speed": "kernels"}],
+    (loaders.LoadMAR, "weights"): [{"checkpoint": "demo", "decoder": "auto", "weights": w} for w in ("ema", "best")],
     (LLAMAGEN, "allow_download"): [{"allow_download": "yes"}],
     (DTOK, "ta_tok"): [{"ta_tok": f"{name}.safetensors"} for name in ("wide", "drawer", "gone")],
     (DTOK, "decoder"): [{"decoder": "other.safetensors"}],
