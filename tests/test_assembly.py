@@ -187,7 +187,7 @@ def test_the_weights_of_a_training_file_are_the_users_choice(tmp_path):
 
 def test_a_home_folder_that_is_not_known(tmp_path, monkeypatch):
     with pytest.raises(
-        UserError, match="^checkpoint: the home folder in '~nosuchuser/x.pth' is not known; give the path"
+        UserError, match="^checkpoint: the home folder in ~nosuchuser/x.pth is not known; write the whole"
     ):
         assembly.find_file("~nosuchuser/x.pth", "mar", tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
