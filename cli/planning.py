@@ -153,13 +153,13 @@ def assigned(
         if dot and sampler not in own:
             sampler = next(iter(by_key([sampler])))  # the parts of a combination may be in any order
             if sampler not in own:
-                raise UserError(f"set: {sampler} is not among the samplers of this run, {', '.join(own)}.")
+                raise UserError(f"set: {sampler[:60]} is not among the samplers of this run, {', '.join(own)}.")
         known = names_of_settings({key: e for key, e in entries.items() if not dot or key == sampler})
         if name not in known:
             whose = f"{sampler} has no" if dot else "no sampler of this run has a"
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
-            raise UserError(f"set: {whose} setting {name}; {hint}")
+            raise UserError(f"set: {whose} setting {name[:60]}; {hint}")
         (own[sampler] if dot else shared)[name] = value
     return {
         key: ({n: v for n, v in shared.items() if n in names_of_settings({key: entry})}, own[key])

@@ -27,7 +27,7 @@ _CONTAINERS = ("collections OrderedDict", "argparse Namespace", "easydict EasyDi
 _NEW = [f"new {name}" for name in _CONTAINERS]
 _REBUILT = r"torch\._utils _rebuild_(tensor|tensor_v2|tensor_v3|parameter|parameter_with_state)"
 _CALLED = re.compile(rf"{_REBUILT}|torch (Size|device)")
-_DTYPE = r"torch (u?int|long|short|b?float|double|half|bool|complex)\d*"
+_DTYPE = r"torch (u?int|long|short|b?float|double|half|bool|complex)\d*|torch float8_\w+"
 _TYPES = re.compile(rf"torch \w+Storage|torch\.storage UntypedStorage|{_DTYPE}")
 # Operations that push a number, text, boolean or None, and all that push something.
 _ATOMS = "NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINSTRING".split()
@@ -46,6 +46,31 @@ class Refused(Exception):
 
 class HoldsCode(Refused):
     """A file that calls something else than constructors of tensors and plain values; the message is its name."""
+
+
+# What is no plain tensor, by the beginning of its constructor's name: what to call it, and what helps.
+_OTHER_TENSORS = {
+    "torch._utils _rebuild_sparse": ("a sparse tensor", "save its state_dict again with to_dense() of every weight"),
+    "torch._utils _rebuild_meta": (
+        "a tensor without numbers (of the device meta)",
+        "save it again from the model with its weights",
+    ),
+    "torch._utils _rebuild_qtensor": ("a quantised tensor", "get the fp32, bf16 or fp16 file of the same model"),
+    "torchao.": ("weights that torchao quantised", "get the fp32, bf16 or fp16 file of the same model"),
+    "numpy": (
+        "NumPy arrays or numbers, which may hold code",
+        "use a .safetensors version of it, or if you trust it, load it with torch.load(weights_only=False) and save its state_dict alone, "
+        "with torch.as_tensor of every array",
+    ),
+}
+
+
+def _not_accepted(name: str) -> Refused:
+    """The error for a global that is neither a container nor a constructor of plain tensors."""
+    for beginning, (found, remedy) in _OTHER_TENSORS.items():
+        if name.startswith(beginning):
+            return Refused(f"holds {found}", remedy)
+    return HoldsCode(name.replace(" ", "."))
 
 
 def check(path: Path) -> None:
@@ -186,7 +211,7 @@ def _scan(pickled: bytes) -> None:
             fill(contents)
         elif name == "GLOBAL":
             if argument not in _CONTAINERS and not _CALLED.fullmatch(argument) and not _TYPES.fullmatch(argument):
-                raise HoldsCode(argument.replace(" ", "."))
+                raise _not_accepted(argument)
             stack.append(_Value(argument))
         elif name in ("REDUCE", "NEWOBJ"):
             arguments, called = popped(2)

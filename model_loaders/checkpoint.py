@@ -41,6 +41,7 @@ _LONGEST_AXIS = (1 << 31) - 1
 _TORCH = tuple(int(n) for n in torch.__version__.split(".")[:2])
 MAX_JSON_BYTES = 32_000_000  # a tokenizer with 65,536 image codes has 12 MB
 _MAX_DIGITS = 25
+_LONGEST_NAME = 4000  # characters of a text of the metadata that are looked at; 80 are shown
 _MAX_DEPTH = 64  # of JSON values inside each other
 
 N = TypeVar("N", bound=nn.Module)
@@ -126,7 +127,8 @@ class Checkpoint:
 
     def text(self, key: str, default: str) -> str:
         """A text from the metadata: printable characters in one line, at most 80; ``default`` if there are none."""
-        text = "".join(c for c in " ".join(self.metadata.get(key, "").split()) if c.isprintable())
+        stated = self.metadata.get(key, "")[:_LONGEST_NAME]
+        text = "".join(c for c in " ".join(stated.split()) if c.isprintable())
         return text[:80] or default
 
     @property

@@ -21,9 +21,13 @@ _BEGINNINGS: dict[bytes, tuple[str, str]] = {
     ),
     b"<": ("is a web page, not weights", "open the address in a browser, log in if it asks, and get the file there"),
     b"GGUF": ("is a GGUF file", "get the .safetensors file of the same model"),
-    b"\x80": (
-        "is a checkpoint in torch's format of before 2020, or a bare pickle, which may hold code",
+    b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.": (
+        "is a checkpoint in torch's format of before 2020, which may hold code",
         "if you trust it, load it with torch.load and save its weights again with torch.save",
+    ),
+    b"\x80": (
+        "is a pickle that torch.save did not write, and may hold code",
+        "if you trust it, load it with pickle.load and save its weights with torch.save",
     ),
     b"\x1f\x8b": ("is a gzip archive", _UNPACK),
     b"7z\xbc\xaf": ("is a 7z archive", _UNPACK),
@@ -69,7 +73,7 @@ def other_format(head: bytes, size: int) -> tuple[str, str]:
         return "is a tar archive", _UNPACK
     if text.startswith(b"{") and b'"weight_map"' in text:
         return "is the index of several weight files, not weights", "choose one of the files that it names"
-    shown = _printable(text)
+    shown = printable(text)
     if text.startswith((b"{", b"[")) and shown:
         return f"is a JSON text, not weights ({shown})", _CHOOSE
     if shown:
@@ -79,7 +83,7 @@ def other_format(head: bytes, size: int) -> tuple[str, str]:
     return "is no weight file of a known format", _CHOOSE
 
 
-def _printable(text: bytes) -> str:
+def printable(text: bytes) -> str:
     """The first 80 characters of a text in UTF-8, in quotes; "" for anything else."""
     try:
         start = codecs.getincrementaldecoder("utf-8")().decode(text[:320])  # which may end within a character

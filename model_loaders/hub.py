@@ -27,6 +27,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # The decoder of LlamaGen's text-to-image models, and the TA-Tok of files that name none.
 _TEXT_DECODER = "vq16-t2i"
 _TA_TOK = "ta-tok"
+_LONGEST_CHOICE = 4096  # characters, as of a path
 _DOWNLOAD_SUFFIX = re.compile(r" \(download[^()]*\)$")
 # Files of a Hugging Face folder: its weights, or a shard of them.
 _SHARD_OR_MODEL = re.compile(r"[\\/](?:[^\\/]*-of-\d+\.\w+|model\.safetensors|pytorch_model\.bin)$")
@@ -377,6 +378,10 @@ def _entry(choice: str, family: str) -> Entry | None:
     if not isinstance(choice, str):
         found = type(choice).__name__
         raise UserError(f"{KINDS[family].field}: it got a {found}, not a name; choose one from the list")
+    if len(choice) > _LONGEST_CHOICE:
+        raise UserError(
+            f"{KINDS[family].field}: {choice[:80]!a}... has {len(choice)} characters, which no file's name has; choose one from the list"
+        )
     entry = next((e for e in _catalogue() if e.id == _id(choice)), None)
     if entry and entry.family != family:
         field, kind = KINDS[family].field, KINDS[entry.family]

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 from safetensors import safe_open
 
 from ..errors import UserError, first_line
+from .formats import printable
 
 T = TypeVar("T")
 
@@ -51,6 +52,8 @@ _ABOUT = 1.05
 _REDIRECTION = 10_000
 _HEAD = 512  # bytes of a file that show its type
 _LONGEST_HEADER = 100_000_000  # of safetensors, as its library allows
+# The beginning of what servers send as JSON in place of a file.
+_ERROR = re.compile(rb'\s*\{\s*"(error|errors|message|detail|status|code)"\s*:')
 
 
 class Missing(UserError):
@@ -94,22 +97,30 @@ def readable_size(count: float) -> str:
     return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
 
 
-def not_a_model_file(head: bytes) -> str:
-    """What a file with these first bytes evidently is instead of weights or a configuration, for messages; "" if it may be one."""
+def not_a_model_file(head: bytes, name: str) -> str:
+    """What a file with these first bytes evidently is instead of weights or a configuration, for messages; "" if it may be one.
+
+    ``name`` tells weights, which are never a text, from configurations, which are.
+    """
     if not head:
         return "an empty file"
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LONGEST_HEADER:
         return ""  # safetensors: the length of the header may begin with any character
     if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
         return "a web page"
-    return "a Git LFS pointer" if head.startswith(b"version https://git-lfs") else ""
+    if head.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer"
+    if _ERROR.match(head):
+        return "an error message"
+    sentence = len(head.split()) > 1 and printable(head)  # such as "Entry not found"
+    return "a text" if sentence and name.endswith(WEIGHTS) else ""
 
 
 def spoiled(path: Path) -> str:
     """What a file evidently is instead of weights or a configuration, from its first bytes; "" if it may be one or cannot be read."""
     try:
         with path.open("rb") as opened:
-            return not_a_model_file(opened.read(_HEAD))
+            return not_a_model_file(opened.read(_HEAD), path.name)
     except OSError:
         return ""
 
@@ -125,6 +136,10 @@ def download(remote: Remote, path: Path, field: str, report: Report) -> None:
     what ``report`` raises, within a second at any speed.
     """
     folder = path.parent
+    if path.is_dir():
+        raise UserError(
+            f"{field}: {path.name} could not be downloaded: {path} is a folder; rename it, so that the file can have its name"
+        )
     by_hand = f"or get it from https://huggingface.co/{remote.repo} and put it into {folder}"
     existed = folder.is_dir()
     try:
@@ -166,6 +181,7 @@ def _check_library() -> None:
     """Raise :class:`_Failed` if huggingface-hub is not installed or broken."""
     try:
         import filelock  # noqa: F401
+        import huggingface_hub  # alone first, so that a missing package is told from a missing part of it
         import huggingface_hub.file_download
         import huggingface_hub.utils  # noqa: F401
     except Exception as error:  # a broken installation can raise any exception
@@ -415,7 +431,7 @@ def _append(opened: BinaryIO, remote: Remote, url: str, headers: Mapping[str, st
             if head is not None and len(head) < _HEAD:
                 head += chunk
                 if len(head) >= _HEAD:
-                    _refuse_page(opened, head, server)
+                    _refuse_page(opened, head, remote.name, server)
             if opened.tell() + len(chunk) > most:
                 _start_again(opened, f"more than the {most} bytes of the file")
                 raise _Failed(
@@ -426,13 +442,13 @@ def _append(opened: BinaryIO, remote: Remote, url: str, headers: Mapping[str, st
         if size and opened.tell() < size:
             raise _Broken("the connection ended early")
         if head is not None and len(head) < _HEAD:
-            _refuse_page(opened, head, server)
+            _refuse_page(opened, head, remote.name, server)
         return opened.tell()
 
 
-def _refuse_page(opened: BinaryIO, head: bytes, server: str) -> None:
+def _refuse_page(opened: BinaryIO, head: bytes, name: str, server: str) -> None:
     """Empty a partial file and raise :class:`_Failed` if its beginning is evidently not that of a model file."""
-    if found := not_a_model_file(head):
+    if found := not_a_model_file(head, name):
         _start_again(opened, found)
         raise _Failed(
             f"{server} sent {found} in its place; if this network has a login page, log in with a browser, and run again"

@@ -20,7 +20,9 @@ AUTO, EMA, PLAIN = "auto", "ema", "plain"
 WEIGHTS = (AUTO, EMA, PLAIN)
 
 # Names of averaged weights, and of trained ones in order of preference.
-_AVERAGED = re.compile(r"(^|[._])(ema|shadow|averaged|swa)([._]|$)", re.IGNORECASE)
+_AVERAGED = re.compile(
+    r"(?i:(^|[._])(ema|shadow|averaged?|polyak|swa)\d*([._]|$))|(?i:(^|(?<!exp)[._])avg([._]|$))|[a-z]EMA([._]|$)"
+)
 _TRAINED = (
     "model",
     "module",
@@ -44,6 +46,8 @@ _BESIDE = re.compile(
 )
 # Keys of the arguments of a training.
 _ARGUMENTS = ("args", "hyper_parameters", "hparams", "config", "cfg")
+# Of DistributedDataParallel, once or more often, in front of all names.
+_MODULE = re.compile(r"(?:module\.)*")
 # Inserted into names by torch.compile and by the wrappers of FSDP and of activation checkpoints, also within a name.
 _INSERTED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 _COUNT = "n_averaged"  # of torch's AveragedModel
@@ -132,17 +136,24 @@ def _containers(content: Mapping[Any, Any], weights: str, notes: list[str]) -> l
     if averaged and (weights != PLAIN or not trained):
         if trained and weights == AUTO:
             notes.append("averaged (EMA) weights of the file; it holds the trained ones, too")
+        if len(averaged) > 1:
+            notes.append(f"the averaged weights {averaged[0][:40]} of several in the file ({listed(averaged)})")
         return averaged[:1]
+    if unnamed and not averaged and weights == EMA:
+        raise NoWeights(
+            f"holds averaged (EMA) weights ({unnamed[0][:40]}) that have no names, so that nothing tells which is which",
+            "choose auto, which takes the trained ones",
+        )
     return trained[:1]
 
 
 def _holds_tensors(value: object, levels: int, seen: set[int] | None = None) -> bool:
-    """Whether a dictionary holds a tensor, directly or in an inner one."""
+    """Whether a dictionary holds a tensor that can be a weight, directly or in an inner one; counts of steps are single numbers."""
     seen = set() if seen is None else seen
     if not isinstance(value, Mapping) or not levels or id(value) in seen:
         return False
     seen.add(id(value))
-    return any(isinstance(v, Tensor) or _holds_tensors(v, levels - 1, seen) for v in value.values())
+    return any(isinstance(v, Tensor) and v.ndim > 0 or _holds_tensors(v, levels - 1, seen) for v in value.values())
 
 
 def _without_names(value: object) -> bool:
@@ -184,9 +195,8 @@ def unwrapped(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
     if averaged and len(state) > 1:
         del state[_COUNT]
     state = _renamed(state, {name: _without(name, _INSERTED) for name in state})
-    while state and all(name.startswith("module.") for name in state):
-        state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
-    return state, averaged
+    shared = min((len(_MODULE.match(name)[0]) for name in state), default=0)  # at once: a name can have megabytes of it
+    return {name[shared:]: tensor for name, tensor in state.items()}, averaged
 
 
 def _without(name: str, parts: Collection[str]) -> str:

@@ -13,6 +13,7 @@ from .settings import knobs, make
 
 PRESET = "preset"
 _MOST_TEXT = 8192
+_MOST_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,12 @@ def parse_settings(text: str, field: str) -> dict[str, str]:
 def parse_choice(text: str, field: str) -> Choice:
     """The choice of a line "sampler" or "sampler: name=value, name=value". Raises UserError: another form, or see :func:`choose`."""
     sampler, _, rest = text.strip().partition(":")
-    if not sampler.strip() or len(sampler) > 200:
-        raise UserError(f"{field}: it is empty; name a sampler, for example fasthybrid: preset=fast.")
+    if not sampler.strip():
+        raise UserError(f"{field}: no sampler is named; name one, for example fasthybrid: preset=fast.")
+    if len(sampler) > _MOST_NAME:
+        raise UserError(
+            f"{field}: the name of the sampler has {len(sampler)} characters, which none has; give for example fasthybrid: preset=fast."
+        )
     return choose(sampler, parse_settings(rest, field))
 
 

@@ -355,6 +355,48 @@ def test_a_login_page_under_the_name_of_a_model_can_be_left(server: Server, tmp_
             assert hub.menu("mar", [NAME], [tmp_path]) == [NAME]
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (b"Entry not found", "a text"),
+        (b'{"error":"Invalid username or password."}', "an error message"),
+        (b'{"detail": "Too many requests"}', "an error message"),
+    ],
+)
+def test_a_servers_sentence_under_the_name_of_a_model_can_be_left(
+    server: Server, tmp_path: Path, text: bytes, found: str
+) -> None:
+    """Of an earlier version that did not check, or sent now."""
+    (tmp_path / NAME).write_bytes(text)
+    assert NAME not in hub.menu("mar", [NAME], [tmp_path])
+    assert hub.absent(NAME, "mar", [tmp_path]) == hub.absent("mar-base", "mar", [tmp_path]) is not None
+    assert resolve(tmp_path).read_bytes() == CONTENT
+    (tmp_path / NAME).unlink()
+    server.sends = text
+    assert f"sent {found} in its place" in refused(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_servers_sentence_is_no_configuration(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(parts={"config.json": None}, file="folder"),))
+    server.sends = b'{"error": "Repository not found"}'
+    with pytest.raises(UserError, match="config.json could not be downloaded: .* sent an error message in its place"):
+        resolve(tmp_path)
+    assert not list(tmp_path.iterdir())
+    server.sends = None
+    assert (resolve(tmp_path) / "config.json").read_bytes() == HELD[".json"]
+
+
+def test_a_folder_under_the_name_of_a_file_is_said_before_the_transfer(server: Server, tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    assert "is a folder; rename it" in refused(tmp_path)
+    assert not server.requests
+    (tmp_path / NAME).rename(tmp_path / "other")
+    assert resolve(tmp_path).read_bytes() == CONTENT
+
+
 def test_a_file_that_arrives_byte_by_byte(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first byte alone looks like a page."""
     answer = transfer._answer

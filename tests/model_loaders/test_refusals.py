@@ -123,6 +123,25 @@ def save_state_alone(path: Path) -> Path:
     return path.parent / "y.pt"
 
 
+def save_dense(path: Path) -> Path:
+    """Save its state_dict again with to_dense() of every weight."""
+    state = {name: tensor.to_dense() for name, tensor in trusted(path).items()}
+    torch.save({"model": state, "args": {"heads": 2}}, path)
+    return path
+
+
+def unpickle(path: Path) -> Path:
+    """Load it with pickle.load and save its weights with torch.save."""
+    torch.save({"model": pickle.loads(path.read_bytes()), "args": {"heads": 2}}, path)
+    return path
+
+
+def quantised_by_torch() -> bytes:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated
+        return saved({**STATE, FIRST: torch.quantize_per_tensor(STATE[FIRST], 0.1, 0, torch.qint8)})()
+
+
 def save_first_alone(path: Path) -> Path:
     """Of several sets of weights, save one."""
     content = trusted(path)
@@ -226,15 +245,23 @@ ROWS = (
     # 3. Pickles.
     Row("before 2020", saved({"model": STATE}, _use_new_zipfile_serialization=False), "format of before 2020",
         "load it with torch.load and save its weights again with torch.save", save_state_alone, "x.pth"),
-    Row("bare pickle", lambda: pickle.dumps(3), "or a bare pickle, which may hold code", "save its weights again"),
+    Row("bare pickle", lambda: pickle.dumps(3), "is a pickle that torch.save did not write",
+        "load it with pickle.load and save its weights with torch.save"),
+    Row("pickled weights", lambda: pickle.dumps(STATE), "is a pickle that torch.save did not write",
+        "load it with pickle.load and save its weights with torch.save", unpickle, "x.pth"),
     Row("named safetensors", saved({"model": STATE, "args": {"heads": 2}}), "is a torch checkpoint and not a safeten",
         "rename it to .pt", rename),
     Row("object beside the weights", saved({"model": STATE, "x": Thing()}), "Thing, which is neither a tensor nor a",
         "load it with torch.load(weights_only=False) and save its state_dict alone", save_state_alone, "x.pth"),
-    Row("NumPy number", saved({"model": STATE, "x": np.float64(1.0)}), "scalar, which is neither a tensor nor a plain",
+    Row("NumPy number", saved({"model": STATE, "x": np.float64(1.0)}), "holds NumPy arrays or numbers, which may",
         "save its state_dict alone", save_state_alone, "x.pth"),
-    Row("NumPy weights", saved({k: v.numpy() for k, v in STATE.items()}), "_reconstruct, which is neither a tensor",
-        "save its state_dict alone", save_state_alone, "x.pth"),
+    Row("NumPy weights", saved({k: v.numpy() for k, v in STATE.items()}), "holds NumPy arrays or numbers, which may",
+        "with torch.as_tensor of every array", save_state_alone, "x.pth"),
+    Row("sparse", saved({**STATE, FIRST: STATE[FIRST].to_sparse()}), "holds a sparse tensor",
+        "save its state_dict again with to_dense() of every weight", save_dense, "x.pth"),
+    Row("without numbers", saved({**STATE, FIRST: STATE[FIRST].to("meta")}), "holds a tensor without numbers",
+        "save it again from the model with its weights", name="x.pth"),
+    Row("quantised tensor", quantised_by_torch, "holds a quantised tensor", PLAIN, name="x.pth"),
     Row("whole module", saved(MAR(TINY)), "MAR, which is neither a tensor nor a plain value",
         "save its state_dict alone", save_state_alone, "x.pth"),
     Row("list", saved([STATE]), "holds a list, not a dictionary", "save its state_dict alone", save_first_alone, "x.pt"),

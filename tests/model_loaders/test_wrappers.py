@@ -118,7 +118,20 @@ def test_containers(tmp_path: Path, key: str) -> None:
 AVERAGES: dict[str, Callable[[State], dict]] = {
     **{
         key: lambda s, key=key: {key: s}
-        for key in ("model_ema", "ema", "ema_model", "ema_state_dict", "params_ema", "model_ema_state_dict", "shadow")
+        for key in (
+            "model_ema",
+            "ema",
+            "ema_model",
+            "ema_state_dict",
+            "params_ema",
+            "model_ema_state_dict",
+            "shadow",
+            "model_avg",
+            "polyak",
+            "modelEMA",
+            "ema_2",
+            "swa_model",
+        )
     },
     "shadow of ema": lambda s: {"ema": {"shadow": s, "decay": 0.999}},
     "AveragedModel": lambda s: {"model_ema": {**COUNTED, **prefixed("module.", s)}},
@@ -164,8 +177,29 @@ def test_averaged_weights_without_names_are_not_passed_over_in_silence(tmp_path:
     model = load(tmp_path, content)
     assert holds(model, TRAINED)
     assert model.note == "the averaged weights of the file (model_ema) have no names; the trained ones are used"
-    with pytest.raises(UserError, match="^weights: .* does not hold averaged"):
+    with pytest.raises(UserError, match="^checkpoint: .* weights .model_ema. that have no names, .*; choose auto"):
         load(tmp_path, content, "ema")
+
+
+@pytest.mark.parametrize("count", [torch.tensor(3), {"num_updates": torch.tensor(3), "decay": torch.tensor(0.9)}])
+def test_counts_beside_the_weights_are_no_averaged_weights(tmp_path: Path, count: object) -> None:
+    assert holds(load(tmp_path, {"model": TRAINED, "ema": count}), TRAINED)
+
+
+def test_of_several_averages_the_one_that_is_taken_is_said(tmp_path: Path) -> None:
+    model = load(tmp_path, {"model": TRAINED, "ema_0.999": AVERAGED, "ema_0.9999": TRAINED})
+    assert holds(model, AVERAGED)
+    assert "the averaged weights ema_0.999 of several in the file (ema_0.999, ema_0.9999)" in model.note
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_plain_fp8_is_read_from_both_formats(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Without scales every fp8 number is exact in fp32."""
+    small = {name: tensor.to(dtype) for name, tensor in TRAINED.items()}
+    exact = {name: tensor.float() for name, tensor in small.items()}
+    assert holds(load(tmp_path, {"model": small}), exact)
+    save_file(small, tmp_path / "x.safetensors")
+    assert holds(load_mar(tmp_path / "x.safetensors", heads=2), exact)
 
 
 def test_networks_beside_each_other(tmp_path: Path) -> None:
@@ -244,6 +278,9 @@ def test_a_refusal_names_what_was_found(tmp_path: Path, content: object, words: 
 def test_many_prefixes_and_shared_containers_take_no_time(tmp_path: Path) -> None:
     save_file({f"p{i}.diffloss.net.x": torch.ones(1) for i in range(20_000)}, tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="holds several networks of one kind"):
+        load_mar(tmp_path / "x.safetensors")
+    save_file({"module." * 1_000_000 + "x": torch.ones(1)}, tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match="holds no weights of a MAR, but x;"):
         load_mar(tmp_path / "x.safetensors")
     inner: dict = {"a": 1}
     for _ in range(30):  # 2 ** 30 paths
