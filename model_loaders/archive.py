@@ -19,6 +19,7 @@ _MAX_RECORDS = 20_000
 _MAX_PICKLE = 1 << 24  # bytes; a checkpoint of 1000 tensors has 150 kB
 _MAX_WORK = 400_000  # operations; a tensor takes about 35
 _MAX_DEPTH = 100  # of values inside each other; an optimizer's state has about 6
+_PROTOCOL = 2  # of torch.save, unless it is told otherwise
 _UNICODE_PATH = 0x7075  # an extra field of a zip record with another name for it, which Python reads from 3.12 on and torch does not
 _WEIGHTS = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")
 
@@ -227,5 +228,10 @@ def _scan(pickled: bytes) -> None:
             fill([state])
         elif name == "BINPERSID":
             push(name, popped(1))
+        elif name == "PROTO" and argument > _PROTOCOL:
+            raise Refused(
+                f"is pickled with protocol {argument}, and torch's safe reader reads protocol {_PROTOCOL}, the default of torch.save",
+                "if you trust it, load it with torch.load(weights_only=False) and save its weights again with torch.save",
+            )
         elif name not in ("PROTO", "STOP"):
             raise Refused("uses a pickle operation that torch.save does not write")

@@ -326,7 +326,9 @@ def read_text(path: Path, field: str) -> str:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ValueError("it is too large")
-        return path.read_text(encoding="utf-8")
+        if not path.is_file():  # a pipe, say, which would be waited for
+            raise ValueError("it is no regular file")
+        return path.read_text(encoding="utf-8-sig")  # editors on Windows begin a text with a byte order mark
     except (OSError, ValueError) as e:
         where = f"{path.name} in {path.parent}"
         raise UserError(f"{field}: {where} cannot be read ({first_line(e)}); get the file again") from e

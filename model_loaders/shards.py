@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from ..errors import UserError
@@ -102,9 +102,16 @@ def _named(index: Path, field: str) -> list[str]:
     """Names of the files in an index of Hugging Face's tools."""
     weights = read_json(index, field).get("weight_map")
     names = sorted({str(name) for name in weights.values()}) if isinstance(weights, dict) else []
-    if not 1 <= len(names) <= _MOST_SHARDS or any(Path(name).name != name for name in names):
-        raise UserError(f"{field}: {index.name} in {index.parent} does not name files of its folder; get it again")
+    if not 1 <= len(names) <= _MOST_SHARDS or not all(map(_is_weight_file, names)):
+        raise UserError(
+            f"{field}: {index.name} in {index.parent} does not name weight files of its folder; get it again"
+        )
     return names
+
+
+def _is_weight_file(name: str) -> bool:
+    """Whether a name can be that of a weight file without a folder, on any system."""
+    return PureWindowsPath(name).name == name and name.isprintable() and name.lower().endswith(_WEIGHTS)
 
 
 def _complete(folder: Path, names: Sequence[str], field: str) -> list[Path]:

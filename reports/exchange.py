@@ -85,7 +85,9 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str], list[Qu
     except UserError:
         raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
-        raise UserError(f"image: {path.name} cannot be read as a picture ({problem}); choose a PNG file.") from None
+        raise UserError(
+            f"image: {path.name} cannot be read as a picture ({problem}); choose a PNG file that Save Image wrote."
+        ) from None
     if text is None:
         remedy = "choose a PNG that Save Image wrote in a run in which a sampler ran"
         raise UserError(f"image: {path.name} holds no FastAR report; {remedy}.")

@@ -249,6 +249,8 @@ ROWS = (
         "load it with pickle.load and save its weights with torch.save"),
     Row("pickled weights", lambda: pickle.dumps(STATE), "is a pickle that torch.save did not write",
         "load it with pickle.load and save its weights with torch.save", unpickle, "x.pth"),
+    Row("protocol 4", saved({"model": STATE}, pickle_protocol=4), "is pickled with protocol 4",
+        "load it with torch.load(weights_only=False) and save its weights again", save_state_alone, "x.pth"),
     Row("named safetensors", saved({"model": STATE, "args": {"heads": 2}}), "is a torch checkpoint and not a safeten",
         "rename it to .pt", rename),
     Row("object beside the weights", saved({"model": STATE, "x": Thing()}), "Thing, which is neither a tensor nor a",

@@ -1,6 +1,7 @@
 """Which files of a folder hold the weights of a choice; a file never brings the weights of another model with it."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import janus_files
 import pytest
 import torch
 from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.checkpoint import read_json
 from fastar_nodes.model_loaders.janus import load_janus, load_janus_vq
 from fastar_nodes.model_loaders.shards import weight_files
 from safetensors.torch import save_file
@@ -111,7 +113,7 @@ def test_an_index_names_the_set(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [(), ("../x.safetensors",), ("/etc/passwd",), ("a/b",)])
 def test_an_index_that_leads_out_of_its_folder(tmp_path: Path, names: tuple[str, ...]) -> None:
-    refused(index(files(tmp_path, *TWO), *names), "does not name files of its folder; get it again")
+    refused(index(files(tmp_path, *TWO), *names), "does not name weight files of its folder; get it again")
 
 
 def test_what_is_missing(tmp_path: Path) -> None:
@@ -145,6 +147,24 @@ def test_a_configuration_that_is_a_loop_is_not_taken_for_none(tmp_path: Path) ->
     (folder / "config.json").symlink_to(folder / "config.json")
     with pytest.raises(UserError, match=r"config.json in .* is a link that leads to no file"):
         load_janus(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "..\\x.safetensors", "C:x.safetensors", "config.json", "a\0.safetensors"]
+)
+def test_an_index_that_names_no_weight_file(tmp_path: Path, name: str) -> None:
+    """None of these is a missing shard, a link, or the folder itself."""
+    refused(index(files(tmp_path, *TWO), name), "does not name weight files of its folder; get it again")
+    assert chosen(index(tmp_path, *TWO)) == [*TWO]
+
+
+def test_a_configuration_with_a_byte_order_mark_and_one_that_is_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b'\xef\xbb\xbf{"heads": 2}')
+    assert read_json(tmp_path / "config.json", "checkpoint") == {"heads": 2}
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.json")
+        with pytest.raises(UserError, match="pipe.json in .* cannot be read .it is no regular file.; get the file"):
+            read_json(tmp_path / "pipe.json", "checkpoint")
 
 
 def test_the_chosen_janus_is_loaded(tmp_path: Path) -> None:
