@@ -26,7 +26,7 @@ _BEGINNINGS: dict[bytes, tuple[str, str]] = {
         "if you trust it, load it with torch.load and save its weights again with torch.save",
     ),
     b"\x80": (
-        "is a pickle that torch.save did not write, and may hold code",
+        "is a bare pickle, which torch.save did not write and which may hold code",
         "if you trust it, load it with pickle.load and save its weights with torch.save",
     ),
     b"\x1f\x8b": ("is a gzip archive", _UNPACK),

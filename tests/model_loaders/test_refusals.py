@@ -245,9 +245,9 @@ ROWS = (
     # 3. Pickles.
     Row("before 2020", saved({"model": STATE}, _use_new_zipfile_serialization=False), "format of before 2020",
         "load it with torch.load and save its weights again with torch.save", save_state_alone, "x.pth"),
-    Row("bare pickle", lambda: pickle.dumps(3), "is a pickle that torch.save did not write",
+    Row("bare pickle", lambda: pickle.dumps(3), "is a bare pickle, which torch.save did not write",
         "load it with pickle.load and save its weights with torch.save"),
-    Row("pickled weights", lambda: pickle.dumps(STATE), "is a pickle that torch.save did not write",
+    Row("pickled weights", lambda: pickle.dumps(STATE), "is a bare pickle, which torch.save did not write",
         "load it with pickle.load and save its weights with torch.save", unpickle, "x.pth"),
     Row("protocol 4", saved({"model": STATE}, pickle_protocol=4), "is pickled with protocol 4",
         "load it with torch.load(weights_only=False) and save its weights again", save_state_alone, "x.pth"),
