@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import UserError
+from ...errors import UserError, not_finite
 from ...model_loaders.networks import ops
 from ...model_loaders.networks.mar import ClassRows, MARModel
 from ...reports.record import GIVEN, PLAIN, Clock, Report
@@ -26,6 +26,9 @@ from .memory import estimate
 from .schedule import ORDERS, masked_after
 from .settings import MARBase
 from .tables import STEPS, Tables, tables
+
+# Latents of an edit above this are refused: the network would compute NaN of them. Those of an autoencoder are below 100.
+LARGEST_LATENT = 10_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,12 +191,18 @@ class Run:
         return Step(step + 1, self.plan.steps, self.latents(), self.grid(decided), self.report)
 
     def finish(self, outcome: Tensor | None = None) -> Sampled:
-        """Stop the clock; returns the result. ``outcome`` uint8 [B, L] of the tokens, None for plain."""
+        """Stop the clock; returns the result. ``outcome`` uint8 [B, L] of the tokens, None for plain.
+
+        Raises:
+            UserError: the latents are not finite.
+        """
         made = torch.full_like(self.fixed_at, PLAIN, dtype=torch.uint8) if outcome is None else outcome
         if self.edit_mask is not None:
             made[~self.edit_mask] = GIVEN
         self.report.maps |= {"step": self.grid(self.fixed_at).cpu().numpy(), "outcome": self.grid(made).cpu().numpy()}
         latents = self.latents()
+        if not bool(latents.isfinite().all()):
+            raise not_finite("model", self.model.name, "latents")
         self.clock.stop(self.report)
         return Sampled(latents, self.report)
 
@@ -240,7 +249,8 @@ def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tu
     """An edit's latents fp32 [1 or B, C, H, W], and the tokens to sample, bool [B, L].
 
     Raises:
-        UserError: see :meth:`Edit.token_mask`; latents of another shape, or masks that cover different numbers of tokens in one batch.
+        UserError: see :meth:`Edit.token_mask`; latents of another shape or far outside a decoder's, or masks that cover different
+            numbers of tokens in one batch.
     """
     c = model.net.config
     want = (c.channels // model.patch**2, c.grid * model.patch, c.grid * model.patch)
@@ -250,6 +260,12 @@ def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tu
             f"encode a picture of the model's own size with VAE Encode and the vae of the same loader."
         )
     mask = edit.token_mask(c.grid, images, device)
+    largest = float(edit.start.float().abs().max())
+    if largest > LARGEST_LATENT:
+        raise UserError(
+            f"latent: it holds numbers up to {largest:.3g}, a decoder's latents are below {LARGEST_LATENT}; encode a picture with VAE "
+            "Encode and the vae of the same loader."
+        )
     counts = mask.sum(1).tolist()
     if min(counts) != max(counts):
         raise UserError(
