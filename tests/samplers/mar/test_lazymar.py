@@ -372,9 +372,9 @@ def test_rows_are_skipped_where_a_later_call_may(deep):
     made = LazyMARSettings(**BASE, refresh_period=5, start_step=0, block=1)
     plug = LazyTransformer(made)
     run, _ = drive(deep, plug, made, [0])
-    plug.share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
+    plug.plan.share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
     wanted = {(0, 2): False, (0, 3): True, (2, 5): False, (3, 5): False, (4, 6): True, (5, 7): False}
     for (step, until), skipped in wanted.items():
-        plug.until = [until] * len(plug.until)
+        plug.plan.until = [until] * len(plug.plan.until)
         plug._refresh(run, step, run.plan.ahead(step))
         assert (plug.cache.values is not None) == skipped, (step, until)
