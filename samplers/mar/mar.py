@@ -7,18 +7,17 @@ Two options keep or approximate the result with less work: fewer diffusion steps
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from ...errors import UserError
 from ...model_loaders.networks.mar import MARModel
 from ..conditioning import MaskedCondition
-from ..driver import timed
 from ..editing import Edit
 from ..noise import CounterRNG, PairedNoise, row_keys
-from .diffusion import HeadBatch, denoise
-from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin
+from .diffusion import HeadBatch
+from .loop import FullTransformer, Run, Sampler, Step, Transformer, begin
 from .settings import DiSASettings, MARSettings
 from .speculative import Paths
 from .tables import STEPS, Tables
@@ -63,20 +62,21 @@ def mar(
     """
     transformer = transformer or FullTransformer()
     run = begin("mar", model, condition, settings, noise, seed, edit, transformer)
-    steps = plain_steps(run, transformer, annealed_tables(run, settings), settings.speculation)
-    return (yield from timed(steps, run))
+    yield from plain_steps(run, transformer, annealed_tables(run, settings), settings.speculation)
+    return run.finish()
 
 
 @torch.no_grad()
 def plain_steps(
     run: Run, transformer: Transformer, tables: Sequence[Tables], speculation: int = 0, stop: int | None = None
-) -> Steps:
+) -> Iterator[Step]:
     """The AR steps of plain MAR, with the diffusion tables of each; up to step ``stop``, None for all."""
     plan, (start, noise) = run.plan, run.draws("full", len(run.tables))
     window = speculation if run.settings.temperature > 0 else 0
-    if window and any(run.head_period(len(table)) > 1 for table in tables):
-        remedy = "switch the cache's head_cache off, or set it to 0"
-        raise UserError(f"speculation: it needs the diffusion head uncached; {remedy}.")
+    if window and any(transformer.caches_head(len(table.steps)) for table in tables):
+        raise UserError(
+            "speculation: it needs the diffusion head uncached; switch the cache's head_cache off, or set it to 0."
+        )
     keys = row_keys(run.noise, "verify", plan.tokens).to(start.device)
     images = torch.arange(len(start), device=start.device)
     for step, table in enumerate(tables[:stop]):
@@ -91,10 +91,10 @@ def plain_steps(
             if window:
                 made = Paths(run, batch, window, CounterRNG(keys[b, p])).finish(torch.arange(len(b), device=b.device))
             else:
-                (made,) = denoise(run, batch)
+                made = transformer.denoise(run, batch)
             run.tokens[b, p] = made
-        yield run.decide(step)
-    return run.finish()
+        with run.clock.paused():
+            yield run.step(step)
 
 
 def annealed_steps(first: int, last: int, curve: str, ar_steps: int) -> list[int]:
