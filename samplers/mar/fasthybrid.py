@@ -163,7 +163,7 @@ class Guided:
         self.stop = steps - 1 if uncached and self.gamma[-1] == 1 and steps > 1 else steps
 
         # Log sigma of the first step: the middle of the learned range. The last step has no noise.
-        _, _, _, _, self.log_sigma, _ = self.table.steps[0]
+        self.log_sigma = self.table.steps[0].middle
         self.temperature = settings.temperature if steps > 1 else 0.0
 
     def batch(self, z: Tensor, cfg: Tensor, image: Tensor, position: Tensor, draft: Tensor) -> HeadBatch:

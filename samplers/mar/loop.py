@@ -38,7 +38,7 @@ class Step:
     done: int  # AR steps
     total: int
     latents: Tensor  # decoder latents so far [B, C, H, W] fp32; zero where undecided
-    decided: Tensor  # bool [B, h, w] token grid; drafts that are not verified yet count too
+    decided: Tensor  # bool [B, h, w] token grid; CSpD's drafts that are not verified yet count too
     report: Report  # the running report (its counts so far)
 
 
@@ -53,12 +53,15 @@ Sampler = Generator[Step, None, Sampled]
 
 
 class Plan:
-    """Which positions each AR step decides, and its guidance scale; :class:`UserError` if there are more AR steps than tokens.
+    """Which positions each AR step decides, and its guidance scale.
 
     Args:
         orders: int64 [B, L], a permutation per image; positions are revealed from its end.
         settings: AR steps and guidance. An edit of fewer tokens than AR steps decides one per step.
         edit_mask: bool [B, L], positions to decide, equally many in every image; None for all.
+
+    Raises:
+        UserError: more AR steps than tokens.
     """
 
     steps: int  # AR steps
@@ -74,21 +77,27 @@ class Plan:
     def __init__(self, orders: Tensor, settings: MARBase, edit_mask: Tensor | None = None):
         tokens = orders.shape[1]
         given = 0 if edit_mask is None else tokens - int(edit_mask[0].sum())
-        most = tokens - given if given else settings.ar_steps
-        left = masked_after(tokens - given, min(settings.ar_steps, most))
-        self.steps, self.tokens = len(left), tokens
-        self.ends = [tokens - m for m in left]
+        steps = min(settings.ar_steps, tokens - given) if given else settings.ar_steps
+        left = masked_after(tokens - given, steps)
+        self.steps = len(left)
+        self.tokens = tokens
+        self.ends = [tokens - masked for masked in left]
         self.starts = [given, *self.ends[:-1]]
         self.sizes = [end - start for start, end in zip(self.starts, self.ends, strict=True)]
-        # Upstream's last mask length is 1, so that its linear guidance ends just short of cfg.
-        grown = [1 + (settings.cfg - 1) * (tokens - max(1, m)) / tokens for m in left]
-        self.cfg = grown if settings.cfg_schedule == "linear" else [settings.cfg] * self.steps
-        self.reveal = orders.flip(1)  # upstream masks the front of an order and reveals from its end
+
+        self.cfg = [settings.cfg] * self.steps
+        if settings.cfg_schedule == "linear":
+            # The published code's last mask length is 1, so that its linear guidance ends just short of cfg.
+            self.cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in left]
+
+        # The published code masks the front of an order and reveals from its end. Given positions come first.
+        self.reveal = orders.flip(1)
         if edit_mask is not None:
-            first = edit_mask.gather(1, self.reveal).to(torch.uint8).argsort(dim=1, stable=True)
-            self.reveal = self.reveal.gather(1, first)
-        sizes = torch.tensor([given, *self.sizes])
-        scale = to_device(torch.tensor([1.0, *self.cfg]).repeat_interleave(sizes), orders.device).expand_as(orders)
+            given_first = edit_mask.gather(1, self.reveal).to(torch.uint8).argsort(dim=1, stable=True)
+            self.reveal = self.reveal.gather(1, given_first)
+
+        in_order = torch.tensor([1.0, *self.cfg]).repeat_interleave(torch.tensor([given, *self.sizes]))
+        scale = to_device(in_order, orders.device).expand_as(orders)
         self.scale = torch.empty_like(scale).scatter(1, self.reveal, scale)
 
     def ahead(self, step: int, reach: int = 1) -> Tensor:
@@ -177,9 +186,10 @@ class Run:
 
     def latents(self) -> Tensor:
         """Decoder latents of the tokens so far; given ones equal those of the start, bit for bit."""
-        made, patch = self.model.to_latents(self.tokens), self.model.patch
+        made = self.model.to_latents(self.tokens)
         if self.start is None or self.edit_mask is None:
             return made
+        patch = self.model.patch
         cells = self.edit_mask.unflatten(1, self.grid)[:, None].repeat_interleave(patch, 2).repeat_interleave(patch, 3)
         return torch.where(cells, made, self.start)
 
@@ -222,21 +232,32 @@ def begin(
     edit: Edit | None,
     transformer: Transformer,
 ) -> Run:
-    """Check the inputs and set up a generation."""
-    c, device = model.net.config, next(model.net.parameters()).device
+    """Check the inputs and set up a generation.
+
+    Raises:
+        UserError: a condition of another kind or that the model cannot read, noise for another number of images, more AR steps than tokens,
+            an edit that does not fit (:func:`edited`), settings of the transformer that do not fit.
+    """
+    c = model.net.config
+    device = next(model.net.parameters()).device
     expect_kind(condition, model.condition, model.name)
     memory = estimate(model, condition, settings)
     rows = condition.rows(model, settings.cfg != 1.0)
-    batch, orders = len(rows), noise.orders(c.tokens)
+    batch = len(rows)
+    orders = noise.orders(c.tokens)
     if len(orders) != batch:
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
-    notes = (model.note, ops.remark(*model.parts.values()), model.net.remark)
+
     report = Report(name, model.name, asdict(settings), seed, batch, device.type, memory=memory)
+    notes = (model.note, ops.remark(*model.parts.values()), model.net.remark)
     report.note = "; ".join(filter(None, notes))
-    tokens, edit_mask, start = torch.zeros(batch, c.tokens, c.channels, device=device), None, None
+
+    tokens = torch.zeros(batch, c.tokens, c.channels, device=device)
+    edit_mask = start = None
     if edit is not None:
         start, edit_mask = edited(model, edit, batch, device)
         tokens = model.to_tokens(start.expand(batch, -1, -1, -1))
+
     clock = Clock(device)
     plan = Plan(ORDERS[settings.order](orders).to(device), settings, edit_mask)
     run = Run(model, rows, settings, noise, plan, tokens, report, clock, edit_mask, start)

@@ -24,7 +24,7 @@ from ...samplers.mar.loop import Plan, Run
 from ...samplers.mar.mar import mar
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import MARSettings
-from ...samplers.mar.tables import tables
+from ...samplers.mar.tables import constants, respaced_timesteps, tables
 from ...samplers.noise import PairedNoise
 from . import cspd as parity_cspd
 from . import lazymar as parity_lazymar
@@ -175,7 +175,8 @@ def table_cases(prefix: str, data: dict[str, Tensor], **about: float) -> Iterato
     """Cases of recorded diffusion tables; the name of a clipped one ends with "c"."""
 
     def checks(tag: str) -> Iterator[Check]:
-        ours = tables(int(tag.rstrip("c")), CLIPPED if tag.endswith("c") else 999, **about)
+        timesteps = respaced_timesteps(int(tag.rstrip("c")), CLIPPED if tag.endswith("c") else 999)
+        ours = constants(timesteps, **about)
         for key, expected in data.items():
             if key.split(".")[0] == tag:
                 made = getattr(ours, key.split(".")[1])
