@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
-from ..model_loaders.networks.mar import ClassRows, MARModel
+from ..model_loaders.networks.mar import ClassConditioning, Conditioning, MARModel
 
 E = TypeVar("E", bound="_Entries")
 
@@ -65,10 +65,10 @@ class Condition(_Entries):
             raise UserError(f"condition: label {bad[0]} is outside the model's 0 to {classes - 1}.")
         return torch.tensor(self.labels, dtype=torch.int64, device=device)
 
-    def rows(self, model: MARModel, guided: bool) -> ClassRows:
+    def rows(self, model: MARModel, guided: bool) -> Conditioning:
         """The condition as the network reads it; raises as :meth:`class_ids`."""
         device = next(model.net.parameters()).device
-        return ClassRows(model.net, self.class_ids(model.net.config.classes, model.label_set, device))
+        return ClassConditioning(model.net, self.class_ids(model.net.config.classes, model.label_set, device))
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class PromptCondition(_Entries):
         null = hybrid.instruction(self.unconditional) if guided else []
         return sum(len(hybrid.prompt(text)) for text in dict.fromkeys(self.texts)) + len(null)
 
-    def rows(self, model: MARModel, guided: bool) -> ClassRows:
+    def rows(self, model: MARModel, guided: bool) -> Conditioning:
         """The condition as the network reads it. Raises UserError: no prompt, or one that the model cannot read."""
         if not self.texts:
             raise UserError("condition: it holds no prompt; write at least one.")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .chat import chat, checked, expect_text, without_special
 from .llama import Llama, LlamaConfig, attend, cache_bytes
-from .mar import MAR, ClassRows, DiffusionHead, MARConfig, MARModel, pick
+from .mar import MAR, Conditioning, DiffusionHead, MARConfig, MARModel, pick
 
 MAR_PREFIX, LLM_PREFIX = "mar.", "llm."
 # Position tables of the MAR; the first two also have buffer rows.
@@ -281,21 +281,23 @@ class HybridModel(MARModel):
         most = llm.positions - self.net.config.tokens - self.net.config.buffer
         return checked(ids, llm.vocab, most, self.name, name)
 
-    def rows(self, texts: Sequence[Any], unconditional: Any, guided: bool) -> PromptRows:
+    def rows(self, texts: Sequence[Any], unconditional: Any, guided: bool) -> PromptConditioning:
         """The condition of one image per prompt; equal prompts are read once, and with guidance the unconditional branch's instruction."""
         device = next(self.hybrid.parameters()).device
         ids = {text: self.prompt(text) for text in texts}
         rows = [*ids.values(), *([self.instruction(unconditional)] if guided else [])]
         caches = [self.hybrid.read(torch.tensor(row, device=device)) for row in rows]
         of = dict(zip(ids, caches, strict=False))
-        return PromptRows(self.hybrid, [of[t] for t in texts], caches[-1] if guided else None, sum(map(len, rows)))
+        return PromptConditioning(
+            self.hybrid, [of[t] for t in texts], caches[-1] if guided else None, sum(map(len, rows))
+        )
 
     def prompt_bytes(self, tokens: int) -> int:
         """Memory of the keys and values of that many tokens."""
         return cache_bytes(self.hybrid.llm, tokens)
 
 
-class PromptRows(ClassRows):
+class PromptConditioning(Conditioning):
     """Prompts of B images: the language model between encoder and decoder.
 
     Equal entries of ``prompts`` are the same object; ``null`` is the unconditional prompt, None without guidance; ``read`` prompt tokens

@@ -49,17 +49,19 @@ class MARConfig:
     def from_state_dict(state: Mapping[str, Tensor], heads: int | None = None) -> MARConfig:
         """Derive the shape from official parameter names; ``heads`` None: of the official size of that width.
 
-        A KeyError if the state dict is none of a MAR, a ValueError if the head count is unknown or does not fit, the tokens are no square.
+        Raises:
+            KeyError: the state dict is not a MAR's.
+            ValueError: the head count is unknown or does not fit, or the tokens are not a square.
         """
         dim = state["class_emb.weight"].shape[1]
         tokens = state["diffusion_pos_embed_learned"].shape[1]
         heads = heads or OFFICIAL_HEADS.get(dim)
         if heads is None:
-            raise ValueError(f"a MAR of width {dim} is none of the official sizes; give its metadata an entry 'heads'")
+            raise ValueError(f"a MAR of width {dim} is not an official size; give its metadata an entry 'heads'")
         if dim % heads:
             raise ValueError(f"heads: {heads} does not divide the width {dim}")
         if math.isqrt(tokens) ** 2 != tokens:
-            raise ValueError(f"{tokens} tokens are no square grid")
+            raise ValueError(f"{tokens} tokens are not a square grid")
         return MARConfig(
             dim=dim,
             encoder_depth=depth(state, "encoder_blocks."),
@@ -282,21 +284,18 @@ class MAR(Regional):
         return z + pick(place.expand(len(wanted), -1, -1), wanted)
 
 
-class ClassRows:
-    """The condition of B images as the network reads it: vectors of the encoder's buffer rows, and what happens to the encoder's output
-    before the decoder reads it. Here class labels int64 [B], which leave that output unchanged; prompts are in ``hybrid.py``."""
-
-    def __init__(self, net: MAR, labels: Tensor):
-        self.mar, self.labels = net, labels
+class Conditioning:
+    """The condition of B images as the network reads it: the vectors of the encoder's buffer rows, and what happens to the encoder's output
+    before the decoder reads it. Here nothing does."""
 
     def __len__(self) -> int:
-        return len(self.labels)
+        """Images B."""
+        raise NotImplementedError
 
     def vectors(self, guided: bool, count: int = 1) -> Tensor:
         """Vectors [E, C] of the encoder's buffer rows: E is ``count`` B, or twice that where the branches of guidance differ in the
         encoder."""
-        rows = self.mar.class_emb(self.labels).repeat(count, 1)
-        return torch.cat([rows, self.mar.fake_latent.expand_as(rows)]) if guided else rows
+        raise NotImplementedError
 
     def fuse(
         self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None, cache: Any = None
@@ -323,6 +322,21 @@ class ClassRows:
     def counts(self, encoder: int, decoder: int) -> dict[str, int]:
         """Counts of a pass for the report, of the rows that the encoder and an average decoder block computed for both branches."""
         return {"transformer_passes": 1, "transformer_tokens": encoder + decoder}
+
+
+class ClassConditioning(Conditioning):
+    """Class labels int64 [B]. The branches of guidance differ in the encoder; its output is the decoder's input."""
+
+    def __init__(self, net: MAR, labels: Tensor):
+        self.mar = net
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def vectors(self, guided: bool, count: int = 1) -> Tensor:
+        rows = self.mar.class_emb(self.labels).repeat(count, 1)
+        return torch.cat([rows, self.mar.fake_latent.expand_as(rows)]) if guided else rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import UserError, not_finite
 from ...model_loaders.networks import ops
-from ...model_loaders.networks.mar import ClassRows, MARModel
+from ...model_loaders.networks.mar import Conditioning, MARModel
 from ...reports.record import GIVEN, PLAIN, Clock, Report
 from ..conditioning import MaskedCondition, expect_kind
 from ..driver import to_device
@@ -147,7 +147,7 @@ class Run:
     """
 
     model: MARModel
-    rows: ClassRows  # the condition as the network reads it
+    rows: Conditioning  # the condition as the network reads it
     settings: MARBase
     noise: PairedNoise
     plan: Plan

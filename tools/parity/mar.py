@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...model_loaders.autoencoders import load_kl
 from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, KLModel
-from ...model_loaders.networks.mar import MAR, ClassRows, MARConfig, MARModel
+from ...model_loaders.networks.mar import MAR, ClassConditioning, MARConfig, MARModel
 from ...reports.record import Clock, Report
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
@@ -94,7 +94,7 @@ def _head_run(model: MARModel, temperature: float, rows: int) -> Run:
     settings = MARSettings(ar_steps=1, temperature=temperature)
     tokens = torch.zeros(rows, c.tokens, c.channels)
     report, clock = Report("verify", model.name, {}, None, rows, "cpu"), Clock(torch.device("cpu"))
-    labels, noise = ClassRows(model.net, torch.zeros(rows, dtype=torch.int64)), PairedNoise(0, range(rows))
+    labels, noise = ClassConditioning(model.net, torch.zeros(rows, dtype=torch.int64)), PairedNoise(0, range(rows))
     return Run(model, labels, settings, noise, Plan(orders, settings), tokens, report, clock)
 
 
