@@ -1,4 +1,6 @@
-"""Conditions, one entry per image: class labels, prompts, text features, semantic features or semantic codes. Label text is parsed here."""
+"""Conditions, one entry per image: class labels, prompts, text features, semantic features or semantic codes. Label
+text is parsed here.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Condition(_Entries):
     label_set: str = ""  # the list of the names ("picture-book", "imagenet-1k"), or "" for bare ids
 
     def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
-        """int64 [B] on ``device``. Raises UserError: no label, one outside the model's ``classes``, or names from another label set."""
+        """int64 [B] on ``device``. Raises UserError: no label, one outside the model's ``classes``, or names from
+        another label set.
+        """
         if not self.labels:
             raise UserError("condition: it holds no label; name at least one.")
         if self.label_set and label_set and self.label_set != label_set:
@@ -73,7 +77,9 @@ class Condition(_Entries):
 
 @dataclass(frozen=True)
 class PromptCondition(_Entries):
-    """Prompts of a batch, for models with a language model of their own. Each model that samples encodes them itself."""
+    """Prompts of a batch, for models with a language model of their own. Each model that samples encodes them
+    itself.
+    """
 
     kind: ClassVar[str] = "prompt"
     texts: tuple[str, ...]  # prompts as typed, one per image
@@ -106,7 +112,9 @@ class _Features(_Entries):
 
 
 class TextCondition(_Features):
-    """Encoded text: the encoder's output for the tokens of each prompt, without padding; the captions are the prompts."""
+    """Encoded text: the encoder's output for the tokens of each prompt, without padding; the captions are the
+    prompts.
+    """
 
     kind: ClassVar[str] = "text"
 
@@ -136,7 +144,8 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
     """Raises UserError if a condition is not of a model's kind."""
     if condition.kind != kind:
         raise UserError(
-            f"condition: it holds {KINDS[condition.kind]}, {model} is conditioned on {KINDS[kind]}; connect the node that makes those."
+            f"condition: it holds {KINDS[condition.kind]}, {model} is conditioned on {KINDS[kind]}; connect the node "
+            f"that makes those."
         )
 
 
@@ -144,8 +153,11 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
 # A message lists all names of a set that has no more than this.
 _FEW = 10
-# Bounds on the time of a check: characters of a text, unknown labels that a message names, and characters of one with close names.
-MOST_TEXT, _MOST_SHOWN, _LONGEST = 1 << 14, 3, 60
+# Bounds on the time of a check: characters of a text, unknown labels that a message names, and characters of one with
+# close names.
+MOST_TEXT = 1 << 14
+_MOST_SHOWN = 3
+_LONGEST = 60
 
 
 def from_ids(ids: Sequence[int]) -> Condition:
@@ -167,7 +179,9 @@ def _ids(label_set: str) -> dict[str, int]:
 
 
 def split_labels(text: str, field: str = "labels") -> list[str]:
-    """The names and ids in a text, see :func:`resolve_labels`. Raises UserError if it has more than 16384 characters."""
+    """The names and ids in a text, see :func:`resolve_labels`. Raises UserError if it has more than 16384
+    characters.
+    """
     if len(text) > MOST_TEXT:
         raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
     return [w.strip() for w in re.split(r"[,;\n]", text) if w.strip()]
@@ -212,7 +226,8 @@ def check_labels(text: str, sets: Sequence[str], field: str = "labels") -> None:
 def _class_id(word: str, label_set: str) -> int | None:
     """The class id of a name or id, None if the set ("" for any ids) does not have it."""
     if re.fullmatch(r"[+-]?[0-9]{1,9}", word):
-        number, count = int(word), len(label_sets().get(label_set, ()))
+        number = int(word)
+        count = len(label_sets().get(label_set, ()))
         return number if 0 <= number and (not count or number < count) else None
     return _ids(label_set).get(_key(word))
 
@@ -223,7 +238,9 @@ def _key(word: str) -> str:
 
 
 def _refuse(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], field: str) -> None:
-    """Raise a UserError that names the first unknown words with the closest names of the sets, if there are unknown words."""
+    """Raise a UserError that names the first unknown words with the closest names of the sets, if there are unknown
+    words.
+    """
     if not unknown:
         return
     words = list(dict.fromkeys(unknown))

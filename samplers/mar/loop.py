@@ -1,7 +1,7 @@
-"""What all masked samplers share: the state of a generation, the plan of its AR steps, and the transformer computed in full.
+"""What all masked samplers share: a generation's state, the plan of its AR steps, and the transformer computed in full.
 
-Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens, C transformer width, and P branches of guidance: 2, the
-condition's and the null one, or 1 without guidance.
+Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens, C transformer width, and P branches
+of guidance: 2, the condition's and the null one, or 1 without guidance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from .schedule import ORDERS, masked_after
 from .settings import MARBase
 from .tables import STEPS, Tables, tables
 
-# Latents of an edit above this are refused: the network would compute NaN of them. Those of an autoencoder are below 100.
+# Latents of an edit above this are refused: the network would compute NaN of them. Those of an autoencoder are below
+# 100.
 LARGEST_LATENT = 10_000
 
 
@@ -110,7 +111,9 @@ class Plan:
 
 
 class Transformer:
-    """How the transformer and the diffusion head are evaluated. Holds the state of one generation; make a new one for the next."""
+    """How the transformer and the diffusion head are evaluated. Holds the state of one generation; make a new one for
+    the next.
+    """
 
     # denoise(run, batch): tokens fp32 [N, channels] of a HeadBatch, with the head as it is evaluated here.
     denoise = staticmethod(denoise)
@@ -130,7 +133,8 @@ class Transformer:
         raise NotImplementedError
 
     def verify(self, run: Run, step: int, count: int) -> Iterator[list[Tensor]]:
-        """z of ``count`` AR steps from ``step`` on, each given the tokens of all steps before it, drafts included, in groups of one pass.
+        """z of ``count`` AR steps from ``step`` on, each given the tokens of all steps before it, drafts included, in
+        groups of one pass.
 
         Here step by step, as features of final tokens only may be cached; the caller stops at the first rejected draft.
         """
@@ -142,8 +146,8 @@ class Transformer:
 class Run:
     """State of one generation, made by :func:`begin`.
 
-    A sampler of either family is one generator. It calls ``begin``, which starts the clock, yields ``run.step(...)`` after every step, in
-    ``with run.clock.paused():``, and returns ``run.finish(...)``, which stops the clock.
+    A sampler of either family is one generator. It calls ``begin``, which starts the clock, yields ``run.step(...)``
+    after every step, in ``with run.clock.paused():``, and returns ``run.finish(...)``, which stops the clock.
     """
 
     model: MARModel
@@ -166,8 +170,8 @@ class Run:
         self.fixed_at = torch.full(self.tokens.shape[:2], -1, dtype=torch.int32, device=self.tokens.device)
 
     def table(self, count: int, highest: int = STEPS - 1) -> Tables:
-        """Diffusion tables of a ``count``-step pass from the setting t_max or the checkpoint's own, ``highest`` at most; the timesteps
-        are on the device."""
+        """Diffusion tables of a ``count``-step pass from the setting t_max or the checkpoint's own, ``highest`` at
+        most; the timesteps are on the device."""
         t_max = self.settings.t_max or self.model.first_timestep(self.settings.diffusion_steps)
         made = tables(count, min(t_max, highest), self.model.max_beta)
         return replace(made, timestep_map=to_device(made.timestep_map, self.tokens.device))
@@ -179,7 +183,8 @@ class Run:
 
     def draws(self, stream: str, count: int) -> tuple[Tensor, Tensor]:
         """Noise of every token on the device: start [B, L, channels] and ``count`` steps [S, B, L, channels]."""
-        c, device = self.model.net.config, self.tokens.device
+        c = self.model.net.config
+        device = self.tokens.device
         start = self.noise.first(stream, c.tokens, c.channels)
         steps = self.noise.steps(stream, count, c.tokens, c.channels)
         return to_device(start, device), to_device(steps, device).transpose(0, 1)
@@ -235,8 +240,9 @@ def begin(
     """Check the inputs and set up a generation.
 
     Raises:
-        UserError: a condition of another kind or that the model cannot read, noise for another number of images, more AR steps than tokens,
-            an edit that does not fit (:func:`edited`), settings of the transformer that do not fit.
+        UserError: a condition of another kind or that the model cannot read, noise for another number of images, more
+            AR steps than tokens, an edit that does not fit (:func:`edited`), settings of the transformer that do not
+            fit.
     """
     c = model.net.config
     device = next(model.net.parameters()).device
@@ -269,21 +275,23 @@ def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tu
     """An edit's latents fp32 [1 or B, C, H, W], and the tokens to sample, bool [B, L].
 
     Raises:
-        UserError: see :meth:`Edit.token_mask`; latents of another shape or far outside a decoder's, or masks that cover different
-            numbers of tokens in one batch.
+        UserError: see :meth:`Edit.token_mask`; latents of another shape or far outside a decoder's, or masks that cover
+            different numbers of tokens in one batch.
     """
     c = model.net.config
     want = (c.channels // model.patch**2, c.grid * model.patch, c.grid * model.patch)
     if edit.start.ndim != 4 or tuple(edit.start.shape[1:]) != want:
         raise UserError(
-            f"latent: it has the shape {list(edit.start.shape)}, {model.name} makes [batch, {want[0]}, {want[1]}, {want[2]}]; "
+            f"latent: it has the shape {list(edit.start.shape)}, {model.name} makes [batch, {want[0]}, {want[1]}, "
+            f"{want[2]}]; "
             f"encode a picture of the model's own size with VAE Encode and the vae of the same loader."
         )
     mask = edit.token_mask(c.grid, images, device)
     largest = float(edit.start.float().abs().max())
     if largest > LARGEST_LATENT:
         raise UserError(
-            f"latent: it holds numbers up to {largest:.3g}, a decoder's latents are below {LARGEST_LATENT}; encode a picture with VAE "
+            f"latent: it holds numbers up to {largest:.3g}, a decoder's latents are below {LARGEST_LATENT}; encode a "
+            f"picture with VAE "
             "Encode and the vae of the same loader."
         )
     counts = mask.sum(1).tolist()
@@ -302,7 +310,9 @@ class FullTransformer(Transformer):
         self.vectors = run.rows.vectors(run.guided)  # of the encoder's buffer rows, [E, C]
 
     def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
-        net, rows, branches = run.model.net, run.rows, 1 + run.guided
+        net = run.model.net
+        rows = run.rows
+        branches = 1 + run.guided
         known = run.plan.known(step)
 
         # 1. The encoder, of both branches where they differ in it.
@@ -320,13 +330,19 @@ class FullTransformer(Transformer):
         return z.unflatten(0, (branches, -1))
 
     def verify(self, run: Run, step: int, count: int) -> Iterator[list[Tensor]]:
-        """All ``count`` AR steps in one pass; equal to :meth:`__call__` step by step, up to the rounding of padded attention."""
-        plan, net, rows, branches = run.plan, run.model.net, run.rows, 1 + run.guided
+        """All ``count`` AR steps in one pass; equal to :meth:`__call__` step by step, up to the rounding of padded
+        attention.
+        """
+        plan = run.plan
+        net = run.model.net
+        rows = run.rows
+        branches = 1 + run.guided
         if count == 1:
             yield [self(run, step, plan.ahead(step))]
             return
 
-        # 1. The batch holds every AR step with all images. Steps know different numbers of tokens: the shorter rows are padded.
+        # 1. The batch holds every AR step with all images. Steps know different numbers of tokens: the shorter rows are
+        # padded.
         batch = len(run.tokens)
         starts = plan.starts[step : step + count]
         longest = starts[-1]

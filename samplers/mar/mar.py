@@ -1,7 +1,7 @@
 """Plain MAR: every token by a full diffusion pass. Source: Li et al. 2024 (arXiv 2406.11838), section 3.
 
-Two options keep or approximate the result with less work: fewer diffusion steps for later tokens (DiSA, Zhao et al. 2025, arXiv
-2505.20297, section 3.2, and its code), and speculation in the diffusion head (``speculative.py``).
+Two options keep or approximate the result with less work: fewer diffusion steps for later tokens (DiSA, Zhao et al.
+2025, arXiv 2505.20297, section 3.2, and its code), and speculation in the diffusion head (``speculative.py``).
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from .settings import DiSASettings, MARSettings
 from .speculative import Paths
 from .tables import STEPS, Tables
 
-# Where fewer than so many steps remain at the end and t_max is 0, all tables start at t = 950 or below, as in the authors' code: from 999
-# they would multiply the head's error by thousands (tables.py).
-FEW_STEPS, CLIPPED = 30, 950
+# Where fewer than so many steps remain at the end and t_max is 0, all tables start at t = 950 or below, as in the
+# authors' code: from 999 they would multiply the head's error by thousands (tables.py).
+FEW_STEPS = 30
+CLIPPED = 950
 # Share of the annealed steps by progress u = 0..1.
 CURVES = {
     "linear": lambda u: 1 - u,
@@ -106,7 +107,9 @@ def plain_steps(
 
 
 def annealed_steps(first: int, last: int, curve: str, ar_steps: int) -> list[int]:
-    """Diffusion steps of AR steps s = 0 .. S - 1: last + floor(curve(s / (S - 1)) (first - last)); ``last`` 0 keeps ``first``."""
+    """Diffusion steps of AR steps s = 0 .. S - 1: last + floor(curve(s / (S - 1)) (first - last)); ``last`` 0 keeps
+    ``first``.
+    """
     if not last or ar_steps == 1:
         return [first] * ar_steps
     out = []

@@ -50,7 +50,8 @@ def halton_cells(grid: int) -> Tensor:
 
 
 def _radical_inverse(index: int, base: int) -> float:
-    out, scale = 0.0, 1.0
+    out = 0.0
+    scale = 1.0
     while index:
         index, digit = divmod(index, base)
         scale /= base
@@ -59,10 +60,13 @@ def _radical_inverse(index: int, base: int) -> float:
 
 
 def halton(random: Tensor) -> Tensor:
-    """Orders of low discrepancy (Besnier et al. 2025, arXiv 2503.17076), int64 [B, L], shifted, transposed and flipped at random."""
+    """Orders of low discrepancy (Besnier et al. 2025, arXiv 2503.17076), int64 [B, L], shifted, transposed and flipped
+    at random.
+    """
     grid = math.isqrt(random.shape[1])
     row, column = halton_cells(grid).unbind(1)
-    shift, flips = random[:, :1], random[:, 1:2]
+    shift = random[:, :1]
+    flips = random[:, 1:2]
 
     row = (row + shift // grid) % grid
     column = (column + shift % grid) % grid

@@ -3,8 +3,8 @@
 Source: Nichol & Dhariwal 2021 (improved DDPM) as used by MAR (Li et al. 2024, arXiv 2406.11838, section 3.2).
 
 Reason for ``t_max``: every respacing of 1000 steps includes t = 999, where abar = 2.4e-9. With N steps the first one
-multiplies the network's error by 1 / sqrt(alpha): 316 at N = 100, 3493 at N = 10. Starting at t = 950 makes that factor
-2.2 at N = 10, which small models and few steps need. 999 is the official behaviour.
+multiplies the network's error by 1 / sqrt(alpha): 316 at N = 100, 3493 at N = 10. Starting at t = 950 makes that
+factor 2.2 at N = 10, which small models and few steps need. 999 is the official behaviour.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def cosine_betas(max_beta: float = MAX_BETA) -> Tensor:
 
 
 def respaced_timesteps(count: int, t_max: int = STEPS - 1) -> list[int]:
-    """The timesteps of a respacing to ``count``, 1 to 1000, ascending and clipped at ``t_max``, so possibly fewer; of one step t = 0."""
+    """The timesteps of a respacing to ``count``, 1 to 1000, ascending and clipped at ``t_max``, so possibly fewer; of
+    one step t = 0.
+    """
     stride = (STEPS - 1) / (count - 1) if count > 1 else 1.0
     position = 0.0
     out = set()
@@ -44,7 +46,9 @@ def respaced_timesteps(count: int, t_max: int = STEPS - 1) -> list[int]:
 
 @dataclass(frozen=True)
 class Constants:
-    """Constants of a respaced diffusion under the names of the published code, float64 [S], index 0 = the lowest timestep."""
+    """Constants of a respaced diffusion under the names of the published code, float64 [S], index 0 = the lowest
+    timestep.
+    """
 
     timestep_map: Tensor  # int64
     betas: Tensor
@@ -82,7 +86,9 @@ class Tables:
 
 @lru_cache(maxsize=64)
 def tables(count: int = STEPS, t_max: int = STEPS - 1, max_beta: float = MAX_BETA) -> Tables:
-    """Tables of a ``count``-step respacing that starts at or below ``t_max``, of the diffusion with betas up to ``max_beta``."""
+    """Tables of a ``count``-step respacing that starts at or below ``t_max``, of the diffusion with betas up to
+    ``max_beta``.
+    """
     return tables_at(tuple(respaced_timesteps(count, t_max)), max_beta)
 
 
