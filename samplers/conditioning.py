@@ -206,10 +206,14 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
         raise UserError(f"{field}: {repeat} images of each label are asked for; 1 is the least.")
     if label_set and label_set not in label_sets():
         raise UserError(f"label_set: {label_set!r} is unknown; there are {', '.join(label_sets())}.")
+
     names = label_sets()[label_set] if label_set else ()
     found = {word: _class_id(word, label_set) for word in words}
     _refuse([word for word, number in found.items() if number is None], {label_set: names}, field)
-    ids = [cast(int, found[word]) for word in words for _ in range(repeat)]
+
+    ids: list[int] = []
+    for word in words:
+        ids += [cast(int, found[word])] * repeat
     return Condition(tuple(ids), tuple(names[i] if names else str(i) for i in ids), label_set)
 
 
@@ -219,7 +223,10 @@ def check_labels(text: str, sets: Sequence[str], field: str = "labels") -> None:
     Raises:
         UserError: words that none of the sets has; the message names three of them with the closest names.
     """
-    unknown = [word for word in split_labels(text, field) if all(_class_id(word, where) is None for where in sets)]
+    unknown = []
+    for word in split_labels(text, field):
+        if all(_class_id(word, where) is None for where in sets):
+            unknown.append(word)
     _refuse(unknown, {where: label_sets()[where] for where in sets}, field)
 
 
@@ -246,18 +253,19 @@ def _refuse(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], field: st
     words = list(dict.fromkeys(unknown))
     shown = ", ".join(repr(w if len(w) <= _LONGEST else f"{w[: _LONGEST - 3]}...") for w in words[:_MOST_SHOWN])
     more = f" and {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
-    close = [
-        f"{name} ({where})" if len(sets) > 1 else name
-        for word in words[:_MOST_SHOWN]
-        for where, names in sets.items()
-        for name in _closest(_key(word), names)
-    ]
+
+    close = []
+    for word in words[:_MOST_SHOWN]:
+        for where, names in sets.items():
+            for name in _closest(_key(word), names):
+                close.append(f"{name} ({where})" if len(sets) > 1 else name)
     hint = f"; the closest: {', '.join(dict.fromkeys(close))}" if close else ""
-    have = [
-        f"{where} has the ids 0 to {len(names) - 1}" + (f" ({', '.join(names)})" if len(names) <= _FEW else "")
-        for where, names in sets.items()
-        if names
-    ]
+
+    have = []
+    for where, names in sets.items():
+        if names:
+            all_names = f" ({', '.join(names)})" if len(names) <= _FEW else ""
+            have.append(f"{where} has the ids 0 to {len(names) - 1}{all_names}")
     remedy = " and ".join(have) or "this model's class names are unknown, so give class ids from 0"
     raise UserError(f"{field}: there is no class {shown}{more}{hint}; {remedy}.")
 
@@ -268,7 +276,10 @@ def _closest(key: str, names: Sequence[str]) -> list[str]:
         return []
     lower = {name.lower(): name for name in names}
     words = [word for word in re.split(r"[^a-z]+", key) if len(word) > 2]
+
     # Of several words the last one is usually the noun.
-    close = [name for word in reversed(words) for name in names if word in re.split(r"[^a-z]+", name.lower())]
+    close = []
+    for word in reversed(words):
+        close += [name for name in names if word in re.split(r"[^a-z]+", name.lower())]
     close += [lower[k] for k in difflib.get_close_matches(key, lower, 3, 0.75)]
     return list(dict.fromkeys(close))[:3]

@@ -70,8 +70,10 @@ class HybridConfig:
         width = llm["model.embed_tokens.weight"].shape[1]
         heads = heads or OFFICIAL_HEADS.get(width)
         if heads is None:
-            remedy = "state llm.num_attention_heads in config.json"
-            raise ValueError(f"a language model of width {width} is none of the official sizes; {remedy}")
+            raise ValueError(
+                f"a language model of width {width} is none of the official sizes; state llm.num_attention_heads in "
+                "config.json"
+            )
         return HybridConfig(MARConfig.from_state_dict(mar, mar_heads), LlamaConfig.of_qwen(llm, heads, **about))
 
 

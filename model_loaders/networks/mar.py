@@ -147,6 +147,7 @@ class DiffusionHead(nn.Module):
         for i, block in enumerate(self.res_blocks):
             shift, scale, gate = modulations[3 * i : 3 * i + 3]
             h = torch.addcmul(h, gate, block.mlp(modulated(h, block.in_ln, shift, scale)))
+
         # The last layer stays in fp32: at t = 999 its errors are multiplied by hundreds (samplers/mar/tables.py).
         last = self.final_layer.linear
         return last(modulated(h, self.final_layer.norm_final, *modulations[-2:]).to(last.weight.dtype))
@@ -265,6 +266,7 @@ class MAR(Regional):
         key_mask = None
         if padding_mask is not None:
             key_mask = F.pad(padding_mask, (self.config.buffer, 0), value=True)
+
         run = self.region(Block.forward)
         for block in self.encoder_blocks:
             x = run(block, x, key_mask)
@@ -278,6 +280,7 @@ class MAR(Regional):
         x = self.decoder_embed(encoded)
         full = self.mask_token.to(x.dtype).expand(b, buffer + length + (padding_mask is not None), -1).clone()
         full[:, :buffer] = x[:, :buffer]
+
         # Padding goes to a row that is cut off.
         at = known if padding_mask is None else torch.where(padding_mask, known, length)
         full.scatter_(1, (at + buffer)[..., None].expand(-1, -1, x.shape[2]), x[:, buffer:])
@@ -295,6 +298,7 @@ class MAR(Regional):
         run = self.region(Block.forward)
         for block in blocks:
             x = run(block, x)
+
         place = self.diffusion_pos_embed_learned
         if wanted is None:
             return self.decoder_norm(run(last, x)[:, self.config.buffer :]) + place

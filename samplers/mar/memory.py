@@ -51,10 +51,13 @@ def estimate(
     left = masked_after(c.tokens, settings.ar_steps)
     largest = max(a - b for a, b in zip([c.tokens, *left], left, strict=False))
     rows = branches * images * (c.buffer + c.tokens)
+
     # CSpD verifies the AR steps of a draft in one pass; FastHybrid denoises those of a lookahead together.
     segment = values.get("draft_length", 1)
     ahead = max(1, values.get("lookahead", 1))
     tokens = branches * images * min(c.tokens, largest * ahead)
+
+    # Kept during the whole generation.
     out = {f"{WEIGHTS}{name}": count for name, count in model.weights().items()}
     for name, part in model.parts.items():
         if offloaded := offloaded_bytes(part):
@@ -65,7 +68,10 @@ def estimate(
     out[NOISE] = noise_bytes(model, images, settings.diffusion_steps)
     if cache is not None:
         out[FEATURES] = feature_bytes(model, images, settings, cache)
-    out |= {name: segment * count for name, count in model.working_bytes(rows).items()}
+
+    # Working memory of one evaluation each.
+    for name, count in model.working_bytes(rows).items():
+        out[name] = segment * count
     modulations = tokens * c.head_width * (3 * c.head_depth + 2)
     out[HEAD] = 3 * max(modulations, min(BUDGET, modulations * settings.diffusion_steps)) * size
     return out
