@@ -99,8 +99,10 @@ def qualities(
     """Quality of every cell, a uint8 batch [N, H, W, 3], against its baseline; None for baselines and for cells without
     one.
 
-    ``baseline`` as in :func:`reports.record.against`; a report is None where none exists. Raises UserError: a cell is
-    not a uint8 batch.
+    ``baseline`` as in :func:`reports.record.against`; a report is None where none exists.
+
+    Raises:
+        UserError: a cell is not a uint8 batch.
     """
     bases = [baseline] * len(pictures) if isinstance(baseline, int) else baseline
     out: list[Quality | None] = []

@@ -54,8 +54,10 @@ class Condition(_Entries):
     label_set: str = ""  # the list of the names ("picture-book", "imagenet-1k"), or "" for bare ids
 
     def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
-        """int64 [B] on ``device``. Raises UserError: no label, one outside the model's ``classes``, or names from
-        another label set.
+        """int64 [B] on ``device``.
+
+        Raises:
+            UserError: no label, one outside the model's ``classes``, or names from another label set.
         """
         if not self.labels:
             raise UserError("condition: it holds no label; name at least one.")
@@ -97,7 +99,11 @@ class PromptCondition(_Entries):
         return sum(len(hybrid.prompt(text)) for text in dict.fromkeys(self.texts)) + len(null)
 
     def rows(self, model: MARModel, guided: bool) -> Conditioning:
-        """The condition as the network reads it. Raises UserError: no prompt, or one that the model cannot read."""
+        """The condition as the network reads it.
+
+        Raises:
+            UserError: no prompt, or one that the model cannot read.
+        """
         if not self.texts:
             raise UserError("condition: it holds no prompt; write at least one.")
         return cast(HybridModel, model).rows(self.texts, self.unconditional, guided)
@@ -141,7 +147,11 @@ AnyCondition = MaskedCondition | TextCondition | FeatureCondition | CodeConditio
 
 
 def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
-    """Raises UserError if a condition is not of a model's kind."""
+    """Check that a condition is of a model's kind.
+
+    Raises:
+        UserError: it is of another kind.
+    """
     if condition.kind != kind:
         raise UserError(
             f"condition: it holds {KINDS[condition.kind]}, {model} is conditioned on {KINDS[kind]}; connect the node "
@@ -179,8 +189,10 @@ def _ids(label_set: str) -> dict[str, int]:
 
 
 def split_labels(text: str, field: str = "labels") -> list[str]:
-    """The names and ids in a text, see :func:`resolve_labels`. Raises UserError if it has more than 16384
-    characters.
+    """The names and ids in a text, see :func:`resolve_labels`.
+
+    Raises:
+        UserError: it has more than 16384 characters.
     """
     if len(text) > MOST_TEXT:
         raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")

@@ -111,7 +111,10 @@ def values(kind: type, preset: str, demo: bool, width: int = 0, ar_steps: int = 
 
     ``demo``: the model is the demo's. The papers give some values by the width of a MAR's transformer, 0 where unknown,
         or by number of AR
-    steps. Raises UserError: no such preset.
+    steps.
+
+    Raises:
+        UserError: no such preset.
     """
     if preset not in NAMES:
         raise UserError(f"preset: {preset!r} is not one of {', '.join(NAMES)}.")

@@ -136,8 +136,10 @@ SAMPLERS: dict[str, Entry] = {
 
 
 def find(name: str) -> Entry:
-    """The sampler of that name; the parts of a combination may stand in any order. Raises UserError if there is
-    none.
+    """The sampler of that name; the parts of a combination may stand in any order.
+
+    Raises:
+        UserError: there is none.
     """
     parts = sorted(part.strip() for part in name.lower().split("+"))
     for entry in SAMPLERS.values():
