@@ -110,8 +110,7 @@ def values(kind: type, preset: str, demo: bool, width: int = 0, ar_steps: int = 
     """The values that a preset, one of :data:`NAMES`, sets on settings of class ``kind``; none for *custom*.
 
     ``demo``: the model is the demo's. The papers give some values by the width of a MAR's transformer, 0 where unknown,
-        or by number of AR
-    steps.
+    or by number of AR steps.
 
     Raises:
         UserError: no such preset.

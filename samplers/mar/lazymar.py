@@ -150,9 +150,8 @@ class LazyTransformer(Transformer):
     """Transformer and diffusion head with LazyMAR's caches, for one generation.
 
     Calls may skip AR steps, ask for any positions ahead, and start from given tokens: the new tokens are those decided
-        since
-    the last call. Decided tokens must not change; a caller that changes some calls :meth:`forget`. The report of a run
-    with this transformer has its name and settings.
+    since the last call. Decided tokens must not change; a caller that changes some calls :meth:`forget`. The report of
+    a run with this transformer has its name and settings.
     """
 
     def __init__(self, settings: CacheSettings):
@@ -509,11 +508,9 @@ class CachedHead:
     """The diffusion head with LazyMAR's cache: ``out = head(k, x)`` at every diffusion step k, in their order.
 
     The cache is in the published code and in the paper's speed-ups, but not in its text. A reused step evaluates the
-    conditional rows
-    only, and takes from the last full step: the sum of what blocks 1 to 4 added; the MLP outputs of the other blocks
-        (``own``), with the
-    current gate; and the difference between the conditional and the null branch's noise. An edge step computes the MLPs
-    of the own blocks.
+    conditional rows only, and takes from the last full step: the sum of what blocks 1 to 4 added; the MLP outputs of
+    the other blocks (``own``), with the current gate; and the difference between the conditional and the null branch's
+    noise. An edge step computes the MLPs of the own blocks.
     """
 
     def __init__(self, head: DiffusionHead, batch: HeadBatch, plan: HeadPlan):
