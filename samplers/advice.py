@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..reports.quality import DISTRIBUTION, IDENTICAL, closeness, measure
 from ..reports.record import Report
 from ..reports.sweep import Cell, Point, summary
-from ..reports.table import figure, markdown
+from ..reports.table import figure, literal, markdown
 from .baseline import lossless
 from .choice import Choice, parse_choice
 from .settings import Settings, knob
@@ -58,6 +58,7 @@ _CANDIDATES: dict[str, tuple[str, ...]] = {
 # A candidate is run again while its ratio is at least this share of the best one's; one round on a busy machine varies
 # by that much.
 _CLOSE = 0.6
+_LONGEST = 400  # characters of a reason in the table
 # How far from the limit a candidate may be to be run again.
 _MARGINS = {SSIM: 0.1, PSNR: 3.0, ACCEPTANCE: 10.0}
 
@@ -209,5 +210,5 @@ def _table(answer: str, ranked: Sequence[Measured], settings: AdviceSettings) ->
         passes = "yes" if m.passes(settings) else "no"
         speed = [figure(m.ratio, ".2f", "x"), f"{min(ratios):.2f} to {max(ratios):.2f}"]
         rows.append([m.choice.text, *speed, kept, *closeness(m.point), passes])
-    failed = [f"{m.choice.text} was not run: {m.problem}" for m in ranked if m.problem]
+    failed = [f"{m.choice.text} was not run: {literal(m.problem, _LONGEST)}" for m in ranked if m.problem]
     return "\n".join([answer, "", markdown(rows), *([""] if failed else []), *failed])

@@ -279,8 +279,9 @@ class HybridModel(MARModel):
     def note(self) -> str:
         side = self.net.config.grid
         if side == self.trained:
-            return ""
-        return f"{side} x {side} tokens; the model was trained for {self.trained} x {self.trained}"
+            return self.assumed
+        size = f"{side} x {side} tokens; the model was trained for {self.trained} x {self.trained}"
+        return "; ".join(filter(None, (self.assumed, size)))
 
     def working_bytes(self, rows: int) -> dict[str, int]:
         c = self.hybrid.config.llm

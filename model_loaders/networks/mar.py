@@ -57,7 +57,7 @@ class MARConfig:
         tokens = state["diffusion_pos_embed_learned"].shape[1]
         heads = heads or OFFICIAL_HEADS.get(dim)
         if heads is None:
-            raise ValueError(f"a MAR of width {dim} is not an official size; give its metadata an entry 'heads'")
+            raise ValueError(f"no official MAR has the width {dim}, so the number of attention heads must be stated")
         if dim % heads:
             raise ValueError(f"heads: {heads} does not divide the width {dim}")
         if math.isqrt(tokens) ** 2 != tokens:
@@ -375,6 +375,7 @@ class MARModel:
     patch: int = 1  # latent positions a token covers per side; 1 in every official file
     label_set: str = ""  # name of the label list ("imagenet-1k", "picture-book"), or "" if unknown
     max_beta: float = 0.999  # largest beta of the diffusion the head was trained with; 0.999 for every MAR
+    assumed: str = ""  # what decides the result without being stated by user or file
     condition: ClassVar[str] = "class"  # kind of condition it is sampled with
 
     @property
@@ -389,7 +390,7 @@ class MARModel:
     @property
     def note(self) -> str:
         """A remark for the report, or ""."""
-        return ""
+        return self.assumed
 
     def working_bytes(self, rows: int) -> dict[str, int]:
         """Upper estimate of the activations of one pass by part, for ``rows`` rows of the decoder over the batch and

@@ -19,17 +19,13 @@ from ...model_loaders.networks.mar import Conditioning, MARModel
 from ...reports.record import GIVEN, PLAIN, Clock, Report
 from ..conditioning import MaskedCondition, expect_kind
 from ..driver import to_device
-from ..editing import Edit
+from ..editing import LARGEST_LATENT, Edit
 from ..noise import PairedNoise
 from .diffusion import denoise
 from .memory import estimate
 from .schedule import ORDERS, masked_after
 from .settings import MARBase
 from .tables import STEPS, Tables, tables
-
-# Latents of an edit above this are refused: the network would compute NaN of them. Those of an autoencoder are below
-# 100.
-LARGEST_LATENT = 10_000
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ...errors import UserError
+from ...errors import UserError, not_finite
 from ...model_loaders.networks.janus import JanusModel
 from ...model_loaders.networks.llama import TokenModel
 from ...model_loaders.networks.ta_tok import TATokModel
@@ -30,7 +30,7 @@ def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureConditio
     Images are computed one at a time, so that the features do not depend on the batch; equal codes share one tensor.
 
     Raises:
-        UserError: codes of another codebook, not a square grid, or none.
+        UserError: codes of another codebook, not a square grid, or none; features that are not finite.
     """
     size, device = ta_tok.net.config.codes, ta_tok.net.bottleneck.out_linear.weight.device
     if condition.size and condition.size != size:
@@ -45,7 +45,10 @@ def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureConditio
         key = codes.to(device="cpu", dtype=torch.int64).contiguous().numpy().tobytes()
         if key not in computed:
             with torch.no_grad():
-                computed[key] = ta_tok.net.features(codes.to(device, torch.int64)[None])[0]
+                features = ta_tok.net.features(codes.to(device, torch.int64)[None])[0]
+            if not bool(features.isfinite().all()):
+                raise not_finite("ta_tok", ta_tok.name, "features")
+            computed[key] = features
         out.append(computed[key])
     return FeatureCondition(tuple(out), condition.names)
 

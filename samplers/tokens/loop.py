@@ -155,7 +155,8 @@ def new_report(
     """Report and clock of a run that begins now."""
     net, device = model.net, model.net.compute_device
     report = Report(name, model.name, asdict(settings), seed, images, device.type)  # type: ignore[call-overload]
-    report.note = "; ".join(filter(None, (ops.remark(net), net.remark)))
+    stated = model.note if isinstance(model, TokenModel) else ""
+    report.note = "; ".join(filter(None, (stated, ops.remark(net), net.remark)))
     return report, Clock(device)
 
 
@@ -259,11 +260,17 @@ def published(model: TokenModel) -> dict[str, Any]:
     c = model.net.config
     cfg, top_k = _PUBLISHED[c.condition]
     par = _PUBLISHED_PAR.get((c.dim, c.regions))
-    return {"cfg": par or cfg, "top_k": 0 if par else top_k}
+    return {"cfg": (par or cfg) if c.null else 1.0, "top_k": 0 if par else top_k}
 
 
 def resolve(settings: S, model: TokenModel) -> S:
-    """The settings with the model's published values for ``cfg`` 0 and ``top_k`` -1."""
+    """The settings with the model's published values for ``cfg`` 0 and ``top_k`` -1.
+
+    Raises:
+        UserError: guidance of a model that was trained without a null class.
+    """
+    if settings.cfg > 1 and not model.net.config.null:
+        raise UserError(f"cfg: {model.name} was trained without a null class, so guidance is impossible; choose cfg 1.")
     own, top_k = published(model), settings.top_k
     return replace(settings, cfg=settings.cfg or own["cfg"], top_k=own["top_k"] if top_k < 0 else top_k)
 

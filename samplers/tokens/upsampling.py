@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import UserError
-from ...model_loaders.networks.autoencoder import VQModel
+from ...errors import UserError, not_finite
+from ...model_loaders.networks.autoencoder import VQModel, expect_finite
 
 # Images [B, 3, H, W] in 0..1 to larger ones of any size; the result is resized to the exact size.
 Enlarge = Callable[[Tensor], Tensor]
@@ -27,6 +27,7 @@ class UpSampling:
 
     def __init__(self, vq: VQModel, enlarge: Enlarge | None = None, name: str = "bicubic"):
         self.vq, self._enlarge, self.name = vq.net, enlarge, name
+        self._decoder = vq.name
 
     def up(self, codes: Tensor, factor: int) -> Tensor:
         """U_r: codes int64 [B, h, w] to [B, h * factor, w * factor]. Raises UserError: ``enlarge`` made other than as many RGB images."""
@@ -35,11 +36,13 @@ class UpSampling:
         return torch.cat([self._up(part, size) for part in self._pieces(codes, size[0] * size[1])])
 
     def _up(self, codes: Tensor, size: tuple[int, int]) -> Tensor:
-        small = self.vq.decode_codes(codes).float()
+        small = self._decoded(codes)
         if self._enlarge is None:
             large = F.interpolate(small, size=size, mode="bicubic", antialias=True)
         else:
             large = self._enlarge((small / 2 + 0.5).clamp(0, 1)).to(small) * 2 - 1
+            if not bool(large.isfinite().all()):
+                raise not_finite("upscale_model", self.name, "pixels")
             if large.ndim != 4 or large.shape[:2] != small.shape[:2]:
                 raise UserError(
                     f"upscale_model: it made {list(large.shape)} of pictures {list(small.shape)}; choose one that enlarges RGB pictures."
@@ -51,8 +54,12 @@ class UpSampling:
     def down(self, codes: Tensor, factor: int) -> Tensor:
         """D_r: codes int64 [B, h, w] to [B, h / factor, w / factor]; h and w are multiples of ``factor``."""
         stride, (_, h, w) = self.vq.config.stride, codes.shape
-        parts = [self.vq.decode_codes(part).float() for part in self._pieces(codes, h * w * stride**2)]
+        parts = [self._decoded(part) for part in self._pieces(codes, h * w * stride**2)]
         return torch.cat([self._encode(F.avg_pool2d(part, factor)) for part in parts])
+
+    def _decoded(self, codes: Tensor) -> Tensor:
+        """Images fp32 [B, 3, H, W] of codes; a UserError if they are not finite, which codes of them would hide."""
+        return expect_finite(self.vq.decode_codes(codes).float(), self._decoder)
 
     def _pieces(self, codes: Tensor, pixels: int) -> tuple[Tensor, ...]:
         """A batch of codes on the tokenizer's device, split so that memory is bounded; ``pixels`` of each image."""

@@ -153,3 +153,33 @@ def test_a_run_that_gained_nothing_says_so():
     slow = no_gain(of("zipar", window=2), report("llamagen", 1.0))  # 2 images a second against 1
     assert slow == "No gain here. It took 2.00 times the baseline's seconds."
     assert no_gain(of("zipar"), report("llamagen", 4.0)) == ""
+
+
+def nested(depth: int) -> list:
+    value: list = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("name", ["label", "device", "note", "settings", "sampler", "phases", "quality"])
+@pytest.mark.parametrize("depth", [10, 900])
+def test_deep_values_are_no_text(tmp_path, name, depth):
+    """They are read as JSON and are too deep to be printed."""
+    text = json.dumps({"version": 1, "runs": [{**GOOD["runs"][0], name: nested(depth)}]})
+    try:
+        _, reports, labels, _ = exchange.read_runs(write(tmp_path / "a.png", text))
+    except UserError as sentence:
+        assert name not in ("label", "device", "note") and str(sentence).startswith(
+            "image: a report of a.png is damaged"
+        )
+        return
+    assert name in ("label", "device", "note")
+    assert labels == [""] and reports[0].note == "" and (name != "device" or reports[0].device == "")
+
+
+@pytest.mark.parametrize("version", [2, 0, "1", None, [1]])
+def test_a_report_of_another_format_is_not_read(tmp_path, version):
+    text = json.dumps({**GOOD, "version": version})
+    with pytest.raises(UserError, match="^image: the report of a.png is of the format .*, and this version reads 1"):
+        exchange.read_runs(write(tmp_path / "a.png", text))
