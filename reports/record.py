@@ -69,9 +69,9 @@ class Report:
     peak_memory_bytes: int | None = None  # allocated device memory; None if the device does not report it
     # Estimated bytes by stage, computed before the run, see samplers/mar/memory.py; {} where nothing is estimated.
     memory: dict[str, int] = field(default_factory=dict)
-    # Arrays [B, h, w]: "step" int32 (AR step or pass at which a token was fixed, -1 for given tokens), "outcome" uint8 (see above),
-    # "cached" int32 (number of AR steps at which the token's decoder rows came from a cache), "islands" int32 (number from 1
-    # within the image, 0 elsewhere), "waves" int32 (from 0, -1 elsewhere).
+    # Arrays [B, h, w]: "step" int32 (AR step or pass at which a token was fixed, -1 for given tokens), "outcome" uint8
+    # (see above), "cached" int32 (number of AR steps at which the token's decoder rows came from a cache), "islands"
+    # int32 (number from 1 within the image, 0 elsewhere), "waves" int32 (from 0, -1 elsewhere).
     maps: dict[str, np.ndarray] = field(default_factory=dict)
     similarity: np.ndarray | None = None  # of all verified drafts, float32 [n]
     note: str = ""  # a remark about the settings
@@ -91,7 +91,8 @@ class Report:
     @property
     def tokens_per_pass(self) -> float | None:
         """Mean number of tokens per image that one sequential transformer pass fixes, or None without a "step" map."""
-        passes, step = self.counts.get("transformer_passes", 0), self.maps.get("step")
+        passes = self.counts.get("transformer_passes", 0)
+        step = self.maps.get("step")
         return float((step >= 0).sum()) / len(step) / passes if passes and step is not None and len(step) else None
 
     def speedup(self, baseline: Report | None) -> float | None:
@@ -149,8 +150,8 @@ def joined(reports: Sequence[Report], note: str = "") -> Report:
 class Clock:
     """Measures the seconds of a run and of its phases.
 
-    On a CUDA device it records events on the stream and compares them after the run, so that no step waits for the device. Elsewhere it
-    measures wall time.
+    On a CUDA device it records events on the stream and compares them after the run, so that no step waits for the
+    device. Elsewhere it measures wall time.
     """
 
     def __init__(self, device: torch.device):
@@ -263,7 +264,8 @@ def _rows(
     reports: Sequence[Report], labels: Sequence[str] | None, baseline: Baseline, quality: Qualities = ()
 ) -> list[list[str]]:
     """The cells of :data:`_COLUMNS` of every run."""
-    names, found = labels or [r.sampler for r in reports], quality or [None] * len(reports)
+    names = labels or [r.sampler for r in reports]
+    found = quality or [None] * len(reports)
     return [
         [
             name,

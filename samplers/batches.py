@@ -43,7 +43,9 @@ def begin(
 
 
 def warm_up(entry: Entry, model: Any, settings: Any, condition: AnyCondition) -> None:
-    """Run one AR step with two diffusion steps, or three passes of a token model: the first calls in a process initialise libraries."""
+    """Run one AR step with two diffusion steps, or three passes of a token model: the first calls in a process
+    initialise libraries.
+    """
     settings = short(entry, settings)
     run_beginning(in_parts(partial(begin, entry, model, settings, condition, 0, 0), len(condition)))
 
@@ -63,9 +65,10 @@ def run_beginning(steps: Generator[Any, None, Any]) -> None:
 def in_parts(start: Callable[[range], Generator[S, None, R]], images: int) -> Generator[S, None, R]:
     """Sample a batch at once; if memory is insufficient, in parts of half the size, again halved until a part fits.
 
-    ``start`` begins the sampler for some of the images, by their place in the batch, and may be called again for an image. In the steps of
-    a batch in parts, tensors hold all images (zero where not begun), and ``done`` and ``total`` count steps times images. Its report says
-    so in its note; its seconds and counts are the sums over the parts, without attempts that ran out of memory.
+    ``start`` begins the sampler for some of the images, by their place in the batch, and may be called again for an
+    image. In the steps of a batch in parts, tensors hold all images (zero where not begun), and ``done`` and ``total``
+    count steps times images. Its report says so in its note; its seconds and counts are the sums over the parts,
+    without attempts that ran out of memory.
 
     Raises:
         UserError: memory is insufficient for a single image.
@@ -102,8 +105,8 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int) -> Ge
             whole[first:] = 0
         if len(part) == 1:
             raise UserError(
-                "memory: there is too little for a single image; choose a dtype of half the size (bf16 or fp16) where the loader offers "
-                "it, a smaller model or picture, or unload other models."
+                "memory: there is too little for a single image; choose a dtype of half the size (bf16 or fp16) where "
+                "the loader offers it, a smaller model or picture, or unload other models."
             )
         size = (len(part) + 1) // 2
         logging.getLogger(__name__).warning(
@@ -132,7 +135,8 @@ def _of_batch(step: S, part: range, images: int, shown: dict[str, Tensor]) -> S:
     for name, value in tensors.items():
         whole = shown.setdefault(name, value.new_zeros(images, *value.shape[1:]))
         whole[part.start : part.stop] = value
-    done, total = part.start * given.total + len(part) * given.done, images * given.total
+    done = part.start * given.total + len(part) * given.done
+    total = images * given.total
     return replace(given, done=done, total=total, **{name: shown[name].clone() for name in tensors})
 
 

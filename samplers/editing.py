@@ -1,7 +1,7 @@
 """Editing: tokens outside a mask are given, those inside are sampled again.
 
-Given tokens are known before the first step, so editing works with every accelerator. A masked sampler's new tokens see all given ones;
-those of a token sampler, which goes in raster order or near it, see the given ones before them.
+Given tokens are known before the first step, so editing works with every accelerator. A masked sampler's new tokens
+see all given ones; those of a token sampler, which goes in raster order or near it, see the given ones before them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Edit:
         for name, x in (("latent", self.start), ("mask", mask)):
             if len(x) not in (1, images):
                 raise UserError(
-                    f"{name}: its batch has {len(x)} entries, the condition asks for {images} images; use one, or as many."
+                    f"{name}: its batch has {len(x)} entries, the condition asks for {images} images; use one, or as "
+                    f"many."
                 )
             if not bool(x.isfinite().all()):
                 raise UserError(f"{name}: it holds numbers that are not finite; make it again.")

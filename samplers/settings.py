@@ -1,4 +1,6 @@
-"""Settings of the samplers: frozen dataclasses from whose fields widgets, command-line options and range checks are derived."""
+"""Settings of the samplers: frozen dataclasses from whose fields widgets, command-line options and range checks are
+derived.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Knob:
 
 
 class Settings:
-    """Base of all settings: a frozen dataclass whose fields are made by :func:`knob`. Values are checked wherever they are made.
+    """Base of all settings: a frozen dataclass whose fields are made by :func:`knob`. Values are checked wherever they
+    are made.
 
     Raises:
         UserError: a value of a wrong type, a number outside its range or not finite, an unknown choice.
@@ -42,7 +45,9 @@ class Settings:
 
 
 class Guarantees(Settings):
-    """Settings of a sampler and what they promise about the pictures; every part of a combination adds its own condition."""
+    """Settings of a sampler and what they promise about the pictures; every part of a combination adds its own
+    condition.
+    """
 
     def exact(self, side: int) -> bool:
         """Whether the pictures are the plain sampler's, up to rounding in fp32. ``side``: of the token grid."""
@@ -135,7 +140,8 @@ def _checked(name: str, value: Any, default: Any, about: Knob) -> Any:
         if number != int(number):
             raise UserError(f"{name}: {value!r} is not a whole number.")
         number = int(number)
-    low, high = about.low, about.high
+    low = about.low
+    high = about.high
     if low is not None and number < low or high is not None and number > high:
         raise UserError(f"{name}: {number:g} is outside {low:g} to {high:g}.")
     return number

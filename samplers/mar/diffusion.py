@@ -1,10 +1,10 @@
 """Ancestral sampling with MAR's diffusion head and its learned variance, many tokens at once.
 
-Source: Nichol & Dhariwal 2021 (improved DDPM) as used by MAR (Li et al. 2024, arXiv 2406.11838, section 3.2); x0 is never clipped.
-The head's last layer and the steps are fp32, whatever the dtype of the network.
+Source: Nichol & Dhariwal 2021 (improved DDPM) as used by MAR (Li et al. 2024, arXiv 2406.11838, section 3.2); x0 is
+never clipped. The head's last layer and the steps are fp32, whatever the dtype of the network.
 
-The diffusion is one loop: ``out = head(k, x)`` at diffusion step k, from 0 at the highest timestep, then :func:`ancestral_step`. Here the
-head is evaluated in full at every step; ``lazymar.py`` has one with a cache.
+The diffusion is one loop: ``out = head(k, x)`` at diffusion step k, from 0 at the highest timestep, then
+:func:`ancestral_step`. Here the head is evaluated in full at every step; ``lazymar.py`` has one with a cache.
 """
 
 from __future__ import annotations
@@ -39,19 +39,21 @@ class HeadBatch:
     z: Tensor  # conditions [P, N, C]; P = 2 with guidance, the null class's last
     cfg: Tensor  # guidance scale fp32 [N, 1]
     x: Tensor  # state before the first step, fp32 [N, channels]: noise, unless the sampler has made the first step
-    # Step noise fp32 [T, N, channels], highest timestep first; the last step uses none. Step k of a table of S <= T steps takes
-    # entry k T // S, so that pictures of fewer steps stay comparable.
+    # Step noise fp32 [T, N, channels], highest timestep first; the last step uses none. Step k of a table of S <= T
+    # steps takes entry k T // S, so that pictures of fewer steps stay comparable.
     noise: Tensor
     table: Tables
     draft: Tensor | None = None  # x' fp32 [N, channels], which the mean is pulled to; None for none
     gamma: Sequence[float] = ()  # weight of the draft at every step of the table, highest timestep first; () for none
-    # The steps of the table to make, from 0 at the highest timestep: the first one, and the one to stop before; None for the end.
+    # The steps of the table to make, from 0 at the highest timestep: the first one, and the one to stop before; None
+    # for the end.
     first: int = 0
     stop: int | None = None
 
 
 def guide(out: Tensor, cfg: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Classifier-free guidance on the noise only: eps, and the conditional branch's variance logits, [N, channels] each.
+    """Classifier-free guidance on the noise only: eps, and the conditional branch's variance logits, [N, channels]
+    each.
 
     ``out``: head output [P, N, 2 channels], the null branch last; ``cfg``: guidance scale [N, 1] or a number.
     """
@@ -75,7 +77,8 @@ def ancestral_step(
     With a draft x' of weight gamma: mu' = (1 - gamma) mu + gamma x'.
 
     Args:
-        numbers: ``Tables.steps`` of the step, and gamma; tensors for the compiler, which treats other numbers as constants.
+        numbers: ``Tables.steps`` of the step, and gamma; tensors for the compiler, which treats other numbers as
+            constants.
         noise, draft, x: fp32 [N, channels]; the noise includes the temperature.
         cfg, out: see :func:`guide`.
     """
@@ -96,7 +99,8 @@ def ancestral_steps(
     count = len(batch.table.steps)
     steps = range(count)[batch.first : batch.stop]
 
-    # The last step of a table adds no noise. Its zeros are a view like the others, so that the compiler treats them alike.
+    # The last step of a table adds no noise. Its zeros are a view like the others, so that the compiler treats them
+    # alike.
     noise = batch.noise * run.settings.temperature
     noise[-1] = 0
     noise_of = [noise[k * len(noise) // count] if k + 1 < count else noise[-1] for k in steps]

@@ -1,23 +1,26 @@
 """FastHybrid: lookahead drafts, verification by similarity, guided few-step refinement.
 
-Source: "FastHybrid: Accelerating Hybrid Autoregressive Image Generation with Lookahead and Guided Decoding" (CVPR 2026).
-No code was published; choices that the paper leaves open are settings (see :class:`FastHybridSettings`).
+Source: "FastHybrid: Accelerating Hybrid Autoregressive Image Generation with Lookahead and Guided Decoding" (CVPR
+2026). No code was published; choices that the paper leaves open are settings (see :class:`FastHybridSettings`).
 
 At AR step s, with z the transformer's output for the positions of step s and of those up to the next multiple of k:
 
-1. *verify*: a token of step s keeps its draft if cos(z', z) >= lambda, where z' is the condition its draft was made from;
-2. *lookahead*: all other tokens of step s, and for their images all tokens of the following steps up to the next multiple
-   of k, are sampled by a full diffusion pass of T steps; the latter are the drafts x' of these steps, with z' = z;
-3. *refine*: accepted tokens are sampled by T_g guided diffusion steps, whose means are mixed with the draft:
+1. *verify*: a token of step s keeps its draft if cos(z', z) >= lambda, where z' is the condition its draft was made
+   from;
+2. *lookahead*: all other tokens of step s, and for their images all tokens of the following steps up to the next
+   multiple of k, are sampled by a full diffusion pass of T steps; the latter are the drafts x' of these steps, and
+   their z is z';
+3. *refine*: accepted tokens are sampled by T_g guided diffusion steps, whose means are mixed with the draft,
    mu'_t = (1 - gamma_t) mu_t + gamma_t x'. A step with gamma_t = 1 does not depend on the head and skips it.
 
-Lookaheads end at multiples of k, so that the images of a batch start their next ones together: the number of sequential head
-calls of a batch then stays near that of one image. Guided steps have noise of their own: with entries of the noise that made the
-draft, accepted tokens were no closer to plain MAR's. With ``lookahead_start``, which the paper does not have, the first AR steps
-are plain MAR's. Nor does the paper have ``acceptance_target``, which takes the place of lambda: of the
-drafts of an image, those of a step that are most similar are kept, as many as make up the share of all its drafts so far. This is
-lambda as a quantile; a fixed lambda keeps all drafts of one image and none of another. The transformer runs at every AR step as in plain
-MAR, so a restarted lookahead costs no further transformer pass.
+Lookaheads end at multiples of k, so that the images of a batch start their next ones together: the number of
+sequential head calls of a batch then stays near that of one image. Guided steps have noise of their own: with entries
+of the noise that made the draft, accepted tokens were no closer to plain MAR's. With ``lookahead_start``, which the
+paper does not have, the first AR steps are plain MAR's. Nor does the paper have ``acceptance_target``, which takes the
+place of lambda: of the drafts of an image, those of a step that are most similar are kept, as many as make up the
+share of all its drafts so far. This is lambda as a quantile; a fixed lambda keeps all drafts of one image and none of
+another. The transformer runs at every AR step as in plain MAR, so a restarted lookahead costs no further transformer
+pass.
 """
 
 from __future__ import annotations
@@ -54,8 +57,8 @@ def fasthybrid(
 ) -> Sampler:
     """FastHybrid on MAR; arguments and errors as of :func:`samplers.mar.mar.mar`.
 
-    With ``lookahead`` 0 this is plain MAR bit for bit; with ``threshold`` above 1 every draft is rejected, and the result equals
-    plain MAR within fp32 rounding.
+    With ``lookahead`` 0 this is plain MAR bit for bit; with ``threshold`` above 1 every draft is rejected, and the
+    result equals plain MAR within fp32 rounding.
     """
     transformer = transformer or FullTransformer()
     run = begin("fasthybrid", model, condition, settings, noise, seed, edit, transformer)
@@ -64,7 +67,8 @@ def fasthybrid(
         yield from plain_steps(run, transformer, tables)
         return run.finish()
 
-    plan, device = run.plan, run.tokens.device
+    plan = run.plan
+    device = run.tokens.device
     images, length, _ = run.tokens.shape
     start, full_noise = run.draws("full", len(run.tables.steps))
     guided = Guided(run, transformer, settings)
@@ -108,7 +112,8 @@ def fasthybrid(
             ok, drafted = torch.stack([ok, drafted]).cpu()  # the host waits for the device here, and nowhere else
             similarities.append((cosine, drafted))
 
-            # 2. Lookahead: full diffusion of all other tokens and, for the images that have one, of all later steps in reach.
+            # 2. Lookahead: full diffusion of all other tokens and, for the images that have one, of all later steps in
+            # reach.
             restarts = (~ok).any(1, keepdim=True)
             todo = torch.cat([~ok, restarts.expand(-1, ahead.shape[1] - n)], 1)
             full_batch = full_at = None
@@ -156,14 +161,15 @@ class Guided:
         self.start, self.noise = run.draws("guided", steps)
         self.gamma = guidance_weights(settings.guidance_schedule, steps)
 
-        # A step with gamma = 1 gives x' + sigma noise whatever the head predicts, so that the head is not evaluated: the first step of most
-        # schedules, the last one of linear-up. A head with a cache starts with the first step all the same.
+        # A step with gamma = 1 gives x' + sigma noise whatever the head predicts, so that the head is not evaluated:
+        # the first step of most schedules, the last one of linear-up. A head with a cache starts with the first step
+        # all the same.
         uncached = not transformer.caches_head(steps)
         self.first = 1 if uncached and self.gamma[0] == 1 else 0
         self.stop = steps - 1 if uncached and self.gamma[-1] == 1 and steps > 1 else steps
 
         # Log sigma of the first step: the middle of the learned range. The last step has no noise.
-        _, _, _, _, self.log_sigma, _ = self.table.steps[0]
+        self.log_sigma = self.table.steps[0].middle
         self.temperature = settings.temperature if steps > 1 else 0.0
 
     def batch(self, z: Tensor, cfg: Tensor, image: Tensor, position: Tensor, draft: Tensor) -> HeadBatch:
@@ -229,7 +235,9 @@ def advanced(run: Run, batch: HeadBatch, left: int) -> HeadBatch:
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
-    """gamma_t for t = T_g .. 1 (the order of execution). The paper gives a formula for cos only; the others follow from their names."""
+    """gamma_t for t = T_g .. 1 (the order of execution). The paper gives a formula for cos only; the others follow from
+    their names.
+    """
     weight = {
         "cos": lambda t: math.sin(math.pi / 2 * (t / steps)) ** 2,  # 1 - cos^2(pi t / 2 T_g)
         "linear-down": lambda t: t / steps,

@@ -3,17 +3,18 @@
 Source: Yan et al. 2025, "LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching" (ICCV 2025, arXiv
 2503.12450). Four caches, each with its own switch (:class:`CacheSettings`):
 
-* token cache (section 3.2.1): decoder rows whose values changed least since the last call reuse cached keys and values from
-  that block on (equations 8 and 9; the paper writes argmax there, but the least similar rows are computed);
-* condition cache (section 3.2.2): the null branch is the conditional branch plus the difference at the last refresh (eq. 10);
+* token cache (section 3.2.1): decoder rows whose values changed least since the last call reuse cached keys and values
+  from that block on (equations 8 and 9; the paper writes argmax there, but the least similar rows are computed);
+* condition cache (section 3.2.2): the null branch is the conditional branch plus the difference at the last refresh
+  (eq. 10);
 * encoder cache: keys and values of tokens decided earlier. In the published code, not in the paper;
-* head cache (:class:`CachedHead`): reuse within the diffusion head. In the published code and in the paper's speed-ups, but not in its
-  text.
+* head cache (:class:`CachedHead`): reuse within the diffusion head. In the published code and in the paper's
+  speed-ups, but not in its text.
 
 All are a way to evaluate the transformer and the head, so they combine with plain MAR, FastHybrid and CSpD.
-Differences from the published code: rows that must be computed always are (there, rows of negative similarity can displace
-them); the share of computed rows follows progress instead of 64 fixed steps; the decoder's keys and values are stored only
-from the chosen block on, since the blocks before it compute all rows.
+Differences from the published code: rows that must be computed always are (there, rows of negative similarity can
+displace them); the share of computed rows follows progress instead of 64 fixed steps; the decoder's keys and values
+are stored only from the chosen block on, since the blocks before it compute all rows.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ from .settings import CacheSettings, LazyMARSettings
 # The reference's share of computed decoder rows at AR steps 0..63 of 64.
 REFERENCE_RATIOS = (*(1.0,) * 20, 0.6, *(0.5,) * 4, *(0.4,) * 5, *(0.15,) * 5, *(0.12,) * 5, *(0.05,) * 24)
 # The reference computes at least 15 of 320 rows beyond the mandatory ones, however low the ratio.
-_SPARE, _SPARE_OF = 15, 320
+_SPARE = 15
+_SPARE_OF = 320
 
 
 def lazymar(
@@ -62,7 +64,9 @@ def lazymar(
     seed: int | None = None,
     edit: Edit | None = None,
 ) -> Sampler:
-    """LazyMAR on plain MAR; arguments and errors as :func:`samplers.mar.mar.mar`. With ``refresh_period`` 1 it is plain MAR bit for bit."""
+    """LazyMAR on plain MAR; arguments and errors as :func:`samplers.mar.mar.mar`. With ``refresh_period`` 1 it is plain
+    MAR bit for bit.
+    """
     transformer = LazyTransformer(settings)
     run = begin("mar", model, condition, settings, noise, seed, edit, transformer)
     yield from plain_steps(run, transformer, annealed_tables(run, settings))
@@ -70,11 +74,13 @@ def lazymar(
 
 
 def computed_ratio(progress: float, end: float) -> float:
-    """Share of decoder rows to compute at ``progress`` 0..1 of the AR steps: the reference's curve stretched to the share ``end``, 0..1.
+    """Share of decoder rows to compute at ``progress`` 0..1 of the AR steps: the reference's curve stretched to the
+    share ``end``, 0..1.
 
     At 0.05 and 64 AR steps this is the reference's table, exactly.
     """
-    at, last = progress * len(REFERENCE_RATIOS), len(REFERENCE_RATIOS) - 1
+    at = progress * len(REFERENCE_RATIOS)
+    last = len(REFERENCE_RATIOS) - 1
     low = min(int(at), last)
     ratio = REFERENCE_RATIOS[low] + (at - low) * (REFERENCE_RATIOS[min(low + 1, last)] - REFERENCE_RATIOS[low])
     # Rounded: the row count is floored, and 0.15 must not become 0.1499...
@@ -117,10 +123,11 @@ class FeatureCache:
 
     live: int  # decoder rows: images, or images times two branches without the condition cache
     encoded: int  # encoder rows: as many, or images where the branches of guidance do not differ in the encoder
-    # Keys and values of every encoder block, [encoded, heads, room, d]: decided tokens, then the class rows of the last call.
+    # Keys and values of every encoder block, [encoded, heads, room, d]: decided tokens, then the class rows of the last
+    # call.
     encoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    # With the encoder cache: what the condition keeps between encoder and decoder (a language model's keys and values, None for class
-    # labels), and the decoder's input [live, N, C].
+    # With the encoder cache: what the condition keeps between encoder and decoder (a language model's keys and values,
+    # None for class labels), and the decoder's input [live, N, C].
     fused: Any = None
     canvas: Tensor | None = None
     # Values of the chosen decoder block at the last call, [live, heads, N, d]; None if all rows are computed.
@@ -142,16 +149,18 @@ class FeatureCache:
 class LazyTransformer(Transformer):
     """Transformer and diffusion head with LazyMAR's caches, for one generation.
 
-    Calls may skip AR steps, ask for any positions ahead, and start from given tokens: the new tokens are those decided since
-    the last call. Decided tokens must not change; a caller that changes some calls :meth:`forget`. The report of a run with
-    this transformer has its name and settings.
+    Calls may skip AR steps, ask for any positions ahead, and start from given tokens: the new tokens are those decided
+    since the last call. Decided tokens must not change; a caller that changes some calls :meth:`forget`. The report of
+    a run with this transformer has its name and settings.
     """
 
     def __init__(self, settings: CacheSettings):
         self.settings = settings
         self.full = FullTransformer()
         self.cache: FeatureCache | None = None
-        self.step, self.known = -1, 0  # of the last call: the AR step, tokens decided before it
+        # of the last call: the AR step, tokens decided before it
+        self.step = -1
+        self.known = 0
         self._head_plans: dict[int, HeadPlan] = {}  # by number of diffusion steps
         self.held = 0  # most bytes held so far
         self.reported = 0  # cached tokens reported so far
@@ -162,7 +171,8 @@ class LazyTransformer(Transformer):
         Raises:
             UserError: the decoder has no such block.
         """
-        s, c = self.settings, run.model.net.config
+        s = self.settings
+        c = run.model.net.config
         if s.block > c.decoder_depth:
             raise UserError(
                 f"block: {s.block} is outside 1 to {c.decoder_depth}, the decoder's blocks; lower it, or use 0."
@@ -215,7 +225,9 @@ class LazyTransformer(Transformer):
     # --- the diffusion head
 
     def head_period(self, diffusion_steps: int) -> int:
-        """Diffusion steps from one full evaluation of the head to the next: a share of them all, on which the error depends."""
+        """Diffusion steps from one full evaluation of the head to the next: a share of them all, on which the error
+        depends.
+        """
         s = self.settings
         if s.refresh_period == 1 or not s.head_cache:
             return 1
@@ -245,14 +257,17 @@ class LazyTransformer(Transformer):
     def _refresh(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         """Everything in full; features are stored if a later call may use them."""
         self.cache = None  # freed first
-        s, net, c = self.settings, run.model.net, run.model.net.config
+        s = self.settings
+        net = run.model.net
+        c = run.model.net.config
         until = self.plan.next_refresh(step)
         prunes = self.plan.leaves_rows_out(step)
         halves = run.guided and s.condition_cache  # whether the null branch is left out
         if step + 1 >= until or not (s.encoder_cache or prunes or halves):
             return self.full(run, step, wanted)
 
-        batch, branches = len(run.tokens), 1 + run.guided
+        batch = len(run.tokens)
+        branches = 1 + run.guided
         times = len(self.vectors) // batch  # branches of guidance in the encoder
         live = batch if halves else batch * branches
         cache = FeatureCache(live, min(live, len(self.vectors)))
@@ -288,9 +303,11 @@ class LazyTransformer(Transformer):
             q, k, v = block.attn.project(block.norm1(x))
             if j == c.decoder_depth - 1:
                 if halves:
-                    x, q = x[:, c.buffer :], q[:, :, c.buffer :]
+                    x = x[:, c.buffer :]
+                    q = q[:, :, c.buffer :]
                 else:
-                    x, q = pick(x, wanted + c.buffer), pick(q, wanted + c.buffer)
+                    x = pick(x, wanted + c.buffer)
+                    q = pick(q, wanted + c.buffer)
             x = self.attend(block, x, q, k, v)
             if prunes and j == self.block:
                 cache.values = own_copy(v, live)
@@ -328,8 +345,10 @@ class LazyTransformer(Transformer):
 
     def _encode(self, run: Run, cache: FeatureCache, step: int, new: Tensor) -> tuple[Tensor, int]:
         """The decoder's input [live, N, C] and how many rows per entry the encoder computed for it."""
-        net, rows = run.model.net, run.rows
-        buffer, batch = net.config.buffer, len(run.tokens)
+        net = run.model.net
+        rows = run.rows
+        buffer = net.config.buffer
+        batch = len(run.tokens)
         times = cache.encoded // batch
         vectors = self.vectors[: cache.encoded]
         tokens = run.tokens.repeat(times, 1, 1)
@@ -339,11 +358,13 @@ class LazyTransformer(Transformer):
             x = rows.fuse(net.encode(tokens, encoder_known, vectors), encoder_known, cache.live > batch)
             return net.canvas(x, known.repeat(cache.live // batch, 1)), buffer + known.shape[1]
 
-        # 1. New tokens and class rows. These come last: a call then writes one slice, and the next call's tokens overwrite them.
+        # 1. New tokens and class rows. These come last: a call then writes one slice, and the next call's tokens
+        # overwrite them.
         x = net.embed_known(tokens, new.repeat(times, 1), vectors)
         x = torch.cat([x[:, buffer:], x[:, :buffer]], dim=1)
         count = x.shape[1]
-        first, end = self.known, self.known + count
+        first = self.known
+        end = self.known + count
         for block, (keys, values) in zip(net.encoder_blocks, cache.encoder, strict=True):
             q, k, v = block.attn.project(block.norm1(x))
             keys[:, :, first:end] = k
@@ -362,8 +383,10 @@ class LazyTransformer(Transformer):
         self, run: Run, cache: FeatureCache, step: int, x: Tensor, wanted: Tensor, new: Tensor
     ) -> tuple[Tensor, float]:
         """The last block's rows at ``wanted`` [live, M, C], and how many rows an average block computed."""
-        net, total = run.model.net, x.shape[1]
-        blocks, rows = net.decoder_blocks, wanted + net.config.buffer
+        net = run.model.net
+        total = x.shape[1]
+        blocks = net.decoder_blocks
+        rows = wanted + net.config.buffer
         if cache.values is None:
             for block in blocks[:-1]:
                 x = block(x)
@@ -374,7 +397,8 @@ class LazyTransformer(Transformer):
             x = block(x)
 
         # 2. The chosen block's values tell which rows changed.
-        block, behind = blocks[self.block], blocks[self.block + 1 :]
+        block = blocks[self.block]
+        behind = blocks[self.block + 1 :]
         q, k, v = block.attn.project(block.norm1(x))
         keep = self.choose(run, step, v, wanted, new)
         cache.values.copy_(v)
@@ -404,15 +428,17 @@ class LazyTransformer(Transformer):
         return x, (total * before + keep.shape[1] * len(behind)) / len(blocks)
 
     def similarity(self, values: Tensor) -> Tensor:
-        """Cosine of the chosen block's values [live, heads, N, d] and those of the last call, mean of the heads, [live, N]; (8)."""
+        """Cosine of the chosen block's values [live, heads, N, d] and those of the last call, mean of the heads, [live,
+        N]; (8).
+        """
         assert self.cache is not None and self.cache.values is not None
         return F.cosine_similarity(values.float(), self.cache.values.float(), dim=-1).mean(dim=1)
 
     def choose(self, run: Run, step: int, values: Tensor, wanted: Tensor, new: Tensor) -> Tensor | None:
         """Decoder rows to compute from the chosen block on, int64 [live, n]: (9); None for all.
 
-        First those of positions ``wanted`` int64 [live, M], then ``new`` ones, decided since the last call, int64 [live, K], then the least
-        similar by the block's ``values`` [live, heads, N, d].
+        First those of positions ``wanted`` int64 [live, M], then ``new`` ones, decided since the last call, int64
+        [live, K], then the least similar by the block's ``values`` [live, heads, N, d].
         """
         c = run.model.net.config
         total = c.buffer + c.tokens
@@ -446,7 +472,9 @@ def own_copy(x: Tensor, live: int) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------ the head's cache
 
-FULL, EDGE, REUSED = "full", "edge", "reused"
+FULL = "full"
+EDGE = "edge"
+REUSED = "reused"
 
 
 class HeadPlan(NamedTuple):
@@ -479,13 +507,16 @@ def head_plan(steps: int, period: int, device: torch.device) -> HeadPlan:
 class CachedHead:
     """The diffusion head with LazyMAR's cache: ``out = head(k, x)`` at every diffusion step k, in their order.
 
-    The cache is in the published code and in the paper's speed-ups, but not in its text. A reused step evaluates the conditional rows
-    only, and takes from the last full step: the sum of what blocks 1 to 4 added; the MLP outputs of the other blocks (``own``), with the
-    current gate; and the difference between the conditional and the null branch's noise. An edge step computes the MLPs of the own blocks.
+    The cache is in the published code and in the paper's speed-ups, but not in its text. A reused step evaluates the
+    conditional rows only, and takes from the last full step: the sum of what blocks 1 to 4 added; the MLP outputs of
+    the other blocks (``own``), with the current gate; and the difference between the conditional and the null branch's
+    noise. An edge step computes the MLPs of the own blocks.
     """
 
     def __init__(self, head: DiffusionHead, batch: HeadBatch, plan: HeadPlan):
-        self.head, self.cfg, self.kinds = head, batch.cfg, plan.kinds
+        self.head = head
+        self.cfg = batch.cfg
+        self.kinds = plan.kinds
         self.branches, self.tokens = batch.z.shape[:2]
         self.blocks = cast(list[HeadBlock], list(head.res_blocks))
         self.own = [0, *range(5, len(self.blocks))]
@@ -512,14 +543,15 @@ class CachedHead:
             REUSED: step_modulations(of_reused, at[REUSED], conditional, len(self.own) + 2),
         }
 
-        # Of the last full step: outputs of the own blocks' MLPs, what blocks 1 to 4 added, and the last layer's bias plus the guidance.
+        # Of the last full step: outputs of the own blocks' MLPs, what blocks 1 to 4 added, and the last layer's bias
+        # plus the guidance.
         self.mlps: list[Tensor] = []
         self.middle: Tensor | float = 0.0
         self.bias = head.final_layer.linear.bias.expand(self.tokens, -1).clone()
 
     def __call__(self, k: int, x: Tensor) -> Tensor:
-        """Noise and variance logits of the states x fp32 [N, channels]: [P, N, 2 channels] at a full step, else [1, N, 2 channels] with
-        the guidance in it."""
+        """Noise and variance logits of the states x fp32 [N, channels]: [P, N, 2 channels] at a full step, else [1, N,
+        2 channels] with the guidance in it."""
         kind = self.kinds[k]
         modulations = next(self.modulations[kind])
         out = self._full(x, modulations) if kind == FULL else self._conditional(x, modulations, kind == EDGE)
@@ -528,8 +560,11 @@ class CachedHead:
 
     def _full(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
         """All branches in full; keeps what the next steps reuse."""
-        head, n = self.head, self.tokens
-        final, last, channels = head.final_layer, head.final_layer.linear, head.channels
+        head = self.head
+        n = self.tokens
+        final = head.final_layer
+        last = head.final_layer.linear
+        channels = head.channels
         self.mlps = []
         h = before = head.input_proj(torch.cat([x] * self.branches).to(head.input_proj.weight.dtype))
         for j, block in enumerate(self.blocks):
@@ -552,7 +587,8 @@ class CachedHead:
     def _conditional(self, x: Tensor, modulations: Sequence[Tensor], edge: bool) -> Tensor:
         """The conditional rows, from the cache; at an edge step the own blocks' MLPs are computed."""
         head = self.head
-        final, last = head.final_layer, head.final_layer.linear
+        final = head.final_layer
+        last = head.final_layer.linear
         h = head.input_proj(x.to(head.input_proj.weight.dtype))
         for i, j in enumerate(self.own):
             block = self.blocks[j]
@@ -573,7 +609,8 @@ def step_modulations(
 ) -> Iterator[tuple[Tensor, ...]]:
     """The head's modulations at every diffusion step, of time embeddings [S, w] and condition embeddings [R, w].
 
-    Those of many steps are one product, which reads the weights once. ``modulations`` makes ``size`` tensors [..., w] of embeddings.
+    Those of many steps are one product, which reads the weights once. ``modulations`` makes ``size`` tensors [..., w]
+    of embeddings.
     """
     at_once = max(1, BUDGET // max(1, condition.numel() * size))
     for some in times[:, None].split(at_once):

@@ -1,7 +1,7 @@
-"""What all masked samplers share: the state of a generation, the plan of its AR steps, and the transformer computed in full.
+"""What all masked samplers share: a generation's state, the plan of its AR steps, and the transformer computed in full.
 
-Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens, C transformer width, and P branches of guidance: 2, the
-condition's and the null one, or 1 without guidance.
+Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens, C transformer width, and P branches
+of guidance: 2, the condition's and the null one, or 1 without guidance.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import UserError, not_finite
 from ...model_loaders.networks import ops
-from ...model_loaders.networks.mar import ClassRows, MARModel
+from ...model_loaders.networks.mar import Conditioning, MARModel
 from ...reports.record import GIVEN, PLAIN, Clock, Report
 from ..conditioning import MaskedCondition, expect_kind
 from ..driver import to_device
@@ -35,7 +35,7 @@ class Step:
     done: int  # AR steps
     total: int
     latents: Tensor  # decoder latents so far [B, C, H, W] fp32; zero where undecided
-    decided: Tensor  # bool [B, h, w] token grid; drafts that are not verified yet count too
+    decided: Tensor  # bool [B, h, w] token grid; CSpD's drafts that are not verified yet count too
     report: Report  # the running report (its counts so far)
 
 
@@ -50,12 +50,15 @@ Sampler = Generator[Step, None, Sampled]
 
 
 class Plan:
-    """Which positions each AR step decides, and its guidance scale; :class:`UserError` if there are more AR steps than tokens.
+    """Which positions each AR step decides, and its guidance scale.
 
     Args:
         orders: int64 [B, L], a permutation per image; positions are revealed from its end.
         settings: AR steps and guidance. An edit of fewer tokens than AR steps decides one per step.
         edit_mask: bool [B, L], positions to decide, equally many in every image; None for all.
+
+    Raises:
+        UserError: more AR steps than tokens.
     """
 
     steps: int  # AR steps
@@ -71,21 +74,27 @@ class Plan:
     def __init__(self, orders: Tensor, settings: MARBase, edit_mask: Tensor | None = None):
         tokens = orders.shape[1]
         given = 0 if edit_mask is None else tokens - int(edit_mask[0].sum())
-        most = tokens - given if given else settings.ar_steps
-        left = masked_after(tokens - given, min(settings.ar_steps, most))
-        self.steps, self.tokens = len(left), tokens
-        self.ends = [tokens - m for m in left]
+        steps = min(settings.ar_steps, tokens - given) if given else settings.ar_steps
+        left = masked_after(tokens - given, steps)
+        self.steps = len(left)
+        self.tokens = tokens
+        self.ends = [tokens - masked for masked in left]
         self.starts = [given, *self.ends[:-1]]
         self.sizes = [end - start for start, end in zip(self.starts, self.ends, strict=True)]
-        # Upstream's last mask length is 1, so that its linear guidance ends just short of cfg.
-        grown = [1 + (settings.cfg - 1) * (tokens - max(1, m)) / tokens for m in left]
-        self.cfg = grown if settings.cfg_schedule == "linear" else [settings.cfg] * self.steps
-        self.reveal = orders.flip(1)  # upstream masks the front of an order and reveals from its end
+
+        self.cfg = [settings.cfg] * self.steps
+        if settings.cfg_schedule == "linear":
+            # The published code's last mask length is 1, so that its linear guidance ends just short of cfg.
+            self.cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in left]
+
+        # The published code masks the front of an order and reveals from its end. Given positions come first.
+        self.reveal = orders.flip(1)
         if edit_mask is not None:
-            first = edit_mask.gather(1, self.reveal).to(torch.uint8).argsort(dim=1, stable=True)
-            self.reveal = self.reveal.gather(1, first)
-        sizes = torch.tensor([given, *self.sizes])
-        scale = to_device(torch.tensor([1.0, *self.cfg]).repeat_interleave(sizes), orders.device).expand_as(orders)
+            given_first = edit_mask.gather(1, self.reveal).to(torch.uint8).argsort(dim=1, stable=True)
+            self.reveal = self.reveal.gather(1, given_first)
+
+        in_order = torch.tensor([1.0, *self.cfg]).repeat_interleave(torch.tensor([given, *self.sizes]))
+        scale = to_device(in_order, orders.device).expand_as(orders)
         self.scale = torch.empty_like(scale).scatter(1, self.reveal, scale)
 
     def ahead(self, step: int, reach: int = 1) -> Tensor:
@@ -98,7 +107,9 @@ class Plan:
 
 
 class Transformer:
-    """How the transformer and the diffusion head are evaluated. Holds the state of one generation; make a new one for the next."""
+    """How the transformer and the diffusion head are evaluated. Holds the state of one generation; make a new one for
+    the next.
+    """
 
     # denoise(run, batch): tokens fp32 [N, channels] of a HeadBatch, with the head as it is evaluated here.
     denoise = staticmethod(denoise)
@@ -118,7 +129,8 @@ class Transformer:
         raise NotImplementedError
 
     def verify(self, run: Run, step: int, count: int) -> Iterator[list[Tensor]]:
-        """z of ``count`` AR steps from ``step`` on, each given the tokens of all steps before it, drafts included, in groups of one pass.
+        """z of ``count`` AR steps from ``step`` on, each given the tokens of all steps before it, drafts included, in
+        groups of one pass.
 
         Here step by step, as features of final tokens only may be cached; the caller stops at the first rejected draft.
         """
@@ -130,12 +142,12 @@ class Transformer:
 class Run:
     """State of one generation, made by :func:`begin`.
 
-    A sampler of either family is one generator. It calls ``begin``, which starts the clock, yields ``run.step(...)`` after every step, in
-    ``with run.clock.paused():``, and returns ``run.finish(...)``, which stops the clock.
+    A sampler of either family is one generator. It calls ``begin``, which starts the clock, yields ``run.step(...)``
+    after every step, in ``with run.clock.paused():``, and returns ``run.finish(...)``, which stops the clock.
     """
 
     model: MARModel
-    rows: ClassRows  # the condition as the network reads it
+    rows: Conditioning  # the condition as the network reads it
     settings: MARBase
     noise: PairedNoise
     plan: Plan
@@ -154,8 +166,8 @@ class Run:
         self.fixed_at = torch.full(self.tokens.shape[:2], -1, dtype=torch.int32, device=self.tokens.device)
 
     def table(self, count: int, highest: int = STEPS - 1) -> Tables:
-        """Diffusion tables of a ``count``-step pass from the setting t_max or the checkpoint's own, ``highest`` at most; the timesteps
-        are on the device."""
+        """Diffusion tables of a ``count``-step pass from the setting t_max or the checkpoint's own, ``highest`` at
+        most; the timesteps are on the device."""
         t_max = self.settings.t_max or self.model.first_timestep(self.settings.diffusion_steps)
         made = tables(count, min(t_max, highest), self.model.max_beta)
         return replace(made, timestep_map=to_device(made.timestep_map, self.tokens.device))
@@ -167,16 +179,18 @@ class Run:
 
     def draws(self, stream: str, count: int) -> tuple[Tensor, Tensor]:
         """Noise of every token on the device: start [B, L, channels] and ``count`` steps [S, B, L, channels]."""
-        c, device = self.model.net.config, self.tokens.device
+        c = self.model.net.config
+        device = self.tokens.device
         start = self.noise.first(stream, c.tokens, c.channels)
         steps = self.noise.steps(stream, count, c.tokens, c.channels)
         return to_device(start, device), to_device(steps, device).transpose(0, 1)
 
     def latents(self) -> Tensor:
         """Decoder latents of the tokens so far; given ones equal those of the start, bit for bit."""
-        made, patch = self.model.to_latents(self.tokens), self.model.patch
+        made = self.model.to_latents(self.tokens)
         if self.start is None or self.edit_mask is None:
             return made
+        patch = self.model.patch
         cells = self.edit_mask.unflatten(1, self.grid)[:, None].repeat_interleave(patch, 2).repeat_interleave(patch, 3)
         return torch.where(cells, made, self.start)
 
@@ -219,21 +233,33 @@ def begin(
     edit: Edit | None,
     transformer: Transformer,
 ) -> Run:
-    """Check the inputs and set up a generation."""
-    c, device = model.net.config, next(model.net.parameters()).device
+    """Check the inputs and set up a generation.
+
+    Raises:
+        UserError: a condition of another kind or that the model cannot read, noise for another number of images, more
+            AR steps than tokens, an edit that does not fit (:func:`edited`), settings of the transformer that do not
+            fit.
+    """
+    c = model.net.config
+    device = next(model.net.parameters()).device
     expect_kind(condition, model.condition, model.name)
     memory = estimate(model, condition, settings)
     rows = condition.rows(model, settings.cfg != 1.0)
-    batch, orders = len(rows), noise.orders(c.tokens)
+    batch = len(rows)
+    orders = noise.orders(c.tokens)
     if len(orders) != batch:
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
-    notes = (model.note, ops.remark(*model.parts.values()), model.net.remark)
+
     report = Report(name, model.name, asdict(settings), seed, batch, device.type, memory=memory)
+    notes = (model.note, ops.remark(*model.parts.values()), model.net.remark)
     report.note = "; ".join(filter(None, notes))
-    tokens, edit_mask, start = torch.zeros(batch, c.tokens, c.channels, device=device), None, None
+
+    tokens = torch.zeros(batch, c.tokens, c.channels, device=device)
+    edit_mask = start = None
     if edit is not None:
         start, edit_mask = edited(model, edit, batch, device)
         tokens = model.to_tokens(start.expand(batch, -1, -1, -1))
+
     clock = Clock(device)
     plan = Plan(ORDERS[settings.order](orders).to(device), settings, edit_mask)
     run = Run(model, rows, settings, noise, plan, tokens, report, clock, edit_mask, start)
@@ -245,21 +271,23 @@ def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tu
     """An edit's latents fp32 [1 or B, C, H, W], and the tokens to sample, bool [B, L].
 
     Raises:
-        UserError: see :meth:`Edit.token_mask`; latents of another shape or far outside a decoder's, or masks that cover different
-            numbers of tokens in one batch.
+        UserError: see :meth:`Edit.token_mask`; latents of another shape or far outside a decoder's, or masks that cover
+            different numbers of tokens in one batch.
     """
     c = model.net.config
     want = (c.channels // model.patch**2, c.grid * model.patch, c.grid * model.patch)
     if edit.start.ndim != 4 or tuple(edit.start.shape[1:]) != want:
         raise UserError(
-            f"latent: it has the shape {list(edit.start.shape)}, {model.name} makes [batch, {want[0]}, {want[1]}, {want[2]}]; "
+            f"latent: it has the shape {list(edit.start.shape)}, {model.name} makes [batch, {want[0]}, {want[1]}, "
+            f"{want[2]}]; "
             f"encode a picture of the model's own size with VAE Encode and the vae of the same loader."
         )
     mask = edit.token_mask(c.grid, images, device)
     largest = float(edit.start.float().abs().max())
     if largest > LARGEST_LATENT:
         raise UserError(
-            f"latent: it holds numbers up to {largest:.3g}, a decoder's latents are below {LARGEST_LATENT}; encode a picture with VAE "
+            f"latent: it holds numbers up to {largest:.3g}, a decoder's latents are below {LARGEST_LATENT}; encode a "
+            f"picture with VAE "
             "Encode and the vae of the same loader."
         )
     counts = mask.sum(1).tolist()
@@ -278,7 +306,9 @@ class FullTransformer(Transformer):
         self.vectors = run.rows.vectors(run.guided)  # of the encoder's buffer rows, [E, C]
 
     def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
-        net, rows, branches = run.model.net, run.rows, 1 + run.guided
+        net = run.model.net
+        rows = run.rows
+        branches = 1 + run.guided
         known = run.plan.known(step)
 
         # 1. The encoder, of both branches where they differ in it.
@@ -296,13 +326,19 @@ class FullTransformer(Transformer):
         return z.unflatten(0, (branches, -1))
 
     def verify(self, run: Run, step: int, count: int) -> Iterator[list[Tensor]]:
-        """All ``count`` AR steps in one pass; equal to :meth:`__call__` step by step, up to the rounding of padded attention."""
-        plan, net, rows, branches = run.plan, run.model.net, run.rows, 1 + run.guided
+        """All ``count`` AR steps in one pass; equal to :meth:`__call__` step by step, up to the rounding of padded
+        attention.
+        """
+        plan = run.plan
+        net = run.model.net
+        rows = run.rows
+        branches = 1 + run.guided
         if count == 1:
             yield [self(run, step, plan.ahead(step))]
             return
 
-        # 1. The batch holds every AR step with all images. Steps know different numbers of tokens: the shorter rows are padded.
+        # 1. The batch holds every AR step with all images. Steps know different numbers of tokens: the shorter rows are
+        # padded.
         batch = len(run.tokens)
         starts = plan.starts[step : step + count]
         longest = starts[-1]

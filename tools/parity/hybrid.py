@@ -22,7 +22,7 @@ from ...model_loaders.networks.hybrid import (
     HybridConfig,
     HybridModel,
     PromptBatch,
-    PromptRows,
+    PromptConditioning,
 )
 from ...model_loaders.tokenizer import load_tokenizer
 from ...samplers.mar.diffusion import HeadBatch, denoise
@@ -203,9 +203,9 @@ class _Recorded:
     def __len__(self) -> int:
         return self.images
 
-    def rows(self, model: Any, guided: bool) -> PromptRows:
+    def rows(self, model: Any, guided: bool) -> PromptConditioning:
         read = [model.hybrid.read(ids) for ids in self.ids[: self.images + guided]]
-        return PromptRows(model.hybrid, read[: self.images], read[self.images] if guided else None)
+        return PromptConditioning(model.hybrid, read[: self.images], read[self.images] if guided else None)
 
 
 def _table(executed: int, t_max: int, max_beta: float) -> Tables:
