@@ -24,7 +24,7 @@ def not_finite(field: str, maker: str, made: str) -> UserError:
     """The error for values that are NaN or infinite; nodes, command line and Python raise the same one.
 
     Args:
-        field: the input to change: "model" or "decoder".
+        field: the input to change: "model", "draft", "decoder" or "upscale_model".
         maker: name of the network's file.
         made: what it computed: "latents", "logits" or "pixels".
     """

@@ -17,6 +17,9 @@ from torch import Tensor
 from ..noise import GOLDEN, mix_
 from .settings import TokenSettings
 
+# The largest fp32 number below 1.
+_BELOW_ONE = 1 - 2**-24
+
 
 class PairedDraws:
     """Draws of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
@@ -43,11 +46,18 @@ class PairedDraws:
         return self._keys[name]
 
     def uniform(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        """Uniform numbers fp32 [B, n, values] in (0, 1) of int64 cells [n] or [B, n], on their device; finest near 0."""
+        """Uniform numbers fp32 [B, n, values] of int64 cells [n] or [B, n], on their device.
+
+        They are above 0 and below 1, and finest near 0.
+        """
         keys, steps = self._start(stream, values, cells.device)
+
         # The counter is cell * 2^32 + value; int64 arithmetic wraps around.
-        x = mix_(keys + (cells << 32).mul_(GOLDEN)[..., None] + steps)
-        return (x >> 32).bitwise_and_((1 << 32) - 1).to(torch.float32).add_(0.5).mul_(2.0**-32)
+        bits = mix_(keys + (cells << 32).mul_(GOLDEN)[..., None] + steps)
+        upper = (bits >> 32).bitwise_and_((1 << 32) - 1)
+
+        # The numbers nearest to 1 would be rounded to it, which makes the Gumbel noise -inf.
+        return upper.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
 
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
         """Gumbel(0, 1) noise fp32 [B, n, values] of int64 cells [n], or [B, n] if images differ, on the cells' device."""
@@ -75,14 +85,22 @@ def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
-    """Logits fp32 [..., V] of the sampling distribution: after temperature, top-k and top-p."""
+    """Logits fp32 [..., V] of the sampling distribution: after temperature, top-k and top-p.
+
+    At temperature 0 the likeliest value has the whole probability.
+    """
+    if settings.temperature == 0:
+        likeliest = logits.argmax(-1, keepdim=True)
+        return torch.full_like(logits, -torch.inf).scatter_(-1, likeliest, 0.0)
     if settings.temperature != 1:
         logits = logits / max(settings.temperature, 1e-5)
     return allowed(logits, settings.top_k, settings.top_p)
 
 
 def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
-    """Token values int64 [B, m] from logits fp32 [B, m, V] and Gumbel noise of the same shape."""
+    """Token values int64 [B, m] from logits fp32 [B, m, V] and Gumbel noise of the same shape, which temperature 0 ignores."""
+    if settings.temperature == 0:
+        return logits.argmax(-1)
     return (tempered(logits, settings) + gumbel).argmax(-1)
 
 

@@ -97,7 +97,7 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
                 tokens, of, at = live.tokens[index], of[left], at[left]
                 given = None if run.given is None else run.given[of.tolist()]
                 live = replace(run, draws=run.draws.of(of.tolist()), given=given)
-                live.tokens = tokens
+                live.tokens, live.largest_logit = tokens, run.largest_logit
         yield every
 
 

@@ -62,6 +62,7 @@ def decode(run: TokenRun, schedule: Schedule, parallel: int = 0) -> TokenSampler
     """
     steps = windows(run, schedule, parallel) if parallel > 1 else serial(run, schedule)
     sampled = yield from timed(steps, run)
+    run.check_logits("model", run.report.model)
     if run.given is not None:
         step, outcome = run.report.maps["step"], run.report.maps["outcome"]
         given = (run.given[:, :-1] >= 0).view(step.shape).cpu().numpy()

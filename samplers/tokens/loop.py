@@ -6,11 +6,12 @@ from collections.abc import Generator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import UserError
+from ...errors import UserError, not_finite
 from ...model_loaders.networks import ops
 from ...model_loaders.networks.janus import JanusModel
 from ...model_loaders.networks.llama import Cache, Llama, TokenModel
@@ -71,10 +72,13 @@ class TokenRun:
     span: tuple[int, int] | None = None  # token values that are image codes, half-open; None: all
     penalty: float = 1.0  # repetition penalty; 1 is none
     phases: tuple[str, str] = ("transformer", "sampling")  # names of the time spent in the transformer and in drawing
+    # fp32 [], the largest absolute value of all logits so far. A single logit that is NaN or infinite makes it so.
+    largest_logit: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = torch.zeros(len(self.draws), self.count + 1, dtype=torch.int64, device=self.device)
         self.decided = torch.zeros_like(self.tokens, dtype=torch.bool)
+        self.largest_logit = torch.zeros((), device=self.device)
 
     @property
     def count(self) -> int:
@@ -93,6 +97,15 @@ class TokenRun:
     def codes(self) -> Tensor:
         """The tokens so far, int64 [B, G, G]; 0 where undecided."""
         return torch.where(self.decided[:, :-1], self.tokens[:, :-1], 0).view(-1, self.grid, self.grid)
+
+    def check_logits(self, field: str, name: str) -> None:
+        """Read once, at the end, whether all logits were finite. The host waits for the device here.
+
+        Raises:
+            UserError: they were not; ``field`` and ``name`` are the model's input and display name.
+        """
+        if not np.isfinite(self.largest_logit.cpu().numpy()):
+            raise not_finite(field, name, "logits")
 
     def step(self, done: int, total: int) -> TokenStep:
         """The partial result."""
@@ -209,9 +222,15 @@ def guide(run: TokenRun, hidden: Tensor, guided: bool | Tensor) -> Tensor:
     logits = run.net.logits(hidden, run.span)
     cond, null = logits[: len(run.tokens)], logits[len(run.tokens) :]
     if guided is False or not len(null):
-        return cond
-    mixed = torch.add(null, cond - null, alpha=run.settings.cfg)  # null + cfg (cond - null)
-    return mixed if guided is True else torch.where(guided[..., None], mixed, cond)
+        mixed = cond
+    else:
+        mixed = torch.add(null, cond - null, alpha=run.settings.cfg)  # null + cfg (cond - null)
+        if guided is not True:
+            mixed = torch.where(guided[..., None], mixed, cond)
+
+    # Before top-k and top-p, whose -inf is no fault. ``maximum`` and ``amax`` keep NaN.
+    torch.maximum(run.largest_logit, mixed.abs().amax(), out=run.largest_logit)
+    return mixed
 
 
 def decide(run: TokenRun, cells: Tensor, hidden: Tensor, guided: bool) -> None:

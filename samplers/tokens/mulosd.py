@@ -122,7 +122,10 @@ def mulosd(
     with torch.inference_mode():
         neighbours = geometry.codebook_neighbours(up_sampler.vq.quantize, k, run.device)
     steps = _cycles(run, drafter, settings, up_sampler, factor, neighbours)
-    return (yield from timed(steps, run))
+    sampled = yield from timed(steps, run)
+    drafter.check_logits("draft", draft.name)
+    run.check_logits("model", target.name)
+    return sampled
 
 
 def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) -> None:
