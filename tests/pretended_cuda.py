@@ -153,7 +153,7 @@ def _event(*args: Any, **kwargs: Any) -> SimpleNamespace:
     return SimpleNamespace(record=lambda *_: None, synchronize=lambda: None, elapsed_time=lambda other: 0.0)
 
 
-_NAMES = ("Event", "synchronize", "reset_peak_memory_stats", "max_memory_allocated")
+_NAMES = ("Event", "synchronize", "current_stream", "reset_peak_memory_stats", "max_memory_allocated")
 
 
 def _causal_lower_right(*size: int) -> Any:
@@ -175,7 +175,7 @@ _KERNELS = {
 def pretended_cuda() -> Iterator[Counter[str]]:
     """Device "cuda" in this block; yields a counter of what makes the host wait for it, by operation and line."""
     MEMORY.peak = MEMORY.highest = MEMORY.live
-    fakes = (_event, lambda *a: None, lambda *a: MEMORY.reset(), lambda *a: MEMORY.peak)
+    fakes = (_event, lambda *a: None, lambda *a: None, lambda *a: MEMORY.reset(), lambda *a: MEMORY.peak)
     cuda = dict(zip(_NAMES, fakes, strict=True))
     device, owners = _Device(), ((bias, _KERNELS), (torch.cuda, cuda), (torch.Tensor, {"pin_memory": _pin_memory}))
     with ExitStack() as stack:
