@@ -203,7 +203,7 @@ def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
 @pytest.mark.parametrize("kind", SOME_KINDS)
 def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
     """In raster order every draft token is drawn from an uncached pass over the draft's own rows, the reduced ones among them."""
-    seen, guide = [], loop.guide
+    seen, guide = [], loop.guided_logits
 
     def watched(run, hidden, guided):
         cell, logits = int(run.decided[0].sum()), run.net.logits(hidden)
@@ -221,7 +221,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
             reduced.append(out)
             return out
 
-    monkeypatch.setattr(loop, "guide", watched)
+    monkeypatch.setattr(loop, "guided_logits", watched)
     run(kind, draft_rows=1, draft_window=0, up=Watched(VQ))
     assert seen == list(range(9)) and [tuple(r.shape) for r in reduced] == [(3, 1, 3), (3, 2, 3)]
 
@@ -354,7 +354,7 @@ def test_draft_schedules_decide_their_rows_once(grid, window, data):
     decided = len(known)
     for p, seen in zip(schedule.passes[1:], visible(schedule), strict=True):
         assert set(p.fed) <= known and max(p.slot) <= grid * grid - 2
-        assert p.clock == decided - 1
+        assert p.cfg_step == decided - 1
         for row, last in enumerate(p.last_visible):
             assert set(range(min(first * grid, last + 1))) <= set(seen[row].nonzero()[0].tolist())
         known |= set(p.cells)

@@ -41,7 +41,7 @@ def test_every_cell_is_decided_once_and_the_picture_says_when(schedule):
         assert all(schedule.fixed_at.flat[c] == k for c in p.cells)
         assert len(p.rows) == len(p.cells)
     assert not any(schedule.passes[0].rows) and not schedule.passes[0].fed, "the prefill predicts the first cells"
-    assert [p.clock for p in schedule.passes][:1] == [-1]
+    assert [p.cfg_step for p in schedule.passes][:1] == [-1]
 
 
 @given(st.one_of(next_token(), trained()))
@@ -141,13 +141,13 @@ def test_pars_passes(grid, n, passes):
         assert len(ablation_schedule(grid, n, adjacent, False).passes) == passes - n + 1
 
 
-def test_clocks_count_as_published():
-    assert [p.clock for p in raster(3).passes] == [-1, 0, 1, 2, 3, 4, 5, 6, 7]
-    assert [p.clock for p in par_schedule(4, 4).passes] == [-1, 0, 1, 2, 0, 4, 8]
-    assert [p.clock for p in par_schedule(4, 4, False).passes] == [-1, 0, 4, 8]
-    assert [p.clock for p in ablation_schedule(4, 4, True, False).passes] == [-1, 0, 4, 8]
+def test_guidance_counts_as_published():
+    assert [p.cfg_step for p in raster(3).passes] == [-1, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert [p.cfg_step for p in par_schedule(4, 4).passes] == [-1, 0, 1, 2, 0, 4, 8]
+    assert [p.cfg_step for p in par_schedule(4, 4, False).passes] == [-1, 0, 4, 8]
+    assert [p.cfg_step for p in ablation_schedule(4, 4, True, False).passes] == [-1, 0, 4, 8]
     # After the first row: tokens decided since, 1, 2, 1 + 1 ... a pass.
-    assert [p.clock for p in windowed(4, 2).passes] == [-1, 0, 1, 2, 0, 1, 2, 4, 6, 8, 10, 11]
+    assert [p.cfg_step for p in windowed(4, 2).passes] == [-1, 0, 1, 2, 0, 1, 2, 4, 6, 8, 10, 11]
 
 
 def test_a_stand_in_is_from_the_row_above_or_the_nearest_of_all():
