@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -145,41 +145,67 @@ def joined(reports: Sequence[Report], note: str = "") -> Report:
 
 
 class Clock:
-    """Measures seconds per phase: CUDA events on CUDA devices, without synchronisation, and wall time elsewhere."""
+    """Measures the seconds of a run and of its phases.
+
+    On a CUDA device it records events on the stream and compares them after the run, so that no step waits for the device. Elsewhere it
+    measures wall time.
+    """
 
     def __init__(self, device: torch.device):
-        self._cuda = device.type == "cuda"
         self._device = device
-        self._open: list[tuple[str, Any, Any]] = []
-        self._seconds: dict[str, float] = {}
-        if self._cuda:
+        self._phases: list[tuple[str, Any, Any]] = []  # name, beginning and end
+        self._pauses: list[tuple[Any, Any]] = []
+        # The present moment: seconds, or an event on the stream of a CUDA device.
+        self._now: Callable[[], Any] = time.perf_counter
+        if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             torch.cuda.synchronize(device)
-        self._start = time.perf_counter()
+            self._now = self._event
+        self._start = self._now()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time a block as part of ``name``."""
-        if self._cuda:
-            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            a.record()
-            yield
-            b.record()
-            self._open.append((name, a, b))
-            return
-        began = time.perf_counter()
+        began = self._now()
         yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+        self._phases.append((name, began, self._now()))
 
-    def stop(self, report: Report, paused: float = 0.0) -> None:
-        """Write seconds, phases and peak memory into the report; ``paused`` seconds, spent by the caller between steps, are deducted."""
-        if self._cuda:
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave a block out of the run's seconds: a ``yield``, during which the caller may draw a preview.
+
+        Work that was queued on a CUDA device before the block is not counted as a pause.
+        """
+        began = self._now()
+        yield
+        self._pauses.append((began, self._now()))
+
+    def stop(self, report: Report) -> None:
+        """Write seconds, phases and peak memory into the report."""
+        end = self._now()
+        if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-            for name, a, b in self._open:
-                self._seconds[name] = self._seconds.get(name, 0.0) + a.elapsed_time(b) / 1000
             report.peak_memory_bytes = torch.cuda.max_memory_allocated(self._device)
-        report.seconds = time.perf_counter() - self._start - paused
-        report.phases = dict(self._seconds)
+
+        report.seconds = self._between(self._start, end)
+        for began, ended in self._pauses:
+            report.seconds -= self._between(began, ended)
+
+        report.phases = {}
+        for name, began, ended in self._phases:
+            report.phases[name] = report.phases.get(name, 0.0) + self._between(began, ended)
+
+    def _event(self) -> Any:
+        """An event at the end of what was queued on the CUDA device."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _between(self, began: Any, ended: Any) -> float:
+        """Seconds between two moments. Events of a CUDA device count milliseconds."""
+        if self._device.type != "cuda":
+            return ended - began
+        return began.elapsed_time(ended) / 1000
 
 
 # ------------------------------------------------------------------------------------------------ text forms

@@ -210,7 +210,7 @@ def _event(*args: Any, **kwargs: Any) -> SimpleNamespace:
     return SimpleNamespace(record=lambda *_: None, synchronize=lambda: None, elapsed_time=lambda other: 0.0)
 
 
-_NAMES = ("Event", "synchronize", "reset_peak_memory_stats", "max_memory_allocated")
+_NAMES = ("Event", "synchronize", "current_stream", "reset_peak_memory_stats", "max_memory_allocated")
 
 
 def _causal_lower_right(*size: int) -> Any:
@@ -234,7 +234,7 @@ def pretended_cuda(device: torch.device = CUDA) -> Iterator[Counter[str]]:
     """A device in this block, which tensors report as ``device``; yields a counter of what makes the host wait for it, by operation and
     line."""
     MEMORY.peak = MEMORY.highest = MEMORY.live
-    fakes = (_event, lambda *a: None, lambda *a: MEMORY.reset(), lambda *a: MEMORY.peak)
+    fakes = (_event, lambda *a: None, lambda *a: None, lambda *a: MEMORY.reset(), lambda *a: MEMORY.peak)
     cuda = dict(zip(_NAMES, fakes, strict=True))
     mode = _Device()
     owners = (

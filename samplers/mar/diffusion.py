@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ...model_loaders.networks.mar import BUDGET, DiffusionHead, HeadBlock, modulated
 from ...model_loaders.networks.ops import outputs
-from .loop import Run, copied
+from ..driver import to_device
+from .loop import Run
 from .tables import Tables
 
 
@@ -103,7 +104,7 @@ def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Ten
         noises.append([noise[k * len(noise) // count] for k in range(count - 1)] + [noise[-1]])
         plain = [(*step, gamma) for step, gamma in zip(b.table.steps, b.gamma or [0.0] * count, strict=True)]
         compiled = advance is not ancestral_step
-        numbers.append([row.unbind() for row in copied(torch.tensor(plain), b.x.device)] if compiled else plain)
+        numbers.append([row.unbind() for row in to_device(torch.tensor(plain), b.x.device)] if compiled else plain)
         period = run.head_period(count) if run.head_share and trace is None else 1
         if period > 1:
             cached[i] = cached_head(head, b.z, b.cfg, b.table, period)
@@ -160,7 +161,7 @@ def cached_head(
     def at(kind: str, make: Callable[[Tensor], list[Tensor]], rows: int, size: int) -> Iterator[tuple[Tensor, ...]]:
         """The modulations of one kind of step, in order of the steps."""
         which = torch.tensor([k for k in range(steps) if kinds[k] == kind], dtype=torch.int64)
-        return step_modulations(make, times[copied(which, z.device)], condition[:rows], size)
+        return step_modulations(make, times[to_device(which, z.device)], condition[:rows], size)
 
     def of_gates(embedding: Tensor) -> list[Tensor]:
         return [*(gate(F.silu(embedding)) for gate in gates), *head.modulations(embedding, ())]

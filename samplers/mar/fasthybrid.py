@@ -31,15 +31,16 @@ import torch.nn.functional as F
 from ...model_loaders.networks.mar import MARModel, pick
 from ...reports.record import ACCEPTED, PLAIN, REDONE
 from ..conditioning import MaskedCondition
-from ..driver import timed
+from ..driver import to_device
 from ..editing import Edit
 from ..noise import PairedNoise
 from .diffusion import HeadBatch, denoise
-from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin, copied
+from .loop import FullTransformer, Sampler, Transformer, begin
 from .mar import annealed_tables, plain_steps
 from .settings import FastHybridSettings
 
 
+@torch.no_grad()
 def fasthybrid(
     model: MARModel,
     condition: MaskedCondition,
@@ -55,21 +56,14 @@ def fasthybrid(
     plain MAR within fp32 rounding.
     """
     transformer = transformer or FullTransformer()
-    run = begin("fasthybrid", model, condition, settings, noise, seed, edit, transformer)
-    if settings.lookahead:
-        steps = fasthybrid_steps(run, transformer, settings)
-    else:
-        steps = plain_steps(run, transformer, annealed_tables(run, settings))
-    return (yield from timed(steps, run))
-
-
-@torch.no_grad()
-def fasthybrid_steps(run: Run, transformer: Transformer, s: FastHybridSettings) -> Steps:
-    """The AR steps of FastHybrid."""
+    run, s = begin("fasthybrid", model, condition, settings, noise, seed, edit, transformer), settings
+    if not s.lookahead:
+        yield from plain_steps(run, transformer, annealed_tables(run, s))
+        return run.finish()
     plan, (B, L, _), net = run.plan, run.tokens.shape, run.model.net
     full, few = annealed_tables(run, s), run.table(s.guided_steps)
     gamma = guidance_weights(s.guidance_schedule, len(few))
-    start, noise = run.draws("full", len(run.tables))
+    start, full_noise = run.draws("full", len(run.tables))
     guided_start, guided_noise = run.draws("guided", len(few))
     draft = torch.zeros_like(run.tokens)  # x'
     z_draft = torch.zeros(B, L, net.config.dim, device=draft.device)  # z', the condition that a draft was made from
@@ -101,14 +95,16 @@ def fasthybrid_steps(run: Run, transformer: Transformer, s: FastHybridSettings) 
             rest = (~ok).any(1, keepdim=True).expand(-1, ahead.shape[1] - n)
             todo = torch.cat([~ok, rest], 1)
             if bool(todo.any()):
-                b, c = copied(todo.nonzero().T, draft.device)
+                b, c = to_device(todo.nonzero().T, draft.device)
                 p = ahead[b, c]
-                batches.append(HeadBatch(z[:, b, c], plan.scale[b, p, None], start[b, p], noise[:, b, p], full[step]))
+                batches.append(
+                    HeadBatch(z[:, b, c], plan.scale[b, p, None], start[b, p], full_noise[:, b, p], full[step])
+                )
                 z_draft[b, p], drafted[b, p] = z[0, b, c].float(), True
                 places.append((b, p))
             # 3. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
             if bool(ok.any()) and s.accepted == "refine":
-                b, c = copied(ok.nonzero().T, draft.device)
+                b, c = to_device(ok.nonzero().T, draft.device)
                 p = here[b, c]
                 of = (z[:, b, c], plan.scale[b, p, None], guided_start[b, p], guided_noise[:, b, p], few)
                 batches.append(HeadBatch(*of, draft[b, p], gamma))
@@ -118,7 +114,8 @@ def fasthybrid_steps(run: Run, transformer: Transformer, s: FastHybridSettings) 
             run.tokens.scatter_(1, here[..., None].expand(-1, -1, draft.shape[2]), pick(draft, here))
         redone = had & ~ok
         run.report.add(accepted=int(ok.sum()), rejected=int(redone.sum()), restarts=int(redone.any(1).sum()))
-        yield run.decide(step)
+        with run.clock.paused():
+            yield run.step(step)
     run.report.similarity = np.concatenate([cosine.cpu()[had].numpy() for cosine, had in similarities])
     return run.finish(outcome)
 

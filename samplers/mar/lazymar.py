@@ -26,7 +26,6 @@ from torch import Tensor
 from ...errors import UserError
 from ...model_loaders.networks.mar import Block, Kept, MARModel, pick
 from ..conditioning import MaskedCondition
-from ..driver import timed
 from ..editing import Edit
 from ..noise import PairedNoise
 from .loop import FullTransformer, Run, Sampler, Transformer, begin
@@ -51,8 +50,8 @@ def lazymar(
     """LazyMAR on plain MAR; arguments and errors as :func:`samplers.mar.mar.mar`. With ``refresh_period`` 1 it is plain MAR bit for bit."""
     transformer = LazyTransformer(settings)
     run = begin("mar", model, condition, settings, noise, seed, edit, transformer)
-    steps = plain_steps(run, transformer, annealed_tables(run, settings))
-    return (yield from timed(steps, run))
+    yield from plain_steps(run, transformer, annealed_tables(run, settings))
+    return run.finish()
 
 
 def computed_ratio(progress: float, end: float) -> float:

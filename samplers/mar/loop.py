@@ -19,6 +19,7 @@ from ...model_loaders.networks import ops
 from ...model_loaders.networks.mar import ClassRows, MARModel
 from ...reports.record import GIVEN, PLAIN, Clock, Report
 from ..conditioning import MaskedCondition, expect_kind
+from ..driver import to_device
 from ..editing import Edit
 from ..noise import PairedNoise
 from .memory import estimate
@@ -45,15 +46,7 @@ class Sampled(NamedTuple):
     report: Report
 
 
-# The caller may send the seconds it spent since the last step, for example on a preview; they are not sampling time.
-Sampler = Generator[Step, "float | None", Sampled]
-# A sampler before its time is taken, see samplers/driver.py.
-Steps = Generator[Step, None, Sampled]
-
-
-def copied(x: Tensor, device: torch.device) -> Tensor:
-    """x, a CPU tensor, on a device; a GPU copies it from pinned memory, without the host waiting."""
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+Sampler = Generator[Step, None, Sampled]
 
 
 class Plan:
@@ -92,7 +85,7 @@ class Plan:
             first = edit_mask.gather(1, self.reveal).to(torch.uint8).argsort(dim=1, stable=True)
             self.reveal = self.reveal.gather(1, first)
         sizes = torch.tensor([given, *self.sizes])
-        scale = copied(torch.tensor([1.0, *self.cfg]).repeat_interleave(sizes), orders.device).expand_as(orders)
+        scale = to_device(torch.tensor([1.0, *self.cfg]).repeat_interleave(sizes), orders.device).expand_as(orders)
         self.scale = torch.empty_like(scale).scatter(1, self.reveal, scale)
 
     def ahead(self, step: int, reach: int = 1) -> Tensor:
@@ -128,7 +121,11 @@ class Transformer:
 
 @dataclass(eq=False)
 class Run:
-    """State of one generation, made by :func:`begin`."""
+    """State of one generation, made by :func:`begin`.
+
+    A sampler of either family is one generator. It calls ``begin``, which starts the clock, yields ``run.step(...)`` after every step, in
+    ``with run.clock.paused():``, and returns ``run.finish(...)``, which stops the clock.
+    """
 
     model: MARModel
     rows: ClassRows  # the condition as the network reads it
@@ -154,7 +151,7 @@ class Run:
         are on the device."""
         t_max = self.settings.t_max or self.model.first_timestep(self.settings.diffusion_steps)
         made = tables(count, min(t_max, highest), self.model.max_beta)
-        return replace(made, timestep_map=copied(made.timestep_map, self.tokens.device))
+        return replace(made, timestep_map=to_device(made.timestep_map, self.tokens.device))
 
     @property
     def tables(self) -> Tables:
@@ -170,7 +167,7 @@ class Run:
         c, device = self.model.net.config, self.tokens.device
         start = self.noise.first(stream, c.tokens, c.channels)
         steps = self.noise.steps(stream, count, c.tokens, c.channels)
-        return copied(start, device), copied(steps, device).transpose(0, 1)
+        return to_device(start, device), to_device(steps, device).transpose(0, 1)
 
     def latents(self) -> Tensor:
         """Decoder latents of the tokens so far; given ones equal those of the start, bit for bit."""
@@ -180,7 +177,7 @@ class Run:
         cells = self.grid(self.edit_mask)[:, None].repeat_interleave(patch, 2).repeat_interleave(patch, 3)
         return torch.where(cells, made, self.start)
 
-    def decide(self, step: int) -> Step:
+    def step(self, step: int) -> Step:
         """The partial result after an AR step, whose tokens are decided now."""
         self.fixed_at.scatter_(1, self.plan.ahead(step), step)
         decided = self.fixed_at >= 0
@@ -191,12 +188,14 @@ class Run:
         return Step(step + 1, self.plan.steps, self.latents(), self.grid(decided), self.report)
 
     def finish(self, outcome: Tensor | None = None) -> Sampled:
-        """The result; ``outcome`` uint8 [B, L] of the tokens, None for plain."""
+        """Stop the clock; returns the result. ``outcome`` uint8 [B, L] of the tokens, None for plain."""
         made = torch.full_like(self.fixed_at, PLAIN, dtype=torch.uint8) if outcome is None else outcome
         if self.edit_mask is not None:
             made[~self.edit_mask] = GIVEN
         self.report.maps |= {"step": self.grid(self.fixed_at).cpu().numpy(), "outcome": self.grid(made).cpu().numpy()}
-        return Sampled(self.latents(), self.report)
+        latents = self.latents()
+        self.clock.stop(self.report)
+        return Sampled(latents, self.report)
 
     def grid(self, x: Tensor) -> Tensor:
         """[B, L] as the token grid [B, h, w]."""
@@ -289,7 +288,7 @@ class FullTransformer(Transformer):
         starts, sizes = plan.starts[step : step + count], plan.sizes[step : step + count]
         # Batch entries: AR steps, images within. Shorter prefixes are padded.
         known = plan.reveal[:, : starts[-1]].repeat(count, 1)
-        lengths = copied(torch.tensor(starts), known.device).repeat_interleave(batch)[:, None]
+        lengths = to_device(torch.tensor(starts), known.device).repeat_interleave(batch)[:, None]
         padding_mask = torch.arange(starts[-1], device=known.device) < lengths
         asked = [plan.ahead(s) for s in range(step, step + count)]
         wanted = torch.cat([torch.cat([a, a[:, :1].expand(-1, max(sizes) - a.shape[1])], 1) for a in asked])

@@ -7,18 +7,17 @@ Two options keep or approximate the result with less work: fewer diffusion steps
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from ...errors import UserError
 from ...model_loaders.networks.mar import MARModel
 from ..conditioning import MaskedCondition
-from ..driver import timed
 from ..editing import Edit
 from ..noise import CounterRNG, PairedNoise, row_keys
 from .diffusion import HeadBatch, denoise
-from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin
+from .loop import FullTransformer, Run, Sampler, Step, Transformer, begin
 from .settings import DiSASettings, MARSettings
 from .speculative import Paths
 from .tables import STEPS, Tables
@@ -63,14 +62,14 @@ def mar(
     """
     transformer = transformer or FullTransformer()
     run = begin("mar", model, condition, settings, noise, seed, edit, transformer)
-    steps = plain_steps(run, transformer, annealed_tables(run, settings), settings.speculation)
-    return (yield from timed(steps, run))
+    yield from plain_steps(run, transformer, annealed_tables(run, settings), settings.speculation)
+    return run.finish()
 
 
 @torch.no_grad()
 def plain_steps(
     run: Run, transformer: Transformer, tables: Sequence[Tables], speculation: int = 0, stop: int | None = None
-) -> Steps:
+) -> Iterator[Step]:
     """The AR steps of plain MAR, with the diffusion tables of each; up to step ``stop``, None for all."""
     plan, (start, noise) = run.plan, run.draws("full", len(run.tables))
     window = speculation if run.settings.temperature > 0 else 0
@@ -93,8 +92,8 @@ def plain_steps(
             else:
                 (made,) = denoise(run, batch)
             run.tokens[b, p] = made
-        yield run.decide(step)
-    return run.finish()
+        with run.clock.paused():
+            yield run.step(step)
 
 
 def annealed_steps(first: int, last: int, curve: str, ar_steps: int) -> list[int]:

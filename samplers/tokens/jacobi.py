@@ -22,7 +22,8 @@ from torch import Tensor
 from ...errors import UserError
 from ...model_loaders.networks.llama import Cache
 from ...reports.record import ACCEPTED, PLAIN
-from .loop import TokenRun, TokenSampled, TokenSampler, decide, feed, guide, prefill, sample
+from ..driver import to_device
+from .loop import TokenRun, TokenSampler, decide, feed, guide, prefill, sample
 from .schedule import Schedule
 
 # On a CPU, batches of this size and more gain little or nothing from a window.
@@ -48,7 +49,7 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
     newest = int(t.cells[t.cell_start[1] - 1]) if t.cell_start[1] else schedule.known - 1
     with torch.inference_mode():
         entering, _ = _entries(t.cell_start, at, at + window, most_cells, len(t.cells) - 1)
-        _guess(run.tokens, _copied(t.cells[entering], device), run.tokens[:, newest : newest + 1].clone())
+        _guess(run.tokens, to_device(t.cells[entering], device), run.tokens[:, newest : newest + 1].clone())
     while every.min() < t.passes:
         with torch.inference_mode():
             # 1. The rows of W passes are fed at once, with the tokens so far: certain ones and guesses. Every row attends to the slots
@@ -61,7 +62,7 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
             visible = np.pad(t.visible[rows, :end], ((0, 0), (0, 0), (cache.prefix, 0)), constant_values=True)
             predicted_by = (t.cell_row[entries] - t.row_start[at][:, None]).clip(min=0)
             arrays = t.fed[rows], t.position[rows], t.slot[rows] + cache.prefix, visible, t.cells[entries], predicted_by
-            fed, position, slot, mask, cells, index = (_copied(a, device) for a in arrays)
+            fed, position, slot, mask, cells, index = (to_device(a, device) for a in arrays)
             if len(at) == 1:  # slots that the batch rows share are written faster
                 fed, position, slot, mask = fed[0], position[0], slot[0], mask[0]
             with run.clock.phase(run.phases[0]):
@@ -71,28 +72,28 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
             # 2. The cells of the W passes are drawn, from the same noise in every call.
             with run.clock.phase(run.phases[1]):
                 mixed = guided_cells[entries]
-                logits = guide(live, hidden, null and (bool(mixed.all()) or _copied(mixed, device)))
+                logits = guide(live, hidden, null and (bool(mixed.all()) or to_device(mixed, device)))
                 new = sample(live, logits, cells)
             # 3. The first pass is certain, because its input is. The following pass is certain if no token of the passes before it
             #    changed, and so on. A window moves by one pass at least, so that no image takes more calls than serially.
-            unchanged = (new == live.tokens.gather(1, cells)) | ~_copied(inside, device)
+            unchanged = (new == live.tokens.gather(1, cells)) | ~to_device(inside, device)
             live.tokens.scatter_(1, cells, new)
             leading = unchanged.cumprod(1).sum(1).cpu().numpy()  # the host waits here
             last = t.cell_start[stop] - 1
             at = t.cell_pass[np.minimum(t.cell_start[at] + leading, last)] + 1
             every = every.copy()
             every[of] = at
-            run.decided = _copied(np.append(t.decided_at, t.passes) < every[:, None], device)
+            run.decided = to_device(np.append(t.decided_at, t.passes) < every[:, None], device)
             # 4. Tokens that enter the window start as a copy of the newest one.
             entering, _ = _entries(t.cell_start, stop, stop + window, most_cells, len(t.cells) - 1)
-            newest_token = new.gather(1, _copied((last - entries[:, 0]).clip(min=0), device)[:, None])
-            _guess(live.tokens, _copied(t.cells[entering], device), newest_token)
+            newest_token = new.gather(1, to_device((last - entries[:, 0]).clip(min=0), device)[:, None])
+            _guess(live.tokens, to_device(t.cells[entering], device), newest_token)
             if live is not run:
-                run.tokens.index_copy_(0, _copied(of, device), live.tokens)
+                run.tokens.index_copy_(0, to_device(of, device), live.tokens)
             # 5. Finished images leave the batch.
             left = np.flatnonzero(at < t.passes)
             if shrink and 0 < len(left) < len(at):
-                index, halves = _copied(left, device), len(cache.blocks[0]) // len(at)
+                index, halves = to_device(left, device), len(cache.blocks[0]) // len(at)
                 cache.keep(torch.cat([index + half * len(at) for half in range(halves)]))
                 tokens, of, at = live.tokens[index], of[left], at[left]
                 given = None if run.given is None else run.given[of.tolist()]
@@ -116,10 +117,6 @@ def _entries(
     return np.where(inside, entries, padding), inside
 
 
-def _copied(array: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
-
 def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
     """Decode a schedule in windows; yields steps after the prefill and after each call.
 
@@ -139,11 +136,13 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
             hidden, cache = prefill(run, any(guided), t.slots)
         with run.clock.phase("sampling"):
             decide(run, first, hidden.expand(-1, len(first), -1), guided[0])
-    yield run.step(len(first), run.count)
+    with run.clock.paused():
+        yield run.step(len(first), run.count)
     history = [np.ones(len(run.tokens), np.int64)]
     for certain in iterate(run, schedule, window, cache):
         history.append(certain)
-        yield run.step(int(t.cell_start[certain.min()]), run.count)
+        with run.clock.paused():
+            yield run.step(int(t.cell_start[certain.min()]), run.count)
 
     at = np.stack(history)
     evaluated = (t.cell_start[np.minimum(at[:-1] + window, t.passes)] - t.cell_start[at[:-1]]).sum()
@@ -152,6 +151,4 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
     accepted = t.decided_at > np.take_along_axis(at, np.maximum(step - 1, 0).T, axis=0).T
     run.report.add(accepted=accepted.sum(), rejected=evaluated - (run.count - len(first)) * len(step))
     outcome, shape = np.where(accepted, ACCEPTED, PLAIN), (len(run.tokens), run.grid, run.grid)
-    run.report.maps["step"] = step.astype(np.int32).reshape(shape)
-    run.report.maps["outcome"] = outcome.astype(np.uint8).reshape(shape)
-    return TokenSampled(run.codes(), run.report)
+    return run.finish(step.astype(np.int32).reshape(shape), outcome.astype(np.uint8).reshape(shape))

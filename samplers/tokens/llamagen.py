@@ -12,13 +12,12 @@ import numpy as np
 import torch
 
 from ...model_loaders.networks.llama import TokenModel
-from ...reports.record import GIVEN, PLAIN
+from ...reports.record import PLAIN
 from ..conditioning import AnyCondition
-from ..driver import timed
 from ..editing import Edit
 from .draws import PairedDraws
 from .jacobi import windows
-from .loop import TokenRun, TokenSampled, TokenSampler, begin, decide, feed, prefill, raster_only
+from .loop import TokenRun, TokenSampler, begin, decide, feed, prefill, raster_only
 from .schedule import Schedule, on_device, raster
 from .settings import LlamaGenSettings
 
@@ -60,13 +59,7 @@ def decode(run: TokenRun, schedule: Schedule, parallel: int = 0) -> TokenSampler
     Yields :class:`TokenStep` after the prefill and after each pass, or call of a window. The map "step" is the pass or call that decided a
     cell, -1 if it was given. Raises UserError: a window of a schedule whose rows attend to slots that are not written yet.
     """
-    steps = windows(run, schedule, parallel) if parallel > 1 else serial(run, schedule)
-    sampled = yield from timed(steps, run)
-    if run.given is not None:
-        step, outcome = run.report.maps["step"], run.report.maps["outcome"]
-        given = (run.given[:, :-1] >= 0).view(step.shape).cpu().numpy()
-        step[given], outcome[given] = -1, GIVEN
-    return sampled
+    return windows(run, schedule, parallel) if parallel > 1 else serial(run, schedule)
 
 
 def serial(run: TokenRun, schedule: Schedule) -> TokenSampler:
@@ -87,7 +80,7 @@ def serial(run: TokenRun, schedule: Schedule) -> TokenSampler:
             # 3. Guidance, and a token for every cell of the pass.
             with run.clock.phase("sampling"):
                 decide(run, p.cells, hidden[:, p.rows], guided[k])
-        yield run.step(k + 1, len(passes))
+        with run.clock.paused():
+            yield run.step(k + 1, len(passes))
     step = np.repeat(schedule.fixed_at[None], len(run.tokens), axis=0)
-    run.report.maps |= {"step": step, "outcome": np.full(step.shape, PLAIN, np.uint8)}
-    return TokenSampled(run.codes(), run.report)
+    return run.finish(step, np.full(step.shape, PLAIN, np.uint8))

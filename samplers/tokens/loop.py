@@ -6,6 +6,7 @@ from collections.abc import Generator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +16,7 @@ from ...model_loaders.networks import ops
 from ...model_loaders.networks.janus import JanusModel
 from ...model_loaders.networks.llama import Cache, Llama, TokenModel
 from ...model_loaders.networks.tar import TarModel
-from ...reports.record import Clock, Report
+from ...reports.record import GIVEN, Clock, Report
 from ..conditioning import AnyCondition
 from ..editing import Edit
 from .conditioning import PreparedCondition, prepare
@@ -45,13 +46,12 @@ class TokenSampled(NamedTuple):
     report: Report
 
 
-# A driver may send the seconds it spent since the last step (on a preview, for example); see ``driver.timed``.
-TokenSampler = Generator[TokenStep, "float | None", TokenSampled]
+TokenSampler = Generator[TokenStep, None, TokenSampled]
 
 
 @dataclass(eq=False)
 class TokenRun:
-    """State of one generation.
+    """State of one generation. A sampler calls ``begin``, :meth:`step` and :meth:`finish` as one of the masked family (``mar/loop.py``).
 
     With guidance, a pass has R = 2 B batch rows: the condition's, then the null condition's, which are left out if ``null`` is False.
     """
@@ -98,6 +98,17 @@ class TokenRun:
         """The partial result."""
         decided = self.decided[:, :-1].clone().view(-1, self.grid, self.grid)
         return TokenStep(done, total, self.codes(), decided, self.report)
+
+    def finish(self, step: np.ndarray, outcome: np.ndarray) -> TokenSampled:
+        """Stop the clock; returns the result. Maps [B, G, G]: pass at which a cell was decided, int32, and its outcome, uint8."""
+        self.report.maps |= {"step": step, "outcome": outcome}
+        if self.given is not None:
+            given = (self.given[:, :-1] >= 0).view(step.shape).cpu().numpy()
+            step[given] = -1
+            outcome[given] = GIVEN
+        codes = self.codes()
+        self.clock.stop(self.report)
+        return TokenSampled(codes, self.report)
 
 
 def begin(

@@ -39,14 +39,12 @@ from ...errors import UserError
 from ...model_loaders.networks.llama import Cache, TokenModel
 from ...reports.record import ACCEPTED, EXPANDED, REJECTED
 from ..conditioning import AnyCondition
-from ..driver import timed
 from . import islands as geometry
 from .draws import PairedDraws, tempered
 from .jacobi import iterate
 from .llamagen import decode
 from .loop import (
     TokenRun,
-    TokenSampled,
     TokenSampler,
     TokenStep,
     begin,
@@ -121,8 +119,7 @@ def mulosd(
     drafter.report, drafter.clock, drafter.stream, drafter.phases = run.report, run.clock, "draft", ("draft", "draft")
     with torch.inference_mode():
         neighbours = geometry.codebook_neighbours(up_sampler.vq.quantize, k, run.device)
-    steps = _cycles(run, drafter, settings, up_sampler, factor, neighbours)
-    return (yield from timed(steps, run))
+    return (yield from _cycles(run, drafter, settings, up_sampler, factor, neighbours))
 
 
 def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) -> None:
@@ -184,7 +181,8 @@ def _cycles(
                     decide(drafter, p.cells, hidden[:, p.rows], guided[k])
                 done += 1
                 report.add(draft_passes=1)
-                yield shown(row)
+                with run.clock.paused():
+                    yield shown(row)
         if s.draft_parallel > 1:
             calls = 0
             # The cache of further rows belongs to all images.
@@ -192,7 +190,8 @@ def _cycles(
                 calls += 1
                 done += 1
                 report.add(draft_passes=1)
-                yield shown(row)
+                with run.clock.paused():
+                    yield shown(row)
             total -= len(passes) - 1 - calls  # calls that were not needed
 
         with torch.inference_mode():
@@ -243,7 +242,8 @@ def _cycles(
             moved = [[torch.from_numpy(a).to(device) for a in w[:3]] for w in waves]
         for k, (cells, fed, index) in enumerate(moved):
             if k:
-                yield shown()
+                with run.clock.paused():
+                    yield shown()
             with torch.inference_mode():
                 if k:
                     done += 1
@@ -259,7 +259,8 @@ def _cycles(
                     chosen = hidden.gather(1, index.expand(-1, -1, hidden.shape[-1]))
                     run.tokens.scatter_(1, cells, sample(run, guide(run, chosen, _guided(s, cells)), cells))
                     run.decided.scatter_(1, cells, True)
-        yield shown()
+        with run.clock.paused():
+            yield shown()
 
         # 6. The block is final. Reduce it for the draft model, D_r.
         refresh = first
@@ -268,9 +269,9 @@ def _cycles(
                 codes = run.tokens[:, :last].view(-1, end * r, grid)
                 drafter.tokens[:, row * small : end * small] = up_sampler.down(codes, r)[:, row:].flatten(1)
 
-    report.maps |= {**maps, "outcome": maps["outcome"].astype(np.uint8)}
     report.similarity = torch.cat(pools).cpu().numpy()
-    return TokenSampled(run.codes(), report)
+    report.maps |= maps
+    return run.finish(maps["step"], maps["outcome"].astype(np.uint8))
 
 
 def _guided(s: MuLoSDSettings, cells: Tensor) -> bool | Tensor:

@@ -36,7 +36,7 @@ class TarPrompted(NamedTuple):
 
 def tar_prompt(
     model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: PairedDraws, seed: int | None = None
-) -> Generator[TokenStep, float | None, TarPrompted]:
+) -> Generator[TokenStep, None, TarPrompted]:
     """Generate the semantic codes of prompts, one image per prompt. Equal prompts are run once.
 
     Repetition penalty, temperature, top-k and top-p are applied in this order.
