@@ -28,8 +28,8 @@ CUDA, META = torch.device("cuda", 0), torch.device("meta")
 ROOT = Path(__file__).resolve().parents[1]
 # Operations that may take tensors of the host beside those of a GPU: copies, and indices.
 _MIXED = ("copy_", "_to_copy", "index", "index_put_", "index_put", "_index_put_impl_")
-# Functions of the package that copy to a device without the host waiting.
-PINNING = ("to_device", "copied")
+# Function of the package that copies to a device without the host waiting.
+PINNING = "to_device"
 # Operations that send a value to the host.
 _READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "unique_dim")
 
@@ -171,7 +171,7 @@ def _pinned_by_the_package() -> bool:
     """Whether the present copy is the package's own from pinned memory, which it makes on device "cuda" only."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name in PINNING and CUDATensor.pretended != CUDA:
+        if frame.f_code.co_name == PINNING and CUDATensor.pretended != CUDA:
             return True
         frame = frame.f_back
     return False
