@@ -119,6 +119,12 @@ class _Device(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        # In inference mode an operation that is made of others ("to", "item") comes as it is. Its parts are what makes the host wait.
+        if torch.is_inference_mode_enabled():
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
         name = func._schema.name.split("::")[1]
         tensors = list(_tensors((args, kwargs)))
         cuda = [x for x in tensors if isinstance(x, CUDATensor)]

@@ -14,6 +14,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
+from ..driver import to_device
 from ..noise import GOLDEN, mix_
 from .settings import TokenSettings
 
@@ -39,10 +40,13 @@ class PairedDraws:
         """Key of every image [B, 1, 1] and offset of every value [values]; computed once per run."""
         name = (stream, values, device)
         if name not in self._keys:
-            names = (f"fastar/{self.seed}/{image}/{stream}" for image in self.images)
-            keys = [int.from_bytes(sha256(n.encode()).digest()[:8], "little", signed=True) for n in names]
-            steps = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
-            self._keys[name] = torch.tensor(keys, dtype=torch.int64, device=device).view(-1, 1, 1), steps
+            keys = []
+            for image in self.images:
+                digest = sha256(f"fastar/{self.seed}/{image}/{stream}".encode()).digest()
+                keys.append(int.from_bytes(digest[:8], "little", signed=True))
+            of_images = to_device(torch.tensor(keys, dtype=torch.int64), device).view(-1, 1, 1)
+            of_values = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
+            self._keys[name] = of_images, of_values
         return self._keys[name]
 
     def uniform(self, stream: str, cells: Tensor, values: int) -> Tensor:

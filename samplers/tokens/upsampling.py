@@ -48,17 +48,18 @@ class UpSampling:
         stride = self.vq.config.stride
         size = (height * factor * stride, width * factor * stride)
 
-        out, decoded, enlarged = [], [], []
+        out = []
+        largest = []
         for part in self._pieces(codes, size[0] * size[1]):
             small = self.vq.decode_codes(part).float()
             large = self._enlarged(small, size)
             out.append(self._encode(large))
-            decoded.append(small.abs().amax())
-            enlarged.append(large.abs().amax())
+            largest.append(torch.stack([small.abs().amax(), large.abs().amax()]))
 
-        if not _all_finite(decoded):
+        decoded, enlarged = _finite(largest)
+        if not decoded:
             raise not_finite("decoder", self.model.name, "pixels")
-        if not _all_finite(enlarged):
+        if not enlarged:
             raise not_finite("upscale_model", self.name, "pixels")
         return torch.cat(out)
 
@@ -71,13 +72,14 @@ class UpSampling:
         _, height, width = codes.shape
         pixels = height * width * self.vq.config.stride**2
 
-        out, decoded = [], []
+        out = []
+        largest = []
         for part in self._pieces(codes, pixels):
             large = self.vq.decode_codes(part).float()
             out.append(self._encode(F.avg_pool2d(large, factor)))
-            decoded.append(large.abs().amax())
+            largest.append(large.abs().amax())
 
-        if not _all_finite(decoded):
+        if not _finite(largest):
             raise not_finite("decoder", self.model.name, "pixels")
         return torch.cat(out)
 
@@ -103,6 +105,9 @@ class UpSampling:
         return self.vq.encode(images.clamp(-1, 1).to(self.vq.quant_conv.weight.dtype))[1]
 
 
-def _all_finite(largest: list[Tensor]) -> bool:
-    """Whether all values are finite, of the largest absolute value of each piece. The host waits for the device here."""
-    return bool(np.isfinite(torch.stack(largest).cpu().numpy()).all())
+def _finite(largest: list[Tensor]) -> np.ndarray:
+    """Whether all values are finite, bool [...], of their largest absolute values fp32 [...] in each piece.
+
+    The host waits for the device here, once.
+    """
+    return np.isfinite(torch.stack(largest).cpu().numpy()).all(axis=0)
