@@ -267,6 +267,59 @@ def test_at_tau_zero_the_enlarged_draft_is_kept_after_one_pass(kind, small):
     assert not any(counts[name] for name in ("rejected", "expanded", "islands", "waves"))
 
 
+@pytest.mark.parametrize(
+    ("rate", "rows", "kept"),
+    [
+        (0.7, 1, 25),  # of 12, 24 and 36 cells 8, 17 and 25
+        (0.7, 2, 25),
+        (0.55, 1, 20),  # of 12, 24 and 36 cells 7, 13 and 20
+        (0.04, 1, 1),  # of 12 cells none, of 24 one
+    ],
+)
+def test_the_share_to_accept_holds_for_the_blocks_so_far(rate, rows, kept):
+    counts = run(draft_rows=rows, acceptance_target=rate, **ALL).report.counts
+    assert counts["accepted"] == 3 * kept and counts["rejected"] == 3 * (GRID**2 - kept)
+
+
+def test_a_verification_by_hand():
+    """Cells 6 to 9 of a grid of 16, in pieces of one cell; draft tokens and probabilities differ from cell to cell and image to image."""
+    p = torch.tensor(
+        [
+            [[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1], [0.05, 0.05, 0.1, 0.8], [0.25, 0.25, 0.25, 0.25]],
+            [[0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7], [0.5, 0.3, 0.1, 0.1], [0.1, 0.2, 0.6, 0.1]],
+        ]
+    )
+    table = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 1]], dtype=torch.int32)
+    tokens = torch.full((2, 17), 3)
+    tokens[:, 6:10] = torch.tensor([[0, 1, 2, 3], [3, 0, 1, 2]])
+    pooled = torch.tensor([[0.3, 0.5, 0.15, 0.5], [0.2, 0.2, 0.4, 0.7]])
+
+    class Net:
+        config = SimpleNamespace(vocab=4)
+        logits = staticmethod(lambda hidden, span: hidden.log())
+
+    state = SimpleNamespace(net=Net, span=None, tokens=tokens, settings=None, largest_logit=torch.zeros(()))
+    common = {"cfg": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    for chosen, wanted in (
+        # Below tau, not at it.
+        (MuLoSDSettings(tau=0.45, **common), [[1, 0, 1, 0], [1, 1, 1, 0]]),
+        # Of 10 cells 6, and 4 of the 6 before.
+        (MuLoSDSettings(acceptance_target=0.6, **common), [[1, 0, 1, 0], [1, 1, 0, 0]]),
+        # Of 10 cells 3, and 2 of the 6 before: of the first image's ties the likelier token of cell 7.
+        (MuLoSDSettings(acceptance_target=0.3, **common), [[1, 0, 1, 1], [1, 1, 1, 0]]),
+    ):
+        pool, down = module.verify(state, chosen, p, 6, table)
+        torch.testing.assert_close(pool, pooled)
+        assert down.tolist() == [[bool(x) for x in row] for row in wanted], chosen
+
+
+def test_the_share_of_a_block_counts_the_tokens_before_it():
+    pool = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]])
+    for before, kept in ((0, 2), (1, 3), (2, 3), (3, 2), (5, 3)):
+        # round(0.5 (before + 5)) - round(0.5 before), where halves are rounded to even numbers.
+        assert (~geometry.rejected(pool, 0.0, 0.5, None, before)).sum() == kept, before
+
+
 def test_tau_and_neighbours_move_acceptance_as_said():
     assert run(neighbours=8).report.acceptance > run(neighbours=0).report.acceptance
     for rate in (0.25, 0.75):
@@ -457,6 +510,14 @@ def test_reduction_averages_areas():
     # An area of 2 x 2 pixels lies in one code.
     assert vq.encoded[0][0, 0, 0].tolist() == [-1.0] * 4 + [-0.5] * 2 + [0.0] * 2
     assert sampling.down(codes[:, :, ::2].contiguous() * 4, 8).shape == (1, 1, 1)
+
+
+def test_reduction_averages_codes_that_share_an_area():
+    """One pixel of 8 x 8 that lie in four codes; an average above 1 is not cut before it is one."""
+    vq, sampling = pixels()
+    sampling.down(torch.tensor([[[0, 1], [2, 1]]]), 8)
+    sampling.down(FOUR, 8)
+    assert [x[0, 0].tolist() for x in vq.encoded] == [[[(-1 - 0.5 + 0 - 0.5) / 4]], [[(-1 - 0.5 + 0 + 1.5) / 4]]]
 
 
 @pytest.mark.parametrize(("room", "images", "parts"), [(1152, 4, [2, 2]), (1152, 5, [2, 2, 1]), (1, 3, [1, 1, 1])])

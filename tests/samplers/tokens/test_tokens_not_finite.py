@@ -2,14 +2,16 @@
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import test_token_contract as contract
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers.conditioning import PromptCondition
+from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.tokens.conditioning import features_of
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from janus_files import tiny_janus
@@ -121,6 +123,15 @@ def test_an_up_sampler_that_makes_pixels_that_are_not_finite():
 
     with pytest.raises(UserError, match="^upscale_model: 4x computed pixels that are not finite"):
         UpSampling(VQ, enlarge, "4x").up(codes, 2)
+
+
+def test_features_of_semantic_codes_that_are_not_finite():
+    """The error names TA-Tok, not the model that would read them."""
+    net = SimpleNamespace(config=SimpleNamespace(codes=9), features=lambda codes: torch.full((1, 4, 6), torch.inf))
+    net.bottleneck = SimpleNamespace(out_linear=SimpleNamespace(weight=torch.zeros(1)))
+    codes = CodeCondition((torch.zeros(4, dtype=torch.int64),), ("cat",))
+    with pytest.raises(UserError, match="^model: ta computed features that are not finite"):
+        features_of(codes, SimpleNamespace(name="ta", net=net))
 
 
 @pytest.mark.parametrize("case", ["llamagen", "window, text", "mulosd, rows"])
