@@ -19,7 +19,8 @@ from ..conditioning import KINDS, AnyCondition, CodeCondition, Condition, Featur
 class PreparedCondition(NamedTuple):
     """A condition as an argument of :meth:`Llama.prefix`."""
 
-    # labels int64 [B], features [B, n, E], token ids of Janus' prompts int64 [B, n], or of Tar's P distinct prompts int64 [P, n]
+    # labels int64 [B], features [B, n, E], token ids of Janus' prompts int64 [B, n], or of Tar's P distinct prompts
+    # int64 [P, n]
     condition: Tensor
     lengths: Tensor | None = None  # int64 [B] or [P], valid rows of each; None if all have the same number
     images: Tensor | None = None  # int64 [B], index of every image's prompt; None: an entry an image
@@ -37,7 +38,8 @@ def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureConditio
     device = ta_tok.net.bottleneck.out_linear.weight.device
     if condition.size and condition.size != size:
         raise UserError(
-            f"condition: its codes are of a codebook of {condition.size}, {ta_tok.name} has {size}; use the TA-Tok that they were made for."
+            f"condition: its codes are of a codebook of {condition.size}, {ta_tok.name} has {size}; use the TA-Tok "
+            "that they were made for."
         )
     _check_codes(condition, size, ta_tok.name)
 
@@ -64,8 +66,8 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     Semantic codes are converted to features if the model takes features and has a TA-Tok.
 
     Raises:
-        UserError: a condition of another kind than the model's, an empty one, labels or rows that do not fit, or more rows than
-            the model has positions.
+        UserError: a condition of another kind than the model's, an empty one, labels or rows that do not fit, or more
+            rows than the model has positions.
     """
     c = model.net.config
     name = model.name
@@ -74,7 +76,8 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     if isinstance(condition, CodeCondition) and c.condition == "features":
         if model.ta_tok is None:
             raise UserError(
-                f"condition: it holds semantic codes, {name} is conditioned on {KINDS[c.condition]}; load it with the TA-Tok that makes "
+                f"condition: it holds semantic codes, {name} is conditioned on {KINDS[c.condition]}; load it with the "
+                "TA-Tok that makes "
                 "those of them."
             )
         condition = features_of(condition, model.ta_tok)
@@ -91,7 +94,8 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
         for rows in entries:
             if rows.shape[-1] != c.condition_size:
                 raise UserError(
-                    f"condition: its rows hold {rows.shape[-1]} numbers, {name} reads {c.condition_size}; use the encoder that belongs "
+                    f"condition: its rows hold {rows.shape[-1]} numbers, {name} reads {c.condition_size}; use the "
+                    "encoder that belongs "
                     "to it."
                 )
 
@@ -106,7 +110,8 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     needed = most + model.tokens - 1
     if c.absolute and needed > c.absolute:
         raise UserError(
-            f"grid: {model.grid} x {model.grid} tokens behind {most} condition rows need {needed} positions, {name} has {c.absolute}; "
+            f"grid: {model.grid} x {model.grid} tokens behind {most} condition rows need {needed} positions, {name} "
+            f"has {c.absolute}; "
             "choose the grid that the checkpoint was made for."
         )
 
@@ -154,5 +159,6 @@ def _check_codes(condition: CodeCondition, size: int, owner: str) -> None:
     if low < 0 or high >= size:
         wrong = low if low < 0 else high
         raise UserError(
-            f"condition: code {wrong} is outside {owner}'s 0 to {size - 1}; use the TA-Tok that the codes were made for."
+            f"condition: code {wrong} is outside {owner}'s 0 to {size - 1}; use the TA-Tok that the codes were made "
+            "for."
         )

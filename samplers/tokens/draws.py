@@ -1,9 +1,9 @@
 """Paired draws for discrete tokens: one random number for every (seed, image, stream, cell, token value).
 
-The Gumbel-max trick: the argmax of log-probabilities plus Gumbel noise is a sample (Gumbel 1954). Two samplers that share the
-noise therefore draw the same token where their probabilities are equal, and usually where they are close. The numbers are
-counter-based (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): any cell can be drawn at any time, on any
-device, without a table and without waiting for the host.
+The Gumbel-max trick: the argmax of log-probabilities plus Gumbel noise is a sample (Gumbel 1954). Two samplers that
+share the noise therefore draw the same token where their probabilities are equal, and usually where they are close. The
+numbers are counter-based (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): any cell can be drawn at
+any time, on any device, without a table and without waiting for the host.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class PairedDraws:
         return upper.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
 
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        """Gumbel(0, 1) noise fp32 [B, n, values] of int64 cells [n], or [B, n] if images differ, on the cells' device."""
+        """Gumbel(0, 1) noise fp32 [B, n, values] of int64 cells [n], or [B, n] if images differ, on the cells'
+        device.
+        """
         # Large values of the noise, which decide the argmax, are computed from the finest end of the uniform numbers.
         return self.uniform(stream, cells, values).neg_().log1p_().neg_().log_().neg_()
 
@@ -72,8 +74,8 @@ class PairedDraws:
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """Logits fp32 [..., V] with -inf for every value that may not be drawn.
 
-    Top-k keeps the k largest and their ties; 0 keeps all. Top-p (Holtzman et al. 2019) then keeps the smallest set of most
-    probable values whose probability exceeds it; 1 keeps all.
+    Top-k keeps the k largest and their ties; 0 keeps all. Top-p (Holtzman et al. 2019) then keeps the smallest set of
+    most probable values whose probability exceeds it; 1 keeps all.
     """
     values = logits.shape[-1]
     if 0 < top_k < values:
@@ -102,7 +104,9 @@ def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
 
 
 def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
-    """Token values int64 [B, m] from logits fp32 [B, m, V] and Gumbel noise of the same shape, which temperature 0 ignores."""
+    """Token values int64 [B, m] from logits fp32 [B, m, V] and Gumbel noise of the same shape, which temperature 0
+    ignores.
+    """
     if settings.temperature == 0:
         return logits.argmax(-1)
     return (tempered(logits, settings) + gumbel).argmax(-1)
@@ -111,6 +115,7 @@ def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
 def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
     """Repetition penalty (Keskar et al. 2019, CTRL, as in Hugging Face transformers); 1 changes nothing.
 
-    Of logits fp32 [..., V], those of values drawn before (``used``, bool [..., V]) are divided by it if positive, else multiplied.
+    Of logits fp32 [..., V], those of values drawn before (``used``, bool [..., V]) are divided by it if positive, else
+    multiplied.
     """
     return torch.where(used, torch.where(logits < 0, logits * penalty, logits / penalty), logits)

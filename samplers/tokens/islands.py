@@ -1,12 +1,13 @@
-"""Local repair: acceptance of draft tokens, expansion of rejections, rejection islands, and the waves that draw them again.
+"""Local repair: acceptance of draft tokens, expansion of rejections, rejection islands, and the waves that draw them
+again.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149): acceptance by the
 probability pooled over a code's nearest neighbours, expansion by a radius, rejection islands CC_8(R_X), and their
 concurrent resampling, inside an island in raster order or with ZipAR's window. Pooling as in LANTERN (Jang et al. 2025,
 ICLR 2025, arXiv 2410.03355).
 
-Acceptance is computed on the device, everything else on the host: the number of waves determines how many passes follow, so
-one small map has to be copied in any case, and a grid is too small for a device to be faster.
+Acceptance is computed on the device, everything else on the host: the number of waves determines how many passes
+follow, so one small map has to be copied in any case, and a grid is too small for a device to be faster.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _BLOCK = 1 << 24
 
 @torch.inference_mode()
 def neighbours(vectors: Tensor, k: int) -> Tensor:
-    """Every code of vectors fp32 [V, channels], then its k nearest by L2 distance, nearest first: int32 [V, 1 + k]; k < V."""
+    """Every code of vectors fp32 [V, channels], then its k nearest by L2 distance, nearest first: int32 [V, 1 + k];
+    k < V.
+    """
     count = len(vectors)
     block = max(1, _BLOCK // count)
     square = vectors.square().sum(1)
@@ -52,16 +55,19 @@ def codebook_neighbours(codebook: Codebook, k: int, device: torch.device) -> Ten
 
 
 def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
-    """Pooled probability of codes int64 [...] and their neighbours, from :func:`neighbours`; fp32 [...] of p fp32 [..., V]."""
+    """Pooled probability of codes int64 [...] and their neighbours, from :func:`neighbours`; fp32 [...] of p fp32
+    [..., V].
+    """
     return p.gather(-1, table[codes].long()).sum(-1)
 
 
 def rejected(pool: Tensor, tau: float, acceptance: float = 0.0, own: Tensor | None = None, before: int = 0) -> Tensor:
     """R_T: rejected draft tokens, bool [B, n], whose ``pool`` [B, n], from :func:`pooled`, is below ``tau``.
 
-    Or, if ``acceptance`` is above 0, that share of every image's tokens is accepted, those of the ``before`` tokens of earlier blocks
-    included: the highest pooled probabilities. Those that agree to 1e-4 are tied (sums of the whole distribution differ by rounding); of
-    tied tokens those of the highest probability ``own`` [B, n] are accepted (None: equal), and of equal ones the first in raster order.
+    Or, if ``acceptance`` is above 0, that share of every image's tokens is accepted, those of the ``before`` tokens of
+    earlier blocks included: the highest pooled probabilities. Those that agree to 1e-4 are tied (sums of the whole
+    distribution differ by rounding); of tied tokens those of the highest probability ``own`` [B, n] are accepted (None:
+    equal), and of equal ones the first in raster order.
     """
     if acceptance <= 0:
         return pool < tau
@@ -86,7 +92,8 @@ def suffix(rejections: np.ndarray) -> np.ndarray:
 
 
 def expand(rejections: np.ndarray, radius: int) -> np.ndarray:
-    """R_X: cells within ``radius`` (the paper's l) rows and columns of a rejected one (R_T), at or behind the first of them.
+    """R_X: cells within ``radius`` (the paper's l) rows and columns of a rejected one (R_T), at or behind the first of
+    them.
 
     Both are bool [B, h, w].
     """
@@ -103,8 +110,8 @@ def islands(region: np.ndarray) -> np.ndarray:
     cells = height * width
     inside = torch.from_numpy(region.copy())
 
-    # 1. Cells are weighted from the first in raster order down. Every cell takes the greatest weight around it, again and again, until that
-    #    is the weight of the first cell of its island.
+    # 1. Cells are weighted from the first in raster order down. Every cell takes the greatest weight around it, again
+    #    and again, until that is the weight of the first cell of its island.
     own = torch.arange(cells, 0, -1, dtype=torch.float32).view(height, width) * inside
     first = own
     while True:
@@ -124,7 +131,8 @@ def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
     """The wave in which each cell is drawn again, int32 [B, h, w] from 0; -1 outside. Islands are drawn in parallel.
 
     A cell waits for the cells of its own island that are to its left, and for those above it in columns up to
-    column + ``window`` - 1. ``numbered`` is from :func:`islands`; a window of None, or of a row and more, is raster order.
+    column + ``window`` - 1. ``numbered`` is from :func:`islands`; a window of None, or of a row and more, is raster
+    order.
     """
     image, row, column = np.nonzero(numbered)
     out = np.full(numbered.shape, -1, np.int32)

@@ -1,13 +1,14 @@
 """Exact parallel decoding: Jacobi iteration on a window of passes, with the draws of serial decoding.
 
-Sources: Santilli et al. 2023, "Accelerating Transformer Inference for Translation via Parallel Decoding" (ACL 2023, arXiv
-2305.10427), and Teng et al. 2025, "Accelerating Auto-regressive Text-to-Image Generation with Training-free Speculative Jacobi
-Decoding" (ICLR 2025, arXiv 2410.01699). There, a probabilistic test accepts tokens, and the images are other ones than those of
-serial decoding. Here the random numbers belong to (seed, image, cell, value), so that a token is a function of its logits: the
-fixed point of the iteration is the image of serial decoding itself, and no test is needed.
+Sources: Santilli et al. 2023, "Accelerating Transformer Inference for Translation via Parallel Decoding" (ACL 2023,
+arXiv 2305.10427), and Teng et al. 2025, "Accelerating Auto-regressive Text-to-Image Generation with Training-free
+Speculative Jacobi Decoding" (ICLR 2025, arXiv 2410.01699). There, a probabilistic test accepts tokens, and the images
+are other ones than those of serial decoding. Here the random numbers belong to (seed, image, cell, value), so that a
+token is a function of its logits: the fixed point of the iteration is the image of serial decoding itself, and no test
+is needed.
 
-A call evaluates the W passes from the first one that is not certain, in every image. Images advance independently. The host reads their
-positions after each call, and waits for the device there only.
+A call evaluates the W passes from the first one that is not certain, in every image. Images advance independently. The
+host reads their positions after each call, and waits for the device there only.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Active:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The passes that a call evaluates, and the cells that these decide; on the device, in the order of the schedule."""
+    """The passes that a call evaluates, and the cells that these decide; on the device, in the order of the
+    schedule.
+    """
 
     first: Tensor  # int64 [L], first pass of each image
     stop: Tensor  # int64 [L], the pass behind the last one
@@ -54,7 +57,8 @@ class Window:
 
 
 def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink: bool = True) -> Iterator[np.ndarray]:
-    """The passes after the first one by Jacobi iteration with a window of W; yields the first uncertain pass of every image, int64 [B].
+    """The passes after the first one by Jacobi iteration with a window of W; yields the first uncertain pass of every
+    image, int64 [B].
 
     Args:
         run: its tokens hold the cells of the first pass and the known ones, and receive certain tokens and guesses.
@@ -85,8 +89,9 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
             w = next_window(table, active, window)
             cells = table.cells[w.entries]
 
-            # 1. Feed the rows of the W passes at once, with the tokens so far: certain ones and guesses. Every row attends to the slots
-            #    that it attends to in its own serial pass. Keys and values replace those of the last call.
+            # 1. Feed the rows of the W passes at once, with the tokens so far: certain ones and guesses. Every row
+            #    attends to the slots that it attends to in its own serial pass. Keys and values replace those of the
+            #    last call.
             null = bool(active.first_uncertain.min() <= last_guided)
             with run.clock.phase(run.phases[0]):
                 hidden = _feed(active.run, cache, table, w, null)
@@ -96,14 +101,14 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
                 logits = guided_logits(active.run, hidden, null and (all(guided) or guided_cells[w.entries]))
                 new = sample(active.run, logits, cells)
 
-            # 3. Count the agreeing prefix. The first pass is certain, because its input is. The following pass is certain if no token of
-            #    the passes before it changed, and so on.
+            # 3. Count the agreeing prefix. The first pass is certain, because its input is. The following pass is
+            #    certain if no token of the passes before it changed, and so on.
             unchanged = (new == active.run.tokens.gather(1, cells)) | ~w.inside
             agreeing = unchanged.cumprod(1).sum(1)
             active.run.tokens.scatter_(1, cells, new)
 
-            # 4. Slide every image's window to the pass of its first cell that is not certain, by one pass at least: no image takes more
-            #    calls than serially. Tokens that enter the window start as a copy of the newest one.
+            # 4. Slide every image's window to the pass of its first cell that is not certain, by one pass at least: no
+            #    image takes more calls than serially. Tokens that enter the window start as a copy of the newest one.
             first_cell = table.cell_start[w.first]
             last_cell = table.cell_start[w.stop] - 1
             active.first_on_device = table.cell_pass[torch.minimum(first_cell + agreeing, last_cell)] + 1
@@ -178,14 +183,17 @@ def _feed(run: TokenRun, cache: Cache, table: DeviceTable, w: Window, null: bool
 
 
 def chosen_rows(hidden: Tensor, index: Tensor) -> Tensor:
-    """The rows ``index`` int64 [B, n] of hidden rows [R, m, C], the same for the condition and the null condition: [R, n, C]."""
+    """The rows ``index`` int64 [B, n] of hidden rows [R, m, C], the same for the condition and the null condition:
+    [R, n, C].
+    """
     index = index.repeat(len(hidden) // len(index), 1)[..., None]
     return hidden.gather(1, index.expand(-1, -1, hidden.shape[-1]))
 
 
 def _entering(table: DeviceTable, stop: Tensor, window: int) -> Tensor:
-    """Cells int64 [L, n] of the W passes behind a window that ends before pass ``stop`` int64 [L], of which the next window may have some.
-    Padded."""
+    """Cells int64 [L, n] of the W passes behind a window that ends before pass ``stop`` int64 [L], of which the next
+    window may have some. Padded.
+    """
     t = table.host
     ends = np.minimum(np.arange(t.passes) + window, t.passes)
     most = int((t.cell_start[ends] - t.cell_start[:-1]).max())
@@ -209,7 +217,9 @@ def _commit(run: TokenRun, table: DeviceTable, active: Active, all_first_uncerta
 
 
 def _keep(active: Active, cache: Cache, left: np.ndarray) -> Active:
-    """The active images at the places ``left`` int64, alone in the cache too, which holds one or both branches of guidance."""
+    """The active images at the places ``left`` int64, alone in the cache too, which holds one or both branches of
+    guidance.
+    """
     images = len(active.image_ids)
     branches = len(cache.blocks[0]) // images
     index = to_device(left, active.first_on_device.device)
@@ -225,16 +235,17 @@ def _keep(active: Active, cache: Cache, left: np.ndarray) -> Active:
 def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
     """Decode a schedule in windows; yields steps after the prefill and after each call.
 
-    ``done`` of a step counts the certain cells of the image that has the fewest, and ``total`` the cells; guesses count as
-    undecided. The report also counts the guesses that a call accepted and those that it drew but did not accept. Map "step"
-    is the call that made a cell certain, "outcome" whether that needed a guess (ACCEPTED) or not.
+    ``done`` of a step counts the certain cells of the image that has the fewest, and ``total`` the cells; guesses count
+    as undecided. The report also counts the guesses that a call accepted and those that it drew but did not accept. Map
+    "step" is the call that made a cell certain, "outcome" whether that needed a guess (ACCEPTED) or not.
 
     Raises:
         UserError: a schedule whose rows attend to slots that are not written yet, or logits that were not finite.
     """
     if schedule.unwritten_visible:  # a window writes slots before the rows that should see them blank
         raise UserError(
-            "parallel: the blanks of mask_undecoded off cannot be decoded in a window; switch mask_undecoded on, or set parallel to 0."
+            "parallel: the blanks of mask_undecoded off cannot be decoded in a window; switch mask_undecoded on, or "
+            "set parallel to 0."
         )
     if run.device.type == "cpu" and len(run.tokens) >= _CPU_BATCH:
         hint = f"parallel: a window feeds 4 times the rows; on a CPU with {_CPU_BATCH} images or more, compare with 0."
@@ -262,7 +273,9 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
 
 
 def _reported(run: TokenRun, schedule: Schedule, window: int, history: np.ndarray) -> TokenSampled:
-    """The result of a run in windows, of the first uncertain pass of every image before and after each call, int64 [calls + 1, B]."""
+    """The result of a run in windows, of the first uncertain pass of every image before and after each call, int64
+    [calls + 1, B].
+    """
     t = schedule.ahead
     decided_at = t.decided_at[:-1]
 

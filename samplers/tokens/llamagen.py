@@ -1,9 +1,10 @@
-"""LlamaGen: one token per pass in raster order. The same loop decodes every other schedule that is known before the first pass.
+"""LlamaGen: one token per pass in raster order. The same loop decodes every other schedule that is known before the
+first pass.
 
-Source: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation" (arXiv 2406.06525). LlamaGen, PAR
-(``par.py``), ZipAR (``zipar.py``) and Tar's semantic codes (``tar.py``) differ in their schedules only: which cells a pass decides, which
-tokens it feeds, and which slots of the cache these attend to. The index tensors of all passes are on the device before the loop, which
-never waits for it.
+Source: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation" (arXiv 2406.06525).
+LlamaGen, PAR (``par.py``), ZipAR (``zipar.py``) and Tar's semantic codes (``tar.py``) differ in their schedules only:
+which cells a pass decides, which tokens it feeds, and which slots of the cache these attend to. The index tensors of
+all passes are on the device before the loop, which never waits for it.
 """
 
 from __future__ import annotations
@@ -56,11 +57,12 @@ def llamagen(
 def decode(run: TokenRun, schedule: Schedule, parallel: int = 0) -> TokenSampler:
     """Decode a schedule pass by pass or, with ``parallel`` above 1, in windows of as many passes (``jacobi.py``).
 
-    Yields :class:`TokenStep` after the prefill and after each pass, or call of a window. The map "step" is the pass or call that decided a
-    cell, -1 if it was given.
+    Yields :class:`TokenStep` after the prefill and after each pass, or call of a window. The map "step" is the pass or
+    call that decided a cell, -1 if it was given.
 
     Raises:
-        UserError: a window of a schedule whose rows attend to slots that are not written yet, or logits that were not finite.
+        UserError: a window of a schedule whose rows attend to slots that are not written yet, or logits that were not
+            finite.
     """
     return windows(run, schedule, parallel) if parallel > 1 else serial(run, schedule)
 

@@ -53,9 +53,11 @@ TokenSampler = Generator[TokenStep, None, TokenSampled]
 
 @dataclass(eq=False)
 class TokenRun:
-    """State of one generation. A sampler calls ``begin``, :meth:`step` and :meth:`finish` as one of the masked family (``mar/loop.py``).
+    """State of one generation. A sampler calls ``begin``, :meth:`step` and :meth:`finish` as one of the masked family
+    (``mar/loop.py``).
 
-    With guidance, a pass has R = 2 B batch rows: the condition's, then the null condition's, which are left out if ``null`` is False.
+    With guidance, a pass has R = 2 B batch rows: the condition's, then the null condition's, which are left out if
+    ``null`` is False.
     """
 
     net: Llama  # the network
@@ -100,7 +102,9 @@ class TokenRun:
         return torch.where(self.decided[:, :-1], self.tokens[:, :-1], 0).view(-1, self.grid, self.grid)
 
     def of(self, images: np.ndarray) -> TokenRun:
-        """Some images int64 [L] of this run, with copies of their tokens. Report, clock and the check of logits are shared."""
+        """Some images int64 [L] of this run, with copies of their tokens. Report, clock and the check of logits are
+        shared.
+        """
         index = to_device(images, self.device)
         part = copy(self)
         part.draws = self.draws.of(images.tolist())
@@ -185,7 +189,8 @@ def given_tokens(edit: Edit, grid: int, images: int) -> Tensor:
     _, height, width = codes.shape
     if (height, width) != (grid, grid):
         raise UserError(
-            f"latent: it has {height} x {width} tokens, the model draws {grid} x {grid}; encode an image of the model's own size "
+            f"latent: it has {height} x {width} tokens, the model draws {grid} x {grid}; encode an image of the "
+            "model's own size "
             "with VAE Encode and the vae of the same loader."
         )
     again = edit.token_mask(grid, images, codes.device)
@@ -202,7 +207,7 @@ def new_report(
     return report, Clock(device)
 
 
-# ------------------------------------------------------------------------------------------------ one pass
+# ------------------------------------------------------------ one pass
 
 
 def prefill(run: TokenRun, null: bool, slots: int, image: Tensor | None = None) -> tuple[Tensor, Cache]:
@@ -325,9 +330,10 @@ def sample(run: TokenRun, logits: Tensor, cells: Tensor) -> Tensor:
     return torch.where(given >= 0, given, tokens)
 
 
-# ------------------------------------------------------------------------------------------------ settings of a model
+# ------------------------------------------------------------ settings of a model
 
-# Published guidance and top-k by kind of condition: LlamaGen's for classes and text, Tar's for features, Janus' for prompts.
+# Published guidance and top-k by kind of condition: LlamaGen's for classes and text, Tar's for features, Janus' for
+# prompts.
 _PUBLISHED = {"class": (4.0, 2000), "text": (7.5, 1000), "features": (4.0, 0), "prompt": (5.0, 0)}
 # PAR's guidance by width and regions (XL-4x, XXL-4x, 3B-4x, 3B-16x); all values can be drawn.
 _PUBLISHED_PAR = {(1280, 4): 1.5, (1536, 4): 1.435, (3200, 4): 1.345, (3200, 16): 1.5}

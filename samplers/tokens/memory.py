@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 from ...model_loaders.networks.llama import TokenModel
-from ..conditioning import AnyCondition, CodeCondition, Condition, PromptCondition
+from ..conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, PromptCondition
 from .conditioning import prompt_ids
 from .settings import PARSettings, ZipARSettings, neighbours_of
 
@@ -15,7 +15,9 @@ _WAVE = 256
 
 
 def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: TokenModel | None = None) -> float:
-    """Bytes of KV caches, rows of the largest pass and logits; with a draft model, those of both, and the neighbour table."""
+    """Bytes of KV caches, rows of the largest pass and logits; with a draft model, those of both, and the neighbour
+    table.
+    """
     images = len(condition)
     prefix = _prefix(model, condition)
     if draft is None:
@@ -40,7 +42,10 @@ def _prefix(model: TokenModel, condition: AnyCondition) -> int:
         return max(map(len, prompt_ids(model, condition)))
     if isinstance(condition, Condition):
         return 1
-    entries = condition.codes if isinstance(condition, CodeCondition) else condition.features  # type: ignore[union-attr]
+    if isinstance(condition, CodeCondition):
+        entries = condition.codes
+    else:
+        entries = cast(FeatureCondition, condition).features  # or a TextCondition's
     return max(map(len, entries), default=1)
 
 

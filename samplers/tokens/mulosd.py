@@ -13,17 +13,18 @@ Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026
 There is no public code. Where the paper leaves a choice open:
 
 - p is the sampling distribution of the target: after guidance, temperature, top-k and top-p.
-- A later wave feeds the cells before its own and the cells drawn since, at their own positions. A query attends to every
-  position before it, including drafts of other islands: the context has no holes.
+- A later wave feeds the cells before its own and the cells drawn since, at their own positions. A query attends to
+  every position before it, including drafts of other islands: the context has no holes.
 - Keys and values of accepted tokens behind a change are not updated until the next cycle. This is the locality that the
   method relies on, and the reason why it is *lossy*.
 - The pass that updates the keys and values of the last block is the one that verifies the next block.
 - The draft model reads the new rows of the reduced image only; its cache of earlier rows is kept.
-- The draft model has its own random numbers; the target's are those of the cells, as in ``llamagen.py``. With tau above 1 in
-  raster order the tokens are therefore those of serial decoding. A whole image is then decoded serially, without a draft.
+- The draft model has its own random numbers; the target's are those of the cells, as in ``llamagen.py``. With tau above
+  1 in raster order the tokens are therefore those of serial decoding. A whole image is then decoded serially, without a
+  draft.
 
-The host waits for the device once per cycle for the map of rejections, which determines the number of passes that follow, and where
-pixels of the tokenizer are checked (``upsampling.py``).
+The host waits for the device once per cycle for the map of rejections, which determines the number of passes that
+follow, and where pixels of the tokenizer are checked (``upsampling.py``).
 """
 
 from __future__ import annotations
@@ -87,14 +88,15 @@ def mulosd(
         draft: a model of the same codes on a grid of 1/r the side, r an integer above 1.
         up_sampler: from draft to target and back, with the tokenizer of both; see ``upsampling.py``.
 
-    Yields :class:`TokenStep` after every pass of either model. While drafting, codes are the draft's, repeated over the cells they cover.
-    The report counts all passes (``transformer_passes``), of which the draft's (``draft_passes``); accepted and rejected drafts; accepted
-    ones that were resampled beside a rejected one (expanded); islands; and waves, which all images share. ``similarity``: pooled
-    probabilities.
+    Yields :class:`TokenStep` after every pass of either model. While drafting, codes are the draft's, repeated over the
+    cells they cover. The report counts all passes (``transformer_passes``), of which the draft's (``draft_passes``);
+    accepted and rejected drafts; accepted ones that were resampled beside a rejected one (expanded); islands; and
+    waves, which all images share. ``similarity``: pooled probabilities.
 
     Raises:
-        UserError: a condition that does not fit either model, models or a tokenizer that do not belong together, a PAR, a grid that is no
-            integer multiple, so many neighbours that nothing can be rejected, or logits or pixels that are not finite.
+        UserError: a condition that does not fit either model, models or a tokenizer that do not belong together, a PAR,
+            a grid that is no integer multiple, so many neighbours that nothing can be rejected, or logits or pixels
+            that are not finite.
     """
     check_pair(target, draft, up_sampler.vq.config.codes, "MuLo-SD")
     ratio = check_grids(target, draft)
@@ -149,7 +151,8 @@ def mulosd(
 
 
 def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) -> None:
-    """Check that two models generate the ``codes`` codes of one tokenizer in raster order. ``sampler``: its title, for the message.
+    """Check that two models generate the ``codes`` codes of one tokenizer in raster order. ``sampler``: its title, for
+    the message.
 
     Raises:
         UserError: they do not.
@@ -159,11 +162,13 @@ def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) 
     of_draft = draft.net.config.vocab
     if of_draft != of_target:
         raise UserError(
-            f"draft: {draft.name} writes {of_draft} codes, {target.name} {of_target}; choose two models of one VQ tokenizer."
+            f"draft: {draft.name} writes {of_draft} codes, {target.name} {of_target}; choose two models of one VQ "
+            "tokenizer."
         )
     if of_target != codes:
         raise UserError(
-            f"decoder: it has {codes} codes, {target.name} writes {of_target}; choose the VQ tokenizer that it was trained with."
+            f"decoder: it has {codes} codes, {target.name} writes {of_target}; choose the VQ tokenizer that it was "
+            "trained with."
         )
 
 
@@ -176,7 +181,8 @@ def check_grids(target: TokenModel, draft: TokenModel) -> int:
     ratio, rest = divmod(target.grid, draft.grid)
     if rest or ratio < 2:
         raise UserError(
-            f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x {target.grid}, which is not "
+            f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x "
+            f"{target.grid}, which is not "
             "two, three or more times the side; choose a draft of half, a third or a quarter of the side."
         )
     return ratio
@@ -191,17 +197,20 @@ def check_neighbours(settings: MuLoSDSettings, codes: int) -> int:
     nearest = neighbours_of(settings, codes)
     if nearest >= codes - 1:
         raise UserError(
-            f"neighbours: {nearest} is all of the {codes} codes, so that nothing could be rejected; choose fewer, or -1."
+            f"neighbours: {nearest} is all of the {codes} codes, so that nothing could be rejected; choose fewer, or "
+            "-1."
         )
     return nearest
 
 
-# ------------------------------------------------------------------------------------------------ the state of a generation
+# ------------------------------------------------------------ the state of a generation
 
 
 @dataclass(frozen=True)
 class Block:
-    """Rows ``row`` to ``end`` - 1 of the draft's grid, which cover the cells ``first`` to ``last`` - 1 of the target's."""
+    """Rows ``row`` to ``end`` - 1 of the draft's grid, which cover the cells ``first`` to ``last`` - 1 of the
+    target's.
+    """
 
     row: int
     end: int
@@ -260,7 +269,9 @@ class State:
         self.run.report.add(draft_passes=1)
 
     def step(self, drafted_from: int | None = None) -> TokenStep:
-        """The partial result. The draft's rows from ``drafted_from`` on are repeated over the cells that they cover; None: no rows."""
+        """The partial result. The draft's rows from ``drafted_from`` on are repeated over the cells that they cover;
+        None: no rows.
+        """
         out = self.run.step(self.done, max(self.done, self.total))
         if drafted_from is None:
             return out
@@ -271,7 +282,7 @@ class State:
         return replace(out, codes=torch.where(drafted, codes, out.codes), decided=out.decided | drafted)
 
 
-# ------------------------------------------------------------------------------------------------ the six parts of a cycle
+# ------------------------------------------------------------ the six parts of a cycle
 
 
 def draft_rows(state: State, block: Block) -> Iterator[TokenStep]:
@@ -326,8 +337,8 @@ def enlarge(state: State, block: Block) -> None:
 def verify_block(state: State, block: Block) -> tuple[Tensor, np.ndarray]:
     """3. One causal pass of M_p over a block, and over the last one to update its keys and values.
 
-    Returns hidden rows [R, n, C], which predict the cells of the block, and R_T, the rejected drafts, bool [B, h, G]. The host waits for
-    the device here.
+    Returns hidden rows [R, n, C], which predict the cells of the block, and R_T, the rejected drafts, bool [B, h, G].
+    The host waits for the device here.
     """
     run = state.run
     state.done += 1
@@ -371,7 +382,9 @@ def verify(run: TokenRun, s: MuLoSDSettings, hidden: Tensor, first: int, neighbo
 
 
 def plan_repair(state: State, block: Block, rejections: np.ndarray) -> np.ndarray:
-    """4. R_X and its islands, of R_T bool [B, h, G]; returns the wave in which each cell is resampled, int32 [B, h, G], -1 for none."""
+    """4. R_X and its islands, of R_T bool [B, h, G]; returns the wave in which each cell is resampled, int32 [B, h,
+    G], -1 for none.
+    """
     run = state.run
     s = state.settings
     region = geometry.suffix(rejections) if s.repair == SUFFIX else geometry.expand(rejections, s.expansion)
@@ -399,7 +412,9 @@ def plan_repair(state: State, block: Block, rejections: np.ndarray) -> np.ndarra
 
 
 def resample_islands(state: State, block: Block, hidden: Tensor, wave: np.ndarray) -> Iterator[TokenStep]:
-    """5. Resample the islands of a block, one wave per pass. ``hidden`` of the verification predicts the cells of the first wave."""
+    """5. Resample the islands of a block, one wave per pass. ``hidden`` of the verification predicts the cells of
+    the first wave.
+    """
     run = state.run
     cache = state.cache
     assert cache is not None  # the verification filled it
@@ -446,12 +461,13 @@ def reduce(state: State, block: Block) -> None:
         state.drafter.tokens[:, block.row * small : block.end * small] = reduced[:, block.row :].flatten(1)
 
 
-# ------------------------------------------------------------------------------------------------ schedules
+# ------------------------------------------------------------ schedules
 
 
 @lru_cache(maxsize=64)
 def draft_schedule(grid: int, window: int, first: int, rows: int, again: int) -> Schedule:
-    """Passes in which the draft model generates ``rows`` of its grid behind the ``first`` ones, of which the last ``again`` are fed again.
+    """Passes in which the draft model generates ``rows`` of its grid behind the ``first`` ones, of which the last
+    ``again`` are fed again.
 
     ``window``: ZipAR's; 0, or a row or wider, is raster order. Guidance counts tokens, as in serial decoding.
     """
@@ -483,7 +499,8 @@ class Wave(NamedTuple):
 
 
 def resampled(wave: np.ndarray, first: int, count: int) -> list[Wave]:
-    """What each wave feeds (the cells before its own, and those that the last wave drew) and draws; ``count`` cells are in the grid.
+    """What each wave feeds (the cells before its own, and those that the last wave drew) and draws; ``count`` cells are
+    in the grid.
 
     ``wave`` int32 [B, n] is that of the cells from ``first`` on, -1 where not drawn.
     """

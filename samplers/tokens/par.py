@@ -1,9 +1,9 @@
 """PAR: the image is divided into M x M regions, and the same cell of all regions is decided in one pass.
 
 Source: Wang et al. 2025, "Parallelized Autoregressive Visual Generation" (CVPR 2025, arXiv 2412.15119). Distant tokens
-depend weakly on each other and can be drawn independently. The first tokens of the regions are decided one after another,
-because they fix the global structure. Learned transition tokens then switch to parallel decoding: every group of n tokens
-predicts the next group, region by region, with attention to the whole group.
+depend weakly on each other and can be drawn independently. The first tokens of the regions are decided one after
+another, because they fix the global structure. Learned transition tokens then switch to parallel decoding: every group
+of n tokens predicts the next group, region by region, with attention to the whole group.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ def par_groups(grid: int, n: int) -> list[list[int]]:
 
 @lru_cache(maxsize=16)
 def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
-    """Schedule of a network trained for PAR: n + (G * G - n) / n passes; without a sequential ``start`` 1 + (G * G - n) / n.
+    """Schedule of a network trained for PAR: n + (G * G - n) / n passes; without a sequential ``start`` 1 + (G * G - n)
+    / n.
 
-    The sequence is: condition, the n initial tokens, n - 1 transition tokens, the other groups. Initial tokens attend to
-    what precedes them. The last initial token together with the transition tokens, and then every group, attend up to their
-    own end.
+    The sequence is: condition, the n initial tokens, n - 1 transition tokens, the other groups. Initial tokens attend
+    to what precedes them. The last initial token together with the transition tokens, and then every group, attend up
+    to their own end.
     """
     initial, *rest = par_groups(grid, n)
     passes = []
@@ -70,8 +71,8 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
             )
         )
 
-    # Step 2: the initial tokens that were not fed yet and the n - 1 transition tokens predict the first group. Its n cells are predicted by
-    # the last initial token and the transition tokens, which attend to each other.
+    # Step 2: the initial tokens that were not fed yet and the n - 1 transition tokens predict the first group. Its n
+    # cells are predicted by the last initial token and the transition tokens, which attend to each other.
     fed = tuple(first_groups[-1])
     end = 2 * n - 2  # the last slot of the pass
     slot = tuple(range(n - len(fed), end + 1))
@@ -130,15 +131,16 @@ def par(
     """PAR and its ablations; arguments and steps as :func:`samplers.tokens.llamagen.llamagen`.
 
     Raises:
-        UserError: a condition or an edit that does not fit the model, a grouping that the network was not trained for, or regions that do
-            not tile its grid.
+        UserError: a condition or an edit that does not fit the model, a grouping that the network was not trained for,
+            or regions that do not tile its grid.
     """
     trained = model.regions > 1
     if not trained:
         raster_only("PAR", model, janus="needs a model that was trained in its order")
     if trained and settings.grouping != TRAINED:
         raise UserError(
-            f"grouping: {model.name} was trained for its own groups; choose {TRAINED!r}, or load a plain LlamaGen for the "
+            f"grouping: {model.name} was trained for its own groups; choose {TRAINED!r}, or load a plain LlamaGen for "
+            "the "
             "ablations."
         )
     if not trained and settings.grouping == TRAINED:

@@ -1,4 +1,6 @@
-"""Decoding schedules of discrete tokens: the cells that each pass of the transformer decides, and the rows fed to it."""
+"""Decoding schedules of discrete tokens: the cells that each pass of the transformer decides, and the rows fed to
+it.
+"""
 
 from __future__ import annotations
 
@@ -62,15 +64,16 @@ class Schedule:
         return flatten(self, ahead=True)
 
 
-# ------------------------------------------------------------------------------------------------ arrays of a schedule
+# ------------------------------------------------------------ arrays of a schedule
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Table:
     """All rows, cells and slots of a schedule, int64 arrays.
 
-    Rows and cells are in the order of their passes, and the last entry of each of their arrays is padding. Which slots a row attends to
-    follows from ``last_visible``, ``row_pass``, ``place``, ``written`` and ``replaced``; see :func:`attention_mask`.
+    Rows and cells are in the order of their passes, and the last entry of each of their arrays is padding. Which slots
+    a row attends to follows from ``last_visible``, ``row_pass``, ``place``, ``written`` and ``replaced``; see
+    :func:`attention_mask`.
     """
 
     passes: int  # number of passes P
@@ -98,16 +101,17 @@ class Table:
     written: np.ndarray  # pass from which it is visible; P: never
     replaced: np.ndarray  # pass from which another slot holds that place; P: never
 
-    # By cell in raster order, [N + 1]: pass that decides it; -1 for known cells, P for padding and for cells that are left out.
+    # By cell in raster order, [N + 1]: pass that decides it; -1 for known cells, P for padding and for cells that are
+    # left out.
     decided_at: np.ndarray
 
 
 def flatten(schedule: Schedule, ahead: bool = False) -> Table:
     """The arrays of a schedule.
 
-    With ``ahead``, several passes can be fed at once, in one call that writes all their slots: every stand-in, a token that is fed at the
-    position of another cell, then has a slot of its own behind the others. Rows attend to it up to the pass that feeds the true token.
-    One more slot, the last, is for padding.
+    With ``ahead``, several passes can be fed at once, in one call that writes all their slots: every stand-in, a token
+    that is fed at the position of another cell, then has a slot of its own behind the others. Rows attend to it up to
+    the pass that feeds the true token. One more slot, the last, is for padding.
     """
     passes = schedule.passes
     count = schedule.grid**2
@@ -138,30 +142,8 @@ def flatten(schedule: Schedule, ahead: bool = False) -> Table:
         row_pass += [k] * len(p.position)
         row_start.append(len(fed))
 
-    # 2. Slots: a pass writes the slots of its rows before it attends to them.
-    visible_at_once = schedule.slots if schedule.unwritten_visible else schedule.known
-    place = list(range(schedule.slots))
-    written = [-1 if number < visible_at_once else never for number in place]
-    replaced = [never] * schedule.slots
-    end = []
-    stand_ins: dict[int, int] = {}  # place to the slot of its present stand-in
-    for k, p in enumerate(passes):
-        for row in range(row_start[k], row_start[k + 1]):
-            own = slot[row]
-            if own in stand_ins:
-                replaced[stand_ins.pop(own)] = k
-            if ahead and -1 < position[row] != fed[row] <= count:
-                slot[row] = stand_ins[own] = len(place)
-                place.append(own)
-                written.append(k)
-                replaced.append(never)
-            else:
-                written[own] = min(written[own], k)
-        end.append(1 + max([-1, *p.last_visible, *stand_ins.values()]))
-    if ahead:
-        place.append(0)
-        written.append(never)
-        replaced.append(never)
+    # 2. The slots of the cache.
+    layout = _layout(schedule, fed, slot, row_start, ahead)
 
     decided_at = np.full(count + 1, never)
     decided_at[: schedule.known] = -1
@@ -169,10 +151,10 @@ def flatten(schedule: Schedule, ahead: bool = False) -> Table:
 
     return Table(
         passes=len(passes),
-        slots=len(place),
+        slots=len(layout.place),
         fed=np.array([*fed, 0]),
         position=np.array([*position, 0]),
-        slot=np.array([*slot, len(place) - 1]),
+        slot=np.array([*layout.slot, len(layout.place) - 1]),
         last_visible=np.array([*last_visible, -1]),
         row_pass=np.array([*row_pass, 0]),
         cells=np.array([*cells, count]),
@@ -180,12 +162,60 @@ def flatten(schedule: Schedule, ahead: bool = False) -> Table:
         cell_pass=np.array([*cell_pass, never]),
         row_start=np.array(row_start),
         cell_start=np.array(cell_start),
-        end=np.array(end),
-        place=np.array(place, np.int64),
-        written=np.array(written, np.int64),
-        replaced=np.array(replaced, np.int64),
+        end=np.array(layout.end),
+        place=np.array(layout.place, np.int64),
+        written=np.array(layout.written, np.int64),
+        replaced=np.array(layout.replaced, np.int64),
         decided_at=decided_at,
     )
+
+
+class _Layout(NamedTuple):
+    """Slots of a cache, as :class:`Table` holds them, without padding but for its own slot."""
+
+    slot: list[int]
+    end: list[int]
+    place: list[int]
+    written: list[int]
+    replaced: list[int]
+
+
+def _layout(schedule: Schedule, fed: list[int], slot: list[int], row_start: list[int], ahead: bool) -> _Layout:
+    """The slots of a schedule's rows, which feed ``fed`` and have the slots ``slot`` in the schedule."""
+    never = len(schedule.passes)
+    visible_at_once = schedule.slots if schedule.unwritten_visible else schedule.known
+    place = list(range(schedule.slots))
+    written = [-1 if number < visible_at_once else never for number in place]
+    replaced = [never] * schedule.slots
+    end = []
+    own_slots = []
+
+    stand_ins: dict[int, int] = {}  # place to the slot of its present stand-in
+    for k, p in enumerate(schedule.passes):
+        # A pass writes the slots of its rows before it attends to them.
+        for row, position in zip(range(row_start[k], row_start[k + 1]), p.position, strict=True):
+            own = slot[row]
+            if own in stand_ins:
+                replaced[stand_ins.pop(own)] = k
+
+            stand_in = -1 < position != fed[row] <= schedule.grid**2
+            if ahead and stand_in:
+                own_slots.append(len(place))
+                stand_ins[own] = len(place)
+                place.append(own)
+                written.append(k)
+                replaced.append(never)
+            else:
+                own_slots.append(own)
+                written[own] = min(written[own], k)
+        end.append(1 + max([-1, *p.last_visible, *stand_ins.values()]))
+
+    # The slot of padding, which nothing attends to.
+    if ahead:
+        place.append(0)
+        written.append(never)
+        replaced.append(never)
+    return _Layout(own_slots, end, place, written, replaced)
 
 
 class DevicePass(NamedTuple):
@@ -251,10 +281,11 @@ class DeviceTable:
 
 
 def attention_mask(table: DeviceTable, rows: slice | Tensor, end: int) -> Tensor:
-    """Which of the slots below ``end``, the condition's among them, the rows int64 [...] of a table attend to: bool [..., end].
+    """Which of the slots below ``end``, the condition's among them, the rows int64 [...] of a table attend to: bool
+    [..., end].
 
-    A row of pass k attends to the slots that are written in pass k or before and hold a place up to the row's last visible one, unless
-    the token at that place was replaced in pass k or before. Padding attends to the condition only.
+    A row of pass k attends to the slots that are written in pass k or before and hold a place up to the row's last
+    visible one, unless the token at that place was replaced in pass k or before. Padding attends to the condition only.
     """
     last_visible = table.last_visible[rows][..., None]
     k = table.row_pass[rows][..., None]
@@ -263,7 +294,7 @@ def attention_mask(table: DeviceTable, rows: slice | Tensor, end: int) -> Tensor
     return before & there
 
 
-# ------------------------------------------------------------------------------------------------ schedules of next-token models
+# ------------------------------------------------------------ schedules of next-token models
 
 
 def next_token_passes(
@@ -271,9 +302,9 @@ def next_token_passes(
 ) -> tuple[Pass, ...]:
     """Passes of a model that predicts the next cell of the raster, deciding groups of cells one after another.
 
-    Cell c is predicted by a row at position c - 1. Until that cell is decided, a stand-in token is fed there: the nearest decided token in
-    the row above, or the nearest of all. Every token is fed once after it is decided, and overwrites the stand-in's slot. The prefill
-    predicts the first group, cell 0 in it.
+    Cell c is predicted by a row at position c - 1. Until that cell is decided, a stand-in token is fed there: the
+    nearest decided token in the row above, or the nearest of all. Every token is fed once after it is decided, and
+    overwrites the stand-in's slot. The prefill predicts the first group, cell 0 in it.
 
     Args:
         groups: cells, a group a pass.
@@ -329,7 +360,9 @@ def raster(grid: int) -> Schedule:
 
 
 def guidance_steps(groups: Sequence[Sequence[int]], start: int) -> list[int]:
-    """``cfg_step`` of every group of cells: passes over the first ``start`` of them, and then the tokens decided since."""
+    """``cfg_step`` of every group of cells: passes over the first ``start`` of them, and then the tokens decided
+    since.
+    """
     steps = []
     since = 0
     for k, cells in enumerate(groups):

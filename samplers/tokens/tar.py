@@ -1,8 +1,9 @@
 """Tar: a language model generates the semantic codes of an image, which condition a de-tokenizer.
 
-Source: Han et al. 2025, "Vision as a Dialect: Unifying Visual Understanding and Generation via Text-Aligned Representations"
-(arXiv 2506.18898). Logits are computed for the ids of image codes only, so that exactly the requested number of codes is
-generated; the published program parses them from the text, and truncates or pads. This stage has no guidance.
+Source: Han et al. 2025, "Vision as a Dialect: Unifying Visual Understanding and Generation via Text-Aligned
+Representations" (arXiv 2506.18898). Logits are computed for the ids of image codes only, so that exactly the requested
+number of codes is generated; the published program parses them from the text, and truncates or pads. This stage has no
+guidance.
 """
 
 from __future__ import annotations
@@ -50,15 +51,16 @@ def tar_prompt(
         seed: only recorded in the report.
 
     Raises:
-        UserError: no prompt, an invalid one, a scale that the model does not have, draws for another number of images, or logits that
-            were not finite.
+        UserError: no prompt, an invalid one, a scale that the model does not have, draws for another number of images,
+            or logits that were not finite.
     """
     if isinstance(prompts, str) or not prompts or not all(isinstance(text, str) for text in prompts):
         raise UserError("text: it is not a list of prompts; ask for at least one image.")
     if len(noise) != len(prompts):
         raise UserError(f"text: it asks for {len(prompts)} images, the draws are for {len(noise)}.")
 
-    # 1. Every distinct prompt is run once, with its template for the number of codes. Shorter ones are padded on the right.
+    # 1. Every distinct prompt is run once, with its template for the number of codes. Shorter ones are padded on the
+    #    right.
     scale = DETAILS.index(settings.detail)
     distinct = list(dict.fromkeys(prompts))
     texts = [model.prompt(text, scale) for text in distinct]

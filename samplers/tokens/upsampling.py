@@ -1,8 +1,8 @@
 """MuLo-SD's up-sampler U_r and down-sampler D_r: codes of the draft's grid to codes of the target's, and back.
 
-Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149), "Multi-Scale Drafting": decode,
-enlarge, encode. This needs no training and is the paper's default. The image is enlarged by bicubic interpolation or by a given
-function; D_r averages areas.
+Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149), "Multi-Scale
+Drafting": decode, enlarge, encode. This needs no training and is the paper's default. The image is enlarged by bicubic
+interpolation or by a given function; D_r averages areas.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class UpSampling:
         large = self._enlarge((small / 2 + 0.5).clamp(0, 1)).to(small) * 2 - 1
         if large.ndim != 4 or large.shape[:2] != small.shape[:2]:
             raise UserError(
-                f"upscale_model: it made {list(large.shape)} of images {list(small.shape)}; choose one that enlarges RGB images."
+                f"upscale_model: it made {list(large.shape)} of images {list(small.shape)}; choose one that enlarges "
+                "RGB images."
             )
         if large.shape[2:] != size:
             large = F.interpolate(large, size=size, mode="bicubic", antialias=True)

@@ -1,11 +1,11 @@
 """ZipAR: a row starts when the row above is a window ahead, so that several rows are decoded in parallel.
 
 Source: He et al. 2025, "ZipAR: Parallel Autoregressive Image Generation through Spatial Locality" (ICML 2025, arXiv
-2412.04062). The first token of a row is predicted from the last cell of the row above, which is not decided yet; as in the
-published code, a decided token near it is fed in its place (see :func:`next_token_passes`).
+2412.04062). The first token of a row is predicted from the last cell of the row above, which is not decided yet; as in
+the published code, a decided token near it is fed in its place (see :func:`next_token_passes`).
 
-The paper's adaptive window is not implemented: its constants are not in the published code, and the start of a row would
-depend on the drawn tokens of each image.
+The paper's adaptive window is not implemented: its constants are not in the published code, and the start of a row
+would depend on the drawn tokens of each image.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from .settings import ZipARSettings
 def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
     """Cells of every pass: the first row cell by cell, then one cell of every active row.
 
-    Row r + 1 becomes active when row r holds ``window`` tokens (the paper's s, 1 <= s < G). All G rows take G + (G - 2) s + G passes.
+    Row r + 1 becomes active when row r holds ``window`` tokens (the paper's s, 1 <= s < G). All G rows take G + (G - 2)
+    s + G passes.
     """
     groups = []
     filled = [0] * rows  # cells of every row so far

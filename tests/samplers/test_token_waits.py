@@ -8,7 +8,7 @@ from waits import counted_waits, moved, waits_of_steps
 
 
 def waits_of(name: str) -> list[Counter[str]]:
-    """What the host waited for before every step of a case, in order; the last entry is what came after the last step."""
+    """What the host waited for before every step of a case; the last entry is what came after the last step."""
     with counted_waits() as waits:
         found, _ = waits_of_steps(tokens.start(name, move=moved), waits)
     return found
@@ -30,7 +30,7 @@ def test_a_window_waits_once_for_what_became_certain(name):
 
 
 def test_mulosd_waits_for_its_rejections_and_for_the_check_of_pixels():
-    """Three blocks: pixels are enlarged and judged in each, and reduced after each but the last; calls of a draft in windows wait once."""
+    """Three blocks are enlarged and judged, and all but the last reduced; calls of a draft in windows wait once."""
     middle = waits_of("mulosd, rows in windows")[1:-1]
     by_file = Counter()
     for waits in middle:

@@ -183,7 +183,9 @@ def uncached(run, condition, image: int, tokens: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize("rows", [1, 2, 0])
 def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
-    """Whatever the waves left behind, the next block is judged as an uncached pass over what is committed would judge it."""
+    """Whatever the waves left behind, the next block is judged as an uncached pass over what is committed would
+    judge it.
+    """
     judged, verify = [], module.verify
 
     def watched(state, s, hidden, first, neighbours):
@@ -202,7 +204,9 @@ def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
 
 @pytest.mark.parametrize("kind", SOME_KINDS)
 def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
-    """In raster order every draft token is drawn from an uncached pass over the draft's own rows, the reduced ones among them."""
+    """In raster order every draft token is drawn from an uncached pass over the draft's own rows, the reduced ones
+    among them.
+    """
     seen, guide = [], loop.guided_logits
 
     def watched(run, hidden, guided):
@@ -282,7 +286,9 @@ def test_the_share_to_accept_holds_for_the_blocks_so_far(rate, rows, kept):
 
 
 def test_a_verification_by_hand():
-    """Cells 6 to 9 of a grid of 16, in pieces of one cell; draft tokens and probabilities differ from cell to cell and image to image."""
+    """Cells 6 to 9 of a grid of 16, in pieces of one cell; draft tokens and probabilities differ from cell to cell
+    and image to image.
+    """
     p = torch.tensor(
         [
             [[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1], [0.05, 0.05, 0.1, 0.8], [0.25, 0.25, 0.25, 0.25]],
@@ -378,8 +384,9 @@ def test_report_adds_up(case):
 
 @pytest.mark.parametrize(("images", "last"), [((0, 1, 2), 36), ((1,), 35)])
 def test_the_caches_hold_both_grids(images, last):
-    """256 bytes a row (2 blocks, keys and values, 2 heads of 8 numbers of 4 bytes), two branches, a condition row each. A draft in
-    raster order never feeds its last cell; nor does the target, but for a batch's padding."""
+    """256 bytes a row (2 blocks, keys and values, 2 heads of 8 numbers of 4 bytes), two branches, a condition row each.
+    A draft in raster order never feeds its last cell; nor does the target, but for a batch's padding.
+    """
     counts = run(images=images, draft_window=0).report.counts
     assert counts["cache_bytes"] == 256 * 2 * len(images) * (1 + last + 1 + 8)
 
@@ -444,7 +451,9 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
 
 
 class Pixels:
-    """A tokenizer of 4 x 4 pixels a code: a code's pixels are half of its number less 1, and what is encoded is recorded."""
+    """A tokenizer of 4 x 4 pixels a code: a code's pixels are half of its number less 1, and what is encoded is
+    recorded.
+    """
 
     def __init__(self):
         weight = torch.zeros(1)
@@ -557,7 +566,9 @@ def test_neighbours_keep_lanterns_share_of_the_codebook():
 
 
 def test_a_draft_in_progress_is_shown_enlarged_behind_what_is_final():
-    """A row of the draft's 3 x 3 at a time: its n-th token covers 2 x 2 cells; rows above it are the target's, not their reduction."""
+    """A row of the draft's 3 x 3 at a time: its n-th token covers 2 x 2 cells; rows above it are the target's, not
+    their reduction.
+    """
     shown = []
     for step in start(tau=0.6, draft_window=0, draft_rows=1, resample_window=MuLoSDSettings().resample_window):
         if step.report.counts["draft_passes"] > len(shown):

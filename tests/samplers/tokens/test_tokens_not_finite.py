@@ -41,7 +41,9 @@ def broken(model, value: float, name: str = "diverged"):
 
 
 class Broken:
-    """``Llama.logits`` with one wrong value, of the token that is the least likely to be drawn, in the third call only."""
+    """``Llama.logits`` with one wrong value in the third call only, of the token that is the least likely to be
+    drawn.
+    """
 
     def __init__(self, logits, value: float):
         self.logits = logits

@@ -185,7 +185,9 @@ def test_a_raster_schedule_needs_no_mask_and_no_more_memory_than_its_cells(grid)
 
 
 def test_masks_of_rows_in_parallel_by_hand():
-    """ZipAR with a window of 1 on 3 x 3 cells, behind one slot of the condition: what the rows of every pass attend to."""
+    """ZipAR with a window of 1 on 3 x 3 cells, behind one slot of the condition: what the rows of every pass attend
+    to.
+    """
     schedule = windowed(3, 1)
     assert [p.cells for p in schedule.passes] == [(0,), (1,), (2,), (3,), (4, 6), (5, 7), (8,)]
     serial = DeviceTable(schedule.table, 1, torch.device("cpu"))
@@ -196,7 +198,8 @@ def test_masks_of_rows_in_parallel_by_hand():
     # Pass 5 feeds cells 4 and 6.
     assert masks[5].int().tolist() == [[1, 1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]]
 
-    # All passes at once: the stand-in has slot 8, which is seen in pass 4 and 5 only; pass 6 feeds the true token 5. Slot 9 is padding.
+    # All passes at once: the stand-in has slot 8, which is seen in pass 4 and 5 only; pass 6 feeds the true token 5.
+    # Slot 9 is padding.
     ahead = DeviceTable(schedule.ahead, 1, torch.device("cpu"))
     assert schedule.ahead.slots == 10
     first = [int(schedule.ahead.row_start[k]) for k in (4, 5, 6)]
