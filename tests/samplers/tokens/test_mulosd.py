@@ -319,6 +319,23 @@ def test_a_verification_by_hand():
         assert down.tolist() == [[bool(x) for x in row] for row in wanted], chosen
 
 
+def test_guidance_of_a_verification_by_hand():
+    """Guidance 2 from a uniform null branch squares the probabilities. It ends behind cell 8, which is step 7."""
+    p = torch.tensor([[[0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7], [0.5, 0.3, 0.1, 0.1], [0.1, 0.2, 0.6, 0.1]]])
+    table = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 1]], dtype=torch.int32)
+    tokens = torch.zeros(1, 17, dtype=torch.int64)
+    tokens[:, 6:10] = torch.tensor([3, 0, 1, 2])
+
+    class Net:
+        config = SimpleNamespace(vocab=4)
+        logits = staticmethod(lambda hidden, span: hidden.log())
+
+    chosen = MuLoSDSettings(cfg=2.0, top_k=0, top_p=1.0, cfg_interval=7)
+    state = SimpleNamespace(net=Net, span=None, tokens=tokens, settings=chosen, largest_logit=torch.zeros(()))
+    pool, _ = module.verify(state, chosen, torch.cat([p, torch.full_like(p, 0.25)]), 6, table)
+    torch.testing.assert_close(pool, torch.tensor([[0.02 / 0.52, 0.02 / 0.52, 0.1 / 0.36, 0.7]]))
+
+
 def test_the_share_of_a_block_counts_the_tokens_before_it():
     pool = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]])
     for before, kept in ((0, 2), (1, 3), (2, 3), (3, 2), (5, 3)):
