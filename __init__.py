@@ -49,18 +49,29 @@ def _registered():
 def __getattr__(name):
     if not __package__:  # imported by pytest as a module of its own, in a folder whose name is no identifier
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    unknown = AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Loaders and the import system probe for private names and constants.
+    if name not in _PUBLIC and (name.startswith("_") or name.isupper()):
+        raise unknown
+
+    from .errors import missing_packages
+
+    if name != "UserError" and (missing := missing_packages()):
+        raise ImportError(missing, name=name)
+
     if name in _PUBLIC:
         from importlib import import_module
 
         value = getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
-    # Loaders and the import system probe for private names and constants.
-    elif name.startswith("_") or name.isupper() or name not in (found := _registered()):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    else:
+    elif name in (found := _registered()):
         value = found[name]
+    else:
+        raise unknown
     globals()[name] = value
     return value
 
 
 def __dir__():
-    return sorted({*globals(), *_PUBLIC, *_registered()})
+    from .errors import missing_packages
+
+    return sorted({*globals(), *_PUBLIC, *(() if missing_packages() else _registered())})

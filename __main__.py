@@ -2,7 +2,18 @@
 
 import sys
 
-from .cli.main import main
+from .errors import missing_packages
+
+
+def main() -> int:
+    """Run the command line; returns its exit code, and 2 if a package that it needs is not installed."""
+    if missing := missing_packages():
+        print(missing, file=sys.stderr)
+        return 2
+    from .cli.main import main
+
+    return main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

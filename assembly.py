@@ -6,7 +6,6 @@ they accept the same files and report the same errors.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,22 +16,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import UserError
+from .errors import UserError, not_finite
 from .memory import enough_memory, in_chunks
 from .model_loaders import checkpoint as ck
 from .model_loaders import families, hub
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
 from .model_loaders.hybrid import load_hybrid
 from .model_loaders.janus import load_janus, load_janus_vq
+from .model_loaders.known import entry_of
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
-from .model_loaders.networks.autoencoder import KLModel, VQModel
+from .model_loaders.networks.autoencoder import KLModel, VQModel, expect_finite
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.speed import PLAIN, choose
 from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.tar import TarModel
+from .model_loaders.shards import weight_files
 from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar
+from .reports.files import typed_path
 from .reports.record import Clock, Report
 from .samplers.mar.memory import DECODE
 from .samplers.registry import FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, UP_SAMPLER, Entry
@@ -92,13 +94,34 @@ class Source:
         return self.dtype if self.dtype == families.INT8 else dtype_name(dtype)
 
 
-def find_file(choice: str, family: str, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
-    """The path of a catalogue entry (downloaded to ``folder`` if necessary) or of a file named by its path; see :func:`.hub.resolve`."""
-    path = Path(choice).expanduser()
+def find_file(
+    choice: str, family: str, folder: Path | None, progress: Callable[[int, int], None] | None = None
+) -> Path:
+    """The path of a catalogue entry (downloaded to ``folder`` if necessary) or of a file named by its path; see :func:`.hub.resolve`.
+
+    Without a folder only built-in entries and files named by their path are found; a UserError for others.
+    """
+    field = families.KINDS[family].field
     # Catalogue entries take precedence: a checkout contains a folder named demo.
-    if choice not in _ids(family) and (path.is_file() or path.is_dir() or path.is_absolute()):
-        return path  # the loader reports what is not a weight file
-    return hub.resolve(choice, family, [folder], folder, progress)
+    if choice not in _ids(family):
+        path = typed_path(choice, field)
+        try:
+            named = path.is_file() or path.is_dir() or path.is_absolute()
+        except OSError as problem:
+            raise UserError(f"{field}: {choice[:120]} cannot be read ({problem.strerror or problem}).") from None
+        if named and str(path) != str(path).encode("utf-8", "replace").decode():
+            raise UserError(
+                f"{field}: the name of {ascii(str(path))[1:-1]} is not UTF-8, and the file cannot be opened by it; rename it."
+            )
+        if named:
+            return path  # the loader reports what is not a weight file
+    if folder is not None:
+        return hub.resolve(choice, family, [folder], folder, progress)
+    if hub.absent(choice, family, []) is not None:
+        raise UserError(
+            f"models: {choice[:80]} is a download, and there is no home folder for it; name a folder with --models."
+        )
+    return hub.resolve(choice, family, [], Path())
 
 
 def _ids(family: str) -> set[str]:
@@ -173,36 +196,69 @@ def listed_family(choice: str) -> str | None:
 
 def identify(path: Path) -> str:
     """What a model file or folder holds: "mar", "hybrid", "llamagen", "par", "tar" or "janus"; "" for anything else."""
-    names = ck.read(path, shards=ck.weight_files(path, "checkpoint", "a model")).state
-    kind = families.identify(names)
-    if kind == "llamagen" and any(name.startswith("spe_tok_embeddings.") for name in names):
+    read = ck.read(path, shards=weight_files(path, "checkpoint", "a model"))
+    file, kind = families.identified(read)
+    if kind == "llamagen" and any(name.startswith("spe_tok_embeddings.") for name in file.state):
         return PAR
     return next((name for name, family in FAMILIES.items() if family.files == kind), "")
 
 
 @enough_memory("dtype: memory is insufficient to load this model; choose bf16 or fp16, or unload others.")
-def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: int | None = None) -> Ready:
+def load(
+    family: str, choice: str, source: Source, decoder: str = AUTO, grid: int | None = None, weights: str = AUTO
+) -> Ready:
     """Load a model of a family of the registry, and its decoder.
 
-    ``choice`` and ``decoder`` are catalogue entries or files; "auto" selects the decoder the model was trained with. ``grid``: tokens per
-    side of a token model; None takes the file's. A UserError if a file is missing or does not fit, or the decoder is for other latents.
+    Args:
+        family: a family of the registry.
+        choice: a catalogue entry or file.
+        source: how files are found and where their weights are placed.
+        decoder: a catalogue entry or file; "auto" selects the decoder the model was trained with.
+        grid: tokens per side of a token model; None takes the file's.
+        weights: which weights of a training's file: "ema" (averaged), "plain" (trained), or "auto".
+
+    Raises:
+        UserError: a file is missing or does not fit, or the decoder is for other latents.
     """
     about = FAMILIES[family]
     path, kind = source.find(choice, about.files), "kl" if about.masked else "vq"
-    model: Any = _load_model(family, path, source, grid)
-    metadata, inside = ck.read_metadata(path), decoder == AUTO and family == JANUS
-    if decoder == AUTO and not inside:
+    model: Any = _load_model(family, path, source, grid, weights)
+    metadata = ck.read_metadata(path)
+    if decoder == AUTO and family == JANUS:
+        vq = load_janus_vq(path, AUTO, source.device)
+        expect_codes(vq, model)
+        return Ready(family, model, vq, metadata, choice)
+    stated = hub.stated_decoder(choice, about.files, metadata.get("decoder"))
+    if decoder == AUTO:
         text = not about.masked and model.net.config.condition == "text"
         decoder = hub.decoder_for(choice, about.files, metadata.get("decoder"), text)
-    loader: Any = load_janus_vq if inside else load_kl if about.masked else load_vq
-    net: Any = loader(path if inside else source.find(decoder, kind), AUTO, source.device)
+    file = source.find(decoder, kind)
+    net: Any = (load_kl if about.masked else load_vq)(file, AUTO, source.device)
     (_expect_latents if about.masked else expect_codes)(net, model)
+    if stated is None or stated not in (decoder, entry_of(file, kind)):
+        model = _with_note(model, _unknown_decoder(net, model, stated))
     return Ready(family, model, net, metadata, choice)
 
 
-def _load_model(family: str, path: Path, source: Source, grid: int | None = None) -> Model:
+def _unknown_decoder(decoder: KLModel | VQModel, model: Model, stated: str | None) -> str:
+    """The remark that a model may have been trained with another decoder; ``stated`` is the one that its file names."""
+    known = "the model's file does not name its decoder" if stated is None else f"the model was trained with {stated}"
+    if isinstance(model, MARModel):
+        unknown = f"whether the latent scale {model.latent_scale:g} and the statistics of its latents fit is not known"
+    else:
+        unknown = "whether its codes mean the same is not known"
+    return f"decoder {decoder.name}: {known}, and {unknown}"
+
+
+def _with_note(model: Any, note: str) -> Any:
+    """A model with a further remark for its reports."""
+    name = "assumed" if isinstance(model, MARModel) else "note"
+    return replace(model, **{name: "; ".join(filter(None, (getattr(model, name), note)))})
+
+
+def _load_model(family: str, path: Path, source: Source, grid: int | None = None, weights: str = AUTO) -> Model:
     """Load a model without its decoder."""
-    more: dict[str, Any] = {} if family == MAR else {"grid": grid}
+    more: dict[str, Any] = {"weights": weights} if family == MAR else {"weights": weights, "grid": grid}
     if family == HYBRID:
         more["find_tokenizer"] = lambda: source.find(_TOKENIZER, "tokenizer")
     model = _LOADERS[family](path, source.precision(family), source.device, **more)
@@ -301,10 +357,22 @@ class Drafts:
         try:
             if key not in self._loaded:
                 path = self._source.find(choice, FAMILIES[target.family].files)
-                self._loaded[key] = _load_model(target.family, path, self._source, grid)
+                draft = _load_model(target.family, path, self._source, grid)
+                if not target.masked:
+                    self._expect_same_codes(target, choice, path, draft)
+                self._loaded[key] = draft
         except UserError as e:  # the loaders name the field of the main model
             raise UserError(f"draft: {str(e).partition(': ')[2]}") from e
         return self._loaded[key]
+
+    def _expect_same_codes(self, target: Ready, choice: str, path: Path, draft: Model) -> None:
+        """Raise a UserError if a draft model was trained with another codebook than its target decodes."""
+        files, text = FAMILIES[target.family].files, target.condition == "text"
+        own = hub.decoder_for(choice, files, ck.read_metadata(path).get("decoder"), text)
+        if own == hub.decoder_for(target.choice, files, target.metadata.get("decoder"), text) or target.decoder is None:
+            return
+        vq = load_vq(self._source.find(own, "vq"), AUTO, self._source.device)
+        expect_same_codes(target.vq, vq, target.model.name)
 
 
 def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
@@ -330,12 +398,12 @@ def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
 
 
 def stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Settings in the metadata entry ``defaults`` (a JSON object); {} if there is none or it cannot be parsed."""
-    try:
-        own = json.loads(metadata.get("defaults", "{}"))
-    except ValueError:
-        own = {}
-    return {str(k): v for k, v in own.items()} if isinstance(own, dict) else {}
+    """Settings in the metadata entry ``defaults`` (a JSON object); {} if there is none.
+
+    Raises:
+        UserError: it is no JSON object.
+    """
+    return ck.parse_json(metadata.get("defaults", "{}"), "the entry defaults in the model's metadata", "model")
 
 
 def defaults(ready: Ready) -> dict[str, Any]:
@@ -370,10 +438,17 @@ def _published(ready: Ready) -> dict[str, Any]:
 
 @torch.no_grad()
 def decode(ready: Ready, result: Any) -> Tensor:
-    """Decode a sampler's result to pictures uint8 [B, H, W, 3] on the CPU; the decoder's seconds and passes enter its report."""
-    net: Any = cast(VQModel, ready.decoder).net
+    """Decode a sampler's result to pictures uint8 [B, H, W, 3] on the CPU; the decoder's seconds and passes enter its report.
+
+    Raises:
+        UserError: latents or pixels that are not finite, see :func:`.errors.not_finite`, or insufficient memory.
+    """
+    decoder = cast(VQModel, ready.decoder)
+    net: Any = decoder.net
     report: Report = result.report
     latents = result.latents if ready.masked else net.vectors(result.codes)
+    if not bool(latents.isfinite().all()):
+        raise not_finite("model", ready.model.name, "latents")
     clock, scratch = Clock(latents.device), Report("", "", {}, None, len(latents), latents.device.type)
     if isinstance(ready.decoder, KLModel):
         report.memory[DECODE] = net.decode_bytes(min(len(latents), _DECODE_BATCH), *latents.shape[2:])
@@ -384,5 +459,5 @@ def decode(ready: Ready, result: Any) -> Tensor:
     clock.stop(scratch)
     report.phases["decoder"] = scratch.phases["decoder"]
     report.add(decoder_passes=len(parts))
-    x = torch.cat(parts).float().permute(0, 2, 3, 1).nan_to_num(0.0)
-    return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()
+    pictures = expect_finite(torch.cat(parts).float(), decoder.name).permute(0, 2, 3, 1)
+    return ((pictures + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()

@@ -1,6 +1,17 @@
 """The exception for invalid user input, and helpers for its messages. Every package may import this module."""
 
+from importlib.util import find_spec
+
 _LONGEST = 400
+# Packages that every entry point needs, by the names under which they are imported and installed.
+_NEEDED = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "PIL": "pillow",
+    "safetensors": "safetensors",
+    "huggingface_hub": "huggingface-hub",
+    "tqdm": "tqdm",
+}
 
 
 class UserError(ValueError):
@@ -24,9 +35,9 @@ def not_finite(field: str, maker: str, made: str) -> UserError:
     """The error for values that are NaN or infinite; nodes, command line and Python raise the same one.
 
     Args:
-        field: the input to change: "model", "draft", "decoder" or "upscale_model".
+        field: the input to change: "model", "draft" or "decoder", for example.
         maker: name of the network's file.
-        made: what it computed: "latents", "logits" or "pixels".
+        made: what it computed: "latents", "logits", "pixels" or "features".
     """
     return UserError(
         f"{field}: {maker} computed {made} that are not finite (NaN or infinity). Either fp16 overflowed, or the file is damaged or from "
@@ -37,3 +48,15 @@ def not_finite(field: str, maker: str, made: str) -> UserError:
 def first_line(error: BaseException) -> str:
     """First line of an exception's message, at most 160 characters; its class name if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
+def missing_packages() -> str:
+    """A sentence that names the packages that are not installed, with the command that installs them; "" if all are.
+
+    ComfyUI brings all of them, so that installing FastAR installs none: pip would replace torch by another build.
+    """
+    missing = [package for module, package in _NEEDED.items() if find_spec(module) is None]
+    if not missing:
+        return ""
+    names = " ".join(missing)
+    return f"FastAR needs packages that are not installed here; run: python -m pip install {names}."

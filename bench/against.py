@@ -11,7 +11,6 @@ import argparse
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 from ..cli.bench import about
 from ..cli.options import MOST_IMAGES, whole
 from ..errors import UserError
+from ..reports.files import typed_path
 from ..reports.table import markdown
 from ..samplers.choice import assignment
 from .operations import counted, measure_speed
@@ -30,7 +30,7 @@ _HEAD = "work; ours, s; reference, s; ratio; range; floor, s; ours / floor; oper
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("checkouts", type=Path, nargs="+", metavar="DIR", help="checkout of a reference implementation")
+    parser.add_argument("checkouts", nargs="+", metavar="DIR", help="checkout of a reference implementation")
     parser.add_argument("--random", metavar="SIZE", help="official size; default the smallest")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="sets", help="a setting")
     parser.add_argument("--batch", default="1", metavar="N,N", help="batch sizes separated by commas; default 1")
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     repeats, device = whole(options.repeats, "repeats", 1, 1000), torch.device("cpu")
     sets = dict(assignment(text, "set") for text in options.sets)
     rows = [_HEAD.split("; ")]
-    for name, root in [identify(folder) for folder in options.checkouts]:
+    for name, root in [identify(typed_path(folder, "against")) for folder in options.checkouts]:
         known = REFERENCES[name]
         size = options.random or next(iter(known.sizes))
         if size not in known.sizes:

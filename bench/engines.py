@@ -91,9 +91,9 @@ class Cluster:
 
 
 class Drawer:
-    """A worker in a process of Ray, which keeps its model loaded. ``models`` is the folder of weight files."""
+    """A worker in a process of Ray, which keeps its model loaded. ``models`` is the folder of weight files, None if there is none."""
 
-    def __init__(self, address: str, spec: Spec, models: Path, numbers: dict[str, Any]):
+    def __init__(self, address: str, spec: Spec, models: Path | None, numbers: dict[str, Any]):
         self.address, self.spec, self.models, self.numbers = address, spec, models, numbers
         self.worker: Worker | None = None
 
@@ -131,7 +131,7 @@ def connect(cluster: Cluster) -> Any:
 
 
 def run_on_ray(
-    store: Store, spec: Spec, tasks: Sequence[Task], cluster: Cluster, models: Path, numbers: dict[str, Any]
+    store: Store, spec: Spec, tasks: Sequence[Task], cluster: Cluster, models: Path | None, numbers: dict[str, Any]
 ) -> Iterator[tuple[str, Shard]]:
     """Draw all tasks on a connected cluster; yields as :func:`run_task`."""
     ray = import_ray()

@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from ..cli.main import load_judge
 from ..cli.options import choose_device, whole
 from ..errors import UserError
+from ..reports.files import typed_path
 from ..reports.table import markdown
 from .features import INCEPTION, load_extractor, open_reference
 from .measures import FEATURES, JUDGE, MEASURES, Means, Result, check, evaluate, results_table
@@ -32,10 +32,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", help="folder or fsspec address of a sweep")
     names = f"separated by commas: {', '.join(MEASURES)}, judge (all of the demo's judge); default those of pairs, and with "
     parser.add_argument("--measures", metavar="NAMES", help=f"{names}--reference or --extractor those of features")
-    parser.add_argument("--reference", type=Path, metavar="FILE", help="npz with arr_0; default the plain sampler's")
+    parser.add_argument("--reference", metavar="FILE", help="npz with arr_0; default the plain sampler's")
     what = f"{INCEPTION} (default), or module:function from uint8 [N, H, W, 3] to features [N, D]"
     parser.add_argument("--extractor", metavar="NAME", help=what)
-    parser.add_argument("--inception", type=Path, metavar="FILE", help="weights; default where torch.hub keeps them")
+    parser.add_argument("--inception", metavar="FILE", help="weights; default where torch.hub keeps them")
     parser.add_argument("--resamples", default=str(RESAMPLES), metavar="N", help=f"of an interval; default {RESAMPLES}")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
 
@@ -49,16 +49,20 @@ def run(options: argparse.Namespace) -> int:
     # Frechet distances are computed in fp64, which MPS does not have.
     means = Means(resamples=resamples, device=torch.device("cpu") if device.type == "mps" else device)
     if options.reference is not None:
-        means.reference = open_reference(options.reference)
+        means.reference = open_reference(typed_path(options.reference, "reference"))
     check(store, measures, means)
     if FEATURES in kinds:
-        means.extractor = load_extractor(options.extractor or INCEPTION, options.inception, device)
+        weights = None if options.inception is None else typed_path(options.inception, "inception")
+        means.extractor = load_extractor(options.extractor or INCEPTION, weights, device)
     if JUDGE in kinds:
         means.judge = load_judge()
-    results = evaluate(store, measures, means, lambda text: print(text, file=sys.stderr, flush=True))
+    unsaved: list[str] = []
+    results = evaluate(store, measures, means, lambda text: print(text, file=sys.stderr, flush=True), unsaved)
     print(results_table(store, results))
     if table := _differences(store, results):
         print(f"\nDifference from the plain sampler, paired:\n\n{table}")
+    if unsaved:
+        raise UserError(f"{unsaved[0].rstrip('.')}; the tables above are all that is left of this evaluation.")
     return 0
 
 

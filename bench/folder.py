@@ -6,7 +6,6 @@ followed.
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import posixpath
@@ -16,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, first_line
+from ..reports.files import FULL, typed_path, writable
 
 # Between a file's name and the mark of the process that writes it.
 PART = ".part-"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def host() -> str:
@@ -32,7 +31,12 @@ class Folder:
 
     def __init__(self, address: str | Path):
         self.local = "://" not in str(address)
-        self.address = str(Path(address).expanduser().resolve()) if self.local else str(address)
+        try:
+            self.address = str(typed_path(address, "folder").resolve()) if self.local else str(address)
+        except OSError as e:
+            raise UserError(
+                f"folder: {str(address)[:120]} cannot be found ({e.strerror or e}); name a whole path."
+            ) from None
         try:
             import fsspec
 
@@ -42,8 +46,13 @@ class Folder:
             raise UserError(f"folder: {self.address} needs another package ({first_line(e)}).") from None
         except (ValueError, OSError) as e:
             raise UserError(f"folder: {self.address} cannot be opened ({first_line(e)}); name a folder.") from None
-        if self._fs.exists(self.root) and not self._fs.isdir(self.root):
-            raise UserError(f"folder: {self.address} is a file; name a folder.")
+        try:
+            if self._fs.exists(self.root) and not self._fs.isdir(self.root):
+                raise UserError(f"folder: {self.address} is a file; name a folder.")
+        except OSError as e:
+            raise UserError(
+                f"folder: {self.address[:200]} cannot be opened ({e.strerror or first_line(e)}); name another."
+            ) from None
 
     def _path(self, name: str) -> str:
         """The whole path of a name."""
@@ -91,13 +100,29 @@ class Folder:
                 file.write(data)
             self._replace(part, path)
         except OSError as e:
-            self._discard(part)
-            if e.errno not in _FULL:
-                raise
-            raise UserError(f"out: there is no space left for {self.address}; free some and run again.") from None
+            with suppress(OSError):
+                self._discard(part)
+            why = e.strerror or first_line(e)
+            remedy = "free space there" if e.errno in FULL else "make it writable"
+            raise UserError(
+                f"out: {self.address} cannot be written to ({why}); {remedy} and run again, finished shards are kept."
+            ) from None
         except BaseException:  # an interruption between two writes leaves no file behind
             self._discard(part)
             raise
+
+    def check(self, field: str) -> None:
+        """Write a file of a megabyte and remove it again; a UserError if that is not possible."""
+        if self.local:
+            writable(Path(self.root), field)
+            return
+        name = f"{PART}{uuid.uuid4().hex}"
+        try:
+            self._fs.makedirs(self.root, exist_ok=True)
+            self._fs.pipe_file(self._path(name), b"x")
+            self.remove(name)
+        except Exception as e:  # of the storage's own client
+            raise UserError(f"{field}: {self.address} cannot be written to ({first_line(e)}).") from None
 
     def _replace(self, part: str, path: str) -> None:
         """Rename a finished file, and remove what interrupted writers of the same one left behind."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..cli.progress import Bar
 from ..errors import UserError
 from ..reports.quality import IDENTICAL, OTHER_SIZE
 from ..reports.table import markdown
@@ -187,15 +188,30 @@ def check(store: Store, measures: Sequence[str], means: Means) -> None:
 
 
 def evaluate(
-    store: Store, measures: Sequence[str], means: Means, log: Callable[[str], None] = lambda text: None
+    store: Store,
+    measures: Sequence[str],
+    means: Means,
+    log: Callable[[str], None] = lambda text: None,
+    unsaved: list[str] | None = None,
 ) -> list[Result]:
-    """Measure all cells, add the results to the folder, and return them."""
+    """Measure all cells, add the results to the folder, and return them.
+
+    Args:
+        log: gets a line for every cell.
+        unsaved: gets the reasons why results could not be added to the folder any more; without it the first one is raised.
+    """
     check(store, measures, means)
+    store.folder.check("folder")
     work, out = _Evaluation(store, means), list[Result]()
     for cell in store.cells():
         results = work.results(cell, [name for name in measures if work.applies(cell, name)])
         if results:
-            store.append_results([asdict(result) for result in results])
+            try:
+                store.append_results([asdict(result) for result in results])
+            except UserError as problem:
+                if unsaved is None:
+                    raise
+                unsaved.append(str(problem))
         out += results
         count = work.images(cell)
         short = "" if count == cell.images else f"; {count} of its {cell.images} images are finished"
@@ -284,19 +300,25 @@ class _Evaluation:
         out: dict[str, tuple[Figure, str, int]] = {}
         for name in measures:
             if name == "identical":
-                out[name] = MEASURES[name].figure(self._estimate(mean(errors == 0), n)), "", n
+                out[name] = MEASURES[name].figure(self._estimate(name, mean(errors == 0), n)), "", n
             elif not errors.any():
                 out[name] = Figure(EQUAL.get(name)), IDENTICAL, n
             elif cell.lossless:
                 out[name] = Figure(None), cell.lossless, n
             elif name == "psnr":
-                out[name] = self._estimate(mean(errors), n).figure(to_psnr), "", n
+                out[name] = self._estimate(name, mean(errors), n).figure(to_psnr), "", n
             elif not np.isnan(alike := each(similarities)).any():
-                out[name] = MEASURES[name].figure(self._estimate(mean(alike), n)), "", n
+                out[name] = MEASURES[name].figure(self._estimate(name, mean(alike), n)), "", n
         return out
 
-    def _estimate(self, statistic: Statistic, n: int, biased: bool = False, value: float | None = None) -> Estimate:
-        return estimate(statistic, n, self.means.resamples, biased, value)
+    def _estimate(
+        self, name: str, statistic: Statistic, n: int, biased: bool = False, value: float | None = None
+    ) -> Estimate:
+        """The estimate of a measure, with a progress bar: Inception's features take seconds a resample."""
+        with Bar(name) as bar:
+            return estimate(
+                statistic, n, self.means.resamples, biased, value, lambda done, total: bar(done, total, "resamples")
+            )
 
     def _of_baseline(self, plain: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
         known = self._plain.setdefault(plain.id, {})
@@ -314,8 +336,11 @@ class _Evaluation:
         return out
 
     def _pictures(self, cell: Cell) -> Iterator[np.ndarray]:
-        """The pictures of a cell, shard by shard; of the shards that were finished when this run began."""
-        return (self.store.pictures(cell, shard) for shard in self._shards[cell.id])
+        """The pictures of a cell, shard by shard, with a progress bar; of the shards that were finished when this run began."""
+        with Bar(f"features of {cell.title}") as bar:
+            for done, shard in enumerate(self._shards[cell.id]):
+                bar(done, len(self._shards[cell.id]), "shards")
+                yield self.store.pictures(cell, shard)
 
     def _others(self, cell: Cell) -> np.ndarray:
         """Features that those of a cell are compared with. One set is in memory at a time."""
@@ -339,14 +364,14 @@ class _Evaluation:
                 raise UserError(f"{name}: {least} images are too few; it takes {_LEAST.get(name, 2)} or more.")
             if name in ("fid", "frechet"):
                 value = figure("fid", rows, other) if name == "fid" else None
-                out[name] = self._estimate(frechet(rows, other, self.means.device), n, True, value)
+                out[name] = self._estimate(name, frechet(rows, other, self.means.device), n, True, value)
             elif name == "is":
                 if logits is None:
                     raise UserError(f"is: {extractor.name} has no class logits; it is a measure of {INCEPTION}.")
-                out[name] = self._estimate(_inception_score(logits), n, True)
+                out[name] = self._estimate(name, _inception_score(logits), n, True)
             elif name == "kid":
                 blocks = _kid(rows, other)
-                out[name] = self._estimate(mean(blocks), len(blocks))
+                out[name] = self._estimate(name, mean(blocks), len(blocks))
             else:
                 out[name] = Estimate(figure(name, rows, other), np.empty(0), n if name == "precision" else len(other))
         return out
@@ -359,9 +384,10 @@ class _Evaluation:
         for name in measures:
             if name == "judge-frechet":
                 real = judge.reference(len(features), cell.size[0])
-                out[name] = self._estimate(frechet(features, real, self.means.device), len(features), True)
+                out[name] = self._estimate(name, frechet(features, real, self.means.device), len(features), True)
             else:
-                out[name] = self._estimate(mean(np.concatenate([flags[name] for _, flags in read])), len(features))
+                judged = np.concatenate([flags[name] for _, flags in read])
+                out[name] = self._estimate(name, mean(judged), len(features))
         return out
 
 

@@ -7,14 +7,16 @@ pictures of every cell.
 from __future__ import annotations
 
 import argparse
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..cli.options import output, save, whole
+from ..cli.options import whole
 from ..errors import UserError, first_line
+from ..reports.files import Result, as_text, distinct, output, save
 from ..reports.values import parse_values
 from .curve import Curve, Point, curve, label_of, lines, to_csv, varying
 from .measures import MEASURES
@@ -29,30 +31,35 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("folder", help="folder or fsspec address of a sweep that was evaluated")
     parser.add_argument("--measure", metavar="NAME", help="default FID, else a Frechet distance, judge-scene or psnr")
-    parser.add_argument("--out", type=Path, default=Path("curve.png"), help="the plot; default curve.png")
-    parser.add_argument("--sheet", type=Path, metavar="FILE", help="contact sheet; default the plot's name with -sheet")
+    parser.add_argument("--out", default="curve.png", metavar="FILE", help="the plot; default curve.png")
+    parser.add_argument("--sheet", metavar="FILE", help="contact sheet; default the plot's name with -sheet")
     parser.add_argument("--indices", default="0..5", metavar="N,N,...", help="images of the contact sheet")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
+    texts = parse_values(options.indices, "indices", whole=True)
+    indices = [whole(text, "indices", 0, MOST_IMAGES) for text in texts]
+    figures()  # is matplotlib here?
     out = output(options.out, "out", _ENDINGS)
     assert out is not None
     sheet = output(options.sheet or out.with_name(f"{out.stem}-sheet{out.suffix}"), "sheet", _ENDINGS)
-    assert sheet is not None
     numbers = output(out.with_suffix(".csv"), "out", (".csv",))
-    assert numbers is not None
-    texts = parse_values(options.indices, "indices", whole=True)
-    indices = [whole(text, "indices", 0, MOST_IMAGES) for text in texts]
+    assert sheet is not None and numbers is not None
+    distinct(out=out, sheet=sheet)
     store = Store(options.folder)
     found = curve(store, options.measure)
     images = sorted({p.images for p in found.points})
     models = ", ".join(dict.fromkeys(cell.model for cell in store.cells()))
     shown = "-".join(map(str, dict.fromkeys((images[0], images[-1]))))
     plot, pictures = curve_plot(found, f"{models}: {shown} images a cell"), contact_sheet(store, indices)
-    save(out, lambda part: save_figure(plot, part))
-    save(numbers, lambda part: part.write_text(to_csv(found), encoding="utf-8"))
-    save(sheet, lambda part: save_figure(pictures, part))
+    results = [
+        Result("out", out, figure_bytes(plot, out)),
+        Result("out", numbers, as_text(to_csv(found))),
+        Result("sheet", sheet, figure_bytes(pictures, sheet)),
+    ]
+    if unsaved := save(results):
+        raise UserError(unsaved)
     print(f"plot: {out}\nnumbers: {numbers}\ncontact sheet: {sheet}")
     return 0
 
@@ -158,6 +165,9 @@ def contact_sheet(store: Store, indices: Sequence[int]) -> Any:
     return figure
 
 
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure in the format of the path's suffix; pictures depend on the figure alone."""
-    figure.savefig(path, dpi=100, metadata={"Software": None} if path.suffix == ".png" else None)
+def figure_bytes(figure: Any, path: Path) -> bytes:
+    """The content of a file with a figure, in the format of the path's ending; pictures depend on the figure alone."""
+    ending = path.suffix.lower()
+    content = io.BytesIO()
+    figure.savefig(content, format=ending[1:], dpi=100, metadata={"Software": None} if ending == ".png" else None)
+    return content.getvalue()

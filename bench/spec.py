@@ -24,6 +24,7 @@ from ..assembly import AUTO, DEMO
 from ..cli.planning import PROMPT, assigned, by_key
 from ..errors import UserError, first_line
 from ..model_loaders.families import DTYPES, INT8
+from ..reports.files import typed_path
 from ..samplers.choice import Choice, choose
 from ..samplers.settings import make
 from ..samplers.tokens.settings import TarPromptSettings
@@ -97,7 +98,7 @@ def read_spec(path: Path) -> Spec:
     if not isinstance(table, dict):
         raise UserError(f"spec: {path.name} holds no table; see docs/scale.md for an example.")
     if isinstance(table.get("prompts"), str):
-        table["prompts"] = read_prompts(path.parent / table["prompts"])
+        table["prompts"] = read_prompts(path.parent / typed_path(table["prompts"], "prompts"))
     return from_table(table)
 
 

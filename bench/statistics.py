@@ -79,13 +79,22 @@ def resamples(n: int, count: int, seed: int = 0) -> Iterator[np.ndarray]:
 
 
 def estimate(
-    statistic: Statistic, n: int, count: int = RESAMPLES, biased: bool = False, value: float | None = None
+    statistic: Statistic,
+    n: int,
+    count: int = RESAMPLES,
+    biased: bool = False,
+    value: float | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Estimate:
-    """The value of a statistic of n images and its bootstrap distribution."""
+    """The value of a statistic of n images and its bootstrap distribution. ``progress`` gets (resamples done, all) after each."""
     if n < 2:
         raise UserError(f"images: {n} is too few for a figure with an interval; draw 2 or more.")
     value = statistic(np.ones(n)) if value is None else value
-    return Estimate(value, np.array([statistic(w) for w in resamples(n, count)]), n, biased)
+    samples = np.empty(count)
+    for i, weights in enumerate(resamples(n, count)):
+        samples[i] = statistic(weights)
+        progress(i + 1, count)
+    return Estimate(value, samples, n, biased)
 
 
 def mean(values: np.ndarray) -> Statistic:
@@ -118,16 +127,56 @@ def moments(features: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def frechet(features: np.ndarray, reference: np.ndarray, device: torch.device | None = None) -> Statistic:
-    """Squared Frechet distance of the Gaussian fit to features [N, D] from that to a reference [M, D]."""
+    """Squared Frechet distance of the Gaussian fit to features [N, D] from that to a reference [M, D].
+
+    The trace of sqrt(A B) is the sum of the roots of the eigenvalues of a symmetric matrix. With fewer images than features that is a
+    matrix [N, N], most of which does not depend on the weights; otherwise it is a matrix [D, D].
+    """
     x, y = (torch.from_numpy(np.asarray(side, np.float64)).to(device or "cpu") for side in (features, reference))
     target, covariance = moments(y, torch.ones(len(y), dtype=y.dtype, device=y.device))
+    cross = (_cross_of_images if len(x) < x.shape[1] else _cross_of_features)(x, covariance)
+
+    def distance(weights: np.ndarray) -> float:
+        w = torch.from_numpy(weights).to(x.device)
+        centre = w @ x / len(x)
+        # The trace of the covariance of the features, without the covariance.
+        own = w @ (x - centre).square().sum(1) / (len(x) - 1)
+        return float((centre - target).square().sum() + own + covariance.trace() - 2 * cross(w))
+
+    return distance
+
+
+def _cross_of_features(x: Tensor, covariance: Tensor) -> Callable[[Tensor], Tensor]:
+    """From weights [N] to tr sqrt(A B): A is the weighted covariance of x [N, D], B ``covariance`` [D, D].
+
+    A B has the eigenvalues of the symmetric sqrt(B) A sqrt(B).
+    """
     values, vectors = torch.linalg.eigh(covariance)
     root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
 
-    def distance(weights: np.ndarray) -> float:
-        centre, own = moments(x, torch.from_numpy(weights).to(x.device))
-        # tr sqrt(A B) from the eigenvalues of the symmetric sqrt(A) B sqrt(A).
-        cross = torch.linalg.eigvalsh(root @ own @ root).clamp_min(0).sqrt().sum()
-        return float((centre - target).square().sum() + own.trace() + covariance.trace() - 2 * cross)
+    def cross(weights: Tensor) -> Tensor:
+        _, own = moments(x, weights)
+        return torch.linalg.eigvalsh(root @ own @ root).clamp_min(0).sqrt().sum()
 
-    return distance
+    return cross
+
+
+def _cross_of_images(x: Tensor, covariance: Tensor) -> Callable[[Tensor], Tensor]:
+    """As :func:`_cross_of_features`, by the Gram matrix of the images.
+
+    With C the centred features [N, D] and W the diagonal matrix of the weights, A = C^T W C / (N - 1). The eigenvalues of A B that are not
+    zero are those of sqrt(W) C B C^T sqrt(W) / (N - 1). C = (1 - 1 w^T / N) X for weights w, so that C B C^T comes from X B X^T alone.
+    """
+    n = len(x)
+    around = x - x.mean(0)  # the result does not depend on the origin, and rounding is least here
+    gram = around @ covariance @ around.T
+
+    def cross(weights: Tensor) -> Tensor:
+        of_mean = gram @ weights / n
+        centred = gram - of_mean[:, None] - of_mean[None, :] + weights @ of_mean / n
+        kept = weights > 0  # an image that a resample lacks has a row of zeros
+        root = weights[kept].sqrt()
+        small = root[:, None] * centred[kept][:, kept] * root[None, :] / (n - 1)
+        return torch.linalg.eigvalsh(small).clamp_min(0).sqrt().sum()
+
+    return cross

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
+from ..reports.files import as_text
 from ..reports.table import markdown
 from ..samplers.batches import SPLIT
 from .folder import Folder
@@ -175,8 +176,40 @@ class Store:
             except (ValueError, RecursionError):
                 raise self._damaged(f"{RESULTS}/{name}") from None
 
+    def expect_same(self, manifest: Mapping[str, Any]) -> None:
+        """Check that the folder holds no sweep, or one that a sweep with this manifest continues.
+
+        Samplers, their settings and the number of images may change: finished cells of the folder are then taken as they are. All else
+        decides every picture, so that nothing of the folder could be used.
+
+        Raises:
+            UserError: the folder's manifest has another format, is damaged, or has another value of an entry.
+        """
+        before = self.manifest()
+        if before is None:
+            return
+        own, other = _deciding(manifest), _deciding(before)
+        for name, value in own.items():
+            if name in other and value != other[name]:
+                raise UserError(
+                    f"out: {self.folder.address} holds a sweep with {name} {_brief(other[name])}, and this one has {_brief(value)}; "
+                    "use the same value, or name another --out."
+                )
+
     def write_manifest(self, manifest: Mapping[str, Any], cells: Sequence[Cell]) -> None:
-        """Write the cells' records and then the manifest."""
+        """Write the cells' records and then the manifest.
+
+        Raises:
+            UserError: the folder holds another sweep: see :meth:`expect_same`, or no cell of it is among these.
+        """
+        self.expect_same(manifest)
+        before: Any = (self.manifest() or {}).get("cells")
+        names = {cell.id for cell in cells}
+        if isinstance(before, list) and before and names.isdisjoint(map(str, before)):
+            raise UserError(
+                f"out: {self.folder.address} holds a sweep of other cells, {_brief(before[0])} for example; name another --out, or remove "
+                f"{MANIFEST} there to begin anew."
+            )
         for cell in cells:
             self._write(f"cells/{cell.id}/cell.json", asdict(cell))
         self._write(MANIFEST, {"format": FORMAT, **manifest, "cells": [cell.id for cell in cells]})
@@ -216,10 +249,31 @@ class Store:
         return found
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
-        self.folder.write(name, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+        self.folder.write(name, as_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n"))
 
     def _damaged(self, name: str) -> UserError:
         return UserError(f"folder: {name} in {self.folder.address} is missing or damaged; delete it and run again.")
+
+
+# Entries of a spec that may change between two runs of a sweep. Files may move: cells are compared by the digests of their content.
+# The threads of a run are among its numerics.
+_MAY_CHANGE = ("images", "samplers", "set", "threads", "model", "decoder", "draft", "tar", "ta_tok", "encoder")
+
+
+def _deciding(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a manifest that two runs of one sweep share, by name, in the form in which JSON keeps them."""
+    found: dict[str, Any] = {name: manifest[name] for name in ("algorithm", "batch") if name in manifest}
+    for part in ("spec", "numerics"):
+        inside = manifest.get(part)
+        if isinstance(inside, Mapping):
+            found |= {name: value for name, value in inside.items() if part == "numerics" or name not in _MAY_CHANGE}
+    return json.loads(json.dumps(found))
+
+
+def _brief(value: Any) -> str:
+    """A value in a message."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _row(cell: Cell, shards: Sequence[Shard]) -> list[str]:

@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from ..cli.progress import Bar
 from ..errors import UserError
 from ..model_loaders.families import DTYPES, INT8
 from ..model_loaders.networks.speed import PLAIN
+from ..reports.files import typed_path
 from ..reports.table import markdown
 from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unfinished
 from .records import Cell, Shard, ranges
@@ -46,7 +46,7 @@ CPU_IMAGES = 4
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("spec", type=Path, metavar="SPEC", help="the sweep: a TOML or JSON file")
+    parser.add_argument("spec", metavar="SPEC", help="the sweep: a TOML or JSON file")
     parser.add_argument("--out", metavar="DIR", help="folder of the sweep, or an address such as s3://bucket/sweep")
     parser.add_argument("--images", metavar="N", help="images of every cell; default the spec's")
     parser.add_argument("--batch", metavar="N", help="images of a shard, sampled at once; default the spec's, or 50")
@@ -60,7 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=where)
     parser.add_argument("--workers", metavar="N", help="with --ray: workers; default as many as there is room for now")
     parser.add_argument("--cpus", metavar="N", help="with --ray: CPUs of a worker; default threads, 1 beside a GPU")
-    parser.add_argument("--models", type=Path, metavar="DIR", help="folder of weight files, as for the other commands")
+    parser.add_argument("--models", metavar="DIR", help="folder of weight files, as for the other commands")
 
 
 def _ranks() -> tuple[int, int, int]:
@@ -89,6 +89,8 @@ def run(options: argparse.Namespace) -> int:
     conditions = Conditions(spec, models)
     if store is None or options.dry_run:
         return _dry_run(spec, models, conditions, numbers, store)
+    store.folder.check("out")
+    store.expect_same(manifest(spec, numbers))
     cells = plan(spec, models, conditions, numbers)
     store.write_manifest(manifest(spec, numbers), cells)
     tasks = _left(store, tasks_of(store, cells, rank, world))
@@ -106,7 +108,7 @@ def _spec(options: argparse.Namespace) -> Spec:
     """The spec with the options in place of its entries."""
     given = {name: getattr(options, name) for name in _NUMBERS if getattr(options, name) is not None}
     values: dict[str, Any] = {name: whole(text, name, *LIMITS[name]) for name, text in given.items()}
-    spec = with_values(read_spec(options.spec), **values, dtype=options.dtype)
+    spec = with_values(read_spec(typed_path(options.spec, "spec")), **values, dtype=options.dtype)
     if not spec.images:
         raise UserError("images: the spec names no number of images; give --images.")
     return spec

@@ -14,7 +14,6 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,13 +22,14 @@ import torch
 from ..assembly import Ready
 from ..errors import UserError
 from ..model_loaders.networks.speed import choose
-from ..reports.record import VERSION, Report
-from ..reports.table import markdown
+from ..reports.files import Result, as_text, output, save
+from ..reports.record import LONGEST_NOTE, VERSION, Report
+from ..reports.table import literal, markdown
 from ..samplers.conditioning import AnyCondition, from_ids
 from ..samplers.registry import FAMILIES, LLAMAGEN, MAR, Entry
 from .conditions import conditions
 from .main import load_module
-from .options import MOST_IMAGES, choose_device, model_options, output, sampler_options, save, whole
+from .options import MOST_IMAGES, choose_device, model_options, sampler_options, whole
 from .planning import Planned, measured_against, prepare, with_draft
 from .running import draw, warm_up
 
@@ -58,7 +58,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     shared_options(parser)
     parser.add_argument("--batch", default="1", metavar="N,N", help="batch sizes separated by commas; default 1")
     parser.add_argument("--repeats", default="5", metavar="N", help="timed runs of each sampler; default 5")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every timing")
+    parser.add_argument("--json", metavar="FILE", help="also write every timing")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -72,12 +72,16 @@ def run(options: argparse.Namespace) -> int:
     found = [_measure(planned, batch, repeats, drawn) for batch, drawn in zip(batches, what, strict=True)]
     device, name = planned[0].on.device, ", ".join(dict.fromkeys(p.on.model.name for p in planned))
     rows = [(p, group["batch"], run) for group in found for p, run in zip(planned, group["runs"], strict=True)]
-    notes = [f"note: {p.label}, batch {batch}: {run['note']}" for p, batch, run in rows if "note" in run]
-    print(about(name, device, repeats), "", _table(found, planned), *([""] if notes else []), *notes, sep="\n")
+    noted = [(p, batch, run["note"]) for p, batch, run in rows if "note" in run]
+    notes = [f"note: {literal(p.label)}, batch {batch}: {literal(note, LONGEST_NOTE)}" for p, batch, note in noted]
+    unsaved = ""
     if numbers:
         all_found = {"version": VERSION, "device": device.type, "machine": machine(device), "model": name}
         all_found |= {"repeats": repeats, "batches": found}
-        save(numbers, lambda part: part.write_text(json.dumps(all_found, indent=2) + "\n", encoding="utf-8"))
+        unsaved = save([Result("json", numbers, as_text(json.dumps(all_found, indent=2) + "\n"))])
+    print(about(name, device, repeats), "", _table(found, planned), *([""] if notes else []), *notes, sep="\n")
+    if unsaved:
+        raise UserError(unsaved)
     return 0
 
 
@@ -158,7 +162,7 @@ def about(name: str, device: torch.device, repeats: int) -> str:
     found = machine(device)
     threads = f", {found['threads']} threads" if device.type == "cpu" else ""
     where = f"{found['name']}{threads}, torch {found['torch']}"
-    return f"{name} on {device.type} ({where}); medians of {repeats}, interleaved"
+    return f"{literal(name)} on {device.type} ({where}); medians of {repeats}, interleaved"
 
 
 def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:

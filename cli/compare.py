@@ -9,23 +9,21 @@ each image with the baseline's; a word takes their place where a method keeps th
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from ..assembly import DEMO, decode
 from ..errors import UserError
-from ..reports.grid import compare_grid
+from ..reports.files import Result, as_text, distinct, encoded, output, picture_endings, save
+from ..reports.grid import MOST_COLUMNS, compare_grid, expect_fits
 from ..reports.maps import token_map
-from ..reports.record import PLAIN, Report, to_json, to_table
+from ..reports.record import LONGEST_NOTE, PLAIN, Report, to_json, to_table
+from ..reports.table import literal
 from ..samplers.baseline import qualities
 from .conditions import conditions
-from .options import MOST_IMAGES, SEEDS, condition_options, model_options, output, sampler_options, save, whole
+from .options import MOST_IMAGES, SEEDS, condition_options, model_options, sampler_options, whole
 from .planning import measured_against, prepare, with_draft
 from .running import draw, warm_up
-
-PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,20 +32,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     sampler_options(parser)
     condition_options(parser, "seed of the noise")
     add = parser.add_argument
-    add("--out", type=Path, default=Path("compare.png"), help="the picture; default compare.png")
-    add("--json", type=Path, metavar="FILE", help="also write the numbers (docs/report.md)")
-    add("--maps", type=Path, metavar="FILE", help="also draw when and how each token was decided")
+    add("--out", default="compare.png", metavar="FILE", help="the picture; default compare.png")
+    add("--json", metavar="FILE", help="also write the numbers (docs/report.md)")
+    add("--maps", metavar="FILE", help="also draw when and how each token was decided")
     add("--differences", action="store_true", help="also draw each image's difference from the baseline's, amplified")
-    add("--columns", type=int, default=0, metavar="N", help="pictures a row; default chosen")
+    add("--columns", default="0", metavar="N", help="pictures a row; default chosen")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    out = output(options.out, "out", PICTURES)
-    maps, numbers = output(options.maps, "maps", PICTURES), output(options.json, "json", (".json",))
     seed = whole(options.seed, "seed", 0, SEEDS - 1)
     batch = whole(options.batch, "batch", 1, MOST_IMAGES)
+    columns = whole(options.columns, "columns", 0, MOST_COLUMNS)
+    out = output(options.out, "out", picture_endings())
+    maps = output(options.maps, "maps", picture_endings())
+    numbers = output(options.json, "json", (".json",))
+    assert out is not None
+    distinct(out=out, maps=maps, json=numbers)
     planned, asked = prepare(options)
+    expect_fits(len(planned), columns)
     # Conditions before drafts: Tar's language model, which is large, is freed by then.
     what = conditions(planned, options.label, options.text, batch, options, seed, asked)
     planned = with_draft(planned, options)
@@ -61,29 +64,32 @@ def run(options: argparse.Namespace) -> int:
     reports: list[Report] = []
     for p, condition in zip(planned, what, strict=True):
         made = draw(p, condition, seed)
-        if p.on.masked and not bool(made.latents.isfinite().all()):
-            remedy = "choose --dtype fp32 or --set t_max=950"
-            raise UserError(f"{p.entry.name}: it ended in numbers that are not finite; {remedy}.")
         pictures.append(decode(p.on, made).numpy())
         reports.append(made.report)
     labels, base = [p.label for p in planned], measured_against(planned)
     quality = qualities(pictures, reports, base)
-    print(to_table(reports, labels, base, quality))
-    for note in dict.fromkeys(report.note for report in reports if report.note):
-        print(f"note: {note}")
-    assert out is not None
     models = list(dict.fromkeys(p.on.model.name for p in planned))
     drawn = ", ".join(dict.fromkeys(name for condition in what for name in condition.names))
     title = f"{drawn}, seed {seed}, {models[0] if len(models) == 1 else f'the {DEMO}'}"
-    drawn_below = {"quality": quality, "differences": options.differences}
-    _write(compare_grid(pictures, labels, reports, options.columns, base, title=title, **drawn_below), out)
-    print(f"picture: {out}")
+    grid = compare_grid(
+        pictures, labels, reports, columns, base, title=title, quality=quality, differences=options.differences
+    )
+    results = [Result("out", out, encoded(grid, out))]
     if maps:
-        _write(_maps(pictures, labels, reports, title), maps)
-        print(f"token maps: {maps}")
+        results.append(Result("maps", maps, encoded(_maps(pictures, labels, reports, title), maps)))
     if numbers:
-        save(numbers, lambda part: part.write_text(to_json(reports, base, quality) + "\n", encoding="utf-8"))
-        print(f"numbers: {numbers}")
+        results.append(Result("json", numbers, as_text(to_json(reports, base, quality) + "\n")))
+    # Before the table: a reader of the table, such as head, may end this program.
+    unsaved = save(results)
+
+    print(to_table(reports, labels, base, quality))
+    for note in dict.fromkeys(report.note for report in reports if report.note):
+        print(f"note: {literal(note, LONGEST_NOTE)}")
+    if unsaved:
+        raise UserError(unsaved)
+    titles = {"out": "picture", "maps": "token maps", "json": "numbers"}
+    for result in results:
+        print(f"{titles[result.field]}: {result.path}")
     return 0
 
 
@@ -99,7 +105,3 @@ def _maps(pictures: list[np.ndarray], labels: list[str], reports: list[Report], 
             cells.append(token_map(report, what, picture))
             names.append(f"{label}: {what}")
     return compare_grid(cells, names, [None] * len(cells), title=title)
-
-
-def _write(picture: np.ndarray, path: Path) -> None:
-    save(path, Image.fromarray(picture).save)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from ..assembly import AUTO, Ready, Source, language_model_for, load_language_model, load_reader, prompt_settings
+from ..assembly import (
+    AUTO,
+    Ready,
+    Source,
+    language_model_for,
+    load_language_model,
+    load_reader,
+    prompt_settings,
+)
 from ..errors import UserError
+from ..model_loaders.captions import prompt_of
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..samplers.batches import in_parts
@@ -20,8 +31,10 @@ from ..samplers.conditioning import (
     Condition,
     PromptCondition,
     TextCondition,
-    label_sets,
-    resolve_labels,
+    expect_null_prompt,
+    labels_for,
+    split_labels,
+    unknown_words,
 )
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
@@ -44,6 +57,7 @@ class Builder:
     unconditional: str | None = None  # instruction of the unconditional branch of Harmon and UniPic; None for their own
 
     def __post_init__(self) -> None:
+        self._said: set[str] = set()
         self.forget()
 
     def forget(self) -> None:
@@ -53,10 +67,12 @@ class Builder:
         self._t5: Any = None
         self._rows: dict[str, Tensor] = {}
 
-    def labels(self, on: Ready, text: str, repeat: int = 1, field: str = "label") -> Condition:
-        """Class labels, checked against the model."""
-        known = on.model.label_set if on.model.label_set in label_sets() else ""  # a file may name an unknown label set
-        condition = resolve_labels(text, known, repeat, field)
+    def labels(self, on: Ready, text: str, repeat: int = 1, field: str = "label", most: float = math.inf) -> Condition:
+        """Class labels, checked against the model. ``most``: largest number of images."""
+        images = len(split_labels(text, field)) * repeat
+        if images > most:
+            raise UserError(f"batch: {images} images are more than {most}; ask for fewer.")
+        condition = labels_for(text, on.model.label_set, repeat, field)
         condition.class_ids(on.classes, on.model.label_set, on.device)
         return condition
 
@@ -65,19 +81,29 @@ class Builder:
         if on.condition == "prompt":
             return self._instructions(on, texts)
         if on.condition == "text":
-            return TextCondition(tuple(self._encoded(on, text) for text in texts), tuple(texts))
+            prompts = [prompt_of(text, "text") for text in texts]
+            return TextCondition(tuple(self._encoded(on, text) for text in prompts), tuple(prompts))
         return self.read(self.codes(on, texts, first), on)
+
+    def _say_unknown(self, model: Any, texts: Sequence[str]) -> None:
+        """Print once the words that a model does not know: it draws something else for them."""
+        sentence = unknown_words(model, texts)
+        if sentence and sentence not in self._said:
+            self._said.add(sentence)
+            print(f"note: {sentence}", file=sys.stderr)
 
     def _instructions(self, on: Ready, texts: Sequence[str]) -> PromptCondition:
         model: Any = on.model
         for text in dict.fromkeys(texts):
             model.prompt(text)
+        self._say_unknown(model, texts)
         more = () if self.unconditional is None else (self.unconditional,)
         if on.masked:
             model.instruction(*more or (UNCONDITIONAL,))
-        elif more:
-            raise UserError(f"negative: {model.name} has a null prompt of its own; leave the option out.")
-        return PromptCondition(tuple(texts), *more)
+        condition = PromptCondition(tuple(texts), *more)
+        if not on.masked:
+            expect_null_prompt(condition, model.name)
+        return condition
 
     def _encoded(self, on: Ready, text: str) -> Tensor:
         """Rows of a prompt. Each prompt is encoded alone: a batch changes the last bits."""
@@ -96,6 +122,8 @@ class Builder:
             self._language = load_language_model(choice, self.files)
         model, stated = self._language
         settings = prompt_settings(stated, self.asked)
+        texts = [text.strip() for text in texts]
+        self._say_unknown(model, texts)
 
         def start(part: range) -> Any:
             images = range(first + part.start, first + part.stop)
@@ -140,16 +168,13 @@ def conditions(
         if id(p.on) in made:
             continue
         if p.on.condition == "class":
-            made[id(p.on)] = build.labels(p.on, label or "0", repeat)
+            made[id(p.on)] = build.labels(p.on, "0" if label is None else label, repeat, most=MOST_IMAGES)
         elif p.on.condition != "features":
             made[id(p.on)] = build.prompts(p.on, _each(texts, repeat, p.on))
         else:
             codes = codes or build.codes(p.on, _each(texts, repeat, p.on))
             build.forget()  # the language model is larger than the de-tokenizer
             made[id(p.on)] = build.read(codes, p.on)
-    most = max(len(condition) for condition in made.values())
-    if most > MOST_IMAGES:
-        raise UserError(f"batch: {most} images are more than {MOST_IMAGES}; ask for fewer.")
     return [made[id(p.on)] for p in planned]
 
 
@@ -157,10 +182,12 @@ def _each(texts: Sequence[str] | None, repeat: int, on: Ready) -> list[str]:
     """The prompt of every image."""
     encoded = on.condition == "text"
     name = "text" if encoded else "prompt"
-    if not texts or encoded and not all(text.strip() for text in texts):
+    if not texts:
         raise UserError(
             f"{name}: {on.model.name} draws from text; say what with --{name}, for example --{name} 'a red boat at sunset'."
         )
     if len(texts) * repeat > MOST_IMAGES:
         raise UserError(f"batch: {len(texts) * repeat} images are more than {MOST_IMAGES}; ask for fewer.")
-    return [text if on.condition == "prompt" else text.strip() for text in texts for _ in range(repeat)]
+    if encoded:
+        texts = [prompt_of(text, "text") for text in texts]
+    return [text for text in texts for _ in range(repeat)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from ..errors import UserError
@@ -42,8 +44,40 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 success, 1 a check failed, 2 bad input, 130 interrupted."""
-    args = list(sys.argv[1:] if argv is None else argv)
+    """Run a command.
+
+    Returns:
+        The exit code: 0 success, 1 a check failed, 2 bad input, 130 interrupted, 141 the reader of the output has gone.
+    """
+    _open_streams()
+    try:
+        try:
+            return _command(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()  # here, where a closed pipe is no traceback
+    except BrokenPipeError:
+        # The reader closed the pipe. Without another stream, Python reports the error again at exit.
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 141
+
+
+def _open_streams() -> None:
+    """Give this process an output and an error stream that take any text.
+
+    A service may start it without them, and in a locale without UTF-8 the name of a file may have characters that they cannot write.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _command(args: list[str]) -> int:
+    """Run the command that the arguments name; returns the exit code."""
     lines = "\n".join(f"  {name:<12}{help}" for name, (_, help) in COMMANDS.items())
     note = f"Each has its own --help. {', '.join(DEVELOPMENT[:-1])} and {DEVELOPMENT[-1]} need a checkout of the repository."
     top = Parser(
@@ -63,9 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as e:
         return _say(str(e))
     except BrokenPipeError:
-        # The reader closed the pipe. Without a new stdout, Python reports the error again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        raise
     except OSError as e:
         return _say(f"{e.filename}: {e.strerror}" if e.filename and e.strerror else str(e))
     except (MemoryError, RuntimeError) as e:
@@ -96,6 +128,7 @@ def load_module(name: str, what: str) -> Any:
 
 
 def _say(sentence: str) -> int:
-    """Print a sentence to stderr and return the exit code of bad input."""
-    print(sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.", file=sys.stderr)
+    """Print a sentence to stderr, if anybody reads it, and return the exit code of bad input."""
+    with suppress(OSError):
+        print(sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.", file=sys.stderr, flush=True)
     return 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +12,8 @@ from ..assembly import AUTO, DEMO, Source, find_file
 from ..errors import UserError
 from ..model_loaders.families import DTYPES, INT8
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
+from ..model_loaders.wrappers import WEIGHTS
+from ..reports.files import typed_path
 from .progress import Bar
 
 SEEDS = 1 << 64
@@ -20,10 +21,10 @@ MOST_IMAGES = 1024
 
 
 # Options for models, devices and folders that take text: name to default and help.
-_MODEL_OPTIONS = {
+MODEL_OPTIONS = {
     "model": (DEMO, "demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ar-dtok-512, ...) or a file"),
     "decoder": (AUTO, "KL or VQ autoencoder: auto, an entry of the catalogue or a file"),
-    "grid": (None, "tokens along one side, for a file that does not say (16, 24, 32, 64)"),
+    "grid": (None, "tokens along one side (16, 24, 32, 64); default what the file states"),
     "draft": (
         AUTO,
         "draft model of cspd (a smaller one) or mulosd (one of a smaller picture): auto (where the catalogue has one), an entry of the "
@@ -38,10 +39,16 @@ _MODEL_OPTIONS = {
 
 def model_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for models, devices and folders."""
-    for name, (default, about) in _MODEL_OPTIONS.items():
+    for name, (default, about) in MODEL_OPTIONS.items():
         parser.add_argument(f"--{name}", default=default, help=about)
     add = parser.add_argument
     add("--dtype", default=AUTO, choices=(AUTO, *DTYPES, INT8), help="weights; default auto; int8: lossy, on a CPU")
+    add(
+        "--weights",
+        default=AUTO,
+        choices=WEIGHTS,
+        help="of a training's file with averaged (EMA) weights beside the trained ones: auto (default, the averaged ones), ema or plain",
+    )
     add(
         "--speed",
         default=PLAIN,
@@ -50,7 +57,6 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--models",
-        type=Path,
         metavar="DIR",
         help="folder of weight files, where downloads go too; default ComfyUI's models/fastar, or ~/.cache/fastar",
     )
@@ -104,30 +110,6 @@ def whole(text: str, name: str, low: int, high: int) -> int:
     return number
 
 
-def output(path: Path | None, name: str, endings: Sequence[str]) -> Path | None:
-    """Check an output file before the run starts, and create its folder; a UserError if it cannot be one."""
-    if path is None:
-        return None
-    if "\0" in str(path) or len(os.fsencode(path.name)) > 200:
-        raise UserError(f"{name}: {str(path)[:60]!a} cannot be the name of a file; give another.")
-    if path.suffix.lower() not in endings:
-        raise UserError(f"{name}: {path} should end in {' or '.join(endings)}.")
-    if path.is_dir():
-        raise UserError(f"{name}: {path} is a folder; name a file in it.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def save(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file by ``write`` beside ``path``, with its suffix, then rename it: an interruption leaves no half-written file."""
-    part = path.with_name(f".{path.stem}.part{path.suffix}")
-    try:
-        write(part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def choose_device(name: str) -> torch.device:
     """The device of that name; "auto" selects CUDA, then MPS, then the CPU."""
     if name == "auto":
@@ -142,16 +124,22 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def models_folder(wanted: Path | None) -> Path:
-    """Folder of weight files: the option, ComfyUI's models/fastar, or the user's cache. It is not created."""
+def models_folder(wanted: str | Path | None) -> Path | None:
+    """Folder of weight files: the option, ComfyUI's models/fastar, or the user's cache. It is not created.
+
+    None in a container without a home folder: the demo and files named by their path need no folder.
+    """
     if wanted is not None:
-        return wanted
+        return typed_path(wanted, "models")
     package = Path(__file__).resolve().parents[1]
     if package.parent.name == "custom_nodes":
         return package.parent.parent / "models" / "fastar"
     if comfy := os.environ.get("COMFYUI_PATH"):  # noqa: TID251
-        return Path(comfy) / "models" / "fastar"
-    return Path.home() / ".cache" / "fastar"
+        return typed_path(comfy, "COMFYUI_PATH") / "models" / "fastar"
+    try:
+        return Path.home() / ".cache" / "fastar"
+    except RuntimeError:
+        return None
 
 
 def source(options: argparse.Namespace) -> Source:

@@ -18,7 +18,7 @@ from ..samplers.choice import PRESET, assignment, names_of_settings
 from ..samplers.registry import FAMILIES, MAR, TAR, Entry, find
 from ..samplers.settings import make
 from ..samplers.tokens.settings import TarPromptSettings
-from .options import source, whole
+from .options import MODEL_OPTIONS, source, whole
 
 # Prefix of the settings of Tar's language model in --set.
 PROMPT = "prompt"
@@ -94,14 +94,36 @@ def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Rea
     loaded: dict[str, Ready] = {}
     for family, choice in dict.fromkeys(chosen.values()):
         grid = None if options.grid is None else whole(options.grid, "grid", 2, 128)
-        loaded[choice] = assembly.load(family, choice, files, options.decoder, grid)
+        loaded[choice] = assembly.load(family, choice, files, options.decoder, grid, options.weights)
     return {name: loaded[choice] for name, (_, choice) in chosen.items()}
 
 
 def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[Planned]:
-    """The samplers with their draft model and up-sampler bound to ``entry.run``; loaded only where needed."""
+    """The samplers with their draft model and up-sampler bound to ``entry.run``; loaded only where needed.
+
+    Raises:
+        UserError: an option that no sampler of the run uses, or a draft model that is missing or does not fit.
+    """
+    _expect_used(planned, options)
     drafts = Drafts(source(options), options.draft, options.model)
     return [replace(p, entry=complete(p.entry, p.on, drafts)) for p in planned]
+
+
+def _expect_used(planned: Sequence[Planned], options: argparse.Namespace) -> None:
+    """Raise a UserError if an option was given that no sampler of the run uses: it would be ignored without a word."""
+    read = {p.on.condition for p in planned}
+    uses = {
+        "draft": (any(p.entry.needs_draft for p in planned), "cspd and mulosd have a draft model"),
+        "grid": (any(p.on.family != MAR for p in planned), "a MAR has one grid"),
+        "tar": ("features" in read, "it is for Tar's de-tokenizers"),
+        "ta_tok": ("features" in read, "it is for Tar's de-tokenizers"),
+        "encoder": ("text" in read, "it is for text-to-image models of LlamaGen"),
+        "negative": ("prompt" in read, "it is for Harmon and UniPic"),
+    }
+    for name, (used, whose) in uses.items():
+        usual = MODEL_OPTIONS.get(name.replace("_", "-"), (None, ""))[0]
+        if not used and getattr(options, name, usual) != usual:
+            raise UserError(f"{name.replace('_', '-')}: no sampler of this run uses it, {whose}; leave it out.")
 
 
 def by_key(names: Iterable[str]) -> dict[str, Entry]:
@@ -148,7 +170,7 @@ def assigned(
 def plan(samplers: str, sets: Sequence[str], ready: Mapping[str, Ready]) -> list[Planned]:
     """Samplers with their settings, grouped by family, the baseline first in each.
 
-    A later source of a setting takes precedence: the model's defaults, settings for all samplers, the preset, settings for one sampler.
+    A later source of a setting takes precedence: the model's defaults, the preset, settings for all samplers, settings for one sampler.
     Without a model in ``ready``, by sampler name, the settings are only checked.
     """
     entries = by_key(samplers.split(","))

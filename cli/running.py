@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+from ..model_loaders.networks.mar import MARModel
 from ..samplers import batches
 from ..samplers.conditioning import AnyCondition
+from ..samplers.mar.memory import expect_little_noise
 from .planning import Planned
 from .progress import Bar
 
@@ -14,6 +16,8 @@ from .progress import Bar
 def draw(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -> Any:
     """Run a sampler to its end, in parts if memory is insufficient; image i of the batch uses (seed, first + i)."""
     p = planned
+    if p.on.masked:
+        expect_little_noise(cast(MARModel, p.on.model), len(condition), p.settings.diffusion_steps, "batch")
     start = partial(batches.begin, p.entry, p.on.model, p.settings, condition, seed, first)
     return drive(batches.in_parts(start, len(condition)), p.entry.title, "AR steps" if p.on.masked else "steps")
 

@@ -15,12 +15,16 @@ from . import checkpoint as ck
 from .families import choose_dtype, read
 from .networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, KLModel, VQAutoencoder, VQConfig, VQModel
 from .networks.llama import TokenModel
+from .wrappers import AUTO
 
 
-def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> KLModel:
-    """Load a KL autoencoder (KL-16 or any other size) with the official parameter names; see :mod:`.checkpoint`."""
+def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", weights: str = AUTO) -> KLModel:
+    """Load a KL autoencoder (KL-16 or any other size) with the official parameter names; see :mod:`.checkpoint`.
+
+    ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds both.
+    """
     compute = choose_dtype(dtype, device, "kl")
-    file = read(path, "kl").filter(lambda name: not name.startswith("loss."))
+    file = read(path, "kl", weights=weights).filter(lambda name: not name.startswith("loss."))
     groups = file.number("groups", 32, 1, 1024)
     net = ck.load_strictly(
         file, lambda: KLAutoencoder(KLConfig.from_state_dict(file.state, groups)), dtype=compute, device=device
@@ -28,14 +32,15 @@ def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = 
     return KLModel(net, file.name)
 
 
-def load_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> VQModel:
+def load_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", weights: str = AUTO) -> VQModel:
     """Load a VQ tokenizer (VQ-16, VQ-8 or any other size) with the official parameter names; see :mod:`.checkpoint`.
 
-    EMA weights are preferred, as upstream does, and code usage statistics are ignored. The codebook is always fp32, so that
+    ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds both, as upstream.
+    Code usage statistics are ignored. The codebook is always fp32, so that
     nearest-neighbour codes do not change.
     """
     compute = choose_dtype(dtype, device, "vq")
-    return build_vq(read(path, "vq"), compute, device)
+    return build_vq(read(path, "vq", weights=weights), compute, device)
 
 
 def build_vq(file: ck.Checkpoint, compute: torch.dtype, device: str | torch.device) -> VQModel:

@@ -12,6 +12,8 @@ import re
 import unicodedata
 from urllib.parse import unquote_plus
 
+from ..errors import UserError
+
 # Characters. The encoder reads 120 tokens, far fewer; some rules take seconds on a very long text.
 LONGEST = 2000
 
@@ -71,6 +73,19 @@ _SHOP = _rules(
     (r"\s+", " "),
 )
 _ENDS = _rules((r"^[\"']([\w\W]+)[\"']$", r"\1"), (r"^['_,\-:;]", ""), (r"['_,\-:+]$", ""), (r"^\.\S+$", ""))
+
+
+def prompt_of(text: str, field: str) -> str:
+    """A typed prompt as one line, before cleaning; nodes and command line check it here.
+
+    Raises:
+        UserError: it is empty, or nothing is left of it when it is cleaned.
+    """
+    prompt = " ".join(text.split())
+    if not clean(prompt):
+        only = "addresses, file names and signs are left out, and nothing else is there" if prompt else "it is empty"
+        raise UserError(f"{field}: {only}; say in words what to draw.")
+    return prompt
 
 
 def clean(caption: str) -> str:

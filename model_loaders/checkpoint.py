@@ -11,6 +11,7 @@ of a network is derived from its weights. Networks are in eval mode, without gra
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -28,24 +29,19 @@ from torch import Tensor, nn
 
 from ..errors import UserError, first_line
 from . import archive
+from .formats import other_format
 from .networks.ops import limit_packing, quantize
+from .wrappers import AUTO, WEIGHTS, NoWeights, unpack, unwrapped
 
-# Keys under which training scripts store weights, in order of preference: papers evaluate the EMA weights.
-_NESTS = ("model_ema", "ema", "model", "module", "state_dict", "sd")
 _HEADER_LIMIT = 25_000_000  # bytes; a header with Tar's tokenizer has 12 MB
 _MAX_TENSORS = 100_000
+_END = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,20}\s*,\s*(\d{1,20})\s*\]')  # in a header of safetensors
+_UNCHANGED = "get an unchanged copy of the file"
 _LONGEST_AXIS = (1 << 31) - 1
 _TORCH = tuple(int(n) for n in torch.__version__.split(".")[:2])
-# First bytes of files that are often taken for weights.
-_OTHERS = {
-    b"version https://git-lfs": "a Git LFS pointer, not the weights themselves",
-    b"<": "a web page, not weights",
-    b"GGUF": "a GGUF file",
-    b"\x80": "a checkpoint in torch's format of before 2020, or a bare pickle, which may hold code",
-}
-_SHARD = re.compile(r"-of-(\d+)\.\w+$")
 MAX_JSON_BYTES = 32_000_000  # a tokenizer with 65,536 image codes has 12 MB
 _MAX_DIGITS = 25
+_MAX_DEPTH = 64  # of JSON values inside each other
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -59,11 +55,13 @@ class Checkpoint:
     """Contents of a weight file."""
 
     state: dict[str, Tensor]  # parameter names to CPU tensors in the file's dtype, memory-mapped
-    # Text entries of a safetensors header; of a pickle with ``sd`` and ``args`` (Tar) the entry "args", the scalar arguments as JSON.
+    # Text entries of a safetensors header; of a pickle with arguments of its training the entry "args", the plain ones as JSON.
     metadata: dict[str, str]
     path: Path  # the file, or the folder of its shards
     field: str = "checkpoint"  # name of the input that selected the file; messages begin with it
     what: str = "a network"  # the kind of network it is read for ("a MAR"), for messages
+    averaged: bool = False  # whether the file says that these are averaged (EMA) weights
+    notes: list[str] = dataclasses.field(default_factory=list)  # see ``assume``; copies of a checkpoint share it
 
     @property
     def folder(self) -> Path:
@@ -75,13 +73,36 @@ class Checkpoint:
         """Name of a single file without extension; "" for a model folder."""
         return "" if self.path.is_dir() else self.path.stem
 
-    def error(self, found: str, remedy: str = "get an unchanged copy of the file") -> UserError:
+    def error(self, found: str, remedy: str = _UNCHANGED) -> UserError:
         """The error "field: file name found; remedy"."""
         return UserError(f"{self.field}: {self.path.name} {found}; {remedy}")
 
     def filter(self, keep: Callable[[str], bool]) -> Checkpoint:
         """The weights whose names satisfy ``keep``."""
         return replace(self, state={name: t for name, t in self.state.items() if keep(name)})
+
+    def assume(self, note: str) -> None:
+        """Remark what decides the result without being stated by user or file; it stands in the reports of the model."""
+        if note not in self.notes:
+            self.notes.append(note)
+
+    @property
+    def note(self) -> str:
+        """All remarks of :meth:`assume`, for a report."""
+        return "; ".join(self.notes)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The plain arguments of the training that the file holds; {} if there are none."""
+        return self.settings("args")
+
+    def stated(self, key: str, low: float, high: float, arguments: Sequence[str] = ()) -> Any:
+        """A number that the metadata states as ``key``, else the training's arguments under one of these names; None if neither does."""
+        value = self.number(key, None, low, high)
+        for name in arguments:
+            if value is None:
+                value = self.number(name, None, low, high, self.arguments)
+        return value
 
     def number(self, key: str, default: Any, low: float, high: float, settings: Mapping[str, Any] | None = None) -> Any:
         """A number from ``low`` to ``high`` of a JSON configuration (None: of the metadata), a whole one if ``low`` is an int; ``default``
@@ -96,7 +117,11 @@ class Checkpoint:
             fits = False
         if not fits:
             noun = "a whole number" if kind is int else "a number"
-            raise self.error(f"states {key} = {str(value)[:40]}, which must be {noun} from {low:g} to {high:g}")
+            stated = str(value)[:40] if settings is None else shown(value)
+            raise self.error(
+                f"states {key} = {stated}, which must be {noun} from {low:g} to {high:g}",
+                f"correct {key} or remove it",
+            )
         return kind(number)
 
     def text(self, key: str, default: str) -> str:
@@ -120,24 +145,36 @@ class Checkpoint:
 
 
 def read(
-    path: str | Path, field: str = "checkpoint", skip: Callable[[str], bool] | None = None, shards: Sequence[Path] = ()
+    path: str | Path,
+    field: str = "checkpoint",
+    skip: Callable[[str], bool] | None = None,
+    shards: Sequence[Path] = (),
+    weights: str = AUTO,
 ) -> Checkpoint:
     """Read a weight file without executing code from it.
 
-    ``path`` is a safetensors file, or one written by ``torch.save``: flat, or nested under one of the names :data:`_NESTS`. A ``module.``
-    prefix common to all names is removed. ``skip``: whether a weight of this name is left out; in safetensors it is not read at all.
-    ``shards``: the files that ``path``, a folder, stands for. A UserError if a file is missing, damaged, of another format, or holds other
-    objects than plain values and tensors, no tensor, more than 100,000, or an empty one, or if two shards hold the same weight.
+    Args:
+        path: a safetensors file, or one written by ``torch.save``, see :mod:`.wrappers`.
+        field: name of the input that selected the file.
+        skip: whether a weight of this name is left out; in safetensors it is not read at all.
+        shards: the files that ``path``, a folder, stands for.
+        weights: which weights of a training's file: "ema" (averaged), "plain" (trained), or "auto", the averaged ones if there are any.
+
+    Raises:
+        UserError: if a file is missing, damaged, of another format, or holds other objects than plain values and tensors, no tensor, more
+            than 100,000, or an empty one, if two shards hold the same weight, or if ``weights`` is unknown.
     """
+    if weights not in WEIGHTS:
+        raise UserError(f"weights: {str(weights)[:40]!r} is not known; choose {', '.join(WEIGHTS)}")
     whole = Checkpoint({}, {}, Path(path), field)
     for shard in shards or [whole.path]:
-        file = Checkpoint({}, {}, shard, field)
-        state, metadata = _read_pickled(file) if _is_pickled(file) else _read_safetensors(file, skip)
-        state = {name: tensor for name, tensor in state.items() if not (skip and skip(name))}
+        file = Checkpoint({}, {}, shard, field, notes=whole.notes)
+        state, metadata, averaged = _read_pickled(file, weights) if _is_pickled(file) else _read_safetensors(file, skip)
+        state, counted = unwrapped(state)
+        whole = replace(whole, averaged=whole.averaged or averaged or counted)
         if not state and skip is None:
             raise file.error("holds no tensors", "choose a file with a model's weights")
-        if all(name.startswith("module.") for name in state):
-            state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+        state = {name: tensor for name, tensor in state.items() if not (skip and skip(name))}
         for name, tensor in state.items():
             if not all(1 <= n <= _LONGEST_AXIS for n in tensor.shape):
                 raise file.error(f"holds a tensor that is empty or too large ({name[:80]}: {_shape(tensor)})")
@@ -173,11 +210,15 @@ def _is_pickled(file: Checkpoint) -> bool:
         raise file.error(f"cannot be read ({e.strerror})", "check its permissions") from e
     if head.startswith(b"PK\x03\x04"):
         return True
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _HEADER_LIMIT:
+    header, size = int.from_bytes(head[:8], "little"), file.path.stat().st_size
+    if head[8:9] == b"{" and header <= _HEADER_LIMIT:
         return False
-    kinds = [kind for start, kind in _OTHERS.items() if head.lstrip().startswith(start)]
-    found = kinds[0] if kinds else "no weight file of a known format" if head else "empty (0 bytes)"
-    raise file.error(f"is {found}", "choose a .safetensors file or a torch checkpoint")
+    if head[8:9] == b"{" and header <= size:
+        raise file.error(
+            f"has a header of {header / 1e6:.1f} MB, more than the limit of {_HEADER_LIMIT / 1e6:.0f} MB",
+            "its metadata is too long: save its weights again with safetensors.torch.save_file, without metadata",
+        )
+    raise file.error(*other_format(head, size))
 
 
 @contextmanager
@@ -193,84 +234,83 @@ def _opened(file: Checkpoint) -> Iterator[Any]:
     except MemoryError:
         raise
     except Exception as e:  # a damaged file can raise any exception
-        raise file.error(f"is damaged or cut short ({first_line(e)})") from e
+        raise file.error(_wrong_length(file.path) or f"is damaged or cut short ({first_line(e)})") from e
 
 
-def _read_safetensors(file: Checkpoint, skip: Callable[[str], bool] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _wrong_length(path: Path) -> str:
+    """What is wrong with the length of a safetensors file; "" if it is right, or the header does not say what it should be."""
+    size = path.stat().st_size
+    with path.open("rb") as raw:
+        header = raw.read(8 + int.from_bytes(raw.read(8), "little"))
+    ends = [int(end) for end in _END.findall(header)]
+    expected = len(header) + max(ends, default=0)
+    if not ends or size == expected:
+        return ""
+    if size < expected:
+        return f"is damaged or cut short: it has {size} bytes of {expected}"
+    return f"is damaged: it has {size} bytes, {size - expected} more than its header describes"
+
+
+def _read_safetensors(
+    file: Checkpoint, skip: Callable[[str], bool] | None
+) -> tuple[dict[str, Tensor], dict[str, str], bool]:
+    """Weights and metadata of a safetensors file, and False: it does not say that its weights are averaged ones."""
     with _opened(file) as opened:
         names = [name for name in opened.keys() if not (skip and skip(name))]
-        return {name: opened.get_tensor(name) for name in names}, dict(opened.metadata() or {})
+        return {name: opened.get_tensor(name) for name in names}, dict(opened.metadata() or {}), False
 
 
-def _read_pickled(file: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights and metadata of a file of ``torch.save``; a UserError if it holds anything else, or claims more than its bytes."""
+def _read_pickled(file: Checkpoint, weights: str) -> tuple[dict[str, Tensor], dict[str, str], bool]:
+    """Weights and metadata of a file of ``torch.save``, and whether it says that these are averaged weights.
+
+    Raises:
+        UserError: if it holds anything else than tensors and plain values, or claims more than its bytes.
+    """
     path = file.path
     if _TORCH < (2, 6):  # older weights-only unpicklers can be made to execute code (CVE-2025-32434)
         why = f"is a pickled checkpoint, unsafe to read with torch {torch.__version__}"
         raise file.error(why, "use torch 2.6 or a .safetensors file")
     if path.suffix == ".safetensors":  # torch does not map such files
-        raise file.error("is a torch checkpoint and no safetensors file", "rename it to .pt")
+        raise file.error("is a torch checkpoint and not a safetensors file", "rename it to .pt")
     try:
         archive.check(path)
         with torch.serialization.safe_globals([argparse.Namespace, _EasyDict]):
             found: Any = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)  # noqa: TID251
     except archive.HoldsCode as e:
-        why = f"holds {e}, which may be code, so nothing was loaded"
-        raise file.error(why, "use a .safetensors version of it") from e
-    except (archive.Refused, OSError) as e:
+        raise file.error(
+            f"holds {e}, which is neither a tensor nor a plain value and may be code, so nothing was loaded",
+            "use a .safetensors version of it, or if you trust it, load it with torch.load(weights_only=False) and save its state_dict "
+            "alone",
+        ) from e
+    except archive.Refused as e:
+        raise file.error(first_line(e), e.remedy or _UNCHANGED) from e
+    except OSError as e:
         raise file.error(first_line(e)) from e
     except MemoryError:
         raise
     except Exception as e:  # a damaged file can raise any exception
         raise file.error(f"is damaged or no checkpoint ({first_line(e)})") from e
-    metadata: dict[str, str] = {}
-    for _ in range(len(_NESTS)):  # bounded: a pickled dictionary may contain itself
-        if not isinstance(found, Mapping):
-            raise file.error(f"holds a {type(found).__name__}, not a dictionary of weights", "choose another file")
-        inner = next((found[key] for key in _NESTS if isinstance(found.get(key), Mapping) and found[key]), None)
-        if inner is None:
-            break
-        arguments = found.get("args")
-        if inner is found.get("sd") and isinstance(arguments, Mapping):
-            metadata["args"] = json.dumps({k: v for k, v in arguments.items() if isinstance(k, str) and _is_plain(v)})
-        found = inner
-    state = {k: v.detach() for k, v in found.items() if isinstance(k, str) and isinstance(v, Tensor)}
+    try:
+        unpacked = unpack(found, weights)
+    except NoWeights as e:
+        raise file.error(str(e), e.remedy) from e
+    for note in unpacked.notes:
+        file.assume(note)
     # Zero strides turn a few bytes into gigabytes. The factor 2 allows for shared weights.
-    if sum(t.numel() * t.element_size() for t in state.values()) > 2 * path.stat().st_size:
+    if sum(t.numel() * t.element_size() for t in unpacked.state.values()) > 2 * path.stat().st_size:
         raise file.error("claims more weights than it holds bytes")
-    return state, metadata
-
-
-def _is_plain(value: object) -> bool:
-    """Whether a value is None, a text, or a finite number of at most 64 bits."""
-    return value is None or isinstance(value, str) or isinstance(value, (bool, int, float)) and abs(value) < 1 << 63
-
-
-def weight_files(path: Path, field: str, what: str) -> list[Path]:
-    """The weight files of a model folder, or of the folder of a shard, or the file itself; ``what`` is the kind of network, for messages.
-
-    A single file is preferred to shards, and safetensors to pickles. A UserError if there are none, or not all shards.
-    """
-    if not os.path.exists(path):  # Path.exists can raise
-        raise UserError(f"{field}: there is no file or folder {path}; put it there or choose another")
-    folder = path.parent if _SHARD.search(path.name) else path
-    if not os.path.isdir(folder):
-        return [path]
-    for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
-        if (folder / f"{stem}.{suffix}").is_file():
-            return [member(folder / f"{stem}.{suffix}", field)]
-        shards = sorted(folder.glob(f"{stem}-*-of-*.{suffix}"))
-        if shards:
-            match = _SHARD.search(shards[0].name)
-            if match and len(shards) != int(match[1]):
-                found = f"{folder} holds {len(shards)} of {int(match[1])} shards"
-                raise UserError(f"{field}: {found}; put all of them there")
-            return [member(shard, field) for shard in shards]
-    raise UserError(f"{field}: {folder} holds no model.safetensors or shards; choose a folder or file with {what}")
+    metadata = {"args": json.dumps(unpacked.arguments)} if unpacked.arguments else {}
+    return unpacked.state, metadata, unpacked.averaged
 
 
 def member(path: Path, field: str) -> Path:
-    """A file of a model folder; a UserError if it is a link out of it, unless within Hugging Face's cache."""
+    """A file of a model folder.
+
+    Raises:
+        UserError: if it is a link that leads nowhere, or out of the folder, unless within Hugging Face's cache.
+    """
+    if os.path.islink(path) and not os.path.exists(path):  # or leads to itself
+        raise UserError(f"{field}: {path.name} in {path.parent} is a link that leads to no file; put the file there")
     folder, target = path.parent.resolve(), path.resolve()
     cached = folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"
     if folder not in target.parents and not cached:
@@ -292,11 +332,19 @@ def read_text(path: Path, field: str) -> str:
 
 def read_json(path: Path, field: str) -> dict[str, Any]:
     """A JSON object from a file of a model folder; {} if the file does not exist. Errors as :func:`parse_json`."""
-    return parse_json(read_text(path, field), f"{path.name} in {path.parent}", field) if path.is_file() else {}
+    if not os.path.lexists(path):
+        return {}
+    return parse_json(read_text(path, field), f"{path.name} in {path.parent}", field)
 
 
 def parse_json(text: str, where: str, field: str) -> dict[str, Any]:
-    """A JSON object of finite numbers with at most 25 digits, else a UserError; Python's parser also accepts NaN and endless integers."""
+    """A JSON object of finite numbers with at most 25 digits, and values at most 64 deep.
+
+    Python's parser also accepts NaN and endless integers, and how deep it reads depends on its version.
+
+    Raises:
+        UserError: if the text is no such object; ``where`` says where it stands.
+    """
 
     def integer(text: str) -> int:
         if len(text) > _MAX_DIGITS:
@@ -312,9 +360,29 @@ def parse_json(text: str, where: str, field: str) -> dict[str, Any]:
         value = json.loads(text, parse_int=integer, parse_float=finite, parse_constant=finite)
         if not isinstance(value, dict):
             raise ValueError("it is no JSON object")
+        if _deeper(value, _MAX_DEPTH):
+            raise ValueError(f"its values are nested deeper than {_MAX_DEPTH}")
         return value
     except (ValueError, RecursionError) as e:
         raise UserError(f"{field}: {where} cannot be read ({first_line(e)}); get the file again") from e
+
+
+def shown(value: Any) -> str:
+    """A value of a JSON file for a message: a text in quotes, so that it differs from a number."""
+    if isinstance(value, (dict, list)):  # possibly too deep to be written out
+        return "a dictionary" if isinstance(value, dict) else "a list"
+    return repr(value)[:40] if isinstance(value, str) else json.dumps(value)[:40]
+
+
+def _deeper(value: Any, most: int) -> bool:
+    """Whether a JSON value holds others more than ``most`` levels deep."""
+    level = [value]
+    for _ in range(most):
+        inner = [v.values() if isinstance(v, dict) else v for v in level]
+        level = [child for children in inner for child in children if isinstance(child, (dict, list))]
+        if not level:
+            return False
+    return True
 
 
 @contextmanager
@@ -327,7 +395,9 @@ def misfits(file: Checkpoint) -> Iterator[None]:
     except KeyError as e:
         raise file.error(f"does not fit {file.what}: {e.args[0]} is missing") from e
     except (ValueError, IndexError, ZeroDivisionError, OverflowError, RuntimeError, TypeError) as e:
-        raise file.error(f"does not fit {file.what}, a weight is misshaped ({first_line(e)})") from e
+        sentence = isinstance(e, ValueError) and "values to unpack" not in str(e)  # a network's own, not Python's
+        cause = first_line(e) if sentence else f"a weight is misshaped: {first_line(e)}"
+        raise file.error(f"does not fit {file.what} ({cause})") from e
 
 
 def load_strictly(
@@ -349,25 +419,33 @@ def load_strictly(
         net = make()
     state, expected, loaded = file.state, net.state_dict(), {}
     both = [(name, _shape(state[name]), _shape(t)) for name, t in expected.items() if name in state]
-    wrong = {
+    wrong: dict[str, list[str]] = {
         "missing": [name for name in expected if name not in state],
         "unexpected": [name for name in state if name not in expected],
-        "misshaped": [f"{name} is {found}, not {wanted}" for name, found, wanted in both if found != wanted],
+        "misshaped": [f"{name} is {shape}, not {wanted}" for name, shape, wanted in both if shape != wanted],
     }
     if any(wrong.values()):
         some = {kind: ", ".join(names[:3])[:240] + ", ..." * (len(names) > 3) for kind, names in wrong.items()}
-        listed = [f"{len(names)} {kind} ({some[kind]})" for kind, names in wrong.items() if names]
-        raise file.error(f"does not fit {file.what}: {', '.join(listed)}")
+        found = [f"{len(names)} {kind} ({some[kind]})" for kind, names in wrong.items() if names]
+        spare = not wrong["missing"] and not wrong["misshaped"]
+        remedy = "save the file without them, or choose another" if spare else _UNCHANGED
+        raise file.error(f"does not fit {file.what}: {', '.join(found)}", remedy)
     for name, tensor in state.items():
         if not tensor.is_floating_point() or tensor.layout is not torch.strided:
             kind = str(tensor.dtype).removeprefix("torch.")
-            raise file.error(f"holds {kind} and no plain weights in {name[:80]}", "get an fp32 or fp16 file")
+            raise file.error(
+                f"holds {kind} and no plain weights in {name[:80]}, so it is quantised or packed",
+                "get the fp32, bf16 or fp16 file of the same model",
+            )
         target = torch.float32 if name.startswith(tuple(fp32)) else dtype
         loaded[name] = tensor.to(device=device, dtype=target, copy=True).contiguous()
         if not _finite(loaded[name]):
             if _finite(tensor):
                 raise file.error(f"has weights too large for {dtype} in {name[:80]}", "choose dtype bf16 or fp32")
-            raise file.error(f"holds NaN or infinite weights in {name[:80]}", "get the file again")
+            raise file.error(
+                f"holds NaN or infinite weights in {name[:80]}, so it is damaged or from a training that diverged",
+                "get it again, or choose another file",
+            )
     net.load_state_dict(loaded, strict=True, assign=True)
     limit_packing(net)
     return (quantize(net) if int8 else net).eval().requires_grad_(False)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import UserError
 from . import checkpoint as ck
+from .formats import packed_format
+from .shards import weight_files
+from .wrappers import AUTO, EMA, PLAIN, is_averaged, listed
+
+# Prefixes that are tried, at most, to find a network within a file; a training's file has three.
+_MOST_PREFIXES = 32
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Of models, on a CPU: int8 weights in the blocks, see networks/ops.py; everything else is fp32.
@@ -34,7 +40,9 @@ class Kind(NamedTuple):
 _JANUS = ("gen_head.vision_head.", "model.generation_head.vision_head.")
 _HYBRID = ("mar.fake_latent", "llm.model.embed_tokens.")
 _LLAMAGEN, _DTOK = ("tok_embeddings.weight", "cls_embedding."), ("tok_embeddings.weight", "clip_proj.")
-_T5, _WORDS = "encoder.block.0.layer.0.SelfAttention.", "model.embed_tokens.weight"
+_T5 = "encoder.block.0.layer.0.SelfAttention."
+# The second name is that of transformers' models with an image reader.
+_WORDS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 # In order of identification: a file is of the first family whose prefixes are all there.
 KINDS = {
     "janusflow": Kind("a JanusFlow, which draws by another method", "checkpoint", ("vision_gen_",)),
@@ -91,22 +99,97 @@ def identify(names: Iterable[str]) -> str:
     return "unknown"
 
 
-def read(path: str | Path, family: str, skip: Callable[[str], bool] | None = None) -> ck.Checkpoint:
-    """Read a file of ``family``, a key of :data:`KINDS`, or where the family allows it a model folder or one of its shards.
+def read(
+    path: str | Path, family: str, skip: Callable[[str], bool] | None = None, weights: str = AUTO
+) -> ck.Checkpoint:
+    """Read a file of a family.
 
-    A UserError as of :func:`.checkpoint.read`, or if it holds another family, with the input or node that accepts it.
+    Args:
+        path: a weight file; where the family allows it also a model folder, one of its shards, or their index.
+        family: a key of :data:`KINDS`.
+        skip: whether a weight of this name is left out.
+        weights: "ema", "plain" or "auto", see :func:`.checkpoint.read`.
+
+    Raises:
+        UserError: as :func:`.checkpoint.read`; if the file holds another family, with the input or node that accepts it; if its weights
+            are quantised or a LoRA; or if it does not hold the wanted kind of weights.
     """
     expected, path = KINDS[family], Path(path)
-    shards = ck.weight_files(path, expected.field, expected.noun) if expected.folder else [path]
+    shards = weight_files(path, expected.field, expected.noun) if expected.folder else [path]
     whole = path if shards == [path] else shards[0].parent
-    file = replace(ck.read(whole, expected.field, skip, shards), what=expected.noun)
-    found = identify(file.state)
+    file = replace(ck.read(whole, expected.field, skip, shards, weights), what=expected.noun)
+    file, found = identified(file, family, weights)
     if found == family:
-        return file
+        _expect_weights(file, weights)
+        return file.filter(lambda name: not (skip and skip(name)))
     if found == "unknown":
-        names = ", ".join(name[:80] for name in sorted(file.state)[:3])
-        raise file.error(f"holds no weights of {expected.noun} (but {names})", "choose another file")
+        tops = {".".join(name.split(".")[:2]) for name in file.state}
+        raise file.error(
+            f"holds no weights of {expected.noun}, but {listed(tops)}",
+            f"choose a file with {expected.noun}, under the parameter names of its authors",
+        )
     kind = KINDS[found]
     elsewhere = "choose another file" if kind.field == expected.field else f"choose it as {kind.field}"
     remedy = f"load it with {kind.loader}" if kind.loader else elsewhere
     raise file.error(f"holds {kind.noun}, not {expected.noun}", remedy)
+
+
+def identified(file: ck.Checkpoint, wanted: str = "", weights: str = AUTO) -> tuple[ck.Checkpoint, str]:
+    """The network in a file under its own names, and its family, a key of :data:`KINDS` or "unknown".
+
+    In a training's file a prefix stands in front of all names of the network ("model.", "model.diffusion_model."), and other networks may
+    lie beside it. ``wanted`` is the family that is looked for, "" for any.
+
+    Raises:
+        UserError: if the weights are quantised or a LoRA, or if several networks of the family are there.
+    """
+    if packed := packed_format(file.state, file.metadata):
+        raise file.error(*packed)
+    found = identify(file.state)
+    if found != "unknown":
+        return file, found
+    inside = _inside(file.state)
+    prefixes = [prefix for prefix, family in inside.items() if family == (wanted or family)] or list(inside)
+    if not prefixes:
+        return file, found
+    averaged = [prefix for prefix in prefixes if is_averaged(prefix)]
+    trained = [prefix for prefix in prefixes if prefix not in averaged]
+    chosen = averaged if averaged and (weights != PLAIN or not trained) else trained
+    if len(chosen) > 1:
+        raise file.error(
+            f"holds several networks of one kind ({listed(chosen)})",
+            "save the weights of one of them in a file of its own",
+        )
+    if averaged and trained and weights == AUTO:
+        file.assume("averaged (EMA) weights of the file; it holds the trained ones, too")
+    prefix = chosen[0]
+    state = {name.removeprefix(prefix): t for name, t in file.state.items() if name.startswith(prefix)}
+    return replace(file, state=state, averaged=file.averaged or is_averaged(prefix)), inside[prefix]
+
+
+def _inside(state: Mapping[str, Any]) -> dict[str, str]:
+    """Prefixes of names behind which there is a network, to its family; none of them within another."""
+    firsts = [kind.prefixes[0] for kind in KINDS.values() if kind.prefixes]
+    beginnings = [start for first in firsts for start in ([first] if isinstance(first, str) else first)]
+    prefixes = set()
+    for name in state:
+        for start in beginnings:
+            at = name.find(f".{start}")
+            if at >= 0:
+                prefixes.add(name[: at + 1])
+    found: dict[str, str] = {}
+    for prefix in sorted(prefixes, key=len)[:_MOST_PREFIXES]:
+        if any(prefix.startswith(outer) for outer in found):
+            continue
+        family = identify(name.removeprefix(prefix) for name in state if name.startswith(prefix))
+        if family != "unknown":
+            found[prefix] = family
+    return found
+
+
+def _expect_weights(file: ck.Checkpoint, weights: str) -> None:
+    """Raise a UserError if the file has not the wanted one of trained and averaged weights."""
+    if weights == EMA and not file.averaged:
+        raise UserError(f"weights: {file.path.name} does not hold averaged (EMA) weights; choose {AUTO}")
+    if weights == PLAIN and file.averaged:
+        raise UserError(f"weights: {file.path.name} holds averaged (EMA) weights only; choose {AUTO}")

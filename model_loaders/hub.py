@@ -1,42 +1,46 @@
 """Catalogue of weight files: the built-in demo, local files, and entries that are downloaded from the Hugging Face Hub.
 
-A *choice* is the selected menu text: an entry's id ("mar-base", with or without "(download ...)"), or a file name relative to one of the
-model folders. Saved graphs contain choices, so every text a menu ever showed must resolve, before and after the download.
+A *choice* is the selected menu text. Graphs travel between machines and versions, so more texts are understood than a menu shows:
+
+- an entry's id ("mar-base"), with or without "(download ...)", before and after its download;
+- the name of a file or folder relative to one of the model folders, with the separators of any system;
+- such a name of an entry's file that is not here: it stands for the entry.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import logging
 import os
 import re
-import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from pathlib import Path, PureWindowsPath
+from typing import NamedTuple
 
-from ..errors import UserError, first_line
+from ..errors import UserError
 from .families import KINDS
+from .transfer import WEIGHTS, Missing, Remote, download, readable_size, spoiled
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # The decoder of LlamaGen's text-to-image models, and the TA-Tok of files that name none.
-_TEXT_DECODER, _TA_TOK = "vq16-t2i", "ta-tok"
+_TEXT_DECODER = "vq16-t2i"
+_TA_TOK = "ta-tok"
 _DOWNLOAD_SUFFIX = re.compile(r" \(download[^()]*\)$")
 # Files of a Hugging Face folder: its weights, or a shard of them.
-_WEIGHTS = re.compile(r"[\\/](?:[^\\/]*-of-\d+\.\w+|model\.safetensors|pytorch_model\.bin)$")
+_SHARD_OR_MODEL = re.compile(r"[\\/](?:[^\\/]*-of-\d+\.\w+|model\.safetensors|pytorch_model\.bin)$")
 
 Progress = Callable[[int, int], None] | None
 
 
-def readable_size(count: float) -> str:
-    """Format bytes in decimal units: 832 MB, 1.91 GB."""
-    if count >= 1e9:
-        return f"{count / 1e9:.2f} GB"
-    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
+class Part(NamedTuple):
+    """A file of an entry."""
+
+    path: str  # below a model folder
+    name: str  # in the repository
+    sha256: str | None
+    optional: bool  # whether the repository may lack it
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Entry:
     sha256: str | None
     licence: str
     decoder: str | None
-    parts: Sequence[str] = ()
+    parts: Mapping[str, str | None] = field(default_factory=dict)
     draft: str | None = None
     note: str = ""
 
@@ -67,27 +71,76 @@ class Entry:
         return self.built_in and not os.path.isfile(_PACKAGE / self.file)
 
     @property
-    def names(self) -> dict[str, bool]:
-        """Paths of the files below a model folder, and whether the repository may lack them ("?" behind the name)."""
-        parts = {f"{self.file}/{part.removesuffix('?')}": part.endswith("?") for part in self.parts}
-        return parts or {self.file: False}
+    def files(self) -> list[Part]:
+        """The files of the entry."""
+        if not self.parts:
+            return [Part(self.file, PureWindowsPath(self.file).name, self.sha256, False)]
+        parts = []
+        for name, sha256 in self.parts.items():
+            bare = name.removesuffix("?")
+            parts.append(Part(f"{self.file}/{bare}", bare, sha256, bare != name))
+        return parts
+
+    @property
+    def weights(self) -> set[str]:
+        """Names of the weight files in the folder of an entry of several files."""
+        return {part.name for part in self.files if part.name.endswith(WEIGHTS)}
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the sha256 of all weights is known."""
+        digests = [part.sha256 for part in self.files if part.name.endswith(WEIGHTS)]
+        return bool(digests) and all(digests)
 
     @property
     def label(self) -> str:
         """Menu text while the file is not downloaded."""
         size = f" {readable_size(self.size)}" if self.size else ""
-        pinned = "" if self.sha256 else ", not pinned"
+        pinned = "" if self.pinned else ", not pinned"
         return f"{self.id} (download{size}{f', {self.note}' if self.note else ''}{pinned})"
 
     def find(self, folders: Sequence[Path]) -> Path | None:
-        """The file, which may lie in a subfolder of a model folder, or the folder of several files; None if it is not there."""
+        """The file, which may lie in a subfolder of a model folder, or the folder of several files; None if it is not there.
+
+        A file that is evidently none, such as the login page of a network under the name of the weights, does not count.
+        """
         for folder in folders:
-            if self.parts and all(optional or (folder / name).is_file() for name, optional in self.names.items()):
-                return folder / self.file
-            files = [] if self.parts else [path for path in folder.rglob(self.file) if path.is_file()]
-            if files:
-                return min(files, key=lambda path: (len(path.parts), path))
+            for path in _below(folder, self.file):
+                if self._whole(path):
+                    return path
         return None
+
+    def _whole(self, path: Path) -> bool:
+        """Whether a path is the file, or the folder with all files."""
+        if not self.parts:
+            return path.is_file() and not spoiled(path)
+        paths = [path / part.name for part in self.files if not part.optional]
+        return all(path.is_file() and not spoiled(path) for path in paths)
+
+
+def _below(folder: Path, name: str) -> Iterator[Path]:
+    """Existing paths below a folder that end with ``name``, which may contain folders: first directly in it, then by depth.
+
+    Links are followed, as ComfyUI's menus do, and each folder is read once.
+    """
+    if os.path.exists(folder / name):
+        yield folder / name
+    seen: set[tuple[int, int]] = set()
+    level = [folder]
+    while level:
+        below: list[Path] = []
+        for place in level:
+            try:
+                about = place.stat()
+                if (about.st_dev, about.st_ino) in seen:
+                    continue
+                seen.add((about.st_dev, about.st_ino))
+                with os.scandir(place) as entries:
+                    below += [place / entry.name for entry in sorted(entries, key=lambda e: e.name) if entry.is_dir()]
+            except OSError:  # a folder that must not be read
+                continue
+        yield from (place / name for place in below if os.path.exists(place / name))
+        level = below
 
 
 @lru_cache(maxsize=1)
@@ -101,55 +154,208 @@ def entries(family: str) -> list[Entry]:
     return sorted((e for e in _catalogue() if e.family == family), key=lambda e: not e.built_in)
 
 
-def menu(family: str, local: Sequence[str]) -> list[str]:
-    """Menu of a loader: existing built-in entries, local files (relative to the model folders), then downloadable entries."""
-    catalogued = entries(family)
-    others = {PurePosixPath(e.file).parts[0] for e in _catalogue() if e.family != family and not e.built_in}
-    # Files catalogued for another loader are left out.
-    names = [name for name in local if not others & set(PureWindowsPath(name).parts)]
-    existing = [f"/{PureWindowsPath(name).as_posix()}" for name in names]
-    missing = [e.label for e in catalogued if not e.built_in and not any(f"/{e.file}/" in f"{n}/" for n in existing)]
+class _Place(NamedTuple):
+    """Where a name in a model folder meets an entry: it is the entry's file, or lies in the folder of an entry of several files."""
+
+    file: str  # of the entry
+    before: str  # the folders before the entry's file
+    rest: str  # the file in the entry's folder
+
+
+def _by_first_step(files: Sequence[str]) -> dict[str, list[str]]:
+    """Files of entries by their first folder, or by their name if they have none."""
+    out: dict[str, list[str]] = {}
+    for file in files:
+        out.setdefault(file.partition("/")[0], []).append(file)
+    return out
+
+
+def _place(name: str, files: Mapping[str, Sequence[str]]) -> _Place | None:
+    """Where a name meets an entry; ``files``: see :func:`_by_first_step`."""
+    steps = name.replace("\\", "/").split("/")
+    for i, step in enumerate(steps):
+        for file in files.get(step, ()):
+            below = "/".join(steps[i:])
+            if below == file or below.startswith(f"{file}/"):
+                return _Place(file, "/".join(steps[:i]), below[len(file) + 1 :])
+    return None
+
+
+@lru_cache(maxsize=8)
+def _places(names: tuple[str, ...], files: tuple[str, ...]) -> dict[str, _Place]:
+    """The places of those names that meet an entry.
+
+    One pass, and remembered, because ComfyUI asks for all menus at once and a folder may hold thousands of names.
+    """
+    by_step = _by_first_step(files)
+    found = ((name, _place(name, by_step)) for name in names)
+    return {name: place for name, place in found if place is not None}
+
+
+@lru_cache(maxsize=8)
+def _model_folders(names: tuple[str, ...]) -> dict[str, str]:
+    """Of the names that are the weights of a Hugging Face folder, or a shard of them, the folder."""
+    folders = ((name, _SHARD_OR_MODEL.sub("", name)) for name in names)
+    return {name: folder for name, folder in folders if name != folder}
+
+
+def _downloads() -> dict[str, Entry]:
+    """Downloadable entries by file."""
+    return {entry.file: entry for entry in _catalogue() if not entry.built_in}
+
+
+def _complete(entry: Entry, names: set[str]) -> bool:
+    """Whether these names in the folder of an entry of several files are all its weights, or weights of the user's own."""
+    return entry.weights <= names or bool(names - entry.weights)
+
+
+def menu(family: str, local: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
+    """Menu of a loader: existing built-in entries, local files, then downloadable entries.
+
+    ``local``: names relative to the model folders ``folders``. A file of an entry that is evidently none, see :meth:`Entry.find`, is left
+    out, and its entry is offered again, as is one whose download is not complete.
+    """
+    downloads = _downloads()
+    places = _places(tuple(local), tuple(downloads))
+    left_out: set[str] = set()
+    here: dict[
+        tuple[str, str], set[str]
+    ] = {}  # (an entry's id, the folders before its file) to the files in its folder
+    weights = {file: entry.weights for file, entry in downloads.items()}
+    for name, place in places.items():
+        entry = downloads[place.file]
+        own = (
+            bool(place.rest) and place.rest not in weights[place.file]
+        )  # a file of the user's in the folder of an entry
+        if entry.family != family or not own and _is_spoiled(name, folders):
+            left_out.add(name)
+        else:
+            here.setdefault((entry.id, place.before), set()).add(place.rest)
+    names = [name for name in local if name not in left_out]
     if KINDS[family].folder:
-        names = list(dict.fromkeys(_WEIGHTS.sub("", name) for name in names))
-    return [e.id for e in catalogued if e.built_in and not e.missing] + names + missing
+        model_folders = _model_folders(tuple(local))
+        names = list(dict.fromkeys(model_folders.get(name, name) for name in names))
+
+    built_in: list[str] = []
+    missing: list[str] = []
+    for entry in entries(family):
+        if entry.built_in and not entry.missing:
+            built_in.append(entry.id)
+        found = [files for (id, _), files in here.items() if id == entry.id]
+        if not entry.built_in and not any(not entry.parts or _complete(entry, files) for files in found):
+            missing.append(entry.label)
+    return built_in + names + missing
+
+
+def _is_spoiled(name: str, folders: Sequence[Path]) -> bool:
+    """Whether all files of a name in the model folders are evidently no model files."""
+    paths = [folder / name.replace("\\", "/") for folder in folders]
+    files = [path for path in paths if path.is_file()]
+    return bool(files) and all(map(spoiled, files))
 
 
 def resolve(choice: str, family: str, folders: Sequence[Path], download_to: Path, progress: Progress = None) -> Path:
     """The file or folder of a choice, see the module's documentation, in the model folders ``folders``, or downloaded.
 
     ``family`` is a key of :data:`.families.KINDS`; ``download_to``, the folder for downloads, is created if necessary. ``progress`` gets
-    (bytes received, total bytes or 0) after every chunk; an exception from it cancels the download, and the next call resumes it. A
+    (bytes received, total bytes or 0) several times a second; an exception from it cancels the download, and the next call resumes it. A
     UserError if there is no such file, the name leads outside the folders, or the download fails.
     """
-    field, folders = KINDS[family].field, [*map(Path, folders)]
-    entry = _entry(choice, family)
-    if entry is None:
-        return _local(choice, folders, field, KINDS[family].folder)
-    if entry.built_in:
-        if entry.missing:
-            raise UserError(f"{field}: the built-in {entry.id} is missing from this installation; install FastAR again")
-        return _PACKAGE / entry.file
-    return entry.find([*folders, Path(download_to)]) or _fetch(entry, Path(download_to), field, progress)
+    download_to = Path(download_to)
+    wanted = _wanted(choice, family, [*map(Path, folders)])
+    if isinstance(wanted, Path):
+        return wanted
+    if wanted.built_in:
+        return _PACKAGE / wanted.file
+    found = wanted.find([*map(Path, folders), download_to])
+    return found or _fetch(wanted, download_to, KINDS[family].field, progress)
 
 
 def absent(choice: str, family: str, folders: Sequence[Path]) -> Entry | None:
-    """The catalogue entry that :func:`resolve` would download for a choice; None for built-in entries and files that are here."""
+    """The catalogue entry that :func:`resolve` would download for a choice; None for built-in entries and files that are here.
+
+    A UserError if the choice stands for nothing, see :func:`resolve`.
+    """
+    wanted = _wanted(choice, family, [*map(Path, folders)])
+    if isinstance(wanted, Path) or wanted.built_in or wanted.find([*map(Path, folders)]):
+        return None
+    return wanted
+
+
+def check(choice: str, family: str, folders: Sequence[Path], local: Sequence[str] = ()) -> None:
+    """Raise a UserError if a choice stands for nothing that is here or can be downloaded, see :func:`resolve`.
+
+    It reads no folder: ComfyUI validates graphs of any length on the thread that serves everything else. ``local``: names in the folders,
+    of which the message recommends one with the same last part.
+    """
+    _wanted(choice, family, folders, local)
+
+
+def _wanted(choice: str, family: str, folders: Sequence[Path], local: Sequence[str] = ()) -> Entry | Path:
+    """What a choice stands for: a catalogue entry, here or not, or a local file or folder."""
+    kind = KINDS[family]
     entry = _entry(choice, family)
-    return None if entry is None or entry.built_in or entry.find([*map(Path, folders)]) else entry
+    if entry is not None:
+        if entry.missing:
+            raise UserError(
+                f"{kind.field}: the built-in {entry.id} is missing from this installation; install FastAR again"
+            )
+        return entry
+    path = _local(choice, folders, kind.field, kind.folder)
+    entry = _named(choice, family)
+    if entry is not None and (path is None or not _usable(path, entry)):
+        return entry
+    if path is not None:
+        return path
+    where = " or ".join(map(str, folders)) or "any model folder"
+    same = _last_parts(tuple(local)).get(PureWindowsPath(choice).name)
+    remedy = (
+        f"choose {same[:80]!a}, which has the same name, or put the file there"
+        if same
+        else "put it there or choose another"
+    )
+    raise UserError(f"{kind.field}: {choice[:80]!a} is not in {where}; {remedy}")
+
+
+@lru_cache(maxsize=8)
+def _last_parts(names: tuple[str, ...]) -> dict[str, str]:
+    """Names in model folders by their last part."""
+    return {name.replace("\\", "/").rpartition("/")[2]: name for name in names}
+
+
+def _named(choice: str, family: str) -> Entry | None:
+    """The entry of a family whose file or folder, or a weight file in it, a name is."""
+    downloads = _downloads()
+    place = _place(choice, _by_first_step([*downloads]))
+    if place is None:
+        return None
+    entry = downloads[place.file]
+    whole = not place.rest or place.rest in entry.weights
+    return entry if entry.family == family and whole else None
+
+
+def _usable(path: Path, entry: Entry) -> bool:
+    """Whether a local file or folder under the name of an entry's is one: not a web page, and not a part of a download."""
+    if path.is_file():
+        return not spoiled(path)
+    weights = entry.weights
+    names = {file.name for file in path.iterdir() if file.suffix in WEIGHTS}
+    return _complete(entry, {name for name in names if name not in weights or not spoiled(path / name)})
 
 
 def decoder_for(choice: str, family: str, stated: str | None = None, text: bool = False) -> str:
     """The id of the decoder that "auto" selects for a model: that of its catalogue entry (chosen by id or file), or stated in the file's
     metadata, or the official one; LlamaGen's text-to-image models (``text``) have their own."""
-    official, file = KINDS[family].decoder, f"/{PureWindowsPath(choice).as_posix()}"
-    same = (e for e in entries(family) if not e.built_in and file.endswith(f"/{e.file}"))
-    entry = _entry(choice, family) or next(same, None)
+    return stated_decoder(choice, family, stated) or (_TEXT_DECODER if text else KINDS[family].decoder)
+
+
+def stated_decoder(choice: str, family: str, stated: str | None = None) -> str | None:
+    """The id of the decoder that a model's catalogue entry (chosen by id or file) or its metadata names; None if neither does."""
+    entry = _entry(choice, family) or _named(choice, family)
     if entry and entry.decoder:
         return entry.decoder
-    kind = next(e.family for e in _catalogue() if e.id == official)
-    if stated in [e.id for e in entries(kind)]:
-        return str(stated)
-    return _TEXT_DECODER if text else official
+    kind = next(e.family for e in _catalogue() if e.id == KINDS[family].decoder)
+    return str(stated) if stated in [e.id for e in entries(kind)] else None
 
 
 def ta_tok_for(stated: str | None) -> str:
@@ -187,21 +393,26 @@ def _fetch(entry: Entry, download_to: Path, field: str, progress: Progress) -> P
         if progress is not None:
             progress(done + received, (entry.size or 0) if entry.parts else total)
 
-    for name, optional in entry.names.items():
-        path = download_to / name
-        if not path.is_file():
+    for part in entry.files:
+        path = download_to / part.path
+        found = spoiled(path) if path.is_file() else ""
+        if found:
+            logging.warning("FastAR: %s is %s; it is downloaded again and replaced", path, found)
+        if found or not path.is_file():
+            size = None if entry.parts else entry.size
             try:
-                download(entry, path, field, report)
+                download(Remote(entry.repo or "", part.name, entry.revision, part.sha256, size), path, field, report)
             except Missing:
-                if not optional:
+                if not part.optional:
                     raise
                 continue
         done += path.stat().st_size
     return download_to / entry.file
 
 
-def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = False) -> Path:
-    """The local file of a choice, or with ``folder_too`` the folder; a UserError if it is absent, absolute or contains ".."."""
+def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = False) -> Path | None:
+    """The local file of a choice, or with ``folder_too`` the folder; None if there is none, a UserError if it is absolute or contains
+    ".."."""
     windows = PureWindowsPath(choice)  # parses both separators, drives and shares on every system
     if not choice.strip() or "\0" in choice or windows.anchor or ".." in windows.parts:
         wrong = "is not the name of a file in a model folder (nor may it be a full path or contain '..')"
@@ -212,99 +423,4 @@ def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = 
             # Links are followed, as in ComfyUI.
             if os.path.isfile(path) or folder_too and windows.parts and os.path.isdir(path):
                 return path
-    where = " or ".join(map(str, folders)) or "any model folder"
-    raise UserError(f"{field}: {choice[:80]!a} is not in {where}; put it there or choose another")
-
-
-class Missing(UserError):
-    """The repository has no such file."""
-
-
-class _Part(io.FileIO):
-    """A partial file; ``report`` gets its size after every chunk (10 MB), and what it raises ends the transfer."""
-
-    def __init__(self, path: Path, report: Callable[[int], None]):
-        super().__init__(path, "ab")
-        self.report = report
-
-    def write(self, chunk: Any) -> int:
-        count = super().write(chunk)
-        self.report(self.tell())
-        return count
-
-
-def download(entry: Entry, path: Path, field: str, progress: Callable[[int, int], None]) -> None:
-    """Download the file of an entry's repository with the name of ``path`` to it.
-
-    An interrupted download leaves a hidden ``.part`` file, and the next call resumes it. Before the file is renamed, its length is
-    verified, and its sha256 against the catalogue's, and the server's, where it states one. huggingface_hub handles ``HF_ENDPOINT``,
-    ``HF_TOKEN``, ``HF_HUB_OFFLINE``, retries and the transfer. ``progress``: see :func:`resolve`. Raises :class:`Missing`, or a UserError
-    for no connection, a refusal by the server, a full disk, or a corrupted file, with the address for a manual download.
-    """
-    file, to = path.name, path.parent
-    by_hand = f"get it from https://huggingface.co/{entry.repo} and put it into {to}"
-    try:
-        import huggingface_hub as hub
-        from filelock import FileLock, Timeout
-
-        # Not hf_hub_download: since version 1.18 it deletes the partial file of an interrupted download, and the versions that
-        # transformers 4 accepts (below 1.0) report no progress. This function transfers by HTTP, also where hf_xet is installed.
-        from huggingface_hub.file_download import http_get
-        from huggingface_hub.utils import build_hf_headers
-    except ImportError as e:
-        raise UserError(f"{field}: {file} needs huggingface-hub to be downloaded; install that, or {by_hand}") from e
-    cancelled: list[Exception] = []
-
-    def report(done: int, total: int) -> None:
-        try:
-            progress(done, total)
-        except Exception as e:
-            cancelled.append(e)
-            raise
-
-    try:
-        to.mkdir(parents=True, exist_ok=True)
-        with FileLock(to / f".{file}.lock", timeout=0):
-            # 1. Ask for the length and the digest.
-            url, headers = hub.hf_hub_url(entry.repo or "", file, revision=entry.revision), build_hf_headers()
-            offer = hub.get_hf_file_metadata(url, timeout=10)
-            etag, size = offer.etag or "", offer.size or 0
-            part = to / f".{file}.{re.sub('[^0-9A-Za-z]', '', etag)[:16] or 'unknown'}.part"
-            for other in to.glob(f".{file}.*.part"):  # of other versions
-                if other != part or not etag:
-                    other.unlink()
-            # 2. Append what is missing to the partial file.
-            with _Part(part, lambda done: report(done, size)) as opened:
-                begin, free = opened.tell(), shutil.disk_usage(to).free
-                if size - begin > free:
-                    raise ValueError(f"it needs {readable_size(size)} and {readable_size(free)} are free")
-                http_get(url, opened, resume_size=begin, headers=headers, expected_size=size or None)
-            # 3. Verify and rename.
-            digest = hashlib.sha256()
-            with part.open("rb") as arrived:
-                while chunk := arrived.read(1 << 22):
-                    digest.update(chunk)
-                    report(size, size)
-            expected, found = [entry.sha256, etag if re.fullmatch("[0-9a-f]{64}", etag) else None], digest.hexdigest()
-            if size and part.stat().st_size != size or any(stated not in (None, found) for stated in expected):
-                part.unlink()
-                raise ValueError(f"what arrived has another length or sha256 ({found[:16]}...)")
-            os.replace(part, path)
-            logging.getLogger(__name__).info("%s: sha256 %s", file, found)
-    except Timeout as e:
-        raise UserError(f"{field}: {file} is already being downloaded to {to}; wait for that to end") from e
-    except Exception as e:  # huggingface_hub's depend on its version
-        if e in cancelled:
-            raise
-        status = getattr(getattr(e, "response", None), "status_code", None)
-        kind = Missing if status == 404 else UserError
-        raise kind(f"{field}: {file} could not be downloaded ({_reason(e, status)}); {by_hand}") from e
-
-
-def _reason(error: Exception, status: int | None) -> str:
-    """A failed transfer's cause, for the message."""
-    if status is not None:
-        return f"status {status}{': a token in HF_TOKEN may help' if status in (401, 403) else ''}"
-    if isinstance(error, OSError) and error.strerror:  # of the file system
-        return error.strerror
-    return f"{first_line(error).rstrip('.')}; HF_ENDPOINT may name a mirror, and HF_HUB_OFFLINE must not be set"
+    return None

@@ -11,11 +11,22 @@ import torch
 
 from ..errors import UserError
 from . import checkpoint as ck
+from .configs import REMEDY, expect_fixed, expect_language, expect_stated, inner, language_numbers, language_part
 from .families import INT8, choose_dtype, read
 from .mar import FP32_WEIGHTS, latent_metadata
-from .networks.hybrid import MAR_PREFIX, TABLES, Hybrid, HybridConfig, HybridModel, resize_table
-from .tar import language_numbers
+from .networks.hybrid import (
+    LLM_PREFIX,
+    MAR_PREFIX,
+    OFFICIAL_HEADS,
+    TABLES,
+    Hybrid,
+    HybridConfig,
+    HybridModel,
+    resize_table,
+)
+from .networks.mar import OFFICIAL_HEADS as MAR_HEADS
 from .tokenizer import has_tokenizer, load_tokenizer
+from .wrappers import AUTO
 
 # Weights that no picture needs: the tied output matrix, the image reader, the VAE (a decoder of its own is loaded), class labels,
 # RoPE frequencies, and what training scripts leave behind.
@@ -27,6 +38,17 @@ _UNIPIC_TOKENS, UNIPIC_MAX_BETA, MAX_BETA = 1024, 0.2, 0.999
 # The official models draw pictures of twice the side of their stored tables.
 _TRAINED = 2
 SMALLEST_GRID, LARGEST_GRID = 2, 128
+# Fields of the part ``mar`` of a configuration, and the attributes of MARConfig that they must equal.
+PROVED = {
+    "encoder_embed_dim": "dim",
+    "decoder_embed_dim": "dim",
+    "encoder_depth": "encoder_depth",
+    "decoder_depth": "decoder_depth",
+    "decoder_num_heads": "heads",
+    "buffer_size": "buffer",
+    "diffloss_d": "head_depth",
+    "diffloss_w": "head_width",
+}
 
 
 def load_hybrid(
@@ -35,31 +57,41 @@ def load_hybrid(
     device: str | torch.device = "cpu",
     grid: int | None = None,
     find_tokenizer: Callable[[], Path] | None = None,
+    weights: str = AUTO,
 ) -> HybridModel:
     """Load a Harmon or UniPic of any size, and its tokenizer. Shared arguments and errors: see :mod:`.checkpoint`.
 
     Head counts are those of the official model of the same width, unless the configuration states ``llm.num_attention_heads`` and
-    ``mar.encoder_num_heads``. Weights that no picture needs are ignored. Position tables are resized to the sampled grid in fp32.
+    ``mar.encoder_num_heads``; see :mod:`.configs` for what else it may state. Weights that no picture needs are ignored. Position tables
+    are resized to the sampled grid in fp32.
 
     Metadata entries of a single safetensors file: ``config`` and ``tokenizer`` (contents of the JSON files), ``grid`` (tokens per side of
     the pictures it was trained for; officially twice that of the stored tables), ``max_beta`` (largest beta of the diffusion; 0.2 for
-    UniPic, else 0.999), ``latent_scale`` (0.2325), ``t_max`` (999), ``patch`` (1), ``label_set`` and ``name``.
+    UniPic, else 0.999), ``latent_scale`` (else the configuration's ``vae_scale``, else 0.2325), ``t_max`` (999), ``patch`` (1),
+    ``label_set`` and ``name``.
 
     ``path`` is a Hugging Face model folder, one of its shards, or a weight file; the last layer of the diffusion head is always fp32;
     ``grid``: tokens per side, 2 to 128, None for the size it was trained for. ``find_tokenizer`` is called for the folder of a Qwen2.5
-    tokenizer if the model comes without one.
+    tokenizer if the model comes without one. ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged
+    ones where a file holds both.
     """
     compute = choose_dtype(dtype, device, "hybrid")
-    file = read(path, "hybrid", lambda name: name.startswith(_UNREAD))
+    file = read(path, "hybrid", lambda name: name.startswith(_UNREAD), weights)
     settings = file.settings("config", beside=True)
     config = config_of(file, settings)
     stated = latent_metadata(file, config.mar.channels)
+    stated["latent_scale"] = file.number(
+        "latent_scale", file.number("vae_scale", 0.2325, 1e-4, 1e4, settings), 1e-4, 1e4
+    )
+    expect_fixed(file, inner(file, settings, "mar"), {"patch_size": (stated["patch"],)})
     trained = file.number("grid", min(_TRAINED * config.mar.grid, LARGEST_GRID), SMALLEST_GRID, LARGEST_GRID)
     side = trained if grid is None else grid
     if not SMALLEST_GRID <= side <= LARGEST_GRID:
         raise UserError(f"grid: {side} tokens per side are outside {SMALLEST_GRID} to {LARGEST_GRID}.")
     unipic = config.mar.tokens == _UNIPIC_TOKENS or any(name.startswith(_READER) for name in file.state)
-    usual = file.number("max_beta", UNIPIC_MAX_BETA if unipic else MAX_BETA, 1e-4, 1.0, _part(settings, "diffusion"))
+    usual = file.number(
+        "max_beta", UNIPIC_MAX_BETA if unipic else MAX_BETA, 1e-4, 1.0, inner(file, settings, "diffusion")
+    )
     max_beta = file.number("max_beta", usual, 1e-4, 1.0)
     own = has_tokenizer(file.folder, file.stem, file.metadata)
     folder = file.folder if own or find_tokenizer is None else find_tokenizer()
@@ -79,6 +111,7 @@ def load_hybrid(
         tokenize=tokenizer.encode,
         turn=chat,
         trained=trained,
+        assumed=file.note,
     )
 
 
@@ -95,18 +128,22 @@ def load_network(file: ck.Checkpoint, config: HybridConfig, height: int, width: 
     return ck.load_strictly(file, lambda: Hybrid(resized), fp32=fp32, **load)
 
 
-def _part(settings: dict[str, Any], name: str) -> dict[str, Any]:
-    """An inner dictionary of the configuration; {} if there is none."""
-    return settings[name] if isinstance(settings.get(name), dict) else {}
-
-
 def config_of(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:
     """The shape of the stored weights; ``settings`` is the configuration, {} for an official size."""
-    llm, mar = _part(settings, "llm"), _part(settings, "mar")
+    fields, mar = language_part(file, settings), inner(file, settings, "mar")
+    trunk = {name.removeprefix(LLM_PREFIX): t for name, t in file.state.items() if name.startswith(LLM_PREFIX)}
+    numbers = language_numbers(file, fields, trunk, OFFICIAL_HEADS)
     with ck.misfits(file):
-        mar_heads = file.number("encoder_num_heads", None, 1, 1024, mar)
-        config = HybridConfig.from_state_dict(file.state, mar_heads=mar_heads, **language_numbers(file, llm))
+        width = file.state[f"{MAR_PREFIX}fake_latent"].shape[1]
+    mar_heads = file.number("encoder_num_heads", MAR_HEADS.get(width), 1, 1024, mar)
+    if mar_heads is None or width % mar_heads:
+        stated = f"encoder_num_heads = {mar_heads}" if mar_heads else "no mar.encoder_num_heads"
+        raise file.error(f"has {stated} in its configuration, and a MAR of width {width}", REMEDY)
+    with ck.misfits(file):
+        config = HybridConfig.from_state_dict(file.state, mar_heads=mar_heads, **numbers)
     sizes = [*astuple(replace(config.mar, classes=1)), config.llm.dim, config.llm.depth, config.llm.hidden]
     if min(sizes) < 1:
         raise file.error(f"does not fit {file.what}: a part of it is missing or empty")
+    expect_language(file, fields, config.llm, config.llm.vocab)
+    expect_stated(file, mar, {name: getattr(config.mar, attribute) for name, attribute in PROVED.items()})
     return config

@@ -17,12 +17,14 @@ import torch
 from ..errors import UserError
 from . import checkpoint as ck
 from .autoencoders import build_vq
+from .configs import expect_fixed, expect_language, expect_stated, inner, language_numbers, language_part
 from .families import INT8, KINDS, choose_dtype, read
 from .llamagen import LARGEST_GRID
 from .networks.autoencoder import VQModel
-from .networks.janus import Janus, JanusConfig, JanusModel, Template
-from .tar import expect_language, language_numbers
+from .networks.janus import TRUNK, Janus, JanusConfig, JanusModel, Template
+from .shards import weight_files
 from .tokenizer import Tokenizer, load_tokenizer
+from .wrappers import AUTO
 
 # Tokens along one side of the picture, of 16 pixels each, in all official models.
 _GRID = 24
@@ -45,6 +47,17 @@ _RENAMED = {
 _VQ = "gen_vision_model."
 # What pictures do not need: the encoder of pictures to understand, the output layer for words, recomputed RoPE frequencies.
 _UNUSED = ("vision_model.", "model.vision_model.", "aligner.", "model.aligner.", "language_model.lm_head.", "lm_head.")
+# Besides the language model's, what a configuration states about the image tokens, in the authors' layout and in that of transformers:
+# how many codes there are, and the two MLPs. Their shapes are those of the weights.
+_CODES = {
+    ("gen_vision_config", "params"): "image_token_size",
+    ("gen_head_config", "params"): "image_token_size",
+    ("vq_config",): "num_embeddings",
+}
+_FIXED: dict[tuple[str, ...], dict[str, tuple[Any, ...]]] = {
+    ("gen_aligner_config", "params"): {"projector_type": ("mlp_gelu",), "depth": (2,)},
+    ("vq_config",): {"hidden_act": ("gelu",), "num_hidden_layers": (2,), "double_latent": (False,)},
+}
 # Special tokens by their names in the tokenizer. Janus 1.3B was trained with the roles as words.
 _BEGIN, _PAD, _IMAGE = "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<\uff5c\u2581pad\u2581\uff5c>", "<begin_of_image>"
 _USER, _ASSISTANT = "<|User|>", "<|Assistant|>"
@@ -52,12 +65,17 @@ _FIRST_GENERATION = re.compile(r"(?<!\d)1[._]3b", re.IGNORECASE)
 
 
 def load_janus(
-    path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", grid: int | None = None
+    path: str | Path,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    grid: int | None = None,
+    weights: str = AUTO,
 ) -> JanusModel:
     """Load a Janus-Pro of any size, or Janus 1.3B, with its tokenizer. Shared arguments and errors: see :mod:`.checkpoint`.
 
-    ``config.json`` may state the head count (else heads of width 128), norm epsilon and RoPE base, and is checked. Ids of special tokens
-    come from the tokenizer. Roles are words, as Janus 1.3B has them, if the tokenizer has no tokens for them or the name contains "1.3b".
+    ``config.json`` may state the head count (else heads of width 128), norm epsilon, RoPE base and grid (``vq_config.num_patches``), and is
+    checked, see :mod:`.configs`. Ids of special tokens come from the tokenizer. Roles are words, as Janus 1.3B has them, if the tokenizer
+    has no tokens for them or the name contains "1.3b".
     Metadata entries of a safetensors file: ``config`` and ``tokenizer`` (contents of the JSON files), ``name``, and ``grid`` (24).
 
     ``path`` is a model folder, one of its shards, or a weight file, in the authors' or in transformers' layout; the dtype "auto" prefers
@@ -65,24 +83,27 @@ def load_janus(
     """
     compute = choose_dtype(dtype, device, "janus")
     file = _renamed(
-        read(path, "janus", lambda name: _name(name).startswith((*_UNUSED, _VQ)) or name.endswith(".inv_freq"))
+        read(path, "janus", lambda name: _name(name).startswith((*_UNUSED, _VQ)) or name.endswith(".inv_freq"), weights)
     )
     settings = file.settings("config", beside=True)
     tokenizer = load_tokenizer(file.folder, file.stem, file.metadata, letters=True)
     template, pad = _template(file, tokenizer, plain=bool(_FIRST_GENERATION.search(f"{file.name} {file.path.name}")))
     config = _config(file, settings, pad)
-    side = file.number("grid", _GRID, 2, LARGEST_GRID)
+    side = file.number("num_patches", _GRID, 2, LARGEST_GRID, inner(file, settings, "vq_config"))
+    side = file.number("grid", side, 2, LARGEST_GRID)
     if grid not in (None, side):
         only = f"a Janus draws {side}x{side} tokens and no other size"
         raise UserError(f"grid: {only}; choose auto, and enlarge the picture")
     net = ck.load_strictly(file, lambda: Janus(config), dtype=compute, device=device, int8=dtype == INT8)
-    return JanusModel(net=net.fold(), name=file.name, grid=side, tokenize=tokenizer.encode, template=template)
+    return JanusModel(
+        net=net.fold(), name=file.name, grid=side, tokenize=tokenizer.encode, template=template, note=file.note
+    )
 
 
 def load_janus_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> VQModel:
     """Load the VQ tokenizer of a Janus; arguments and errors as :func:`.autoencoders.load_vq`, the path as :func:`load_janus`."""
     compute, path = choose_dtype(dtype, device, "vq"), Path(path)
-    shards = ck.weight_files(path, "decoder", KINDS["janus"].noun)
+    shards = weight_files(path, "decoder", KINDS["janus"].noun)
     whole = path if shards == [path] else shards[0].parent
     file = _renamed(ck.read(whole, "decoder", lambda name: not _name(name).startswith(_VQ), shards))
     first = file.state.get(f"{_VQ}decoder.conv_in.weight")
@@ -106,13 +127,15 @@ def _name(name: str) -> str:
 
 
 def _config(file: ck.Checkpoint, settings: Mapping[str, Any], pad: int) -> JanusConfig:
-    stated = settings.get("language_config", settings.get("text_config"))
-    stated = stated if isinstance(stated, dict) else {}
-    if stated.get("rope_scaling"):
-        raise file.error("uses RoPE scaling, which no Janus does", "choose an official one")
+    fields = language_part(file, settings)
+    trunk = {n.removeprefix(TRUNK): tensor for n, tensor in file.state.items() if n.startswith(TRUNK)}
     with ck.misfits(file):
-        config = JanusConfig.of_janus(file.state, pad, **language_numbers(file, stated))
-    expect_language(file, stated, config, vocab_size=config.words)
+        config = JanusConfig.of_janus(file.state, pad, **language_numbers(file, fields, trunk))
+    expect_language(file, fields, config, config.words)
+    for path, key in _CODES.items():
+        expect_stated(file, inner(file, settings, *path), {key: config.vocab})
+    for path, fixed in _FIXED.items():
+        expect_fixed(file, inner(file, settings, *path), fixed)
     return config
 
 

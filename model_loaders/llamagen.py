@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ..errors import UserError
 from . import checkpoint as ck
 from .families import INT8, choose_dtype, read
-from .networks.llama import Llama, LlamaConfig, TokenModel
+from .known import is_published
+from .networks.llama import CLASS, OFFICIAL_HEADS, Llama, LlamaConfig, TokenModel
+from .wrappers import AUTO
 
 LARGEST_GRID = 128
-# Image sizes in file names; a token has 16 pixels a side in every released model (VQ-16).
-_SIZES = re.compile(r"(?<!\d)(256|384|512|1024)(?!\d)")
+# Pixels a token has along one side in every released model (VQ-16), and image sizes that file names state.
+_PIXELS = 16
+_SIZES = re.compile(r"(?<!\d)(256|384|512|1024)(?![\dk])", re.IGNORECASE)
+# Words behind which a number in a file name is no image size: epoch-256, step_512, bs1024.
+_OTHER_NUMBERS = re.compile(
+    r"(?:^|[^a-z])(?:steps?|epochs?|ep|it|iters?|iterations?|bs|batch|batch[-_ ]?size|seed|rank|dim|width|vocab|codes|ckpt|"
+    r"checkpoint)[-_ =]*$",
+    re.IGNORECASE,
+)
 # Official PAR file names give the speed-up instead of the image size, which is 384 pixels.
 _PAR_NAME, _PAR_GRID = re.compile(r"par-(xl|xxl|1b|3b)-\d+x", re.IGNORECASE), 24
-_ROPE_TABLE = "freqs_cis"  # of some files; recomputed from the grid
+# Of some files: the table of RoPE, which is recomputed from the grid, and other buffers that inference makes for itself.
+_ROPE_TABLE = "freqs_cis"
+_BUFFERS = re.compile(r"freqs_cis|causal_mask|layers\.\d+\.attention\.kv_cache\.\w+")
+_CLASSES = "cls_embedding.embedding_table.weight"
+# Names of a training's arguments that state a number of attention heads, and the classes of ImageNet.
+HEADS = ("heads", "n_head", "num_heads", "num_attention_heads")
+IMAGENET = 1000
 
 
 def load_llamagen(
@@ -27,49 +44,166 @@ def load_llamagen(
     device: str | torch.device = "cpu",
     grid: int | None = None,
     heads: int | None = None,
+    classes: int | None = None,
+    weights: str = AUTO,
 ) -> TokenModel:
     """Load a LlamaGen (class- or text-conditional) or a PAR of any size; shared arguments and errors: see :mod:`.checkpoint`.
 
-    A PAR is identified by its transition tokens. The dtype "auto" prefers bf16, as upstream. ``grid``: tokens per side (16, 24, 32 for 256,
-    384, 512 pixels), 2 to 128; None takes the metadata's, that of a stored RoPE table, or of the file name. ``heads`` None takes the
-    metadata's, else those of the official model of that width. Other metadata entries: ``label_set`` ("imagenet-1k" for 1000 classes) and
-    ``name``. A UserError also if the grid is unknown, contradicts the file, or is not divisible into PAR's regions.
+    A PAR is identified by its transition tokens. The dtype "auto" prefers bf16, as upstream. What is not given here is taken from the
+    file's metadata, else from the arguments of its training (``args``), else from its weights, else it is that of the official model, and
+    at last a guess from the file's name, which ``note`` of the model and its reports state.
+
+    Args:
+        path: the file.
+        dtype: see :func:`.families.choose_dtype`.
+        device: of the weights.
+        grid: tokens per side (16, 24, 32 for 256, 384, 512 pixels), 2 to 128. Stated by ``grid``, or ``args.image_size``, or measured
+            from a stored RoPE table.
+        heads: attention heads. Stated by ``heads``, or ``args.n_head``; by default those of the official model of that width.
+        classes: number of classes. Stated by ``num_classes``, or ``args.class_dropout_prob``; by default the last row is the null class.
+        weights: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds both.
+
+    Other metadata entries: ``label_set`` ("imagenet-1k" for 1000 classes) and ``name``.
+
+    Raises:
+        UserError: also if the grid is unknown or is not divisible into PAR's regions, or the classes contradict the weights.
     """
     compute = choose_dtype(dtype, device, "llamagen")
-    file = read(path, "llamagen")
-    config = gpt_config(file, heads or file.number("heads", None, 1, 1024))
+    file = read(path, "llamagen", weights=weights)
+    heads = heads or file.stated("heads", 1, 1024, HEADS)
+    config = gpt_config(file, heads, _has_null_class(file, classes))
     across = math.isqrt(config.regions)
     if across**2 != config.regions:
-        expected = "a PAR has one less than a square number (3, 8, 15, ...)"
-        raise file.error(f"holds {config.special} transition tokens, but {expected}")
-    stated = file.number("grid", None, 2, LARGEST_GRID)
-    if stated is None and _ROPE_TABLE in file.state:
-        with ck.misfits(file):
-            stated = square_root(len(file.state[_ROPE_TABLE]) - (config.text_rows or 1) - config.special)
+        raise file.error(
+            f"holds {config.special} transition tokens, but a PAR has one less than a square number (3, 8, 15, ...)"
+        )
     par = config.special and _PAR_NAME.search(file.stem)
-    side = find_grid(file, grid, stated, {_PAR_GRID} if par else set())
+    side = find_grid(
+        file,
+        grid,
+        stated=file.stated("grid", 2, LARGEST_GRID) or _stated_size(file),
+        measured=_table_side(file, config),
+        usual=_PAR_GRID if par else None,
+        published=is_published(file.path, "llamagen"),
+    )
     if side % across:
-        regions = f"the {across}x{across} regions of the PAR {file.path.name}; choose the grid it was trained with"
-        raise UserError(f"grid: {side}x{side} tokens cannot be divided into {regions}")
-    imagenet = config.condition == "class" and config.condition_size == 1000
-    weights = file.filter(lambda name: name != _ROPE_TABLE)
+        raise UserError(
+            f"grid: {side}x{side} tokens cannot be divided into the {across}x{across} regions of the PAR {file.path.name}; "
+            "choose the grid it was trained with"
+        )
+    labels = config.condition_size if config.condition == CLASS else 0
+    note_defaults(file, "llamagen", heads, config.heads, labels)
+    plain = file.filter(lambda name: _BUFFERS.fullmatch(name) is None)
+    net = ck.load_strictly(plain, lambda: Llama(config), dtype=compute, device=device, int8=dtype == INT8)
     return TokenModel(
-        net=ck.load_strictly(weights, lambda: Llama(config), dtype=compute, device=device, int8=dtype == INT8),
+        net=net,
         name=file.name,
         grid=side,
-        label_set=file.text("label_set", "imagenet-1k" if imagenet else ""),
+        label_set=file.text("label_set", "imagenet-1k" if labels == IMAGENET else ""),
+        note=file.note,
     )
 
 
-def gpt_config(file: ck.Checkpoint, heads: int | None) -> LlamaConfig:
-    """Derive a GPT's shape from its weights; ``heads`` None: those of the official model of the same width."""
+def gpt_config(file: ck.Checkpoint, heads: int | None, null: bool = True) -> LlamaConfig:
+    """Derive a GPT's shape from its weights.
+
+    Args:
+        file: the weights.
+        heads: number of attention heads; None takes that of the official model of the same width.
+        null: whether the last class row is the null class.
+
+    Raises:
+        UserError: the weights do not fit, or the number of heads is unknown.
+    """
     if any("emb" in name and tensor.ndim != 2 for name, tensor in file.state.items()):
         raise file.error(f"does not fit {file.what}: its embeddings are misshaped")
+    expect_heads(file, heads, file.state.get("tok_embeddings.weight"), OFFICIAL_HEADS)
     with ck.misfits(file):
-        config = LlamaConfig.of_llamagen(file.state, heads)
+        config = LlamaConfig.of_llamagen(file.state, heads, null)
     if min(config.dim, config.depth, config.hidden, config.vocab, config.condition_size) < 1:
         raise file.error(f"does not fit {file.what}: a part of it is missing or empty")
     return config
+
+
+def expect_heads(file: ck.Checkpoint, heads: int | None, rows: Tensor | None, official: Mapping[int, int]) -> None:
+    """Raise a UserError if the number of attention heads is not stated and no official model has the width of ``rows``."""
+    if heads is not None or rows is None or rows.shape[-1] in official:
+        return
+    raise file.error(
+        f"has the width {rows.shape[-1]}, which no official model has, and does not state its number of attention heads",
+        "state it in the file, as an entry 'heads' of the metadata (.safetensors) or of the dictionary 'args' beside the "
+        "weights (torch.save)",
+    )
+
+
+def note_defaults(file: ck.Checkpoint, family: str, stated: int | None, heads: int, classes: int) -> None:
+    """Remark what is taken from the official models of a family, unless the file is one of them.
+
+    Args:
+        file: the file.
+        family: a key of :data:`.families.KINDS`.
+        stated: number of attention heads that user or file state, or None.
+        heads: number of attention heads.
+        classes: number of classes.
+    """
+    if is_published(file.path, family):
+        return
+    if stated is None:
+        file.assume(f"{heads} attention heads, as in the official model of the same width")
+    if classes == IMAGENET and "label_set" not in file.metadata:
+        file.assume(f"its {IMAGENET} classes are taken for those of ImageNet")
+
+
+def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
+    """Whether the last class row is the null class of guidance: given, stated by the file, or assumed."""
+    table = file.state.get(_CLASSES)
+    if table is None or table.ndim != 2:
+        return True
+    rows, field = len(table), "classes"
+    if classes is None:
+        field = file.field
+        classes = file.stated("num_classes", 1, 1 << 24, ("num_classes",))
+    if classes is not None:
+        if classes not in (rows, rows - 1):
+            raise UserError(
+                f"{field}: {file.path.name} has {rows} class rows, which are not {classes} classes with or without a null "
+                f"class; state {rows - 1} (with) or {rows} (without)"
+            )
+        return classes == rows - 1
+    dropout = file.stated("class_dropout_prob", 0.0, 1.0, ("class_dropout_prob",))
+    if dropout is not None:
+        return dropout > 0
+    null = rows != IMAGENET
+    if rows != IMAGENET + 1 and not is_published(file.path, "llamagen"):
+        meaning = (
+            f"{rows - 1} classes and the null class of guidance" if null else f"{rows} classes, without a null class"
+        )
+        file.assume(f"its {rows} class rows are taken for {meaning}, which the file does not state")
+    return null
+
+
+def _stated_size(file: ck.Checkpoint) -> int | None:
+    """Tokens per side by the arguments of LlamaGen's training; None if they do not state it."""
+    pixels = file.number("image_size", None, 2, 1 << 14, file.arguments)
+    stride = file.number("downsample_size", _PIXELS, 1, 64, file.arguments)
+    if pixels is None or pixels % stride or not 2 <= pixels // stride <= LARGEST_GRID:
+        return None
+    return pixels // stride
+
+
+def _table_side(file: ck.Checkpoint, config: LlamaConfig) -> int | None:
+    """Tokens per side by the rows of a stored RoPE table, which are those of the condition, PAR's tokens and the grid."""
+    if _ROPE_TABLE not in file.state:
+        return None
+    with ck.misfits(file):
+        rows = len(file.state[_ROPE_TABLE])
+    condition = file.number("cls_token_num", config.text_rows or 1, 1, 1 << 20, file.arguments)
+    rest = rows - condition - config.special
+    side = square_root(rest)
+    if side is None and rest >= 4:  # a condition of more rows
+        side = math.isqrt(rest)
+        file.assume(f"its RoPE table of {rows} rows is taken for {side}x{side} tokens behind {rows - side**2} others")
+    return side
 
 
 def square_root(tokens: int) -> int | None:
@@ -78,19 +212,58 @@ def square_root(tokens: int) -> int | None:
     return side if side >= 2 and side**2 == tokens else None
 
 
-def find_grid(file: ck.Checkpoint, requested: int | None, stated: int | None, usual: set[int]) -> int:
-    """Tokens per side of the image: requested, else stated by the file's content, else by its name, else ``usual``; a UserError if the
-    requested number is out of range or contradicts the file, or none is known."""
-    name = file.path.name
-    known = {stated} if stated else {int(size) // 16 for size in _SIZES.findall(file.stem)} or usual
+def find_grid(
+    file: ck.Checkpoint,
+    requested: int | None,
+    stated: int | None,
+    measured: int | None = None,
+    usual: int | None = None,
+    published: bool = False,
+) -> int:
+    """Tokens per side of the image.
+
+    What the user requests goes before what the file states, then what its tables show, then the sizes of a kind of model, and then the
+    file's name. ``file`` notes a contradiction, and a size that only its name gives.
+
+    Args:
+        file: the file.
+        requested: by the user.
+        stated: in the file.
+        measured: from a table of positions in the file.
+        usual: of all models of its kind.
+        published: whether the name is that of a published file, which needs no note.
+
+    Raises:
+        UserError: the requested number is out of range, or none is known.
+    """
+    for side, where in ((stated, "states"), (measured, "has a table of positions for")):
+        if requested is not None and side not in (None, requested):
+            file.assume(f"{requested}x{requested} tokens as requested; the file {where} {side}x{side}")
     if requested is not None:
         if not 2 <= requested <= LARGEST_GRID:
             raise UserError(f"grid: {requested} tokens a side is outside 2 to {LARGEST_GRID}; choose auto")
-        if known and requested not in known:
-            sizes = " or ".join(f"{side}x{side}" for side in sorted(known))
-            raise UserError(f"grid: {name} is for {sizes} tokens, not {requested}x{requested}; choose auto")
         return requested
-    if len(known) != 1:
-        sizes = "16 (256 pixels), 24 (384), 32 (512) or 64 (1024)"
-        raise UserError(f"grid: {name} does not say how large its pictures are; choose {sizes}, as it was trained")
-    return known.pop()
+    if stated is not None:
+        if measured not in (None, stated):
+            file.assume(
+                f"{stated}x{stated} tokens as the file states; it has a table of positions for {measured}x{measured}"
+            )
+        return stated
+    if measured is not None:
+        return measured
+    named = _named_sides(file.stem) or ({usual} if usual else set())
+    if len(named) != 1:
+        said = "does not state the size of its images" if not named else "has several image sizes in its name"
+        raise UserError(
+            f"grid: {file.path.name} {said}; choose 16 (256 pixels), 24 (384), 32 (512) or 64 (1024), as it was trained"
+        )
+    (side,) = named
+    if not published:
+        file.assume(f"{side}x{side} tokens, a guess from the file's name")
+    return side
+
+
+def _named_sides(stem: str) -> set[int]:
+    """Tokens per side of the image sizes in a file name; numbers of steps, batches and the like are left out."""
+    sizes = (match for match in _SIZES.finditer(stem) if not _OTHER_NUMBERS.search(stem[: match.start()]))
+    return {int(match[0]) // _PIXELS for match in sizes}

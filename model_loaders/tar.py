@@ -7,21 +7,29 @@ prefers bf16, as upstream. Source: Han et al. 2025 (Tar, arXiv 2506.18898).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import UserError
 from . import checkpoint as ck
+from .configs import REMEDY, expect_fixed, expect_language, expect_stated, language_numbers, language_part
 from .families import INT8, choose_dtype, read
+from .known import is_published
 from .llamagen import LARGEST_GRID, find_grid, gpt_config, square_root
-from .networks.llama import HEAD, Llama, LlamaConfig, TokenModel
+from .networks.llama import EMBEDDING, HEAD, Llama, LlamaConfig, TokenModel
 from .networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
 from .networks.tar import SpecialTokens, TarModel
 from .tokenizer import load_tokenizer
+from .wrappers import AUTO
 
 SCALES = 3
+_INNER = "model.language_model."
+# Rows of two matrices that are compared at once.
+_ROWS = 4096
 # Side of the finest grid of semantic codes; an AR-DTok has one condition row per code.
 OFFICIAL_SIDE = 27
 # Token ids of the official Tar: of the mark of an image, of its scales and of its codes.
@@ -37,15 +45,19 @@ _OFFICIAL_IDS = {
 def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> TarModel:
     """Load Tar's language model, of any size, with its tokenizer. Shared arguments and errors: see :mod:`.checkpoint`.
 
-    Head count, norm epsilon, RoPE base and ids of special tokens come from ``config.json``, else they are the official ones. The metadata
-    of a single safetensors file may contain ``config``, ``generation_config``, ``tokenizer`` (contents of the JSON files) and ``name``.
+    Head count, norm epsilon, RoPE base and ids of special tokens come from ``config.json``, else they are the official ones; see
+    :mod:`.configs` for what it may state. The metadata of a single safetensors file may contain ``config``, ``generation_config``,
+    ``tokenizer`` (contents of the JSON files) and ``name``.
     FastAR's addition to the configuration: ``semantic_side``, the side of the finest grid of codes (27). ``path`` is a Hugging Face model
     folder, one of its shards, or a weight file; its JSON files are read from the same folder.
     """
     compute = choose_dtype(dtype, device, "tar")
     file = read(path, "tar")
+    file = replace(file, state={_name(name): tensor for name, tensor in file.state.items()})
     settings = file.settings("config", beside=True)
-    config = _language_config(file, settings)
+    fields = language_part(file, settings)
+    config = _language_config(file, settings, fields)
+    settings = {**fields, **settings}
     tokenizer = load_tokenizer(file.folder, file.stem, file.metadata)
     special, scales = _special_tokens(file, settings, tokenizer.chat_tokens(), config.vocab)
     side = file.number("semantic_side", OFFICIAL_SIDE, scales, LARGEST_GRID, settings)
@@ -62,46 +74,40 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
     )
 
 
-def _language_config(file: ck.Checkpoint, settings: Mapping[str, Any]) -> LlamaConfig:
-    rope = settings.get("rope_parameters")  # written by newer versions of transformers
-    rope = rope if isinstance(rope, dict) else {}
-    scaling = settings.get("rope_scaling") or rope
-    kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else scaling
-    if kind not in (None, "default"):
-        raise file.error(f"uses an unsupported RoPE scaling ({str(kind)[:40]})", "choose an official Tar")
-    tied = settings.get("tie_word_embeddings")
-    if tied is False and HEAD not in file.state:
-        raise file.error(f"does not fit {file.what}: {HEAD} is missing")
+def _name(name: str) -> str:
+    """The name of a parameter in the file of a language model alone; one with an image reader has another part in it."""
+    return name.replace(_INNER, "model.", 1) if name.startswith(_INNER) else name
+
+
+def _language_config(file: ck.Checkpoint, settings: Mapping[str, Any], fields: Mapping[str, Any]) -> LlamaConfig:
+    tied = _tied(file, settings.get("tie_word_embeddings", fields.get("tie_word_embeddings")))
+    numbers = language_numbers(file, fields, file.state)
     with ck.misfits(file):
-        weights = {name: t for name, t in file.state.items() if name != HEAD or not tied}
-        config = LlamaConfig.of_qwen(weights, **language_numbers(file, {**rope, **settings}))
-    expect_language(file, settings, config)
+        config = LlamaConfig.of_qwen(file.state, tied=tied, **numbers)
+    expect_language(file, fields, config, config.vocab)
     return config
 
 
-def language_numbers(file: ck.Checkpoint, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``LlamaConfig.of_qwen`` that a configuration states."""
-    stated = {
-        "heads": file.number("num_attention_heads", None, 1, 4096, settings),
-        "positions": file.number("max_position_embeddings", None, 1, 1 << 24, settings),
-        "theta": file.number("rope_theta", None, 1.0, 1e12, settings),
-        "eps": file.number("rms_norm_eps", None, 0.0, 1.0, settings),
-    }
-    return {name: value for name, value in stated.items() if value is not None}
+def _tied(file: ck.Checkpoint, stated: Any) -> bool:
+    """Whether the embedding is also the output matrix. A stored output matrix that differs from it is used, as in transformers 5, whatever
+    the configuration states."""
+    if stated not in (None, True, False):
+        raise file.error(
+            f"states tie_word_embeddings = {ck.shown(stated)} in its configuration, not true or false", REMEDY
+        )
+    head, embedding = file.state.get(HEAD), file.state.get(EMBEDDING)
+    if head is None:
+        if stated is False:
+            raise file.error(f"does not fit {file.what}: {HEAD} is missing")
+        return True
+    return bool(stated) and embedding is not None and _same(head, embedding)
 
 
-def expect_language(file: ck.Checkpoint, settings: Mapping[str, Any], c: LlamaConfig, **more: int) -> None:
-    """Raise a UserError if the configuration of a language model, or ``more`` of it, contradicts its weights."""
-    derived = {"hidden_size": c.dim, "num_hidden_layers": c.depth, "num_key_value_heads": c.kv_heads}
-    expect_stated(file, settings, {**derived, "intermediate_size": c.hidden, **more})
-
-
-def expect_stated(file: ck.Checkpoint, settings: Mapping[str, Any], derived: Mapping[str, int]) -> None:
-    """Raise a UserError if a configuration states other numbers than those derived from the weights."""
-    for key, value in derived.items():
-        if file.number(key, value, 0, 1 << 30, settings) != value:
-            found = f"has {key} = {settings[key]} in its configuration, and weights of {value}"
-            raise file.error(found, "put the configuration of the same model there")
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two matrices are equal, compared in parts to save memory."""
+    if a.shape != b.shape or not a.ndim:
+        return False
+    return all(torch.equal(x.float(), y.float()) for x, y in zip(a.split(_ROWS), b.split(_ROWS), strict=True))
 
 
 def _special_tokens(
@@ -114,7 +120,8 @@ def _special_tokens(
     unstated = [key for key in ids if settings.get(key) is None]
     if unstated and rows <= max(_OFFICIAL_IDS.values()):
         found = f"has {rows} tokens and nothing states which of them are image codes ({unstated[0]} in config.json)"
-        raise file.error(found, "choose a Tar, not a plain language model")
+        plain = len(unstated) == len(ids)
+        raise file.error(found, "choose a Tar, not a plain language model" if plain else REMEDY)
     scales, others = last_scale - scale + 1, (image, *range(scale, last_scale + 1))
     overlap = image in others[1:] or any(code <= token <= last_code for token in others)
     if last_code < code or not 1 <= scales <= SCALES or overlap or max(chat or (0,)) >= rows:
@@ -153,25 +160,29 @@ def load_detokenizer(
     grid: int | None = None,
     heads: int | None = None,
     ta_tok: TATokModel | None = None,
+    weights: str = AUTO,
 ) -> TokenModel:
     """Load an AR-DTok of any size with the official parameter names. Shared arguments and errors: see :mod:`.checkpoint`.
 
     The head width is 64, as in every official size, unless ``heads``, the metadata entry ``heads`` or the arguments in the file
     state a head count. ``grid``: tokens per side (16, 32, 64 for 256, 512, 1024 pixels), 2 to 128; None takes it from the file or its name.
+    ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds both.
     ``ta_tok`` computes the condition's features from semantic codes. Other metadata entries: ``grid``, ``name`` and ``label_set``, the
     training data ("picture-book" for the demo). A UserError also if the arguments in the file contradict the weights, the table of absolute
     positions is missing (upstream then draws random ones), the grid is unknown or larger than the table, or TA-Tok's features do not fit.
     """
     compute = choose_dtype(dtype, device, "dtok")
-    file = read(path, "dtok")
+    file = read(path, "dtok", weights=weights)
     arguments = file.settings("args") or file.settings("config")
     config = _detokenizer_config(file, arguments, heads)
+    side = _grid(file, config, arguments, grid)
     model = TokenModel(
         net=ck.load_strictly(file, lambda: Llama(config), dtype=compute, device=device, int8=dtype == INT8),
         name=file.name,
-        grid=_grid(file, config, arguments, grid),
+        grid=side,
         label_set=file.text("label_set", ""),
         ta_tok=ta_tok,
+        note=file.note,
     )
     if ta_tok is not None:
         expect_features(ta_tok, model)
@@ -194,7 +205,8 @@ def _detokenizer_config(file: ck.Checkpoint, arguments: Mapping[str, Any], heads
         raise file.error(f"does not fit {file.what}: abs_pe is missing")
     shape = {"dim": c.dim, "n_layer": c.depth, "n_kv_head": c.kv_heads}
     expect_stated(file, arguments, {**shape, "vocab_size": c.vocab, "cond_dim": c.condition_size})
-    return c
+    expect_fixed(file, arguments, {"model_type": ("clip_cond",)})
+    return replace(c, eps=file.number("norm_eps", c.eps, 0.0, 1.0, arguments))
 
 
 def _grid(file: ck.Checkpoint, config: LlamaConfig, arguments: Mapping[str, Any], requested: int | None) -> int:
@@ -208,7 +220,13 @@ def _grid(file: ck.Checkpoint, config: LlamaConfig, arguments: Mapping[str, Any]
             found = f"arguments of {tokens} picture tokens behind {prefix or 'its'} condition rows"
             raise file.error(f"has {rows} positions, and {found}")
         stated = side
-    grid = find_grid(file, requested, stated or square_root(rows - OFFICIAL_SIDE**2 + 1), set())
+    grid = find_grid(
+        file,
+        requested,
+        stated,
+        measured=square_root(rows - OFFICIAL_SIDE**2 + 1),
+        published=is_published(file.path, "dtok"),
+    )
     if grid**2 > rows:
         needs = f"{grid}x{grid} tokens need at least {grid**2} positions"
         raise UserError(f"grid: {needs}, {file.path.name} has {rows}; choose a smaller grid")

@@ -7,7 +7,7 @@ only, and pickles without the checks of ``archive``. Sources: Raffel et al. 2020
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import not_finite
 from . import checkpoint as ck
 from .captions import clean
+from .configs import expect_fixed, expect_stated
 from .families import KINDS, choose_dtype, read
+from .networks.chat import checked, expect_text
 from .networks.structure import depth
 from .tokenizer import Tokenizer, import_error, load_tokenizer
 
 # Caption length in training, including the end-of-sequence token; longer prompts are truncated.
 MAX_TOKENS = 120
+# Fields of a configuration: numbers that the network takes from it, numbers that the weights prove, and the functions that the two kinds
+# of the feed-forward part have; see :mod:`.configs`.
+READ: dict[str, tuple[float, float]] = {
+    "layer_norm_epsilon": (0.0, 1.0),
+    "relative_attention_max_distance": (1, 1 << 20),
+}
+PROVED = ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads", "num_layers", "relative_attention_num_buckets")
+GATED = {"feed_forward_proj": ("gated-gelu",), "dense_act_fn": ("gelu_new",), "is_gated_act": (True,)}
+PLAIN = {"feed_forward_proj": ("relu",), "dense_act_fn": ("relu",), "is_gated_act": (False,)}
+_NAMES = ("", "model", "pytorch_model")  # of files in a model folder
 _END = "</s>"
 _LAYER, _SHARED, _COPY = "encoder.block.0.layer", "shared.weight", "encoder.embed_tokens.weight"
 
@@ -41,8 +54,12 @@ class TextEncoder:
         return int(self.net.config.d_model)  # type: ignore[union-attr, arg-type]
 
     def tokens(self, text: str) -> list[int]:
-        """Token ids of a cleaned prompt: 1 to 120, the last is the end-of-sequence token."""
-        return [*self.tokenizer.encode(clean(text))[: MAX_TOKENS - 1], self.tokenizer.special_tokens[_END]]
+        """Token ids of a cleaned prompt: 1 to 120, the last is the end-of-sequence token. A UserError for more than 20,000 characters, or
+        an id outside the vocabulary."""
+        expect_text(text)
+        ids = self.tokenizer.encode(clean(text))[: MAX_TOKENS - 1]
+        rows = int(self.net.config.vocab_size)  # type: ignore[union-attr, arg-type]
+        return checked([*ids, self.tokenizer.special_tokens[_END]], rows, MAX_TOKENS, self.name)
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[Tensor]:
@@ -55,13 +72,22 @@ class TextEncoder:
         for text in dict.fromkeys(texts):
             ids = torch.tensor([self.tokens(text)], device=device)
             features[text] = self.net(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+            if not bool(features[text].isfinite().all()):
+                raise not_finite("encoder", self.name, "features")
         return [features[text] for text in texts]
+
+
+def _stated(file: ck.Checkpoint, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of T5Config that a configuration states."""
+    stated = {name: file.number(name, None, low, high, settings) for name, (low, high) in READ.items()}
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 def load_text_encoder(
     path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", tokenizer: str | Path | None = None
 ) -> TextEncoder:
-    """Load a T5 encoder of any size; decoder weights are ignored. Shared arguments and errors: see :mod:`.checkpoint`.
+    """Load a T5 encoder of any size; decoder weights are ignored. A model folder's ``config.json`` may state the norm epsilon and the
+    largest distance of the relative positions, and is checked. Shared arguments and errors: see :mod:`.checkpoint`.
 
     ``path`` is a Hugging Face model folder, one of its shards, or a single weight file; ``tokenizer`` a folder with ``tokenizer.json``,
     which all sizes share, None for that of the weights. A UserError also if transformers or tokenizers is missing.
@@ -72,6 +98,8 @@ def load_text_encoder(
     except (ImportError, RuntimeError) as e:
         raise import_error("transformers", KINDS["t5"].field, e) from e
     file = read(path, "t5", lambda name: name.startswith(("decoder.", "lm_head.")))
+    # Single files of many encoders share a folder, in which a configuration may be that of another one.
+    settings = file.settings("config", beside=file.stem in _NAMES)
     words = load_tokenizer(Path(tokenizer) if tokenizer else file.folder, "", {}, file.field)
     state = file.state
     with ck.misfits(file):
@@ -92,7 +120,10 @@ def load_text_encoder(
             is_encoder_decoder=False,
             use_cache=False,
             dropout_rate=0.0,
+            **_stated(file, settings),
         )
+    expect_stated(file, settings, {name: getattr(config, name) for name in PROVED})
+    expect_fixed(file, settings, GATED if gated else PLAIN)
     if _END not in words.special_tokens or max(words.size, words.special_tokens[_END] + 1) > rows:
         raise file.error(f"has {rows} tokens, its tokenizer {words.size}", "put the tokenizer of the same model there")
     net: Any = ck.load_strictly(file, lambda: T5EncoderModel(config), dtype=compute, device=device)

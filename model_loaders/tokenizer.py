@@ -7,8 +7,10 @@ are encoded as characters too. The package ``tokenizers`` is imported when a tok
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from typing import Any
 
 from ..errors import UserError, first_line
 from .checkpoint import parse_json, read_json, read_text
+from .networks.chat import MOST_TEXT
 
 # Pre-tokenization pattern of Qwen2, applied before byte-pair merges.
 _QWEN = {
@@ -35,9 +38,21 @@ _PATTERNS = """
 """.split()
 # Qwen2.5: tokens of its vocabulary, and ids of the special tokens of a chat turn.
 _QWEN_SIZE, _QWEN_CHAT = 151_643, (151_644, 151_645)
-_LONGEST_CHARSMAP = 500_000  # T5's has 320,000; it may map one character to as much
+# The first version of the package tokenizers that reads the files of today's transformers, whose merges are pairs. Versions before it
+# also take special tokens in a prompt for themselves.
+_OLDEST = (0, 20)
+_LONGEST_CHARSMAP = 500_000  # characters; T5's has 320,000
 _MOST_PARTS = 8  # of a sequence of components
-_MOST_KEPT, _FLAGS = 4096, ("single_word", "lstrip", "rstrip", "normalized")  # added tokens, and their flags
+# Characters that one character may become: T5's table and NFKC make 18 of U+FDFA, and Metaspace and ByteLevel add to them.
+_MOST_GROWTH = 100
+_GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "Metaspace": 2, "ByteLevel": 4}
+# Characters of a text behind the normalizer. A template is longer than its prompt.
+_LONGEST_TEXT = 2 * MOST_TEXT
+# Characters of a piece of the vocabulary. The time that Unigram takes for a character grows with its longest piece; SentencePiece makes
+# none of more than 16.
+_LONGEST_PIECE = {"Unigram": 64, "BPE": 1024, "WordLevel": 1024}
+_MOST_KEPT, _LONGEST_KEPT = 4096, 256  # added tokens, and characters of one
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # of an added token
 _PROBE = "A small red boat, 2 cats & 1 moon: caf\u00e9 \u6708 \U0001f319.\n"
 # Components of the tokenizers of Qwen2, DeepSeek and T5 and of simpler ones, and the values of their arguments besides None, booleans
 # and "" (... accepts every value). Others can turn a short prompt into gigabytes, run for minutes, or abort the process.
@@ -121,9 +136,11 @@ def load_tokenizer(
 def _build(spec: dict[str, Any], where: str, field: str, letters: bool) -> Tokenizer:
     """Construct a tokenizer from the content of a ``tokenizer.json``; a UserError if it is invalid."""
     try:
+        import tokenizers
         from tokenizers import Tokenizer as Library
     except (ImportError, RuntimeError) as e:
         raise import_error("tokenizers", field, e) from e
+    _expect_version(tokenizers.__version__, field)
     with library_errors(f"{field}: {where} is no tokenizer"):
         special_tokens = {str(entry["content"]): _id(entry["id"]) for entry in spec.get("added_tokens") or []}
         model = dict(spec["model"])
@@ -132,12 +149,15 @@ def _build(spec: dict[str, Any], where: str, field: str, letters: bool) -> Token
             model["vocab"] = {word: _id(n) for word, n in words if word == unknown or word not in special_tokens}
         spec = {"version": "1.0", "model": model} | {k: spec.get(k) for k in ("normalizer", "pre_tokenizer")}
         check_components(spec, where, field)
+        _check_pieces(model)
         kept: list[dict[str, Any]] = [
             {"id": n, "content": name, "special": len(name) > 1, **dict.fromkeys(_FLAGS, False)}
             for name, n in (special_tokens.items() if letters else ())
         ]
         if len(kept) > _MOST_KEPT:
             raise ValueError(f"it has {len(kept)} added tokens")
+        if any(len(entry["content"]) > _LONGEST_KEPT for entry in kept):
+            raise ValueError(f"it has an added token of more than {_LONGEST_KEPT} characters")
         library = Library.from_str(json.dumps({**spec, "added_tokens": kept}))
         library.encode_special_tokens = True
         if any(library.token_to_id(entry["content"]) != entry["id"] for entry in kept):
@@ -146,11 +166,43 @@ def _build(spec: dict[str, Any], where: str, field: str, letters: bool) -> Token
 
     @lru_cache(maxsize=64)  # a run estimates its memory and samples with the same prompts
     def ids(text: str) -> tuple[int, ...]:
+        _expect_length(text)
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # the library rejects lone surrogates
         with library_errors(f"{field}: {where} cannot encode the prompt"):
+            if library.normalizer is not None:
+                _expect_length(library.normalizer.normalize_str(text))
             return tuple(library.encode(text, add_special_tokens=False).ids)
 
     return Tokenizer(lambda text: list(ids(text)), special_tokens, len(model["vocab"]))
+
+
+def _expect_version(version: str, field: str) -> None:
+    """Raise a UserError if the package ``tokenizers`` is too old."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and (int(found[1]), int(found[2])) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise UserError(
+            f"{field}: reading a prompt needs the Python package tokenizers {oldest} or newer, and {version} is installed; "
+            "update it with: pip install --upgrade tokenizers transformers"
+        )
+
+
+def _expect_length(text: str) -> None:
+    """Raise a UserError for a text that would take too long to encode."""
+    if len(text) > _LONGEST_TEXT:
+        found = f"the prompt becomes {len(text)} characters, more than the limit of {_LONGEST_TEXT}"
+        raise UserError(f"text: {found}; shorten it.")
+
+
+def _check_pieces(model: Mapping[str, Any]) -> None:
+    """A ValueError if the vocabulary has a piece that is too long."""
+    pieces = model["vocab"]
+    if isinstance(pieces, list):
+        pieces = [piece for piece, _ in pieces]
+    kind = model.get("type") or ("Unigram" if isinstance(model["vocab"], list) else "BPE")
+    longest = max(map(len, pieces), default=0)
+    if longest > _LONGEST_PIECE[kind]:
+        raise ValueError(f"it has a piece of {longest} characters, more than the limit of {_LONGEST_PIECE[kind]}")
 
 
 def _id(value: Any) -> int:
@@ -161,7 +213,9 @@ def _id(value: Any) -> int:
 
 
 def check_components(spec: Mapping[str, Any], where: str, field: str) -> None:
-    """Raise a UserError if a ``tokenizer.json`` has other components or arguments than the official tokenizers."""
+    """Raise a UserError if a ``tokenizer.json`` has other components or arguments than the official tokenizers, or its components
+    lengthen a text by more."""
+    growth = 1
     for place, types in _COMPONENTS.items():
         part: Any = spec.get(place)
         parts = [part]
@@ -171,6 +225,11 @@ def check_components(spec: Mapping[str, Any], where: str, field: str) -> None:
             parts = [{**part, "type": "Unigram" if isinstance(part.get("vocab"), list) else "BPE"}]
         if not isinstance(parts, list) or len(parts) > _MOST_PARTS or not all(_accepted(p, types) for p in parts):
             raise UserError(f"{field}: {where} has a {place} that no official tokenizer has; get the official file")
+        for part in parts:
+            growth *= _growth(part)
+        if growth > _MOST_GROWTH:
+            found = f"has a {place} that makes up to {growth} characters of one, which no official tokenizer does"
+            raise UserError(f"{field}: {where} {found}; get the official file")
 
 
 def _accepted(part: Any, types: tuple[str | None, ...]) -> bool:
@@ -181,8 +240,41 @@ def _accepted(part: Any, types: tuple[str | None, ...]) -> bool:
         return False
     if "pattern" in part and not _is_official(part["pattern"]):
         return False
-    values = {name: _ARGUMENTS.get(name, ()) for name in part}
-    return all(values[name] is ... or value in (None, False, True, "", *values[name]) for name, value in part.items())
+    if part["type"] == "Precompiled" and _charsmap(part) is None:
+        return False
+    return all(_accepted_argument(value, _ARGUMENTS.get(name, ())) for name, value in part.items())
+
+
+def _accepted_argument(value: Any, accepted: Any) -> bool:
+    """Whether an argument has one of the accepted values; 1 is not True."""
+    if accepted is ... or value is None or isinstance(value, bool):
+        return True
+    return isinstance(value, str) and value in ("", *accepted)
+
+
+def _growth(part: Any) -> int:
+    """The largest number of characters that a component makes of one."""
+    if part is None:
+        return 1
+    if part["type"] == "Precompiled":
+        return max(1, _charsmap(part) or 0)
+    return _GROWTH.get(part["type"], 1)
+
+
+def _charsmap(part: Mapping[str, Any]) -> int | None:
+    """Characters of the longest text in SentencePiece's table of a component; None if it is no such table.
+
+    The table is the length of a trie in bytes (four bytes, the lowest first), the trie, and texts that end with a zero byte. The library
+    allocates memory for the stated length before it reads the trie.
+    """
+    try:
+        table = base64.b64decode(part["precompiled_charsmap"], validate=True)
+        length = int.from_bytes(table[:4], "little")
+        if len(table) < 4 + length or length < 4 or length % 4:
+            return None
+        return max(map(len, table[4 + length :].decode("utf-8").split("\0")))
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _is_official(pattern: Any) -> bool:
@@ -204,6 +296,12 @@ def library_errors(found: str) -> Iterator[None]:
 
 def import_error(package: str, field: str, error: BaseException) -> UserError:
     """The error for a package that encoding a prompt requires and that cannot be imported."""
-    found = f"which ComfyUI brings, and here it cannot be imported ({first_line(error)})"
-    needs = f"reading a prompt needs the Python package {package}"
-    return UserError(f"{field}: {needs}, {found}; install it with: pip install {package}")
+    needs = f"{field}: reading a prompt needs the Python package {package}"
+    if isinstance(error, ModuleNotFoundError) and error.name == package:
+        return UserError(
+            f"{needs}, which ComfyUI brings, and here it is not installed; install it with: pip install {package}"
+        )
+    return UserError(
+        f"{needs}, which is installed but cannot be imported ({first_line(error)}); "
+        f"install it again with: pip install --upgrade --force-reinstall {package}"
+    )

@@ -18,15 +18,17 @@ from ..reports.maps import WHAT, token_map
 from ..reports.quality import explain_quality
 from ..reports.record import Qualities, Report, explain, to_csv, to_json, to_table, to_text
 from ..reports.summary import no_gain, one_line
+from ..reports.table import literal
 from ..samplers.baseline import baselines, of_report, qualities
 from ..samplers.registry import SAMPLERS, TAR
-from ..samplers.settings import knob, knobs, make
+from ..samplers.settings import Settings, knob, knobs, make
 from . import host
 from .samplers import write_reports
 from .schema import HIDDEN, REPORT, expect, expect_image, output, schema, widgets
 
 PAIRS = 8  # image and report sockets of Compare
 MOST_CELLS = 64
+LONGEST_LABEL = 200  # characters
 _REPORTED = "a sampler's report"
 # If memory is insufficient.
 SHEET = "image: memory is insufficient to draw these pictures; connect fewer or smaller ones."
@@ -38,7 +40,7 @@ def to_image(pictures: np.ndarray) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CompareSettings:
+class CompareSettings(Settings):
     """Widgets of Compare."""
 
     # A field is its default and sentence, then its range.
@@ -146,7 +148,7 @@ ELSEWHERE = "(timed in another run)"
 
 def cell_names(labels: str, reports: Sequence[Report | None]) -> list[str]:
     """One label per cell: its line of ``labels`` or the automatic one, and the remark about an earlier run."""
-    typed = [line.strip() for line in labels.split("\n")] + [""] * len(reports)
+    typed = [line.strip()[:LONGEST_LABEL] for line in labels.split("\n", len(reports))] + [""] * len(reports)
     names = [a or b for a, b in zip(typed, automatic_labels(reports), strict=False)]
     return [f"{a} {b}".strip() for a, b in zip(names, _timed_elsewhere(reports), strict=True)]
 
@@ -184,7 +186,7 @@ def _tell(
         if base is not None and base != k:
             lines.append(f"{label}: {one_line(report, reports[base], found[k])}")
             sentence = no_gain(report, reports[base])
-            bare += [f"{label}: {sentence}"] if sentence else []
+            bare += [f"{literal(label)}: {sentence}"] if sentence else []
     if not host.taken(node, 1):  # the table has the same figures
         host.show(node, lines)
     words = "; ".join(filter(None, (explain(reports), explain_quality(found))))
@@ -241,7 +243,7 @@ def _family(report: Report, reports: Sequence[Report | None]) -> str:
 
 
 @dataclass(frozen=True)
-class TokenMapSettings:
+class TokenMapSettings(Settings):
     """Widgets of Token Map."""
 
     # fmt: off
@@ -285,7 +287,7 @@ class TokenMap(io.ComfyNode):
 
 
 @dataclass(frozen=True)
-class ReportSettings:
+class ReportSettings(Settings):
     """Widgets of Report."""
 
     # fmt: off

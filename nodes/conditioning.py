@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from ..assembly import AUTO, dtype_name, prompt_settings
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders import hub
-from ..model_loaders.captions import clean
+from ..model_loaders.captions import prompt_of
 from ..model_loaders.families import DTYPES, choose_dtype
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.llama import TokenModel
@@ -35,10 +33,12 @@ from ..samplers.conditioning import (
     check_labels,
     expect_kind,
     label_sets,
+    labels_for,
     resolve_labels,
     split_labels,
+    unknown_words,
 )
-from ..samplers.settings import knob, make
+from ..samplers.settings import Settings, knob, make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
 from ..samplers.tokens.tar import TarPrompted, tar_prompt
@@ -70,6 +70,8 @@ MOST_IMAGES = 256
 READING = (
     "dtype: memory is insufficient for this model; choose bf16 or fp16 where it is offered, or unload other models."
 )
+# Of a graph: Class Labels that are checked before it runs, and samplers of one that are asked for their model.
+MOST_CHECKED, MOST_USERS = 64, 64
 NONE = "none"
 # Label sets of catalogued models, by whether they are built in.
 _SETS = {True: "picture-book", False: "imagenet-1k"}
@@ -87,7 +89,7 @@ def _check_count(field: str, images: int) -> None:
 
 
 @dataclass(frozen=True)
-class LabelSettings:
+class LabelSettings(Settings):
     """Widgets of Class Label that are not text."""
 
     label_set: str = knob(
@@ -113,18 +115,23 @@ class LabelText:
     repeat: int
 
 
+@lru_cache(maxsize=1)
+def _built_in() -> dict[str, bool]:
+    """Catalogue entries of models of class labels, and whether they are built in."""
+    return {e.id: e.built_in for family in (registry.MAR, registry.LLAMAGEN) for e in hub.entries(family)}
+
+
 def _sets_for(node: Any) -> list[str]:
     """Label sets from which a Class Label can take names: of the models that sample it, all sets where these are not known."""
     graph, number = host.graph_of(node), str(host.hidden(node, "unique_id"))
-    built_in = {e.id: e.built_in for family in (registry.MAR, registry.LLAMAGEN) for e in hub.entries(family)}
+    built_in = _built_in()
     found: set[str] = set()
     try:
         if graph[number]["inputs"]["label_set"] in label_sets():
             return [graph[number]["inputs"]["label_set"]]
-        for inputs in (user["inputs"] for user in graph.values()):
-            if inputs.get("condition") == [number, 0]:
-                loader, _ = inputs["model"] if "model" in inputs else inputs["target"]
-                found.add(_SETS[built_in[graph[loader]["inputs"]["checkpoint"].partition(" (")[0]]])
+        for inputs in host.users(node, "condition")[:MOST_USERS]:
+            loader, _ = inputs["model"] if "model" in inputs else inputs["target"]
+            found.add(_SETS[built_in[graph[loader]["inputs"]["checkpoint"].partition(" (")[0]]])
     except (AttributeError, KeyError, TypeError, ValueError):
         found.clear()  # a file that is not in the catalogue, or a graph that cannot run
     return sorted(found) or list(label_sets())
@@ -133,7 +140,7 @@ def _sets_for(node: Any) -> list[str]:
 def as_labels(value: Any, label_set: str) -> Condition:
     """The class labels on a condition socket, for a model of that label set."""
     if isinstance(value, LabelText):
-        return resolve_labels(value.text, label_set, value.repeat, field="condition")
+        return labels_for(value.text, label_set, value.repeat, field="condition")
     return expect(value, Condition, "condition", "Class Label")
 
 
@@ -170,7 +177,10 @@ class ClassLabel(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, labels: Any = None) -> bool | str:
-        """Names that the connected models do not know."""
+        """Names that the connected models do not know. It runs on the server's event loop: of a graph with more nodes of this class
+        than ``MOST_CHECKED`` the others are checked when they run."""
+        if host.checks(cls) > MOST_CHECKED:
+            return True
         return validity(lambda text: check_labels(text, _sets_for(cls)), labels, "labels")
 
     @classmethod
@@ -204,7 +214,7 @@ _encoder = host.ModelCache(host.text_device, host.text_offload_device)
 
 
 @dataclass(frozen=True)
-class PromptSettings:
+class PromptSettings(Settings):
     """Widgets of Text Prompt after text and encoder."""
 
     images: int = _images("Pictures of the text")
@@ -252,14 +262,13 @@ class TextPrompt(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, encoder: Any = None) -> bool | str:
+        return validity(partial(listed, family="t5"), encoder, "encoder")
+
+    @classmethod
     def execute(cls, text: Any, encoder: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(PromptSettings, values)
-        prompt = " ".join(expect_text(text, "text").split())
-        if not clean(prompt):  # as captions are cleaned
-            only = (
-                "addresses, file names and signs are left out, and nothing else is there" if prompt else "it is empty"
-            )
-            raise UserError(f"text: {only}; say in words what to draw.")
+        prompt = prompt_of(expect_text(text, "text"), "text")
         name = dtype_name(choose_dtype(settings.dtype, host.text_device(), "t5"))
         path = finder(cls, allow_download)(listed(encoder, "t5"), "t5")
 
@@ -278,19 +287,8 @@ class TextPrompt(io.ComfyNode):
 _SUBJECTS = f"The demo draws {', '.join(PICTURE_BOOK)}."
 
 
-def unknown_words(model: Any, texts: Sequence[str]) -> str:
-    """A sentence that names the words of prompts that a model with a vocabulary of words does not know; "" for other models."""
-    unknown = model.tokenize("qzx") if texts and hasattr(model, "tokenize") else []
-    if len(unknown) != 1 or unknown != model.tokenize("xqz"):
-        return ""
-    words = dict.fromkeys(
-        word for text in texts for word in re.findall(r"\w+", text) if model.tokenize(word) == unknown
-    )
-    return f"Words that {model.name} does not know: {', '.join(words)}." if words else ""
-
-
 @dataclass(frozen=True)
-class PromptImages:
+class PromptImages(Settings):
     """The widget of Prompt and Tar Prompt that is neither text nor a setting of a sampler."""
 
     images: int = _images("Pictures of the prompt")
@@ -331,7 +329,7 @@ class Prompt(io.ComfyNode):
                     multiline=True,
                     advanced=True,
                     tooltip="What guidance leads away from, in Harmon and UniPic: a whole instruction, not a list of words. "
-                    f"Usual, and what the models were trained with: {UNCONDITIONAL} Janus ignores it.",
+                    f"Usual, and what the models were trained with: {UNCONDITIONAL} Janus has a null prompt of its own and takes no other.",
                 ),
                 *widgets(PromptLines),
             ],
@@ -351,6 +349,7 @@ class Prompt(io.ComfyNode):
         if settings.lines:
             prompts = [line for line in prompts[0].splitlines() if line.strip()] or [""]
         _check_count("images", len(prompts) * settings.images)
+        prompts = [expect_text(prompt, "text") for prompt in prompts]
         texts = tuple(prompt for prompt in prompts for _ in range(settings.images))
         return io.NodeOutput(PromptCondition(texts, expect_text(negative, "negative")))
 
@@ -396,7 +395,7 @@ class TarPrompt(io.ComfyNode):
                 *widgets(PromptImages),
             ],
             outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
     @classmethod
@@ -406,7 +405,7 @@ class TarPrompt(io.ComfyNode):
         loaded = expect_model(tar, host.Loaded, TarModel, "tar", "Load Tar")
         typed = expect_text(text, "text").strip()
         number, count = checked_seed(seed), make(PromptImages, {"images": images}).images
-        _, asked = chosen(preset, PLAIN)
+        _, asked = chosen(preset, PLAIN, host.typed(cls, "preset"))
         settings = prompt_settings(loaded.recommended, {**asked, **values})
         host.show(cls, [unknown_words(loaded.model, [typed])])
         host.load_to_device(loaded, _prompt_bytes(loaded.model, settings, typed, count))
@@ -419,7 +418,7 @@ class TarPrompt(io.ComfyNode):
 
 
 @dataclass(frozen=True)
-class ImageToCodesSettings:
+class ImageToCodesSettings(Settings):
     """Widgets of Image to Codes after ta_tok."""
 
     detail: str = knob(
@@ -472,12 +471,15 @@ class ImageToCodes(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, ta_tok: Any = None) -> bool | str:
+        return validity(partial(listed, family="ta-tok"), ta_tok, "ta_tok")
+
+    @classmethod
     def execute(cls, image: Any, ta_tok: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(ImageToCodesSettings, values)
         pictures = expect_image(image, "image")
         _check_count("images", len(pictures) * settings.images)
-        x = pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]
-        x = x.movedim(-1, 1).float().nan_to_num(0.0).clamp(0, 1)
+        x = host.colours(pictures).movedim(-1, 1).float().clamp(0, 1)
         name = dtype_name(choose_dtype(settings.dtype, host.device(), "ta-tok"))
         path = finder(cls, allow_download)(listed(ta_tok, "ta-tok"), "ta-tok")
         with enough_memory(READING):

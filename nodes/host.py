@@ -5,6 +5,7 @@ The only module that imports ``comfy.*`` or ``folder_paths``. It handles network
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,8 +31,12 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import enough_memory, in_chunks, out_of_memory
+from ..model_loaders.networks.autoencoder import expect_finite
 from ..model_loaders.networks.ops import streamed_layers
 from ..reports.drawing import contact_sheet
+from ..reports.files import expect_name, writable
+from ..reports.table import literal
+from .schema import expect_image, expect_latents, expect_usual_size
 
 FOLDER = "fastar"
 EXTENSIONS = {".safetensors", ".pth", ".pt", ".ckpt", ".bin"}
@@ -67,7 +72,7 @@ def folders(*kinds: str) -> list[Path]:
 # ------------------------------------------------------------------------------------------------ pictures
 
 SWEEPS, _LONGEST_PATH = "fastar_sweeps", 4096
-MOST_LINES = 8  # on a node
+MOST_LINES, LONGEST_LINE = 8, 400  # on a node, and characters of each
 
 
 def input_pictures() -> list[str]:
@@ -96,6 +101,22 @@ def sweep_folder(name: str) -> Path:
     return Path(folder_paths.get_output_directory()) / SWEEPS / name
 
 
+def expect_writable(prefix: str, ending: str, field: str) -> None:
+    """Check, before the work, that a file with this prefix can be saved in the output folder; core reports it after the work.
+
+    Raises:
+        UserError: a name that no file can have, one outside the folder, or a folder that is read-only or full.
+    """
+    folder = os.path.realpath(folder_paths.get_output_directory())
+    expect_name(prefix, field)
+    path = Path(os.path.realpath(os.path.join(folder, os.path.normpath(prefix))))
+    if not path.is_relative_to(folder) or path == Path(folder):
+        raise UserError(
+            f"{field}: {prefix[:80]!r} is no name in the output folder; give one without .. and without a root."
+        )
+    writable(path.parent, field, f"{path.name}_00001_{ending}")
+
+
 # ------------------------------------------------------------------------------------------------ memory
 
 
@@ -106,10 +127,8 @@ text_device, text_offload_device = mm.text_encoder_device, mm.text_encoder_offlo
 
 def t5_tokenizer() -> Path | None:
     """Folder of the T5 tokenizer that ships with ComfyUI; it is the same for all T5 and Flan-T5 sizes."""
-    import comfy.text_encoders  # a folder without code that runs
-
-    folders = (Path(place) / "t5_tokenizer" for place in comfy.text_encoders.__path__)
-    return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
+    folder = Path(folder_paths.__file__).parent / "comfy" / "text_encoders" / "t5_tokenizer"
+    return folder if (folder / "tokenizer.json").is_file() else None
 
 
 def to_output(x: Tensor) -> Tensor:
@@ -262,13 +281,51 @@ def place(net: nn.Module, device: torch.device) -> None:
 # ------------------------------------------------------------------------------------------------ driving a sampler
 
 
-def previews_wanted() -> bool:
-    """Whether previews are on: unless the editor's setting *Live preview method* is none.
+# Of the editor's setting *Live preview method* and of ComfyUI's option --preview-method.
+_NO_PREVIEWS, _AS_SERVER = "none", "default"
 
-    The setting's default follows the command line, which previews nothing unless it is told to; it counts as on.
-    """
+
+def _extra_data() -> Mapping[str, Any] | None:
+    """What the client sent beside the prompt that runs; None outside of a run."""
     running, _ = PromptServer.instance.prompt_queue.get_current_queue_volatile()
-    return all(item[1] != prompt_id() or item[3].get("preview_method") != "none" for item in running)
+    for _, number, _, extra, *_ in running:
+        if number == prompt_id():
+            return extra if isinstance(extra, Mapping) else {}
+    return None
+
+
+def from_editor() -> bool:
+    """Whether the prompt that runs was queued in the editor, which shows previews and texts on nodes; True outside of a run.
+
+    Other clients take every binary message for an image of the result. The editor sends its graph, to be saved with the images, and its
+    connection said that it understands messages about nodes.
+    """
+    extra = _extra_data()
+    if extra is None:
+        return True
+    saved = extra.get("extra_pnginfo")
+    if not isinstance(saved, Mapping) or saved.get("workflow") is None:
+        return False
+    connections = getattr(PromptServer.instance, "sockets_metadata", None)
+    if connections is None:  # a ComfyUI that does not ask its clients
+        return True
+    connection = connections.get(str(extra.get("client_id")), {})
+    return bool(connection.get("feature_flags", {}).get("supports_preview_metadata"))
+
+
+def previews_wanted() -> bool:
+    """Whether previews are sent: if a method is chosen, in the editor or on the command line, or the prompt comes from the editor.
+
+    The command line's default is none. It counts as on in the editor, whose setting can switch previews off.
+    """
+    extra = _extra_data()
+    if extra is None:
+        return True
+    asked = extra.get("preview_method") or _AS_SERVER
+    if asked == _AS_SERVER:
+        by_server = str(getattr(getattr(args, "preview_method", None), "value", _NO_PREVIEWS))
+        return by_server != _NO_PREVIEWS or from_editor()
+    return asked != _NO_PREVIEWS
 
 
 class Canvas:
@@ -303,10 +360,14 @@ class Canvas:
 
 
 def to_bytes(pictures: Tensor) -> np.ndarray:
-    """Pictures [B, H, W, C] in 0..1 to uint8 [B, H, W, 3]; grey is repeated, alpha dropped, NaN black."""
-    x = pictures.detach().float().nan_to_num(0.0).clamp(0, 1)
-    x = x.expand(*x.shape[:3], 3) if x.shape[3] == 1 else x[..., :3]
+    """Finite pictures [B, H, W, C] in 0..1 to uint8 [B, H, W, 3], rounded; grey is repeated, alpha dropped."""
+    x = colours(pictures.detach().float().clamp(0, 1))
     return (x * 255).round().to(torch.uint8).cpu().numpy()
+
+
+def colours(pictures: Tensor) -> Tensor:
+    """Pictures [B, H, W, C] of 1, 3 or 4 channels to [B, H, W, 3]: grey is repeated, alpha dropped."""
+    return pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]
 
 
 def drive(sampler: Any, vae: FastARVAE | None = None, latents: Callable[[Any], Tensor] = attrgetter("latents")) -> Any:
@@ -347,10 +408,19 @@ def _preview(canvas: Canvas | None, step: Any, latents: Callable[[Any], Tensor])
 
 
 def show(node: Any, lines: Sequence[str]) -> None:
-    """Show lines of text on a node, the class that executes, as core's API nodes do; empty ones are left out."""
-    text, number = "\n".join([line for line in lines if line][:MOST_LINES]), hidden(node, "unique_id")
-    if text and number is not None:
+    """Show lines of text on a node, the class that executes, as core's API nodes do; empty ones are left out.
+
+    At most 8 lines of 400 characters, shown as they are, see :func:`.reports.table.literal`. For a client that is not the editor they are
+    written to the log.
+    """
+    told = [literal(line, LONGEST_LINE) for text in lines for line in text[: MOST_LINES * LONGEST_LINE].splitlines()]
+    text, number = "\n".join([line for line in told if line][:MOST_LINES]), hidden(node, "unique_id")
+    if not text or number is None:
+        return
+    if from_editor():
         PromptServer.instance.send_progress_text(text, number)
+        return
+    logging.info("FastAR: %s", text.replace("\n", " "))
 
 
 def hidden(node: Any, name: str) -> Any:
@@ -381,11 +451,47 @@ def graph_of(node: Any) -> dict[str, Any]:
     return hidden(node, "prompt") or _queued.get("graph") or {}
 
 
+class _Searched:
+    """What is known about the last graph that was searched; it is searched once, not once for each of its nodes."""
+
+    graph: Any = None
+    users: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    checks = 0
+
+
+def _search(graph: Any) -> None:
+    if _Searched.graph is graph:
+        return
+    _Searched.graph, _Searched.users, _Searched.checks = graph, {}, 0
+    for node in graph.values() if isinstance(graph, Mapping) else ():
+        inputs = node.get("inputs") if isinstance(node, Mapping) else None
+        for name, link in inputs.items() if isinstance(inputs, Mapping) else ():
+            if isinstance(link, list) and len(link) == 2 and link[1] == 0:
+                _Searched.users.setdefault((str(link[0]), name), []).append(dict(inputs))
+
+
+def users(node: Any, name: str) -> list[dict[str, Any]]:
+    """Inputs of the nodes of the graph whose input ``name`` is connected to the first output of the node."""
+    _search(graph_of(node))
+    return _Searched.users.get((str(hidden(node, "unique_id")), name), [])
+
+
+def checks(node: Any) -> int:
+    """How often this was called for the graph of the node, from 1."""
+    _search(graph_of(node))
+    _Searched.checks += 1
+    return _Searched.checks
+
+
+def typed(node: Any, name: str) -> Any:
+    """What the graph holds for an input of the node: a value, or a link as a list; None if it holds nothing."""
+    return graph_of(node).get(str(hidden(node, "unique_id")), {}).get("inputs", {}).get(name)
+
+
 def maker(node: Any, name: str) -> str:
     """Type of the node that is connected to an input; "" if there is none."""
-    graph = graph_of(node)
-    link = graph.get(str(hidden(node, "unique_id")), {}).get("inputs", {}).get(name)
-    return str(graph.get(link[0], {}).get("class_type")) if isinstance(link, list) else ""
+    link = typed(node, name)
+    return str(graph_of(node).get(link[0], {}).get("class_type")) if isinstance(link, list) else ""
 
 
 def taken(node: Any, output: int) -> bool:
@@ -441,26 +547,25 @@ def kind_of(samples: Any) -> str:
 
 
 def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> Tensor:
-    """Latents [B, C, h, w] from [B, C, h, w] or [B, C, 1, h, w], checked for a decoder of that name and kind."""
+    """Latents [B, C, h, w] for a decoder of that name and kind, checked as by :func:`expect_latents`."""
     made = kind_of(samples)
     if kind and made not in ("", kind):
         raise UserError(
             f"samples: these latents are of {_MODELS[made]}, the decoder {name} is for those of {_MODELS[kind]}; connect the VAE of the "
             "loader that made them."
         )
-    if not isinstance(samples, Tensor) or samples.ndim not in (4, 5) or samples.shape[1] != channels:
+    latents = expect_latents(samples, "samples")
+    if latents.shape[1] != channels:
         raise UserError(
-            f"samples: the decoder {name} reads latents [B, {channels}, h, w]; connect the VAE of the loader that made them."
+            f"samples: they have {latents.shape[1]} channels, and the decoder {name} reads latents [B, {channels}, h, w]; connect the VAE "
+            "of the loader that made them."
         )
-    return samples[:, :, 0] if samples.ndim == 5 else samples
+    return latents
 
 
-def _colours(pictures: Any) -> Tensor:
-    """Pictures [B, H, W, C] to [B, 3, H, W]."""
-    if not isinstance(pictures, Tensor) or pictures.ndim != 4 or 0 in pictures.shape:
-        raise UserError("pixels: VAE Encode needs pictures; connect an IMAGE.")
-    x = pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]
-    return x.movedim(-1, 1)
+def _checked_pixels(pictures: Any) -> Tensor:
+    """Pictures [B, H, W, C] of VAE Encode, checked, to [B, 3, H, W]."""
+    return colours(expect_image(pictures, "pixels")).movedim(-1, 1)
 
 
 def scaled(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -526,8 +631,10 @@ class FastARVAE:
         return self.decode_tiled(latents, tile, tile, tile // 4)
 
     def decode_now(self, latents: Tensor) -> Tensor:
-        """As :meth:`decode`, for latents on the device of the decoder, which is loaded."""
-        return self._decode(latents).movedim(1, -1)
+        """As :meth:`decode`, for a preview: the decoder is loaded, the latents are on its device. Values that are not finite become grey,
+        because a preview must not end the run."""
+        pictures = self._pixels(latents).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        return (pictures / 2 + 0.5).clamp(0, 1).movedim(1, -1)
 
     def decode_tiled(
         self, samples: Tensor, tile_x: int = 64, tile_y: int = 64, overlap: int = 16, **of_videos: Any
@@ -540,8 +647,14 @@ class FastARVAE:
         return out.movedim(1, -1)
 
     def _decode(self, latents: Tensor) -> Tensor:
-        x = self.first_stage_model.decode(latents.to(self.device, self.vae_dtype))
-        return (x.float() / 2 + 0.5).clamp(0, 1)
+        pictures = self._pixels(latents)
+        if not bool(pictures.isfinite().all()):
+            expect_usual_size(latents, "samples")  # otherwise it is the decoder's fault
+        return (expect_finite(pictures, self.name) / 2 + 0.5).clamp(0, 1)
+
+    def _pixels(self, latents: Tensor) -> Tensor:
+        """What the network decodes, fp32 [B, 3, H, W] in about -1..1."""
+        return self.first_stage_model.decode(latents.to(self.device, self.vae_dtype)).float()
 
     # --- encoding
 
@@ -549,7 +662,7 @@ class FastARVAE:
         """Pictures [B, H, W, 3] in 0..1, of any size, to latents of the model's size."""
         size = (self.side, self.side)
         latents = self._in_chunks(
-            _colours(pixel_samples),
+            _checked_pixels(pixel_samples),
             lambda pixels: self._encode(scaled(pixels, size)),
             lambda _, dtype: self.memory_used_encode((1, 3, *size), dtype),
         )
@@ -560,14 +673,18 @@ class FastARVAE:
     ) -> Tensor:
         """As :meth:`encode`, in blended tiles; sizes in pixels."""
         stride = self.downscale_ratio
-        pixels = scaled(_colours(pixel_samples), (self.side, self.side))
+        pixels = scaled(_checked_pixels(pixel_samples), (self.side, self.side))
         tile = tuple(max(1, side // stride) * stride for side in (tile_y, tile_x))
         _load([self.patcher], self.memory_used_encode((1, 1, *tile), self.vae_dtype))
         overlap = min(overlap, *(side // 2 for side in tile)) // stride * stride
         return self._tiled(pixels, self._encode, tile, overlap, 1 / stride, self.latent_channels)
 
     def _encode(self, pixels: Tensor) -> Tensor:
-        return self.first_stage_model.encode(pixels.to(self.device, self.vae_dtype) * 2 - 1)[0].float()
+        net, x = self.first_stage_model, pixels.to(self.device, self.vae_dtype) * 2 - 1
+        if self.kind == VQ:  # codes hide features that are not finite
+            features = expect_finite(net.features(x), self.name, "features")
+            return net.vectors(net.codes(features)).float()
+        return expect_finite(net.encode(x)[0].float(), self.name, "latents")
 
     # --- shared
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -19,6 +19,7 @@ from ..model_loaders import hub
 from ..model_loaders.families import DTYPES, INT8, KINDS
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
+from ..model_loaders.wrappers import WEIGHTS
 from ..samplers import registry
 from . import host
 from .schema import MAR, TAR, TOKEN_MODEL, checked_switch, output, schema
@@ -39,21 +40,10 @@ SIZES, PIXELS = (256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960, 102
 TA_TOK = "ta_tok"
 
 
-class Menu(list[str]):
-    """Choices of a file family. As ComfyUI checks choices with ``in``, it also contains the entries whose download is complete:
-    they have left the menu, and saved graphs must stay valid."""
-
-    def __init__(self, choices: Iterable[str] = (), family: str = ""):
-        super().__init__(choices)  # ComfyUI copies lists from their elements alone when it lists nodes
-        self._downloads = {e.label for e in hub.entries(family) if not e.built_in}
-
-    def __contains__(self, choice: object) -> bool:
-        return super().__contains__(choice) or isinstance(choice, str) and choice in self._downloads
-
-
-def menu(family: str, *first: str) -> Menu:
+def menu(family: str, *first: str) -> list[str]:
     """Choices of a file family: ``first``, built-in entries, local files, downloads."""
-    return Menu([*first, *hub.menu(family, host.local_files(*_folders(family)))], family)
+    kinds = _folders(family)
+    return [*first, *hub.menu(family, host.local_files(*kinds), host.folders(*kinds))]
 
 
 def _folders(family: str) -> tuple[str, ...]:
@@ -61,9 +51,13 @@ def _folders(family: str) -> tuple[str, ...]:
 
 
 def listed(choice: Any, family: str, *first: str) -> str:
-    """Check that a choice is on its menu; ComfyUI does not check values that arrive over a link."""
-    if choice not in menu(family, *first):
-        raise UserError(f"{KINDS[family].field}: {str(choice)[:80]!r} is not in the list; choose an entry from it.")
+    """Check that a choice is one of ``first``, or stands for an entry or a file, see :mod:`hub`.
+
+    Menus show one spelling of each, and graphs travel between machines and versions.
+    """
+    if choice not in first:
+        kinds = _folders(family)
+        hub.check(choice, family, host.folders(*kinds), host.local_files(*kinds))
     return str(choice)
 
 
@@ -115,10 +109,12 @@ _TOOLTIPS = {
     "codes mean something else. It takes memory only while the codes are read.",
     "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what the models were made with, else fp16 or "
     "fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
-    "grid": "Tokens along one side of the picture. auto takes what the file or its name says. Only for files that say nothing: "
+    "grid": "Tokens along one side of the image. auto takes what the file states, or its name. A number that you choose goes before both: "
     "16 for 256 pixels, 24 for 384, 32 for 512, 64 for 1024. A wrong value gives noise.",
     "size": "Pixels per side. auto: the size the model was trained for, 512 for Harmon and 1024 for UniPic. Others run and usually "
     "look worse; the report notes it.",
+    "weights": "Which weights are read from a file that holds averaged (EMA) ones beside the trained ones. auto: the averaged ones, by "
+    "which papers evaluate. ema: the same, and a file without them is refused. plain: the trained ones.",
     "speed": "How the model runs; the picture differs by rounding only. plain starts at once. compile: torch.compile, which takes a "
     "minute before the first picture and needs a compiler.",
 }
@@ -147,24 +143,30 @@ class _Loader(io.ComfyNode):
     aliases: ClassVar[list[str]]
     family: ClassVar[str]  # of the registry
     usual: ClassVar[tuple[str, ...]]  # the first of these entries that is on the menu is the default
-    widgets: ClassVar[tuple[str, ...]] = ("checkpoint", "decoder", "dtype", "allow_download", "speed")
+    widgets: ClassVar[tuple[str, ...]] = ("checkpoint", "decoder", "dtype", "allow_download", "speed", "weights")
     dtypes: ClassVar[tuple[str, ...]] = (AUTO, *DTYPES, INT8)
     tooltips: ClassVar[dict[str, str]] = {}  # where they differ from those of other loaders
     socket: ClassVar[io.Output]  # of the model
     decodes: ClassVar[bool] = True  # whether it also loads a decoder
 
     @classmethod
+    def files(cls) -> dict[str, tuple[str, ...]]:
+        """Widgets that are menus of files, with the arguments of :func:`menu`."""
+        family = registry.FAMILIES[cls.family]
+        decoders = "kl" if family.masked else "vq"
+        return {"checkpoint": (family.files,), "decoder": (decoders, AUTO), "ta_tok": ("ta-tok", AUTO)}
+
+    @classmethod
     def options(cls, widget: str) -> list[str]:
         """Choices of a widget."""
-        family = registry.FAMILIES[cls.family]
+        if widget in cls.files():
+            return menu(*cls.files()[widget])
         menus: dict[str, Callable[[], list[str]]] = {
-            "checkpoint": lambda: menu(family.files),
-            "decoder": lambda: menu("kl" if family.masked else "vq", AUTO),
-            "ta_tok": lambda: menu("ta-tok", AUTO),
             "dtype": lambda: list(cls.dtypes),
             "grid": lambda: [AUTO, *map(str, GRIDS)],
             "size": lambda: [AUTO, *map(str, SIZES)],
             "speed": lambda: list(SPEEDS),
+            "weights": lambda: list(WEIGHTS),
         }
         return menus[widget]()
 
@@ -178,7 +180,7 @@ class _Loader(io.ComfyNode):
             options = cls.options(name)
             default = {"checkpoint": usual(options, *cls.usual), "speed": PLAIN}.get(name, AUTO)
             about = {"options": options, "default": default, "tooltip": (_TOOLTIPS | cls.tooltips)[name]}
-            widgets.append(io.Combo.Input(name, **about, advanced=name in ("grid", "size", "speed") or None))
+            widgets.append(io.Combo.Input(name, **about, advanced=name in ("grid", "size", "speed", "weights") or None))
         outputs = [cls.socket]
         if cls.decodes:
             outputs.append(output(io.Vae, "vae", "For VAE Decode and VAE Encode."))
@@ -194,6 +196,18 @@ class _Loader(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, checkpoint: Any = None, decoder: Any = None, ta_tok: Any = None) -> bool | str:
+        """Naming an input here replaces ComfyUI's comparison with the menu, which shows one spelling of each file."""
+        chosen = {"checkpoint": checkpoint, "decoder": decoder, "ta_tok": ta_tok}
+        try:
+            for widget, about in cls.files().items():
+                if chosen[widget] is not None:  # None: a value that is connected, and is checked when the node runs
+                    listed(chosen[widget], *about)
+        except UserError as problem:
+            return str(problem)
+        return True
+
+    @classmethod
     def execute(
         cls,
         checkpoint: Any,
@@ -204,12 +218,12 @@ class _Loader(io.ComfyNode):
         ta_tok: Any = AUTO,
         grid: Any = AUTO,
         size: Any = AUTO,
+        weights: Any = AUTO,
     ) -> io.NodeOutput:
-        family = registry.FAMILIES[cls.family]
-        listed(checkpoint, family.files)
-        listed(decoder, "kl" if family.masked else "vq", AUTO)
-        listed(ta_tok, "ta-tok", AUTO)
-        given = {"dtype": dtype, "speed": speed, "grid": grid, "size": size}
+        chosen = {"checkpoint": checkpoint, "decoder": decoder, "ta_tok": ta_tok}
+        for widget, about in cls.files().items():
+            listed(chosen[widget], *about)
+        given = {"dtype": dtype, "speed": speed, "grid": grid, "size": size, "weights": weights}
         given = {name: _one_of(name, value, cls.options(name)) for name, value in given.items()}
         side = None if given["grid"] == AUTO else int(given["grid"])
         if given["size"] != AUTO:
@@ -218,7 +232,7 @@ class _Loader(io.ComfyNode):
         source = Source(
             finder(cls, allow_download), host.offload_device(), given["dtype"], host.device(), given["speed"]
         )
-        ready = assembly.load(cls.family, checkpoint, source, decoder, side)
+        ready = assembly.load(cls.family, checkpoint, source, decoder, side, given["weights"])
         assert ready.decoder is not None
         parts: dict[str, Any] = {}
         if "ta_tok" in cls.widgets:
@@ -316,8 +330,8 @@ class LoadTar(_Loader):
     socket, decodes = output(TAR, "tar", "For Tar Prompt."), False
 
     @classmethod
-    def options(cls, widget: str) -> list[str]:
-        return menu("tar") if widget == "checkpoint" else super().options(widget)
+    def files(cls) -> dict[str, tuple[str, ...]]:
+        return {"checkpoint": ("tar",)}
 
     @classmethod
     def execute(cls, checkpoint: Any, dtype: Any, allow_download: Any) -> io.NodeOutput:  # type: ignore[override]

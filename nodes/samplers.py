@@ -27,10 +27,18 @@ from ..reports.summary import no_gain, one_line
 from ..samplers import presets, registry
 from ..samplers.batches import in_parts, run_beginning, short
 from ..samplers.choice import Choice, choose
-from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, MaskedCondition, PromptCondition
+from ..samplers.conditioning import (
+    AnyCondition,
+    CodeCondition,
+    FeatureCondition,
+    MaskedCondition,
+    PromptCondition,
+    expect_null_prompt,
+    unknown_words,
+)
 from ..samplers.editing import Edit
 from ..samplers.mar.lazymar import LazyTransformer
-from ..samplers.mar.memory import DECODE, WEIGHTS, estimate, noise_bytes
+from ..samplers.mar.memory import DECODE, WEIGHTS, estimate, expect_little_noise
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import SAMPLERS, Entry
@@ -41,7 +49,7 @@ from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.loop import resolve
 from ..samplers.tokens.upsampling import UpSampling
 from . import host
-from .conditioning import READING, LabelText, ModelFirst, as_labels, unknown_words
+from .conditioning import READING, LabelText, ModelFirst, as_labels
 from .loaders import TA_TOK
 from .schema import (
     CACHE,
@@ -58,8 +66,10 @@ from .schema import (
     chosen,
     describe,
     expect,
+    expect_latents,
     expect_mask,
     expect_model,
+    expect_usual_size,
     output,
     preset_widget,
     schema,
@@ -70,7 +80,6 @@ from .schema import (
 MAR_LOADERS = "Load MAR or Load Harmon / UniPic"
 TOKEN_LOADERS = "Load LlamaGen / PAR, Load Tar De-tokenizer or Load Janus"
 CONDITIONS = "Class Label, Prompt, Text Prompt (LlamaGen), Tar Prompt or Image to Codes"
-NOISE_LIMIT = 4 << 30
 # Upper estimate of a TA-Tok's activations for the codes of one picture; pictures are read one at a time.
 _READER_BYTES = 256 << 20
 # Pixels that pass through the decoder at once when a draft is enlarged.
@@ -228,11 +237,7 @@ def _begin_mar(
     what = _mar_condition(condition, model)
     images, steps = len(what), settings.diffusion_steps
     edit, cache = _edit_of(sockets, host.KL, "Load MAR"), sockets.get("cache")
-    if noise_bytes(model, images, steps) > NOISE_LIMIT:
-        raise UserError(
-            f"condition: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; ask for fewer images "
-            "at once, or lower diffusion_steps."
-        )
+    expect_little_noise(model, images, steps, "condition")
     small = [expect_mar(sockets["draft"], "draft")] if entry.needs_draft else []
     more = {"draft": small[0].model} if small else {}
     if isinstance(cache, CachePlan):
@@ -270,8 +275,8 @@ def _edit_of(sockets: Mapping[str, Any], kind: str, loader: str) -> Edit | None:
         raise UserError(
             "latent: there is a mask but no picture to change; connect VAE Encode's output, or remove the mask."
         )
-    if not isinstance(latent, dict) or not isinstance(latent.get("samples"), Tensor):
-        raise UserError("latent: it got no LATENT; connect the output of VAE Encode.")
+    if not isinstance(latent, dict) or "samples" not in latent:
+        raise UserError(f"latent: it got {describe(latent)}; connect the output of VAE Encode.")
     if host.kind_of(latent["samples"]) not in ("", kind):
         raise UserError(
             f"latent: it is of another family, which has other latents; connect VAE Encode with the vae of {loader}."
@@ -279,7 +284,9 @@ def _edit_of(sockets: Mapping[str, Any], kind: str, loader: str) -> Edit | None:
     mask = latent.get("noise_mask") if mask is None else mask
     if mask is None:
         raise UserError("mask: without one nothing of the latent would be kept; paint a mask, or remove the latent.")
-    return Edit(latent["samples"], expect_mask(mask, "mask"))
+    start = expect_latents(latent["samples"], "latent")
+    expect_usual_size(start, "latent")
+    return Edit(start, expect_mask(mask, "mask"))
 
 
 def _begin_tokens(
@@ -331,6 +338,8 @@ def _token_condition(value: Any, loaded: host.Loaded) -> AnyCondition:
     """Check that a socket holds a condition; the sampler checks that it fits the model."""
     if isinstance(value, LabelText):
         return as_labels(value, loaded.model.label_set)
+    if isinstance(value, PromptCondition):
+        expect_null_prompt(value, loaded.model.name)
     if isinstance(value, AnyCondition):
         return value
     raise UserError(f"condition: it got {describe(value)}; connect the output of {CONDITIONS}.")
@@ -351,7 +360,7 @@ def _codes_of(edit: Edit, loaded: host.Loaded) -> Edit:
     """The edit with codes in the place of latents."""
     net, latents = _vq(loaded).net, edit.start
     table = net.quantize.embedding.weight
-    if latents.ndim != 4 or latents.shape[1] != table.shape[1] or not bool(latents.isfinite().all()):
+    if latents.shape[1] != table.shape[1]:
         raise UserError(
             f"latent: it has the shape {list(latents.shape)}, the model makes {table.shape[1]} channels; connect VAE Encode with the vae "
             "of the same loader."
@@ -495,7 +504,7 @@ class _Sampler(ModelFirst):
         draft = inputs.pop("draft", None)
         if entry.needs_draft:
             expect_model_(draft, "draft")
-        name, asked = chosen(preset, cls.options())
+        name, asked = chosen(preset, cls.options(), host.typed(cls, "preset"))
         asked |= inputs
         if not checked_switch(enabled, "enabled"):
             name, entry = presets.CUSTOM, SAMPLERS[entry.family]
@@ -559,12 +568,13 @@ class LazyMARCache(io.ComfyNode):
             "samplers.",
             search_aliases=["lazy mar", "feature cache", "combine accelerators"],
             widgets=[preset_widget(widgets(CacheSettings))],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
             outputs=[output(CACHE, "cache", "For the cache input of a MAR sampler.")],
         )
 
     @classmethod
     def execute(cls, preset: Any = None) -> io.NodeOutput:
-        name, values = chosen(preset)
+        name, values = chosen(preset, PRESETS, host.typed(cls, "preset"))
         make(CacheSettings, values)  # checks them
         return io.NodeOutput(CachePlan(name, values))
 

@@ -14,7 +14,9 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from ..errors import UserError
+from ..model_loaders.networks.chat import MOST_TEXT
 from ..samplers import presets
+from ..samplers.editing import LARGEST_LATENT
 from ..samplers.settings import Knob, knobs
 
 T = TypeVar("T")
@@ -112,15 +114,16 @@ def preset_widget(knobs: Sequence[io.Input], options: Sequence[str] = PRESETS, t
     )
 
 
-def chosen(preset: Any, options: Sequence[str] = PRESETS) -> tuple[str, dict[str, Any]]:
+def chosen(preset: Any, options: Sequence[str] = PRESETS, typed: Any = None) -> tuple[str, dict[str, Any]]:
     """The preset that a preset widget stands at and, of custom, the values of its settings.
 
-    ComfyUI passes no value at all if the option is unknown. What a file recommends is custom without values.
+    ComfyUI passes no value at all if the option is unknown; ``typed`` is the one in the graph, for the message. What a file recommends is
+    custom without values.
     """
     values = dict(preset) if isinstance(preset, Mapping) else {}
-    name = values.pop("preset", None)
+    name = values.pop("preset", preset if preset is not None and not isinstance(preset, Mapping) else typed)
     if not isinstance(name, str) or name not in options:
-        raise UserError(f"preset: it is none of {', '.join(options)}; choose one of them.")
+        raise UserError(f"preset: it got {describe(name)}, none of {', '.join(options)}; choose one of them.")
     return presets.CUSTOM if name == PLAIN[0] else name, values
 
 
@@ -174,8 +177,11 @@ def validity(check: Callable[..., Any], text: Any, field: str) -> bool | str:
 
 
 def expect_text(value: Any, field: str) -> str:
-    """Check that a value is a text."""
-    return expect(value, str, field, "a text node, or type it")
+    """Check that a value is a text of at most ``MOST_TEXT`` characters."""
+    text = expect(value, str, field, "a text node, or type it")
+    if len(text) > MOST_TEXT:
+        raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
+    return text
 
 
 def expect_model(value: Any, holder: type[T], kind: type, field: str, source: str) -> T:
@@ -185,32 +191,97 @@ def expect_model(value: Any, holder: type[T], kind: type, field: str, source: st
     return loaded
 
 
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_SMALL_FLOATS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
+
+
+def _expect_floats(value: Any, field: str, source: str, more: Sequence[torch.dtype] = ()) -> Tensor:
+    """Check that a value is a tensor of finite floating-point numbers, and return it; fp8, which torch hardly computes with, as fp32.
+
+    Other packs may pass tensors of any kind: sparse, nested, without data (meta), of integers, complex or quantised. ``more``: dtypes
+    that are accepted too, and returned as fp32.
+    """
+    tensor = expect(value, torch.Tensor, field, source)
+    converted = (*_SMALL_FLOATS, *more)
+    dense = tensor.layout == torch.strided and not tensor.is_nested
+    if not dense or tensor.is_meta or tensor.dtype not in (*_FLOATS, *converted):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if not dense:
+            kind = f"sparse or nested {kind}"
+        elif tensor.is_meta:
+            kind = f"{kind} without data"
+        raise UserError(f"{field}: it is a tensor of the kind {kind}, not of fp32 numbers; connect {source}.")
+    if tensor.dtype in converted:
+        tensor = tensor.float()
+    if not bool(tensor.isfinite().all()):
+        raise UserError(
+            f"{field}: it holds values that are not finite (NaN or infinity); look for the node before it that made them, often a model "
+            "or a decoder in fp16."
+        )
+    return tensor
+
+
 def expect_image(value: Any, field: str) -> Tensor:
-    """Check an IMAGE: pictures [B, H, W, C], 1, 3 or 4 channels."""
-    image = expect(value, torch.Tensor, field, "a node that gives an IMAGE, such as VAE Decode")
+    """Check an IMAGE: finite pictures [B, H, W, C], 1, 3 or 4 channels."""
+    source = "a node that gives an IMAGE, such as VAE Decode"
+    image = _expect_floats(value, field, source)
     if image.ndim != 4 or image.shape[3] not in (1, 3, 4) or 0 in image.shape:
         raise UserError(f"{field}: it got a tensor {list(image.shape)}; connect pictures [batch, height, width, 3].")
     return image
 
 
 def expect_mask(value: Any, field: str) -> Tensor:
-    """Check a MASK and return it as [B, H, W]; nodes make [H, W] and [B, 1, H, W] too."""
-    mask = expect(value, torch.Tensor, field, "a node that gives a MASK")
-    mask = mask[None] if mask.ndim == 2 else mask[:, 0] if mask.ndim == 4 else mask
-    if mask.ndim != 3 or 0 in mask.shape:
-        raise UserError(f"{field}: it has the shape {list(mask.shape)}; connect a MASK [batch, height, width].")
-    return mask
+    """Check a MASK and return it as floats [B, H, W]; nodes make [H, W], [B, 1, H, W] and bool too."""
+    mask = _expect_floats(value, field, "a node that gives a MASK", more=[torch.bool])
+    shape = list(mask.shape)
+    fits = len(shape) in (2, 3) or len(shape) == 4 and shape[1] == 1
+    if not fits or 0 in shape:
+        raise UserError(f"{field}: it has the shape {shape}; connect a MASK [batch, height, width].")
+    if mask.ndim == 2:
+        return mask[None]
+    return mask[:, 0] if mask.ndim == 4 else mask
+
+
+def expect_latents(value: Any, field: str) -> Tensor:
+    """Check the tensor of a LATENT and return it as [B, C, h, w]: finite, and with one frame if it is [B, C, T, h, w].
+
+    Core's VAE of an image model decodes the first frame of a video's latents and leaves out the others without a word.
+    """
+    latents = _expect_floats(value, field, "the LATENT of a sampler or of VAE Encode")
+    shape = list(latents.shape)
+    if len(shape) not in (4, 5) or 0 in shape:
+        raise UserError(f"{field}: it has the shape {shape}; connect latents [batch, channels, height, width].")
+    if len(shape) == 5 and shape[2] != 1:
+        raise UserError(
+            f"{field}: it holds the {shape[2]} frames of a video, and this model makes single images; connect Latent Cut To Batch between "
+            "(dim t, slice_size 1), which makes a batch of them."
+        )
+    return latents[:, :, 0] if latents.ndim == 5 else latents
+
+
+def expect_usual_size(latents: Tensor, field: str) -> None:
+    """Raise a UserError if the numbers of finite latents are larger than those of any image."""
+    largest = float(latents.abs().max())
+    if largest > LARGEST_LATENT:
+        raise UserError(
+            f"{field}: it holds values up to {largest:.3g}, and no latent of an image is above {LARGEST_LATENT}; "
+            "make it again, with VAE Encode and the vae of the same loader."
+        )
 
 
 def describe(value: Any) -> str:
     """A short description of a value for messages."""
     if value is None:
         return "nothing"
-    if isinstance(value, (str, int, float, bool)):
-        return f"the text {value[:60]!r}" if isinstance(value, str) else f"the number {value!r}"
+    if isinstance(value, str):
+        return f"the text {value[:60]!r}"
+    if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to write very long ones
+        return "a number of more than 64 bits"
+    if isinstance(value, (int, float)):
+        return f"the number {value!r}"
     if isinstance(value, dict) and "samples" in value:
         return "a LATENT"
     if isinstance(value, torch.Tensor):
-        return f"a tensor {list(value.shape)}"
+        return "a nested tensor" if value.is_nested else f"a tensor {list(value.shape)}"
     inner = getattr(value, "model", value)
     return f"a {type(inner).__name__}"

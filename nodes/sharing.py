@@ -11,12 +11,14 @@ from comfy_api.latest import io
 from ..errors import UserError
 from ..reports.exchange import read_runs
 from ..reports.record import to_table
-from ..samplers.choice import Choice, parse_choice
+from ..reports.table import literal
+from ..samplers.choice import choose, parse_choice
+from ..samplers.conditioning import unknown_words
 from ..samplers.registry import find
 from ..samplers.settings import knobs
 from . import host
 from .compare import to_image
-from .conditioning import ModelFirst, unknown_words
+from .conditioning import ModelFirst
 from .samplers import expect_pair, reported, run_choice, sampled
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, REPORT, output, schema, seed_widget, validity
 
@@ -76,14 +78,14 @@ class LoadReport(io.ComfyNode):
 
 
 def _line(sampler: str, settings: dict[str, Any]) -> str:
-    """A run as a line for Any Sampler; of a sampler that this version does not have, only its name."""
+    """A run as a line for Any Sampler; only the name of a sampler or of settings that this version does not have."""
     try:
         known = knobs(find(sampler).settings)
         # A value that stands for the model's own is no setting of a line.
         own = {k for k, (default, about) in known.items() if about.paper is not None and settings.get(k) == default}
-        return Choice(find(sampler), values={k: v for k, v in settings.items() if k not in own}).text
+        return choose(sampler, {k: v for k, v in settings.items() if k not in own}).text
     except UserError:
-        return sampler
+        return literal(sampler)
 
 
 class AnySampler(ModelFirst):

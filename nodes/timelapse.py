@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from comfy_api.latest import io, ui
+from torch import Tensor
 
+from ..errors import UserError, first_line
 from ..memory import enough_memory
 from ..reports.timelapse import FPS, time_lapse
-from ..samplers.settings import knob, make
+from ..samplers.settings import Settings, knob, make
+from . import host
 from .compare import SHEET, cell_names, cells, to_image
 from .schema import HIDDEN, REPORT, expect_text, output, schema, widgets
 
@@ -17,7 +20,7 @@ RUNS = 4  # image and report sockets
 
 
 @dataclass(frozen=True)
-class TimeLapseSettings:
+class TimeLapseSettings(Settings):
     """Widgets of Time-lapse."""
 
     duration: float = knob(
@@ -72,12 +75,23 @@ class TimeLapse(io.ComfyNode):
     def execute(cls, filename_prefix: Any, duration: Any, **inputs: Any) -> io.NodeOutput:
         settings = make(TimeLapseSettings, {"duration": duration})
         prefix = expect_text(filename_prefix, "filename_prefix")
+        host.expect_writable(prefix, ".webp", "filename_prefix")
         pictures, reports = cells({name: [value] for name, value in inputs.items()})
         with enough_memory(SHEET):
             frames = to_image(time_lapse(pictures, cell_names("", reports), reports, settings.duration))
             about = {"fps": FPS, "lossless": False, "quality": 85, "method": 4}
-            saved = ui.ImageSaveHelper.get_save_animated_webp_ui(frames, prefix, cls, **about)
+            saved = _save(frames, prefix, cls, **about)
         return io.NodeOutput(frames, ui=saved)
+
+
+def _save(frames: Tensor, prefix: str, node: Any, **about: Any) -> Any:
+    """Save an animation by core's helper; a UserError if it cannot be written."""
+    try:
+        return ui.ImageSaveHelper.get_save_animated_webp_ui(frames, prefix, node, **about)
+    except (OSError, ValueError) as problem:
+        raise UserError(
+            f"filename_prefix: the animation cannot be saved as {prefix[:60]!a} ({first_line(problem)}); free space, or give another name."
+        ) from None
 
 
 NODES: list[type[io.ComfyNode]] = [TimeLapse]

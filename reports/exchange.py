@@ -28,6 +28,12 @@ _MOST_TEXT, _MOST_NAME, _MOST_SETTINGS = 4 << 20, 400, 200
 _IDENTITY = ("sampler", "model", "settings", "seed", "seconds")
 
 
+class OtherFormat(UserError):
+    """A report of another version of the format."""
+
+    __module__ = "fastar"
+
+
 def add_runs(metadata: MutableMapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> None:
     """Add runs, as :func:`described` makes them, to the metadata of a picture; an entry of the same run is replaced."""
     new = list(runs)
@@ -76,6 +82,8 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str], list[Qu
             picture.load()
             text = getattr(picture, "text", {}).get(KEY)
             shown = picture.convert("RGB")
+    except UserError:
+        raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
         raise UserError(f"image: {path.name} cannot be read as a picture ({problem}); choose a PNG file.") from None
     if text is None:
@@ -87,12 +95,19 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str], list[Qu
         content = json.loads(text)
     except (ValueError, RecursionError):
         raise UserError(f"image: the report of {path.name} is not JSON; choose a file that was not edited.") from None
+    version = content.get("version", VERSION) if isinstance(content, Mapping) else VERSION
+    if version != VERSION:
+        found = version if isinstance(version, int) else "unknown"
+        raise OtherFormat(
+            f"image: the report of {path.name} is of the format {found}, and this version reads {VERSION}; "
+            "open it with the version of FastAR that wrote it."
+        )
     runs = _runs_of(content)
     if not 0 < len(runs) <= MOST_RUNS:
         raise UserError(f"image: the report of {path.name} lists {len(runs)} runs; 1 to {MOST_RUNS} are read.")
     try:
         reports = [from_dict(run) for run in runs]
-        labels = [str(run.get("label", ""))[:_MOST_NAME] for run in runs]
+        labels = [_words(run, "label") for run in runs]
         return shown, reports, labels, [_quality(run.get("quality")) for run in runs]
     except UserError as problem:
         raise UserError(f"image: a report of {path.name} is damaged ({str(problem).rstrip('.')}).") from None
@@ -131,11 +146,11 @@ def from_dict(run: Any) -> Report:
         settings=dict(settings),
         seed=None if run.get("seed") is None else int(_number(run, "seed", whole=True)),
         images=max(1, int(_number(run, "images", whole=True))),
-        device=str(run.get("device", ""))[:_MOST_NAME],
+        device=_words(run, "device"),
         seconds=_number(run, "seconds"),
         phases={str(name)[:_MOST_NAME]: _number(phases, name) for name in phases},
         counts={name: int(_number(counts, name, whole=True)) for name in COUNTS if name in counts},
-        note=str(run.get("note", ""))[: 4 * _MOST_NAME],
+        note=_words(run, "note", 4 * _MOST_NAME),
     )
 
 
@@ -163,6 +178,12 @@ def _text(values: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= _MOST_NAME:
         raise UserError(f"{name}: it is no text of 1 to {_MOST_NAME} characters.")
     return value
+
+
+def _words(values: Mapping[str, Any], name: str, most: int = _MOST_NAME) -> str:
+    """An optional text, shortened; "" for what is no text, whatever its depth."""
+    value = values.get(name)
+    return value[:most] if isinstance(value, str) else ""
 
 
 def _number(values: Mapping[str, Any], name: str, whole: bool = False) -> float:

@@ -18,7 +18,7 @@ _GAP = 20  # pixels between cells and around them
 _TARGET_WIDTH = 352  # small images are enlarged by the integer factor closest to this width
 _TARGET_HEIGHT = 4 * _TARGET_WIDTH  # elongated ones at most to this height
 _MIN_WIDTH, _MAX_WIDTH, _MAX_HEIGHT = 320, 2048, 4096
-_MOST_COLUMNS = (LONGEST - _GAP) // (_MIN_WIDTH + 2 * PAD + _GAP)
+MOST_COLUMNS = (LONGEST - _GAP) // (_MIN_WIDTH + 2 * PAD + _GAP)
 
 
 def compare_grid(
@@ -55,7 +55,7 @@ def compare_grid(
     n = len(pictures)
     bases = [baseline] * n if isinstance(baseline, int) else list(baseline)
     order, measured, found = cell_order(bases), against(reports, bases), list(quality) or [None] * n
-    columns = min(n, columns, _MOST_COLUMNS) if columns > 0 else math.ceil(n / math.ceil(n / 4))
+    columns = _columns(n, columns)
     limit = _cell_limit(columns, math.ceil(n / columns), title, 7 if quality else 5)
     sheets = {}
     for i in order:
@@ -85,6 +85,17 @@ def compare_grid(
     for k, line in enumerate(lines):
         canvas.write(_GAP, y + k * line_height(Size.TAG), line, colour=Ink.QUIET)
     return canvas.pixels
+
+
+def expect_fits(cells: int, columns: int) -> None:
+    """Raise a UserError if a grid of so many cells with a title and all figures would not fit, before its pictures are made."""
+    columns = _columns(cells, columns)
+    _cell_limit(columns, math.ceil(cells / columns), "title", 7)
+
+
+def _columns(cells: int, columns: int) -> int:
+    """Cells a row: as asked, or at most four."""
+    return min(cells, columns, MOST_COLUMNS) if columns > 0 else math.ceil(cells / math.ceil(cells / 4))
 
 
 class _Cell(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .quality import Quality, closeness
-from .table import figure, markdown
+from .table import figure, literal, markdown
 
 # Outcomes of a token: the values of the map "outcome".
 PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN, EXPANDED = range(8)
@@ -47,6 +47,8 @@ COUNTS = (
 # Counts of models with prompts only.
 PROMPT_COUNTS = COUNTS[-4:]
 VERSION = 1
+# First characters of a spreadsheet's formula; characters of a note in the text form.
+_FORMULA, LONGEST_NOTE = ("=", "+", "-", "@"), 1600
 
 
 @dataclass
@@ -284,9 +286,12 @@ def to_table(
 
 
 def to_csv(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0) -> str:
-    """The table of :func:`to_table` as CSV, with all columns."""
+    """The table of :func:`to_table` as CSV, with all columns. A name that a spreadsheet would compute as a formula begins with a quote."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([_COLUMNS, *_rows(reports, labels, baseline)])
+    rows = [
+        [f"'{cell}" if cell.startswith(_FORMULA) else cell for cell in row] for row in _rows(reports, labels, baseline)
+    ]
+    csv.writer(out, lineterminator="\n").writerows([_COLUMNS, *rows])
     return out.getvalue()
 
 
@@ -299,12 +304,13 @@ def to_json(reports: Sequence[Report], baseline: Baseline = 0, quality: Qualitie
 
 
 def to_text(report: Report) -> str:
-    """One run as text: seconds, phases, counts and settings, one per line."""
+    """One run as text: seconds, phases, counts and settings, one per line. Names are shown as they are, see :func:`.table.literal`."""
     told = report.counts
+    sampler, model, device = literal(report.sampler), literal(report.model), literal(report.device)
     lines = [
-        f"{report.sampler} on {report.model}, {report.images} image{'s' * (report.images != 1)}, seed {report.seed}",
-        f"seconds: {report.seconds:.3f} on {report.device}",
-        *(f"  {name}: {seconds:.3f} s" for name, seconds in report.phases.items()),
+        f"{sampler} on {model}, {report.images} image{'s' * (report.images != 1)}, seed {report.seed}",
+        f"seconds: {report.seconds:.3f} on {device}",
+        *(f"  {literal(name)}: {seconds:.3f} s" for name, seconds in report.phases.items()),
         *(f"{name.replace('_', ' ')}: {told[name]}" for name in COUNTS if name in told),
     ]
     more = {
@@ -312,7 +318,8 @@ def to_text(report: Report) -> str:
         "acceptance": figure(report.acceptance, ".1f", " %", 100),
         "peak memory": figure(report.peak_memory_bytes, ".0f", " MiB", 2**-20),
         "memory, estimated": ", ".join(f"{k} {v / 2**20:.0f} MiB" for k, v in report.memory.items()),
-        "note": report.note,
+        "note": literal(report.note, LONGEST_NOTE),
     }
     lines += [f"{name}: {text}" for name, text in more.items() if text]
-    return "\n".join([*lines, "settings: " + ", ".join(f"{k}={v}" for k, v in report.settings.items())])
+    settings = ", ".join(f"{literal(name)}={literal(str(value))}" for name, value in report.settings.items())
+    return "\n".join([*lines, f"settings: {settings}"])

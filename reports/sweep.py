@@ -24,7 +24,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from ..errors import UserError
 from .drawing import check_batch
-from .exchange import KEY, add_runs, described, read_runs
+from .exchange import KEY, OtherFormat, add_runs, described, read_runs
 from .quality import Quality, closeness
 from .record import Report
 from .table import figure, markdown
@@ -111,9 +111,17 @@ class CellStore:
                 part.unlink(missing_ok=True)
 
     def read(self, key: str) -> tuple[np.ndarray, Report] | None:
-        """Pictures and report of a cell; None if it is missing or cannot be read."""
+        """Pictures and report of a cell; None if it is missing or damaged, so that it is made again.
+
+        Raises:
+            UserError: the file holds a report of another format, which a newer version wrote and this one must not overwrite.
+        """
         try:
             shown, reports, *_ = read_runs(self.path(key))
+        except OtherFormat:
+            raise UserError(
+                f"sweep: {self.path(key).name} in {self.folder.name} was written by another version of FastAR; choose another folder."
+            ) from None
         except UserError:
             return None
         n, rows = reports[0].images, np.asarray(shown)

@@ -1,14 +1,50 @@
-"""Markdown tables and the figures in their cells."""
+"""Markdown tables, the figures in their cells, and text of others in Markdown."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+# Characters of a cell, a label or a name that are shown.
+LONGEST = 200
+# What has a meaning in Markdown or HTML wherever it stands.
+_SPECIAL = re.compile(r"[&<>|`\\\[\]*~]")
+# Underscores at the edge of a word emphasise; those within, as in ar_steps, do not.
+_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
+# Addresses become links without any markup: the scheme, www. and the sign of an e-mail address.
+_ADDRESS = re.compile(r":(?=//)|(?<=\bwww)\.|@", re.IGNORECASE)
+# Headings, lists and rules, at the beginning of a line.
+_BLOCK = re.compile(r"^(?:#(?=#*(?:\s|$))|[-+=](?=[-+=]*(?:\s|$)))")
 
-def markdown(rows: Sequence[Sequence[str]], empty: bool = True) -> str:
-    """Rows of cells, the head first, as a Markdown table; ``empty``: whether columns without any content are kept."""
+
+def literal(text: str, most: int = LONGEST) -> str:
+    """Text of others, such as a label or a name from a stranger's file, so that Markdown and HTML show its characters.
+
+    It adds no image, link, tag, code, cell or line. What has a meaning becomes a character reference (``&#124;``), because the editor of
+    ComfyUI shows the text on a node as HTML or, with Nodes 2.0, as Markdown. Usual names stay as they are. Control characters become
+    spaces; a text over ``most`` characters is shortened.
+    """
+    text = "".join(c if c.isprintable() else " " for c in text[: most + 1]).strip()
+    if len(text) > most:
+        text = f"{text[: most - 3]}..."
+    for pattern in (_SPECIAL, _UNDERSCORE, _ADDRESS, _BLOCK):
+        text = pattern.sub(_reference, text)
+    return text
+
+
+def _reference(found: re.Match[str]) -> str:
+    return f"&#{ord(found[0])};"
+
+
+def markdown(rows: Sequence[Sequence[str]], empty: bool = True, markup: bool = False) -> str:
+    """Rows of cells, the head first, as a Markdown table.
+
+    Args:
+        empty: whether columns without any content are kept.
+        markup: whether cells hold Markdown of our own; otherwise they are shown as they are, see :func:`literal`.
+    """
     kept = [i for i in range(len(rows[0])) if empty or any(row[i] for row in rows[1:])]
-    lines = [[row[i] for i in kept] for row in rows]
+    lines = [[row[i] if markup else literal(row[i]) for i in kept] for row in rows]
     width = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, width, strict=True)) + " |" for line in lines]
     return "\n".join([text[0], "|" + "|".join("-" * (w + 2) for w in width) + "|", *text[1:]])

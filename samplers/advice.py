@@ -17,10 +17,10 @@ from ..errors import UserError
 from ..reports.quality import DISTRIBUTION, IDENTICAL, closeness, measure
 from ..reports.record import Report
 from ..reports.sweep import Cell, Point, summary
-from ..reports.table import figure, markdown
+from ..reports.table import figure, literal, markdown
 from .baseline import lossless
 from .choice import Choice, parse_choice
-from .settings import knob
+from .settings import Settings, knob
 
 PSNR, SSIM, ACCEPTANCE, EXACT, LOSSLESS = "PSNR", "SSIM", "acceptance", "identical", "same distribution"
 SEEDS = 1 << 64
@@ -53,6 +53,7 @@ _CANDIDATES: dict[str, tuple[str, ...]] = {
 }
 # A candidate is run again while its ratio is at least this share of the best one's; one round on a busy machine varies by that much.
 _CLOSE = 0.6
+_LONGEST = 400  # characters of a reason in the table
 # How far from the limit a candidate may be to be run again.
 _MARGINS = {SSIM: 0.1, PSNR: 3.0, ACCEPTANCE: 10.0}
 
@@ -65,7 +66,7 @@ Run = Callable[[Choice, int], tuple[np.ndarray, Report]]
 
 
 @dataclass(frozen=True)
-class AdviceSettings:
+class AdviceSettings(Settings):
     """How a calibration is made."""
 
     measure: str = knob(SSIM, "How the loss is measured. SSIM and PSNR: closeness to the plain sampler's picture with the same seed; "
@@ -194,5 +195,5 @@ def _table(answer: str, ranked: Sequence[Measured], settings: AdviceSettings) ->
         kept, passes = figure(m.point.acceptance, ".0f", " %", 100), "yes" if m.passes(settings) else "no"
         speed = [figure(m.ratio, ".2f", "x"), f"{min(ratios):.2f} to {max(ratios):.2f}"]
         rows.append([m.choice.text, *speed, kept, *closeness(m.point), passes])
-    failed = [f"{m.choice.text} was not run: {m.problem}" for m in ranked if m.problem]
+    failed = [f"{m.choice.text} was not run: {literal(m.problem, _LONGEST)}" for m in ranked if m.problem]
     return "\n".join([answer, "", markdown(rows), *([""] if failed else []), *failed])

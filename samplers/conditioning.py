@@ -7,13 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import UserError
+from ..model_loaders.networks.chat import MOST_TEXT
 from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.mar import ClassRows, MARModel
 
@@ -144,8 +147,13 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
 # A message lists all names of a set that has no more than this.
 _FEW = 10
-# Bounds on the time of a check: characters of a text, unknown labels that a message names, and characters of one with close names.
-MOST_TEXT, _MOST_SHOWN, _LONGEST = 1 << 14, 3, 60
+# Bounds on the time of a check and the length of a message: words of prompts that are looked up, unknown words and labels that a message
+# names, and characters of one of them.
+_MOST_WORDS = 1000
+_MOST_SHOWN = 3
+_LONGEST = 60
+# Least ratio of difflib at which a name is similar.
+_SIMILAR = 0.75
 
 
 def from_ids(ids: Sequence[int]) -> Condition:
@@ -199,6 +207,39 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
     return Condition(tuple(ids), tuple(names[i] if names else str(i) for i in ids), label_set)
 
 
+def labels_for(text: str, label_set: str, repeat: int = 1, field: str = "label") -> Condition:
+    """The condition of class names or ids for a model of that label set: nodes and command line parse them here.
+
+    A label set that this version does not know (a file may name any) takes ids only. Raises UserError as :func:`resolve_labels`.
+    """
+    known = label_set if label_set in label_sets() else ""
+    return resolve_labels(text, known, repeat, field)
+
+
+def unknown_words(model: Any, texts: Sequence[str]) -> str:
+    """A sentence that names words of prompts that a model with a vocabulary of words does not know; "" for other models.
+
+    Of many words it names the first three, shortened.
+    """
+    unknown = model.tokenize("qzx") if texts and hasattr(model, "tokenize") else []
+    if len(unknown) != 1 or unknown != model.tokenize("xqz"):
+        return ""
+    found = dict.fromkeys(word for text in texts for word in re.findall(r"\w+", text[:MOST_TEXT]))
+    looked_up = islice(found, _MOST_WORDS)
+    words = [word for word in looked_up if len(word) > _LONGEST or model.tokenize(word) == unknown]
+    if not words:
+        return ""
+    shown = [word if len(word) <= _LONGEST else f"{word[: _LONGEST - 3]}..." for word in words[:_MOST_SHOWN]]
+    more = f" and {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
+    return f"Words that {model.name} does not know: {', '.join(shown)}{more}."
+
+
+def expect_null_prompt(condition: PromptCondition, model: str) -> None:
+    """Raise a UserError if a prompt has a negative text that a model with a null prompt of its own (Janus) would ignore."""
+    if condition.unconditional != UNCONDITIONAL:
+        raise UserError(f"negative: {model} has a null prompt of its own; leave negative at its default.")
+
+
 def check_labels(text: str, sets: Sequence[str], field: str = "labels") -> None:
     """Check names and ids against label sets, where it is not known which of them the model's is.
 
@@ -233,7 +274,8 @@ def _refuse(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], field: st
         f"{name} ({where})" if len(sets) > 1 else name
         for word in words[:_MOST_SHOWN]
         for where, names in sets.items()
-        for name in _closest(_key(word), names)
+        if names
+        for name in _closest(_key(word), where)
     ]
     hint = f"; the closest: {', '.join(dict.fromkeys(close))}" if close else ""
     have = [
@@ -245,13 +287,48 @@ def _refuse(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], field: st
     raise UserError(f"{field}: there is no class {shown}{more}{hint}; {remedy}.")
 
 
-def _closest(key: str, names: Sequence[str]) -> list[str]:
-    """At most three names: those that share a word ("crane", "a red cat"), then those with similar spelling."""
+def _closest(key: str, label_set: str) -> list[str]:
+    """At most three names of a set: those that share a word ("crane", "a red cat"), then those with similar spelling."""
     if len(key) > _LONGEST:
         return []
-    lower = {name.lower(): name for name in names}
-    words = [word for word in re.split(r"[^a-z]+", key) if len(word) > 2]
+    names = _names(label_set)
     # Of several words the last one is usually the noun.
-    close = [name for word in reversed(words) for name in names if word in re.split(r"[^a-z]+", name.lower())]
-    close += [lower[k] for k in difflib.get_close_matches(key, lower, 3, 0.75)]
+    close = [name for word in reversed(_words(key)) for name in names.by_word.get(word, ())]
+    if len(close) < 3:
+        similar = difflib.get_close_matches(key, names.possible(key, _SIMILAR), 3, _SIMILAR)
+        close += [names.by_key[k] for k in similar]
     return list(dict.fromkeys(close))[:3]
+
+
+def _words(text: str) -> list[str]:
+    """Words of three letters or more."""
+    return [word for word in re.split(r"[^a-z]+", text) if len(word) > 2]
+
+
+class _Names:
+    """The names of a label set, prepared for :func:`_closest`: a graph may hold a thousand Class Labels with unknown words."""
+
+    def __init__(self, names: Sequence[str]):
+        self.by_key = {name.lower(): name for name in names}
+        self.by_word: dict[str, list[str]] = {}
+        for key, name in self.by_key.items():
+            for word in dict.fromkeys(_words(key)):
+                self.by_word.setdefault(word, []).append(name)
+        self._keys = list(self.by_key)
+        self._lengths = np.array([len(key) for key in self._keys], np.int16)
+        self._letters = np.stack([_letters(key) for key in self._keys])
+
+    def possible(self, key: str, ratio: float) -> list[str]:
+        """The names whose letters, in any order, allow difflib's ratio with ``key``: its upper bound, for all names at once."""
+        shared = np.minimum(self._letters, _letters(key)).sum(1)
+        return [self._keys[i] for i in np.flatnonzero(2 * shared >= ratio * (self._lengths + len(key)))]
+
+
+def _letters(text: str) -> np.ndarray:
+    """How often each letter occurs, uint8 [32], of at most 255; letters that share a place only raise the bound."""
+    return np.bincount([ord(letter) % 32 for letter in text], minlength=32).astype(np.uint8)
+
+
+@lru_cache(maxsize=8)
+def _names(label_set: str) -> _Names:
+    return _Names(label_sets()[label_set])

@@ -15,6 +15,10 @@ from torch import Tensor
 
 from ..errors import UserError
 
+# Largest absolute value of a latent that an edit starts from. Latents of images have a standard deviation of at most about 5; far beyond
+# this limit norms and fp16 overflow, and half of the image would be NaN.
+LARGEST_LATENT = 10_000
+
 
 @dataclass(frozen=True, eq=False)
 class Edit:
@@ -31,7 +35,7 @@ class Edit:
         """The tokens to sample again, bool [B, G * G] on ``device``, for B images of a grid of side G.
 
         Raises:
-            UserError: a mask of another shape or empty, batches that do not fit, numbers that are not finite.
+            UserError: a mask of another shape or empty, batches that do not fit, or numbers that are not finite.
         """
         mask = self.mask
         if mask.ndim != 3 or 0 in mask.shape:

@@ -1,16 +1,29 @@
 """assembly.py without nodes or command line, and the public API."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import fastar_nodes
 import pytest
 import torch
 from fastar_nodes import assembly
 from fastar_nodes.assembly import Drafts, Ready, Source, defaults
-from fastar_nodes.errors import UserError
+from fastar_nodes.bench.folder import Folder
+from fastar_nodes.cli.options import models_folder
+from fastar_nodes.cli.options import source as cli_source
+from fastar_nodes.errors import UserError, not_finite
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.families import KINDS
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQModel
+from fastar_nodes.model_loaders.networks.llama import Llama
+from fastar_nodes.model_loaders.networks.mar import MAR as MAR_
+from fastar_nodes.reports.record import Report
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR
+from tiny_files import GPT_SIZE, MAR_SIZE, write, write_gpt, write_vq
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -93,6 +106,96 @@ def test_weights_are_placed_in_the_precision_of_the_compute_device(monkeypatch, 
         assembly.load(MAR, "demo", Source(built_in, CPU, "int4"))
 
 
+@pytest.mark.parametrize(("channels", "patch", "reads", "fits"), [
+    (16, 2, 4, True), (16, 2, 16, False), (16, 1, 16, True), (16, 4, 1, True), (4, 2, 4, False),
+])  # fmt: skip
+def test_a_token_holds_the_latent_channels_of_patch_times_patch_positions(tmp_path, channels, patch, reads, fits):
+    """A MAR of 16 numbers a token: with patch 2 they are 2 x 2 positions of 4 latent channels."""
+    write(MAR_(replace(MAR_SIZE, channels=channels)), tmp_path / "mar.safetensors", 0, heads=2, patch=patch)
+    write(KLAutoencoder(KLConfig(8, (1, 2), 1, reads, groups=4)), tmp_path / "kl.safetensors", 0, groups=4)
+    files = Source(lambda choice, family: tmp_path / choice, CPU, "fp32")
+    if fits:
+        ready = assembly.load(MAR, "mar.safetensors", files, "kl.safetensors")
+        assert ready.latent_channels == reads and ready.model.patch == patch
+        latents = ready.model.to_latents(torch.zeros(1, 16, channels))
+        assert latents.shape == (1, reads, 4 * patch, 4 * patch)
+        return
+    makes = channels // patch**2
+    with pytest.raises(
+        UserError, match=f"^decoder: kl decodes {reads} latent channels, mar makes {makes}; choose auto"
+    ):
+        assembly.load(MAR, "mar.safetensors", files, "kl.safetensors")
+
+
+@pytest.mark.parametrize(("choice", "stated", "remark"), [
+    ("kl.safetensors", None, "the model's file does not name its decoder"),
+    ("kl.safetensors", "demo-kl", "the model was trained with demo-kl"),
+    ("kl.safetensors", "kl16", "the model was trained with kl16"),
+    ("sub/kl16.safetensors", "kl16", ""),
+    ("auto", "demo-kl", ""),
+    ("auto", None, "the model's file does not name its decoder"),
+    ("demo-kl", None, "the model's file does not name its decoder"),
+    ("demo-kl", "demo-kl", ""),
+])  # fmt: skip
+def test_a_decoder_that_is_not_known_to_fit_stands_in_the_report(tmp_path, choice, stated, remark):
+    about = {} if stated is None else {"decoder": stated}
+    write(MAR_(MAR_SIZE), tmp_path / "mar.safetensors", 0, heads=2, latent_scale="0.5", **about)
+    kl = KLAutoencoder(KLConfig(8, (1, 2), 1, 4, groups=4))
+    (tmp_path / "sub").mkdir()
+    for name in ("kl.safetensors", "sub/kl16.safetensors", "kl16", "demo-kl"):
+        write(kl, tmp_path / name, 0, groups=4, name="a KL")
+    ready = assembly.load(MAR, "mar.safetensors", Source(lambda c, family: tmp_path / c, CPU, "fp32"), choice)
+    unknown = "whether the latent scale 0.5 and the statistics of its latents fit is not known"
+    assert ready.model.note == (f"decoder a KL: {remark}, and {unknown}" if remark else "")
+    settings = SAMPLERS["mar"].settings(ar_steps=2, diffusion_steps=2)
+    sampler = SAMPLERS["mar"].run(ready.model, from_ids([1]), settings, PairedNoise(0, (0,)))
+    assert finish(sampler).report.note == ready.model.note
+
+
+def test_a_vq_that_is_not_known_to_fit_stands_in_the_note(tmp_path):
+    write_gpt(tmp_path / "gpt.safetensors", 0, num_classes=10)
+    write_vq(tmp_path / "vq.safetensors")
+    files = Source(lambda choice, family: tmp_path / choice, CPU, "fp32")
+    ready = assembly.load(LLAMAGEN, "gpt.safetensors", files, "vq.safetensors")
+    expected = (
+        "decoder tiny vq: the model's file does not name its decoder, and whether its codes mean the same is not known"
+    )
+    assert ready.model.note == expected
+
+
+def test_published_models_and_the_demo_have_no_remark(source):
+    for family, choice in (
+        (MAR, "demo"),
+        (LLAMAGEN, "demo-llamagen-low"),
+        (LLAMAGEN, "demo-par"),
+        (TAR, "demo-dtok-low"),
+    ):
+        assert assembly.load(family, choice, source).model.note == "", choice
+
+
+def test_the_weights_of_a_training_file_are_the_users_choice(tmp_path):
+    averaged, trained = (Llama(GPT_SIZE).state_dict() for _ in range(2))
+    content = {"model": trained, "ema": averaged, "args": {"heads": 2, "image_size": 64, "num_classes": 10}}
+    torch.save(content, tmp_path / "x.pt")
+    write_vq(tmp_path / "vq.safetensors")
+    files = Source(lambda choice, family: tmp_path / choice, CPU, "fp32")
+    for weights, expected in (("auto", averaged), ("ema", averaged), ("plain", trained)):
+        model = assembly.load(LLAMAGEN, "x.pt", files, "vq.safetensors", weights=weights).model
+        assert torch.equal(model.net.output.weight, expected["output.weight"])
+        assert ("averaged (EMA) weights of the file" in model.note) == (weights == "auto")
+
+
+def test_a_home_folder_that_is_not_known(tmp_path, monkeypatch):
+    with pytest.raises(
+        UserError, match="^checkpoint: the home folder in ~nosuchuser/x.pth is not known; write the whole"
+    ):
+        assembly.find_file("~nosuchuser/x.pth", "mar", tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    (tmp_path / "x.pth").write_bytes(b"")
+    assert assembly.find_file("~/x.pth", "mar", tmp_path / "models") == tmp_path / "x.pth"
+
+
 def test_drafts_are_loaded_once(demo, source):
     drafts = Drafts(source, "demo", "demo")
     first = drafts.load("cspd", demo)
@@ -113,7 +216,88 @@ def test_codes_of_two_tokenizers_differ(source):
 
 
 def test_stated_settings_take_precedence(demo):
-    assert assembly.stated_defaults({"defaults": "[1]"}) == assembly.stated_defaults({"defaults": "{"}) == {}
+    assert assembly.stated_defaults({}) == {} and assembly.stated_defaults({"defaults": '{"cfg": 2}'}) == {"cfg": 2}
+    for broken in ("[1]", "{", "[" * 100_000, '{"a": ' * 70 + "1" + "}" * 70):
+        with pytest.raises(UserError, match="^model: the entry defaults in the model's metadata cannot be read"):
+            assembly.stated_defaults({"defaults": broken})
     settings = assembly.prompt_settings({"top_k": 15, "cfg": 2.0, "detail": "81"}, {"detail": "169"})
     assert (settings.top_k, settings.detail) == (15, "169")
     assert defaults(Ready(MAR, demo.model, metadata={"defaults": '{"cfg": 2.0}'}))["cfg"] == 2.0
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No user has a home directory, as in many containers."""
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+
+
+def test_without_a_home_directory_built_in_models_load(homeless, tmp_path):
+    options = SimpleNamespace(models=None, device="cpu", dtype="fp32", speed="plain")
+    source = cli_source(options)
+    assert assembly.load(MAR, "demo", source).choice == "demo"
+    (tmp_path / "mine.safetensors").write_bytes(b"x")
+    assert source.find(str(tmp_path / "mine.safetensors"), "mar") == tmp_path / "mine.safetensors"
+    with pytest.raises(
+        UserError,
+        match="^models: mar-base is a download, and there is no home folder for it; name a folder with --models",
+    ):
+        source.find("mar-base", "mar")
+    # The remedy: a folder that is named.
+    (tmp_path / "mar-base.safetensors").write_bytes(b"x")
+    options.models = tmp_path
+    assert cli_source(options).find("mar-base", "mar") == tmp_path / "mar-base.safetensors"
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/x.safetensors", "~nosuchuser"])
+def test_a_home_that_does_not_exist_is_named(path, tmp_path):
+    with pytest.raises(
+        UserError, match="^decoder: the home folder in ~nosuchuser(/x.safetensors)? is not known; write the whole path"
+    ):
+        assembly.find_file(path, "kl", tmp_path)
+    with pytest.raises(UserError, match="^models: the home folder in ~nosuchuser"):
+        models_folder(Path(path))
+    with pytest.raises(UserError, match="^folder: the home folder in ~nosuchuser"):
+        Folder(path)
+
+
+class _Decoder(torch.nn.Module):
+    """Decodes a code to the pixel value of that number; latents to their first three channels."""
+
+    def __init__(self, values: list[float]):
+        super().__init__()
+        self.values = torch.nn.Parameter(torch.tensor(values), requires_grad=False)
+
+    def vectors(self, codes: torch.Tensor) -> torch.Tensor:
+        return codes[:, None].float()
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        return self.values[latents.long()].expand(-1, 3, -1, -1)
+
+
+def _decoded(values: list[float]) -> list[int]:
+    """Pixels of 8 bits that a decoder of these values in -1..1 becomes, on the command line and in Python."""
+    ready = assembly.Ready("llamagen", SimpleNamespace(name="tiny"), VQModel(_Decoder(values), "tiny vq"))
+    codes = torch.arange(len(values)).view(1, 1, -1)
+    result = SimpleNamespace(codes=codes, report=Report("llamagen", "tiny", {}, 1, 1, "cpu"))
+    return assembly.decode(ready, result)[0, 0, :, 0].tolist()
+
+
+def test_decoded_pixels_are_rounded_and_not_cut():
+    shades = [0.0, 100.3, 100.7, 254.4, 254.6, 255.0, 300.0, -20.0]
+    assert _decoded([2 * shade / 255 - 1 for shade in shades]) == [0, 100, 101, 254, 255, 255, 255, 0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_decoded_pixels_that_are_not_finite_are_the_error_that_the_nodes_raise(value):
+    """Rounding and clamping would hide them: the image was black."""
+    with pytest.raises(UserError) as caught:
+        _decoded([0.0, value, 0.5])
+    assert str(caught.value) == str(not_finite("decoder", "tiny vq", "pixels"))
+
+
+def test_latents_that_are_not_finite_are_not_the_decoders_fault(demo):
+    latents = torch.zeros(1, 4, 2, 2)
+    latents[0, 0, 0, 0] = float("nan")
+    result = SimpleNamespace(latents=latents, report=Report("mar", "m", {}, 1, 1, "cpu"))
+    with pytest.raises(UserError, match=f"^model: {demo.model.name} computed latents that are not finite"):
+        assembly.decode(demo, result)

@@ -96,7 +96,7 @@ OURS = {
     "memory": set(),
     "assembly": {"model_loaders", "samplers", "reports"},
     "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports"},
-    "nodes.host": {"model_loaders.networks", "reports"},
+    "nodes.host": {"model_loaders.networks", "nodes.schema", "reports"},
     "samplers": {"samplers", "reports", "model_loaders.networks"},
     "reports": {"reports"},
     "model_loaders": {"model_loaders"},

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml  # a requirement of huggingface-hub
+from fastar_nodes import errors
 from fastar_nodes.tools import release
 from PIL import Image
 
@@ -78,6 +79,57 @@ def test_tests_run_in_a_folder_of_any_name(name, tmp_path):
     command = [sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+BARE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import fastar_nodes
+assert fastar_nodes.UserError.__name__ == "UserError"
+assert "load_mar" in dir(fastar_nodes) and not hasattr(fastar_nodes, "NODE_CLASS_MAPPINGS")
+for name in ("load_mar", "SAMPLERS", "fasthybrid"):
+    try:
+        getattr(fastar_nodes, name)
+    except ImportError as problem:
+        print(problem)
+"""
+
+
+def test_without_any_package_one_sentence_says_what_to_install(tmp_path):
+    """A wheel that was installed by pip alone: Python without site-packages."""
+    folder = tmp_path / "fastar_nodes"
+    folder.mkdir()
+    for file in ("__init__.py", "__main__.py", "errors.py"):
+        shutil.copyfile(ROOT / file, folder / file)
+    names = "torch numpy pillow safetensors huggingface-hub tqdm"
+    sentence = f"FastAR needs packages that are not installed here; run: python -m pip install {names}.\n"
+
+    def python(*arguments):
+        command = [sys.executable, "-S", "-B", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    for arguments in (("compare",), ()):
+        done = python("-m", "fastar_nodes", *arguments)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", sentence)
+    done = python("-c", BARE, str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, sentence * 3, "")
+
+
+@pytest.mark.parametrize(
+    ("module", "package"), [("numpy", "numpy"), ("PIL", "pillow"), ("huggingface_hub", "huggingface-hub")]
+)
+def test_one_missing_package_is_named_alone(monkeypatch, module, package):
+    assert errors.missing_packages() == "", "the tests run with all of them"
+    found = errors.find_spec
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == module else found(name))
+    assert errors.missing_packages().endswith(f"; run: python -m pip install {package}.")
+
+
+def test_what_every_entry_point_needs_is_declared():
+    """FastAR's own dependency and what the extra *standalone* names; tqdm comes with huggingface-hub, tokenizers is for prompts."""
+    declared = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["standalone"]]
+    names = {re.split("[>=]", requirement)[0] for requirement in declared}
+    assert {*errors._NEEDED.values()} - {"tqdm"} == names - {"tokenizers"}
 
 
 ALONE = """

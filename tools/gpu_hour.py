@@ -34,6 +34,7 @@ from ..model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQMode
 from ..model_loaders.networks.llama import Llama, TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
 from ..model_loaders.networks.speed import COMPILE, PLAIN, choose
+from ..reports.files import typed_path, writable
 from ..reports.record import VERSION
 from ..reports.table import figure, markdown
 from ..samplers.conditioning import AnyCondition, FeatureCondition, from_ids
@@ -342,7 +343,7 @@ def _release(device: torch.device) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; exit code 1 if a cell failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("gpu_hour"), help="files to write, without their ending")
+    parser.add_argument("--out", default="gpu_hour", help="files to write, without their ending")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time after which no further cell is begun")
     parser.add_argument("--dry", action="store_true", help="tiny sizes, on any device: whether every cell runs")
@@ -350,16 +351,17 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         device = choose_device(options.device)
+        out = typed_path(options.out, "out")
+        writable(out.parent, "out", f"{out.name}.json")
     except UserError as problem:
         print(problem)
         return 2
     if device.type != "cuda" and not options.dry:
         print(f"device: {device.type} is not CUDA, and official sizes would take hours; add --dry.")
         return 2
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     speeds = (PLAIN,) if options.plain else (PLAIN, COMPILE)
-    found = hour(device, options.dry, options.seconds, options.out, speeds)
-    print(f"{options.out.with_suffix('.json')}, {options.out.with_suffix('.md')}")
+    found = hour(device, options.dry, options.seconds, out, speeds)
+    print(f"{out.with_suffix('.json')}, {out.with_suffix('.md')}")
     return int(bool(found["failed"]))
 
 

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...errors import not_finite
 from .structure import MOST_LEVELS, depth, official_names
 
 # Buffer of the official VQ files that inference does not use: the codes that training used last.
@@ -237,6 +238,19 @@ class KLAutoencoder(nn.Module):
 
     def _large(self, height: int, width: int) -> bool:
         return height * width * self.config.stride**2 > WHOLE
+
+
+def expect_finite(made: Tensor, name: str, what: str = "pixels") -> Tensor:
+    """Return ``made``, which the decoder or encoder of the file ``name`` computed, if all of its values are finite.
+
+    Nodes, command line and Python call it before values are clamped or rounded, which would hide infinity and NaN. It waits for the device.
+
+    Raises:
+        UserError: see :func:`.errors.not_finite`.
+    """
+    if not bool(made.isfinite().all()):
+        raise not_finite("decoder", name, what)
+    return made
 
 
 @dataclass(frozen=True, eq=False)

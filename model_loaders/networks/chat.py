@@ -6,11 +6,16 @@ from collections.abc import Callable, Container, Sequence
 
 from ...errors import UserError
 
+# Characters of a prompt, or of a list of labels. Encoding takes time and memory with their number, and cannot be interrupted.
+MOST_TEXT = 20_000
+
 
 def expect_text(text: object, field: str = "text") -> None:
-    """Raise a UserError if a prompt is not a text."""
+    """Raise a UserError if a prompt is not a text, or has too many characters to be encoded."""
     if not isinstance(text, str):
         raise UserError(f"{field}: a prompt must be text, not {type(text).__name__}.")
+    if len(text) > MOST_TEXT:
+        raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
 
 
 def chat(turns: Sequence[str], encode: Callable[[str], list[int]], tokens: tuple[int, int]) -> list[int]:

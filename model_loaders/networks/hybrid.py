@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .chat import chat, checked, expect_text, without_special
 from .llama import Llama, LlamaConfig, attend, cache_bytes
-from .mar import MAR, ClassRows, DiffusionHead, Kept, MARConfig, MARModel, pick
+from .mar import MAR, ClassRows, DiffusionHead, MARConfig, MARModel, pick
 
 MAR_PREFIX, LLM_PREFIX = "mar.", "llm."
 # Position tables of the MAR; the first two also have buffer rows.
@@ -123,6 +123,11 @@ class TokenCache:
         # One tensor per block, [live, kv heads, room, D]; buffer rows of the last call lie behind the tokens.
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that is kept."""
+        return self.keys + self.values
 
     def store(self, k: Tensor, v: Tensor, count: int) -> None:
         """Keep the next block's first ``count`` keys and values of [R, kv heads, n, D]."""
@@ -243,8 +248,9 @@ class HybridModel(MARModel):
     def note(self) -> str:
         side = self.net.config.grid
         if side == self.trained:
-            return ""
-        return f"{side} x {side} tokens; the model was trained for {self.trained} x {self.trained}"
+            return self.assumed
+        size = f"{side} x {side} tokens; the model was trained for {self.trained} x {self.trained}"
+        return "; ".join(filter(None, (self.assumed, size)))
 
     def working_bytes(self, rows: int) -> dict[str, int]:
         c, size = self.hybrid.config.llm, next(self.hybrid.parameters()).element_size()
@@ -253,7 +259,7 @@ class HybridModel(MARModel):
         return super().working_bytes(rows) | {"language model": rows * width * size}
 
     def first_timestep(self, diffusion_steps: int) -> int:
-        """950 at fewer than 100 diffusion steps, unless the largest beta is low or the checkpoint says less."""
+        """950 for settings of fewer than 100 diffusion steps, unless the largest beta is low or the checkpoint says less."""
         if self.max_beta > _SAFE_BETA and diffusion_steps < _SAFE_STEPS:
             return min(self.t_max, _SAFE_START)
         return self.t_max
@@ -308,16 +314,20 @@ class PromptRows(ClassRows):
     def vectors(self, guided: bool, count: int = 1) -> Tensor:
         return self.net.mar.class_rows(None, count * len(self))
 
-    def fuse(self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None) -> Tensor:
+    def fuse(
+        self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None, cache: Any = None
+    ) -> Tensor:
         prompts = self._batch(len(encoded), guided)
-        self.count(prompts, encoded.shape[1])
-        return self.net.fuse(encoded, known, prompts, padding_mask)
+        self._count(prompts, encoded.shape[1])
+        return self.net.fuse(encoded, known, prompts, padding_mask, cache)
 
-    def keep(self, encoded: Tensor, known: Tensor, guided: bool, live: int, room: int) -> tuple[Tensor, Kept]:
-        prompts, cache = self._batch(len(encoded), guided), TokenCache(live, room)
-        self.count(prompts, encoded.shape[1])
-        fused = self.net.fuse(encoded, known, prompts, cache=cache)
-        return fused, _Tokens(self, self._batch(len(encoded), live > len(encoded)), cache)
+    def feature_cache(self, live: int, room: int) -> TokenCache:
+        return TokenCache(live, room)
+
+    def extend(self, encoded: Tensor, cache: TokenCache, known: int) -> Tensor:
+        prompts = self._batch(len(encoded), cache.live > len(encoded))
+        self._count(prompts, encoded.shape[1])
+        return self.net.extend(encoded, prompts, cache, known)
 
     def counts(self, encoder: int, decoder: int) -> dict[str, int]:
         counts = super().counts(encoder, decoder) | self._counts
@@ -334,20 +344,6 @@ class PromptRows(ClassRows):
             self._batches[key] = PromptBatch([*rows, *([self.null] * images if guided and self.null else [])])
         return self._batches[key]
 
-    def count(self, prompts: PromptBatch, rows: int) -> None:
+    def _count(self, prompts: PromptBatch, rows: int) -> None:
         """Count ``rows`` rows of the language model behind each prompt."""
         self._counts["llm_rows"] += rows * len(prompts.lengths)
-
-
-class _Tokens(Kept):
-    """Keys and values of known tokens in the language model."""
-
-    def __init__(self, rows: PromptRows, prompts: PromptBatch, cache: TokenCache):
-        super().__init__(rows.net.config.mar.buffer)
-        self.rows, self.prompts, self.cache = rows, prompts, cache
-        self.tensors = cache.keys + cache.values
-
-    def extend(self, encoded: Tensor, new: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        self.rows.count(self.prompts, encoded.shape[1])
-        x = self.rows.net.extend(encoded, self.prompts, self.cache, at)
-        return x, self.places(new, len(x))

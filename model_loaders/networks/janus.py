@@ -19,10 +19,10 @@ from .llama import Llama, LlamaConfig, TokenModel
 from .ops import Embedding, Linear
 
 # Prefix of the transformer's official names.
-_TRUNK = "language_model."
+TRUNK = "language_model."
 # Our names of the other parameters, and the official ones.
 _NAMES = {
-    "words.": f"{_TRUNK}model.embed_tokens.",
+    "words.": f"{TRUNK}model.embed_tokens.",
     "tok_embeddings.table.": "gen_embed.",
     "tok_embeddings.fc1.": "gen_aligner.layers.0.",
     "tok_embeddings.fc2.": "gen_aligner.layers.2.",
@@ -47,7 +47,7 @@ class JanusConfig(LlamaConfig):
     @staticmethod
     def of_janus(state: Mapping[str, Tensor], pad: int = 0, **numbers: Any) -> JanusConfig:
         """Derive the shape from official parameter names; ``numbers`` and errors: see :meth:`.LlamaConfig.of_qwen`."""
-        trunk = {name.removeprefix(_TRUNK): tensor for name, tensor in state.items() if name.startswith(_TRUNK)}
+        trunk = {name.removeprefix(TRUNK): tensor for name, tensor in state.items() if name.startswith(TRUNK)}
         shape = vars(LlamaConfig.of_qwen(trunk, **{"positions": 16384, "theta": 1e4, **numbers}))
         vocab, narrow = state["gen_embed.weight"].shape
         about = {"bias": False, "tied": False, "vocab": vocab, "words": shape["vocab"], "narrow": narrow, "pad": pad}
@@ -84,7 +84,7 @@ class Janus(Llama):
         for ours, theirs in _NAMES.items():
             if name.startswith(ours):
                 return name.replace(ours, theirs, 1)
-        return _TRUNK + Llama.official_name(name)
+        return TRUNK + Llama.official_name(name)
 
     def fold(self) -> Janus:
         """Compute the rows of all image tokens once, in place; a row depends on its token alone. Returns the network."""

@@ -29,7 +29,7 @@ from .ta_tok import TATokModel
 # Attention heads of LlamaGen by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need metadata.
 OFFICIAL_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
 # Head width of Qwen2.5's larger models, whose state dict holds no head count either.
-_QWEN_HEAD_DIM = 128
+QWEN_HEAD_DIM = 128
 # Kinds of a condition. A prompt is token ids of the same vocabulary.
 CLASS, TEXT, FEATURES, PROMPT = "class", "text", "features", "prompt"
 # Parameters of a LlamaGen that say which kind it has.
@@ -68,7 +68,8 @@ class LlamaConfig:
     hidden: int  # inner width of the feed-forward part
     vocab: int  # number of token values V
     condition: str  # CLASS (a label), TEXT (a text encoder's features), FEATURES (of Tar's semantic codes), PROMPT
-    condition_size: int = 0  # number of labels, without the null entry; width of a feature row; 0 for a prompt
+    condition_size: int = 0  # number of labels, without the null class; width of a feature row; 0 for a prompt
+    null: bool = True  # whether it was trained with a null condition, which guidance needs
     text_rows: int = 0  # maximum rows of a text (120 officially); 0 for other conditions
     absolute: int = 0  # rows of the additive position table; 0 selects RoPE: 1-D for prompts, else 2-D
     special: int = 0  # number of PAR's learned transition tokens; 0 for a plain model
@@ -90,13 +91,22 @@ class LlamaConfig:
         return self.special + 1
 
     @staticmethod
-    def of_llamagen(state: Mapping[str, Tensor], heads: int | None = None) -> LlamaConfig:
-        """Derive the shape of a LlamaGen, PAR or AR-DTok from official parameter names; ``heads`` None: of the official size of that width.
-        A KeyError if the state dict is none of this network, a ValueError if the head count is unknown or does not fit."""
+    def of_llamagen(state: Mapping[str, Tensor], heads: int | None = None, null: bool = True) -> LlamaConfig:
+        """Derive the shape of a LlamaGen, PAR or AR-DTok from official parameter names.
+
+        Args:
+            state: weights by name.
+            heads: number of attention heads; None takes that of the official size of the same width.
+            null: whether the last class row is the null class.
+
+        Raises:
+            KeyError: the state dict is none of this network.
+            ValueError: the head count is unknown or does not fit.
+        """
         vocab, dim = state["tok_embeddings.weight"].shape
         heads = heads or OFFICIAL_HEADS.get(dim)
         if heads is None:
-            raise ValueError(f"a GPT of width {dim} is none of the official sizes; give its metadata an entry 'heads'")
+            raise ValueError(f"no official GPT has the width {dim}, so the number of attention heads must be stated")
         absolute = state["abs_pe"].shape[1] if "abs_pe" in state else 0
         if dim % heads or not absolute and dim // heads % 4:
             raise ValueError(f"heads: {heads} does not fit the width {dim}")
@@ -107,7 +117,8 @@ class LlamaConfig:
         (rows, columns), special = state[key].shape, "spe_tok_embeddings.special_embeddings.weight"
         hidden, blocks = state["layers.0.feed_forward.w1.weight"].shape[0], depth(state, "layers.")
         about = {
-            "condition_size": rows - 1 if kind == CLASS else columns,
+            "condition_size": rows - null if kind == CLASS else columns,
+            "null": null or kind != CLASS,
             "text_rows": rows if kind == TEXT else 0,
             "absolute": absolute,
             "special": state[special].shape[0] if special in state else 0,
@@ -121,7 +132,7 @@ class LlamaConfig:
         first = "model.layers.0."
         vocab, dim = state[EMBEDDING].shape
         inner, own = (state[f"{first}self_attn.{part}_proj.weight"].shape[0] for part in "qk")
-        heads = heads or inner // _QWEN_HEAD_DIM
+        heads = heads or inner // QWEN_HEAD_DIM
         wrong = f"{heads} attention heads do not fit {{}} of {{}} numbers; num_attention_heads must be right"
         if heads < 1 or inner % heads:
             raise ValueError(wrong.format("queries", inner))
@@ -307,7 +318,7 @@ class Llama(Regional):
         super().__init__()
         self.config = c = config
         if c.condition == CLASS:
-            self.cls_embedding = nn.ModuleDict({"embedding_table": nn.Embedding(c.condition_size + 1, c.dim)})
+            self.cls_embedding = nn.ModuleDict({"embedding_table": nn.Embedding(c.condition_size + c.null, c.dim)})
         elif c.condition == TEXT:
             projection = {"fc1": Linear(c.condition_size, c.dim), "fc2": Linear(c.dim, c.dim)}
             self.cls_embedding = nn.ModuleDict({"cap_proj": nn.ModuleDict(projection)})
@@ -502,6 +513,7 @@ class TokenModel:
     grid: int  # tokens along one side of the image: 16 for 256 pixels, 24 for 384, 32 for 512
     label_set: str = ""  # name of the label list ("imagenet-1k", "picture-book"); "" without labels or if unknown
     ta_tok: TATokModel | None = None  # of a de-tokenizer: the TA-Tok that computes its features from semantic codes
+    note: str = ""  # remark for reports: what decides the result without being stated by user or file
 
     @property
     def tokens(self) -> int:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +55,7 @@ class MARConfig:
         tokens = state["diffusion_pos_embed_learned"].shape[1]
         heads = heads or OFFICIAL_HEADS.get(dim)
         if heads is None:
-            raise ValueError(f"a MAR of width {dim} is none of the official sizes; give its metadata an entry 'heads'")
+            raise ValueError(f"no official MAR has the width {dim}, so the number of attention heads must be stated")
         if dim % heads:
             raise ValueError(f"heads: {heads} does not divide the width {dim}")
         if math.isqrt(tokens) ** 2 != tokens:
@@ -151,7 +151,7 @@ class DiffusionHead(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention in two halves, so that a cache can be applied between them."""
+    """Multi-head self-attention. The block computes the attention itself, so that a cache can be applied after the projection."""
 
     def __init__(self, dim: int, heads: int):
         super().__init__()
@@ -164,11 +164,6 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).view(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Output [B, Nq, C], projected; ``key_mask`` bool [B, N]: True for keys that may be attended to, None for all."""
-        out = F.scaled_dot_product_attention(q, k, v, None if key_mask is None else key_mask[:, None, None])
-        return self.proj(out.transpose(1, 2).flatten(2))
-
 
 class Block(nn.Module):
     """Pre-norm ViT block: exact GELU, no layer scale, no query/key norm."""
@@ -180,11 +175,21 @@ class Block(nn.Module):
         self.norm2, self.mlp = nn.LayerNorm(dim, eps=1e-6), nn.Sequential(layers)
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
-        """Output [B, N, C], or at ``rows`` int64 [B, M] only; keys and values come from all rows of x."""
+        """Output [B, N, C], or at ``rows`` int64 [B, M] only; keys and values come from all rows of x.
+
+        ``key_mask`` bool [B, N]: True for rows that may be attended to, None for all.
+        """
         q, k, v = self.attn.project(self.norm1(x))
         if rows is not None:
-            x, q = pick(x, rows), q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]))
-        x = x + self.attn.attend(q, k, v, key_mask)
+            x = pick(x, rows)
+            q = pick(q, rows)
+        return self.attend(x, q, k, v, key_mask)
+
+    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """The rest of the block for rows x [B, M, C] with queries q [B, heads, M, d], over keys and values [B, heads, N, d]."""
+        mask = None if key_mask is None else key_mask[:, None, None]
+        out = F.scaled_dot_product_attention(q, k, v, mask)
+        x = x + self.attn.proj(out.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
 
@@ -194,8 +199,9 @@ def _blocks(c: MARConfig, count: int) -> list[Block]:
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
-    """Rows ``index`` [B, M] of x [B, N, C] as [B, M, C]."""
-    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
+    """Rows ``index`` [B, M] of x [B, N, C] as [B, M, C], or of [B, heads, N, d] as [B, heads, M, d]."""
+    index = index[:, None, :, None] if x.ndim == 4 else index[..., None]
+    return x.gather(-2, index.expand(*x.shape[:-2], -1, x.shape[-1]))
 
 
 class MAR(Regional):
@@ -276,28 +282,6 @@ class MAR(Regional):
         return z + pick(place.expand(len(wanted), -1, -1), wanted)
 
 
-class Kept:
-    """What LazyMAR keeps between encoder and decoder from one AR step to the next: nothing, rows pass unchanged."""
-
-    tensors: Sequence[Tensor] = ()  # all that is kept, for the memory count
-
-    def __init__(self, buffer: int):
-        self.buffer = buffer
-
-    def extend(self, encoded: Tensor, new: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        """The decoder's input rows that change, [D, M, C], and their places int64 [D, M] (buffer rows from 0, then positions).
-
-        ``encoded`` [E, N + buffer, C] is encoder output of new tokens, at positions ``new`` int64 [B, N], then of the buffer rows; ``at``
-        tokens were known before.
-        """
-        return encoded, self.places(new, len(encoded))
-
-    def places(self, new: Tensor, rows: int) -> Tensor:
-        """Places in the decoder's input of new tokens [B, N], then of the buffer rows; int64 [rows, N + buffer]."""
-        buffers = torch.arange(self.buffer, device=new.device).expand(rows, -1)
-        return torch.cat([new.repeat(rows // len(new), 1) + self.buffer, buffers], dim=1)
-
-
 class ClassRows:
     """The condition of B images as the network reads it: vectors of the encoder's buffer rows, and what happens to the encoder's output
     before the decoder reads it. Here class labels int64 [B], which leave that output unchanged; prompts are in ``hybrid.py``."""
@@ -314,15 +298,27 @@ class ClassRows:
         rows = self.mar.class_emb(self.labels).repeat(count, 1)
         return torch.cat([rows, self.mar.fake_latent.expand_as(rows)]) if guided else rows
 
-    def fuse(self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None) -> Tensor:
+    def fuse(
+        self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None, cache: Any = None
+    ) -> Tensor:
         """The decoder's input rows [D, buffer + K, C], both branches of guidance, the unconditional one last, of the encoder's output
-        [E, buffer + K, C] for positions ``known`` int64 [E, K]; D counts images and copies, twice with guidance."""
+        [E, buffer + K, C] for positions ``known`` int64 [E, K]; D counts images and copies, twice with guidance.
+
+        ``cache``: of :meth:`feature_cache`, receives what :meth:`extend` reads.
+        """
         return encoded
 
-    def keep(self, encoded: Tensor, known: Tensor, guided: bool, live: int, room: int) -> tuple[Tensor, Kept]:
-        """:meth:`fuse` whose features are kept for later AR steps, which compute ``live`` rows of the decoder's input; ``room`` tokens and
-        buffer rows have to fit."""
-        return encoded, Kept(self.mar.config.buffer)
+    def feature_cache(self, live: int, room: int) -> Any:
+        """A cache for :meth:`fuse` and :meth:`extend` (LazyMAR): of ``live`` rows of the decoder's input and ``room`` tokens and buffer
+        rows. None: there is nothing to keep."""
+        return None
+
+    def extend(self, encoded: Tensor, cache: Any, known: int) -> Tensor:
+        """:meth:`fuse` for encoder output [E, N + buffer, C] of N new tokens, then the buffer rows; [D, N + buffer, C].
+
+        ``cache`` holds the ``known`` tokens before them, and receives the new ones.
+        """
+        return encoded
 
     def counts(self, encoder: int, decoder: int) -> dict[str, int]:
         """Counts of a pass for the report, of the rows that the encoder and an average decoder block computed for both branches."""
@@ -340,6 +336,7 @@ class MARModel:
     patch: int = 1  # latent positions a token covers per side; 1 in every official file
     label_set: str = ""  # name of the label list ("imagenet-1k", "picture-book"), or "" if unknown
     max_beta: float = 0.999  # largest beta of the diffusion the head was trained with; 0.999 for every MAR
+    assumed: str = ""  # what decides the result without being stated by user or file
     condition: ClassVar[str] = "class"  # kind of condition it is sampled with
 
     @property
@@ -354,7 +351,7 @@ class MARModel:
     @property
     def note(self) -> str:
         """A remark for the report, or ""."""
-        return ""
+        return self.assumed
 
     def working_bytes(self, rows: int) -> dict[str, int]:
         """Upper estimate of the activations of one pass by part, for ``rows`` rows of the decoder over the batch and both branches."""
@@ -365,7 +362,11 @@ class MARModel:
         return 0
 
     def first_timestep(self, diffusion_steps: int) -> int:
-        """Highest timestep of a table of that many diffusion steps, where the settings do not choose one."""
+        """Highest timestep of every table of a run whose settings ask for so many diffusion steps and choose no ``t_max``.
+
+        Shorter tables of the run (DiSA's, FastHybrid's guided steps) start there too, so that all tokens are denoised from the same level
+        of noise.
+        """
         return self.t_max
 
     def to_latents(self, tokens: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import UserError
+from ...errors import UserError, not_finite
 from .structure import depth
 
 TABLE = "bottleneck.regularizer.embedding.weight"
@@ -270,4 +270,6 @@ class TATokModel:
         device = self.net.bottleneck.out_linear.weight.device
         # One image at a time, so that the codes do not depend on the batch; the codebook is projected once for all.
         features = torch.cat([self.net.pooled(image[None].to(device), pool) for image in images])
+        if not bool(features.isfinite().all()):  # the codes would hide it
+            raise not_finite("ta_tok", self.name, "features")
         return self.net.bottleneck.codes(features)

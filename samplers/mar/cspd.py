@@ -35,7 +35,7 @@ from ..conditioning import MaskedCondition
 from ..editing import Edit
 from ..noise import CounterRNG, PairedNoise, row_keys
 from .coupling import Gaussian
-from .diffusion import HeadBatch, denoise
+from .diffusion import Head, HeadBatch, ancestral_steps
 from .loop import FullTransformer, Run, Sampler, Transformer, begin
 from .mar import plain_steps
 from .memory import WEIGHTS
@@ -309,11 +309,16 @@ class Trace(NamedTuple):
 
 
 def traced(run: Run, batch: HeadBatch) -> Trace:
-    """The diffusion paths of a batch."""
-    steps: list[tuple[Tensor, Tensor, Tensor]] = []
-    tokens = denoise(run, batch, trace=steps)
-    states, means, log_stds = zip(*steps, strict=True)
-    return Trace(torch.stack([*states, *tokens], 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
+    """The diffusion paths of a batch; the head is never cached."""
+    head, steps = Head(run.model.net, batch), ancestral_steps(run, batch)
+    states, means, log_stds = [batch.x], [], []
+    for k, step in enumerate(steps):
+        x, mean, log_std = step(states[-1], head(k, states[-1]))
+        states.append(x)
+        means.append(mean)
+        log_stds.append(log_std)
+    run.report.add(head_calls=len(steps), head_rows=len(steps) * head.branches * head.tokens)
+    return Trace(torch.stack(states, 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
 
 
 def rows_at(where: Tensor) -> tuple[Tensor, Tensor]:
@@ -325,7 +330,7 @@ def rows_at(where: Tensor) -> tuple[Tensor, Tensor]:
 def draft_of(run: Run, draft: MARModel, condition: MaskedCondition) -> Run:
     """The draft model's generation: the same tokens and diffusion steps, and a report of its own."""
     report = Report("draft", draft.name, {}, None, run.report.images, run.report.device)
-    return replace(run, model=draft, rows=condition.rows(draft, run.guided), report=report, head_share=0)
+    return replace(run, model=draft, rows=condition.rows(draft, run.guided), report=report)
 
 
 def prefill_steps(ar_steps: int, ratio: float) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...errors import UserError
 from ...model_loaders.networks.mar import BUDGET, MARModel
 from ...model_loaders.networks.ops import offloaded_bytes
 from ..conditioning import MaskedCondition, PromptCondition
@@ -17,11 +18,22 @@ STREAMED = " (streamed)"
 NOISE, PROMPTS, FEATURES = "noise", "prompt cache", "feature cache"
 # Not at once: the largest of these counts.
 MAR, HEAD, LLM, DECODE = "MAR", "head", "language model", "decode"
+# Most bytes of noise.
+NOISE_LIMIT = 4 << 30
 
 
 def noise_bytes(model: MARModel, images: int, steps: int) -> int:
     """The noise of ``steps`` diffusion steps of a batch, fp32."""
     return 4 * images * (steps + 2) * model.net.config.tokens * model.net.config.channels
+
+
+def expect_little_noise(model: MARModel, images: int, steps: int, field: str) -> None:
+    """Raise a UserError if the noise of a batch, see :func:`noise_bytes`, takes more than 4 GB; ``field`` is the input to change."""
+    if noise_bytes(model, images, steps) > NOISE_LIMIT:
+        raise UserError(
+            f"{field}: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; ask for fewer images "
+            "at once, or lower diffusion_steps."
+        )
 
 
 def estimate(

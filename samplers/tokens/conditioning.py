@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,12 +50,11 @@ def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureConditio
         key = codes.to(device="cpu", dtype=torch.int64).contiguous().numpy().tobytes()
         if key not in computed:
             with torch.no_grad():
-                computed[key] = ta_tok.net.features(codes.to(device, torch.int64)[None])[0]
+                features = ta_tok.net.features(codes.to(device, torch.int64)[None])[0]
+            if not bool(features.isfinite().all()):
+                raise not_finite("ta_tok", ta_tok.name, "features")
+            computed[key] = features
         out.append(computed[key])
-
-    for features in computed.values():
-        if not np.isfinite(features.float().abs().amax().cpu().numpy()):
-            raise not_finite("model", ta_tok.name, "features")
     return FeatureCondition(tuple(out), condition.names)
 
 

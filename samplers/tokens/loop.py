@@ -203,7 +203,8 @@ def new_report(
     """Report and clock of a run that begins now."""
     device = model.net.compute_device
     report = Report(name, model.name, asdict(settings), seed, images, device.type)  # type: ignore[call-overload]
-    report.note = "; ".join(filter(None, (ops.remark(model.net), model.net.remark)))
+    stated = model.note if isinstance(model, TokenModel) else ""
+    report.note = "; ".join(filter(None, (stated, ops.remark(model.net), model.net.remark)))
     return report, Clock(device)
 
 
@@ -345,12 +346,21 @@ def published(model: TokenModel) -> dict[str, Any]:
     cfg, top_k = _PUBLISHED[c.condition]
     par = _PUBLISHED_PAR.get((c.dim, c.regions))
     if par is not None:
-        return {"cfg": par, "top_k": 0}
+        cfg = par
+        top_k = 0
+    if not c.null:
+        cfg = 1.0
     return {"cfg": cfg, "top_k": top_k}
 
 
 def resolve(settings: S, model: TokenModel) -> S:
-    """The settings with the model's published values for ``cfg`` 0 and ``top_k`` -1."""
+    """The settings with the model's published values for ``cfg`` 0 and ``top_k`` -1.
+
+    Raises:
+        UserError: guidance of a model that was trained without a null class.
+    """
+    if settings.cfg > 1 and not model.net.config.null:
+        raise UserError(f"cfg: {model.name} was trained without a null class, so guidance is impossible; choose cfg 1.")
     own = published(model)
     cfg = settings.cfg or own["cfg"]
     top_k = own["top_k"] if settings.top_k < 0 else settings.top_k

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..settings import Claims, knob
+from ..settings import Guarantees, Settings, knob
 
 
 @dataclass(frozen=True)
-class TokenSettings(Claims):
+class TokenSettings(Guarantees):
     """Sampling of a token, shared by all samplers of discrete tokens."""
 
     cfg: float = knob(
@@ -153,7 +153,7 @@ DETAILS = ("729", "169", "81")
 
 
 @dataclass(frozen=True)
-class TarPromptSettings:
+class TarPromptSettings(Settings):
     """Tar (Han et al. 2025): from a prompt to the semantic codes of a picture."""
 
     detail: str = knob(

@@ -6,12 +6,15 @@ Attacks that are no files are in other tests: on widgets and sockets in ``tests/
 ``tests/samplers/test_batches.py`` and ``tests/nodes/test_node_memory.py``.
 """
 
+import base64
 import copy
 import io
 import json
 import pickle
+import struct
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -75,6 +78,37 @@ def tensor(key: str, count: int, shape: int) -> bytes:
     return over + b"\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR"
 
 
+def renamed(name: str, path: str) -> zipfile.ZipInfo:
+    """A zip record ``name`` with a Unicode path field of Info-ZIP, which is its name for Python from 3.12 on, and not for torch."""
+    record, other = zipfile.ZipInfo(name), path.encode()
+    field = struct.pack("<BI", 1, zlib.crc32(name.encode())) + other
+    record.extra = struct.pack("<HH", 0x7075, len(field)) + field
+    return record
+
+
+def hidden_pickle(path: Path, pickled: bytes) -> Path:
+    """A zip file whose data.pkl is ``pickled`` for torch, and a harmless one for Python from 3.12 on."""
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(renamed("archive/data.pkl", "archive/other"), pickled)
+        file.writestr(renamed("archive/other", "archive/data.pkl"), b"\x80\x02}.")
+        file.writestr("archive/version", "3\n")
+    return path
+
+
+# What a hidden pickle holds: 2 GB for 800 bytes, tuples whose deletion overflows the stack, and code.
+for _name, _body in (
+    ("hidden_gigabytes", b"\x80\x02}X\x01\0\0\0acbuiltins\nbytearray\nJ\0\0\0\x7f\x85Rs."),
+    ("hidden_tuples", b"\x80\x02}X\x01\0\0\0a)" + b"\x85" * 1_000_000 + b"s."),
+):
+    registered(_name, "mar", "two names", lambda f, body=_body: hidden_pickle(f / "x.pt", body))
+registered(
+    "hidden_code",
+    "mar",
+    "two names",
+    lambda f: hidden_pickle(f / "x.pt", pickle.dumps(Payload(f / "canary"), 2)),
+)
+
+
 @attack("mar", "compressed archive")
 def zip_bomb(folder: Path) -> Path:
     """100 MB of zeros in 100 kB: a compressed record, which torch would inflate into memory."""
@@ -101,7 +135,12 @@ PICKLES = (
     # A dictionary key of forty tuples, each holding the previous twice: its hash takes 2^40 steps.
     ("hash_of_doubled_tuples", "no text or number", b"})q\0" + b"h\0h\0\x86q\0" * 40 + b"Ns."),
     # A hundred thousand nested tuples as a key, whose hash overflows the stack of the process.
-    ("deep_tuples", "no text or number", b"})" + b"\x85" * 100_000 + b"Ns."),
+    ("deep_tuples", "nests its values deeper", b"})" + b"\x85" * 100_000 + b"Ns."),
+    # Nested values, whose deletion or printing can overflow the stack of the process.
+    ("deep_tuples_as_a_value", "nests its values deeper", b"}X\x01\0\0\0a)" + b"\x85" * 300_000 + b"s."),
+    ("deep_lists", "nests its values deeper", b"}X\x01\0\0\0a" + b"]" * 100_000 + b"a" * 99_999 + b"s."),
+    # A list that is filled after it was put into another, so that no part of the pickle is deep.
+    ("deep_by_reference", "something else than a list", b"]q\0]q\1h\0h\1a0"),
     ("five_million_open_marks", "more steps than the limit", b"(" * 5_000_000 + b"."),
     # 216 bytes each, in 10 MB.
     ("ten_million_empty_sets", "pickle operation", b"\x8f" * 10_000_000 + b"."),
@@ -299,7 +338,7 @@ def million_tensors(folder: Path) -> Path:
     return header(folder / "x.safetensors", {str(i): entry for i in range(120_000)}, bytes(4))
 
 
-@attack("mar", "no weight file")
+@attack("mar", "has a header of 90.0 MB")
 def header_of_90_megabytes(folder: Path) -> Path:
     """A header of 90 MB, several times that when parsed."""
     return header(folder / "x.safetensors", {}, text='{"__metadata__": {"name": "' + "x" * 90_000_000 + '"}}')
@@ -348,9 +387,17 @@ FOLDERS = (
     ("backtracking_pattern", f"pre_tokenizer {PART}", {"tokenizer__json": tokens(pre_tokenizer=BACKTRACKING)}),
     # A hundred thousand nested lists, which overflow the stack of a recursive parser.
     ("deep_json", "config.json", {"config__json": "[" * 100_000}),
+    # As deep as a parser reads, so that what prints or compares the values overflows its stack.
+    ("deep_value", "nested deeper than 64", {"config__json": config(rope_theta="[" * 900 + "]" * 900)}),
 )
 for _name, _words, _files in FOLDERS:
     registered(_name, "tar", _words, lambda f, files=_files: tar(f, **files))
+
+
+def charsmap(stated: int, trie: int, texts: bytes = b"") -> dict[str, Any]:
+    """SentencePiece's table that states a trie of so many bytes and holds one of ``trie`` bytes."""
+    table = stated.to_bytes(4, "little") + bytes(trie) + texts
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
 
 
 def t5(folder: Path, normalizer: dict[str, Any]) -> Path:
@@ -363,10 +410,30 @@ def t5(folder: Path, normalizer: dict[str, Any]) -> Path:
 for _name, _words, _part in (
     ("exploding_normalizer_of_t5", f"normalizer {PART}", EXPLODING),
     # Tables on which the library tokenizers panics, not with an Exception but a BaseException: when it is read, or at a prompt.
-    ("panic_while_reading", "no tokenizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
-    ("panic_while_encoding", "no tokenizer", {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA="}),
+    ("panic_while_reading", f"normalizer {PART}", charsmap(0, 0)),
+    ("panic_while_encoding", "no tokenizer", charsmap(4, 4)),
+    # 300 bytes that state a trie of 4 GB: the library reserves twice as much, and the process ends.
+    ("trie_of_4_gigabytes", f"normalizer {PART}", charsmap(0xFFFF_FFFC, 300)),
+    # A letter that becomes 360 kB: a prompt of 400 letters takes a minute and 5 GB.
+    ("letter_of_360_kilobytes", "makes up to 360000 characters of one", charsmap(4, 4, b"x" * 360_000)),
+    # Tables that lengthen a text one after another.
+    (
+        "tables_in_a_row",
+        "makes up to 324 characters of one",
+        {"type": "Sequence", "normalizers": [charsmap(4, 4, b"x" * 18)] * 2},
+    ),
 ):
     registered(_name, "t5", _words, lambda f, part=_part: t5(f, part))
+
+
+@attack("t5", "a piece of 6000 characters")
+def pieces_of_thousands_of_letters(folder: Path) -> Path:
+    """Unigram pieces of 1 to 6000 letters: each letter of a prompt begins 6000 of them, a minute for 20,000 letters."""
+    file = folder / "seeds" / "t5" / "tokenizer.json"
+    spec = json.loads(file.read_text())
+    spec["model"]["vocab"] += [["a" * n, -1.0] for n in range(1, 6001, 100)] + [["a" * 6000, -1.0]]
+    file.write_text(json.dumps(spec))
+    return file.parent
 
 
 @attack("t5", "too large")
@@ -375,6 +442,16 @@ def tokenizer_beyond_the_limit(folder: Path) -> Path:
     path = folder / "seeds" / "t5"
     with (path / "tokenizer.json").open("r+b") as file:
         file.truncate(1 << 40)
+    return path
+
+
+@attack("tar", "a link that leads to no file")
+def loop_of_links(folder: Path) -> Path:
+    """Shards that are links to each other."""
+    path = tar(folder)
+    (path / "model.safetensors").unlink()
+    for here, there in ((1, 2), (2, 1)):
+        (path / f"model-0000{here}-of-00002.safetensors").symlink_to(path / f"model-0000{there}-of-00002.safetensors")
     return path
 
 

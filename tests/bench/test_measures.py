@@ -1,9 +1,12 @@
 """Measures of a sweep's folder: paired figures, differences, what is skipped and what is refused; and their statistics."""
 
 import dataclasses
+import errno
 import json
 import math
+import os
 from dataclasses import asdict
+from pathlib import Path
 
 import made_sweeps
 import numpy as np
@@ -279,6 +282,59 @@ def test_frechet_distance_against_the_definition():
     values = np.linalg.eigvals(a @ b)
     wanted = ((x.mean(0) - y.mean(0)) ** 2).sum() + np.trace(a) + np.trace(b) - 2 * np.sqrt(values.real.clip(0)).sum()
     assert statistics.frechet(x, y)(np.ones(300)) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_few_images_have_the_distance_of_many_features(monkeypatch):
+    """The matrix of the images [N, N] and that of the features [D, D] give the same, for all weights of a bootstrap."""
+    x, y = normal(20, 60, 13) @ normal(60, 60, 14), normal(35, 60, 15, shift=0.2)
+    fast = statistics.frechet(x, y)
+    monkeypatch.setattr(statistics, "_cross_of_images", statistics._cross_of_features)
+    slow = statistics.frechet(x, y)
+    for weights in [np.ones(20), *statistics.resamples(20, 5)]:
+        assert fast(weights) == pytest.approx(slow(weights), rel=1e-6)
+    a, b = np.cov(x, rowvar=False), np.cov(y, rowvar=False)
+    values = np.linalg.eigvals(a @ b).real.clip(0)
+    wanted = ((x.mean(0) - y.mean(0)) ** 2).sum() + np.trace(a) + np.trace(b) - 2 * np.sqrt(values).sum()
+    assert fast(np.ones(20)) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_two_images_by_hand():
+    """Features (0, 0, 0), (2, 0, 0) against (0, 0, 0), (4, 0, 0): means 1 and 2 apart by 1, variances 2 and 8, (sqrt 8 - sqrt 2)^2 = 2."""
+    x, y = np.array([[0.0, 0, 0], [2, 0, 0]]), np.array([[0.0, 0, 0], [4, 0, 0]])
+    assert statistics.frechet(x, y)(np.ones(2)) == pytest.approx(1 + 2)
+    # The second image twice: mean 2, no variance.
+    assert statistics.frechet(x, y)(np.array([0.0, 2.0])) == pytest.approx(0 + 8)
+
+
+def test_resamples_are_reported_as_they_are_done():
+    seen = []
+    values = np.arange(5.0)
+    statistics.estimate(statistics.mean(values), 5, 3, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_results_that_cannot_be_added_are_still_returned(store, monkeypatch):
+    def full(lines):
+        raise UserError("out: the folder cannot be written to.")
+
+    monkeypatch.setattr(store, "append_results", full)
+    unsaved: list[str] = []
+    found = evaluate(store, ["identical"], means(), unsaved=unsaved)
+    assert [r.cell for r in found] == [cell.id for cell in store.cells()[1:]]
+    assert unsaved == ["out: the folder cannot be written to."] * 4
+    with pytest.raises(UserError, match="^out: "):
+        evaluate(store, ["identical"], means())
+
+
+def test_a_folder_that_is_not_writable_is_refused_before_a_picture_is_read(store, monkeypatch):
+    monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no picture should be read"))
+
+    def read_only(self, content):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "write_bytes", read_only)
+    with pytest.raises(UserError, match="^folder: .*cannot be written .Read-only file system.; name a file"):
+        evaluate(store, ["psnr"], means())
 
 
 def test_weights_are_repetitions():

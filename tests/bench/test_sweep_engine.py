@@ -32,14 +32,23 @@ def test_names_and_keys_of_ranges_differ():
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"batch": 4}, {"labels": ["cat"]}, {"dtype": "bf16"}, {"threads": 2}])
 def test_all_that_pictures_depend_on_is_in_the_key(files, tmp_path, change):
-    keys = {c.key for entries in (table(files), table(files, **change)) for c in begin(tmp_path, entries)[1]}
-    assert len(keys) == 6
+    (name,) = change
+    first = begin(tmp_path / "first", table(files))[1]
+    other = begin(tmp_path / "other", table(files, **change))[1]
+    assert len({c.key for c in [*first, *other]}) == 6
+    with pytest.raises(
+        UserError, match=f"^out: .* holds a sweep with {name} .*, and this one has .* name another --out"
+    ):
+        begin(tmp_path / "first", table(files, **change))
+    assert Store(tmp_path / "first").cells() == first, "the folder is as it was"
 
 
 def test_the_algorithms_number_and_the_models_file_are_in_the_key(files, tmp_path, monkeypatch):
     keys = [{c.key for c in begin(tmp_path, table(files))[1]}]
     monkeypatch.setattr(work, "ALGORITHM", registry.ALGORITHM + 1)
-    keys.append({c.key for c in begin(tmp_path, table(files))[1]})
+    keys.append({c.key for c in begin(tmp_path / "algorithm", table(files))[1]})
+    with pytest.raises(UserError, match="^out: .* holds a sweep with algorithm"):
+        begin(tmp_path, table(files))
     monkeypatch.undo()
     model, decoder = (shutil.copy(path, tmp_path) for path in (files.mar, files.kl))
     moved = table(files, model=str(model), decoder=str(decoder))
@@ -47,6 +56,9 @@ def test_the_algorithms_number_and_the_models_file_are_in_the_key(files, tmp_pat
     changed = bytearray(decoder_bytes := open(decoder, "rb").read())
     changed[len(decoder_bytes) // 2] ^= 1
     open(decoder, "wb").write(changed)
+    with pytest.raises(UserError, match="^out: .* holds a sweep of other cells, .* remove manifest.json there"):
+        begin(tmp_path, moved)
+    (tmp_path / "manifest.json").unlink()  # the remedy
     keys.append({c.key for c in begin(tmp_path, moved)[1]})
     assert len(set.union(*keys)) == 9
 

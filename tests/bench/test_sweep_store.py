@@ -90,7 +90,7 @@ def test_a_full_disk_leaves_nothing_half(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(store.folder._fs, "mv", full)
-    with pytest.raises(UserError, match="no space left"):
+    with pytest.raises(UserError, match="No space left on device.; free space there and run again"):
         draw(store, 0, 2)
     assert sorted(p.name for p in tmp_path.rglob("*")) == before
     monkeypatch.undo()
@@ -146,3 +146,24 @@ def test_prompts_go_to_genevals_folders(address):
     assert list(store.folder.sizes(f"{name}/00000/samples")) == ["00000.png", "00001.png", "00002.png"]
     drawn = io.BytesIO(store.folder.read(f"{name}/00001/samples/00001.png", 9999))
     assert np.array_equal(Image.open(drawn), pictures[3])
+
+
+def test_a_folder_is_tested_without_a_trace(address):
+    store = filled(address)
+    before = [store.folder.sizes(name) for name in ("", f"cells/{CELL.id}", "results")]
+    store.folder.check("out")
+    Store(f"{address}/new").folder.check("out")
+    assert [store.folder.sizes(name) for name in ("", f"cells/{CELL.id}", "results")] == before
+
+
+def test_a_folder_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="^out: .* cannot be written "):
+        Folder(tmp_path / "file" / "sweep").check("out")
+
+
+def test_names_that_are_no_utf_8_are_kept(tmp_path):
+    name = os.fsdecode(b"caf\xe9.safetensors")
+    store = Store(tmp_path)
+    store.write_manifest({"batch": 2, "spec": {"model": name}}, [CELL])
+    assert Store(tmp_path).manifest()["spec"]["model"] == name

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.assembly import Ready, defaults, find_file
-from fastar_nodes.cli import compare as command
 from fastar_nodes.cli.planning import Planned, measured_against, plan, with_draft
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import text
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.mar import MARModel
 from fastar_nodes.reports.record import COUNTS
-from fastar_nodes.samplers.mar.loop import Sampled
 from fastar_nodes.samplers.registry import SAMPLERS
 from PIL import Image
 from tiny_files import GPT_SIZE, write, write_gpt
@@ -71,7 +70,7 @@ def test_picture_table_and_json(compare, tmp_path):
     assert list(numbers) == ["version", "device", "runs"] and numbers["version"] == 1 and numbers["device"] == "cpu"
     mar, fast = numbers["runs"]
     keys = "sampler model settings seed images seconds speedup counts acceptance tokens_per_pass phases".split()
-    keys += ["peak_memory_bytes", "memory_estimate_bytes", "quality"]
+    keys += ["peak_memory_bytes", "memory_estimate_bytes", "quality", "note"]
     for run in (mar, fast):
         assert list(run) == [k for k in keys if k not in ("acceptance", "quality") or run is fast]
         assert list(run["memory_estimate_bytes"]) == ["weights: MAR", "noise", "MAR", "head", "decode"]
@@ -182,7 +181,8 @@ def test_prompts_for_models_that_read_them(compare, sentence, files, tmp_path, m
     assert list(table(compare("llamagen", f"{line} --text 'a red boat' --text cat --batch 2"))) == ["LlamaGen", "ZipAR"]
     assert asked == [(files.vq, "auto", torch.device("cpu"))]
     assert runs()[0]["images"] == 4 and runs()[0]["settings"]["cfg"] == 7.5 and runs()[0]["settings"]["top_k"] == 1000
-    for more, field in (("--label cat", "label"), ("--text '  '", "text"), ("", "text")):
+    url = "--text 'http://boat.com #### boat.png'"  # nothing is left of it, as on the node
+    for more, field in (("--label cat", "label"), ("--text '  '", "text"), ("", "text"), (url, "text")):
         assert sentence(compare("llamagen", f"{line} {more}")).startswith(f"{field}: ")
 
 
@@ -225,7 +225,7 @@ BAD = {
         "--draft x --samplers cspd",
     ],
     ("llamagen", "checkpoint"): ["--model {vq} --samplers zipar"],
-    ("llamagen", "grid"): ["--grid 8", "--grid many"],
+    ("llamagen", "grid"): ["--grid 129", "--grid many"],
     ("llamagen", "label"): ["--label 10"],
     ("llamagen", "text"): ["--text cat"],
     ("llamagen", "window"): ["--set window=0"],
@@ -273,14 +273,19 @@ def test_what_the_demo_cannot_do(cli, tiny_demo, files, sentence, field, line, g
 
 
 def test_latents_that_are_not_finite_are_reported(compare, sentence, monkeypatch):
-    draw = command.draw
+    monkeypatch.setattr(MARModel, "to_latents", lambda self, tokens: torch.full((len(tokens), 4, 4, 4), torch.nan))
+    assert sentence(compare("mar")).startswith("model: ") and "latents that are not finite" in sentence(compare("mar"))
 
-    def spoilt(*a):
-        latents, report = draw(*a)
-        return Sampled(latents * float("nan"), report)
 
-    monkeypatch.setattr(command, "draw", spoilt)
-    assert "not finite" in sentence(compare("mar"))
+@pytest.mark.parametrize("label", ["''", "' '", "', ;'"])
+def test_an_empty_label_is_not_class_0(compare, sentence, label):
+    assert sentence(compare("mar", f"--label {label}")).startswith("label: nothing is named")
+
+
+def test_words_that_a_model_does_not_know_are_named_as_on_the_node(cli):
+    line = "compare --model demo-hybrid --samplers mar --set ar_steps=1 --set diffusion_steps=2 --device cpu"
+    said = cli(f"{line} --prompt 'a purple boat' --prompt 'a red boat' --json c.json")
+    assert said.code == 0 and "does not know: purple." in said.err, said
 
 
 def test_a_folder_called_demo_does_not_hide_the_demo(root, tmp_path, monkeypatch):

@@ -46,6 +46,10 @@ if hasattr(signal, "SIGUSR2"):
 """
 
 
+# What the editor sends beside a prompt, as far as it matters here.
+EDITOR = {"extra_pnginfo": {"workflow": {"nodes": []}}}
+
+
 class Missing(Exception):
     """No usable ComfyUI; the message says what was looked for."""
 
@@ -160,14 +164,15 @@ class Comfy:
             text = answer.read()
         return json.loads(text) if text else None
 
-    def queue(self, prompt: dict[str, Any], client: str = "") -> str:
-        """Queue an API prompt; its id.
+    def queue(self, prompt: dict[str, Any], client: str = "", extra: Mapping[str, Any] | None = None) -> str:
+        """Queue an API prompt; its id. ``extra``: data beside it, :data:`EDITOR` for what the editor sends.
 
         Raises:
             Rejected: with the server's words.
         """
+        data = {"prompt": prompt, "client_id": client or uuid.uuid4().hex, "extra_data": dict(extra or {})}
         try:
-            return self.post("/prompt", {"prompt": prompt, "client_id": client or uuid.uuid4().hex})["prompt_id"]
+            return self.post("/prompt", data)["prompt_id"]
         except urllib.error.HTTPError as problem:
             raise Rejected(problem.read().decode()) from None
 
@@ -210,17 +215,17 @@ class Comfy:
         return next((d["exception_type"] for name, d in entry["status"]["messages"] if name == "execution_error"), "")
 
     @contextmanager
-    def events(self, client: str) -> Iterator[Iterator[tuple[str, Any]]]:
+    def events(self, client: str, editor: bool = True) -> Iterator[Iterator[tuple[str, Any]]]:
         """What the server tells a client: (event type, data); previews as ("preview", (metadata, JPEG bytes)), texts on nodes as
-        ("text", (node, text)).
+        ("text", (node, text)). ``editor``: whether it says, as the editor does, that it reads previews with metadata.
         """
         import websocket  # of the package websocket-client
 
         with closing(
             websocket.create_connection(f"{self.url.replace('http', 'ws')}/ws?clientId={client}", 60)
         ) as found:
-            # Without it previews come as another, older event.
-            found.send(json.dumps({"type": "feature_flags", "data": {"supports_preview_metadata": True}}))
+            if editor:
+                found.send(json.dumps({"type": "feature_flags", "data": {"supports_preview_metadata": True}}))
             yield _events(found)
 
     def complaint(self, prompt: dict[str, Any]) -> str:
@@ -247,6 +252,8 @@ def _events(connection: Any) -> Iterator[tuple[str, Any]]:
             yield message["type"], message["data"]
         else:
             event, size = struct.unpack(">II", data[:8])
+            if event in (1, 2):  # the older form, without metadata
+                yield "preview", ({}, data[8:])
             if event == 3:
                 yield "text", (data[8 : 8 + size].decode(), data[8 + size :].decode())
             if event == 4:

@@ -5,7 +5,7 @@ import time
 import uuid
 
 import numpy as np
-from comfy_host import graph, sweep_workflow, to_api
+from comfy_host import EDITOR, graph, sweep_workflow, to_api
 from PIL import Image
 
 CELLS = 10 * 10
@@ -46,7 +46,7 @@ def test_a_sweep_of_100_cells_is_interrupted_resumed_and_opened_again(comfy, inf
 def test_a_sampler_shows_a_line_on_its_node(comfy):
     client = uuid.uuid4().hex
     with comfy.events(client) as events:
-        prompt = comfy.queue(graph(n3={"seed": 4343}, n4={"seed": 4343}, n7={"report_1": None}), client)
+        prompt = comfy.queue(graph(n3={"seed": 4343}, n4={"seed": 4343}, n7={"report_1": None}), client, EDITOR)
         shown = {}
         for kind, data in events:
             assert kind != "execution_error", data

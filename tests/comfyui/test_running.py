@@ -8,10 +8,12 @@ import uuid
 import numpy as np
 import pytest
 import torch
-from comfy_host import ROOT, WORKFLOWS, graph, load_workflow, to_api
+from comfy_host import EDITOR, ROOT, WORKFLOWS, graph, load_workflow, to_api
 from fastar_nodes.model_loaders.autoencoders import load_kl
 from fastar_nodes.tools.training import picture_book
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 # What makes sweeps and advice short, by node type.
 FEW = {
@@ -100,7 +102,7 @@ def test_a_photograph_of_any_size_is_edited(comfy, book):
 def test_progress_and_previews_arrive(comfy):
     client = uuid.uuid4().hex
     with comfy.events(client) as events:
-        prompt = comfy.queue(graph(n3={"ar_steps": 32, "diffusion_steps": 60, "seed": 1234}), client)
+        prompt = comfy.queue(graph(n3={"ar_steps": 32, "diffusion_steps": 60, "seed": 1234}), client, EDITOR)
         steps, previews, ended = [], [], False
         for kind, data in events:
             if kind == "progress" and data["node"] == "3":
@@ -122,11 +124,46 @@ def test_no_previews_when_they_are_switched_off(comfy):
     client = uuid.uuid4().hex
     with comfy.events(client) as events:
         prompt = graph(n3={"seed": 4321})
-        comfy.post("/prompt", {"prompt": prompt, "client_id": client, "extra_data": {"preview_method": "none"}})
+        comfy.queue(prompt, client, EDITOR | {"preview_method": "none"})
         for kind, data in events:
             assert kind != "preview" and kind != "execution_error", data
             if kind == "execution_success":
                 break
+
+
+@pytest.mark.parametrize("asked, shown", [({}, False), ({"preview_method": "latent2rgb"}, True)])
+def test_a_program_gets_no_binary_messages_unless_it_asks(comfy, asked, shown):
+    """A widely used client takes each of them for an image; the server was started with previews at none."""
+    client, seen = uuid.uuid4().hex, set()
+    with comfy.events(client, editor=False) as events:
+        comfy.queue(graph(n3={"ar_steps": 32, "diffusion_steps": 60, "seed": 4300 + shown}), client, asked)
+        for kind, data in events:
+            seen.add(kind)
+            assert kind != "execution_error", data
+            if kind == "execution_success":
+                break
+    assert "progress" in seen and "text" not in seen
+    assert ("preview" in seen) == shown
+
+
+def test_a_decoder_whose_pixels_are_not_finite_ends_the_run_with_its_name(comfy):
+    """Its weights are finite and overflow. Before, the image was black and the run a success."""
+    source = ROOT / "demo" / "checkpoints" / "kl.safetensors"
+    with safe_open(source, "pt") as file:
+        metadata = file.metadata()
+    weights = {}
+    for name, value in load_file(source).items():
+        weights[name] = value.float() * 1e12 if name.startswith("decoder.") else value.float()
+    save_file(weights, comfy.base / "models" / "fastar" / "diverged.safetensors", metadata)
+    comfy.get("/object_info/FastARLoadMAR")
+    said = comfy.complaint(graph(n1={"decoder": "diverged.safetensors"}, n3={"seed": 99}))
+    assert said.startswith("decoder: "), said
+    assert "computed pixels that are not finite" in said
+
+
+def test_an_unknown_preset_is_quoted(comfy):
+    said = comfy.complaint(graph(n4={"preset": "fastest", "seed": 98}))
+    assert said.startswith("preset: it got the text 'fastest', none of "), said
 
 
 @pytest.fixture(scope="module")

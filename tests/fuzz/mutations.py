@@ -4,7 +4,9 @@ import io
 import json
 import random
 import re
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ NUMBERS = (0, 1, -1, 2, 3, 7, 255, 513, 20_000, 2**31 - 1, 2**31, 2**53, 2**60, 
 TEXTS = ("", "0", "-1", "nan", "inf", "1e400", "9" * 400, "x" * 5000, "\0", "../../x", "\ud800", "ümläut", "[" * 2000)
 # Keys that some loader reads from a file's metadata.
 KEYS = ("heads", "patch", "t_max", "latent_scale", "grid", "groups", "name", "label_set", "config", "args", "tokenizer",
-        "encoder_heads", "decoder_heads", "input_size", "format", "decoder")  # fmt: skip
+        "encoder_heads", "decoder_heads", "input_size", "format", "decoder", "num_classes", "defaults")  # fmt: skip
 EVIL_PARTS: tuple[dict[str, Any], ...] = (
     {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000},
     {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": ""}, "content": "aaaa"}] * 12},
@@ -186,7 +188,7 @@ def archive_of(r: random.Random, data: bytes, canary: Path) -> bytes:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         records = {info.filename: archive.read(info) for info in archive.infolist()}
     pickle = next(name for name in records if name.endswith("data.pkl"))
-    body, kind = records[pickle], r.randrange(7)
+    body, kind = records[pickle], r.randrange(8)
     if kind == 0:
         records[r.choice(list(records))] = b"\0" * r.choice((0, 1, 10**6))
     elif kind == 1:
@@ -205,10 +207,19 @@ def archive_of(r: random.Random, data: bytes, canary: Path) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED if kind == 5 else zipfile.ZIP_STORED) as archive:
         for name, content in records.items():
-            archive.writestr(name, content)
+            archive.writestr(renamed(r, name) if kind == 7 else name, content)
     if kind == 6:
         return r.choice((b"PK\x03\x04" + out.getvalue(), out.getvalue() + b"PK\x05\x06" + bytes(18)))
     return out.getvalue()
+
+
+def renamed(r: random.Random, name: str) -> zipfile.ZipInfo:
+    """A zip record with extra fields: at times the Unicode path field of Info-ZIP, which Python reads from 3.12 on."""
+    record = zipfile.ZipInfo(name)
+    other = struct.pack("<BI", 1, zlib.crc32(name.encode())) + b"archive/data.pkl"
+    field, content = r.choice(((0x7075, other), (0x4246, b"zz"), (0x7075, b""), (r.randrange(2, 1 << 16), b"x")))
+    record.extra = struct.pack("<HH", field, len(content)) + content
+    return record
 
 
 def mutate(r: random.Random, path: Path, outside: Path, canary: Path, fresh: bool) -> None:

@@ -5,7 +5,10 @@ import json
 import os
 import pickle
 import re
+import shutil
 import struct
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +77,8 @@ def test_pickled_nestings(tmp_path: Path, wrap) -> None:
     before = set(torch.serialization.get_safe_globals())
     torch.save(wrap(STATE), tmp_path / "weights.bin")
     file = read(tmp_path / "weights.bin")
-    assert same(file.state) and file.metadata == {}
+    arguments = {"lr": 1e-4, "name": "x"} if "args" in wrap(STATE) else {}
+    assert same(file.state) and file.arguments == arguments
     assert not any(t.requires_grad for t in file.state.values())
     assert set(torch.serialization.get_safe_globals()) == before
 
@@ -143,14 +147,15 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (b"", "is empty (0 bytes)"),
-        (b"Dear reader, these are not weights.\n", "no weight file"),
+        (b"Dear reader, these are not weights.\n", "is a text, not weights ('Dear reader, these are not weights.')"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "a Git LFS pointer"),
         (b"\n<!DOCTYPE html><html></html>", "a web page"),
         (b"GGUF\x03\x00\x00\x00\x00\x00", "a GGUF file"),
         (b"\x80\x04N.", "a bare pickle"),
-        (b"\x00\x01", "no weight file"),
+        (b"\x00\x01", "cut short: it has 2 bytes"),
         (bytes(range(256)) * 4, "no weight file"),
         (b"PK\x03\x04 and then nothing", "rename it"),
+        (b"PK\x03\x04"[:3], "cut short: it has 3 bytes"),
         ((2).to_bytes(8, "little") + b"{}", "holds no tensors"),
         ((900).to_bytes(8, "little") + b'{"a": ', "cut short"),
         ((8).to_bytes(8, "little") + b"{not it}", "damaged or cut short"),
@@ -274,7 +279,7 @@ def test_files_at_the_limit_of_a_tokenizer(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("place", "given"),
     [
-        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "x" * 500_000}),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA" + "A" * 499_989}),
         ("normalizer", {"type": "Strip", "strip_left": True, "strip_right": True}),
         ("normalizer", {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u2581"}),
         ("normalizer", {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}),
@@ -289,7 +294,8 @@ def test_official_components_are_accepted_with_their_arguments_only(place: str, 
         check_components({"model": {"type": "Unigram", "byte_fallback": True}, place: part}, "x", "encoder")
 
     check(given)
-    check({"type": "Sequence", parts: [given] * 8})
+    # A component that lengthens a text is accepted a few times only.
+    check({"type": "Sequence", parts: [given, *[{"type": {"normalizers": "Strip"}.get(parts, "Digits")}] * 7]})
     wrong = [{**given, name: f"{value}x"} for name, value in given.items()]
     for other in (*wrong, {**given, "other": 2.0}, {"type": "Sequence", parts: [given] * 9}, [given]):
         refused(lambda other=other: check(other), f"encoder: x has a {place} that no official tokenizer has")
@@ -351,6 +357,86 @@ def test_limits_of_a_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lim
     monkeypatch.setattr(archive, limit, last - 1)
     with pytest.raises(archive.Refused, match=f"limit of {last - 1}"):
         archive.check(path)
+
+
+@pytest.mark.parametrize(("count", "accepted"), [(99, True), (100, False)])
+def test_the_depth_of_a_pickle(tmp_path: Path, count: int, accepted: bool) -> None:
+    """A dictionary of ``count`` nested lists, around an empty one."""
+    nested: object = []
+    for _ in range(count):
+        nested = [nested]
+    torch.save({"a": torch.ones(1), "b": nested}, tmp_path / "x.pt")
+    if accepted:
+        return archive.check(tmp_path / "x.pt")
+    with pytest.raises(archive.Refused, match="deeper than the limit of 100"):
+        archive.check(tmp_path / "x.pt")
+
+
+def test_depth_cannot_be_hidden_in_the_memo(tmp_path: Path) -> None:
+    """Sixty levels, memoised and put into sixty others."""
+    deep = b"]q\0" + b"]" * 60 + b"a" * 60
+    with pytest.raises(archive.Refused, match="nests its values deeper"):
+        archive.check(pickled(tmp_path / "x.pt", b"(" + deep + b"]" * 60 + b"h\0" + b"a" * 60 + b"t"))
+    archive.check(pickled(tmp_path / "x.pt", b"(" + deep + b"]" * 30 + b"h\0" + b"a" * 30 + b"t"))
+    with pytest.raises(archive.Refused, match="something else than a list"):
+        archive.check(pickled(tmp_path / "x.pt", b"]q\0h\0Na"))
+
+
+def test_a_record_with_two_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Info-ZIP's Unicode path field: from 3.12 on Python takes its name, torch that of the record."""
+    path = tmp_path / "x.pt"
+    for extra, accepted in (
+        (b"", True),
+        (struct.pack("<HH", 0x4246, 2) + b"zz", True),  # the padding of torch
+        (struct.pack("<HHBI", 0x7075, 5, 1, 0), False),
+        (struct.pack("<HHHHBI", 0x4246, 0, 0x7075, 5, 1, 0), False),
+        (struct.pack("<HH", 0x4246, 9), False),  # longer than what is there
+    ):
+        record = zipfile.ZipInfo("x/data.pkl")
+        record.extra = extra
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr(record, b"\x80\x02}.")
+        if accepted:
+            archive.check(path)
+            continue
+        with pytest.raises(archive.Refused):
+            archive.check(path)
+    # A reader that renames records by anything else.
+    pickled(path, b"}")
+    infolist = zipfile.ZipFile.infolist
+
+    def renamed(self: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+        for record in infolist(self):
+            record.orig_filename = "x/other.pkl"
+        return infolist(self)
+
+    monkeypatch.setattr(zipfile.ZipFile, "infolist", renamed)
+    with pytest.raises(archive.Refused, match="two names"):
+        archive.check(path)
+
+
+@pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
+def test_other_versions_of_zipfile_are_not_deceived(tmp_path: Path, version: str) -> None:
+    """archive.py alone, which needs no torch, in a newer Python if there is one; CI runs all tests in several."""
+    python = shutil.which(f"python{version}")
+    works = python and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
+    if not works:
+        pytest.skip(f"there is no Python {version}")
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attacks"))
+    from attacks import hidden_pickle
+
+    bad, good = hidden_pickle(tmp_path / "bad.pt", b"\x80\x02}."), pickled(tmp_path / "good.pt", b"}")
+    code = (
+        "import sys, pathlib, importlib.util as u; s = u.spec_from_file_location('archive', sys.argv[1]); "
+        "m = u.module_from_spec(s); sys.modules['archive'] = m; s.loader.exec_module(m); "
+        "m.check(pathlib.Path(sys.argv[2]))"
+    )
+    outcome = {
+        path: subprocess.run([str(python), "-c", code, archive.__file__, path], capture_output=True, text=True)
+        for path in (bad, good)
+    }
+    assert outcome[good].returncode == 0, outcome[good].stderr
+    assert "two names" in outcome[bad].stderr
 
 
 def test_records_that_two_readers_may_take_for_another(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_the_state_dict_says_its_own_shape(name):
 def test_shapes_that_make_no_sense_are_refused():
     state = Llama(SHAPES["class"]).state_dict()
     for heads, sentence in (
-        (None, "width 32 is none of the official"),
+        (None, "no official GPT has the width 32"),
         (5, "heads: 5 does not fit"),
         (16, "heads: 16 does not fit"),
     ):

@@ -1,14 +1,16 @@
 """What every loader does: strict names, finite weights, one sentence for a wrong file, a network that is ready and owns its weights."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import janus_files
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import families
+from fastar_nodes.model_loaders import configs, families
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.families import KINDS, identify
 from fastar_nodes.model_loaders.hybrid import load_hybrid
@@ -246,7 +248,8 @@ def test_weights_that_do_not_fit(write, stem: str, change, words: str) -> None:
         ("tar", {"tokenizer": "[1]"}, "tokenizer"),
         ("tar", {"generation_config": "[1]"}, "generation_config"),
         ("hybrid", {"max_beta": "nan"}, "max_beta"),
-        ("hybrid", {"config": "{}"}, "none of the official sizes"),
+        ("hybrid", {"config": "{}"}, "has no num_attention_heads in its configuration"),
+        ("hybrid", {"config": '{"llm": {"num_attention_heads": 4}}'}, "has no mar.encoder_num_heads in its"),
     ],
 )
 def test_metadata_that_makes_no_sense(write, stem: str, entry: dict, words: str) -> None:
@@ -267,3 +270,263 @@ def test_names_and_label_sets(write) -> None:
     ):
         assert load(write(stem, change)).label_set == "imagenet-1k"
         assert load(write(stem, change, label_set="birds")).label_set == "birds"
+
+
+# Where the configuration of each family holds that of its language model: its own layout, then others.
+PLACES = {
+    "tar": [(), ("text_config",)],
+    "janus": [("language_config",), ("text_config",), ()],
+    "hybrid": [("llm",), ("text_config",), ("llm_config",), ()],
+}
+LANGUAGE = [(stem, place) for stem, places in PLACES.items() for place in places]
+
+
+@pytest.fixture
+def configured(files: dict[str, Path], tmp_path: Path):
+    """Gives the path of a valid file, beside which the configuration of the language model, at a place, has these fields changed."""
+    written: dict[str, tuple[Path, str]] = {}
+
+    def configured(stem: str, place: tuple[str, ...], fields: dict[str, Any], *without: str) -> Path:
+        if stem not in written:
+            with safe_open(files[stem], "pt") as file:
+                metadata = file.metadata()
+            (tmp_path / stem).mkdir()
+            path, config = tmp_path / stem / "x.safetensors", metadata.pop("config")
+            save_file(load_file(files[stem]), path, metadata=metadata)
+            written[stem] = path, config
+        path, config = written[stem]
+        stated = json.loads(config)
+        if stem == "tar":  # without a dictionary of its own
+            whole = {k: v for k, v in stated.items() if k.endswith("_id") or k == "semantic_side"}
+            part = {k: v for k, v in stated.items() if k not in whole}
+        else:
+            part = stated.pop(PLACES[stem][0][0])
+            whole = stated
+        part = {k: v for k, v in part.items() if k not in without} | fields
+        whole |= {place[0]: part} if place else part
+        (path.parent / "config.json").write_text(json.dumps(whole))
+        return path
+
+    return configured
+
+
+def language(stem: str, path: Path) -> Any:
+    """The shape of the language model of a file."""
+    config = network(LOADERS[stem][0](path)).config
+    return config.llm if stem == "hybrid" else config
+
+
+# Fields that state a number of a language model, in the forms of transformers 4 and 5; the attribute and its value.
+STATED = [
+    ({"rope_theta": 500}, "theta", 500.0),
+    ({"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}}, "theta", 500.0),
+    ({"rms_norm_eps": 1e-3}, "eps", 1e-3),
+    ({"rope_parameters": {"full_attention": {"rope_theta": 500.0, "rope_type": "default"}}}, "theta", 500.0),
+    ({"rope_theta": 500.0, "rope_scaling": None, "rope_parameters": {"rope_theta": 500.0}}, "theta", 500.0),
+    ({"rope_scaling": {"type": "default", "rope_theta": 500.0}}, "theta", 500.0),
+    ({"max_position_embeddings": 99}, "positions", 99),
+]
+# Fields that would make another network, with a value that they cannot have here.
+OTHER: dict[str, Any] = {
+    "rope_scaling": {"type": "linear", "factor": 4.0},
+    "rope_parameters": {"rope_type": "yarn", "factor": 4.0},
+    "partial_rotary_factor": 0.5,
+    "rotary_pct": 0.25,
+    "rotary_dim": 2,
+    "rope_base": 77.0,
+    "rope_ratio": 2,
+    "rope_local_base_freq": 10000.0,
+    "rope_interleave": True,
+    "no_rope_layers": [1, 0],
+    "use_dynamic_ntk": True,
+    "mrope_section": [1, 1, 1],
+    "hidden_act": "gelu",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "mlp_bias": True,
+    "head_dim": 2,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 9,
+    "vocab_size": 7,
+    "layer_norm_eps": 0.5,
+    "norm_type": "layernorm",
+    "use_sliding_window": True,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "logit_scale": 0.0625,
+    "logits_scaling": 8.0,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 1.0,
+    "query_pre_attn_scalar": 256,
+    "scale_emb": 12,
+    "scale_depth": 1.4,
+    "use_qk_norm": True,
+    "clip_qkv": 8.0,
+    "per_layer_config": {"1": {"hidden_act": "relu"}},
+    "model_type": "granite",
+    # Known to no library: a name that says what it does.
+    "my_rope_shift": 3,
+    "output_softcap": 20.0,
+}
+# Fields that change nothing, and the usual values of those that could.
+HARMLESS: dict[str, Any] = {
+    **dict.fromkeys((name for name in OTHER if name not in ("hidden_size", "num_attention_heads")), None),
+    "attention_dropout": 0.1,
+    "initializer_range": 0.02,
+    "use_cache": False,
+    "torch_dtype": "bfloat16",
+    "dtype": "float16",
+    "transformers_version": "5.0.0",
+    "_attn_implementation": "flash_attention_2",
+    "architectures": ["X"],
+    "eos_token_id": [1, 2],
+    "pretraining_tp": 2,
+    "max_window_layers": 1,
+    "sliding_window": 4,
+    "use_sliding_window": False,
+    "layer_types": ["full_attention", "full_attention"],
+    "hidden_act": "silu",
+    "mlp_bias": False,
+    "partial_rotary_factor": 1.0,
+    "logit_scale": 1.0,
+    "mm_vision_tower": "siglip",
+    "mm_use_im_start_end": True,
+    "tokenizer_padding_side": "right",
+    "quality": {"a": [1]},
+    "a.b": 3,
+}
+
+
+def test_numbers_are_read_under_each_of_their_names(configured) -> None:
+    for stem, place in LANGUAGE:
+        first = place == PLACES[stem][0]
+        for fields, attribute, value in STATED if first else STATED[:3]:
+            path = configured(stem, place, fields, "rope_theta", "rms_norm_eps", "max_position_embeddings")
+            assert getattr(language(stem, path), attribute) == value, (stem, place, fields)
+        path = configured(stem, place, {"rope_theta": 500.0, "rope_parameters": {"rope_theta": 600.0}})
+        refused(stem, path, "rope_theta = 500", "rope_parameters.rope_theta = 600", "contradict")
+
+
+@pytest.mark.parametrize("stem", PLACES)
+class TestConfigurationsOfLanguageModels:
+    def test_a_head_width_gives_the_number_of_heads(self, stem: str, configured) -> None:
+        usual = language(stem, configured(stem, PLACES[stem][0], {}))
+        other = configured(stem, PLACES[stem][0], {"head_dim": usual.head_dim}, "num_attention_heads")
+        assert language(stem, other) == usual
+
+    def test_another_network_is_refused_by_the_name_of_the_field(self, stem: str, configured) -> None:
+        first, *others = PLACES[stem]
+        for name, value in OTHER.items():
+            refused(stem, configured(stem, first, {name: value}), name, "in its configuration")
+        for place in others:
+            refused(stem, configured(stem, place, {"hidden_act": "gelu"}), "hidden_act = 'gelu'")
+            refused(stem, configured(stem, place, {"rope_parameters": {"rope_type": "yarn"}}), "rope_type = 'yarn'")
+        refused(stem, configured(stem, first, {"sliding_window": 4}), "sliding_window = 4")
+        refused(stem, configured(stem, first, {"sliding_window": [4]}), "sliding_window = a list")
+        for rotation in (
+            {"factor": 4.0},
+            {"type": "default", "mrope_section": [1, 1]},
+            {"rope_type": ["default", "yarn"]},
+        ):
+            refused(stem, configured(stem, first, {"rope_scaling": rotation}), f"rope_scaling.{list(rotation)[-1]} = ")
+        # A bias that the weights do not have, or have.
+        bias = language(stem, configured(stem, first, {})).bias
+        refused(stem, configured(stem, first, {"attention_bias": not bias}), "attention_bias")
+
+    def test_what_changes_nothing_is_ignored(self, stem: str, configured) -> None:
+        """Among it a refused field that is left out, or that has the value of the network: the remedy of a refusal."""
+        place = PLACES[stem][0]
+        usual = network(LOADERS[stem][0](configured(stem, place, {})))
+        made = network(LOADERS[stem][0](configured(stem, place, HARMLESS)))
+        assert made.config == usual.config
+        assert all(torch.equal(value, usual.state_dict()[name]) for name, value in made.state_dict().items())
+
+
+@pytest.mark.parametrize("stem", PLACES)
+def test_a_part_of_a_configuration_must_be_a_dictionary(stem: str, write, files: dict[str, Path]) -> None:
+    with safe_open(files[stem], "pt") as file:
+        stated = json.loads(file.metadata()["config"])
+    for value in (3, "x", [1], True):
+        refused(stem, write(stem, config=json.dumps({**stated, "text_config": value})), "text_config = ")
+    own, *_ = PLACES[stem][0] or ("text_config",)
+    part = stated.get(own, {k: v for k, v in stated.items() if k != "rope_theta"})
+    twice = {**stated, own: {**part, "rope_theta": 500.0}, "llm_config": {**part, "rope_theta": 600.0}}
+    refused(stem, write(stem, config=json.dumps(twice)), "states rope_theta twice")
+
+
+def test_every_field_that_transformers_writes_is_known() -> None:
+    """A field of a new version is put into one of the tables: is it read, fixed, or ignored?"""
+    transformers = pytest.importorskip("transformers")
+    for kind in (transformers.Qwen2Config, transformers.LlamaConfig):
+        assert set(kind().to_dict()) <= configs.KNOWN, kind
+
+
+@pytest.mark.parametrize(
+    ("part", "fields", "words"),
+    [
+        ("mar", {"decoder_num_heads": 4}, "decoder_num_heads = 4"),
+        ("mar", {"encoder_num_heads": 3}, "encoder_num_heads = 3"),
+        ("mar", {"encoder_embed_dim": 32}, "encoder_embed_dim = 32"),
+        ("mar", {"decoder_depth": 2}, "decoder_depth = 2"),
+        ("mar", {"buffer_size": 64}, "buffer_size = 64"),
+        ("mar", {"diffloss_d": 12}, "diffloss_d = 12"),
+        ("mar", {"patch_size": 2}, "patch_size = 2"),
+        ("diffusion", {"max_beta": 2.0}, "max_beta = 2.0"),
+    ],
+)
+def test_the_other_parts_of_a_hybrid(write, files: dict[str, Path], part: str, fields: dict, words: str) -> None:
+    with safe_open(files["hybrid"], "pt") as file:
+        stated = json.loads(file.metadata()["config"])
+    stated[part] = {**stated.get(part, {}), **fields}
+    path = write("hybrid", config=json.dumps(stated))
+    refused("hybrid", path, words) if part == "mar" else refused("hybrid", path, "max_beta")
+
+
+def test_the_scale_of_the_latents_of_a_hybrid(write, files: dict[str, Path]) -> None:
+    with safe_open(files["hybrid"], "pt") as file:
+        stated = json.loads(file.metadata()["config"])
+    path = write("hybrid", config=json.dumps({**stated, "vae_scale": 0.5}))
+    assert load_hybrid(path).latent_scale == 0.5
+    path = write("hybrid", config=json.dumps({**stated, "vae_scale": 0.5}), latent_scale="2.0")
+    assert load_hybrid(path).latent_scale == 2.0, "the metadata is FastAR's own"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "words"),
+    [
+        (("gen_aligner_config", "params"), {"projector_type": "linear"}, "projector_type = 'linear'"),
+        (("gen_aligner_config", "params"), {"depth": 3}, "depth = 3"),
+        (("gen_head_config", "params"), {"image_token_size": 99}, "image_token_size = 99"),
+        (("gen_vision_config", "params"), {"image_token_size": 99}, "image_token_size = 99"),
+        (("vq_config",), {"num_embeddings": 99}, "num_embeddings = 99"),
+        (("vq_config",), {"hidden_act": "relu"}, "hidden_act = 'relu'"),
+        (("vq_config",), {"num_patches": 1}, "num_patches = 1"),
+    ],
+)
+def test_the_image_tokens_of_a_janus(write, files: dict[str, Path], path, fields: dict, words: str) -> None:
+    with safe_open(files["janus"], "pt") as file:
+        stated = json.loads(file.metadata()["config"])
+    part = stated
+    for name in path:
+        part = part.setdefault(name, {})
+    part.update(fields)
+    refused("janus", write("janus", config=json.dumps(stated)), words)
+
+
+def test_the_grid_of_a_janus(tmp_path: Path) -> None:
+    """The metadata's, then the configuration's, then the official one."""
+    state = load_file(janus_files.FOLDER / "original" / "model.safetensors")
+    texts = {
+        n: (janus_files.FOLDER / f"original/{n}.json").read_text(encoding="utf-8") for n in ("config", "tokenizer")
+    }
+
+    def grid(patches: int | None, **metadata: str) -> int:
+        stated = {**json.loads(texts["config"]), "vq_config": {"num_patches": patches}}
+        save_file(state, tmp_path / "x.safetensors", metadata={**texts, "config": json.dumps(stated), **metadata})
+        return load_janus(tmp_path / "x.safetensors").grid
+
+    assert (grid(32, grid="4"), grid(32), grid(None)) == (4, 32, 24)

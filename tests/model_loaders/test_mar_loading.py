@@ -56,7 +56,7 @@ def test_official_names_and_shapes(root: Path, listed: str, net, expected, count
 
 def test_the_references_load(mar_fixtures: Path) -> None:
     path = mar_fixtures / "tiny_mar_f16.safetensors"
-    with pytest.raises(UserError, match="width 64 is none of the official sizes.*'heads'"):
+    with pytest.raises(UserError, match="has the width 64, which no official model has.*'heads'"):
         load_mar(path)
     model, stored = load_mar(path, heads=4), load_file(path)
     assert (model.name, model.latent_scale, model.t_max, model.patch) == ("tiny_mar_f16", 0.2325, 999, 1)

@@ -16,7 +16,7 @@ from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.model_loaders.networks.tar import SpecialTokens
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.model_loaders.tokenizer import Tokenizer, load_tokenizer
-from qwen_reference import TINY, tiny_qwen
+from qwen_reference import TINY, language_logits, tiny_qwen
 from safetensors.torch import load_file, save_file
 from tar_files import CONFIG, DTOK, IDS, OF_CODES, WORDS, detokenizer_state, language_model, tiny_ta_tok, words
 from tar_files import TA_TOK as TINY_TA_TOK
@@ -95,11 +95,50 @@ def test_a_tokenizer_beside_a_file(tmp_path: Path) -> None:
 def test_output_matrix(folder: Path) -> None:
     state, head = tiny_qwen().state_dict(), torch.randn(40, 24)
     save_file({**state, "lm_head.weight": head}, folder / "model.safetensors")
-    assert load_tar(folder).net.config.tied, "the configuration decides, as upstream"
+    made = load_tar(folder).net
+    assert torch.equal(made.output.weight, head), (
+        "another stored matrix goes before the configuration, as in transformers 5"
+    )
+    save_file({**state, "lm_head.weight": state["model.embed_tokens.weight"].clone()}, folder / "model.safetensors")
+    assert load_tar(folder).net.config.tied, "an equal one is the embedding"
+    save_file({**state, "lm_head.weight": head}, folder / "model.safetensors")
     assert torch.equal(load_tar(configure(folder, tie_word_embeddings=False)).net.output.weight, head)
     save_file({**state, "rotary_emb.inv_freq": torch.ones(2)}, folder / "model.safetensors")
     refused(load_tar, folder, "^checkpoint: .*lm_head.weight is missing")
     assert load_tar(configure(folder, without="tie_")).net.config.tied, "without a word the weights decide"
+    refused(load_tar, configure(folder, tie_word_embeddings="no"), "^checkpoint: .*tie_word_embeddings = 'no'")
+
+
+def test_names_of_a_model_with_an_image_reader(folder: Path) -> None:
+    """Its language model is a part of it, in the weights' names and in the configuration."""
+    expected = load_tar(folder)
+    state = {k.replace("model.", "model.language_model.", 1): t for k, t in tiny_qwen().state_dict().items()}
+    save_file(state, folder / "model.safetensors")
+    inside = {k: v for k, v in CONFIG.items() if k != "semantic_side"}
+    (folder / "config.json").write_text(json.dumps({"text_config": inside, "semantic_side": 4, **IDS}))
+    made = load_tar(folder)
+    assert made.net.config == expected.net.config and made.special == expected.special
+    assert all(torch.equal(v, expected.net.state_dict()[k]) for k, v in made.net.state_dict().items())
+
+
+def test_the_network_of_a_file_that_transformers_saved(tmp_path: Path) -> None:
+    """With a base of RoPE that is no default, in the form of the installed version; equal logits in fp32."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(**sizes, **heads, tie_word_embeddings=True, rope_theta=7.0)
+    reference = transformers.Qwen2ForCausalLM(config).eval()
+    reference.save_pretrained(tmp_path / "tar")
+    saved = json.loads((tmp_path / "tar" / "config.json").read_text())
+    (tmp_path / "tar" / "config.json").write_text(json.dumps({**saved, **IDS, "semantic_side": 4}))
+    (tmp_path / "tar" / "tokenizer.json").write_text(json.dumps(words()))
+    net = load_tar(tmp_path / "tar", "fp32").net
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        expected = reference(input_ids=ids).logits
+    assert net.config.theta == 7.0
+    torch.testing.assert_close(language_logits(net, ids), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +168,9 @@ def test_rotations(folder: Path, rotation: dict, known: bool) -> None:
     if known:
         assert load_tar(folder).net.config.theta == 100.0
     else:
-        refused(load_tar, folder, "^checkpoint: .* uses an unsupported RoPE scaling")
+        refused(
+            load_tar, folder, "^checkpoint: .* states rope_(scaling|parameters).* in its configuration, and FastAR "
+        )
 
 
 # Entries of config.json to the values that are refused, and a word of the refusal where it is not the entry.
@@ -213,6 +254,7 @@ def test_a_prompt_is_encoded_once(folder: Path, monkeypatch: pytest.MonkeyPatch)
     made, texts = library.from_str((folder / "tokenizer.json").read_text()), []
 
     class Counted:
+        normalizer = None
         from_str = staticmethod(lambda spec: Counted())
 
         def encode(self, text: str, add_special_tokens: bool):
@@ -315,6 +357,11 @@ def test_detokenizer_in_the_official_nesting(tmp_path: Path) -> None:
     assert all(torch.equal(v, state[k]) for k, v in model.net.state_dict().items())
 
 
+def test_norm_epsilon_from_the_arguments(tmp_path: Path) -> None:
+    assert load_detokenizer(official(tmp_path / "d.pth", norm_eps=1e-3)).net.config.eps == 1e-3
+    assert load_detokenizer(official(tmp_path / "d.pth")).net.config.eps == 1e-5
+
+
 def test_arguments_in_easydict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training scripts keep their arguments in a dictionary of the package easydict, which need not be here."""
 
@@ -343,7 +390,9 @@ def test_arguments_in_easydict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"cls_token_num": 5}, "19 positions, and arguments of 16 picture tokens behind 5 condition rows"),
         ({"max_seq_len": 64}, "19 positions, and arguments of 64"),
         ({"max_seq_len": 17}, "19 positions"),
-        ({"max_seq_len": "many"}, "max_seq_len = many"),
+        ({"max_seq_len": "many"}, "max_seq_len = 'many'"),
+        ({"model_type": "class_cond"}, "model_type = 'class_cond'"),
+        ({"norm_eps": 2.0}, "norm_eps = 2.0"),
     ],
 )
 def test_arguments_that_contradict_the_weights(tmp_path: Path, change: dict, pattern: str) -> None:
@@ -359,13 +408,17 @@ def test_grid(tmp_path: Path) -> None:
     for grid in (2, 16, 32, 64):
         assert load_detokenizer(write("a.safetensors", 728 + grid**2)).grid == grid
         for rest in (-1, 1):
-            refused(load_detokenizer, write("a.safetensors", 728 + grid**2 + rest), "^grid: a.safetensors does not say")
+            refused(
+                load_detokenizer,
+                write("a.safetensors", 728 + grid**2 + rest),
+                "^grid: a.safetensors does not state the size",
+            )
     assert load_detokenizer(write("x_512px.safetensors", 1100)).grid == 32
     assert load_detokenizer(write("a.safetensors", 19, grid="4")).grid == 4
     assert load_detokenizer(write("a.safetensors", 19), grid=3).grid == 3
     for path, grid, pattern in (
-        (write("b_256_512.safetensors", 2000), None, "does not say how large"),
-        (write("c.safetensors", 984), 32, "c.safetensors is for 16x16 tokens, not 32x32"),
+        (write("b_256_512.safetensors", 2000), None, "has several image sizes in its name"),
+        (write("c.safetensors", 984), 32, "32x32 tokens need at least 1024 positions, c.safetensors has 984"),
         (tmp_path / "a.safetensors", 5, "5x5 tokens need at least 25 positions, a.safetensors has 19"),
         (tmp_path / "a.safetensors", 1, "1 tokens a side is outside 2 to 128"),
     ):

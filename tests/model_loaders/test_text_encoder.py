@@ -150,7 +150,8 @@ def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_menu_and_folders_of_ones_own(tmp_path: Path) -> None:
     local = ["mine/model-00001-of-00002.safetensors", "mine/model-00002-of-00002.safetensors", "one.safetensors"]
     assert hub.menu("t5", local) == ["mine", "one.safetensors", "flan-t5-xl (download 11.40 GB, not pinned)"]
-    assert hub.menu("t5", ["sub\\flan-t5-xl\\model-00001-of-00002.safetensors"]) == ["sub\\flan-t5-xl"]
+    official = [f"sub\\flan-t5-xl\\model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    assert hub.menu("t5", official) == ["sub\\flan-t5-xl"]
     assert "flan-t5-xl/model-00001-of-00002.safetensors" not in hub.menu(
         "mar", ["flan-t5-xl/model-00001-of-00002.safetensors"]
     )
@@ -178,3 +179,64 @@ def test_the_components_of_official_tokenizers(copy: Path) -> None:
     spec["normalizer"]["normalizers"][1]["content"] = "\u2581\u2581"
     with pytest.raises(UserError, match="normalizer that no official tokenizer has"):
         check_components(spec, "x", "encoder")
+
+
+def configure(folder: Path, **fields: object) -> Path:
+    """A configuration as transformers writes it for this network, with fields changed."""
+    usual = {"d_model": WIDTH, "d_kv": 4, "d_ff": 24, "num_heads": 3, "num_layers": 2, "vocab_size": 120}
+    known = {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True, "dropout_rate": 0.1}
+    (folder / "config.json").write_text(json.dumps({**usual, **known, "model_type": "t5", **fields}))
+    return folder
+
+
+def test_the_configuration_is_read(copy: Path) -> None:
+    usual = load_text_encoder(copy).encode(["red cat"])[0]
+    assert torch.equal(load_text_encoder(configure(copy)).encode(["red cat"])[0], usual)
+    changed = load_text_encoder(configure(copy, layer_norm_epsilon=0.5, relative_attention_max_distance=9))
+    assert changed.net.encoder.final_layer_norm.variance_epsilon == 0.5
+    assert changed.net.encoder.block[0].layer[0].SelfAttention.relative_attention_max_distance == 9
+    assert not torch.equal(changed.encode(["red cat"])[0], usual)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("d_kv", 8),
+        ("d_ff", 25),
+        ("num_heads", 4),
+        ("num_layers", 3),
+        ("vocab_size", 119),
+        ("relative_attention_num_buckets", 16),
+        ("feed_forward_proj", "gated-silu"),
+        ("feed_forward_proj", "relu"),
+        ("dense_act_fn", "silu"),
+        ("layer_norm_epsilon", "small"),
+        ("relative_attention_max_distance", 0),
+    ],
+)
+def test_a_configuration_of_another_network(copy: Path, field: str, value: object) -> None:
+    fails(configure(copy, **{field: value}), f"t5 (has|states) {field} = ")
+
+
+def test_the_configuration_beside_a_file_of_its_own_name_is_another_models(copy: Path) -> None:
+    (copy / "model.safetensors").rename(copy / "t5xxl.safetensors")
+    load_text_encoder(configure(copy, d_kv=8) / "t5xxl.safetensors")
+
+
+def test_prompts(copy: Path) -> None:
+    encoder = load_text_encoder(copy)
+    for prompt, words in ((3, "must be text, not int"), ("x" * 20_001, "20001 characters")):
+        with pytest.raises(UserError, match=f"^text: .*{words}"):
+            encoder.encode([prompt])
+
+
+def test_an_id_outside_the_table(copy: Path) -> None:
+    """The vocabulary has few words, and one of them a high number."""
+    words = {"<pad>": 0, "</s>": 1, "cat": 2, "boat": 500}
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "cat"}
+    tokenizer = {"model": model, "added_tokens": [{"id": 1, "content": "</s>"}]}
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
+    encoder = load_text_encoder(copy)
+    encoder.encode(["cat"])
+    with pytest.raises(UserError, match="^text: the tokenizer makes token 500 of it, t5 has 120"):
+        encoder.encode(["boat"])

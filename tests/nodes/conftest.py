@@ -17,4 +17,6 @@ def _fresh() -> None:
     fake_comfy.state.loaded.clear()
     fake_comfy.state.upscaled.clear()
     fake_comfy.state.said.clear()
+    fake_comfy.state.sockets.clear()
+    fake_comfy.state.places.clear()
     fake_comfy.Progress.updates.clear()

@@ -5,6 +5,7 @@ Tests in a real ComfyUI are in tests/comfyui.
 
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -86,6 +87,8 @@ state = SimpleNamespace(
     device="cpu",
     context=None,
     running=[],
+    sockets={},
+    places={},
     saved=[],
     handlers=[],
 )
@@ -131,8 +134,14 @@ class Upscaled:
         return NodeOutput(image.repeat_interleave(upscale_model.scale, 1).repeat_interleave(upscale_model.scale, 2))
 
 
-# Devices of ComfyUI by what they are for: all are the CPU.
+# ComfyUI's model folder: below a file, where nothing can be created, so that no test writes into the checkout.
+MODELS = Path(__file__).resolve() / "models"
+# Devices of ComfyUI by what they are for: the CPU, unless ``state.places`` names another one.
 PLACES = ("get_torch", "unet_offload", "vae", "vae_offload", "text_encoder", "text_encoder_offload", "intermediate")
+
+
+def _device(part: str) -> torch.device:
+    return torch.device(state.places.get(part, "cpu"))
 
 
 def install() -> None:
@@ -158,7 +167,7 @@ def install() -> None:
         "comfy_api": {},
         "comfy_api.latest": {"io": io, "ui": SimpleNamespace(ImageSaveHelper=_Saver), "ComfyExtension": object},
         "comfy.model_management": {
-            **dict.fromkeys((f"{part}_device" for part in PLACES), lambda: torch.device("cpu")),
+            **{f"{part}_device": partial(_device, part) for part in PLACES},
             "get_torch_device_name": lambda device: state.device,
             "get_free_memory": lambda device: 1e9,
             "load_models_gpu": lambda models, **about: state.loaded.append((models, about)),
@@ -167,29 +176,36 @@ def install() -> None:
             "throw_exception_if_processing_interrupted": _check,
         },
         "comfy.ops": {"cast_bias_weight": None, "uncast_bias_weight": None},
-        "comfy.utils": {"ProgressBar": Progress, "tiled_scale": _tiled_scale},
-        "comfy.text_encoders": {"__path__": []},
+        "comfy.utils": {
+            "ProgressBar": Progress,
+            "tiled_scale": _tiled_scale,
+            "get_tiled_scale_steps": lambda *a, **k: 1,
+        },
         "comfy_extras": {},
         "comfy_execution": {},
         "comfy_execution.utils": {"get_executing_context": lambda: state.context},
         "comfy_extras.nodes_upscale_model": {"ImageUpscaleWithModel": Upscaled},
         "comfy.cli_args": {
-            "args": SimpleNamespace(preview_size=512),
+            "args": SimpleNamespace(preview_size=512, preview_method=SimpleNamespace(value="none")),
         },
         "comfy.model_patcher": {"ModelPatcher": Patcher},
         "server": {
             "PromptServer": SimpleNamespace(
                 instance=SimpleNamespace(
-                    send_progress_text=_said, prompt_queue=_Queue, add_on_prompt_handler=state.handlers.append
+                    send_progress_text=_said,
+                    prompt_queue=_Queue,
+                    add_on_prompt_handler=state.handlers.append,
+                    sockets_metadata=state.sockets,
                 )
             )
         },
         "folder_paths": {
-            "models_dir": "models",
-            "folder_names_and_paths": {"vae": (["models/vae"], set())},
+            "models_dir": str(MODELS),
+            "folder_names_and_paths": {"vae": ([str(MODELS / "vae")], set())},
+            "__file__": str(Path("none") / "folder_paths.py"),
             "supported_pt_extensions": set(),
             "get_filename_list": lambda kind: [],
-            "get_folder_paths": lambda kind: [f"models/{kind}"],
+            "get_folder_paths": lambda kind: [str(MODELS / kind)],
             "add_model_folder_path": lambda *a, **k: None,
             "get_input_directory": lambda: str(state.folder / "input"),
             "get_output_directory": lambda: str(state.folder / "output"),

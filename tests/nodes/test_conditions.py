@@ -11,6 +11,7 @@ import torch
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import conditioning, host, loaders, samplers, sharing
+from fastar_nodes.samplers import conditioning as conditioning_names
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
@@ -289,3 +290,127 @@ BAD_PICTURES = [("image", 5), ("ta_tok", "reader.safetensors"), ("ta_tok", "gone
 def test_pictures_that_cannot_be_read(readers, field, value):
     with pytest.raises(UserError, match=f"^{field}: "):
         codes_of(**{"image": torch.rand(2, 8, 8, 3), field: value})
+
+
+def test_a_prompt_of_megabytes_is_refused_before_it_is_read() -> None:
+    """Nothing encodes it, not even word by word to name the words that are unknown."""
+    text = "word " * 200_000
+    loaded = host.Loaded.of(replace(tiny_tar(), tokenize=lambda part: pytest.fail("it was encoded")))
+    runs = {
+        "text": [
+            lambda: a_prompt(loaded, text=text),
+            lambda: conditioning.Prompt.execute(text),
+            lambda: conditioning.TextPrompt.execute(text, "flan-t5-xl", False),
+        ],
+        "negative": [lambda: conditioning.Prompt.execute("a boat", text)],
+    }
+    for field, calls in runs.items():
+        for call in calls:
+            with pytest.raises(UserError, match=f"^{field}: it has 1000000 characters"):
+                call()
+
+
+def test_an_empty_text_names_no_class():
+    """It is not class 0."""
+    for text in ("", "  \n", ", ;\n,"):
+        for label_set in ("auto", "picture-book", "imagenet-1k"):
+            with pytest.raises(UserError, match="^labels: nothing is named"):
+                label(text, label_set=label_set)
+
+
+def test_a_label_set_that_this_version_does_not_know_takes_ids():
+    """A file may name any; the command line takes ids too."""
+    made = conditioning.as_labels(label("7, 3"), "of a newer version")
+    assert made.labels == (7, 3) and made.label_set == ""
+    with pytest.raises(UserError, match="^condition: there is no class 'cat'.*give class ids from 0"):
+        conditioning.as_labels(label("cat"), "of a newer version")
+
+
+def test_a_long_word_is_not_sent_whole(monkeypatch):
+    monkeypatch.setattr(conditioning.TarPrompt, "hidden", SimpleNamespace(unique_id="7", prompt={}), raising=False)
+    tar = loaders.LoadTar.execute("demo-tar", "fp32", False).result[0]
+    words = ["purple", "x" * 10_000, "elephant", "zebra", "giraffe"]
+    a_prompt(tar, text=" ".join(words[:2]), detail="81", images=1)
+    ((_, told),) = fake_comfy.state.said
+    assert told == f"Words that {tar.model.name} does not know: purple, {'x' * 57}...."
+    assert conditioning.unknown_words(tar.model, [" ".join(words)]).endswith(
+        f": purple, {'x' * 57}..., elephant and 2 more."
+    )
+
+
+@pytest.mark.parametrize("node, field", [("Prompt", "text"), ("Prompt", "negative"), ("TarPrompt", "text")])
+def test_a_text_of_megabytes_is_refused(node, field):
+    longest = "word " * 3999 + "abcde"
+    assert len(longest) == 20_000
+    if node == "Prompt":
+        conditioning.Prompt.execute(**{"text": "a", field: longest})
+    with pytest.raises(UserError, match=f"^{field}: it has 20001 characters; give at most 20000"):
+        made = longest + "x"
+        if node == "Prompt":
+            conditioning.Prompt.execute(**{"text": "a", field: made})
+        else:
+            a_prompt(text=made)
+
+
+def test_a_thousand_labels_cost_what_a_few_do(monkeypatch):
+    """Validation runs on the server's event loop. Unknown words were compared with every name of every set by difflib, and the graph was
+    searched for each of its nodes."""
+    graph = {
+        str(i): {"class_type": "FastARClassLabel", "inputs": {"labels": "x", "label_set": "auto"}} for i in range(1000)
+    }
+    graph |= {f"s{i}": {"inputs": {"model": ["l", 0], "condition": [str(i), 0]}} for i in range(1000)}
+    graph["l"] = {"inputs": {"checkpoint": "demo"}}
+    searched, refused, compared = [], 0, 0
+    one_search = host._search
+    monkeypatch.setattr(
+        host, "_search", lambda graph: searched.append(graph is not host._Searched.graph) or one_search(graph)
+    )
+    ratio = conditioning_names.difflib.SequenceMatcher.ratio
+
+    def counted(self):
+        nonlocal compared
+        compared += 1
+        return ratio(self)
+
+    monkeypatch.setattr(conditioning_names.difflib.SequenceMatcher, "ratio", counted)
+    for i in range(1000):
+        hidden = SimpleNamespace(unique_id=str(i), prompt=graph)
+        monkeypatch.setattr(conditioning.ClassLabel, "hidden", hidden, raising=False)
+        said = conditioning.ClassLabel.validate_inputs(f"moutains{i % 10}, golden retrivr{i}, wordd{i}")
+        refused += said is not True
+        assert said is True or "imagenet" not in said, "the model's own names are known"
+    assert refused == conditioning.MOST_CHECKED, "the others are checked when they run"
+    assert sum(searched) == 1
+    assert compared < 1000
+    with pytest.raises(UserError, match="^labels: there is no class 'wordd999'"):
+        label("wordd999")
+
+
+@pytest.mark.parametrize(
+    "graph", [{"1": 5}, {"1": {"inputs": 3}}, {"1": {"inputs": {"condition": ["3"]}}}, {"3": None}, [1], {"1": {}}]
+)
+def test_a_graph_of_any_shape_is_searched(graph, monkeypatch):
+    monkeypatch.setattr(conditioning.ClassLabel, "hidden", SimpleNamespace(unique_id="3", prompt=graph), raising=False)
+    assert conditioning.ClassLabel.validate_inputs("cat") is True
+
+
+def test_auto_chooses_the_dtype_of_encoders_for_the_device_that_computes(encoders, readers, tmp_path, monkeypatch):
+    """The fake host has two devices here: weights stay on the CPU, for which auto is fp32."""
+    picture = torch.rand(1, 20, 12, 3)
+    asked = []
+    one = conditioning.load_ta_tok
+    monkeypatch.setattr(
+        conditioning, "load_ta_tok", lambda path, dtype, device: asked.append(dtype) or one(path, dtype, device)
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(host, "place", lambda net, device: None)  # there is no card
+    codes_of(picture, dtype="auto")
+    fake_comfy.state.places.update(get_torch="cuda:0")
+    codes_of(picture, dtype="auto")
+    assert asked == ["fp32", "bf16"]
+    fake_comfy.state.places.update(text_encoder="cuda:0")
+    monkeypatch.setattr(host, "local_files", lambda *kinds: ["one.safetensors"])
+    (tmp_path / "one.safetensors").touch()
+    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
+    text_prompt(dtype="auto")
+    assert encoders[-1][1] == "bf16"

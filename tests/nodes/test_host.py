@@ -40,18 +40,71 @@ def test_cancel_stops_before_the_next_step_and_closes_the_sampler():
     assert len(Progress.updates) == 2 and closed == [True]
 
 
-def test_no_preview_when_the_run_switches_it_off_or_memory_is_insufficient(monkeypatch):
-    """Another run's setting does not count, and the default of the setting is on."""
+def test_no_preview_when_memory_is_insufficient(monkeypatch):
     vae = a_vae()
     monkeypatch.setattr(vae, "decode_now", lambda z: (_ for _ in ()).throw(RuntimeError("CUDA out of memory")))
     assert host.drive(steps(2, []), vae) == "result"
     assert all(picture is None for _, _, picture in Progress.updates)
+
+
+EDITOR = {"client_id": "editor", "extra_pnginfo": {"workflow": {"nodes": []}}}
+# A prompt's extra data, the server's --preview-method, and whether previews and texts on nodes are sent.
+CLIENTS = {
+    "a program": ({"client_id": "program"}, "none", False, False),
+    "a program without a connection": ({}, "none", False, False),
+    "a program that saves a graph": (EDITOR | {"client_id": "program"}, "none", False, False),
+    "a program that reads metadata": ({"client_id": "editor"}, "none", False, False),
+    "a program on a server with previews": ({"client_id": "program"}, "auto", True, False),
+    "a program that asks for previews": ({"client_id": "program", "preview_method": "latent2rgb"}, "none", True, False),
+    "a program that asks for none": ({"client_id": "program", "preview_method": "none"}, "auto", False, False),
+    "the editor": (EDITOR, "none", True, True),
+    "the editor, default": (EDITOR | {"preview_method": "default"}, "none", True, True),
+    "the editor, auto": (EDITOR | {"preview_method": "auto"}, "none", True, True),
+    "the editor, none": (EDITOR | {"preview_method": "none"}, "auto", False, True),
+    "damaged": ({"extra_pnginfo": "x", "client_id": 3, "preview_method": 7}, "none", True, False),
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_previews_and_texts_are_for_the_editor_or_for_who_asks(client, monkeypatch, caplog):
+    """A widely used client takes every binary message for an image of the result. Another run's data do not count."""
+    extra, by_server, shown, told = CLIENTS[client]
+    flags = {"editor": {"feature_flags": {"supports_preview_metadata": True}}, "program": {"feature_flags": {}}}
     monkeypatch.setattr(fake_comfy.state, "context", SimpleNamespace(prompt_id="a"))
-    for asked, shown in (({"preview_method": "none"}, False), ({"preview_method": "default"}, True), ({}, True)):
-        other = (1, "b", {}, {"preview_method": "auto" if not shown else "none"})
-        monkeypatch.setattr(fake_comfy.state, "running", [other, (0, "a", {}, asked)])
-        host.drive(steps(4, []), a_vae())
-        assert (Progress.updates[-1][2] is not None) == shown
+    fake_comfy.state.sockets.update(flags)
+    monkeypatch.setattr(host.args.preview_method, "value", by_server)
+    other = (1, "b", {}, EDITOR | {"preview_method": "none" if shown else "auto"})
+    monkeypatch.setattr(fake_comfy.state, "running", [other, (0, "a", {}, extra, [], {})])
+    host.drive(steps(4, []), a_vae())
+    assert (Progress.updates[-1][2] is not None) == shown
+    node = SimpleNamespace(hidden=SimpleNamespace(unique_id="7"))
+    with caplog.at_level("INFO"):
+        host.show(node, ["", "32 AR steps.", ""])
+    assert fake_comfy.state.said == ([("7", "32 AR steps.")] if told else [])
+    assert caplog.messages == ([] if told else ["FastAR: 32 AR steps."]), "it is not lost"
+
+
+def test_a_text_on_a_node_is_short_and_shows_what_stands_there():
+    """The editor shows it as HTML, Nodes 2.0 as Markdown: both decode character references."""
+    node = SimpleNamespace(hidden=SimpleNamespace(unique_id="7"))
+    host.show(node, ["<img src=http://a.example/x> ![y](http://b.example)\n`c` www.d.example", "x" * 10_000_000])
+    ((_, text),) = fake_comfy.state.said
+    first, second, third = text.split("\n")
+    assert first == "&#60;img src=http&#58;//a.example/x&#62; !&#91;y&#93;(http&#58;//b.example)"
+    assert second == "&#96;c&#96; www&#46;d.example"
+    assert third == "x" * 397 + "..."
+    fake_comfy.state.said.clear()
+    host.show(node, [f"line {i}" for i in range(1000)])
+    assert fake_comfy.state.said[0][1].split("\n") == [f"line {i}" for i in range(8)]
+
+
+def test_the_t5_tokenizer_of_comfyui_is_found_beside_its_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(host.folder_paths, "__file__", str(tmp_path / "folder_paths.py"), raising=False)
+    assert host.t5_tokenizer() is None
+    folder = tmp_path / "comfy" / "text_encoders" / "t5_tokenizer"
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").touch()
+    assert host.t5_tokenizer() == folder
 
 
 def test_vae_decodes_and_encodes():

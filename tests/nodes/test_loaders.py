@@ -1,21 +1,25 @@
 """Loader nodes: files to sockets, menus, and downloads that a stranger's graph asks for."""
 
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import fake_comfy
 import pytest
 import torch
+from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.checkpoint import read_metadata
-from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder
 from fastar_nodes.model_loaders.networks.llama import Llama
+from fastar_nodes.model_loaders.networks.mar import MAR
 from fastar_nodes.nodes import conditioning, host, loaders, samplers
 from tar_files import language_model, tiny_ta_tok
 from tiny import DRAWER, a_prompt, dropped, random, sample
-from tiny_files import GPT_SIZE, READER, VQ_SIZE, save
+from tiny_files import GPT_SIZE, MAR_SIZE, READER, VQ_SIZE, save, write
 from torch import nn
 
 
@@ -85,11 +89,12 @@ LLAMAGEN, DTOK = loaders.LoadLlamaGen, loaders.LoadTarDetokenizer
 
 DEMO = {"checkpoint": "demo-hybrid", "decoder": "auto"}
 REFUSED = {
-    (LLAMAGEN, "grid"): [{"checkpoint": "silent.safetensors"}, {"grid": "8"}, {"grid": "7"}, {"grid": None}],
+    (LLAMAGEN, "grid"): [{"checkpoint": "silent.safetensors"}, {"grid": "7"}, {"grid": None}],
     (LLAMAGEN, "checkpoint"): [{"checkpoint": name} for name in ("vq.safetensors", 5, "gone.safetensors")],
     (LLAMAGEN, "decoder"): [{"decoder": "plain.safetensors"}, {"decoder": "other.safetensors"}],
     (LLAMAGEN, "dtype"): [{"dtype": "int4"}],
     (LLAMAGEN, "speed"): [{"speed": "kernels"}],
+    (loaders.LoadMAR, "weights"): [{"checkpoint": "demo", "decoder": "auto", "weights": w} for w in ("ema", "best")],
     (LLAMAGEN, "allow_download"): [{"allow_download": "yes"}],
     (DTOK, "ta_tok"): [{"ta_tok": f"{name}.safetensors"} for name in ("wide", "drawer", "gone")],
     (DTOK, "decoder"): [{"decoder": "other.safetensors"}],
@@ -133,38 +138,108 @@ def test_menus_show_what_is_here_and_then_the_downloads(folder):
     assert dropped(DTOK)["checkpoint"] == "demo-dtok"
     decoders = options(LLAMAGEN, "decoder")
     assert "auto" in decoders and any(c.startswith("vq16-c2i (download 288 MB") for c in decoders)
-    # When ComfyUI lists nodes, it copies lists from their elements.
-    assert [*decoders] == type(decoders)(x for x in decoders)
+    assert type(decoders) is list  # which answers "in" truly
 
 
 def test_a_finished_download_leaves_the_menu_and_stays_valid(folder, monkeypatch):
     entry = next(e for e in hub.entries("mar") if e.id == "mar-base")
-    assert entry.label in [*options(loaders.LoadMAR, "checkpoint")]
-    monkeypatch.setattr(host, "local_files", lambda *kinds: [entry.file])
-    assert entry.label not in [*options(loaders.LoadMAR, "checkpoint")]
     assert entry.label in options(loaders.LoadMAR, "checkpoint")
+    monkeypatch.setattr(host, "local_files", lambda *kinds: [entry.file])
+    assert entry.label not in options(loaders.LoadMAR, "checkpoint")
+    assert loaders.LoadMAR.validate_inputs(checkpoint=entry.label, decoder="auto") is True
 
 
-# Texts that look like an entry of the menu.
-FORGED = ("mar-huge (download 12 kB)", "mar-huge (already on your disk)", "mar-huge (download 3.77 GB", "mar-huge")
-FORGED += (" mar-huge (download 3.77 GB)", "tar-7b (already on your disk)", "kl16", "../../etc/passwd", "/etc/passwd")
-FORGED += ("", 5, None, [], ["demo"], {"demo": 1}, b"x")
+def test_a_page_under_the_name_of_a_model_is_offered_as_a_download_again(tmp_path, monkeypatch):
+    (tmp_path / "mar-large.safetensors").write_bytes(b"<!doctype html><title>Log in</title>")
+    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
+    monkeypatch.setattr(host, "local_files", lambda *kinds: ["mar-large.safetensors"])
+    menu = options(loaders.LoadMAR, "checkpoint")
+    assert "mar-large (download 1.91 GB)" in menu and "mar-large.safetensors" not in menu
+    # The old choice asks for the download, as the new one does.
+    for choice in ("mar-large.safetensors", "mar-large (download 1.91 GB)"):
+        assert loaders.LoadMAR.validate_inputs(checkpoint=choice) is True
+        with pytest.raises(UserError, match="^checkpoint: the run would download mar-large .1.91 GB. .*allow_download"):
+            loaders.LoadMAR.execute(**dropped(loaders.LoadMAR, checkpoint=choice))
+
+
+# Nodes, their menus of files, and spellings of an entry and of a file that the menu does not show.
+SPELLINGS = [
+    (
+        loaders.LoadMAR,
+        "checkpoint",
+        ("mar-base", "mar-base (download 832 MB)", "mar-base.safetensors", "x\\mar-base.safetensors"),
+    ),
+    (
+        loaders.LoadMAR,
+        "decoder",
+        ("kl16", "kl16.ckpt", "kl16 (download 1 kB)", "sub/kl16.safetensors", "auto", "demo-kl"),
+    ),
+    (loaders.LoadHybrid, "checkpoint", ("harmon-0.5b", "Harmon-0_5B", "old\\harmon_1.5b.pth", "demo-hybrid")),
+    (LLAMAGEN, "checkpoint", ("par-xl-4x", "c2i_B_256.pt", "deep\\plain.safetensors", "deep/plain.safetensors")),
+    (LLAMAGEN, "decoder", ("vq16-t2i", "vq_ds16_c2i.pt", "vq.safetensors", "auto")),
+    (DTOK, "checkpoint", ("ar-dtok-512", "ar_dtok_lp_256px.pth", "drawer.safetensors")),
+    (DTOK, "ta_tok", ("ta-tok", "ta_tok.pth", "ta-tok (download)", "reader.safetensors", "auto")),
+    (loaders.LoadTar, "checkpoint", ("tar-7b", "Tar-1.5B", "a\\Tar-1.5B", "tar", "demo-tar")),
+    (loaders.LoadJanus, "checkpoint", ("janus-pro-1b", "janus-pro-1b (download 4.18 GB, not pinned)", "Janus-Pro-7B")),
+    (conditioning.TextPrompt, "encoder", ("flan-t5-xl", "flan-t5-xl (download 11.40 GB)", "x\\flan-t5-xl")),
+    (conditioning.ImageToCodes, "ta_tok", ("ta-tok", "ta_tok.pth", "reader.safetensors", "demo-ta-tok")),
+]
+
+
+@pytest.mark.parametrize("node, widget, spellings", SPELLINGS, ids=lambda value: getattr(value, "__name__", None))
+def test_graphs_travel(folder, written, node, widget, spellings):
+    """Between before and after a download, versions, machines and systems; ComfyUI asks a node that names the input."""
+    (written / "deep").mkdir(exist_ok=True)
+    shutil.copy(written / "plain.safetensors", written / "deep")
+    for choice in spellings:
+        assert node.validate_inputs(**{widget: choice}) is True, choice
+    # A connected value is not known yet; it is checked when the node runs.
+    assert node.validate_inputs(**{widget: None}) is True
+
+
+# What stands for no entry and no file, and what the message says.
+FORGED = {
+    "mar-huge (already on your disk)": "is not in",
+    "mar-huge (download 3.77 GB": "is not in",
+    "gone.safetensors": "is not in .*; put it there or choose another",
+    "sub/tiny.safetensors": "is not in",
+    "../../etc/passwd": "not the name of a file in a model folder",
+    "/etc/passwd": "not the name of a file in a model folder",
+    "C:\\secret.pt": "not the name of a file in a model folder",
+    "": "not the name of a file",
+}
 
 
 @pytest.mark.parametrize("text", FORGED, ids=repr)
-def test_a_choice_is_exactly_an_entry_of_the_menu(folder, monkeypatch, text):
+def test_what_stands_for_nothing_is_refused_before_the_run(folder, monkeypatch, text):
     monkeypatch.setattr(hub, "resolve", lambda *a, **k: pytest.fail("a file was looked for"))
-    for node, widget in (
-        *((node, "checkpoint") for node in loaders.NODES),
-        (loaders.LoadMAR, "decoder"),
-        (DTOK, "ta_tok"),
-        (conditioning.TextPrompt, "encoder"),
-        (conditioning.ImageToCodes, "ta_tok"),
-    ):
-        assert text not in options(node, widget)  # what ComfyUI checks before a run
+    for node, widget, _ in SPELLINGS:
+        said = node.validate_inputs(**{widget: text})
+        assert isinstance(said, str) and re.search(FORGED[text], said), (node, said)
         more = {"image": torch.zeros(1, 8, 8, 3)} if node is conditioning.ImageToCodes else {}
-        with pytest.raises(UserError, match=f"^{widget}: "):  # what arrives over a link
+        with pytest.raises(UserError, match=f"^{widget}: .*{FORGED[text]}"):  # what arrives over a link
             node.execute(**more, **dropped(node, **{widget: text, "allow_download": True}))
+
+
+@pytest.mark.parametrize("value", [5, [], ["demo"], {"demo": 1}, b"x"], ids=repr)
+def test_a_choice_that_is_no_text_is_refused(folder, value):
+    for node, widget, _ in SPELLINGS:
+        more = {"image": torch.zeros(1, 8, 8, 3)} if node is conditioning.ImageToCodes else {}
+        with pytest.raises(UserError, match=f"^{widget}: it got a "):
+            node.execute(**more, **dropped(node, **{widget: value, "allow_download": True}))
+
+
+def test_the_entry_of_another_menu_is_refused(folder):
+    said = loaders.LoadMAR.validate_inputs(checkpoint="kl16")
+    assert said == "checkpoint: kl16 is a KL autoencoder, not a MAR; choose it as decoder"
+
+
+def test_validation_does_not_search_folders(folder, monkeypatch):
+    """It runs on the server's thread, for every node of any graph."""
+    monkeypatch.setattr(hub, "_below", lambda *_: pytest.fail("a folder was searched"))
+    for node, widget, spellings in SPELLINGS:
+        for choice in (*spellings, *FORGED):
+            node.validate_inputs(**{widget: choice})
 
 
 @pytest.fixture
@@ -217,3 +292,75 @@ def test_parts_that_are_chosen_automatically_need_the_same_permission(folder, mo
     monkeypatch.setattr(hub, "download", lambda *a, **k: pytest.fail("it was downloaded"))
     with pytest.raises(UserError, match="^decoder: .*vq16.*allow_download"):
         load(LLAMAGEN, decoder="auto")
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch):
+    """A host that computes on a graphics card of a capability and keeps weights in main memory."""
+
+    def install(*capability: int) -> None:
+        fake_comfy.state.places.update(get_torch="cuda:0", text_encoder="cuda:0")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    "capability, llamagen, mar", [((8, 0), "bf16", "fp16"), ((7, 5), "fp16", "fp16"), ((6, 1), "fp32", "fp32")]
+)
+def test_auto_chooses_the_dtype_for_the_device_that_computes(folder, card, capability, llamagen, mar):
+    """The weights are placed on the other device, the CPU, for which auto is fp32."""
+    kinds = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    assert next(load(LLAMAGEN)[0].model.net.parameters()).dtype == torch.float32
+    card(*capability)
+    for node, changes, wanted in (
+        (LLAMAGEN, {}, llamagen),
+        (DTOK, {"dtype": "auto"}, llamagen),
+        (loaders.LoadMAR, {"checkpoint": "demo", "decoder": "auto"}, mar),
+    ):
+        model, vae = load(node, **changes)
+        found = {weight.dtype for weight in model.model.net.parameters() if weight.ndim > 1}
+        assert kinds[wanted] in found and (
+            wanted == "fp32" or kinds["bf16" if wanted == "fp16" else "fp16"] not in found
+        )
+        assert {weight.device.type for weight in model.model.net.parameters()} == {"cpu"}
+        assert next(vae.first_stage_model.parameters()).dtype == torch.float32
+    tar = loaders.LoadTar.execute("tar", "auto", False).result[0]
+    assert next(tar.model.net.parameters()).dtype == kinds[llamagen]
+
+
+@pytest.mark.parametrize(
+    "node", [loaders.LoadMAR, loaders.LoadLlamaGen, loaders.LoadTarDetokenizer, loaders.LoadHybrid]
+)
+def test_a_compiled_model_is_checked_for_the_device_that_computes(folder, card, monkeypatch, node):
+    asked = []
+    monkeypatch.setattr(assembly, "choose", lambda net, speed, device: asked.append((speed, str(device))))
+    card(8, 0)
+    demos = {loaders.LoadMAR: "demo", loaders.LoadHybrid: "demo-hybrid"}
+    changes = {"checkpoint": demos[node], "decoder": "auto"} if node in demos else {}
+    load(node, **changes, dtype="fp32", speed="compile")
+    assert asked == [("compile", "cuda:0")]
+
+
+def test_vae_encode_scales_to_the_side_of_a_model_with_patches(tmp_path, monkeypatch):
+    """4 x 4 tokens of 2 x 2 latents, each of 2 x 2 pixels: 16 pixels a side, and latents of 8 x 8."""
+    size = replace(MAR_SIZE, tokens=16, channels=16)
+    write(MAR(size), tmp_path / "patches.safetensors", 1, heads=2, patch=2, latent_scale=0.5)
+    write(
+        KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, groups=4)),
+        tmp_path / "kl.safetensors",
+        2,
+        groups=4,
+    )
+    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
+    monkeypatch.setattr(host, "local_files", lambda *kinds: ["patches.safetensors", "kl.safetensors"])
+    model, vae = load(loaders.LoadMAR, checkpoint="patches.safetensors", decoder="kl.safetensors", dtype="fp32")
+    assert (model.model.patch, vae.downscale_ratio, vae.side) == (2, 2, 16)
+    start = vae.encode(torch.rand(1, 40, 30, 3))
+    assert start.shape == (1, 4, 8, 8)
+    mask = torch.zeros(1, 8, 8)
+    mask[:, :, 4:] = 1
+    changed, _ = sample(samplers.MARSampler, model=model, latent={"samples": start}, mask=mask)
+    assert changed.shape == (2, 4, 8, 8)
+    assert torch.equal(changed[:, :, :, :4], start[:, :, :, :4].expand(2, -1, -1, -1))
+    assert vae.decode(changed).shape == (2, 16, 16, 3)

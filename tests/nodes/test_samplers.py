@@ -427,3 +427,30 @@ def test_what_does_not_fit_is_one_sentence_that_names_the_field(name):
     with pytest.raises(UserError, match=f"^{field}: ") as problem:
         sample(node, **changes())
     assert "\n" not in str(problem.value)
+
+
+PRESET_NODES = [samplers.FastHybridSampler, samplers.LlamaGenSampler, samplers.LazyMARCache, conditioning.TarPrompt]
+
+
+@pytest.mark.parametrize("node", PRESET_NODES)
+def test_an_unknown_preset_is_quoted(node, monkeypatch):
+    """ComfyUI passes nothing to the node for an option that it does not know; the graph holds it."""
+    hidden = node.define_schema().hidden
+    assert {"UNIQUE_ID", "PROMPT"} <= {*hidden}, "the node cannot see the graph"
+
+    def said(preset: object) -> str:
+        graph = {"4": {"inputs": {"preset": preset}}}
+        monkeypatch.setattr(node, "hidden", SimpleNamespace(unique_id="4", prompt=graph), raising=False)
+        inputs = {} if node is samplers.LazyMARCache else models(node) if hasattr(node, "models") else {}
+        if node is conditioning.TarPrompt:
+            inputs = {"tar": host.Loaded.of(tiny_tar()), "text": "a boat", "seed": 1}
+        elif inputs:
+            inputs |= {"condition": LABELS, "seed": 1}
+        with pytest.raises(UserError, match="^preset: ") as caught:
+            node.execute(**inputs, preset=None)
+        return str(caught.value)
+
+    assert "the text 'fastest', none of " in said("fastest") and ", custom; choose one of them" in said("fastest")
+    assert "the number 5, none of " in said(5)
+    assert "nothing, none of " in said(None)
+    assert len(said("x" * 1_000_000)) < 200

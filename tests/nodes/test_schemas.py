@@ -99,7 +99,7 @@ def _widget(part: Any) -> list[Any]:
     options = about.get("options")
     if part.kind == PRESET:
         return [part.id, part.kind, *([option.key, *map(_widget, option.inputs)] for option in options)]
-    if isinstance(options, loaders.Menu):
+    if part.id in ("checkpoint", "decoder", "ta_tok", "encoder"):
         return [part.id, part.kind, "files"]
     if options is not None and len(options) > 100:  # names of classes
         return [part.id, part.kind, about["default"], len(options)]

@@ -1,6 +1,7 @@
 """Sweep, Sweep Grid, Sweep Plot, Any Sampler, Load Report, and the line and metadata that samplers and Compare leave behind."""
 
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -265,3 +266,62 @@ def test_the_advisor_answers_with_a_line_that_runs(monkeypatch):
     assert len([row for row in table.splitlines() if row.startswith("| ")]) == 4
     assert fake_comfy.state.said[-1] == ("5", table.splitlines()[0])
     assert sharing.AnySampler.execute(model, WHAT, line, 7).result[1].sampler == line.partition(":")[0]
+
+
+def test_a_cell_of_another_format_is_not_overwritten(folder):
+    """A newer version wrote it into the same folder; a damaged cell is made again."""
+    model = a_mar()
+    sweep(model, **SMALL)
+    cell = sorted(folder.glob("*.png"))[0]
+    with Image.open(cell) as shown:
+        record, shown = json.loads(shown.text["fastar"]), shown.copy()
+    about = PngInfo()
+    about.add_text("fastar", json.dumps({**record, "version": 2}))
+    shown.save(cell, pnginfo=about)
+    newer = cell.read_bytes()
+    with pytest.raises(UserError, match="^sweep: .*another version of FastAR; choose another folder"):
+        sweep(model, **SMALL)
+    assert cell.read_bytes() == newer
+    sweep(model, **SMALL, folder="another")  # the remedy
+    cell.write_bytes(newer[:100])
+    sweep(model, **SMALL)
+    assert json.loads(Image.open(cell).text["fastar"])["version"] == 1
+
+
+BAD_PICTURE = "![a](http://one.example/a.png)"
+BAD_TAG = '<img src="http://two.example/b.png">'
+
+
+def test_a_strangers_picture_adds_no_markup(tmp_path, monkeypatch):
+    """Names, labels and settings of its reports are in tables, node texts and lines for Any Sampler."""
+    run = {
+        "model": BAD_TAG,
+        "seed": 1,
+        "images": 1,
+        "seconds": 2.0,
+        "counts": {"transformer_passes": 4},
+        "note": BAD_PICTURE,
+    }
+    runs = [
+        run | {"sampler": "mar", "label": BAD_PICTURE, "settings": {"ar_steps": 4}},
+        run | {"sampler": "mar", "label": BAD_TAG, "settings": {"order": BAD_PICTURE}},
+        run | {"sampler": f"{BAD_TAG} | x", "settings": {BAD_TAG: BAD_PICTURE}, "seconds": 5.0},
+    ]
+    about = PngInfo()
+    about.add_text("fastar", json.dumps({"version": 1, "runs": runs}))
+    Image.new("RGB", (16, 16)).save(tmp_path / "input" / "a.png", pnginfo=about)
+    monkeypatch.setattr(
+        compare.Compare, "hidden", SimpleNamespace(unique_id="7", extra_pnginfo={}, prompt={}), raising=False
+    )
+
+    image, reports, table, lines = sharing.LoadReport.execute("a.png").result
+    texts = [compare.ReportToText.execute(report, format="text").result[0] for report in reports]
+    pair = {"image_1": [image] * 3, "report_1": reports, "columns": [0], "baseline": [1]}
+    _, compared = compare.Compare.execute([f"{BAD_PICTURE}\n\nhttps://three.example"], **pair).result
+    told = [text for _, text in fake_comfy.state.said]
+
+    assert told and "one.example" in told[0] + compared
+    for text in (table, compared, *texts, *told, *lines):
+        assert not re.search(r"[<\[`]|://", text), text
+    assert all(line.count("|") == table.splitlines()[0].count("|") for line in table.splitlines())
+    assert lines[0] == "mar: ar_steps=4" and lines[1] == "mar"

@@ -1,6 +1,7 @@
 """What the samplers report, as maps, text and time-lapses."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +39,34 @@ def test_every_sampler_can_be_shown(node):
     assert saved is frames and prefix == "a/b" and about["fps"] == FPS
 
 
+@pytest.mark.parametrize(
+    ("prefix", "words"),
+    [
+        ("x" * 300, "give a shorter name"),
+        ("a" * 300 + "/b", "give a shorter name"),
+        ("a\0b", "holds a zero byte"),
+        ("../x", "is no name in the output folder"),
+        ("/tmp/x", "is no name in the output folder"),
+        ("", "is no name in the output folder"),
+        ("file/x", "cannot be written"),
+        ("x/" * 3000, "give a shorter name"),
+        ("x" * 10_000, "give a shorter name"),
+        ("\ud800", "cannot store in a name"),
+    ],
+)
+def test_a_prefix_that_no_file_can_have_is_refused_before_the_frames_are_drawn(tmp_path, monkeypatch, prefix, words):
+    monkeypatch.setattr(state, "folder", tmp_path)
+    monkeypatch.setattr(timelapse, "time_lapse", lambda *_: pytest.fail("no frame should be drawn"))
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "file").touch()
+    samples, report = sample(samplers.MARSampler)
+    image = models(samplers.MARSampler)["model"].vae.decode(samples)
+    with pytest.raises(UserError, match=f"^filename_prefix: .*{words}") as caught:
+        made(image_1=image, report_1=report, filename_prefix=prefix)
+    assert str(caught.value).isprintable() and len(str(caught.value)) <= 400
+    assert [p.name for p in (tmp_path / "output").iterdir()] == ["file"]
+
+
 def test_what_is_missing_or_out_of_range_is_named():
     samples, report = sample(samplers.MARSampler)
     image = models(samplers.MARSampler)["model"].vae.decode(samples)
@@ -54,3 +83,27 @@ def test_what_is_missing_or_out_of_range_is_named():
             made(**inputs)
     with pytest.raises(UserError, match="^report: 'MAR'"):
         made(image_1=torch.zeros(1, 8, 8, 3), report_1=a_report("mar"))
+
+
+def test_a_folder_that_cannot_be_written_to_is_named_before_and_after(tmp_path, monkeypatch):
+    monkeypatch.setattr(state, "folder", tmp_path)
+    samples, report = sample(samplers.MARSampler)
+    run = {"image_1": models(samplers.MARSampler)["model"].vae.decode(samples), "report_1": report}
+    made(**run, filename_prefix="new/folder/time_lapse")  # the remedy of the message
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", read_only)
+        with pytest.raises(
+            UserError, match="^filename_prefix: .*cannot be written .Read-only file system.; name a file"
+        ):
+            made(**run)
+
+    def full(*a, **k):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(timelapse.ui.ImageSaveHelper, "get_save_animated_webp_ui", full)
+    with pytest.raises(UserError, match="^filename_prefix: the animation cannot be saved as 'a/b' .*No space left"):
+        made(**run)

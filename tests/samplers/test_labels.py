@@ -1,5 +1,7 @@
 """Class labels, and the registry of samplers."""
 
+import difflib
+
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import conditioning
@@ -86,3 +88,12 @@ def test_samplers_by_name():
     for name in ("", "ddim", "mar+ddim"):
         with pytest.raises(UserError, match="there is no sampler"):
             find(name)
+
+
+def test_similar_names_are_those_that_difflib_finds():
+    """The bound on the letters leaves out names that cannot be similar, and no other. By hand: "tabyb" and "tabby" share five letters."""
+    names = conditioning._names("imagenet-1k")
+    assert "tabby" in names.possible("tabyb", 0.75) and "goldfish" not in names.possible("tabyb", 0.75)
+    for key in ("tabyb", "goldfsh", "great white shrk", "volcno", "xylofone", "", "qqqq", "é" * 9):
+        wanted = difflib.get_close_matches(key, names.by_key, 3, 0.75)
+        assert difflib.get_close_matches(key, names.possible(key, 0.75), 3, 0.75) == wanted

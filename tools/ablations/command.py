@@ -6,14 +6,14 @@ Tables: {tables}. All rows use the same seeds and labels, or prompts. docs/bench
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from ...cli.options import SEEDS, choose_device, output, whole
+from ...cli.options import SEEDS, choose_device, whole
+from ...errors import UserError
 from ...reports.drawing import contact_sheet
+from ...reports.files import Result, as_text, encoded, output, save
 from .hybrid import HybridBench
 from .mar import MARBench
 from .mulosd import LlamaGenRepairBench
@@ -37,9 +37,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
     kinds = ("fp32", "bf16", "int8")
     parser.add_argument("--dtype", default="fp32", choices=kinds, help="weights of the models; default fp32")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--out", metavar="FILE", help="write the figures as JSON")
     drawn = "draw the first 10 images of every row of all tables, one line per row"
-    parser.add_argument("--sheet", type=Path, metavar="FILE", help=drawn)
+    parser.add_argument("--sheet", metavar="FILE", help=drawn)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -62,8 +62,10 @@ def run(options: argparse.Namespace) -> int:
         print(f"{name}:\n\n{to_markdown(results, floors)}\n", flush=True)
         record["floors"].update({k: asdict(v) for k, v in floors.items()})
         record["tables"][name] = [asdict(r) for r in results]
-        if out:
-            out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        if out and (unsaved := save([Result("out", out, as_text(json.dumps(record, indent=1) + "\n"))])):
+            raise UserError(unsaved)
     if sheet:
-        Image.fromarray(contact_sheet(np.concatenate(lines), 10)).save(sheet)
+        drawn = encoded(contact_sheet(np.concatenate(lines), 10), sheet)
+        if unsaved := save([Result("sheet", sheet, drawn)]):
+            raise UserError(unsaved)
     return 0

@@ -234,4 +234,5 @@ def to_markdown(results: Sequence[Result], floors: Mapping[str, Figures]) -> str
     rows += [(r.title, {**r.figures.cells(), **r.work}) for r in results]
     # Quality columns come first, because the floors have no cost columns.
     heads = list(dict.fromkeys(heading for _, cells in rows for heading in cells))
-    return markdown([["setting", *heads], *([t, *(c.get(h, "") for h in heads)] for t, c in rows)], empty=False)
+    table = [["setting", *heads], *([title, *(cells.get(head, "") for head in heads)] for title, cells in rows)]
+    return markdown(table, empty=False, markup=True)

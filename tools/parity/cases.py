@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import UserError
+from ...errors import UserError, first_line
 from ...model_loaders.mar import load_mar
 from ...model_loaders.networks.mar import MARModel
 
@@ -148,5 +148,5 @@ def read_json(path: Path) -> Any:
     """Content of a JSON case file. Raises UserError if it is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as e:
-        raise UserError(f"{path.name}: no JSON ({e}); copy it again.") from None
+    except (OSError, ValueError, RecursionError) as e:
+        raise UserError(f"{path.name}: no JSON ({first_line(e)}); copy it again.") from None

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ...errors import UserError
+from ...reports.files import typed_path
 from .cases import Case, judge
 
 # Files that identify Tar's folder: its VQ files have the names of LlamaGen's.
@@ -26,7 +27,7 @@ TAR = (
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("dir", type=Path, metavar="DIR", help="a folder of recorded cases")
+    parser.add_argument("dir", metavar="DIR", help="a folder of recorded cases")
 
 
 def collect(root: Path) -> list[Case]:
@@ -52,7 +53,7 @@ def collect(root: Path) -> list[Case]:
 def run(options: argparse.Namespace) -> int:
     """Run all cases and print one line each."""
     failed = counted = 0
-    for case in collect(options.dir):
+    for case in collect(typed_path(options.dir, "DIR")):
         outcome = judge(case)
         print(outcome.line, flush=True)
         if outcome.why:

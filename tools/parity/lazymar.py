@@ -43,7 +43,8 @@ class _RecordedSelection(LazyTransformer):
 
     def begin(self, run: Run) -> None:
         super().begin(run)
-        self.share, self.spare = [*REFERENCE_RATIOS], SPARE
+        self.plan.share = [*REFERENCE_RATIOS]
+        self.spare = SPARE
 
     def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         self.z.append((wanted, super().__call__(run, step, wanted)))

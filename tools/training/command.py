@@ -19,6 +19,7 @@ from ...model_loaders.hybrid import load_hybrid
 from ...model_loaders.llamagen import load_llamagen
 from ...model_loaders.mar import load_mar
 from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
+from ...reports.files import typed_path, writable
 from .. import files
 from . import hybrid_recipe, judge, recipes, ta_tok_recipe, tar_recipes, token_recipes
 from .training import Job
@@ -116,8 +117,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--only", default=",".join(PROGRAMS), help="what to train, separated by commas; default all")
     folders = "folder of the checkpoints; default: the repository's, demo/checkpoints and tools/checkpoints (the judge)"
-    parser.add_argument("--out", type=Path, metavar="DIR", help=folders)
-    parser.add_argument("--work", type=Path, default=Path("train-demo"), metavar="DIR", help="resumable state")
+    parser.add_argument("--out", metavar="DIR", help=folders)
+    parser.add_argument("--work", default="train-demo", metavar="DIR", help="resumable state")
     parser.add_argument("--improve", action="store_true", help=IMPROVE)
     parser.add_argument("--steps", metavar="N", help="optimiser steps of each training; default: the recipe's")
     parser.add_argument("--pictures", metavar="N", help="training images; default: the recipe's")
@@ -132,10 +133,14 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"only: {', '.join(unknown) or 'nothing'} cannot be trained; there are {', '.join(PROGRAMS)}.")
     steps = whole(options.steps, "steps", 1, 10**7) if options.steps else None
     images = whole(options.pictures, "pictures", 64, 10**7) if options.pictures else None
-    if options.out and options.out.exists() and not options.out.is_dir():
-        raise UserError(f"out: {options.out} is no folder.")
-    job = Job(options.work, choose_device(options.device), log, steps, images)
-    trainings = Trainings(job, options.out, options.improve)
+    out = None if options.out is None else typed_path(options.out, "out")
+    work = typed_path(options.work, "work")
+    job = Job(work, choose_device(options.device), log, steps, images)
+    trainings = Trainings(job, out, options.improve)
+    # Hours pass before the first of them is written.
+    writable(work, "work")
+    for name in names:
+        writable(trainings.path(name).parent, "out", trainings.path(name).name)
     for name, program in PROGRAMS.items():
         if name in names:
             program(trainings)

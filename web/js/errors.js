@@ -8,11 +8,16 @@ import { app } from "../../../scripts/app.js"
 
 const USER_ERROR = "fastar.UserError"
 
+// Characters and toasts that are shown: a graph may hold a thousand nodes, and a title of any length.
+const LONGEST = 400
+const MOST_TOASTS = 3
+
+/** A toast. The editor shows its texts as they are, not as HTML or Markdown. */
 const tell = (id, type, detail) =>
   app.extensionManager?.toast?.add({
     severity: "error",
-    summary: app.graph?.getNodeById?.(id)?.title ?? type,
-    detail,
+    summary: String(app.graph?.getNodeById?.(id)?.title ?? type).slice(0, 80),
+    detail: String(detail).slice(0, LONGEST),
     life: 30000,
   })
 
@@ -26,10 +31,15 @@ function shorten({ detail }) {
 
 /** The reasons that our nodes gave for rejecting a graph; ComfyUI writes "input - reason". */
 function tellReasons(rejected) {
+  const reasons = []
   for (const [id, { class_type, errors }] of Object.entries(rejected ?? {}))
     for (const { type, details } of errors)
       if (class_type.startsWith("FastAR") && type === "custom_validation_failed")
-        tell(id, class_type, details.replace(" - ", ": "))
+        reasons.push([id, class_type, details.replace(" - ", ": ")])
+
+  for (const reason of reasons.slice(0, MOST_TOASTS)) tell(...reason)
+  const more = reasons.length - MOST_TOASTS
+  if (more > 0) tell(null, "FastAR", `${more} more nodes were refused for reasons of this kind.`)
 }
 
 app.registerExtension({

@@ -491,7 +491,7 @@ class Pixels:
 
 def pixels(enlarge=None) -> tuple[Pixels, UpSampling]:
     vq = Pixels()
-    return vq, UpSampling(SimpleNamespace(net=vq), enlarge, "model x")
+    return vq, UpSampling(SimpleNamespace(net=vq, name="pixels"), enlarge, "model x")
 
 
 # Pixels -1, -0.5, 0 and 1.5; an autoencoder sees -1 to 1.

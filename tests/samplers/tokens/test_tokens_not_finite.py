@@ -132,7 +132,7 @@ def test_features_of_semantic_codes_that_are_not_finite():
     net = SimpleNamespace(config=SimpleNamespace(codes=9), features=lambda codes: torch.full((1, 4, 6), torch.inf))
     net.bottleneck = SimpleNamespace(out_linear=SimpleNamespace(weight=torch.zeros(1)))
     codes = CodeCondition((torch.zeros(4, dtype=torch.int64),), ("cat",))
-    with pytest.raises(UserError, match="^model: ta computed features that are not finite"):
+    with pytest.raises(UserError, match="^ta_tok: ta computed features that are not finite"):
         features_of(codes, SimpleNamespace(name="ta", net=net))
 
 

@@ -1,0 +1,109 @@
+"""Names of what is often taken for a file of weights: other formats, by their first bytes, and weights that only another program can
+read, by their names.
+
+Every answer is a pair: what was found, which completes the sentence "<file> ...", and what to do.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable, Mapping
+
+_CHOOSE = "choose a .safetensors file or a torch checkpoint"
+_SHORTEST = 8  # bytes; fewer than any file of weights has
+_UNPACK = "unpack it and choose the file inside"
+# First bytes of a file, without a byte order mark and blanks in front.
+_BEGINNINGS: dict[bytes, tuple[str, str]] = {
+    b"version https://git-lfs": (
+        "is a Git LFS pointer, not the weights themselves",
+        "get the file with 'git lfs pull' or from its page",
+    ),
+    b"<": ("is a web page, not weights", "open the address in a browser, log in if it asks, and get the file there"),
+    b"GGUF": ("is a GGUF file", "get the .safetensors file of the same model"),
+    b"\x80": (
+        "is a checkpoint in torch's format of before 2020, or a bare pickle, which may hold code",
+        "if you trust it, load it with torch.load and save its weights again with torch.save",
+    ),
+    b"\x1f\x8b": ("is a gzip archive", _UNPACK),
+    b"7z\xbc\xaf": ("is a 7z archive", _UNPACK),
+    b"Rar!": ("is a RAR archive", _UNPACK),
+    b"BZh": ("is a bzip2 archive", _UNPACK),
+    b"\xfd7zXZ": ("is an xz archive", _UNPACK),
+    b"\x28\xb5\x2f\xfd": ("is a Zstandard archive", _UNPACK),
+    b"\x93NUMPY": ("is a NumPy array", "save the weights of the model as .safetensors"),
+    b"\x89HDF": ("is an HDF5 file, for example of Keras", _CHOOSE),
+    b"\x89PNG": ("is an image", _CHOOSE),
+}
+_TAR = slice(257, 262)  # where a tar archive says "ustar"
+
+# Parts of weight names that only one format has, and the format.
+_PACKED: dict[str, re.Pattern[str]] = {
+    "weights that bitsandbytes quantised": re.compile(
+        r"\.(absmax|quant_map|nested_absmax|nested_quant_map|SCB|weight_format)$|\.quant_state\."
+    ),
+    "quantised weights of ComfyUI (comfy_quant)": re.compile(r"(^|\.)comfy_quant$"),
+    "fp8 weights with a scale (scaled_fp8)": re.compile(
+        r"(^|\.)(scaled_fp8|scale_weight|scale_input|weight_scale|weight_scale_inv|input_scale)$"
+    ),
+    "weights that GPTQ or AWQ quantised": re.compile(r"\.(qweight|qzeros|g_idx)$"),
+    "packed weights of compressed-tensors": re.compile(r"\.(weight_packed|weight_zero_point|weight_g_idx)$"),
+    "weights that HQQ quantised": re.compile(r"\.W_q$"),
+    "weights that quanto quantised": re.compile(r"\.weight\._(data|scale|shift)$"),
+}
+_MLX = re.compile(r"\.scales$")
+_MLX_TOO = re.compile(r"\.biases$")
+_LORA = re.compile(r"(^|[._])lora_?(A|B|up|down|E|magnitude_vector)([._]|$)|\.(hada_w1_a|lokr_w1|oft_blocks)$")
+_NAMED = ("_quantization_metadata", "quantization_config")
+
+
+def other_format(head: bytes, size: int) -> tuple[str, str]:
+    """What a file is that begins with ``head`` and is neither safetensors nor a checkpoint of ``torch.save``; ``size`` in bytes."""
+    if not size:
+        return "is empty (0 bytes)", "get the file again"
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    for beginning, answer in _BEGINNINGS.items():
+        if text.startswith(beginning):
+            return answer
+    if head[_TAR] == b"ustar":
+        return "is a tar archive", _UNPACK
+    if text.startswith(b"{") and b'"weight_map"' in text:
+        return "is the index of several weight files, not weights", "choose one of the files that it names"
+    shown = _printable(text)
+    if text.startswith((b"{", b"[")) and shown:
+        return f"is a JSON text, not weights ({shown})", _CHOOSE
+    if shown:
+        return f"is a text, not weights ({shown})", _CHOOSE
+    if size <= _SHORTEST:
+        return f"is cut short: it has {size} bytes", "get the file again"
+    return "is no weight file of a known format", _CHOOSE
+
+
+def _printable(text: bytes) -> str:
+    """The first 80 characters of a text in UTF-8, in quotes; "" for anything else."""
+    try:
+        start = codecs.getincrementaldecoder("utf-8")().decode(text[:320])  # which may end within a character
+    except UnicodeDecodeError:
+        return ""
+    words = " ".join(start.split())
+    return f"'{words[:80]}'" if words and words.isprintable() else ""
+
+
+def packed_format(names: Iterable[str], metadata: Mapping[str, str]) -> tuple[str, str] | None:
+    """What a file holds whose weights need another program: quantised weights, or the changes of a LoRA; None for anything else."""
+    names = list(names)
+    plain = "get the fp32, bf16 or fp16 file of the same model"
+    for kind, pattern in _PACKED.items():
+        found = next((name for name in names if pattern.search(name)), None)
+        if found is not None:
+            return f"holds {kind}, which FastAR cannot read ({found[:80]})", plain
+    scales = next((name for name in names if _MLX.search(name)), None)
+    if scales is not None and any(_MLX_TOO.search(name) for name in names):
+        return f"holds weights that MLX quantised, which FastAR cannot read ({scales[:80]})", plain
+    stated = next((key for key in _NAMED if key in metadata), None)
+    if stated is not None:
+        return f"holds quantised weights, which FastAR cannot read ({stated} in its metadata)", plain
+    changed = next((name for name in names if _LORA.search(name)), None)
+    if changed is not None:
+        return f"holds a LoRA, which changes a model and is none ({changed[:80]})", "merge it into the model first"
+    return None

@@ -1,0 +1,201 @@
+"""Weights in the files of training scripts: containers, prefixes of wrappers, averaged weights beside the trained ones, arguments.
+
+A script saves a dictionary of weights alone, or below a name ("model", "state_dict", "ema"), and the name of every weight may begin with
+that of a module around the network ("module.", "model."). Both are removed here until the weights have their own names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+# Which weights are read from a file that holds averaged (EMA) weights beside the trained ones: auto takes the averaged ones, by which
+# papers evaluate.
+AUTO, EMA, PLAIN = "auto", "ema", "plain"
+WEIGHTS = (AUTO, EMA, PLAIN)
+
+# Names of averaged weights, and of trained ones in order of preference.
+_AVERAGED = re.compile(r"(^|[._])(ema|shadow|averaged|swa)([._]|$)", re.IGNORECASE)
+_TRAINED = (
+    "model",
+    "module",
+    "state_dict",
+    "sd",
+    "net",
+    "network",
+    "model_state_dict",
+    "model_state",
+    "model_sd",
+    "params",
+    "weights",
+    "transformer",
+    "generator",
+    "student",
+    "state",
+)
+# What lies beside the weights and holds tensors, too.
+_BESIDE = re.compile(
+    r"optim|sched|scaler|callback|loops?$|rng|random|sampler|hyper|hparams|args|config|cfg|loss|metric", re.I
+)
+# Keys of the arguments of a training.
+_ARGUMENTS = ("args", "hyper_parameters", "hparams", "config", "cfg")
+# Inserted into names by torch.compile and by the wrappers of FSDP and of activation checkpoints, also within a name.
+_INSERTED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_COUNT = "n_averaged"  # of torch's AveragedModel
+_LEVELS = 8  # of containers
+
+
+class NoWeights(Exception):
+    """A file without weights.
+
+    The message completes the sentence "<file> ..."; ``remedy`` says what to do.
+    """
+
+    def __init__(self, found: str, remedy: str):
+        super().__init__(found)
+        self.remedy = remedy
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """The weights of a training's file."""
+
+    state: dict[str, Tensor]  # weights by name
+    arguments: dict[str, Any]  # plain values among the arguments of the training
+    averaged: bool  # whether these are averaged weights
+    notes: list[str] = field(default_factory=list)  # what was chosen without being asked for
+
+
+def is_averaged(name: str) -> bool:
+    """Whether a container or prefix of that name holds averaged weights."""
+    return bool(_AVERAGED.search(name))
+
+
+def unpack(content: Any, weights: str) -> Unpacked:
+    """The weights in the content of a file of ``torch.save``; ``weights`` is one of :data:`WEIGHTS`.
+
+    Of several dictionaries without a usual name all are taken, each with its key as a prefix of the names.
+
+    Raises:
+        NoWeights: if there are none.
+    """
+    arguments: dict[str, Any] = {}
+    notes: list[str] = []
+    averaged = False
+    for _ in range(_LEVELS):  # a pickled dictionary may contain itself
+        if not isinstance(content, Mapping):
+            raise NoWeights(
+                f"holds a {type(content).__name__}, not a dictionary of weights", "save its state_dict alone"
+            )
+        arguments = {**_arguments(content), **arguments}
+        names = _containers(content, weights, notes)
+        if len(names) != 1:
+            content = _joined(content, names) if names else content
+            break
+        averaged = averaged or is_averaged(names[0])
+        content = content[names[0]]
+    state = {k: v.detach() for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)}
+    if not state:
+        raise NoWeights(f"holds no tensors, only {listed(content)}", "choose a file with a model's weights")
+    return Unpacked(state, arguments, averaged, notes)
+
+
+def _joined(content: Mapping[Any, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The entries of several dictionaries, with their keys as prefixes."""
+    entries = {}
+    for outer in names:
+        for inner, value in content[outer].items():
+            entries[f"{outer}.{inner}"] = value
+    return entries
+
+
+def _containers(content: Mapping[Any, Any], weights: str, notes: list[str]) -> list[str]:
+    """The keys of ``content`` below which the weights are; none if it holds them itself."""
+    nests = [
+        k for k, v in content.items() if isinstance(k, str) and not _BESIDE.search(k) and _holds_tensors(v, _LEVELS)
+    ]
+    averaged = [name for name in nests if is_averaged(name)]
+    trained = [name for name in _TRAINED if name in nests]
+    others = [name for name in nests if name not in averaged and name not in trained]
+    if not averaged and not trained:
+        if any(isinstance(value, Tensor) and value.ndim > 1 for value in content.values()):
+            return []  # weights, with something beside them
+        return others
+    unnamed = [k for k, v in content.items() if isinstance(k, str) and is_averaged(k) and _without_names(v)]
+    if unnamed and not averaged and weights == AUTO:
+        notes.append(f"the averaged weights of the file ({unnamed[0][:40]}) have no names; the trained ones are used")
+    if averaged and (weights != PLAIN or not trained):
+        if trained and weights == AUTO:
+            notes.append("averaged (EMA) weights of the file; it holds the trained ones, too")
+        return averaged[:1]
+    return trained[:1]
+
+
+def _holds_tensors(value: object, levels: int, seen: set[int] | None = None) -> bool:
+    """Whether a dictionary holds a tensor, directly or in an inner one."""
+    seen = set() if seen is None else seen
+    if not isinstance(value, Mapping) or not levels or id(value) in seen:
+        return False
+    seen.add(id(value))
+    return any(isinstance(v, Tensor) or _holds_tensors(v, levels - 1, seen) for v in value.values())
+
+
+def _without_names(value: object) -> bool:
+    """Whether these are tensors in a list, or a dictionary of such lists."""
+    lists = value.values() if isinstance(value, Mapping) else [value]
+    return any(isinstance(entry, (list, tuple)) and entry and isinstance(entry[0], Tensor) for entry in lists)
+
+
+def _arguments(content: Mapping[Any, Any]) -> dict[str, Any]:
+    """Plain values of the arguments that lie beside weights."""
+    found: dict[str, Any] = {}
+    for key in _ARGUMENTS:
+        given = content.get(key)
+        given = vars(given) if isinstance(given, argparse.Namespace) else given
+        if isinstance(given, Mapping):
+            plain = {k: v for k, v in given.items() if isinstance(k, str) and _is_plain(v)}
+            found = {**plain, **found}
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is None, a text, or a finite number of at most 64 bits."""
+    return value is None or isinstance(value, str) or isinstance(value, (bool, int, float)) and abs(value) < 1 << 63
+
+
+def listed(names: Iterable[Any], most: int = 5) -> str:
+    """The first names of a collection, for a message."""
+    names = sorted(map(str, names))
+    some = ", ".join(name[:60] for name in names[:most])
+    return (some + ", ..." * (len(names) > most)) or "nothing"
+
+
+def unwrapped(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
+    """Weights without what wrappers of PyTorch put into their names, and whether they are those of an AveragedModel.
+
+    A prefix is removed if all names have it. Names that would become equal stay as they are.
+    """
+    state, averaged = dict(state), _COUNT in state
+    if averaged and len(state) > 1:
+        del state[_COUNT]
+    state = _renamed(state, {name: _without(name, _INSERTED) for name in state})
+    while state and all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    return state, averaged
+
+
+def _without(name: str, parts: Collection[str]) -> str:
+    for part in parts:
+        name = name.replace(part, "")
+    return name
+
+
+def _renamed(state: dict[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Weights under other names, or the same if two of those are equal."""
+    renamed = {names[name]: tensor for name, tensor in state.items()}
+    return renamed if len(renamed) == len(state) else state

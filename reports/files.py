@@ -1,0 +1,241 @@
+"""Files that a command writes: their names are checked before it runs, and a result that cannot be written is kept elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from ..errors import UserError
+
+# Errors of a disk without space.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Bytes that are written to a folder to learn whether it has space.
+_PROBE = 1 << 20
+# Characters of a path in a message.
+_SHOWN = 120
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command has to write."""
+
+    field: str  # the option that names the file
+    path: Path
+    content: bytes
+
+
+# ------------------------------------------------------------------------------------------------ names
+
+
+def typed_path(text: str | Path, field: str) -> Path:
+    """The path that a user typed, with the home folder in place of ``~``.
+
+    Raises:
+        UserError: it is empty, holds a zero byte, or begins with the home folder of an unknown user.
+    """
+    typed = str(text)
+    if not typed:
+        raise UserError(f"{field}: it is empty; give a path.")
+    expect_name(typed, field)
+    expanded = os.path.expanduser(typed)
+    if typed.startswith("~") and expanded == typed:
+        raise UserError(
+            f"{field}: the home folder in {typed[:_SHOWN]} is not known; write the whole path, or ./ before a name that begins with ~."
+        )
+    return Path(expanded)
+
+
+def expect_name(text: str, field: str) -> None:
+    """Check the characters of a path or name.
+
+    Raises:
+        UserError: it holds a zero byte, or characters that the file system cannot encode.
+    """
+    if "\0" in text:
+        raise UserError(f"{field}: {text[:_SHOWN]!a} holds a zero byte, which no path can; give another.")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{field}: {text[:_SHOWN]!a} has characters that this disk cannot store in a name; give another."
+        ) from None
+
+
+def output(text: str | Path | None, field: str, endings: Sequence[str]) -> Path | None:
+    """The file that an option names, after a test that it can be written; its folder is created. None if nothing is named.
+
+    Args:
+        text: as the user typed it.
+        field: name of the option, for messages.
+        endings: the endings that the file may have, in lower case and with their dot.
+
+    Raises:
+        UserError: a name that no file can have, another ending, a folder or a device of that name, a file that is read-only, or a folder
+            that cannot be made, is not writable or is full.
+    """
+    if text is None:
+        return None
+    path = typed_path(text, field)
+    if path.suffix.lower() not in endings:
+        raise UserError(f"{field}: {_short(path)} should end in {' or '.join(endings)}.")
+    try:
+        there = path.exists()
+        if path.is_dir():
+            raise UserError(f"{field}: {_short(path)} is a folder; name a file in it.")
+        if there and not path.is_file():
+            raise UserError(f"{field}: {_short(path)} is a device or a pipe; name a file.")
+        if there and not os.access(path, os.W_OK):
+            raise UserError(f"{field}: {_short(path)} is read-only; make it writable, or name another file.")
+    except OSError as problem:
+        raise _unwritable(path, field, problem) from None
+    writable(path.parent, field, path.name)
+    return path
+
+
+def writable(folder: Path, field: str, name: str = "x") -> None:
+    """Create a folder and write a file of a megabyte in it, which is removed; ``name`` is of the file that will be written.
+
+    Raises:
+        UserError: one of these is not possible.
+    """
+    part = _part(folder / name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_bytes(bytes(_PROBE))
+        finally:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+    except OSError as problem:
+        raise _unwritable(folder / name, field, problem) from None
+
+
+def distinct(**files: Path | None) -> None:
+    """Raise a UserError if two options, by name, are the same file: the second result would replace the first."""
+    seen: dict[str, str] = {}
+    for field, path in files.items():
+        if path is None:
+            continue
+        key = os.path.normcase(os.path.realpath(path))
+        if key in seen:
+            raise UserError(f"{field}: {_short(path)} is the file of {seen[key]} too; name another.")
+        seen[key] = field
+
+
+def _unwritable(path: Path, field: str, problem: OSError) -> UserError:
+    """The error for a file that cannot be written."""
+    remedy = "name a file in a folder that you may write to"
+    if problem.errno == errno.ENAMETOOLONG:
+        remedy = "give a shorter name"
+    elif problem.errno in FULL:
+        remedy = "free space there, or name a file on another disk"
+    return UserError(f"{field}: {_short(path)} cannot be written ({problem.strerror or problem}); {remedy}.")
+
+
+def _short(path: Path) -> str:
+    """A path for a message: its end, which says most, if it is long."""
+    text = str(path)
+    return text if len(text) <= _SHOWN else f"...{text[-_SHOWN:]}"
+
+
+def _part(path: Path) -> Path:
+    """The name of a file while it is written."""
+    return path.with_name(f".{path.stem}.{uuid.uuid4().hex[:8]}.part{path.suffix}")
+
+
+# ------------------------------------------------------------------------------------------------ contents
+
+
+def picture_endings() -> tuple[str, ...]:
+    """Endings of the picture files that this Pillow can write."""
+    formats = Image.registered_extensions()
+    return tuple(ending for ending in (".png", ".jpg", ".jpeg", ".webp") if formats.get(ending) in Image.SAVE)
+
+
+def encoded(picture: np.ndarray, path: Path) -> bytes:
+    """A picture, uint8 [H, W, 3], as the content of a file with the ending of ``path``."""
+    out = io.BytesIO()
+    Image.fromarray(picture).save(out, Image.registered_extensions()[path.suffix.lower()])
+    return out.getvalue()
+
+
+def as_text(text: str) -> bytes:
+    """A text as the content of a file, in UTF-8. Bytes of names that are no UTF-8 become escapes, which JSON reads again."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file beside ``path``, then rename it: an interruption leaves no half-written file. Raises OSError."""
+    part = _part(path)
+    try:
+        part.write_bytes(content)
+        os.replace(part, path)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def save(results: Iterable[Result]) -> str:
+    """Write all results. One that cannot be written any more is kept in another folder, or printed if it is text and no folder takes it.
+
+    Returns:
+        "" if all were written, else a sentence that says which were not, why, and where they are.
+    """
+    failed: list[Result] = []
+    reasons: list[str] = []
+    for result in results:
+        try:
+            replace_file(result.path, result.content)
+        except OSError as problem:
+            failed.append(result)
+            reasons.append(str(problem.strerror or problem))
+    if not failed:
+        return ""
+    kept = _keep(failed)
+    names = ", ".join(f"{result.field} ({result.path.name})" for result in failed)
+    return f"{names[:_SHOWN]}: not written, because of: {reasons[0]}; {kept}"
+
+
+def _keep(results: Sequence[Result]) -> str:
+    """Write results to the first folder that takes them; words that say where they are."""
+    for folder in _refuges():
+        try:
+            inside = Path(tempfile.mkdtemp(prefix="fastar-", dir=folder()))
+            for result in results:
+                (inside / result.path.name).write_bytes(result.content)
+            return f"kept in {inside}"
+        except (OSError, RuntimeError):
+            continue
+    lost = [result for result in results if not _printed(result)]
+    if lost:
+        return f"no other folder takes {lost[0].path.name} either, so it is lost"
+    return "no other folder takes it either, so it was printed"
+
+
+def _refuges() -> list[Callable[[], str]]:
+    """Folders for results that could not be written where they belong."""
+    return [tempfile.gettempdir, os.getcwd, lambda: str(Path.home())]
+
+
+def _printed(result: Result) -> bool:
+    """Print a result that is text; whether it is."""
+    try:
+        text = result.content.decode()
+    except UnicodeDecodeError:
+        return False
+    sys.stdout.write(f"{result.path.name}:\n{text}\n")
+    return True

@@ -1,0 +1,257 @@
+"""What is typed on the command line is checked as the nodes check it, and every remedy that a message names works."""
+
+import shlex
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes import assembly
+from fastar_nodes.assembly import Drafts, Ready, Source
+from fastar_nodes.cli.planning import plan
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.captions import prompt_of
+from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.samplers.conditioning import labels_for, unknown_words
+from fastar_nodes.samplers.mar.memory import expect_little_noise
+from fastar_nodes.samplers.registry import LLAMAGEN
+from fastar_nodes.samplers.settings import make
+from tiny_files import write_gpt, write_vq
+
+QUICK = "--device cpu --set ar_steps=2 --set diffusion_steps=2"
+
+
+# ------------------------------------------------------------------------------------------------ labels and prompts
+
+
+@pytest.mark.parametrize("label", ["''", "' '", "','"])
+def test_an_empty_label_is_refused_and_none_at_all_is_class_0(cli, tiny_demo, sentence, label):
+    assert sentence(cli(f"compare {QUICK} --samplers mar --label {label}")).startswith("label: nothing is named")
+    assert cli(f"compare {QUICK} --samplers mar").code == 0
+
+
+def test_more_labels_than_images_are_refused_before_they_are_built(cli, tiny_demo, sentence):
+    labels = ",".join(["0"] * 8000)
+    assert sentence(cli(f"compare {QUICK} --samplers mar --batch 1024 --label {labels}")).startswith(
+        "batch: 8192000 images"
+    )
+
+
+def test_a_file_of_classes_that_no_list_names_takes_ids():
+    made = [labels_for("1", name) for name in ("picture-book", "my own classes", "")]
+    assert [condition.label_set for condition in made] == ["picture-book", "", ""]
+
+
+class Words:
+    """A model that knows two words."""
+
+    name = "tiny"
+
+    def tokenize(self, text):
+        return [{"red": 1, "boat": 2}.get(word, 0) for word in text.split()]
+
+
+def test_unknown_words_are_named_once_and_bounded():
+    assert unknown_words(Words(), ["red boat", "red"]) == ""
+    assert unknown_words(Words(), ["red dragon, dragon", "boat"]) == "Words that tiny does not know: dragon."
+    many = unknown_words(Words(), [" ".join(f"w{i}" for i in range(5000)), "x" * 10_000_000])
+    assert many == "Words that tiny does not know: w0, w1, w2 and 997 more."
+    assert "..." in unknown_words(Words(), ["x" * 10_000_000]) and len(unknown_words(Words(), ["x" * 10_000_000])) < 100
+    assert unknown_words(object(), ["dragon"]) == "", "a model that reads any text"
+
+
+def test_the_command_line_names_unknown_words_once(cli, tiny_demo):
+    answer = cli("compare --device cpu --samplers tar --prompt 'a red qqzz' --prompt 'a qqzz'")
+    assert answer.code == 0 and answer.err.count("qqzz") == 1 and "does not know: qqzz." in answer.err
+
+
+def test_prompts_of_text_encoders_are_one_line_and_hold_words():
+    assert prompt_of("  a red\n boat ", "text") == "a red boat"
+    for text, words in ((" \n", "it is empty"), ("@somebody #123", "addresses, file names and signs")):
+        with pytest.raises(UserError, match=f"^text: {words}"):
+            prompt_of(text, "text")
+
+
+# ------------------------------------------------------------------------------------------------ options
+
+
+UNUSED = {
+    "draft": "--samplers mar --draft demo-draft",
+    "grid": "--samplers mar --grid 4",
+    "tar": "--samplers mar --tar demo-tar",
+    "ta-tok": "--samplers llamagen --ta-tok demo-ta-tok",
+    "encoder": "--samplers llamagen --encoder flan-t5-large",
+    "negative": "--samplers mar --negative cats",
+}
+
+
+@pytest.mark.parametrize("option", UNUSED)
+@pytest.mark.parametrize("command", ["compare", "bench --repeats 1"])
+def test_an_option_that_no_sampler_uses_is_refused(cli, tiny_demo, sentence, command, option):
+    if command != "compare" and option == "negative":
+        pytest.skip("bench has no such option")
+    line = UNUSED[option]
+    device = "--device cpu" if "llamagen" in line else QUICK
+    text = sentence(cli(f"{command} {line} {device}"))
+    assert text.startswith(f"{option}: no sampler of this run uses it") and text.endswith("leave it out."), text
+    words = shlex.split(line)
+    at = words.index(f"--{option}")
+    left = shlex.join(words[:at] + words[at + 2 :])
+    assert cli(f"{command} {left} {device}").code == 0, "the remedy"
+
+
+@pytest.mark.parametrize("columns", ["-1", "23", "x"])
+def test_columns_are_checked(cli, sentence, columns):
+    assert sentence(cli(f"compare --columns {columns}")).startswith("columns: ")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "setting", "value"),
+    [
+        ("mar", "temperature", "-1"),
+        ("mar", "cfg_schedule", "cosine"),
+        ("mar", "ar_steps", "0"),
+        ("fasthybrid", "guided_steps", "0"),
+        ("fasthybrid", "threshold", "nan"),
+        ("llamagen", "top_p", "2"),
+        ("zipar", "window", "1.5"),
+        ("mar", "cfg", "x"),
+    ],
+)
+def test_a_setting_has_one_sentence_wherever_it_is_made(cli, sentence, sampler, setting, value):
+    from fastar_nodes.samplers.registry import SAMPLERS
+
+    with pytest.raises(UserError) as problem:
+        make(SAMPLERS[sampler].settings, {setting: value})
+    assert str(problem.value).startswith(f"{setting}: ")
+    assert sentence(cli(f"compare --samplers {sampler} --set {setting}={value}")) == str(problem.value)
+
+
+def test_typed_settings_take_precedence_over_a_preset(files):
+    """The preset balanced of FastHybrid on the demo: threshold 0.95, lookahead 4, guided_steps 5."""
+    names = ["fasthybrid.preset=balanced", "threshold=0.5", "fasthybrid.lookahead=2"]
+    for sets in (names, names[::-1]):
+        mar, fast = plan("mar,fasthybrid", sets, {})
+        assert (fast.settings.threshold, fast.settings.lookahead, fast.settings.guided_steps) == (0.5, 2, 5)
+    _, fast = plan("mar,fasthybrid", ["preset=balanced"], {})
+    assert (fast.settings.threshold, fast.settings.lookahead, fast.settings.guided_steps) == (0.95, 4, 5)
+
+
+def test_an_unknown_preset_is_quoted_with_the_choices(cli, sentence):
+    text = sentence(cli("compare --samplers mar,fasthybrid --set fasthybrid.preset=faster"))
+    assert text == "preset: 'faster' is not one of balanced, fast, exact, custom."
+
+
+# ------------------------------------------------------------------------------------------------ noise and drafts
+
+
+def test_noise_of_more_than_four_gigabytes_is_refused(files):
+    """4 bytes for 1024 images, 1002 draws, 256 tokens of 16 channels: 16.8 GB. 200 images: 3.3 GB."""
+    from types import SimpleNamespace
+
+    model = SimpleNamespace(net=SimpleNamespace(config=SimpleNamespace(tokens=256, channels=16)))
+    expect_little_noise(model, 200, 1000, "batch")
+    for field in ("batch", "condition"):
+        with pytest.raises(UserError, match=f"^{field}: 1024 images with 1000 diffusion steps need more than 4 GB"):
+            expect_little_noise(model, 1024, 1000, field)
+
+
+def test_the_command_line_checks_the_noise(cli, tiny_demo, sentence):
+    """4 bytes x 1024 images x 1002 draws x 16 tokens x 4 channels are 0.26 GB on the tiny model; its limit is lowered."""
+    from fastar_nodes.samplers.mar import memory
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(memory, "NOISE_LIMIT", 1 << 20)
+        line = "compare --device cpu --samplers mar --set ar_steps=2 --set diffusion_steps=1000"
+        assert sentence(cli(f"{line} --batch 64")).startswith(
+            "batch: 64 images with 1000 diffusion steps need more than"
+        )
+
+
+def test_a_draft_of_another_codebook_is_refused(tmp_path, monkeypatch):
+    """The file of the draft states another decoder than its target's, whose codes mean something else."""
+    vq, other = write_vq(tmp_path / "vq.safetensors"), tmp_path / "other.safetensors"
+    loaded = assembly.load_vq(vq, "fp32")
+    target = Ready(
+        LLAMAGEN, load_llamagen(write_gpt(tmp_path / "large.safetensors", 5, 8)), loaded, {"decoder": "vq16-c2i"}
+    )
+    draft = write_gpt(tmp_path / "low.safetensors", 3, decoder="vq16-t2i")
+    asked = []
+
+    def find(choice, family):
+        asked.append((choice, family))
+        return {str(draft): draft, "vq16-t2i": other}[choice]
+
+    altered = replace(loaded, net=assembly.load_vq(vq, "fp32").net)
+    with torch.no_grad():
+        altered.net.quantize.embedding.weight.neg_()
+    for stand_in, fits in ((loaded, True), (altered, False)):
+        monkeypatch.setattr(assembly, "load_vq", lambda *_, found=stand_in: found)
+        drafts = Drafts(Source(find, torch.device("cpu"), "fp32"), str(draft), "large")
+        if fits:
+            assert drafts.load("mulosd", target) is not None
+        else:
+            with pytest.raises(UserError, match="^draft: its decoder is .*; load both with the same decoder"):
+                drafts.load("mulosd", target)
+    assert ("vq16-t2i", "vq") in asked
+    same = Ready(LLAMAGEN, target.model, loaded, {"decoder": "vq16-t2i"})
+    asked.clear()
+    assert Drafts(Source(find, torch.device("cpu"), "fp32"), str(draft), "large").load("mulosd", same)
+    assert asked == [(str(draft), "llamagen")], "one decoder for both is not loaded again"
+
+
+# ------------------------------------------------------------------------------------------------ remedies
+
+MAR = "--device cpu --set ar_steps=2 --set diffusion_steps=2"
+SMALL = "--samplers mar --repeats 1 --device cpu --set ar_steps=2 --set diffusion_steps=2"
+# A command that is refused, words of its message, and the command that follows the remedy.
+REMEDIES = [
+    (f"compare {MAR} --samplers ,", "give at least one, for example mar", f"compare {MAR} --samplers mar"),
+    (f"compare {MAR} --samplers mar --text cat", "name one with --label", f"compare {MAR} --samplers mar --label cat"),
+    ("compare --device cpu --samplers tar", "say what with --prompt, for example --prompt 'a red boat at sunset'",
+     "compare --device cpu --samplers tar --prompt 'a red boat at sunset'"),
+    ("compare --device cpu --samplers tar --prompt boat --label cat", "say what with --text",
+     "compare --device cpu --samplers tar --text boat"),
+    (f"compare {MAR} --samplers mar --batch 2000", "batch: 2000 is outside 1 to 1024", f"compare {MAR} --samplers mar --batch 2"),
+    (f"compare {MAR} --samplers mar --set threshhold=1", "no sampler of this run has a setting threshhold",
+     f"compare {MAR} --samplers mar"),
+    (f"compare {MAR} --samplers mar,fasthybrid --set treshold=0.9", "did you mean threshold",
+     f"compare {MAR} --samplers mar,fasthybrid --set threshold=0.9"),
+    (f"compare {MAR} --samplers mar --set fasthybrid.threshold=0.9", "is not among the samplers of this run, mar",
+     f"compare {MAR} --samplers mar,fasthybrid --set fasthybrid.threshold=0.9"),
+    (f"compare {MAR} --samplers mar --set temperature", "is not of the form name=value",
+     f"compare {MAR} --samplers mar --set temperature=1"),
+    (f"compare {MAR} --samplers mar --label dragon", "picture-book has the ids 0 to 9 (sunset",
+     f"compare {MAR} --samplers mar --label sunset"),
+    (f"compare {MAR} --samplers mar --device abacus", "there is cpu", f"compare {MAR} --samplers mar --device cpu"),
+    (f"compare {MAR} --samplers mar --out picture.docx", "should end in .png", f"compare {MAR} --samplers mar --out picture.png"),
+    (f"compare {MAR} --samplers mar --json picture.png", "should end in .json", f"compare {MAR} --samplers mar --json c.json"),
+    (f"compare {MAR} --samplers mar --maps compare.png", "is the file of out too", f"compare {MAR} --samplers mar --maps maps.png"),
+    ("compare --device cpu --samplers mar,llamagen --decoder demo-kl", "leave it at auto",
+     f"compare {MAR} --samplers mar,llamagen --decoder auto"),
+    ("compare --device cpu --samplers llamagen --prompt boat --set prompt.detail=81", "draw classes; name one with --label",
+     "compare --device cpu --samplers llamagen --label boat"),
+    (f"bench {SMALL} --set prompt.detail=81", "name one with --label", f"bench {SMALL}"),
+    (f"bench {SMALL} --batch 1,x", "'x' is not a whole number", f"bench {SMALL} --batch 1,2"),
+    ("bench --random MAR-Z --samplers mar --device cpu", "MAR-B", None),
+    ("compare --model tar-1.5b --device cpu", "name it with --tar, and a de-tokenizer with --model",
+     "compare --samplers tar --model demo-dtok-low --tar demo-tar --prompt boat --device cpu"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("refused", "words", "followed"), REMEDIES, ids=range(len(REMEDIES)))
+def test_every_remedy_followed_works(cli, tiny_demo, sentence, refused, words, followed):
+    assert words in sentence(cli(refused))
+    if followed is not None:
+        answer = cli(followed)
+        assert answer.code == 0, answer.err
+
+
+def test_latents_that_are_not_finite_name_the_model(cli, tiny_demo, sentence, monkeypatch):
+    from fastar_nodes.cli import compare
+    from fastar_nodes.samplers.mar.loop import Sampled
+
+    draw = compare.draw
+    monkeypatch.setattr(compare, "draw", lambda *a: Sampled(draw(*a).latents * np.nan, draw(*a).report))
+    text = sentence(cli(f"compare {QUICK} --samplers mar"))
+    assert text.startswith("model: tiny mar computed latents that are not finite"), text

@@ -1,0 +1,253 @@
+"""Files of training scripts: containers, prefixes of wrappers, averaged weights and the choice of them, arguments, two networks."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fastar_nodes import assembly
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.autoencoders import load_kl
+from fastar_nodes.model_loaders.checkpoint import read
+from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig
+from safetensors.torch import save_file
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+TINY = MARConfig(8, 1, 1, heads=2, buffer=2, tokens=4, channels=4, classes=3, head_depth=1, head_width=8)
+KL = KLConfig(ch=32, ch_mult=(1, 2), blocks=1, z_channels=4)
+
+
+def random(net: torch.nn.Module, seed: int) -> State:
+    g = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(t.shape, generator=g) for name, t in net.state_dict().items()}
+
+
+TRAINED, AVERAGED, DECODER = random(MAR(TINY), 0), random(MAR(TINY), 1), random(KLAutoencoder(KL), 2)
+COUNTED = {"n_averaged": torch.tensor(10)}
+
+
+def prefixed(prefix: str, state: State) -> State:
+    return {prefix + name: tensor for name, tensor in state.items()}
+
+
+def load(path: Path, content: object, weights: str = "auto"):
+    """A MAR from the content of a file of torch.save."""
+    torch.save(content, path / "x.pth")
+    return load_mar(path / "x.pth", heads=2, weights=weights)
+
+
+def holds(model, state: State) -> bool:
+    loaded = model.net.state_dict()
+    return loaded.keys() == state.keys() and all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+
+
+PREFIXES = (
+    "module.",
+    "module.module.",
+    "_orig_mod.",
+    "module._orig_mod.",
+    "_orig_mod.module.",
+    "_fsdp_wrapped_module.",
+    "model.",
+    "net.",
+    "model._orig_mod.",
+    "model.module.",
+    "model.diffusion_model.",
+    "my_own_name.",
+)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_prefixes(tmp_path: Path, prefix: str) -> None:
+    assert holds(load(tmp_path, prefixed(prefix, TRAINED)), TRAINED)
+    assert holds(load(tmp_path, {"state_dict": prefixed(prefix, TRAINED), "epoch": 3}), TRAINED)
+    save_file(prefixed(prefix, TRAINED), tmp_path / "x.safetensors", {"heads": "2"})
+    assert holds(load_mar(tmp_path / "x.safetensors"), TRAINED)
+    assert assembly.identify(tmp_path / "x.safetensors") == "mar"
+
+
+def test_parts_of_names_that_wrappers_insert_are_removed(tmp_path: Path) -> None:
+    """torch.compile, FSDP and activation checkpoints wrap single blocks."""
+    for part in ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
+        wrapped = {name.replace("encoder_blocks.0.", f"encoder_blocks.0.{part}"): t for name, t in TRAINED.items()}
+        assert holds(load(tmp_path, wrapped), TRAINED)
+    both = {"a": torch.ones(1), "_orig_mod.a": torch.zeros(1)}
+    torch.save(both, tmp_path / "x.pth")
+    assert read(tmp_path / "x.pth").state.keys() == both.keys(), "none of two weights is dropped"
+
+
+CONTAINERS = (
+    *(
+        "model",
+        "module",
+        "state_dict",
+        "sd",
+        "net",
+        "network",
+        "params",
+        "weights",
+        "transformer",
+        "generator",
+        "student",
+    ),
+    *("model_state_dict", "model_state", "my_own_name"),
+)
+
+
+@pytest.mark.parametrize("key", CONTAINERS)
+def test_containers(tmp_path: Path, key: str) -> None:
+    beside = {
+        "optimizer": {"state": {0: {"exp_avg": torch.ones(2, 2)}}, "param_groups": [{"lr": 1e-4}]},
+        "lr_scheduler": {"last": torch.ones(2, 2)},
+        "scaler": {"scale": 65536.0},
+        "rng_state": torch.zeros(16, dtype=torch.uint8),
+        "epoch": 3,
+        "args": argparse.Namespace(lr=1e-4),
+    }
+    model = load(tmp_path, {key: TRAINED, **beside})
+    assert holds(model, TRAINED) and model.note == ""
+    assert holds(load(tmp_path, {"state": {key: prefixed("module.", TRAINED)}}), TRAINED)
+
+
+AVERAGES: dict[str, Callable[[State], dict]] = {
+    **{
+        key: lambda s, key=key: {key: s}
+        for key in ("model_ema", "ema", "ema_model", "ema_state_dict", "params_ema", "model_ema_state_dict", "shadow")
+    },
+    "shadow of ema": lambda s: {"ema": {"shadow": s, "decay": 0.999}},
+    "AveragedModel": lambda s: {"model_ema": {**COUNTED, **prefixed("module.", s)}},
+    "compiled": lambda s: {"ema": prefixed("module._orig_mod.", s)},
+}
+
+
+@pytest.mark.parametrize("key", AVERAGES)
+def test_averaged_weights_are_taken_unless_the_user_says_otherwise(tmp_path: Path, key: str) -> None:
+    content = {"model": TRAINED, **AVERAGES[key](AVERAGED)}
+    model = load(tmp_path, content)
+    assert holds(model, AVERAGED)
+    assert model.note == "averaged (EMA) weights of the file; it holds the trained ones, too"
+    assert holds(load(tmp_path, content, "ema"), AVERAGED)
+    plain = load(tmp_path, content, "plain")
+    assert holds(plain, TRAINED) and plain.note == ""
+    alone = AVERAGES[key](AVERAGED)
+    assert holds(load(tmp_path, alone, "ema"), AVERAGED) and load(tmp_path, alone).note == ""
+    with pytest.raises(UserError, match="^weights: x.pth holds averaged .EMA. weights only; choose auto"):
+        load(tmp_path, alone, "plain")
+
+
+def test_averaged_weights_by_prefix(tmp_path: Path) -> None:
+    content = {"state_dict": prefixed("ema_model.", AVERAGED) | prefixed("model.", TRAINED)}
+    model = load(tmp_path, content)
+    assert holds(model, AVERAGED) and "it holds the trained ones, too" in model.note
+    assert holds(load(tmp_path, content, "ema"), AVERAGED) and holds(load(tmp_path, content, "plain"), TRAINED)
+    assert holds(load(tmp_path, COUNTED | prefixed("module.", AVERAGED), "ema"), AVERAGED)
+
+
+def test_averaged_weights_that_are_not_there(tmp_path: Path) -> None:
+    for content in (TRAINED, {"model": TRAINED}, {"model": TRAINED, "model_ema": None}):
+        assert holds(load(tmp_path, content), TRAINED) and holds(load(tmp_path, content, "plain"), TRAINED)
+        with pytest.raises(UserError, match="^weights: x.pth does not hold averaged .EMA. weights; choose auto"):
+            load(tmp_path, content, "ema")
+    with pytest.raises(UserError, match="^weights: 'best' is not known; choose auto, ema, plain"):
+        load(tmp_path, TRAINED, "best")
+
+
+@pytest.mark.parametrize("wrap", [lambda v: v, lambda v: {"shadow_params": v, "decay": 0.9}], ids=["list", "diffusers"])
+def test_averaged_weights_without_names_are_not_passed_over_in_silence(tmp_path: Path, wrap) -> None:
+    content = {"model": TRAINED, "model_ema": wrap([*AVERAGED.values()])}
+    model = load(tmp_path, content)
+    assert holds(model, TRAINED)
+    assert model.note == "the averaged weights of the file (model_ema) have no names; the trained ones are used"
+    with pytest.raises(UserError, match="^weights: .* does not hold averaged"):
+        load(tmp_path, content, "ema")
+
+
+def test_networks_beside_each_other(tmp_path: Path) -> None:
+    """A latent diffusion's file holds the decoder, too."""
+    save_file(prefixed("first_stage_model.", DECODER) | prefixed("model.", TRAINED), tmp_path / "x.safetensors")
+    assert holds(load_mar(tmp_path / "x.safetensors", heads=2), TRAINED)
+    assert torch.equal(load_kl(tmp_path / "x.safetensors").net.quant_conv.weight, DECODER["quant_conv.weight"])
+    save_file(prefixed("a.", TRAINED) | prefixed("b.", AVERAGED), tmp_path / "x.safetensors")
+    with pytest.raises(
+        UserError, match=r"^checkpoint: x.safetensors holds several networks of one kind \(a., b.\); save"
+    ):
+        load_mar(tmp_path / "x.safetensors", heads=2)
+
+
+def test_dictionaries_without_a_usual_name(tmp_path: Path) -> None:
+    """Networks under names of a script's own, and one network in parts."""
+    assert holds(load(tmp_path, {"mar": TRAINED, "vae": DECODER, "epoch": 3}), TRAINED)
+    assert torch.equal(load_kl(tmp_path / "x.pth").net.quant_conv.weight, DECODER["quant_conv.weight"])
+    parts: dict[str, State] = {}
+    for name, tensor in DECODER.items():
+        top, _, rest = name.partition(".")
+        parts.setdefault(top, {})[rest] = tensor
+    torch.save(parts, tmp_path / "x.pth")
+    assert torch.equal(load_kl(tmp_path / "x.pth").net.quant_conv.weight, DECODER["quant_conv.weight"])
+
+
+def test_defaults_of_official_models_are_said(tmp_path: Path) -> None:
+    state = random(MAR(replace(TINY, dim=768, classes=1000)), 0)
+    save_file(state, tmp_path / "mine.safetensors")
+    expected = "12 attention heads, as in the official model of the same width; its 1000 classes are taken for those of ImageNet"
+    assert load_mar(tmp_path / "mine.safetensors").note == expected
+    save_file(state, tmp_path / "mine.safetensors", {"heads": "16", "label_set": "imagenet-1k"})
+    model = load_mar(tmp_path / "mine.safetensors")
+    assert (model.note, model.net.config.heads, model.label_set) == ("", 16, "imagenet-1k")
+    save_file(state, tmp_path / "mar-base.safetensors")
+    model = load_mar(tmp_path / "mar-base.safetensors")
+    assert (model.note, model.net.config.heads, model.label_set) == ("", 12, "imagenet-1k")
+
+
+def test_a_network_within_another_is_not_taken_out(tmp_path: Path) -> None:
+    """The MAR of a Harmon under a prefix is a Harmon's."""
+    state = {"model.llm.model.embed_tokens.weight": torch.ones(2, 2), "model.mar.fake_latent": torch.ones(1, 8)}
+    save_file(state | prefixed("model.mar.", TRAINED), tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match="holds a Harmon or UniPic, not a MAR; load it with Load Harmon / UniPic"):
+        load_mar(tmp_path / "x.safetensors", heads=2)
+
+
+def test_arguments_are_read_wherever_they_lie(tmp_path: Path) -> None:
+    for content in (
+        {"model": TRAINED, "args": argparse.Namespace(heads=4)},
+        {"model": TRAINED, "hyper_parameters": {"num_heads": 4}},
+        {"state": {"model": TRAINED, "config": {"n_head": 4}}},
+    ):
+        torch.save(content, tmp_path / "x.pth")
+        assert load_mar(tmp_path / "x.pth").net.config.heads == 4
+    torch.save({"model": TRAINED, "args": {"heads": 4, "patch_size": 2, "label_drop_prob": 0.0}}, tmp_path / "x.pth")
+    model = load_mar(tmp_path / "x.pth")
+    assert model.patch == 2 and "without dropping labels" in model.note
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"epoch": 3, "optimizer": {"state": {}}}, "holds no tensors, only epoch, optimizer;"),
+        ({"first": TRAINED, "second": AVERAGED}, r"holds several networks of one kind \(first., second.\); save the"),
+        ([TRAINED], "holds a list, not a dictionary of weights"),
+        ({"a.b.c": torch.ones(1), "d.e": torch.ones(1)}, "holds no weights of a MAR, but a.b, d.e;"),
+        ({"model": {"a.b": torch.ones(1)}}, "holds no weights of a MAR, but a.b;"),
+    ],
+)
+def test_a_refusal_names_what_was_found(tmp_path: Path, content: object, words: str) -> None:
+    with pytest.raises(UserError, match=f"^checkpoint: x.pth {words}"):
+        load(tmp_path, content)
+
+
+def test_many_prefixes_and_shared_containers_take_no_time(tmp_path: Path) -> None:
+    save_file({f"p{i}.diffloss.net.x": torch.ones(1) for i in range(20_000)}, tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match="holds several networks of one kind"):
+        load_mar(tmp_path / "x.safetensors")
+    inner: dict = {"a": 1}
+    for _ in range(30):  # 2 ** 30 paths
+        inner = {"a": inner, "b": inner}
+    torch.save({"state": inner}, tmp_path / "x.pth")
+    with pytest.raises(UserError, match="holds no tensors"):
+        load_mar(tmp_path / "x.pth")

@@ -1,0 +1,283 @@
+"""Figures of reports, sweeps and maps on small cases whose values were worked out by hand."""
+
+import numpy as np
+import pytest
+from fastar_nodes.errors import UserError
+from fastar_nodes.reports import exchange, maps, sweep_pictures
+from fastar_nodes.reports.drawing import ticks
+from fastar_nodes.reports.grid import _numbers, cell_order
+from fastar_nodes.reports.quality import Quality
+from fastar_nodes.reports.record import Clock, Report, joined, to_text
+from fastar_nodes.reports.summary import no_gain
+from fastar_nodes.reports.sweep import Axis, Cell, CellStore, Point, Sweep, combinations, summary
+from fastar_nodes.reports.timelapse import FPS, time_lapse
+
+
+def run(sampler="mar", seconds=1.0, images=1, settings=None, **counts) -> Report:
+    out = Report(sampler, "tiny", settings or {}, 7, images, "cpu", seconds)
+    out.add(**counts)
+    return out
+
+
+# ------------------------------------------------------------------------------------------------ record
+
+
+def test_tokens_per_pass():
+    """Two images of 4 tokens, of which 7 were decided in 3 passes, the first at step 0: 7 / 2 / 3."""
+    out = run(transformer_passes=3)
+    out.maps["step"] = np.array([[[0, 1], [1, 2]], [[0, 0], [-1, 2]]], np.int32)
+    assert out.tokens_per_pass == pytest.approx(7 / 6)
+
+
+def test_a_batch_in_parts_adds_up():
+    first, second = run(seconds=3.0, images=2, head_calls=5), run(seconds=4.5, images=1, head_calls=7)
+    first.phases, second.phases = {"head": 1.0, "decoder": 0.5}, {"head": 2.25}
+    first.peak_memory_bytes, second.peak_memory_bytes = 300, 200
+    first.memory, second.memory = {"noise": 10, "head": 4}, {"noise": 5, "head": 8}
+    first.maps["step"], second.maps["step"] = np.zeros((2, 1, 1), int), np.ones((1, 1, 1), int)
+    first.similarity, second.similarity = np.array([0.5, 0.25]), np.array([0.75])
+    first.note = "A note."
+    out = joined([first, second], "In parts.")
+    assert (out.images, out.seconds, out.counts, out.note) == (3, 7.5, {"head_calls": 12}, "A note. In parts.")
+    assert out.phases == {"head": 3.25, "decoder": 0.5} and out.peak_memory_bytes == 300
+    assert out.memory == {"head": 8, "noise": 10}, "parts run one after another"
+    assert out.maps["step"].ravel().tolist() == [0, 0, 1] and out.similarity.tolist() == [0.5, 0.25, 0.75]
+    second.peak_memory_bytes = None
+    assert joined([second]).peak_memory_bytes is None
+
+
+def test_text_has_units():
+    out = run(images=2, accepted=3, rejected=1)
+    out.peak_memory_bytes, out.memory = 3 << 20, {"noise": 5 << 20}
+    lines = to_text(out).splitlines()
+    assert {"peak memory: 3 MiB", "memory, estimated: noise 5 MiB", "acceptance: 75.0 %", "accepted: 3"} <= {*lines}
+    assert lines[0] == "mar on tiny, 2 images, seed 7"
+
+
+def test_pauses_do_not_count(monkeypatch):
+    import torch
+    from fastar_nodes.reports import record
+
+    times = iter([100.0, 110.0])
+    monkeypatch.setattr(record.time, "perf_counter", lambda: next(times))
+    out = run()
+    Clock(torch.device("cpu")).stop(out, paused=4.0)
+    assert out.seconds == 6.0
+
+
+def test_quality_in_json_is_rounded():
+    assert Quality(31.234567, 0.12345678).to_dict() == {"identical": False, "psnr": 31.2346, "ssim": 0.123457}
+
+
+# ------------------------------------------------------------------------------------------------ summary
+
+
+def test_a_loss_within_two_percent_is_none():
+    """Ratios 1.01, 0.99 and 0.97 of the baseline's seconds to the run's."""
+    plain = run("mar", 1.0)
+    assert [no_gain(run("mar", 1 / ratio), plain) for ratio in (1.01, 0.99)] == ["", ""]
+    assert no_gain(run("mar", 1 / 0.8), plain) == "No gain here. It took 1.25 times the baseline's seconds."
+    assert no_gain(run("mar", 1 / 0.97), plain).startswith("No gain here.")
+
+
+def test_limits_at_which_nothing_is_gained():
+    drafted = {"lookahead": 4, "threshold": 1.0}
+    assert no_gain(run("fasthybrid", settings=drafted)) == "", "a similarity of 1 passes a threshold of 1"
+    assert no_gain(run("fasthybrid", settings={**drafted, "threshold": 1.01})).startswith("Nothing was drafted")
+    assert no_gain(run("fasthybrid", settings={**drafted, "threshold": 1.01, "acceptance_target": 0.5})) == ""
+    for start, words in ((8, "Nothing came from the cache"), (9, "Nothing came from the cache"), (7, "")):
+        found = no_gain(run("lazymar", settings={"refresh_period": 4, "start_step": start, "ar_steps": 8}))
+        assert found.startswith(words) and bool(found) == bool(words)
+    for passes, words in ((4, "Every pass decided one token"), (3, "")):
+        out = run("zipar", transformer_passes=passes)
+        out.maps["step"] = np.arange(4).reshape(1, 2, 2)
+        found = no_gain(out)
+        assert found.startswith(words) and bool(found) == bool(words)
+
+
+# ------------------------------------------------------------------------------------------------ sweeps
+
+
+def cell(seed, seconds, base, psnr=None, ssim=None, word="", **counts) -> Cell:
+    quality = Quality(psnr, ssim, word)
+    return Cell(0, 0, seed, f"k{seed}", run(seconds=seconds, **counts), run(seconds=base), quality)
+
+
+def test_a_point_takes_medians_of_times_and_means_of_the_rest():
+    """Seconds 1, 2, 6 against 4, 3, 3: ratios 4, 1.5, 0.5. PSNR 20, 30, 70; passes 8, 8, 11; acceptance 1, 1, 0.25."""
+    cells = [
+        cell(1, 1.0, 4.0, 20.0, 0.2, transformer_passes=8, accepted=4),
+        cell(2, 2.0, 3.0, 30.0, 0.3, transformer_passes=8, accepted=4),
+        cell(3, 6.0, 3.0, 70.0, 0.7, transformer_passes=11, accepted=1, rejected=3),
+    ]
+    point = summary(cells)
+    assert (point.speedup, point.seconds, point.passes) == (1.5, 2.0, 9.0)
+    assert point.psnr == 40.0 and point.ssim == pytest.approx(0.4) and point.acceptance == pytest.approx(0.75)
+    assert point.word == ""
+
+
+def test_a_word_is_shown_if_all_seeds_have_it():
+    same, other = cell(1, 1.0, 1.0, word="identical"), cell(2, 1.0, 1.0, 30.0, 0.9)
+    assert summary([same, same]).word == "identical" and summary([same, other]).word == ""
+
+
+def test_points_are_ordered_by_y_and_then_x():
+    x, y = Axis("a", ("1", "2")), Axis("b", ("1", "2", "3"))
+    cells = [Cell(i, j, s, "k", run(seconds=10 * j + i + 1)) for i, j, s in combinations(x, y, [7])]
+    points = Sweep("t", CellStore(None), x, y, (7,), tuple(cells)).points()
+    assert [(p.x, p.y, p.seconds) for p in points] == [
+        (0, 0, 1),
+        (1, 0, 2),
+        (0, 1, 11),
+        (1, 1, 12),
+        (0, 2, 21),
+        (1, 2, 22),
+    ]
+
+
+def test_1024_cells_are_possible_and_more_are_not():
+    x = Axis("a", tuple(map(str, range(256))))
+    assert len(combinations(x, Axis("b", ("1", "2")), [1, 2])) == 1024
+    with pytest.raises(UserError, match="^x_values: 1280 cells are more than 1024"):
+        combinations(x, Axis("b", ("1",)), [1, 2, 3, 4, 5])
+
+
+def test_ticks_are_round_and_enclose():
+    assert ticks([0, 10]) == [0, 2, 4, 6, 8, 10]
+    assert ticks([1.3, 4.9]) == [1, 2, 3, 4, 5]
+    assert ticks([0.21, 0.38]) == [0.2, 0.25, 0.3, 0.35, 0.4]
+    assert ticks([3, 3]) == [2.4, 2.6, 2.8, 3.0, 3.2, 3.4, 3.6]
+
+
+def test_a_scale_ends_at_its_marks():
+    """Marks 2 and 6 at the pixels 10 and 110: 3 is a quarter of the way."""
+    place = sweep_pictures._scale([2, 4, 6], 10, 110)
+    assert [place(value) for value in (2, 3, 6)] == [10, 35, 110]
+
+
+def test_measures_of_a_plot():
+    point = Point(0, 0, 2.0, 1.0, 8.0, 0.75, 31.0, 0.9, "")
+    found = [sweep_pictures._measured(point, name) for name in ("PSNR", "SSIM", "acceptance", "passes")]
+    assert found == [31.0, 0.9, 75.0, 8.0]
+
+
+def test_a_picture_fits_into_its_cell(tmp_path):
+    """A batch of one picture of 10 x 20 pixels in a cell of 64 x 64: three times as large, in the middle."""
+    store = CellStore(tmp_path)
+    store.write("k", np.full((1, 10, 20, 3), 200, np.uint8), run())
+    sweep = Sweep("t", store, Axis("a", ("1",)), Axis("", ("",)), (7,), ())
+    drawn = sweep_pictures._picture(sweep, Cell(0, 0, 7, "k", run()), 64, 64)
+    ys, xs = np.nonzero((drawn == 200).all(-1))
+    assert (ys.min(), ys.max() + 1, xs.min(), xs.max() + 1) == (17, 47, 2, 62)
+
+
+def test_figures_under_a_cell():
+    one = cell(1, 1.0, 4.0, 31.04, 0.93, accepted=9, rejected=1)
+    assert sweep_pictures._figures(one, 400) == ["4.00x, 90 % kept", "PSNR 31.0 dB, SSIM 0.930"]
+
+
+# ------------------------------------------------------------------------------------------------ grids and maps
+
+
+def test_baselines_come_before_their_cells_and_cells_without_one_last():
+    assert cell_order([1, 1, None, 3, 3]) == [1, 0, 3, 4, 2]
+    assert cell_order([None, 2, 2]) == [2, 1, 0]
+
+
+def test_numbers_of_a_cell():
+    lines = dict(_numbers(run(seconds=2.0, images=2, accepted=1, rejected=7), run(seconds=5.0)))
+    assert lines == {"speed-up": "5.00x", "seconds": "2.00", "acceptance": "12.5 %"}
+
+
+def test_tokens_per_step_of_each_image():
+    step = np.array([[[0, 0, 1], [0, 2, -1]], [[1, 1, 1], [2, 2, 2]]], np.int32)
+    assert maps._tokens_per_step(step).tolist() == [[[3, 3, 1], [3, 1, -1]], [[3, 3, 3], [3, 3, 3]]]
+
+
+@pytest.mark.parametrize(
+    ("what", "ends"),
+    [
+        ("fixed at step", ("step 3", "6")),
+        ("order", ("step 3", "6")),
+        ("cached", ("cached 2 times", "5")),
+        ("tokens per step", ("2 at a time", "5")),
+        ("waves", ("wave 3", "6")),
+    ],
+)
+def test_ends_of_ramps_count_steps_and_waves_from_one(what, ends):
+    assert maps._ramp_ends(what, 2, 5) == ends
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Numbers that a map writes, and their centres in pixels."""
+    found = []
+    monkeypatch.setattr(maps.Canvas, "outlined", lambda self, centre, text, size: found.append((text, centre)))
+    return found
+
+
+def test_the_order_is_written_at_the_centres_from_one(written):
+    """A grid of 2 x 4 tokens on 200 pixels: cells of 50 pixels."""
+    report = run()
+    report.maps["step"] = np.array([[[0, 1, 2, 3], [-1, 4, 4, 5]]], np.int32)
+    maps.token_map(report, "order", size=200)
+    assert written == [
+        ("1", (25.0, 25.0)), ("2", (75.0, 25.0)), ("3", (125.0, 25.0)), ("4", (175.0, 25.0)),
+        ("5", (75.0, 75.0)), ("5", (125.0, 75.0)), ("6", (175.0, 75.0)),
+    ]  # fmt: skip
+
+
+def test_an_islands_number_is_on_the_token_nearest_to_its_centroid(written):
+    """The row of three tokens has its centroid on the second, the column of three too."""
+    report = run()
+    report.maps["islands"] = np.array([[[1, 1, 1, 0], [0, 0, 0, 2], [0, 0, 0, 2], [0, 0, 0, 2]]], np.int32)
+    maps.token_map(report, "islands", size=200)
+    assert written == [("1", (75.0, 25.0)), ("2", (175.0, 125.0))]
+
+
+def test_a_map_is_blended_by_its_weight():
+    """Black backdrop, white paint, weight 1 / 4: 64; without hue below the map."""
+    paint, backdrop = np.full((1, 1, 3), 255, np.uint8), np.zeros((1, 1, 3), np.uint8)
+    assert maps._blend(paint, np.full((1, 1, 1), 0.25), backdrop).tolist() == [[[64, 64, 64]]]
+
+
+# ------------------------------------------------------------------------------------------------ time-lapse, metadata
+
+
+def test_tokens_appear_when_their_step_has_ended():
+    """Two runs of 4 steps, of 2 and 1 seconds, on a clock of 2 seconds in 24 frames: the first shows k of 4 tokens after 6 k frames,
+    the second after 3 k."""
+    picture = np.full((1, 64, 64, 3), (250, 10, 10), np.uint8)
+    reports = [run(seconds=seconds) for seconds in (2.0, 1.0)]
+    for report in reports:
+        report.maps["step"] = np.array([[[0, 1], [2, 3]]], np.int32)
+    frames = time_lapse([picture] * 2, ["a", "b"], reports, 2.0)
+    assert len(frames) == 2 * FPS + 1 + FPS
+    red = (frames == np.array((250, 10, 10))).all(-1)
+    half = red.shape[2] // 2
+    whole = red[-1][:, :half].sum()
+    shares = [(round(4 * frame[:, :half].sum() / whole), round(4 * frame[:, half:].sum() / whole)) for frame in red]
+    assert [shares[k] for k in (0, 2, 3, 5, 6, 9, 12, 18, 23, 24, 36)] == [
+        (0, 0), (0, 0), (0, 1), (0, 1), (1, 2), (1, 3), (2, 4), (3, 4), (3, 4), (4, 4), (4, 4),
+    ]  # fmt: skip
+
+
+def test_the_newest_runs_are_kept():
+    metadata = {}
+    for seconds in range(1, exchange.MOST_RUNS + 3):
+        exchange.add_runs(metadata, exchange.described([run(seconds=float(seconds))]))
+    kept = [entry["seconds"] for entry in metadata[exchange.KEY]["runs"]]
+    assert (len(kept), kept[0], kept[-1]) == (exchange.MOST_RUNS, 3.0, exchange.MOST_RUNS + 2)
+
+
+def test_only_the_chunks_of_metadata_are_bounded(tmp_path, monkeypatch):
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    store = CellStore(tmp_path)
+    store.write("k", noise[None], run())
+    size = store.path("k").stat().st_size
+    assert size > 12_000
+    monkeypatch.setattr(exchange, "_MOST_CHUNKS", 5000)
+    assert store.read("k") is not None, "the picture itself is larger than the bound"
+    monkeypatch.setattr(exchange, "_MOST_CHUNKS", 50)
+    with pytest.raises(UserError, match="^image: the metadata of k.png is larger"):
+        exchange.read_runs(store.path("k"))

@@ -1,0 +1,150 @@
+"""Files that commands write: what cannot be written is refused before a run, and what fails after it is kept."""
+
+import errno
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fastar_nodes.errors import UserError
+from fastar_nodes.reports import files
+from fastar_nodes.reports.files import Result, as_text, distinct, encoded, output, picture_endings, save, typed_path
+from PIL import Image
+
+
+def fails(number: int):
+    def call(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+def test_a_folder_is_made_and_nothing_else_is_left(tmp_path):
+    path = output(tmp_path / "new" / "deep" / "x.png", "out", (".png",))
+    assert path == tmp_path / "new" / "deep" / "x.png" and path.parent.is_dir()
+    assert list(path.parent.iterdir()) == []
+    assert output(None, "json", (".json",)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a\0b.png", "zero byte"),
+        ("x" * 300 + ".png", "give a shorter name"),
+        ("", "it is empty"),
+        ("picture.docx", r"should end in \.png"),
+        ("picture", r"should end in \.png"),
+        ("folder.png", "is a folder; name a file in it"),
+        ("file/x.png", "folder that you may write to"),
+        ("file/deeper/x.png", "folder that you may write to"),
+        ("pipe.png", "is a device or a pipe"),
+        ("~nosuchuser/x.png", "home folder in ~nosuchuser/x.png is not known"),
+    ],
+)
+def test_names_that_cannot_be_written(tmp_path, monkeypatch, name, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file").touch()
+    if hasattr(os, "mkfifo"):
+        os.mkfifo("pipe.png")
+    elif name == "pipe.png":
+        pytest.skip("no pipes here")
+    before = sorted(os.listdir())
+    with pytest.raises(UserError, match="^out: ") as problem:
+        output(name, "out", (".png",))
+    assert problem.match(words)
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EACCES, "name a file in a folder that you may write to"),
+        (errno.EROFS, "name a file in a folder that you may write to"),
+        (errno.ENOSPC, "free space there, or name a file on another disk"),
+        (errno.EDQUOT, "free space there, or name a file on another disk"),
+    ],
+)
+def test_a_disk_that_takes_nothing(tmp_path, monkeypatch, number, remedy):
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", fails(number))
+        with pytest.raises(UserError, match=f"^out: .*x.png cannot be written .*; {remedy}"):
+            output(tmp_path / "x.png", "out", (".png",))
+    assert output(tmp_path / "x.png", "out", (".png",)) == tmp_path / "x.png", "the remedy"
+
+
+def test_a_read_only_file_is_not_replaced(tmp_path, monkeypatch):
+    (tmp_path / "x.png").write_bytes(b"old")
+    monkeypatch.setattr(files.os, "access", lambda path, mode: False)  # root may write to every file
+    with pytest.raises(UserError, match="^out: .* is read-only; make it writable"):
+        output(tmp_path / "x.png", "out", (".png",))
+    assert (tmp_path / "x.png").read_bytes() == b"old"
+
+
+def test_home_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert typed_path("~/x.png", "out") == tmp_path / "x.png"
+    with pytest.raises(UserError, match=r"^model: .* or \./ before a name that begins with ~"):
+        typed_path("~nosuchuser", "model")
+    assert typed_path("./~nosuchuser", "model") == Path("./~nosuchuser"), "the remedy"
+
+
+def test_two_results_in_one_file_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    distinct(out=Path("a.png"), maps=None, sheet=Path("b.png"))
+    with pytest.raises(UserError, match="^maps: .* is the file of out too"):
+        distinct(out=Path("a.png"), maps=tmp_path / "a.png")
+
+
+def test_files_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "x.json"
+    assert save([Result("json", path, b"old")]) == "" and path.read_bytes() == b"old"
+    with monkeypatch.context() as patched:
+        patched.setattr(files.os, "replace", fails(errno.ENOSPC))
+        with pytest.raises(OSError, match="No space left"):
+            files.replace_file(path, b"ne")
+    assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["x.json"]
+    assert save([Result("json", path, b"new")]) == "" and path.read_bytes() == b"new"
+
+
+def test_a_result_that_fails_late_is_kept_and_the_others_are_written(tmp_path, monkeypatch):
+    """The first folder disappears while the command runs."""
+    kept, gone = tmp_path / "kept", tmp_path / "gone"
+    kept.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(kept))
+    results = [Result("out", gone / "a.png", b"picture"), Result("json", tmp_path / "b.json", b"{}")]
+    results.append(Result("maps", gone / "m.png", b"map"))
+    words = save(results)
+    assert (tmp_path / "b.json").read_bytes() == b"{}"
+    (folder,) = kept.iterdir()
+    assert words == f"out (a.png), maps (m.png): not written, because of: No such file or directory; kept in {folder}"
+    assert (folder / "a.png").read_bytes() == b"picture" and (folder / "m.png").read_bytes() == b"map"
+
+
+def test_without_any_folder_text_is_printed_and_a_picture_is_called_lost(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "mkdtemp", fails(errno.ENOSPC))
+    lost, text = (
+        Result("out", tmp_path / "gone" / "a.png", b"\x89PNG"),
+        Result("json", tmp_path / "gone" / "b.json", b'{"a": 1}'),
+    )
+    assert save([text]).endswith("no other folder takes it either, so it was printed")
+    assert capsys.readouterr().out == 'b.json:\n{"a": 1}\n'
+    assert save([lost]).endswith("no other folder takes a.png either, so it is lost")
+
+
+def test_pictures_are_encoded_by_their_ending(tmp_path):
+    picture = np.zeros((8, 12, 3), np.uint8)
+    assert {".png", ".jpg", ".jpeg"} <= {*picture_endings()}
+    for ending, kind in ((".png", "PNG"), (".JPG", "JPEG")):
+        path = tmp_path / f"x{ending}"
+        path.write_bytes(encoded(picture, path))
+        with Image.open(path) as found:
+            assert found.format == kind and found.size == (12, 8)
+
+
+def test_names_that_are_no_utf_8_stay_readable():
+    name = os.fsdecode(b"caf\xe9.safetensors")
+    assert json.loads(as_text(json.dumps({"model": name}, ensure_ascii=False))) == {"model": name}
