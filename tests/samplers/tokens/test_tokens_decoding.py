@@ -88,7 +88,7 @@ def test_all_greedy_settings_draw_the_likeliest():
 
 
 def sized(dim: int, regions: int = 1, condition: str = "class") -> SimpleNamespace:
-    config = SimpleNamespace(dim=dim, regions=regions, condition=condition)
+    config = SimpleNamespace(dim=dim, regions=regions, condition=condition, null=True)
     return SimpleNamespace(net=SimpleNamespace(config=config))
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fastar_nodes.samplers.tokens.mulosd import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
-from fastar_nodes.samplers.tokens.schedule import DeviceTable, Schedule, _stand_in, attention_mask, raster
+from fastar_nodes.samplers.tokens.schedule import DeviceTable, Pass, Schedule, _stand_in, attention_mask, raster
 from fastar_nodes.samplers.tokens.zipar import row_groups, windowed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -211,3 +211,11 @@ def test_masks_of_rows_in_parallel_by_hand():
         [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0],
         [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
     ]
+
+
+def test_one_row_behind_slots_that_are_not_written_has_a_mask():
+    """Cell 0 is fed at position 2 before the slots 0 and 1 are written."""
+    ahead_of_others = {"fed": (0,), "position": (2,), "slot": (2,), "last_visible": (2,)}
+    schedule = Schedule(2, (Pass(cells=(0,), rows=(0,)), Pass(cells=(3,), rows=(0,), **ahead_of_others)))
+    p = DeviceTable(schedule.table, 1, torch.device("cpu")).at(1)
+    assert p.mask.int().tolist() == [[1, 0, 0, 1]] and p.end == 4
