@@ -8,7 +8,7 @@ import test_token_contract as contract
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.maps import token_map
-from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED
+from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED, Clock
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens import islands as geometry
 from fastar_nodes.samplers.tokens import loop
@@ -317,6 +317,33 @@ def test_a_verification_by_hand():
         pool, down = module.verify(state, chosen, p, 6, table)
         torch.testing.assert_close(pool, pooled)
         assert down.tolist() == [[bool(x) for x in row] for row in wanted], chosen
+
+
+def test_a_block_takes_its_own_rows_of_what_is_enlarged_and_reduced_by_hand():
+    """The second of three blocks of a row: rows 1 of 3 and 2 and 3 of 6. Rows above are enlarged and reduced with it."""
+    seen = []
+
+    class Numbered:
+        def up(self, codes, factor):
+            seen.append((codes.tolist(), factor))
+            return torch.arange(100, 124).view(1, 4, 6)
+
+        def down(self, codes, factor):
+            seen.append((codes.tolist(), factor))
+            return torch.arange(50, 56).view(1, 2, 3)
+
+    run = SimpleNamespace(tokens=torch.arange(37)[None], grid=6, count=36, clock=Clock(torch.device("cpu")))
+    drafter = SimpleNamespace(tokens=torch.arange(10)[None], grid=3)
+    state = SimpleNamespace(run=run, drafter=drafter, ratio=2, up_sampler=Numbered())
+    _, middle, last = module.blocks_of(MuLoSDSettings(draft_rows=1), 3, 2)
+
+    module.enlarge(state, middle)
+    assert run.tokens[0].tolist() == [*range(12), *range(112, 124), *range(24, 37)]
+    module.reduce(state, middle)
+    assert drafter.tokens[0].tolist() == [0, 1, 2, 53, 54, 55, 6, 7, 8, 9]
+    module.reduce(state, last)
+    rows = [[*range(6)], [*range(6, 12)], [*range(112, 118)], [*range(118, 124)]]
+    assert seen == [([[[0, 1, 2], [3, 4, 5]]], 2), ([rows], 2)], "nothing is left to draft behind the last block"
 
 
 def test_guidance_of_a_verification_by_hand():
