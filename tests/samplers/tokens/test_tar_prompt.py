@@ -176,7 +176,7 @@ def codes(*images, size: int = 0) -> CodeCondition:
         (codes([0], [20]), "code 20 "),
         (codes([0, -1, 2, 3]), "code -1 "),
         (codes([-1], [3]), "code -1 "),
-        (codes([0, 1, 2]), "3 codes are no square"),
+        (codes([0, 1, 2]), "3 codes are not a square"),
         (codes(), "empty"),
         (codes([]), "no rows"),
         (codes([0], []), "no rows"),
