@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.advice import AdviceSettings
+from fastar_nodes.samplers.choice import parse_choice
 from fastar_nodes.samplers.mar.settings import (
     CacheSettings,
     FastHybridLazyMARSettings,
@@ -97,3 +98,13 @@ def test_a_number_gets_the_type_of_its_field():
 def test_text_from_a_command_line_is_understood():
     made = make(FastHybridSettings, {"ar_steps": "16", "threshold": "0.95", "order": "raster"})
     assert (made.ar_steps, made.threshold, made.order) == (16, 0.95, "raster") and isinstance(made.ar_steps, int)
+
+
+def test_a_line_without_a_sampler_and_a_name_that_is_too_long() -> None:
+    """Two causes, two sentences."""
+    for line in ("", " : threshold=0.9"):
+        with pytest.raises(UserError, match="^sampler: no sampler is named; name one, for example fasthybrid: preset"):
+            parse_choice(line, "sampler")
+    with pytest.raises(UserError, match="^sampler: the name of the sampler has 201 characters, which none has; give"):
+        parse_choice("x" * 201, "sampler")
+    assert parse_choice("fasthybrid: preset=fast", "sampler").preset == "fast"
