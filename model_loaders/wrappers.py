@@ -195,7 +195,9 @@ def unwrapped(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
     if averaged and len(state) > 1:
         del state[_COUNT]
     state = _renamed(state, {name: _without(name, _INSERTED) for name in state})
-    shared = min((len(_MODULE.match(name)[0]) for name in state), default=0)  # at once: a name can have megabytes of it
+    shared = min(
+        (len(name) - len(_MODULE.sub("", name, count=1)) for name in state), default=0
+    )  # at once: a name can have megabytes of it
     return {name[shared:]: tensor for name, tensor in state.items()}, averaged
 
 
