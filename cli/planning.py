@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from .. import assembly
-from ..assembly import AUTO, DEMO, PAR, Drafts, Ready, choose_models, complete, defaults, identified
+from ..assembly import AUTO, DEMO, PAR, Drafts, Ready, complete, defaults, identified
 from ..errors import UserError
 from ..samplers import presets
 from ..samplers.baseline import Run, baselines
@@ -18,6 +18,7 @@ from ..samplers.choice import PRESET, assignment, names_of_settings
 from ..samplers.registry import FAMILIES, MAR, TAR, Entry, find
 from ..samplers.settings import make
 from ..samplers.tokens.settings import TarPromptSettings
+from .models import choose_models
 from .options import MODEL_OPTIONS, source, whole
 
 # Prefix of the settings of Tar's language model in --set.

@@ -101,7 +101,8 @@ OURS = {
     "reports": {"reports"},
     "model_loaders": {"model_loaders"},
     "model_loaders.networks": {"model_loaders.networks"},
-    "cli": {"cli", "assembly", "samplers", "model_loaders", "reports"},
+    "conditions": {"assembly", "samplers", "model_loaders"},
+    "cli": {"cli", "conditions", "assembly", "samplers", "model_loaders", "reports"},
     "bench": {"bench", "cli", "assembly", "samplers", "model_loaders", "reports"},
     "tools": {"tools", "nodes", "bench", "cli", "assembly", "samplers", "model_loaders", "reports"},
 }
@@ -112,6 +113,7 @@ PICTURES = {"torch", "numpy", "PIL"}
 OTHERS = {
     **dict.fromkeys(("", "__main__", "errors", "memory"), set()),
     "assembly": {"torch"},
+    "conditions": {"torch"},
     "nodes": {*PICTURES, "comfy_api"},
     "nodes.host": {
         *PICTURES,
