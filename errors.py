@@ -1,5 +1,7 @@
 """The exception for invalid user input, and helpers for its messages. Every package may import this module."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib.util import find_spec
 
 _LONGEST = 400
@@ -48,6 +50,13 @@ def not_finite(field: str, maker: str, made: str) -> UserError:
 def first_line(error: BaseException) -> str:
     """First line of an exception's message, at most 160 characters; its class name if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """ "did you mean X?" with the choice that is spelt most like a word, ignoring case; "" if none is similar."""
+    by_key = {choice.lower(): choice for choice in choices}
+    close = get_close_matches(word[:_LONGEST].lower(), by_key, 1)
+    return f"did you mean {by_key[close[0]]}?" if close else ""
 
 
 def missing_packages() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from ..assembly import AUTO, DEMO, Source, choose_device, find_file, models_folder
 from ..conditions import ENCODER

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 
 from .. import assembly
 from ..assembly import AUTO, DEMO, PAR, Drafts, Ready, complete, defaults, identified
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from ..samplers import presets
 from ..samplers.baseline import Run, baselines
 from ..samplers.choice import PRESET, assignment, names_of_settings
@@ -158,8 +157,7 @@ def assigned(
         known = names_of_settings({key: e for key, e in entries.items() if not dot or key == sampler})
         if name not in known:
             whose = f"{sampler} has no" if dot else "no sampler of this run has a"
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
+            hint = did_you_mean(name, known) or f"there are {', '.join(known)}."
             raise UserError(f"set: {whose} setting {name}; {hint}")
         (own[sampler] if dot else shared)[name] = value
     return {
