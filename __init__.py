@@ -121,7 +121,7 @@ if not TYPE_CHECKING:  # a type checker would take any name from it
     def __getattr__(name):
         """A public name, imported when it is first used."""
         if name not in _PUBLIC or not __package__:  # pytest imports this file as a module of its own in some folders
-            raise AttributeError(_unknown(name), name=name)
+            raise AttributeError(_unknown(name))
 
         from importlib import import_module
 

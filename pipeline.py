@@ -347,11 +347,11 @@ class Pipeline:
             text = "\n".join(str(label) for label in prompts)
             return self.readers.labels(self.ready, text, images, "prompt", MOST_IMAGES)
 
-        texts = []
-        for text in prompts:
-            if not isinstance(text, str):
-                raise UserError(f"prompt: {text!r} is no text, and {self.model.name} reads prompts.")
-            texts += [text] * images
+        texts: list[str] = []
+        for one in prompts:
+            if not isinstance(one, str):
+                raise UserError(f"prompt: {one!r} is no text, and {self.model.name} reads prompts.")
+            texts += [one] * images
         if not texts or len(texts) > MOST_IMAGES:
             raise UserError(f"prompt: it asks for {len(texts)} images; ask for 1 to {MOST_IMAGES}.")
         self.readers.seed = seed
@@ -478,7 +478,7 @@ def _watched(steps: Generator[Step | TokenStep, Any, Any], callback: Callback | 
 def _unknown(field: str, problem: str, name: str, choices: Iterable[str]) -> UserError:
     """The error for a name that is none of the choices: it names the closest one, and all of them."""
     names = ", ".join(choices)
-    hint = did_you_mean(name, choices)
+    hint = did_you_mean(str(name), choices)
     if hint:
         return UserError(f"{field}: {problem}; {hint} There are {names}.")
     return UserError(f"{field}: {problem}; there are {names}.")
