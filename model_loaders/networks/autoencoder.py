@@ -260,11 +260,18 @@ def expect_finite(made: Tensor, name: str, what: str = "pixels") -> Tensor:
 def decode_in_chunks(net: KLAutoencoder | VQAutoencoder, latents: Tensor) -> list[Tensor]:
     """Images [b, 3, H, W] in about -1..1 of latents, a tensor for every pass of the decoder.
 
-    A pass decodes at most eight images, and fewer if memory is insufficient.
+    A pass decodes at most eight images, and fewer if memory is insufficient. On a CPU it decodes them one by one: that takes
+    as long as all at once, whose last bits depend on the size of the batch.
     """
     weight = next(net.parameters())
     latents = latents.to(weight.device, weight.dtype)
-    return in_chunks(net.decode, latents, DECODE_BATCH, torch.cuda.empty_cache)
+
+    def decode(part: Tensor) -> Tensor:
+        if part.device.type != "cpu":
+            return net.decode(part)
+        return torch.cat([net.decode(one) for one in part.split(1)])
+
+    return in_chunks(decode, latents, DECODE_BATCH, torch.cuda.empty_cache)
 
 
 def to_pixels(parts: list[Tensor], name: str) -> Tensor:

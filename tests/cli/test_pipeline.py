@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from fastar_nodes import Edit, PairedNoise, UserError, finish, load, load_kl, load_vq, mar
+from fastar_nodes import Edit, PairedNoise, UserError, finish, load, load_kl, load_vq, mar, resolve
 from fastar_nodes.cli import compare as command
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
@@ -95,6 +95,16 @@ def test_an_image_alone_is_that_of_the_batch(case, pipeline):
     alone, _ = pipe(**{**call, "prompt": prompts[-1], "images": 1, "first": len(several) - 1})
     assert np.array_equal(several[-1], alone[0]), "of the noise (seed, 1 or more)"
     assert not np.array_equal(several[0], several[-1])
+
+
+def test_the_pixels_of_an_image_do_not_depend_on_its_batch():
+    """On the demo's decoder, whose channels are many enough that a batch is computed in another order than an image."""
+    decoder = load_kl(resolve("demo-kl", "kl"))
+    latents = torch.randn(3, 16, 8, 8, generator=torch.Generator().manual_seed(5))
+    latents = latents[:, : decoder.net.config.z_channels]
+    pixels = decoder.decode(latents)
+    for i in range(3):
+        assert torch.equal(decoder.decode(latents[i : i + 1])[0], pixels[i])
 
 
 def test_latents_and_codes_are_decoded_by_pipeline_and_decoder(pipeline, files):
