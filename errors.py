@@ -19,8 +19,8 @@ _NEEDED = {
 class UserError(ValueError):
     """Invalid input. The message is one sentence: the field or file, what was found, and the remedy.
 
-    A value from a file or graph can make a message long or hold control characters: spaces replace these, and a message over 400
-    characters is shortened in the middle.
+    A value from a file or graph can make a message long or hold control characters: spaces replace these, and a message
+    over 400 characters is shortened in the middle.
     """
 
     # The name in ComfyUI's reports: without a machine's path, and how web/js/errors.js recognises the exception.
@@ -42,8 +42,8 @@ def not_finite(field: str, maker: str, made: str) -> UserError:
         made: what it computed: "latents", "logits", "pixels" or "features".
     """
     return UserError(
-        f"{field}: {maker} computed {made} that are not finite (NaN or infinity). Either fp16 overflowed, or the file is damaged or from "
-        "a training that diverged; choose the dtype bf16 or fp32, or another file."
+        f"{field}: {maker} computed {made} that are not finite (NaN or infinity). Either fp16 overflowed, or the file "
+        "is damaged or from a training that diverged; choose the dtype bf16 or fp32, or another file."
     )
 
 

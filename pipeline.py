@@ -52,7 +52,8 @@ MOST_IMAGES = 1024
 
 Prompt = str | int | Sequence[str | int]
 Callback = Callable[[Step | TokenStep], object]
-# An image, or a batch of them: a PIL image, pixels uint8 [H, W, 3] or [B, H, W, 3], or latents or codes as a sampler returns them.
+# An image, or a batch of them: a PIL image, pixels uint8 [H, W, 3] or [B, H, W, 3], or latents or codes as a sampler
+# returns them.
 Picture = Image.Image | np.ndarray | Tensor
 
 _log = logging.getLogger(__name__)
@@ -77,7 +78,8 @@ def load(
     """Load a model with its decoder. What else it needs is loaded when it is first needed.
 
     Args:
-        model: an entry of the catalogue ("demo", "demo-llamagen", "demo-dtok", "demo-hybrid", "mar-base", ...) or a file.
+        model: an entry of the catalogue ("demo", "demo-llamagen", "demo-dtok", "demo-hybrid", "mar-base", ...) or a
+            file.
         decoder: KL or VQ autoencoder, an entry or a file; "auto" is the one that the model was trained with.
         draft: draft model of cspd and mulosd, an entry or a file; "auto" is the catalogue's.
         tar: language model of Tar, for de-tokenizers; "auto" is the demo's, or tar-1.5b.
@@ -189,16 +191,18 @@ class Pipeline:
         """Generate images.
 
         Args:
-            prompt: a prompt, or several in a list; for models of classes a class name or id, several of them in a list or
-                separated by commas.
+            prompt: a prompt, or several in a list; for models of classes a class name or id, several of them in a list
+                or separated by commas.
             sampler: one of :attr:`samplers`; None for the plain one.
             preset: "exact", "balanced", "fast", or "custom" for the sampler's defaults.
-            seed: 0 to 2^64 - 1. Image i uses the noise of (seed, first + i), so that it is the same alone or in a batch.
+            seed: 0 to 2^64 - 1. Image i uses the noise of (seed, first + i), so that it is the same alone or in a
+                batch.
             images: images of each prompt or label, one after the other.
             first: index of the first image.
             negative: what guidance leads away from, for Harmon and UniPic: a whole instruction.
             prompt_settings: settings of Tar's language model, see :class:`TarPromptSettings`.
-            image: what an edit starts from: an image, or latents or codes of :meth:`sample`; one, or one for each image.
+            image: what an edit starts from: an image, or latents or codes of :meth:`sample`; one, or one for each
+                image.
             mask: the part of ``image`` to sample again, of any size: white, 255 or 1.0, is sampled again.
             callback: called with the partial result after every step; its ``done`` and ``total`` count steps.
             settings: of the sampler; they take precedence over the preset.
@@ -207,8 +211,8 @@ class Pipeline:
             The images in the order of the prompts, and one report of all of them.
 
         Raises:
-            UserError: an unknown name of a sampler, preset, setting or label, a value out of range, a missing draft model,
-                an edit that does not fit, insufficient memory, or values that are not finite.
+            UserError: an unknown name of a sampler, preset, setting or label, a value out of range, a missing draft
+                model, an edit that does not fit, insufficient memory, or values that are not finite.
         """
         result = self.sample(
             prompt,
@@ -385,7 +389,8 @@ class Pipeline:
             image = image[None]
         if image.ndim != 4 or image.shape[3] != 3 or image.dtype != np.uint8 or not image.size:
             raise UserError(
-                f"image: it is {image.dtype} of the shape {list(image.shape)}; give a PIL image, or uint8 [height, width, 3]."
+                f"image: it is {image.dtype} of the shape {list(image.shape)}; give a PIL image, or uint8 "
+                "[height, width, 3]."
             )
 
         net: Any = self.decoder.net
@@ -420,8 +425,8 @@ class Pipeline:
             demos = entry.demos(entry.family)
             remedy = f'load another model, for example load("{demos[0]}"), or choose' if demos else "choose"
             raise UserError(
-                f"sampler: {entry.name} samples {entry.models}, and {self.model.name} does not suit it; {remedy} one of "
-                f"{', '.join(suited)}."
+                f"sampler: {entry.name} samples {entry.models}, and {self.model.name} does not suit it; {remedy} one "
+                f"of {', '.join(suited)}."
             )
         return entry
 
@@ -441,8 +446,8 @@ class Pipeline:
         if start.ndim != expected or start.is_floating_point() != self.ready.masked:
             form = "latents [1 or batch, C, h, w]" if self.ready.masked else "codes int64 [1 or batch, h, w]"
             raise UserError(
-                f"image: it is a tensor {start.dtype} of the shape {list(start.shape)}; give {form} as sample() returns "
-                "them, or an image."
+                f"image: it is a tensor {start.dtype} of the shape {list(start.shape)}; give {form} as sample() "
+                "returns them, or an image."
             )
         return Edit(start, _mask(mask))
 

@@ -51,8 +51,8 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "--speed",
         default=PLAIN,
         choices=SPEEDS,
-        help="plain (default); compile: transformer blocks and diffusion steps by torch.compile, which takes a minute at "
-        "first",
+        help="plain (default); compile: transformer blocks and diffusion steps by torch.compile, which takes a minute "
+        "at first",
     )
     add(
         "--models",
