@@ -34,7 +34,8 @@ def enough_memory(sentence: str) -> Iterator[None]:
 def in_chunks(work: Callable[[Any], Any], x: Any, size: int, release: Callable[[], None]) -> list[Any]:
     """Results of ``work`` for consecutive chunks of a tensor.
 
-    If memory is insufficient, the chunks are halved; if it is insufficient for one row, the exception of ``work`` is raised.
+    If memory is insufficient, the chunks are halved; if it is insufficient for one row, the exception of ``work`` is
+    raised.
 
     ``release`` is called before a chunk is repeated.
     """

@@ -34,7 +34,6 @@ from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.speed import PLAIN, SPEEDS
 from .model_loaders.wrappers import WEIGHTS
 from .reports.record import Report
-from .samplers import presets
 from .samplers.batches import begin, in_parts
 from .samplers.choice import Choice
 from .samplers.conditioning import KINDS, AnyCondition
@@ -42,6 +41,8 @@ from .samplers.driver import finish
 from .samplers.editing import Edit
 from .samplers.mar.loop import Sampled, Step
 from .samplers.mar.memory import expect_little_noise
+from .samplers.presets import CUSTOM, NAMES
+from .samplers.presets import values as preset_values
 from .samplers.registry import LLAMAGEN, MAR, SAMPLERS, Entry, find
 from .samplers.settings import knobs, make
 from .samplers.tokens.loop import TokenSampled, TokenStep
@@ -177,7 +178,7 @@ class Pipeline:
         prompt: Prompt,
         *,
         sampler: str | None = None,
-        preset: str = presets.CUSTOM,
+        preset: str = CUSTOM,
         seed: int = 7,
         images: int = 1,
         first: int = 0,
@@ -236,7 +237,7 @@ class Pipeline:
         prompt: Prompt,
         *,
         sampler: str | None = None,
-        preset: str = presets.CUSTOM,
+        preset: str = CUSTOM,
         seed: int = 7,
         images: int = 1,
         first: int = 0,
@@ -282,7 +283,7 @@ class Pipeline:
             raise not_finite("model", self.model.name, "latents")
         return result
 
-    def settings(self, sampler: str | None = None, preset: str = presets.CUSTOM, **settings: Any) -> Any:
+    def settings(self, sampler: str | None = None, preset: str = CUSTOM, **settings: Any) -> Any:
         """The settings of a sampler on this model, for example to call the sampler as a function.
 
         A later source of a setting takes precedence: the default, the model's file, the preset, and ``settings``.
@@ -291,8 +292,8 @@ class Pipeline:
             UserError: an unknown sampler, preset or setting, or a value out of range.
         """
         entry = self._entry(sampler)
-        if preset not in presets.NAMES:
-            raise _unknown("preset", f"there is no preset {preset!r}", preset, presets.NAMES)
+        if preset not in NAMES:
+            raise _unknown("preset", f"there is no preset {preset!r}", preset, NAMES)
         for name in settings:
             if name not in knobs(entry.settings):
                 raise _unknown(name, f"{entry.name} has no such setting", name, knobs(entry.settings))
@@ -309,11 +310,11 @@ class Pipeline:
         kind = self._entry(sampler).settings
         width = self.model.net.config.dim
         out = {}
-        for preset in presets.NAMES:
-            if preset == presets.CUSTOM:
+        for preset in NAMES:
+            if preset == CUSTOM:
                 continue
             made = asdict(self.settings(sampler, preset))
-            filled_in = presets.values(kind, preset, self.ready.demo, width)
+            filled_in = preset_values(kind, preset, self.ready.demo, width)
             out[preset] = {name: made[name] for name in filled_in}
         return out
 
