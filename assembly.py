@@ -29,6 +29,7 @@ from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
 from .model_loaders.networks.autoencoder import (
     DECODE_BATCH,
+    TOO_LITTLE_TO_DECODE,
     KLModel,
     VQModel,
     decode_in_chunks,
@@ -493,10 +494,7 @@ def decode(ready: Ready, result: Any) -> Tensor:
     if isinstance(ready.decoder, KLModel):
         batch = min(len(latents), DECODE_BATCH)
         report.memory[DECODE] = ready.decoder.net.decode_bytes(batch, latents.shape[2], latents.shape[3])
-    with (
-        clock.phase("decoder"),
-        enough_memory("memory: there is too little to decode one image; choose another device."),
-    ):
+    with clock.phase("decoder"), enough_memory(TOO_LITTLE_TO_DECODE):
         parts = decode_in_chunks(decoder.net, latents)
 
     clock.stop(scratch)

@@ -37,7 +37,7 @@ def not_finite(field: str, maker: str, made: str) -> UserError:
     """The error for values that are NaN or infinite; nodes, command line and Python raise the same one.
 
     Args:
-        field: the input to change: "model" or "decoder", for example.
+        field: the input to change: "model", "draft" or "decoder", for example.
         maker: name of the network's file.
         made: what it computed: "latents", "logits", "pixels" or "features".
     """

@@ -25,7 +25,7 @@ from torch import Tensor
 from . import assembly
 from .assembly import AUTO, PAR, Drafts, Ready, Source
 from .conditions import ENCODER, ConditionBuilder
-from .errors import UserError, did_you_mean, not_finite
+from .errors import UserError, did_you_mean
 from .memory import enough_memory
 from .model_loaders.families import DTYPES
 from .model_loaders.networks.autoencoder import KLModel, VQModel, expect_finite
@@ -278,10 +278,7 @@ class Pipeline:
             begun = entry if edit is None else replace(entry, run=partial(entry.run, edit=edit.of(part)))
             return begin(begun, self.model, made, condition, seed, first, part)
 
-        result = finish(_watched(in_parts(start, len(condition)), callback))
-        if isinstance(result, Sampled) and not bool(result.latents.isfinite().all()):
-            raise not_finite("model", self.model.name, "latents")
-        return result
+        return finish(_watched(in_parts(start, len(condition)), callback))
 
     def settings(self, sampler: str | None = None, preset: str = CUSTOM, **settings: Any) -> Any:
         """The settings of a sampler on this model, for example to call the sampler as a function.

@@ -374,28 +374,23 @@ def drive(sampler: Any, vae: FastARVAE | None = None, latents: Callable[[Any], T
     """Run a sampler generator to its end, with progress bar, cancellation and live preview; returns its result.
 
     Args:
-        sampler: yields objects with ``done``, ``total`` and ``decided`` bool [B, gh, gw]; receives the seconds spent outside it since
-            the last step.
+        sampler: yields objects with ``done``, ``total`` and ``decided`` bool [B, gh, gw].
         vae: decoder, on the device; None for no preview.
         latents: from a yielded object to latents [B, C, h, w]; called only for a preview.
     """
     canvas = Canvas(vae.decode_now) if vae is not None and previews_wanted() else None
-    bar, spent = comfy.utils.ProgressBar(1), None
+    bar = comfy.utils.ProgressBar(1)
     try:
         while True:
             # ProgressBar checks too, but it is throttled, which would delay a cancellation by several steps.
             mm.throw_exception_if_processing_interrupted()
             try:
-                step = sampler.send(spent)
+                step = next(sampler)
             except StopIteration as end:
                 return end.value
             wanted = canvas is not None and (canvas.due() or step.done == step.total)
-            if wanted and step.decided.is_cuda:
-                torch.cuda.synchronize(step.decided.device)  # queued work must not count as the preview's
-            began = time.perf_counter()
             picture = _preview(canvas, step, latents) if wanted else None
             bar.update_absolute(step.done, step.total, picture)
-            spent = time.perf_counter() - began
     finally:
         sampler.close()
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..model_loaders.networks.chat import MOST_TEXT
 from ..samplers import presets
-from ..samplers.editing import LARGEST
+from ..samplers.editing import LARGEST_LATENT
 from ..samplers.settings import Knob, knobs
 
 T = TypeVar("T")
@@ -262,9 +262,9 @@ def expect_latents(value: Any, field: str) -> Tensor:
 def expect_usual_size(latents: Tensor, field: str) -> None:
     """Raise a UserError if the numbers of finite latents are larger than those of any image."""
     largest = float(latents.abs().max())
-    if largest > LARGEST:
+    if largest > LARGEST_LATENT:
         raise UserError(
-            f"{field}: it holds values up to {largest:.3g}, and no latent of an image is above {LARGEST:g}; "
+            f"{field}: it holds values up to {largest:.3g}, and no latent of an image is above {LARGEST_LATENT}; "
             "make it again, with VAE Encode and the vae of the same loader."
         )
 

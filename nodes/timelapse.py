@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import UserError, first_line
 from ..memory import enough_memory
 from ..reports.timelapse import FPS, time_lapse
-from ..samplers.settings import knob, make
+from ..samplers.settings import Settings, knob, make
 from . import host
 from .compare import SHEET, cell_names, cells, to_image
 from .schema import HIDDEN, REPORT, expect_text, output, schema, widgets
@@ -20,7 +20,7 @@ RUNS = 4  # image and report sockets
 
 
 @dataclass(frozen=True)
-class TimeLapseSettings:
+class TimeLapseSettings(Settings):
     """Widgets of Time-lapse."""
 
     duration: float = knob(

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,9 +69,9 @@ class Report:
     peak_memory_bytes: int | None = None  # allocated device memory; None if the device does not report it
     # Estimated bytes by stage, computed before the run, see samplers/mar/memory.py; {} where nothing is estimated.
     memory: dict[str, int] = field(default_factory=dict)
-    # Arrays [B, h, w]: "step" int32 (AR step or pass at which a token was fixed, -1 for given tokens), "outcome" uint8 (see above),
-    # "cached" int32 (number of AR steps at which the token's decoder rows came from a cache), "islands" int32 (number from 1
-    # within the image, 0 elsewhere), "waves" int32 (from 0, -1 elsewhere).
+    # Arrays [B, h, w]: "step" int32 (AR step or pass at which a token was fixed, -1 for given tokens), "outcome" uint8
+    # (see above), "cached" int32 (number of AR steps at which the token's decoder rows came from a cache), "islands"
+    # int32 (number from 1 within the image, 0 elsewhere), "waves" int32 (from 0, -1 elsewhere).
     maps: dict[str, np.ndarray] = field(default_factory=dict)
     similarity: np.ndarray | None = None  # of all verified drafts, float32 [n]
     note: str = ""  # a remark about the settings
@@ -91,7 +91,8 @@ class Report:
     @property
     def tokens_per_pass(self) -> float | None:
         """Mean number of tokens per image that one sequential transformer pass fixes, or None without a "step" map."""
-        passes, step = self.counts.get("transformer_passes", 0), self.maps.get("step")
+        passes = self.counts.get("transformer_passes", 0)
+        step = self.maps.get("step")
         return float((step >= 0).sum()) / len(step) / passes if passes and step is not None and len(step) else None
 
     def speedup(self, baseline: Report | None) -> float | None:
@@ -147,41 +148,67 @@ def joined(reports: Sequence[Report], note: str = "") -> Report:
 
 
 class Clock:
-    """Measures seconds per phase: CUDA events on CUDA devices, without synchronisation, and wall time elsewhere."""
+    """Measures the seconds of a run and of its phases.
+
+    On a CUDA device it records events on the stream and compares them after the run, so that no step waits for the
+    device. Elsewhere it measures wall time.
+    """
 
     def __init__(self, device: torch.device):
-        self._cuda = device.type == "cuda"
         self._device = device
-        self._open: list[tuple[str, Any, Any]] = []
-        self._seconds: dict[str, float] = {}
-        if self._cuda:
+        self._phases: list[tuple[str, Any, Any]] = []  # name, beginning and end
+        self._pauses: list[tuple[Any, Any]] = []
+        # The present moment: seconds, or an event on the stream of a CUDA device.
+        self._now: Callable[[], Any] = time.perf_counter
+        if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             torch.cuda.synchronize(device)
-        self._start = time.perf_counter()
+            self._now = self._event
+        self._start = self._now()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time a block as part of ``name``."""
-        if self._cuda:
-            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            a.record()
-            yield
-            b.record()
-            self._open.append((name, a, b))
-            return
-        began = time.perf_counter()
+        began = self._now()
         yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+        self._phases.append((name, began, self._now()))
 
-    def stop(self, report: Report, paused: float = 0.0) -> None:
-        """Write seconds, phases and peak memory into the report; ``paused`` seconds, spent by the caller between steps, are deducted."""
-        if self._cuda:
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave a block out of the run's seconds: a ``yield``, during which the caller may draw a preview.
+
+        Work that was queued on a CUDA device before the block is not counted as a pause.
+        """
+        began = self._now()
+        yield
+        self._pauses.append((began, self._now()))
+
+    def stop(self, report: Report) -> None:
+        """Write seconds, phases and peak memory into the report."""
+        end = self._now()
+        if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-            for name, a, b in self._open:
-                self._seconds[name] = self._seconds.get(name, 0.0) + a.elapsed_time(b) / 1000
             report.peak_memory_bytes = torch.cuda.max_memory_allocated(self._device)
-        report.seconds = time.perf_counter() - self._start - paused
-        report.phases = dict(self._seconds)
+
+        report.seconds = self._between(self._start, end)
+        for began, ended in self._pauses:
+            report.seconds -= self._between(began, ended)
+
+        report.phases = {}
+        for name, began, ended in self._phases:
+            report.phases[name] = report.phases.get(name, 0.0) + self._between(began, ended)
+
+    def _event(self) -> Any:
+        """An event at the end of what was queued on the CUDA device."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _between(self, began: Any, ended: Any) -> float:
+        """Seconds between two moments. Events of a CUDA device count milliseconds."""
+        if self._device.type != "cuda":
+            return ended - began
+        return began.elapsed_time(ended) / 1000
 
 
 # ------------------------------------------------------------------------------------------------ text forms
@@ -237,7 +264,8 @@ def _rows(
     reports: Sequence[Report], labels: Sequence[str] | None, baseline: Baseline, quality: Qualities = ()
 ) -> list[list[str]]:
     """The cells of :data:`_COLUMNS` of every run."""
-    names, found = labels or [r.sampler for r in reports], quality or [None] * len(reports)
+    names = labels or [r.sampler for r in reports]
+    found = quality or [None] * len(reports)
     return [
         [
             name,

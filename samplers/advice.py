@@ -1,8 +1,8 @@
 """Which accelerator is fastest within a loss: a short paired calibration on the user's own model, device and batch.
 
-Every round has one seed. The first runs the plain sampler once and then all candidates. In the later rounds each candidate that can still
-win runs next to the plain sampler, before and after it in turn, so that other load on the machine affects both. The figures are the median
-of the rounds' time ratios and the mean of their distances.
+Every round has one seed. The first runs the plain sampler once and then all candidates. In the later rounds each
+candidate that can still win runs next to the plain sampler, before and after it in turn, so that other load on the
+machine affects both. The figures are the median of the rounds' time ratios and the mean of their distances.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from ..reports.sweep import Cell, Point, summary
 from ..reports.table import figure, literal, markdown
 from .baseline import lossless
 from .choice import Choice, parse_choice
-from .settings import knob
+from .settings import Settings, knob
 
-PSNR, SSIM, ACCEPTANCE, EXACT, LOSSLESS = "PSNR", "SSIM", "acceptance", "identical", "same distribution"
+PSNR = "PSNR"
+SSIM = "SSIM"
+ACCEPTANCE = "acceptance"
+EXACT = "identical"
+LOSSLESS = "same distribution"
 SEEDS = 1 << 64
 _MAR = (
     "fasthybrid: preset=balanced",
@@ -51,7 +55,8 @@ _CANDIDATES: dict[str, tuple[str, ...]] = {
     "tar": ("tar: parallel=16", *_TOKENS),
     "par": ("par: parallel=4", "par: parallel=16"),
 }
-# A candidate is run again while its ratio is at least this share of the best one's; one round on a busy machine varies by that much.
+# A candidate is run again while its ratio is at least this share of the best one's; one round on a busy machine varies
+# by that much.
 _CLOSE = 0.6
 _LONGEST = 400  # characters of a reason in the table
 # How far from the limit a candidate may be to be run again.
@@ -66,16 +71,18 @@ Run = Callable[[Choice, int], tuple[np.ndarray, Report]]
 
 
 @dataclass(frozen=True)
-class AdviceSettings:
+class AdviceSettings(Settings):
     """How a calibration is made."""
 
-    measure: str = knob(SSIM, "How the loss is measured. SSIM and PSNR: closeness to the plain sampler's picture with the same seed; "
-        "acceptance: share of drafts kept, where there are drafts; identical: every pixel is equal; same distribution: identical, or a "
-        "lossless method. Identical pictures, and with SSIM and PSNR lossless methods too, pass whatever the limit.",
+    measure: str = knob(SSIM, "How the loss is measured. SSIM and PSNR: closeness to the plain sampler's picture with "
+        "the same seed; acceptance: share of drafts kept, where there are drafts; identical: every pixel is equal; "
+        "same distribution: identical, or a lossless method. Identical pictures, and with SSIM and PSNR lossless "
+        "methods too, pass whatever the limit.",
         choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS))
-    least: float = knob(0.9, "The least value that is accepted: SSIM 0 to 1, PSNR in dB, acceptance in percent. Higher is closer to plain "
-        "sampling and slower.", low=0.0, high=100.0, step=0.01)
-    repeats: int = knob(3, "Rounds with a seed each. More is slower and steadier. Usual: 3.", low=1, high=100, step=1, unit="rounds")
+    least: float = knob(0.9, "The least value that is accepted: SSIM 0 to 1, PSNR in dB, acceptance in percent. Higher "
+        "is closer to plain sampling and slower.", low=0.0, high=100.0, step=0.01)
+    repeats: int = knob(3, "Rounds with a seed each. More is slower and steadier. Usual: 3.", low=1, high=100, step=1,
+        unit="rounds")
 
 
 # fmt: on
@@ -124,7 +131,9 @@ class Advice(NamedTuple):
 
 
 def candidates(plain: str, draft: bool) -> list[Choice]:
-    """The choices that are tried on a model whose plain sampler is ``plain``: mar, llamagen, tar or par; ``draft``: with a draft model."""
+    """The choices that are tried on a model whose plain sampler is ``plain``: mar, llamagen, tar or par; ``draft``:
+    with a draft model.
+    """
     choices = [parse_choice(line, "sampler") for line in _CANDIDATES[plain]]
     return [choice for choice in choices if draft or not choice.entry.needs_draft]
 
@@ -132,7 +141,8 @@ def candidates(plain: str, draft: bool) -> list[Choice]:
 def calibrate(
     plain: Choice, tried: Sequence[Choice], run: Run, settings: AdviceSettings, seed: int
 ) -> Generator[tuple[int, int, str], None, Advice]:
-    """Measure the candidates. A generator: yields (runs done, runs planned, next line) before every run and returns the Advice.
+    """Measure the candidates. A generator: yields (runs done, runs planned, next line) before every run and returns the
+    Advice.
 
     Args:
         plain: the baseline.
@@ -145,10 +155,13 @@ def calibrate(
         UserError: the baseline cannot run.
     """
     measured = [Measured(choice) for choice in tried]
-    left, done, margin = list(measured), 0, _MARGINS.get(settings.measure, 0.0)
+    left = list(measured)
+    done = 0
+    margin = _MARGINS.get(settings.measure, 0.0)
     made: dict[bool, tuple[np.ndarray, Report]] = {}  # whether it is the plain sampler's to pictures and report
     for k in range(settings.repeats):
-        at, paired = (seed + k) % SEEDS, k > 0
+        at = (seed + k) % SEEDS
+        paired = k > 0
         planned = done + (settings.repeats - k) * (1 + paired) * max(1, len(left)) + (not paired)
         if not paired:
             yield done, planned, plain.text
@@ -166,7 +179,8 @@ def calibrate(
                 m.problem = str(problem)
                 left.remove(m)
                 continue
-            (own, report), (other, base) = made[False], made[True]
+            own, report = made[False]
+            other, base = made[True]
             quality = measure(own, other, DISTRIBUTION if lossless(report.sampler, report.settings) else "")
             m.cells.append(Cell(i, 0, at, "", report, base, quality))
         # Worth another round: not much slower than the best that passes, and not far from the limit.
@@ -192,7 +206,8 @@ def _table(answer: str, ranked: Sequence[Measured], settings: AdviceSettings) ->
             rows.append([m.choice.text, *[""] * 5, "not run"])
             continue
         ratios = [cell.report.speedup(cell.baseline) or 0.0 for cell in m.cells]
-        kept, passes = figure(m.point.acceptance, ".0f", " %", 100), "yes" if m.passes(settings) else "no"
+        kept = figure(m.point.acceptance, ".0f", " %", 100)
+        passes = "yes" if m.passes(settings) else "no"
         speed = [figure(m.ratio, ".2f", "x"), f"{min(ratios):.2f} to {max(ratios):.2f}"]
         rows.append([m.choice.text, *speed, kept, *closeness(m.point), passes])
     failed = [f"{m.choice.text} was not run: {literal(m.problem, _LONGEST)}" for m in ranked if m.problem]

@@ -1,4 +1,4 @@
-"""What a run's settings promise, exact or lossless, and the run of a comparison that the others are measured against."""
+"""What a run's settings promise, exact or lossless, and the baseline of a comparison."""
 
 from __future__ import annotations
 
@@ -68,10 +68,11 @@ def of_report(report: Report, group: Hashable) -> Run:
 
 
 def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
-    """For each run the index of its baseline: in its group the plain sampler, else an accelerator at its exact setting, else the slowest.
+    """For each run the index of its baseline: in its group the plain sampler, else an accelerator at its exact setting,
+    else the slowest.
 
-    Of several that could be it the one with most work, then the slowest, then the first; with ``alike`` the one with most settings in
-    common with the run.
+    Of several that could be it the one with most work, then the slowest, then the first; with ``alike`` the one with
+    most settings in common with the run.
     """
     members: dict[Hashable, list[int]] = {}
     for i, run in enumerate(runs):
@@ -95,9 +96,13 @@ def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
 def qualities(
     pictures: Sequence[np.ndarray], reports: Sequence[Report | None], baseline: Baseline
 ) -> list[Quality | None]:
-    """Quality of every cell, a uint8 batch [N, H, W, 3], against its baseline; None for baselines and for cells without one.
+    """Quality of every cell, a uint8 batch [N, H, W, 3], against its baseline; None for baselines and for cells without
+    one.
 
-    ``baseline`` as in :func:`reports.record.against`; a report is None where none exists. Raises UserError: a cell is not a uint8 batch.
+    ``baseline`` as in :func:`reports.record.against`; a report is None where none exists.
+
+    Raises:
+        UserError: a cell is not a uint8 batch.
     """
     bases = [baseline] * len(pictures) if isinstance(baseline, int) else baseline
     out: list[Quality | None] = []

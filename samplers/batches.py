@@ -1,6 +1,6 @@
 """Sampling a batch of a model, in parts if memory is insufficient for all of it at once.
 
-An image does not depend on its batch, so the pictures are the same; only the time differs.
+An image does not depend on its batch: tokens are the same, MAR's latents up to rounding. Only the time differs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ R = TypeVar("R", bound=tuple)
 
 def begin(
     entry: Entry, model: Any, settings: Any, condition: AnyCondition, seed: int, first: int, part: range
-) -> Generator[Any, float | None, Any]:
+) -> Generator[Any, None, Any]:
     """Begin a sampler on some of the images of a condition; image i uses the noise of (seed, first + i)."""
     images = range(first + part.start, first + part.stop)
     noise = PairedNoise(seed, images) if entry.masked else PairedDraws(seed, images)
@@ -43,7 +43,9 @@ def begin(
 
 
 def warm_up(entry: Entry, model: Any, settings: Any, condition: AnyCondition) -> None:
-    """Run one AR step with two diffusion steps, or three passes of a token model: the first calls in a process initialise libraries."""
+    """Run one AR step with two diffusion steps, or three passes of a token model: the first calls in a process
+    initialise libraries.
+    """
     settings = short(entry, settings)
     run_beginning(in_parts(partial(begin, entry, model, settings, condition, 0, 0), len(condition)))
 
@@ -53,72 +55,77 @@ def short(entry: Entry, settings: Any) -> Any:
     return make(entry.settings, {"ar_steps": 1, "diffusion_steps": 2}) if entry.masked else settings
 
 
-def run_beginning(steps: Generator[Any, Any, Any]) -> None:
+def run_beginning(steps: Generator[Any, None, Any]) -> None:
     """Run three steps of a sampler and close it."""
     for _ in islice(steps, 3):
         pass
     steps.close()
 
 
-def in_parts(start: Callable[[range], Generator[S, float | None, R]], images: int) -> Generator[S, float | None, R]:
+def in_parts(start: Callable[[range], Generator[S, None, R]], images: int) -> Generator[S, None, R]:
     """Sample a batch at once; if memory is insufficient, in parts of half the size, again halved until a part fits.
 
-    ``start`` begins the sampler for some of the images, by their place in the batch, and may be called again for an image. In the steps of
-    a batch in parts, tensors hold all images (zero where not begun), and ``done`` and ``total`` count steps times images. Its report says
-    so in its note; its seconds and counts are the sums over the parts, without attempts that ran out of memory.
+    ``start`` begins the sampler for some of the images, by their place in the batch, and may be called again for an
+    image. In the steps of a batch in parts, tensors hold all images (zero where not begun), and ``done`` and ``total``
+    count steps times images. Its report says so in its note; its seconds and counts are the sums over the parts,
+    without attempts that ran out of memory.
 
     Raises:
         UserError: memory is insufficient for a single image.
     """
-    size, results = images, list[R]()
-    at, shown = 0, dict[str, Tensor]()  # images that are done, and the last state of all
-    while at < images:
-        part = range(at, min(at + size, images))
-        result = yield from _attempt(start, part, images, shown)
+    results: list[R] = []
+    shown: dict[str, Tensor] = {}  # tensors of the last step, of all images
+    size = images
+    first = 0
+    while first < images:
+        part = range(first, min(first + size, images))
+        result: R | None = None
+        try:
+            with closing(start(part)) as sampler:
+                while result is None:
+                    try:
+                        step = next(sampler)
+                    except StopIteration as end:
+                        result = end.value
+                    else:
+                        yield step if len(part) == images else _of_batch(step, part, images, shown)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+
         if result is not None:
             results.append(result)
-            at = part.stop
+            first = part.stop
             continue
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-        if torch.backends.mps.is_available():
-            torch.mps.empty_cache()
+
+        # Memory was insufficient. These names would keep the tensors of the attempt.
+        sampler = step = None  # type: ignore[assignment]
+        _release_memory()
         for whole in shown.values():
-            whole[at:] = 0
+            whole[first:] = 0
         if len(part) == 1:
             raise UserError(
-                "memory: there is too little for a single image; choose a dtype of half the size (bf16 or fp16) where the loader offers "
-                "it, a smaller model or picture, or unload other models."
+                "memory: there is too little for a single image; choose a dtype of half the size (bf16 or fp16) where "
+                "the loader offers it, a smaller model or picture, or unload other models."
             )
         size = (len(part) + 1) // 2
         logging.getLogger(__name__).warning(
             "FastAR: memory is insufficient for %d images at once; sampling %d at a time.", len(part), size
         )
+
     if len(results) == 1:
         return results[0]
     note = f"{SPLIT} {images} images at once; they were sampled {size} at a time."
     return type(results[0])(*(_joined(values, note) for values in zip(*results, strict=True)))
 
 
-def _attempt(
-    start: Callable[[range], Generator[S, float | None, R]], part: range, images: int, shown: dict[str, Tensor]
-) -> Generator[S, float | None, R | None]:
-    """The steps of a part, as steps of the batch; returns the result, or None if memory is insufficient."""
-    # The tensors of a failed attempt are held by its exception and this frame, and are gone when it returns.
-    try:
-        with closing(start(part)) as sampler:
-            sent = None
-            while True:
-                try:
-                    step = sampler.send(sent)
-                except StopIteration as end:
-                    return end.value
-                sent = yield step if len(part) == images else _of_batch(step, part, images, shown)
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        return None
+def _release_memory() -> None:
+    """Give the memory of a failed attempt back to the devices."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()
 
 
 def _of_batch(step: S, part: range, images: int, shown: dict[str, Tensor]) -> S:
@@ -128,7 +135,8 @@ def _of_batch(step: S, part: range, images: int, shown: dict[str, Tensor]) -> S:
     for name, value in tensors.items():
         whole = shown.setdefault(name, value.new_zeros(images, *value.shape[1:]))
         whole[part.start : part.stop] = value
-    done, total = part.start * given.total + len(part) * given.done, images * given.total
+    done = part.start * given.total + len(part) * given.done
+    total = images * given.total
     return replace(given, done=done, total=total, **{name: shown[name].clone() for name in tensors})
 
 

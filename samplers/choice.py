@@ -45,7 +45,8 @@ def choose(sampler: str, values: Mapping[str, Any]) -> Choice:
     Raises:
         UserError: an unknown sampler, setting or preset, or a value out of range.
     """
-    entry, values = find(sampler), dict(values)
+    entry = find(sampler)
+    values = dict(values)
     preset = str(values.pop(PRESET, presets.CUSTOM))
     presets.values(entry.settings, preset, demo=True)  # checks the name
     make(entry.settings, values)
@@ -53,7 +54,11 @@ def choose(sampler: str, values: Mapping[str, Any]) -> Choice:
 
 
 def assignment(text: str, field: str) -> tuple[str, str]:
-    """Name and value of "name=value". Raises UserError if the text is of another form."""
+    """Name and value of "name=value".
+
+    Raises:
+        UserError: the text is of another form.
+    """
     name, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not name or name.endswith(".") or not value:
         raise UserError(f"{field}: {text[:60]!r} is not of the form name=value or sampler.name=value.")
@@ -61,7 +66,11 @@ def assignment(text: str, field: str) -> tuple[str, str]:
 
 
 def parse_settings(text: str, field: str) -> dict[str, str]:
-    """Settings of "name=value, name=value"; lines and semicolons separate too. Raises UserError: another form, or a name twice."""
+    """Settings of "name=value, name=value"; lines and semicolons separate too.
+
+    Raises:
+        UserError: another form, or a name twice.
+    """
     if len(text) > _MOST_TEXT:
         raise UserError(f"{field}: {len(text)} characters; give at most {_MOST_TEXT}.")
     out: dict[str, str] = {}
@@ -74,7 +83,11 @@ def parse_settings(text: str, field: str) -> dict[str, str]:
 
 
 def parse_choice(text: str, field: str) -> Choice:
-    """The choice of a line "sampler" or "sampler: name=value, name=value". Raises UserError: another form, or see :func:`choose`."""
+    """The choice of a line "sampler" or "sampler: name=value, name=value".
+
+    Raises:
+        UserError: another form; see :func:`choose`.
+    """
     sampler, _, rest = text.strip().partition(":")
     if not sampler.strip() or len(sampler) > 200:
         raise UserError(f"{field}: it is empty; name a sampler, for example fasthybrid: preset=fast.")

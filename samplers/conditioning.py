@@ -1,4 +1,6 @@
-"""Conditions, one entry per image: class labels, prompts, text features, semantic features or semantic codes. Label text is parsed here."""
+"""Conditions, one entry per image: class labels, prompts, text features, semantic features or semantic codes. Label
+text is parsed here.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..model_loaders.networks.chat import MOST_TEXT
 from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
-from ..model_loaders.networks.mar import ClassRows, MARModel
+from ..model_loaders.networks.mar import ClassConditioning, Conditioning, MARModel
 
 E = TypeVar("E", bound="_Entries")
 
@@ -55,7 +57,11 @@ class Condition(_Entries):
     label_set: str = ""  # the list of the names ("picture-book", "imagenet-1k"), or "" for bare ids
 
     def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
-        """int64 [B] on ``device``. Raises UserError: no label, one outside the model's ``classes``, or names from another label set."""
+        """int64 [B] on ``device``.
+
+        Raises:
+            UserError: no label, one outside the model's ``classes``, or names from another label set.
+        """
         if not self.labels:
             raise UserError("condition: it holds no label; name at least one.")
         if self.label_set and label_set and self.label_set != label_set:
@@ -68,15 +74,17 @@ class Condition(_Entries):
             raise UserError(f"condition: label {bad[0]} is outside the model's 0 to {classes - 1}.")
         return torch.tensor(self.labels, dtype=torch.int64, device=device)
 
-    def rows(self, model: MARModel, guided: bool) -> ClassRows:
+    def rows(self, model: MARModel, guided: bool) -> Conditioning:
         """The condition as the network reads it; raises as :meth:`class_ids`."""
         device = next(model.net.parameters()).device
-        return ClassRows(model.net, self.class_ids(model.net.config.classes, model.label_set, device))
+        return ClassConditioning(model.net, self.class_ids(model.net.config.classes, model.label_set, device))
 
 
 @dataclass(frozen=True)
 class PromptCondition(_Entries):
-    """Prompts of a batch, for models with a language model of their own. Each model that samples encodes them itself."""
+    """Prompts of a batch, for models with a language model of their own. Each model that samples encodes them
+    itself.
+    """
 
     kind: ClassVar[str] = "prompt"
     texts: tuple[str, ...]  # prompts as typed, one per image
@@ -93,8 +101,12 @@ class PromptCondition(_Entries):
         null = hybrid.instruction(self.unconditional) if guided else []
         return sum(len(hybrid.prompt(text)) for text in dict.fromkeys(self.texts)) + len(null)
 
-    def rows(self, model: MARModel, guided: bool) -> ClassRows:
-        """The condition as the network reads it. Raises UserError: no prompt, or one that the model cannot read."""
+    def rows(self, model: MARModel, guided: bool) -> Conditioning:
+        """The condition as the network reads it.
+
+        Raises:
+            UserError: no prompt, or one that the model cannot read.
+        """
         if not self.texts:
             raise UserError("condition: it holds no prompt; write at least one.")
         return cast(HybridModel, model).rows(self.texts, self.unconditional, guided)
@@ -109,7 +121,9 @@ class _Features(_Entries):
 
 
 class TextCondition(_Features):
-    """Encoded text: the encoder's output for the tokens of each prompt, without padding; the captions are the prompts."""
+    """Encoded text: the encoder's output for the tokens of each prompt, without padding; the captions are the
+    prompts.
+    """
 
     kind: ClassVar[str] = "text"
 
@@ -136,10 +150,15 @@ AnyCondition = MaskedCondition | TextCondition | FeatureCondition | CodeConditio
 
 
 def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
-    """Raises UserError if a condition is not of a model's kind."""
+    """Check that a condition is of a model's kind.
+
+    Raises:
+        UserError: it is of another kind.
+    """
     if condition.kind != kind:
         raise UserError(
-            f"condition: it holds {KINDS[condition.kind]}, {model} is conditioned on {KINDS[kind]}; connect the node that makes those."
+            f"condition: it holds {KINDS[condition.kind]}, {model} is conditioned on {KINDS[kind]}; connect the node "
+            f"that makes those."
         )
 
 
@@ -147,8 +166,8 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
 # A message lists all names of a set that has no more than this.
 _FEW = 10
-# Bounds on the time of a check and the length of a message: words of prompts that are looked up, unknown words and labels that a message
-# names, and characters of one of them.
+# Bounds on the time of a check and the length of a message: words of prompts that are looked up, unknown words and
+# labels that a message names, and characters of one of them.
 _MOST_WORDS = 1000
 _MOST_SHOWN = 3
 _LONGEST = 60
@@ -175,7 +194,11 @@ def _ids(label_set: str) -> dict[str, int]:
 
 
 def split_labels(text: str, field: str = "labels") -> list[str]:
-    """The names and ids in a text, see :func:`resolve_labels`. Raises UserError if it has more than 16384 characters."""
+    """The names and ids in a text, see :func:`resolve_labels`.
+
+    Raises:
+        UserError: it has more than 16384 characters.
+    """
     if len(text) > MOST_TEXT:
         raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
     return [w.strip() for w in re.split(r"[,;\n]", text) if w.strip()]
@@ -200,10 +223,14 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
         raise UserError(f"{field}: {repeat} images of each label are asked for; 1 is the least.")
     if label_set and label_set not in label_sets():
         raise UserError(f"label_set: {label_set!r} is unknown; there are {', '.join(label_sets())}.")
+
     names = label_sets()[label_set] if label_set else ()
     found = {word: _class_id(word, label_set) for word in words}
     _refuse([word for word, number in found.items() if number is None], {label_set: names}, field)
-    ids = [cast(int, found[word]) for word in words for _ in range(repeat)]
+
+    ids: list[int] = []
+    for word in words:
+        ids += [cast(int, found[word])] * repeat
     return Condition(tuple(ids), tuple(names[i] if names else str(i) for i in ids), label_set)
 
 
@@ -246,14 +273,18 @@ def check_labels(text: str, sets: Sequence[str], field: str = "labels") -> None:
     Raises:
         UserError: words that none of the sets has; the message names three of them with the closest names.
     """
-    unknown = [word for word in split_labels(text, field) if all(_class_id(word, where) is None for where in sets)]
+    unknown = []
+    for word in split_labels(text, field):
+        if all(_class_id(word, where) is None for where in sets):
+            unknown.append(word)
     _refuse(unknown, {where: label_sets()[where] for where in sets}, field)
 
 
 def _class_id(word: str, label_set: str) -> int | None:
     """The class id of a name or id, None if the set ("" for any ids) does not have it."""
     if re.fullmatch(r"[+-]?[0-9]{1,9}", word):
-        number, count = int(word), len(label_sets().get(label_set, ()))
+        number = int(word)
+        count = len(label_sets().get(label_set, ()))
         return number if 0 <= number and (not count or number < count) else None
     return _ids(label_set).get(_key(word))
 
@@ -264,25 +295,29 @@ def _key(word: str) -> str:
 
 
 def _refuse(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], field: str) -> None:
-    """Raise a UserError that names the first unknown words with the closest names of the sets, if there are unknown words."""
+    """Raise a UserError that names the first unknown words with the closest names of the sets, if there are unknown
+    words.
+    """
     if not unknown:
         return
     words = list(dict.fromkeys(unknown))
     shown = ", ".join(repr(w if len(w) <= _LONGEST else f"{w[: _LONGEST - 3]}...") for w in words[:_MOST_SHOWN])
     more = f" and {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
-    close = [
-        f"{name} ({where})" if len(sets) > 1 else name
-        for word in words[:_MOST_SHOWN]
-        for where, names in sets.items()
-        if names
-        for name in _closest(_key(word), where)
-    ]
+
+    close = []
+    for word in words[:_MOST_SHOWN]:
+        for where, names in sets.items():
+            if not names:
+                continue
+            for name in _closest(_key(word), where):
+                close.append(f"{name} ({where})" if len(sets) > 1 else name)
     hint = f"; the closest: {', '.join(dict.fromkeys(close))}" if close else ""
-    have = [
-        f"{where} has the ids 0 to {len(names) - 1}" + (f" ({', '.join(names)})" if len(names) <= _FEW else "")
-        for where, names in sets.items()
-        if names
-    ]
+
+    have = []
+    for where, names in sets.items():
+        if names:
+            all_names = f" ({', '.join(names)})" if len(names) <= _FEW else ""
+            have.append(f"{where} has the ids 0 to {len(names) - 1}{all_names}")
     remedy = " and ".join(have) or "this model's class names are unknown, so give class ids from 0"
     raise UserError(f"{field}: there is no class {shown}{more}{hint}; {remedy}.")
 
@@ -292,8 +327,11 @@ def _closest(key: str, label_set: str) -> list[str]:
     if len(key) > _LONGEST:
         return []
     names = _names(label_set)
+
     # Of several words the last one is usually the noun.
-    close = [name for word in reversed(_words(key)) for name in names.by_word.get(word, ())]
+    close: list[str] = []
+    for word in reversed(_words(key)):
+        close += names.by_word.get(word, ())
     if len(close) < 3:
         similar = difflib.get_close_matches(key, names.possible(key, _SIMILAR), 3, _SIMILAR)
         close += [names.by_key[k] for k in similar]

@@ -1,16 +1,21 @@
-"""Running a sampler: every sampler is a generator that yields after each step and returns its result."""
+"""What all samplers share: running one to its end, and copies to its device.
+
+Every sampler is a generator that yields after each step and returns its result.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from typing import Any, TypeVar
 
+import numpy as np
+import torch
+from torch import Tensor
+
 R = TypeVar("R")
-S = TypeVar("S")
 
 
-def finish(sampler: Generator[Any, Any, R]) -> R:
+def finish(sampler: Generator[Any, None, R]) -> R:
     """Run a sampler to its end, ignoring the steps; returns its result."""
     while True:
         try:
@@ -19,19 +24,9 @@ def finish(sampler: Generator[Any, Any, R]) -> R:
             return end.value
 
 
-def timed(steps: Generator[S, None, R], run: Any) -> Generator[S, float | None, R]:
-    """Run ``steps`` to its result, then stop the clock of ``run`` and write its figures into the report of ``run``.
-
-    Sampling time excludes the pauses at each ``yield``. A driver may send the seconds it spent since the last step (on a
-    preview, for example); otherwise the whole time until it resumes the generator is a pause.
-    """
-    paused = 0.0
-    while True:
-        try:
-            step = next(steps)
-        except StopIteration as end:
-            run.clock.stop(run.report, paused)
-            return end.value
-        since = time.perf_counter()
-        sent = yield step
-        paused += time.perf_counter() - since if sent is None else sent
+def to_device(x: Tensor | np.ndarray, device: torch.device) -> Tensor:
+    """A tensor or array of the host on a device. A GPU copies it from pinned memory, so that the host does not wait."""
+    x = torch.as_tensor(x)
+    if device.type != "cuda":
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)

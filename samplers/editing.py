@@ -1,7 +1,7 @@
 """Editing: tokens outside a mask are given, those inside are sampled again.
 
-Given tokens are known before the first step, so editing works with every accelerator. A masked sampler's new tokens see all given ones;
-those of a token sampler, which goes in raster order or near it, see the given ones before them.
+Given tokens are known before the first step, so editing works with every accelerator. A masked sampler's new tokens
+see all given ones; those of a token sampler, which goes in raster order or near it, see the given ones before them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import UserError
 
 # Largest absolute value of a latent that an edit starts from. Latents of images have a standard deviation of at most about 5; far beyond
 # this limit norms and fp16 overflow, and half of the image would be NaN.
-LARGEST = 1e4
+LARGEST_LATENT = 10_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Edit:
         """The tokens to sample again, bool [B, G * G] on ``device``, for B images of a grid of side G.
 
         Raises:
-            UserError: a mask of another shape or empty, batches that do not fit, numbers that are not finite or beyond ``LARGEST``.
+            UserError: a mask of another shape or empty, batches that do not fit, or numbers that are not finite.
         """
         mask = self.mask
         if mask.ndim != 3 or 0 in mask.shape:
@@ -43,12 +43,11 @@ class Edit:
         for name, x in (("latent", self.start), ("mask", mask)):
             if len(x) not in (1, images):
                 raise UserError(
-                    f"{name}: its batch has {len(x)} entries, the condition asks for {images} images; use one, or as many."
+                    f"{name}: its batch has {len(x)} entries, the condition asks for {images} images; use one, or as "
+                    f"many."
                 )
             if not bool(x.isfinite().all()):
                 raise UserError(f"{name}: it holds numbers that are not finite; make it again.")
-            if x.is_floating_point() and float(x.abs().max()) > LARGEST:
-                raise UserError(f"{name}: it holds values beyond {LARGEST:g}, which no image has; make it again.")
         # Max pooling: a mask of picture size covers every token it touches.
         tokens = F.adaptive_max_pool2d(mask.to(device, torch.float32)[:, None], grid)[:, 0] > 0.5
         if not bool(tokens.flatten(1).any(1).all()):

@@ -1,10 +1,11 @@
 """Presets of the accelerators: *exact*, *balanced* and *fast* settings, for the demo and for full-size models.
 
-The demo's values come from its tables (docs/benchmarks.md), except MuLo-SD's, which come from a sweep of 100 pictures with an
-earlier target. Full-size values come from the papers, which measured MAR-B, L and H and LlamaGen-XL. MuLo-SD publishes no values,
-so its full-size presets set the share of accepted drafts, which does not depend on the model; on the demo a low tau did better.
-PAR has no presets: its groups are fixed by training. A preset sets the accelerator's own settings, not seed or
-guidance; LazyMAR's *fast* also sets the numbers of steps. *exact* costs what the baseline costs.
+The demo's values come from its tables (docs/benchmarks.md), except MuLo-SD's, which come from a sweep of 100 pictures
+with an earlier target. Full-size values come from the papers, which measured MAR-B, L and H and LlamaGen-XL. MuLo-SD
+publishes no values, so its full-size presets set the share of accepted drafts, which does not depend on the model; on
+the demo a low tau did better. PAR has no presets: its groups are fixed by training. A preset sets the accelerator's
+own settings, not seed or guidance; LazyMAR's *fast* also sets the numbers of steps. *exact* costs what the baseline
+costs.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from typing import Any, TypeVar
 
 from ..errors import UserError
 from .mar.settings import CacheSettings, CSpDSettings, FastHybridSettings, LazyMARSettings
-from .settings import knobs, make
+from .settings import Settings, knobs, make
 from .tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
 
-S = TypeVar("S")
+S = TypeVar("S", bound=Settings)
 
 BALANCED, FAST, EXACT, CUSTOM = NAMES = ("balanced", "fast", "exact", "custom")
 
 Values = dict[str, dict[str, Any]]
-_EXACT_FASTHYBRID, _EXACT_CACHES = {"lookahead": 0}, {"refresh_period": 1}
+_EXACT_FASTHYBRID = {"lookahead": 0}
+_EXACT_CACHES = {"refresh_period": 1}
 _EXACT_CSPD = {"mode": "lossless", "prefill_ratio": 1.0}
 # The demo's grid has the width of the smallest official files. No grid is wider than 256.
 _WINDOWS: Values = {
@@ -86,8 +88,9 @@ PRESETS: dict[type, tuple[Values, Values]] = {
         },
     ),
     ZipARSettings: (_WINDOWS, _WINDOWS),
-    # The demo's were first swept on the two LlamaGens, in line with the table on Tar (docs/benchmarks.md). A share of drafts makes the
-    # unlikeliest of good drafts be drawn again; and narrow windows cost more in the draft, which has 8 x 8 tokens, than in the repair.
+    # The demo's were first swept on the two LlamaGens, in line with the table on Tar (docs/benchmarks.md). A share of
+    # drafts makes the unlikeliest of good drafts be drawn again; and narrow windows cost more in the draft, which has 8
+    # x 8 tokens, than in the repair.
     MuLoSDSettings: (
         {
             "exact": _ALL_AGAIN,
@@ -106,8 +109,11 @@ PRESETS: dict[type, tuple[Values, Values]] = {
 def values(kind: type, preset: str, demo: bool, width: int = 0, ar_steps: int = 64) -> dict[str, Any]:
     """The values that a preset, one of :data:`NAMES`, sets on settings of class ``kind``; none for *custom*.
 
-    ``demo``: the model is the demo's. The papers give some values by the width of a MAR's transformer, 0 where unknown, or by number of AR
-    steps. Raises UserError: no such preset.
+    ``demo``: the model is the demo's. The papers give some values by the width of a MAR's transformer, 0 where unknown,
+    or by number of AR steps.
+
+    Raises:
+        UserError: no such preset.
     """
     if preset not in NAMES:
         raise UserError(f"preset: {preset!r} is not one of {', '.join(NAMES)}.")
@@ -131,7 +137,8 @@ def combine(
     width: int = 0,
     ar_steps: int | None = None,
 ) -> S:
-    """Settings of class ``kind`` from all sources; a later one takes precedence: defaults, the model's file, the preset, the user.
+    """Settings of class ``kind`` from all sources; a later one takes precedence: defaults, the model's file, the
+    preset, the user.
 
     Args:
         recommended: by the model's file; names that ``kind`` does not have are ignored.

@@ -28,11 +28,15 @@ from .tokens.par import par
 from .tokens.settings import LlamaGenSettings, MuLoSDSettings, PARSettings, TokenSettings, ZipARSettings
 from .tokens.zipar import zipar
 
-# Raised when any sampler produces other images from the same model, settings and seed, or counts its work differently, so that images
-# of two versions are not mixed in one sweep. tests/bench/test_algorithm.py records digests.
+# Raised when any sampler produces other images from the same model, settings and seed, or counts its work differently,
+# so that images of two versions are not mixed in one sweep. tests/bench/test_algorithm.py records digests.
 ALGORITHM = 1
 
-MAR, LLAMAGEN, TAR, HYBRID, JANUS = "mar", "llamagen", "tar", "hybrid", "janus"
+MAR = "mar"
+LLAMAGEN = "llamagen"
+TAR = "tar"
+HYBRID = "hybrid"
+JANUS = "janus"
 # What needs_codes of an entry may be: the tokenizer argument of its function.
 UP_SAMPLER = "up_sampler"
 
@@ -65,8 +69,8 @@ class Entry:
 
     name: str  # its command-line name
     title: str
-    # run(model, condition, settings, noise, seed) returns the generator; noise is PairedNoise in the masked families and PairedDraws in
-    # the others. All but MuLo-SD also take edit, part of a picture to sample again.
+    # run(model, condition, settings, noise, seed) returns the generator; noise is PairedNoise in the masked families
+    # and PairedDraws in the others. All but MuLo-SD also take edit, part of a picture to sample again.
     run: Callable[..., Sampler | TokenSampler]
     settings: type[MARBase] | type[TokenSettings]
     families: tuple[str, ...]  # its model families, keys of FAMILIES; reports are compared with those of the first
@@ -97,7 +101,9 @@ class Entry:
 
 
 def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., Sampler]:
-    """A MAR sampler whose models are evaluated with LazyMAR's caches; ``models`` are its arguments that say how they are evaluated."""
+    """A MAR sampler whose models are evaluated with LazyMAR's caches; ``models`` are its arguments that say how they
+    are evaluated.
+    """
 
     def run(model: Any, condition: Any, settings: Any, noise: Any, seed: int | None = None, **more: Any) -> Sampler:
         lazy = {name: LazyTransformer(settings) for name in models}
@@ -106,7 +112,8 @@ def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., 
     return run
 
 
-_MASKED, _TOKENS = (MAR, HYBRID), (LLAMAGEN, TAR)
+_MASKED = (MAR, HYBRID)
+_TOKENS = (LLAMAGEN, TAR)
 _LAZY_FASTHYBRID = with_caches(fasthybrid, "transformer")
 _LAZY_CSPD = with_caches(cspd, "transformer", "draft_transformer")
 
@@ -129,7 +136,11 @@ SAMPLERS: dict[str, Entry] = {
 
 
 def find(name: str) -> Entry:
-    """The sampler of that name; the parts of a combination may stand in any order. Raises UserError if there is none."""
+    """The sampler of that name; the parts of a combination may stand in any order.
+
+    Raises:
+        UserError: there is none.
+    """
     parts = sorted(part.strip() for part in name.lower().split("+"))
     for entry in SAMPLERS.values():
         if sorted(entry.name.split("+")) == parts:

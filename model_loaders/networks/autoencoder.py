@@ -319,6 +319,9 @@ class Codebook(nn.Module):
     def __init__(self, codes: int, channels: int):
         super().__init__()
         self.embedding = nn.Embedding(codes, channels)
+        # MuLo-SD's table of every code's nearest ones, behind what it was made for (``samplers/tokens/islands.py``); None before its first
+        # use. It is kept here, because it is as large as the codebook allows and lives as long.
+        self.neighbours: tuple[object, Tensor] | None = None
 
     def unit(self) -> Tensor:
         """All code vectors at length 1, fp32 [codes, channels]."""

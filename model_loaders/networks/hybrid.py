@@ -1,11 +1,14 @@
-"""Harmon and UniPic: a MAR with a language model between encoder and decoder, with the official parameter names, and their prompts.
+"""Harmon and UniPic: a MAR with a language model between encoder and decoder, with the official parameter names, and
+their prompts.
 
-Sources: Wu et al. 2025, "Harmonizing Visual Representations for Unified Multimodal Understanding and Generation" (Harmon, arXiv
-2503.21979); Wang et al. 2025, "Skywork UniPic" (arXiv 2508.03320). Both are Qwen2.5, a MAR and two MLPs.
+Sources: Wu et al. 2025, "Harmonizing Visual Representations for Unified Multimodal Understanding and Generation"
+(Harmon, arXiv 2503.21979); Wang et al. 2025, "Skywork UniPic" (arXiv 2508.03320). Both are Qwen2.5, a MAR and two
+MLPs.
 
-The MAR's encoder does not depend on the prompt, so its output is the same in both branches of guidance. The language model reads
-``[prompt | known tokens in raster order | buffer rows]`` with causal attention, which hides the padding of shorter rows, at the end; its
-output is added to the encoder's. Between AR steps only the prompts' keys and values are kept: new tokens lie between old ones.
+The MAR's encoder does not depend on the prompt, so its output is the same in both branches of guidance. The language
+model reads ``[prompt | known tokens in raster order | buffer rows]`` with causal attention, which hides the padding of
+shorter rows, at the end; its output is added to the encoder's. Between AR steps only the prompts' keys and values are
+kept: new tokens lie between old ones.
 """
 
 from __future__ import annotations
@@ -20,20 +23,24 @@ from torch import Tensor, nn
 
 from .chat import chat, checked, expect_text, without_special
 from .llama import Llama, LlamaConfig, attend, cache_bytes
-from .mar import MAR, ClassRows, DiffusionHead, Kept, MARConfig, MARModel, pick
+from .mar import MAR, Conditioning, DiffusionHead, MARConfig, MARModel, pick
 
-MAR_PREFIX, LLM_PREFIX = "mar.", "llm."
+MAR_PREFIX = "mar."
+LLM_PREFIX = "llm."
 # Position tables of the MAR; the first two also have buffer rows.
 TABLES = ("encoder_pos_embed_learned", "decoder_pos_embed_learned", "diffusion_pos_embed_learned")
 # Attention heads of the official language models by width, which no state dict holds.
 OFFICIAL_HEADS = {896: 14, 1536: 12}
 _LABELS = "class_emb.weight"
-# The chat template (Harmon): one user turn, no system turn, and the picture's rows in the place of the answer. The unconditional branch of
-# guidance is a prompt of its own.
+# The chat template (Harmon): one user turn, no system turn, and the picture's rows in the place of the answer. The
+# unconditional branch of guidance is a prompt of its own.
 INSTRUCTION = "Generate an image: "
 UNCONDITIONAL = "Generate an image."
-# With the full cosine schedule and fewer diffusion steps, the first step multiplies errors by more than 300 (samplers/mar/tables.py).
-_SAFE_BETA, _SAFE_STEPS, _SAFE_START = 0.5, 100, 950
+# With the full cosine schedule and fewer diffusion steps, the first step multiplies errors by more than 300
+# (samplers/mar/tables.py).
+_SAFE_BETA = 0.5
+_SAFE_STEPS = 100
+_SAFE_START = 950
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,13 @@ class HybridConfig:
     ) -> HybridConfig:
         """Derive the shape from official parameter names; class labels and an output matrix are ignored.
 
-        ``heads`` of the language model and ``mar_heads``: None for those of the official model of the same width. ``about``: see
-        :meth:`.LlamaConfig.of_qwen`. A KeyError if the state dict is none of a hybrid, a ValueError if a head count is unknown or wrong.
+        Args:
+            heads, mar_heads: of the language model and the MAR; None for those of the official model of the same width.
+            about: see :meth:`.LlamaConfig.of_qwen`.
+
+        Raises:
+            KeyError: the state dict is not a hybrid's.
+            ValueError: a head count is unknown or wrong.
         """
         mar = {k.removeprefix(MAR_PREFIX): t for k, t in state.items() if k.startswith(MAR_PREFIX)}
         llm = {k.removeprefix(LLM_PREFIX): t for k, t in state.items() if k.startswith(f"{LLM_PREFIX}model.")}
@@ -58,14 +70,16 @@ class HybridConfig:
         width = llm["model.embed_tokens.weight"].shape[1]
         heads = heads or OFFICIAL_HEADS.get(width)
         if heads is None:
-            remedy = "state llm.num_attention_heads in config.json"
-            raise ValueError(f"a language model of width {width} is none of the official sizes; {remedy}")
+            raise ValueError(
+                f"a language model of width {width} is none of the official sizes; state llm.num_attention_heads in "
+                "config.json"
+            )
         return HybridConfig(MARConfig.from_state_dict(mar, mar_heads), LlamaConfig.of_qwen(llm, heads, **about))
 
 
 def resize_table(table: Tensor, side: int, height: int, width: int) -> Tensor:
-    """A position table fp32 [1, rows + side * side, C] at another grid, bilinear without antialiasing, as upstream; the rows before the
-    grid are kept."""
+    """A position table fp32 [1, rows + side * side, C] at another grid, bilinear without antialiasing, as upstream; the
+    rows before the grid are kept."""
     if (height, width) == (side, side):
         return table
     before, grid = table.split([table.shape[1] - side**2, side**2], 1)
@@ -82,13 +96,16 @@ class PromptCache(NamedTuple):
 
 
 class PromptBatch:
-    """Prompts of R rows, grouped by length so that attention needs no padding mask; equal prompts are the same object."""
+    """Prompts of R rows, grouped by length so that attention needs no padding mask; equal prompts are the same
+    object.
+    """
 
     def __init__(self, prompts: Sequence[PromptCache]):
         device = prompts[0].keys.device
         lengths = [p.keys.shape[2] for p in prompts]
         self.lengths = torch.tensor(lengths, device=device)
-        # Rows int64 [G] of equally long prompts, index of each row's prompt, keys and values [layers, U, kv heads, P, D] of the prompts.
+        # Rows int64 [G] of equally long prompts, index of each row's prompt, keys and values [layers, U, kv heads, P,
+        # D] of the prompts.
         self.groups: list[tuple[Tensor | slice, Tensor, Tensor, Tensor]] = []
         for length in sorted(set(lengths)):
             rows = [i for i, n in enumerate(lengths) if n == length]
@@ -100,11 +117,12 @@ class PromptBatch:
             self.groups.append((where, which, keys, values))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention output [R, n, C] of the last n of S rows over the prompt and the rows up to their own; q [R, heads, n, D], k and v
-        [R, kv heads, S, D]."""
+        """Attention output [R, n, C] of the last n of S rows over the prompt and the rows up to their own; q [R, heads,
+        n, D], k and v [R, kv heads, S, D]."""
         from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler
 
-        n, repeats = q.shape[2], q.shape[1] // k.shape[1]
+        n = q.shape[2]
+        repeats = q.shape[1] // k.shape[1]
         out = q.new_empty(len(q), n, q.shape[1] * q.shape[3])
         for rows, prompt, *cached in self.groups:
             keys, values = (torch.cat([t[layer][prompt], x[rows]], 2) for t, x in zip(cached, (k, v), strict=True))
@@ -119,10 +137,16 @@ class TokenCache:
     """Keys and values of known tokens in the language model, kept between AR steps (LazyMAR)."""
 
     def __init__(self, live: int, room: int):
-        self.live, self.room = live, room  # kept rows of the batch, the first ones; rows that fit into the cache
+        self.live = live  # rows of the batch that are kept, the first ones
+        self.room = room  # rows that fit into the cache
         # One tensor per block, [live, kv heads, room, D]; buffer rows of the last call lie behind the tokens.
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that is kept."""
+        return self.keys + self.values
 
     def store(self, k: Tensor, v: Tensor, count: int) -> None:
         """Keep the next block's first ``count`` keys and values of [R, kv heads, n, D]."""
@@ -141,9 +165,12 @@ class Hybrid(nn.Module):
     def __init__(self, config: HybridConfig):
         super().__init__()
         self.config = config
-        c, h = config.mar.dim, config.llm.dim
-        self.mar, self.llm = MAR(config.mar), Llama(replace(config.llm, tied=True))
-        self.proj_in, self.proj_out = _mlp(c, h, h), _mlp(h, h, c)
+        c = config.mar.dim
+        h = config.llm.dim
+        self.mar = MAR(config.mar)
+        self.llm = Llama(replace(config.llm, tied=True))
+        self.proj_in = _mlp(c, h, h)
+        self.proj_out = _mlp(h, h, c)
 
     @property
     def head(self) -> DiffusionHead:
@@ -163,8 +190,11 @@ class Hybrid(nn.Module):
         return PromptCache(torch.stack(keys), torch.stack(values))
 
     def llm_order(self, known: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Indices int64 [B, buffer + K] of the encoder's rows in the language model's order: tokens by position, buffer rows, padding."""
-        c, (batch, count) = self.config.mar, known.shape
+        """Indices int64 [B, buffer + K] of the encoder's rows in the language model's order: tokens by position, buffer
+        rows, padding.
+        """
+        c = self.config.mar
+        batch, count = known.shape
         last = c.tokens + c.buffer
         buffers = torch.arange(c.tokens, last, device=known.device).expand(batch, -1)
         if padding_mask is not None:
@@ -179,9 +209,11 @@ class Hybrid(nn.Module):
         padding_mask: Tensor | None = None,
         cache: TokenCache | None = None,
     ) -> Tensor:
-        """The decoder's input rows [R, buffer + K, C]: encoder output [B, buffer + K, C] plus what the language model adds to it.
+        """The decoder's input rows [R, buffer + K, C]: encoder output [B, buffer + K, C] plus what the language model
+        adds to it.
 
-        R is a multiple of B, and the prompts b, B + b, ... belong to image b. ``cache`` receives the known tokens' keys and values.
+        R is a multiple of B, and the prompts b, B + b, ... belong to image b. ``cache`` receives the known tokens' keys
+        and values.
         """
         branches = len(prompts.lengths) // len(encoded)
         order = self.llm_order(known, padding_mask)
@@ -197,16 +229,20 @@ class Hybrid(nn.Module):
         return encoded.repeat(branches, 1, 1) + self.proj_out(pick(h, back))
 
     def extend(self, encoded: Tensor, prompts: PromptBatch, cache: TokenCache, at: int) -> Tensor:
-        """:meth:`fuse` for N new tokens and the buffer rows only, [R, N + buffer, C]; the tokens' keys and values go to the cache.
+        """:meth:`fuse` for N new tokens and the buffer rows only, [R, N + buffer, C]; the tokens' keys and values go to
+        the cache.
 
         The new tokens get the positions behind the ``at`` tokens of the cache, not those of their raster order.
         """
         branches = len(prompts.lengths) // len(encoded)
-        y, end = self.proj_in(encoded).repeat(branches, 1, 1), at + encoded.shape[1]
+        y = self.proj_in(encoded).repeat(branches, 1, 1)
+        end = at + encoded.shape[1]
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = cache.keys[layer], cache.values[layer]
-            keys[:, :, at:end], values[:, :, at:end] = k, v
+            keys = cache.keys[layer]
+            values = cache.values[layer]
+            keys[:, :, at:end] = k
+            values[:, :, at:end] = v
             return prompts.attend(layer, q, keys[:, :, :end], values[:, :, :end])
 
         h = self.llm.hidden(y, self._positions(prompts, at, encoded.shape[1]), attention)
@@ -248,19 +284,24 @@ class HybridModel(MARModel):
         return "; ".join(filter(None, (self.assumed, size)))
 
     def working_bytes(self, rows: int) -> dict[str, int]:
-        c, size = self.hybrid.config.llm, next(self.hybrid.parameters()).element_size()
+        c = self.hybrid.config.llm
+        size = next(self.hybrid.parameters()).element_size()
         # The MLP's three tensors, residual stream and norms, queries with repeated keys and values.
         width = 3 * c.hidden + 6 * c.dim + 6 * c.heads * c.head_dim
         return super().working_bytes(rows) | {"language model": rows * width * size}
 
     def first_timestep(self, diffusion_steps: int) -> int:
-        """950 at fewer than 100 diffusion steps, unless the largest beta is low or the checkpoint says less."""
+        """950 for settings of fewer than 100 diffusion steps, unless the largest beta is low or the checkpoint says
+        less.
+        """
         if self.max_beta > _SAFE_BETA and diffusion_steps < _SAFE_STEPS:
             return min(self.t_max, _SAFE_START)
         return self.t_max
 
     def prompt(self, text: Any) -> list[int]:
-        """Token ids of a prompt with its instruction; a UserError if it is not a text, too long, or encoded as a special token."""
+        """Token ids of a prompt with its instruction; a UserError if it is not a text, too long, or encoded as a
+        special token.
+        """
         return self._turn(text, INSTRUCTION, "text")
 
     def instruction(self, text: Any) -> list[int]:
@@ -273,33 +314,40 @@ class HybridModel(MARModel):
         def encode(part: str) -> list[int]:
             return without_special(self.tokenize(part), [self.turn], self.name, name)
 
-        ids, llm = chat([f"user\n{before}{text}"], encode, self.turn), self.hybrid.config.llm
+        ids = chat([f"user\n{before}{text}"], encode, self.turn)
+        llm = self.hybrid.config.llm
         most = llm.positions - self.net.config.tokens - self.net.config.buffer
         return checked(ids, llm.vocab, most, self.name, name)
 
-    def rows(self, texts: Sequence[Any], unconditional: Any, guided: bool) -> PromptRows:
-        """The condition of one image per prompt; equal prompts are read once, and with guidance the unconditional branch's instruction."""
+    def rows(self, texts: Sequence[Any], unconditional: Any, guided: bool) -> PromptConditioning:
+        """The condition of one image per prompt; equal prompts are read once, and with guidance the unconditional
+        branch's instruction.
+        """
         device = next(self.hybrid.parameters()).device
         ids = {text: self.prompt(text) for text in texts}
         rows = [*ids.values(), *([self.instruction(unconditional)] if guided else [])]
         caches = [self.hybrid.read(torch.tensor(row, device=device)) for row in rows]
         of = dict(zip(ids, caches, strict=False))
-        return PromptRows(self.hybrid, [of[t] for t in texts], caches[-1] if guided else None, sum(map(len, rows)))
+        return PromptConditioning(
+            self.hybrid, [of[t] for t in texts], caches[-1] if guided else None, sum(map(len, rows))
+        )
 
     def prompt_bytes(self, tokens: int) -> int:
         """Memory of the keys and values of that many tokens."""
         return cache_bytes(self.hybrid.llm, tokens)
 
 
-class PromptRows(ClassRows):
+class PromptConditioning(Conditioning):
     """Prompts of B images: the language model between encoder and decoder.
 
-    Equal entries of ``prompts`` are the same object; ``null`` is the unconditional prompt, None without guidance; ``read`` prompt tokens
-    were read for this batch.
+    Equal entries of ``prompts`` are the same object; ``null`` is the unconditional prompt, None without guidance;
+    ``read`` prompt tokens were read for this batch.
     """
 
     def __init__(self, net: Hybrid, prompts: Sequence[PromptCache], null: PromptCache | None, read: int = 0):
-        self.net, self.prompts, self.null = net, tuple(prompts), null
+        self.net = net
+        self.prompts = tuple(prompts)
+        self.null = null
         self._batches: dict[tuple[int, bool], PromptBatch] = {}
         self._counts = {"llm_rows": 0, "prompt_rows": read}
 
@@ -309,16 +357,20 @@ class PromptRows(ClassRows):
     def vectors(self, guided: bool, count: int = 1) -> Tensor:
         return self.net.mar.class_rows(None, count * len(self))
 
-    def fuse(self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None) -> Tensor:
+    def fuse(
+        self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None, cache: Any = None
+    ) -> Tensor:
         prompts = self._batch(len(encoded), guided)
-        self.count(prompts, encoded.shape[1])
-        return self.net.fuse(encoded, known, prompts, padding_mask)
+        self._count(prompts, encoded.shape[1])
+        return self.net.fuse(encoded, known, prompts, padding_mask, cache)
 
-    def keep(self, encoded: Tensor, known: Tensor, guided: bool, live: int, room: int) -> tuple[Tensor, Kept]:
-        prompts, cache = self._batch(len(encoded), guided), TokenCache(live, room)
-        self.count(prompts, encoded.shape[1])
-        fused = self.net.fuse(encoded, known, prompts, cache=cache)
-        return fused, _Tokens(self, self._batch(len(encoded), live > len(encoded)), cache)
+    def feature_cache(self, live: int, room: int) -> TokenCache:
+        return TokenCache(live, room)
+
+    def extend(self, encoded: Tensor, cache: TokenCache, known: int) -> Tensor:
+        prompts = self._batch(len(encoded), cache.live > len(encoded))
+        self._count(prompts, encoded.shape[1])
+        return self.net.extend(encoded, prompts, cache, known)
 
     def counts(self, encoder: int, decoder: int) -> dict[str, int]:
         counts = super().counts(encoder, decoder) | self._counts
@@ -335,20 +387,6 @@ class PromptRows(ClassRows):
             self._batches[key] = PromptBatch([*rows, *([self.null] * images if guided and self.null else [])])
         return self._batches[key]
 
-    def count(self, prompts: PromptBatch, rows: int) -> None:
+    def _count(self, prompts: PromptBatch, rows: int) -> None:
         """Count ``rows`` rows of the language model behind each prompt."""
         self._counts["llm_rows"] += rows * len(prompts.lengths)
-
-
-class _Tokens(Kept):
-    """Keys and values of known tokens in the language model."""
-
-    def __init__(self, rows: PromptRows, prompts: PromptBatch, cache: TokenCache):
-        super().__init__(rows.net.config.mar.buffer)
-        self.rows, self.prompts, self.cache = rows, prompts, cache
-        self.tensors = cache.keys + cache.values
-
-    def extend(self, encoded: Tensor, new: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        self.rows.count(self.prompts, encoded.shape[1])
-        x = self.rows.net.extend(encoded, self.prompts, self.cache, at)
-        return x, self.places(new, len(x))

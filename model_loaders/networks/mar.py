@@ -1,7 +1,7 @@
-"""MAR with the official parameter names: encoder, decoder, diffusion head, and the condition of a batch as they read it.
+"""MAR with the official parameter names: encoder, decoder, diffusion head, and a batch's condition as they read it.
 
-Source: Li et al. 2024, "Autoregressive Image Generation without Vector Quantization" (arXiv 2406.11838). Dropout is left out. Shapes: B
-images, L tokens, C transformer width, w head width.
+Source: Li et al. 2024, "Autoregressive Image Generation without Vector Quantization" (arXiv 2406.11838). Dropout is
+left out. Shapes: B images, L tokens, C transformer width, w head width.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +49,9 @@ class MARConfig:
     def from_state_dict(state: Mapping[str, Tensor], heads: int | None = None) -> MARConfig:
         """Derive the shape from official parameter names; ``heads`` None: of the official size of that width.
 
-        A KeyError if the state dict is none of a MAR, a ValueError if the head count is unknown or does not fit, the tokens are no square.
+        Raises:
+            KeyError: the state dict is not a MAR's.
+            ValueError: the head count is unknown or does not fit, or the tokens are not a square.
         """
         dim = state["class_emb.weight"].shape[1]
         tokens = state["diffusion_pos_embed_learned"].shape[1]
@@ -59,7 +61,7 @@ class MARConfig:
         if dim % heads:
             raise ValueError(f"heads: {heads} does not divide the width {dim}")
         if math.isqrt(tokens) ** 2 != tokens:
-            raise ValueError(f"{tokens} tokens are no square grid")
+            raise ValueError(f"{tokens} tokens are not a square grid")
         return MARConfig(
             dim=dim,
             encoder_depth=depth(state, "encoder_blocks."),
@@ -127,20 +129,25 @@ class DiffusionHead(nn.Module):
     def modulations(self, embedding: Tensor, blocks: Iterable[nn.Module] | None = None) -> list[Tensor]:
         """adaLN modulations [..., w]: shift, 1 + scale and gate of each block, shift and 1 + scale of the last layer.
 
-        ``embedding`` [..., w] is ``time_embed(t) + cond_embed(z)``, of one or many diffusion steps; ``blocks`` None: all blocks.
+        ``embedding`` [..., w] is ``time_embed(t) + cond_embed(z)``, of one or many diffusion steps; ``blocks`` None:
+        all blocks.
         """
-        active, out = F.silu(embedding), []
+        active = F.silu(embedding)
+        out = []
         for layer in (*(self.res_blocks if blocks is None else blocks), self.final_layer):
             shift, scale, *gate = layer.adaLN_modulation[1](active).split(active.shape[-1], -1)
             out += [shift, 1 + scale, *gate]
         return out
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """Predicted noise, then variance logits (-1..1 between the two bounds), fp32 [N, 2 channels], of tokens fp32 [N, channels]."""
+        """Predicted noise, then variance logits (-1..1 between the two bounds), fp32 [N, 2 channels], of tokens fp32
+        [N, channels].
+        """
         h = self.input_proj(x.to(self.input_proj.weight.dtype))
         for i, block in enumerate(self.res_blocks):
             shift, scale, gate = modulations[3 * i : 3 * i + 3]
             h = torch.addcmul(h, gate, block.mlp(modulated(h, block.in_ln, shift, scale)))
+
         # The last layer stays in fp32: at t = 999 its errors are multiplied by hundreds (samplers/mar/tables.py).
         last = self.final_layer.linear
         return last(modulated(h, self.final_layer.norm_final, *modulations[-2:]).to(last.weight.dtype))
@@ -151,12 +158,15 @@ class DiffusionHead(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention in two halves, so that a cache can be applied between them."""
+    """Multi-head self-attention. The block computes the attention itself, so that a cache can be applied after the
+    projection.
+    """
 
     def __init__(self, dim: int, heads: int):
         super().__init__()
         self.heads = heads
-        self.qkv, self.proj = Linear(dim, 3 * dim, bias=True), Linear(dim, dim, bias=True)
+        self.qkv = Linear(dim, 3 * dim, bias=True)
+        self.proj = Linear(dim, dim, bias=True)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, N, C] to query, key, value, each [B, heads, N, C / heads]."""
@@ -164,27 +174,36 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).view(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Output [B, Nq, C], projected; ``key_mask`` bool [B, N]: True for keys that may be attended to, None for all."""
-        out = F.scaled_dot_product_attention(q, k, v, None if key_mask is None else key_mask[:, None, None])
-        return self.proj(out.transpose(1, 2).flatten(2))
-
 
 class Block(nn.Module):
     """Pre-norm ViT block: exact GELU, no layer scale, no query/key norm."""
 
     def __init__(self, dim: int, heads: int):
         super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(dim, eps=1e-6), Attention(dim, heads)
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = Attention(dim, heads)
         layers = OrderedDict(fc1=Linear(dim, 4 * dim, bias=True), act=nn.GELU(), fc2=Linear(4 * dim, dim, bias=True))
-        self.norm2, self.mlp = nn.LayerNorm(dim, eps=1e-6), nn.Sequential(layers)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = nn.Sequential(layers)
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
-        """Output [B, N, C], or at ``rows`` int64 [B, M] only; keys and values come from all rows of x."""
+        """Output [B, N, C], or at ``rows`` int64 [B, M] only; keys and values come from all rows of x.
+
+        ``key_mask`` bool [B, N]: True for rows that may be attended to, None for all.
+        """
         q, k, v = self.attn.project(self.norm1(x))
         if rows is not None:
-            x, q = pick(x, rows), q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]))
-        x = x + self.attn.attend(q, k, v, key_mask)
+            x = pick(x, rows)
+            q = pick(q, rows)
+        return self.attend(x, q, k, v, key_mask)
+
+    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """The rest of the block for rows x [B, M, C] with queries q [B, heads, M, d], over keys and values [B, heads,
+        N, d].
+        """
+        mask = None if key_mask is None else key_mask[:, None, None]
+        out = F.scaled_dot_product_attention(q, k, v, mask)
+        x = x + self.attn.proj(out.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
 
@@ -194,8 +213,9 @@ def _blocks(c: MARConfig, count: int) -> list[Block]:
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
-    """Rows ``index`` [B, M] of x [B, N, C] as [B, M, C]."""
-    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
+    """Rows ``index`` [B, M] of x [B, N, C] as [B, M, C], or of [B, heads, N, d] as [B, heads, M, d]."""
+    index = index[:, None, :, None] if x.ndim == 4 else index[..., None]
+    return x.gather(-2, index.expand(*x.shape[:-2], -1, x.shape[-1]))
 
 
 class MAR(Regional):
@@ -211,7 +231,8 @@ class MAR(Regional):
         self.encoder_pos_embed_learned = nn.Parameter(torch.empty(1, c.buffer + c.tokens, c.dim))
         self.decoder_pos_embed_learned = nn.Parameter(torch.empty(1, c.buffer + c.tokens, c.dim))
         self.diffusion_pos_embed_learned = nn.Parameter(torch.empty(1, c.tokens, c.dim))
-        self.z_proj, self.z_proj_ln = Linear(c.channels, c.dim, bias=True), nn.LayerNorm(c.dim, eps=1e-6)
+        self.z_proj = Linear(c.channels, c.dim, bias=True)
+        self.z_proj_ln = nn.LayerNorm(c.dim, eps=1e-6)
         self.encoder_blocks = _blocks(c, c.encoder_depth)
         self.encoder_norm = nn.LayerNorm(c.dim, eps=1e-6)
         self.decoder_embed = Linear(c.dim, c.dim, bias=True)
@@ -228,19 +249,24 @@ class MAR(Regional):
         return self.fake_latent.expand(batch, -1) if labels is None else self.class_emb(labels)
 
     def embed_known(self, tokens: Tensor, known: Tensor, class_rows: Tensor) -> Tensor:
-        """The encoder's input [B, buffer + K, C] of tokens [B, L, channels] at the positions ``known`` int64 [B, K], behind class rows
-        [B, C]."""
-        b, buffer = tokens.shape[0], self.config.buffer
+        """The encoder's input [B, buffer + K, C] of tokens [B, L, channels] at the positions ``known`` int64 [B, K],
+        behind class rows [B, C]."""
+        b = tokens.shape[0]
+        buffer = self.config.buffer
         rows = class_rows.to(self.z_proj.weight.dtype)[:, None].expand(-1, buffer, -1)
         x = torch.cat([rows, self.z_proj(pick(tokens, known).to(self.z_proj.weight.dtype))], dim=1)
         at = torch.cat([torch.arange(buffer, device=known.device).expand(b, -1), known + buffer], dim=1)
         return self.z_proj_ln(x + pick(self.encoder_pos_embed_learned.expand(b, -1, -1), at))
 
     def encode(self, tokens: Tensor, known: Tensor, class_rows: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Encoder output [B, buffer + K, C]; arguments as :meth:`embed_known`, and ``padding_mask`` bool [B, K], False for padding."""
-        x, key_mask = self.embed_known(tokens, known, class_rows), None
+        """Encoder output [B, buffer + K, C]; arguments as :meth:`embed_known`, and ``padding_mask`` bool [B, K], False
+        for padding.
+        """
+        x = self.embed_known(tokens, known, class_rows)
+        key_mask = None
         if padding_mask is not None:
             key_mask = F.pad(padding_mask, (self.config.buffer, 0), value=True)
+
         run = self.region(Block.forward)
         for block in self.encoder_blocks:
             x = run(block, x, key_mask)
@@ -248,10 +274,13 @@ class MAR(Regional):
 
     def canvas(self, encoded: Tensor, known: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """The decoder's input [B, buffer + L, C]: encoded rows at their places, mask tokens elsewhere."""
-        b, buffer, length = known.shape[0], self.config.buffer, self.config.tokens
+        b = known.shape[0]
+        buffer = self.config.buffer
+        length = self.config.tokens
         x = self.decoder_embed(encoded)
         full = self.mask_token.to(x.dtype).expand(b, buffer + length + (padding_mask is not None), -1).clone()
         full[:, :buffer] = x[:, :buffer]
+
         # Padding goes to a row that is cut off.
         at = known if padding_mask is None else torch.where(padding_mask, known, length)
         full.scatter_(1, (at + buffer)[..., None].expand(-1, -1, x.shape[2]), x[:, buffer:])
@@ -269,6 +298,7 @@ class MAR(Regional):
         run = self.region(Block.forward)
         for block in blocks:
             x = run(block, x)
+
         place = self.diffusion_pos_embed_learned
         if wanted is None:
             return self.decoder_norm(run(last, x)[:, self.config.buffer :]) + place
@@ -276,57 +306,62 @@ class MAR(Regional):
         return z + pick(place.expand(len(wanted), -1, -1), wanted)
 
 
-class Kept:
-    """What LazyMAR keeps between encoder and decoder from one AR step to the next: nothing, rows pass unchanged."""
+class Conditioning:
+    """The condition of B images as the network reads it: the vectors of the encoder's buffer rows, and what happens to
+    the encoder's output before the decoder reads it. Here nothing does."""
 
-    tensors: Sequence[Tensor] = ()  # all that is kept, for the memory count
+    def __len__(self) -> int:
+        """Images B."""
+        raise NotImplementedError
 
-    def __init__(self, buffer: int):
-        self.buffer = buffer
+    def vectors(self, guided: bool, count: int = 1) -> Tensor:
+        """Vectors [E, C] of the encoder's buffer rows: E is ``count`` B, or twice that where the branches of guidance
+        differ in the encoder."""
+        raise NotImplementedError
 
-    def extend(self, encoded: Tensor, new: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        """The decoder's input rows that change, [D, M, C], and their places int64 [D, M] (buffer rows from 0, then positions).
+    def fuse(
+        self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None, cache: Any = None
+    ) -> Tensor:
+        """The decoder's input rows [D, buffer + K, C], both branches of guidance, the unconditional one last, of the
+        encoder's output [E, buffer + K, C] for positions ``known`` int64 [E, K]; D counts images and copies, twice with
+        guidance.
 
-        ``encoded`` [E, N + buffer, C] is encoder output of new tokens, at positions ``new`` int64 [B, N], then of the buffer rows; ``at``
-        tokens were known before.
+        ``cache``: of :meth:`feature_cache`, receives what :meth:`extend` reads.
         """
-        return encoded, self.places(new, len(encoded))
+        return encoded
 
-    def places(self, new: Tensor, rows: int) -> Tensor:
-        """Places in the decoder's input of new tokens [B, N], then of the buffer rows; int64 [rows, N + buffer]."""
-        buffers = torch.arange(self.buffer, device=new.device).expand(rows, -1)
-        return torch.cat([new.repeat(rows // len(new), 1) + self.buffer, buffers], dim=1)
+    def feature_cache(self, live: int, room: int) -> Any:
+        """A cache for :meth:`fuse` and :meth:`extend` (LazyMAR): of ``live`` rows of the decoder's input and ``room``
+        tokens and buffer rows. None: there is nothing to keep."""
+        return None
+
+    def extend(self, encoded: Tensor, cache: Any, known: int) -> Tensor:
+        """:meth:`fuse` for encoder output [E, N + buffer, C] of N new tokens, then the buffer rows; [D, N + buffer, C].
+
+        ``cache`` holds the ``known`` tokens before them, and receives the new ones.
+        """
+        return encoded
+
+    def counts(self, encoder: int, decoder: int) -> dict[str, int]:
+        """Counts of a pass for the report, of the rows that the encoder and an average decoder block computed for both
+        branches.
+        """
+        return {"transformer_passes": 1, "transformer_tokens": encoder + decoder}
 
 
-class ClassRows:
-    """The condition of B images as the network reads it: vectors of the encoder's buffer rows, and what happens to the encoder's output
-    before the decoder reads it. Here class labels int64 [B], which leave that output unchanged; prompts are in ``hybrid.py``."""
+class ClassConditioning(Conditioning):
+    """Class labels int64 [B]. The branches of guidance differ in the encoder; its output is the decoder's input."""
 
     def __init__(self, net: MAR, labels: Tensor):
-        self.mar, self.labels = net, labels
+        self.mar = net
+        self.labels = labels
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def vectors(self, guided: bool, count: int = 1) -> Tensor:
-        """Vectors [E, C] of the encoder's buffer rows: E is ``count`` B, or twice that where the branches of guidance differ in the
-        encoder."""
         rows = self.mar.class_emb(self.labels).repeat(count, 1)
         return torch.cat([rows, self.mar.fake_latent.expand_as(rows)]) if guided else rows
-
-    def fuse(self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None) -> Tensor:
-        """The decoder's input rows [D, buffer + K, C], both branches of guidance, the unconditional one last, of the encoder's output
-        [E, buffer + K, C] for positions ``known`` int64 [E, K]; D counts images and copies, twice with guidance."""
-        return encoded
-
-    def keep(self, encoded: Tensor, known: Tensor, guided: bool, live: int, room: int) -> tuple[Tensor, Kept]:
-        """:meth:`fuse` whose features are kept for later AR steps, which compute ``live`` rows of the decoder's input; ``room`` tokens and
-        buffer rows have to fit."""
-        return encoded, Kept(self.mar.config.buffer)
-
-    def counts(self, encoder: int, decoder: int) -> dict[str, int]:
-        """Counts of a pass for the report, of the rows that the encoder and an average decoder block computed for both branches."""
-        return {"transformer_passes": 1, "transformer_tokens": encoder + decoder}
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,7 +393,9 @@ class MARModel:
         return self.assumed
 
     def working_bytes(self, rows: int) -> dict[str, int]:
-        """Upper estimate of the activations of one pass by part, for ``rows`` rows of the decoder over the batch and both branches."""
+        """Upper estimate of the activations of one pass by part, for ``rows`` rows of the decoder over the batch and
+        both branches.
+        """
         return {"MAR": 16 * rows * self.net.config.dim * next(self.net.parameters()).element_size()}
 
     def prompt_bytes(self, tokens: int) -> int:
@@ -366,17 +403,24 @@ class MARModel:
         return 0
 
     def first_timestep(self, diffusion_steps: int) -> int:
-        """Highest timestep of a table of that many diffusion steps, where the settings do not choose one."""
+        """Highest timestep of every table of a run whose settings ask for so many diffusion steps and choose no
+        ``t_max``.
+
+        Shorter tables of the run (DiSA's, FastHybrid's guided steps) start there too, so that all tokens are denoised
+        from the same level of noise.
+        """
         return self.t_max
 
     def to_latents(self, tokens: Tensor) -> Tensor:
         """Tokens [B, L, channels] to decoder latents [B, C, H, W], fp32."""
-        g, p = self.net.config.grid, self.patch
+        g = self.net.config.grid
+        p = self.patch
         x = tokens.float().view(len(tokens), g, g, -1, p, p).permute(0, 3, 1, 4, 2, 5)
         return x.reshape(len(tokens), -1, g * p, g * p) / self.latent_scale
 
     def to_tokens(self, latents: Tensor) -> Tensor:
         """Decoder latents [B, C, H, W] to tokens [B, L, channels]: the inverse of :meth:`to_latents`."""
-        g, p = self.net.config.grid, self.patch
+        g = self.net.config.grid
+        p = self.patch
         x = latents.view(len(latents), -1, g, p, g, p).permute(0, 2, 4, 1, 3, 5)
         return x.reshape(len(latents), g * g, -1) * self.latent_scale

@@ -32,12 +32,11 @@ from ...errors import UserError
 from ...model_loaders.networks.mar import MARModel
 from ...reports.record import ACCEPTED, DRAFTED, PLAIN, PROMPT_COUNTS, REJECTED, Report
 from ..conditioning import MaskedCondition
-from ..driver import timed
 from ..editing import Edit
 from ..noise import CounterRNG, PairedNoise, row_keys
 from .coupling import Gaussian
-from .diffusion import HeadBatch, denoise
-from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin
+from .diffusion import Head, HeadBatch, ancestral_steps
+from .loop import FullTransformer, Run, Sampler, Transformer, begin
 from .mar import plain_steps
 from .memory import WEIGHTS
 from .settings import CSpDSettings
@@ -109,8 +108,7 @@ def cspd(
         draft_run = draft_of(run, draft, condition)
         draft_transformer.begin(draft_run)
     both = (run, draft_run, transformer, draft_transformer, settings)
-    steps = lossless_steps(*both) if settings.mode == "lossless" else published_steps(*both, draws)
-    return (yield from timed(steps, run))
+    return (yield from lossless_steps(*both) if settings.mode == "lossless" else published_steps(*both, draws))
 
 
 # ------------------------------------------------------------------------------------------------ lossless
@@ -119,7 +117,7 @@ def cspd(
 @torch.no_grad()
 def lossless_steps(
     run: Run, draft_run: Run, transformer: Transformer, draft_transformer: Transformer, s: CSpDSettings
-) -> Steps:
+) -> Sampler:
     """The AR steps of mode ``lossless``: draft a segment, keep the prefix that the target accepts.
 
     A batch advances with its slowest image. Drafts that others had accepted beyond are made again from the same noise and judged with the
@@ -173,7 +171,8 @@ def lossless_steps(
             draft_transformer.forget()
         length = min(s.draft_length, max(1, 2 * (done - step - (not accepted))))
         for t in range(step, done):
-            yield run.decide(t)
+            with run.clock.paused():
+                yield run.step(t)
         step = done
     return run.finish(outcome)
 
@@ -238,7 +237,7 @@ def published_steps(
     draft_transformer: Transformer,
     s: CSpDSettings,
     draws: RejectionDraws | None = None,
-) -> Steps:
+) -> Sampler:
     """The AR steps of mode ``published``: draft AR steps one by one, judge them a segment at a time, replace rejected tokens."""
     plan, table, inner = run.plan, run.tables, s.inner_temperature or INNER_TEMPERATURE
     start, noise = run.draws("full", len(table))
@@ -277,7 +276,8 @@ def published_steps(
                     draft_transformer.forget()
             first = step + 1
         count_draft(run, draft_run)
-        yield run.decide(step)
+        with run.clock.paused():
+            yield run.step(step)
     return run.finish(outcome)
 
 
@@ -309,11 +309,16 @@ class Trace(NamedTuple):
 
 
 def traced(run: Run, batch: HeadBatch) -> Trace:
-    """The diffusion paths of a batch."""
-    steps: list[tuple[Tensor, Tensor, Tensor]] = []
-    tokens = denoise(run, batch, trace=steps)
-    states, means, log_stds = zip(*steps, strict=True)
-    return Trace(torch.stack([*states, *tokens], 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
+    """The diffusion paths of a batch; the head is never cached."""
+    head, steps = Head(run.model.net, batch), ancestral_steps(run, batch)
+    states, means, log_stds = [batch.x], [], []
+    for k, step in enumerate(steps):
+        x, mean, log_std = step(states[-1], head(k, states[-1]))
+        states.append(x)
+        means.append(mean)
+        log_stds.append(log_std)
+    run.report.add(head_calls=len(steps), head_rows=len(steps) * head.branches * head.tokens)
+    return Trace(torch.stack(states, 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
 
 
 def rows_at(where: Tensor) -> tuple[Tensor, Tensor]:
@@ -325,7 +330,7 @@ def rows_at(where: Tensor) -> tuple[Tensor, Tensor]:
 def draft_of(run: Run, draft: MARModel, condition: MaskedCondition) -> Run:
     """The draft model's generation: the same tokens and diffusion steps, and a report of its own."""
     report = Report("draft", draft.name, {}, None, run.report.images, run.report.device)
-    return replace(run, model=draft, rows=condition.rows(draft, run.guided), report=report, head_share=0)
+    return replace(run, model=draft, rows=condition.rows(draft, run.guided), report=report)
 
 
 def prefill_steps(ar_steps: int, ratio: float) -> int:

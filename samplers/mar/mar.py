@@ -1,31 +1,32 @@
 """Plain MAR: every token by a full diffusion pass. Source: Li et al. 2024 (arXiv 2406.11838), section 3.
 
-Two options keep or approximate the result with less work: fewer diffusion steps for later tokens (DiSA, Zhao et al. 2025, arXiv
-2505.20297, section 3.2, and its code), and speculation in the diffusion head (``speculative.py``).
+Two options keep or approximate the result with less work: fewer diffusion steps for later tokens (DiSA, Zhao et al.
+2025, arXiv 2505.20297, section 3.2, and its code), and speculation in the diffusion head (``speculative.py``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from ...errors import UserError
 from ...model_loaders.networks.mar import MARModel
 from ..conditioning import MaskedCondition
-from ..driver import timed
+from ..driver import to_device
 from ..editing import Edit
 from ..noise import CounterRNG, PairedNoise, row_keys
-from .diffusion import HeadBatch, denoise
-from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin
+from .diffusion import HeadBatch
+from .loop import FullTransformer, Run, Sampler, Step, Transformer, begin
 from .settings import DiSASettings, MARSettings
 from .speculative import Paths
 from .tables import STEPS, Tables
 
-# Where fewer than so many steps remain at the end and t_max is 0, all tables start at t = 950 or below, as in the authors' code: from 999
-# they would multiply the head's error by thousands (tables.py).
-FEW_STEPS, CLIPPED = 30, 950
+# Where fewer than so many steps remain at the end and t_max is 0, all tables start at t = 950 or below, as in the
+# authors' code: from 999 they would multiply the head's error by thousands (tables.py).
+FEW_STEPS = 30
+CLIPPED = 950
 # Share of the annealed steps by progress u = 0..1.
 CURVES = {
     "linear": lambda u: 1 - u,
@@ -63,51 +64,70 @@ def mar(
     """
     transformer = transformer or FullTransformer()
     run = begin("mar", model, condition, settings, noise, seed, edit, transformer)
-    steps = plain_steps(run, transformer, annealed_tables(run, settings), settings.speculation)
-    return (yield from timed(steps, run))
+    yield from plain_steps(run, transformer, annealed_tables(run, settings), settings.speculation)
+    return run.finish()
 
 
 @torch.no_grad()
 def plain_steps(
     run: Run, transformer: Transformer, tables: Sequence[Tables], speculation: int = 0, stop: int | None = None
-) -> Steps:
+) -> Iterator[Step]:
     """The AR steps of plain MAR, with the diffusion tables of each; up to step ``stop``, None for all."""
-    plan, (start, noise) = run.plan, run.draws("full", len(run.tables))
     window = speculation if run.settings.temperature > 0 else 0
-    if window and any(run.head_period(len(table)) > 1 for table in tables):
-        remedy = "switch the cache's head_cache off, or set it to 0"
-        raise UserError(f"speculation: it needs the diffusion head uncached; {remedy}.")
-    keys = row_keys(run.noise, "verify", plan.tokens).to(start.device)
+    if window and any(transformer.caches_head(len(table.steps)) for table in tables):
+        raise UserError(
+            "speculation: it needs the diffusion head uncached; switch the cache's head_cache off, or set it to 0."
+        )
+    plan = run.plan
+    start, noise = run.draws("full", len(run.tables.steps))
+    keys = to_device(row_keys(run.noise, "verify", plan.tokens), start.device)
     images = torch.arange(len(start), device=start.device)
+
     for step, table in enumerate(tables[:stop]):
         here = plan.ahead(step)  # [B, n]
+
         # 1. The conditions of this AR step's tokens.
         with run.clock.phase("transformer"):
             z = transformer(run, step, here)  # [P, B, n, C]
+
         # 2. Every token by diffusion: T steps, or fewer for later tokens (DiSA).
         with run.clock.phase("head"):
-            b, p = images.repeat_interleave(here.shape[1]), here.flatten()
+            b = images.repeat_interleave(here.shape[1])
+            p = here.flatten()
             batch = HeadBatch(z.flatten(1, 2), plan.scale[b, p, None], start[b, p], noise[:, b, p], table)
             if window:
-                made = Paths(run, batch, window, CounterRNG(keys[b, p])).finish(torch.arange(len(b), device=b.device))
+                paths = Paths(run, batch, window, CounterRNG(keys[b, p]))
+                tokens = paths.finish(torch.arange(len(b), device=b.device))
             else:
-                (made,) = denoise(run, batch)
-            run.tokens[b, p] = made
-        yield run.decide(step)
-    return run.finish()
+                tokens = transformer.denoise(run, batch)
+            run.tokens[b, p] = tokens
+
+        with run.clock.paused():
+            yield run.step(step)
 
 
 def annealed_steps(first: int, last: int, curve: str, ar_steps: int) -> list[int]:
-    """Diffusion steps of AR steps s = 0 .. S - 1: last + floor(curve(s / (S - 1)) (first - last)); ``last`` 0 keeps ``first``."""
+    """Diffusion steps of AR steps s = 0 .. S - 1: last + floor(curve(s / (S - 1)) (first - last)); ``last`` 0 keeps
+    ``first``.
+    """
     if not last or ar_steps == 1:
         return [first] * ar_steps
-    # Rounded before the floor: 1 - u of a whole fraction may fall short of it in the last bit.
-    return [last + math.floor(round(CURVES[curve](s / (ar_steps - 1)) * (first - last), 9)) for s in range(ar_steps)]
+    out = []
+    for s in range(ar_steps):
+        share = CURVES[curve](s / (ar_steps - 1))
+        # Rounded before the floor: 1 - u of a whole fraction may fall short of it in the last bit.
+        out.append(last + math.floor(round(share * (first - last), 9)))
+    return out
 
 
 def annealed_tables(run: Run, settings: DiSASettings) -> list[Tables]:
-    """Diffusion tables of every AR step. Raises UserError: more diffusion steps at the end than at the beginning."""
-    first, last = run.settings.diffusion_steps, settings.diffusion_steps_end
+    """Diffusion tables of every AR step.
+
+    Raises:
+        UserError: more diffusion steps at the end than at the beginning.
+    """
+    first = run.settings.diffusion_steps
+    last = settings.diffusion_steps_end
     if last > first:
         raise UserError(
             f"diffusion_steps_end: {last} is more than diffusion_steps, {first}; lower it, or 0 to keep them."

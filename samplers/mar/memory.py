@@ -1,4 +1,6 @@
-"""Memory of a generation, estimated from shapes before anything is allocated: upper bounds, if attention kernels hold no scores."""
+"""Memory of a generation, estimated from shapes before anything is allocated: upper bounds, if attention kernels hold
+no scores.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,14 @@ from .settings import CacheSettings, MARBase
 WEIGHTS = "weights: "
 # Weights off the device end with this, and are not counted.
 STREAMED = " (streamed)"
-NOISE, PROMPTS, FEATURES = "noise", "prompt cache", "feature cache"
+NOISE = "noise"
+PROMPTS = "prompt cache"
+FEATURES = "feature cache"
 # Not at once: the largest of these counts.
-MAR, HEAD, LLM, DECODE = "MAR", "head", "language model", "decode"
+MAR = "MAR"
+HEAD = "head"
+LLM = "language model"
+DECODE = "decode"
 # Most bytes of noise.
 NOISE_LIMIT = 4 << 30
 
@@ -39,23 +46,30 @@ def expect_little_noise(model: MARModel, images: int, steps: int, field: str) ->
 def estimate(
     model: MARModel, condition: MaskedCondition, settings: MARBase, cache: CacheSettings | None = None
 ) -> dict[str, int]:
-    """Bytes by stage; the model's weights may be on the meta device. ``cache``: LazyMAR's settings, where its caches are used.
+    """Bytes by stage; the model's weights may be on the meta device. ``cache``: LazyMAR's settings, where its caches
+    are used.
 
-    Weights by part, ``prompt cache``, ``noise`` and ``feature cache`` are kept during the whole generation; ``language model``, ``MAR`` and
-    ``head`` are the working memory of one evaluation each.
+    Weights by part, ``prompt cache``, ``noise`` and ``feature cache`` are kept during the whole generation; ``language
+    model``, ``MAR`` and ``head`` are the working memory of one evaluation each.
 
     Raises:
         UserError: more AR steps than tokens; a prompt that the model cannot read.
     """
-    c, images, values = model.net.config, len(condition), vars(settings)
+    c = model.net.config
+    images = len(condition)
+    values = vars(settings)
     branches = 1 + (settings.cfg != 1.0)
     size = next(model.net.parameters()).element_size()
     left = masked_after(c.tokens, settings.ar_steps)
     largest = max(a - b for a, b in zip([c.tokens, *left], left, strict=False))
     rows = branches * images * (c.buffer + c.tokens)
+
     # CSpD verifies the AR steps of a draft in one pass; FastHybrid denoises those of a lookahead together.
-    segment, ahead = values.get("draft_length", 1), max(1, values.get("lookahead", 1))
+    segment = values.get("draft_length", 1)
+    ahead = max(1, values.get("lookahead", 1))
     tokens = branches * images * min(c.tokens, largest * ahead)
+
+    # Kept during the whole generation.
     out = {f"{WEIGHTS}{name}": count for name, count in model.weights().items()}
     for name, part in model.parts.items():
         if offloaded := offloaded_bytes(part):
@@ -66,7 +80,10 @@ def estimate(
     out[NOISE] = noise_bytes(model, images, settings.diffusion_steps)
     if cache is not None:
         out[FEATURES] = feature_bytes(model, images, settings, cache)
-    out |= {name: segment * count for name, count in model.working_bytes(rows).items()}
+
+    # Working memory of one evaluation each.
+    for name, count in model.working_bytes(rows).items():
+        out[name] = segment * count
     modulations = tokens * c.head_width * (3 * c.head_depth + 2)
     out[HEAD] = 3 * max(modulations, min(BUDGET, modulations * settings.diffusion_steps)) * size
     return out
@@ -74,7 +91,8 @@ def estimate(
 
 def feature_bytes(model: MARModel, images: int, settings: MARBase, cache: CacheSettings) -> int:
     """Keys, values and inputs that LazyMAR keeps."""
-    c, size = model.net.config, next(model.net.parameters()).element_size()
+    c = model.net.config
+    size = next(model.net.parameters()).element_size()
     live = images * (2 if settings.cfg != 1.0 and not cache.condition_cache else 1)
     encoded = images * (1 + (settings.cfg != 1.0))
     rows = c.buffer + c.tokens

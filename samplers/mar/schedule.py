@@ -16,14 +16,18 @@ from ...errors import UserError
 def masked_after(tokens: int, steps: int) -> list[int]:
     """Masked tokens left after each AR step: floor(L cos(pi/2 (s+1)/S)), at least one fewer each step, 0 at the end.
 
-    Upstream's last entry is 1, although its last step decides everything. Raises UserError: more steps than tokens, or none.
+    The published code's last entry is 1, although its last step decides everything.
+
+    Raises:
+        UserError: more steps than tokens, or none.
     """
     if not 1 <= steps <= tokens:
         raise UserError(f"ar_steps: {steps} is outside 1 to {tokens}, the tokens of the picture.")
-    left, out = tokens, []
+    left = tokens
+    out = []
     for s in range(steps - 1):
         ratio = np.cos(math.pi / 2 * (s + 1) / steps)
-        # fp32 as upstream: the product is rounded before the floor.
+        # fp32 as in the published code: the product is rounded before the floor.
         left = max(1, min(left - 1, int(np.floor(np.float32(tokens * ratio)))))
         out.append(left)
     return [*out, 0]
@@ -46,7 +50,8 @@ def halton_cells(grid: int) -> Tensor:
 
 
 def _radical_inverse(index: int, base: int) -> float:
-    out, scale = 0.0, 1.0
+    out = 0.0
+    scale = 1.0
     while index:
         index, digit = divmod(index, base)
         scale /= base
@@ -55,12 +60,19 @@ def _radical_inverse(index: int, base: int) -> float:
 
 
 def halton(random: Tensor) -> Tensor:
-    """Orders of low discrepancy (Besnier et al. 2025, arXiv 2503.17076), int64 [B, L], shifted, transposed and flipped at random."""
+    """Orders of low discrepancy (Besnier et al. 2025, arXiv 2503.17076), int64 [B, L], shifted, transposed and flipped
+    at random.
+    """
     grid = math.isqrt(random.shape[1])
     row, column = halton_cells(grid).unbind(1)
-    shift, flips = random[:, :1], random[:, 1:2]
-    row, column = (row + shift // grid) % grid, (column + shift % grid) % grid
-    row, column = torch.where(flips % 2 == 1, column, row), torch.where(flips % 2 == 1, row, column)
+    shift = random[:, :1]
+    flips = random[:, 1:2]
+
+    row = (row + shift // grid) % grid
+    column = (column + shift % grid) % grid
+
+    transposed = flips % 2 == 1
+    row, column = torch.where(transposed, column, row), torch.where(transposed, row, column)
     row = torch.where(flips // 2 % 2 == 1, grid - 1 - row, row)
     column = torch.where(flips // 4 % 2 == 1, grid - 1 - column, column)
     return (row * grid + column).flip(1)

@@ -3,15 +3,17 @@
 Source: Nichol & Dhariwal 2021 (improved DDPM) as used by MAR (Li et al. 2024, arXiv 2406.11838, section 3.2).
 
 Reason for ``t_max``: every respacing of 1000 steps includes t = 999, where abar = 2.4e-9. With N steps the first one
-multiplies the network's error by 1 / sqrt(alpha): 316 at N = 100, 3493 at N = 10. Starting at t = 950 makes that factor
-2.2 at N = 10, which small models and few steps need. 999 is the official behaviour.
+multiplies the network's error by 1 / sqrt(alpha): 316 at N = 100, 3493 at N = 10. Starting at t = 950 makes that
+factor 2.2 at N = 10, which small models and few steps need. 999 is the official behaviour.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,20 +30,27 @@ def cosine_betas(max_beta: float = MAX_BETA) -> Tensor:
 
 
 def respaced_timesteps(count: int, t_max: int = STEPS - 1) -> list[int]:
-    """The timesteps of a respacing to ``count``, 1 to 1000, ascending and clipped at ``t_max``, so possibly fewer; of one step t = 0."""
+    """The timesteps of a respacing to ``count``, 1 to 1000, ascending and clipped at ``t_max``, so possibly fewer; of
+    one step t = 0.
+    """
     stride = (STEPS - 1) / (count - 1) if count > 1 else 1.0
-    at, out = 0.0, []
+    position = 0.0
+    out = set()
     for _ in range(count):
-        out.append(min(round(at), t_max))  # banker's rounding of an accumulated float, exactly as upstream
-        at += stride
-    return sorted(set(out))
+        out.add(
+            min(round(position), t_max)
+        )  # banker's rounding of an accumulated float, exactly as in the published code
+        position += stride
+    return sorted(out)
 
 
 @dataclass(frozen=True)
-class Tables:
-    """Per-step constants of a respaced diffusion, float64 [S], index 0 = the lowest timestep."""
+class Constants:
+    """Constants of a respaced diffusion under the names of the published code, float64 [S], index 0 = the lowest
+    timestep.
+    """
 
-    timestep_map: Tensor
+    timestep_map: Tensor  # int64
     betas: Tensor
     alphas_cumprod: Tensor
     alphas_cumprod_prev: Tensor
@@ -51,34 +60,85 @@ class Tables:
     posterior_log_variance_clipped: Tensor
     posterior_mean_coef1: Tensor
     posterior_mean_coef2: Tensor
-    # Of every step, highest timestep first: recip, recipm1, coef1, coef2, middle and slope, where
-    # x0 = recip x - recipm1 eps; mu = coef1 x0 + coef2 x; log sigma = middle + slope logits.
-    steps: list[list[float]]
+
+
+class StepNumbers(NamedTuple):
+    """One diffusion step: x0 = recip x - recipm1 eps; mu = coef1 x0 + coef2 x; log sigma = middle + slope logits."""
+
+    recip: float
+    recipm1: float
+    coef1: float
+    coef2: float
+    middle: float
+    slope: float
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What a sampler reads of a respaced diffusion of S steps."""
+
+    timestep_map: Tensor  # int64 [S], ascending
+    steps: list[StepNumbers]  # highest timestep first
 
     def __len__(self) -> int:
-        return len(self.betas)
+        return len(self.steps)
 
 
 @lru_cache(maxsize=64)
 def tables(count: int = STEPS, t_max: int = STEPS - 1, max_beta: float = MAX_BETA) -> Tables:
-    """Tables of a ``count``-step respacing that starts at or below ``t_max``, of the diffusion with betas up to ``max_beta``."""
+    """Tables of a ``count``-step respacing that starts at or below ``t_max``, of the diffusion with betas up to
+    ``max_beta``.
+    """
     return tables_at(tuple(respaced_timesteps(count, t_max)), max_beta)
 
 
 @lru_cache(maxsize=64)
 def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
     """Tables for explicit ascending timesteps (0..999)."""
+    c = constants(timesteps, max_beta)
+    # The learned log variance lies between the posterior's and log beta; log sigma is half of it.
+    low = c.posterior_log_variance_clipped
+    high = c.betas.log()
+    columns = {
+        "recip": c.sqrt_recip_alphas_cumprod,
+        "recipm1": c.sqrt_recipm1_alphas_cumprod,
+        "coef1": c.posterior_mean_coef1,
+        "coef2": c.posterior_mean_coef2,
+        "middle": (low + high) / 4,
+        "slope": (high - low) / 4,
+    }
+    steps = []
+    for i in reversed(range(len(c.timestep_map))):
+        steps.append(StepNumbers(**{name: float(column[i]) for name, column in columns.items()}))
+    return Tables(c.timestep_map, steps)
+
+
+def constants(timesteps: Sequence[int] = range(STEPS), max_beta: float = MAX_BETA) -> Constants:
+    """Constants for explicit ascending timesteps (0..999)."""
     kept = torch.tensor(timesteps)
     abar = torch.cumprod(1 - cosine_betas(max_beta), 0)[kept]
-    before = torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])
-    betas = 1 - abar / before
-    # As upstream, the product is accumulated again from the new betas, which decides the last digits.
+    betas = 1 - abar / _before(abar)
+    # As in the published code, the product is accumulated again from the new betas, which decides the last digits.
     abar = torch.cumprod(1 - betas, 0)
-    before = torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])
+    before = _before(abar)
+
     variance = betas * (1 - before) / (1 - abar)
-    floor = torch.cat([variance[1:2], variance[1:]]) if len(kept) > 1 else variance.clamp(min=1e-20)
-    recip, recipm1, low, high = (1 / abar).sqrt(), (1 / abar - 1).sqrt(), floor.log(), betas.log()
-    coef1, coef2 = betas * before.sqrt() / (1 - abar), (1 - before) * (1 - betas).sqrt() / (1 - abar)
-    columns = torch.stack([recip, recipm1, coef1, coef2, (low + high) / 4, (high - low) / 4], 1)
-    steps = columns.flip(0).tolist()
-    return Tables(kept, betas, abar, before, recip, recipm1, variance, low, coef1, coef2, steps)
+    # That of the lowest timestep is 0; its logarithm is clipped to the next one's.
+    clipped = torch.cat([variance[1:2], variance[1:]]) if len(kept) > 1 else variance.clamp(min=1e-20)
+    return Constants(
+        timestep_map=kept,
+        betas=betas,
+        alphas_cumprod=abar,
+        alphas_cumprod_prev=before,
+        sqrt_recip_alphas_cumprod=(1 / abar).sqrt(),
+        sqrt_recipm1_alphas_cumprod=(1 / abar - 1).sqrt(),
+        posterior_variance=variance,
+        posterior_log_variance_clipped=clipped.log(),
+        posterior_mean_coef1=betas * before.sqrt() / (1 - abar),
+        posterior_mean_coef2=(1 - before) * (1 - betas).sqrt() / (1 - abar),
+    )
+
+
+def _before(abar: Tensor) -> Tensor:
+    """abar of the timestep below each one, 1 below the lowest."""
+    return torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])

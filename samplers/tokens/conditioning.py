@@ -18,7 +18,8 @@ from ..conditioning import KINDS, AnyCondition, CodeCondition, Condition, Featur
 class PreparedCondition(NamedTuple):
     """A condition as an argument of :meth:`Llama.prefix`."""
 
-    # labels int64 [B], features [B, n, E], token ids of Janus' prompts int64 [B, n], or of Tar's P distinct prompts int64 [P, n]
+    # labels int64 [B], features [B, n, E], token ids of Janus' prompts int64 [B, n], or of Tar's P distinct prompts
+    # int64 [P, n]
     condition: Tensor
     lengths: Tensor | None = None  # int64 [B] or [P], valid rows of each; None if all have the same number
     images: Tensor | None = None  # int64 [B], index of every image's prompt; None: an entry an image
@@ -32,16 +33,20 @@ def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureConditio
     Raises:
         UserError: codes of another codebook, not a square grid, or none; features that are not finite.
     """
-    size, device = ta_tok.net.config.codes, ta_tok.net.bottleneck.out_linear.weight.device
+    size = ta_tok.net.config.codes
+    device = ta_tok.net.bottleneck.out_linear.weight.device
     if condition.size and condition.size != size:
-        what = f"its codes are of a codebook of {condition.size}, {ta_tok.name} has {size}"
-        raise UserError(f"condition: {what}; use the TA-Tok they were made for.")
+        raise UserError(
+            f"condition: its codes are of a codebook of {condition.size}, {ta_tok.name} has {size}; use the TA-Tok "
+            "that they were made for."
+        )
     _check_codes(condition, size, ta_tok.name)
+
     computed: dict[bytes, Tensor] = {}
     out = []
     for codes in condition.codes:
         if math.isqrt(len(codes)) ** 2 != len(codes):
-            raise UserError(f"condition: {len(codes)} codes are no square grid; make the condition again.")
+            raise UserError(f"condition: {len(codes)} codes are not a square grid; make the condition again.")
         key = codes.to(device="cpu", dtype=torch.int64).contiguous().numpy().tobytes()
         if key not in computed:
             with torch.no_grad():
@@ -59,43 +64,69 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     Semantic codes are converted to features if the model takes features and has a TA-Tok.
 
     Raises:
-        UserError: a condition of another kind than the model's, an empty one, labels or rows that do not fit, or more rows than
-            the model has positions.
+        UserError: a condition of another kind than the model's, an empty one, labels or rows that do not fit, or more
+            rows than the model has positions.
     """
-    c, name = model.net.config, model.name
+    c = model.net.config
+    name = model.name
+
+    # 1. The kind that the model reads.
     if isinstance(condition, CodeCondition) and c.condition == "features":
         if model.ta_tok is None:
-            what = f"it holds semantic codes, {name} is conditioned on {KINDS[c.condition]}"
-            raise UserError(f"condition: {what}; load it with the TA-Tok that makes those of them.")
+            raise UserError(
+                f"condition: it holds semantic codes, {name} is conditioned on {KINDS[c.condition]}; load it with the "
+                "TA-Tok that makes "
+                "those of them."
+            )
         condition = features_of(condition, model.ta_tok)
     expect_kind(condition, c.condition, name)
     if isinstance(condition, Condition):
         return PreparedCondition(condition.class_ids(c.condition_size, model.label_set, device))
+
+    # 2. An entry an image: rows of features, or token ids.
     if isinstance(condition, PromptCondition):
         entries = tuple(torch.tensor(ids) for ids in prompt_ids(model, condition))
     else:
         entries = cast(FeatureCondition, condition).features  # or a TextCondition's
         _check_entries(entries)
-        others = {rows.shape[-1] for rows in entries} - {c.condition_size}
-        if others:
-            what = f"its rows hold {min(others)} numbers, {name} reads {c.condition_size}"
-            raise UserError(f"condition: {what}; use the encoder that belongs to it.")
-    # Rows are padded to the longest image's.
+        for rows in entries:
+            if rows.shape[-1] != c.condition_size:
+                raise UserError(
+                    f"condition: its rows hold {rows.shape[-1]} numbers, {name} reads {c.condition_size}; use the "
+                    "encoder that belongs "
+                    "to it."
+                )
+
+    # 3. Their lengths.
     counts = [len(entry) for entry in entries]
-    least, most = min(counts), max(counts)
+    least = min(counts)
+    most = max(counts)
     if c.condition == "text" and most > c.text_rows:
         raise UserError(f"condition: a text has {most} tokens, {name} reads {c.text_rows}; shorten it.")
     if c.absolute and most != least:
         raise UserError(f"condition: images have {least} to {most} codes; run those of one detail at a time.")
-    if c.absolute and (need := most + model.tokens - 1) > c.absolute:
-        what = f"{model.grid} x {model.grid} tokens behind {most} condition rows need {need} positions, {name} has {c.absolute}"
-        raise UserError(f"grid: {what}; choose the grid the checkpoint was made for.")
-    batch = torch.nn.utils.rnn.pad_sequence([e.to(device) for e in entries], batch_first=True)
-    return PreparedCondition(batch, None if most == least else torch.tensor(counts, dtype=torch.int64, device=device))
+    needed = most + model.tokens - 1
+    if c.absolute and needed > c.absolute:
+        raise UserError(
+            f"grid: {model.grid} x {model.grid} tokens behind {most} condition rows need {needed} positions, {name} "
+            f"has {c.absolute}; "
+            "choose the grid that the checkpoint was made for."
+        )
+
+    # 4. Rows are padded to the longest image's.
+    batch = torch.nn.utils.rnn.pad_sequence([entry.to(device) for entry in entries], batch_first=True)
+    lengths = None
+    if least < most:
+        lengths = torch.tensor(counts, dtype=torch.int64, device=device)
+    return PreparedCondition(batch, lengths)
 
 
 def prompt_ids(model: TokenModel, condition: AnyCondition) -> list[list[int]]:
-    """Token ids of every prompt in Janus' template. Raises UserError if there is none, or one that the model cannot read."""
+    """Token ids of every prompt in Janus' template.
+
+    Raises:
+        UserError: there is no prompt, or one that the model cannot read.
+    """
     texts = cast(PromptCondition, condition).texts
     if not texts:
         raise UserError("condition: it holds no prompt; write at least one.")
@@ -103,7 +134,11 @@ def prompt_ids(model: TokenModel, condition: AnyCondition) -> list[list[int]]:
 
 
 def _check_entries(entries: tuple[Tensor, ...]) -> None:
-    """Raises UserError if there is no image, or an image without rows."""
+    """Check that there is an image, and that every image has rows.
+
+    Raises:
+        UserError: an entry is missing or empty.
+    """
     if not entries:
         raise UserError("condition: it is empty; ask for at least one image.")
     if min(map(len, entries)) < 1:
@@ -111,8 +146,17 @@ def _check_entries(entries: tuple[Tensor, ...]) -> None:
 
 
 def _check_codes(condition: CodeCondition, size: int, owner: str) -> None:
-    """Raises UserError if there are no codes, or one is outside 0 to ``size`` - 1; ``owner`` is the model's name."""
+    """Check that all codes are in 0 to ``size`` - 1; ``owner`` is the model's name.
+
+    Raises:
+        UserError: there are no codes, or one is outside.
+    """
     _check_entries(condition.codes)
-    low, high = min(int(e.min()) for e in condition.codes), max(int(e.max()) for e in condition.codes)
+    low = min(int(codes.min()) for codes in condition.codes)
+    high = max(int(codes.max()) for codes in condition.codes)
     if low < 0 or high >= size:
-        raise UserError(f"condition: code {low if low < 0 else high} is outside {owner}'s 0 to {size - 1}.")
+        wrong = low if low < 0 else high
+        raise UserError(
+            f"condition: code {wrong} is outside {owner}'s 0 to {size - 1}; use the TA-Tok that the codes were made "
+            "for."
+        )

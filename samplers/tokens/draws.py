@@ -1,9 +1,9 @@
 """Paired draws for discrete tokens: one random number for every (seed, image, stream, cell, token value).
 
-The Gumbel-max trick: the argmax of log-probabilities plus Gumbel noise is a sample (Gumbel 1954). Two samplers that share the
-noise therefore draw the same token where their probabilities are equal, and usually where they are close. The numbers are
-counter-based (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): any cell can be drawn at any time, on any
-device, without a table and without waiting for the host.
+The Gumbel-max trick: the argmax of log-probabilities plus Gumbel noise is a sample (Gumbel 1954). Two samplers that
+share the noise therefore draw the same token where their probabilities are equal, and usually where they are close. The
+numbers are counter-based (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): any cell can be drawn at
+any time, on any device, without a table and without waiting for the host.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
+from ..driver import to_device
 from ..noise import GOLDEN, mix_
 from .settings import TokenSettings
+
+# The largest fp32 number below 1.
+_BELOW_ONE = 1 - 2**-24
 
 
 class PairedDraws:
@@ -36,21 +40,33 @@ class PairedDraws:
         """Key of every image [B, 1, 1] and offset of every value [values]; computed once per run."""
         name = (stream, values, device)
         if name not in self._keys:
-            names = (f"fastar/{self.seed}/{image}/{stream}" for image in self.images)
-            keys = [int.from_bytes(sha256(n.encode()).digest()[:8], "little", signed=True) for n in names]
-            steps = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
-            self._keys[name] = torch.tensor(keys, dtype=torch.int64, device=device).view(-1, 1, 1), steps
+            keys = []
+            for image in self.images:
+                digest = sha256(f"fastar/{self.seed}/{image}/{stream}".encode()).digest()
+                keys.append(int.from_bytes(digest[:8], "little", signed=True))
+            of_images = to_device(torch.tensor(keys, dtype=torch.int64), device).view(-1, 1, 1)
+            of_values = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
+            self._keys[name] = of_images, of_values
         return self._keys[name]
 
     def uniform(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        """Uniform numbers fp32 [B, n, values] in (0, 1) of int64 cells [n] or [B, n], on their device; finest near 0."""
+        """Uniform numbers fp32 [B, n, values] of int64 cells [n] or [B, n], on their device.
+
+        They are above 0 and below 1, and finest near 0.
+        """
         keys, steps = self._start(stream, values, cells.device)
+
         # The counter is cell * 2^32 + value; int64 arithmetic wraps around.
-        x = mix_(keys + (cells << 32).mul_(GOLDEN)[..., None] + steps)
-        return (x >> 32).bitwise_and_((1 << 32) - 1).to(torch.float32).add_(0.5).mul_(2.0**-32)
+        bits = mix_(keys + (cells << 32).mul_(GOLDEN)[..., None] + steps)
+        upper = (bits >> 32).bitwise_and_((1 << 32) - 1)
+
+        # The numbers nearest to 1 would be rounded to it, which makes the Gumbel noise -inf.
+        return upper.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
 
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        """Gumbel(0, 1) noise fp32 [B, n, values] of int64 cells [n], or [B, n] if images differ, on the cells' device."""
+        """Gumbel(0, 1) noise fp32 [B, n, values] of int64 cells [n], or [B, n] if images differ, on the cells'
+        device.
+        """
         # Large values of the noise, which decide the argmax, are computed from the finest end of the uniform numbers.
         return self.uniform(stream, cells, values).neg_().log1p_().neg_().log_().neg_()
 
@@ -58,8 +74,8 @@ class PairedDraws:
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """Logits fp32 [..., V] with -inf for every value that may not be drawn.
 
-    Top-k keeps the k largest and their ties; 0 keeps all. Top-p (Holtzman et al. 2019) then keeps the smallest set of most
-    probable values whose probability exceeds it; 1 keeps all.
+    Top-k keeps the k largest and their ties; 0 keeps all. Top-p (Holtzman et al. 2019) then keeps the smallest set of
+    most probable values whose probability exceeds it; 1 keeps all.
     """
     values = logits.shape[-1]
     if 0 < top_k < values:
@@ -75,20 +91,31 @@ def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
-    """Logits fp32 [..., V] of the sampling distribution: after temperature, top-k and top-p."""
+    """Logits fp32 [..., V] of the sampling distribution: after temperature, top-k and top-p.
+
+    At temperature 0 the likeliest value has the whole probability.
+    """
+    if settings.temperature == 0:
+        likeliest = logits.argmax(-1, keepdim=True)
+        return torch.full_like(logits, -torch.inf).scatter_(-1, likeliest, 0.0)
     if settings.temperature != 1:
         logits = logits / max(settings.temperature, 1e-5)
     return allowed(logits, settings.top_k, settings.top_p)
 
 
 def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
-    """Token values int64 [B, m] from logits fp32 [B, m, V] and Gumbel noise of the same shape."""
+    """Token values int64 [B, m] from logits fp32 [B, m, V] and Gumbel noise of the same shape, which temperature 0
+    ignores.
+    """
+    if settings.temperature == 0:
+        return logits.argmax(-1)
     return (tempered(logits, settings) + gumbel).argmax(-1)
 
 
 def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
     """Repetition penalty (Keskar et al. 2019, CTRL, as in Hugging Face transformers); 1 changes nothing.
 
-    Of logits fp32 [..., V], those of values drawn before (``used``, bool [..., V]) are divided by it if positive, else multiplied.
+    Of logits fp32 [..., V], those of values drawn before (``used``, bool [..., V]) are divided by it if positive, else
+    multiplied.
     """
     return torch.where(used, torch.where(logits < 0, logits * penalty, logits / penalty), logits)

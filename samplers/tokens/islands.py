@@ -1,22 +1,23 @@
-"""Local repair: acceptance of draft tokens, expansion of rejections, rejection islands, and the waves that draw them again.
+"""Local repair: acceptance of draft tokens, expansion of rejections, rejection islands, and the waves that draw them
+again.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149): acceptance by the
 probability pooled over a code's nearest neighbours, expansion by a radius, rejection islands CC_8(R_X), and their
 concurrent resampling, inside an island in raster order or with ZipAR's window. Pooling as in LANTERN (Jang et al. 2025,
 ICLR 2025, arXiv 2410.03355).
 
-Acceptance is computed on the device, everything else on the host: the number of waves determines how many passes follow, so
-one small map has to be copied in any case, and a grid is too small for a device to be faster.
+Acceptance is computed on the device, everything else on the host: the number of waves determines how many passes
+follow, so one small map has to be copied in any case, and a grid is too small for a device to be faster.
 """
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from ...model_loaders.networks.autoencoder import Codebook
 
 # Elements of one block of the matrix of all pairwise scores: 64 MB in fp32.
 _BLOCK = 1 << 24
@@ -24,50 +25,59 @@ _BLOCK = 1 << 24
 
 @torch.inference_mode()
 def neighbours(vectors: Tensor, k: int) -> Tensor:
-    """Every code of vectors fp32 [V, channels], then its k nearest by L2 distance, nearest first: int32 [V, 1 + k]; k < V."""
+    """Every code of vectors fp32 [V, channels], then its k nearest by L2 distance, nearest first: int32 [V, 1 + k];
+    k < V.
+    """
     count = len(vectors)
+    block = max(1, _BLOCK // count)
     square = vectors.square().sum(1)
     parts = []
-    for at in range(0, count, max(1, _BLOCK // count)):
-        rows = torch.arange(at, min(count, at + max(1, _BLOCK // count)), device=vectors.device)
+    for rows in torch.arange(count, device=vectors.device).split(block):
         score = vectors[rows] @ vectors.t() - square / 2  # larger is nearer
         score.scatter_(1, rows[:, None], torch.inf)  # the code itself first, even with duplicates
         parts.append(score.topk(1 + k, dim=1).indices.to(torch.int32))
     return torch.cat(parts)
 
 
-_tables: WeakKeyDictionary[nn.Module, dict[tuple[int, torch.device, int], Tensor]] = WeakKeyDictionary()
+def codebook_neighbours(codebook: Codebook, k: int, device: torch.device) -> Tensor:
+    """:func:`neighbours` of a VQ codebook's unit vectors on ``device``; 66 MB for 16,384 codes and k 1000.
 
-
-def codebook_neighbours(codebook: nn.Module, k: int, device: torch.device) -> Tensor:
-    """:func:`neighbours` of a VQ codebook's unit vectors on ``device``, cached; 66 MB for 16,384 codes and k 1000."""
-    cached = _tables.setdefault(codebook, {})
-    weight: Tensor = codebook.embedding.weight  # type: ignore[union-attr, assignment]
+    The codebook keeps one table, the last one, until its weights change.
+    """
+    weight = codebook.embedding.weight
     # Inference tensors, which ComfyUI loads, have no version counter; they are not changed in place.
-    key = (k, device, 0 if weight.is_inference() else weight._version)
-    if key not in cached:
-        cached.clear()  # one table at a time, because it is large
-        cached[key] = neighbours(codebook.unit(), k).to(device)  # type: ignore[operator]
-    return cached[key]
+    version = 0 if weight.is_inference() else weight._version
+    made_for = (k, device, version)
+    if codebook.neighbours is None or codebook.neighbours[0] != made_for:
+        codebook.neighbours = None  # two tables at a time would be large
+        codebook.neighbours = (made_for, neighbours(codebook.unit(), k).to(device))
+    return codebook.neighbours[1]
 
 
 def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
-    """Pooled probability of codes int64 [...] and their neighbours, from :func:`neighbours`; fp32 [...] of p fp32 [..., V]."""
+    """Pooled probability of codes int64 [...] and their neighbours, from :func:`neighbours`; fp32 [...] of p fp32
+    [..., V].
+    """
     return p.gather(-1, table[codes].long()).sum(-1)
 
 
-def rejected(pool: Tensor, tau: float, acceptance: float = 0.0, own: Tensor | None = None) -> Tensor:
+def rejected(pool: Tensor, tau: float, acceptance: float = 0.0, own: Tensor | None = None, before: int = 0) -> Tensor:
     """R_T: rejected draft tokens, bool [B, n], whose ``pool`` [B, n], from :func:`pooled`, is below ``tau``.
 
-    Or, if ``acceptance`` is above 0, that share of every image's tokens is accepted: the highest pooled probabilities. Those that agree to
-    1e-4 are tied (sums of the whole distribution differ by rounding); of tied tokens those of the highest probability ``own`` [B, n] are
-    accepted (None: equal), and of equal ones the first in raster order.
+    Or, if ``acceptance`` is above 0, that share of every image's tokens is accepted, those of the ``before`` tokens of
+    earlier blocks included: the highest pooled probabilities. Those that agree to 1e-4 are tied (sums of the whole
+    distribution differ by rounding); of tied tokens those of the highest probability ``own`` [B, n] are accepted (None:
+    equal), and of equal ones the first in raster order.
     """
     if acceptance <= 0:
         return pool < tau
-    accepted = min(pool.shape[1], round(acceptance * pool.shape[1]))
+
+    # The earlier blocks accepted what the share of their tokens rounds to.
+    count = pool.shape[1]
+    accepted = round(acceptance * (before + count)) - round(acceptance * before)
+
     # Sort by the less significant key first.
-    order = torch.arange(pool.shape[1], device=pool.device).expand_as(pool)
+    order = torch.arange(count, device=pool.device).expand_as(pool)
     for key in (pool if own is None else own, (pool * 1e4).round()):
         order = order.gather(1, key.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
     return torch.ones_like(pool, dtype=torch.bool).scatter(1, order[:, :accepted], False)
@@ -82,7 +92,8 @@ def suffix(rejections: np.ndarray) -> np.ndarray:
 
 
 def expand(rejections: np.ndarray, radius: int) -> np.ndarray:
-    """R_X: cells within ``radius`` (the paper's l) rows and columns of a rejected one (R_T), at or behind the first of them.
+    """R_X: cells within ``radius`` (the paper's l) rows and columns of a rejected one (R_T), at or behind the first of
+    them.
 
     Both are bool [B, h, w].
     """
@@ -95,14 +106,24 @@ def islands(region: np.ndarray) -> np.ndarray:
 
     Returns int32 [B, h, w]: 0 outside, else the number of the island from 1, in raster order of their first cells.
     """
-    inside, (_, height, width) = torch.from_numpy(region.copy()), region.shape
-    # Every cell takes the number of the earliest cell around it, until that is the first of its island.
-    own = torch.arange(height * width, 0, -1, dtype=torch.float32).view(height, width) * inside
-    first, before = own, None
-    while before is None or not np.array_equal(first, before):
-        first, before = F.max_pool2d(first, 3, 1, 1) * inside, first
-    found = (inside & (first == own)).flatten(1)
-    number = found.cumsum(1).gather(1, (height * width - first).flatten(1).long().clamp(max=height * width - 1))
+    _, height, width = region.shape
+    cells = height * width
+    inside = torch.from_numpy(region.copy())
+
+    # 1. Cells are weighted from the first in raster order down. Every cell takes the greatest weight around it, again
+    #    and again, until that is the weight of the first cell of its island.
+    own = torch.arange(cells, 0, -1, dtype=torch.float32).view(height, width) * inside
+    first = own
+    while True:
+        spread = F.max_pool2d(first, 3, 1, 1) * inside
+        if np.array_equal(spread, first):
+            break
+        first = spread
+
+    # 2. The first cells are numbered in raster order, and the others take the number of theirs.
+    is_first = (inside & (first == own)).flatten(1)
+    first_cell = (cells - first).flatten(1).long().clamp(max=cells - 1)
+    number = is_first.cumsum(1).gather(1, first_cell)
     return (number.view(region.shape) * inside).int().numpy()
 
 
@@ -110,30 +131,39 @@ def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
     """The wave in which each cell is drawn again, int32 [B, h, w] from 0; -1 outside. Islands are drawn in parallel.
 
     A cell waits for the cells of its own island that are to its left, and for those above it in columns up to
-    column + ``window`` - 1. ``numbered`` is from :func:`islands`; a window of None, or of a row and more, is raster order.
+    column + ``window`` - 1. ``numbered`` is from :func:`islands`; a window of None, or of a row and more, is raster
+    order.
     """
     image, row, column = np.nonzero(numbered)
     out = np.full(numbered.shape, -1, np.int32)
     if not len(image):
         return out
-    width, most = numbered.shape[2], int(numbered.max())
-    island, reach = image * most + numbered[image, row, column] - 1, width if window is None else window
+
+    images, height, width = numbered.shape
+    most = int(numbered.max())  # islands of an image
+    island = image * most + numbered[image, row, column] - 1
+    reach = width if window is None else window
+    nothing = np.iinfo(np.int32).min // 2
+
     # above[i, c]: the latest wave of island i in the rows above, in columns up to c.
-    total, nothing = len(numbered) * most, np.iinfo(np.int32).min // 2
-    above = np.full((total, width), -1, np.int32)
-    for y in range(numbered.shape[1]):
+    above = np.full((images * most, width), -1, np.int32)
+    for y in range(height):
         in_row = row == y
         if not in_row.any():
             continue
         present, i = np.unique(island[in_row], return_inverse=True)
-        c, over = column[in_row], above[present]
+        c = column[in_row]
+        over = above[present]
         member = np.zeros(over.shape, bool)
         member[i, c] = True
         rank = np.cumsum(member, axis=1, dtype=np.int32) - 1
+
         # wave = 1 + max(above, wave of the left neighbour): a running maximum after subtracting the rank in the row.
         start = np.full(over.shape, nothing, np.int32)
         start[i, c] = over[i, np.minimum(c + reach - 1, width - 1)] + 1 - rank[i, c]
         wave = np.maximum.accumulate(start, axis=1) + rank
         out[image[in_row], y, c] = wave[i, c]
-        above[present] = np.maximum(over, np.maximum.accumulate(np.where(member, wave, nothing), axis=1))
+
+        latest = np.maximum.accumulate(np.where(member, wave, nothing), axis=1)
+        above[present] = np.maximum(over, latest)
     return out

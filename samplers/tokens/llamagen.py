@@ -1,9 +1,10 @@
-"""LlamaGen: one token per pass in raster order. The same loop decodes every other schedule that is known before the first pass.
+"""LlamaGen: one token per pass in raster order. The same loop decodes every other schedule that is known before the
+first pass.
 
-Source: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation" (arXiv 2406.06525). LlamaGen, PAR
-(``par.py``), ZipAR (``zipar.py``) and Tar's semantic codes (``tar.py``) differ in their schedules only: which cells a pass decides, which
-tokens it feeds, and which slots of the cache these attend to. The index tensors of all passes are on the device before the loop, which
-never waits for it.
+Source: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation" (arXiv 2406.06525).
+LlamaGen, PAR (``par.py``), ZipAR (``zipar.py``) and Tar's semantic codes (``tar.py``) differ in their schedules only:
+which cells a pass decides, which tokens it feeds, and which slots of the cache these attend to. The index tensors of
+all passes are on the device before the loop, which never waits for it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ import numpy as np
 import torch
 
 from ...model_loaders.networks.llama import TokenModel
-from ...reports.record import GIVEN, PLAIN
+from ...reports.record import PLAIN
 from ..conditioning import AnyCondition
-from ..driver import timed
 from ..editing import Edit
 from .draws import PairedDraws
 from .jacobi import windows
-from .loop import TokenRun, TokenSampled, TokenSampler, begin, decide, feed, prefill, raster_only
-from .schedule import Schedule, on_device, raster
+from .loop import TokenRun, TokenSampler, begin, decide, feed_tokens, prefill, raster_only
+from .schedule import DeviceTable, Schedule, raster
 from .settings import LlamaGenSettings
 
 
@@ -39,13 +39,13 @@ def llamagen(
         settings: see :class:`LlamaGenSettings`.
         noise: draws of B images.
         seed: only recorded in the report.
-        edit: part of a picture to sample again; None for a whole new one.
+        edit: part of an image to sample again; None for a whole new one.
 
     Yields:
         :class:`TokenStep` after every pass; returns :class:`TokenSampled`. See :func:`decode`.
 
     Raises:
-        UserError: a condition or an edit that does not fit the model, or a PAR.
+        UserError: a condition or an edit that does not fit the model, a PAR, or logits that were not finite.
     """
     raster_only("LlamaGen", model)
     # Reports of a de-tokenizer are compared with each other, not with those of a LlamaGen.
@@ -57,37 +57,42 @@ def llamagen(
 def decode(run: TokenRun, schedule: Schedule, parallel: int = 0) -> TokenSampler:
     """Decode a schedule pass by pass or, with ``parallel`` above 1, in windows of as many passes (``jacobi.py``).
 
-    Yields :class:`TokenStep` after the prefill and after each pass, or call of a window. The map "step" is the pass or call that decided a
-    cell, -1 if it was given. Raises UserError: a window of a schedule whose rows attend to slots that are not written yet.
+    Yields :class:`TokenStep` after the prefill and after each pass, or call of a window. The map "step" is the pass or
+    call that decided a cell, -1 if it was given.
+
+    Raises:
+        UserError: a window of a schedule whose rows attend to slots that are not written yet, or logits that were not
+            finite.
     """
-    steps = windows(run, schedule, parallel) if parallel > 1 else serial(run, schedule)
-    sampled = yield from timed(steps, run)
-    if run.given is not None:
-        step, outcome = run.report.maps["step"], run.report.maps["outcome"]
-        given = (run.given[:, :-1] >= 0).view(step.shape).cpu().numpy()
-        step[given], outcome[given] = -1, GIVEN
-    return sampled
+    return windows(run, schedule, parallel) if parallel > 1 else serial(run, schedule)
 
 
 def serial(run: TokenRun, schedule: Schedule) -> TokenSampler:
     """The passes of a schedule one after another."""
+    passes = len(schedule.passes)
     guided = run.guided(schedule)
     # The null condition is run up to the last guided pass.
     last_guided = max((k for k, g in enumerate(guided) if g), default=-1)
+
     # 1. Prefill: the condition fills the cache, and its last row predicts the first cells.
     with torch.inference_mode(), run.clock.phase("transformer"):
         hidden, cache = prefill(run, last_guided >= 0, schedule.slots)
-        passes = on_device(schedule, cache.prefix, run.device)
-    for k, p in enumerate(passes):
+        table = DeviceTable(schedule.table, cache.prefix, run.device)
+
+    for k in range(passes):
         with torch.inference_mode():  # closed before each yield, or it would apply to the driver's code
+            p = table.at(k)
+
             # 2. Feed the newest tokens: one in LlamaGen, one of every active row in ZipAR, a group in PAR.
             if k:
                 with run.clock.phase("transformer"):
-                    hidden = feed(run, cache, p.fed, p.position, p.slot, k <= last_guided, p.end, p.mask)
+                    hidden = feed_tokens(run, cache, p.fed, p.position, p.slot, k <= last_guided, p.end, p.mask)
+
             # 3. Guidance, and a token for every cell of the pass.
             with run.clock.phase("sampling"):
                 decide(run, p.cells, hidden[:, p.rows], guided[k])
-        yield run.step(k + 1, len(passes))
+        with run.clock.paused():
+            yield run.step(k + 1, passes)
+
     step = np.repeat(schedule.fixed_at[None], len(run.tokens), axis=0)
-    run.report.maps |= {"step": step, "outcome": np.full(step.shape, PLAIN, np.uint8)}
-    return TokenSampled(run.codes(), run.report)
+    return run.finish(step, np.full(step.shape, PLAIN, np.uint8))

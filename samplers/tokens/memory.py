@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 from ...model_loaders.networks.llama import TokenModel
-from ..conditioning import AnyCondition, CodeCondition, Condition, PromptCondition
+from ..conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, PromptCondition
 from .conditioning import prompt_ids
 from .settings import PARSettings, ZipARSettings, neighbours_of
 
@@ -15,18 +15,25 @@ _WAVE = 256
 
 
 def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: TokenModel | None = None) -> float:
-    """Bytes of KV caches, rows of the largest pass and logits; with a draft model, those of both, and the neighbour table."""
-    images, prefix = len(condition), _prefix(model, condition)
+    """Bytes of KV caches, rows of the largest pass and logits; with a draft model, those of both, and the neighbour
+    table.
+    """
+    images = len(condition)
+    prefix = _prefix(model, condition)
     if draft is None:
         cells = min(model.tokens, _cells(model, settings) * max(1, settings.parallel))
         return _decoding(model, images, settings, prefix, cells)
+
     # Islands are separated, so a wave has at most one cell of every second row and column.
-    wave, vocab = min(math.ceil(model.grid / 2) ** 2, _WAVE), model.net.config.vocab
-    verifying = _decoding(model, images, settings, prefix, wave, model.tokens)
-    drafting = _decoding(
-        draft, images, settings, prefix, min(draft.tokens, draft.grid * max(1, settings.draft_parallel))
-    )
-    return verifying + drafting + 4.0 * vocab * (neighbours_of(settings, vocab) + 4096)
+    vocab = model.net.config.vocab
+    wave = min(math.ceil(model.grid / 2) ** 2, _WAVE)
+    verifying = _decoding(model, images, settings, prefix, wave, block=model.tokens)
+
+    rows = draft.grid * max(1, settings.draft_parallel)
+    drafting = _decoding(draft, images, settings, prefix, min(draft.tokens, rows))
+
+    table = 4.0 * vocab * (neighbours_of(settings, vocab) + 4096)
+    return verifying + drafting + table
 
 
 def _prefix(model: TokenModel, condition: AnyCondition) -> int:
@@ -35,7 +42,10 @@ def _prefix(model: TokenModel, condition: AnyCondition) -> int:
         return max(map(len, prompt_ids(model, condition)))
     if isinstance(condition, Condition):
         return 1
-    entries = condition.codes if isinstance(condition, CodeCondition) else condition.features  # type: ignore[union-attr]
+    if isinstance(condition, CodeCondition):
+        entries = condition.codes
+    else:
+        entries = cast(FeatureCondition, condition).features  # or a TextCondition's
     return max(map(len, entries), default=1)
 
 
@@ -48,9 +58,12 @@ def _cells(model: TokenModel, settings: Any) -> int:
 
 def _decoding(model: TokenModel, images: int, settings: Any, prefix: int, cells: int, block: int = 0) -> float:
     """One model's part; ``block`` are further rows of its largest pass beyond the prefix."""
-    c, size = model.net.config, next(model.net.parameters()).element_size()
-    halves = 2 if settings.cfg > 1 else 1
-    rows = halves * images * max(prefix + block, 2 * cells)
-    # Logits of both halves, mixed, cut, sorted (values and indices), and the random numbers, in fp32.
-    logits = 4.0 * c.vocab * images * cells * (halves + 8)
-    return model.cache_bytes(images, halves > 1, prefix) + rows * (8 * c.dim + 3 * c.hidden) * size + logits
+    c = model.net.config
+    size = next(model.net.parameters()).element_size()
+    branches = 2 if settings.cfg > 1 else 1
+
+    rows = branches * images * max(prefix + block, 2 * cells)
+    hidden = rows * (8 * c.dim + 3 * c.hidden) * size
+    # Logits of both branches, mixed, cut, sorted (values and indices), and the random numbers, in fp32.
+    logits = 4.0 * c.vocab * images * cells * (branches + 8)
+    return model.cache_bytes(images, branches > 1, prefix) + hidden + logits

@@ -13,21 +13,24 @@ Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026
 There is no public code. Where the paper leaves a choice open:
 
 - p is the sampling distribution of the target: after guidance, temperature, top-k and top-p.
-- A later wave feeds the cells before its own and the cells drawn since, at their own positions. A query attends to every
-  position before it, including drafts of other islands: the context has no holes.
+- A later wave feeds the cells before its own and the cells drawn since, at their own positions. A query attends to
+  every position before it, including drafts of other islands: the context has no holes.
 - Keys and values of accepted tokens behind a change are not updated until the next cycle. This is the locality that the
   method relies on, and the reason why it is *lossy*.
 - The pass that updates the keys and values of the last block is the one that verifies the next block.
 - The draft model reads the new rows of the reduced image only; its cache of earlier rows is kept.
-- The draft model has its own random numbers; the target's are those of the cells, as in ``llamagen.py``. With tau above 1 in
-  raster order the tokens are therefore those of serial decoding. A whole image is then decoded serially, without a draft.
+- The draft model has its own random numbers; the target's are those of the cells, as in ``llamagen.py``. With tau above
+  1 in raster order the tokens are therefore those of serial decoding. A whole image is then decoded serially, without a
+  draft.
 
-The host waits for the device once per cycle, for the map of rejections, which determines the number of passes that follow.
+The host waits for the device once per cycle for the map of rejections, which determines the number of passes that
+follow, and where pixels of the tokenizer are checked (``upsampling.py``).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -39,26 +42,26 @@ from ...errors import UserError
 from ...model_loaders.networks.llama import Cache, TokenModel
 from ...reports.record import ACCEPTED, EXPANDED, REJECTED
 from ..conditioning import AnyCondition
-from ..driver import timed
+from ..driver import to_device
 from . import islands as geometry
 from .draws import PairedDraws, tempered
-from .jacobi import iterate
+from .jacobi import chosen_rows, iterate
 from .llamagen import decode
 from .loop import (
     TokenRun,
-    TokenSampled,
     TokenSampler,
     TokenStep,
     begin,
     decide,
-    feed,
-    guide,
+    feed_tokens,
+    guidance_applies,
+    guided_logits,
     prefill,
     raster_only,
     resolve,
     sample,
 )
-from .schedule import Schedule, next_token_passes, on_device, raster
+from .schedule import DeviceTable, Schedule, next_token_passes, raster
 from .settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings, neighbours_of
 from .upsampling import UpSampling
 from .zipar import row_groups
@@ -85,28 +88,21 @@ def mulosd(
         draft: a model of the same codes on a grid of 1/r the side, r an integer above 1.
         up_sampler: from draft to target and back, with the tokenizer of both; see ``upsampling.py``.
 
-    Yields :class:`TokenStep` after every pass of either model. While drafting, codes are the draft's, repeated over the cells they cover.
-    The report counts all passes (``transformer_passes``), of which the draft's (``draft_passes``); accepted and rejected drafts; accepted
-    ones that were resampled beside a rejected one (expanded); islands; and waves, which all images share. ``similarity``: pooled
-    probabilities.
+    Yields :class:`TokenStep` after every pass of either model. While drafting, codes are the draft's, repeated over the
+    cells they cover. The report counts all passes (``transformer_passes``), of which the draft's (``draft_passes``);
+    accepted and rejected drafts; accepted ones that were resampled beside a rejected one (expanded); islands; and
+    waves, which all images share. ``similarity``: pooled probabilities.
 
     Raises:
-        UserError: a condition that does not fit either model, models or a tokenizer that do not belong together, a PAR, a
-            grid that is no integer multiple, or so many neighbours that nothing can be rejected.
+        UserError: a condition that does not fit either model, models or a tokenizer that do not belong together, a PAR,
+            a grid that is no integer multiple, so many neighbours that nothing can be rejected, or logits or pixels
+            that are not finite.
     """
     check_pair(target, draft, up_sampler.vq.config.codes, "MuLo-SD")
+    ratio = check_grids(target, draft)
     settings = resolve(settings, target)
-    factor, rest = divmod(target.grid, draft.grid)
-    if rest or factor < 2:
-        raise UserError(
-            f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x {target.grid}, which is no "
-            "whole multiple above 1; choose a draft of half, a third or a quarter of the side."
-        )
-    codes = target.net.config.vocab
-    k = neighbours_of(settings, codes)
-    if k >= codes - 1:
-        what = f"{k} is all of the {codes} codes, so that nothing could be rejected"
-        raise UserError(f"neighbours: {what}; choose fewer, or -1.")
+    nearest = check_neighbours(settings, target.net.config.vocab)
+
     run = begin("mulosd", target, condition, settings, noise, seed)
     run.report.settings = {**asdict(settings), "up_sampler": up_sampler.name}
     if settings.exact(target.grid) and (settings.draft_rows or draft.grid) >= draft.grid:
@@ -115,199 +111,380 @@ def mulosd(
         step = result.report.maps["step"]
         result.report.maps.update(islands=np.zeros_like(step), waves=np.full_like(step, -1))
         return result
+
     # Guidance covers the same part of the draft as of the target.
-    until = replace(settings, cfg_interval=settings.cfg_interval // factor**2)
-    drafter = begin("mulosd", draft, condition, until, noise, seed)
-    drafter.report, drafter.clock, drafter.stream, drafter.phases = run.report, run.clock, "draft", ("draft", "draft")
+    own = replace(settings, cfg_interval=settings.cfg_interval // ratio**2)
+    drafter = begin("mulosd", draft, condition, own, noise, seed)
+    drafter.report = run.report
+    drafter.clock = run.clock
+    drafter.stream = "draft"
+    drafter.phases = ("draft", "draft")
     with torch.inference_mode():
-        neighbours = geometry.codebook_neighbours(up_sampler.vq.quantize, k, run.device)
-    steps = _cycles(run, drafter, settings, up_sampler, factor, neighbours)
-    return (yield from timed(steps, run))
+        neighbours = geometry.codebook_neighbours(up_sampler.vq.quantize, nearest, run.device)
+
+    blocks = blocks_of(settings, draft.grid, ratio)
+    state = State(run, drafter, settings, up_sampler, ratio, neighbours)
+    state.total = sum(block.draft_passes + 1 for block in blocks)
+    for block in blocks:
+        # 1. The draft model generates the rows of the block.
+        yield from draft_rows(state, block)
+
+        # 2. The draft is enlarged.
+        enlarge(state, block)
+
+        # 3. One pass of the target judges every token: R_T.
+        hidden, rejections = verify_block(state, block)
+
+        # 4. Rejections are expanded to R_X, and divided into islands and waves.
+        wave = plan_repair(state, block, rejections)
+
+        # 5. All islands are resampled in parallel, one wave per pass.
+        yield from resample_islands(state, block, hidden, wave)
+
+        # 6. The block is final. It is reduced for the draft model.
+        reduce(state, block)
+
+    run.report.similarity = torch.cat(state.pools).cpu().numpy()
+    run.report.maps |= state.maps
+    drafter.check_logits("draft", draft.name)
+    return run.finish(state.maps["step"], state.maps["outcome"].astype(np.uint8))
 
 
 def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) -> None:
-    """Raises UserError unless both models generate the ``codes`` codes of one tokenizer, in raster order."""
-    raster_only(sampler, target, draft, janus="needs a model of a smaller picture, which no Janus draws")
-    a, b = target.net.config.vocab, draft.net.config.vocab
-    if a != b:
-        what = f"{draft.name} writes {b} codes, {target.name} {a}"
-        raise UserError(f"draft: {what}; choose two models of one VQ tokenizer.")
-    if a != codes:
-        what = f"it has {codes} codes, {target.name} writes {a}"
-        raise UserError(f"decoder: {what}; choose the VQ tokenizer that it was trained with.")
+    """Check that two models generate the ``codes`` codes of one tokenizer in raster order. ``sampler``: its title, for
+    the message.
+
+    Raises:
+        UserError: they do not.
+    """
+    raster_only(sampler, target, draft, janus="needs a model of a smaller image, which no Janus draws")
+    of_target = target.net.config.vocab
+    of_draft = draft.net.config.vocab
+    if of_draft != of_target:
+        raise UserError(
+            f"draft: {draft.name} writes {of_draft} codes, {target.name} {of_target}; choose two models of one VQ "
+            "tokenizer."
+        )
+    if of_target != codes:
+        raise UserError(
+            f"decoder: it has {codes} codes, {target.name} writes {of_target}; choose the VQ tokenizer that it was "
+            "trained with."
+        )
 
 
-# ------------------------------------------------------------------------------------------------ the cycles
+def check_grids(target: TokenModel, draft: TokenModel) -> int:
+    """The ratio r of the sides of two grids.
+
+    Raises:
+        UserError: it is not an integer above 1.
+    """
+    ratio, rest = divmod(target.grid, draft.grid)
+    if rest or ratio < 2:
+        raise UserError(
+            f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x "
+            f"{target.grid}, which is not "
+            "two, three or more times the side; choose a draft of half, a third or a quarter of the side."
+        )
+    return ratio
 
 
-def _cycles(
-    run: TokenRun, drafter: TokenRun, s: MuLoSDSettings, up_sampler: UpSampling, r: int, neighbours: Tensor
-) -> TokenSampler:
-    """All cycles, numbered as in the module's description: ``run`` is of M_p, ``drafter`` of M_q, with one report; r is the target's side
-    over the draft's."""
-    report, clock, device, null = run.report, run.clock, run.device, s.cfg > 1
-    grid, small, images = run.grid, drafter.grid, len(run.tokens)
-    each = min(s.draft_rows or small, small)
-    starts = range(0, small, each)
-    plans = [draft_schedule(small, s.draft_window, row, min(each, small - row), each if row else 0) for row in starts]
-    # Passes so far, and the number known to be needed.
-    done, total = 0, sum(sum(bool(p.cells) for p in plan.passes) + 1 for plan in plans)
-    draft_slots = max(plan.ahead.slots for plan in plans) if s.draft_parallel > 1 else small**2 - 1
+def check_neighbours(settings: MuLoSDSettings, codes: int) -> int:
+    """The number of neighbours in a codebook of ``codes``.
+
+    Raises:
+        UserError: they are all codes.
+    """
+    nearest = neighbours_of(settings, codes)
+    if nearest >= codes - 1:
+        raise UserError(
+            f"neighbours: {nearest} is all of the {codes} codes, so that nothing could be rejected; choose fewer, or "
+            "-1."
+        )
+    return nearest
+
+
+# ------------------------------------------------------------ the state of a generation
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows ``row`` to ``end`` - 1 of the draft's grid, which cover the cells ``first`` to ``last`` - 1 of the
+    target's.
+    """
+
+    row: int
+    end: int
+    first: int
+    last: int
+    schedule: Schedule  # passes of the draft model; the first one is empty but in the first block
+
+    @property
+    def draft_passes(self) -> int:
+        return sum(bool(p.cells) for p in self.schedule.passes)
+
+
+def blocks_of(settings: MuLoSDSettings, small: int, ratio: int) -> list[Block]:
+    """The blocks of a draft of ``small`` x ``small`` tokens on a grid of ``ratio`` times the side."""
+    rows = min(settings.draft_rows or small, small)
+    width = small * ratio
+    blocks = []
+    for row in range(0, small, rows):
+        end = min(row + rows, small)
+        again = rows if row else 0
+        schedule = draft_schedule(small, settings.draft_window, row, end - row, again)
+        blocks.append(Block(row, end, row * ratio * width, end * ratio * width, schedule))
+    return blocks
+
+
+@dataclass(eq=False)
+class State:
+    """State of a generation with two models, which share one report and clock."""
+
+    run: TokenRun  # of the target M_p
+    drafter: TokenRun  # of the draft model M_q
+    settings: MuLoSDSettings
+    up_sampler: UpSampling
+    ratio: int  # r
+    neighbours: Tensor  # int32 [V, 1 + k], see islands.py
     cache: Cache | None = None
     draft_cache: Cache | None = None
-    pools, refresh = [], 0
-    maps = {name: np.zeros((images, grid, grid), np.int32) for name in ("step", "outcome", "islands", "waves")}
+    fed: int = 0  # the first cells of the target's grid whose keys and values are final
+    done: int = 0  # passes so far
+    total: int = 0  # passes that are known to be needed
+    pools: list[Tensor] = field(default_factory=list)  # pooled probabilities fp32 [B * n] of every block
+    maps: dict[str, np.ndarray] = field(default_factory=dict)  # int32 [B, G, G]
 
-    def shown(drafted_from: int = small) -> TokenStep:
-        """The partial result; the draft's rows from ``drafted_from`` on are repeated over the cells that they cover."""
-        out, draft = run.step(done, max(done, total)), drafter.step(0, 0)
-        codes, drafted = (x.repeat_interleave(r, 1).repeat_interleave(r, 2) for x in (draft.codes, draft.decided))
-        drafted[:, : drafted_from * r] = False
+    def __post_init__(self) -> None:
+        shape = (len(self.run.tokens), self.run.grid, self.run.grid)
+        for name in ("step", "outcome", "islands", "waves"):
+            self.maps[name] = np.zeros(shape, np.int32)
+
+    @property
+    def null(self) -> bool:
+        """Whether the rows of the null condition are evaluated."""
+        return self.settings.cfg > 1
+
+    def count_draft_pass(self) -> None:
+        self.done += 1
+        self.run.report.add(draft_passes=1)
+
+    def step(self, drafted_from: int | None = None) -> TokenStep:
+        """The partial result. The draft's rows from ``drafted_from`` on are repeated over the cells that they cover;
+        None: no rows.
+        """
+        out = self.run.step(self.done, max(self.done, self.total))
+        if drafted_from is None:
+            return out
+        draft = self.drafter.step(0, 0)
+        codes = draft.codes.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2)
+        drafted = draft.decided.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2)
+        drafted[:, : drafted_from * self.ratio] = False
         return replace(out, codes=torch.where(drafted, codes, out.codes), decided=out.decided | drafted)
 
-    for row, plan in zip(starts, plans, strict=True):
-        # The block: rows ``row`` to ``end`` - 1 of the draft's grid, cells ``first`` to ``last`` - 1 of the target's.
-        end = min(row + each, small)
-        first, last = row * r * grid, end * r * grid
 
-        # 1. Draft the rows with M_q, pass by pass or in windows (``jacobi.py``).
-        guided = drafter.guided(plan)
-        with torch.inference_mode(), clock.phase("draft"):
-            if draft_cache is None:
-                hidden, draft_cache = prefill(drafter, null, draft_slots)
-            passes = on_device(plan, draft_cache.prefix, device)
-        for k, p in enumerate(passes[:1] if s.draft_parallel > 1 else passes):
-            if len(p.cells):  # the first pass of further rows is empty
-                with torch.inference_mode(), clock.phase("draft"):
-                    if k:
-                        hidden = feed(drafter, draft_cache, p.fed, p.position, p.slot, null, p.end, p.mask)
-                    decide(drafter, p.cells, hidden[:, p.rows], guided[k])
-                done += 1
-                report.add(draft_passes=1)
-                yield shown(row)
-        if s.draft_parallel > 1:
-            calls = 0
-            # The cache of further rows belongs to all images.
-            for _ in iterate(drafter, plan, s.draft_parallel, draft_cache, shrink=not s.draft_rows):
-                calls += 1
-                done += 1
-                report.add(draft_passes=1)
-                yield shown(row)
-            total -= len(passes) - 1 - calls  # calls that were not needed
+# ------------------------------------------------------------ the six parts of a cycle
 
-        with torch.inference_mode():
-            # 2. Enlarge them, U_r. Rows above are enlarged with them, as context.
-            with clock.phase("up-sampling"):
-                codes = drafter.tokens[:, :-1].view(-1, small, small)[:, :end]
-                run.tokens[:, first:last] = up_sampler.up(codes, r)[:, row * r :].flatten(1)
-            # 3. One causal pass of M_p over the block, and over the last one to update its keys and values. Reject.
-            done += 1
-            with clock.phase("transformer"):
-                if cache is None:
-                    # A single image has no padding, and needs no slot for the last cell.
-                    hidden, cache = prefill(run, null, run.count - (images == 1), run.tokens[:, : last - 1])
-                else:
-                    fed, stop = torch.arange(refresh, last - 1, device=device), cache.prefix + last - 1
-                    slot = fed + cache.prefix
-                    mask = torch.arange(stop, device=device) <= slot[:, None]
-                    hidden = feed(run, cache, fed, fed, slot, null, stop, mask)[:, first - 1 - refresh :]
-            with clock.phase("verification"):
-                pool, down = verify(run, s, hidden, first, neighbours)
-            pools.append(pool.flatten())
-            # 4. Expand the rejections and number the islands.
-            rejected = down.cpu().numpy().reshape(images, -1, grid)  # the host waits here
-            region = geometry.suffix(rejected) if s.repair == SUFFIX else geometry.expand(rejected, s.expansion)
-            islands = geometry.islands(region)
-            joined = region.astype(np.int32) if s.resample_order == ONE_BY_ONE else islands
-            wave = geometry.waves(joined, s.resample_window or None)
-            run.decided[:, first:last] = torch.from_numpy(~region.reshape(images, -1)).to(device)
-        report.add(
-            accepted=(~rejected).sum(),
-            rejected=rejected.sum(),
-            expanded=(region & ~rejected).sum(),
-            islands=islands.max(axis=(1, 2)).sum(),
-            waves=wave.max() + 1,
-        )
-        rows = np.s_[:, row * r : end * r]
-        maps["step"][rows] = done - 1 + np.maximum(wave, 0)
-        maps["outcome"][rows] = np.where(rejected, REJECTED, np.where(region, EXPANDED, ACCEPTED))
-        # Island numbers continue from one cycle to the next.
-        before = maps["islands"].max(axis=(1, 2), keepdims=True)
-        maps["islands"][rows] = np.where(islands > 0, islands + before, 0)
-        maps["waves"][rows] = wave
 
-        # 5. Resample the islands, one wave per pass. The verification predicts the cells of the first wave.
-        waves = resampled(wave.reshape(images, -1), first, run.count)
-        total += max(0, len(waves) - 1)
-        with torch.inference_mode():
-            moved = [[torch.from_numpy(a).to(device) for a in w[:3]] for w in waves]
-        for k, (cells, fed, index) in enumerate(moved):
+def draft_rows(state: State, block: Block) -> Iterator[TokenStep]:
+    """1. Draft the rows of a block with M_q, pass by pass or in windows (``jacobi.py``)."""
+    run = state.drafter
+    settings = state.settings
+    schedule = block.schedule
+    guided = run.guided(schedule)
+    in_windows = settings.draft_parallel > 1
+    with torch.inference_mode(), run.clock.phase("draft"):
+        if state.draft_cache is None:
+            # Every block has its own stand-ins, and with draft_parallel a slot for each of them.
+            slots = run.count - 1
+            if in_windows:
+                slots = max(b.schedule.ahead.slots for b in blocks_of(settings, run.grid, state.ratio))
+            hidden, state.draft_cache = prefill(run, state.null, slots)
+        cache = state.draft_cache
+        table = DeviceTable(schedule.table, cache.prefix, run.device)
+
+    for k, plan in enumerate(schedule.passes[:1] if in_windows else schedule.passes):
+        if not plan.cells:  # the first pass of further rows
+            continue
+        with torch.inference_mode(), run.clock.phase("draft"):
+            p = table.at(k)
             if k:
-                yield shown()
-            with torch.inference_mode():
-                if k:
-                    done += 1
-                    with clock.phase("transformer"):
-                        # Nothing is fed at the last cell, which is padding; the table of positions has no entry for it.
-                        position, stop = fed.clamp(max=run.count - 2), cache.prefix + waves[k].end
-                        mask = torch.arange(stop, device=device) <= cache.prefix + position[..., None]
-                        hidden = feed(run, cache, fed, position, fed + cache.prefix, null, stop, mask)
-                else:
-                    index = (cells - first).clamp(max=hidden.shape[1] - 1)
-                with clock.phase("sampling"):
-                    index = (torch.cat([index, index]) if null else index)[..., None]
-                    chosen = hidden.gather(1, index.expand(-1, -1, hidden.shape[-1]))
-                    run.tokens.scatter_(1, cells, sample(run, guide(run, chosen, _guided(s, cells)), cells))
-                    run.decided.scatter_(1, cells, True)
-        yield shown()
+                hidden = feed_tokens(run, cache, p.fed, p.position, p.slot, state.null, p.end, p.mask)
+            decide(run, p.cells, hidden[:, p.rows], guided[k])
+        state.count_draft_pass()
+        with run.clock.paused():
+            yield state.step(drafted_from=block.row)
 
-        # 6. The block is final. Reduce it for the draft model, D_r.
-        refresh = first
-        if last < run.count:
-            with torch.inference_mode(), clock.phase("up-sampling"):
-                codes = run.tokens[:, :last].view(-1, end * r, grid)
-                drafter.tokens[:, row * small : end * small] = up_sampler.down(codes, r)[:, row:].flatten(1)
-
-    report.maps |= {**maps, "outcome": maps["outcome"].astype(np.uint8)}
-    report.similarity = torch.cat(pools).cpu().numpy()
-    return TokenSampled(run.codes(), report)
+    if in_windows:
+        calls = 0
+        # The cache of further rows belongs to all images.
+        for _ in iterate(run, schedule, settings.draft_parallel, cache, shrink=not settings.draft_rows):
+            calls += 1
+            state.count_draft_pass()
+            with run.clock.paused():
+                yield state.step(drafted_from=block.row)
+        state.total -= len(schedule.passes) - 1 - calls  # calls that were not needed
 
 
-def _guided(s: MuLoSDSettings, cells: Tensor) -> bool | Tensor:
-    """Where guidance is applied at cells int64 [...]: everywhere, nowhere, or bool [...], as serial decoding counts."""
-    return s.cfg > 1 and (s.cfg_interval < 0 or cells - 1 <= s.cfg_interval)
+def enlarge(state: State, block: Block) -> None:
+    """2. U_r: the draft of a block as tokens of the target. Rows above are enlarged with it, as context."""
+    small = state.drafter.grid
+    with torch.inference_mode(), state.run.clock.phase("up-sampling"):
+        codes = state.drafter.tokens[:, :-1].view(-1, small, small)[:, : block.end]
+        large = state.up_sampler.up(codes, state.ratio)
+        state.run.tokens[:, block.first : block.last] = large[:, block.row * state.ratio :].flatten(1)
+
+
+def verify_block(state: State, block: Block) -> tuple[Tensor, np.ndarray]:
+    """3. One causal pass of M_p over a block, and over the last one to update its keys and values.
+
+    Returns hidden rows [R, n, C], which predict the cells of the block, and R_T, the rejected drafts, bool [B, h, G].
+    The host waits for the device here.
+    """
+    run = state.run
+    state.done += 1
+    with torch.inference_mode():
+        with run.clock.phase("transformer"):
+            if state.cache is None:
+                # A single image has no padding, and needs no slot for the last cell.
+                slots = run.count - (len(run.tokens) == 1)
+                hidden, state.cache = prefill(run, state.null, slots, run.tokens[:, : block.last - 1])
+            else:
+                fed = torch.arange(state.fed, block.last - 1, device=run.device)
+                slot = fed + state.cache.prefix
+                end = state.cache.prefix + block.last - 1
+                mask = torch.arange(end, device=run.device) <= slot[:, None]
+                hidden = feed_tokens(run, state.cache, fed, fed, slot, state.null, end, mask)
+                hidden = hidden[:, block.first - 1 - state.fed :]
+        with run.clock.phase("verification"):
+            pool, rejections = verify(run, state.settings, hidden, block.first, state.neighbours)
+        state.pools.append(pool.flatten())
+    state.fed = block.first
+    return hidden, rejections.cpu().numpy().reshape(len(run.tokens), -1, run.grid)
 
 
 def verify(run: TokenRun, s: MuLoSDSettings, hidden: Tensor, first: int, neighbours: Tensor) -> tuple[Tensor, Tensor]:
     """Pooled probabilities fp32 [B, n] of the drafts from cell ``first`` on, and R_T, the rejected ones, bool [B, n].
 
-    ``hidden`` [R, n, C] predicts these cells.
+    ``hidden`` [R, n, C] predicts these cells. They are computed in pieces, so that memory is bounded.
     """
     size = max(1, _BLOCK // (len(hidden) * run.net.config.vocab))
     cells = torch.arange(first, first + hidden.shape[1], device=hidden.device)
-    pools, own = [], []
+    pools = []
+    own = []
     for part, rows in zip(cells.split(size), hidden.split(size, dim=1), strict=True):
-        p = tempered(guide(run, rows, _guided(s, part)), s).softmax(-1)
-        pools.append(geometry.pooled(p, run.tokens[:, part], neighbours))
-        own.append(p.gather(-1, run.tokens[:, part, None])[..., 0])
+        logits = guided_logits(run, rows, guidance_applies(s, part - 1))
+        p = tempered(logits, s).softmax(-1)
+        drafts = run.tokens[:, part]
+        pools.append(geometry.pooled(p, drafts, neighbours))
+        own.append(p.gather(-1, drafts[..., None])[..., 0])
     pool = torch.cat(pools, dim=1)
-    return pool, geometry.rejected(pool, s.tau, s.acceptance_target, torch.cat(own, dim=1))
+    return pool, geometry.rejected(pool, s.tau, s.acceptance_target, torch.cat(own, dim=1), first)
 
 
-# ------------------------------------------------------------------------------------------------ schedules
+def plan_repair(state: State, block: Block, rejections: np.ndarray) -> np.ndarray:
+    """4. R_X and its islands, of R_T bool [B, h, G]; returns the wave in which each cell is resampled, int32 [B, h,
+    G], -1 for none.
+    """
+    run = state.run
+    s = state.settings
+    region = geometry.suffix(rejections) if s.repair == SUFFIX else geometry.expand(rejections, s.expansion)
+    islands = geometry.islands(region)
+    together = region.astype(np.int32) if s.resample_order == ONE_BY_ONE else islands
+    wave = geometry.waves(together, s.resample_window or None)
+    with torch.inference_mode():
+        run.decided[:, block.first : block.last] = to_device(~region.reshape(len(region), -1), run.device)
+
+    run.report.add(
+        accepted=(~rejections).sum(),
+        rejected=rejections.sum(),
+        expanded=(region & ~rejections).sum(),
+        islands=islands.max(axis=(1, 2)).sum(),
+        waves=wave.max() + 1,
+    )
+    rows = np.s_[:, block.row * state.ratio : block.end * state.ratio]
+    state.maps["step"][rows] = state.done - 1 + np.maximum(wave, 0)
+    state.maps["outcome"][rows] = np.where(rejections, REJECTED, np.where(region, EXPANDED, ACCEPTED))
+    state.maps["waves"][rows] = wave
+    # Island numbers continue from one cycle to the next.
+    before = state.maps["islands"].max(axis=(1, 2), keepdims=True)
+    state.maps["islands"][rows] = np.where(islands > 0, islands + before, 0)
+    return wave
+
+
+def resample_islands(state: State, block: Block, hidden: Tensor, wave: np.ndarray) -> Iterator[TokenStep]:
+    """5. Resample the islands of a block, one wave per pass. ``hidden`` of the verification predicts the cells of
+    the first wave.
+    """
+    run = state.run
+    cache = state.cache
+    assert cache is not None  # the verification filled it
+    waves = resampled(wave.reshape(len(wave), -1), block.first, run.count)
+    state.total += max(0, len(waves) - 1)
+    for k, w in enumerate(waves):
+        with torch.inference_mode():
+            cells = to_device(w.cells, run.device)
+
+            # The first wave is predicted by the verification, the others by a pass over what the wave before has drawn.
+            if k == 0:
+                index = (cells - block.first).clamp(max=hidden.shape[1] - 1)
+            else:
+                state.done += 1
+                fed = to_device(w.fed, run.device)
+                index = to_device(w.rows, run.device)
+                with run.clock.phase("transformer"):
+                    # Nothing is fed at the last cell, which is padding; the table of positions has no entry for it.
+                    position = fed.clamp(max=run.count - 2)
+                    end = cache.prefix + w.end
+                    mask = torch.arange(end, device=run.device) <= cache.prefix + position[..., None]
+                    hidden = feed_tokens(run, cache, fed, position, fed + cache.prefix, state.null, end, mask)
+            with run.clock.phase("sampling"):
+                guided = guidance_applies(state.settings, cells - 1)
+                logits = guided_logits(run, chosen_rows(hidden, index), guided)
+                run.tokens.scatter_(1, cells, sample(run, logits, cells))
+                run.decided.scatter_(1, cells, True)
+        if k < len(waves) - 1:
+            with run.clock.paused():
+                yield state.step()
+    with run.clock.paused():
+        yield state.step()
+
+
+def reduce(state: State, block: Block) -> None:
+    """6. D_r: what is final as tokens of the draft model, from which it continues. The last block needs none."""
+    run = state.run
+    if block.last == run.count:
+        return
+    small = state.drafter.grid
+    with torch.inference_mode(), run.clock.phase("up-sampling"):
+        codes = run.tokens[:, : block.last].view(-1, block.end * state.ratio, run.grid)
+        reduced = state.up_sampler.down(codes, state.ratio)
+        state.drafter.tokens[:, block.row * small : block.end * small] = reduced[:, block.row :].flatten(1)
+
+
+# ------------------------------------------------------------ schedules
 
 
 @lru_cache(maxsize=64)
 def draft_schedule(grid: int, window: int, first: int, rows: int, again: int) -> Schedule:
-    """Passes in which the draft model generates ``rows`` of its grid behind the ``first`` ones, of which the last ``again`` are fed again.
+    """Passes in which the draft model generates ``rows`` of its grid behind the ``first`` ones, of which the last
+    ``again`` are fed again.
 
-    ``window``: ZipAR's; 0, or a row or wider, is raster order. The clocks count tokens, as in serial decoding.
+    ``window``: ZipAR's; 0, or a row or wider, is raster order. Guidance counts tokens, as in serial decoding.
     """
     known = first * grid
-    groups = row_groups(grid, window, rows) if 0 < window < grid else [[c] for c in range(rows * grid)]
-    groups = [[known + c for c in group] for group in groups]
-    clocks = np.cumsum([known - 1, *map(len, groups)])[:-1].tolist()
-    return Schedule(grid, next_token_passes(groups, grid, clocks, known, again * grid), known=known)
+    if 0 < window < grid:
+        groups = row_groups(grid, window, rows)
+    else:
+        groups = [[cell] for cell in range(rows * grid)]
+
+    decided = known
+    behind = []
+    cfg_steps = []
+    for group in groups:
+        behind.append([known + cell for cell in group])
+        cfg_steps.append(decided - 1)
+        decided += len(group)
+    return Schedule(grid, next_token_passes(behind, grid, cfg_steps, known, again * grid), known=known)
 
 
 class Wave(NamedTuple):
@@ -322,22 +499,29 @@ class Wave(NamedTuple):
 
 
 def resampled(wave: np.ndarray, first: int, count: int) -> list[Wave]:
-    """What each wave feeds (the cells before its own, and those that the last wave drew) and draws; ``count`` cells are in the grid.
+    """What each wave feeds (the cells before its own, and those that the last wave drew) and draws; ``count`` cells are
+    in the grid.
 
     ``wave`` int32 [B, n] is that of the cells from ``first`` on, -1 where not drawn.
     """
-    last, out = first + wave.shape[1], []
+    last = first + wave.shape[1]
     of_cell = np.full((len(wave), count), -1)
     of_cell[:, first:last] = wave
+
+    out = []
     for k in range(int(wave.max(initial=-1)) + 1):
         drawn = of_cell == k
         fed = np.zeros_like(drawn)
         if k:
             # The block's last cell is not fed: the cell it predicts is not in the block.
-            fed[:, : last - 1] = drawn[:, 1:last] | (of_cell == k - 1)[:, : last - 1]
+            before = drawn[:, 1:last]
+            drawn_since = of_cell[:, : last - 1] == k - 1
+            fed[:, : last - 1] = before | drawn_since
             fed[~drawn.any(1)] = False
-        cells, row_of = _listed(drawn, count), fed.cumsum(1) - 1
-        rows = np.where(cells < count, np.take_along_axis(row_of, (cells - 1).clip(min=0), axis=1), 0).clip(min=0)
+        cells = _listed(drawn, count)
+        row_of = fed.cumsum(1) - 1
+        predicted_by = np.take_along_axis(row_of, (cells - 1).clip(min=0), axis=1)
+        rows = np.where(cells < count, predicted_by, 0).clip(min=0)
         end = int(fed.any(0).nonzero()[0].max(initial=-1)) + 1
         out.append(Wave(cells, _listed(fed, count - 1), rows, end))
     return out

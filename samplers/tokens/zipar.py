@@ -1,11 +1,11 @@
 """ZipAR: a row starts when the row above is a window ahead, so that several rows are decoded in parallel.
 
 Source: He et al. 2025, "ZipAR: Parallel Autoregressive Image Generation through Spatial Locality" (ICML 2025, arXiv
-2412.04062). The first token of a row is predicted from the last cell of the row above, which is not decided yet; as in the
-published code, a decided token near it is fed in its place (see :func:`next_token_passes`).
+2412.04062). The first token of a row is predicted from the last cell of the row above, which is not decided yet; as in
+the published code, a decided token near it is fed in its place (see :func:`next_token_passes`).
 
-The paper's adaptive window is not implemented: its constants are not in the published code, and the start of a row would
-depend on the drawn tokens of each image.
+The paper's adaptive window is not implemented: its constants are not in the published code, and the start of a row
+would depend on the drawn tokens of each image.
 """
 
 from __future__ import annotations
@@ -18,21 +18,27 @@ from ..editing import Edit
 from .draws import PairedDraws
 from .llamagen import decode
 from .loop import TokenSampler, begin, raster_only
-from .schedule import Schedule, group_clocks, next_token_passes, raster
+from .schedule import Schedule, guidance_steps, next_token_passes, raster
 from .settings import ZipARSettings
 
 
 def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
     """Cells of every pass: the first row cell by cell, then one cell of every active row.
 
-    Row r + 1 becomes active when row r holds ``window`` tokens (the paper's s, 1 <= s < G). All G rows take G + (G - 2) s + G passes.
+    Row r + 1 becomes active when row r holds ``window`` tokens (the paper's s, 1 <= s < G). All G rows take G + (G - 2)
+    s + G passes.
     """
-    groups, filled, active = [], [0] * rows, [0]
+    groups = []
+    filled = [0] * rows  # cells of every row so far
+    active = [0]  # rows that have begun and are not full
     while active:
         groups.append([row * grid + filled[row] for row in active])
         for row in list(active):
             filled[row] += 1
-            if filled[row] == (window if row else grid) and row + 1 < rows:
+
+            # The first row is completed before the second one starts.
+            needed = window if row else grid
+            if filled[row] == needed and row + 1 < rows:
                 active.append(row + 1)
             if filled[row] == grid:
                 active.remove(row)
@@ -45,7 +51,7 @@ def windowed(grid: int, window: int, unwritten_visible: bool = False) -> Schedul
     if window >= grid:
         return raster(grid)
     groups = row_groups(grid, window, grid)
-    return Schedule(grid, next_token_passes(groups, grid, group_clocks(groups, grid)), unwritten_visible)
+    return Schedule(grid, next_token_passes(groups, grid, guidance_steps(groups, grid)), unwritten_visible)
 
 
 def zipar(
@@ -56,7 +62,10 @@ def zipar(
     seed: int | None = None,
     edit: Edit | None = None,
 ) -> TokenSampler:
-    """ZipAR; arguments and errors as :func:`samplers.tokens.llamagen.llamagen`, whose tokens it draws with a window of a row or wider."""
+    """ZipAR; with a window of a row or wider it draws the tokens of :func:`samplers.tokens.llamagen.llamagen`.
+
+    Arguments, steps and errors are those of that function.
+    """
     raster_only("ZipAR", model)
     schedule = windowed(model.grid, settings.window, not settings.mask_undecoded)
     run = begin("zipar", model, condition, settings, noise, seed, edit)

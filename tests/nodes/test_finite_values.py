@@ -1,6 +1,7 @@
 """Values that are not finite, and tensors of other kinds than fp32: refused in one sentence with the true cause, never shown as black."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -255,6 +256,7 @@ def test_image_to_codes_and_the_text_encoder_name_themselves():
     from fastar_nodes.model_loaders.text import TextEncoder
 
     net = Net()
+    net.config = SimpleNamespace(vocab_size=8)
     net.weight = torch.nn.Parameter(torch.zeros(1))
     tokenizer = type("Tokenizer", (), {"encode": lambda self, text: [1, 2], "special_tokens": {"</s>": 3}})()
     encoder = TextEncoder(net, tokenizer, "tiny t5")

@@ -7,13 +7,12 @@ import numpy as np
 import torch
 
 
-def stepped(steps: Any, sent: float | None = None) -> tuple[list[Any], Any]:
-    """All steps of a run, and its result; ``sent`` goes to the run after every step."""
+def stepped(steps: Any) -> tuple[list[Any], Any]:
+    """All steps of a run, and its result."""
     seen = []
     try:
-        seen.append(next(steps))
         while True:
-            seen.append(steps.send(sent))
+            seen.append(next(steps))
     except StopIteration as end:
         return seen, end.value
 

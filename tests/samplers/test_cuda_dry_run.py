@@ -5,7 +5,6 @@ index a tensor of device "cuda".
 """
 
 import copy
-import dataclasses
 
 import pytest
 import test_sampler_contract as masked
@@ -23,6 +22,7 @@ from tar_files import tiny_ta_tok
 from tiny_hybrids import tiny_hybrid
 from tiny_models import tiny_mar
 from tiny_tokens import tiny_vq
+from waits import moved
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,19 +32,6 @@ pytestmark = [
 ]
 TYPES = {"fp32": None, "bf16": torch.bfloat16}
 IMAGES = (0, 1, 2)
-
-
-# The head's last layer stays in fp32.
-KEPT = ("final_layer.linear",)
-
-
-def moved(model, dtype=None):
-    """A copy of a model on the pretended device."""
-    hybrid = getattr(model, "hybrid", None)
-    if hybrid is not None:
-        hybrid = to_cuda(copy.deepcopy(hybrid), dtype, KEPT)
-        return dataclasses.replace(model, net=hybrid.mar, hybrid=hybrid)
-    return dataclasses.replace(model, net=to_cuda(copy.deepcopy(model.net), dtype, KEPT))
 
 
 def same(cuda, cpu):
@@ -161,28 +148,6 @@ def test_the_text_encoder(dtype):
         same(found, expected)
 
 
-# What the host may wait for in an AR step or a pass: samplers to the most waits in the middle of a run.
-WAITS = {
-    "mar": 0,
-    "lazymar": 0,
-    "fasthybrid": 1,
-    "fasthybrid, no guidance": 1,
-    "mar, annealed": 0,
-    "fasthybrid+lazymar": 2,  # a second time for the map of cached tokens, in the last steps
-}
-
-
-@pytest.mark.parametrize("name", WAITS)
-def test_waits_in_an_ar_step(name):
-    found = []
-    with pretended_cuda() as waits:
-        for step in masked.start(name, move=moved):
-            if 1 < step.done < step.total:
-                found.append(sum(waits.values()))
-            waits.clear()
-    assert len(found) == masked.FEW["ar_steps"] - 2 and max(found) <= WAITS[name], found
-
-
 @pytest.mark.parametrize(
     "name", ["llamagen", "par", "par, adjacent", "zipar", "zipar, blanks", "zipar, guided at first"]
 )
@@ -226,13 +191,3 @@ def test_the_peak_in_the_report_is_what_was_measured(name):
     assert out.report.peak_memory_bytes == measured > started + out.report.counts.get("cache_bytes", 0)
     held = sum(x.numel() * x.element_size() for m in ready.values() for x in (*m.net.parameters(), *m.net.buffers()))
     assert measured < 1 << 24 and started >= held
-
-
-def test_waits_are_counted():
-    with pretended_cuda() as waits:
-        a = torch.arange(3, device="cuda")
-        torch.ones(3).pin_memory().to("cuda", non_blocking=True)
-        b = a + a * a.float().mean()
-        assert not waits
-        int(a[1]), a.nonzero(), b[a > 1], torch.ones(3).to("cuda"), a.cpu(), a.tolist()
-    assert sum(waits.values()) == 6

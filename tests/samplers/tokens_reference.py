@@ -7,6 +7,7 @@ uncached pass over all of them for every token. Prefixes have their full length;
 import torch
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.samplers.conditioning import FeatureCondition, TextCondition, from_ids
+from fastar_nodes.samplers.tokens.schedule import DeviceTable, attention_mask
 from torch import Tensor
 
 KINDS = {
@@ -60,9 +61,15 @@ def prefix_rows(net: Llama, condition, image: int, null: bool) -> Tensor:
 
 
 def visible(schedule) -> list:
-    """Attention mask of every pass but the first: bool [rows, slots]."""
-    t = schedule.table
-    return [t.visible[a:b] for a, b in zip(t.row_start[1:], t.row_start[2:], strict=False)]
+    """Attention mask of every pass but the first, of all image slots: bool [rows, slots]."""
+    return masks(schedule.table)[1:]
+
+
+def masks(table) -> list:
+    """Attention mask of every pass of a table, of all image slots: bool [rows, slots]."""
+    on_host = DeviceTable(table, 0, torch.device("cpu"))
+    spans = zip(table.row_start, table.row_start[1:], strict=False)
+    return [attention_mask(on_host, slice(a, b), table.slots).numpy() for a, b in spans]
 
 
 class History:
@@ -132,7 +139,7 @@ def reference_codes(model: TokenModel, condition, settings, draws, passes) -> Te
                     for r, last in zip(fed, p.last_visible, strict=True):
                         h.attend(r, last)
                 rows.append([h.logits(fed[i]) for i in p.rows])
-            guided = settings.cfg > 1 and (settings.cfg_interval < 0 or p.clock <= settings.cfg_interval)
+            guided = settings.cfg > 1 and (settings.cfg_interval < 0 or p.cfg_step <= settings.cfg_interval)
             new = {}
             for cell, cond, null in zip(p.cells, *rows, strict=True):
                 mixed = null + settings.cfg * (cond - null) if guided else cond

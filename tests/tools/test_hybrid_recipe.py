@@ -9,7 +9,7 @@ import torch
 from fastar_nodes.bench.initialise import initialise_mar
 from fastar_nodes.model_loaders.networks.hybrid import UNCONDITIONAL
 from fastar_nodes.model_loaders.networks.mar import MAR, pick
-from fastar_nodes.samplers.mar.tables import tables
+from fastar_nodes.samplers.mar.tables import constants
 from fastar_nodes.tools.training import captions, hybrid_recipe, tar_recipes
 from fastar_nodes.tools.training.training import generator, seeded
 
@@ -70,7 +70,7 @@ def test_the_loss_depends_on_the_prompt_and_reaches_every_weight(parts) -> None:
     for block in (*net.head.res_blocks, net.head.final_layer):
         torch.nn.init.normal_(block.adaLN_modulation[1].weight, std=0.1)
     model = hybrid_recipe.hybrid_model(net)
-    tokens, full = torch.randn(2, 64, 8, generator=torch.Generator().manual_seed(1)), tables()
+    tokens, full = torch.randn(2, 64, 8, generator=torch.Generator().manual_seed(1)), constants()
 
     def loss(*texts: str) -> torch.Tensor:
         ids = torch.tensor([model.prompt(text) for text in texts])

@@ -5,7 +5,7 @@ import pytest
 import tiny_demo as tiny
 import torch
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder
-from fastar_nodes.samplers.mar.tables import tables
+from fastar_nodes.samplers.mar.tables import constants
 from fastar_nodes.tools.training import picture_book, recipes
 from fastar_nodes.tools.training.training import Job, Schedule, generator, seeded, train
 from torch import nn
@@ -93,7 +93,7 @@ def test_normalising_latents_gives_them_unit_variance_and_does_not_change_the_pi
 
 
 def test_diffusion_loss_is_least_for_the_truth():
-    full, n = tables(), 400
+    full, n = constants(), 400
     g = torch.Generator().manual_seed(0)
     x0, noise = torch.randn(n, 3, generator=g), torch.randn(n, 3, generator=g)
     t = torch.randint(1, 1000, (n,), generator=g)
@@ -108,7 +108,7 @@ def test_diffusion_loss_is_least_for_the_truth():
 
 
 def test_the_weight_of_high_timesteps_is_limited():
-    full, g = tables(), torch.Generator().manual_seed(2)
+    full, g = constants(), torch.Generator().manual_seed(2)
     x0, noise = torch.randn(2, 6, 3, generator=g).unbind(0)
     out = torch.randn(6, 6, generator=g)
 

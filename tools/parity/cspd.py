@@ -193,7 +193,9 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
                 places.append((torch.arange(len(where)).repeat_interleave(where.shape[1]), where.flatten()))
                 first = step + 1
         draws, draft_run = _RecordedDraws(tokens, places, found), draft_of(recorded, draft, condition)
-        result = finish(published_steps(recorded, draft_run, full, full, settings, draws))
+        drafting = FullTransformer()
+        drafting.begin(draft_run)
+        result = finish(published_steps(recorded, draft_run, full, drafting, settings, draws))
         for v, (image, position) in zip(found, places, strict=True):
             grid = torch.from_numpy(result.report.maps["outcome"]).view(len(LABELS), -1)
             yield exact(grid[image, position] == 1, v.accepted)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ...samplers.conditioning import from_ids
-from ...samplers.driver import finish
 from ...samplers.mar.lazymar import REFERENCE_RATIOS, LazyTransformer
 from ...samplers.mar.loop import Run, begin
 from ...samplers.mar.mar import plain_steps
@@ -43,7 +42,8 @@ class _RecordedSelection(LazyTransformer):
 
     def begin(self, run: Run) -> None:
         super().begin(run)
-        self.share, self.spare = [*REFERENCE_RATIOS], SPARE
+        self.plan.share = [*REFERENCE_RATIOS]
+        self.spare = SPARE
 
     def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         self.z.append((wanted, super().__call__(run, step, wanted)))
@@ -94,8 +94,9 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
         state = begin("mar", model, from_ids(data[f"{of}.labels"].tolist()), settings, noise, None, None, transformer)
         # The recorded timesteps are not a respacing.
         table = tables_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
-        out = finish(plain_steps(state, transformer, [table] * state.plan.steps))
-        return out.latents, transformer
+        for _ in plain_steps(state, transformer, [table] * state.plan.steps):
+            pass
+        return state.latents(), transformer
 
     def chosen(tag: str) -> Iterator[Check]:
         _, computed = run(tag)

@@ -17,9 +17,9 @@ from ...samplers.conditioning import AnyCondition, TextCondition, from_ids
 from ...samplers.driver import finish
 from ...samplers.tokens.draws import PairedDraws, allowed
 from ...samplers.tokens.llamagen import decode
-from ...samplers.tokens.loop import begin, feed, prefill
+from ...samplers.tokens.loop import begin, feed_tokens, prefill
 from ...samplers.tokens.par import par_groups, par_schedule
-from ...samplers.tokens.schedule import Schedule, on_device, raster
+from ...samplers.tokens.schedule import DeviceTable, Schedule, attention_mask, raster
 from ...samplers.tokens.settings import TokenSettings
 from ...samplers.tokens.zipar import windowed
 from .cases import Case, Check, exact, gathered, read_json, read_tensors, same_shapes
@@ -146,9 +146,10 @@ def _par(folder: Path, stem: str) -> Iterator[Case]:
     def mask() -> Iterator[Check]:
         model = _model(folder, stem)
         schedule = par_schedule(model.grid, model.regions)
-        visible = schedule.table.visible[:-1]
-        recorded = io["group_mask"][1:, 1:][list(schedule.table.slot[:-1]), : visible.shape[1]]
-        yield exact(torch.from_numpy(visible).to(torch.uint8), recorded)
+        table = DeviceTable(schedule.table, 0, torch.device("cpu"))
+        visible = attention_mask(table, slice(0, -1), schedule.slots)
+        recorded = io["group_mask"][1:, 1:][list(schedule.table.slot[:-1]), : schedule.slots]
+        yield exact(visible.to(torch.uint8), recorded)
 
     yield Case(f"llamagen/{stem}.order", order)
     yield Case(f"llamagen/{stem}.full_logits", full)
@@ -258,7 +259,9 @@ def replay(model: TokenModel, condition: AnyCondition, schedule: Schedule, token
     run = begin("verify", model, condition, TokenSettings(), MultinomialDraws(0, len(condition), False), None)
     run.tokens[:, :-1] = tokens
     hidden, cache = prefill(run, True, schedule.slots)
-    for p in on_device(schedule, cache.prefix, tokens.device)[1:]:
-        more = feed(run, cache, p.fed, p.position, p.slot, True, p.end, p.mask)
+    table = DeviceTable(schedule.table, cache.prefix, tokens.device)
+    for k in range(1, len(schedule.passes)):
+        p = table.at(k)
+        more = feed_tokens(run, cache, p.fed, p.position, p.slot, True, p.end, p.mask)
         hidden = torch.cat([hidden, more], 1)
     return run.net.logits(hidden)[len(tokens) :] if null else run.net.logits(hidden)[: len(tokens)]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...model_loaders.autoencoders import load_kl
 from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, KLModel
-from ...model_loaders.networks.mar import MAR, ClassRows, MARConfig, MARModel
+from ...model_loaders.networks.mar import MAR, ClassConditioning, MARConfig, MARModel
 from ...reports.record import Clock, Report
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
@@ -24,7 +24,7 @@ from ...samplers.mar.loop import Plan, Run
 from ...samplers.mar.mar import mar
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import MARSettings
-from ...samplers.mar.tables import tables
+from ...samplers.mar.tables import constants, respaced_timesteps, tables
 from ...samplers.noise import PairedNoise
 from . import cspd as parity_cspd
 from . import lazymar as parity_lazymar
@@ -94,7 +94,7 @@ def _head_run(model: MARModel, temperature: float, rows: int) -> Run:
     settings = MARSettings(ar_steps=1, temperature=temperature)
     tokens = torch.zeros(rows, c.tokens, c.channels)
     report, clock = Report("verify", model.name, {}, None, rows, "cpu"), Clock(torch.device("cpu"))
-    labels, noise = ClassRows(model.net, torch.zeros(rows, dtype=torch.int64)), PairedNoise(0, range(rows))
+    labels, noise = ClassConditioning(model.net, torch.zeros(rows, dtype=torch.int64)), PairedNoise(0, range(rows))
     return Run(model, labels, settings, noise, Plan(orders, settings), tokens, report, clock)
 
 
@@ -117,7 +117,7 @@ def _head(folder: Path) -> Iterator[Case]:
         table = tables(count, CLIPPED if clipped else 999)
         rows = (z[: 2 * n] if cfg != 1 else z[:n]).unflatten(0, (-1, n))
         batch = HeadBatch(rows, torch.full((n, 1), cfg), first, data[f"s{tag}.step_noise_f16"][:, :n].float(), table)
-        (out,) = denoise(_head_run(_model(folder), temperature, n), batch)
+        out = denoise(_head_run(_model(folder), temperature, n), batch)
         expected = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
         yield Check(out, expected) if clipped else relative(out, expected)
 
@@ -175,7 +175,8 @@ def table_cases(prefix: str, data: dict[str, Tensor], **about: float) -> Iterato
     """Cases of recorded diffusion tables; the name of a clipped one ends with "c"."""
 
     def checks(tag: str) -> Iterator[Check]:
-        ours = tables(int(tag.rstrip("c")), CLIPPED if tag.endswith("c") else 999, **about)
+        timesteps = respaced_timesteps(int(tag.rstrip("c")), CLIPPED if tag.endswith("c") else 999)
+        ours = constants(timesteps, **about)
         for key, expected in data.items():
             if key.split(".")[0] == tag:
                 made = getattr(ours, key.split(".")[1])

@@ -21,7 +21,7 @@ from ...model_loaders.networks.llama import EMBEDDING, attend
 from ...model_loaders.networks.mar import MAR, pick
 from ...model_loaders.networks.tar import TarModel
 from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
-from ...samplers.mar.tables import Tables, tables
+from ...samplers.mar.tables import Constants, constants
 from . import captions, recipes
 from .recipes import NULL_LABELS, T_MAX, TARGET, book, divided, head_loss, inexact, latents, save_checkpoint
 from .tar_recipes import language_config
@@ -141,7 +141,7 @@ def conditions(
 
 
 def hybrid_loss(
-    net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, full: Tables, g: torch.Generator
+    net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, full: Constants, g: torch.Generator
 ) -> tuple[Tensor, Figures]:
     """MAR's loss of masked tokens of a batch of :func:`batch_of`; ``full``: the 1000-step tables."""
     hidden, known = (places.to(tokens.device) for places in divided(tokens.shape[1], len(tokens), g, POWER))
@@ -183,7 +183,7 @@ def save_hybrid(net: Hybrid, out: Path) -> None:
 def train_hybrid(job: Job, out: Path, kl: KLAutoencoder, start: Hybrid, first: bool = True) -> Hybrid:
     """Train the hybrid on the latents of the autoencoder, loaded from its fp16 file as shipped, and write ``out``;
     ``first``: whether to begin with the first stage."""
-    count, full = job.count(COUNT), tables()
+    count, full = job.count(COUNT), constants()
     tokens, net = latent_book(job, kl, count), build(start.config, start)
     model = hybrid_model(net)
     prompts, lengths = captions.prompt_book(model.prompt, count, range(CAPTION_SEED, CAPTION_SEED + VARIANTS))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...bench.initialise import initialise_mar
 from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from ...model_loaders.networks.mar import MAR, DiffusionHead, MARConfig
-from ...samplers.mar.tables import Tables, tables
+from ...samplers.mar.tables import Constants, constants
 from . import picture_book
 from .picture_book import Scenes
 from .training import Figures, Job, Schedule, generator, seeded, train
@@ -186,7 +186,7 @@ def normalise_latents(net: KLAutoencoder, data: Tensor, device: torch.device) ->
 
 
 def diffusion_loss(
-    out: Tensor, x0: Tensor, x: Tensor, noise: Tensor, t: Tensor, full: Tables, most: float = 1.0
+    out: Tensor, x0: Tensor, x: Tensor, noise: Tensor, t: Tensor, full: Constants, most: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Noise MSE, and the variational bound (nats) that trains the variance logits with the mean detached.
 
@@ -233,7 +233,7 @@ def head_loss(
     z: Tensor,
     tokens: Tensor,
     hidden: Tensor,
-    full: Tables,
+    full: Constants,
     g: torch.Generator,
     repeats: int = HEAD_REPEATS,
     most: float = 1.0,
@@ -254,7 +254,7 @@ def train_mar(
     job: Job, out: Path, name: str, config: MARConfig, schedule: Schedule, kl: KLAutoencoder, start: MAR | None = None
 ) -> MAR:
     """Train a MAR on the latents of the autoencoder, loaded from its fp16 file as shipped, and write ``out``."""
-    count, n, b, full = job.count(MAR_PICTURES), config.tokens, schedule.batch, tables()
+    count, n, b, full = job.count(MAR_PICTURES), config.tokens, schedule.batch, constants()
     data, labels = pictures(job, count)
     job.log("encoding the picture book")
     # The posterior mean, not a sample: the decoder is robust to noise, so the MAR need not reproduce it.

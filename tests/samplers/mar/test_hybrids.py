@@ -36,7 +36,7 @@ def sampled(model, name="mar", condition=PROMPTS, images=None, *, draft=None, tr
 
 
 def begun(model, **settings):
-    made, noise = MARSettings(**FEW, **settings), PairedNoise(3, (0, 1))
+    made, noise = MARSettings(**{**FEW, **settings}), PairedNoise(3, (0, 1))
     return begin("mar", model, PROMPTS, made, noise, None, None, FullTransformer())
 
 
@@ -96,11 +96,12 @@ def test_appended_tokens_equal_a_full_pass_where_raster_order_is_the_same(hybrid
     tokens, known, new = torch.randn(2, 16, 4), torch.tensor([[1, 4], [0, 2]]), torch.tensor([[5, 9], [3, 15]])
     both = torch.cat([known, new], 1)
     encoded = net.mar.encode(tokens, both, rows.vectors(True))
-    _, kept = rows.keep(encoded[:, :5], known, True, 4, 7)
-    made, places = kept.extend(torch.cat([encoded[:, 5:], encoded[:, :3]], 1), new, 2)
+    kept = rows.feature_cache(4, 7)
+    rows.fuse(encoded[:, :5], known, True, cache=kept)
+    made = rows.extend(torch.cat([encoded[:, 5:], encoded[:, :3]], 1), kept, 2)
     full = rows.fuse(encoded, both, True)
     close(made, torch.cat([full[:, 5:], full[:, :3]], 1))
-    assert places.tolist()[0] == [8, 12, 0, 1, 2] and len(kept.tensors) == 4
+    assert len(kept.tensors) == 4
 
 
 def test_prompts_of_three_lengths_are_grouped_without_padding(hybrid):
@@ -172,7 +173,7 @@ def test_a_model_samples_with_its_own_largest_beta(hybrid, plain):
     made, other = (sampled(model, t_max=999).latents for model in (capped, hybrid))
     assert (made - other).abs().max() > 1e-2
     for model, beta in ((capped, 0.2), (hybrid, 0.999)):
-        assert torch.equal(begun(model, t_max=999).tables.betas, tables(4, 999, beta).betas)
+        assert begun(model, t_max=999).tables.steps == tables(4, 999, beta).steps
 
 
 def test_the_first_timestep_follows_the_diffusion(hybrid):
@@ -180,6 +181,15 @@ def test_the_first_timestep_follows_the_diffusion(hybrid):
     assert [harmon.first_timestep(n) for n in (100, 50)] == [999, 950]
     assert [unipic.first_timestep(n) for n in (100, 50)] == [999, 999]
     assert hybrid.first_timestep(100) == 950
+
+
+def test_all_tables_of_a_run_start_where_the_settings_diffusion_steps_say(hybrid):
+    """A table of 10 steps starts at 999 in a run of 100 diffusion steps, and one of 100 steps at 950 in a run of 50."""
+    harmon = replace(tiny_hybrid(max_beta=0.999), t_max=999)
+    for steps, highest in ((100, 999), (50, 950)):
+        run = begun(harmon, diffusion_steps=steps)
+        for count in (10, 50, 100):
+            assert run.table(count).timestep_map.max() == highest, (steps, count)
 
 
 def test_no_row_is_computed_twice(hybrid, plain):

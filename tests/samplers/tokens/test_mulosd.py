@@ -8,7 +8,7 @@ import test_token_contract as contract
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.maps import token_map
-from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED
+from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED, Clock
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens import islands as geometry
 from fastar_nodes.samplers.tokens import loop
@@ -183,7 +183,9 @@ def uncached(run, condition, image: int, tokens: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize("rows", [1, 2, 0])
 def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
-    """Whatever the waves left behind, the next block is judged as an uncached pass over what is committed would judge it."""
+    """Whatever the waves left behind, the next block is judged as an uncached pass over what is committed would
+    judge it.
+    """
     judged, verify = [], module.verify
 
     def watched(state, s, hidden, first, neighbours):
@@ -202,8 +204,10 @@ def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
 
 @pytest.mark.parametrize("kind", SOME_KINDS)
 def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
-    """In raster order every draft token is drawn from an uncached pass over the draft's own rows, the reduced ones among them."""
-    seen, guide = [], loop.guide
+    """In raster order every draft token is drawn from an uncached pass over the draft's own rows, the reduced ones
+    among them.
+    """
+    seen, guide = [], loop.guided_logits
 
     def watched(run, hidden, guided):
         cell, logits = int(run.decided[0].sum()), run.net.logits(hidden)
@@ -221,7 +225,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
             reduced.append(out)
             return out
 
-    monkeypatch.setattr(loop, "guide", watched)
+    monkeypatch.setattr(loop, "guided_logits", watched)
     run(kind, draft_rows=1, draft_window=0, up=Watched(VQ))
     assert seen == list(range(9)) and [tuple(r.shape) for r in reduced] == [(3, 1, 3), (3, 2, 3)]
 
@@ -265,6 +269,105 @@ def test_at_tau_zero_the_enlarged_draft_is_kept_after_one_pass(kind, small):
     assert counts["transformer_passes"] - 1 == counts["draft_passes"] == len(windowed(small, 1).passes)
     assert counts["accepted"] == 3 * GRID**2
     assert not any(counts[name] for name in ("rejected", "expanded", "islands", "waves"))
+
+
+@pytest.mark.parametrize(
+    ("rate", "rows", "kept"),
+    [
+        (0.7, 1, 25),  # of 12, 24 and 36 cells 8, 17 and 25
+        (0.7, 2, 25),
+        (0.55, 1, 20),  # of 12, 24 and 36 cells 7, 13 and 20
+        (0.04, 1, 1),  # of 12 cells none, of 24 one
+    ],
+)
+def test_the_share_to_accept_holds_for_the_blocks_so_far(rate, rows, kept):
+    counts = run(draft_rows=rows, acceptance_target=rate, **ALL).report.counts
+    assert counts["accepted"] == 3 * kept and counts["rejected"] == 3 * (GRID**2 - kept)
+
+
+def test_a_verification_by_hand():
+    """Cells 6 to 9 of a grid of 16, in pieces of one cell; draft tokens and probabilities differ from cell to cell
+    and image to image.
+    """
+    p = torch.tensor(
+        [
+            [[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1], [0.05, 0.05, 0.1, 0.8], [0.15, 0.15, 0.35, 0.35]],
+            [[0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7], [0.5, 0.3, 0.1, 0.1], [0.1, 0.2, 0.6, 0.1]],
+        ]
+    )
+    table = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 1]], dtype=torch.int32)
+    tokens = torch.full((2, 17), 3)
+    tokens[:, 6:10] = torch.tensor([[0, 1, 2, 3], [3, 0, 1, 2]])
+    pooled = torch.tensor([[0.3, 0.5, 0.15, 0.5], [0.2, 0.2, 0.4, 0.7]])
+
+    class Net:
+        config = SimpleNamespace(vocab=4)
+        logits = staticmethod(lambda hidden, span: hidden.log())
+
+    state = SimpleNamespace(net=Net, span=None, tokens=tokens, settings=None, largest_logit=torch.zeros(()))
+    common = {"cfg": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    for chosen, wanted in (
+        # Below tau, not at it.
+        (MuLoSDSettings(tau=0.45, **common), [[1, 0, 1, 0], [1, 1, 1, 0]]),
+        # Of 10 cells 6, and 4 of the 6 before.
+        (MuLoSDSettings(acceptance_target=0.6, **common), [[1, 0, 1, 0], [1, 1, 0, 0]]),
+        # Of 10 cells 3, and 2 of the 6 before: of the first image's ties the token of cell 9, which is the likelier one.
+        (MuLoSDSettings(acceptance_target=0.3, **common), [[1, 1, 1, 0], [1, 1, 1, 0]]),
+    ):
+        pool, down = module.verify(state, chosen, p, 6, table)
+        torch.testing.assert_close(pool, pooled)
+        assert down.tolist() == [[bool(x) for x in row] for row in wanted], chosen
+
+
+def test_a_block_takes_its_own_rows_of_what_is_enlarged_and_reduced_by_hand():
+    """The second of three blocks of a row: rows 1 of 3 and 2 and 3 of 6. Rows above are enlarged and reduced with it."""
+    seen = []
+
+    class Numbered:
+        def up(self, codes, factor):
+            seen.append((codes.tolist(), factor))
+            return torch.arange(100, 124).view(1, 4, 6)
+
+        def down(self, codes, factor):
+            seen.append((codes.tolist(), factor))
+            return torch.arange(50, 56).view(1, 2, 3)
+
+    run = SimpleNamespace(tokens=torch.arange(37)[None], grid=6, count=36, clock=Clock(torch.device("cpu")))
+    drafter = SimpleNamespace(tokens=torch.arange(10)[None], grid=3)
+    state = SimpleNamespace(run=run, drafter=drafter, ratio=2, up_sampler=Numbered())
+    _, middle, last = module.blocks_of(MuLoSDSettings(draft_rows=1), 3, 2)
+
+    module.enlarge(state, middle)
+    assert run.tokens[0].tolist() == [*range(12), *range(112, 124), *range(24, 37)]
+    module.reduce(state, middle)
+    assert drafter.tokens[0].tolist() == [0, 1, 2, 53, 54, 55, 6, 7, 8, 9]
+    module.reduce(state, last)
+    rows = [[*range(6)], [*range(6, 12)], [*range(112, 118)], [*range(118, 124)]]
+    assert seen == [([[[0, 1, 2], [3, 4, 5]]], 2), ([rows], 2)], "nothing is left to draft behind the last block"
+
+
+def test_guidance_of_a_verification_by_hand():
+    """Guidance 2 from a uniform null branch squares the probabilities. It ends behind cell 8, which is step 7."""
+    p = torch.tensor([[[0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7], [0.5, 0.3, 0.1, 0.1], [0.1, 0.2, 0.6, 0.1]]])
+    table = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 1]], dtype=torch.int32)
+    tokens = torch.zeros(1, 17, dtype=torch.int64)
+    tokens[:, 6:10] = torch.tensor([3, 0, 1, 2])
+
+    class Net:
+        config = SimpleNamespace(vocab=4)
+        logits = staticmethod(lambda hidden, span: hidden.log())
+
+    chosen = MuLoSDSettings(cfg=2.0, top_k=0, top_p=1.0, cfg_interval=7)
+    state = SimpleNamespace(net=Net, span=None, tokens=tokens, settings=chosen, largest_logit=torch.zeros(()))
+    pool, _ = module.verify(state, chosen, torch.cat([p, torch.full_like(p, 0.25)]), 6, table)
+    torch.testing.assert_close(pool, torch.tensor([[0.02 / 0.52, 0.02 / 0.52, 0.1 / 0.36, 0.7]]))
+
+
+def test_the_share_of_a_block_counts_the_tokens_before_it():
+    pool = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]])
+    for before, kept in ((0, 2), (1, 3), (2, 3), (3, 2), (5, 3)):
+        # round(0.5 (before + 5)) - round(0.5 before), where halves are rounded to even numbers.
+        assert (~geometry.rejected(pool, 0.0, 0.5, None, before)).sum() == kept, before
 
 
 def test_tau_and_neighbours_move_acceptance_as_said():
@@ -325,8 +428,9 @@ def test_report_adds_up(case):
 
 @pytest.mark.parametrize(("images", "last"), [((0, 1, 2), 36), ((1,), 35)])
 def test_the_caches_hold_both_grids(images, last):
-    """256 bytes a row (2 blocks, keys and values, 2 heads of 8 numbers of 4 bytes), two branches, a condition row each. A draft in
-    raster order never feeds its last cell; nor does the target, but for a batch's padding."""
+    """256 bytes a row (2 blocks, keys and values, 2 heads of 8 numbers of 4 bytes), two branches, a condition row each.
+    A draft in raster order never feeds its last cell; nor does the target, but for a batch's padding.
+    """
     counts = run(images=images, draft_window=0).report.counts
     assert counts["cache_bytes"] == 256 * 2 * len(images) * (1 + last + 1 + 8)
 
@@ -354,7 +458,7 @@ def test_draft_schedules_decide_their_rows_once(grid, window, data):
     decided = len(known)
     for p, seen in zip(schedule.passes[1:], visible(schedule), strict=True):
         assert set(p.fed) <= known and max(p.slot) <= grid * grid - 2
-        assert p.clock == decided - 1
+        assert p.cfg_step == decided - 1
         for row, last in enumerate(p.last_visible):
             assert set(range(min(first * grid, last + 1))) <= set(seen[row].nonzero()[0].tolist())
         known |= set(p.cells)
@@ -391,7 +495,9 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
 
 
 class Pixels:
-    """A tokenizer of 4 x 4 pixels a code: a code's pixels are half of its number less 1, and what is encoded is recorded."""
+    """A tokenizer of 4 x 4 pixels a code: a code's pixels are half of its number less 1, and what is encoded is
+    recorded.
+    """
 
     def __init__(self):
         weight = torch.zeros(1)
@@ -459,6 +565,14 @@ def test_reduction_averages_areas():
     assert sampling.down(codes[:, :, ::2].contiguous() * 4, 8).shape == (1, 1, 1)
 
 
+def test_reduction_averages_codes_that_share_an_area():
+    """One pixel of 8 x 8 that lie in four codes; an average above 1 is not cut before it is one."""
+    vq, sampling = pixels()
+    sampling.down(torch.tensor([[[0, 1], [2, 1]]]), 8)
+    sampling.down(FOUR, 8)
+    assert [x[0, 0].tolist() for x in vq.encoded] == [[[(-1 - 0.5 + 0 - 0.5) / 4]], [[(-1 - 0.5 + 0 + 1.5) / 4]]]
+
+
 @pytest.mark.parametrize(("room", "images", "parts"), [(1152, 4, [2, 2]), (1152, 5, [2, 2, 1]), (1, 3, [1, 1, 1])])
 def test_the_tokenizer_decodes_as_many_pictures_as_fit(monkeypatch, room, images, parts):
     """A picture of 6 x 6 codes of 4 x 4 pixels, or one that is enlarged to it, takes 576 pixels."""
@@ -496,7 +610,9 @@ def test_neighbours_keep_lanterns_share_of_the_codebook():
 
 
 def test_a_draft_in_progress_is_shown_enlarged_behind_what_is_final():
-    """A row of the draft's 3 x 3 at a time: its n-th token covers 2 x 2 cells; rows above it are the target's, not their reduction."""
+    """A row of the draft's 3 x 3 at a time: its n-th token covers 2 x 2 cells; rows above it are the target's, not
+    their reduction.
+    """
     shown = []
     for step in start(tau=0.6, draft_window=0, draft_rows=1, resample_window=MuLoSDSettings().resample_window):
         if step.report.counts["draft_passes"] > len(shown):

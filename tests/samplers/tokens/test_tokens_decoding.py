@@ -51,7 +51,9 @@ def test_equals_the_slow_reference_in_the_passes_of_its_schedule(case):
     assert report.counts["transformer_passes"] == len(schedule.passes)
     prefix = {"class": 1, "text": 7, "features": 4}[c.condition]
     slots = prefix + schedule.slots
-    guided = [chosen.cfg > 1 and (chosen.cfg_interval < 0 or p.clock <= chosen.cfg_interval) for p in schedule.passes]
+    guided = [
+        chosen.cfg > 1 and (chosen.cfg_interval < 0 or p.cfg_step <= chosen.cfg_interval) for p in schedule.passes
+    ]
     halves = [2 if any(guided[k:]) else 1 for k in range(len(guided))]  # the null half runs as long as it is needed
     rows = [prefix, *(len(p.position) for p in schedule.passes[1:])]
     assert report.counts["transformer_tokens"] == 3 * sum(h * r for h, r in zip(halves, rows, strict=True))
@@ -86,7 +88,7 @@ def test_all_greedy_settings_draw_the_likeliest():
 
 
 def sized(dim: int, regions: int = 1, condition: str = "class") -> SimpleNamespace:
-    config = SimpleNamespace(dim=dim, regions=regions, condition=condition)
+    config = SimpleNamespace(dim=dim, regions=regions, condition=condition, null=True)
     return SimpleNamespace(net=SimpleNamespace(config=config))
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from fastar_nodes.samplers.tokens.draws import PairedDraws, allowed, draw
+from fastar_nodes.samplers.tokens.draws import PairedDraws, allowed, draw, tempered
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ def test_uniform_numbers_are_uniform_and_neighbours_are_uncorrelated():
     n = 400_000
     draws = PairedDraws(7, (0,))
     a = draws.uniform("token", torch.arange(400), 1000)[0].double()
-    assert 0 <= float(a.min()) and float(a.max()) <= 1
+    assert 0 < float(a.min()) and float(a.max()) < 1
     assert abs(a.mean() - 0.5) < 4.4 / math.sqrt(12 * n)
     assert abs(a.var() - 1 / 12) < 4.4 * math.sqrt(1 / 180 / n)
     centred = (a - 0.5) * math.sqrt(12)
@@ -76,6 +76,37 @@ def test_small_numbers_keep_their_last_bits():
     assert max(expected) < 1e-4 and small.values.tolist() == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_number_that_rounds_to_one_stays_below_it():
+    """At seed 0, cell 766 and value 15172 the upper 32 bits are within 128 of 2^32, which fp32 rounds to 1."""
+    cell = torch.tensor([766])
+    draws = PairedDraws(0, (0,))
+    uniform = draws.uniform("token", cell, 15173)[0, 0, -1]
+    assert float(uniform) == 1 - 2**-24
+    # -log(-log(1 - u)) of u = 1 - 2^-24 is -log(24 log 2).
+    gumbel = draws.gumbel("token", cell, 15173)
+    assert float(gumbel[0, 0, -1]) == pytest.approx(-math.log(24 * math.log(2)), rel=1e-6)
+
+    logits = torch.zeros(1, 1, 15173)
+    logits[..., -1] = 1e-4
+    for greedy in ({"top_k": 1}, {"temperature": 0.0, "top_k": 0}, {"top_k": 0, "top_p": 0.0}):
+        assert int(draw(logits, LlamaGenSettings(**greedy), gumbel)) == 15172, greedy
+
+
+@pytest.mark.parametrize("bits", [0, 1, 2**31, 2**32 - 129, 2**32 - 128, 2**32 - 1])
+def test_noise_is_finite_whatever_the_bits(monkeypatch, bits):
+    signed = (bits << 32) - (1 << 64 if bits >= 1 << 31 else 0)
+    monkeypatch.setattr("fastar_nodes.samplers.tokens.draws.mix_", lambda x: torch.full_like(x, signed))
+    uniform = PairedDraws(1, (0,)).uniform("token", torch.tensor([0]), 1)
+    assert 0 < float(uniform) < 1 and float(uniform) == pytest.approx((bits + 0.5) / 2**32, rel=1e-7)
+    assert PairedDraws(1, (0,)).gumbel("token", torch.tensor([0]), 1).isfinite().all()
+
+
+def test_at_temperature_zero_the_likeliest_value_has_the_whole_probability():
+    logits = torch.tensor([[2.0, 2.0 + 1e-6, 1.0]])
+    p = tempered(logits, LlamaGenSettings(temperature=0.0, top_k=0, top_p=1.0)).softmax(-1)
+    assert p.tolist() == [[0.0, 1.0, 0.0]]
+
+
 P = torch.tensor([0.15, 0.5, 0.05, 0.3])
 
 
@@ -112,13 +143,13 @@ def test_ties_of_the_last_kept_value_are_kept_by_top_k():
 
 def test_temperature_divides_the_logits():
     """A difference of 1 in the logits is 2 at temperature 0.5, which a difference of 1.5 in the noise does not turn."""
-    # At 2 a difference of 1 is 0.5, which 0.7 outweighs; at 0 it is divided by 1e-5, as published: 2e-4 is 20.
+    # At 2 a difference of 1 is 0.5, which 0.7 outweighs; at 0 no noise counts.
     for gap, noise, temperature, token in (
         *((1.0, 1.5, *case) for case in ((1.0, 0), (0.5, 1), (0.7, 0), (0.0, 1))),
         (1.0, 0.7, 2.0, 0),
         (1.0, 0.7, 1.0, 1),
-        (2e-4, 15.0, 0.0, 1),
-        (2e-4, 25.0, 0.0, 0),
+        (2e-4, 25.0, 0.0, 1),
+        (1e-6, torch.inf, 0.0, 1),
     ):
         logits, gumbel = torch.tensor([[[0.0, gap]]]), torch.tensor([[[noise, 0.0]]])
         assert int(draw(logits, LlamaGenSettings(temperature=temperature, top_k=0, top_p=1.0), gumbel)) == token

@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
+import torch
 from fastar_nodes.samplers.tokens.mulosd import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
-from fastar_nodes.samplers.tokens.schedule import Schedule, _stand_in, raster
+from fastar_nodes.samplers.tokens.schedule import DeviceTable, Pass, Schedule, _stand_in, attention_mask, raster
 from fastar_nodes.samplers.tokens.zipar import row_groups, windowed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +43,7 @@ def test_every_cell_is_decided_once_and_the_picture_says_when(schedule):
         assert all(schedule.fixed_at.flat[c] == k for c in p.cells)
         assert len(p.rows) == len(p.cells)
     assert not any(schedule.passes[0].rows) and not schedule.passes[0].fed, "the prefill predicts the first cells"
-    assert [p.clock for p in schedule.passes][:1] == [-1]
+    assert [p.cfg_step for p in schedule.passes][:1] == [-1]
 
 
 @given(st.one_of(next_token(), trained()))
@@ -141,13 +143,13 @@ def test_pars_passes(grid, n, passes):
         assert len(ablation_schedule(grid, n, adjacent, False).passes) == passes - n + 1
 
 
-def test_clocks_count_as_published():
-    assert [p.clock for p in raster(3).passes] == [-1, 0, 1, 2, 3, 4, 5, 6, 7]
-    assert [p.clock for p in par_schedule(4, 4).passes] == [-1, 0, 1, 2, 0, 4, 8]
-    assert [p.clock for p in par_schedule(4, 4, False).passes] == [-1, 0, 4, 8]
-    assert [p.clock for p in ablation_schedule(4, 4, True, False).passes] == [-1, 0, 4, 8]
+def test_guidance_counts_as_published():
+    assert [p.cfg_step for p in raster(3).passes] == [-1, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert [p.cfg_step for p in par_schedule(4, 4).passes] == [-1, 0, 1, 2, 0, 4, 8]
+    assert [p.cfg_step for p in par_schedule(4, 4, False).passes] == [-1, 0, 4, 8]
+    assert [p.cfg_step for p in ablation_schedule(4, 4, True, False).passes] == [-1, 0, 4, 8]
     # After the first row: tokens decided since, 1, 2, 1 + 1 ... a pass.
-    assert [p.clock for p in windowed(4, 2).passes] == [-1, 0, 1, 2, 0, 1, 2, 4, 6, 8, 10, 11]
+    assert [p.cfg_step for p in windowed(4, 2).passes] == [-1, 0, 1, 2, 0, 1, 2, 4, 6, 8, 10, 11]
 
 
 def test_a_stand_in_is_from_the_row_above_or_the_nearest_of_all():
@@ -165,3 +167,55 @@ def test_a_stand_in_is_from_the_row_above_or_the_nearest_of_all():
 def test_known_cells_belong_to_no_pass():
     """One row of three is known; the first pass is empty."""
     assert draft_schedule(3, 0, 1, 2, 0).fixed_at.tolist() == [[-1, -1, -1], [1, 2, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize("grid", [2, 5, 96])
+def test_a_raster_schedule_needs_no_mask_and_no_more_memory_than_its_cells(grid):
+    """A mask of all rows and slots would take 85 MB at 96 x 96; the loaders allow 128 x 128."""
+    count = grid * grid
+    for table in (raster(grid).table, raster(grid).ahead):
+        arrays = [value for value in vars(table).values() if isinstance(value, np.ndarray)]
+        assert len(arrays) > 10 and max(array.size for array in arrays) <= count + 2
+    on_device = DeviceTable(raster(grid).table, 3, torch.device("cpu"))
+    for k in (*range(min(4, count)), count // 2, count - 1):
+        p = on_device.at(k)
+        assert p.mask is None and p.end == 3 + k and p.cells.tolist() == [k]
+        fed = [k - 1] if k else []
+        assert p.fed.tolist() == p.position.tolist() == fed and p.slot.tolist() == [3 + cell for cell in fed]
+
+
+def test_masks_of_rows_in_parallel_by_hand():
+    """ZipAR with a window of 1 on 3 x 3 cells, behind one slot of the condition: what the rows of every pass attend
+    to.
+    """
+    schedule = windowed(3, 1)
+    assert [p.cells for p in schedule.passes] == [(0,), (1,), (2,), (3,), (4, 6), (5, 7), (8,)]
+    serial = DeviceTable(schedule.table, 1, torch.device("cpu"))
+    masks = [serial.at(k).mask for k in range(7)]
+    assert all(masks[k] is None for k in range(4)), "one row sees all that is written"
+    # Pass 4 feeds cell 3 and, for cell 6, a stand-in at 5; slot 4 is not written yet.
+    assert masks[4].int().tolist() == [[1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0, 1]]
+    # Pass 5 feeds cells 4 and 6.
+    assert masks[5].int().tolist() == [[1, 1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]]
+
+    # All passes at once: the stand-in has slot 8, which is seen in pass 4 and 5 only; pass 6 feeds the true token 5.
+    # Slot 9 is padding.
+    ahead = DeviceTable(schedule.ahead, 1, torch.device("cpu"))
+    assert schedule.ahead.slots == 10
+    first = [int(schedule.ahead.row_start[k]) for k in (4, 5, 6)]
+    rows = torch.tensor([[first[0] + 1, first[1] + 1, first[2] + 1, len(schedule.ahead.fed) - 1]])
+    assert schedule.passes[6].position == (5, 7)
+    assert attention_mask(ahead, rows, 11)[0].int().tolist() == [
+        [1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0],
+        [1, 1, 1, 1, 1, 1, 0, 1, 0, 1, 0],
+        [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0],
+        [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    ]
+
+
+def test_one_row_behind_slots_that_are_not_written_has_a_mask():
+    """Cell 0 is fed at position 2 before the slots 0 and 1 are written."""
+    ahead_of_others = {"fed": (0,), "position": (2,), "slot": (2,), "last_visible": (2,)}
+    schedule = Schedule(2, (Pass(cells=(0,), rows=(0,)), Pass(cells=(3,), rows=(0,), **ahead_of_others)))
+    p = DeviceTable(schedule.table, 1, torch.device("cpu")).at(1)
+    assert p.mask.int().tolist() == [[1, 0, 0, 1]] and p.end == 4
