@@ -1,12 +1,13 @@
 """From choices to models: checkpoint, decoder, TA-Tok, draft model and up-sampler.
 
-A choice is the id of a catalogue entry or the name of a file. The nodes and the command line both load models through this module, so
-they accept the same files and report the same errors.
+A choice is the id of a catalogue entry or the name of a file. The nodes, the command line and the pipeline load models
+through this module, so they accept the same files and report the same errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import UserError, not_finite
-from .memory import enough_memory, in_chunks
+from .memory import enough_memory
 from .model_loaders import checkpoint as ck
 from .model_loaders import families, hub
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
@@ -26,7 +27,14 @@ from .model_loaders.janus import load_janus, load_janus_vq
 from .model_loaders.known import entry_of
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
-from .model_loaders.networks.autoencoder import KLModel, VQModel, expect_finite
+from .model_loaders.networks.autoencoder import (
+    DECODE_BATCH,
+    TOO_LITTLE_TO_DECODE,
+    KLModel,
+    VQModel,
+    decode_in_chunks,
+    to_pixels,
+)
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.speed import PLAIN, choose
@@ -56,8 +64,6 @@ _HARMON_STEPS, _UNIPIC_STEPS, _HYBRID_BETA = 64, 32, 0.5
 _DEMO_STEPS = 32
 # Language models of Tar: the demo's, and the one for all other de-tokenizers.
 DEMO_TAR, OFFICIAL_TAR = "demo-tar", "tar-1.5b"
-# Images decoded in one batch.
-_DECODE_BATCH = 8
 # Code vectors from two loaders of one file are equal; from two files of one tokenizer they differ by rounding.
 _SAME_CODE = 1e-2
 
@@ -94,10 +100,62 @@ class Source:
         return self.dtype if self.dtype == families.INT8 else dtype_name(dtype)
 
 
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto" selects CUDA, then MPS, then the CPU. Raises UserError: it cannot be used."""
+    if name == AUTO:
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()  # fails on meta, which computes nothing
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError):
+        have = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        have += ["mps"] if torch.backends.mps.is_available() else []
+        raise UserError(f"device: {name} cannot be used here; there is {', '.join(have)}.") from None
+    return device
+
+
+def models_folder(wanted: str | Path | None) -> Path | None:
+    """Folder of weight files: ``wanted``, ComfyUI's models/fastar, or the user's cache. It is not created.
+
+    None in a container without a home folder: the demo and files named by their path need no folder.
+    """
+    if wanted is not None:
+        return typed_path(wanted, "models")
+    package = Path(__file__).resolve().parent
+    if package.parent.name == "custom_nodes":
+        return package.parent.parent / "models" / "fastar"
+    if comfy := os.environ.get("COMFYUI_PATH"):  # noqa: TID251
+        return typed_path(comfy, "COMFYUI_PATH") / "models" / "fastar"
+    try:
+        return Path.home() / ".cache" / "fastar"
+    except RuntimeError:
+        return None
+
+
+def resolve(
+    choice: str, family: str, models: str | Path | None = None, progress: Callable[[int, int], None] | None = None
+) -> Path:
+    """The path of a catalogue entry, which is downloaded if necessary, or of a file.
+
+    Args:
+        choice: a catalogue entry ("demo", "mar-base", ...) or a file.
+        family: what the file holds: "mar", "hybrid", "llamagen", "janus", "dtok" (a Tar de-tokenizer), "tar" (its
+            language model), "ta-tok", "kl" or "vq" (decoders), "t5" or "tokenizer".
+        models: folder of weight files, where downloads go too; None for ComfyUI's models/fastar or ~/.cache/fastar.
+        progress: called with the bytes received and their total (0 if unknown) during a download.
+
+    Raises:
+        UserError: an unknown family, no such file, or a failed download.
+    """
+    if family not in families.KINDS:
+        raise UserError(f"family: {family!r} is unknown; there are {', '.join(families.KINDS)}.")
+    return find_file(str(choice), family, models_folder(models), progress)
+
+
 def find_file(
     choice: str, family: str, folder: Path | None, progress: Callable[[int, int], None] | None = None
 ) -> Path:
-    """The path of a catalogue entry (downloaded to ``folder`` if necessary) or of a file named by its path; see :func:`.hub.resolve`.
+    """The path of a catalogue entry, downloaded to ``folder`` if necessary, or of a file; see :func:`.hub.resolve`.
 
     Without a folder only built-in entries and files named by their path are found; a UserError for others.
     """
@@ -111,7 +169,8 @@ def find_file(
             raise UserError(f"{field}: {choice[:120]} cannot be read ({problem.strerror or problem}).") from None
         if named and str(path) != str(path).encode("utf-8", "replace").decode():
             raise UserError(
-                f"{field}: the name of {ascii(str(path))[1:-1]} is not UTF-8, and the file cannot be opened by it; rename it."
+                f"{field}: the name of {ascii(str(path))[1:-1]} is not UTF-8, and the file cannot be opened by it; "
+                "rename it."
             )
         if named:
             return path  # the loader reports what is not a weight file
@@ -119,7 +178,8 @@ def find_file(
         return hub.resolve(choice, family, [folder], folder, progress)
     if hub.absent(choice, family, []) is not None:
         raise UserError(
-            f"models: {choice[:80]} is a download, and there is no home folder for it; name a folder with --models."
+            f"models: {choice[:80]} is a download, and there is no home folder for it; name a folder with --models "
+            "(models= in Python)."
         )
     return hub.resolve(choice, family, [], Path())
 
@@ -189,8 +249,10 @@ class Ready:
 def listed_family(choice: str) -> str | None:
     """Family of a catalogue entry, None for a file; a UserError for Tar's language model, which draws no pictures."""
     if choice in _ids("tar"):
-        remedy = "name it with --tar, and a de-tokenizer with --model, for example ar-dtok-512"
-        raise UserError(f"model: {choice} writes the codes that a de-tokenizer draws from; {remedy}.")
+        raise UserError(
+            f"model: {choice} writes the codes that a de-tokenizer draws from; name it with --tar, and a de-tokenizer "
+            f'with --model, for example ar-dtok-512 (in Python: load("ar-dtok-512", tar="{choice}")).'
+        )
     return next((name for name, f in FAMILIES.items() if choice in _ids(f.files)), None)
 
 
@@ -270,8 +332,10 @@ def _expect_latents(decoder: KLModel, model: MARModel) -> None:
     """Raise a UserError if the decoder reads another number of latent channels than the model makes."""
     makes, reads = model.net.config.channels // model.patch**2, decoder.net.config.z_channels
     if makes != reads:
-        found = f"{decoder.name} decodes {reads} latent channels, {model.name} makes {makes}"
-        raise UserError(f"decoder: {found}; choose auto, or the decoder it was trained with.")
+        raise UserError(
+            f"decoder: {decoder.name} decodes {reads} latent channels, {model.name} makes {makes}; choose auto, or the "
+            "decoder it was trained with."
+        )
 
 
 def load_language_model(choice: str, source: Source) -> tuple[TarModel, dict[str, Any]]:
@@ -288,69 +352,33 @@ def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel:
     return reader
 
 
-def choose_models(
-    model: str, entries: Sequence[Entry], files: Source, prompted: bool = False, labelled: bool = False
-) -> dict[str, tuple[str, str]]:
-    """(family, choice) of the model of each sampler: the one named (a catalogue entry or file), or for "demo" that of the sampler's family.
-
-    ``prompted``, ``labelled``: whether the run has prompts, or class labels. A UserError if a sampler is for another family.
-    """
-    if model == DEMO:
-        demos = _families(entries, prompted, labelled)
-        return {e.name: (demos[e.name], _demo_model(e, entries, demos, files)) for e in entries}
-    found = listed_family(model) or identified(model, files) or entries[0].family
-    found = LLAMAGEN if found == PAR else found
-    if other := next((e for e in entries if found not in e.families), None):
-        found = f"{other.name} samples {other.models}, but {Path(model).name} is not one"
-        raise UserError(f"samplers: {found}; leave it out, or name another model.")
-    return dict.fromkeys((e.name for e in entries), (found, model))
-
-
 def identified(choice: str, files: Source) -> str:
     """What the file of a model holds, see :func:`identify`."""
     return identify(files.find(choice, FAMILIES[listed_family(choice) or MAR].files))
 
 
-def _families(entries: Sequence[Entry], prompted: bool, labelled: bool) -> dict[str, str]:
-    """Sampler name to the family of its demo model. A token sampler of two families follows the samplers of one; with a prompt it uses
-    Tar, and a MAR sampler without a label the demo that reads prompts."""
-    settled = {e.family for e in entries if len(e.families) == 1}
-    tar = prompted or TAR in settled and LLAMAGEN not in settled
-    out = {e.name: TAR if tar and TAR in e.families else e.family for e in entries}
-    if prompted and not labelled and any(e.built_in and not e.missing for e in hub.entries(FAMILIES[HYBRID].files)):
-        out |= {e.name: HYBRID for e in entries if HYBRID in e.families}
-    return out
-
-
-def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, str], files: Source) -> str:
-    """The built-in model that a sampler uses for "demo". One with a single model fixes the picture size for its family, because seconds
-    are comparable only at one size."""
-    family = families[entry.name]
-    fixed = [e.demos(family)[0] for e in entries if families[e.name] == family and len(e.demos(family)) == 1]
-    own = entry.demos(family)
-    if len(own) == 1 or not fixed:
-        return own[0]
-
-    def size(choice: str) -> str | None:
-        return ck.read_metadata(files.find(choice, FAMILIES[family].files)).get("grid")
-
-    return next((choice for choice in own if size(choice) == size(fixed[0])), own[0])
-
-
 class Drafts:
-    """Draft models of the samplers of a run, each loaded once: "auto" (the catalogue's), a catalogue entry or a file, for the target that
-    the user called ``target_name``."""
+    """Draft models of the samplers of a run, each loaded once.
+
+    ``choice``: "auto" (the catalogue's), a catalogue entry or a file; ``target_name``: what the user called the target.
+    """
 
     def __init__(self, source: Source, choice: str, target_name: str):
         self._source, self._choice, self._name = source, choice, target_name
         self._loaded: dict[tuple[str, str], Model] = {}
 
     def load(self, sampler: str, target: Ready) -> Model:
-        """The draft model of a sampler; a UserError if none is named and the catalogue has none, or the file does not fit."""
+        """The draft model of a sampler.
+
+        Raises:
+            UserError: none is named and the catalogue has none, or the file does not fit.
+        """
         choice = hub.draft_for(target.choice) if self._choice == AUTO else self._choice
         if choice is None:
             what = "a small draft model" if target.masked else "a draft model of a smaller picture"
-            raise UserError(f"draft: {sampler} needs {what} beside {self._name}; name one with --draft.")
+            raise UserError(
+                f"draft: {sampler} needs {what} beside {self._name}; name one with --draft (draft= in Python)."
+            )
         key = target.family, choice
         # A masked draft has the target's size, whatever it was trained for.
         grid = target.config.grid if target.masked else None
@@ -376,11 +404,16 @@ class Drafts:
 
 
 def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
-    """The sampler with its draft model and up-sampler bound to ``run``; a UserError if it lacks a draft model or a decoder."""
+    """The sampler with its draft model and up-sampler bound to ``run``.
+
+    Raises:
+        UserError: it lacks a draft model or a decoder.
+    """
     more: dict[str, Any] = {}
     if entry.needs_codes and ready.decoder is None:
-        needs = f"{entry.name} needs a tokenizer, and random weights come without"
-        raise UserError(f"random: {needs}; name a --model instead.")
+        raise UserError(
+            f"random: {entry.name} needs a tokenizer, and random weights come without; name a --model instead."
+        )
     if entry.needs_draft:
         assert drafts is not None, "a sampler with a draft model"
         more["draft"] = drafts.load(entry.name, ready)
@@ -393,8 +426,10 @@ def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
     """Raise a UserError if two tokenizers have different codebooks; ``model`` names the target model."""
     a, b = (vq.net.quantize.embedding.weight.detach().cpu().float() for vq in (target, draft))
     if a.shape != b.shape or not torch.allclose(F.normalize(a), F.normalize(b), rtol=0, atol=_SAME_CODE):
-        found = f"its decoder is {draft.name}, {model}'s is {target.name}, whose codes mean something else"
-        raise UserError(f"draft: {found}; load both with the same decoder.")
+        raise UserError(
+            f"draft: its decoder is {draft.name}, {model}'s is {target.name}, whose codes mean something else; load "
+            "both with the same decoder."
+        )
 
 
 def stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -407,7 +442,10 @@ def stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def defaults(ready: Ready) -> dict[str, Any]:
-    """Settings recommended for a model: its file's, else the published ones of its kind; a MAR gets no more AR steps than it has tokens."""
+    """Settings recommended for a model: its file's, else the published ones of its kind.
+
+    A MAR gets no more AR steps than it has tokens.
+    """
     out = _published(ready)
     if "ar_steps" in out:
         out["ar_steps"] = min(out["ar_steps"], ready.tokens)
@@ -438,26 +476,28 @@ def _published(ready: Ready) -> dict[str, Any]:
 
 @torch.no_grad()
 def decode(ready: Ready, result: Any) -> Tensor:
-    """Decode a sampler's result to pictures uint8 [B, H, W, 3] on the CPU; the decoder's seconds and passes enter its report.
+    """Decode a sampler's result to images uint8 [B, H, W, 3] on the CPU.
+
+    The decoder's seconds and passes enter the report.
 
     Raises:
         UserError: latents or pixels that are not finite, see :func:`.errors.not_finite`, or insufficient memory.
     """
     decoder = cast(VQModel, ready.decoder)
-    net: Any = decoder.net
     report: Report = result.report
-    latents = result.latents if ready.masked else net.vectors(result.codes)
+    latents = result.latents if ready.masked else decoder.net.vectors(result.codes)
     if not bool(latents.isfinite().all()):
         raise not_finite("model", ready.model.name, "latents")
-    clock, scratch = Clock(latents.device), Report("", "", {}, None, len(latents), latents.device.type)
+
+    clock = Clock(latents.device)
+    scratch = Report("", "", {}, None, len(latents), latents.device.type)
     if isinstance(ready.decoder, KLModel):
-        report.memory[DECODE] = net.decode_bytes(min(len(latents), _DECODE_BATCH), *latents.shape[2:])
-    short = "memory: there is too little to decode a single picture; choose another --device."
-    with clock.phase("decoder"), enough_memory(short):
-        latents = latents.to(next(net.parameters()).dtype)
-        parts = in_chunks(net.decode, latents, _DECODE_BATCH, torch.cuda.empty_cache)
+        batch = min(len(latents), DECODE_BATCH)
+        report.memory[DECODE] = ready.decoder.net.decode_bytes(batch, latents.shape[2], latents.shape[3])
+    with clock.phase("decoder"), enough_memory(TOO_LITTLE_TO_DECODE):
+        parts = decode_in_chunks(decoder.net, latents)
+
     clock.stop(scratch)
     report.phases["decoder"] = scratch.phases["decoder"]
     report.add(decoder_passes=len(parts))
-    pictures = expect_finite(torch.cat(parts).float(), decoder.name).permute(0, 2, 3, 1)
-    return ((pictures + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()
+    return to_pixels(parts, decoder.name)

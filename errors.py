@@ -1,5 +1,7 @@
 """The exception for invalid user input, and helpers for its messages. Every package may import this module."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib.util import find_spec
 
 _LONGEST = 400
@@ -17,8 +19,8 @@ _NEEDED = {
 class UserError(ValueError):
     """Invalid input. The message is one sentence: the field or file, what was found, and the remedy.
 
-    A value from a file or graph can make a message long or hold control characters: spaces replace these, and a message over 400
-    characters is shortened in the middle.
+    A value from a file or graph can make a message long or hold control characters: spaces replace these, and a message
+    over 400 characters is shortened in the middle.
     """
 
     # The name in ComfyUI's reports: without a machine's path, and how web/js/errors.js recognises the exception.
@@ -40,14 +42,21 @@ def not_finite(field: str, maker: str, made: str) -> UserError:
         made: what it computed: "latents", "logits", "pixels" or "features".
     """
     return UserError(
-        f"{field}: {maker} computed {made} that are not finite (NaN or infinity). Either fp16 overflowed, or the file is damaged or from "
-        "a training that diverged; choose the dtype bf16 or fp32, or another file."
+        f"{field}: {maker} computed {made} that are not finite (NaN or infinity). Either fp16 overflowed, or the file "
+        "is damaged or from a training that diverged; choose the dtype bf16 or fp32, or another file."
     )
 
 
 def first_line(error: BaseException) -> str:
     """First line of an exception's message, at most 160 characters; its class name if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """ "did you mean X?" with the choice that is spelt most like a word, ignoring case; "" if none is similar."""
+    by_key = {choice.lower(): choice for choice in choices}
+    close = get_close_matches(word[:_LONGEST].lower(), by_key, 1)
+    return f"did you mean {by_key[close[0]]}?" if close else ""
 
 
 def missing_packages() -> str:

@@ -1,4 +1,7 @@
-"""Insufficient memory: recognising it, working in smaller chunks, and saying so. Every package may import this module."""
+"""Insufficient memory: recognising it, working in smaller chunks, and saying so.
+
+Every package may import this module.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +32,10 @@ def enough_memory(sentence: str) -> Iterator[None]:
 
 
 def in_chunks(work: Callable[[Any], Any], x: Any, size: int, release: Callable[[], None]) -> list[Any]:
-    """Results of ``work`` for consecutive chunks of a tensor; if memory is insufficient, of chunks of half the size, and then raises.
+    """Results of ``work`` for consecutive chunks of a tensor.
+
+    If memory is insufficient, the chunks are halved; if it is insufficient for one row, the exception of ``work`` is
+    raised.
 
     ``release`` is called before a chunk is repeated.
     """

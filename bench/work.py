@@ -15,9 +15,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ..assembly import Drafts, Ready, Source, choose_models, complete, decode, defaults, load
+from ..assembly import Drafts, Ready, Source, complete, decode, defaults, load
 from ..cli.bench import machine
-from ..cli.conditions import Builder
+from ..cli.conditions import builder
+from ..cli.models import choose_models
 from ..errors import UserError
 from ..reports.quality import DISTRIBUTION
 from ..reports.record import Report
@@ -145,8 +146,14 @@ class Conditions:
 
     def __init__(self, spec: Spec, models: Models):
         self.spec, self._models = spec, models
-        choices = (spec.tar, spec.ta_tok, spec.encoder)
-        self._build = Builder(models.source, spec.seed, *choices, asked=spec.prompt_settings)
+        self._build = builder(
+            models.source,
+            tar=spec.tar,
+            ta_tok=spec.ta_tok,
+            encoder=spec.encoder,
+            seed=spec.seed,
+            asked=spec.prompt_settings,
+        )
         self._about: tuple[Ready, dict[str, Any]] | None = None
 
     def about(self, ready: Ready) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Find the fastest accelerator within a loss, on this machine.
 
-The plain sampler and every accelerator that suits the model run one after another on the same seeds, several rounds. The answer is the
-fastest one whose loss against the plain sampler's images is within the limit, as a line for the node Any Sampler and as options for
-compare and bench. After the first round only candidates that can still win are run again.
+The plain sampler and every accelerator that suits the model run one after another on the same seeds, several rounds.
+The answer is the fastest one whose loss against the plain sampler's images is within the limit, as a line for the node
+Any Sampler and as options for compare and bench. After the first round only candidates that can still win are run
+again.
 """
 
 from __future__ import annotations
@@ -40,17 +41,18 @@ def run(options: argparse.Namespace) -> int:
     seed = whole(options.seed, "seed", 0, SEEDS - 1)
     batch = whole(options.batch, "batch", 1, MOST_IMAGES)
     options.samplers = None
+
     plain = choose(find(usual_samplers(options).split(",")[0]).name, {})
     drafted = options.draft != AUTO or options.model == DEMO
     choices = [plain, *candidates(plain.entry.name, drafted)]
     planned = _planned(choices, options)
     what = conditions(planned, options.label, options.text, batch, options, seed)
     planned = with_draft(planned, options)
-    place = {id(choice): i for i, choice in enumerate(choices)}
+    index_of = {id(choice): i for i, choice in enumerate(choices)}
 
-    def make_pictures(choice: Choice, at: int) -> tuple[np.ndarray, Report]:
-        i = place[id(choice)]
-        made = draw(planned[i], what[i], at)
+    def make_pictures(choice: Choice, seed: int) -> tuple[np.ndarray, Report]:
+        i = index_of[id(choice)]
+        made = draw(planned[i], what[i], seed)
         return decode(planned[i].on, made).numpy(), made.report
 
     warm_up(planned[0], what[0])
@@ -66,7 +68,8 @@ def _options(plain: Choice, best: Choice) -> str:
     if best is plain:
         return f"--samplers {plain.entry.name}"
     name = best.entry.name if best.entry is not plain.entry else f"{best.entry.name}:advised"
-    own = {**({} if best.preset == CUSTOM else {PRESET: best.preset}), **best.values}
+    preset = {} if best.preset == CUSTOM else {PRESET: best.preset}
+    own = {**preset, **best.values}
     sets = (f"--set {name}.{setting}={value}" for setting, value in own.items())
     return " ".join([f"--samplers {plain.entry.name},{name}", *sets])
 

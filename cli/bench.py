@@ -1,10 +1,10 @@
 """Time samplers against each other.
 
-The runs are paired and interleaved (A B A B ...): every repeat runs each sampler on the same noise, one after the other, so that other load
-on the machine affects all of them. A ratio is the median of the repeats' ratios to the baseline of the sampler's family (mar, llamagen,
-tar), with the smallest and the largest. Each sampler runs an untimed step first. --random times a network of an official size with random
-weights, which is meaningful for seconds but not for acceptance. Models that read a prompt draw "a red boat at sunset" unless --prompt
-names another.
+The runs are paired and interleaved (A B A B ...): every repeat runs each sampler on the same noise, one after the
+other, so that other load on the machine affects all of them. A ratio is the median of the repeats' ratios to the
+baseline of the sampler's family (mar, llamagen, tar), with the smallest and the largest. Each sampler runs an untimed
+step first. --random times a network of an official size with random weights, which is meaningful for seconds but not
+for acceptance. Models that read a prompt draw "a red boat at sunset" unless --prompt names another.
 """
 
 from __future__ import annotations
@@ -66,19 +66,33 @@ def run(options: argparse.Namespace) -> int:
     batches = [whole(text, "batch", 1, MOST_IMAGES) for text in options.batch.split(",")]
     repeats = whole(options.repeats, "repeats", 1, 1000)
     numbers = output(options.json, "json", (".json",))
+
     planned, asked = planned_for(options)
     what = [conditions_of(planned, batch, options, asked) for batch in batches]
     planned = with_draft(planned, options)
     found = [_measure(planned, batch, repeats, drawn) for batch, drawn in zip(batches, what, strict=True)]
-    device, name = planned[0].on.device, ", ".join(dict.fromkeys(p.on.model.name for p in planned))
-    rows = [(p, group["batch"], run) for group in found for p, run in zip(planned, group["runs"], strict=True)]
-    noted = [(p, batch, run["note"]) for p, batch, run in rows if "note" in run]
-    notes = [f"note: {literal(p.label)}, batch {batch}: {literal(note, LONGEST_NOTE)}" for p, batch, note in noted]
+
+    device = planned[0].on.device
+    name = ", ".join(dict.fromkeys(p.on.model.name for p in planned))
+    notes = []
+    for group in found:
+        for p, timed in zip(planned, group["runs"], strict=True):
+            if "note" in timed:
+                note = literal(timed["note"], LONGEST_NOTE)
+                notes.append(f"note: {literal(p.label)}, batch {group['batch']}: {note}")
+
     unsaved = ""
     if numbers:
-        all_found = {"version": VERSION, "device": device.type, "machine": machine(device), "model": name}
-        all_found |= {"repeats": repeats, "batches": found}
+        all_found = {
+            "version": VERSION,
+            "device": device.type,
+            "machine": machine(device),
+            "model": name,
+            "repeats": repeats,
+            "batches": found,
+        }
         unsaved = save([Result("json", numbers, as_text(json.dumps(all_found, indent=2) + "\n"))])
+
     print(about(name, device, repeats), "", _table(found, planned), *([""] if notes else []), *notes, sep="\n")
     if unsaved:
         raise UserError(unsaved)
@@ -125,6 +139,7 @@ def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCon
             reports.append(draw(p, condition, repeat).report)
             if not reports[-1].seconds:
                 raise UserError(f"{p.entry.name}: its run took no measurable time; raise --batch.")
+
     out = []
     for p, reports, base in zip(planned, runs, measured_against(planned), strict=True):
         ratios = [a.seconds / b.seconds for a, b in zip(runs[base], reports, strict=True)]
@@ -144,8 +159,10 @@ def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCon
             "peak_memory_bytes": reports[-1].peak_memory_bytes,
         }
         note = " ".join(dict.fromkeys(r.note for r in reports if r.note))
-        entry |= {"note": note} if note else {}
-        entry |= {"acceptance": round(median(accepted), 6)} if accepted else {}
+        if note:
+            entry["note"] = note
+        if accepted:
+            entry["acceptance"] = round(median(accepted), 6)
         out.append(entry)
     return {"batch": batch, "runs": out}
 
@@ -166,13 +183,23 @@ def about(name: str, device: torch.device, repeats: int) -> str:
 
 
 def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:
+    """The table of all batches and samplers."""
     rows = [_HEAD.split(", ")]
     for group in found:
         for entry, p in zip(group["runs"], planned, strict=True):
             low, high = entry["ratio_range"]
-            phases = [f"{entry['phases'][n]:.3f}" if n in entry["phases"] else "" for n in rows[0][6:9]]
-            row = [str(group["batch"]), p.label, f"{entry['median_seconds']:.3f}", f"{entry['seconds_per_image']:.3f}"]
-            row += [f"{entry['ratio']:.2f}x", f"{low:.2f}-{high:.2f}", *phases]
-            row += [str(entry["counts"].get(n, "")) for n in ("transformer_passes", "head_calls")]
-            rows.append([*row, f"{100 * entry['acceptance']:.1f} %" if "acceptance" in entry else ""])
+            row = [
+                str(group["batch"]),
+                p.label,
+                f"{entry['median_seconds']:.3f}",
+                f"{entry['seconds_per_image']:.3f}",
+                f"{entry['ratio']:.2f}x",
+                f"{low:.2f}-{high:.2f}",
+            ]
+            for phase in ("transformer", "head", "sampling"):
+                row.append(f"{entry['phases'][phase]:.3f}" if phase in entry["phases"] else "")
+            for count in ("transformer_passes", "head_calls"):
+                row.append(str(entry["counts"].get(count, "")))
+            row.append(f"{100 * entry['acceptance']:.1f} %" if "acceptance" in entry else "")
+            rows.append(row)
     return markdown(rows, empty=False)

@@ -1,9 +1,10 @@
 """Run samplers on the same seed and draw their pictures side by side, with their numbers underneath.
 
-All samplers of a family start from the same noise, so differences between the pictures come from the method. Samplers of several
-families may run together: each uses the model of its family, and its speed-up is relative to the baseline of its family (mar,
-llamagen, tar). The baseline runs first, after an untimed warm-up step. Seconds do not include the decoder. PSNR and SSIM compare
-each image with the baseline's; a word takes their place where a method keeps the distribution of images only.
+All samplers of a family start from the same noise, so differences between the pictures come from the method. Samplers
+of several families may run together: each uses the model of its family, and its speed-up is relative to the baseline of
+its family (mar, llamagen, tar). The baseline runs first, after an untimed warm-up step. Seconds do not include the
+decoder. PSNR and SSIM compare each image with the baseline's; a word takes their place where a method keeps the
+distribution of images only.
 """
 
 from __future__ import annotations
@@ -49,24 +50,29 @@ def run(options: argparse.Namespace) -> int:
     numbers = output(options.json, "json", (".json",))
     assert out is not None
     distinct(out=out, maps=maps, json=numbers)
+
     planned, asked = prepare(options)
     expect_fits(len(planned), columns)
     # Conditions before drafts: Tar's language model, which is large, is freed by then.
     what = conditions(planned, options.label, options.text, batch, options, seed, asked)
     planned = with_draft(planned, options)
+
     warmed: set[int] = set()
     for p, condition in zip(planned, what, strict=True):
         # Token samplers check their inputs here. A MAR's first step is expensive, so one sampler warms up for all.
         if not p.on.masked or id(p.on) not in warmed:
             warm_up(p, condition)
         warmed.add(id(p.on))
+
     pictures: list[np.ndarray] = []
     reports: list[Report] = []
     for p, condition in zip(planned, what, strict=True):
         made = draw(p, condition, seed)
         pictures.append(decode(p.on, made).numpy())
         reports.append(made.report)
-    labels, base = [p.label for p in planned], measured_against(planned)
+
+    labels = [p.label for p in planned]
+    base = measured_against(planned)
     quality = qualities(pictures, reports, base)
     models = list(dict.fromkeys(p.on.model.name for p in planned))
     drawn = ", ".join(dict.fromkeys(name for condition in what for name in condition.names))
@@ -74,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
     grid = compare_grid(
         pictures, labels, reports, columns, base, title=title, quality=quality, differences=options.differences
     )
+
     results = [Result("out", out, encoded(grid, out))]
     if maps:
         results.append(Result("maps", maps, encoded(_maps(pictures, labels, reports, title), maps)))

@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _open_streams() -> None:
     """Give this process an output and an error stream that take any text.
 
-    A service may start it without them, and in a locale without UTF-8 the name of a file may have characters that they cannot write.
+    A service may start it without them, and in a locale without UTF-8 the name of a file may have characters that they
+    cannot write.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -79,7 +80,8 @@ def _open_streams() -> None:
 def _command(args: list[str]) -> int:
     """Run the command that the arguments name; returns the exit code."""
     lines = "\n".join(f"  {name:<12}{help}" for name, (_, help) in COMMANDS.items())
-    note = f"Each has its own --help. {', '.join(DEVELOPMENT[:-1])} and {DEVELOPMENT[-1]} need a checkout of the repository."
+    checkout = f"{', '.join(DEVELOPMENT[:-1])} and {DEVELOPMENT[-1]}"
+    note = f"Each has its own --help. {checkout} need a checkout of the repository."
     top = Parser(
         PROGRAM,
         description=f"FastAR without ComfyUI. Commands:\n{lines}\n\n{note}",
@@ -115,7 +117,11 @@ def load_judge() -> Any:
 
 
 def load_module(name: str, what: str) -> Any:
-    """A module by its name; if it is of a folder that this installation does not contain, a UserError names ``what`` needs it."""
+    """A module by its name.
+
+    Raises:
+        UserError: it is of a folder that this installation does not contain; the message names ``what`` needs it.
+    """
     folder = name.split(".")[2] if name.startswith("..") else ""
     try:
         return importlib.import_module(name, __package__)

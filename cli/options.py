@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
-import torch
-
-from ..assembly import AUTO, DEMO, Source, find_file
+from ..assembly import AUTO, DEMO, Source, choose_device, find_file, models_folder
+from ..conditions import ENCODER
 from ..errors import UserError
 from ..model_loaders.families import DTYPES, INT8
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from ..model_loaders.wrappers import WEIGHTS
-from ..reports.files import typed_path
 from .progress import Bar
 
 SEEDS = 1 << 64
@@ -27,12 +24,12 @@ MODEL_OPTIONS = {
     "grid": (None, "tokens along one side (16, 24, 32, 64); default what the file states"),
     "draft": (
         AUTO,
-        "draft model of cspd (a smaller one) or mulosd (one of a smaller picture): auto (where the catalogue has one), an entry of the "
-        "catalogue or a file",
+        "draft model of cspd (a smaller one) or mulosd (one of a smaller picture): auto (where the catalogue has one), "
+        "an entry of the catalogue or a file",
     ),
     "tar": (AUTO, "language model of Tar: auto (the demo's, or tar-1.5b), an entry, a folder or a file"),
     "ta-tok": (AUTO, "TA-Tok of Tar: auto (the de-tokenizer's), an entry of the catalogue or a file"),
-    "encoder": ("flan-t5-xl", "text encoder of text-to-image models; default flan-t5-xl"),
+    "encoder": (ENCODER, f"text encoder of text-to-image models; default {ENCODER}"),
     "device": (AUTO, "auto (default), cpu, cuda, cuda:1 or mps"),
 }
 
@@ -47,13 +44,15 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "--weights",
         default=AUTO,
         choices=WEIGHTS,
-        help="of a training's file with averaged (EMA) weights beside the trained ones: auto (default, the averaged ones), ema or plain",
+        help="of a training's file with averaged (EMA) weights beside the trained ones: auto (default, the averaged "
+        "ones), ema or plain",
     )
     add(
         "--speed",
         default=PLAIN,
         choices=SPEEDS,
-        help="plain (default); compile: transformer blocks and diffusion steps by torch.compile, which takes a minute at first",
+        help="plain (default); compile: transformer blocks and diffusion steps by torch.compile, which takes a minute "
+        "at first",
     )
     add(
         "--models",
@@ -86,7 +85,8 @@ def sampler_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--samplers",
         help="names separated by commas, combinations with a plus, variants of one sampler after a colon "
-        "(mar,mar:disa); default mar,fasthybrid, for a LlamaGen llamagen,zipar, for a PAR par, for Tar tar,zipar and mulosd with a draft",
+        "(mar,mar:disa); default mar,fasthybrid, for a LlamaGen llamagen,zipar, for a PAR par, for Tar tar,zipar and "
+        "mulosd with a draft",
     )
     add(
         "--set",
@@ -94,8 +94,8 @@ def sampler_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="[SAMPLER.]NAME=VALUE",
         dest="sets",
-        help="a setting of one sampler (fasthybrid.threshold=0.9), of all that have it (cfg=2), or of Tar's language model "
-        "(prompt.detail=169); may be repeated",
+        help="a setting of one sampler (fasthybrid.threshold=0.9), of all that have it (cfg=2), or of Tar's language "
+        "model (prompt.detail=169); may be repeated",
     )
 
 
@@ -108,38 +108,6 @@ def whole(text: str, name: str, low: int, high: int) -> int:
     if not low <= number <= high:
         raise UserError(f"{name}: {number} is outside {low} to {high}.")
     return number
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto" selects CUDA, then MPS, then the CPU."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()  # fails on meta, which computes nothing
-    except (RuntimeError, AssertionError, NotImplementedError, ValueError):
-        have = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        have += ["mps"] if torch.backends.mps.is_available() else []
-        raise UserError(f"device: {name} cannot be used here; there is {', '.join(have)}.") from None
-    return device
-
-
-def models_folder(wanted: str | Path | None) -> Path | None:
-    """Folder of weight files: the option, ComfyUI's models/fastar, or the user's cache. It is not created.
-
-    None in a container without a home folder: the demo and files named by their path need no folder.
-    """
-    if wanted is not None:
-        return typed_path(wanted, "models")
-    package = Path(__file__).resolve().parents[1]
-    if package.parent.name == "custom_nodes":
-        return package.parent.parent / "models" / "fastar"
-    if comfy := os.environ.get("COMFYUI_PATH"):  # noqa: TID251
-        return typed_path(comfy, "COMFYUI_PATH") / "models" / "fastar"
-    try:
-        return Path.home() / ".cache" / "fastar"
-    except RuntimeError:
-        return None
 
 
 def source(options: argparse.Namespace) -> Source:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from .. import assembly
-from ..assembly import AUTO, DEMO, PAR, Drafts, Ready, choose_models, complete, defaults, identified
-from ..errors import UserError
+from ..assembly import AUTO, DEMO, PAR, Drafts, Ready, complete, defaults, identified
+from ..errors import UserError, did_you_mean
 from ..samplers import presets
 from ..samplers.baseline import Run, baselines
 from ..samplers.choice import PRESET, assignment, names_of_settings
 from ..samplers.registry import FAMILIES, MAR, TAR, Entry, find
 from ..samplers.settings import make
 from ..samplers.tokens.settings import TarPromptSettings
+from .models import choose_models
 from .options import MODEL_OPTIONS, source, whole
 
 # Prefix of the settings of Tar's language model in --set.
@@ -66,10 +66,17 @@ def prepare(
 
 def of_prompt(sets: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Split --set into the settings of samplers, and by name those of Tar's language model (checked)."""
-    mine = [text for text in sets if text.partition("=")[0].strip().startswith(f"{PROMPT}.")]
-    asked = {name.removeprefix(f"{PROMPT}."): value for name, value in (assignment(text, "set") for text in mine)}
+    others: list[str] = []
+    asked: dict[str, str] = {}
+    for text in sets:
+        if text.partition("=")[0].strip().startswith(f"{PROMPT}."):
+            name, value = assignment(text, "set")
+            asked[name.removeprefix(f"{PROMPT}.")] = value
+        else:
+            others.append(text)
+
     make(TarPromptSettings, asked)
-    return [text for text in sets if text not in mine], asked
+    return others, asked
 
 
 def usual_samplers(options: argparse.Namespace) -> str:
@@ -85,8 +92,9 @@ def usual_samplers(options: argparse.Namespace) -> str:
 
 
 def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Ready]:
-    """Load the model of each sampler, by its name: the model of the options, or of the demo the one of the sampler's family."""
-    entries, files = list(dict.fromkeys(entries)), source(options)
+    """Load the model of each sampler, by its name: that of the options, or the demo's of the sampler's family."""
+    entries = list(dict.fromkeys(entries))
+    files = source(options)
     labelled = getattr(options, "label", None) is not None
     chosen = choose_models(options.model, entries, files, bool(options.text), labelled)
     if options.model == DEMO and options.decoder != AUTO and len({family for family, _ in chosen.values()}) > 1:
@@ -141,10 +149,16 @@ def by_key(names: Iterable[str]) -> dict[str, Entry]:
 def assigned(
     entries: Mapping[str, Entry], values: Iterable[tuple[str, V]]
 ) -> dict[str, tuple[dict[str, V], dict[str, V]]]:
-    """By key of :func:`by_key` the values that were given for all samplers, as far as it has the setting, and those for it alone.
+    """The values for each sampler, by its key of :func:`by_key`.
 
-    ``values`` are "name" or "sampler.name" with a value; later ones take precedence. Raises UserError: a sampler that is not among the
-    entries, or an unknown setting.
+    They are those that were given for all samplers, as far as it has the setting, and those for it alone.
+
+    Args:
+        entries: the samplers.
+        values: "name" or "sampler.name" with a value; later ones take precedence.
+
+    Raises:
+        UserError: a sampler that is not among the entries, or an unknown setting.
     """
     shared: dict[str, V] = {}
     own: dict[str, dict[str, V]] = {key: {} for key in entries}
@@ -157,21 +171,22 @@ def assigned(
         known = names_of_settings({key: e for key, e in entries.items() if not dot or key == sampler})
         if name not in known:
             whose = f"{sampler} has no" if dot else "no sampler of this run has a"
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
+            hint = did_you_mean(name, known) or f"there are {', '.join(known)}."
             raise UserError(f"set: {whose} setting {name[:60]}; {hint}")
         (own[sampler] if dot else shared)[name] = value
-    return {
-        key: ({n: v for n, v in shared.items() if n in names_of_settings({key: entry})}, own[key])
-        for key, entry in entries.items()
-    }
+
+    out = {}
+    for key, entry in entries.items():
+        names = names_of_settings({key: entry})
+        out[key] = {name: value for name, value in shared.items() if name in names}, own[key]
+    return out
 
 
 def plan(samplers: str, sets: Sequence[str], ready: Mapping[str, Ready]) -> list[Planned]:
     """Samplers with their settings, grouped by family, the baseline first in each.
 
-    A later source of a setting takes precedence: the model's defaults, the preset, settings for all samplers, settings for one sampler.
-    Without a model in ``ready``, by sampler name, the settings are only checked.
+    A later source of a setting takes precedence: the model's defaults, the preset, settings for all samplers, settings
+    for one sampler. Without a model in ``ready``, by sampler name, the settings are only checked.
     """
     entries = by_key(samplers.split(","))
     given = assigned(entries, [assignment(text, "set") for text in sets])
@@ -185,16 +200,22 @@ def plan(samplers: str, sets: Sequence[str], ready: Mapping[str, Ready]) -> list
         demo = on is None or on.demo
         settings: Any = presets.combine(entry.settings, defaults(on) if on else {}, preset, asked, demo, width)
         out.append(Planned(entry, settings, own, key.partition(":")[2], on))
-    family = [p.ready.family if p.ready else p.entry.family for p in out]
-    rank = {name: i for i, name in enumerate(dict.fromkeys(family))}
-    order = sorted(range(len(out)), key=lambda i: (rank[family[i]], not out[i].entry.baseline or bool(out[i].variant)))
-    return [out[i] for i in order]
+
+    families = [p.ready.family if p.ready else p.entry.family for p in out]
+    rank = {name: i for i, name in enumerate(dict.fromkeys(families))}
+
+    def place(i: int) -> tuple[int, bool]:
+        baseline = out[i].entry.baseline and not out[i].variant
+        return rank[families[i]], not baseline
+
+    return [out[i] for i in sorted(range(len(out)), key=place)]
 
 
 def measured_against(planned: Sequence[Planned]) -> list[int]:
     """For each sampler the index of the one its speed-up is relative to, see :func:`samplers.baseline.baselines`.
 
-    Models of two families or sizes have different networks, so the ratio of their seconds is not a property of a method.
+    Models of two families or sizes have different networks, so the ratio of their seconds is not a property of a
+    method.
     """
     return baselines(
         [Run((p.on.family, p.on.tokens), p.entry.name, asdict(p.settings), math.isqrt(p.on.tokens)) for p in planned]

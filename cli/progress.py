@@ -8,7 +8,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-_APPEARS, _REDRAWN, _PRINTED = 0.7, 0.1, 15.0  # seconds: until it appears, between updates on a terminal and elsewhere
+# Seconds until the bar appears, and between updates on a terminal and elsewhere.
+_APPEARS = 0.7
+_REDRAWN = 0.1
+_PRINTED = 15.0
 
 
 class Bar(tqdm):
@@ -25,7 +28,8 @@ class Bar(tqdm):
 
     def __call__(self, done: int, total: int, unit: str) -> None:
         """Report progress; ``total`` is 0 if unknown."""
-        self.total, self.unit = total or None, f" {unit}"
+        self.total = total or None
+        self.unit = f" {unit}"
         self.update(done - self.n)
 
     def display(self, *args: Any, **named: Any) -> Any:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import fastar_nodes
 import pytest
 import torch
 from fastar_nodes import assembly
@@ -41,24 +40,6 @@ def source() -> Source:
 @pytest.fixture(scope="module")
 def demo() -> Ready:
     return assembly.load(MAR, "demo", Source(built_in, CPU))
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_every_sampler_is_public_with_its_settings(name):
-    entry = SAMPLERS[name]
-    for public in (entry.settings, *([] if "+" in name else [entry.run])):
-        assert getattr(fastar_nodes, public.__name__) is public
-        assert public.__name__ in dir(fastar_nodes)
-
-
-def test_the_api_lists_what_it_has():
-    for name in fastar_nodes._PUBLIC:
-        assert getattr(fastar_nodes, name) is not None and name in dir(fastar_nodes)
-    assert {"load_mar", "PairedNoise", "resolve_labels", "UserError"} <= {*fastar_nodes._PUBLIC}
-    assert fastar_nodes.WEB_DIRECTORY == "./web"
-    for name in ("nosuch", "NODE_CLASS_MAPPINGS", "__wrapped__"):
-        with pytest.raises(AttributeError, match=name):
-            getattr(fastar_nodes, name)
 
 
 def test_a_model_comes_with_its_decoder(demo):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fastar_nodes import assembly
 from fastar_nodes.assembly import AUTO, Drafts, Ready, Source, defaults, prompt_settings
-from fastar_nodes.cli import planning
+from fastar_nodes.cli import models, planning
 from fastar_nodes.cli.planning import Planned, measured_against, plan, usual_samplers
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.autoencoder import VQModel
@@ -45,9 +45,10 @@ def test_recommended_settings():
         assert defaults(Ready(HYBRID, mar(condition="prompt", max_beta=beta))) == {**published, "ar_steps": steps}
 
 
-def test_a_deep_statement_of_defaults_is_none():
-    assert assembly.stated_defaults({"defaults": "[" * 100_000}) == {}
-    assert assembly.stated_defaults({"defaults": '{"cfg": ' + "[" * 100_000}) == {}
+@pytest.mark.parametrize("beginning", ["", '{"cfg": '])
+def test_a_deep_statement_of_defaults_is_refused(beginning):
+    with pytest.raises(UserError, match="^model: the entry defaults in the model's metadata cannot be read"):
+        assembly.stated_defaults({"defaults": beginning + "[" * 100_000})
 
 
 def test_asked_settings_of_the_language_model_beat_the_files():
@@ -129,6 +130,7 @@ def test_the_decoder_that_a_file_states_is_asked_for(monkeypatch):
     monkeypatch.setattr(assembly.ck, "read_metadata", lambda path: {"decoder": "stated"})
     monkeypatch.setattr(assembly.hub, "decoder_for", lambda *a: asked.append(a) or "found")
     monkeypatch.setattr(assembly, "load_kl", lambda path, *_: decoder(16))
+    monkeypatch.setattr(assembly, "_with_note", lambda model, note: model)
     source = Source(lambda choice, family: choice, torch.device("cpu"))
     assembly.load(MAR, "mine.pth", source)
     assembly.load(MAR, "mine.pth", source, "chosen")
@@ -139,7 +141,7 @@ def test_models_of_the_demo_by_the_samplers_of_a_run():
     """A sampler of two families follows those of one; with a prompt it is Tar's, and a MAR's without a label the hybrid's."""
 
     def families(names, prompted=False, labelled=False):
-        return assembly._families([SAMPLERS[name] for name in names], prompted, labelled)
+        return models._families([SAMPLERS[name] for name in names], prompted, labelled)
 
     assert families(["zipar"]) == {"zipar": LLAMAGEN}
     assert families(["tar", "zipar"]) == {"tar": TAR, "zipar": TAR}
@@ -151,12 +153,12 @@ def test_models_of_the_demo_by_the_samplers_of_a_run():
 def test_a_size_is_taken_from_the_sampler_that_has_one(monkeypatch):
     """The PAR of the demo has one size; the LlamaGen of the same grid is compared with it."""
     grids = {"demo-par": "16", "demo-llamagen": "16", "demo-llamagen-low": "8"}
-    monkeypatch.setattr(assembly.ck, "read_metadata", lambda path: {"grid": grids[path]})
+    monkeypatch.setattr(models.ck, "read_metadata", lambda path: {"grid": grids[path]})
     files = Source(lambda choice, family: choice, torch.device("cpu"))
 
     def chosen(names):
         entries = [SAMPLERS[name] for name in names]
-        found = assembly.choose_models("demo", entries, files)
+        found = models.choose_models("demo", entries, files)
         return {name: choice for name, (_, choice) in found.items()}
 
     assert chosen(["par", "zipar"]) == {"par": "demo-par", "zipar": "demo-llamagen"}
@@ -236,14 +238,16 @@ def test_usual_samplers(monkeypatch):
 def test_a_grid_of_2_to_128_is_possible(monkeypatch):
     grids = []
     monkeypatch.setattr(planning, "choose_models", lambda *_: {"zipar": (LLAMAGEN, "x")})
-    monkeypatch.setattr(planning.assembly, "load", lambda *a: grids.append(a[-1]))
+    monkeypatch.setattr(planning.assembly, "load", lambda *a: grids.append(a[-2]))
     monkeypatch.setattr(planning, "source", lambda options: None)
     for grid in ("2", "128", None):
-        planning.load(SimpleNamespace(grid=grid, model="x", decoder=AUTO, text=None), [SAMPLERS["zipar"]])
+        planning.load(SimpleNamespace(grid=grid, model="x", decoder=AUTO, weights=AUTO, text=None), [SAMPLERS["zipar"]])
     assert grids == [2, 128, None]
     for grid in ("1", "129", "x"):
         with pytest.raises(UserError, match="^grid: "):
-            planning.load(SimpleNamespace(grid=grid, model="x", decoder=AUTO, text=None), [SAMPLERS["zipar"]])
+            planning.load(
+                SimpleNamespace(grid=grid, model="x", decoder=AUTO, weights=AUTO, text=None), [SAMPLERS["zipar"]]
+            )
 
 
 def test_a_prompts_settings_are_taken_out_of_those_of_samplers():

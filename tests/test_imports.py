@@ -64,7 +64,7 @@ print(json.dumps({
 
 def loaded() -> list[str]:
     """The modules that the measurement imports: all that need no ComfyUI, and the commands of the tools."""
-    packages = ("assembly", "bench", "cli", "model_loaders", "reports", "samplers")
+    packages = ("assembly", "conditions", "pipeline", "bench", "cli", "model_loaders", "reports", "samplers")
     names = [name_of(path) for path in sources()]
     own = [name for name in names if name.split(".")[0] in packages]
     return [*own, "nodes", "tools.parity.command", "tools.training.command"]
@@ -90,7 +90,7 @@ def test_importing_has_no_side_effects_and_is_fast():
 # Module or package: what of the package it may import. The longest matching entry applies; "" is the root package.
 # errors.py and memory.py may be imported everywhere.
 OURS = {
-    "": {"nodes", "samplers", "model_loaders"},
+    "": {"nodes", "pipeline", "assembly", "samplers", "model_loaders", "reports"},
     "__main__": {"cli"},
     "errors": set(),
     "memory": set(),
@@ -101,7 +101,9 @@ OURS = {
     "reports": {"reports"},
     "model_loaders": {"model_loaders"},
     "model_loaders.networks": {"model_loaders.networks"},
-    "cli": {"cli", "assembly", "samplers", "model_loaders", "reports"},
+    "conditions": {"assembly", "samplers", "model_loaders"},
+    "pipeline": {"assembly", "conditions", "samplers", "model_loaders", "reports"},
+    "cli": {"cli", "conditions", "assembly", "samplers", "model_loaders", "reports"},
     "bench": {"bench", "cli", "assembly", "samplers", "model_loaders", "reports"},
     "tools": {"tools", "nodes", "bench", "cli", "assembly", "samplers", "model_loaders", "reports"},
 }
@@ -112,6 +114,8 @@ PICTURES = {"torch", "numpy", "PIL"}
 OTHERS = {
     **dict.fromkeys(("", "__main__", "errors", "memory"), set()),
     "assembly": {"torch"},
+    "conditions": {"torch"},
+    "pipeline": PICTURES,
     "nodes": {*PICTURES, "comfy_api"},
     "nodes.host": {
         *PICTURES,

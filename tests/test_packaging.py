@@ -39,6 +39,7 @@ def test_every_data_file_is_installed():
     patterns = PROJECT["tool"]["setuptools"]["package-data"].items()
     globs = ["/".join([*package.split(".")[1:], glob]) for package, own in patterns for glob in own]
     installed = [glob.replace("**/", "") for glob in globs]
+    assert "py.typed" in installed, "type checkers read the annotations of an installed package only with it"
     for folder in (*PACKAGES, "demo", "subgraphs", "web", "workflows"):
         for path in (ROOT / folder).rglob("*"):
             if path.is_dir() or path.suffix in (".py", ".pyc") or path.name.startswith("."):
@@ -71,8 +72,6 @@ def test_tests_run_in_a_folder_of_any_name(name, tmp_path):
         shutil.copyfile(ROOT / file, folder / file)
     test = "import fastar_nodes\ndef test():\n    assert issubclass(fastar_nodes.UserError, ValueError)\n"
     (folder / "tests" / "test_one.py").write_text(test)
-    (folder / "samplers").mkdir()  # __init__.py looks up unknown names there
-    (folder / "samplers" / "registry.py").write_text("SAMPLERS = {}\n")
     stub.mkdir()  # torch takes seconds to import
     (stub / "torch.py").write_text("get_num_threads = lambda: 1\nset_num_threads = print\n")
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(stub)}
@@ -176,7 +175,14 @@ def shipped():
 
 def test_the_archive_holds_no_development_files(shipped):
     names = {path.as_posix() for path in shipped}
-    assert {"__init__.py", "pyproject.toml", "demo/checkpoints/mar.safetensors", "web/docs/FastARCompare.md"} <= names
+    assert {
+        "__init__.py",
+        "py.typed",
+        "docs/python.md",
+        "pyproject.toml",
+        "demo/checkpoints/mar.safetensors",
+        "web/docs/FastARCompare.md",
+    } <= names
     for word in "bench/ tools/ tests/ .github/ CONTRIBUTING Makefile judge train ablation parity".split():
         assert not [name for name in names if word in name], word
     size, lines = release.size(shipped)

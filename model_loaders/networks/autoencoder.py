@@ -19,13 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import not_finite
+from ...errors import UserError, not_finite
+from ...memory import enough_memory, in_chunks
 from .structure import MOST_LEVELS, depth, official_names
 
 # Buffer of the official VQ files that inference does not use: the codes that training used last.
 HISTORY = "quantize.codebook_used"
 # Pixels of a picture above which a batch is decoded one by one; 512 x 512 is decoded as it is.
 WHOLE = 1 << 19
+# Images that a pass of the decoder decodes.
+DECODE_BATCH = 8
+TOO_LITTLE_TO_DECODE = "memory: there is too little to decode a single image; choose another device."
 # Elements of one block of the similarity matrix of positions and codes: 64 MB in fp32.
 _BLOCK = 1 << 24
 
@@ -253,12 +257,60 @@ def expect_finite(made: Tensor, name: str, what: str = "pixels") -> Tensor:
     return made
 
 
+def decode_in_chunks(net: KLAutoencoder | VQAutoencoder, latents: Tensor) -> list[Tensor]:
+    """Images [b, 3, H, W] in about -1..1 of latents, a tensor for every pass of the decoder.
+
+    A pass decodes at most eight images, and fewer if memory is insufficient. On a CPU it decodes them one by one: that takes
+    as long as all at once, whose last bits depend on the size of the batch.
+    """
+    weight = next(net.parameters())
+    latents = latents.to(weight.device, weight.dtype)
+
+    def decode(part: Tensor) -> Tensor:
+        if part.device.type != "cpu":
+            return net.decode(part)
+        return torch.cat([net.decode(one) for one in part.split(1)])
+
+    return in_chunks(decode, latents, DECODE_BATCH, torch.cuda.empty_cache)
+
+
+def to_pixels(parts: list[Tensor], name: str) -> Tensor:
+    """Pixels uint8 [B, H, W, 3] on the CPU, of what the decoder ``name`` made. Raises UserError: see :func:`expect_finite`."""
+    images = expect_finite(torch.cat(parts).float(), name).permute(0, 2, 3, 1)
+    return ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()
+
+
+def _expect_latents(latents: Tensor, channels: int) -> None:
+    """Raise a UserError unless a tensor is a batch of finite latents with that many channels."""
+    if not isinstance(latents, Tensor) or latents.ndim != 4 or latents.shape[1] != channels or not latents.numel():
+        shape = list(latents.shape) if isinstance(latents, Tensor) else type(latents).__name__
+        raise UserError(
+            f"latents: the decoder reads latents of the shape [batch, {channels}, height, width], and got {shape}."
+        )
+    if not bool(latents.isfinite().all()):
+        raise UserError("latents: they hold numbers that are not finite; sample them again.")
+
+
 @dataclass(frozen=True, eq=False)
 class KLModel:
     """A KL autoencoder and its display name."""
 
     net: KLAutoencoder
     name: str
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Images uint8 [B, H, W, 3] on the CPU.
+
+        Args:
+            latents: [B, channels, h, w] on any device and of any float dtype, as the masked samplers return them.
+
+        Raises:
+            UserError: latents of another shape or not finite, pixels that are not finite, or insufficient memory.
+        """
+        _expect_latents(latents, self.net.config.z_channels)
+        with enough_memory(TOO_LITTLE_TO_DECODE):
+            return to_pixels(decode_in_chunks(self.net, latents), self.name)
 
 
 class Codebook(nn.Module):
@@ -336,3 +388,31 @@ class VQModel:
 
     net: VQAutoencoder
     name: str
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Images uint8 [B, H, W, 3] on the CPU.
+
+        Args:
+            codes: int64 [B, h, w] on any device, as the token samplers return them; or code vectors, float
+                [B, channels, h, w], of which the nearest codes are decoded.
+
+        Raises:
+            UserError: codes of another shape or outside the codebook, vectors that are not finite, pixels that are not
+                finite, or insufficient memory.
+        """
+        with enough_memory(TOO_LITTLE_TO_DECODE):
+            return to_pixels(decode_in_chunks(self.net, self._vectors(codes)), self.name)
+
+    def _vectors(self, codes: Tensor) -> Tensor:
+        """The code vectors of codes, and code vectors as they are; checked."""
+        if isinstance(codes, Tensor) and codes.is_floating_point():
+            _expect_latents(codes, self.net.config.code_channels)
+            return codes
+        if not isinstance(codes, Tensor) or codes.ndim != 3 or not codes.numel():
+            shape = list(codes.shape) if isinstance(codes, Tensor) else type(codes).__name__
+            raise UserError(f"codes: the decoder reads codes of the shape [batch, height, width], and got {shape}.")
+        entries = self.net.config.codes
+        if int(codes.min()) < 0 or int(codes.max()) >= entries:
+            raise UserError(f"codes: they are outside 0 to {entries - 1}, the entries of the codebook of {self.name}.")
+        return self.net.vectors(codes.to(self.net.quantize.embedding.weight.device, torch.int64))

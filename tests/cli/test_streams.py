@@ -126,7 +126,9 @@ def test_without_a_home_folder_the_demo_runs_and_downloads_are_refused(
     monkeypatch.setattr("socket.socket.connect", None)
     assert cli(LINE).code == 0
     text = sentence(cli("compare --device cpu --samplers mar --model mar-base"))
-    assert text == "models: mar-base is a download, and there is no home folder for it; name a folder with --models."
+    assert text == (
+        "models: mar-base is a download, and there is no home folder for it; name a folder with --models (models= in Python)."
+    )
     assert sentence(cli("compare --device cpu --model mine.pth")).startswith("checkpoint: ")
     assert options.models_folder("weights") == Path("weights"), "the remedy"
 

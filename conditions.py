@@ -1,0 +1,157 @@
+"""From labels and prompts to the conditions of a model. The command line and the pipeline build them here.
+
+What reads prompts (Tar's language model, TA-Tok, a text encoder) is loaded when it is first needed, and once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from .assembly import AUTO, Ready, Source, language_model_for, load_language_model, load_reader, prompt_settings
+from .errors import UserError
+from .model_loaders.captions import prompt_of
+from .model_loaders.networks.hybrid import UNCONDITIONAL
+from .model_loaders.networks.ta_tok import TATokModel
+from .model_loaders.networks.tar import TarModel
+from .samplers.batches import in_parts
+from .samplers.conditioning import (
+    AnyCondition,
+    CodeCondition,
+    Condition,
+    PromptCondition,
+    TextCondition,
+    expect_null_prompt,
+    labels_for,
+    split_labels,
+    unknown_words,
+)
+from .samplers.driver import finish
+from .samplers.tokens.conditioning import features_of
+from .samplers.tokens.draws import PairedDraws
+from .samplers.tokens.tar import tar_prompt
+
+# The text encoder of text-to-image models (a catalogue entry).
+ENCODER = "flan-t5-xl"
+
+
+def _finish(sampler: Generator[Any, Any, Any], title: str, unit: str) -> Any:
+    """Run a sampler without showing its progress."""
+    return finish(sampler)
+
+
+@dataclass
+class ConditionBuilder:
+    """Conditions of models from labels or prompts."""
+
+    files: Source  # how models are found
+    tar: str = AUTO  # choices of Tar's language model, of TA-Tok and of the text encoder
+    ta_tok: str = AUTO
+    encoder: str = ENCODER
+    seed: int = 0  # of Tar's codes
+    asked: Mapping[str, Any] = field(default_factory=dict)  # settings of Tar's language model
+    unconditional: str | None = None  # instruction of the unconditional branch of Harmon and UniPic; None for their own
+    run: Callable[[Generator[Any, Any, Any], str, str], Any] = _finish  # runs Tar's sampler; also gets title and unit
+    warn: Callable[[str], None] = lambda sentence: None  # gets a sentence about words that a model does not know
+
+    def __post_init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Free the language model, the reader and the encoder."""
+        self._language: tuple[TarModel, dict[str, Any]] | None = None
+        self._reader: tuple[Ready, TATokModel] | None = None
+        self._text_encoder: Any = None
+        self._rows: dict[str, Tensor] = {}
+
+    def labels(self, on: Ready, text: str, repeat: int = 1, field: str = "label", most: float = math.inf) -> Condition:
+        """Class labels, checked against the model.
+
+        Args:
+            on: the model.
+            text: names or ids, see :func:`.samplers.conditioning.resolve_labels`.
+            repeat: images of each label.
+            field: name of the input, for messages.
+            most: largest number of images.
+
+        Raises:
+            UserError: an unknown label, or more than ``most`` images.
+        """
+        images = len(split_labels(text, field)) * repeat
+        if images > most:
+            raise UserError(f"batch: {images} images are more than {most}; ask for fewer.")
+
+        condition = labels_for(text, on.model.label_set, repeat, field)
+        condition.class_ids(on.classes, on.model.label_set, on.device)
+        return condition
+
+    def prompts(self, on: Ready, texts: Sequence[str], first: int = 0) -> AnyCondition:
+        """One prompt an image; image i of Tar's codes uses (seed, first + i).
+
+        Raises:
+            UserError: a prompt that the model cannot read.
+        """
+        if on.condition == "prompt":
+            return self._instructions(on, texts)
+        if on.condition == "text":
+            prompts = [prompt_of(text, "text") for text in texts]
+            return TextCondition(tuple(self._encoded(on, text) for text in prompts), tuple(prompts))
+        return self.read(self.codes(on, texts, first), on)
+
+    def _instructions(self, on: Ready, texts: Sequence[str]) -> PromptCondition:
+        """Prompts for a model with a language model of its own, checked."""
+        model: Any = on.model
+        for text in dict.fromkeys(texts):
+            model.prompt(text)
+        self._warn_of_unknown_words(model, texts)
+
+        condition = PromptCondition(tuple(texts))
+        if self.unconditional is not None:
+            condition = PromptCondition(tuple(texts), self.unconditional)
+        if on.masked:
+            model.instruction(UNCONDITIONAL if self.unconditional is None else self.unconditional)
+        else:
+            expect_null_prompt(condition, model.name)
+        return condition
+
+    def _encoded(self, on: Ready, text: str) -> Tensor:
+        """Rows of a prompt. Each prompt is encoded alone: a batch changes the last bits."""
+        if text not in self._rows:
+            if self._text_encoder is None:
+                from .model_loaders.text import load_text_encoder
+
+                self._text_encoder = load_text_encoder(self.files.find(self.encoder, "t5"), AUTO, on.device)
+            self._rows[text] = self._text_encoder.encode([text])[0]
+        return self._rows[text]
+
+    def codes(self, on: Ready, texts: Sequence[str], first: int = 0) -> CodeCondition:
+        """Codes that Tar's language model writes for the prompts; image i uses (seed, first + i)."""
+        if self._language is None:
+            choice = language_model_for(on) if self.tar == AUTO else self.tar
+            self._language = load_language_model(choice, self.files)
+        model, stated = self._language
+        settings = prompt_settings(stated, self.asked)
+        texts = [text.strip() for text in texts]
+        self._warn_of_unknown_words(model, texts)
+
+        def start(part: range) -> Any:
+            images = range(first + part.start, first + part.stop)
+            return tar_prompt(model, [texts[i] for i in part], settings, PairedDraws(self.seed, images), self.seed)
+
+        return self.run(in_parts(start, len(texts)), "prompt", "codes").condition
+
+    def read(self, codes: CodeCondition, on: Ready) -> AnyCondition:
+        """Features of codes, for a de-tokenizer."""
+        if self._reader is None or self._reader[0] is not on:
+            self._reader = on, load_reader(on, self.files, self.ta_tok)
+        return features_of(codes, self._reader[1])
+
+    def _warn_of_unknown_words(self, model: Any, texts: Sequence[str]) -> None:
+        """Say which words of the prompts a model does not know: it draws something else for them."""
+        sentence = unknown_words(model, texts)
+        if sentence:
+            self.warn(sentence)

@@ -1,0 +1,504 @@
+"""The pipeline: a model with its decoder and everything that reads its labels or prompts, for scripts and notebooks.
+
+    pipe = fastar_nodes.load("demo")
+    images, report = pipe("cat", sampler="fasthybrid", preset="balanced", seed=7)
+
+The same model, settings and seed give the same images as ``python -m fastar_nodes compare``.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from . import assembly
+from .assembly import AUTO, PAR, Drafts, Ready, Source
+from .conditions import ENCODER, ConditionBuilder
+from .errors import UserError, did_you_mean
+from .memory import enough_memory
+from .model_loaders.families import DTYPES
+from .model_loaders.networks.autoencoder import KLModel, VQModel, expect_finite
+from .model_loaders.networks.llama import TokenModel
+from .model_loaders.networks.mar import MARModel
+from .model_loaders.networks.speed import PLAIN, SPEEDS
+from .model_loaders.wrappers import WEIGHTS
+from .reports.record import Report
+from .samplers.batches import begin, in_parts
+from .samplers.choice import Choice
+from .samplers.conditioning import KINDS, AnyCondition
+from .samplers.driver import finish
+from .samplers.editing import Edit
+from .samplers.mar.loop import Sampled, Step
+from .samplers.mar.memory import expect_little_noise
+from .samplers.presets import CUSTOM, NAMES
+from .samplers.presets import values as preset_values
+from .samplers.registry import LLAMAGEN, MAR, SAMPLERS, Entry, find
+from .samplers.settings import knobs, make
+from .samplers.tokens.loop import TokenSampled, TokenStep
+from .samplers.tokens.settings import TarPromptSettings
+
+SEEDS = 1 << 64
+MOST_IMAGES = 1024
+
+Prompt = str | int | Sequence[str | int]
+Callback = Callable[[Step | TokenStep], object]
+# An image, or a batch of them: a PIL image, pixels uint8 [H, W, 3] or [B, H, W, 3], or latents or codes as a sampler
+# returns them.
+Picture = Image.Image | np.ndarray | Tensor
+
+_log = logging.getLogger(__name__)
+
+
+def load(
+    model: str | Path = "demo",
+    *,
+    decoder: str | Path = AUTO,
+    draft: str | Path = AUTO,
+    tar: str | Path = AUTO,
+    ta_tok: str | Path = AUTO,
+    encoder: str | Path = ENCODER,
+    device: str | torch.device = AUTO,
+    dtype: str | torch.dtype = AUTO,
+    speed: str = PLAIN,
+    grid: int | None = None,
+    weights: str = AUTO,
+    models: str | Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Pipeline:
+    """Load a model with its decoder. What else it needs is loaded when it is first needed.
+
+    Args:
+        model: an entry of the catalogue ("demo", "demo-llamagen", "demo-dtok", "demo-hybrid", "mar-base", ...) or a
+            file.
+        decoder: KL or VQ autoencoder, an entry or a file; "auto" is the one that the model was trained with.
+        draft: draft model of cspd and mulosd, an entry or a file; "auto" is the catalogue's.
+        tar: language model of Tar, for de-tokenizers; "auto" is the demo's, or tar-1.5b.
+        ta_tok: TA-Tok, for de-tokenizers; "auto" is the de-tokenizer's.
+        encoder: text encoder of LlamaGen's text-to-image models.
+        device: "auto" is CUDA, then MPS, then the CPU.
+        dtype: of the weights: "auto", "fp32", "bf16", "fp16", "int8" (on a CPU), or a torch.dtype.
+        speed: "plain", or "compile" for torch.compile.
+        grid: tokens along one side of a token model; None is what its file states.
+        weights: "ema" or "plain" of a training's file that holds both; "auto" is the averaged ones.
+        models: folder of weight files, where downloads go too; None is ComfyUI's models/fastar or ~/.cache/fastar.
+        progress: called with the bytes received and their total (0 if unknown) during a download.
+
+    Raises:
+        UserError: a file is missing or does not fit, a download failed, or the device or dtype cannot be used.
+    """
+    folder = assembly.models_folder(models)
+
+    def find_file(choice: str, family: str) -> Path:
+        return assembly.find_file(choice, family, folder, progress)
+
+    if isinstance(dtype, torch.dtype):
+        if dtype not in DTYPES.values():
+            raise UserError(f"dtype: {dtype} is not one of {', '.join(map(str, DTYPES.values()))}.")
+        dtype = assembly.dtype_name(dtype)
+    if grid is not None:
+        grid = _whole(grid, "grid", 2, 128)
+    _expect_choice("speed", speed, SPEEDS)
+    _expect_choice("weights", weights, WEIGHTS)
+    source = Source(find_file, assembly.choose_device(str(device)), dtype, speed=speed)
+
+    choice = str(model)
+    family = assembly.listed_family(choice) or assembly.identified(choice, source) or MAR
+    family = LLAMAGEN if family == PAR else family
+    ready = assembly.load(family, choice, source, str(decoder), grid, weights)
+    readers = ConditionBuilder(source, str(tar), str(ta_tok), str(encoder), warn=_log.warning)
+    pipe = Pipeline(ready, Drafts(source, str(draft), choice), readers)
+
+    # An argument that the model does not use would be ignored without a word.
+    used = {
+        "grid": (grid is None or family != MAR, "a MAR has one grid"),
+        "draft": (
+            draft == AUTO or any(SAMPLERS[name].needs_draft for name in pipe.samplers),
+            "no sampler of it has one",
+        ),
+        "tar": (tar == AUTO or ready.condition == "features", "it is for Tar's de-tokenizers"),
+        "ta_tok": (ta_tok == AUTO or ready.condition == "features", "it is for Tar's de-tokenizers"),
+        "encoder": (encoder == ENCODER or ready.condition == "text", "it is for text-to-image models of LlamaGen"),
+    }
+    for name, (fits, why) in used.items():
+        if not fits:
+            raise UserError(f"{name}: {ready.model.name} does not use it, {why}; leave it out.")
+    return pipe
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """A model with its decoder; made by :func:`load`. Call it to generate images."""
+
+    ready: Ready
+    drafts: Drafts
+    readers: ConditionBuilder
+
+    @property
+    def model(self) -> MARModel | TokenModel:
+        """The model, for the samplers as functions."""
+        return self.ready.model
+
+    @property
+    def decoder(self) -> KLModel | VQModel:
+        """The decoder of its latents or codes."""
+        assert self.ready.decoder is not None, "load() loads it"
+        return self.ready.decoder
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.ready.device
+
+    @property
+    def samplers(self) -> list[str]:
+        """Names of the samplers that suit the model; the first one is the plain sampler."""
+        ordered_as_par = not self.ready.masked and cast(TokenModel, self.model).regions > 1
+        if ordered_as_par:
+            return [PAR]
+        suited = [entry for entry in SAMPLERS.values() if self.ready.family in entry.families and entry.name != PAR]
+        suited.sort(key=lambda entry: not entry.baseline)
+        return [entry.name for entry in suited]
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self.ready.choice!r}: {self.model.name}, {self.decoder.name}, on {self.device}>"
+
+    def __call__(
+        self,
+        prompt: Prompt,
+        *,
+        sampler: str | None = None,
+        preset: str = CUSTOM,
+        seed: int = 7,
+        images: int = 1,
+        first: int = 0,
+        negative: str | None = None,
+        prompt_settings: Mapping[str, Any] | None = None,
+        image: Picture | None = None,
+        mask: Picture | None = None,
+        callback: Callback | None = None,
+        **settings: Any,
+    ) -> tuple[list[Image.Image], Report]:
+        """Generate images.
+
+        Args:
+            prompt: a prompt, or several in a list; for models of classes a class name or id, several of them in a list
+                or separated by commas.
+            sampler: one of :attr:`samplers`; None for the plain one.
+            preset: "exact", "balanced", "fast", or "custom" for the sampler's defaults.
+            seed: 0 to 2^64 - 1. Image i uses the noise of (seed, first + i), so that it is the same alone or in a
+                batch.
+            images: images of each prompt or label, one after the other.
+            first: index of the first image.
+            negative: what guidance leads away from, for Harmon and UniPic: a whole instruction.
+            prompt_settings: settings of Tar's language model, see :class:`TarPromptSettings`.
+            image: what an edit starts from: an image, or latents or codes of :meth:`sample`; one, or one for each
+                image.
+            mask: the part of ``image`` to sample again, of any size: white, 255 or 1.0, is sampled again.
+            callback: called with the partial result after every step; its ``done`` and ``total`` count steps.
+            settings: of the sampler; they take precedence over the preset.
+
+        Returns:
+            The images in the order of the prompts, and one report of all of them.
+
+        Raises:
+            UserError: an unknown name of a sampler, preset, setting or label, a value out of range, a missing draft
+                model, an edit that does not fit, insufficient memory, or values that are not finite.
+        """
+        result = self.sample(
+            prompt,
+            sampler=sampler,
+            preset=preset,
+            seed=seed,
+            images=images,
+            first=first,
+            negative=negative,
+            prompt_settings=prompt_settings,
+            image=image,
+            mask=mask,
+            callback=callback,
+            **settings,
+        )
+        pixels = assembly.decode(self.ready, result).numpy()
+        return [Image.fromarray(picture) for picture in pixels], result.report
+
+    def sample(
+        self,
+        prompt: Prompt,
+        *,
+        sampler: str | None = None,
+        preset: str = CUSTOM,
+        seed: int = 7,
+        images: int = 1,
+        first: int = 0,
+        negative: str | None = None,
+        prompt_settings: Mapping[str, Any] | None = None,
+        image: Picture | None = None,
+        mask: Picture | None = None,
+        callback: Callback | None = None,
+        **settings: Any,
+    ) -> Sampled | TokenSampled:
+        """Generate latents, or codes for a token model, without decoding them. Arguments as in a call of the pipeline.
+
+        Returns:
+            ``(latents, report)`` with fp32 [B, C, h, w], or ``(codes, report)`` with int64 [B, h, w].
+
+        Raises:
+            UserError: as in a call of the pipeline.
+        """
+        # 1. Mistakes in names and numbers, before anything else is loaded.
+        entry = self._entry(sampler)
+        made = self.settings(entry.name, preset, **settings)
+        seed = _whole(seed, "seed", 0, SEEDS - 1)
+        images = _whole(images, "images", 1, MOST_IMAGES)
+        first = _whole(first, "first", 0, SEEDS - 1)
+
+        # 2. The condition, and the part to sample again.
+        condition = self.condition(
+            prompt, images=images, seed=seed, first=first, negative=negative, prompt_settings=prompt_settings
+        )
+        edit = self._edit(entry, image, mask)
+        if self.ready.masked:
+            expect_little_noise(cast(MARModel, self.model), len(condition), made.diffusion_steps, "images")
+
+        # 3. The sampler with its draft model, in parts if memory is insufficient for the whole batch.
+        entry = assembly.complete(entry, self.ready, self.drafts)
+
+        def start(part: range) -> Generator[Step | TokenStep, Any, Any]:
+            begun = entry if edit is None else replace(entry, run=partial(entry.run, edit=edit.of(part)))
+            return begin(begun, self.model, made, condition, seed, first, part)
+
+        return finish(_watched(in_parts(start, len(condition)), callback))
+
+    def settings(self, sampler: str | None = None, preset: str = CUSTOM, **settings: Any) -> Any:
+        """The settings of a sampler on this model, for example to call the sampler as a function.
+
+        A later source of a setting takes precedence: the default, the model's file, the preset, and ``settings``.
+
+        Raises:
+            UserError: an unknown sampler, preset or setting, or a value out of range.
+        """
+        entry = self._entry(sampler)
+        if preset not in NAMES:
+            raise _unknown("preset", f"there is no preset {preset!r}", preset, NAMES)
+        for name in settings:
+            if name not in knobs(entry.settings):
+                raise _unknown(name, f"{entry.name} has no such setting", name, knobs(entry.settings))
+
+        choice = Choice(entry, preset, settings)
+        return choice.settings(assembly.defaults(self.ready), self.ready.demo, self.model.net.config.dim)
+
+    def presets(self, sampler: str) -> dict[str, dict[str, Any]]:
+        """The presets of a sampler on this model: name of the preset to the settings that it fills in.
+
+        Raises:
+            UserError: an unknown sampler.
+        """
+        kind = self._entry(sampler).settings
+        width = self.model.net.config.dim
+        out = {}
+        for preset in NAMES:
+            if preset == CUSTOM:
+                continue
+            made = asdict(self.settings(sampler, preset))
+            filled_in = preset_values(kind, preset, self.ready.demo, width)
+            out[preset] = {name: made[name] for name in filled_in}
+        return out
+
+    def condition(
+        self,
+        prompt: Prompt,
+        *,
+        images: int = 1,
+        seed: int = 7,
+        first: int = 0,
+        negative: str | None = None,
+        prompt_settings: Mapping[str, Any] | None = None,
+    ) -> AnyCondition:
+        """What a sampler is conditioned on, for the samplers as functions. Arguments as in a call of the pipeline.
+
+        Raises:
+            UserError: an unknown label, a prompt that the model cannot read, or more than 1024 images.
+        """
+        kind = self.ready.condition
+        if negative is not None and kind != "prompt":
+            raise UserError(
+                f"negative: it is for Harmon and UniPic, and {self.model.name} reads {KINDS[kind]}; leave it out."
+            )
+        if prompt_settings and kind != "features":
+            raise UserError(
+                f"prompt_settings: they are for Tar's language model, which {self.model.name} does not have."
+            )
+        for name in prompt_settings or {}:
+            if name not in knobs(TarPromptSettings):
+                raise _unknown(name, "Tar's language model has no such setting", name, knobs(TarPromptSettings))
+        make(TarPromptSettings, prompt_settings or {})
+
+        prompts = [prompt] if isinstance(prompt, str | int) else list(prompt)
+        if kind == "class":
+            text = "\n".join(str(label) for label in prompts)
+            return self.readers.labels(self.ready, text, images, "prompt", MOST_IMAGES)
+
+        texts: list[str] = []
+        for one in prompts:
+            if not isinstance(one, str):
+                raise UserError(f"prompt: {one!r} is no text, and {self.model.name} reads prompts.")
+            texts += [one] * images
+        if not texts or len(texts) > MOST_IMAGES:
+            raise UserError(f"prompt: it asks for {len(texts)} images; ask for 1 to {MOST_IMAGES}.")
+        self.readers.seed = seed
+        self.readers.asked = prompt_settings or {}
+        self.readers.unconditional = negative
+        return self.readers.prompts(self.ready, texts, first)
+
+    def decode(self, latents: Tensor) -> np.ndarray:
+        """Images uint8 [B, H, W, 3] of latents or codes, as :meth:`sample` returns them.
+
+        Raises:
+            UserError: latents that do not fit or are not finite, pixels that are not finite, or insufficient memory.
+        """
+        return self.decoder.decode(latents).numpy()
+
+    @torch.no_grad()
+    def encode(self, image: Image.Image | np.ndarray) -> Tensor:
+        """Latents fp32 [B, C, h, w], or codes int64 [B, h, w] for a token model, of an image or several of one size.
+
+        The image is scaled to the size that the model generates.
+
+        Args:
+            image: a PIL image, or pixels uint8 [H, W, 3] or [B, H, W, 3].
+
+        Raises:
+            UserError: an image of another form, features that are not finite, or insufficient memory.
+        """
+        if isinstance(image, Image.Image):
+            image = np.asarray(image.convert("RGB"))
+        if image.ndim == 3:
+            image = image[None]
+        if image.ndim != 4 or image.shape[3] != 3 or image.dtype != np.uint8 or not image.size:
+            raise UserError(
+                f"image: it is {image.dtype} of the shape {list(image.shape)}; give a PIL image, or uint8 "
+                "[height, width, 3]."
+            )
+
+        net: Any = self.decoder.net
+        weight = next(net.parameters())
+        side = self._side * net.config.stride
+        pixels = torch.tensor(image).permute(0, 3, 1, 2).float() / 255
+        if pixels.shape[2:] != (side, side):
+            pixels = F.interpolate(pixels, (side, side), mode="bicubic", antialias=True).clamp(0, 1)
+        pixels = (pixels * 2 - 1).to(weight.device, weight.dtype)
+        with enough_memory("memory: there is too little to encode the image; choose another device."):
+            features = net.encode(pixels)[0] if self.ready.masked else net.features(pixels)
+            features = expect_finite(features, self.decoder.name, "features")
+            return features.float() if self.ready.masked else net.codes(features)
+
+    @property
+    def _side(self) -> int:
+        """Latents or codes along one side of an image."""
+        if isinstance(self.model, MARModel):
+            return self.model.net.config.grid * self.model.patch
+        return self.model.grid
+
+    def _entry(self, sampler: str | None) -> Entry:
+        """The sampler of that name. Raises UserError: there is none, or it is for other models."""
+        suited = self.samplers
+        if sampler is None:
+            return SAMPLERS[suited[0]]
+        try:
+            entry = find(str(sampler))
+        except UserError:
+            raise _unknown("sampler", f"there is no sampler {sampler!r}", str(sampler), suited) from None
+        if entry.name not in suited:
+            demos = entry.demos(entry.family)
+            remedy = f'load another model, for example load("{demos[0]}"), or choose' if demos else "choose"
+            raise UserError(
+                f"sampler: {entry.name} samples {entry.models}, and {self.model.name} does not suit it; {remedy} one "
+                f"of {', '.join(suited)}."
+            )
+        return entry
+
+    def _edit(self, entry: Entry, image: Picture | None, mask: Picture | None) -> Edit | None:
+        """The part of an image to sample again; None for whole new images."""
+        if image is None and mask is None:
+            return None
+        if image is None:
+            raise UserError("image: there is a mask but no image to change; give both, or neither.")
+        if mask is None:
+            raise UserError("mask: without one nothing of the image would be kept; give both, or neither.")
+        if entry.needs_codes:
+            raise UserError(f"mask: {entry.name} samples whole images only; choose another sampler for an edit.")
+
+        start = image if isinstance(image, Tensor) else self.encode(image)
+        expected = 4 if self.ready.masked else 3
+        if start.ndim != expected or start.is_floating_point() != self.ready.masked:
+            form = "latents [1 or batch, C, h, w]" if self.ready.masked else "codes int64 [1 or batch, h, w]"
+            raise UserError(
+                f"image: it is a tensor {start.dtype} of the shape {list(start.shape)}; give {form} as sample() "
+                "returns them, or an image."
+            )
+        return Edit(start, _mask(mask))
+
+
+def _mask(mask: Picture) -> Tensor:
+    """A mask as floats of 0 to 1, [1 or B, h, w]."""
+    values = mask if isinstance(mask, Tensor) else torch.tensor(np.asarray(_grey(mask)))
+    whole = values.dtype == torch.uint8
+    values = values.float() / 255 if whole else values.float()
+    return values[None] if values.ndim == 2 else values
+
+
+def _grey(mask: Image.Image | np.ndarray) -> Image.Image | np.ndarray:
+    """A PIL image in grey; an array as it is."""
+    return mask.convert("L") if isinstance(mask, Image.Image) else mask
+
+
+def _watched(steps: Generator[Step | TokenStep, Any, Any], callback: Callback | None) -> Generator[Any, Any, Any]:
+    """The steps of a sampler, of which each is given to the callback."""
+    try:
+        while True:
+            try:
+                step = next(steps)
+            except StopIteration as end:
+                return end.value
+            if callback is not None:
+                callback(step)
+            yield step
+    finally:
+        steps.close()
+
+
+def _unknown(field: str, problem: str, name: str, choices: Iterable[str]) -> UserError:
+    """The error for a name that is none of the choices: it names the closest one, and all of them."""
+    names = ", ".join(choices)
+    hint = did_you_mean(str(name), choices)
+    if hint:
+        return UserError(f"{field}: {problem}; {hint} There are {names}.")
+    return UserError(f"{field}: {problem}; there are {names}.")
+
+
+def _expect_choice(field: str, name: str, choices: Sequence[str]) -> None:
+    """Raise a UserError if an argument of :func:`load` is none of its choices."""
+    if name not in choices:
+        raise _unknown(field, f"{name!r} is unknown", name, choices)
+
+
+def _whole(value: Any, field: str, low: int, high: int) -> int:
+    """A whole number from ``low`` to ``high``. Raises UserError: anything else."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise UserError(f"{field}: {value!r} is not a whole number.") from None
+    if not low <= number <= high:
+        raise UserError(f"{field}: {number} is outside {low} to {high}.")
+    return number

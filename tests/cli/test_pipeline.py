@@ -1,0 +1,287 @@
+"""The pipeline on random weights of every family: the images of the command line, edits, decoding, and mistakes."""
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes import Edit, PairedNoise, UserError, finish, load, load_kl, load_vq, mar, resolve
+from fastar_nodes.cli import compare as command
+from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.settings import knobs
+from PIL import Image
+from tiny_files import write_gpt
+
+QUICK = {"ar_steps": 6, "diffusion_steps": 6}
+SETS = "--set diffusion_steps=6 --set ar_steps=6"
+# Files of load(), arguments of a call, and the line of the command that draws the same.
+SAME = {
+    "mar": (
+        {"model": "mar", "decoder": "kl"},
+        {"prompt": ["cat", 3], "images": 2, "sampler": "fasthybrid", "preset": "balanced", "cfg": 2.5, **QUICK},
+        f"--model {{mar}} --decoder {{kl}} --label cat,3 --batch 2 --samplers fasthybrid {SETS} "
+        "--set preset=balanced --set cfg=2.5",
+    ),
+    "cspd": (
+        {"model": "mar", "decoder": "kl", "draft": "mar"},
+        {"prompt": "cat, boat", "sampler": "lazymar+cspd", "preset": "fast", **QUICK},
+        f"--model {{mar}} --decoder {{kl}} --draft {{mar}} --label cat,boat --samplers cspd+lazymar {SETS} --set preset=fast",
+    ),
+    "hybrid": (
+        {"model": "hybrid", "decoder": "kl"},
+        {"prompt": ["red boat", "tree"], "negative": "Draw nothing.", **QUICK},
+        f"--model {{hybrid}} --decoder {{kl}} --prompt 'red boat' --prompt tree --negative 'Draw nothing.' "
+        f"--samplers mar {SETS}",
+    ),
+    "llamagen": (
+        {"model": "llamagen", "decoder": "vq"},
+        {"prompt": "cat", "images": 3, "sampler": "zipar", "window": 2, "temperature": 0.9},
+        "--model {llamagen} --decoder {vq} --label cat --batch 3 --samplers zipar --set window=2 --set temperature=0.9",
+    ),
+    "par": (
+        {"model": "par", "decoder": "vq"},
+        {"prompt": "cat"},
+        "--model {par} --decoder {vq} --label cat --samplers par",
+    ),
+    "tar": (
+        {"model": "high", "decoder": "vq", "tar": "tar", "ta_tok": "ta_tok"},
+        {"prompt": "a red boat", "images": 2, "sampler": "tar", "prompt_settings": {"temperature": 0.5}},
+        "--model {high} --decoder {vq} --tar {tar} --ta-tok {ta_tok} --prompt 'a red boat' --batch 2 --samplers tar "
+        "--set prompt.temperature=0.5",
+    ),
+    "mulosd": (
+        {"model": "high", "decoder": "vq", "tar": "tar", "ta_tok": "ta_tok", "draft": "low"},
+        {"prompt": "a red boat", "sampler": "mulosd", "preset": "balanced"},
+        "--model {high} --decoder {vq} --tar {tar} --ta-tok {ta_tok} --draft {low} --prompt 'a red boat' "
+        "--samplers mulosd --set preset=balanced",
+    ),
+}
+
+
+@pytest.fixture
+def pipeline(files, tiny_demo):
+    """load() on tiny files, by their names in ``files``."""
+    return lambda **named: load(
+        **{key: getattr(files, name) for key, name in named.items()}, device="cpu", dtype="fp32"
+    )
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_the_same_call_gives_the_images_of_the_command_line(case, cli, files, pipeline, monkeypatch):
+    named, call, line = SAME[case]
+    images, report = pipeline(**named)(**call, seed=11)
+
+    drawn, reports = [], []
+    decode = command.decode
+
+    def recorded(ready, result):
+        drawn.append(decode(ready, result))
+        reports.append(result.report)
+        return drawn[-1]
+
+    monkeypatch.setattr(command, "decode", recorded)
+    line = line.format(**files._asdict()).replace("\\", "/")
+    assert cli(f"compare --device cpu --dtype fp32 --seed 11 {line}").code == 0
+    assert all(isinstance(image, Image.Image) for image in images)
+    assert np.array_equal(np.stack([np.asarray(image) for image in images]), drawn[0].numpy())
+    assert (report.seed, report.sampler, report.settings) == (11, reports[0].sampler, reports[0].settings)
+    assert report.counts == reports[0].counts and report.images == len(images)
+
+
+@pytest.mark.parametrize("case", ["mar", "llamagen", "tar"])
+def test_an_image_alone_is_that_of_the_batch(case, pipeline):
+    named, call, _ = SAME[case]
+    pipe = pipeline(**named)
+    prompts = call["prompt"] if isinstance(call["prompt"], list) else [call["prompt"]]
+    several, _ = pipe(**{**call, "prompt": prompts * 2, "images": 1})
+    alone, _ = pipe(**{**call, "prompt": prompts[-1], "images": 1, "first": len(several) - 1})
+    assert np.array_equal(several[-1], alone[0]), "of the noise (seed, 1 or more)"
+    assert not np.array_equal(several[0], several[-1])
+
+
+def test_the_pixels_of_an_image_do_not_depend_on_its_batch():
+    """On the demo's decoder, whose channels are many enough that a batch is computed in another order than an image."""
+    decoder = load_kl(resolve("demo-kl", "kl"))
+    latents = torch.randn(3, 16, 8, 8, generator=torch.Generator().manual_seed(5))
+    latents = latents[:, : decoder.net.config.z_channels]
+    pixels = decoder.decode(latents)
+    for i in range(3):
+        assert torch.equal(decoder.decode(latents[i : i + 1])[0], pixels[i])
+
+
+def test_latents_and_codes_are_decoded_by_pipeline_and_decoder(pipeline, files):
+    for case, of_decoder in (("mar", load_kl(files.kl)), ("llamagen", load_vq(files.vq))):
+        named, call, _ = SAME[case]
+        pipe = pipeline(**named)
+        latents, report = pipe.sample(**call)
+        images, _ = pipe(**call)
+        pixels = pipe.decode(latents)
+        assert "decoder" not in report.phases and pixels.dtype == np.uint8
+        assert np.array_equal(pixels, np.stack([np.asarray(image) for image in images]))
+        assert np.array_equal(pixels, of_decoder.decode(latents).numpy())
+
+
+def test_decoders_round_pixels(files):
+    """(x + 1) * 127.5 of the network's output, rounded."""
+    decoder, latents = load_kl(files.kl), torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = ((decoder.net.decode(latents) + 1) * 127.5).round().clamp(0, 255)
+    assert torch.equal(decoder.decode(latents), expected.permute(0, 2, 3, 1).to(torch.uint8))
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    (torch.zeros(2, 3, 4, 4), r"^latents: the decoder reads latents of the shape \[batch, 4, height, width\], and got \[2, 3"),
+    (torch.zeros(0, 4, 4, 4), "^latents: the decoder reads"),
+    ([1.0], "^latents: the decoder reads .* and got list"),
+    (torch.full((1, 4, 2, 2), torch.nan), "^latents: they hold numbers that are not finite"),
+])  # fmt: skip
+def test_latents_that_cannot_be_decoded(files, wrong, message):
+    with pytest.raises(UserError, match=message):
+        load_kl(files.kl).decode(wrong)
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    (torch.zeros(4, 4, dtype=torch.int64), r"^codes: the decoder reads codes of the shape \[batch, height, width\], and"),
+    (torch.full((1, 2, 2), -1), "^codes: they are outside 0 to"),
+    (torch.full((1, 2, 2), 1 << 40), "^codes: they are outside 0 to"),
+    (torch.zeros(1, 99, 2, 2), "^latents: the decoder reads"),
+])  # fmt: skip
+def test_codes_that_cannot_be_decoded(files, wrong, message):
+    with pytest.raises(UserError, match=message):
+        load_vq(files.vq).decode(wrong)
+
+
+@pytest.mark.parametrize("case", ["mar", "llamagen"])
+def test_an_edit_keeps_what_the_mask_does_not_cover(case, pipeline):
+    """The lower half of the tokens is sampled again: from latents, and from pixels by way of the encoder."""
+    named, call, _ = SAME[case]
+    pipe = pipeline(**named)
+    call = {**call, "prompt": "cat", "images": 1}
+    start, _ = pipe.sample(**call)
+    mask = Image.new("L", (8, 8))
+    mask.paste(255, (0, 4, 8, 8))
+    array = np.asarray(mask)
+    half = start.shape[-2] // 2
+
+    first, _ = pipe.sample(**{**call, "seed": 8}, image=start, mask=mask)
+    assert torch.allclose(first[..., :half, :].float(), start[..., :half, :].float(), atol=1e-5)
+    assert not torch.equal(first[..., half:, :], start[..., half:, :])
+    for same in (array, array > 0, torch.tensor(array / 255.0)[None]):
+        again, _ = pipe.sample(**{**call, "seed": 8}, image=start, mask=same)
+        assert torch.equal(first, again)
+
+    images, _ = pipe(**call)
+    encoded = pipe.encode(images[0])
+    assert encoded.shape == start.shape and encoded.dtype == start.dtype
+    kept, _ = pipe.sample(**{**call, "seed": 8}, image=images[0], mask=mask)
+    assert torch.allclose(kept[..., :half, :].float(), encoded[..., :half, :].float(), atol=1e-5)
+    assert pipe.encode(images[0].resize((50, 30))).shape == start.shape, "scaled to the model's size"
+
+
+def test_a_low_level_edit_is_the_pipelines(pipeline):
+    named, _, _ = SAME["mar"]
+    pipe = pipeline(**named)
+    start, _ = pipe.sample("cat", **QUICK)
+    mask = torch.zeros(1, 4, 4)
+    mask[:, 2:] = 1
+    settings = pipe.settings("mar", **QUICK)
+    sampler = mar(pipe.model, pipe.condition("boat"), settings, PairedNoise(3, range(1)), edit=Edit(start, mask))
+    expected, _ = pipe.sample("boat", seed=3, image=start, mask=mask, **QUICK)
+    assert torch.equal(finish(sampler).latents, expected)
+
+
+def test_the_callback_gets_every_step(pipeline):
+    named, call, _ = SAME["mar"]
+    seen = []
+    pipeline(**named)(**call, callback=lambda step: seen.append((step.done, step.total, step.latents.shape)))
+    assert [done for done, _, _ in seen] == [1, 2, 3, 4, 5, 6]
+    assert {(total, shape) for _, total, shape in seen} == {(6, (4, 4, 4, 4))}
+
+
+def test_samplers_of_each_model(pipeline):
+    names = {case: pipeline(**SAME[case][0]).samplers for case in ("mar", "llamagen", "par", "tar", "hybrid")}
+    assert names["par"] == ["par"] and names["llamagen"] == ["llamagen", "zipar", "mulosd"]
+    assert names["tar"] == ["tar", "zipar", "mulosd"] and names["mar"][:3] == ["mar", "fasthybrid", "lazymar"]
+    assert names["mar"] == names["hybrid"] and "zipar" not in names["mar"]
+
+
+def test_presets_and_settings(pipeline):
+    """The demo's values of FastHybrid, from docs/benchmarks.md; the tiny model states the demo's labels."""
+    pipe = pipeline(**SAME["mar"][0])
+    found = pipe.presets("fasthybrid")
+    assert {*found} == {"exact", "balanced", "fast"} and found["exact"] == {"lookahead": 0}
+    assert found["balanced"] == {"threshold": 0.95, "lookahead": 4, "guided_steps": 5, "lookahead_start": 8}
+    settings = pipe.settings("fasthybrid", "balanced", threshold=0.5)
+    assert (settings.threshold, settings.lookahead) == (0.5, 4)
+    assert pipe.settings().ar_steps == 16, "the demo's 32, at most the number of tokens"
+
+
+def test_no_setting_has_the_name_of_an_argument():
+    own = {"prompt", "sampler", "preset", "seed", "images", "first", "negative", "image", "mask", "callback"}
+    for entry in SAMPLERS.values():
+        assert not own & {*knobs(entry.settings)}
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"sampler": "fasthybird"}, "^sampler: there is no sampler 'fasthybird'; did you mean fasthybrid. There are mar, fast"),
+    ({"sampler": "zipar"}, r'^sampler: zipar samples a LlamaGen .* load\("demo-llamagen"\), or choose one of mar, fast'),
+    ({"preset": "balancd"}, "^preset: there is no preset 'balancd'; did you mean balanced. There are balanced, fast, exact"),
+    ({"preset": None}, "^preset: there is no preset None; there are balanced"),
+    ({"sampler": "fasthybrid", "threshhold": 1}, "^threshhold: fasthybrid has no such setting; did you mean threshold. There"),
+    ({"window": 4}, "^window: mar has no such setting; there are ar_steps, "),
+    ({"cfg": "much"}, "^cfg: 'much' is not a number"),
+    ({"seed": -1}, "^seed: -1 is outside 0 to 18446744073709551615"),
+    ({"seed": 1.5}, "^seed: 1.5 is not a whole number"),
+    ({"images": 0}, "^images: 0 is outside 1 to 1024"),
+    ({"first": -1}, "^first: -1 is outside"),
+    ({"prompt": "dog"}, "^prompt: there is no class 'dog'"),
+    ({"prompt": []}, "^prompt: nothing is named"),
+    ({"prompt": ["cat"] * 600, "images": 2}, "^batch: 1200 images are more than 1024"),
+    ({"negative": "Draw."}, "^negative: it is for Harmon and UniPic, and tiny mar reads class labels"),
+    ({"prompt_settings": {"top_k": 1}}, "^prompt_settings: they are for Tar's language model"),
+    ({"mask": np.zeros((4, 4))}, "^image: there is a mask but no image"),
+    ({"image": np.zeros((8, 8, 3), np.uint8)}, "^mask: without one nothing"),
+    ({"image": np.zeros((8, 8)), "mask": np.ones((4, 4))}, "^image: it is float64"),
+    ({"image": torch.zeros(1, 4, 4, dtype=torch.int64), "mask": np.ones((4, 4))}, "^image: it is a tensor torch.int64"),
+    ({"image": torch.zeros(1, 4, 4, 4), "mask": np.zeros((4, 4))}, "^mask: it is empty"),
+    ({"sampler": "cspd"}, r"^draft: cspd needs a small draft model .*draft= in Python"),
+])  # fmt: skip
+def test_a_wrong_argument_is_one_sentence(pipeline, wrong, message):
+    pipe = pipeline(**SAME["mar"][0])
+    with pytest.raises(UserError, match=message):
+        pipe(**{"prompt": "cat", **wrong})
+
+
+def test_wrong_arguments_of_models_that_read_prompts(pipeline):
+    tar, hybrid = pipeline(**SAME["tar"][0]), pipeline(**SAME["hybrid"][0])
+    with pytest.raises(
+        UserError, match="^detial: Tar's language model has no such setting; did you mean detail. There"
+    ):
+        tar("a boat", prompt_settings={"detial": 81})
+    with pytest.raises(UserError, match="^prompt: 3 is no text, and tiny hybrid reads prompts"):
+        hybrid([3])
+    with pytest.raises(UserError, match="^mask: mulosd samples whole images only"):
+        tar("a boat", sampler="mulosd", image=np.zeros((8, 8, 3), np.uint8), mask=np.ones((4, 4)))
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    ({"speed": "fast"}, "^speed: 'fast' is unknown; there are plain, compile"),
+    ({"weights": "emma"}, "^weights: 'emma' is unknown; did you mean ema. There are"),
+    ({"grid": 1}, "^grid: 1 is outside 2 to 128"),
+    ({"grid": 8}, "^grid: tiny mar does not use it, a MAR has one grid"),
+    ({"tar": "demo-tar"}, "^tar: tiny mar does not use it"),
+    ({"encoder": "x"}, "^encoder: tiny mar does not use it"),
+    ({"device": "meta"}, "^device: meta cannot be used here"),
+    ({"dtype": torch.float64}, "^dtype: torch.float64 is not one of torch.float32"),
+    ({"model": "demo-kl.pth"}, "^checkpoint: "),
+    ({"model": "tar-1.5b"}, r'^model: tar-1.5b writes the codes .*load\("ar-dtok-512", tar="tar-1.5b"\)'),
+])  # fmt: skip
+def test_a_wrong_argument_of_load_is_one_sentence(files, tmp_path, more, message):
+    with pytest.raises(UserError, match=message):
+        load(**{"model": files.mar, "decoder": files.kl, "device": "cpu", "models": tmp_path, **more})
+
+
+def test_a_torch_dtype_and_a_grid_are_understood(files, tmp_path):
+    half = load(files.mar, decoder=files.kl, device="cpu", dtype=torch.bfloat16)
+    assert torch.bfloat16 in {weight.dtype for weight in half.model.net.parameters()}
+    path = write_gpt(tmp_path / "gpt.safetensors", 3, 8)
+    pipe = load(path, decoder=files.vq, device=torch.device("cpu"), grid=4)
+    assert pipe.sample("cat").codes.shape == (1, 4, 4)

@@ -1,0 +1,90 @@
+"""The names that scripts import: complete, typed, and quick to refuse one that is misspelt."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import fastar_nodes
+import pytest
+from fastar_nodes.errors import UserError, did_you_mean
+from fastar_nodes.samplers.registry import SAMPLERS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def typed() -> dict[str, str]:
+    """Names that ``__init__.py`` imports for type checkers, with their modules."""
+    tree = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
+    imports = next(node for node in tree.body if isinstance(node, ast.If)).body
+    found = {}
+    for node in imports:
+        for alias in node.names:
+            assert alias.asname == alias.name, "without `as` it is private to a type checker"
+            found[alias.name] = node.module
+    return found
+
+
+def test_what_type_checkers_see_is_what_there_is_at_run_time():
+    assert typed() == fastar_nodes._PUBLIC
+    for name, module in typed().items():
+        value = getattr(fastar_nodes, name)
+        home = importlib.import_module(f"fastar_nodes.{module}")
+        assert value is getattr(home, name) and name in dir(fastar_nodes)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_is_public_with_its_settings(name):
+    entry = SAMPLERS[name]
+    for public in (entry.settings, *([] if "+" in name else [entry.run])):
+        assert getattr(fastar_nodes, public.__name__) is public
+
+
+def test_other_names_are_refused():
+    assert fastar_nodes.WEB_DIRECTORY == "./web"
+    for name in ("nosuch", "NODE_CLASS_MAPPINGS", "__wrapped__", "_cspd"):
+        with pytest.raises(AttributeError, match=f"^module 'fastar_nodes' has no attribute '{name}'$"):
+            getattr(fastar_nodes, name)
+
+
+MISSPELT = """
+import importlib.util, sys
+root = sys.argv[1]
+spec = importlib.util.spec_from_file_location(
+    "fastar_nodes", root + "/__init__.py", submodule_search_locations=[root]
+)
+sys.modules["fastar_nodes"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+try:
+    module.FastHybridSetings
+except AttributeError as problem:
+    print(problem)
+print("torch" in sys.modules)
+"""
+
+
+def test_a_misspelt_name_is_answered_before_anything_is_imported(tmp_path):
+    command = [sys.executable, "-B", "-c", MISSPELT, str(ROOT)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    said = "module 'fastar_nodes' has no attribute 'FastHybridSetings'. Did you mean: 'FastHybridSettings'?"
+    assert done.stdout.splitlines() == [said, "False"], done.stderr
+
+
+def test_the_closest_word():
+    assert did_you_mean("Threshhold", ["cfg", "threshold"]) == "did you mean threshold?"
+    assert did_you_mean("window", ["cfg", "threshold"]) == ""
+
+
+def test_files_are_resolved_without_a_folder(tmp_path):
+    checkpoints = ROOT / "demo" / "checkpoints"
+    assert fastar_nodes.resolve("demo", "mar") == checkpoints / "mar.safetensors"
+    mine = tmp_path / "mine.safetensors"
+    mine.write_bytes(b"x")
+    assert fastar_nodes.resolve(str(mine), "mar") == mine
+    (tmp_path / "models").mkdir()
+    other = tmp_path / "models" / "other.safetensors"
+    other.write_bytes(b"x" * 100)
+    assert fastar_nodes.resolve("other.safetensors", "mar", tmp_path / "models") == other
+    with pytest.raises(UserError, match="^family: 'mra' is unknown; there are janusflow, janus, "):
+        fastar_nodes.resolve("demo", "mra")
