@@ -21,12 +21,11 @@ LARGEST_GRID = 128
 # Pixels a token has along one side in every released model (VQ-16), and image sizes that file names state.
 _PIXELS = 16
 _SIZES = re.compile(r"(?<!\d)(256|384|512|1024)(?![\dk])", re.IGNORECASE)
-# Words behind which a number in a file name is no image size: epoch-256, step_512, bs1024.
-_OTHER_NUMBERS = re.compile(
-    r"(?:^|[^a-z])(?:steps?|epochs?|ep|it|iters?|iterations?|bs|batch|batch[-_ ]?size|seed|rank|dim|width|vocab|codes|ckpt|"
-    r"checkpoint)[-_ =]*$",
-    re.IGNORECASE,
-)
+# Words that say that the number behind them in a file name is no image size (epoch-256, step_512, bs1024), or the number before them
+# (256epochs, 512-steps, 1024bs).
+_COUNTED = "steps?|epochs?|ep|its?|iters?|iterations?|bs|batch(?:[-_ ]?size)?|seed|rank|dim|width|vocab|codes"
+_COUNT_BEFORE = re.compile(rf"(?:^|[^a-z])(?:{_COUNTED}|ckpt|checkpoint)[-_ =]*$", re.IGNORECASE)
+_COUNT_BEHIND = re.compile(rf"(?:{_COUNTED})(?![a-z\d])|[-_ ](?:{_COUNTED})(?![a-z]|[-_ =]*\d)", re.IGNORECASE)
 # Official PAR file names give the speed-up instead of the image size, which is 384 pixels.
 _PAR_NAME, _PAR_GRID = re.compile(r"par-(xl|xxl|1b|3b)-\d+x", re.IGNORECASE), 24
 # Of some files: the table of RoPE, which is recomputed from the grid, and other buffers that inference makes for itself.
@@ -78,10 +77,16 @@ def load_llamagen(
             f"holds {config.special} transition tokens, but a PAR has one less than a square number (3, 8, 15, ...)"
         )
     par = config.special and _PAR_NAME.search(file.stem)
+    try:
+        stated = file.stated("grid", 2, LARGEST_GRID) or _stated_size(file)
+    except UserError:
+        if grid is None:
+            raise
+        stated = None  # the user states the size, and a statement that cannot be read is no contradiction
     side = find_grid(
         file,
         grid,
-        stated=file.stated("grid", 2, LARGEST_GRID) or _stated_size(file),
+        stated=stated,
         measured=_table_side(file, config),
         usual=_PAR_GRID if par else None,
         published=is_published(file.path, "llamagen"),
@@ -265,5 +270,9 @@ def find_grid(
 
 def _named_sides(stem: str) -> set[int]:
     """Tokens per side of the image sizes in a file name; numbers of steps, batches and the like are left out."""
-    sizes = (match for match in _SIZES.finditer(stem) if not _OTHER_NUMBERS.search(stem[: match.start()]))
-    return {int(match[0]) // _PIXELS for match in sizes}
+    sides = set()
+    for match in _SIZES.finditer(stem):
+        is_count = _COUNT_BEFORE.search(stem[: match.start()]) or _COUNT_BEHIND.match(stem, match.end())
+        if not is_count:
+            sides.add(int(match[0]) // _PIXELS)
+    return sides

@@ -69,6 +69,18 @@ class TestTheOrderOfStatements:
         model = load_llamagen(tmp_path / f"{name}.pt", grid=24, heads=2)
         assert model.grid == 24 and "the file states 16x16" in model.note
 
+    @pytest.mark.parametrize("name", ["model_256epochs", "512steps", "gpt-256-steps"])
+    def test_a_count_in_the_name_is_no_size(self, tmp_path: Path, name: str) -> None:
+        torch.save({"model": weights(TINY)}, tmp_path / f"{name}.pt")
+        with pytest.raises(UserError, match="^grid: .* does not state the size of its images"):
+            load_llamagen(tmp_path / f"{name}.pt", heads=2)
+
+    def test_an_argument_that_cannot_be_read_does_not_stop_who_states_the_size(self, tmp_path: Path) -> None:
+        torch.save({"model": weights(TINY), "args": {"image_size": "256 px"}}, tmp_path / "x.pt")
+        with pytest.raises(UserError, match="image_size"):
+            load_llamagen(tmp_path / "x.pt", heads=2)
+        assert load_llamagen(tmp_path / "x.pt", grid=16, heads=2).grid == 16
+
     def test_the_size_of_a_token_is_an_argument_too(self, tmp_path: Path) -> None:
         torch.save({"model": weights(TINY), "args": {"image_size": 256, "downsample_size": 8}}, tmp_path / "x.pt")
         assert load_llamagen(tmp_path / "x.pt", heads=2).grid == 32
@@ -206,6 +218,9 @@ def test_a_vq_ignores_its_statistics(tmp_path: Path, root: Path) -> None:
         ("c2i_B_256_bs512", TINY, 16),
         ("2024-step-512_384px", TINY, 24),
         ("256px_at_512k", TINY, 16),
+        ("256bs_384", TINY, 24),
+        ("512epochs-256", TINY, 16),
+        ("384_model_256-steps", TINY, 24),
     ],
 )
 def test_grid_from_the_name(tiny, name: str, config: LlamaConfig, grid: int) -> None:
