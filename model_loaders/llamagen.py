@@ -24,7 +24,7 @@ _SIZES = re.compile(r"(?<!\d)(256|384|512|1024)(?![\dk])", re.IGNORECASE)
 # Words that say that the number behind them in a file name is no image size (epoch-256, step_512, bs1024), or the number before them
 # (256epochs, 512-steps, 1024bs).
 _COUNTED = "steps?|epochs?|ep|its?|iters?|iterations?|bs|batch(?:[-_ ]?size)?|seed|rank|dim|width|vocab|codes"
-_COUNT_BEFORE = re.compile(rf"(?:^|[^a-z])(?:{_COUNTED}|ckpt|checkpoint)[-_ =]*$", re.IGNORECASE)
+_COUNT_BEFORE = re.compile(rf"(?:^|[^a-z\d])(?:{_COUNTED}|ckpt|checkpoint)[-_ =]*$", re.IGNORECASE)
 _COUNT_BEHIND = re.compile(rf"(?:{_COUNTED})(?![a-z\d])|[-_ ](?:{_COUNTED})(?![a-z]|[-_ =]*\d)", re.IGNORECASE)
 # Official PAR file names give the speed-up instead of the image size, which is 384 pixels.
 _PAR_NAME, _PAR_GRID = re.compile(r"par-(xl|xxl|1b|3b)-\d+x", re.IGNORECASE), 24
