@@ -77,6 +77,12 @@ class Patcher:
         return self.model
 
 
+class ComfyNode:
+    """The base class of V3 nodes; ComfyUI sets ``hidden`` on a copy of the class when it runs it."""
+
+    hidden: Any = None
+
+
 state = SimpleNamespace(
     interrupt_at=-1,
     asked=0,
@@ -90,7 +96,6 @@ state = SimpleNamespace(
     sockets={},
     places={},
     saved=[],
-    handlers=[],
 )
 
 
@@ -155,7 +160,7 @@ def install() -> None:
         ),
         Schema=Schema,
         NodeOutput=NodeOutput,
-        ComfyNode=object,
+        ComfyNode=ComfyNode,
         UploadType=SimpleNamespace(image="image_upload"),
         FolderType=SimpleNamespace(input="input"),
         Hidden=SimpleNamespace(unique_id="UNIQUE_ID", extra_pnginfo="EXTRA_PNGINFO", prompt="PROMPT"),
@@ -194,7 +199,6 @@ def install() -> None:
                 instance=SimpleNamespace(
                     send_progress_text=_said,
                     prompt_queue=_Queue,
-                    add_on_prompt_handler=state.handlers.append,
                     sockets_metadata=state.sockets,
                 )
             )
