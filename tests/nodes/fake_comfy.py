@@ -71,7 +71,7 @@ class Progress:
 
 class Patcher:
     def __init__(self, model: Any, load_device: Any, offload_device: Any):
-        self.model, self.load_device = model, load_device
+        self.model, self.load_device, self.offload_device = model, load_device, offload_device
 
     def detach(self, unpatch_all: bool = True) -> Any:
         return self.model
