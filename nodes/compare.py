@@ -89,7 +89,7 @@ class Compare(io.ComfyNode):
     """Pictures side by side.
 
     The schema has all pairs of sockets; ``web/js/compare.js`` shows two and adds one when the last is connected.
-    ComfyUI's growing input (Autogrow) moves the later links when one is removed, which would pair a picture with the
+    ComfyUI's growing input (Autogrow) moves the later links when one is removed, which would pair an image with the
     numbers of another one. The node takes lists, so one pair holds a whole sweep.
     """
 

@@ -45,7 +45,7 @@ ANY_SOCKETS = [
 ]
 ANY_DRAFT = ANY_MODEL.Input("draft", optional=True, tooltip="The draft model of CSpD and MuLo-SD.")
 
-# Hidden inputs of nodes that show text and write reports to saved pictures.
+# Hidden inputs of nodes that show text and write reports to saved images.
 HIDDEN = [io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.prompt]
 SEED_LIMIT = 0xFFFFFFFFFFFFFFFF
 

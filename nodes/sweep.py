@@ -245,7 +245,7 @@ class _SweepPicture(io.ComfyNode):
     title: ClassVar[str]
     description: ClassVar[str]
     aliases: ClassVar[list[str]]
-    shown: ClassVar[str]  # tooltip of the picture
+    shown: ClassVar[str]  # tooltip of the image
     settings: ClassVar[type]
     draw: ClassVar[Callable[..., np.ndarray]]
 

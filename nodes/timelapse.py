@@ -78,9 +78,9 @@ class TimeLapse(io.ComfyNode):
         settings = make(TimeLapseSettings, {"duration": duration})
         prefix = expect_text(filename_prefix, "filename_prefix")
         host.expect_writable(prefix, ".webp", "filename_prefix")
-        pictures, reports = cells({name: [value] for name, value in inputs.items()})
+        images, reports = cells({name: [value] for name, value in inputs.items()})
         with enough_memory(SHEET):
-            frames = to_image(time_lapse(pictures, cell_names("", reports), reports, settings.duration))
+            frames = to_image(time_lapse(images, cell_names("", reports), reports, settings.duration))
             about = {"fps": FPS, "lossless": False, "quality": 85, "method": 4}
             saved = _save(frames, prefix, cls, **about)
         return io.NodeOutput(frames, ui=saved)

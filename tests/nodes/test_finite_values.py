@@ -1,6 +1,7 @@
 """Values that are not finite, and tensors of other kinds than fp32: refused in one sentence with the true cause, never shown as black."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -258,6 +259,7 @@ def test_image_to_codes_and_the_text_encoder_name_themselves():
 
     net = Net()
     net.weight = torch.nn.Parameter(torch.zeros(1))
+    net.config = SimpleNamespace(vocab_size=10)
     tokenizer = type("Tokenizer", (), {"encode": lambda self, text: [1, 2], "special_tokens": {"</s>": 3}})()
     encoder = TextEncoder(net, tokenizer, "tiny t5")
     assert refused("encoder", lambda: encoder.encode(["a boat"])).startswith("encoder: tiny t5 computed features")

@@ -238,6 +238,8 @@ def test_the_values_used_stand_on_the_node_and_what_the_model_recommends(monkeyp
         "4 AR steps, 4 diffusion steps, cfg 2, temperature 0.75, lookahead 3, threshold 0.5, acceptance target 0"
     )
     assert second == "This model's file recommends 5 AR steps, 6 diffusion steps, cfg 1.5."
+    _, second, *_ = said("custom", cfg=1.5, **SHORT)
+    assert second == "This model's file recommends 5 AR steps, 6 diffusion steps.", "not what is used already"
     first, second, *_ = said("balanced")
     assert first.startswith("5 AR steps, 6 diffusion steps, cfg 1.5, temperature 0.75, lookahead 4, threshold 0.95")
     assert "recommends" not in second
