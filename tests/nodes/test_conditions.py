@@ -408,3 +408,24 @@ def test_auto_chooses_the_dtype_of_encoders_for_the_device_that_computes(encoder
     monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
     text_prompt(dtype="auto")
     assert encoders[-1][1] == "bf16"
+
+
+def test_most_images_of_a_batch_are_256():
+    assert len(label("cat", images_per_label=256, label_set="picture-book").labels) == 256
+    lines = "\n".join(f"boat {i}" for i in range(128))
+    assert len(conditioning.Prompt.execute(lines, lines=True, images=2).result[0]) == 256
+    with pytest.raises(UserError, match="^labels: 258 images"):
+        label("cat, cat", images_per_label=129)
+    with pytest.raises(UserError, match="^images: 387 images"):
+        conditioning.Prompt.execute("a\nb\nc", lines=True, images=129)
+
+
+def test_prompts_and_their_images_follow_one_another():
+    made = conditioning.Prompt.execute("a boat\n\n a house", "the sea", lines=True, images=2).result[0]
+    assert made.texts == ("a boat", "a boat", " a house", " a house") and made.unconditional == "the sea"
+    assert conditioning.Prompt.execute("a\nb", lines=False, images=1).result[0].texts == ("a\nb",)
+
+
+def test_every_seed_writes_other_codes():
+    first, again, other = (a_prompt(seed=seed, images=1).codes[0] for seed in (3, 3, 4))
+    assert torch.equal(first, again) and not torch.equal(first, other)
