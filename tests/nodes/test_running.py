@@ -182,6 +182,19 @@ def test_a_cache_is_planned_for_the_model_and_its_steps(monkeypatch):
     assert asked == [("fast", {"x": 1}, True, 16, 2)]
 
 
+def test_every_part_of_a_mar_has_a_patcher():
+    parts = {"language model": torch.nn.Linear(1, 1), "MAR": torch.nn.Linear(1, 1)}
+
+    class TwoParts(MARModel):
+        @property
+        def parts(self):
+            return parts
+
+    loaded = Loaded.of(TwoParts(a_mar().model.net, "two"))
+    assert [patcher.model for patcher in loaded.patchers] == [*parts.values()]
+    assert [patcher.model for patcher in a_gpt().patchers][1:] == []
+
+
 def test_room_for_previews_is_of_four_images_at_most(monkeypatch):
     loaded = a_mar()
     one = 17 * 8 * 16 * 16 * 4
