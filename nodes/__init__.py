@@ -15,7 +15,6 @@ def make_extension() -> ComfyExtension:
     from . import host
 
     host.register_folders()
-    host.keep_queued()
     from . import advisor, compare, conditioning, editing, loaders, samplers, sharing, sweep, timelapse
 
     modules = (loaders, conditioning, samplers, editing, compare, timelapse, sweep, sharing, advisor)

@@ -12,8 +12,7 @@ from ..samplers.advice import AdviceSettings, calibrate, candidates
 from ..samplers.choice import Choice, choose
 from ..samplers.settings import make
 from . import host
-from .conditioning import ModelFirst
-from .samplers import baseline_of, draw_pictures, expect_pair, warm_up
+from .running import ModelFirst, baseline_of, draw_images, expect_pair, warm_up
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, checked_seed, output, schema, seed_widget, widgets
 
 
@@ -24,8 +23,8 @@ class Advisor(ModelFirst):
             node_id="FastARAdvisor",
             display_name="Advisor",
             category="FastAR/compare",
-            description="Runs the plain sampler and every accelerator that suits the model on your device, batch and prompt, with the same "
-            "seeds, and answers which is fastest within the loss that you choose.",
+            description="Runs the plain sampler and every accelerator that suits the model on your device, batch and "
+            "prompt, with the same seeds, and answers which is fastest within the loss that you choose.",
             search_aliases=["recommend settings", "calibrate", "auto tune", "which sampler", "fastest"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,
@@ -39,15 +38,17 @@ class Advisor(ModelFirst):
 
     @classmethod
     def execute(cls, model: Any, condition: Any, seed: Any, draft: Any = None, **values: Any) -> io.NodeOutput:
-        settings, number = make(AdviceSettings, values), checked_seed(seed)
+        settings = make(AdviceSettings, values)
+        first_seed = checked_seed(seed)
         loaded, small = expect_pair(model, draft)
 
         def draw(choice: Choice, at: int) -> tuple[np.ndarray, Report]:
-            return draw_pictures(choice, loaded, condition, at, small)
+            return draw_images(choice, loaded, condition, at, small)
 
         warm_up(loaded, condition)
-        tried = candidates(baseline_of(loaded), small is not None)
-        steps = calibrate(choose(baseline_of(loaded), {}), tried, draw, settings, number)
+        baseline = baseline_of(loaded)
+        tried = candidates(baseline, small is not None)
+        steps = calibrate(choose(baseline, {}), tried, draw, settings, first_seed)
         while True:
             try:
                 done, planned, line = next(steps)

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from comfy_api.latest import io
-from torch import Tensor
 
 from ..errors import UserError
 from ..memory import enough_memory
@@ -22,8 +20,9 @@ from ..reports.table import literal
 from ..samplers.baseline import baselines, of_report, qualities
 from ..samplers.registry import SAMPLERS, TAR
 from ..samplers.settings import Settings, knob, knobs, make
-from . import host
-from .samplers import write_reports
+from . import graph, host
+from .images import to_bytes, to_image
+from .running import write_reports
 from .schema import HIDDEN, REPORT, expect, expect_image, output, schema, widgets
 
 PAIRS = 8  # image and report sockets of Compare
@@ -34,24 +33,26 @@ _REPORTED = "a sampler's report"
 SHEET = "image: memory is insufficient to draw these pictures; connect fewer or smaller ones."
 
 
-def to_image(pictures: np.ndarray) -> Tensor:
-    """uint8 [B, H, W, 3] to an IMAGE."""
-    return host.to_output(torch.from_numpy(np.array(pictures)).float() / 255)
-
-
 @dataclass(frozen=True)
 class CompareSettings(Settings):
     """Widgets of Compare."""
 
-    # A field is its default and sentence, then its range.
-    # fmt: off
-    columns: int = knob(0, "Cells a row; more makes the picture wider. 0 chooses, at most four.", low=0, high=MOST_CELLS, step=1)
-    baseline: int = knob(0, "Which cell the speed-ups are measured against, counted from 1 in the order of the inputs. It is drawn first. "
-        "0 takes the plain sampler, else the accelerator at its exact setting, else the slowest; MAR samplers, token samplers on "
-        "LlamaGen and those on Tar have one each.", low=0, high=MOST_CELLS, step=1)
-    differences: bool = knob(False, "Also draw, below each picture, its difference from the baseline's, four times amplified; black is "
-        "equal.")
-    # fmt: on
+    columns: int = knob(
+        0, "Cells a row; more makes the picture wider. 0 chooses, at most four.", low=0, high=MOST_CELLS, step=1
+    )
+    baseline: int = knob(
+        0,
+        "Which cell the speed-ups are measured against, counted from 1 in the order of the inputs. It is drawn first. "
+        "0 takes the plain sampler, else the accelerator at its exact setting, else the slowest; MAR samplers, token "
+        "samplers on LlamaGen and those on Tar have one each.",
+        low=0,
+        high=MOST_CELLS,
+        step=1,
+    )
+    differences: bool = knob(
+        False,
+        "Also draw, below each picture, its difference from the baseline's, four times amplified; black is equal.",
+    )
 
 
 def automatic_labels(reports: Sequence[Report | None]) -> list[str]:
@@ -61,12 +62,20 @@ def automatic_labels(reports: Sequence[Report | None]) -> list[str]:
         if report is None:
             labels.append(f"picture {i + 1}")
             continue
-        own = {"seed": report.seed, **report.settings}
-        others = [{"seed": r.seed, **r.settings} for r in reports if r is not None and r.sampler == report.sampler]
-        varied = [k for k, v in own.items() if any(o.get(k) != v for o in others)]
-        named = ", ".join(f"{k.replace('_', ' ')} {own[k]}" for k in varied)
-        labels.append(f"{_title(report.sampler)} {named}".strip())
+
+        own = _settings_of(report)
+        same_method = [_settings_of(r) for r in reports if r is not None and r.sampler == report.sampler]
+        varied = []
+        for name, value in own.items():
+            if any(other.get(name) != value for other in same_method):
+                varied.append(f"{name.replace('_', ' ')} {value}")
+        labels.append(f"{_title(report.sampler)} {', '.join(varied)}".strip())
     return labels
+
+
+def _settings_of(report: Report) -> dict[str, Any]:
+    """Settings of a run, the seed among them."""
+    return {"seed": report.seed, **report.settings}
 
 
 def _title(sampler: str) -> str:
@@ -79,9 +88,9 @@ def _title(sampler: str) -> str:
 class Compare(io.ComfyNode):
     """Pictures side by side.
 
-    The schema has all pairs of sockets; ``web/js/compare.js`` shows two and adds one when the last is connected. ComfyUI's growing
-    input (Autogrow) moves the later links when one is removed, which would pair a picture with the numbers of another one. The node
-    takes lists, so one pair holds a whole sweep.
+    The schema has all pairs of sockets; ``web/js/compare.js`` shows two and adds one when the last is connected.
+    ComfyUI's growing input (Autogrow) moves the later links when one is removed, which would pair an image with the
+    numbers of another one. The node takes lists, so one pair holds a whole sweep.
     """
 
     @classmethod
@@ -92,7 +101,8 @@ class Compare(io.ComfyNode):
                 io.Image.Input(
                     f"image_{i}",
                     optional=i > 1,
-                    tooltip=f"Picture or batch {i}; a list (of a sweep, say) fills a cell an entry. One cell shows a batch as a sheet.",
+                    tooltip=f"Picture or batch {i}; a list (of a sweep, say) fills a cell an entry. One cell shows a "
+                    "batch as a sheet.",
                 )
             )
             pairs.append(
@@ -107,15 +117,16 @@ class Compare(io.ComfyNode):
             default="",
             multiline=True,
             placeholder="labels, one line a picture (optional)",
-            tooltip="One line a cell, in the order of the inputs. An empty line takes the method's name, with the settings in "
-            "which cells of one method differ.",
+            tooltip="One line a cell, in the order of the inputs. An empty line takes the method's name, with the "
+            "settings in which cells of one method differ.",
         )
         return schema(
             node_id="FastARCompare",
             display_name="Compare (FastAR)",
             category="FastAR/compare",
-            description="Pictures side by side, each with its label above and its numbers underneath: speed-up against the "
-            "baseline, seconds, transformer passes, head calls, acceptance, PSNR and SSIM. Also gives the numbers as a table.",
+            description="Pictures side by side, each with its label above and its numbers underneath: speed-up "
+            "against the baseline, seconds, transformer passes, head calls, acceptance, PSNR and SSIM. Also gives the "
+            "numbers as a table.",
             search_aliases=["side by side", "image grid", "xy plot", "speed-up", "benchmark", "compare images"],
             is_input_list=True,
             hidden=HIDDEN,
@@ -132,13 +143,22 @@ class Compare(io.ComfyNode):
         given = {field: _first(value, field) for field, value in inputs.items() if field in knobs(CompareSettings)}
         settings = make(CompareSettings, given)
         with enough_memory(SHEET):
-            pictures, reports = cells(inputs)
+            images, reports = cells(inputs)
+
         base = _baselines(settings.baseline, reports)
         names = cell_names("\n".join(map(str, labels)), reports)
         with enough_memory(SHEET):
-            quality = qualities(pictures, reports, base)
-            about: dict[str, Any] = {"quality": quality, "differences": settings.differences}
-            grid = compare_grid(pictures, names, reports, settings.columns, base, explained=True, **about)
+            quality = qualities(images, reports, base)
+            grid = compare_grid(
+                images,
+                names,
+                reports,
+                settings.columns,
+                base,
+                explained=True,
+                quality=quality,
+                differences=settings.differences,
+            )
             image = to_image(grid[None])
         return io.NodeOutput(image, _tell(cls, reports, names, base, quality))
 
@@ -154,7 +174,10 @@ def cell_names(labels: str, reports: Sequence[Report | None]) -> list[str]:
 
 
 def _timed_elsewhere(reports: Sequence[Report | None]) -> list[str]:
-    """A remark for every report of an earlier run of the graph, if the reports are of several: one run may load weights, another not."""
+    """A remark for every report of an earlier run of the graph, if the reports are of several runs.
+
+    One run may load weights, another not.
+    """
     prompts = [report.prompt for report in reports if report is not None]
     newest = host.prompt_id() if host.prompt_id() in prompts else prompts[-1] if prompts else ""
     return [ELSEWHERE if report is not None and report.prompt != newest else "" for report in reports]
@@ -170,50 +193,76 @@ def _first(values: Any, field: str) -> Any:
 def _tell(
     node: Any, cells: Sequence[Report | None], names: Sequence[str], bases: Sequence[int | None], quality: Qualities
 ) -> str:
-    """Write all reports to the metadata of saved pictures, and show a line for each run that has a baseline.
+    """Write all reports to the metadata of saved images, and show a line for each run that has a baseline.
 
-    Returns the table of the cells that have a report, a line that explains its columns, and a sentence for each run without a gain.
+    Returns the table of the cells that have a report, a line that explains its columns, and a sentence for each run
+    without a gain.
     """
-    order = [i for i in cell_order(bases) if cells[i] is not None]
+    # The cells that have a report, in the order in which they are drawn.
+    order: list[int] = []
+    reports: list[Report] = []
+    for i in cell_order(bases):
+        report = cells[i]
+        if report is not None:
+            order.append(i)
+            reports.append(report)
     if not order:
         return "No reports: connect a sampler's report beside its picture."
-    reports = [report for report in (cells[i] for i in order) if report is not None]
-    labels, found = [names[i] for i in order], [quality[i] for i in order]
-    within = [None if bases[i] is None else order.index(bases[i]) for i in order]
+
+    labels = [names[i] for i in order]
+    found = [quality[i] for i in order]
+    within: list[int | None] = []  # baselines by their place in this order
+    for i in order:
+        base = bases[i]
+        within.append(None if base is None else order.index(base))
     write_reports(node, reports, labels, within, found)
-    lines, bare = [], []
-    for k, (report, label, base) in enumerate(zip(reports, labels, within, strict=True)):
-        if base is not None and base != k:
-            lines.append(f"{label}: {one_line(report, reports[base], found[k])}")
-            sentence = no_gain(report, reports[base])
-            bare += [f"{literal(label)}: {sentence}"] if sentence else []
-    if not host.taken(node, 1):  # the table has the same figures
+
+    lines: list[str] = []
+    without_gain: list[str] = []
+    for k, base in enumerate(within):
+        if base is None or base == k:
+            continue
+        lines.append(f"{labels[k]}: {one_line(reports[k], reports[base], found[k])}")
+        sentence = no_gain(reports[k], reports[base])
+        if sentence:
+            without_gain.append(f"{literal(labels[k])}: {sentence}")
+    if not graph.taken(node, 1):  # the table has the same figures
         host.show(node, lines)
+
     words = "; ".join(filter(None, (explain(reports), explain_quality(found))))
-    return "\n\n".join([to_table(reports, labels, within, found), f"{words}.", *bare])
+    return "\n\n".join([to_table(reports, labels, within, found), f"{words}.", *without_gain])
 
 
 def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | None]]:
-    """Pictures and reports of all cells, in socket order."""
-    pictures: list[np.ndarray] = []
+    """Images and reports of all cells, in socket order."""
+    images: list[np.ndarray] = []
     reports: list[Report | None] = []
     for i in range(1, PAIRS + 1):
-        images, given = ([x for x in pairs.get(f"{kind}_{i}") or [] if x is not None] for kind in ("image", "report"))
-        if given and len(given) != len(images):
+        own_images = _connected(pairs, f"image_{i}")
+        own_reports = _connected(pairs, f"report_{i}")
+        if own_reports and len(own_reports) != len(own_images):
             raise UserError(
-                f"report_{i}: it holds {len(given)} reports for {len(images)} pictures on image_{i}; connect both outputs of "
-                "one sampler, or no report."
+                f"report_{i}: it holds {len(own_reports)} reports for {len(own_images)} pictures on image_{i}; "
+                "connect both outputs of one sampler, or no report."
             )
-        for k, image in enumerate(images):
-            pictures.append(host.to_bytes(expect_image(image, f"image_{i}")))
-            reports.append(expect(given[k], Report, f"report_{i}", _REPORTED) if given else None)
-    if not pictures:
+
+        for k, image in enumerate(own_images):
+            images.append(to_bytes(expect_image(image, f"image_{i}")))
+            report = expect(own_reports[k], Report, f"report_{i}", _REPORTED) if own_reports else None
+            reports.append(report)
+
+    if not images:
         raise UserError("image_1: there is nothing to compare; connect at least one image.")
-    if len(pictures) > MOST_CELLS:
+    if len(images) > MOST_CELLS:
         raise UserError(
-            f"image_1: {len(pictures)} pictures are more than the {MOST_CELLS} cells of one grid; compare fewer."
+            f"image_1: {len(images)} pictures are more than the {MOST_CELLS} cells of one grid; compare fewer."
         )
-    return pictures, reports
+    return images, reports
+
+
+def _connected(pairs: dict[str, list[Any]], name: str) -> list[Any]:
+    """The values on a socket, which is a list; empty if nothing is connected."""
+    return [value for value in pairs.get(name) or [] if value is not None]
 
 
 def _baselines(cell: int, reports: Sequence[Report | None]) -> list[int | None]:
@@ -225,6 +274,7 @@ def _baselines(cell: int, reports: Sequence[Report | None]) -> list[int | None]:
         raise UserError(f"baseline: cell {cell} has no report to measure against; connect it, or choose 0.")
     if cell or not with_report:
         return [max(0, cell - 1)] * len(reports)
+
     families = ["" if r is None else _family(r, reports) for r in reports]
     usual = next(filter(None, families), "")  # for samplers that are not registered
     runs = [of_report(report, families[i] or usual) for i, report in enumerate(reports) if report is not None]
@@ -236,7 +286,10 @@ def _baselines(cell: int, reports: Sequence[Report | None]) -> list[int | None]:
 
 
 def _family(report: Report, reports: Sequence[Report | None]) -> str:
-    """Family of a report's baseline, "" if unknown. A sampler of both token families belongs to Tar if a Tar report has the same model."""
+    """Family of a report's baseline, "" if unknown.
+
+    A sampler of both token families belongs to Tar if a Tar report has the same model.
+    """
     families = SAMPLERS[report.sampler].families if report.sampler in SAMPLERS else ("",)
     of_tar = any(r is not None and r.sampler == TAR and r.model == report.model for r in reports)
     return TAR if of_tar and TAR in families else families[0]
@@ -246,16 +299,24 @@ def _family(report: Report, reports: Sequence[Report | None]) -> str:
 class TokenMapSettings(Settings):
     """Widgets of Token Map."""
 
-    # fmt: off
-    what: str = knob(WHAT[0], "What to colour. fixed at step: the AR step that decided a token, dark first, yellow last; outcome: "
-        "accepted drafts blue, redone or expanded ones orange, rejected ones vermilion, tokens that had no draft dark grey, given ones "
-        "black; accepted, redone, rejected, drafted: that one alone; order: the steps as numbers too; cached: at how many AR steps LazyMAR "
-        "took the token from its cache; tokens per step: how many tokens were decided together with it; islands: what MuLo-SD drew "
-        "again together, a hue each; waves: in which pass of its island, dark first, yellow last; expanded: accepted drafts that were "
-        "drawn again beside a rejected one.", choices=WHAT)
-    opacity: float = knob(0.6, "Strength of the colours over the picture; higher hides more of it, 1 shows only the map. Usual: 0.6. "
-        "Without a picture the map is always opaque.", low=0.0, high=1.0, step=0.05)
-    # fmt: on
+    what: str = knob(
+        WHAT[0],
+        "What to colour. fixed at step: the AR step that decided a token, dark first, yellow last; outcome: accepted "
+        "drafts blue, redone or expanded ones orange, rejected ones vermilion, tokens that had no draft dark grey, "
+        "given ones black; accepted, redone, rejected, drafted: that one alone; order: the steps as numbers too; "
+        "cached: at how many AR steps LazyMAR took the token from its cache; tokens per step: how many tokens were "
+        "decided together with it; islands: what MuLo-SD drew again together, a hue each; waves: in which pass of its "
+        "island, dark first, yellow last; expanded: accepted drafts that were drawn again beside a rejected one.",
+        choices=WHAT,
+    )
+    opacity: float = knob(
+        0.6,
+        "Strength of the colours over the picture; higher hides more of it, 1 shows only the map. Usual: 0.6. "
+        "Without a picture the map is always opaque.",
+        low=0.0,
+        high=1.0,
+        step=0.05,
+    )
 
 
 class TokenMap(io.ComfyNode):
@@ -265,8 +326,9 @@ class TokenMap(io.ComfyNode):
             node_id="FastARTokenMap",
             display_name="Token Map",
             category="FastAR/compare",
-            description="Colours every token by what happened to it: when it was decided, whether its draft was accepted or "
-            "redone, how often it came from a cache. The legend stands underneath; colours are safe for colour-blind eyes.",
+            description="Colours every token by what happened to it: when it was decided, whether its draft was "
+            "accepted or redone, how often it came from a cache. The legend stands underneath; colours are safe for "
+            "colour-blind eyes.",
             search_aliases=["acceptance map", "heat map", "overlay", "token overlay", "visualise tokens"],
             sockets=[
                 REPORT.Input("report", tooltip="The report of the sampler that made the picture."),
@@ -281,7 +343,7 @@ class TokenMap(io.ComfyNode):
         settings = make(TokenMapSettings, values)
         checked = expect(report, Report, "report", _REPORTED)
         with enough_memory(SHEET):
-            backdrop = None if image is None else host.to_bytes(expect_image(image, "image"))
+            backdrop = None if image is None else to_bytes(expect_image(image, "image"))
             side = 384 if backdrop is None else max(384, min(1024, backdrop.shape[2]))
             return io.NodeOutput(to_image(token_map(checked, settings.what, backdrop, settings.opacity, side)))
 
@@ -290,10 +352,12 @@ class TokenMap(io.ComfyNode):
 class ReportSettings(Settings):
     """Widgets of Report."""
 
-    # fmt: off
-    format: str = knob("text", "text: for reading; json: for programs, always the same names (see the help page); csv: one line for a "
-        "spreadsheet.", choices=("text", "json", "csv"))
-    # fmt: on
+    format: str = knob(
+        "text",
+        "text: for reading; json: for programs, always the same names (see the help page); csv: one line for a "
+        "spreadsheet.",
+        choices=("text", "json", "csv"),
+    )
 
 
 class ReportToText(io.ComfyNode):
@@ -303,8 +367,8 @@ class ReportToText(io.ComfyNode):
             node_id="FastARReport",
             display_name="Report (FastAR)",
             category="FastAR/compare",
-            description="What a sampler did, as text, JSON or CSV: seconds by phase, transformer passes, head calls, accepted "
-            "and rejected drafts, settings. Connect Preview as Text or Save Text to see or keep it.",
+            description="What a sampler did, as text, JSON or CSV: seconds by phase, transformer passes, head calls, "
+            "accepted and rejected drafts, settings. Connect Preview as Text or Save Text to see or keep it.",
             search_aliases=["statistics", "report to json", "report to text", "csv", "numbers"],
             sockets=[REPORT.Input("report", tooltip="A sampler's report.")],
             widgets=widgets(ReportSettings),

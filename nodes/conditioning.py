@@ -1,13 +1,15 @@
-"""Condition nodes: class labels, prompts, and the semantic codes of pictures."""
+"""Condition nodes: class labels, prompts, and the semantic codes of images."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from comfy_api.latest import io
+from torch import Tensor
 
 from ..assembly import AUTO, dtype_name, prompt_settings
 from ..errors import UserError
@@ -16,7 +18,6 @@ from ..model_loaders import hub
 from ..model_loaders.captions import prompt_of
 from ..model_loaders.families import DTYPES, choose_dtype
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
-from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..model_loaders.networks.tar import TarModel
 from ..model_loaders.tar import load_ta_tok
@@ -27,23 +28,25 @@ from ..samplers.batches import in_parts
 from ..samplers.conditioning import (
     PICTURE_BOOK,
     CodeCondition,
-    Condition,
     PromptCondition,
     TextCondition,
     check_labels,
-    expect_kind,
     label_sets,
-    labels_for,
     resolve_labels,
     split_labels,
     unknown_words,
 )
 from ..samplers.settings import Settings, knob, make
 from ..samplers.tokens.draws import PairedDraws
+from ..samplers.tokens.memory import estimate_prompt
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
 from ..samplers.tokens.tar import TarPrompted, tar_prompt
-from . import host
+from . import graph, host
+from .images import to_rgb
 from .loaders import allow_download, finder, listed, menu, usual
+from .models import Loaded, ModelCache, load_to_device
+from .preview import drive
+from .running import READING, LabelText
 from .schema import (
     CODES,
     LABEL,
@@ -53,7 +56,6 @@ from .schema import (
     TEXT,
     checked_seed,
     chosen,
-    expect,
     expect_image,
     expect_model,
     expect_text,
@@ -66,15 +68,7 @@ from .schema import (
 )
 
 MOST_IMAGES = 256
-# If memory is insufficient to encode texts, pictures or codes.
-READING = (
-    "dtype: memory is insufficient for this model; choose bf16 or fp16 where it is offered, or unload other models."
-)
-# Of a graph: Class Labels that are checked before it runs, and samplers of one that are asked for their model.
-MOST_CHECKED, MOST_USERS = 64, 64
 NONE = "none"
-# Label sets of catalogued models, by whether they are built in.
-_SETS = {True: "picture-book", False: "imagenet-1k"}
 
 
 def _images(what: str) -> Any:
@@ -104,44 +98,40 @@ class LabelSettings(Settings):
 @lru_cache(maxsize=1)
 def _found() -> dict[str, tuple[str, str]]:
     """Menu text to (label, label set)."""
-    return {f"{name} ({where})": (name, where) for where, names in label_sets().items() for name in names}
-
-
-@dataclass(frozen=True)
-class LabelText:
-    """Labels, ``repeat`` images of each, whose label set is the one of the model that samples them."""
-
-    text: str
-    repeat: int
+    found: dict[str, tuple[str, str]] = {}
+    for where, names in label_sets().items():
+        for name in names:
+            found[f"{name} ({where})"] = (name, where)
+    return found
 
 
 @lru_cache(maxsize=1)
-def _built_in() -> dict[str, bool]:
-    """Catalogue entries of models of class labels, and whether they are built in."""
-    return {e.id: e.built_in for family in (registry.MAR, registry.LLAMAGEN) for e in hub.entries(family)}
+def _sets_of_entries() -> dict[str, str]:
+    """Catalogue entries of models of class labels to their label sets."""
+    entries = [*hub.entries(registry.MAR), *hub.entries(registry.LLAMAGEN)]
+    return {entry.id: "picture-book" if entry.built_in else "imagenet-1k" for entry in entries}
 
 
-def _sets_for(node: Any) -> list[str]:
-    """Label sets from which a Class Label can take names: of the models that sample it, all sets where these are not known."""
-    graph, number = host.graph_of(node), str(host.hidden(node, "unique_id"))
-    built_in = _built_in()
+def _sets_of_models(node: Any) -> list[str]:
+    """Label sets of the models that sample a Class Label; all sets where one of the models is not known."""
     found: set[str] = set()
-    try:
-        if graph[number]["inputs"]["label_set"] in label_sets():
-            return [graph[number]["inputs"]["label_set"]]
-        for inputs in host.users(node, "condition")[:MOST_USERS]:
-            loader, _ = inputs["model"] if "model" in inputs else inputs["target"]
-            found.add(_SETS[built_in[graph[loader]["inputs"]["checkpoint"].partition(" (")[0]]])
-    except (AttributeError, KeyError, TypeError, ValueError):
-        found.clear()  # a file that is not in the catalogue, or a graph that cannot run
+    for inputs in graph.users(node, "condition"):
+        label_set = _set_of_model(graph.graph_of(node), inputs)
+        if label_set is None:
+            return list(label_sets())
+        found.add(label_set)
     return sorted(found) or list(label_sets())
 
 
-def as_labels(value: Any, label_set: str) -> Condition:
-    """The class labels on a condition socket, for a model of that label set."""
-    if isinstance(value, LabelText):
-        return labels_for(value.text, label_set, value.repeat, field="condition")
-    return expect(value, Condition, "condition", "Class Label")
+def _set_of_model(nodes: Mapping[str, Any], sampler: Mapping[str, Any]) -> str | None:
+    """Label set of the model that a sampler with these inputs has; None if its file is not in the catalogue."""
+    link = graph.source_of(sampler.get("model", sampler.get("target")))
+    if link is None:
+        return None
+    checkpoint = graph.inputs_of(nodes.get(link[0])).get("checkpoint")
+    if not isinstance(checkpoint, str):
+        return None
+    return _sets_of_entries().get(checkpoint.partition(" (")[0])
 
 
 class ClassLabel(io.ComfyNode):
@@ -151,7 +141,8 @@ class ClassLabel(io.ComfyNode):
             node_id="FastARClassLabel",
             display_name="Class Label",
             category="FastAR/condition",
-            description="What to draw, by class name or id: one label an image. Several labels make a batch. For MAR, LlamaGen and PAR.",
+            description="What to draw, by class name or id: one label an image. Several labels make a batch. For MAR, "
+            "LlamaGen and PAR.",
             search_aliases=["class conditioning", "imagenet class", "label", "category", "prompt"],
             widgets=[
                 io.String.Input(
@@ -159,16 +150,17 @@ class ClassLabel(io.ComfyNode):
                     default="cat",
                     multiline=True,
                     placeholder="names or ids, separated by commas or lines",
-                    tooltip="Class names or ids, separated by commas or lines; each is one image of the batch, so more labels "
-                    f"make more pictures. The demo knows {', '.join(PICTURE_BOOK)}. Usual: cat, or 281 for imagenet-1k's tabby.",
+                    tooltip="Class names or ids, separated by commas or lines; each is one image of the batch, so "
+                    f"more labels make more pictures. The demo knows {', '.join(PICTURE_BOOK)}. Usual: cat, or 281 for "
+                    "imagenet-1k's tabby.",
                 ),
                 *widgets(LabelSettings),
                 io.Combo.Input(
                     "add_label",
                     options=[NONE, *_found()],
                     default=NONE,
-                    tooltip="One more label, found by name: open the list and type a part of it. It comes after those in labels "
-                    "(which may then be empty) and must be of the same label_set.",
+                    tooltip="One more label, found by name: open the list and type a part of it. It comes after those "
+                    "in labels (which may then be empty) and must be of the same label_set.",
                 ),
             ],
             outputs=[output(LABEL, "condition", "For the samplers of MAR, LlamaGen and PAR models.")],
@@ -177,32 +169,38 @@ class ClassLabel(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, labels: Any = None) -> bool | str:
-        """Names that the connected models do not know. It runs on the server's event loop: of a graph with more nodes of this class
-        than ``MOST_CHECKED`` the others are checked when they run."""
-        if host.checks(cls) > MOST_CHECKED:
-            return True
-        return validity(lambda text: check_labels(text, _sets_for(cls)), labels, "labels")
+        """Names that no model knows.
+
+        ComfyUI passes no graph here, so that the names which the connected models know are checked when the node runs.
+        """
+        return validity(lambda text: check_labels(text, list(label_sets())), labels, "labels")
 
     @classmethod
     def execute(cls, labels: Any, add_label: Any = NONE, **values: Any) -> io.NodeOutput:
         settings = make(LabelSettings, values)
         text = expect_text(labels, "labels")
         if add_label != NONE:
-            if not isinstance(add_label, str) or add_label not in _found():
-                raise UserError(f"add_label: {add_label!r} is not in the list; choose one from it.")
-            name, where = _found()[add_label]
-            if settings.label_set not in (where, AUTO):
-                raise UserError(
-                    f"add_label: {name} is a label of {where}; set label_set to {where}, or add_label to {NONE}."
-                )
-            text = "\n".join(filter(None, (text.strip(), name)))
+            text = _with_menu_label(text, add_label, settings.label_set)
+
         count = len(split_labels(text)) * settings.images_per_label
         _check_count("labels", count)
-        if settings.label_set == AUTO and count:
-            check_labels(text, _sets_for(cls))
+        if settings.label_set == AUTO and count > 0:
+            check_labels(text, _sets_of_models(cls))
             return io.NodeOutput(LabelText(text, settings.images_per_label))
-        set_ = next(iter(label_sets())) if settings.label_set == AUTO else settings.label_set
-        return io.NodeOutput(resolve_labels(text, set_, settings.images_per_label, field="labels"))
+
+        # Without any label it is refused here, by whichever set.
+        label_set = next(iter(label_sets())) if settings.label_set == AUTO else settings.label_set
+        return io.NodeOutput(resolve_labels(text, label_set, settings.images_per_label, field="labels"))
+
+
+def _with_menu_label(text: str, choice: Any, label_set: str) -> str:
+    """The labels with the one that was chosen in the menu ``add_label``."""
+    if not isinstance(choice, str) or choice not in _found():
+        raise UserError(f"add_label: {choice!r} is not in the list; choose one from it.")
+    name, where = _found()[choice]
+    if label_set not in (where, AUTO):
+        raise UserError(f"add_label: {name} is a label of {where}; set label_set to {where}, or add_label to {NONE}.")
+    return "\n".join(filter(None, (text.strip(), name)))
 
 
 ENCODER = "flan-t5-xl"
@@ -210,7 +208,7 @@ ENCODER = "flan-t5-xl"
 ENCODER_DTYPES = (AUTO, *(name for name in DTYPES if name != "fp16"))
 # Upper estimate of an encoder's activations.
 _ENCODER_BYTES = 256 << 20
-_encoder = host.ModelCache(host.text_device, host.text_offload_device)
+_encoder = ModelCache(host.get_text_device, host.get_text_offload_device)
 
 
 @dataclass(frozen=True)
@@ -220,8 +218,8 @@ class PromptSettings(Settings):
     images: int = _images("Pictures of the text")
     dtype: str = knob(
         AUTO,
-        "Precision of the text encoder. auto: bf16 on a graphics card that has it, else fp32. fp32 is exact and takes twice the "
-        "memory; bf16 is what the official models were trained with.",
+        "Precision of the text encoder. auto: bf16 on a graphics card that has it, else fp32. fp32 is exact and takes "
+        "twice the memory; bf16 is what the official models were trained with.",
         choices=ENCODER_DTYPES,
         advanced=True,
     )
@@ -235,8 +233,8 @@ class TextPrompt(io.ComfyNode):
             node_id="FastARTextPrompt",
             display_name="Text Prompt (LlamaGen)",
             category="FastAR/condition",
-            description="What to draw, in words, for LlamaGen's text-to-image models. The text goes through the Flan-T5-XL encoder, "
-            "cleaned as the models' training captions were.",
+            description="What to draw, in words, for LlamaGen's text-to-image models. The text goes through the "
+            "Flan-T5-XL encoder, cleaned as the models' training captions were.",
             search_aliases=["text to image", "prompt", "t5", "flan-t5", "llamagen t2i", "clip text encode"],
             widgets=[
                 io.String.Input(
@@ -245,14 +243,15 @@ class TextPrompt(io.ComfyNode):
                     multiline=True,
                     placeholder="what to draw, in plain words",
                     tooltip="One prompt, in plain English; lines are joined. A longer text says more, up to "
-                    f"{MAX_TOKENS} tokens (about 90 words): what stands beyond is cut off. Usual: one or two sentences.",
+                    f"{MAX_TOKENS} tokens (about 90 words): what stands beyond is cut off. Usual: one or two "
+                    "sentences.",
                 ),
                 io.Combo.Input(
                     "encoder",
                     options=encoders,
                     default=next((choice for choice in encoders if ENCODER in choice), encoders[0]),
-                    tooltip="The text encoder. The official models need flan-t5-xl; allow its download, or put "
-                    "it into models/text_encoders or models/fastar, as a folder or one file. Another size does not fit.",
+                    tooltip="The text encoder. The official models need flan-t5-xl; allow its download, or put it "
+                    "into models/text_encoders or models/fastar, as a folder or one file. Another size does not fit.",
                 ),
                 allow_download(),
                 *widgets(PromptSettings),
@@ -269,17 +268,17 @@ class TextPrompt(io.ComfyNode):
     def execute(cls, text: Any, encoder: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(PromptSettings, values)
         prompt = prompt_of(expect_text(text, "text"), "text")
-        name = dtype_name(choose_dtype(settings.dtype, host.text_device(), "t5"))
+        name = dtype_name(choose_dtype(settings.dtype, host.get_text_device(), "t5"))
         path = finder(cls, allow_download)(listed(encoder, "t5"), "t5")
 
         def load() -> Any:
             folder = path if path.is_dir() else path.parent
             own = None if has_tokenizer(folder, "", {}) else host.t5_tokenizer()
-            return load_text_encoder(path, name, host.text_offload_device(), own)
+            return load_text_encoder(path, name, host.get_text_offload_device(), own)
 
         with enough_memory(READING):
             loaded = _encoder.get((path, name), load)
-            host.load_to_device(loaded, _ENCODER_BYTES)
+            load_to_device(loaded, _ENCODER_BYTES)
             features = loaded.model.encode([prompt])[0]
         return io.NodeOutput(TextCondition((host.to_output(features),) * settings.images, (prompt,) * settings.images))
 
@@ -300,7 +299,8 @@ class PromptLines(PromptImages):
 
     lines: bool = knob(
         False,
-        "On: every line is a prompt of its own, and one batch draws them all; empty lines are left out. Off: the text is one prompt.",
+        "On: every line is a prompt of its own, and one batch draws them all; empty lines are left out. Off: the text "
+        "is one prompt.",
         advanced=True,
     )
 
@@ -312,7 +312,8 @@ class Prompt(io.ComfyNode):
             node_id="FastARPrompt",
             display_name="Prompt (FastAR)",
             category="FastAR/condition",
-            description="What to draw, in words, for Harmon, UniPic and Janus. The model that samples reads the prompt itself.",
+            description="What to draw, in words, for Harmon, UniPic and Janus. The model that samples reads the "
+            "prompt itself.",
             search_aliases=["text prompt", "harmon prompt", "unipic prompt", "janus prompt", "positive", "negative"],
             widgets=[
                 io.String.Input(
@@ -320,16 +321,17 @@ class Prompt(io.ComfyNode):
                     default="a red boat at sunset",
                     multiline=True,
                     placeholder="what to draw",
-                    tooltip="The prompt, read as typed; it may be empty. The authors' benchmark prompts ended with a full stop. "
-                    f"{_SUBJECTS}",
+                    tooltip="The prompt, read as typed; it may be empty. The authors' benchmark prompts ended with a "
+                    f"full stop. {_SUBJECTS}",
                 ),
                 io.String.Input(
                     "negative",
                     default=UNCONDITIONAL,
                     multiline=True,
                     advanced=True,
-                    tooltip="What guidance leads away from, in Harmon and UniPic: a whole instruction, not a list of words. "
-                    f"Usual, and what the models were trained with: {UNCONDITIONAL} Janus has a null prompt of its own and takes no other.",
+                    tooltip="What guidance leads away from, in Harmon and UniPic: a whole instruction, not a list of "
+                    f"words. Usual, and what the models were trained with: {UNCONDITIONAL} Janus has a null prompt of "
+                    "its own and takes no other.",
                 ),
                 *widgets(PromptLines),
             ],
@@ -349,22 +351,17 @@ class Prompt(io.ComfyNode):
         if settings.lines:
             prompts = [line for line in prompts[0].splitlines() if line.strip()] or [""]
         _check_count("images", len(prompts) * settings.images)
-        prompts = [expect_text(prompt, "text") for prompt in prompts]
-        texts = tuple(prompt for prompt in prompts for _ in range(settings.images))
-        return io.NodeOutput(PromptCondition(texts, expect_text(negative, "negative")))
+
+        # ``images`` images of each prompt follow one another.
+        texts: list[str] = []
+        for prompt in prompts:
+            texts += [prompt] * settings.images
+        return io.NodeOutput(PromptCondition(tuple(texts), expect_text(negative, "negative")))
 
 
-_ta_tok = host.ModelCache(host.device, host.offload_device)
-# Pictures per batch of TA-Tok's encoder; the codebook is projected once per batch.
+_ta_tok = ModelCache(host.get_compute_device, host.get_offload_device)
+# Images per batch of TA-Tok's encoder; the codebook is projected once per batch.
 _BATCH = 8
-
-
-def _prompt_bytes(tar: TarModel, settings: TarPromptSettings, text: str, images: int) -> float:
-    """Upper estimate of working memory: KV cache, rows of the prompt, and logits."""
-    scale, c = DETAILS.index(settings.detail), tar.net.config
-    rows, size = len(tar.prompt(text, scale)), next(tar.net.parameters()).element_size()
-    cache = 2.0 * c.depth * c.kv_heads * c.head_dim * (rows + tar.sides[scale] ** 2) * images * size
-    return cache + max(rows, images) * (8 * c.dim + 3 * c.hidden) * size + 4.0 * tar.special.codes * images * 10
 
 
 class TarPrompt(io.ComfyNode):
@@ -375,8 +372,8 @@ class TarPrompt(io.ComfyNode):
             node_id="FastARTarPrompt",
             display_name="Tar Prompt",
             category="FastAR/condition",
-            description="What to draw, in words, for Tar. Its language model writes the semantic codes of the picture; de-tokenizers of "
-            "all sizes and all methods can draw from one run.",
+            description="What to draw, in words, for Tar. Its language model writes the semantic codes of the "
+            "picture; de-tokenizers of all sizes and all methods can draw from one run.",
             search_aliases=["text to image", "prompt", "tar", "semantic codes", "clip text encode"],
             sockets=[TAR.Input("tar", tooltip="The language model, from Load Tar.")],
             widgets=[
@@ -385,8 +382,9 @@ class TarPrompt(io.ComfyNode):
                     default="a red boat at sunset",
                     multiline=True,
                     placeholder="what to draw",
-                    tooltip="One prompt. A longer one says more, as far as the model has room. Whatever is typed is read as text; an empty "
-                    f"one makes an unconditional image. Usual: one or two sentences. {_SUBJECTS}",
+                    tooltip="One prompt. A longer one says more, as far as the model has room. Whatever is typed is "
+                    "read as text; an empty one makes an unconditional image. Usual: one or two sentences. "
+                    f"{_SUBJECTS}",
                 ),
                 seed_widget(),
                 detail,
@@ -402,18 +400,19 @@ class TarPrompt(io.ComfyNode):
     def execute(
         cls, tar: Any, text: Any, seed: Any, preset: Any = None, images: Any = 1, **values: Any
     ) -> io.NodeOutput:
-        loaded = expect_model(tar, host.Loaded, TarModel, "tar", "Load Tar")
-        typed = expect_text(text, "text").strip()
-        number, count = checked_seed(seed), make(PromptImages, {"images": images}).images
-        _, asked = chosen(preset, PLAIN, host.typed(cls, "preset"))
+        loaded = expect_model(tar, Loaded, TarModel, "tar", "Load Tar")
+        prompt = expect_text(text, "text").strip()
+        number = checked_seed(seed)
+        count = make(PromptImages, {"images": images}).images
+        _, asked = chosen(preset, PLAIN, graph.typed(cls, "preset"))
         settings = prompt_settings(loaded.recommended, {**asked, **values})
-        host.show(cls, [unknown_words(loaded.model, [typed])])
-        host.load_to_device(loaded, _prompt_bytes(loaded.model, settings, typed, count))
+        host.show(cls, [unknown_words(loaded.model, [prompt])])
+        load_to_device(loaded, estimate_prompt(loaded.model, settings, prompt, count))
 
         def start(part: range) -> Any:
-            return tar_prompt(loaded.model, [typed] * len(part), settings, PairedDraws(number, part), number)
+            return tar_prompt(loaded.model, [prompt] * len(part), settings, PairedDraws(number, part), number)
 
-        done: TarPrompted = host.drive(in_parts(start, count))
+        done: TarPrompted = drive(in_parts(start, count))
         return io.NodeOutput(done.condition)
 
 
@@ -423,16 +422,16 @@ class ImageToCodesSettings(Settings):
 
     detail: str = knob(
         DETAILS[0],
-        "How many semantic codes tell what the picture shows; fewer keeps less of it. Usual: 729, on which Tar was trained "
-        "most. A TA-Tok with another grid writes its own three numbers in their place.",
+        "How many semantic codes tell what the picture shows; fewer keeps less of it. Usual: 729, on which Tar was "
+        "trained most. A TA-Tok with another grid writes its own three numbers in their place.",
         choices=DETAILS,
         symbol="scale",
     )
     images: int = _images("Variants of each picture")
     dtype: str = knob(
         AUTO,
-        "Precision of TA-Tok. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 or fp32. fp32 is "
-        "exact and takes twice the memory.",
+        "Precision of TA-Tok. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 or "
+        "fp32. fp32 is exact and takes twice the memory.",
         choices=(AUTO, *DTYPES),
         advanced=True,
     )
@@ -446,8 +445,8 @@ class ImageToCodes(io.ComfyNode):
             node_id="FastARImageToCodes",
             display_name="Image to Codes",
             category="FastAR/condition",
-            description="What a picture shows, as Tar's semantic codes: a de-tokenizer redraws the same content. The codes hold "
-            "the content, not the pixels.",
+            description="What a picture shows, as Tar's semantic codes: a de-tokenizer redraws the same content. The "
+            "codes hold the content, not the pixels.",
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
             sockets=[
                 io.Image.Input(
@@ -460,8 +459,8 @@ class ImageToCodes(io.ComfyNode):
                     "ta_tok",
                     options=readers,
                     default=usual(readers, "demo-ta-tok", "ta-tok"),
-                    tooltip="The TA-Tok that reads the pictures: the one that the de-tokenizer was trained with. Entries with a size "
-                    "are downloads.",
+                    tooltip="The TA-Tok that reads the pictures: the one that the de-tokenizer was trained with. "
+                    "Entries with a size are downloads.",
                 ),
                 allow_download(),
                 *widgets(ImageToCodesSettings),
@@ -477,45 +476,33 @@ class ImageToCodes(io.ComfyNode):
     @classmethod
     def execute(cls, image: Any, ta_tok: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(ImageToCodesSettings, values)
-        pictures = expect_image(image, "image")
-        _check_count("images", len(pictures) * settings.images)
-        x = host.colours(pictures).movedim(-1, 1).float().clamp(0, 1)
-        name = dtype_name(choose_dtype(settings.dtype, host.device(), "ta-tok"))
+        images = expect_image(image, "image")
+        _check_count("images", len(images) * settings.images)
+        pixels = to_rgb(images).movedim(-1, 1).float().clamp(0, 1)
+
+        name = dtype_name(choose_dtype(settings.dtype, host.get_compute_device(), "ta-tok"))
         path = finder(cls, allow_download)(listed(ta_tok, "ta-tok"), "ta-tok")
         with enough_memory(READING):
-            loaded = _ta_tok.get((path, name), lambda: load_ta_tok(path, name, host.offload_device()))
+            loaded = _ta_tok.get((path, name), lambda: load_ta_tok(path, name, host.get_offload_device()))
         model: TATokModel = loaded.model
-        host.load_to_device(loaded, _ENCODER_BYTES)
-        found, report = [], host.progress()
-        for at in range(0, len(x), _BATCH):
-            report(at, len(x))
+        load_to_device(loaded, _ENCODER_BYTES)
+
+        scale = DETAILS.index(settings.detail) + 1
+        found: list[Tensor] = []
+        report = host.progress()
+        for first in range(0, len(pixels), _BATCH):
+            report(first, len(pixels))
             with enough_memory(READING):
-                found.append(model.codes(x[at : at + _BATCH], DETAILS.index(settings.detail) + 1).cpu())
-        report(len(x), len(x))
-        each = [(codes, f"picture {i + 1}") for i, codes in enumerate(torch.cat(found)) for _ in range(settings.images)]
-        return io.NodeOutput(
-            CodeCondition(tuple(codes for codes, _ in each), tuple(title for _, title in each), model.net.config.codes)
-        )
+                found.append(model.codes(pixels[first : first + _BATCH], scale).cpu())
+        report(len(pixels), len(pixels))
 
-
-# Nodes that read large files to what they make.
-_SLOW: dict[str, Any] = {
-    "FastARTextPrompt": TextCondition,
-    "FastARTarPrompt": CodeCondition,
-    "FastARImageToCodes": CodeCondition,
-}
-
-
-class ModelFirst(io.ComfyNode):
-    """A node whose model is loaded before its condition is made: one that does not fit is refused before its files are downloaded."""
-
-    @classmethod
-    def check_lazy_status(cls, condition: Any = None, **inputs: Any) -> list[str]:
-        made = _SLOW.get(host.maker(cls, "condition"))
-        model = getattr(inputs.get("model", inputs.get("target")), "model", None)
-        if made and isinstance(model, TokenModel) and (made.kind, model.net.config.condition) != ("codes", "features"):
-            expect_kind(made, model.net.config.condition, model.name)
-        return ["condition"]
+        # ``images`` variants of each image follow one another.
+        codes: list[Tensor] = []
+        names: list[str] = []
+        for i, own in enumerate(torch.cat(found)):
+            codes += [own] * settings.images
+            names += [f"picture {i + 1}"] * settings.images
+        return io.NodeOutput(CodeCondition(tuple(codes), tuple(names), model.net.config.codes))
 
 
 NODES: list[type[io.ComfyNode]] = [ClassLabel, Prompt, TextPrompt, TarPrompt, ImageToCodes]

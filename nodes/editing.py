@@ -12,6 +12,7 @@ from ..errors import UserError
 from ..memory import enough_memory
 from ..samplers.settings import Settings, knob, make
 from . import host
+from .images import scaled, to_rgb
 from .schema import expect_image, expect_mask, output, schema, widgets
 
 
@@ -21,8 +22,8 @@ class PasteSettings(Settings):
 
     feather: int = knob(
         8,
-        "Pixels of the original, inside the mask, over which the redrawn part fades in; more hides the seam and keeps more of the "
-        "original. Usual: 8 for 512 pixels. 0 pastes with a hard edge.",
+        "Pixels of the original, inside the mask, over which the redrawn part fades in; more hides the seam and keeps "
+        "more of the original. Usual: 8 for 512 pixels. 0 pastes with a hard edge.",
         low=0,
         high=128,
         step=1,
@@ -36,8 +37,8 @@ class PasteRedrawn(io.ComfyNode):
             node_id="FastARPaste",
             display_name="Paste Redrawn Part",
             category="FastAR/sample",
-            description="Puts the redrawn part of a picture into the original. Outside the mask every pixel is the original's, which a "
-            "decoder alone does not keep. The original may have any size.",
+            description="Puts the redrawn part of a picture into the original. Outside the mask every pixel is the "
+            "original's, which a decoder alone does not keep. The original may have any size.",
             search_aliases=["inpaint", "composite", "feather", "blend", "stitch", "keep original"],
             sockets=[
                 io.Image.Input(
@@ -55,24 +56,25 @@ class PasteRedrawn(io.ComfyNode):
     @classmethod
     def execute(cls, original: Any, redrawn: Any, mask: Any, **values: Any) -> io.NodeOutput:
         feather = make(PasteSettings, values).feather
-        below, above = (
-            expect_image(x, name)[..., :3].movedim(-1, 1).float()
-            for name, x in (("original", original), ("redrawn", redrawn))
-        )
+        below = to_rgb(expect_image(original, "original")).movedim(-1, 1).float()
+        above = to_rgb(expect_image(redrawn, "redrawn")).movedim(-1, 1).float()
         area = expect_mask(mask, "mask")[:, None]
+
         images = max(len(below), len(above))
         for name, x in (("original", below), ("redrawn", above), ("mask", area)):
             if len(x) not in (1, images):
                 raise UserError(f"{name}: its batch has {len(x)} entries, not 1 or {images}; connect those of one run.")
+
         with enough_memory("original: memory is insufficient to paste into it; use a smaller picture."):
             size = (below.shape[2], below.shape[3])
             inside = F.interpolate(area.to(below), size, mode="nearest-exact")
+
+            # A weight of 1 begins ``feather`` pixels inside the mask; the image's edge is no edge of the mask.
             weight = inside / (feather + 1)
-            # A weight of 1 begins ``feather`` pixels inside the mask; the picture's edge is no edge of the mask.
             for _ in range(feather):
                 inside = 1 - F.max_pool2d(1 - inside, 3, 1, 1)
                 weight = weight + inside / (feather + 1)
-            image = below + weight * (host.scaled(above.to(below), size) - below)
+            image = below + weight * (scaled(above.to(below), size) - below)
         return io.NodeOutput(host.to_output(image.movedim(1, -1)))
 
 

@@ -18,13 +18,18 @@ from ..memory import enough_memory
 from ..model_loaders import hub
 from ..model_loaders.families import DTYPES, INT8, KINDS
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
+from ..model_loaders.networks.llama import TokenModel
+from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from ..model_loaders.wrappers import WEIGHTS
 from ..samplers import registry
 from . import host
+from .models import TA_TOK, Loaded
 from .schema import MAR, TAR, TOKEN_MODEL, checked_switch, output, schema
+from .vae import KL, VQ, FastARVAE
 
-# Model folders of each file family; the first takes downloads. Core's diffusion models are left out, because most of them are not MARs.
+# Model folders of each file family; the first takes downloads.
+# Core's diffusion models are left out, because most of them are not MARs.
 FOLDERS: dict[str, tuple[str, ...]] = {
     "kl": (host.FOLDER, "vae"),
     "vq": (host.FOLDER, "vae"),
@@ -35,9 +40,8 @@ FREE_DOWNLOAD = 100_000_000
 # Tokens per side on the menu; other sizes are stated in the file's metadata.
 GRIDS = (8, 12, 16, 24, 32, 48, 64)
 # Pixels per side of Harmon and UniPic on the menu, and pixels per token of the official models.
-SIZES, PIXELS = (256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960, 1024), 16
-# Parts of a loaded token model, see ``host.Loaded``.
-TA_TOK = "ta_tok"
+SIZES = (256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960, 1024)
+PIXELS = 16
 
 
 def menu(family: str, *first: str) -> list[str]:
@@ -62,22 +66,26 @@ def listed(choice: Any, family: str, *first: str) -> str:
 
 
 def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
-    """A function (choice, family) to the file of a choice, downloaded if necessary and allowed; ``node`` shows what is downloaded."""
+    """A function (choice, family) to the file of a choice, downloaded if necessary and allowed.
+
+    ``node`` shows what is downloaded.
+    """
     allowed = checked_switch(allow_download, "allow_download")
 
     def find(choice: str, family: str) -> Path:
-        folders, download_to = host.folders(*_folders(family)), host.folders(host.FOLDER)[0]
+        folders = host.folders(*_folders(family))
+        download_to = host.folders(host.FOLDER)[0]
         entry = hub.absent(choice, family, [*folders, download_to])
         if entry is not None and (entry.size is None or entry.size > FREE_DOWNLOAD):
             size = hub.readable_size(entry.size) if entry.size else "size unknown"
-            what = f"{entry.id} ({size}) from the Hugging Face repository {entry.repo} into models/{host.FOLDER}"
+            download = f"{entry.id} ({size}) from the Hugging Face repository {entry.repo} into models/{host.FOLDER}"
             if not allowed:
                 raise UserError(
-                    f"{KINDS[family].field}: the run would download {what}; switch allow_download on, among the advanced inputs, or "
-                    "choose another."
+                    f"{KINDS[family].field}: the run would download {download}; switch allow_download on, among the "
+                    "advanced inputs, or choose another."
                 )
-            logging.info("FastAR: downloading %s", what)
-            host.show(node, [f"Downloading {what}"])
+            logging.info("FastAR: downloading %s", download)
+            host.show(node, [f"Downloading {download}"])
         return hub.resolve(choice, family, folders, download_to, host.progress())
 
     return find
@@ -89,34 +97,41 @@ def allow_download() -> io.Input:
         "allow_download",
         default=False,
         advanced=True,
-        tooltip="On: files that are missing are downloaded when the graph runs, once, into models/fastar; the node shows what, from where "
-        "and how large. Off: the run stops and says the same. Files below 100 MB are downloaded in any case.",
+        tooltip="On: files that are missing are downloaded when the graph runs, once, into models/fastar; the node "
+        "shows what, from where and how large. Off: the run stops and says the same. Files below 100 MB are "
+        "downloaded in any case.",
     )
 
 
 def usual(choices: list[str], *ids: str) -> str:
     """The first of these entries in a menu, downloaded or not; else the first choice."""
-    return next((choice for name in ids for choice in choices if choice.partition(" (")[0] == name), choices[0])
+    for name in ids:
+        for choice in choices:
+            if choice.partition(" (")[0] == name:
+                return choice
+    return choices[0]
 
 
 # Tooltips of the widgets that several loaders have; a loader's own replace them.
 _TOOLTIPS = {
-    "checkpoint": "Entries that begin with demo are built in and need no network. Your own files go into models/fastar (.safetensors, "
-    ".pth, .pt). Entries with a size are downloads. Larger models: better quality, slower.",
-    "decoder": "The VQ tokenizer that turns tokens into pictures. auto takes the one the checkpoint was trained with; another one's "
-    "codes mean something else.",
-    "ta_tok": "What turns semantic codes into the features of the de-tokenizer. auto takes the one it was trained with; another one's "
-    "codes mean something else. It takes memory only while the codes are read.",
-    "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what the models were made with, else fp16 or "
-    "fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
-    "grid": "Tokens along one side of the image. auto takes what the file states, or its name. A number that you choose goes before both: "
-    "16 for 256 pixels, 24 for 384, 32 for 512, 64 for 1024. A wrong value gives noise.",
-    "size": "Pixels per side. auto: the size the model was trained for, 512 for Harmon and 1024 for UniPic. Others run and usually "
-    "look worse; the report notes it.",
-    "weights": "Which weights are read from a file that holds averaged (EMA) ones beside the trained ones. auto: the averaged ones, by "
-    "which papers evaluate. ema: the same, and a file without them is refused. plain: the trained ones.",
-    "speed": "How the model runs; the picture differs by rounding only. plain starts at once. compile: torch.compile, which takes a "
-    "minute before the first picture and needs a compiler.",
+    "checkpoint": "Entries that begin with demo are built in and need no network. Your own files go into "
+    "models/fastar (.safetensors, .pth, .pt). Entries with a size are downloads. Larger models: better quality, "
+    "slower.",
+    "decoder": "The VQ tokenizer that turns tokens into pictures. auto takes the one the checkpoint was trained with; "
+    "another one's codes mean something else.",
+    "ta_tok": "What turns semantic codes into the features of the de-tokenizer. auto takes the one it was trained "
+    "with; another one's codes mean something else. It takes memory only while the codes are read.",
+    "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what the models were made "
+    "with, else fp16 or fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
+    "grid": "Tokens along one side of the image. auto takes what the file states, or its name. A number that you "
+    "choose goes before both: 16 for 256 pixels, 24 for 384, 32 for 512, 64 for 1024. A wrong value gives noise.",
+    "size": "Pixels per side. auto: the size the model was trained for, 512 for Harmon and 1024 for UniPic. Others "
+    "run and usually look worse; the report notes it.",
+    "weights": "Which weights are read from a file that holds averaged (EMA) ones beside the trained ones. auto: the "
+    "averaged ones, by which papers evaluate. ema: the same, and a file without them is refused. plain: the trained "
+    "ones.",
+    "speed": "How the model runs; the picture differs by rounding only. plain starts at once. compile: torch.compile, "
+    "which takes a minute before the first picture and needs a compiler.",
 }
 
 
@@ -127,11 +142,14 @@ def _one_of(field: str, value: Any, options: Sequence[str]) -> str:
     return str(value)
 
 
-def make_vae(model: KLModel | VQModel, channels: int, grid: int) -> host.FastARVAE:
-    """An autoencoder for core's VAE nodes, of ``channels`` latent channels and of a model with ``grid`` latent positions a side."""
+def make_vae(model: KLModel | VQModel, channels: int, grid: int) -> FastARVAE:
+    """An autoencoder for core's VAE nodes.
+
+    It has ``channels`` latent channels, and its model makes latents of ``grid`` positions a side.
+    """
     c = model.net.config
-    kind = host.VQ if isinstance(model, VQModel) else host.KL
-    return host.FastARVAE(model.net, model.name, c.stride, channels, c.ch, grid * c.stride, kind)
+    kind = VQ if isinstance(model, VQModel) else KL
+    return FastARVAE(model.net, model.name, c.stride, channels, c.ch, grid * c.stride, kind)
 
 
 class _Loader(io.ComfyNode):
@@ -223,27 +241,35 @@ class _Loader(io.ComfyNode):
         chosen = {"checkpoint": checkpoint, "decoder": decoder, "ta_tok": ta_tok}
         for widget, about in cls.files().items():
             listed(chosen[widget], *about)
-        given = {"dtype": dtype, "speed": speed, "grid": grid, "size": size, "weights": weights}
-        given = {name: _one_of(name, value, cls.options(name)) for name, value in given.items()}
+        menus = {"dtype": dtype, "speed": speed, "grid": grid, "size": size, "weights": weights}
+        given = {name: _one_of(name, value, cls.options(name)) for name, value in menus.items()}
         side = None if given["grid"] == AUTO else int(given["grid"])
         if given["size"] != AUTO:
             side = int(given["size"]) // PIXELS
+
         # Weights are placed on the offload device, in the dtype for the compute device.
         source = Source(
-            finder(cls, allow_download), host.offload_device(), given["dtype"], host.device(), given["speed"]
+            finder(cls, allow_download),
+            host.get_offload_device(),
+            given["dtype"],
+            host.get_compute_device(),
+            given["speed"],
         )
         ready = assembly.load(cls.family, checkpoint, source, decoder, side, given["weights"])
-        assert ready.decoder is not None
-        parts: dict[str, Any] = {}
+        decoder_model = ready.decoder
+        assert decoder_model is not None
+        parts: dict[str, Loaded[Any]] = {}
         if "ta_tok" in cls.widgets:
-            parts[TA_TOK] = assembly.load_reader(ready, source, ta_tok)
-            ready = replace(ready, model=replace(cast(Any, ready.model), ta_tok=parts[TA_TOK]))
-        patch = cast(Any, ready.model).patch if ready.masked else 1
-        vae = make_vae(ready.decoder, ready.latent_channels, math.isqrt(ready.tokens) * patch)
+            reader = assembly.load_reader(ready, source, ta_tok)
+            parts[TA_TOK] = Loaded.of(reader)
+            ready = replace(ready, model=replace(cast(TokenModel, ready.model), ta_tok=reader))
+
+        patch = cast(MARModel, ready.model).patch if ready.masked else 1
+        vae = make_vae(decoder_model, ready.latent_channels, math.isqrt(ready.tokens) * patch)
         if given["size"] != AUTO and vae.downscale_ratio * patch != PIXELS:
             raise UserError(f"size: {ready.model.name} has tokens of another size than {PIXELS} pixels; choose {AUTO}.")
-        loaded = {name: host.Loaded.of(part) for name, part in parts.items()}
-        return io.NodeOutput(host.Loaded.of(ready.model, vae, loaded, assembly.defaults(ready), given["speed"]), vae)
+        loaded = Loaded.of(ready.model, vae, parts, assembly.defaults(ready), given["speed"])
+        return io.NodeOutput(loaded, vae)
 
 
 _KL = "The autoencoder that turns latents into pictures. auto takes the one the checkpoint was trained with."
@@ -251,45 +277,54 @@ _MAR_OUTPUT = output(MAR, "model", "For MAR Sampler and its accelerated relative
 
 
 class LoadMAR(_Loader):
-    node_id, title, family, usual = "FastARLoadMAR", "Load MAR", registry.MAR, ("demo",)
+    node_id = "FastARLoadMAR"
+    title = "Load MAR"
+    family = registry.MAR
+    usual = ("demo",)
     description = (
-        "Loads a MAR and the decoder that turns its latents into pictures. The demo is built in; official models can be "
-        "downloaded."
+        "Loads a MAR and the decoder that turns its latents into pictures. The demo is built in; official models can "
+        "be downloaded."
     )
     aliases = ["mar loader", "masked autoregressive", "load checkpoint", "fastar demo"]
     tooltips = {
         "decoder": _KL,
-        "dtype": "Precision of the MAR. auto: fp16 on a graphics card made for it, else fp32. fp32 is exact and needs twice the memory; "
-        "bf16 is coarser and may show. The diffusion arithmetic and the decoder are fp32.",
+        "dtype": "Precision of the MAR. auto: fp16 on a graphics card made for it, else fp32. fp32 is exact and needs "
+        "twice the memory; bf16 is coarser and may show. The diffusion arithmetic and the decoder are fp32.",
     }
     socket = _MAR_OUTPUT
 
 
 class LoadHybrid(_Loader):
-    node_id, title, family = "FastARLoadHybrid", "Load Harmon / UniPic", registry.HYBRID
+    node_id = "FastARLoadHybrid"
+    title = "Load Harmon / UniPic"
+    family = registry.HYBRID
     usual = ("demo-hybrid", "harmon-0.5b")
     description = (
-        "Loads a Harmon or UniPic, which take a prompt: a MAR with a language model inside. For the same samplers as Load MAR. The "
-        "official weights may not be used commercially."
+        "Loads a Harmon or UniPic, which take a prompt: a MAR with a language model inside. For the same samplers as "
+        "Load MAR. The official weights may not be used commercially."
     )
     aliases = ["harmon", "unipic", "skywork", "text to image", "hybrid loader", "load checkpoint"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "size", "speed")
     dtypes = (AUTO, "fp32", "bf16", INT8)
     tooltips = {
-        "checkpoint": "Your own files go into models/fastar: a folder, shards, .safetensors, .pth or .bin, with a Qwen2.5 tokenizer "
-        "beside them. Entries with a size are downloads; the official ones are for non-commercial use.",
+        "checkpoint": "Your own files go into models/fastar: a folder, shards, .safetensors, .pth or .bin, with a "
+        "Qwen2.5 tokenizer beside them. Entries with a size are downloads; the official ones are for non-commercial "
+        "use.",
         "decoder": _KL,
-        "dtype": "Precision of the model. auto: bf16 on a graphics card made for it, else fp32. fp32 is exact and needs twice the memory. "
-        "fp16 is not offered, because the language model overflows in it.",
+        "dtype": "Precision of the model. auto: bf16 on a graphics card made for it, else fp32. fp32 is exact and "
+        "needs twice the memory. fp16 is not offered, because the language model overflows in it.",
     }
     socket = _MAR_OUTPUT
 
 
 class LoadLlamaGen(_Loader):
-    node_id, title, family, usual = "FastARLoadLlamaGen", "Load LlamaGen / PAR", registry.LLAMAGEN, ("demo-llamagen",)
+    node_id = "FastARLoadLlamaGen"
+    title = "Load LlamaGen / PAR"
+    family = registry.LLAMAGEN
+    usual = ("demo-llamagen",)
     description = (
-        "Loads a LlamaGen (for classes or text) or a PAR, and the VQ tokenizer that turns its tokens into pictures. The demo is built in; "
-        "official models can be downloaded."
+        "Loads a LlamaGen (for classes or text) or a PAR, and the VQ tokenizer that turns its tokens into pictures. "
+        "The demo is built in; official models can be downloaded."
     )
     aliases = ["llamagen loader", "par loader", "autoregressive", "vqgan", "load checkpoint", "fastar demo"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "grid", "speed")
@@ -297,37 +332,44 @@ class LoadLlamaGen(_Loader):
 
 
 class LoadTarDetokenizer(_Loader):
-    node_id, title, family = "FastARLoadTarDetokenizer", "Load Tar De-tokenizer", registry.TAR
+    node_id = "FastARLoadTarDetokenizer"
+    title = "Load Tar De-tokenizer"
+    family = registry.TAR
     usual = ("demo-dtok", "demo-dtok-low", "ar-dtok-512")
     description = (
-        "Loads what turns Tar's semantic codes into a picture: an AR-DTok of one size, the TA-Tok that reads the codes, and the VQ "
-        "tokenizer that turns tokens into pictures. Fits every Tar language model."
+        "Loads what turns Tar's semantic codes into a picture: an AR-DTok of one size, the TA-Tok that reads the "
+        "codes, and the VQ tokenizer that turns tokens into pictures. Fits every Tar language model."
     )
     aliases = ["ar-dtok", "detokenizer", "tar decoder", "ta-tok", "vqgan", "load checkpoint"]
     widgets = ("checkpoint", "ta_tok", "decoder", "dtype", "allow_download", "grid", "speed")
     tooltips = {
-        "checkpoint": "The number is the side of the picture in pixels; larger is sharper and slower: 256, 1024 and 4096 tokens. "
-        "Entries that begin with demo are built in. Your own files go into models/fastar (.pth, .safetensors).",
+        "checkpoint": "The number is the side of the picture in pixels; larger is sharper and slower: 256, 1024 and "
+        "4096 tokens. Entries that begin with demo are built in. Your own files go into models/fastar (.pth, "
+        ".safetensors).",
     }
     socket = output(TOKEN_MODEL, "model", "For LlamaGen, ZipAR and MuLo-SD Sampler.")
 
 
 class LoadTar(_Loader):
-    node_id, title, family, usual = "FastARLoadTar", "Load Tar", registry.TAR, ("demo-tar", "tar-1.5b")
+    node_id = "FastARLoadTar"
+    title = "Load Tar"
+    family = registry.TAR
+    usual = ("demo-tar", "tar-1.5b")
     description = (
-        "Loads the language model of Tar, which turns a prompt into the semantic codes of a picture. De-tokenizers of all "
-        "sizes take them. The demo is built in; official models can be downloaded."
+        "Loads the language model of Tar, which turns a prompt into the semantic codes of a picture. De-tokenizers of "
+        "all sizes take them. The demo is built in; official models can be downloaded."
     )
     aliases = ["tar loader", "text to image", "language model", "qwen", "load checkpoint"]
     widgets = ("checkpoint", "dtype", "allow_download")
     tooltips = {
-        "checkpoint": "Entries that begin with demo are built in and need no network. Your own go into models/fastar, as a folder "
-        "with config.json and tokenizer. Entries with a size are downloads. 7b follows prompts better than 1.5b, takes five "
-        "times the memory and is slower.",
-        "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 "
-        "or fp32. fp32 is exact and takes twice the memory.",
+        "checkpoint": "Entries that begin with demo are built in and need no network. Your own go into models/fastar, "
+        "as a folder with config.json and tokenizer. Entries with a size are downloads. 7b follows prompts better "
+        "than 1.5b, takes five times the memory and is slower.",
+        "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what it was made with, "
+        "else fp16 or fp32. fp32 is exact and takes twice the memory.",
     }
-    socket, decodes = output(TAR, "tar", "For Tar Prompt."), False
+    socket = output(TAR, "tar", "For Tar Prompt.")
+    decodes = False
 
     @classmethod
     def files(cls) -> dict[str, tuple[str, ...]]:
@@ -335,34 +377,39 @@ class LoadTar(_Loader):
 
     @classmethod
     def execute(cls, checkpoint: Any, dtype: Any, allow_download: Any) -> io.NodeOutput:  # type: ignore[override]
-        source = Source(finder(cls, allow_download), host.offload_device(), dtype, host.device())
+        source = Source(finder(cls, allow_download), host.get_offload_device(), dtype, host.get_compute_device())
         with enough_memory(
             "dtype: memory is insufficient to load this model; choose bf16 or fp16, a smaller model, or unload others."
         ):
             model, stated = assembly.load_language_model(listed(checkpoint, "tar"), source)
-        return io.NodeOutput(host.Loaded.of(model, recommended=stated))
+        return io.NodeOutput(Loaded.of(model, recommended=stated))
 
 
 class LoadJanus(_Loader):
-    node_id, title, family = "FastARLoadJanus", "Load Janus", registry.JANUS
+    node_id = "FastARLoadJanus"
+    title = "Load Janus"
+    family = registry.JANUS
     usual = ("janus-pro-1b",)
     description = (
-        "Loads a Janus-Pro (1B or 7B), which takes a prompt, and the VQ tokenizer in the same file that turns its tokens into pictures of "
-        "384 pixels. Only what draws is read."
+        "Loads a Janus-Pro (1B or 7B), which takes a prompt, and the VQ tokenizer in the same file that turns its "
+        "tokens into pictures of 384 pixels. Only what draws is read."
     )
     aliases = ["janus pro", "deepseek", "text to image", "autoregressive", "load checkpoint"]
     widgets = ("checkpoint", "dtype", "allow_download", "speed")
     tooltips = {
-        "checkpoint": "Your own files go into models/fastar: a folder with its tokenizer.json, in the layout of deepseek-ai or of "
-        "transformers. Entries with a size are downloads. Memory in bf16 for one picture: 1B 3.6 GB, 7B 14.2 GB. A card of 8 GB holds "
-        "1B, one of 16 GB or more 7B; on 8 or 12 GB a part of 7B stays in main memory, which is slower.",
-        "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 or fp32. "
-        "fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
+        "checkpoint": "Your own files go into models/fastar: a folder with its tokenizer.json, in the layout of "
+        "deepseek-ai or of transformers. Entries with a size are downloads. Memory in bf16 for one picture: 1B 3.6 "
+        "GB, 7B 14.2 GB. A card of 8 GB holds 1B, one of 16 GB or more 7B; on 8 or 12 GB a part of 7B stays in main "
+        "memory, which is slower.",
+        "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what it was made with, "
+        "else fp16 or fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
     }
     socket = output(TOKEN_MODEL, "model", "For LlamaGen and ZipAR Sampler, with Prompt.")
 
     @classmethod
-    def execute(cls, checkpoint: Any, dtype: Any, allow_download: Any, speed: Any) -> io.NodeOutput:  # type: ignore[override]
+    def execute(  # type: ignore[override]
+        cls, checkpoint: Any, dtype: Any, allow_download: Any, speed: Any
+    ) -> io.NodeOutput:
         return super().execute(checkpoint, AUTO, dtype, allow_download, speed)
 
 

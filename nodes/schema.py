@@ -1,7 +1,7 @@
 """From settings to ComfyUI widgets, the socket types, and the checks of a node's inputs.
 
-ComfyUI checks the range of typed numbers, but neither NaN nor values that arrive over a link. Every node therefore checks its inputs
-again, with the same knobs.
+ComfyUI checks the range of typed numbers, but neither NaN nor values that arrive over a link. Every node therefore
+checks its inputs again, with the same knobs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ANY_SOCKETS = [
 ]
 ANY_DRAFT = ANY_MODEL.Input("draft", optional=True, tooltip="The draft model of CSpD and MuLo-SD.")
 
-# Hidden inputs of nodes that show text and write reports to saved pictures.
+# Hidden inputs of nodes that show text and write reports to saved images.
 HIDDEN = [io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.prompt]
 SEED_LIMIT = 0xFFFFFFFFFFFFFFFF
 
@@ -65,7 +65,7 @@ def schema(
 
 def _last(widget: Any) -> bool:
     """Advanced widgets follow the others."""
-    return bool(getattr(widget, "advanced", False))
+    return bool(widget.advanced)
 
 
 def output(kind: Any, name: str, tooltip: str, **about: Any) -> io.Output:
@@ -84,19 +84,28 @@ def widget(name: str, default: Any, about: Knob) -> io.Input:
     shared: dict[str, Any] = {"tooltip": tooltip, "advanced": about.advanced or None}
     low = about.low
     if about.paper is not None:
-        default, low = about.paper, default + 1
+        # The default stands for the model's own value, which no widget shows.
+        low = default + 1
+        default = about.paper
     if about.choices:
         return io.Combo.Input(name, options=list(about.choices), default=default, **shared)
     if isinstance(default, bool):
         return io.Boolean.Input(name, default=default, **shared)
     if isinstance(default, int):
-        low, high, step = (None if n is None else int(n) for n in (low, about.high, about.step))
-        return io.Int.Input(name, default=default, min=low, max=high, step=step, **shared)
+        return io.Int.Input(
+            name, default=default, min=_whole(low), max=_whole(about.high), step=_whole(about.step), **shared
+        )
     return io.Float.Input(name, default=default, min=low, max=about.high, step=about.step, **shared)
 
 
+def _whole(limit: float | None) -> int | None:
+    """A limit of a whole number."""
+    return None if limit is None else int(limit)
+
+
 # Options of the preset widget: of an accelerator, and of a node that has no presets. Custom opens a widget per setting.
-PRESETS, PLAIN = presets.NAMES, ("recommended", presets.CUSTOM)
+PRESETS = presets.NAMES
+PLAIN = ("recommended", presets.CUSTOM)
 
 
 def preset_widget(knobs: Sequence[io.Input], options: Sequence[str] = PRESETS, tooltip: str = "") -> io.Input:
@@ -109,16 +118,16 @@ def preset_widget(knobs: Sequence[io.Input], options: Sequence[str] = PRESETS, t
         options=[
             io.DynamicCombo.Option(name, sorted(knobs, key=_last) if name == presets.CUSTOM else []) for name in options
         ],
-        tooltip="The settings: those for this model, or custom, which opens all of them with the paper's values. The node says "
-        f"which were used. {tooltip}".rstrip(),
+        tooltip="The settings: those for this model, or custom, which opens all of them with the paper's values. The "
+        f"node says which were used. {tooltip}".rstrip(),
     )
 
 
 def chosen(preset: Any, options: Sequence[str] = PRESETS, typed: Any = None) -> tuple[str, dict[str, Any]]:
     """The preset that a preset widget stands at and, of custom, the values of its settings.
 
-    ComfyUI passes no value at all if the option is unknown; ``typed`` is the one in the graph, for the message. What a file recommends is
-    custom without values.
+    ComfyUI passes no value at all if the option is unknown; ``typed`` is the one in the graph, for the message. What
+    a file recommends is custom without values.
     """
     values = dict(preset) if isinstance(preset, Mapping) else {}
     name = values.pop("preset", preset if preset is not None and not isinstance(preset, Mapping) else typed)
@@ -135,8 +144,8 @@ def seed_widget() -> io.Input:
         min=0,
         max=SEED_LIMIT,
         control_after_generate=True,
-        tooltip="Decides all randomness: token order and noise. With one seed, any difference between samplers comes from the "
-        "method. Image i of a batch uses (seed, i), so it is the same picture as in a batch of its own.",
+        tooltip="Decides all randomness: token order and noise. With one seed, any difference between samplers comes "
+        "from the method. Image i of a batch uses (seed, i), so it is the same picture as in a batch of its own.",
     )
 
 
@@ -164,9 +173,10 @@ def expect(value: Any, kind: type[T], field: str, source: str) -> T:
 
 
 def validity(check: Callable[..., Any], text: Any, field: str) -> bool | str:
-    """The answer of ``validate_inputs`` about a typed text: True, or what is wrong without the field, which ComfyUI puts in front.
+    """The answer of ``validate_inputs`` about a typed text: True, or what is wrong, without the name of the field.
 
-    It runs on the server's event loop. A text that arrives over a link is None; it is checked when the node runs.
+    ComfyUI puts the name in front. It runs on the server's event loop. A text that arrives over a link is None; it is
+    checked when the node runs.
     """
     try:
         if text is not None:
@@ -196,10 +206,10 @@ _SMALL_FLOATS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, 
 
 
 def _expect_floats(value: Any, field: str, source: str, more: Sequence[torch.dtype] = ()) -> Tensor:
-    """Check that a value is a tensor of finite floating-point numbers, and return it; fp8, which torch hardly computes with, as fp32.
+    """Check that a value is a tensor of finite floating-point numbers, and return it; fp8 is returned as fp32.
 
-    Other packs may pass tensors of any kind: sparse, nested, without data (meta), of integers, complex or quantised. ``more``: dtypes
-    that are accepted too, and returned as fp32.
+    Other packs may pass tensors of any kind: sparse, nested, without data (meta), of integers, complex or quantised.
+    ``more``: dtypes that are accepted too, and returned as fp32.
     """
     tensor = expect(value, torch.Tensor, field, source)
     converted = (*_SMALL_FLOATS, *more)
@@ -215,8 +225,8 @@ def _expect_floats(value: Any, field: str, source: str, more: Sequence[torch.dty
         tensor = tensor.float()
     if not bool(tensor.isfinite().all()):
         raise UserError(
-            f"{field}: it holds values that are not finite (NaN or infinity); look for the node before it that made them, often a model "
-            "or a decoder in fp16."
+            f"{field}: it holds values that are not finite (NaN or infinity); look for the node before it that made "
+            "them, often a model or a decoder in fp16."
         )
     return tensor
 
@@ -253,8 +263,8 @@ def expect_latents(value: Any, field: str) -> Tensor:
         raise UserError(f"{field}: it has the shape {shape}; connect latents [batch, channels, height, width].")
     if len(shape) == 5 and shape[2] != 1:
         raise UserError(
-            f"{field}: it holds the {shape[2]} frames of a video, and this model makes single images; connect Latent Cut To Batch between "
-            "(dim t, slice_size 1), which makes a batch of them."
+            f"{field}: it holds the {shape[2]} frames of a video, and this model makes single images; connect Latent "
+            "Cut To Batch between (dim t, slice_size 1), which makes a batch of them."
         )
     return latents[:, :, 0] if latents.ndim == 5 else latents
 

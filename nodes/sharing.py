@@ -17,32 +17,33 @@ from ..samplers.conditioning import unknown_words
 from ..samplers.registry import find
 from ..samplers.settings import knobs
 from . import host
-from .compare import to_image
-from .conditioning import ModelFirst
-from .samplers import expect_pair, reported, run_choice, sampled
+from .images import to_image
+from .running import ModelFirst, expect_pair, reported, run_choice, texts_of
+from .samplers import sampled
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, REPORT, output, schema, seed_widget, validity
 
 
 class LoadReport(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        names = host.input_pictures()
-        picture = io.Combo.Input(
+        names = host.input_images()
+        saved_image = io.Combo.Input(
             "image",
             options=names,
             default=names[0] if names else None,
             upload=io.UploadType.image,
             image_folder=io.FolderType.input,
-            tooltip="A PNG that Save Image wrote in a run with a FastAR sampler. Drop the file on this node, or upload it.",
+            tooltip="A PNG that Save Image wrote in a run with a FastAR sampler. Drop the file on this node, or "
+            "upload it.",
         )
         return schema(
             node_id="FastARLoadReport",
             display_name="Load Report",
             category="FastAR/compare",
-            description="Reads the reports of the samplers from the metadata of a picture that core's Save Image wrote: seconds, passes, "
-            "acceptance, settings. Nothing is sampled.",
+            description="Reads the reports of the samplers from the metadata of a picture that core's Save Image "
+            "wrote: seconds, passes, acceptance, settings. Nothing is sampled.",
             search_aliases=["png info", "read metadata", "image metadata", "drop image"],
-            widgets=[picture],
+            widgets=[saved_image],
             outputs=[
                 output(io.Image, "image", "The picture."),
                 output(REPORT, "reports", "One report a run, without token maps.", is_output_list=True),
@@ -59,17 +60,17 @@ class LoadReport(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, image: Any) -> bool | str:
         """Uploaded files are not on the menu that was sent to the editor."""
-        return validity(host.input_picture, image, "image")
+        return validity(host.input_image, image, "image")
 
     @classmethod
     def fingerprint_inputs(cls, image: Any) -> str:
         """A file that is replaced under its name is read again."""
-        about = os.stat(host.input_picture(str(image)))
+        about = os.stat(host.input_image(str(image)))
         return f"{about.st_size} {about.st_mtime_ns}"
 
     @classmethod
     def execute(cls, image: str) -> io.NodeOutput:
-        shown, reports, labels, quality = read_runs(host.input_picture(str(image)))
+        shown, reports, labels, quality = read_runs(host.input_image(str(image)))
         names = [label or report.sampler for label, report in zip(labels, reports, strict=True)]
         lines = [_line(report.sampler, report.settings) for report in reports]
         return io.NodeOutput(
@@ -105,8 +106,9 @@ class AnySampler(ModelFirst):
                     "sampler",
                     default="fasthybrid: preset=balanced",
                     multiline=True,
-                    tooltip="A sampler's name, then settings as name=value, separated by commas. preset is exact, balanced or fast; "
-                    "settings that are not named come from the preset, the model's file and the paper.",
+                    tooltip="A sampler's name, then settings as name=value, separated by commas. preset is exact, "
+                    "balanced or fast; settings that are not named come from the preset, the model's file and the "
+                    "paper.",
                 ),
                 seed_widget(),
             ],
@@ -123,7 +125,7 @@ class AnySampler(ModelFirst):
     def execute(cls, model: Any, condition: Any, sampler: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
         choice = parse_choice(str(sampler), "sampler")
         loaded, small = expect_pair(model, draft)
-        advice = unknown_words(loaded.model, getattr(condition, "texts", ()))
+        advice = unknown_words(loaded.model, texts_of(condition))
         return reported(cls, run_choice(choice, loaded, condition, seed, small), advice)
 
 

@@ -21,9 +21,20 @@ from ..samplers.baseline import lossless
 from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_settings
 from ..samplers.settings import Settings, knob, knobs, make
 from . import host
-from .compare import to_image
-from .conditioning import LabelText, ModelFirst, as_labels
-from .samplers import RUNNABLE, baseline_choice, check, draw_pictures, expect_pair, settings_for, warm_up
+from .images import to_image
+from .models import Loaded
+from .running import (
+    RUNNABLE,
+    LabelText,
+    ModelFirst,
+    as_labels,
+    baseline_choice,
+    draw_images,
+    expect_pair,
+    expect_runnable,
+    settings_for,
+    warm_up,
+)
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, expect, output, schema, widgets
 
 SWEEP = io.Custom("FASTAR_SWEEP")
@@ -36,19 +47,27 @@ class SweepSettings(Settings):
     """Choices of the node Sweep."""
 
     sampler: str = knob("fasthybrid", "The sampler of all cells; a plus combines two.", choices=tuple(RUNNABLE))
-    # A field is its default and sentence, then its range.
-    # fmt: off
-    x: str = knob("threshold", "The setting that changes from column to column. Every setting of every sampler is listed; the sampler must "
-        "have it.", choices=tuple(names_of_settings(RUNNABLE)))
-    y: str = knob(NONE, "The setting that changes from row to row; none for one axis.", choices=(NONE, *names_of_settings(RUNNABLE)))
-    # fmt: on
+    x: str = knob(
+        "threshold",
+        "The setting that changes from column to column. Every setting of every sampler is listed; the sampler must "
+        "have it.",
+        choices=tuple(names_of_settings(RUNNABLE)),
+    )
+    y: str = knob(
+        NONE,
+        "The setting that changes from row to row; none for one axis.",
+        choices=(NONE, *names_of_settings(RUNNABLE)),
+    )
 
 
 def _text(name: str, default: str, tooltip: str, **about: Any) -> io.Input:
     return io.String.Input(name, default=default, tooltip=tooltip, **about)
 
 
-_VALUES = "Values, separated by commas. 0.8..1 x 5 are five evenly spaced ones, 4..8 whole numbers in steps of 1; words for a choice."
+_VALUES = (
+    "Values, separated by commas. 0.8..1 x 5 are five evenly spaced ones, 4..8 whole numbers in steps of 1; "
+    "words for a choice."
+)
 
 
 class SweepNode(ModelFirst):
@@ -58,8 +77,9 @@ class SweepNode(ModelFirst):
             node_id="FastARSweep",
             display_name="Sweep (FastAR)",
             category="FastAR/compare",
-            description="Runs a sampler for every combination of values of one or two settings and of seeds, and the plain sampler once a "
-            "seed. Cells are written to the output folder as they are made: an interrupted sweep goes on where it stopped.",
+            description="Runs a sampler for every combination of values of one or two settings and of seeds, and the "
+            "plain sampler once a seed. Cells are written to the output folder as they are made: an interrupted sweep "
+            "goes on where it stopped.",
             search_aliases=["xy plot", "x/y plot", "parameter sweep", "grid search", "benchmark"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,
@@ -71,8 +91,8 @@ class SweepNode(ModelFirst):
                 _text(
                     "settings",
                     "",
-                    "Settings that all cells share, as name=value, separated by commas: preset=balanced, ar_steps=32. The others come from "
-                    "the preset, the model's file and the paper.",
+                    "Settings that all cells share, as name=value, separated by commas: preset=balanced, ar_steps=32. "
+                    "The others come from the preset, the model's file and the paper.",
                     multiline=True,
                 ),
                 _text(
@@ -93,29 +113,32 @@ class SweepNode(ModelFirst):
     def execute(
         cls, model: Any, condition: Any, folder: str = "sweep", draft: Any = None, **plan: str
     ) -> io.NodeOutput:
+        # Check all inputs.
         base, x_axis, y_axis, numbers = _plan(**plan)
         loaded, small = expect_pair(model, draft)
-        check(base, loaded, small)
+        expect_runnable(base, loaded, small)
+
+        # The plain sampler once a seed, then the cells.
         cells = combinations(x_axis, y_axis, numbers)
         plain = baseline_choice(base, loaded)
         jobs = [(plain, seed) for seed in numbers]
         jobs += [(base.with_values(_values(x_axis, y_axis, i, j)), seed) for i, j, seed in cells]
         keys = _keys(jobs, loaded, small, condition)  # reports mistakes in settings before the first cell
-        store = CellStore(host.sweep_folder(_NAME.sub("_", folder.strip())[:80].strip(". ") or "sweep"))
+        store = CellStore(host.sweep_folder(_folder_name(folder)))
         sampled: list[int] = []
 
         def draw(k: int) -> tuple[np.ndarray, Report]:
-            """Pictures and report of a cell."""
+            """Images and report of a cell."""
             choice, seed = jobs[k]
             if not sampled:  # takes the initialisation of libraries out of the first cell's seconds
                 warm_up(loaded, condition)
             sampled.append(k)
             host.show(cls, [f"cell {k + 1} of {len(jobs)}"])
-            return draw_pictures(choice, loaded, condition, seed, small)
+            return draw_images(choice, loaded, condition, seed, small)
 
         made: list[Cell] = []
         reports: list[Report] = []
-        for k, pictures, report in completed(store, keys, draw):
+        for k, images, report in completed(store, keys, draw):
             reports.append(report)
             if k < len(numbers):
                 continue
@@ -123,13 +146,19 @@ class SweepNode(ModelFirst):
             first = numbers.index(seed)
             reference = store.read(keys[first])
             word = DISTRIBUTION if lossless(report.sampler, report.settings) else ""
-            quality = None if reference is None else measure(pictures, reference[0], word)
+            quality = None if reference is None else measure(images, reference[0], word)
             made.append(Cell(i, j, seed, keys[k], report, reports[first], quality))
+
         found = len(keys) - len(sampled)
         host.show(cls, [f"{len(sampled)} of {len(keys)} cells sampled, {found} were in {store.folder.name}"])
         title = f"{base.entry.title}: {base.text.partition(': ')[2]}".removesuffix(": ")
         sweep = Sweep(title, store, x_axis, y_axis, tuple(numbers), tuple(made))
         return io.NodeOutput(sweep, sweep_table(sweep))
+
+
+def _folder_name(text: str) -> str:
+    """A typed text as the name of a folder."""
+    return _NAME.sub("_", text.strip())[:80].strip(". ") or "sweep"
 
 
 def _plan(
@@ -171,7 +200,7 @@ def _values(x: Axis, y: Axis, i: int, j: int) -> dict[str, str]:
 
 
 def _keys(
-    jobs: Sequence[tuple[Choice, int]], loaded: host.Loaded, draft: host.Loaded | None, condition: Any
+    jobs: Sequence[tuple[Choice, int]], loaded: Loaded[Any], draft: Loaded[Any] | None, condition: Any
 ) -> list[str]:
     """A digest for every cell, of all that its picture and its seconds depend on."""
     assert loaded.vae is not None
@@ -188,20 +217,26 @@ def _keys(
 class GridSettings(Settings):
     """Widgets of Sweep Grid."""
 
-    # fmt: off
-    cell_size: int = knob(192, "Width of a cell in pixels; less where the grid would exceed 4096 pixels.",
-        low=32, high=1024, step=8, unit="pixels")
-    # fmt: on
+    cell_size: int = knob(
+        192,
+        "Width of a cell in pixels; less where the grid would exceed 4096 pixels.",
+        low=32,
+        high=1024,
+        step=8,
+        unit="pixels",
+    )
 
 
 @dataclass(frozen=True)
 class PlotSettings(Settings):
     """Widgets of Sweep Plot."""
 
-    # fmt: off
-    measure: str = knob(MEASURES[0], "What the speed-up is plotted against. PSNR and SSIM: closeness to the plain sampler's picture; "
-        "acceptance: share of drafts kept; passes: evaluations of the transformer.", choices=MEASURES)
-    # fmt: on
+    measure: str = knob(
+        MEASURES[0],
+        "What the speed-up is plotted against. PSNR and SSIM: closeness to the plain sampler's picture; "
+        "acceptance: share of drafts kept; passes: evaluations of the transformer.",
+        choices=MEASURES,
+    )
 
 
 class _SweepPicture(io.ComfyNode):
@@ -210,7 +245,7 @@ class _SweepPicture(io.ComfyNode):
     title: ClassVar[str]
     description: ClassVar[str]
     aliases: ClassVar[list[str]]
-    shown: ClassVar[str]  # tooltip of the picture
+    shown: ClassVar[str]  # tooltip of the image
     settings: ClassVar[type]
     draw: ClassVar[Callable[..., np.ndarray]]
 
@@ -234,7 +269,10 @@ class _SweepPicture(io.ComfyNode):
 
 
 class SweepGrid(_SweepPicture):
-    title, shown, settings, draw = "Sweep Grid", "The grid.", GridSettings, staticmethod(sweep_grid)
+    title = "Sweep Grid"
+    shown = "The grid."
+    settings = GridSettings
+    draw = staticmethod(sweep_grid)
     description = (
         "All cells of a sweep as one picture: a column per value of x, a row per value of y and seed, and under each "
         "cell speed-up, acceptance and its distance from the plain sampler's picture."
@@ -243,10 +281,13 @@ class SweepGrid(_SweepPicture):
 
 
 class SweepPlot(_SweepPicture):
-    title, shown, settings, draw = "Sweep Plot", "The plot.", PlotSettings, staticmethod(sweep_plot)
+    title = "Sweep Plot"
+    shown = "The plot."
+    settings = PlotSettings
+    draw = staticmethod(sweep_plot)
     description = (
-        "Speed-up of every combination of a sweep against what it costs: PSNR, SSIM, acceptance or passes. One line per "
-        "value of y, one dot per value of x, means over the seeds."
+        "Speed-up of every combination of a sweep against what it costs: PSNR, SSIM, acceptance or passes. One line "
+        "per value of y, one dot per value of x, means over the seeds."
     )
     aliases = ["xy plot", "chart", "speed quality plot", "pareto"]
 

@@ -13,7 +13,8 @@ from ..memory import enough_memory
 from ..reports.timelapse import FPS, time_lapse
 from ..samplers.settings import Settings, knob, make
 from . import host
-from .compare import SHEET, cell_names, cells, to_image
+from .compare import SHEET, cell_names, cells
+from .images import to_image
 from .schema import HIDDEN, REPORT, expect_text, output, schema, widgets
 
 RUNS = 4  # image and report sockets
@@ -25,8 +26,8 @@ class TimeLapseSettings(Settings):
 
     duration: float = knob(
         4.0,
-        "Seconds that the slowest run takes in the animation; the others take less in proportion. A longer one shows more of the steps. "
-        "The finished pictures stay for one more second.",
+        "Seconds that the slowest run takes in the animation; the others take less in proportion. A longer one shows "
+        "more of the steps. The finished pictures stay for one more second.",
         low=1.0,
         high=10.0,
         step=0.5,
@@ -45,15 +46,16 @@ class TimeLapse(io.ComfyNode):
                 REPORT.Input(
                     f"report_{i}",
                     optional=i > 1,
-                    tooltip=f"The report of the sampler that made image_{i}: when each token was decided, and the seconds.",
+                    tooltip=f"The report of the sampler that made image_{i}: when each token was decided, and the "
+                    "seconds.",
                 )
             )
         return schema(
             node_id="FastARTimeLapse",
             display_name="Time-lapse",
             category="FastAR/compare",
-            description="An animated WebP in which the tokens of up to four runs appear in the order in which they were decided, all "
-            "runs on one clock of their measured seconds. It is saved in the output folder.",
+            description="An animated WebP in which the tokens of up to four runs appear in the order in which they "
+            "were decided, all runs on one clock of their measured seconds. It is saved in the output folder.",
             search_aliases=["animation", "gif", "animated webp", "race", "timelapse", "video"],
             is_output_node=True,
             hidden=HIDDEN,
@@ -76,9 +78,9 @@ class TimeLapse(io.ComfyNode):
         settings = make(TimeLapseSettings, {"duration": duration})
         prefix = expect_text(filename_prefix, "filename_prefix")
         host.expect_writable(prefix, ".webp", "filename_prefix")
-        pictures, reports = cells({name: [value] for name, value in inputs.items()})
+        images, reports = cells({name: [value] for name, value in inputs.items()})
         with enough_memory(SHEET):
-            frames = to_image(time_lapse(pictures, cell_names("", reports), reports, settings.duration))
+            frames = to_image(time_lapse(images, cell_names("", reports), reports, settings.duration))
             about = {"fps": FPS, "lossless": False, "quality": 85, "method": 4}
             saved = _save(frames, prefix, cls, **about)
         return io.NodeOutput(frames, ui=saved)
@@ -90,7 +92,8 @@ def _save(frames: Tensor, prefix: str, node: Any, **about: Any) -> Any:
         return ui.ImageSaveHelper.get_save_animated_webp_ui(frames, prefix, node, **about)
     except (OSError, ValueError) as problem:
         raise UserError(
-            f"filename_prefix: the animation cannot be saved as {prefix[:60]!a} ({first_line(problem)}); free space, or give another name."
+            f"filename_prefix: the animation cannot be saved as {prefix[:60]!a} ({first_line(problem)}); free space, "
+            "or give another name."
         ) from None
 
 

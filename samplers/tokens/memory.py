@@ -6,9 +6,10 @@ import math
 from typing import Any, cast
 
 from ...model_loaders.networks.llama import TokenModel
+from ...model_loaders.networks.tar import TarModel
 from ..conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, PromptCondition
 from .conditioning import prompt_ids
-from .settings import PARSettings, ZipARSettings, neighbours_of
+from .settings import DETAILS, PARSettings, TarPromptSettings, ZipARSettings, neighbours_of
 
 # Places that a wave of MuLo-SD decides in one pass, at most.
 _WAVE = 256
@@ -47,6 +48,21 @@ def _prefix(model: TokenModel, condition: AnyCondition) -> int:
     else:
         entries = cast(FeatureCondition, condition).features  # or a TextCondition's
     return max(map(len, entries), default=1)
+
+
+def estimate_prompt(model: TarModel, settings: TarPromptSettings, text: str, images: int) -> float:
+    """Bytes of Tar's language model for a prompt: the KV cache, the rows of the prompt, and logits."""
+    scale = DETAILS.index(settings.detail)
+    config = model.net.config
+    size = next(model.net.parameters()).element_size()
+    rows = len(model.prompt(text, scale))
+
+    positions = rows + model.sides[scale] ** 2
+    cache = 2.0 * config.depth * config.kv_heads * config.head_dim * positions * images * size
+    hidden = max(rows, images) * (8 * config.dim + 3 * config.hidden) * size
+    # Mixed, cut, sorted (values and indices), and the random numbers, in fp32.
+    logits = 4.0 * model.special.codes * images * 10
+    return cache + hidden + logits
 
 
 def _cells(model: TokenModel, settings: Any) -> int:

@@ -304,6 +304,9 @@ def to_api(workflow: dict[str, Any], object_info: dict[str, Any]) -> dict[str, A
             names[at + 1 : at + 1] = [f"preset.{name}" for name in options[values[at]]]
         assert len(values) <= len(names), f"{node['type']} has more values than widgets"
         inputs = dict(zip(names, values, strict=False))
+        # Widgets that were added after the graph was saved take their defaults.
+        usual = defaults(about)
+        inputs |= {name: usual[name] for name in names[len(values) :] if name in usual}
         inputs = {name: value for name, value in inputs.items() if not name.startswith("control_after_generate")}
         for socket_ in node["inputs"]:
             if socket_["link"] is not None:

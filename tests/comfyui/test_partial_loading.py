@@ -8,17 +8,28 @@ import pytest
 from comfy_host import ROOT, Missing, find_core, find_python
 
 
-@pytest.fixture(scope="module")
-def found():
+def run_in_core(script: str):
+    """What a script of this folder prints in ComfyUI."""
     try:
         core = find_core()
         python = find_python(core)
     except Missing as problem:
         pytest.skip(f"NOT TESTED IN COMFYUI: {problem}")
-    script = Path(__file__).with_name("partial_loading.py")
-    done = subprocess.run([python, str(script), str(core), str(ROOT)], capture_output=True, text=True, timeout=600)
+    command = [python, str(Path(__file__).with_name(script)), str(core), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_core_has_what_partial_loading_needs():
+    """The private attributes of core and torch that nodes/host.py relies on. If this fails, read the release notes of core first."""
+    needs = run_in_core("partial_loading_needs.py")
+    assert [need for need, there in needs.items() if not there] == []
+
+
+@pytest.fixture(scope="module")
+def found():
+    return run_in_core("partial_loading.py")
 
 
 @pytest.mark.parametrize("model", ["words", "harmon", "llamagen"])

@@ -71,10 +71,16 @@ class Progress:
 
 class Patcher:
     def __init__(self, model: Any, load_device: Any, offload_device: Any):
-        self.model, self.load_device = model, load_device
+        self.model, self.load_device, self.offload_device = model, load_device, offload_device
 
     def detach(self, unpatch_all: bool = True) -> Any:
         return self.model
+
+
+class ComfyNode:
+    """The base class of V3 nodes; ComfyUI sets ``hidden`` on a copy of the class when it runs it."""
+
+    hidden: Any = None
 
 
 state = SimpleNamespace(
@@ -90,7 +96,6 @@ state = SimpleNamespace(
     sockets={},
     places={},
     saved=[],
-    handlers=[],
 )
 
 
@@ -155,7 +160,7 @@ def install() -> None:
         ),
         Schema=Schema,
         NodeOutput=NodeOutput,
-        ComfyNode=object,
+        ComfyNode=ComfyNode,
         UploadType=SimpleNamespace(image="image_upload"),
         FolderType=SimpleNamespace(input="input"),
         Hidden=SimpleNamespace(unique_id="UNIQUE_ID", extra_pnginfo="EXTRA_PNGINFO", prompt="PROMPT"),
@@ -194,7 +199,6 @@ def install() -> None:
                 instance=SimpleNamespace(
                     send_progress_text=_said,
                     prompt_queue=_Queue,
-                    add_on_prompt_handler=state.handlers.append,
                     sockets_metadata=state.sockets,
                 )
             )

@@ -119,3 +119,21 @@ def test_tar_has_a_baseline_of_its_own():
         report.seconds = seconds
     ratios = [["Tar", "1.00x"], ["ZipAR", "2.00x"], ["MuLo-SD", "4.00x"], ["LlamaGen", "1.00x"], ["ZipAR", "2.00x"]]
     assert sorted([name.split()[0], ratio] for name, ratio in table(**cells(reports))) == sorted(ratios)
+
+
+def test_cells_are_counted_from_one():
+    nothing = [None, None, None]
+    assert compare._baselines(0, nothing) == [0, 0, 0] and compare._baselines(2, nothing) == [1, 1, 1]
+    with pytest.raises(UserError, match="^report_1: .*1 reports for 2"):
+        compared(image_1=[torch.rand(1, 8, 8, 3)] * 2, report_1=[a_report("mar")])
+    images, reports = compare.cells({"image_1": [torch.rand(1, 8, 8, 3)] * compare.MOST_CELLS})
+    assert len(images) == 64 and reports == [None] * 64
+
+
+def test_a_map_is_as_wide_as_its_image_within_limits():
+    record = a_report("mar")
+    record.maps["step"] = np.zeros((1, 4, 4), np.int32)
+    for width, side in ((8, 384), (500, 500), (1500, 1024)):
+        image = torch.zeros(1, width, width, 3)
+        (made,) = compare.TokenMap.execute(report=record, image=image, what="fixed at step", opacity=0.5).result
+        assert made.shape[2] == side

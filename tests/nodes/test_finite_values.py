@@ -8,7 +8,9 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError, not_finite
 from fastar_nodes.model_loaders.networks.autoencoder import VQModel
-from fastar_nodes.nodes import compare, conditioning, editing, host, samplers, timelapse
+from fastar_nodes.nodes import compare, conditioning, editing, preview, samplers, timelapse
+from fastar_nodes.nodes.images import to_bytes
+from fastar_nodes.nodes.vae import FastARVAE
 from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from tiny import a_gpt, a_mar, a_report, a_vae, a_vq, sample
 from torch import Tensor
@@ -17,7 +19,7 @@ NAN, INF = math.nan, math.inf
 PIXELS = str(not_finite("decoder", "tiny", "pixels"))
 
 
-def broken(vae: host.FastARVAE, value: float) -> host.FastARVAE:
+def broken(vae: FastARVAE, value: float) -> FastARVAE:
     """The decoder with one weight that makes its results NaN or infinite."""
     with torch.no_grad():
         next(vae.first_stage_model.parameters()).fill_(value)
@@ -51,8 +53,8 @@ def test_one_picture_of_a_batch_is_enough(monkeypatch):
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_a_preview_shows_grey_and_does_not_end_the_run(value):
     vae = broken(a_vae(), value)
-    shown = host.Canvas(vae.decode_now).draw(torch.ones(1, 2, 2, 2), torch.ones(1, 2, 2, dtype=torch.bool))
-    assert (shown == host.GREY).all()
+    shown = preview.Canvas(vae.decode_now).draw(torch.ones(1, 2, 2, 2), torch.ones(1, 2, 2, dtype=torch.bool))
+    assert (shown == preview.GREY).all()
 
 
 def test_an_encoder_that_computes_nan_is_named():
@@ -122,7 +124,7 @@ def test_a_draft_that_is_enlarged_with_nan_is_named(broken_by):
 
 def test_pixels_are_rounded_and_not_cut():
     shades = torch.tensor([0.0, 100.3, 100.7, 254.4, 254.6, 255.0, 300.0, -20.0]) / 255
-    made = host.to_bytes(shades.view(1, 1, 8, 1).expand(1, 1, 8, 3))
+    made = to_bytes(shades.view(1, 1, 8, 1).expand(1, 1, 8, 3))
     assert made[0, 0, :, 0].tolist() == [0, 100, 101, 254, 255, 255, 255, 0]
 
 
@@ -258,6 +260,7 @@ def test_image_to_codes_and_the_text_encoder_name_themselves():
     net = Net()
     net.config = SimpleNamespace(vocab_size=8)
     net.weight = torch.nn.Parameter(torch.zeros(1))
+    net.config = SimpleNamespace(vocab_size=10)
     tokenizer = type("Tokenizer", (), {"encode": lambda self, text: [1, 2], "special_tokens": {"</s>": 3}})()
     encoder = TextEncoder(net, tokenizer, "tiny t5")
     assert refused("encoder", lambda: encoder.encode(["a boat"])).startswith("encoder: tiny t5 computed features")

@@ -7,7 +7,8 @@ import pytest
 import torch
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import host, loaders
+from fastar_nodes.nodes import host, loaders, preview
+from fastar_nodes.nodes.vae import KL, mark
 from tiny import a_vae, a_vq
 
 
@@ -26,7 +27,7 @@ def steps(total: int, closed: list):
 
 def test_drive_reports_every_step_and_returns_the_result():
     closed = []
-    assert host.drive(steps(4, closed), a_vae()) == "result"
+    assert preview.drive(steps(4, closed), a_vae()) == "result"
     assert [(a, b) for a, b, _ in Progress.updates] == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert Progress.updates[-1][2][0] == "JPEG" and Progress.updates[-1][2][1].size == (256, 256)
     assert closed == [True]
@@ -36,14 +37,14 @@ def test_cancel_stops_before_the_next_step_and_closes_the_sampler():
     closed = []
     fake_comfy.state.interrupt_at = 2
     with pytest.raises(Interrupted):
-        host.drive(steps(100, closed), a_vae())
+        preview.drive(steps(100, closed), a_vae())
     assert len(Progress.updates) == 2 and closed == [True]
 
 
 def test_no_preview_when_memory_is_insufficient(monkeypatch):
     vae = a_vae()
     monkeypatch.setattr(vae, "decode_now", lambda z: (_ for _ in ()).throw(RuntimeError("CUDA out of memory")))
-    assert host.drive(steps(2, []), vae) == "result"
+    assert preview.drive(steps(2, []), vae) == "result"
     assert all(picture is None for _, _, picture in Progress.updates)
 
 
@@ -75,7 +76,7 @@ def test_previews_and_texts_are_for_the_editor_or_for_who_asks(client, monkeypat
     monkeypatch.setattr(host.args.preview_method, "value", by_server)
     other = (1, "b", {}, EDITOR | {"preview_method": "none" if shown else "auto"})
     monkeypatch.setattr(fake_comfy.state, "running", [other, (0, "a", {}, extra, [], {})])
-    host.drive(steps(4, []), a_vae())
+    preview.drive(steps(4, []), a_vae())
     assert (Progress.updates[-1][2] is not None) == shown
     node = SimpleNamespace(hidden=SimpleNamespace(unique_id="7"))
     with caplog.at_level("INFO"):
@@ -118,7 +119,7 @@ def test_vae_decodes_and_encodes():
 
 def test_latents_of_another_kind_or_shape_are_refused():
     vq = a_vq()
-    for samples in (torch.zeros(1, 3, 2, 2), host.mark(torch.zeros(1, 4, 2, 2), host.KL), "text", torch.zeros(4)):
+    for samples in (torch.zeros(1, 3, 2, 2), mark(torch.zeros(1, 4, 2, 2), KL), "text", torch.zeros(4)):
         with pytest.raises(UserError, match="^samples: "):
             vq.decode(samples)
     with pytest.raises(UserError, match="^pixels: "):
@@ -149,7 +150,7 @@ def test_pictures_of_any_size_are_encoded_at_the_models_size(height, width):
 
 def test_networks_that_comfyui_left_behind_are_moved():
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-    host._load([SimpleNamespace(model=net, load_device=torch.device("meta"))], 1.0)
+    host.load_weights([SimpleNamespace(model=net, load_device=torch.device("meta"))], 1.0)
     assert all(t.is_meta for t in (*net.parameters(), *net.buffers()))
     assert fake_comfy.state.loaded[0][1] == {"memory_required": 1.0, "force_full_load": True}
 
@@ -162,24 +163,24 @@ def test_a_kl_decoder_asks_for_less_than_core_estimates():
 
 
 def test_undecided_tokens_are_grey_and_batches_a_sheet():
-    canvas = host.Canvas(lambda z: z[:, :1, :, :].movedim(1, -1).repeat_interleave(8, 1).repeat_interleave(8, 2))
+    canvas = preview.Canvas(lambda z: z[:, :1, :, :].movedim(1, -1).repeat_interleave(8, 1).repeat_interleave(8, 2))
     decided = torch.zeros(5, 2, 2, dtype=torch.bool)
     decided[:, 0, 0] = True
     sheet = canvas.draw(torch.ones(5, 1, 2, 2), decided)
     assert sheet.shape == (256, 256, 3)
     one = sheet[:128, :128]
-    assert (one[:64, :64] == 255).all() and (one[64:] == host.GREY).all() and (one[:, 64:] == host.GREY).all()
+    assert (one[:64, :64] == 255).all() and (one[64:] == preview.GREY).all() and (one[:, 64:] == preview.GREY).all()
 
 
 def test_previews_are_seldom_when_they_are_expensive(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(host.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(preview.time, "perf_counter", lambda: now[0])
 
     def slow(latents):
         now[0] += 2.0
         return torch.zeros(1, 4, 4, 3)
 
-    canvas = host.Canvas(slow)
+    canvas = preview.Canvas(slow)
     now[0] = 0.6
     assert canvas.due()
     canvas.draw(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, dtype=torch.bool))

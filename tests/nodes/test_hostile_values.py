@@ -10,7 +10,8 @@ from typing import Any
 import tiny
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import compare, conditioning, editing, host, loaders, samplers, timelapse
+from fastar_nodes.nodes import compare, conditioning, editing, loaders, samplers, timelapse
+from fastar_nodes.nodes.models import Loaded
 from fastar_nodes.samplers.conditioning import from_ids
 from graphs import PRESET, WIDGETS, default, opened
 
@@ -40,7 +41,7 @@ VALUES: tuple[Any, ...] = (
 def sockets() -> dict[str, Any]:
     """What fits each socket, by node id and name; "" for every other node."""
     plain, gpt, record = tiny.a_mar(4), tiny.a_gpt(grid=2), tiny.a_report("mar")
-    qwen = host.Loaded.of(tiny.tiny_tar())
+    qwen = Loaded.of(tiny.tiny_tar())
     pictures = torch.rand(1, 8, 8, 3)
     shared = {**dict.fromkeys(("model", "draft", "target"), plain), "condition": from_ids([1]), "tar": qwen}
     shared |= {"original": pictures, "redrawn": pictures, "mask": pictures[..., 0]}

@@ -12,7 +12,8 @@ import torch
 from fake_comfy import Progress
 from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import compare, host, samplers
+from fastar_nodes.nodes import compare, host, running, samplers
+from fastar_nodes.nodes.models import Loaded
 from test_compare_nodes import compared as compared_cells
 from test_conditions import codes_of, readers, written  # noqa: F401 - fixtures
 
@@ -35,7 +36,7 @@ def mapped() -> torch.Tensor:
 
 def nodes() -> dict[str, Callable[[], torch.Tensor]]:
     """Nodes to their results; networks are loaded before."""
-    model, gpt, qwen, vae = tiny.a_mar(), tiny.a_gpt(), host.Loaded.of(tiny.tiny_tar()), tiny.a_vae()
+    model, gpt, qwen, vae = tiny.a_mar(), tiny.a_gpt(), Loaded.of(tiny.tiny_tar()), tiny.a_vae()
     return {
         "MAR Sampler": lambda: tiny.sample(samplers.MARSampler, model=model, **FEW)[0],
         "LlamaGen Sampler": lambda: tiny.sample(samplers.LlamaGenSampler, model=gpt)[0],
@@ -104,9 +105,9 @@ def test_pictures_codes_and_sheets(readers, monkeypatch):  # noqa: F811
 
 def test_codes_are_read_and_weights_placed(monkeypatch):
     loaded, condition = tiny.a_drawer(), tiny.a_prompt(images=1)
-    monkeypatch.setattr(samplers, "features_of", full)
+    monkeypatch.setattr(running, "features_of", full)
     with pytest.raises(UserError, match="^dtype: memory is insufficient"):
-        samplers._with_features(condition, loaded)
+        running._read_codes(condition, loaded)
     monkeypatch.setitem(assembly._LOADERS, "mar", full)
     with pytest.raises(UserError, match="^dtype: memory is insufficient to load"):
         assembly.load("mar", "demo", assembly.Source(lambda *a: Path("x"), torch.device("cpu"), "fp32"))

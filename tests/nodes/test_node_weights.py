@@ -49,7 +49,7 @@ def test_nothing_streams_on_a_cpu():
 def test_networks_that_stream_are_loaded_last_and_their_other_weights_have_room():
     net, plain = host.allow_streaming(tiny_qwen(), GPU), torch.nn.Linear(2, 2)
     first, second = (SimpleNamespace(model=m, load_device=torch.device("cpu")) for m in (plain, net))
-    host._load([first, second], 10.0)
+    host.load_weights([first, second], 10.0)
     patchers, about = fake_comfy.state.loaded[0]
     norms = sum(p.nbytes for name, p in net.named_parameters() if "norm" in name)
     assert patchers == [second, first]  # ComfyUI begins with the last

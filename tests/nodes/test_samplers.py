@@ -9,12 +9,15 @@ import torch
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import conditioning, editing, host, loaders, samplers
+from fastar_nodes.nodes.models import Loaded
+from fastar_nodes.nodes.vae import VQ, mark
 from fastar_nodes.reports.record import GIVEN
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import CodeCondition, TextCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar import memory
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
+from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import NON_LOCAL, LlamaGenSettings
@@ -22,13 +25,13 @@ from graphs import default, opened
 from qwen_reference import tiny_tar
 from tiny import LABELS, NODES, SHORT, TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, a_vq, models, sample
 
-MAR_NODES = [node for node in NODES.values() if samplers.SAMPLERS[node.sampler].masked]
+MAR_NODES = [node for node in NODES.values() if SAMPLERS[node.sampler].masked]
 TOKEN_NODES = [samplers.LlamaGenSampler, samplers.PARSampler, samplers.ZipARSampler]
 FAST = [node for node in NODES.values() if node.preset is not None]
 
 
 def kind_of(node) -> type:
-    return samplers.SAMPLERS[node.sampler].settings
+    return SAMPLERS[node.sampler].settings
 
 
 @pytest.mark.parametrize("node", MAR_NODES)
@@ -221,7 +224,9 @@ def test_the_preset_is_for_the_model_and_custom_takes_every_widget(node, label_s
 
 
 def test_the_values_used_stand_on_the_node_and_what_the_model_recommends(monkeypatch):
-    monkeypatch.setattr(samplers.FastHybridSampler, "hidden", SimpleNamespace(unique_id="7"), raising=False)
+    monkeypatch.setattr(
+        samplers.FastHybridSampler, "hidden", SimpleNamespace(unique_id="7", prompt={}, extra_pnginfo=None)
+    )
 
     def said(preset, **changes):
         fake_comfy.state.said.clear()
@@ -233,6 +238,8 @@ def test_the_values_used_stand_on_the_node_and_what_the_model_recommends(monkeyp
         "4 AR steps, 4 diffusion steps, cfg 2, temperature 0.75, lookahead 3, threshold 0.5, acceptance target 0"
     )
     assert second == "This model's file recommends 5 AR steps, 6 diffusion steps, cfg 1.5."
+    _, second, *_ = said("custom", cfg=1.5, **SHORT)
+    assert second == "This model's file recommends 5 AR steps, 6 diffusion steps.", "not what is used already"
     first, second, *_ = said("balanced")
     assert first.startswith("5 AR steps, 6 diffusion steps, cfg 1.5, temperature 0.75, lookahead 4, threshold 0.95")
     assert "recommends" not in second
@@ -329,7 +336,7 @@ EDITS = {
     "a picture without a mask": ("mask", {"latent": PICTURE}),
     "no picture": ("latent", {"latent": {"samples": 3}, "mask": half()}),
     "no latent": ("latent", {"latent": "text", "mask": half()}),
-    "tokens": ("latent", {"latent": {"samples": host.mark(torch.zeros(1, 2, 4, 4), host.VQ)}, "mask": half()}),
+    "tokens": ("latent", {"latent": {"samples": mark(torch.zeros(1, 2, 4, 4), VQ)}, "mask": half()}),
     "no mask": ("mask", {"latent": PICTURE, "mask": 3}),
     "an empty mask": ("mask", {"latent": PICTURE, "mask": torch.zeros(1, 8, 8)}),
     "another size": ("latent", {"latent": {"samples": torch.zeros(1, 2, 3, 3)}, "mask": half()}),
@@ -373,22 +380,22 @@ def test_a_paste_of_different_batches_is_refused(name):
 @pytest.mark.parametrize("node", NODES.values())
 def test_the_wrong_thing_on_a_socket(node):
     given = models(node) | {"condition": LABELS}
-    for bad in ("text", 5, None, {"samples": 1}, SimpleNamespace(model=3), host.Loaded.of(tiny_tar())):
-        for name in (*node.models, *([] if isinstance(bad, host.Loaded) else ["condition"])):
+    for bad in ("text", 5, None, {"samples": 1}, SimpleNamespace(model=3), Loaded.of(tiny_tar())):
+        for name in (*node.models, *([] if isinstance(bad, Loaded) else ["condition"])):
             with pytest.raises(UserError, match=f"^{name}: "):
                 sample(node, **given | {name: bad})
     with pytest.raises(UserError, match="^enabled: " if node.preset is not None else "^seed: "):
         sample(node, **given, **({"enabled": "no"} if node.preset is not None else {"seed": -1}))
 
 
-def other_codebook() -> host.Loaded:
+def other_codebook() -> Loaded:
     vae = a_vq()
     vae.first_stage_model.quantize.embedding.weight.data.mul_(-1)
-    return host.Loaded.of(a_drawer("small").model, vae)
+    return Loaded.of(a_drawer("small").model, vae)
 
 
-def without_ta_tok() -> host.Loaded:
-    return host.Loaded.of(replace(a_drawer().model, ta_tok=None), a_vq())
+def without_ta_tok() -> Loaded:
+    return Loaded.of(replace(a_drawer().model, ta_tok=None), a_vq())
 
 
 OTHER_CODES = CodeCondition((torch.zeros(16, dtype=torch.int64),), ("x",), 65536)
@@ -443,7 +450,7 @@ def test_an_unknown_preset_is_quoted(node, monkeypatch):
         monkeypatch.setattr(node, "hidden", SimpleNamespace(unique_id="4", prompt=graph), raising=False)
         inputs = {} if node is samplers.LazyMARCache else models(node) if hasattr(node, "models") else {}
         if node is conditioning.TarPrompt:
-            inputs = {"tar": host.Loaded.of(tiny_tar()), "text": "a boat", "seed": 1}
+            inputs = {"tar": Loaded.of(tiny_tar()), "text": "a boat", "seed": 1}
         elif inputs:
             inputs |= {"condition": LABELS, "seed": 1}
         with pytest.raises(UserError, match="^preset: ") as caught:

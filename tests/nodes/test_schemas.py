@@ -21,7 +21,18 @@ if __name__ == "__main__":
 
     fake_comfy.install()
 
-from fastar_nodes.nodes import advisor, compare, conditioning, editing, loaders, samplers, sharing, sweep, timelapse
+from fastar_nodes.nodes import (
+    advisor,
+    compare,
+    conditioning,
+    editing,
+    loaders,
+    running,
+    samplers,
+    sharing,
+    sweep,
+    timelapse,
+)
 from graphs import PRESET, WIDGETS, opened
 
 MODULES = (loaders, conditioning, samplers, editing, compare, timelapse, sweep, sharing, advisor)
@@ -38,7 +49,7 @@ def widgets_of(about: Any) -> list[Any]:
 
 def test_every_sampler_that_runs_here_has_a_node():
     with_node = {node.sampler for node in CLASSES.values() if hasattr(node, "sampler")}
-    assert {name for name in samplers.RUNNABLE if "+" not in name} == with_node
+    assert {name for name in running.RUNNABLE if "+" not in name} == with_node
 
 
 @pytest.mark.parametrize("node", NODES)

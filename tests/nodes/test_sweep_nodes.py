@@ -325,3 +325,45 @@ def test_a_strangers_picture_adds_no_markup(tmp_path, monkeypatch):
         assert not re.search(r"[<\[`]|://", text), text
     assert all(line.count("|") == table.splitlines()[0].count("|") for line in table.splitlines())
     assert lines[0] == "mar: ar_steps=4" and lines[1] == "mar"
+
+
+@pytest.mark.parametrize("lossless, word", [(True, "same distribution"), (False, "")])
+def test_lossless_cells_are_of_the_same_distribution(lossless, word, monkeypatch):
+    words = []
+    monkeypatch.setattr(sweep_nodes, "lossless", lambda sampler, settings: lossless)
+    monkeypatch.setattr(sweep_nodes, "measure", lambda images, reference, word: words.append(word))
+    sweep(**SMALL)
+    assert words == [sweep_nodes.DISTRIBUTION if word else ""]
+
+
+def test_a_sweep_says_how_many_cells_it_found(monkeypatch):
+    monkeypatch.setattr(
+        sweep_nodes.SweepNode, "hidden", SimpleNamespace(unique_id="7", prompt={}, extra_pnginfo=None), raising=False
+    )
+    model = a_mar()
+    sweep(model, **SMALL)
+    assert fake_comfy.state.said[-1] == ("7", "2 of 2 cells sampled, 0 were in sweep")
+    sweep(model, **{**SMALL, "x_values": "0.5, 0.6"})
+    assert fake_comfy.state.said[-1] == ("7", "1 of 3 cells sampled, 2 were in sweep")
+
+
+def test_seeds_of_a_sweep_reach_the_limit():
+    plan = {"sampler": "fasthybrid", "x": "threshold", "y": "none", "x_values": "0.5", "y_values": "", "settings": ""}
+    assert sweep_nodes._plan(**plan, seeds=str(2**64 - 1))[3] == [2**64 - 1]
+    with pytest.raises(UserError, match="^seeds: "):
+        sweep_nodes._plan(**plan, seeds=str(2**64))
+
+
+def test_the_advisor_begins_with_the_seed_of_its_widget(monkeypatch):
+    asked = []
+
+    def calibrate(baseline, tried, draw, settings, seed):
+        asked.append((baseline.entry.name, seed))
+        yield from ()
+        return SimpleNamespace(sentence="", best=SimpleNamespace(text="mar"), table="")
+
+    monkeypatch.setattr(advisor, "calibrate", calibrate)
+    monkeypatch.setattr(advisor, "warm_up", lambda loaded, condition: None)
+    values = {i.id: i.about["default"] for i in advisor.Advisor.define_schema().inputs if "default" in i.about}
+    advisor.Advisor.execute(**{**values, "model": a_mar(), "condition": WHAT, "seed": 41})
+    assert asked == [("mar", 41)]

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fake_comfy import state
@@ -107,3 +108,15 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_and_after(tmp_path, 
     monkeypatch.setattr(timelapse.ui.ImageSaveHelper, "get_save_animated_webp_ui", full)
     with pytest.raises(UserError, match="^filename_prefix: the animation cannot be saved as 'a/b' .*No space left"):
         made(**run)
+
+
+def test_the_duration_is_that_of_the_widget(monkeypatch):
+    asked = []
+
+    def drawn(images, labels, reports, duration):
+        asked.append(duration)
+        return np.zeros((1, 8, 8, 3), np.uint8)
+
+    monkeypatch.setattr(timelapse, "time_lapse", drawn)
+    made(image_1=torch.zeros(1, 8, 8, 3), report_1=a_report("mar"), duration=7.5)
+    assert asked == [7.5]

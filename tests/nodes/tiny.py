@@ -9,9 +9,12 @@ from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQMod
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
-from fastar_nodes.nodes import conditioning, host, loaders, samplers
+from fastar_nodes.nodes import conditioning, loaders, samplers
+from fastar_nodes.nodes.models import Loaded
+from fastar_nodes.nodes.vae import FastARVAE
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 from graphs import WIDGETS, default
 from qwen_reference import tiny_tar
@@ -42,15 +45,15 @@ class TinyVAE(nn.Module):
         return mean, torch.zeros_like(mean)
 
 
-def a_vae(side: int = 16) -> host.FastARVAE:
-    return host.FastARVAE(TinyVAE(), "tiny", 4, 2, 8, side)
+def a_vae(side: int = 16) -> FastARVAE:
+    return FastARVAE(TinyVAE(), "tiny", 4, 2, 8, side)
 
 
-def a_mar(tokens: int = 16, classes: int = 10, label_set: str = "", file: Any = None) -> host.Loaded:
+def a_mar(tokens: int = 16, classes: int = 10, label_set: str = "", file: Any = None) -> Loaded:
     """A MAR whose file recommends ``file``."""
     size = {"tokens": tokens, "channels": 2, "classes": classes, "head_depth": 1, "head_width": 16, "buffer": 2}
     net = initialise_mar(MAR(MARConfig(dim=16, encoder_depth=1, decoder_depth=2, heads=2, **size))).eval()
-    return host.Loaded.of(MARModel(net, "tiny", latent_scale=0.5, label_set=label_set), a_vae(), recommended=file)
+    return Loaded.of(MARModel(net, "tiny", latent_scale=0.5, label_set=label_set), a_vae(), recommended=file)
 
 
 def random(net: nn.Module, seed: int = 0) -> Any:
@@ -62,30 +65,28 @@ def random(net: nn.Module, seed: int = 0) -> Any:
     return net.eval().requires_grad_(False)
 
 
-def a_vq(grid: int = 4) -> host.FastARVAE:
+def a_vq(grid: int = 4) -> FastARVAE:
     return loaders.make_vae(VQModel(random(VQAutoencoder(VQ_SIZE)), "tiny vq"), VQ_SIZE.code_channels, grid)
 
 
 def a_gpt(
     config: LlamaConfig = GPT_SIZE, grid: int = 4, label_set: str = "", special: int = 0, file: Any = None
-) -> host.Loaded:
+) -> Loaded:
     """A LlamaGen; with 3 special tokens a PAR."""
     net = random(Llama(replace(config, special=special)))
-    return host.Loaded.of(TokenModel(net, "tiny", grid, label_set=label_set), a_vq(grid), recommended=file)
+    return Loaded.of(TokenModel(net, "tiny", grid, label_set=label_set), a_vq(grid), recommended=file)
 
 
-def a_drawer(size: str = "large", seed: int = 0) -> host.Loaded:
+def a_drawer(size: str = "large", seed: int = 0) -> Loaded:
     """A de-tokenizer of 6 x 6 or 3 x 3 tokens with its TA-Tok, as the loader makes it."""
     reader, grid = TATokModel(tiny_ta_tok(READER), "tiny ta-tok"), {"large": 6, "small": 3}[size]
     net = random(Llama(replace(DRAWER, absolute=16 + grid**2 - 1)), seed)
-    return host.Loaded.of(
-        TokenModel(net, f"tiny {size}", grid, ta_tok=reader), a_vq(grid), {"ta_tok": host.Loaded.of(reader)}
-    )
+    return Loaded.of(TokenModel(net, f"tiny {size}", grid, ta_tok=reader), a_vq(grid), {"ta_tok": Loaded.of(reader)})
 
 
 def a_prompt(tar: Any = None, **changes: Any) -> Any:
     """Codes of Tar Prompt."""
-    given = {"tar": host.Loaded.of(tiny_tar()) if tar is None else tar, "text": "a red boat", "seed": 3, "images": 2}
+    given = {"tar": Loaded.of(tiny_tar()) if tar is None else tar, "text": "a red boat", "seed": 3, "images": 2}
     return conditioning.TarPrompt.execute(**dropped(conditioning.TarPrompt) | given | changes).result[0]
 
 
@@ -94,18 +95,18 @@ def dropped(node: Any, **changes: Any) -> dict[str, Any]:
     return {i.id: default(i) for i in node.define_schema().inputs if i.kind in WIDGETS} | changes
 
 
-def models(node: Any) -> dict[str, host.Loaded]:
+def models(node: Any) -> dict[str, Loaded]:
     """Tiny models for the model sockets of a sampler."""
     if node is samplers.MuLoSDSampler:
         return {"target": a_drawer(), "draft": a_drawer("small", 1)}
-    if samplers.SAMPLERS[node.sampler].masked:
+    if SAMPLERS[node.sampler].masked:
         return {name: a_mar() for name in node.models}
     return {"model": a_gpt(special=3 if node is samplers.PARSampler else 0)}
 
 
 def sample(node: Any, **changes: Any) -> tuple[Tensor, Report]:
     """Samples of the LATENT and report of a short run; what is not given is tiny. Settings are those of the preset custom."""
-    known, preset = knobs(samplers.SAMPLERS[node.sampler].settings), changes.pop("preset", "custom")
+    known, preset = knobs(SAMPLERS[node.sampler].settings), changes.pop("preset", "custom")
     inner = {k: changes.pop(k) for k in [*changes] if k in known and k != "parallel"}
     if preset == "custom":
         inner = {k: v for k, v in SHORT.items() if k in known} | inner

@@ -1,8 +1,10 @@
 // A UserError (errors.py) in one sentence, at once: of a graph that was rejected, and of a run that failed.
 //
 // Kept because the editor would otherwise show the sentence behind two clicks: of a rejected graph it says only which input is wrong, and
-// for a failed run the server sends a stack trace. This script shows the sentence in a toast and leaves the trace out of the editor's log.
-// Other exceptions keep theirs, and so does the history of the server.
+// of a failed run that one failed. This script shows the sentence in a toast. It changes nothing else: the editor's report keeps the stack
+// trace, which a bug report needs.
+//
+// A rejected graph raises no event of the editor, so that its answer is read where it arrives, in api.queuePrompt.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
 
@@ -21,12 +23,9 @@ const tell = (id, type, detail) =>
     life: 30000,
   })
 
-function shorten({ detail }) {
-  if (detail?.exception_type !== USER_ERROR) return
-  detail.exception_type = "FastAR"
-  detail.exception_message = detail.exception_message.trim()
-  detail.traceback = []
-  tell(detail.node_id, detail.node_type, detail.exception_message)
+/** The sentence of a run that failed. */
+function tellFailure({ detail }) {
+  if (detail?.exception_type === USER_ERROR) tell(detail.node_id, detail.node_type, detail.exception_message.trim())
 }
 
 /** The reasons that our nodes gave for rejecting a graph; ComfyUI writes "input - reason". */
@@ -45,8 +44,7 @@ function tellReasons(rejected) {
 app.registerExtension({
   name: "FastAR.Errors",
   init() {
-    // Listeners of the capture phase run before the editor's own.
-    api.addEventListener("execution_error", shorten, { capture: true })
+    api.addEventListener("execution_error", tellFailure)
     const queue = api.queuePrompt
     api.queuePrompt = async function (...args) {
       try {

@@ -1,0 +1,68 @@
+"""The graph that a node runs in: node id to {"class_type": ..., "inputs": ...}, as the client sent it.
+
+The value of an input is what was typed, or a link [id of another node, number of its output]. ComfyUI passes the
+graph to nodes that run, not to ``validate_inputs``; it checks only the nodes that run, so the others may be of any
+shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import host
+
+Inputs = Mapping[str, Any]
+
+
+def graph_of(node: Any) -> Mapping[str, Any]:
+    """Node id to node, of the graph that the node runs in; empty outside of a run."""
+    graph = host.hidden(node, "prompt")
+    return graph if isinstance(graph, Mapping) else {}
+
+
+def inputs_of(entry: Any) -> Inputs:
+    """The inputs of a node of a graph; empty if there is no such node."""
+    inputs = entry.get("inputs") if isinstance(entry, Mapping) else None
+    return inputs if isinstance(inputs, Mapping) else {}
+
+
+def source_of(value: Any) -> tuple[str, int] | None:
+    """The node and the number of the output that an input is connected to; None for a typed value."""
+    if not isinstance(value, list) or len(value) != 2:
+        return None
+    number, output = value
+    return (number, output) if isinstance(number, str) and isinstance(output, int) else None
+
+
+def typed(node: Any, name: str) -> Any:
+    """What the graph holds for an input of the node: a value, or a link as a list; None if it holds nothing."""
+    return inputs_of(graph_of(node).get(_number(node))).get(name)
+
+
+def maker(node: Any, name: str) -> str:
+    """Type of the node that is connected to an input; "" if there is none."""
+    source = source_of(typed(node, name))
+    made_by = None if source is None else graph_of(node).get(source[0])
+    return str(made_by.get("class_type")) if isinstance(made_by, Mapping) else ""
+
+
+def users(node: Any, name: str) -> list[Inputs]:
+    """Inputs of the nodes of the graph whose input ``name`` is connected to the first output of the node."""
+    link = (_number(node), 0)
+    every = [inputs_of(entry) for entry in graph_of(node).values()]
+    return [inputs for inputs in every if source_of(inputs.get(name)) == link]
+
+
+def taken(node: Any, output: int) -> bool:
+    """Whether an output of the node is connected in the graph."""
+    link = (_number(node), output)
+    for entry in graph_of(node).values():
+        if any(source_of(value) == link for value in inputs_of(entry).values()):
+            return True
+    return False
+
+
+def _number(node: Any) -> str:
+    """The id of the node in its graph."""
+    return str(host.hidden(node, "unique_id"))

@@ -1,0 +1,111 @@
+"""Running a sampler in ComfyUI: progress bar, cancellation and live preview."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from ..memory import out_of_memory
+from ..reports.drawing import contact_sheet
+from . import host
+from .images import to_bytes
+from .vae import FastARVAE
+
+R = TypeVar("R")
+
+# Colour of undecided tokens.
+GREY = 128
+# Smaller previews are enlarged by an integer factor, to at most this many pixels a side.
+LEAST = 256
+# Images of a batch that a preview shows.
+MOST_IMAGES = 4
+# Seconds between two previews, at least.
+INTERVAL = 0.5
+# A preview takes at most one part of this many of the time.
+SHARE = 10
+
+
+class Canvas:
+    """Draws previews of a sampler's steps at a bounded cost.
+
+    The interval between previews is at least half a second and at least ten times the duration of the last one.
+    """
+
+    def __init__(self, decode: Callable[[Tensor], Tensor]):
+        self.decode = decode
+        self._next = time.perf_counter() + INTERVAL
+
+    def due(self) -> bool:
+        """Whether the next preview is due."""
+        return time.perf_counter() >= self._next
+
+    def draw(self, latents: Tensor, decided: Tensor) -> np.ndarray:
+        """Decoder latents [B, C, h, w] as an image uint8 [H, W, 3]; of a batch the first four images, two by two.
+
+        Tokens that are not ``decided``, bool [B, gh, gw], are grey.
+        """
+        known = decided[:MOST_IMAGES].cpu().numpy()  # synchronises, so that only the decoder is timed
+
+        began = time.perf_counter()
+        images = to_bytes(self.decode(latents[:MOST_IMAGES]))
+        seconds = time.perf_counter() - began
+        self._next = time.perf_counter() + max(INTERVAL, SHARE * seconds)
+
+        # The token over every pixel.
+        _, height, width, _ = images.shape
+        rows = np.arange(height) * known.shape[1] // height
+        columns = np.arange(width) * known.shape[2] // width
+        pixels = known[:, rows][:, :, columns, None]
+        images = np.where(pixels, images, np.uint8(GREY))
+
+        sheet = contact_sheet(images, gap=0)
+        factor = max(1, LEAST // max(sheet.shape[:2]))
+        return sheet.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def drive(
+    sampler: Generator[Any, None, R],
+    vae: FastARVAE | None = None,
+    latents: Callable[[Any], Tensor] = attrgetter("latents"),
+) -> R:
+    """Run a sampler generator to its end, with progress bar, cancellation and live preview; returns its result.
+
+    Args:
+        sampler: yields objects with ``done``, ``total`` and ``decided`` bool [B, gh, gw].
+        vae: decoder, on the device; None for no preview.
+        latents: from a yielded object to latents [B, C, h, w]; called only for a preview.
+    """
+    canvas = Canvas(vae.decode_now) if vae is not None and host.previews_wanted() else None
+    bar = host.ProgressBar(1)
+    try:
+        while True:
+            # ProgressBar checks too, but it is throttled, which would delay a cancellation by several steps.
+            host.stop_if_cancelled()
+            try:
+                step = next(sampler)
+            except StopIteration as end:
+                return end.value
+
+            shown = None
+            if canvas is not None and (canvas.due() or step.done == step.total):
+                shown = _preview(canvas, step, latents)
+            bar.update_absolute(step.done, step.total, shown)
+    finally:
+        sampler.close()
+
+
+def _preview(canvas: Canvas, step: Any, latents: Callable[[Any], Tensor]) -> tuple[str, Image.Image, int] | None:
+    """The preview argument of ProgressBar; None if memory is insufficient."""
+    try:
+        drawn = canvas.draw(latents(step), step.decided)
+    except RuntimeError as problem:
+        if not out_of_memory(problem):
+            raise
+        return None
+    return "JPEG", Image.fromarray(drawn), host.preview_size()

@@ -1,0 +1,587 @@
+"""Running a sampler in ComfyUI, for every node that samples.
+
+A run takes three steps, in this order:
+
+1. check: the values of the sockets become a :class:`MaskedRun` or a :class:`TokenRun`. What is wrong is refused here,
+   before anything is loaded.
+2. estimate: the memory that the run needs, from shapes alone.
+3. run: the weights are loaded with that much memory free, and the sampler is driven to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from comfy_api.latest import io
+from torch import Tensor, nn
+
+from ..assembly import DEMO_LABELS, expect_same_codes
+from ..errors import UserError
+from ..memory import enough_memory
+from ..model_loaders.networks.llama import TokenModel
+from ..model_loaders.networks.mar import MARModel
+from ..reports.exchange import add_runs, described
+from ..reports.record import Baseline, Qualities, Report
+from ..reports.summary import no_gain, one_line
+from ..samplers import presets, registry
+from ..samplers.batches import in_parts, run_beginning, short
+from ..samplers.choice import Choice, choose
+from ..samplers.conditioning import (
+    AnyCondition,
+    CodeCondition,
+    Condition,
+    FeatureCondition,
+    MaskedCondition,
+    PromptCondition,
+    TextCondition,
+    expect_kind,
+    expect_null_prompt,
+    labels_for,
+)
+from ..samplers.editing import Edit
+from ..samplers.mar.lazymar import LazyTransformer
+from ..samplers.mar.memory import DECODE, WEIGHTS, expect_little_noise
+from ..samplers.mar.memory import estimate as masked_memory
+from ..samplers.mar.settings import CacheSettings
+from ..samplers.noise import PairedNoise
+from ..samplers.registry import SAMPLERS, Entry
+from ..samplers.settings import knobs, named
+from ..samplers.tokens.conditioning import features_of
+from ..samplers.tokens.draws import PairedDraws
+from ..samplers.tokens.loop import resolve
+from ..samplers.tokens.memory import estimate as token_memory
+from ..samplers.tokens.upsampling import UpSampling
+from . import graph, host
+from .images import to_bytes
+from .models import TA_TOK, Loaded, load_to_device, to_device
+from .preview import drive
+from .schema import (
+    checked_seed,
+    describe,
+    expect,
+    expect_latents,
+    expect_mask,
+    expect_model,
+    expect_usual_size,
+)
+from .vae import KL, VQ, FastARVAE, kind_of, mark
+
+# A sampler's generator, and its steps and result: of masked models with ``latents``, of token models with ``codes``.
+Steps: TypeAlias = Generator[Any, None, Any]
+
+# Names of loaders and nodes in messages.
+MAR_LOADERS = "Load MAR or Load Harmon / UniPic"
+TOKEN_LOADERS = "Load LlamaGen / PAR, Load Tar De-tokenizer or Load Janus"
+CONDITIONS = "Class Label, Prompt, Text Prompt (LlamaGen), Tar Prompt or Image to Codes"
+# If memory is insufficient to encode texts, images or codes.
+READING = (
+    "dtype: memory is insufficient for this model; choose bf16 or fp16 where it is offered, or unload other models."
+)
+
+# Upper estimate of a TA-Tok's activations for the codes of one image; images are read one at a time.
+_READER_BYTES = 256 << 20
+# Pixels that pass through the decoder at once when a draft is enlarged.
+_PIXELS = 1 << 21
+
+# Samplers that run here: all but the comparison that needs a codebook, and the second name of LlamaGen.
+RUNNABLE = {name: entry for name, entry in SAMPLERS.items() if name != registry.TAR}
+
+
+# ------------------------------------------------------------------------------------------------ models on sockets
+
+
+def expect_mar(value: Any, field: str) -> Loaded[MARModel]:
+    """Check that a socket holds a MAR, Harmon or UniPic."""
+    return expect_model(value, Loaded, MARModel, field, MAR_LOADERS)
+
+
+def expect_tokens(value: Any, field: str) -> Loaded[TokenModel]:
+    """Check that a socket holds a token model with its decoder."""
+    loaded = expect_model(value, Loaded, TokenModel, field, TOKEN_LOADERS)
+    if loaded.vae is None:
+        raise UserError(f"{field}: it came without its decoder; connect the output of {TOKEN_LOADERS}.")
+    return loaded
+
+
+def expect_any(value: Any, field: str) -> Loaded[Any]:
+    """Check that a socket holds a MAR, or a token model with its decoder."""
+    loaded = expect(value, Loaded, field, f"{MAR_LOADERS}, {TOKEN_LOADERS}")
+    return expect_tokens(loaded, field) if isinstance(loaded.model, TokenModel) else expect_mar(loaded, field)
+
+
+def expect_pair(model: Any, draft: Any) -> tuple[Loaded[Any], Loaded[Any] | None]:
+    """The model and the optional draft model of a node that runs any sampler."""
+    return expect_any(model, "model"), None if draft is None else expect_any(draft, "draft")
+
+
+def expect_runnable(choice: Choice, loaded: Loaded[Any], draft: Any) -> None:
+    """Check that a sampler runs here, suits the model and has its draft model."""
+    entry = choice.entry
+    if entry.name not in RUNNABLE:
+        raise UserError(f"sampler: {entry.name} does not run here; choose one of {', '.join(RUNNABLE)}.")
+    if isinstance(loaded.model, MARModel) != entry.masked:
+        raise UserError(
+            f"sampler: {entry.name} samples {entry.models}, and {loaded.model.name} is none; choose another."
+        )
+    if entry.needs_draft and draft is None:
+        raise UserError(f"draft: {entry.name} needs a draft model; connect one of the same family.")
+
+
+# ------------------------------------------------------------------------------------------------ choices and settings
+
+
+def baseline_of(loaded: Loaded[Any]) -> str:
+    """Name of the plain sampler of a model; of a PAR, the sampler that it was trained for."""
+    if isinstance(loaded.model, MARModel):
+        return registry.MAR
+    return "par" if loaded.model.net.config.special > 0 else registry.LLAMAGEN
+
+
+def baseline_choice(choice: Choice, loaded: Loaded[Any]) -> Choice:
+    """The plain sampler of a model with the settings that it shares with a choice."""
+    plain = SAMPLERS[baseline_of(loaded)]
+    known = knobs(plain.settings)
+    return Choice(plain, values={name: value for name, value in choice.values.items() if name in known})
+
+
+def settings_for(choice: Choice, loaded: Loaded[Any]) -> Any:
+    """The settings of a choice on a model: its values, the preset's, the file's recommendations, the defaults."""
+    model = loaded.model
+    # Papers state some values by the width of a MAR's transformer.
+    width = model.net.config.dim if isinstance(model, MARModel) else 0
+    return choice.settings(loaded.recommended, demo=model.label_set == DEMO_LABELS, width=width)
+
+
+# ------------------------------------------------------------------------------------------------ conditions on sockets
+
+
+@dataclass(frozen=True)
+class LabelText:
+    """Labels, ``repeat`` images of each, whose label set is the one of the model that samples them."""
+
+    text: str
+    repeat: int
+
+
+def as_labels(value: Any, label_set: str) -> Condition:
+    """The class labels on a condition socket, for a model of that label set."""
+    if isinstance(value, LabelText):
+        return labels_for(value.text, label_set, value.repeat, field="condition")
+    return expect(value, Condition, "condition", "Class Label")
+
+
+def texts_of(condition: Any) -> tuple[str, ...]:
+    """The prompts of a condition that the sampled model reads itself; none of other conditions."""
+    return condition.texts if isinstance(condition, PromptCondition) else ()
+
+
+def _masked_condition(value: Any, model: MARModel) -> MaskedCondition:
+    """The condition on the socket, of the kind that the model reads."""
+    if model.condition == PromptCondition.kind:
+        return expect(value, PromptCondition, "condition", "Prompt")
+    return as_labels(value, model.label_set)
+
+
+def _token_condition(value: Any, model: TokenModel) -> AnyCondition:
+    """Check that a socket holds a condition; the sampler checks that it fits the model."""
+    if isinstance(value, LabelText):
+        return as_labels(value, model.label_set)
+    if isinstance(value, PromptCondition):
+        expect_null_prompt(value, model.name)
+    if isinstance(value, AnyCondition):
+        return value
+    raise UserError(f"condition: it got {describe(value)}; connect the output of {CONDITIONS}.")
+
+
+# Nodes that read large files to what they make.
+_SLOW: dict[str, type[TextCondition] | type[CodeCondition]] = {
+    "FastARTextPrompt": TextCondition,
+    "FastARTarPrompt": CodeCondition,
+    "FastARImageToCodes": CodeCondition,
+}
+
+
+class ModelFirst(io.ComfyNode):  # type: ignore[misc]
+    """A node whose model is loaded before its condition is made.
+
+    A condition that does not fit the model is refused before the files that make it are downloaded.
+    """
+
+    @classmethod
+    def check_lazy_status(cls, condition: Any = None, **inputs: Any) -> list[str]:
+        loaded = inputs["target"] if "target" in inputs else inputs.get("model")
+        made = _SLOW.get(graph.maker(cls, "condition"))
+        if made is not None and isinstance(loaded, Loaded) and isinstance(loaded.model, TokenModel):
+            read = loaded.model.net.config.condition
+            # A de-tokenizer turns codes into the features that it reads.
+            if (made.kind, read) != ("codes", "features"):
+                expect_kind(made, read, loaded.model.name)  # type: ignore[arg-type]
+        return ["condition"]
+
+
+# ------------------------------------------------------------------------------------------------ 1. check
+
+
+@dataclass(frozen=True)
+class Sockets:
+    """Values of a sampler's sockets beside the model, as they arrive; None where nothing is connected."""
+
+    condition: Any
+    draft: Any = None
+    cache: Any = None
+    latent: Any = None
+    mask: Any = None
+    upscale_model: Any = None
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """Value of a cache socket: the preset of LazyMAR Cache and its values, which depend on the sampled model."""
+
+    preset: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a run needs on the device."""
+
+    memory: float  # bytes, beside the weights
+    latents: tuple[int, int, int, int]  # shape of the decoder's latents [B, C, h, w], for previews
+    others: list[host.ModelPatcher] = field(default_factory=list)  # networks beside the model's
+
+
+@dataclass(frozen=True)
+class MaskedRun:
+    """A checked run of a MAR, Harmon or UniPic."""
+
+    entry: Entry
+    loaded: Loaded[MARModel]
+    settings: Any
+    condition: MaskedCondition
+    seed: int
+    edit: Edit | None
+    draft: Loaded[MARModel] | None
+    cache: CacheSettings | None
+
+    @property
+    def images(self) -> int:
+        return len(self.condition)
+
+    def estimate(self) -> Room:
+        """The stages' memory is added, because allocators reuse little between them."""
+        model = self.loaded.model
+        config = model.net.config
+        cache = self.settings if isinstance(self.settings, CacheSettings) else self.cache
+        stages = masked_memory(model, self.condition, self.settings, cache)
+        working = sum(count for name, count in stages.items() if not name.startswith(WEIGHTS))
+
+        side = config.grid * model.patch
+        latents = (self.images, config.channels // model.patch**2, side, side)
+        return Room(working, latents, [] if self.draft is None else self.draft.patchers)
+
+    def start(self, room: Room) -> Steps:
+        """Load the weights and begin the sampler."""
+        to_device(self.loaded, room.memory, room.latents, room.others)
+        return in_parts(self._sample, self.images)
+
+    def _sample(self, part: range) -> Steps:
+        """The sampler on some of the images."""
+        more: dict[str, Any] = {"edit": _edit_of(self.edit, part, self.images)}
+        if self.draft is not None:
+            more["draft"] = self.draft.model
+        if self.cache is not None:
+            more["transformer"] = LazyTransformer(self.cache)
+        noise = PairedNoise(self.seed, part)
+        return self.entry.run(self.loaded.model, self.condition.of(part), self.settings, noise, self.seed, **more)
+
+    def latents(self, step: Any) -> Tensor:
+        """Latents [B, C, h, w] of a step or of the result."""
+        return step.latents
+
+
+@dataclass(frozen=True)
+class TokenRun:
+    """A checked run of a token model; with a draft model, of MuLo-SD."""
+
+    entry: Entry
+    loaded: Loaded[TokenModel]
+    vae: FastARVAE
+    settings: Any
+    condition: AnyCondition
+    seed: int
+    edit: Edit | None  # its start are latents
+    draft: Loaded[TokenModel] | None
+    upscale_model: Any  # None: a draft is enlarged bicubically
+
+    @property
+    def images(self) -> int:
+        return len(self.condition)
+
+    def estimate(self) -> Room:
+        model = self.loaded.model
+        vae = self.vae
+        small = None if self.draft is None else self.draft.model
+        memory = token_memory(model, self.condition, self.settings, small)
+
+        others: list[host.ModelPatcher] = []
+        if self.draft is not None:
+            # The draft is enlarged between the decoder and the encoder.
+            others = [*self.draft.patchers, vae.patcher]
+            side = model.grid * vae.downscale_ratio
+            at_once = max(1, min(self.images, _PIXELS // side**2))
+            memory += at_once * vae.memory_used_encode((1, 3, side, side), vae.vae_dtype)
+
+        return Room(memory, (self.images, vae.latent_channels, model.grid, model.grid), others)
+
+    def start(self, room: Room) -> Steps:
+        """Read the condition, load the weights, turn the image to change into codes, and begin the sampler."""
+        condition = _read_codes(self.condition, self.loaded)
+
+        def place() -> None:
+            to_device(self.loaded, room.memory, room.latents, room.others)
+
+        more: dict[str, Any] = {}
+        if self.draft is not None:
+            enlarge = None if self.upscale_model is None else host.upscaler(self.upscale_model, place)
+            name = "bicubic" if self.upscale_model is None else _upscale_name(self.upscale_model)
+            more = {"draft": self.draft.model, "up_sampler": UpSampling(self.vae.tokenizer, enlarge, name)}
+        place()
+        edit = None if self.edit is None else _edit_codes(self.edit, self.vae)
+
+        def sample(part: range) -> Steps:
+            """The sampler on some of the images."""
+            own = more if edit is None else {"edit": _edit_of(edit, part, self.images)}
+            draws = PairedDraws(self.seed, part)
+            return self.entry.run(self.loaded.model, condition.of(part), self.settings, draws, self.seed, **own)
+
+        return in_parts(sample, self.images)
+
+    def latents(self, step: Any) -> Tensor:
+        """Code vectors [B, C, h, w] of a step or of the result, a LATENT."""
+        return self.vae.vectors(step.codes)
+
+
+Run: TypeAlias = MaskedRun | TokenRun
+
+
+def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: Sockets) -> Run:
+    """Check the inputs of a run; nothing is loaded or computed.
+
+    Raises:
+        UserError: the first input that is wrong.
+    """
+    check_family = _check_masked if entry.masked else _check_tokens
+    return check_family(entry, loaded, settings, seed, sockets)
+
+
+def _check_masked(entry: Entry, loaded: Loaded[MARModel], settings: Any, seed: int, sockets: Sockets) -> MaskedRun:
+    model = loaded.model
+    condition = _masked_condition(sockets.condition, model)
+    edit = _checked_edit(sockets, KL, "Load MAR")
+    expect_little_noise(model, len(condition), settings.diffusion_steps, "condition")
+    draft = expect_mar(sockets.draft, "draft") if entry.needs_draft else None
+    cache = _checked_cache(sockets.cache, model, settings)
+    return MaskedRun(entry, loaded, settings, condition, seed, edit, draft, cache)
+
+
+def _check_tokens(entry: Entry, loaded: Loaded[TokenModel], settings: Any, seed: int, sockets: Sockets) -> TokenRun:
+    model = loaded.model
+    vae = loaded.vae
+    assert vae is not None  # checked by expect_tokens
+    if entry.name == "par" and model.net.config.condition == "features":
+        raise UserError(
+            f"model: {model.name} is a Tar de-tokenizer, which decides its tokens row by row; connect a PAR, "
+            "or use LlamaGen Sampler or ZipAR Sampler."
+        )
+
+    edit = _checked_edit(sockets, VQ, "the model's loader")
+    condition = _token_condition(sockets.condition, model)
+    settings = resolve(settings, model)
+    if not entry.needs_draft:
+        return TokenRun(entry, loaded, vae, settings, condition, seed, edit, draft=None, upscale_model=None)
+
+    draft = expect_tokens(sockets.draft, "draft")
+    assert draft.vae is not None
+    expect_same_codes(vae.tokenizer, draft.vae.tokenizer, model.name)
+    upscale_model = sockets.upscale_model
+    if upscale_model is not None and not _is_upscale_model(upscale_model):
+        raise UserError(
+            f"upscale_model: it got {describe(upscale_model)}; connect the output of Load Upscale Model, "
+            "of one for colour pictures."
+        )
+    return TokenRun(entry, loaded, vae, settings, condition, seed, edit, draft, upscale_model)
+
+
+def _checked_cache(value: Any, model: MARModel, settings: Any) -> CacheSettings | None:
+    """The settings of LazyMAR's caches for a model; None if the cache socket is not connected."""
+    if value is None:
+        return None
+    if isinstance(value, CachePlan):
+        demo = model.label_set == DEMO_LABELS
+        width = model.net.config.dim
+        value = presets.combine(CacheSettings, {}, value.preset, value.values, demo, width, settings.ar_steps)
+    return expect(value, CacheSettings, "cache", "LazyMAR Cache")
+
+
+def _checked_edit(sockets: Sockets, kind: str, loader: str) -> Edit | None:
+    """The edit of the sockets ``latent`` and ``mask``, None if both are unconnected.
+
+    ``kind`` is that of the latents which ``loader``'s vae makes.
+    """
+    latent = sockets.latent
+    mask = sockets.mask
+    if latent is None and mask is None:
+        return None
+    if latent is None:
+        raise UserError(
+            "latent: there is a mask but no picture to change; connect VAE Encode's output, or remove the mask."
+        )
+    if not isinstance(latent, dict) or "samples" not in latent:
+        raise UserError(f"latent: it got {describe(latent)}; connect the output of VAE Encode.")
+    if kind_of(latent["samples"]) not in ("", kind):
+        raise UserError(
+            f"latent: it is of another family, which has other latents; connect VAE Encode with the vae of {loader}."
+        )
+    mask = latent.get("noise_mask") if mask is None else mask
+    if mask is None:
+        raise UserError("mask: without one nothing of the latent would be kept; paint a mask, or remove the latent.")
+    start = expect_latents(latent["samples"], "latent")
+    expect_usual_size(start, "latent")
+    return Edit(start, expect_mask(mask, "mask"))
+
+
+def _is_upscale_model(value: Any) -> bool:
+    """Whether a value is an UPSCALE_MODEL for colour images."""
+    if not callable(value) or not isinstance(getattr(value, "model", None), nn.Module):
+        return False
+    channels = {getattr(value, name, 3) for name in ("input_channels", "output_channels")}
+    scale = getattr(value, "scale", None)
+    return isinstance(scale, (int, float)) and scale > 0 and channels == {3}
+
+
+def _upscale_name(upscale_model: Any) -> str:
+    """Architecture and factor of an UPSCALE_MODEL, for reports."""
+    architecture = getattr(upscale_model, "architecture", None)
+    kind = getattr(architecture, "name", None) or type(upscale_model.model).__name__
+    return f"{kind} x{upscale_model.scale:g}"
+
+
+# ------------------------------------------------------------------------------------------------ 3. run
+
+
+def start(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: Sockets) -> tuple[Steps, Run]:
+    """Check, estimate and begin a run; returns its steps."""
+    checked = check(entry, loaded, settings, seed, sockets)
+    room = checked.estimate()
+    return checked.start(room), checked
+
+
+def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: Sockets) -> io.NodeOutput:
+    """Run a sampler with progress, preview and cancellation, to the latent and the report.
+
+    ``loaded`` was checked to be of the sampler's family.
+    """
+    steps, checked = start(entry, loaded, settings, checked_seed(seed), sockets)
+    done = drive(steps, loaded.vae, checked.latents)
+
+    report: Report = done.report
+    report.prompt = host.prompt_id()
+    with enough_memory(READING):
+        samples = host.to_output(checked.latents(done))
+    if entry.masked and loaded.vae is not None:
+        report.memory[DECODE] = int(loaded.vae.memory_used_decode(samples.shape, loaded.vae.vae_dtype))
+    return io.NodeOutput({"samples": mark(samples, KL if entry.masked else VQ)}, report)
+
+
+def run_choice(choice: Choice, loaded: Loaded[Any], condition: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
+    """Run a sampler on the values of sockets; ``loaded`` was checked by :func:`expect_any`."""
+    expect_runnable(choice, loaded, draft)
+    return run(choice.entry, loaded, settings_for(choice, loaded), seed, Sockets(condition, draft=draft))
+
+
+def draw_images(
+    choice: Choice, loaded: Loaded[Any], condition: Any, seed: int, draft: Any = None
+) -> tuple[np.ndarray, Report]:
+    """Images uint8 [N, H, W, 3] and the report of :func:`run_choice`."""
+    latent, report = run_choice(choice, loaded, condition, seed, draft).result
+    assert loaded.vae is not None
+    return to_bytes(loaded.vae.decode(latent["samples"])), report
+
+
+def warm_up(loaded: Loaded[Any], condition: Any) -> None:
+    """Begin the plain sampler, untimed, as :func:`samplers.batches.warm_up`."""
+    plain = choose(baseline_of(loaded), {})
+    settings = short(plain.entry, settings_for(plain, loaded))
+    steps, _ = start(plain.entry, loaded, settings, 0, Sockets(condition))
+    run_beginning(steps)
+
+
+def _edit_of(edit: Edit | None, part: range, images: int) -> Edit | None:
+    """The edit of some of the images.
+
+    For all of them it is passed as it is, so that the sampler refuses an edit of another batch size.
+    """
+    return edit if edit is None or len(part) == images else edit.of(part)
+
+
+def _edit_codes(edit: Edit, vae: FastARVAE) -> Edit:
+    """The edit with codes in the place of latents."""
+    net = vae.tokenizer.net
+    latents = edit.start
+    table = net.quantize.embedding.weight
+    if latents.shape[1] != table.shape[1]:
+        raise UserError(
+            f"latent: it has the shape {list(latents.shape)}, the model makes {table.shape[1]} channels; "
+            "connect VAE Encode with the vae of the same loader."
+        )
+    return Edit(net.codes(latents.to(table.device)).cpu(), edit.mask.cpu())
+
+
+def _read_codes(condition: AnyCondition, loaded: Loaded[TokenModel]) -> AnyCondition:
+    """Turn semantic codes into features with the model's TA-Tok, which is on the device only for that."""
+    if not isinstance(condition, CodeCondition) or TA_TOK not in loaded.parts:
+        return condition
+    reader = loaded.parts[TA_TOK]
+    load_to_device(reader, _READER_BYTES)
+    with enough_memory(READING):
+        made = features_of(condition, reader.model)
+    device = host.get_compute_device()
+    return FeatureCondition(tuple(rows.to(device) for rows in made.features), made.names)
+
+
+# ------------------------------------------------------------------------------------------------ reports
+
+
+def reported(node: Any, output: io.NodeOutput, advice: str = "") -> io.NodeOutput:
+    """Write a sampler's report, the second output, to saved images; returns ``output``.
+
+    The settings used are shown on the node, ``advice`` under them, and the report unless another node takes it: Compare
+    then shows it beside the others.
+    """
+    report: Report = output.result[1]
+    used = named(registry.find(report.sampler).settings, report.settings)
+    figures = [] if graph.taken(node, 1) else [one_line(report), no_gain(report)]
+    host.show(node, [f"{used}.", advice, *figures])
+    write_reports(node, [report])
+    return output
+
+
+def write_reports(
+    node: Any,
+    reports: Sequence[Report],
+    labels: Sequence[str] = (),
+    baseline: Baseline | None = None,
+    quality: Qualities = (),
+) -> None:
+    """Add reports to the metadata that core's Save Image writes to the PNG files of this run.
+
+    ComfyUI gives every node of a run the same dictionary. A run whose images are queued without a workflow has none.
+    """
+    metadata = host.hidden(node, "extra_pnginfo")
+    if isinstance(metadata, dict):
+        number = str(host.hidden(node, "unique_id") or "")
+        add_runs(metadata, described(reports, number, labels, baseline, quality))

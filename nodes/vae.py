@@ -1,0 +1,250 @@
+"""Decoders on core's VAE socket: KL autoencoders of the MARs and VQ tokenizers of the token models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..memory import in_chunks, out_of_memory
+from ..model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder, VQModel, expect_finite
+from . import host
+from .images import scaled, to_rgb
+from .schema import expect_image, expect_latents, expect_usual_size
+
+# Kind of autoencoder to the models whose latents it decodes.
+KL = "kl"
+VQ = "vq"
+_MODELS = {KL: "a MAR", VQ: "a LlamaGen, a PAR or a Tar de-tokenizer"}
+
+
+def mark(samples: Tensor, kind: str) -> Tensor:
+    """Note on a tensor which autoencoder decodes it.
+
+    Operations on the tensor lose the note, and then nothing is checked.
+    """
+    samples.fastar_latents = kind  # type: ignore[attr-defined]
+    return samples
+
+
+def kind_of(samples: Any) -> str:
+    """The kind of autoencoder that :func:`mark` noted, "" if it is unknown."""
+    return str(getattr(samples, "fastar_latents", ""))
+
+
+def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> Tensor:
+    """Latents [B, C, h, w] for a decoder of that name and kind, checked as by :func:`expect_latents`."""
+    made = kind_of(samples)
+    if kind and made not in ("", kind):
+        raise UserError(
+            f"samples: these latents are of {_MODELS[made]}, the decoder {name} is for those of {_MODELS[kind]}; "
+            "connect the VAE of the loader that made them."
+        )
+    latents = expect_latents(samples, "samples")
+    if latents.shape[1] != channels:
+        raise UserError(
+            f"samples: they have {latents.shape[1]} channels, and the decoder {name} reads latents [B, {channels}, h, "
+            "w]; connect the VAE of the loader that made them."
+        )
+    return latents
+
+
+def _checked_pixels(images: Any) -> Tensor:
+    """Images [B, H, W, C] of VAE Encode, checked, to [B, 3, H, W]."""
+    return to_rgb(expect_image(images, "pixels")).movedim(-1, 1)
+
+
+class FastARVAE:
+    """A decoder with the interface of core's VAE: decode, encode, their tiled forms, and memory estimates.
+
+    Latents are in the network's scale; samplers have divided by their latent scale. Encoding is deterministic: it
+    returns the mean of the posterior, or the vectors of the nearest codes.
+
+    Args:
+        net: decodes to images in about -1..1 and encodes them to (latents, ...).
+        stride: pixels per latent position and side.
+        channels: of latents.
+        width: channels of the widest full-resolution layer, for the memory estimate.
+        side: of the model's images, in pixels, to which images are scaled before they are encoded.
+        kind: KL or VQ; latents of the other kind are refused.
+    """
+
+    latent_dim = 2
+    output_channels = 3
+
+    def __init__(
+        self,
+        net: KLAutoencoder | VQAutoencoder,
+        name: str,
+        stride: int,
+        channels: int,
+        width: int,
+        side: int,
+        kind: str = "",
+    ):
+        self.first_stage_model = net
+        self.name = name
+        self.width = width
+        self.side = side
+        self.kind = kind
+        self.downscale_ratio = stride
+        self.upscale_ratio = stride
+        self.latent_channels = channels
+        self.device = host.get_vae_device()
+        self.output_device = host.get_output_device()
+        self.vae_dtype = next(net.parameters()).dtype
+        self.patcher = host.ModelPatcher(net, self.device, host.get_vae_offload_device())
+
+    def spacial_compression_decode(self) -> int:
+        return self.upscale_ratio
+
+    def spacial_compression_encode(self) -> int:
+        return self.downscale_ratio
+
+    def temporal_compression_decode(self) -> None:
+        return None
+
+    def throw_exception_if_invalid(self) -> None:
+        """Called by core; a decoder that was loaded is valid."""
+
+    def get_sd(self) -> dict[str, Tensor]:
+        """Weights, for core's Save VAE."""
+        return self.first_stage_model.state_dict()
+
+    # --- the tokenizer of a token model
+
+    @property
+    def tokenizer(self) -> VQModel:
+        """The VQ tokenizer; only of the kind VQ."""
+        return VQModel(cast(VQAutoencoder, self.first_stage_model), self.name)
+
+    def vectors(self, codes: Tensor) -> Tensor:
+        """Code vectors [B, C, h, w], a LATENT, of codes int64 [B, h, w], on the device of the codebook."""
+        net = self.tokenizer.net
+        return net.vectors(codes.to(net.quantize.embedding.weight.device))
+
+    # --- memory, in bytes
+
+    def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:
+        """For one image of latents of this shape [B, C, h, w]."""
+        _, _, height, width = shape
+        if self.kind == KL:
+            return cast(KLAutoencoder, self.first_stage_model).decode_bytes(1, height, width)
+        # As core estimates it; a KL autoencoder needs less.
+        pixels = height * width * self.upscale_ratio**2
+        return 17 * self.width * pixels * dtype.itemsize
+
+    def memory_used_encode(self, shape: Any, dtype: torch.dtype) -> float:
+        """For one image of pixels of this shape [B, 3, H, W]."""
+        return 14 * self.width * shape[2] * shape[3] * dtype.itemsize
+
+    # --- decoding
+
+    def decode(self, samples_in: Tensor, vae_options: dict[str, Any] | None = None) -> Tensor:
+        """Latents [B, C, h, w] to images [B, H, W, 3] in 0..1."""
+        latents = _checked_latents(samples_in, self.latent_channels, self.name, self.kind)
+        need = self.memory_used_decode(latents.shape, self.vae_dtype)
+        images = self._in_chunks(latents, self._decode, need)
+        if images is not None:
+            return images.movedim(1, -1)
+
+        tile = max(1, 256 // self.upscale_ratio)
+        return self.decode_tiled(latents, tile, tile, tile // 4)
+
+    def decode_now(self, latents: Tensor) -> Tensor:
+        """As :meth:`decode`, for a preview: the decoder is loaded, the latents are on its device.
+
+        Values that are not finite become grey, because a preview must not end the run.
+        """
+        images = self._pixels(latents).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        return (images / 2 + 0.5).clamp(0, 1).movedim(1, -1)
+
+    def decode_tiled(
+        self, samples: Tensor, tile_x: int = 64, tile_y: int = 64, overlap: int = 16, **of_videos: Any
+    ) -> Tensor:
+        """As :meth:`decode`, in blended tiles; sizes in latent positions."""
+        latents = _checked_latents(samples, self.latent_channels, self.name, self.kind)
+        tile = (max(1, tile_y), max(1, tile_x))
+        host.load_weights([self.patcher], self.memory_used_decode((1, 1, *tile), self.vae_dtype))
+        images = host.in_tiles(
+            latents,
+            self._decode,
+            tile=tile,
+            overlap=overlap,
+            scale=self.upscale_ratio,
+            channels=self.output_channels,
+            device=self.output_device,
+        )
+        return images.movedim(1, -1)
+
+    def _decode(self, latents: Tensor) -> Tensor:
+        images = self._pixels(latents)
+        if not bool(images.isfinite().all()):
+            expect_usual_size(latents, "samples")  # otherwise it is the decoder's fault
+        return (expect_finite(images, self.name) / 2 + 0.5).clamp(0, 1)
+
+    def _pixels(self, latents: Tensor) -> Tensor:
+        """What the network decodes, fp32 [B, 3, H, W] in about -1..1."""
+        return self.first_stage_model.decode(latents.to(self.device, self.vae_dtype)).float()
+
+    # --- encoding
+
+    def encode(self, pixel_samples: Tensor) -> Tensor:
+        """Images [B, H, W, 3] in 0..1, of any size, to latents of the model's size."""
+        pixels = _checked_pixels(pixel_samples)
+        size = (self.side, self.side)
+        need = self.memory_used_encode((1, 3, *size), self.vae_dtype)
+        latents = self._in_chunks(pixels, lambda part: self._encode(scaled(part, size)), need)
+        if latents is not None:
+            return latents
+        return self.encode_tiled(pixel_samples, 256, 256, 64)
+
+    def encode_tiled(
+        self, pixel_samples: Tensor, tile_x: int = 512, tile_y: int = 512, overlap: int = 64, **of_videos: Any
+    ) -> Tensor:
+        """As :meth:`encode`, in blended tiles; sizes in pixels."""
+        pixels = scaled(_checked_pixels(pixel_samples), (self.side, self.side))
+        stride = self.downscale_ratio
+        tile = (max(1, tile_y // stride) * stride, max(1, tile_x // stride) * stride)
+        overlap = min(overlap, tile[0] // 2, tile[1] // 2) // stride * stride
+        host.load_weights([self.patcher], self.memory_used_encode((1, 1, *tile), self.vae_dtype))
+        return host.in_tiles(
+            pixels,
+            self._encode,
+            tile=tile,
+            overlap=overlap,
+            scale=1 / stride,
+            channels=self.latent_channels,
+            device=self.output_device,
+        )
+
+    def _encode(self, pixels: Tensor) -> Tensor:
+        x = pixels.to(self.device, self.vae_dtype) * 2 - 1
+        if self.kind == VQ:
+            # Codes hide features that are not finite.
+            tokenizer = self.tokenizer.net
+            features = expect_finite(tokenizer.features(x), self.name, "features")
+            return tokenizer.vectors(tokenizer.codes(features)).float()
+        return expect_finite(self.first_stage_model.encode(x)[0].float(), self.name, "latents")
+
+    # --- shared
+
+    def _in_chunks(self, x: Tensor, work: Callable[[Tensor], Tensor], need: float) -> Tensor | None:
+        """The result for a batch, each entry of which needs ``need`` bytes; None if memory is insufficient for one."""
+        host.load_weights([self.patcher], need)
+        chunk = max(1, int(host.free_memory(self.device) / max(1.0, need)))
+
+        def part(x: Tensor) -> Tensor:
+            host.stop_if_cancelled()
+            return work(x).to(self.output_device)
+
+        try:
+            return torch.cat(in_chunks(part, x, chunk, host.empty_cache))
+        except RuntimeError as problem:
+            if not out_of_memory(problem):
+                raise
+        host.empty_cache()
+        return None

@@ -1,0 +1,257 @@
+"""The three steps of a run, with numbers by hand: what is checked, what memory is asked for, and what the sampler gets."""
+
+from types import SimpleNamespace
+
+import fake_comfy
+import pytest
+import torch
+from fastar_nodes.bench.initialise import initialise_mar
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
+from fastar_nodes.nodes import graph, running
+from fastar_nodes.nodes.models import Loaded, ModelCache, load_to_device, to_device
+from fastar_nodes.nodes.running import Sockets
+from fastar_nodes.nodes.schema import SEED_LIMIT, checked_seed, chosen, expect_image, expect_latents, expect_mask
+from fastar_nodes.nodes.vae import KL, VQ, kind_of, mark
+from fastar_nodes.samplers.choice import Choice, choose
+from fastar_nodes.samplers.editing import Edit
+from fastar_nodes.samplers.mar.memory import DECODE, WEIGHTS
+from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
+from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.settings import make
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
+from tiny import LABELS, a_drawer, a_gpt, a_mar, a_prompt, a_vae
+
+FEW = make(MARSettings, {"ar_steps": 2, "diffusion_steps": 2})
+
+
+def checked(entry: str, loaded, settings, **sockets):
+    sockets.setdefault("condition", LABELS)
+    return running.check(SAMPLERS[entry], loaded, settings, 3, Sockets(**sockets))
+
+
+def patched_mar() -> Loaded[MARModel]:
+    """A MAR of 4 x 4 tokens, each of 2 x 2 latent positions of 2 channels."""
+    size = {"tokens": 16, "channels": 8, "classes": 10, "head_depth": 1, "head_width": 16, "buffer": 2}
+    net = initialise_mar(MAR(MARConfig(dim=16, encoder_depth=1, decoder_depth=2, heads=2, **size))).eval()
+    return Loaded.of(MARModel(net, "patched", patch=2), a_vae())
+
+
+def test_a_mars_weights_need_no_working_memory(monkeypatch):
+    stages = {f"{WEIGHTS}MAR": 1000, "noise": 7, "head": 5}
+    monkeypatch.setattr(running, "masked_memory", lambda *_: stages)
+    room = checked("mar", patched_mar(), FEW).estimate()
+    assert room == running.Room(12, (2, 2, 8, 8), [])
+
+
+def test_a_draft_mar_is_loaded_too():
+    small = a_mar()
+    room = checked("cspd", a_mar(), make(SAMPLERS["cspd"].settings, {"ar_steps": 2}), draft=small).estimate()
+    assert room.others == [small.patcher]
+
+
+def test_a_draft_of_codes_is_enlarged_and_encoded(monkeypatch):
+    """The large model makes 6 x 6 tokens of 2 x 2 pixels."""
+    large = a_drawer()
+    small = a_drawer("small", 1)
+    monkeypatch.setattr(running, "token_memory", lambda *_: 100.0)
+    monkeypatch.setattr(large.vae, "memory_used_encode", lambda shape, dtype: 10.0 * shape[2] * shape[3])
+    codes = a_prompt(images=3)
+    run = checked("mulosd", large, MuLoSDSettings(), condition=codes, draft=small)
+    room = run.estimate()
+    assert room.memory == 100 + 3 * 10 * 12 * 12 and room.latents == (3, 4, 6, 6)
+    assert room.others == [small.patcher, large.vae.patcher]
+    monkeypatch.setattr(running, "_PIXELS", 2 * 12 * 12 + 1)
+    assert run.estimate().memory == 100 + 2 * 10 * 12 * 12, "two images at once"
+    monkeypatch.setattr(running, "_PIXELS", 5)
+    assert run.estimate().memory == 100 + 10 * 12 * 12, "at least one"
+
+
+def test_features_take_as_many_rows_as_their_codes():
+    """The memory is estimated before the codes are read."""
+    loaded = a_drawer()
+    codes = a_prompt(images=2)
+    read = running._read_codes(codes, loaded)
+    assert [len(rows) for rows in read.features] == [len(own) for own in codes.codes]
+    ((patchers, about),) = [call for call in fake_comfy.state.loaded if call[0] == [loaded.parts["ta_tok"].patcher]]
+    assert about["memory_required"] == 256 * 1024 * 1024
+
+
+def test_nothing_is_loaded_before_all_is_checked():
+    mask = torch.ones(1, 4, 4)
+    wrong = {
+        "condition": {"condition": 5},
+        "latent": {"latent": {"samples": mark(torch.zeros(1, 2, 4, 4), VQ)}, "mask": mask},
+        "mask": {"latent": {"samples": torch.zeros(1, 2, 4, 4)}},
+        "cache": {"cache": 5},
+    }
+    for field, sockets in wrong.items():
+        with pytest.raises(UserError, match=f"^{field}: "):
+            running.start(SAMPLERS["mar"], a_mar(), FEW, 3, Sockets(**{"condition": LABELS, **sockets}))
+    with pytest.raises(UserError, match="^draft: "):
+        running.start(SAMPLERS["cspd"], a_mar(), FEW, 3, Sockets(LABELS))
+    assert not fake_comfy.state.loaded
+
+
+def test_the_mask_of_a_latent_counts_unless_another_is_connected():
+    own = torch.zeros(1, 4, 4)
+    own[:, 0] = 1
+    latent = {"samples": torch.zeros(1, 2, 4, 4), "noise_mask": own}
+    assert torch.equal(checked("mar", a_mar(), FEW, latent=latent).edit.mask, own)
+    other = own.flip(1)
+    assert torch.equal(checked("mar", a_mar(), FEW, latent=latent, mask=other).edit.mask, other)
+
+
+def test_a_part_of_a_batch_gets_its_own_noise_and_edit(monkeypatch):
+    """Images 2 and 3 of a batch of four."""
+    given = []
+
+    def record(model, condition, settings, noise, seed, **more):
+        given.append((condition, noise, seed, more))
+        return iter(())
+
+    part = range(2, 4)
+    monkeypatch.setattr(running, "in_parts", lambda start, images: start(part))
+    mask = torch.stack([torch.full((4, 4), float(i)) for i in range(4)]).clamp(max=1)
+    latents = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 2, 4, 4)
+    labels = running.as_labels(running.LabelText("1, 2, 3, 4", 1), "")
+    loaded = a_mar()
+    run = running.MaskedRun(
+        SimpleNamespace(run=record), loaded, FEW, labels, 9, Edit(latents, mask), draft=None, cache=CacheSettings()
+    )
+    run.start(run.estimate())
+    ((condition, noise, seed, more),) = given
+    assert condition.labels == (3, 4) and seed == 9 and list(noise.images) == [2, 3]
+    assert torch.equal(more["edit"].start, latents[2:]) and torch.equal(more["edit"].mask, mask[2:])
+    assert set(more) == {"edit", "transformer"}
+
+    loaded = a_gpt()
+    run = running.TokenRun(
+        SimpleNamespace(run=record), loaded, loaded.vae, LlamaGenSettings(), labels, 9, None, None, None
+    )
+    run.start(run.estimate())
+    condition, draws, seed, more = given[1]
+    assert condition.labels == (3, 4) and seed == 9 and list(draws.images) == [2, 3] and more == {}
+
+
+def test_the_report_says_what_decodes_the_latent_and_which_run_it_is_of(monkeypatch):
+    monkeypatch.setattr(fake_comfy.state, "context", SimpleNamespace(prompt_id="run 7"))
+    latent, report = running.run(SAMPLERS["mar"], a_mar(), FEW, 3, Sockets(LABELS)).result
+    # 17 bytes of fp32, 8 channels, 4 x 4 latent positions of 4 x 4 pixels.
+    assert kind_of(latent["samples"]) == KL and report.memory[DECODE] == 17 * 8 * 16 * 16 * 4
+    assert report.prompt == "run 7"
+    latent, report = running.run(SAMPLERS["llamagen"], a_gpt(), LlamaGenSettings(), 3, Sockets(LABELS)).result
+    assert kind_of(latent["samples"]) == VQ and DECODE not in report.memory
+
+
+def test_the_plain_sampler_of_a_model():
+    assert [running.baseline_of(one) for one in (a_mar(), a_gpt(), a_gpt(special=3))] == ["mar", "llamagen", "par"]
+    shared = running.baseline_choice(choose("zipar", {"cfg": 2.0, "window": 3}), a_gpt())
+    assert shared.entry.name == "llamagen" and shared.values == {"cfg": 2.0}
+
+
+def test_choices_that_do_not_run():
+    with pytest.raises(UserError, match="^draft: cspd needs a draft model"):
+        running.expect_runnable(choose("cspd", {}), a_mar(), None)
+    with pytest.raises(UserError, match="^sampler: mar samples a MAR"):
+        running.expect_runnable(choose("mar", {}), a_gpt(), None)
+    with pytest.raises(UserError, match="^sampler: tar does not run here"):
+        running.expect_runnable(Choice(SAMPLERS["tar"]), a_gpt(), None)
+    with pytest.raises(UserError, match="^model: tiny large is a Tar de-tokenizer"):
+        checked("par", a_drawer(), make(SAMPLERS["par"].settings, {}), condition=a_prompt())
+
+
+def test_settings_of_a_preset_depend_on_the_demo_and_the_width(monkeypatch):
+    asked = []
+    choice = SimpleNamespace(settings=lambda recommended, demo, width: asked.append((recommended, demo, width)))
+    for loaded in (a_mar(label_set="picture-book", file={"cfg": 2.0}), a_mar(), a_gpt(label_set="picture-book")):
+        running.settings_for(choice, loaded)
+    assert asked == [({"cfg": 2.0}, True, 16), ({}, False, 16), ({}, True, 0)]
+
+
+def test_a_cache_is_planned_for_the_model_and_its_steps(monkeypatch):
+    asked = []
+
+    def combine(kind, recommended, preset, values, demo, width, ar_steps):
+        asked.append((preset, values, demo, width, ar_steps))
+        return CacheSettings()
+
+    monkeypatch.setattr(running.presets, "combine", combine)
+    plan = running.CachePlan("fast", {"x": 1})
+    checked("mar", a_mar(label_set="picture-book"), FEW, cache=plan, condition=running.LabelText("cat", 1))
+    assert asked == [("fast", {"x": 1}, True, 16, 2)]
+
+
+def test_every_part_of_a_mar_has_a_patcher():
+    parts = {"language model": torch.nn.Linear(1, 1), "MAR": torch.nn.Linear(1, 1)}
+
+    class TwoParts(MARModel):
+        @property
+        def parts(self):
+            return parts
+
+    loaded = Loaded.of(TwoParts(a_mar().model.net, "two"))
+    assert [patcher.model for patcher in loaded.patchers] == [*parts.values()]
+    assert [patcher.model for patcher in a_gpt().patchers][1:] == []
+
+
+def test_room_for_previews_is_of_four_images_at_most(monkeypatch):
+    loaded = a_mar()
+    one = 17 * 8 * 16 * 16 * 4
+    for images, counted in ((1, 1), (3, 3), (9, 4)):
+        to_device(loaded, 10.0, (images, 2, 4, 4))
+        patchers, about = fake_comfy.state.loaded[-1]
+        assert patchers == [loaded.patcher, loaded.vae.patcher] and about["memory_required"] == 10 + counted * one
+    load_to_device(loaded, 11.0)
+    assert fake_comfy.state.loaded[-1][1]["memory_required"] == 11.0
+
+
+def test_a_cached_model_is_dropped_when_its_own_weights_are_unloaded():
+    device = torch.device("cpu")
+    cache = ModelCache(lambda: device, lambda: device)
+    first, second = (SimpleNamespace(net=torch.nn.Linear(1, 1)) for _ in range(2))
+    old = cache.get("a", lambda: first)
+    assert cache.get("a", lambda: second) is old
+    new = cache.get("b", lambda: second)
+    assert new.model is second
+    old.patcher.detach()  # it is gone already
+    assert cache.get("b", lambda: first) is new
+    new.patcher.detach()
+    assert cache.get("b", lambda: first).model is first
+
+
+def test_what_a_node_sees_of_its_graph():
+    prompt = {
+        "3": {"class_type": "FastARClassLabel", "inputs": {"labels": "cat", "list": [1, 2, 3], "pair": [0.5, 0]}},
+        "4": {"class_type": "A", "inputs": {"condition": ["3", 0], "model": ["9", 0]}},
+        "5": {"class_type": "B", "inputs": {"condition": ["3", 1], "report": ["4", 1]}},
+        "6": {"class_type": "C", "inputs": {"condition": ["33", 0]}},
+    }
+
+    def node(number):
+        return SimpleNamespace(hidden=SimpleNamespace(unique_id=number, prompt=prompt))
+
+    assert graph.users(node("3"), "condition") == [prompt["4"]["inputs"]]
+    assert [graph.taken(node("3"), k) for k in range(3)] == [True, True, False]
+    assert [graph.taken(node("4"), k) for k in range(2)] == [False, True]
+    assert graph.typed(node("3"), "labels") == "cat" and graph.typed(node("3"), "other") is None
+    assert [graph.maker(node(n), "condition") for n in "456"] == ["FastARClassLabel"] * 2 + [""]
+    assert [graph.source_of(v) for v in (["3", 1], [1, 2, 3], [0.5, 0], "3")] == [("3", 1), None, None, None]
+
+
+def test_values_that_nodes_check():
+    assert checked_seed(SEED_LIMIT) == 2**64 - 1 and checked_seed(0) == 0
+    for bad in (True, -1, 2**64, 1.0):
+        with pytest.raises(UserError, match="^seed: "):
+            checked_seed(bad)
+    for channels in (1, 3, 4):
+        assert expect_image(torch.zeros(1, 2, 2, channels), "image").shape[3] == channels
+    with pytest.raises(UserError, match="^image: "):
+        expect_image(torch.zeros(1, 2, 2, 2), "image")
+    assert expect_latents(torch.zeros(1, 2, 1, 4, 4), "latent").shape == (1, 2, 4, 4)
+    with pytest.raises(UserError, match="^latent: it holds the 2 frames"):
+        expect_latents(torch.zeros(1, 2, 2, 4, 4), "latent")
+    mask = torch.rand(3, 1, 4, 5)
+    assert torch.equal(expect_mask(mask, "mask"), mask[:, 0]) and expect_mask(mask[0, 0], "mask").shape == (1, 4, 5)
+    assert chosen({"preset": "recommended", "cfg": 2.0}, ("recommended", "custom")) == ("custom", {"cfg": 2.0})
+    assert chosen("fast") == ("fast", {}) and chosen(None, typed="exact") == ("exact", {})

@@ -1,0 +1,151 @@
+"""The decoder on core's VAE socket, with numbers by hand: sizes of tiles, memory, batches, ranges and devices."""
+
+from types import SimpleNamespace
+
+import fake_comfy
+import pytest
+import torch
+from fastar_nodes.nodes import host
+from fastar_nodes.nodes.models import Loaded
+from fastar_nodes.nodes.vae import FastARVAE
+from qwen_reference import tiny_tar
+from tiny import TinyVAE, a_vae
+
+
+@pytest.fixture
+def tiles(monkeypatch):
+    """What is asked of core's tiles; the result is empty."""
+    asked = []
+
+    def in_tiles(x, work, **about):
+        asked.append({"size": tuple(x.shape[2:]), **about})
+        return torch.zeros(1, about["channels"], 1, 1)
+
+    monkeypatch.setattr(host, "in_tiles", in_tiles)
+    return asked
+
+
+def test_tiles_of_latents_are_height_by_width(tiles):
+    a_vae().decode_tiled(torch.zeros(1, 2, 6, 10), tile_x=5, tile_y=3, overlap=2)
+    (asked,) = tiles
+    device = torch.device("cpu")
+    assert asked == {"size": (6, 10), "tile": (3, 5), "overlap": 2, "scale": 4, "channels": 3, "device": device}
+    # 17 bytes of fp32 for 8 channels, 3 x 5 latent positions of 4 x 4 pixels.
+    ((_, about),) = fake_comfy.state.loaded
+    assert about["memory_required"] == 17 * 8 * (3 * 5) * 16 * 4
+
+
+def test_tiles_of_pixels_are_whole_latent_positions(tiles):
+    vae = a_vae(side=32)
+    vae.encode_tiled(torch.zeros(1, 20, 12, 3), tile_x=18, tile_y=15, overlap=7)
+    (asked,) = tiles
+    device = torch.device("cpu")
+    # The image is scaled to 32 x 32; tiles are 12 x 16 pixels; half of 12 is 6, of which 4 are a whole position.
+    assert asked == {"size": (32, 32), "tile": (12, 16), "overlap": 4, "scale": 0.25, "channels": 2, "device": device}
+    ((_, about),) = fake_comfy.state.loaded
+    assert about["memory_required"] == 14 * 8 * (12 * 16) * 4
+    vae.encode_tiled(torch.zeros(1, 20, 12, 3), tile_x=1, tile_y=1)
+    assert tiles[1]["tile"] == (4, 4), "at least one position"
+
+
+def test_core_gets_the_tiles_and_counts_them(monkeypatch):
+    """Core takes the width first, and one step of the progress bar an image and tile."""
+    asked = {}
+
+    def scale_steps(width, height, tile_x, tile_y, overlap):
+        asked["steps"] = (width, height, tile_x, tile_y, overlap)
+        return 6
+
+    def tiled_scale(x, work, **about):
+        asked.update(about)
+        return x
+
+    monkeypatch.setattr(host.comfy.utils, "get_tiled_scale_steps", scale_steps)
+    monkeypatch.setattr(host.comfy.utils, "tiled_scale", tiled_scale)
+    x = torch.zeros(2, 3, 6, 10)
+    host.in_tiles(x, abs, tile=(3, 5), overlap=1, scale=0.5, channels=4, device=torch.device("cpu"))
+    assert asked["steps"] == (10, 6, 5, 3, 1) and asked.pop("pbar").total == 12
+    assert (asked["tile_x"], asked["tile_y"], asked["overlap"]) == (5, 3, 1)
+    assert (asked["upscale_amount"], asked["out_channels"]) == (0.5, 4)
+
+
+def test_without_memory_for_one_image_tiles_have_256_pixels(monkeypatch):
+    def full(*_):
+        raise RuntimeError("out of memory")
+
+    asked = []
+    vae = a_vae(side=32)
+    monkeypatch.setattr(vae, "_decode", full)
+    monkeypatch.setattr(vae, "_encode", full)
+    monkeypatch.setattr(vae, "decode_tiled", lambda x, *sizes: asked.append(sizes))
+    monkeypatch.setattr(vae, "encode_tiled", lambda x, *sizes: asked.append(sizes))
+    vae.decode(torch.zeros(1, 2, 4, 4))
+    vae.encode(torch.zeros(1, 8, 8, 3))
+    assert asked == [(64, 64, 16), (256, 256, 64)]
+
+
+def test_memory_is_of_one_image():
+    vae = a_vae()
+    assert vae.memory_used_decode((9, 2, 3, 5), torch.float32) == 17 * 8 * 3 * 5 * 16 * 4
+    assert vae.memory_used_decode((9, 2, 3, 5), torch.float16) == 17 * 8 * 3 * 5 * 16 * 2
+    assert vae.memory_used_encode((9, 3, 8, 16), torch.float32) == 14 * 8 * 8 * 16 * 4
+
+
+def test_a_batch_is_decoded_as_far_as_memory_reaches(monkeypatch):
+    vae, sizes = a_vae(), []
+    one = vae._decode
+    monkeypatch.setattr(vae, "_decode", lambda x: sizes.append(len(x)) or one(x))
+    monkeypatch.setattr(host.mm, "get_free_memory", lambda device: 2.5 * 17 * 8 * 2 * 2 * 16 * 4)
+    assert len(vae.decode(torch.zeros(5, 2, 2, 2))) == 5 and sizes == [2, 2, 1]
+
+
+def test_latents_of_minus_one_to_one_are_black_to_white():
+    vae = a_vae()
+    for value, shown in ((-1.0, 0.0), (-0.5, 0.25), (0.0, 0.5), (1.0, 1.0), (3.0, 1.0)):
+        z = torch.full((1, 2, 1, 1), value)
+        assert (vae.decode(z) == shown).all() and (vae.decode_now(z) == shown).all()
+    assert (vae.decode_now(torch.full((1, 2, 1, 1), torch.nan)) == 0.5).all(), "grey"
+    for shown, value in ((0.0, -1.0), (0.25, -0.5), (1.0, 1.0)):
+        assert torch.allclose(a_vae(4).encode(torch.full((1, 4, 4, 3), shown)), torch.tensor(value))
+
+
+def test_every_network_goes_to_its_own_devices():
+    """Devices by what they are for; none of them exists here."""
+    names = ("get_torch", "unet_offload", "text_encoder", "text_encoder_offload", "vae", "vae_offload")
+    fake_comfy.state.places.update({name: f"cuda:{i}" for i, name in enumerate(names)})
+    fake_comfy.state.places["intermediate"] = "meta"
+    found = [
+        host.get_compute_device(),
+        host.get_offload_device(),
+        host.get_text_device(),
+        host.get_text_offload_device(),
+        host.get_vae_device(),
+        host.get_vae_offload_device(),
+    ]
+    assert [device.index for device in found] == [0, 1, 2, 3, 4, 5]
+
+    vae = FastARVAE(TinyVAE(), "tiny", 4, 2, 8, 16)
+    assert vae.device.index == 4 and vae.output_device.type == "meta"
+    assert (vae.patcher.load_device.index, vae.patcher.offload_device.index) == (4, 5)
+    model = Loaded.of(tiny_tar())
+    assert (model.patcher.load_device.index, model.patcher.offload_device.index) == (0, 1)
+
+    made = host.to_output(torch.zeros(2, dtype=torch.float16))
+    assert made.dtype == torch.float32 and made.device.type == "meta"
+
+
+def test_an_upscale_model_is_followed_by_the_models_that_sample():
+    """Core's node may unload them."""
+    calls = []
+    enlarge = host.upscaler(SimpleNamespace(scale=2), lambda: calls.append("placed"))
+    images = torch.arange(12.0).view(1, 3, 2, 2) / 12
+    made = enlarge(images)
+    assert calls == ["placed"] and made.shape == (1, 3, 4, 4) and made[0, 1, 3, 0] == images[0, 1, 1, 0]
+
+
+def test_progress_stays_within_its_total():
+    report = host.progress()
+    report(2, 5)
+    report(7, 5)  # a file that is longer than announced
+    report(1, 0)  # a length that is not known
+    assert [(done, total) for done, total, _ in fake_comfy.Progress.updates] == [(2, 5), (5, 5)]
