@@ -42,9 +42,9 @@ from ..samplers.tokens.memory import estimate_prompt
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
 from ..samplers.tokens.tar import TarPrompted, tar_prompt
 from . import graph, host
+from .host import Loaded, ModelCache, load_to_device
 from .images import to_rgb
 from .loaders import allow_download, finder, listed, menu, usual
-from .models import Loaded, ModelCache, load_to_device
 from .preview import drive
 from .running import READING, LabelText
 from .schema import (

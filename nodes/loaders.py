@@ -24,7 +24,7 @@ from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from ..model_loaders.wrappers import WEIGHTS
 from ..samplers import registry
 from . import host
-from .models import TA_TOK, Loaded
+from .host import TA_TOK, Loaded
 from .schema import MAR, TAR, TOKEN_MODEL, checked_switch, output, schema
 from .vae import KL, VQ, FastARVAE
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..memory import out_of_memory
 from ..reports.drawing import contact_sheet
 from . import host
+from .host import MOST_IMAGES
 from .images import to_bytes
 from .vae import FastARVAE
 
@@ -23,8 +24,6 @@ R = TypeVar("R")
 GREY = 128
 # Smaller previews are enlarged by an integer factor, to at most this many pixels a side.
 LEAST = 256
-# Images of a batch that a preview shows.
-MOST_IMAGES = 4
 # Seconds between two previews, at least.
 INTERVAL = 0.5
 # A preview takes at most one part of this many of the time.

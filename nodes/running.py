@@ -55,8 +55,8 @@ from ..samplers.tokens.loop import resolve
 from ..samplers.tokens.memory import estimate as token_memory
 from ..samplers.tokens.upsampling import UpSampling
 from . import graph, host
+from .host import TA_TOK, Loaded, load_to_device, to_device
 from .images import to_bytes
-from .models import TA_TOK, Loaded, load_to_device, to_device
 from .preview import drive
 from .schema import (
     checked_seed,

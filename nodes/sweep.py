@@ -21,8 +21,8 @@ from ..samplers.baseline import lossless
 from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_settings
 from ..samplers.settings import Settings, knob, knobs, make
 from . import host
+from .host import Loaded
 from .images import to_image
-from .models import Loaded
 from .running import (
     RUNNABLE,
     LabelText,

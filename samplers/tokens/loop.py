@@ -76,7 +76,8 @@ class TokenRun:
     # tokens, decided: int64 and bool [B, N + 1]; the last column receives the padding of passes in which images differ
     tokens: Tensor = field(init=False)
     decided: Tensor = field(init=False)
-    # fp32 [], the largest absolute value of all logits so far. A single logit that is NaN or infinite makes it so.
+    # fp32 [], at least the largest absolute value of all logits so far, and the norm of the rows that they were computed from. A single
+    # number that is NaN or infinite makes it so.
     largest_logit: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -301,8 +302,11 @@ def guided_logits(run: TokenRun, hidden: Tensor, guided: bool | Tensor) -> Tenso
         if guided is not True:
             mixed = torch.where(guided[..., None], mixed, cond)
 
-    # Before top-k and top-p, whose -inf is no fault. ``maximum`` and ``amax`` keep NaN.
-    torch.maximum(run.largest_logit, mixed.abs().amax(), out=run.largest_logit)
+    # Before top-k and top-p, whose -inf is no fault; the norms and ``maximum`` keep NaN. RMSNorm makes zeros of rows whose squares
+    # overflow: the logits are then finite and wrong, and only the norm of the rows shows it.
+    rows_norm = torch.linalg.vector_norm(hidden, dtype=torch.float32)
+    largest = torch.linalg.vector_norm(mixed, torch.inf) + rows_norm
+    torch.maximum(run.largest_logit, largest, out=run.largest_logit)
     return mixed
 
 

@@ -12,7 +12,7 @@ from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import conditioning, host, loaders, running, samplers, sharing
 from fastar_nodes.nodes import graph as graph_of_nodes
-from fastar_nodes.nodes.models import Loaded, ModelCache
+from fastar_nodes.nodes.host import Loaded, ModelCache
 from fastar_nodes.samplers import conditioning as conditioning_names
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws

@@ -11,7 +11,7 @@ import tiny
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, conditioning, editing, loaders, samplers, timelapse
-from fastar_nodes.nodes.models import Loaded
+from fastar_nodes.nodes.host import Loaded
 from fastar_nodes.samplers.conditioning import from_ids
 from graphs import PRESET, WIDGETS, default, opened
 

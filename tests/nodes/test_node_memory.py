@@ -13,7 +13,7 @@ from fake_comfy import Progress
 from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, host, running, samplers
-from fastar_nodes.nodes.models import Loaded
+from fastar_nodes.nodes.host import Loaded
 from test_compare_nodes import compared as compared_cells
 from test_conditions import codes_of, readers, written  # noqa: F401 - fixtures
 

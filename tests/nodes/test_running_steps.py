@@ -9,7 +9,7 @@ from fastar_nodes.bench.initialise import initialise_mar
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.nodes import graph, running
-from fastar_nodes.nodes.models import Loaded, ModelCache, load_to_device, to_device
+from fastar_nodes.nodes.host import Loaded, ModelCache, load_to_device, to_device
 from fastar_nodes.nodes.running import Sockets
 from fastar_nodes.nodes.schema import SEED_LIMIT, checked_seed, chosen, expect_image, expect_latents, expect_mask
 from fastar_nodes.nodes.vae import KL, VQ, kind_of, mark

@@ -9,7 +9,7 @@ import torch
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import conditioning, editing, host, loaders, samplers
-from fastar_nodes.nodes.models import Loaded
+from fastar_nodes.nodes.host import Loaded
 from fastar_nodes.nodes.vae import VQ, mark
 from fastar_nodes.reports.record import GIVEN
 from fastar_nodes.samplers import presets

@@ -6,7 +6,7 @@ import fake_comfy
 import pytest
 import torch
 from fastar_nodes.nodes import host
-from fastar_nodes.nodes.models import Loaded
+from fastar_nodes.nodes.host import Loaded
 from fastar_nodes.nodes.vae import FastARVAE
 from qwen_reference import tiny_tar
 from tiny import TinyVAE, a_vae

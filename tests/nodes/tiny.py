@@ -10,7 +10,7 @@ from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenM
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.nodes import conditioning, loaders, samplers
-from fastar_nodes.nodes.models import Loaded
+from fastar_nodes.nodes.host import Loaded
 from fastar_nodes.nodes.vae import FastARVAE
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers.conditioning import from_ids

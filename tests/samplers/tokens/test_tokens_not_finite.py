@@ -147,3 +147,14 @@ def test_a_run_after_a_broken_one_is_not_blamed():
     with pytest.raises(UserError, match="not finite"):
         finish(start("llamagen", model))
     assert torch.equal(finish(start("llamagen", model)).codes, contract.whole("llamagen")[1].codes)
+
+
+@pytest.mark.parametrize("case", ["llamagen", "window, zipar", "mulosd, rows", "prompt"])
+def test_rows_whose_square_overflows_are_not_drawn_from(case):
+    """RMSNorm divides them by infinity: all logits are 0, and every token would be as likely as any other."""
+    model = contract.CASES[case][1]
+    model = dataclasses.replace(model, net=copy.deepcopy(model.net), name="diverged")
+    for block in model.net.layers:
+        block.feed_forward.w2.weight.data.mul_(1e30)
+    with pytest.raises(UserError, match=message("model", "diverged")):
+        finish(start(case, model))
