@@ -133,7 +133,11 @@ def models_folder(wanted: str | Path | None) -> Path | None:
 
 
 def resolve(
-    choice: str, family: str, models: str | Path | None = None, progress: Callable[[int, int], None] | None = None
+    choice: str,
+    family: str,
+    folders: str | Path | Sequence[str | Path] | None = None,
+    download_to: str | Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """The path of a catalogue entry, which is downloaded if necessary, or of a file.
 
@@ -141,7 +145,8 @@ def resolve(
         choice: a catalogue entry ("demo", "mar-base", ...) or a file.
         family: what the file holds: "mar", "hybrid", "llamagen", "janus", "dtok" (a Tar de-tokenizer), "tar" (its
             language model), "ta-tok", "kl" or "vq" (decoders), "t5" or "tokenizer".
-        models: folder of weight files, where downloads go too; None for ComfyUI's models/fastar or ~/.cache/fastar.
+        folders: folder or folders of weight files; None for ComfyUI's models/fastar or ~/.cache/fastar.
+        download_to: folder for downloads; None for the first of ``folders``.
         progress: called with the bytes received and their total (0 if unknown) during a download.
 
     Raises:
@@ -149,7 +154,14 @@ def resolve(
     """
     if family not in families.KINDS:
         raise UserError(f"family: {family!r} is unknown; there are {', '.join(families.KINDS)}.")
-    return find_file(str(choice), family, models_folder(models), progress)
+    if isinstance(folders, (str, Path)):
+        folders = [folders]
+    if not folders and download_to is None:
+        return find_file(str(choice), family, models_folder(None), progress)
+
+    searched = [typed_path(folder, "folders") for folder in folders or ()]
+    target = searched[0] if download_to is None else typed_path(download_to, "download_to")
+    return _named_file(str(choice), family) or hub.resolve(str(choice), family, searched, target, progress)
 
 
 def find_file(
@@ -159,21 +171,9 @@ def find_file(
 
     Without a folder only built-in entries and files named by their path are found; a UserError for others.
     """
-    field = families.KINDS[family].field
-    # Catalogue entries take precedence: a checkout contains a folder named demo.
-    if choice not in _ids(family):
-        path = typed_path(choice, field)
-        try:
-            named = path.is_file() or path.is_dir() or path.is_absolute()
-        except OSError as problem:
-            raise UserError(f"{field}: {choice[:120]} cannot be read ({problem.strerror or problem}).") from None
-        if named and str(path) != str(path).encode("utf-8", "replace").decode():
-            raise UserError(
-                f"{field}: the name of {ascii(str(path))[1:-1]} is not UTF-8, and the file cannot be opened by it; "
-                "rename it."
-            )
-        if named:
-            return path  # the loader reports what is not a weight file
+    path = _named_file(choice, family)
+    if path is not None:
+        return path
     if folder is not None:
         return hub.resolve(choice, family, [folder], folder, progress)
     if hub.absent(choice, family, []) is not None:
@@ -182,6 +182,24 @@ def find_file(
             "(models= in Python)."
         )
     return hub.resolve(choice, family, [], Path())
+
+
+def _named_file(choice: str, family: str) -> Path | None:
+    """The file or folder of weights that a choice names by its path; None for an entry or a name in a model folder."""
+    # Catalogue entries take precedence: a checkout contains a folder named demo.
+    if choice in _ids(family):
+        return None
+    field = families.KINDS[family].field
+    path = typed_path(choice, field)
+    try:
+        named = path.is_file() or path.is_dir() or path.is_absolute()
+    except OSError as problem:
+        raise UserError(f"{field}: {choice[:120]} cannot be read ({problem.strerror or problem}).") from None
+    if named and str(path) != str(path).encode("utf-8", "replace").decode():
+        raise UserError(
+            f"{field}: the name of {ascii(str(path))[1:-1]} is not UTF-8, and the file cannot be opened by it; rename it."
+        )
+    return path if named else None  # the loader reports what is not a weight file
 
 
 def _ids(family: str) -> set[str]:

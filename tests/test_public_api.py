@@ -86,5 +86,7 @@ def test_files_are_resolved_without_a_folder(tmp_path):
     other = tmp_path / "models" / "other.safetensors"
     other.write_bytes(b"x" * 100)
     assert fastar_nodes.resolve("other.safetensors", "mar", tmp_path / "models") == other
+    assert fastar_nodes.resolve("other.safetensors", "mar", [tmp_path, tmp_path / "models"], tmp_path) == other
+    assert fastar_nodes.resolve("demo", "mar", [], tmp_path) == checkpoints / "mar.safetensors"
     with pytest.raises(UserError, match="^family: 'mra' is unknown; there are janusflow, janus, "):
         fastar_nodes.resolve("demo", "mra")
