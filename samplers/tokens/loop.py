@@ -304,7 +304,7 @@ def guided_logits(run: TokenRun, hidden: Tensor, guided: bool | Tensor) -> Tenso
 
     # Before top-k and top-p, whose -inf is no fault; the norms and ``maximum`` keep NaN. RMSNorm makes zeros of rows whose squares
     # overflow: the logits are then finite and wrong, and only the norm of the rows shows it.
-    rows_norm = torch.linalg.vector_norm(hidden, dtype=torch.float32)
+    rows_norm = torch.linalg.vector_norm(hidden.float())
     largest = torch.linalg.vector_norm(mixed, torch.inf) + rows_norm
     torch.maximum(run.largest_logit, largest, out=run.largest_logit)
     return mixed

@@ -195,7 +195,7 @@ SPECIAL = "spe_tok_embeddings.special_embeddings.weight"
     [
         ("mar", without("class_emb.weight"), "class_emb.weight is missing"),
         ("mar", with_("encoder_pos_embed_learned", 1, 3, 8), "missing or empty"),
-        ("mar", with_("diffusion_pos_embed_learned", 1, 5, 8), "5 tokens are no square"),
+        ("mar", with_("diffusion_pos_embed_learned", 1, 5, 8), "5 tokens are not a square grid"),
         ("mar", renumbered, "not numbered 0 to 1"),
         ("kl", with_("lossless.weight", 1), "1 unexpected (lossless.weight)"),
         ("kl", with_("encoder.down.x.weight", 1), "not numbered"),
