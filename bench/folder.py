@@ -114,7 +114,12 @@ class Folder:
     def check(self, field: str) -> None:
         """Write a file of a megabyte and remove it again; a UserError if that is not possible."""
         if self.local:
-            writable(Path(self.root), field)
+            root = Path(self.root)
+            was_there = root.exists()
+            writable(root, field)
+            if not was_there:
+                with suppress(OSError):
+                    root.rmdir()  # what is refused after this leaves no folder; a file makes it again
             return
         name = f"{PART}{uuid.uuid4().hex}"
         try:

@@ -108,7 +108,7 @@ class Result:
         show = MEASURES[self.measure].show
         if self.value is None or self.low is None and self.high is None:
             return self.word or show(self.value)
-        return f"{show(self.value)} [{show(self.low) or '-inf'}, {show(self.high) or 'inf'}]"
+        return f"{show(self.value)} ({show(self.low) or '-inf'} to {show(self.high) or 'inf'})"
 
 
 def from_line(line: Any) -> Result:
