@@ -1,7 +1,7 @@
 """Paired noise: all randomness of an image is drawn from (seed, image index), per token position.
 
 With one seed two samplers start from the same noise, and image i is the same alone or in a batch. Noise is drawn on the CPU
-with generators of its own, so that the picture does not depend on the device and the global RNG is not used.
+with generators of its own, so that the image does not depend on the device and the global RNG is not used.
 
 The number of draws of a verification is not known beforehand (a rejection redraws until one is accepted), so these come from
 a counter-based generator: :class:`CounterRNG`. SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
@@ -17,26 +17,30 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Signed, because torch computes in int64; products wrap around as required.
-GOLDEN, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_STAGES = ((30, _FIRST), (27, _SECOND), (31, 1))
+# SplitMix64's constants as signed numbers, because torch computes in int64. Products wrap around as required.
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
 
 
 def mix_(x: Tensor) -> Tensor:
     """Turn counters int64 into random bits, in place."""
-    for shift, factor in _STAGES:
-        # A logical shift; int64's own is arithmetic.
-        x.bitwise_xor_((x >> shift).bitwise_and_((1 << (64 - shift)) - 1))
-        if factor != 1:
-            x.mul_(factor)
-    return x
+    _fold_(x, 30).mul_(_FIRST)
+    _fold_(x, 27).mul_(_SECOND)
+    return _fold_(x, 31)
+
+
+def _fold_(x: Tensor, shift: int) -> Tensor:
+    """x ^= x >> shift, in place. The shift is logical, where int64's own would repeat the sign."""
+    return x.bitwise_xor_((x >> shift).bitwise_and_((1 << (64 - shift)) - 1))
 
 
 class PairedNoise:
     """Noise of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
 
     def __init__(self, seed: int, images: Sequence[int]):
-        self.seed, self.images = seed, tuple(images)
+        self.seed = seed
+        self.images = tuple(images)
 
     def _generators(self, stream: str) -> list[torch.Generator]:
         out = []
@@ -75,11 +79,15 @@ class CounterRNG:
         return CounterRNG(self.keys[rows])
 
     def _halves(self, lane: Tensor | int, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Two fp32 [N, count] of 32 bits each, above 0 and at most 1."""
-        start = mix_(self.keys + mix_(torch.as_tensor(lane, device=self.keys.device) * GOLDEN))
-        at = torch.arange(first + 1, first + count + 1, device=self.keys.device)
-        bits = mix_(start[:, None] + at * GOLDEN)
-        upper, lower = (bits >> 32) & 0xFFFFFFFF, bits & 0xFFFFFFFF
+        """Numbers ``first .. first + count - 1`` of a lane as two fp32 [N, count] of 32 bits each, above 0 and at most 1."""
+        if isinstance(lane, int):
+            lane = torch.full_like(self.keys, lane)
+        start = mix_(self.keys + mix_(lane * GOLDEN))
+        number = torch.arange(first + 1, first + count + 1, device=self.keys.device)
+        bits = mix_(start[:, None] + number * GOLDEN)
+
+        upper = (bits >> 32) & 0xFFFFFFFF
+        lower = bits & 0xFFFFFFFF
         return (upper.float() + 0.5) / 2**32, (lower.float() + 0.5) / 2**32
 
     def uniform(self, lane: Tensor | int, first: int = 0, count: int = 1) -> Tensor:

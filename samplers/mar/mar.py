@@ -88,7 +88,7 @@ def plain_steps(
             b, p = images.repeat_interleave(here.shape[1]), here.flatten()
             batch = HeadBatch(z.flatten(1, 2), plan.scale[b, p, None], start[b, p], noise[:, b, p], table)
             if window:
-                made = Paths(run, batch, window, CounterRNG(keys[b, p])).finish(torch.arange(len(b), device=b.device))
+                made = Paths(run, batch, window, CounterRNG(keys[b, p])).finish(torch.arange(len(b)))
             else:
                 (made,) = denoise(run, batch)
             run.tokens[b, p] = made

@@ -56,7 +56,7 @@ def test_what_it_costs(model, length):
 
 
 def test_stale_predictions_that_never_change_are_always_right(model, monkeypatch):
-    """If the head says the same at every state, drafts are the truth: a call does L steps."""
+    """If the head says the same at every state, drafts are right: a call does L steps."""
     monkeypatch.setattr(Paths, "predict", lambda self, row, step, x: (x * 0 + 0.3, x * 0))
     verified: list[int] = []
     real = Paths.verify
