@@ -1,11 +1,11 @@
 """Paired noise: all randomness of an image is drawn from (seed, image index), per token position.
 
-With one seed two samplers start from the same noise, and image i is the same alone or in a batch. Noise is drawn on the CPU
-with generators of its own, so that the image does not depend on the device and the global RNG is not used.
+With one seed two samplers start from the same noise, and image i is the same alone or in a batch. Noise is drawn on the
+CPU with generators of its own, so that the image does not depend on the device and the global RNG is not used.
 
-The number of draws of a verification is not known beforehand (a rejection redraws until one is accepted), so these come from
-a counter-based generator: :class:`CounterRNG`. SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
-generators"): counters advance in steps of :data:`GOLDEN` and are hashed by :func:`mix_`.
+The number of draws of a verification is not known beforehand (a rejection redraws until one is accepted), so these come
+from a counter-based generator: :class:`CounterRNG`. SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable
+pseudorandom number generators"): counters advance in steps of :data:`GOLDEN` and are hashed by :func:`mix_`.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class PairedNoise:
 class CounterRNG:
     """Counter-based random numbers of rows: number i of a row's lane is a hash of (key, lane, i).
 
-    There is no state, so a row's numbers depend neither on its batch nor on other calls. They are computed on the device of
-    the keys, int64 [N], one per row; see :func:`row_keys`.
+    There is no state, so a row's numbers depend neither on its batch nor on other calls. They are computed on the
+    device of the keys, int64 [N], one per row; see :func:`row_keys`.
     """
 
     def __init__(self, keys: Tensor):
@@ -79,7 +79,7 @@ class CounterRNG:
         return CounterRNG(self.keys[rows])
 
     def _halves(self, lane: Tensor | int, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Numbers ``first .. first + count - 1`` of a lane as two fp32 [N, count] of 32 bits each, above 0 and at most 1."""
+        """Numbers ``first .. first + count - 1`` of a lane as two halves, fp32 [N, count] above 0 and at most 1."""
         if isinstance(lane, int):
             lane = torch.full_like(self.keys, lane)
         start = mix_(self.keys + mix_(lane * GOLDEN))
@@ -91,11 +91,14 @@ class CounterRNG:
         return (upper.float() + 0.5) / 2**32, (lower.float() + 0.5) / 2**32
 
     def uniform(self, lane: Tensor | int, first: int = 0, count: int = 1) -> Tensor:
-        """fp32 [N, count], above 0 and at most 1: numbers ``first ..`` of a lane (a number, or int64 [N])."""
+        """Numbers ``first .. first + count - 1`` of a lane (a number, or int64 [N]), fp32 [N, count] in (0, 1]."""
         return self._halves(lane, first, count)[0]
 
     def normal(self, lane: Tensor | int, first: int, count: int, channels: int) -> Tensor:
-        """fp32 [N, count, channels], standard normal (Box & Muller 1958): draws ``first ..`` of ``channels`` numbers each."""
+        """Draws ``first .. first + count - 1`` of ``channels`` numbers each, standard normal fp32 [N, count, channels].
+
+        Source: Box & Muller 1958.
+        """
         radius, angle = self._halves(lane, first * channels, count * channels)
         z = (-2 * radius.log()).sqrt() * (2 * math.pi * angle).cos()
         return z.view(len(z), count, channels)

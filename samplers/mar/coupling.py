@@ -7,8 +7,8 @@ state is usable only as a whole; channel-wise acceptance probabilities would mul
 - :func:`reflect`, equal covariances: reflection-maximal coupling (De Bortoli, Galashov, Gretton & Doucet 2025, arXiv
   2501.05370; Bou-Rabee, Eberle & Zimmer 2020). Accepts with probability 2 Phi(-|D| / 2) = 1 - TV, the most
   that any coupling can, and needs no second draw: a rejected draft's noise is mirrored.
-- :func:`reshape`, equal means: the usual speculative rejection min(1, p / q); a rejected draft is replaced by a sample of
-  max(0, p - q) / Z, found by drawing from p (Leviathan et al. 2023, appendix A). Also maximal.
+- :func:`reshape`, equal means: the usual speculative rejection min(1, p / q); a rejected draft is replaced by a sample
+  of max(0, p - q) / Z, found by drawing from p (Leviathan et al. 2023, appendix A). Also maximal.
 - :func:`couple`, the general case: reshape, then reflect. MAR's learned variances hardly differ between a draft and the
   target, so the first rarely changes the draft, and the second keeps its noise, which keeps images of one seed alike.
 
@@ -55,8 +55,8 @@ class Coupled(NamedTuple):
 
     value: Tensor  # fp32 [N, channels]
     accepted: Tensor  # bool [N], whether the row is its draft
-    # bool [N], False where none of the redraws was kept. The value is then made of the last redraw, and more redraws are
-    # needed for a sample of the target.
+    # bool [N], False where none of the redraws was kept. The value is then made of the last redraw, and more redraws
+    # are needed for a sample of the target.
     found: Tensor
 
 
@@ -93,7 +93,7 @@ def acceptable(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Ten
     shift = (q.mean - p.mean) * torch.exp(-p.log_std)
     shifted = uniforms[..., 1].log() <= _shift_ratio(z * step.exp(), shift)
 
-    # Without noise both comparisons are with NaN or infinity.
+    # Without noise the comparisons would be with NaN or infinity.
     return same(q, p) | (~noiseless(q, p) & shaped & shifted)
 
 
@@ -109,7 +109,7 @@ def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, redraw
     step = q.log_std - log_std
     accepted = uniform.log() <= _shape_ratio(z, step)
 
-    # 2. Which redraws are kept: log q / p is the shape ratio with p and q exchanged. NaN is kept, so that it stays visible.
+    # 2. Which redraws are kept: log q / p is the shape ratio with p and q exchanged. NaN is kept and stays visible.
     kept = ~(redraws.uniforms.log() <= _shape_ratio(redraws.normals, -step[:, None]))
     found = kept.any(1)
 

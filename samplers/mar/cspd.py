@@ -1,7 +1,7 @@
 """CSpD: a small MAR drafts tokens, a large one (the target) verifies them.
 
-Source: Wang et al. 2024, "Continuous Speculative Decoding for Autoregressive Image Generation" (arXiv 2411.11925), and its
-published code. Two modes, a file each:
+Source: Wang et al. 2024, "Continuous Speculative Decoding for Autoregressive Image Generation" (arXiv 2411.11925), and
+its published code. Two modes, a file each:
 
 - ``lossless`` (``cspd_lossless.py``): exactly the target's distribution, whatever the draft.
 - ``published`` (``cspd_published.py``): the rule of the published code; approximate.
@@ -28,24 +28,33 @@ from .settings import CSpDSettings
 
 def _check(draft: MARModel, target: MARModel) -> None:
     """Raise a UserError if the models differ in tokens, grid, condition, classes, diffusion or device."""
-    d, t = draft.net.config, target.net.config
+    ours = target.net.config
+    theirs = draft.net.config
     pairs = {
-        "channels per token": (d.channels, t.channels),
+        "channels per token": (theirs.channels, ours.channels),
         "latent scale": (draft.latent_scale, target.latent_scale),
         "patch": (draft.patch, target.patch),
-        "tokens": (d.tokens, t.tokens),
+        "tokens": (theirs.tokens, ours.tokens),
         "the kind of condition": (draft.condition, target.condition),
-        "classes": (d.classes, t.classes),
+        "classes": (theirs.classes, ours.classes),
         "the largest beta of their diffusion": (draft.max_beta, target.max_beta),
+        # A model without a label set is taken at its word.
         "label set": (draft.label_set or target.label_set, target.label_set or draft.label_set),
-        "device": (next(draft.net.parameters()).device, next(target.net.parameters()).device),
     }
-    for what, (theirs, ours) in pairs.items():
-        if theirs != ours:
+    for what, (found, expected) in pairs.items():
+        if found != expected:
             raise UserError(
-                f"draft: {draft.name} and the target {target.name} differ in {what}, {theirs} and {ours}; "
+                f"draft: {draft.name} and the target {target.name} differ in {what}, {found} and {expected}; "
                 "take a draft that was trained on the target's tokens and classes."
             )
+
+    device = next(target.net.parameters()).device
+    draft_device = next(draft.net.parameters()).device
+    if draft_device != device:
+        raise UserError(
+            f"draft: {draft.name} is on {draft_device} and the target {target.name} on {device}; "
+            "load both on one device."
+        )
 
 
 def cspd(
@@ -63,12 +72,12 @@ def cspd(
     """CSpD with ``model`` as target; arguments as :func:`samplers.mar.mar.mar`, and:
 
     Args:
-        transformer, draft_transformer: how the two models' transformers are evaluated; None for in full. The target's runs at
-            verifications and in the prefill only.
+        transformer, draft_transformer: how the two models' transformers are evaluated; None for in full. The target's
+            runs at verifications and in the prefill only.
         draft: the model that drafts.
 
-    Passes and head calls in the report are both models' together; ``draft_passes`` and ``draft_head_calls`` say how many
-    were the draft's.
+    Passes and head calls in the report are both models' together; ``draft_passes`` and ``draft_head_calls`` say how
+    many were the draft's.
 
     Raises:
         UserError: as :func:`samplers.mar.mar.mar`; a draft of other tokens, grid, classes or on another device.

@@ -1,4 +1,6 @@
-"""CSpD, mode ``lossless``: exactly the target's distribution, whatever the draft. Part of ``cspd.py``, which names the source.
+"""CSpD, mode ``lossless``: exactly the target's distribution, whatever the draft.
+
+Part of ``cspd.py``, which names the source.
 
 p is the target, q the draft. The draft model samples some AR steps. The target's z of each is computed given the drafts
 before it, in one pass, and its head is evaluated at all states of the drafted diffusion paths in one batch. A path is

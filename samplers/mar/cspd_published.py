@@ -1,4 +1,6 @@
-"""CSpD, mode ``published``: the rule of the published code; approximate. Part of ``cspd.py``, which names the source.
+"""CSpD, mode ``published``: the rule of the published code; approximate.
+
+Part of ``cspd.py``, which names the source.
 
 p is the target, q the draft. Each model follows its own trajectory. A token is accepted with probability
 min(1, p(x) / (Sigma q(x))), where p and q are the last diffusion step's densities with stds multiplied by 42, and Sigma

@@ -38,7 +38,7 @@ def traced(run: Run, batch: HeadBatch) -> Trace:
 
 
 class Drafter:
-    """The draft model in a generation of the target: the same tokens, noise and diffusion steps, and a report of its own."""
+    """The draft model in a generation of the target: with the same tokens, noise and diffusion steps."""
 
     def __init__(self, run: Run, model: MARModel, condition: MaskedCondition, transformer: Transformer):
         rows = condition.rows(model, run.guided)

@@ -7,15 +7,16 @@ Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 
 3. the longest accepted prefix is kept, and the first rejected step is replaced by the coupling (``coupling.py``).
 
 Step k of the head is N(m_p(x_k), s_p(x_k)^2), with guidance and temperature in mean and std. Its draft is a sample of
-N(m_q, s_q^2) that depends on earlier steps only, and the coupling turns it into a sample of the head's own kernel, given x_k.
-Later drafts are used only if this one was accepted, so their states are valid. Noise and uniforms of discarded steps did not
-affect any accepted step and are used again, which keeps pictures of one seed alike.
+N(m_q, s_q^2) that depends on earlier steps only, and the coupling turns it into a sample of the head's own kernel,
+given x_k. Later drafts are used only if this one was accepted, so their states are valid. Noise and uniforms of
+discarded steps did not affect any accepted step and are used again, which keeps images of one seed alike.
 
 The last diffusion step adds no noise, so its draft is accepted only if it is exact: it always costs an evaluation. At
 temperature 0 this holds for every step, and nothing is drafted.
 
-The host keeps the number of diffusion steps that every token has done. It reads from the device once a window: the accepted steps, and
-whether the coupling found a sample for every row. In a few windows it did not; then more redraws and one more read follow.
+The host keeps the number of diffusion steps that every token has done. It reads from the device once a window: the
+accepted steps, and whether the coupling found a sample for every row. In a few windows it did not; then more redraws
+and one more read follow.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class _Judged(NamedTuple):
 class Paths:
     """N tokens in the middle of their diffusion, each at its own step; with their random numbers for verification.
 
-    ``window``: drafted steps, L. Below 2, or at temperature 0, every step is evaluated in turn. Methods take the numbers
-    of rows, int64 [R] on the host.
+    ``window``: drafted steps, L. Below 2, or at temperature 0, every step is evaluated in turn. Methods take the
+    numbers of rows, int64 [R] on the host.
     """
 
     done: Tensor  # diffusion steps done, int64 [N] on the host
@@ -109,7 +110,7 @@ class Paths:
     def predict(self, row: Tensor, step: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Guided x0 and variance logits, fp32 [M, channels] each, at M states.
 
-        State x fp32 [M, channels] is one of token ``row`` int64 [M] at diffusion step ``step`` int64 [M], all on the device.
+        The states x fp32 [M, channels] are those of rows ``row`` at diffusion steps ``step``, int64 [M] on the device.
         """
         denoise = self.run.model.net.region(type(self.head).denoise)
         branches = len(self.batch.z)
@@ -161,7 +162,8 @@ class Paths:
     def verify(self, rows: Tensor, path: Tensor, q: Gaussian) -> Tensor:
         """Evaluate the head at all drafted states of rows; advance them past the accepted prefix and one step more.
 
-        ``path`` and ``q`` are as :meth:`draft` returns them. Returns the number of accepted steps, int64 [R] on the host.
+        ``path`` and ``q`` are as :meth:`draft` returns them, from the rows' present steps on. Returns the number of
+        accepted steps, int64 [R] on the host.
         """
         widths = self._widths(rows, q.mean.shape[1])
         states = int(widths.sum())

@@ -69,14 +69,21 @@ def tables(count: int = STEPS, t_max: int = STEPS - 1, max_beta: float = MAX_BET
 def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
     """Tables for explicit ascending timesteps (0..999)."""
     kept = torch.tensor(timesteps)
-    abar = torch.cumprod(1 - cosine_betas(max_beta), 0)[kept]
+    trained = cosine_betas(max_beta)
+    trained_abar = torch.cumprod(1 - trained, 0)
+    abar = trained_abar[kept]
     before = torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])
     betas = 1 - abar / before
     # As upstream, the product is accumulated again from the new betas, which decides the last digits.
     abar = torch.cumprod(1 - betas, 0)
     before = torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])
     variance = betas * (1 - before) / (1 - abar)
-    floor = torch.cat([variance[1:2], variance[1:]]) if len(kept) > 1 else variance.clamp(min=1e-20)
+    if len(kept) > 1:
+        floor = torch.cat([variance[1:2], variance[1:]])
+    else:
+        # One step has no next one to take the variance of. The network learned its share between this variance and beta.
+        t = kept.clamp(min=1)
+        floor = trained[t] * (1 - trained_abar[t - 1]) / (1 - trained_abar[t])
     recip, recipm1, low, high = (1 / abar).sqrt(), (1 / abar - 1).sqrt(), floor.log(), betas.log()
     coef1, coef2 = betas * before.sqrt() / (1 - abar), (1 - before) * (1 - betas).sqrt() / (1 - abar)
     columns = torch.stack([recip, recipm1, coef1, coef2, (low + high) / 4, (high - low) / 4], 1)
