@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ...reports.record import PLAIN
+from ..driver import to_device
 from ..noise import CounterRNG, row_keys
 from .coupling import Gaussian
 from .diffusion import HeadBatch
@@ -100,7 +101,7 @@ class Verifier:
         self.speculation = speculation
         self.start = start
         self.noise = noise
-        self.keys = row_keys(run.noise, "verify", run.plan.tokens).to(start.device)
+        self.keys = to_device(row_keys(run.noise, "verify", run.plan.tokens), start.device)
 
     def verify(self, first: int, drafts: Sequence[Trace]) -> Iterator[Verified]:
         """Judge the drafts of the AR steps from ``first`` on, one AR step after another.

@@ -108,7 +108,7 @@ def published_steps(
     plan, table, temperature = run.plan, run.tables, run.settings.temperature
     start, noise = run.draws("full", len(table))
     target_start, target_noise = (start, noise) if settings.alignment else run.draws("target", len(table))
-    draws = draws or RejectionDraws(row_keys(run.noise, "verify", plan.tokens).to(start.device))
+    draws = draws or RejectionDraws(to_device(row_keys(run.noise, "verify", plan.tokens), start.device))
     outcome = torch.full(run.tokens.shape[:2], PLAIN, dtype=torch.uint8, device=start.device)
 
     # 0. Prefill: the first AR steps are the target's alone.
