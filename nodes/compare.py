@@ -20,7 +20,7 @@ from ..reports.record import Qualities, Report, explain, to_csv, to_json, to_tab
 from ..reports.summary import no_gain, one_line
 from ..samplers.baseline import baselines, of_report, qualities
 from ..samplers.registry import SAMPLERS, TAR
-from ..samplers.settings import knob, knobs, make
+from ..samplers.settings import Settings, knob, knobs, make
 from . import host
 from .samplers import write_reports
 from .schema import HIDDEN, REPORT, expect, expect_image, output, schema, widgets
@@ -38,7 +38,7 @@ def to_image(pictures: np.ndarray) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CompareSettings:
+class CompareSettings(Settings):
     """Widgets of Compare."""
 
     # A field is its default and sentence, then its range.
@@ -241,7 +241,7 @@ def _family(report: Report, reports: Sequence[Report | None]) -> str:
 
 
 @dataclass(frozen=True)
-class TokenMapSettings:
+class TokenMapSettings(Settings):
     """Widgets of Token Map."""
 
     # fmt: off
@@ -285,7 +285,7 @@ class TokenMap(io.ComfyNode):
 
 
 @dataclass(frozen=True)
-class ReportSettings:
+class ReportSettings(Settings):
     """Widgets of Report."""
 
     # fmt: off

@@ -38,7 +38,7 @@ from ..samplers.conditioning import (
     resolve_labels,
     split_labels,
 )
-from ..samplers.settings import knob, make
+from ..samplers.settings import Settings, knob, make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
 from ..samplers.tokens.tar import TarPrompted, tar_prompt
@@ -87,7 +87,7 @@ def _check_count(field: str, images: int) -> None:
 
 
 @dataclass(frozen=True)
-class LabelSettings:
+class LabelSettings(Settings):
     """Widgets of Class Label that are not text."""
 
     label_set: str = knob(
@@ -204,7 +204,7 @@ _encoder = host.ModelCache(host.text_device, host.text_offload_device)
 
 
 @dataclass(frozen=True)
-class PromptSettings:
+class PromptSettings(Settings):
     """Widgets of Text Prompt after text and encoder."""
 
     images: int = _images("Pictures of the text")
@@ -290,7 +290,7 @@ def unknown_words(model: Any, texts: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class PromptImages:
+class PromptImages(Settings):
     """The widget of Prompt and Tar Prompt that is neither text nor a setting of a sampler."""
 
     images: int = _images("Pictures of the prompt")
@@ -419,7 +419,7 @@ class TarPrompt(io.ComfyNode):
 
 
 @dataclass(frozen=True)
-class ImageToCodesSettings:
+class ImageToCodesSettings(Settings):
     """Widgets of Image to Codes after ta_tok."""
 
     detail: str = knob(

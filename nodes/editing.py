@@ -10,13 +10,13 @@ from comfy_api.latest import io
 
 from ..errors import UserError
 from ..memory import enough_memory
-from ..samplers.settings import knob, make
+from ..samplers.settings import Settings, knob, make
 from . import host
 from .schema import expect_image, expect_mask, output, schema, widgets
 
 
 @dataclass(frozen=True)
-class PasteSettings:
+class PasteSettings(Settings):
     """Widgets of Paste Redrawn Part."""
 
     feather: int = knob(

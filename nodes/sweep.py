@@ -19,7 +19,7 @@ from ..reports.values import parse_values
 from ..samplers import presets
 from ..samplers.baseline import lossless
 from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_settings
-from ..samplers.settings import knob, knobs, make
+from ..samplers.settings import Settings, knob, knobs, make
 from . import host
 from .compare import to_image
 from .conditioning import LabelText, ModelFirst, as_labels
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[^A-Za-z0-9 ._-]+")
 
 
 @dataclass(frozen=True)
-class SweepSettings:
+class SweepSettings(Settings):
     """Choices of the node Sweep."""
 
     sampler: str = knob("fasthybrid", "The sampler of all cells; a plus combines two.", choices=tuple(RUNNABLE))
@@ -185,7 +185,7 @@ def _keys(
 
 
 @dataclass(frozen=True)
-class GridSettings:
+class GridSettings(Settings):
     """Widgets of Sweep Grid."""
 
     # fmt: off
@@ -195,7 +195,7 @@ class GridSettings:
 
 
 @dataclass(frozen=True)
-class PlotSettings:
+class PlotSettings(Settings):
     """Widgets of Sweep Plot."""
 
     # fmt: off

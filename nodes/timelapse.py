@@ -9,7 +9,7 @@ from comfy_api.latest import io, ui
 
 from ..memory import enough_memory
 from ..reports.timelapse import FPS, time_lapse
-from ..samplers.settings import knob, make
+from ..samplers.settings import Settings, knob, make
 from .compare import SHEET, cell_names, cells, to_image
 from .schema import HIDDEN, REPORT, expect_text, output, schema, widgets
 
@@ -17,7 +17,7 @@ RUNS = 4  # image and report sockets
 
 
 @dataclass(frozen=True)
-class TimeLapseSettings:
+class TimeLapseSettings(Settings):
     """Widgets of Time-lapse."""
 
     duration: float = knob(

@@ -44,6 +44,17 @@ def no_gain(report: Report, baseline: Report | None = None) -> str:
 
 
 def _caches_nothing(report: Report) -> bool:
-    """Whether LazyMAR computed all AR steps in full."""
+    """Whether none of LazyMAR's caches was used: neither the transformer's nor the diffusion head's."""
     s = report.settings
-    return s.get("refresh_period") == 1 or s.get("start_step", 0) >= s.get("ar_steps", 1 << 16)
+    if s.get("refresh_period") == 1:
+        return True
+
+    # An AR step reuses something from start_step + 1 on, if anything is kept.
+    reaches = s.get("start_step", 0) + 1 < s.get("ar_steps", 1 << 16)
+    tokens = s.get("token_cache", True) and s.get("computed_ratio", 0.0) < 1
+    condition = s.get("condition_cache", True) and s.get("cfg", 0.0) != 1
+    transformer = reaches and (tokens or condition or s.get("encoder_cache", True))
+
+    # The head is evaluated in full every head_period % of the diffusion steps, at every AR step.
+    head = s.get("head_cache", True) and s.get("head_period", 7) * s.get("diffusion_steps", 100) > 100
+    return not transformer and not head

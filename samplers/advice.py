@@ -20,7 +20,7 @@ from ..reports.sweep import Cell, Point, summary
 from ..reports.table import figure, markdown
 from .baseline import lossless
 from .choice import Choice, parse_choice
-from .settings import knob
+from .settings import Settings, knob
 
 PSNR, SSIM, ACCEPTANCE, EXACT, LOSSLESS = "PSNR", "SSIM", "acceptance", "identical", "same distribution"
 SEEDS = 1 << 64
@@ -65,7 +65,7 @@ Run = Callable[[Choice, int], tuple[np.ndarray, Report]]
 
 
 @dataclass(frozen=True)
-class AdviceSettings:
+class AdviceSettings(Settings):
     """How a calibration is made."""
 
     measure: str = knob(SSIM, "How the loss is measured. SSIM and PSNR: closeness to the plain sampler's picture with the same seed; "

@@ -1,6 +1,6 @@
 """Sampling a batch of a model, in parts if memory is insufficient for all of it at once.
 
-An image does not depend on its batch, so the pictures are the same; only the time differs.
+An image does not depend on its batch: tokens are the same, MAR's latents up to rounding. Only the time differs.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from ..errors import UserError
 from .mar.settings import CacheSettings, CSpDSettings, FastHybridSettings, LazyMARSettings
-from .settings import knobs, make
+from .settings import Settings, knobs, make
 from .tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
 
-S = TypeVar("S")
+S = TypeVar("S", bound=Settings)
 
 BALANCED, FAST, EXACT, CUSTOM = NAMES = ("balanced", "fast", "exact", "custom")
 

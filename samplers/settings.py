@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Any, TypeVar
 
 from ..errors import UserError
-
-S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,21 @@ class Knob:
     advanced: bool = False  # hidden among the advanced widgets
 
 
-class Claims:
-    """What settings promise about the pictures; every part of a combination adds its own condition."""
+class Settings:
+    """Base of all settings: a frozen dataclass whose fields are made by :func:`knob`. Values are checked wherever they are made.
+
+    Raises:
+        UserError: a value of a wrong type, a number outside its range or not finite, an unknown choice.
+    """
+
+    def __post_init__(self) -> None:
+        for name, (default, about) in knobs(self).items():
+            value = _checked(name, getattr(self, name), default, about)
+            object.__setattr__(self, name, value)
+
+
+class Guarantees(Settings):
+    """Settings of a sampler and what they promise about the pictures; every part of a combination adds its own condition."""
 
     def exact(self, side: int) -> bool:
         """Whether the pictures are the plain sampler's, up to rounding in fp32. ``side``: of the token grid."""
@@ -61,43 +74,67 @@ def named(kind: type, values: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
+S = TypeVar("S", bound=Settings)
+
+
 def make(kind: type[S], values: Mapping[str, Any]) -> S:
-    """Settings of ``kind`` from names and values (numbers, or text from a command line).
+    """Settings of ``kind`` from names and values: numbers, or text from a command line.
 
     Raises:
-        UserError: an unknown name, a wrong type, a number outside its range or not finite, an unknown choice.
+        UserError: an unknown name; see :class:`Settings`.
     """
     known = knobs(kind)
-    clean: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
             raise UserError(f"{name}: no such setting; there are {', '.join(known)}.")
-        clean[name] = _clean(name, value, *known[name])
-    return kind(**clean)
+        parsed[name] = _parsed(value, known[name][0])
+    return kind(**parsed)
 
 
-def _clean(name: str, value: Any, default: Any, about: Knob) -> Any:
+# Words of a switch on a command line.
+_ON = ("true", "yes", "on", "1")
+_OFF = ("false", "no", "off", "0")
+
+
+def _parsed(value: Any, default: Any) -> Any:
+    """The switch or number that a text stands for; another value, and a text that stands for none, as it is."""
+    if isinstance(default, bool):
+        word = str(value).lower()
+        if word in _ON:
+            return True
+        if word in _OFF:
+            return False
+    elif isinstance(value, str) and not isinstance(default, str):
+        with suppress(ValueError):
+            return float(value)
+    return value
+
+
+def _checked(name: str, value: Any, default: Any, about: Knob) -> Any:
+    """The value of one setting, in the type of its default. Raises UserError, see :class:`Settings`."""
     if about.choices:
-        if value not in about.choices:
+        if not isinstance(value, str) or value not in about.choices:
             raise UserError(f"{name}: {value!r} is not one of {', '.join(about.choices)}.")
         return value
+
     if isinstance(default, bool):
-        if isinstance(value, bool):
-            return value
-        if str(value).lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
-            return str(value).lower() in ("true", "yes", "on", "1")
-        raise UserError(f"{name}: {value!r} is neither true nor false.")
+        if not isinstance(value, bool):
+            raise UserError(f"{name}: {value!r} is neither true nor false.")
+        return value
+
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise UserError(f"{name}: {value!r} is not a number.")
     try:
         number = float(value)
-        whole = int(number) if math.isfinite(number) else 0
-    except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{name}: {value!r} is not a number.") from None
+    except OverflowError:  # a whole number with more than 308 digits
+        number = math.inf
     if not math.isfinite(number):
         raise UserError(f"{name}: {value!r} is not a finite number.")
     if isinstance(default, int):
-        if number != whole:
+        if number != int(number):
             raise UserError(f"{name}: {value!r} is not a whole number.")
-        number = whole
+        number = int(number)
     low, high = about.low, about.high
     if low is not None and number < low or high is not None and number > high:
         raise UserError(f"{name}: {number:g} is outside {low:g} to {high:g}.")

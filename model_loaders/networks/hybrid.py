@@ -253,7 +253,7 @@ class HybridModel(MARModel):
         return super().working_bytes(rows) | {"language model": rows * width * size}
 
     def first_timestep(self, diffusion_steps: int) -> int:
-        """950 at fewer than 100 diffusion steps, unless the largest beta is low or the checkpoint says less."""
+        """950 for settings of fewer than 100 diffusion steps, unless the largest beta is low or the checkpoint says less."""
         if self.max_beta > _SAFE_BETA and diffusion_steps < _SAFE_STEPS:
             return min(self.t_max, _SAFE_START)
         return self.t_max

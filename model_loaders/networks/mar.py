@@ -365,7 +365,11 @@ class MARModel:
         return 0
 
     def first_timestep(self, diffusion_steps: int) -> int:
-        """Highest timestep of a table of that many diffusion steps, where the settings do not choose one."""
+        """Highest timestep of every table of a run whose settings ask for so many diffusion steps and choose no ``t_max``.
+
+        Shorter tables of the run (DiSA's, FastHybrid's guided steps) start there too, so that all tokens are denoised from the same level
+        of noise.
+        """
         return self.t_max
 
     def to_latents(self, tokens: Tensor) -> Tensor:

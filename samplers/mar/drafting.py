@@ -13,7 +13,7 @@ from ...reports.record import ACCEPTED, PROMPT_COUNTS, REJECTED, Report
 from ..conditioning import MaskedCondition
 from ..driver import to_device
 from .coupling import Gaussian
-from .diffusion import HeadBatch, denoise
+from .diffusion import Head, HeadBatch, ancestral_steps
 from .loop import Run, Transformer
 
 # Counts of the report that are both models' together.
@@ -30,11 +30,19 @@ class Trace(NamedTuple):
 
 
 def traced(run: Run, batch: HeadBatch) -> Trace:
-    """Sample a batch with the diffusion head and keep its paths."""
-    steps: list[tuple[Tensor, Tensor, Tensor]] = []
-    (tokens,) = denoise(run, batch, trace=steps)
-    states, means, log_stds = zip(*steps, strict=True)
-    return Trace(torch.stack([*states, tokens], 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
+    """Sample a batch with the diffusion head, which is never cached, and keep its paths."""
+    head = Head(run.model.net, batch)
+    steps = ancestral_steps(run, batch)
+    states = [batch.x]
+    means = []
+    log_stds = []
+    for k, step in enumerate(steps):
+        x, mean, log_std = step(states[-1], head(k, states[-1]))
+        states.append(x)
+        means.append(mean)
+        log_stds.append(log_std)
+    run.report.add(head_calls=len(steps), head_rows=len(steps) * head.branches * head.tokens)
+    return Trace(torch.stack(states, 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
 
 
 class Drafter:
@@ -44,7 +52,7 @@ class Drafter:
         rows = condition.rows(model, run.guided)
         report = Report("draft", model.name, {}, None, run.report.images, run.report.device)
         self.target = run
-        self.run = replace(run, model=model, rows=rows, report=report, head_share=0)
+        self.run = replace(run, model=model, rows=rows, report=report)
         self.transformer = transformer
         transformer.begin(self.run)
 

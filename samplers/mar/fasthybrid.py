@@ -23,10 +23,12 @@ MAR, so a restarted lookahead costs no further transformer pass.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ...model_loaders.networks.mar import MARModel, pick
 from ...reports.record import ACCEPTED, PLAIN, REDONE
@@ -34,8 +36,8 @@ from ..conditioning import MaskedCondition
 from ..driver import to_device
 from ..editing import Edit
 from ..noise import PairedNoise
-from .diffusion import HeadBatch, denoise
-from .loop import FullTransformer, Sampler, Transformer, begin
+from .diffusion import Head, HeadBatch, ancestral_steps, denoise
+from .loop import FullTransformer, Run, Sampler, Transformer, begin
 from .mar import annealed_tables, plain_steps
 from .settings import FastHybridSettings
 
@@ -61,8 +63,18 @@ def fasthybrid(
         yield from plain_steps(run, transformer, annealed_tables(run, s))
         return run.finish()
     plan, (B, L, _), net = run.plan, run.tokens.shape, run.model.net
-    full, few = annealed_tables(run, s), run.table(s.guided_steps)
+    tables = annealed_tables(run, s)
+    few = run.table(s.guided_steps)
     gamma = guidance_weights(s.guidance_schedule, len(few))
+    # A step with gamma = 1 gives x' + sigma noise, whatever the head predicts: the first one, or the last one of linear-up. The head is not
+    # evaluated there, unless it has a cache, which starts with the first step. Sigma is the middle of the learned range.
+    uncached = not transformer.caches_head(len(few))
+    skips_first = uncached and gamma[0] == 1
+    skips_last = uncached and gamma[-1] == 1 and len(few) > 1
+    first_guided = int(skips_first)
+    stop_guided = len(few) - int(skips_last)
+    _, _, _, _, middle, _ = few.steps[0]
+    sigma = s.temperature * math.exp(middle) if len(few) > 1 else 0.0  # the last step has no noise
     start, full_noise = run.draws("full", len(run.tables))
     guided_start, guided_noise = run.draws("guided", len(few))
     draft = torch.zeros_like(run.tokens)  # x'
@@ -91,26 +103,36 @@ def fasthybrid(
             ok, had = torch.stack([ok, had]).cpu()  # the host waits for the device here, and nowhere else
             similarities.append((cosine, had))
             # 2. Lookahead: full diffusion of all other tokens and, for their images, of all later steps in reach.
-            batches, places = [], []
+            full = guided = None
             rest = (~ok).any(1, keepdim=True).expand(-1, ahead.shape[1] - n)
             todo = torch.cat([~ok, rest], 1)
             if bool(todo.any()):
                 b, c = to_device(todo.nonzero().T, draft.device)
                 p = ahead[b, c]
-                batches.append(
-                    HeadBatch(z[:, b, c], plan.scale[b, p, None], start[b, p], full_noise[:, b, p], full[step])
-                )
-                z_draft[b, p], drafted[b, p] = z[0, b, c].float(), True
-                places.append((b, p))
+                full = HeadBatch(z[:, b, c], plan.scale[b, p, None], start[b, p], full_noise[:, b, p], tables[step])
+                full_at = (b, p)
+                z_draft[b, p] = z[0, b, c].float()
+                drafted[b, p] = True
+
             # 3. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
             if bool(ok.any()) and s.accepted == "refine":
                 b, c = to_device(ok.nonzero().T, draft.device)
                 p = here[b, c]
-                of = (z[:, b, c], plan.scale[b, p, None], guided_start[b, p], guided_noise[:, b, p], few)
-                batches.append(HeadBatch(*of, draft[b, p], gamma))
-                places.append((b, p))
-            for (b, p), made in zip(places, denoise(run, *batches) if batches else [], strict=True):
-                draft[b, p] = made
+                x = guided_start[b, p]
+                if skips_first:  # gamma = 1
+                    x = draft[b, p] + sigma * guided_noise[0, b, p]
+                scale = plan.scale[b, p, None]
+                guided = HeadBatch(
+                    z[:, b, c], scale, x, guided_noise[:, b, p], few, draft[b, p], gamma, first_guided, stop_guided
+                )
+                guided_at = (b, p)
+
+            # The tokens of both. With gamma = 1 in the last step, which has no noise, a refined token is its draft.
+            of_full, of_guided = sample(run, transformer, full, guided)
+            if of_full is not None:
+                draft[full_at] = of_full
+            if of_guided is not None and gamma[-1] < 1:
+                draft[guided_at] = of_guided
             run.tokens.scatter_(1, here[..., None].expand(-1, -1, draft.shape[2]), pick(draft, here))
         redone = had & ~ok
         run.report.add(accepted=int(ok.sum()), rejected=int(redone.sum()), restarts=int(redone.any(1).sum()))
@@ -118,6 +140,51 @@ def fasthybrid(
             yield run.step(step)
     run.report.similarity = np.concatenate([cosine.cpu()[had].numpy() for cosine, had in similarities])
     return run.finish(outcome)
+
+
+def sample(
+    run: Run, transformer: Transformer, full: HeadBatch | None, guided: HeadBatch | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Tokens fp32 [N, channels] of the full and of the guided diffusion; None for a batch that is None."""
+    if full is not None and guided is not None:
+        if not any(transformer.caches_head(len(batch.table.steps)) for batch in (full, guided)):
+            return denoise_together(run, full, guided)
+    # LazyMAR's cache of the head belongs to one batch.
+    of_full = None if full is None else transformer.denoise(run, full)
+    of_guided = None if guided is None else transformer.denoise(run, guided)
+    return of_full, of_guided
+
+
+def denoise_together(run: Run, full: HeadBatch, guided: HeadBatch) -> tuple[Tensor, Tensor]:
+    """Sample two batches in one loop, so that the sequential head calls are those of the longer one.
+
+    The batch with fewer steps joins for the last ones of the other.
+    """
+    # 1. The first steps of the longer one, alone.
+    together = min(len(range(len(batch.table.steps))[batch.first : batch.stop]) for batch in (full, guided))
+    full = advanced(run, full, together)
+    guided = advanced(run, guided, together)
+
+    # 2. The steps of both.
+    head = Head(run.model.net, full, guided)
+    x = full.x
+    y = guided.x
+    steps = zip(ancestral_steps(run, full), ancestral_steps(run, guided), strict=True)
+    for k, (full_step, guided_step) in enumerate(steps):
+        out = head(k, torch.cat([x, y]))
+        x, _, _ = full_step(x, out[:, : len(x)])
+        y, _, _ = guided_step(y, out[:, len(x) :])
+    run.report.add(head_calls=together, head_rows=together * head.branches * head.tokens)
+    return x, y
+
+
+def advanced(run: Run, batch: HeadBatch, left: int) -> HeadBatch:
+    """A batch after all of its steps but the last ``left``."""
+    stop = len(batch.table.steps) if batch.stop is None else batch.stop
+    first = stop - left
+    if first == batch.first:
+        return batch
+    return replace(batch, x=denoise(run, replace(batch, stop=first)), first=first)
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:

@@ -7,7 +7,8 @@ Source: Yan et al. 2025, "LazyMAR: Accelerating Masked Autoregressive Models via
   that block on (equations 8 and 9; the paper writes argmax there, but the least similar rows are computed);
 * condition cache (section 3.2.2): the null branch is the conditional branch plus the difference at the last refresh (eq. 10);
 * encoder cache: keys and values of tokens decided earlier. In the published code, not in the paper;
-* head cache (``diffusion.py``): reuse within the diffusion head. In the published code and in the paper's speed-ups.
+* head cache (:class:`CachedHead`): reuse within the diffusion head. In the published code and in the paper's speed-ups, but not in its
+  text.
 
 All are a way to evaluate the transformer and the head, so they combine with plain MAR, FastHybrid and CSpD.
 Differences from the published code: rows that must be computed always are (there, rows of negative similarity can displace
@@ -17,17 +18,23 @@ from the chosen block on, since the blocks before it compute all rows.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.mar import Block, Kept, MARModel, pick
+from ...model_loaders.networks.mar import BUDGET, Block, DiffusionHead, HeadBlock, Kept, MARModel, modulated, pick
+from ...model_loaders.networks.ops import outputs
 from ..conditioning import MaskedCondition
+from ..driver import to_device
 from ..editing import Edit
 from ..noise import PairedNoise
+from .diffusion import Generation, HeadBatch, ancestral_steps, denoise
 from .loop import FullTransformer, Run, Sampler, Transformer, begin
 from .mar import annealed_tables, plain_steps
 from .memory import FEATURES, feature_bytes
@@ -103,6 +110,7 @@ class LazyTransformer(Transformer):
         self.full = FullTransformer()
         self.cache: FeatureCache | None = None
         self.step, self.known = -1, 0  # of the last call: the AR step, tokens decided before it
+        self._head_plans: dict[int, HeadPlan] = {}  # by number of diffusion steps
         self.held = 0  # most bytes held so far
         self.reported = 0  # cached tokens reported so far
 
@@ -124,13 +132,12 @@ class LazyTransformer(Transformer):
         # The AR step of the next refresh. Skipping AR steps cannot skip a refresh.
         period, start = s.refresh_period, s.start_step
         self.until = [k + 1 if k < start else start + ((k - start) // period + 1) * period for k in range(steps)]
-        self.vectors = run.rows.vectors(run.guided)
+        self.full.begin(run)
+        self.vectors = self.full.vectors
         self.mlp = run.model.net.region(block_mlp)
         self.cached: Tensor | None = None  # int32 [B, L], how often each token's decoder rows came from the cache
-        if period > 1:
-            run.head_share = s.head_period if s.head_cache else 0
-            if s.token_cache:
-                self.cached = torch.zeros(batch, c.tokens, dtype=torch.int32, device=run.tokens.device)
+        if period > 1 and s.token_cache:
+            self.cached = torch.zeros(batch, c.tokens, dtype=torch.int32, device=run.tokens.device)
 
     def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         """z [P, B, M, C] at positions ``wanted`` [B, M], from caches where no refresh is due."""
@@ -140,7 +147,7 @@ class LazyTransformer(Transformer):
         self.step, self.known = step, run.plan.starts[step]
         # A call for all remaining tokens may be the last one.
         if self.cached is not None and self.known + wanted.shape[1] >= run.plan.tokens:
-            run.report.maps["cached"] = run.grid(self.cached).cpu().numpy().copy()
+            run.report.maps["cached"] = self.cached.unflatten(1, run.grid).cpu().numpy().copy()
             total = int(run.report.maps["cached"].sum())
             run.report.add(cached_tokens=total - self.reported)
             self.reported = total
@@ -149,6 +156,31 @@ class LazyTransformer(Transformer):
     def forget(self) -> None:
         """The next call is a refresh."""
         self.cache = None
+
+    def head_period(self, diffusion_steps: int) -> int:
+        """Diffusion steps from one full evaluation of the head to the next: a share of them all, on which the error depends."""
+        s = self.settings
+        if s.refresh_period == 1 or not s.head_cache:
+            return 1
+        return math.ceil(s.head_period * diffusion_steps / 100)
+
+    def caches_head(self, diffusion_steps: int) -> bool:
+        return self.head_period(diffusion_steps) > 1
+
+    def denoise(self, run: Generation, batch: HeadBatch) -> Tensor:  # type: ignore[override]
+        """As :func:`.diffusion.denoise`, with the cached head where one is used."""
+        count = len(batch.table.steps)
+        period = self.head_period(count)
+        if period == 1:
+            return denoise(run, batch)
+        if count not in self._head_plans:
+            self._head_plans[count] = head_plan(count, period, batch.x.device)
+        head = CachedHead(run.model.net.head, batch, self._head_plans[count])
+        x = batch.x
+        for k, step in enumerate(ancestral_steps(run, batch)):
+            x, _, _ = step(x, head(k, x))
+        run.report.add(head_calls=count, head_rows=head.rows)
+        return x
 
     def _refresh(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         """Everything in full; features are stored if a later call may use them."""
@@ -316,6 +348,140 @@ class LazyTransformer(Transformer):
     def _rest(self, block: Block, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The block after its projection: rows x [B, N, C] whose queries are q, over keys k and values v."""
         return self.mlp(block, x + block.attn.attend(q, k, v))
+
+
+FULL, EDGE, REUSED = "full", "edge", "reused"
+
+
+class HeadPlan(NamedTuple):
+    """How the head is evaluated at every diffusion step, highest timestep first."""
+
+    kinds: list[str]
+    of_kind: dict[str, Tensor]  # the steps of each kind, int64 on the device
+
+
+def head_plan(steps: int, period: int, device: torch.device) -> HeadPlan:
+    """Diffusion steps are counted down to 0: the first one and every multiple of the period are evaluated in full.
+
+    Of the others, those in the first tenth of the diffusion are "edge", the rest "reused"; see :class:`CachedHead`.
+    """
+    full = {steps - 1, *range(0, steps, period)}
+    kinds = []
+    for left in range(steps - 1, -1, -1):
+        if left in full:
+            kinds.append(FULL)
+        else:
+            kinds.append(EDGE if left > 0.9 * steps else REUSED)
+
+    of_kind = {}
+    for kind in (FULL, EDGE, REUSED):
+        which = [k for k in range(steps) if kinds[k] == kind]
+        of_kind[kind] = to_device(torch.tensor(which, dtype=torch.int64), device)
+    return HeadPlan(kinds, of_kind)
+
+
+class CachedHead:
+    """The diffusion head with LazyMAR's cache: ``out = head(k, x)`` at every diffusion step k, in their order.
+
+    The cache is in the published code and in the paper's speed-ups, but not in its text. A reused step evaluates the conditional rows
+    only, and takes from the last full step: the sum of what blocks 1 to 4 added; the MLP outputs of the other blocks (``own``), with the
+    current gate; and the difference between the conditional and the null branch's noise. An edge step computes the MLPs of the own blocks.
+    """
+
+    def __init__(self, head: DiffusionHead, batch: HeadBatch, plan: HeadPlan):
+        self.head, self.cfg, self.kinds = head, batch.cfg, plan.kinds
+        self.branches, self.tokens = batch.z.shape[:2]
+        self.blocks = cast(list[HeadBlock], list(head.res_blocks))
+        self.own = [0, *range(5, len(self.blocks))]
+        self.rows = 0  # evaluated so far
+
+        # The modulations of each kind of step; a reused step needs gates and the last layer's only.
+        width = head.input_proj.out_features
+        gates = [outputs(self.blocks[j].adaLN_modulation[1], 2 * width, 3 * width) for j in self.own]
+
+        def of_edge(embedding: Tensor) -> list[Tensor]:
+            return head.modulations(embedding, (self.blocks[j] for j in self.own))
+
+        def of_reused(embedding: Tensor) -> list[Tensor]:
+            active = F.silu(embedding)
+            return [*(gate(active) for gate in gates), *head.modulations(embedding, ())]
+
+        times = head.time_embed(batch.table.timestep_map.flip(0))
+        condition = head.cond_embed(batch.z.flatten(0, 1))
+        conditional = condition[: self.tokens]
+        at = {kind: times[which] for kind, which in plan.of_kind.items()}
+        self.modulations = {
+            FULL: step_modulations(head.modulations, at[FULL], condition, 3 * len(self.blocks) + 2),
+            EDGE: step_modulations(of_edge, at[EDGE], conditional, 3 * len(self.own) + 2),
+            REUSED: step_modulations(of_reused, at[REUSED], conditional, len(self.own) + 2),
+        }
+
+        # Of the last full step: outputs of the own blocks' MLPs, what blocks 1 to 4 added, and the last layer's bias plus the guidance.
+        self.mlps: list[Tensor] = []
+        self.middle: Tensor | float = 0.0
+        self.bias = head.final_layer.linear.bias.expand(self.tokens, -1).clone()
+
+    def __call__(self, k: int, x: Tensor) -> Tensor:
+        """Noise and variance logits of the states x fp32 [N, channels]: [P, N, 2 channels] at a full step, else [1, N, 2 channels] with
+        the guidance in it."""
+        kind = self.kinds[k]
+        modulations = next(self.modulations[kind])
+        out = self._full(x, modulations) if kind == FULL else self._conditional(x, modulations, kind == EDGE)
+        self.rows += out.shape[0] * out.shape[1]
+        return out
+
+    def _full(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
+        """All branches in full; keeps what the next steps reuse."""
+        head, n = self.head, self.tokens
+        final, last, channels = head.final_layer, head.final_layer.linear, head.channels
+        self.mlps = []
+        h = before = head.input_proj(torch.cat([x] * self.branches).to(head.input_proj.weight.dtype))
+        for j, block in enumerate(self.blocks):
+            shift, scale, gate = modulations[3 * j : 3 * j + 3]
+            out = block.mlp(modulated(h, block.in_ln, shift, scale))
+            if j == 1:
+                before = h[:n]
+            h = torch.addcmul(h, gate, out)
+            if j in self.own:
+                self.mlps.append(out[:n])
+            elif j == 4 or j + 1 == len(self.blocks):
+                self.middle = h[:n] - before
+
+        out = last(modulated(h, final.norm_final, *modulations[-2:]).to(last.weight.dtype))
+        out = out.view(self.branches, n, -1)
+        if self.branches == 2:
+            self.bias[:, :channels] = last.bias[:channels] + (self.cfg - 1) * (out[0] - out[1])[:, :channels]
+        return out
+
+    def _conditional(self, x: Tensor, modulations: Sequence[Tensor], edge: bool) -> Tensor:
+        """The conditional rows, from the cache; at an edge step the own blocks' MLPs are computed."""
+        head = self.head
+        final, last = head.final_layer, head.final_layer.linear
+        h = head.input_proj(x.to(head.input_proj.weight.dtype))
+        for i, j in enumerate(self.own):
+            block = self.blocks[j]
+            if edge:
+                shift, scale, gate = modulations[3 * i : 3 * i + 3]
+                self.mlps[i] = block.mlp(modulated(h, block.in_ln, shift, scale))
+            else:
+                gate = modulations[i]
+            h = torch.addcmul(h, gate, self.mlps[i])
+            if j == 0:
+                h = h + self.middle
+        h = modulated(h, final.norm_final, *modulations[-2:])
+        return torch.addmm(self.bias, h.to(self.bias.dtype), last.weight.t())[None]
+
+
+def step_modulations(
+    modulations: Callable[[Tensor], list[Tensor]], times: Tensor, condition: Tensor, size: int
+) -> Iterator[tuple[Tensor, ...]]:
+    """The head's modulations at every diffusion step, of time embeddings [S, w] and condition embeddings [R, w].
+
+    Those of many steps are one product, which reads the weights once. ``modulations`` makes ``size`` tensors [..., w] of embeddings.
+    """
+    at_once = max(1, BUDGET // max(1, condition.numel() * size))
+    for some in times[:, None].split(at_once):
+        yield from zip(*modulations(some + condition), strict=True)
 
 
 def block_mlp(block: Block, x: Tensor) -> Tensor:

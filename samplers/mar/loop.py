@@ -6,7 +6,6 @@ condition's and the null one, or 1 without guidance.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import UserError
+from ...errors import UserError, not_finite
 from ...model_loaders.networks import ops
 from ...model_loaders.networks.mar import ClassRows, MARModel
 from ...reports.record import GIVEN, PLAIN, Clock, Report
@@ -22,10 +21,14 @@ from ..conditioning import MaskedCondition, expect_kind
 from ..driver import to_device
 from ..editing import Edit
 from ..noise import PairedNoise
+from .diffusion import denoise
 from .memory import estimate
 from .schedule import ORDERS, masked_after
 from .settings import MARBase
 from .tables import STEPS, Tables, tables
+
+# Latents of an edit above this are refused: the network would compute NaN of them. Those of an autoencoder are below 100.
+LARGEST_LATENT = 10_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +101,17 @@ class Plan:
 
 
 class Transformer:
-    """How the transformer is evaluated. Holds the state of one generation; make a new one for the next."""
+    """How the transformer and the diffusion head are evaluated. Holds the state of one generation; make a new one for the next."""
+
+    # denoise(run, batch): tokens fp32 [N, channels] of a HeadBatch, with the head as it is evaluated here.
+    denoise = staticmethod(denoise)
 
     def begin(self, run: Run) -> None:
         """Called once, before the first AR step."""
+
+    def caches_head(self, diffusion_steps: int) -> bool:
+        """Whether the head is evaluated in part at some of so many diffusion steps."""
+        return False
 
     def forget(self) -> None:
         """Discard features of tokens that were decided again since."""
@@ -138,10 +148,10 @@ class Run:
     edit_mask: Tensor | None = None  # bool [B, L], the positions to decide; None for all of them
     start: Tensor | None = None  # decoder latents [1 or B, C, H, W] that an edit starts from
     drafted: Tensor | None = None  # bool [B, L], positions of later AR steps whose tokens are drafts; None for none
-    # LazyMAR's head cache evaluates the head in full once per this share of the diffusion, in %; 0: at every step.
-    head_share: int = 0
 
     def __post_init__(self) -> None:
+        side = self.model.net.config.grid
+        self.grid = (side, side)  # h, w of the token grid
         self.guided = self.settings.cfg != 1.0  # whether the null branch is evaluated
         # int32 [B, L]: the AR step at which a token was decided, -1 before.
         self.fixed_at = torch.full(self.tokens.shape[:2], -1, dtype=torch.int32, device=self.tokens.device)
@@ -158,10 +168,6 @@ class Run:
         """Diffusion tables of a full pass."""
         return self.table(self.settings.diffusion_steps)
 
-    def head_period(self, diffusion_steps: int) -> int:
-        """Diffusion steps from one full evaluation of the head to the next: a share of them all, on which the error depends."""
-        return max(1, math.ceil(self.head_share * diffusion_steps / 100))
-
     def draws(self, stream: str, count: int) -> tuple[Tensor, Tensor]:
         """Noise of every token on the device: start [B, L, channels] and ``count`` steps [S, B, L, channels]."""
         c, device = self.model.net.config, self.tokens.device
@@ -174,7 +180,7 @@ class Run:
         made, patch = self.model.to_latents(self.tokens), self.model.patch
         if self.start is None or self.edit_mask is None:
             return made
-        cells = self.grid(self.edit_mask)[:, None].repeat_interleave(patch, 2).repeat_interleave(patch, 3)
+        cells = self.edit_mask.unflatten(1, self.grid)[:, None].repeat_interleave(patch, 2).repeat_interleave(patch, 3)
         return torch.where(cells, made, self.start)
 
     def step(self, step: int) -> Step:
@@ -185,22 +191,24 @@ class Run:
             decided |= ~self.edit_mask
         if self.drafted is not None:
             decided |= self.drafted
-        return Step(step + 1, self.plan.steps, self.latents(), self.grid(decided), self.report)
+        return Step(step + 1, self.plan.steps, self.latents(), decided.unflatten(1, self.grid), self.report)
 
     def finish(self, outcome: Tensor | None = None) -> Sampled:
-        """Stop the clock; returns the result. ``outcome`` uint8 [B, L] of the tokens, None for plain."""
+        """Stop the clock; returns the result. ``outcome`` uint8 [B, L] of the tokens, None for plain.
+
+        Raises:
+            UserError: the latents are not finite.
+        """
         made = torch.full_like(self.fixed_at, PLAIN, dtype=torch.uint8) if outcome is None else outcome
         if self.edit_mask is not None:
             made[~self.edit_mask] = GIVEN
-        self.report.maps |= {"step": self.grid(self.fixed_at).cpu().numpy(), "outcome": self.grid(made).cpu().numpy()}
+        for name, values in (("step", self.fixed_at), ("outcome", made)):
+            self.report.maps[name] = values.unflatten(1, self.grid).cpu().numpy()
         latents = self.latents()
+        if not bool(latents.isfinite().all()):
+            raise not_finite("model", self.model.name, "latents")
         self.clock.stop(self.report)
         return Sampled(latents, self.report)
-
-    def grid(self, x: Tensor) -> Tensor:
-        """[B, L] as the token grid [B, h, w]."""
-        side = self.model.net.config.grid
-        return x.view(-1, side, side)
 
 
 @torch.no_grad()
@@ -240,7 +248,8 @@ def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tu
     """An edit's latents fp32 [1 or B, C, H, W], and the tokens to sample, bool [B, L].
 
     Raises:
-        UserError: see :meth:`Edit.token_mask`; latents of another shape, or masks that cover different numbers of tokens in one batch.
+        UserError: see :meth:`Edit.token_mask`; latents of another shape or far outside a decoder's, or masks that cover different
+            numbers of tokens in one batch.
     """
     c = model.net.config
     want = (c.channels // model.patch**2, c.grid * model.patch, c.grid * model.patch)
@@ -250,6 +259,12 @@ def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tu
             f"encode a picture of the model's own size with VAE Encode and the vae of the same loader."
         )
     mask = edit.token_mask(c.grid, images, device)
+    largest = float(edit.start.float().abs().max())
+    if largest > LARGEST_LATENT:
+        raise UserError(
+            f"latent: it holds numbers up to {largest:.3g}, a decoder's latents are below {LARGEST_LATENT}; encode a picture with VAE "
+            "Encode and the vae of the same loader."
+        )
     counts = mask.sum(1).tolist()
     if min(counts) != max(counts):
         raise UserError(
@@ -262,35 +277,64 @@ def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tu
 class FullTransformer(Transformer):
     """Encoder and decoder from scratch at every AR step, both branches of guidance in one batch."""
 
-    def __call__(
-        self, run: Run, step: int, wanted: Tensor, known: Tensor | None = None, padding_mask: Tensor | None = None
-    ) -> Tensor:
-        """As the base class; or of N = several copies of the batch, with ``known`` int64 and ``padding_mask`` bool [N, K] of their own."""
-        known = run.plan.known(step) if known is None else known
-        net, branches, count = run.model.net, 1 + run.guided, len(known) // len(run.tokens)
-        vectors = run.rows.vectors(run.guided, count)  # of one branch or both
-        times = len(vectors) // len(known)
-        e_known, tokens = known.repeat(times, 1), run.tokens.repeat(count * times, 1, 1)
-        e_mask, d_mask = (None if padding_mask is None else padding_mask.repeat(n, 1) for n in (times, branches))
-        encoded = net.encode(tokens, e_known, vectors, e_mask)
-        fused = run.rows.fuse(encoded, e_known, run.guided, e_mask)
-        z = net.decode(fused, known.repeat(branches, 1), wanted.repeat(branches, 1), d_mask)
-        decoder_rows = len(known) * branches * (net.config.buffer + net.config.tokens)
-        run.report.add(**run.rows.counts(len(vectors) * encoded.shape[1], decoder_rows))
+    def begin(self, run: Run) -> None:
+        self.vectors = run.rows.vectors(run.guided)  # of the encoder's buffer rows, [E, C]
+
+    def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
+        net, rows, branches = run.model.net, run.rows, 1 + run.guided
+        known = run.plan.known(step)
+
+        # 1. The encoder, of both branches where they differ in it.
+        times = len(self.vectors) // len(known)
+        encoder_known = known.repeat(times, 1)
+        encoded = net.encode(run.tokens.repeat(times, 1, 1), encoder_known, self.vectors)
+
+        # 2. The decoder, of both branches.
+        fused = rows.fuse(encoded, encoder_known, run.guided)
+        z = net.decode(fused, known.repeat(branches, 1), wanted.repeat(branches, 1))
+
+        encoder_rows = encoded.shape[0] * encoded.shape[1]
+        decoder_rows = len(z) * (net.config.buffer + net.config.tokens)
+        run.report.add(**rows.counts(encoder_rows, decoder_rows))
         return z.unflatten(0, (branches, -1))
 
     def verify(self, run: Run, step: int, count: int) -> Iterator[list[Tensor]]:
         """All ``count`` AR steps in one pass; equal to :meth:`__call__` step by step, up to the rounding of padded attention."""
+        plan, net, rows, branches = run.plan, run.model.net, run.rows, 1 + run.guided
         if count == 1:
-            yield [self(run, step, run.plan.ahead(step))]
+            yield [self(run, step, plan.ahead(step))]
             return
-        plan, batch = run.plan, len(run.tokens)
-        starts, sizes = plan.starts[step : step + count], plan.sizes[step : step + count]
-        # Batch entries: AR steps, images within. Shorter prefixes are padded.
-        known = plan.reveal[:, : starts[-1]].repeat(count, 1)
-        lengths = to_device(torch.tensor(starts), known.device).repeat_interleave(batch)[:, None]
-        padding_mask = torch.arange(starts[-1], device=known.device) < lengths
-        asked = [plan.ahead(s) for s in range(step, step + count)]
-        wanted = torch.cat([torch.cat([a, a[:, :1].expand(-1, max(sizes) - a.shape[1])], 1) for a in asked])
-        z = self(run, step, wanted, known, padding_mask)
-        yield [part[:, :, :n] for part, n in zip(z.split(batch, 1), sizes, strict=True)]
+
+        # 1. The batch holds every AR step with all images. Steps know different numbers of tokens: the shorter rows are padded.
+        batch = len(run.tokens)
+        starts = plan.starts[step : step + count]
+        longest = starts[-1]
+        known = plan.reveal[:, :longest].repeat(count, 1)
+        lengths = to_device(torch.tensor(starts), known.device).repeat_interleave(batch)
+        mask = torch.arange(longest, device=known.device) < lengths[:, None]  # False for padding
+
+        # 2. The positions that each step decides, padded with the first of them.
+        sizes = plan.sizes[step : step + count]
+        wanted = []
+        for s in range(step, step + count):
+            here = plan.ahead(s)
+            padding = here[:, :1].expand(-1, max(sizes) - here.shape[1])
+            wanted.append(torch.cat([here, padding], 1))
+
+        # 3. One pass.
+        vectors = rows.vectors(run.guided, count)
+        times = len(vectors) // len(known)
+        encoder_known = known.repeat(times, 1)
+        encoder_mask = mask.repeat(times, 1)
+        encoded = net.encode(run.tokens.repeat(count * times, 1, 1), encoder_known, vectors, encoder_mask)
+        fused = rows.fuse(encoded, encoder_known, run.guided, encoder_mask)
+        asked = torch.cat(wanted).repeat(branches, 1)
+        z = net.decode(fused, known.repeat(branches, 1), asked, mask.repeat(branches, 1))
+
+        encoder_rows = encoded.shape[0] * encoded.shape[1]
+        decoder_rows = len(z) * (net.config.buffer + net.config.tokens)
+        run.report.add(**rows.counts(encoder_rows, decoder_rows))
+
+        # 4. The conditions of each step, without the padding.
+        of_steps = z.unflatten(0, (branches, -1)).split(batch, 1)
+        yield [part[:, :, :n] for part, n in zip(of_steps, sizes, strict=True)]

@@ -14,9 +14,10 @@ import torch
 from ...errors import UserError
 from ...model_loaders.networks.mar import MARModel
 from ..conditioning import MaskedCondition
+from ..driver import to_device
 from ..editing import Edit
 from ..noise import CounterRNG, PairedNoise, row_keys
-from .diffusion import HeadBatch, denoise
+from .diffusion import HeadBatch
 from .loop import FullTransformer, Run, Sampler, Step, Transformer, begin
 from .settings import DiSASettings, MARSettings
 from .speculative import Paths
@@ -73,10 +74,11 @@ def plain_steps(
     """The AR steps of plain MAR, with the diffusion tables of each; up to step ``stop``, None for all."""
     plan, (start, noise) = run.plan, run.draws("full", len(run.tables))
     window = speculation if run.settings.temperature > 0 else 0
-    if window and any(run.head_period(len(table)) > 1 for table in tables):
-        remedy = "switch the cache's head_cache off, or set it to 0"
-        raise UserError(f"speculation: it needs the diffusion head uncached; {remedy}.")
-    keys = row_keys(run.noise, "verify", plan.tokens).to(start.device)
+    if window and any(transformer.caches_head(len(table.steps)) for table in tables):
+        raise UserError(
+            "speculation: it needs the diffusion head uncached; switch the cache's head_cache off, or set it to 0."
+        )
+    keys = to_device(row_keys(run.noise, "verify", plan.tokens), start.device)
     images = torch.arange(len(start), device=start.device)
     for step, table in enumerate(tables[:stop]):
         here = plan.ahead(step)  # [B, n]
@@ -90,7 +92,7 @@ def plain_steps(
             if window:
                 made = Paths(run, batch, window, CounterRNG(keys[b, p])).finish(torch.arange(len(b)))
             else:
-                (made,) = denoise(run, batch)
+                made = transformer.denoise(run, batch)
             run.tokens[b, p] = made
         with run.clock.paused():
             yield run.step(step)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..settings import Claims, knob
+from ..settings import Guarantees, knob
 
 # A field is its default and sentence, then its range.
 # fmt: off
 
 
 @dataclass(frozen=True)
-class MARBase(Claims):
+class MARBase(Guarantees):
     """Settings of all MAR samplers (Li et al. 2024)."""
 
     ar_steps: int = knob(64, "How many AR steps decide the picture's tokens; more is slower and finer. Usual: 64 for full-size "
@@ -31,7 +31,7 @@ class MARBase(Claims):
 
 
 @dataclass(frozen=True)
-class DiSASettings(Claims):
+class DiSASettings(Guarantees):
     """Annealed diffusion steps (DiSA, arXiv 2505.20297): a part of other settings."""
 
     diffusion_steps_end: int = knob(0, "Diffusion steps of the last tokens: later tokens are more certain and need fewer (DiSA). Lower is "
@@ -88,14 +88,15 @@ class FastHybridSettings(DiSASettings, MARBase):
 
 
 @dataclass(frozen=True)
-class CacheSettings(Claims):
+class CacheSettings(Guarantees):
     """LazyMAR (ICCV 2025): which features are kept from one AR step to the next, and for how long."""
 
     refresh_period: int = knob(9, "AR steps from one full computation to the next; in between, caches stand in for most of it. "
         "Higher is faster and less exact. Usual: 9 for 64 AR steps, 5 for 32 (the paper's). 1 keeps nothing, in the diffusion head "
         "neither: plain MAR, exactly.", low=1, high=4096, step=1, symbol="tau", unit="AR steps")
-    start_step: int = knob(5, "AR steps computed in full at the beginning, where the picture's content is decided. Higher is slower "
-        "and more exact. Usual: 5 for 64 AR steps, 4 for 32 (the paper's).", low=0, high=4096, step=1, unit="AR steps")
+    start_step: int = knob(5, "AR steps whose transformer is computed in full at the beginning, where the picture's content is "
+        "decided; head_cache works from the first step on. Higher is slower and more exact. Usual: 5 for 64 AR steps, 4 for 32 (the "
+        "paper's).", low=0, high=4096, step=1, unit="AR steps")
     computed_ratio: float = knob(0.05, "Share of the decoder's rows that the token cache still computes at the end of the picture; "
         "it falls from all of them along the reference's curve. Lower is faster and less exact. Usual: 0.05. 1 computes every row.",
         low=0.0, high=1.0, step=0.01)

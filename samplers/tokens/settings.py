@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..settings import Claims, knob
+from ..settings import Guarantees, Settings, knob
 
 # A field is its default and sentence, then its range.
 # fmt: off
 
 
 @dataclass(frozen=True)
-class TokenSettings(Claims):
+class TokenSettings(Guarantees):
     """Sampling of a token, shared by all samplers of discrete tokens."""
 
     cfg: float = knob(0.0, "Guidance towards the condition; higher is more typical and less varied. Usual: the model's published "
@@ -89,7 +89,7 @@ DETAILS = ("729", "169", "81")
 
 
 @dataclass(frozen=True)
-class TarPromptSettings:
+class TarPromptSettings(Settings):
     """Tar (Han et al. 2025): from a prompt to the semantic codes of a picture."""
 
     detail: str = knob("729", "Number of semantic codes that describe the picture; fewer is faster and vaguer. Usual: 729, on which Tar "

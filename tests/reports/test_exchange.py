@@ -117,8 +117,21 @@ def of(sampler, passes=8, tokens=16, counts=None, **settings) -> Report:
     return out
 
 
+# LazyMAR whose transformer is computed in full: of 8 AR steps, the 8th at the latest.
+HEAD_ALONE = {"refresh_period": 4, "start_step": 8, "head_cache": True, "head_period": 2, "diffusion_steps": 100}
+ALL_OFF = {"refresh_period": 4, "start_step": 2, "head_cache": False, "token_cache": False, "encoder_cache": False}
+CACHES_OF_NO_USE = [
+    {**HEAD_ALONE, "head_cache": False},
+    {**HEAD_ALONE, "start_step": 7, "head_cache": False},
+    {**HEAD_ALONE, "head_period": 1},
+    {**HEAD_ALONE, "diffusion_steps": 50},  # 2 % of 50 steps is 1: all are evaluated in full
+    {**ALL_OFF, "condition_cache": False},
+    {**ALL_OFF, "condition_cache": True, "cfg": 1.0},  # there is no null branch
+    {**ALL_OFF, "condition_cache": False, "token_cache": True, "computed_ratio": 1.0},
+]
 GAINS = [of("fasthybrid", counts={"accepted": 1, "rejected": 9}, lookahead=4, threshold=0.9), of("mar"), of("mar", speculation=0),
-         of("lazymar", refresh_period=4, start_step=2), of("zipar", window=2), of("par"), of("llamagen", 16),
+         of("lazymar", refresh_period=4, start_step=2), of("lazymar", **HEAD_ALONE), of("lazymar", **ALL_OFF, condition_cache=True, cfg=2),
+         of("zipar", window=2), of("par"), of("llamagen", 16),
          of("cspd", counts={"drafted_steps": 4, "accepted_steps": 1})]  # fmt: skip
 NO_GAINS = {
     "No draft was kept": of("fasthybrid", counts={"rejected": 9}, lookahead=4, threshold=0.9),
@@ -135,6 +148,8 @@ def test_a_run_that_gained_nothing_says_so():
     for words, run in NO_GAINS.items():
         sentence = no_gain(run)
         assert sentence.startswith(words) and sentence.endswith(".")
+    for useless in CACHES_OF_NO_USE:
+        assert no_gain(of("lazymar", **useless)).startswith("Nothing came from the cache"), useless
     slow = no_gain(of("zipar", window=2), report("llamagen", 1.0))  # 2 images a second against 1
     assert slow == "No gain here. It took 2.00 times the baseline's seconds."
     assert no_gain(of("zipar"), report("llamagen", 4.0)) == ""

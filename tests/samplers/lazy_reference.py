@@ -8,6 +8,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from fastar_nodes.samplers.mar.loop import Transformer
 from mar_reference import cosine_tables, kernel
 from torch import Tensor
 
@@ -134,7 +135,7 @@ class OneBranch:
         return out
 
 
-class SlowLazy:
+class SlowLazy(Transformer):
     """The transformer. ``block`` counts from 0; the head stays as it is. ``follow``: rows chosen elsewhere, by AR step."""
 
     def __init__(self, settings, block: int, spare: int, follow: dict[int, Tensor] | None = None):

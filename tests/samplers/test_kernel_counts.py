@@ -46,7 +46,7 @@ def step():
         x, noise = torch.randn(2, TOKENS, c.channels)
         out, cfg = torch.randn(2, TOKENS, 2 * c.channels), torch.full((TOKENS, 1), 3.0)
         numbers = torch.tensor([*tables(10, 950).steps[0], 0.0]).unbind()
-        yield net.head, (torch.cat([x, x]), modulations), (numbers, x, out, cfg, noise, None)
+        yield net.head, (torch.cat([x, x]), modulations), (numbers, cfg, noise, None, x, out)
 
 
 @torch.inference_mode()

@@ -1,5 +1,6 @@
 """What every MAR sampler must do, whatever it accelerates. A new sampler is added to CASES and passes all of it."""
 
+import copy
 import functools
 from dataclasses import asdict, replace
 
@@ -87,6 +88,19 @@ def test_an_image_does_not_depend_on_its_batch(case):
         torch.testing.assert_close(alone.latents, together.latents[i : i + 1], rtol=1e-4, atol=1e-4)
         for name, values in alone.report.maps.items():
             assert np.array_equal(values[0], together.report.maps[name][i]), name
+
+
+def test_latents_that_are_not_finite_are_refused(case):
+    """The network's last product gives NaN, as half precision does where it overflows: no sampler returns a picture of it."""
+
+    def spoilt(model):
+        model = copy.deepcopy(model)
+        with torch.no_grad():
+            model.net.head.final_layer.linear.weight[0, 0] = torch.nan
+        return model
+
+    with pytest.raises(UserError, match="^model: .*latents that are not finite"):
+        finish(start(case, move=spoilt))
 
 
 def test_repeats_itself_and_changes_nothing_global(case):

@@ -1,11 +1,20 @@
 """Settings: every field explains itself, every bad value gets its sentence."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
+from fastar_nodes.samplers.advice import AdviceSettings
+from fastar_nodes.samplers.mar.settings import (
+    CacheSettings,
+    FastHybridLazyMARSettings,
+    FastHybridSettings,
+    MARSettings,
+)
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs, make
-from fastar_nodes.samplers.tokens.settings import TarPromptSettings
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TarPromptSettings
 
 
 @pytest.mark.parametrize("kind", {TarPromptSettings: None} | {entry.settings: None for entry in SAMPLERS.values()})
@@ -33,6 +42,56 @@ def test_every_field_has_help_a_valid_default_and_ends(kind):
 def test_values_of_another_kind(name, value):
     with pytest.raises(UserError, match=f"^{name}: "):
         make(MARSettings, {name: value})
+
+
+# A value, and the sentence that it gets however it is given.
+BAD = {
+    "cfg_schedule": ("cosine", "cfg_schedule: 'cosine' is not one of linear, constant."),
+    "order": ("spiral", "order: 'spiral' is not one of random, raster, halton."),
+    "temperature": (-1, "temperature: -1 is outside 0 to 2."),
+    "guided_steps": (0, "guided_steps: 0 is outside 1 to 1000."),
+    "lookahead": (-3, "lookahead: -3 is outside 0 to 256."),
+    "threshold": (float("nan"), "threshold: nan is not a finite number."),
+    "cfg": (float("inf"), "cfg: inf is not a finite number."),
+    "ar_steps": (2.5, "ar_steps: 2.5 is not a whole number."),
+    "diffusion_steps": (None, "diffusion_steps: None is not a number."),
+    "t_max": (True, "t_max: True is not a number."),
+    "lookahead_start": (10**400, None),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_settings_made_in_python_check_themselves(name):
+    value, sentence = BAD[name]
+    for made in (lambda: FastHybridSettings(**{name: value}), lambda: make(FastHybridSettings, {name: value})):
+        with pytest.raises(UserError, match=f"^{name}: ") as raised:
+            made()
+        assert sentence in (None, str(raised.value))
+    with pytest.raises(UserError, match=f"^{name}: "):
+        dataclasses.replace(FastHybridSettings(), **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [
+        (LlamaGenSettings, {"top_p": 2.0}),
+        (LlamaGenSettings, {"top_k": "20"}),  # text is for a command line
+        (TarPromptSettings, {"detail": 729}),
+        (CacheSettings, {"token_cache": 1}),
+        (FastHybridLazyMARSettings, {"refresh_period": 0}),
+        (FastHybridLazyMARSettings, {"guided_steps": 0}),
+        (AdviceSettings, {"repeats": 0}),
+    ],
+)
+def test_settings_of_every_family_check_themselves(kind, bad):
+    with pytest.raises(UserError, match=f"^{next(iter(bad))}: "):
+        kind(**bad)
+
+
+def test_a_number_gets_the_type_of_its_field():
+    made = FastHybridSettings(ar_steps=16.0, cfg=2, guided_steps=np.int64(5), threshold=np.float32(0.5))
+    values = (made.ar_steps, made.cfg, made.guided_steps, made.threshold)
+    assert values == (16, 2.0, 5, 0.5) and [type(v) for v in values] == [int, float, int, float]
 
 
 def test_text_from_a_command_line_is_understood():

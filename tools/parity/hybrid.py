@@ -271,7 +271,7 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
             yield Check(z.flatten(0, 1), recorded)
             first, noise = draws.take(n)
             table = tables(counts[step], t_max, model.max_beta) if lower else _table(len(noise), t_max, model.max_beta)
-            (made,) = denoise(run, HeadBatch(z, plan.scale.gather(1, where).view(-1, 1), first, noise.float(), table))
+            made = denoise(run, HeadBatch(z, plan.scale.gather(1, where).view(-1, 1), first, noise.float(), table))
             run.tokens.scatter_(1, where[..., None].expand(-1, -1, made.shape[1]), made.view(*where.shape, -1))
         yield relative(run.tokens, found["tokens"])
         if model.net.config.grid**2 == model.net.config.tokens:

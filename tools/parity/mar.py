@@ -117,7 +117,7 @@ def _head(folder: Path) -> Iterator[Case]:
         table = tables(count, CLIPPED if clipped else 999)
         rows = (z[: 2 * n] if cfg != 1 else z[:n]).unflatten(0, (-1, n))
         batch = HeadBatch(rows, torch.full((n, 1), cfg), first, data[f"s{tag}.step_noise_f16"][:, :n].float(), table)
-        (out,) = denoise(_head_run(_model(folder), temperature, n), batch)
+        out = denoise(_head_run(_model(folder), temperature, n), batch)
         expected = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
         yield Check(out, expected) if clipped else relative(out, expected)
 

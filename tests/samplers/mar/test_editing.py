@@ -1,6 +1,7 @@
 """Drawing part of a picture anew, in every sampler: what is given comes back bit for bit."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -55,6 +56,16 @@ def test_given_tokens_come_back_bit_for_bit_and_are_shown_at_every_step(case):
 def test_all_of_it_is_a_new_picture_bit_for_bit(case):
     anew, plain = run(case, Edit(picture(), torch.ones(1, 4, 4))), run(case, None)
     assert torch.equal(anew.latents, plain.latents) and anew.report.counts == plain.report.counts
+
+
+@pytest.mark.parametrize(("largest", "shown"), [(1e38, "1e+38"), (-3e4, "3e+04")])
+def test_latents_far_outside_a_decoders_are_refused(largest, shown):
+    """They are finite, but the network would compute NaN of them; the sentence blames the latent, and its remedy works."""
+    far = picture()
+    far[0, 1, 2, 3] = largest
+    with pytest.raises(UserError, match=f"^latent: it holds numbers up to {re.escape(shown)}, .*VAE Encode"):
+        run("mar", Edit(far, LEFT))
+    assert run("mar", Edit(picture(), LEFT)).latents.isfinite().all()
 
 
 def test_an_edit_does_not_depend_on_its_batch(case):

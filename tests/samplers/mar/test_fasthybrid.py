@@ -160,3 +160,32 @@ def test_a_draft_at_the_threshold_is_kept(model):
     outcome, step, report = outcomes(model, z, threshold=0.5001)
     assert (outcome[step == 1] == REDONE).all() and (outcome[step > 1] == ACCEPTED).all()
     assert set(report.similarity.tolist()) == {0.5, 1.0}
+
+
+def test_one_rejected_token_restarts_the_lookahead_of_its_image_alone(model):
+    """AR steps 0 to 3 decide the positions 0-1, 2-4, 5-9 and 10-15; all are in reach of the first lookahead.
+
+    From AR step 1 on, the conditions of positions 5 and above are others. Position 2 of image 0 is rejected at AR step 1, its neighbours 3
+    and 4 are accepted: image 0 drafts positions 5 to 15 again, with the new conditions, and keeps all of them. Image 1 rejects nothing at
+    AR step 1, keeps its old drafts, rejects them at AR step 2, and drafts positions 10 to 15 again.
+    """
+
+    def z(step, wanted):
+        out = ONE.repeat(*wanted.shape, 1)
+        if step >= 1:
+            out[wanted >= 5] = HALF
+        if step == 1:
+            out[0, wanted[0] == 2] = HALF
+        return out
+
+    outcome, step, report = outcomes(model, z, threshold=0.9)
+    assert step[0].tolist() == [0] * 2 + [1] * 3 + [2] * 5 + [3] * 6
+    assert outcome[0].tolist() == [PLAIN] * 2 + [REDONE] + [ACCEPTED] * 13
+    assert outcome[1].tolist() == [PLAIN] * 2 + [ACCEPTED] * 3 + [REDONE] * 5 + [ACCEPTED] * 6
+    counts = {name: report.counts[name] for name in ("accepted", "rejected", "restarts")}
+    assert counts == {"accepted": 13 + 9, "rejected": 1 + 5, "restarts": 2}
+    # Three full steps for 16 tokens of both images, then 1 + 11 of image 0 and 5 + 6 of image 1; one guided step of two, as the first
+    # has the weight 1; two branches of guidance.
+    assert report.counts["head_rows"] == 2 * (3 * (32 + 12 + 11) + 22)
+    # AR steps 0, 1 and 2 have a full pass; step 3 has guided steps alone.
+    assert report.counts["head_calls"] == 3 * 3 + 1

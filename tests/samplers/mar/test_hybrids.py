@@ -36,7 +36,7 @@ def sampled(model, name="mar", condition=PROMPTS, images=None, *, draft=None, tr
 
 
 def begun(model, **settings):
-    made, noise = MARSettings(**FEW, **settings), PairedNoise(3, (0, 1))
+    made, noise = MARSettings(**{**FEW, **settings}), PairedNoise(3, (0, 1))
     return begin("mar", model, PROMPTS, made, noise, None, None, FullTransformer())
 
 
@@ -180,6 +180,15 @@ def test_the_first_timestep_follows_the_diffusion(hybrid):
     assert [harmon.first_timestep(n) for n in (100, 50)] == [999, 950]
     assert [unipic.first_timestep(n) for n in (100, 50)] == [999, 999]
     assert hybrid.first_timestep(100) == 950
+
+
+def test_all_tables_of_a_run_start_where_the_settings_diffusion_steps_say(hybrid):
+    """A table of 10 steps starts at 999 in a run of 100 diffusion steps, and one of 100 steps at 950 in a run of 50."""
+    harmon = replace(tiny_hybrid(max_beta=0.999), t_max=999)
+    for steps, highest in ((100, 999), (50, 950)):
+        run = begun(harmon, diffusion_steps=steps)
+        for count in (10, 50, 100):
+            assert run.table(count).timestep_map.max() == highest, (steps, count)
 
 
 def test_no_row_is_computed_twice(hybrid, plain):

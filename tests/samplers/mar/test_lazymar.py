@@ -251,7 +251,7 @@ def test_forgetting_computes_everything_anew(deep):
     wanted = run.plan.ahead(4)
     with torch.no_grad():
         plug.forget()
-        z, full = plug(run, 4, wanted), FullTransformer()(run, 4, wanted)
+        z, full = plug(run, 4, wanted), plug.full(run, 4, wanted)
         torch.testing.assert_close(z, full, rtol=1e-5, atol=1e-5)
         plug(run, 5, run.plan.ahead(5))
     assert plug.refreshed == [0, 4]
@@ -289,11 +289,20 @@ def test_computed_rows_are_counted_block_by_block(encoder_cache):
     assert run.report.counts["transformer_tokens"] == rows
 
 
-def head_run(model, temperature=0.9, share=0):
+def head_run(model, temperature=0.9):
     base = MARSettings(ar_steps=1, temperature=temperature)
-    run = begin("mar", model, LABELS, base, NOISE, 1, None, FullTransformer())
-    run.head_share = share
-    return run
+    return begin("mar", model, LABELS, base, NOISE, 1, None, FullTransformer())
+
+
+class Period(LazyTransformer):
+    """LazyMAR with a head period of so many diffusion steps."""
+
+    def __init__(self, period):
+        super().__init__(CacheSettings())
+        self.period = period
+
+    def head_period(self, diffusion_steps):
+        return self.period
 
 
 @pytest.mark.parametrize(
@@ -303,8 +312,7 @@ def head_run(model, temperature=0.9, share=0):
 def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
     model = tiny_mar(4, head_depth=depth)
     table = tables(steps, 950)
-    run = head_run(model, share=100 * (period - 0.5) / len(table))
-    assert run.head_period(len(table)) == period
+    run = head_run(model)
     g = torch.Generator().manual_seed(1)
     n, c = 3, model.net.config
     z = torch.randn(1 + guided, n, c.dim, generator=g)
@@ -313,7 +321,7 @@ def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
     times = table.timestep_map.tolist()
     with torch.no_grad():
         batch = HeadBatch(z, scale, first, noise, table)
-        (got,), (full,) = denoise(run, batch), denoise(head_run(model), batch)
+        got, full = Period(period).denoise(run, batch), denoise(head_run(model), batch)
         rows = [
             slow_head(model.net, list(z[:, i]), float(scale[i]), first[i], noise[:, i], times, period, 0.9)
             for i in range(n)
@@ -325,12 +333,9 @@ def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
 
 def test_when_the_head_is_cached(model):
     """A period of 7 of 100 steps is less than one of 6, and 2 of 20; none without caches between AR steps."""
-    run = head_run(model)
 
     def period(steps, **changes):
-        run.head_share = 0
-        LazyTransformer(CacheSettings(**changes)).begin(run)
-        return run.head_period(steps)
+        return LazyTransformer(CacheSettings(**changes)).head_period(steps)
 
     assert (period(6), period(20), period(43), period(100)) == (1, 2, 4, 7)
     assert period(6, head_period=1) == period(30, refresh_period=1) == period(30, head_cache=False) == 1
@@ -343,8 +348,8 @@ def test_drafts_pull_a_cached_head_too(model):
     noise, weights = torch.randn(len(table), 2, 4, generator=g), [0.0] * (len(table) - 1) + [1.0]
     batch = HeadBatch(z, torch.full((2, 1), 2.0), first, noise, table, draft, weights)
     with torch.no_grad():
-        (out,) = denoise(head_run(model, share=7), batch)
-        (free,) = denoise(head_run(model, share=7), dataclasses.replace(batch, draft=None, gamma=()))
+        out = Period(3).denoise(head_run(model), batch)
+        free = Period(3).denoise(head_run(model), dataclasses.replace(batch, draft=None, gamma=()))
     torch.testing.assert_close(out, draft, rtol=1e-4, atol=1e-4)
     assert (out - free).abs().max() > 0.1
 
