@@ -55,8 +55,8 @@ class Coupled(NamedTuple):
 
     value: Tensor  # fp32 [N, channels]
     accepted: Tensor  # bool [N], whether the row is its draft
-    # bool [N], False where none of the redraws was kept. The value is then made of the last redraw, and more redraws
-    # are needed for a sample of the target.
+    # bool [N], False where a redraw is needed and none was kept. The value is then made of the last redraw, or of the
+    # draft without redraws; it is no sample of the target.
     found: Tensor
 
 
@@ -97,7 +97,7 @@ def acceptable(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Ten
     return same(q, p) | (~noiseless(q, p) & shaped & shifted)
 
 
-def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, redraws: Redraws) -> Coupled:
+def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, redraws: Redraws | None = None) -> Coupled:
     """From N(m, s_q^2) to N(m, s_p^2), means equal: accept with min(1, p / q), else sample max(0, p - q) / Z.
 
     A redraw from p is kept with probability 1 - min(1, q / p): one redraw per draft on average for any p and q, because
@@ -108,6 +108,8 @@ def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, redraw
     z = (draft - q.mean) * torch.exp(-q.log_std)
     step = q.log_std - log_std
     accepted = uniform.log() <= _shape_ratio(z, step)
+    if redraws is None:
+        return Coupled(draft, accepted, accepted)
 
     # 2. Which redraws are kept: log q / p is the shape ratio with p and q exchanged. NaN is kept and stays visible.
     kept = ~(redraws.uniforms.log() <= _shape_ratio(redraws.normals, -step[:, None]))
@@ -138,7 +140,7 @@ def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Couple
     return Coupled(torch.where(accepted[:, None], draft, mirrored), accepted, torch.ones_like(accepted))
 
 
-def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, redraws: Redraws) -> Coupled:
+def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, redraws: Redraws | None = None) -> Coupled:
     """Samples of p: :func:`reshape`, then :func:`reflect`.
 
     Where either has no noise in some channel, the sample is the mean of p, which is accepted if q is the same.
@@ -146,8 +148,8 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, redraws: R
     Args:
         draft: fp32 [N, channels], a sample of q.
         uniforms: fp32 [N, 2], in (0, 1]; one per step.
-        redraws: for rows that the first step rejects. More of them, with the same first ones, change only the rows that
-            were not found.
+        redraws: for rows that the first step rejects; None for none. More of them, with the same first ones, change
+            only the rows that were not found.
     """
     shaped = reshape(draft, q, p.log_std, uniforms[:, 0], redraws)
     shifted = reflect(shaped.value, q.mean, p, uniforms[:, 1])

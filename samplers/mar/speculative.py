@@ -15,8 +15,8 @@ The last diffusion step adds no noise, so its draft is accepted only if it is ex
 temperature 0 this holds for every step, and nothing is drafted.
 
 The host keeps the number of diffusion steps that every token has done. It reads from the device once a window: the
-accepted steps, and whether the coupling found a sample for every row. In a few windows it did not; then more redraws
-and one more read follow.
+accepted steps, and whether the coupling found a sample for every row. Where it needs redraws, a second read says
+whether one was kept.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ from torch import Tensor
 from ...model_loaders.networks.mar import BUDGET
 from ..driver import to_device
 from ..noise import CounterRNG
-from .coupling import Coupled, Gaussian, Redraws, acceptable, couple
+from .coupling import Gaussian, Redraws, acceptable, couple
 from .diffusion import HeadBatch, guide
 from .loop import Run
 
 # Lanes of a row's random numbers: one for all acceptances, two per diffusion step for redraws after a rejection.
 _ACCEPT, _NORMAL, _UNIFORM = -1, 0, 1
-# Redraws of a rejected step. Few rows need more than the first ones. The last of all redraws is taken unconditionally;
-# the probability of needing as many is below 1 / 2^18.
-_REDRAWS = 32
-_MORE_REDRAWS = (1 << 12, 1 << 15, 1 << 18)
+# Redraws of a rejected step, as many at once as few rows need more of. The last of all redraws is taken
+# unconditionally; the probability of needing as many is below 1 / 2^18.
+_REDRAWS = (1 << 10, 1 << 14, 1 << 18)
 
 
 class _Judged(NamedTuple):
@@ -190,10 +189,10 @@ class Paths:
         last = torch.minimum(accepted, width - 1)
         newest = first + last  # the last evaluation that is used
         judged = _Judged(row, done + last, path[every, last + 1], q.rows(newest), p.rows(newest), uniforms[newest])
-        coupled = self._couple(judged, _REDRAWS)
+        coupled = couple(judged.draft, judged.q, judged.p, judged.uniforms)
         value = torch.where(rejected[:, None], coupled.value, judged.draft)
 
-        # 4. The only read, unless some row needs more redraws.
+        # 4. The only read, unless some row needs redraws.
         kept, missing = torch.stack([accepted, (rejected & ~coupled.found).to(torch.int64)]).cpu()
         self._redraw(judged, value, missing.nonzero()[:, 0])
 
@@ -236,20 +235,16 @@ class Paths:
         """Numbers of the host, int64 [R] each, in one copy."""
         return to_device(torch.stack(numbers), self.device)
 
-    def _couple(self, judged: _Judged, redraws: int) -> Coupled:
-        """Couple rows with so many redraws of each."""
-        rng = self.rng.of(judged.row)
-        lane = 2 * judged.step
-        normals = rng.normal(lane + _NORMAL, 0, redraws, judged.draft.shape[1])
-        uniforms = rng.uniform(lane + _UNIFORM, 0, redraws)
-        return couple(judged.draft, judged.q, judged.p, judged.uniforms, Redraws(normals, uniforms))
-
     def _redraw(self, judged: _Judged, value: Tensor, missing: Tensor) -> None:
-        """Write the coupling's results of rows ``missing``, int64 [M] on the host, that need more redraws."""
-        for redraws in _MORE_REDRAWS:
+        """Write the coupling's results of those rows that need redraws, ``missing`` int64 [M] on the host."""
+        for count in _REDRAWS:
             if not len(missing):
                 return
             (some,) = self._on_device(missing)
-            coupled = self._couple(judged.rows(some), redraws)
+            row, step, draft, q, p, uniforms = judged.rows(some)
+            rng = self.rng.of(row)
+            normals = rng.normal(2 * step + _NORMAL, 0, count, draft.shape[1])
+            redraws = Redraws(normals, rng.uniform(2 * step + _UNIFORM, 0, count))
+            coupled = couple(draft, q, p, uniforms, redraws)
             value[some] = coupled.value
             missing = missing[~coupled.found.cpu()]

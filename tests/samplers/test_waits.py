@@ -21,8 +21,8 @@ MOST = {
     "fasthybrid": 1,  # which drafts are similar enough
     "fasthybrid, no guidance": 1,
     "fasthybrid+lazymar": 2,  # a second time for the map of cached tokens, in the last steps
-    "cspd": 1,  # which drafted diffusion steps are accepted
-    "cspd+lazymar": 2,
+    "cspd": 2,  # which drafted diffusion steps are accepted, and of those that need redraws, whether one is kept
+    "cspd+lazymar": 3,
     "cspd, published": 1,  # which drafts are accepted
     "cspd, published, no alignment": 1,
 }
@@ -56,8 +56,11 @@ def test_ar_steps_that_are_verified_together_wait_once():
 
 
 @pytest.mark.parametrize("name", ["mar, speculation", "cspd, speculation"])
-def test_a_window_waits_once(name):
-    """A window is a head call: of L = 3 drafted steps, or in CSpD of the whole path first. A second read is for more redraws: rare."""
+def test_a_window_waits_twice_at_most(name):
+    """A window is a head call: of L = 3 drafted steps, or in CSpD of the whole path first.
+
+    Half of them at most need redraws, which are read a second time.
+    """
     windows, reads, before = 0, 0, 0
     with counted_waits() as waits:
         for step in start(name):
@@ -69,7 +72,7 @@ def test_a_window_waits_once(name):
                 reads += waits.total()
             before = head_calls
             waits.clear()
-    assert windows >= 10 and reads <= 1.2 * windows
+    assert windows >= 10 and reads <= 1.5 * windows
 
 
 READS = {
