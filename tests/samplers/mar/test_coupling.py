@@ -100,6 +100,34 @@ def test_any_two_gaussians_exactly():
         is_standard(((out.value - p.mean) / p.log_std.exp())[out.accepted][: N // 3])
 
 
+def one(mean: list[float], log_std: list[float]) -> Gaussian:
+    """Rows of one channel."""
+    return Gaussian(torch.tensor(mean)[:, None], torch.tensor(log_std)[:, None])
+
+
+def test_five_couplings_by_hand():
+    """Equal distributions; no noise; p / q = 2 at 0 and 2 e^-6 at 2 for stds 1 and 1/2; e^-1.5 at -1 for means 0 and 1, mirrored to 2."""
+    half = -math.log(2)
+    q = one([0.0, 5.0, 0.0, 0.0, 0.0], [0.0, -math.inf, 0.0, 0.0, 0.0])
+    p = one([0.0, 6.0, 0.0, 0.0, 1.0], [0.0, -math.inf, half, half, 0.0])
+    draft, uniforms = torch.tensor([3.0, 5.0, 0.0, 2.0, -1.0])[:, None], torch.full((5, 2), 0.5)
+    out = couple(draft, q, p, uniforms)
+    assert out.accepted.tolist() == acceptable(draft, q, p, uniforms).tolist() == [True, False, True, False, False]
+    assert out.found.tolist() == [True, True, True, False, True]
+    assert out.value[out.found, 0].tolist() == [3.0, 6.0, 0.0, 2.0]
+
+
+def test_the_first_redraw_that_is_kept_by_hand():
+    """Of N(0, 1/2) and N(0, 1), q / p at n / 2 is e^(0.375 n^2) / 2: 0.5076 at 0.2, 0.531 at -0.4."""
+    q, p = one([0.0], [0.0]), one([0.0], [-math.log(2)])
+    normals, uniforms = torch.tensor([[[0.2], [-0.4], [1.0]]]), torch.tensor([[0.505, 0.54, 1.0]])
+    for count, value, found in ((1, 0.1, False), (2, -0.2, True), (3, -0.2, True)):
+        redraws = Redraws(normals[:, :count], uniforms[:, :count])
+        out = couple(torch.tensor([[2.0]]), q, p, torch.full((1, 2), 0.5), redraws)
+        assert float(out.value) == pytest.approx(value) and out.found.tolist() == [found]
+        assert out.accepted.tolist() == [False]
+
+
 def test_equal_up_to_rounding_is_equal():
     y, q = drafts([0.3, -1.0], [0.006, 1.0])
     p = Gaussian(q.mean + 0.9 * ROUNDING, q.log_std + 0.9 * ROUNDING)
