@@ -165,19 +165,21 @@ class Paths:
         accepted steps, int64 [R] on the host.
         """
         widths = self._widths(rows, q.mean.shape[1])
-        states = int(widths.sum())
+        count = int(widths.sum())
         row, done, width = self._on_device(rows, self.done[rows], widths)
 
         # 1. The head at all drafted states, those of the first row first.
         every = torch.arange(len(rows), device=self.device)
         first = width.cumsum(0) - width  # index of each row's first state
-        of = every.repeat_interleave(width, output_size=states)
-        column = torch.arange(states, device=self.device) - first[of]
+        of = every.repeat_interleave(width, output_size=count)
+        column = torch.arange(count, device=self.device) - first[of]
         step = done[of] + column
-        x0, logits = self.predict(row[of], step, path[of, column])
-        p = self.kernel(step, path[of, column], x0, logits)
+        token = row[of]
+        states = path[of, column]
+        x0, logits = self.predict(token, step, states)
+        p = self.kernel(step, states, x0, logits)
         q = q.rows(of, column)
-        uniforms = self._uniforms[row[of], step]
+        uniforms = self._uniforms[token, step]
 
         # 2. The accepted prefix of every row.
         ok = torch.zeros(len(rows), path.shape[1] - 1, dtype=torch.int64, device=self.device)

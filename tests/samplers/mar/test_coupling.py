@@ -120,9 +120,14 @@ def test_five_couplings_by_hand():
 def test_the_first_redraw_that_is_kept_by_hand():
     """Of N(0, 1/2) and N(0, 1), q / p at n / 2 is e^(0.375 n^2) / 2: 0.5076 at 0.2, 0.531 at -0.4."""
     q, p = one([0.0], [0.0]), one([0.0], [-math.log(2)])
-    normals, uniforms = torch.tensor([[[0.2], [-0.4], [1.0]]]), torch.tensor([[0.505, 0.54, 1.0]])
-    for count, value, found in ((1, 0.1, False), (2, -0.2, True), (3, -0.2, True)):
-        redraws = Redraws(normals[:, :count], uniforms[:, :count])
+    normals = torch.tensor([[[0.2], [-0.4], [1.0]]])
+    for uniforms, value, found in (
+        ([0.505], 0.1, False),
+        ([0.505, 0.53], -0.2, False),  # the last one, where none is kept
+        ([0.505, 0.54], -0.2, True),
+        ([0.505, 0.54, 1.0], -0.2, True),
+    ):
+        redraws = Redraws(normals[:, : len(uniforms)], torch.tensor([uniforms]))
         out = couple(torch.tensor([[2.0]]), q, p, torch.full((1, 2), 0.5), redraws)
         assert float(out.value) == pytest.approx(value) and out.found.tolist() == [found]
         assert out.accepted.tolist() == [False]
