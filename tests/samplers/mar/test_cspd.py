@@ -49,7 +49,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(model, length, speculatio
     same = {"cfg_schedule": "constant"} if mode == "published" else {}
     result = run(model, model, draft_length=length, speculation=speculation, mode=mode, **same)
     assert result.report.counts["rejected"] == 0 and result.report.counts["accepted"] == 3 * 15
-    if mode == L:  # all 8 diffusion steps of each token
+    if mode == L and not speculation:  # all 8 diffusion steps of each token
         assert result.report.counts["drafted_steps"] == result.report.counts["accepted_steps"] == 3 * 15 * 8
     if not speculation:
         plain = finish(mar(model, LABELS, MARSettings(**FEW, **same), NOISE)).latents
