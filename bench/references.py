@@ -32,7 +32,7 @@ from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
 from ..samplers.conditioning import FeatureCondition, PromptCondition, from_ids
 from ..samplers.driver import finish
-from ..samplers.mar.cspd import INNER_TEMPERATURE
+from ..samplers.mar.cspd_published import INNER_TEMPERATURE
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import JANUS, LLAMAGEN, TAR, find
 from ..samplers.settings import make

@@ -1,11 +1,11 @@
 """Paired noise: all randomness of an image is drawn from (seed, image index), per token position.
 
-With one seed two samplers start from the same noise, and image i is the same alone or in a batch. Noise is drawn on the CPU
-with generators of its own, so that the picture does not depend on the device and the global RNG is not used.
+With one seed two samplers start from the same noise, and image i is the same alone or in a batch. Noise is drawn on the
+CPU with generators of its own, so that the image does not depend on the device and the global RNG is not used.
 
-The number of draws of a verification is not known beforehand (a rejection redraws until one is accepted), so these come from
-a counter-based generator: :class:`CounterRNG`. SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
-generators"): counters advance in steps of :data:`GOLDEN` and are hashed by :func:`mix_`.
+The number of draws of a verification is not known beforehand (a rejection redraws until one is accepted), so these come
+from a counter-based generator: :class:`CounterRNG`. SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable
+pseudorandom number generators"): counters advance in steps of :data:`GOLDEN` and are hashed by :func:`mix_`.
 """
 
 from __future__ import annotations
@@ -17,26 +17,30 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Signed, because torch computes in int64; products wrap around as required.
-GOLDEN, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_STAGES = ((30, _FIRST), (27, _SECOND), (31, 1))
+# SplitMix64's constants as signed numbers, because torch computes in int64. Products wrap around as required.
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
 
 
 def mix_(x: Tensor) -> Tensor:
     """Turn counters int64 into random bits, in place."""
-    for shift, factor in _STAGES:
-        # A logical shift; int64's own is arithmetic.
-        x.bitwise_xor_((x >> shift).bitwise_and_((1 << (64 - shift)) - 1))
-        if factor != 1:
-            x.mul_(factor)
-    return x
+    _fold_(x, 30).mul_(_FIRST)
+    _fold_(x, 27).mul_(_SECOND)
+    return _fold_(x, 31)
+
+
+def _fold_(x: Tensor, shift: int) -> Tensor:
+    """x ^= x >> shift, in place. The shift is logical, where int64's own would repeat the sign."""
+    return x.bitwise_xor_((x >> shift).bitwise_and_((1 << (64 - shift)) - 1))
 
 
 class PairedNoise:
     """Noise of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
 
     def __init__(self, seed: int, images: Sequence[int]):
-        self.seed, self.images = seed, tuple(images)
+        self.seed = seed
+        self.images = tuple(images)
 
     def _generators(self, stream: str) -> list[torch.Generator]:
         out = []
@@ -63,8 +67,8 @@ class PairedNoise:
 class CounterRNG:
     """Counter-based random numbers of rows: number i of a row's lane is a hash of (key, lane, i).
 
-    There is no state, so a row's numbers depend neither on its batch nor on other calls. They are computed on the device of
-    the keys, int64 [N], one per row; see :func:`row_keys`.
+    There is no state, so a row's numbers depend neither on its batch nor on other calls. They are computed on the
+    device of the keys, int64 [N], one per row; see :func:`row_keys`.
     """
 
     def __init__(self, keys: Tensor):
@@ -75,19 +79,26 @@ class CounterRNG:
         return CounterRNG(self.keys[rows])
 
     def _halves(self, lane: Tensor | int, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Two fp32 [N, count] of 32 bits each, above 0 and at most 1."""
-        start = mix_(self.keys + mix_(torch.as_tensor(lane, device=self.keys.device) * GOLDEN))
-        at = torch.arange(first + 1, first + count + 1, device=self.keys.device)
-        bits = mix_(start[:, None] + at * GOLDEN)
-        upper, lower = (bits >> 32) & 0xFFFFFFFF, bits & 0xFFFFFFFF
+        """Numbers ``first .. first + count - 1`` of a lane as two halves, fp32 [N, count] above 0 and at most 1."""
+        if isinstance(lane, int):
+            lane = torch.full_like(self.keys, lane)
+        start = mix_(self.keys + mix_(lane * GOLDEN))
+        number = torch.arange(first + 1, first + count + 1, device=self.keys.device)
+        bits = mix_(start[:, None] + number * GOLDEN)
+
+        upper = (bits >> 32) & 0xFFFFFFFF
+        lower = bits & 0xFFFFFFFF
         return (upper.float() + 0.5) / 2**32, (lower.float() + 0.5) / 2**32
 
     def uniform(self, lane: Tensor | int, first: int = 0, count: int = 1) -> Tensor:
-        """fp32 [N, count], above 0 and at most 1: numbers ``first ..`` of a lane (a number, or int64 [N])."""
+        """Numbers ``first .. first + count - 1`` of a lane (a number, or int64 [N]), fp32 [N, count] in (0, 1]."""
         return self._halves(lane, first, count)[0]
 
     def normal(self, lane: Tensor | int, first: int, count: int, channels: int) -> Tensor:
-        """fp32 [N, count, channels], standard normal (Box & Muller 1958): draws ``first ..`` of ``channels`` numbers each."""
+        """Draws ``first .. first + count - 1`` of ``channels`` numbers each, standard normal fp32 [N, count, channels].
+
+        Source: Box & Muller 1958.
+        """
         radius, angle = self._halves(lane, first * channels, count * channels)
         z = (-2 * radius.log()).sqrt() * (2 * math.pi * angle).cos()
         return z.view(len(z), count, channels)

@@ -7,38 +7,29 @@ state is usable only as a whole; channel-wise acceptance probabilities would mul
 - :func:`reflect`, equal covariances: reflection-maximal coupling (De Bortoli, Galashov, Gretton & Doucet 2025, arXiv
   2501.05370; Bou-Rabee, Eberle & Zimmer 2020). Accepts with probability 2 Phi(-|D| / 2) = 1 - TV, the most
   that any coupling can, and needs no second draw: a rejected draft's noise is mirrored.
-- :func:`reshape`, equal means: the usual speculative rejection min(1, p / q); a rejected draft is replaced by a sample of
-  max(0, p - q) / Z, found by drawing from p (Leviathan et al. 2023, appendix A). Also maximal.
-- :func:`couple`, the general case: reshape, then reflect. MAR's learned variances hardly differ between a draft and the target, so
-  the first rarely changes the draft, and the second keeps its noise, which keeps pictures of one seed alike.
+- :func:`reshape`, equal means: the usual speculative rejection min(1, p / q); a rejected draft is replaced by a sample
+  of max(0, p - q) / Z, found by drawing from p (Leviathan et al. 2023, appendix A). Also maximal.
+- :func:`couple`, the general case: reshape, then reflect. MAR's learned variances hardly differ between a draft and the
+  target, so the first rarely changes the draft, and the second keeps its noise, which keeps images of one seed alike.
 
-Means that differ by at most :data:`ROUNDING` (1 + |mean|) in every channel, with log stds within :data:`ROUNDING`, count as equal: fp32
-evaluations of one head in two batches differ by as much. On the demo (50 diffusion steps from t = 950, temperature 0.8, 8 channels) the
-smallest std of a step with noise is 0.0051, so that the total-variation error is at most 0.0044 in the worst step, 0.00012 in the median
-step and 0.013 per token, at |mean| = 1 in all channels. With the demo's draft model the limit applied in none of 12,032 judged steps.
+Means that differ by at most :data:`ROUNDING` (1 + |mean|) in every channel, with log stds within :data:`ROUNDING`,
+count as equal: fp32 evaluations of one head in two batches differ by as much. On the demo (50 diffusion steps from
+t = 950, temperature 0.8, 8 channels) the smallest std of a step with noise is 0.0051, so that the total-variation error
+is at most 0.0044 in the worst step, 0.00012 in the median step and 0.013 per token, at |mean| = 1 in all channels. With
+the demo's draft model the limit applied in none of 12,032 judged steps.
 
-All randomness is passed in. A std of 0 means no noise, as in the last step; a draft is then accepted only if it equals the mean.
+All randomness is passed in, so that nothing here waits for the device. A std of 0 means no noise, as in the last step;
+a draft is then accepted only if it equals the mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 ROUNDING = 1e-5
-# Redraws after which a replacement is taken unconditionally; the probability of needing as many is below 1 / MOST_DRAWS.
-MOST_DRAWS = 1 << 18
-_BLOCK = 1 << 21  # numbers drawn at once
-
-
-class Coupled(NamedTuple):
-    """Samples of the target."""
-
-    value: Tensor  # fp32 [N, channels]
-    accepted: Tensor  # bool [N], whether the row is its draft
 
 
 class Gaussian(NamedTuple):
@@ -47,9 +38,26 @@ class Gaussian(NamedTuple):
     mean: Tensor
     log_std: Tensor
 
+    def rows(self, *index: Tensor) -> Gaussian:
+        """The distributions at an index."""
+        return Gaussian(self.mean[index], self.log_std[index])
 
-# Draws ``first .. first + count - 1`` of rows int64 [M]: standard normals [M, count, channels] and uniforms [M, count].
-Retry = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
+
+class Redraws(NamedTuple):
+    """The first T redraws of N rows."""
+
+    normals: Tensor  # standard normal, fp32 [N, T, channels]
+    uniforms: Tensor  # in (0, 1], fp32 [N, T]
+
+
+class Coupled(NamedTuple):
+    """Samples of the target."""
+
+    value: Tensor  # fp32 [N, channels]
+    accepted: Tensor  # bool [N], whether the row is its draft
+    # bool [N], False where a redraw is needed and none was kept. The value is then made of the last redraw, or of the
+    # draft without redraws; it is no sample of the target.
+    found: Tensor
 
 
 def same(a: Gaussian, b: Gaussian) -> Tensor:
@@ -57,6 +65,11 @@ def same(a: Gaussian, b: Gaussian) -> Tensor:
     mean = (a.mean - b.mean).abs() <= ROUNDING * (1 + b.mean.abs())
     std = (a.log_std == b.log_std) | ((a.log_std - b.log_std).abs() <= ROUNDING)
     return (mean & std).all(-1)
+
+
+def noiseless(q: Gaussian, p: Gaussian) -> Tensor:
+    """bool [...]: either of them has no noise in some channel."""
+    return (torch.isneginf(q.log_std) | torch.isneginf(p.log_std)).any(-1)
 
 
 def _shape_ratio(z: Tensor, step: Tensor) -> Tensor:
@@ -71,38 +84,42 @@ def _shift_ratio(z: Tensor, shift: Tensor) -> Tensor:
 
 def acceptable(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Tensor:
     """Whether :func:`couple` accepts drafts fp32 [..., channels], bool [...]; ``uniforms`` [..., 2], in (0, 1]."""
+    # 1. As in reshape.
     z = (draft - q.mean) * torch.exp(-q.log_std)
     step = q.log_std - p.log_std
     shaped = uniforms[..., 0].log() <= _shape_ratio(z, step)
+
+    # 2. As in reflect.
     shift = (q.mean - p.mean) * torch.exp(-p.log_std)
     shifted = uniforms[..., 1].log() <= _shift_ratio(z * step.exp(), shift)
-    noisy = ~(torch.isneginf(q.log_std) | torch.isneginf(p.log_std)).any(-1)  # else: comparisons with NaN, all false
-    return same(q, p) | (noisy & shaped & shifted)
+
+    # Without noise the comparisons would be with NaN or infinity.
+    return same(q, p) | (~noiseless(q, p) & shaped & shifted)
 
 
-def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, retry: Retry, asked: Tensor) -> Coupled:
+def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, redraws: Redraws | None = None) -> Coupled:
     """From N(m, s_q^2) to N(m, s_p^2), means equal: accept with min(1, p / q), else sample max(0, p - q) / Z.
 
-    A redraw from p is accepted with probability 1 - min(1, q / p): one redraw per draft on average for any p and q, because rejections are
-    rare where acceptance of a redraw is. ``log_std`` is the target's, ``asked`` bool [N] the rows whose result is used; else as
-    :func:`couple`.
+    A redraw from p is kept with probability 1 - min(1, q / p): one redraw per draft on average for any p and q, because
+    rejections are rare where keeping a redraw is. More than T are needed with a probability below 1 / T. ``log_std`` is
+    the target's.
     """
+    # 1. Accept the draft.
     z = (draft - q.mean) * torch.exp(-q.log_std)
     step = q.log_std - log_std
-    ok = (uniform.log() <= _shape_ratio(z, step)) | ~asked
-    out, todo, at, count = draft, (~ok).nonzero()[:, 0], 0, 4
-    while len(todo):
-        count = max(1, min(4 * count, _BLOCK // todo.numel() // z.shape[1]))
-        normals, uniforms = retry(todo, at, count)
-        at += count
-        # log q / p at the draw: the shape ratio with p and q exchanged. NaN is accepted, so that it stays visible.
-        keep = ~(uniforms.log() <= _shape_ratio(normals, -step[todo, None]))
-        keep[:, -1] |= at >= MOST_DRAWS
-        index = keep.to(torch.uint8).argmax(1)[:, None, None].expand(-1, 1, normals.shape[2])
-        drawn, hit = q.mean[todo] + log_std[todo].exp() * normals.gather(1, index)[:, 0], keep.any(1)
-        out = out.index_put((todo[hit],), drawn[hit])
-        todo = todo[~hit]
-    return Coupled(out, ok)
+    accepted = uniform.log() <= _shape_ratio(z, step)
+    if redraws is None:
+        return Coupled(draft, accepted, accepted)
+
+    # 2. Which redraws are kept: log q / p is the shape ratio with p and q exchanged. NaN is kept and stays visible.
+    kept = ~(redraws.uniforms.log() <= _shape_ratio(redraws.normals, -step[:, None]))
+    found = kept.any(1)
+
+    # 3. The first of them replaces a rejected draft.
+    first = torch.where(found, kept.to(torch.uint8).argmax(1), kept.shape[1] - 1)
+    row = torch.arange(len(draft), device=draft.device)
+    redrawn = q.mean + log_std.exp() * redraws.normals[row, first]
+    return Coupled(torch.where(accepted[:, None], draft, redrawn), accepted, accepted | found)
 
 
 def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Coupled:
@@ -111,27 +128,35 @@ def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Couple
     With z the draft's noise, D = (mean - m_p) / s and e = D / |D|: accept with min(1, exp(-z.D - |D|^2 / 2)), else
     m_p + s (z - 2 (e.z) e). ``draft`` fp32 [N, channels] is a sample of N(mean, s^2), ``uniform`` fp32 [N] in (0, 1].
     """
+    # 1. Accept the draft.
     std = p.log_std.exp()
-    z, shift = (draft - mean) / std, (mean - p.mean) / std
-    ok = uniform.log() <= _shift_ratio(z, shift)
+    z = (draft - mean) / std
+    shift = (mean - p.mean) / std
+    accepted = uniform.log() <= _shift_ratio(z, shift)
+
+    # 2. Else mirror its noise.
     e = shift / shift.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(shift.dtype).tiny)
     mirrored = p.mean + std * (z - 2 * (e * z).sum(-1, keepdim=True) * e)
-    return Coupled(torch.where(ok[:, None], draft, mirrored), ok)
+    return Coupled(torch.where(accepted[:, None], draft, mirrored), accepted, torch.ones_like(accepted))
 
 
-def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, retry: Retry) -> Coupled:
-    """Samples of p: :func:`reshape`, then :func:`reflect`. Where p has no noise in some channel, its mean, accepted if q is the same.
+def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, redraws: Redraws | None = None) -> Coupled:
+    """Samples of p: :func:`reshape`, then :func:`reflect`.
+
+    Where either has no noise in some channel, the sample is the mean of p, which is accepted if q is the same.
 
     Args:
         draft: fp32 [N, channels], a sample of q.
         uniforms: fp32 [N, 2], in (0, 1]; one per step.
-        retry: draws for rows that the first step rejects.
+        redraws: for rows that the first step rejects; None for none. More of them, with the same first ones, change
+            only the rows that were not found.
     """
-    alike = same(q, p)
-    still = (torch.isneginf(q.log_std) | torch.isneginf(p.log_std)).any(-1)
-    value, accepted = torch.where(alike[:, None], draft, p.mean), alike
-    moving = ~alike & ~still
-    shaped = reshape(draft, q, p.log_std, uniforms[:, 0], retry, moving)
+    shaped = reshape(draft, q, p.log_std, uniforms[:, 0], redraws)
     shifted = reflect(shaped.value, q.mean, p, uniforms[:, 1])
-    value = torch.where(moving[:, None], shifted.value, value)
-    return Coupled(value, torch.where(moving, shaped.accepted & shifted.accepted, accepted))
+    accepted = shaped.accepted & shifted.accepted
+
+    still = noiseless(q, p)
+    value = torch.where(still[:, None], p.mean, shifted.value)
+    equal = same(q, p)
+    value = torch.where(equal[:, None], draft, value)
+    return Coupled(value, equal | (~still & accepted), equal | still | shaped.found)

@@ -97,7 +97,7 @@ def plain_steps(
             batch = HeadBatch(z.flatten(1, 2), plan.scale[b, p, None], start[b, p], noise[:, b, p], table)
             if window:
                 paths = Paths(run, batch, window, CounterRNG(keys[b, p]))
-                tokens = paths.finish(torch.arange(len(b), device=b.device))
+                tokens = paths.finish(torch.arange(len(b)))
             else:
                 tokens = transformer.denoise(run, batch)
             run.tokens[b, p] = tokens

@@ -7,12 +7,16 @@ Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 
 3. the longest accepted prefix is kept, and the first rejected step is replaced by the coupling (``coupling.py``).
 
 Step k of the head is N(m_p(x_k), s_p(x_k)^2), with guidance and temperature in mean and std. Its draft is a sample of
-N(m_q, s_q^2) that depends on earlier steps only, and the coupling turns it into a sample of the head's own kernel, given x_k.
-Later drafts are used only if this one was accepted, so their states are valid. Noise and uniforms of discarded steps did not
-affect any accepted step and are used again, which keeps pictures of one seed alike.
+N(m_q, s_q^2) that depends on earlier steps only, and the coupling turns it into a sample of the head's own kernel,
+given x_k. Later drafts are used only if this one was accepted, so their states are valid. Noise and uniforms of
+discarded steps did not affect any accepted step and are used again, which keeps images of one seed alike.
 
 The last diffusion step adds no noise, so its draft is accepted only if it is exact: it always costs an evaluation. At
 temperature 0 this holds for every step, and nothing is drafted.
+
+The host keeps the number of diffusion steps that every token has done. It reads from the device once a window: the
+accepted steps, and whether the coupling found a sample for every row. Where it needs redraws, a second read says
+whether one was kept.
 """
 
 from __future__ import annotations
@@ -24,144 +28,225 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.networks.mar import BUDGET
+from ..driver import to_device
 from ..noise import CounterRNG
-from .coupling import Gaussian, acceptable, couple
+from .coupling import Gaussian, Redraws, acceptable, couple
 from .diffusion import HeadBatch, guide
 from .loop import Run
 
 # Lanes of a row's random numbers: one for all acceptances, two per diffusion step for redraws after a rejection.
 _ACCEPT, _NORMAL, _UNIFORM = -1, 0, 1
+# Redraws of a rejected step, as many at once as few rows need more of. The last of all redraws is taken
+# unconditionally; the probability of needing as many is below 1 / 2^18.
+_REDRAWS = (1 << 10, 1 << 14, 1 << 18)
 
 
-class Drafts(NamedTuple):
-    """Drafted diffusion steps of R rows."""
+class _Judged(NamedTuple):
+    """The drafted step of R rows at which they leave their drafts."""
 
-    path: Tensor  # states fp32 [R, W + 1, channels], the current one first
-    q: Gaussian  # the distribution of each drafted step, fp32 [R, W, channels]
-    width: Tensor  # number of drafted steps, int64 [R], 1 to W
+    row: Tensor  # int64 [R]
+    step: Tensor  # diffusion step, int64 [R]
+    draft: Tensor  # fp32 [R, channels]
+    q: Gaussian
+    p: Gaussian
+    uniforms: Tensor  # fp32 [R, 2]
+
+    def rows(self, index: Tensor) -> _Judged:
+        """Some of them."""
+        q = self.q.rows(index)
+        p = self.p.rows(index)
+        return _Judged(self.row[index], self.step[index], self.draft[index], q, p, self.uniforms[index])
 
 
 class Paths:
     """N tokens in the middle of their diffusion, each at its own step; with their random numbers for verification.
 
-    ``window``: drafted steps, L. Below 2, or at temperature 0, every step is evaluated in turn.
+    ``window``: drafted steps, L. Below 2, or at temperature 0, every step is evaluated in turn. Methods take the
+    numbers of rows, int64 [R] on the host.
     """
 
+    done: Tensor  # diffusion steps done, int64 [N] on the host
     x: Tensor  # states fp32 [N, channels]
-    at: Tensor  # diffusion steps done, int64 [N]
-    # the last evaluation's, fp32 [N, channels]; drafts are made from them
+    # The last evaluation's, fp32 [N, channels]; drafts are made from them.
     x0: Tensor
     logits: Tensor
 
     def __init__(self, run: Run, batch: HeadBatch, window: int, rng: CounterRNG):
-        self.run, self.head, self.batch, self.rng = run, run.model.net.head, batch, rng
-        temperature, table, steps = run.settings.temperature, batch.table, len(batch.table)
+        temperature = run.settings.temperature
+        self.run = run
+        self.head = run.model.net.head
+        self.batch = batch
+        self.rng = rng
         self.window = window if temperature > 0 else 1
-        numbers = torch.tensor(table.steps).to(batch.x.device)  # [S, 6], highest timestep first
-        self._recip, self._recipm1, self._coef1, self._coef2, middle, self._slope = numbers[..., None].unbind(1)
+        self.steps = len(batch.table.steps)
+        self.device = batch.x.device
+
+        # The first draft uses x0 = 0, the middle of the data; a rejected draft costs no further call.
+        self.done = torch.zeros(len(batch.x), dtype=torch.int64)
+        self.x = batch.x.clone()
+        self.x0 = torch.zeros_like(self.x)
+        self.logits = torch.zeros_like(self.x)
+
         # The temperature is in the stds; the last step has no noise.
+        numbers = to_device(torch.tensor(batch.table.steps), self.device)  # [S, 6], highest timestep first
+        self._recip, self._recipm1, self._coef1, self._coef2, middle, self._slope = numbers[..., None].unbind(1)
         self._middle = middle + (math.log(temperature) if temperature > 0 else -math.inf)
         self._middle[-1] = -math.inf
+
+        # Modulations of all rows at all steps, where they fit.
         self._embedded = self.head.cond_embed(batch.z.flatten(0, 1))
-        self._times = self.head.time_embed(table.timestep_map.flip(0))
+        self._times = self.head.time_embed(batch.table.timestep_map.flip(0))
         self._width = self._times.shape[1] * (3 * len(self.head.res_blocks) + 2)  # a row's modulations, in numbers
         self._modulations: list[Tensor] | None = None
-        if steps * len(self._embedded) * self._width <= BUDGET:
+        if self.steps * len(self._embedded) * self._width <= BUDGET:
             self._modulations = self.head.modulations(self._times[:, None] + self._embedded)
-        spread = torch.arange(steps, device=batch.x.device) * len(batch.noise) // steps
+
+        # A table of S <= T steps takes noise k T // S at step k.
+        spread = torch.arange(self.steps, device=self.device) * len(batch.noise) // self.steps
         self._noise = batch.noise[spread]
-        self._uniforms = rng.uniform(_ACCEPT, 0, 2 * steps).view(-1, steps, 2)
-        self.x, self.at = batch.x.clone(), torch.zeros(len(batch.x), dtype=torch.int64, device=batch.x.device)
-        # The first draft uses x0 = 0, the middle of the data; a rejected draft costs no further call.
-        self.x0, self.logits = torch.zeros_like(self.x), torch.zeros_like(self.x)
+        self._uniforms = rng.uniform(_ACCEPT, 0, 2 * self.steps).view(-1, self.steps, 2)
 
     def predict(self, row: Tensor, step: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Guided x0 and variance logits at M states x fp32 [M, channels] of tokens ``row`` at diffusion steps ``step``, int64 [M]."""
-        branches, total, parts = len(self.batch.z), len(self.x), []
+        """Guided x0 and variance logits, fp32 [M, channels] each, at M states.
+
+        The states x fp32 [M, channels] are those of rows ``row`` at diffusion steps ``step``, int64 [M] on the device.
+        """
+        denoise = self.run.model.net.region(type(self.head).denoise)
+        branches = len(self.batch.z)
         most = max(1, BUDGET // (self._width * branches))
-        for r, k, x_ in zip(row.split(most), step.split(most), x.split(most), strict=True):
-            rows, steps = torch.cat([r + i * total for i in range(branches)]), torch.cat([k] * branches)
+        x0s, logits = [], []
+        for some, k, state in zip(row.split(most), step.split(most), x.split(most), strict=True):
+            # 1. The rows of every branch of guidance.
+            rows = torch.cat([some + branch * len(self.x) for branch in range(branches)])
+            steps = k.repeat(branches)
             if self._modulations is None:
                 modulations = self.head.modulations(self._times[steps] + self._embedded[rows])
             else:
                 modulations = [m[steps, rows] for m in self._modulations]
-            out = self.head.denoise(torch.cat([x_] * branches), modulations).view(branches, len(r), -1)
-            eps, logits = guide(out, self.batch.cfg[r])
-            parts.append((self._recip[k] * x_ - self._recipm1[k] * eps, logits))
+
+            # 2. The head, and x0 of its guided noise.
+            out = denoise(self.head, state.repeat(branches, 1), modulations).view(branches, len(some), -1)
+            eps, logit = guide(out, self.batch.cfg[some])
+            x0s.append(self._recip[k] * state - self._recipm1[k] * eps)
+            logits.append(logit)
             self.run.report.add(head_calls=1, head_rows=len(rows))
-        return torch.cat([x0 for x0, _ in parts]), torch.cat([logits for _, logits in parts])
+        return torch.cat(x0s), torch.cat(logits)
 
     def kernel(self, step: Tensor, x: Tensor, x0: Tensor, logits: Tensor) -> Gaussian:
-        """The distribution of a step [...] from x [..., channels]: with the temperature, and without noise in the last step."""
+        """The distribution of a step [...] from x [..., channels], with the temperature; the last step has no noise."""
         return Gaussian(self._coef1[step] * x0 + self._coef2[step] * x, self._middle[step] + self._slope[step] * logits)
 
-    def draft(self, of: Tensor) -> Drafts:
-        """Drafts of rows ``of`` int64 [R] from their last evaluation: x0 and variance stay as they are."""
-        steps = len(self.batch.table)
-        width = (steps - self.at[of]).clamp(max=self.window)
-        step = (self.at[of][:, None] + torch.arange(int(width.max()), device=of.device)).clamp(max=steps - 1)
-        # Everything but the state is known beforehand: x_{k+1} = fixed_k + coef2_k x_k.
-        at_rest, log_std = self.kernel(step, self.x.new_zeros(()), self.x0[of][:, None], self.logits[of][:, None])
-        fixed, pull = at_rest + log_std.exp() * self._noise[step, of[:, None]], self._coef2[step]
-        path = [self.x[of]]
-        for j in range(step.shape[1]):
-            path.append(fixed[:, j] + pull[:, j] * path[-1])
-        states = torch.stack(path, 1)
-        return Drafts(states, Gaussian(at_rest + pull * states[:, :-1], log_std), width)
+    def draft(self, rows: Tensor) -> tuple[Tensor, Gaussian]:
+        """Draft the next W steps of rows from their last evaluation, whose x0 and variance stay as they are.
 
-    def verify(self, of: Tensor, drafts: Drafts) -> Tensor:
-        """Evaluate the head at all drafted states of rows ``of`` int64 [R]; advance them past the accepted prefix and one step more.
-
-        Returns the number of accepted steps, int64 [R].
+        Returns the states fp32 [R, W + 1, channels], the current one first, and the distribution of each step, fp32
+        [R, W, channels]. A row with fewer steps left repeats its last one, which is not used.
         """
-        # 1. All valid states in one evaluation.
-        path, q, width = drafts
-        ahead = torch.arange(q.mean.shape[1], device=of.device)
-        which, column = (ahead < width[:, None]).nonzero(as_tuple=True)
-        row, step, states = of[which], (self.at[of][:, None] + ahead)[which, column], path[which, column]
-        x0, logits = self.predict(row, step, states)
-        p, q = self.kernel(step, states, x0, logits), Gaussian(q.mean[which, column], q.log_std[which, column])
-        uniforms = self._uniforms[row, step]
+        width = int(self._widths(rows, self.window).max())
+        row, done = self._on_device(rows, self.done[rows])
+        step = (done[:, None] + torch.arange(width, device=self.device)).clamp(max=self.steps - 1)
+
+        # 1. Everything but the state is known beforehand: x_{k+1} = offset_k + coef2_k x_k + std_k noise_k.
+        offset, log_std = self.kernel(step, self.x.new_zeros(()), self.x0[row][:, None], self.logits[row][:, None])
+        coef2 = self._coef2[step]
+        fixed = offset + log_std.exp() * self._noise[step, row[:, None]]
+
+        # 2. The states, one after another.
+        states = [self.x[row]]
+        for k in range(width):
+            states.append(fixed[:, k] + coef2[:, k] * states[-1])
+        path = torch.stack(states, 1)
+        return path, Gaussian(offset + coef2 * path[:, :-1], log_std)
+
+    def verify(self, rows: Tensor, path: Tensor, q: Gaussian) -> Tensor:
+        """Evaluate the head at all drafted states of rows; advance them past the accepted prefix and one step more.
+
+        ``path`` and ``q`` are as :meth:`draft` returns them, from the rows' present steps on. Returns the number of
+        accepted steps, int64 [R] on the host.
+        """
+        widths = self._widths(rows, q.mean.shape[1])
+        count = int(widths.sum())
+        row, done, width = self._on_device(rows, self.done[rows], widths)
+
+        # 1. The head at all drafted states, those of the first row first.
+        every = torch.arange(len(rows), device=self.device)
+        first = width.cumsum(0) - width  # index of each row's first state
+        of = every.repeat_interleave(width, output_size=count)
+        column = torch.arange(count, device=self.device) - first[of]
+        step = done[of] + column
+        token = row[of]
+        states = path[of, column]
+        x0, logits = self.predict(token, step, states)
+        p = self.kernel(step, states, x0, logits)
+        q = q.rows(of, column)
+        uniforms = self._uniforms[token, step]
+
         # 2. The accepted prefix of every row.
-        ok = torch.zeros(len(of), len(ahead), dtype=torch.bool, device=of.device)
-        ok[which, column] = acceptable(path[which, column + 1], q, p, uniforms)
-        kept = ok.to(torch.int64).cumprod(1).sum(1)
-        wrong, last = kept < width, torch.minimum(kept, width - 1)
-        # The newest evaluation in use: at the first rejected step, or at the last drafted one.
-        newest = width.cumsum(0) - width + last
-        moved = path[torch.arange(len(of), device=of.device), kept]
-        # 3. The first rejected step of a row is replaced by the coupling.
-        bad = wrong.nonzero()[:, 0]
-        if len(bad):
-            rng, lane, at = self.rng.of(of[bad]), 2 * (self.at[of] + last)[bad], newest[bad]
+        ok = torch.zeros(len(rows), path.shape[1] - 1, dtype=torch.int64, device=self.device)
+        ok[of, column] = acceptable(path[of, column + 1], q, p, uniforms).to(torch.int64)
+        accepted = ok.cumprod(1).sum(1)
+        rejected = accepted < width
 
-            def retry(m: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
-                mine = rng.of(m)
-                normals = mine.normal(lane[m] + _NORMAL, first, count, states.shape[1])
-                return normals, mine.uniform(lane[m] + _UNIFORM, first, count)
+        # 3. The coupling replaces the first rejected step of a row. Without one it changes nothing at the last.
+        last = torch.minimum(accepted, width - 1)
+        newest = first + last  # the last evaluation that is used
+        judged = _Judged(row, done + last, path[every, last + 1], q.rows(newest), p.rows(newest), uniforms[newest])
+        coupled = couple(judged.draft, judged.q, judged.p, judged.uniforms)
+        value = torch.where(rejected[:, None], coupled.value, judged.draft)
 
-            mine, real = Gaussian(q.mean[at], q.log_std[at]), Gaussian(p.mean[at], p.log_std[at])
-            moved[bad] = couple(path[bad, last[bad] + 1], mine, real, uniforms[at], retry).value
-        self.x[of], self.x0[of], self.logits[of] = moved, x0[newest], logits[newest]
-        self.at[of] += kept + wrong
+        # 4. The only read, unless some row needs redraws.
+        kept, missing = torch.stack([accepted, (rejected & ~coupled.found).to(torch.int64)]).cpu()
+        self._redraw(judged, value, missing.nonzero()[:, 0])
+
+        # 5. Advance.
+        self.x[row] = value
+        self.x0[row] = x0[newest]
+        self.logits[row] = logits[newest]
+        self.done[rows] += torch.minimum(kept + 1, widths)
         return kept
 
-    def evaluate(self, of: Tensor) -> None:
-        """One step of rows ``of`` int64 [R] without a draft."""
-        step = self.at[of]
-        x0, logits = self.predict(of, step, self.x[of])
-        p = self.kernel(step, self.x[of], x0, logits)
-        self.x[of] = p.mean + p.log_std.exp() * self._noise[step, of]
-        self.x0[of], self.logits[of] = x0, logits
-        self.at[of] += 1
+    def evaluate(self, rows: Tensor) -> None:
+        """One step of rows without a draft."""
+        row, step = self._on_device(rows, self.done[rows])
+        x0, logits = self.predict(row, step, self.x[row])
+        p = self.kernel(step, self.x[row], x0, logits)
+        self.x[row] = p.mean + p.log_std.exp() * self._noise[step, row]
+        self.x0[row] = x0
+        self.logits[row] = logits
+        self.done[rows] += 1
 
-    def finish(self, of: Tensor) -> Tensor:
-        """All remaining steps of rows ``of`` int64 [R]; tokens fp32 [R, channels]."""
-        while len(going := of[self.at[of] < len(self.batch.table)]):
+    def finish(self, rows: Tensor) -> Tensor:
+        """All remaining steps of rows; tokens fp32 [R, channels]."""
+        going = rows[self.done[rows] < self.steps]
+        while len(going):
             if self.window > 1:
-                drafts = self.draft(going)
-                kept = self.verify(going, drafts)
-                self.run.report.add(drafted_steps=int(drafts.width.sum()), accepted_steps=int(kept.sum()))
+                drafted = int(self._widths(going, self.window).sum())
+                kept = self.verify(going, *self.draft(going))
+                self.run.report.add(drafted_steps=drafted, accepted_steps=int(kept.sum()))
             else:
                 self.evaluate(going)
-        return self.x[of]
+            going = going[self.done[going] < self.steps]
+        (row,) = self._on_device(rows)
+        return self.x[row]
+
+    def _widths(self, rows: Tensor, most: int) -> Tensor:
+        """How many steps of rows are drafted, ``most`` at a time, int64 [R] on the host."""
+        return (self.steps - self.done[rows]).clamp(max=most)
+
+    def _on_device(self, *numbers: Tensor) -> Tensor:
+        """Numbers of the host, int64 [R] each, in one copy."""
+        return to_device(torch.stack(numbers), self.device)
+
+    def _redraw(self, judged: _Judged, value: Tensor, missing: Tensor) -> None:
+        """Write the coupling's results of those rows that need redraws, ``missing`` int64 [M] on the host."""
+        for count in _REDRAWS:
+            if not len(missing):
+                return
+            (some,) = self._on_device(missing)
+            row, step, draft, q, p, uniforms = judged.rows(some)
+            rng = self.rng.of(row)
+            normals = rng.normal(2 * step + _NORMAL, 0, count, draft.shape[1])
+            redraws = Redraws(normals, rng.uniform(2 * step + _UNIFORM, 0, count))
+            coupled = couple(draft, q, p, uniforms, redraws)
+            value[some] = coupled.value
+            missing = missing[~coupled.found.cpu()]

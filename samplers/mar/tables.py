@@ -116,15 +116,22 @@ def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
 def constants(timesteps: Sequence[int] = range(STEPS), max_beta: float = MAX_BETA) -> Constants:
     """Constants for explicit ascending timesteps (0..999)."""
     kept = torch.tensor(timesteps)
-    abar = torch.cumprod(1 - cosine_betas(max_beta), 0)[kept]
+    trained = cosine_betas(max_beta)
+    trained_abar = torch.cumprod(1 - trained, 0)
+    abar = trained_abar[kept]
     betas = 1 - abar / _before(abar)
     # As in the published code, the product is accumulated again from the new betas, which decides the last digits.
     abar = torch.cumprod(1 - betas, 0)
     before = _before(abar)
 
     variance = betas * (1 - before) / (1 - abar)
-    # That of the lowest timestep is 0; its logarithm is clipped to the next one's.
-    clipped = torch.cat([variance[1:2], variance[1:]]) if len(kept) > 1 else variance.clamp(min=1e-20)
+    if len(kept) > 1:
+        # The variance of the lowest timestep is 0; its logarithm is clipped to the next one's.
+        clipped = torch.cat([variance[1:2], variance[1:]])
+    else:
+        # One step has no next one to take the variance of. The network learned its share between this variance and beta.
+        t = kept.clamp(min=1)
+        clipped = trained[t] * (1 - trained_abar[t - 1]) / (1 - trained_abar[t])
     return Constants(
         timestep_map=kept,
         betas=betas,

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar import cspd_published
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.settings import CSpDSettings
 from safetensors import safe_open
@@ -70,7 +72,9 @@ def replay(folder, record: Record):
     with torch.no_grad():
         for q, p in zip(draft.net.parameters(), target.net.parameters(), strict=True):
             q.copy_(p + (q - p) / o["draft_divisor"])
-    return finish(cspd(target, from_ids(o["labels"]), settings, record, draft=draft, draws=record))
+    # The record takes the place of the rejections' random numbers.
+    with patch.object(cspd_published, "RejectionDraws", lambda keys: record):
+        return finish(cspd(target, from_ids(o["labels"]), settings, record, draft=draft))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -21,9 +21,10 @@ from tiny_models import tiny_mar
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 # Most compilations of a run.
-MOST = 8
+MOST = 9
 # Of every sampler the settings with the most compilations.
 NAMES = ("mar", "fasthybrid, no guidance", "lazymar", "cspd, no guidance", "fasthybrid+lazymar", "cspd+lazymar")
+NAMES += ("mar, speculation", "cspd, speculation")
 NAMES += ("llamagen, text", "window, llamagen", "par, text", "zipar", "mulosd")
 
 

@@ -1,31 +1,85 @@
 """How often the host waits for the device in an AR step of every MAR sampler, counted with ``waits.py``."""
 
+from dataclasses import replace
+
 import pytest
 import test_sampler_contract as masked
 import torch
+from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import to_device
+from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.registry import MAR, SAMPLERS
 from pretended_cuda import META
 from waits import counted_waits, moved, waits_of_steps
 
-# Samplers to the most waits of an AR step in the middle of a run.
+FEW = {"ar_steps": 5, "diffusion_steps": 6}
+# Samplers to the most waits of an AR step in the middle of a run, which starts after the first and ends before the last.
 MOST = {
     "mar": 0,
     "mar, annealed": 0,
     "lazymar": 0,
     "lazymar, cached head": 0,
-    "fasthybrid": 1,
+    "fasthybrid": 1,  # which drafts are similar enough
     "fasthybrid, no guidance": 1,
     "fasthybrid+lazymar": 2,  # a second time for the map of cached tokens, in the last steps
+    "cspd": 2,  # which drafted diffusion steps are accepted, and of those that need redraws, whether one is kept
+    "cspd+lazymar": 3,
+    "cspd, published": 1,  # which drafts are accepted
+    "cspd, published, no alignment": 1,
 }
+
+
+def start(name, **more):
+    """A case of the contract with fewer steps and two images, on the pretended device."""
+    sampler, settings = masked.CASES[name]
+    if sampler in masked.DRAFTED:
+        more = {"draft": masked.DRAFT, **more}
+        more["draft"] = moved(more["draft"])
+    noise = PairedNoise(5, (0, 1))
+    return sampler(moved(masked.MODEL), from_ids((1, 4)), replace(settings, **FEW), noise, 5, **more)
 
 
 @pytest.mark.parametrize("name", MOST)
 def test_an_ar_step_waits_at_most_so_often(name):
     with counted_waits() as waits:
-        found, _ = waits_of_steps(masked.start(name, move=moved), waits)
+        found, _ = waits_of_steps(start(name), waits)
     middle = found[1:-2]
-    assert len(middle) == masked.FEW["ar_steps"] - 2
+    assert len(middle) == FEW["ar_steps"] - 2
     assert max(waits.total() for waits in middle) <= MOST[name], middle
+
+
+def test_every_sampler_is_bounded():
+    listed = {masked.CASES[name][0] for name in MOST}
+    missing = [name for name, entry in SAMPLERS.items() if entry.family == MAR and entry.run not in listed]
+    assert not missing, f"add {', '.join(missing)} to MOST in this file"
+
+
+def test_ar_steps_that_are_verified_together_wait_once():
+    """The target drafts for itself: of segments of two AR steps the first reads what is accepted of both."""
+    with counted_waits() as waits:
+        found, result = waits_of_steps(start("cspd", draft=masked.MODEL), waits)
+    assert result.report.acceptance == 1
+    assert [waits.total() for waits in found[1:-1]] == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["mar, speculation", "cspd, speculation"])
+def test_a_window_waits_twice_at_most(name):
+    """A window is a head call: of L = 3 drafted steps, or in CSpD of the whole path first.
+
+    Half of them at most need redraws, which are read a second time.
+    """
+    windows, reads, before = 0, 0, 0
+    with counted_waits() as waits:
+        for step in start(name):
+            counts = step.report.counts
+            head_calls = counts["head_calls"] - counts.get("draft_head_calls", 0)
+            if 1 < step.done < step.total:
+                assert waits.total() <= 2 * (head_calls - before), waits
+                windows += head_calls - before
+                reads += waits.total()
+            before = head_calls
+            waits.clear()
+    assert windows >= 10 and reads <= 1.5 * windows
 
 
 READS = {

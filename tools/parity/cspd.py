@@ -15,16 +15,15 @@ from torch import Tensor
 from ...model_loaders.networks.mar import MARModel
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
-from ...samplers.mar.cspd import (
+from ...samplers.mar.cspd_published import (
     TRIES,
     LastStep,
     RejectionDraws,
-    draft_of,
-    prefill_steps,
     published_keep,
     published_ratio,
     published_steps,
 )
+from ...samplers.mar.drafting import Drafter, prefill_steps
 from ...samplers.mar.loop import FullTransformer, Run, begin
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import CSpDSettings
@@ -192,10 +191,8 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
                 where = recorded.plan.ahead(first, step + 1 - first).sort(1).values
                 places.append((torch.arange(len(where)).repeat_interleave(where.shape[1]), where.flatten()))
                 first = step + 1
-        draws, draft_run = _RecordedDraws(tokens, places, found), draft_of(recorded, draft, condition)
-        drafting = FullTransformer()
-        drafting.begin(draft_run)
-        result = finish(published_steps(recorded, draft_run, full, drafting, settings, draws))
+        drafter = Drafter(recorded, draft, condition, FullTransformer())
+        result = finish(published_steps(recorded, full, drafter, settings, _RecordedDraws(tokens, places, found)))
         for v, (image, position) in zip(found, places, strict=True):
             grid = torch.from_numpy(result.report.maps["outcome"]).view(len(LABELS), -1)
             yield exact(grid[image, position] == 1, v.accepted)

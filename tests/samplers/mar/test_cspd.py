@@ -49,6 +49,8 @@ def test_a_draft_that_is_the_target_is_always_accepted(model, length, speculatio
     same = {"cfg_schedule": "constant"} if mode == "published" else {}
     result = run(model, model, draft_length=length, speculation=speculation, mode=mode, **same)
     assert result.report.counts["rejected"] == 0 and result.report.counts["accepted"] == 3 * 15
+    if mode == L and not speculation:  # all 8 diffusion steps of each token
+        assert result.report.counts["drafted_steps"] == result.report.counts["accepted_steps"] == 3 * 15 * 8
     if not speculation:
         plain = finish(mar(model, LABELS, MARSettings(**FEW, **same), NOISE)).latents
         torch.testing.assert_close(result.latents, plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max()))
@@ -233,6 +235,24 @@ def test_shared_noise_accepts_more():
     assert on.report.acceptance > 1.5 * off.report.acceptance
 
 
+def test_one_diffusion_step_is_published_without_extreme_tokens(model, other):
+    """With logits around 2, as trained heads have them at t = 0, the std is about exp(-5.2 + 2 x 0.16).
+
+    Between variances of 1e-20 and beta it would be about exp(-14 + 2 x 9), and redraws as large, with errors of rounding to match.
+    """
+    target, draft = (dataclasses.replace(m, net=copy.deepcopy(m.net)) for m in (model, other))
+    for m in (target, draft):
+        m.net.head.final_layer.linear.bias[4:] += 2
+    few = {"mode": "published", "diffusion_steps": 1}
+    together = run(target, draft, **few)
+    plain = finish(mar(target, LABELS, MARSettings(**{**FEW, "diffusion_steps": 1}), NOISE)).latents
+    assert float((together.latents - plain).abs().max()) < 0.2
+    for i, label in enumerate((1, 4, 0)):
+        alone = run(target, draft, labels=from_ids((label,)), noise=PairedNoise(5, (i,)), **few)
+        torch.testing.assert_close(alone.latents, together.latents[i : i + 1], rtol=1e-4, atol=1e-4)
+        assert np.array_equal(alone.report.maps["outcome"][0], together.report.maps["outcome"][i])
+
+
 def test_alignment_and_inner_temperature_are_nothing_to_lossless(model, other):
     plain = run(model, other)
     assert torch.equal(plain.latents, run(model, other, alignment=False, inner_temperature=7.0).latents)
@@ -253,6 +273,8 @@ def changed(model: MARModel, **shape) -> MARModel:
         (lambda m: dataclasses.replace(m, latent_scale=0.2325), "latent scale, 0.2325 and 0.5"),
         (lambda m: dataclasses.replace(m, patch=2), "patch, 2 and 1"),
         (lambda m: dataclasses.replace(m, label_set="imagenet-1k"), "label set, imagenet-1k and picture-book"),
+        (lambda m: dataclasses.replace(m, max_beta=0.2), "the largest beta of their diffusion, 0.2 and 0.999"),
+        (lambda m: tiny_hybrid(), "the kind of condition, prompt and class"),
     ],
 )
 def test_a_draft_of_another_kind_is_refused_before_any_work(model, draft, says):
@@ -261,3 +283,9 @@ def test_a_draft_of_another_kind_is_refused_before_any_work(model, draft, says):
         next(cspd(named, LABELS, CSpDSettings(**FEW), NOISE, draft=draft(model)))
     # A draft without a label set is taken at its word.
     next(cspd(named, LABELS, CSpDSettings(**FEW), NOISE, draft=model))
+
+
+def test_a_draft_on_another_device_is_refused_for_its_device(model):
+    elsewhere = dataclasses.replace(model, net=copy.deepcopy(model.net).to("meta"))
+    with pytest.raises(UserError, match="^draft: tiny is on meta and the target tiny on cpu; load both on one device"):
+        next(cspd(model, LABELS, CSpDSettings(**FEW), NOISE, draft=elsewhere))

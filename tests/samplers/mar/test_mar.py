@@ -255,6 +255,10 @@ def test_fewer_diffusion_steps_take_evenly_spaced_noise(model, end, entries):
     assert not torch.allclose(annealed.latents[~last], expected.latents[~last])
 
 
-def test_one_timestep_has_a_floor_under_its_log_variance():
+def test_one_timestep_has_the_log_variances_of_the_trained_schedule():
+    """Of betas 4.12842e-5 and 4.61418e-5 at t = 0 and 1: between log(beta_1 (1 - abar_0) / (1 - abar_1)) and log(beta_0)."""
     assert respaced_timesteps(1) == [0] and tables(2, 0).timestep_map.tolist() == [0]
-    assert constants([0]).posterior_log_variance_clipped.tolist() == pytest.approx([math.log(1e-20)])
+    assert constants([0]).posterior_log_variance_clipped.tolist() == pytest.approx([-10.7340825])
+    numbers = tables(1).steps[0]
+    assert numbers.middle == pytest.approx((-10.7340825 - 10.0950301) / 4)
+    assert numbers.slope == pytest.approx((-10.0950301 + 10.7340825) / 4)

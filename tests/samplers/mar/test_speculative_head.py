@@ -6,6 +6,8 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.networks.mar import DiffusionHead
+from fastar_nodes.model_loaders.networks.speed import Regional
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar import speculative
@@ -56,7 +58,7 @@ def test_what_it_costs(model, length):
 
 
 def test_stale_predictions_that_never_change_are_always_right(model, monkeypatch):
-    """If the head says the same at every state, drafts are the truth: a call does L steps."""
+    """If the head says the same at every state, drafts are right: a call does L steps."""
     monkeypatch.setattr(Paths, "predict", lambda self, row, step, x: (x * 0 + 0.3, x * 0))
     verified: list[int] = []
     real = Paths.verify
@@ -120,3 +122,18 @@ def test_modulations_that_fit_the_budget_are_kept(monkeypatch):
         made = Paths(run, batch, 3, rng)
         assert (made._modulations is not None) == kept
         assert not kept or sum(t.numel() for t in made._modulations) == budget
+
+
+def test_every_evaluation_of_the_head_is_of_the_region_that_may_be_compiled(model, monkeypatch):
+    """Else a report would say "speed: compile" of a head that ran plain."""
+    calls: list[int] = []
+
+    def region(self, function):
+        if function is not DiffusionHead.denoise:
+            return function
+        return lambda *args: calls.append(1) or function(*args)
+
+    monkeypatch.setattr(Regional, "region", region)
+    for length in (1, 3):
+        calls.clear()
+        assert run(model, speculation=length).report.counts["head_calls"] == len(calls) > 0

@@ -1,0 +1,96 @@
+"""CSpD's published rule by hand: which drafts and redraws are kept.
+
+Whole recorded runs are in ``tests/parity/test_parity_cspd_temperature.py``.
+"""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED, Report
+from fastar_nodes.samplers.mar.coupling import Gaussian
+from fastar_nodes.samplers.mar.cspd_published import (
+    TRIES,
+    LastStep,
+    last_step,
+    published_keep,
+    published_ratio,
+    verify,
+)
+from fastar_nodes.samplers.mar.drafting import judged, prefill_steps
+
+
+def last(mean: float, std: float, rest: float = 1.0, tokens: int = 1) -> LastStep:
+    """Tokens of one channel; ``rest`` is the product of the other steps' stds."""
+    return LastStep(*(torch.full((tokens, 1), x) for x in (mean, math.log(std), math.log(rest))))
+
+
+def test_the_ratio_of_one_channel():
+    """p(1) / (Sigma q(1)) of N(1, 2) and N(0, 1) with Sigma = 2 / 3 is (1 / 2) e^(1/2) 3 / 2; and with stds 42 times as large."""
+    q, p, token = last(0.0, 1.0, 2.0), last(1.0, 2.0, 3.0), torch.ones(1, 1)
+    assert float(published_ratio(token, q, p, 1.0).exp()) == pytest.approx(0.75 * math.exp(0.5), rel=1e-5)
+    assert float(published_ratio(token, q, p).exp()) == pytest.approx(0.75 * math.exp(0.5 / 42**2), rel=1e-5)
+    assert float(published_keep(token, q, p)) == pytest.approx(1 - 1 / (0.75 * math.exp(0.5)), rel=1e-4)
+    # Where q / (Sigma p) is above 1 nothing is kept.
+    assert float(published_keep(token - 1, q, p)) == 0
+
+
+def test_what_is_stored_of_a_path():
+    """Of stds 2, 3 and 5 of three steps: the last one with the temperature, and the others' sum of logs."""
+    stds = torch.tensor([2.0, 3.0, 5.0])[None, :, None]
+    stored = last_step(Gaussian(torch.tensor([7.0, 8.0, 9.0])[None, :, None], stds.log()), 0.5)
+    assert float(stored.mean) == 9
+    assert float(stored.log_std.exp()) == pytest.approx(2.5)
+    assert float(stored.rest.exp()) == pytest.approx(6)
+
+
+class Draws:
+    """Redraws of which each token keeps that of one number: 3 + 0.25 x its row. All others are 1, where q is above p."""
+
+    def __init__(self, kept: list[int]):
+        self.kept, self.asked = torch.tensor(kept), list[tuple[int, int, int]]()
+
+    def guess(self, image, position):
+        return torch.full((len(image),), 0.5)
+
+    def again(self, image, position, first, count, channels):
+        self.asked.append((len(image), first, count))
+        number = torch.arange(first, first + count)
+        normals = torch.where(number == self.kept[position, None], 0.25 * position[:, None], -2.0)
+        return normals[..., None], torch.full(normals.shape, 0.5)
+
+
+def test_drafts_and_redraws():
+    """q is N(0, 1) and p N(3, 1): log p / q = 3 x - 4.5 accepts a draft of 2 and rejects one of 0 at a guess of 0.5."""
+    never = TRIES
+    draws = Draws([never, 0, 9, 10, 57, TRIES - 1, never])
+    drafts = torch.tensor([2.0, 0, 0, 0, 0, 0, 0])[:, None]
+    rows = torch.arange(7)
+    q, p = last(0.0, 1.0, tokens=7), last(3.0, 1.0, tokens=7)
+    tokens, accepted = verify(drafts, q, p, 1.0, draws, torch.zeros_like(rows), rows)
+    assert accepted.tolist() == [True, False, False, False, False, False, False]
+    assert tokens[:, 0].tolist() == [2.0, 3.25, 3.5, 3.75, 4.0, 4.25, 0.0]
+    # All tokens are drawn ten times, and the four that kept none of these 90 times more.
+    assert draws.asked == [(7, 0, 10), (4, 10, 90)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "ratio", "alone"),
+    [(32, 0.15, 5), (64, 0.15, 10), (6, 0.0, 1), (6, 0.16, 1), (6, 0.17, 2), (6, 0.99, 6), (6, 1.0, 6)],
+)
+def test_how_many_steps_are_the_targets_alone(steps, ratio, alone):
+    """AR steps 0 .. S ratio, and never more than there are."""
+    assert prefill_steps(steps, ratio) == alone
+
+
+def test_what_is_recorded_of_a_verification():
+    """Of two images with three drafts each, at positions of their own; one image has to go back."""
+    report = Report("cspd", "tiny", {}, 0, 2, "cpu")
+    outcome = torch.full((2, 4), PLAIN, dtype=torch.uint8)
+    positions = torch.tensor([[3, 0, 1], [2, 1, 0]])
+    accepted = torch.tensor([[True, False, False], [True, True, True]])
+    assert judged(SimpleNamespace(report=report), outcome, positions, accepted) is False
+    assert outcome.tolist() == [[REJECTED, REJECTED, PLAIN, ACCEPTED], [ACCEPTED, ACCEPTED, ACCEPTED, PLAIN]]
+    assert report.counts == {"accepted": 4, "rejected": 2, "restarts": 1}
+    assert judged(SimpleNamespace(report=report), outcome, positions[1:], accepted[1:]) is True
