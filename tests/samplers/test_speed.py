@@ -22,6 +22,8 @@ pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 # Most compilations of a run.
 MOST = 9
+# Combinations with LazyMAR compile its regions again for further counts of rows.
+MOST_OF = {"fasthybrid+lazymar": 11, "cspd+lazymar": 17}
 # Of every sampler the settings with the most compilations.
 NAMES = ("mar", "fasthybrid, no guidance", "lazymar", "cspd, no guidance", "fasthybrid+lazymar", "cspd+lazymar")
 NAMES += ("mar, speculation", "cspd, speculation")
@@ -57,7 +59,7 @@ def run(name, how):
 def test_compilations_of_a_run(name, counters):
     plain, compiled = run(name, speed.PLAIN), run(name, speed.COMPILE)
     assert not counters["graph_break"]
-    assert 1 <= counters["stats"]["unique_graphs"] <= MOST
+    assert 1 <= counters["stats"]["unique_graphs"] <= MOST_OF.get(name, MOST)
     if name in masked.CASES:  # rounding; the tokens of the tiny model are about 1
         torch.testing.assert_close(compiled.latents, plain.latents, rtol=1e-4, atol=1e-4)
     else:
