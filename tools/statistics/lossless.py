@@ -90,11 +90,13 @@ def careless_coupling() -> Iterator[None]:
     """Within it, a rejected diffusion step is drawn from the target's kernel p instead of from max(0, p - q)."""
 
     def careless(
-        draft: Tensor, q: Any, p: Any, uniforms: Tensor, retry: coupling.Retry, *more: object
+        draft: Tensor, q: Any, p: Any, uniforms: Tensor, redraws: coupling.Redraws | None = None
     ) -> coupling.Coupled:
-        normals, _ = retry(torch.arange(len(draft)), 0, 1)
-        drawn = torch.where(torch.isneginf(p.log_std), p.mean, p.mean + p.log_std.exp() * normals[:, 0])
-        return coupling.Coupled(drawn, torch.zeros(len(draft), dtype=torch.bool))
+        none = torch.zeros(len(draft), dtype=torch.bool)
+        if redraws is None:
+            return coupling.Coupled(draft, none, none)
+        drawn = torch.where(torch.isneginf(p.log_std), p.mean, p.mean + p.log_std.exp() * redraws.normals[:, 0])
+        return coupling.Coupled(drawn, none, ~none)
 
     with mock.patch.object(speculative, "couple", careless):
         yield
