@@ -213,7 +213,7 @@ class FastARVAE:
             return latents
 
         # Memory is insufficient for a whole image.
-        return self.encode_tiled(pixel_samples, tile_x=256, tile_y=256, overlap=64)
+        return self.encode_tiled(pixel_samples, 256, 256, 64)
 
     def encode_tiled(
         self, pixel_samples: Tensor, tile_x: int = 512, tile_y: int = 512, overlap: int = 64, **of_videos: Any
