@@ -307,7 +307,8 @@ class _Loader(io.ComfyNode):
         )
         side = _tokens_per_side(menus["grid"], menus["size"])
         ready = assembly.load(cls.family, checkpoint, source, decoder, side, menus["weights"])
-        assert ready.decoder is not None
+        decoder_model = ready.decoder
+        assert decoder_model is not None
 
         parts: dict[str, Loaded[Any]] = {}
         if "ta_tok" in cls.widgets:
@@ -317,7 +318,7 @@ class _Loader(io.ComfyNode):
 
         # 3. The decoder as core's VAE, and the model under ComfyUI's memory management.
         patch = cast(MARModel, ready.model).patch if ready.masked else 1
-        vae = make_vae(ready.decoder, ready.latent_channels, math.isqrt(ready.tokens) * patch)
+        vae = make_vae(decoder_model, ready.latent_channels, math.isqrt(ready.tokens) * patch)
         if menus["size"] != AUTO and vae.downscale_ratio * patch != PIXELS:
             raise UserError(f"size: {ready.model.name} has tokens of another size than {PIXELS} pixels; choose {AUTO}.")
 
