@@ -378,6 +378,23 @@ def load(
     return Ready(family, model, made, metadata, choice)
 
 
+def outline(family: str, choice: str, path: Path, grid: int | None = None, weights: str = AUTO) -> Ready:
+    """A model without weights and without decoder, for what depends on shapes and metadata only, such as :func:`defaults`.
+
+    Only the header of the file is read. Arguments as :func:`load`; ``path``: the file of the choice.
+
+    Raises:
+        UserError: as :func:`load`; also for a model folder whose tokenizer is not beside it.
+    """
+
+    def find(name: str, kind: str) -> Path:
+        raise UserError(f"checkpoint: {path.name} has no tokenizer beside it; load it once, which gets one.")
+
+    source = Source(find, torch.device("meta"), "fp32")
+    model = _load_model(family, path, source, grid, weights)
+    return Ready(family, model, None, ck.read_metadata(path), choice)
+
+
 def _unknown_decoder(decoder: KLModel | VQModel, model: Model, stated: str | None) -> str:
     """The remark that a model may have been trained with another decoder; ``stated`` is the one that its file names."""
     if stated is None:
@@ -433,6 +450,11 @@ def load_language_model(choice: str, source: Source) -> tuple[TarModel, dict[str
 
     model = load_tar(path, dtype, source.device)
     return model, stated_defaults(ck.read_metadata(path))
+
+
+def outline_language_model(path: Path) -> tuple[TarModel, dict[str, Any]]:
+    """As :func:`load_language_model`, without weights; only the header of the file is read."""
+    return load_tar(path, "fp32", "meta"), stated_defaults(ck.read_metadata(path))
 
 
 def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel:
@@ -597,10 +619,18 @@ def _published(ready: Ready) -> dict[str, Any]:
     if ready.condition == "class":
         if ready.demo:
             return {"ar_steps": _DEMO_STEPS}
+        return published_masked(MAR)
+
+    unipic = cast(MARModel, ready.model).max_beta < _HYBRID_BETA
+    return published_masked(HYBRID, unipic)
+
+
+def published_masked(family: str, unipic: bool = False) -> dict[str, Any]:
+    """The published settings of a full-size MAR or hybrid."""
+    if family == MAR:
         papers, _ = knobs(SAMPLERS[MAR].settings)["ar_steps"]
         return {"ar_steps": papers}
 
-    unipic = cast(MARModel, ready.model).max_beta < _HYBRID_BETA
     return {**_HYBRID_DEFAULTS, "ar_steps": _UNIPIC_STEPS if unipic else _HARMON_STEPS}
 
 

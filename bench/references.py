@@ -32,7 +32,6 @@ from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
 from ..samplers.conditioning import FeatureCondition, PromptCondition, from_ids
 from ..samplers.driver import finish
-from ..samplers.mar.cspd_published import INNER_TEMPERATURE
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import JANUS, LLAMAGEN, TAR, find
 from ..samplers.settings import make
@@ -290,7 +289,7 @@ def mar(root: Path, size: str, batch: int, sets: Mapping[str, str], name: str) -
         asked = (s.cfg_schedule, labels, s.temperature)
         with torch.no_grad(), on_cpu():
             if name == "cspd":
-                both = runner(*nets, s.inner_temperature or INNER_TEMPERATURE, s.prefill_ratio)
+                both = runner(*nets, s.inner_temperature, s.prefill_ratio)
                 return both.run(batch, s.ar_steps, s.draft_length, *asked, s.cfg)
             given = {"args": SimpleNamespace(device="cpu", lazy_mar=True)} if lazy else {}
             return nets[0].sample_tokens(batch, s.ar_steps, s.cfg, *asked, **given)

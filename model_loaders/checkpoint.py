@@ -416,7 +416,8 @@ def load_strictly(
     """A network in eval mode, without gradients, with copies of all weights of a file.
 
     ``make`` constructs it, on the device "meta", where weights take no memory. ``fp32``: name prefixes of weights that are fp32 regardless
-    of ``dtype``; ``int8``: whether the blocks are rounded to int8. A UserError if names are missing, unexpected or misshaped, or weights
+    of ``dtype``; ``int8``: whether the blocks are rounded to int8. On the device "meta" the network has shapes only, and no weight is
+    read. A UserError if names are missing, unexpected or misshaped, or weights
     are no finite floating-point numbers.
     """
     with misfits(file), torch.device("meta"):
@@ -443,7 +444,7 @@ def load_strictly(
             )
         target = torch.float32 if name.startswith(tuple(fp32)) else dtype
         loaded[name] = tensor.to(device=device, dtype=target, copy=True).contiguous()
-        if not _finite(loaded[name]):
+        if not loaded[name].is_meta and not _finite(loaded[name]):
             if _finite(tensor):
                 raise file.error(f"has weights too large for {dtype} in {name[:80]}", "choose dtype bf16 or fp32")
             raise file.error(

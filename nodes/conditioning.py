@@ -46,16 +46,17 @@ from .host import Loaded, ModelCache, load_to_device
 from .images import to_rgb
 from .loaders import allow_download, finder, listed, menu, usual
 from .preview import drive
-from .running import READING, LabelText
+from .running import READING, LabelText, unlike_preset
 from .schema import (
     CODES,
     LABEL,
     PLAIN,
     PROMPT,
+    RECOMMENDED,
     TAR,
     TEXT,
+    checked_preset,
     checked_seed,
-    chosen,
     expect_image,
     expect_model,
     expect_text,
@@ -63,6 +64,7 @@ from .schema import (
     preset_widget,
     schema,
     seed_widget,
+    setting_widgets,
     validity,
     widgets,
 )
@@ -397,10 +399,6 @@ class TarPrompt(io.ComfyNode):
             f"text; an empty one makes an unconditional image. Usual: one or two sentences. {_SUBJECTS}",
         )
 
-        # The preset covers neither detail nor parallel, which changes no image.
-        detail, *others, parallel = widgets(TarPromptSettings)
-        preset = preset_widget(others, PLAIN)
-
         return schema(
             node_id="FastARTarPrompt",
             display_name="Tar Prompt",
@@ -409,9 +407,15 @@ class TarPrompt(io.ComfyNode):
             "picture; de-tokenizers of all sizes and all methods can draw from one run.",
             search_aliases=["text to image", "prompt", "tar", "semantic codes", "clip text encode"],
             sockets=[TAR.Input("tar", tooltip="The language model, from Load Tar.")],
-            widgets=[text, seed_widget(), detail, preset, parallel, *widgets(PromptImages)],
+            widgets=[
+                text,
+                seed_widget(),
+                preset_widget(PLAIN),
+                *setting_widgets(TarPromptSettings, PLAIN),
+                *widgets(PromptImages, optional=True),
+            ],
             outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
-            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -423,10 +427,13 @@ class TarPrompt(io.ComfyNode):
         prompt = expect_text(text, "text").strip()
         number = checked_seed(seed)
         count = make(PromptImages, {"images": images}).images
-        _, asked = chosen(preset, PLAIN, graph.typed(cls, "preset"))
-        settings = prompt_settings(loaded.recommended, {**asked, **values})
+        settings = prompt_settings(loaded.recommended, values)
 
-        host.show(cls, [unknown_words(model, [prompt])])
+        lines: list[str] = []
+        if preset is not None and checked_preset(preset, PLAIN) == RECOMMENDED:
+            meant = prompt_settings(loaded.recommended, {})
+            lines.append(unlike_preset(RECOMMENDED, values, settings, meant, model))
+        host.show(cls, [*lines, unknown_words(model, [prompt])])
         load_to_device(loaded, estimate_prompt(model, settings, prompt, count))
 
         def start(part: range) -> Any:

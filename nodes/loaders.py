@@ -46,13 +46,14 @@ PIXELS = 16
 
 def menu(family: str, *first: str) -> list[str]:
     """Choices of a file family: ``first``, built-in entries, local files, downloads."""
-    kinds = _folders(family)
+    kinds = folders_of(family)
     found = hub.menu(family, host.local_files(*kinds), host.folders(*kinds))
 
     return [*first, *found]
 
 
-def _folders(family: str) -> tuple[str, ...]:
+def folders_of(family: str) -> tuple[str, ...]:
+    """Model folders of a file family."""
     return FOLDERS.get(family, (host.FOLDER,))
 
 
@@ -62,7 +63,7 @@ def listed(choice: Any, family: str, *first: str) -> str:
     Menus show one spelling of each, and graphs travel between machines and versions.
     """
     if choice not in first:
-        kinds = _folders(family)
+        kinds = folders_of(family)
         hub.check(choice, family, host.folders(*kinds), host.local_files(*kinds))
 
     return str(choice)
@@ -76,7 +77,7 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
     allowed = checked_switch(allow_download, "allow_download")
 
     def find(choice: str, family: str) -> Path:
-        folders = host.folders(*_folders(family))
+        folders = host.folders(*folders_of(family))
         download_to = host.folders(host.FOLDER)[0]
 
         entry = hub.absent(choice, family, [*folders, download_to])
@@ -155,7 +156,7 @@ def _one_of(field: str, value: Any, options: Sequence[str]) -> str:
     return str(value)
 
 
-def _tokens_per_side(grid: str, size: str) -> int | None:
+def tokens_per_side(grid: str, size: str) -> int | None:
     """The number of tokens along one side that the widgets ``grid`` and ``size`` choose; None if both are auto."""
     if size != AUTO:
         return int(size) // PIXELS
@@ -305,7 +306,7 @@ class _Loader(io.ComfyNode):
             compute=host.get_compute_device(),
             speed=menus["speed"],
         )
-        side = _tokens_per_side(menus["grid"], menus["size"])
+        side = tokens_per_side(menus["grid"], menus["size"])
         ready = assembly.load(cls.family, checkpoint, source, decoder, side, menus["weights"])
         decoder_model = ready.decoder
         assert decoder_model is not None

@@ -10,7 +10,7 @@ A run takes three steps, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -47,8 +47,9 @@ from ..samplers.mar.memory import DECODE, WEIGHTS, expect_little_noise
 from ..samplers.mar.memory import estimate as masked_memory
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.noise import PairedNoise
+from ..samplers.numbers import numbers, own_values
 from ..samplers.registry import SAMPLERS, Entry
-from ..samplers.settings import knobs, named
+from ..samplers.settings import knobs, named, shown
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.loop import resolve
@@ -59,6 +60,7 @@ from .host import TA_TOK, Loaded, load_to_device, to_device
 from .images import to_bytes
 from .preview import drive
 from .schema import (
+    FREE,
     checked_seed,
     describe,
     expect,
@@ -169,6 +171,41 @@ def settings_for(choice: Choice, loaded: Loaded[Any]) -> Any:
     return choice.settings(loaded.recommended, demo=model.label_set == DEMO_LABELS, width=width)
 
 
+def unlike_preset(preset: str, names: Iterable[str], settings: Any, meant: Any, model: Any) -> str:
+    """What to say of numbers that arrived under a preset and are not its own; "" if all are.
+
+    Args:
+        preset: the option of the preset widget.
+        names: the settings that arrived.
+        settings: those of the run.
+        meant: those that the preset alone gives for the model.
+        model: the model of the run.
+    """
+    used = numbers(settings, own_values(model, settings))
+    of_preset = numbers(meant, own_values(model, meant))
+    differing: list[str] = []
+    for name in names:
+        if name not in FREE and used[name] != of_preset[name]:
+            given = named(type(settings), {name: used[name]}, all=True)
+            differing.append(f"{given}, {preset} has {shown(of_preset[name])}")
+
+    if not differing:
+        return ""
+    few = "; ".join(differing[:3]) + ("; ..." if len(differing) > 3 else "")
+    return f"custom: these numbers are not those of *{preset}* for this model ({few})."
+
+
+def cache_unlike_preset(plan: CachePlan, loaded: Loaded[MARModel], settings: Any) -> str:
+    """:func:`unlike_preset` of LazyMAR Cache, for the model of the sampler that it feeds."""
+    if not plan.preset_given or plan.preset == presets.CUSTOM:
+        return ""
+
+    used = plan.settings(loaded, settings.ar_steps)
+    meant = plan.settings(loaded, settings.ar_steps, {})
+    said = unlike_preset(plan.preset, plan.values, used, meant, loaded.model)
+    return f"LazyMAR Cache: {said}" if said else ""
+
+
 # ------------------------------------------------------------------------------------------------ conditions on sockets
 
 
@@ -263,6 +300,14 @@ class CachePlan:
 
     preset: str
     values: Mapping[str, Any]
+    preset_given: bool = False  # whether a prompt named the preset
+
+    def settings(self, loaded: Loaded[MARModel], ar_steps: int, values: Mapping[str, Any] | None = None) -> Any:
+        """The settings for a model and a number of AR steps; ``values`` in the place of the plan's."""
+        model = loaded.model
+        demo = model.label_set == DEMO_LABELS
+        asked = self.values if values is None else values
+        return presets.combine(CacheSettings, {}, self.preset, asked, demo, model.net.config.dim, ar_steps)
 
 
 @dataclass(frozen=True)
@@ -417,7 +462,7 @@ def _check_masked(entry: Entry, loaded: Loaded[MARModel], settings: Any, seed: i
     expect_little_noise(model, len(condition), settings.diffusion_steps, "condition")
 
     draft = expect_mar(sockets.draft, "draft") if entry.needs_draft else None
-    cache = _checked_cache(sockets.cache, model, settings)
+    cache = _checked_cache(sockets.cache, loaded, settings)
     return MaskedRun(entry, loaded, settings, condition, seed, edit, draft, cache)
 
 
@@ -451,15 +496,13 @@ def _check_tokens(entry: Entry, loaded: Loaded[TokenModel], settings: Any, seed:
     return TokenRun(entry, loaded, vae, settings, condition, seed, edit, draft, upscale_model)
 
 
-def _checked_cache(value: Any, model: MARModel, settings: Any) -> CacheSettings | None:
+def _checked_cache(value: Any, loaded: Loaded[MARModel], settings: Any) -> CacheSettings | None:
     """The settings of LazyMAR's caches for a model; None if the cache socket is not connected."""
     if value is None:
         return None
 
     if isinstance(value, CachePlan):
-        demo = model.label_set == DEMO_LABELS
-        width = model.net.config.dim
-        value = presets.combine(CacheSettings, {}, value.preset, value.values, demo, width, settings.ar_steps)
+        value = value.settings(loaded, settings.ar_steps)
 
     return expect(value, CacheSettings, "cache", "LazyMAR Cache")
 
@@ -618,16 +661,16 @@ def _read_codes(condition: AnyCondition, loaded: Loaded[TokenModel]) -> AnyCondi
 # ------------------------------------------------------------------------------------------------ reports
 
 
-def reported(node: Any, output: io.NodeOutput, advice: str = "") -> io.NodeOutput:
+def reported(node: Any, output: io.NodeOutput, advice: str = "", warnings: Sequence[str] = ()) -> io.NodeOutput:
     """Write a sampler's report, the second output, to saved images; returns ``output``.
 
-    The settings used are shown on the node, ``advice`` under them, and the report unless another node takes it: Compare
+    The node shows ``warnings`` first, then the settings used, ``advice`` under them, and the report unless another node takes it: Compare
     then shows it beside the others.
     """
     report: Report = output.result[1]
 
     used = named(registry.find(report.sampler).settings, report.settings)
-    lines = [f"{used}.", advice]
+    lines = [*warnings, f"{used}.", advice]
     if not graph.taken(node, 1):
         lines += [one_line(report), no_gain(report)]
     host.show(node, lines)

@@ -15,17 +15,18 @@ from ..samplers.conditioning import unknown_words
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.registry import SAMPLERS
 from ..samplers.settings import knobs, make, named
-from . import graph
 from .running import (
     CachePlan,
     ModelFirst,
     Sockets,
+    cache_unlike_preset,
     expect_mar,
     expect_tokens,
     reported,
     run,
     settings_for,
     texts_of,
+    unlike_preset,
 )
 from .schema import (
     CACHE,
@@ -37,13 +38,14 @@ from .schema import (
     REPORT,
     TOKEN_CONDITION,
     TOKEN_MODEL,
+    checked_preset,
     checked_switch,
-    chosen,
     output,
+    preset_name,
     preset_widget,
     schema,
     seed_widget,
-    widgets,
+    setting_widgets,
 )
 
 
@@ -133,21 +135,20 @@ class _Sampler(ModelFirst):
         sockets = [model.Input(name, tooltip=tooltip) for name, tooltip in cls.models.items()]
         sockets.append(_MAR_CONDITION if entry.masked else _TOKEN_CONDITION)
 
-        # Widgets: seed, switch, preset, and what is no part of the preset because it changes no image.
+        # Widgets: seed, switch, preset, settings.
         main = [seed_widget()]
         if cls.preset is not None:
             switch = io.Boolean.Input(
                 "enabled",
                 default=True,
+                optional=True,
                 tooltip=f"Off runs {_SWITCHED_OFF[entry.family]} with the same seed and settings, the baseline. "
                 "Bypassing breaks the graph; use this switch.",
             )
             main.append(switch)
 
-        settings = widgets(entry.settings)
-        of_preset = [widget for widget in settings if widget.id != "parallel"]
-        parallel = [widget for widget in settings if widget.id == "parallel"]
-        main += [preset_widget(of_preset, cls.options(), cls.preset or ""), *parallel]
+        main.append(preset_widget(cls.options(), cls.preset or ""))
+        main += setting_widgets(entry.settings, cls.options())
 
         return schema(
             node_id=cls.node_id,
@@ -168,12 +169,10 @@ class _Sampler(ModelFirst):
         return PLAIN if cls.preset is None else PRESETS
 
     @classmethod
-    def execute(
-        cls, condition: Any, seed: Any, preset: Any = None, enabled: Any = True, **inputs: Any
-    ) -> io.NodeOutput:
+    def execute(cls, condition: Any, seed: Any, enabled: Any = True, **inputs: Any) -> io.NodeOutput:
         entry = SAMPLERS[cls.sampler]
 
-        # 1. Inputs that are models or sockets; the others are widgets outside the preset.
+        # 1. Inputs that are models or sockets; the others are widgets.
         field = "target" if entry.needs_draft else "model"
         expect_loaded = expect_mar if entry.masked else expect_tokens
         loaded = expect_loaded(inputs.pop(field), field)
@@ -184,34 +183,38 @@ class _Sampler(ModelFirst):
         optional = {socket.id: inputs.pop(socket.id, None) for socket in cls.optional()}
         sockets = Sockets(condition, draft=draft, **optional)
 
-        # 2. The settings: of the preset, or typed; of the plain sampler if the switch is off.
-        preset_name, asked = chosen(preset, cls.options(), graph.typed(cls, "preset"))
-        asked |= inputs
+        # 2. The settings: the numbers that arrived, and those of the preset for what did not.
+        asked_preset = inputs.pop("preset", None)
+        option = cls.options()[0] if asked_preset is None else checked_preset(asked_preset, cls.options())
+        choice = Choice(entry, preset_name(option), inputs)
+        settings = settings_for(choice, loaded)
 
+        # 3. What the node says.
+        warnings: list[str] = []
+        if asked_preset is not None and option != presets.CUSTOM:
+            meant = settings_for(Choice(entry, choice.preset), loaded)
+            warnings.append(unlike_preset(option, inputs, settings, meant, loaded.model))
+        if isinstance(sockets.cache, CachePlan):
+            warnings.append(cache_unlike_preset(sockets.cache, loaded, settings))
+        warnings.append(unknown_words(loaded.model, texts_of(condition)))
+
+        advice = ""
+        if option == presets.CUSTOM:
+            differing = {}
+            for name, value in loaded.recommended.items():
+                if name in inputs and value != inputs[name]:
+                    differing[name] = value
+            if differing:
+                advice = f"This model's file recommends {named(entry.settings, differing)}."
+
+        # 4. Run; switched off, the plain sampler with the settings that it shares.
         if not checked_switch(enabled, "enabled"):
             entry = SAMPLERS[entry.family]
-            preset_name = presets.CUSTOM
-            shared = knobs(entry.settings)
-            asked = {name: value for name, value in asked.items() if name in shared}
+            shared = {name: value for name, value in vars(settings).items() if name in knobs(entry.settings)}
+            settings = make(entry.settings, shared)
 
-        settings = settings_for(Choice(entry, preset_name, asked), loaded)
-
-        # 3. What the node says under its settings.
-        advice: list[str] = []
-        differing: dict[str, Any] = {}
-        for name, value in loaded.recommended.items():
-            if name in asked and value != asked[name]:
-                differing[name] = value
-        if differing:
-            advice.append(f"This model's file recommends {named(entry.settings, differing)}.")
-
-        unknown = unknown_words(loaded.model, texts_of(condition))
-        if unknown:
-            advice.append(unknown)
-
-        # 4. Run.
         made = run(entry, loaded, settings, seed, sockets)
-        return reported(cls, made, "\n".join(advice))
+        return reported(cls, made, advice, warnings)
 
 
 class MARSampler(_Sampler):
@@ -270,17 +273,17 @@ class LazyMARCache(io.ComfyNode):
             description="LazyMAR's caches for the cache input of MAR, FastHybrid and CSpD Sampler. Use it to combine "
             "LazyMAR with other samplers.",
             search_aliases=["lazy mar", "feature cache", "combine accelerators"],
-            widgets=[preset_widget(widgets(CacheSettings))],
-            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
+            widgets=[preset_widget(), *setting_widgets(CacheSettings)],
             outputs=[output(CACHE, "cache", "For the cache input of a MAR sampler.")],
         )
 
     @classmethod
-    def execute(cls, preset: Any = None) -> io.NodeOutput:
-        name, values = chosen(preset, PRESETS, graph.typed(cls, "preset"))
+    def execute(cls, preset: Any = None, **values: Any) -> io.NodeOutput:
         make(CacheSettings, values)  # checks them
+        if preset is None:
+            return io.NodeOutput(CachePlan(PRESETS[0], values))
 
-        return io.NodeOutput(CachePlan(name, values))
+        return io.NodeOutput(CachePlan(checked_preset(preset), values, preset_given=True))
 
 
 class LlamaGenSampler(_Sampler):

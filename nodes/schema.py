@@ -6,7 +6,7 @@ checks its inputs again, with the same knobs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..model_loaders.networks.chat import MOST_TEXT
 from ..samplers import presets
 from ..samplers.editing import LARGEST_LATENT
-from ..samplers.settings import Knob, knobs
+from ..samplers.settings import Knob, Settings, knobs, number_of
 
 T = TypeVar("T")
 
@@ -73,39 +73,37 @@ def output(kind: Any, name: str, tooltip: str, **about: Any) -> io.Output:
     return kind.Output(name, display_name=name, tooltip=tooltip, **about)
 
 
-def widgets(settings: type) -> list[io.Input]:
+def widgets(settings: type, optional: bool = False) -> list[io.Input]:
     """One widget per setting."""
-    return [widget(name, default, about) for name, (default, about) in knobs(settings).items()]
+    return [widget(name, default, about, optional=optional) for name, (default, about) in knobs(settings).items()]
 
 
-def widget(name: str, default: Any, about: Knob) -> io.Input:
-    """The widget of a setting."""
+def widget(name: str, default: Any, about: Knob, shown: Any = None, optional: bool = False) -> io.Input:
+    """The widget of a setting; ``shown`` is its value on a new node, None for the default."""
     tooltip = f"{about.symbol}: {about.help}" if about.symbol else about.help
     shared: dict[str, Any] = {"tooltip": tooltip, "advanced": about.advanced or None}
+    if optional:
+        shared["optional"] = True
 
-    low = about.low
-    if about.paper is not None:
-        # The default stands for the model's own value, which no widget shows.
-        low = default + 1
-        default = about.paper
-
+    default = number_of(default, about)
+    shown = default if shown is None else shown
     if about.choices:
-        return io.Combo.Input(name, options=list(about.choices), default=default, **shared)
+        return io.Combo.Input(name, options=list(about.choices), default=shown, **shared)
 
     if isinstance(default, bool):
-        return io.Boolean.Input(name, default=default, **shared)
+        return io.Boolean.Input(name, default=shown, **shared)
 
     if isinstance(default, int):
         return io.Int.Input(
             name,
-            default=default,
-            min=_whole(low),
+            default=shown,
+            min=_whole(about.low),
             max=_whole(about.high),
             step=_whole(about.step),
             **shared,
         )
 
-    return io.Float.Input(name, default=default, min=low, max=about.high, step=about.step, **shared)
+    return io.Float.Input(name, default=shown, min=about.low, max=about.high, step=about.step, **shared)
 
 
 def _whole(limit: float | None) -> int | None:
@@ -113,49 +111,54 @@ def _whole(limit: float | None) -> int | None:
     return None if limit is None else int(limit)
 
 
-# Options of the preset widget: of an accelerator, and of a node that has no presets. Custom opens a widget per setting.
+# Options of the preset widget: of an accelerator, and of a node that has no presets.
 PRESETS = presets.NAMES
 RECOMMENDED = "recommended"
 PLAIN = (RECOMMENDED, presets.CUSTOM)
+# Settings that presets leave alone: those that change no image, and the detail of Tar's codes.
+FREE = ("parallel", "draft_parallel", "detail")
 
 
-def preset_widget(knobs: Sequence[io.Input], options: Sequence[str] = PRESETS, tooltip: str = "") -> io.Input:
-    """The preset widget, of which custom opens ``knobs``; ``tooltip`` adds what the presets do.
+def preset_widget(options: Sequence[str] = PRESETS, tooltip: str = "") -> io.Input:
+    """The preset widget; ``tooltip`` adds what the presets do.
 
-    Its value is a dictionary, see :func:`chosen`.
+    A choice in it fills in the numbers below, see ``filling`` and web/js/presets.js.
     """
-    choices: list[io.DynamicCombo.Option] = []
-    for name in options:
-        opened = sorted(knobs, key=_last) if name == presets.CUSTOM else []
-        choices.append(io.DynamicCombo.Option(name, opened))
-
-    return io.DynamicCombo.Input(
+    return io.Combo.Input(
         "preset",
-        options=choices,
-        tooltip="The settings: those for this model, or custom, which opens all of them with the paper's values. The "
-        f"node says which were used. {tooltip}".rstrip(),
+        options=list(options),
+        default=options[0],
+        optional=True,
+        tooltip="A choice fills in the numbers below for the connected model. A run uses the numbers that stand there. "
+        f"Changing one by hand makes it custom. {tooltip}".rstrip(),
     )
 
 
-def chosen(preset: Any, options: Sequence[str] = PRESETS, typed: Any = None) -> tuple[str, dict[str, Any]]:
-    """The preset that a preset widget stands at and, of custom, the values of its settings.
+def setting_widgets(kind: type[Settings], options: Sequence[str] = PRESETS) -> list[io.Input]:
+    """One optional widget per setting, at the numbers of the first preset of ``options`` for a full-size model.
 
-    ComfyUI passes no value at all if the option is unknown; ``typed`` is the one in the graph, for the message. What
-    a file recommends is custom without values.
+    A prompt may leave any of them out; it then takes the preset's value for the connected model.
     """
-    values: dict[str, Any] = {}
-    if isinstance(preset, Mapping):
-        values = dict(preset)
-        name = values.pop("preset", typed)
-    else:
-        name = typed if preset is None else preset
+    first = preset_name(options[0])
+    usual = vars(presets.combine(kind, {}, first, {}, demo=False))
 
-    if not isinstance(name, str) or name not in options:
-        raise UserError(f"preset: it got {describe(name)}, none of {', '.join(options)}; choose one of them.")
+    made: list[io.Input] = []
+    for name, (default, about) in knobs(kind).items():
+        made.append(widget(name, default, about, shown=usual[name], optional=True))
+    return made
 
-    if name == RECOMMENDED:
-        name = presets.CUSTOM
-    return name, values
+
+def checked_preset(value: Any, options: Sequence[str] = PRESETS) -> str:
+    """Check that a value is one of the options of a preset widget; what arrives over a link is not checked before."""
+    if not isinstance(value, str) or value not in options:
+        raise UserError(f"preset: it got {describe(value)}, none of {', '.join(options)}; choose one of them.")
+
+    return value
+
+
+def preset_name(option: str) -> str:
+    """The name in ``presets`` of an option: what a file recommends is custom without values."""
+    return presets.CUSTOM if option == RECOMMENDED else option
 
 
 def seed_widget() -> io.Input:

@@ -15,7 +15,6 @@ from ..reports.table import literal
 from ..samplers.choice import choose, parse_choice
 from ..samplers.conditioning import unknown_words
 from ..samplers.registry import find
-from ..samplers.settings import knobs
 from . import host
 from .images import to_image
 from .running import ModelFirst, expect_pair, reported, run_choice, texts_of
@@ -86,14 +85,9 @@ class LoadReport(io.ComfyNode):
 def _line(sampler: str, settings: dict[str, Any]) -> str:
     """A run as a line for Any Sampler; only the name of a sampler or of settings that this version does not have."""
     try:
-        known = knobs(find(sampler).settings)
-
-        written = dict(settings)
-        for name, (default, about) in known.items():
-            # A value that stands for the model's own is no setting of a line.
-            if about.paper is not None and settings.get(name) == default:
-                written.pop(name, None)
-
+        find(sampler)
+        # The model's own value is no setting of a line.
+        written = {name: value for name, value in settings.items() if value is not None}
         return choose(sampler, written).text
     except UserError:
         return literal(sampler)

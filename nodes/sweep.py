@@ -19,7 +19,7 @@ from ..reports.values import parse_values
 from ..samplers import presets
 from ..samplers.baseline import lossless
 from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_settings
-from ..samplers.settings import Settings, knob, knobs, make
+from ..samplers.settings import Settings, knob, knobs, make, number_of
 from . import host
 from .host import Loaded
 from .images import to_image
@@ -216,8 +216,7 @@ def _axis(base: Choice, field: str, name: str, text: str) -> Axis:
 
     whole = False
     if name in known:
-        default, _ = known[name]
-        whole = type(default) is int  # a switch is a bool
+        whole = type(number_of(*known[name])) is int  # a switch is a bool
     values = parse_values(text, f"{field}_values", whole)
 
     for value in values:

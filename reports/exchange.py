@@ -170,6 +170,8 @@ def _quality(value: Any) -> Quality | None:
 
 def _usual(value: Any) -> bool:
     """Whether a setting is text or a number of a usual size."""
+    if value is None:  # the model's own
+        return True
     if isinstance(value, str):
         return len(value) <= _MOST_NAME
     return isinstance(value, float) and math.isfinite(value) or isinstance(value, int) and abs(value) < 1 << 64

@@ -24,7 +24,9 @@ class Knob:
     high: float | None = None
     step: float | None = None
     choices: tuple[str, ...] = ()  # allowed strings, or empty
-    paper: float | None = None  # the paper's value, which nodes show, where the default stands for the model's own
+    # Where the default is None, the model's own value: that of a full-size model, which a new node shows. It also tells
+    # the type of the setting.
+    paper: float | None = None
     symbol: str = ""  # the paper's symbol, or ""
     unit: str = ""  # unit, or ""
     advanced: bool = False  # hidden among the advanced widgets
@@ -68,15 +70,30 @@ def knobs(settings: type | object) -> dict[str, tuple[Any, Knob]]:
     return {f.name: (f.default, f.metadata["knob"]) for f in fields(settings)}  # type: ignore[arg-type]
 
 
-def named(kind: type, values: Mapping[str, Any]) -> str:
-    """Values in words, "32 AR steps, cfg 2.0": of the main settings, and of others that are not at their defaults."""
+def number_of(default: Any, about: Knob) -> Any:
+    """A value of the setting's type: the default, or the paper's value where the default is None."""
+    return about.paper if default is None else default
+
+
+def named(kind: type, values: Mapping[str, Any], all: bool = False) -> str:
+    """Values in words, "32 AR steps, cfg 2.0": of the main settings, and of others that are not at their defaults.
+
+    With ``all``, of every setting in ``values``.
+    """
     words = []
     for name, (default, about) in knobs(kind).items():
-        if name in values and (not about.advanced or values[name] != default):
-            value = f"{values[name]:.3g}" if isinstance(values[name], float) else f"{values[name]}"
+        if values.get(name) is None:
+            continue  # the model's own
+        if all or not about.advanced or values[name] != default:
+            value = shown(values[name])
             word = name.replace("ar_", "AR_").replace("_", " ")
             words.append(f"{value} {word}" if word.endswith(" steps") else f"{word} {value}")
     return ", ".join(words)
+
+
+def shown(value: Any) -> str:
+    """A value in words: a number with three digits."""
+    return f"{value:.3g}" if isinstance(value, float) else f"{value}"
 
 
 S = TypeVar("S", bound=Settings)
@@ -94,8 +111,7 @@ def make(kind: type[S], values: Mapping[str, Any]) -> S:
         if name not in known:
             raise unknown(name, "no such setting", name, known)
 
-        default, _ = known[name]
-        parsed[name] = _parsed(value, default)
+        parsed[name] = _parsed(value, number_of(*known[name]))
 
     return kind(**parsed)
 
@@ -120,7 +136,11 @@ def _parsed(value: Any, default: Any) -> Any:
 
 
 def _checked(name: str, value: Any, default: Any, about: Knob) -> Any:
-    """The value of one setting, in the type of its default. Raises UserError, see :class:`Settings`."""
+    """The value of one setting, in its type. Raises UserError, see :class:`Settings`."""
+    if value is None and about.paper is not None:
+        return None  # the model's own
+
+    default = number_of(default, about)
     if about.choices:
         if not isinstance(value, str) or value not in about.choices:
             raise UserError(f"{name}: {value!r} is not one of {', '.join(about.choices)}.")

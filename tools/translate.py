@@ -23,9 +23,6 @@ def texts(nodes: list[Any]) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {}
     for about in (node.define_schema() for node in nodes):
         inputs = {i.id: {"tooltip": i.about["tooltip"]} for i in about.inputs}
-        for preset in (i for i in about.inputs if i.kind == "COMFY_DYNAMICCOMBO_V3"):
-            inner = preset.about["options"][-1].inputs
-            inputs |= {f"{preset.id}_{i.id}": {"tooltip": i.about["tooltip"]} for i in inner}
         outputs = {str(k): {"tooltip": o.about["tooltip"]} for k, o in enumerate(about.outputs)}
         out[about.node_id] = {"display_name": about.display_name, "description": about.description}
         out[about.node_id] |= {"inputs": inputs, "outputs": outputs}

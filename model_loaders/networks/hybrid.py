@@ -39,8 +39,8 @@ UNCONDITIONAL = "Generate an image."
 # With the full cosine schedule and fewer diffusion steps, the first step multiplies errors by more than 300
 # (samplers/mar/tables.py).
 _SAFE_BETA = 0.5
-_SAFE_STEPS = 100
-_SAFE_START = 950
+SAFE_STEPS = 100
+SAFE_START = 950
 
 
 @dataclass(frozen=True)
@@ -294,8 +294,8 @@ class HybridModel(MARModel):
         """950 for settings of fewer than 100 diffusion steps, unless the largest beta is low or the checkpoint says
         less.
         """
-        if self.max_beta > _SAFE_BETA and diffusion_steps < _SAFE_STEPS:
-            return min(self.t_max, _SAFE_START)
+        if self.max_beta > _SAFE_BETA and diffusion_steps < SAFE_STEPS:
+            return min(self.t_max, SAFE_START)
         return self.t_max
 
     def prompt(self, text: Any) -> list[int]:

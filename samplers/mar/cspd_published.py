@@ -137,7 +137,7 @@ def published_steps(
                 # 3. Accept drafts, and draw the others again.
                 q = drafted.rows(image, position)
                 p = last_step(target.kernel, temperature)
-                inner = settings.inner_temperature or INNER_TEMPERATURE
+                inner = settings.inner_temperature
                 drafts = run.tokens[image, position]
                 tokens, accepted = verify(drafts, q, p, inner, draws, image, position)
                 run.tokens[image, position] = tokens

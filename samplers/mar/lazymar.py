@@ -146,6 +146,14 @@ class FeatureCache:
         return sum(t.untyped_storage().nbytes() for t in tensors if t is not None)
 
 
+def usual_block(depth: int) -> int:
+    """The block whose values tell how much a row changed, from 1, of a decoder of ``depth`` blocks.
+
+    Three blocks precede the paper's 4th: a quarter of the smallest MAR's decoder.
+    """
+    return min(3, depth // 4) + 1
+
+
 class LazyTransformer(Transformer):
     """Transformer and diffusion head with LazyMAR's caches, for one generation.
 
@@ -173,12 +181,12 @@ class LazyTransformer(Transformer):
         """
         s = self.settings
         c = run.model.net.config
-        if s.block > c.decoder_depth:
+        block = usual_block(c.decoder_depth) if s.block is None else s.block
+        if block > c.decoder_depth:
             raise UserError(
-                f"block: {s.block} is outside 1 to {c.decoder_depth}, the decoder's blocks; lower it, or use 0."
+                f"block: {block} is outside 1 to {c.decoder_depth}, the decoder's blocks; lower it, or leave it out."
             )
-        # Three blocks precede the paper's 4th: a quarter of the smallest MAR's decoder.
-        self.block = s.block - 1 if s.block else min(3, c.decoder_depth // 4)
+        self.block = block - 1
         # The last block saves nothing: it computes the wanted rows only, in plain MAR too.
         prunes = s.token_cache and self.block < c.decoder_depth - 1
         self.plan = RefreshPlan(s, run.plan.steps, prunes)

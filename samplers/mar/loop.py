@@ -168,7 +168,9 @@ class Run:
     def table(self, count: int, highest: int = STEPS - 1) -> Tables:
         """Diffusion tables of a ``count``-step pass from the setting t_max or the checkpoint's own, ``highest`` at
         most; the timesteps are on the device."""
-        t_max = self.settings.t_max or self.model.first_timestep(self.settings.diffusion_steps)
+        t_max = self.settings.t_max
+        if t_max is None:
+            t_max = self.model.first_timestep(self.settings.diffusion_steps)
         made = tables(count, min(t_max, highest), self.model.max_beta)
         return replace(made, timestep_map=to_device(made.timestep_map, self.tokens.device))
 

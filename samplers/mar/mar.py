@@ -107,10 +107,11 @@ def plain_steps(
 
 
 def annealed_steps(first: int, last: int, curve: str, ar_steps: int) -> list[int]:
-    """Diffusion steps of AR steps s = 0 .. S - 1: last + floor(curve(s / (S - 1)) (first - last)); ``last`` 0 keeps
-    ``first``.
+    """Diffusion steps of AR steps s = 0 .. S - 1: last + floor(curve(s / (S - 1)) (first - last)).
+
+    ``last`` at ``first`` or above keeps ``first``.
     """
-    if not last or ar_steps == 1:
+    if last >= first or ar_steps == 1:
         return [first] * ar_steps
     out = []
     for s in range(ar_steps):
@@ -120,19 +121,18 @@ def annealed_steps(first: int, last: int, curve: str, ar_steps: int) -> list[int
     return out
 
 
-def annealed_tables(run: Run, settings: DiSASettings) -> list[Tables]:
-    """Diffusion tables of every AR step.
-
-    Raises:
-        UserError: more diffusion steps at the end than at the beginning.
-    """
-    first = run.settings.diffusion_steps
+def clips(settings: DiSASettings) -> bool:
+    """Whether diffusion steps fall to so few that a run which chooses no ``t_max`` starts at a lower timestep."""
     last = settings.diffusion_steps_end
-    if last > first:
-        raise UserError(
-            f"diffusion_steps_end: {last} is more than diffusion_steps, {first}; lower it, or 0 to keep them."
-        )
-    highest = CLIPPED if 0 < last < FEW_STEPS and not run.settings.t_max else STEPS - 1
+    return last is not None and last < FEW_STEPS
+
+
+def annealed_tables(run: Run, settings: DiSASettings) -> list[Tables]:
+    """Diffusion tables of every AR step."""
+    first = run.settings.diffusion_steps
+    last = first if settings.diffusion_steps_end is None else settings.diffusion_steps_end
+    clipped = run.settings.t_max is None and clips(settings)
+    highest = CLIPPED if clipped else STEPS - 1
     counts = annealed_steps(first, last, settings.diffusion_steps_curve, run.plan.steps)
     made = {count: run.table(count, highest) for count in set(counts)}
     return [made[count] for count in counts]

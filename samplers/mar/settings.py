@@ -29,29 +29,34 @@ class MARBase(Guarantees):
     order: str = knob("random", "The order in which tokens are decided. random: a new one for every image (what MAR "
         "was trained on); raster: row by row; halton: evenly spread.", choices=("random", "raster", "halton"),
         advanced=True)
-    t_max: int = knob(0, "Highest diffusion timestep. 0 takes the checkpoint's own (999 officially, 950 for the demo). "
-        "With few steps or half precision from 999 single patches diverge; 950 prevents it.", low=0, high=999, step=1,
-        advanced=True)
+    t_max: int | None = knob(None, "Highest diffusion timestep; lower starts from less noise. Usual: the checkpoint's "
+        "own, 999 officially and 950 for the demo. With few steps or half precision from 999 single patches diverge; "
+        "950 prevents it.", low=1, high=999, step=1, paper=999, advanced=True)
 
 
 @dataclass(frozen=True)
-class DiSASettings(Guarantees):
+class DiSASettings(MARBase):
     """Annealed diffusion steps (DiSA, arXiv 2505.20297): a part of other settings."""
 
-    diffusion_steps_end: int = knob(0, "Diffusion steps of the last tokens: later tokens are more certain and need "
-        "fewer (DiSA). Lower is faster. Usual: a tenth of diffusion_steps, with t_max 950. 0 keeps diffusion_steps "
-        "throughout: plain MAR, exactly.",
-        low=0, high=1000, step=1, advanced=True)
+    diffusion_steps_end: int | None = knob(None, "Diffusion steps of the last tokens: later tokens are more certain "
+        "and need fewer (DiSA). Lower is faster. Usual: a tenth of diffusion_steps, with t_max 950. At diffusion_steps "
+        "or more none are saved: plain MAR, exactly.",
+        low=1, high=1000, step=1, paper=100, advanced=True)
     diffusion_steps_curve: str = knob("linear", "How the diffusion steps fall from the first AR step to the last. "
         "linear: evenly; cosine: fastest in the middle; two-stage: all in the first half, the end's in the second.",
         choices=("linear", "cosine", "two-stage"), advanced=True)
 
     def exact(self, side: int) -> bool:
-        return not self.diffusion_steps_end and super().exact(side)
+        return not self.annealed and super().exact(side)
+
+    @property
+    def annealed(self) -> bool:
+        """Whether the diffusion steps fall."""
+        return self.diffusion_steps_end is not None and self.diffusion_steps_end < self.diffusion_steps
 
 
 @dataclass(frozen=True)
-class MARSettings(DiSASettings, MARBase):
+class MARSettings(DiSASettings):
     """Plain MAR; MAR's own fields first, then DiSA's, then speculation in the diffusion head."""
 
     speculation: int = knob(0, "Diffusion steps drafted at a time with a stale prediction and verified in one "
@@ -67,7 +72,7 @@ class MARSettings(DiSASettings, MARBase):
 
 
 @dataclass(frozen=True)
-class FastHybridSettings(DiSASettings, MARBase):
+class FastHybridSettings(DiSASettings):
     """FastHybrid (CVPR 2026): lookahead drafts, verification by similarity, guided few-step refinement."""
 
     lookahead: int = knob(8, "AR steps drafted together; more means fewer full diffusion passes and staler drafts. "
@@ -122,9 +127,9 @@ class CacheSettings(Guarantees):
     encoder_cache: bool = knob(True, "Keep the encoder's keys and values of tokens decided earlier and compute only "
         "new ones. The published code always does; the paper does not mention it. Off is slower and more exact.",
         advanced=True)
-    block: int = knob(0, "Which decoder block's values tell how much a row changed; the blocks before it compute every "
-        "row. Higher chooses better and saves less. Usual: 4, the paper's. 0 takes the 4th, or in a shallower decoder "
-        "the one after a quarter of its blocks.", low=0, high=256, step=1, advanced=True)
+    block: int | None = knob(None, "Which decoder block's values tell how much a row changed; the blocks before it "
+        "compute every row. Higher chooses better and saves less. Usual: 4, the paper's, or in a shallower decoder the "
+        "one after a quarter of its blocks.", low=1, high=256, step=1, paper=4, advanced=True)
     head_period: int = knob(7, "With head_cache: diffusion steps from one full evaluation of the head to the next, of "
         "100. With fewer diffusion steps it shrinks along, and where it is 1 all are full. Higher is faster and less "
         "exact. Usual: 7. 1 evaluates every step in full.", low=1, high=100, step=1, unit="% of the diffusion steps",
@@ -135,7 +140,7 @@ class CacheSettings(Guarantees):
 
 
 @dataclass(frozen=True)
-class LazyMARSettings(CacheSettings, DiSASettings, MARBase):
+class LazyMARSettings(CacheSettings, DiSASettings):
     """Plain MAR with LazyMAR's caches; MAR's fields come first."""
 
 
@@ -157,9 +162,9 @@ class CSpDSettings(MARBase):
     mode: str = knob("lossless", "lossless: the pictures' distribution is exactly the target's, whatever the draft. "
         "published: approximate, the published code's rule, which keeps most of what a draft makes.",
         choices=("lossless", "published"))
-    inner_temperature: float = knob(0.0, "published: widens the last diffusion step's densities that a draft is judged "
-        "by; higher accepts more and worse drafts. 0 takes the published code's 42. lossless has none.",
-        low=0.0, high=1000.0, step=0.5, advanced=True)
+    inner_temperature: float = knob(42.0, "published: widens the last diffusion step's densities that a draft is "
+        "judged by; higher accepts more and worse drafts. Usual: 42, the published code's. lossless has none.",
+        low=0.5, high=1000.0, step=0.5, advanced=True)
     alignment: bool = knob(True, "Draft and target share the noise of every token, so that they tend to make the same "
         "one (the paper's trajectory alignment). Off rejects more. lossless judges the draft's own path and has no use "
         "for it.", advanced=True)

@@ -24,7 +24,7 @@ from ..editing import Edit
 from .conditioning import PreparedCondition, prepare
 from .draws import PairedDraws, draw, penalised
 from .schedule import Schedule
-from .settings import TokenSettings
+from .settings import TokenSettings, guides
 
 S = TypeVar("S", bound=TokenSettings)
 
@@ -283,8 +283,9 @@ def guidance_applies(settings: TokenSettings, step: int | Tensor) -> bool | Tens
 
     Of a tensor of steps the result is bool [...], or a bool that holds for all of them.
     """
-    if settings.cfg <= 1 or settings.cfg_interval < 0:
-        return settings.cfg > 1
+    guided = guides(settings)
+    if not guided or settings.cfg_interval is None:
+        return guided
     return step <= settings.cfg_interval
 
 
@@ -347,27 +348,33 @@ _PUBLISHED_PAR = {(1280, 4): 1.5, (1536, 4): 1.435, (3200, 4): 1.345, (3200, 16)
 def published(model: TokenModel) -> dict[str, Any]:
     """Published sampling settings of a model: "cfg" and "top_k"."""
     c = model.net.config
-    cfg, top_k = _PUBLISHED[c.condition]
-    par = _PUBLISHED_PAR.get((c.dim, c.regions))
+    found = published_for(c.condition, c.dim, c.regions)
+    if not c.null:
+        found["cfg"] = 1.0
+    return found
+
+
+def published_for(condition: str, width: int, regions: int) -> dict[str, Any]:
+    """Published sampling settings, "cfg" and "top_k", by kind of condition, and of a PAR by width and regions."""
+    cfg, top_k = _PUBLISHED[condition]
+    par = _PUBLISHED_PAR.get((width, regions))
     if par is not None:
         cfg = par
         top_k = 0
-    if not c.null:
-        cfg = 1.0
     return {"cfg": cfg, "top_k": top_k}
 
 
 def resolve(settings: S, model: TokenModel) -> S:
-    """The settings with the model's published values for ``cfg`` 0 and ``top_k`` -1.
+    """The settings with the model's published values for ``cfg`` and ``top_k`` where they are None.
 
     Raises:
         UserError: guidance of a model that was trained without a null class.
     """
-    if settings.cfg > 1 and not model.net.config.null:
+    if settings.cfg is not None and settings.cfg > 1 and not model.net.config.null:
         raise UserError(f"cfg: {model.name} was trained without a null class, so guidance is impossible; choose cfg 1.")
     own = published(model)
-    cfg = settings.cfg or own["cfg"]
-    top_k = own["top_k"] if settings.top_k < 0 else settings.top_k
+    cfg = own["cfg"] if settings.cfg is None else settings.cfg
+    top_k = own["top_k"] if settings.top_k is None else settings.top_k
     return replace(settings, cfg=cfg, top_k=top_k)
 
 

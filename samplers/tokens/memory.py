@@ -9,7 +9,7 @@ from ...model_loaders.networks.llama import TokenModel
 from ...model_loaders.networks.tar import TarModel
 from ..conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, PromptCondition
 from .conditioning import prompt_ids
-from .settings import DETAILS, PARSettings, TarPromptSettings, ZipARSettings, neighbours_of
+from .settings import DETAILS, PARSettings, TarPromptSettings, ZipARSettings, guides, neighbours_of
 
 # Places that a wave of MuLo-SD decides in one pass, at most.
 _WAVE = 256
@@ -76,7 +76,7 @@ def _decoding(model: TokenModel, images: int, settings: Any, prefix: int, cells:
     """One model's part; ``block`` are further rows of its largest pass beyond the prefix."""
     c = model.net.config
     size = next(model.net.parameters()).element_size()
-    branches = 2 if settings.cfg > 1 else 1
+    branches = 2 if guides(settings) else 1
 
     rows = branches * images * max(prefix + block, 2 * cells)
     hidden = rows * (8 * c.dim + 3 * c.hidden) * size

@@ -62,7 +62,7 @@ from .loop import (
     sample,
 )
 from .schedule import DeviceTable, Schedule, next_token_passes, raster
-from .settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings, neighbours_of
+from .settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings, guides, neighbours_of, rows_at_once
 from .upsampling import UpSampling
 from .zipar import row_groups
 
@@ -105,7 +105,7 @@ def mulosd(
 
     run = begin("mulosd", target, condition, settings, noise, seed)
     run.report.settings = {**asdict(settings), "up_sampler": up_sampler.name}
-    if settings.exact(target.grid) and (settings.draft_rows or draft.grid) >= draft.grid:
+    if settings.exact(target.grid) and rows_at_once(settings, draft.grid) == draft.grid:
         # The tokens are those of serial decoding, whatever the draft.
         result = yield from decode(run, raster(target.grid))
         step = result.report.maps["step"]
@@ -113,7 +113,9 @@ def mulosd(
         return result
 
     # Guidance covers the same part of the draft as of the target.
-    own = replace(settings, cfg_interval=settings.cfg_interval // ratio**2)
+    own = settings
+    if settings.cfg_interval is not None:
+        own = replace(settings, cfg_interval=settings.cfg_interval // ratio**2)
     drafter = begin("mulosd", draft, condition, own, noise, seed)
     drafter.report = run.report
     drafter.clock = run.clock
@@ -225,7 +227,7 @@ class Block:
 
 def blocks_of(settings: MuLoSDSettings, small: int, ratio: int) -> list[Block]:
     """The blocks of a draft of ``small`` x ``small`` tokens on a grid of ``ratio`` times the side."""
-    rows = min(settings.draft_rows or small, small)
+    rows = rows_at_once(settings, small)
     width = small * ratio
     blocks = []
     for row in range(0, small, rows):
@@ -262,7 +264,7 @@ class State:
     @property
     def null(self) -> bool:
         """Whether the rows of the null condition are evaluated."""
-        return self.settings.cfg > 1
+        return guides(self.settings)
 
     def count_draft_pass(self) -> None:
         self.done += 1
@@ -317,7 +319,8 @@ def draft_rows(state: State, block: Block) -> Iterator[TokenStep]:
     if in_windows:
         calls = 0
         # The cache of further rows belongs to all images.
-        for _ in iterate(run, schedule, settings.draft_parallel, cache, shrink=not settings.draft_rows):
+        whole = rows_at_once(settings, run.grid) == run.grid
+        for _ in iterate(run, schedule, settings.draft_parallel, cache, shrink=whole):
             calls += 1
             state.count_draft_pass()
             with run.clock.paused():

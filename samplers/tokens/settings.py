@@ -12,12 +12,12 @@ from ..settings import Guarantees, Settings, knob
 class TokenSettings(Guarantees):
     """Sampling of a token, shared by all samplers of discrete tokens."""
 
-    cfg: float = knob(
-        0.0,
+    cfg: float | None = knob(
+        None,
         "Guidance towards the condition; higher is more typical and less varied. Usual: the model's published "
         "value: 4 for classes and for Tar, 5 for Janus, 7.5 for text, 1.3 to 1.5 for PAR. At 1 there is no "
         "guidance and half the work.",
-        low=0.0,
+        low=1.0,
         high=20.0,
         step=0.05,
         paper=4.0,
@@ -32,12 +32,12 @@ class TokenSettings(Guarantees):
         step=0.01,
         symbol="temperature",
     )
-    top_k: int = knob(
-        -1,
+    top_k: int | None = knob(
+        None,
         "Only this many of the likeliest values of a token can be drawn; fewer is cleaner and less varied. Usual: "
         "the model's published value: 2000 for classes, 1000 for text, all for Tar, Janus and PAR. 0 allows all; "
         "1 takes the likeliest.",
-        low=-1,
+        low=0,
         high=65536,
         step=1,
         paper=2000,
@@ -53,17 +53,23 @@ class TokenSettings(Guarantees):
         symbol="top-p",
         advanced=True,
     )
-    cfg_interval: int = knob(
-        -1,
-        "Guidance ends after this many decoding steps, which saves half the work from there on. Usual: guidance "
-        "to the end. PAR and ZipAR count anew after their sequential start, as published.",
-        low=-1,
+    cfg_interval: int | None = knob(
+        None,
+        "Guidance ends after this many decoding steps, which saves half the work from there on. Usual: as many as "
+        "the picture has tokens, or more: guidance to the end. PAR and ZipAR count anew after their sequential start, "
+        "as published.",
+        low=0,
         high=65536,
         step=1,
-        paper=65536,
+        paper=4096,
         symbol="cfg interval",
         advanced=True,
     )
+
+
+def guides(settings: TokenSettings) -> bool:
+    """Whether the null branch is evaluated; None, which :func:`.loop.resolve` replaces, counts as no guidance."""
+    return settings.cfg is not None and settings.cfg > 1
 
 
 _EXACT = "In fp32 the same picture token for token; in half precision another picture of the same distribution."
@@ -190,13 +196,14 @@ class TarPromptSettings(Settings):
         step=1,
         symbol="top-k",
     )
-    repetition_penalty: float = knob(
-        0.0,
+    repetition_penalty: float | None = knob(
+        None,
         "Makes codes that were written before less likely (above 1) or likelier (below); higher repeats less. "
-        "Usual: 0, which takes what the checkpoint recommends. 1 is none, exactly.",
-        low=0.0,
+        "Usual: what the checkpoint recommends. 1 is none, exactly.",
+        low=0.01,
         high=2.0,
         step=0.01,
+        paper=1.0,
         advanced=True,
     )
     parallel: int = _window("Usual: 32 on a GPU. 0 is one code after another.", "Codes")
@@ -205,7 +212,7 @@ class TarPromptSettings(Settings):
 AT_ONCE, ONE_BY_ONE = "islands at once", "one by one"
 LOCAL, SUFFIX = "local", "suffix"
 
-# LANTERN's number of neighbours, and the size of its codebook; -1 keeps the ratio.
+# LANTERN's number of neighbours, and the size of its codebook; the default keeps the ratio.
 PUBLISHED_NEIGHBOURS, PUBLISHED_CODES = 1000, 16384
 
 
@@ -245,26 +252,27 @@ class MuLoSDSettings(TokenSettings):
         step=0.01,
         advanced=True,
     )
-    neighbours: int = knob(
-        -1,
+    neighbours: int | None = knob(
+        None,
         "How many similar codes share their probability with a drafted one; more keeps more of the draft. Usual: "
         "LANTERN's share of the codebook (1000 of 16,384). 0 looks at the drafted code alone, and needs a far "
         "lower tau.",
-        low=-1,
+        low=0,
         high=65536,
         step=1,
         paper=PUBLISHED_NEIGHBOURS,
         symbol="k",
         advanced=True,
     )
-    draft_rows: int = knob(
-        0,
+    draft_rows: int | None = knob(
+        None,
         "Rows that the draft model writes before they are verified; then what was verified is made small again "
-        "and it goes on from there. Fewer is slower, and the draft sees more of the target's work. Usual: 0, the "
-        "whole picture at once (the paper's).",
-        low=0,
+        "and it goes on from there. Fewer is slower, and the draft sees more of the target's work. Usual: all the "
+        "rows of the draft or more, the whole picture at once (the paper's).",
+        low=1,
         high=256,
         step=1,
+        paper=64,
         advanced=True,
     )
     draft_window: int = knob(
@@ -307,8 +315,13 @@ class MuLoSDSettings(TokenSettings):
         return self.tau > 1 and not self.acceptance_target and not self.resample_window
 
 
+def rows_at_once(settings: MuLoSDSettings, small: int) -> int:
+    """Rows that the draft model writes at once, of a draft of ``small`` rows."""
+    return small if settings.draft_rows is None else min(settings.draft_rows, small)
+
+
 def neighbours_of(settings: MuLoSDSettings, codes: int) -> int:
-    """Number of neighbours for a codebook of ``codes``; -1 keeps LANTERN's share of the codebook."""
-    if settings.neighbours >= 0:
+    """Number of neighbours for a codebook of ``codes``; None keeps LANTERN's share of the codebook."""
+    if settings.neighbours is not None:
         return settings.neighbours
     return round(codes * PUBLISHED_NEIGHBOURS / PUBLISHED_CODES)

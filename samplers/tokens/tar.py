@@ -80,7 +80,8 @@ def tar_prompt(
     condition = PreparedCondition(to_device(ids, device), lengths, images)
 
     # 2. The codes are tokens of the language model: the range ``span`` of its vocabulary, without guidance.
-    settings = replace(settings, repetition_penalty=settings.repetition_penalty or model.repetition_penalty)
+    if settings.repetition_penalty is None:
+        settings = replace(settings, repetition_penalty=model.repetition_penalty)
     plain = TokenSettings(cfg=1.0, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
     report, clock = new_report("tar-prompt", model, settings, seed, len(prompts))
     side = model.sides[scale]

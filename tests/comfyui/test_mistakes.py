@@ -116,9 +116,7 @@ for key, fields in LOADERS.items():
 for key, (kind, _) in NODES.items():
     if key in ("draft", "large", "par model", "cached", "draw", "redraw") or kind not in SCHEMAS:
         continue
-    recorded = [widget for widget in SCHEMAS[kind]["widgets"] if widget[0] != "preset"]
-    opened = [options[-1][1:] for name, _, *options in SCHEMAS[kind]["widgets"] if name == "preset"]
-    for name, type_, _default, *rest in [*recorded, *([f"preset.{k[0]}", *k[1:]] for k in sum(opened, []))]:
+    for name, type_, _default, *rest in SCHEMAS[kind]["widgets"]:
         if type_ in ("INT", "FLOAT"):
             low, high = rest[0][:2]
             BEFORE[f"{key}.{name} above"] = (key, {name: high * 2 + 1}, name)

@@ -48,7 +48,7 @@ def test_the_acceptance_target_of_04_changes_picture_and_figures(comfy, info):
     kinds = {node["class_type"]: node["inputs"] for node in prompt.values()}
     kinds["ImageCompare"].update(FEW["ImageCompare"])
     shown = []
-    for changes in ({}, {"preset.acceptance_target": 1.0}):
+    for changes in ({}, {"acceptance_target": 1.0}):
         kinds["FastARFastHybridSampler"].update(changes)
         outputs = comfy.run(prompt)
         (compared,) = [output for output in outputs.values() if "b_images" in output]

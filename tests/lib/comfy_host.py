@@ -269,23 +269,14 @@ def load_workflow(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
 
 
-PRESET = "COMFY_DYNAMICCOMBO_V3"
-
-
 def defaults(about: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """Inputs of a node, from its /object_info: every widget at its default, a preset at custom; ``changes`` as :func:`renamed`."""
+    """Inputs of a node, from its /object_info: every widget at its default, a preset at custom."""
     groups = [about["input"].get(group, {}) for group in ("required", "optional")]
     named = {name: about[1] for group in groups for name, about in group.items() if len(about) > 1}
     out = {name: options["default"] for name, options in named.items() if "default" in options}
     if "preset" in named:
-        opened = named["preset"]["options"][-1]["inputs"]["required"]
-        out |= {"preset": "custom"} | {f"preset.{name}": options["default"] for name, (_, options) in opened.items()}
-    return out | renamed(out, changes)
-
-
-def renamed(known: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Changes by their names in a prompt: a setting of a preset "custom" has its name in front."""
-    return {f"preset.{name}" if f"preset.{name}" in known else name: value for name, value in changes.items()}
+        out["preset"] = "custom"
+    return out | changes
 
 
 def to_api(workflow: dict[str, Any], object_info: dict[str, Any]) -> dict[str, Any]:
@@ -298,10 +289,6 @@ def to_api(workflow: dict[str, Any], object_info: dict[str, Any]) -> dict[str, A
             continue
         about, values = object_info[node["type"]], node.get("widgets_values") or []
         names = widget_names(about)
-        if "preset" in names:
-            at = names.index("preset")
-            options = {o["key"]: o["inputs"]["required"] for o in about["input"]["required"]["preset"][1]["options"]}
-            names[at + 1 : at + 1] = [f"preset.{name}" for name in options[values[at]]]
         assert len(values) <= len(names), f"{node['type']} has more values than widgets"
         inputs = dict(zip(names, values, strict=False))
         # Widgets that were added after the graph was saved take their defaults.
@@ -322,7 +309,7 @@ def widget_names(info: dict[str, Any]) -> list[str]:
     for group in ("required", "optional"):
         for name, about in info["input"].get(group, {}).items():
             options = about[1] if len(about) > 1 else {}
-            if isinstance(about[0], list) or about[0] in ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", PRESET):
+            if isinstance(about[0], list) or about[0] in ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"):
                 if not options.get("forceInput"):
                     names.append(name)
                     names += [f"control_after_generate:{name}"] if options.get("control_after_generate") else []
@@ -335,10 +322,7 @@ def widgets(node: str) -> dict[str, Any]:
     """
     recorded = json.loads((ROOT / "tests" / "nodes" / "schemas.json").read_text(encoding="utf-8"))[node]["widgets"]
     out = {name: about[0] for name, _, *about in recorded if len(about) > 1}
-    if "preset" in out:
-        key, *opened = next(about for name, _, *about in recorded if name == "preset")[-1]
-        out |= {"preset": key} | {f"preset.{name}": about[0] for name, _, *about in opened}
-    return out
+    return {**out, "preset": "custom"} if "preset" in out else out
 
 
 # A 10 x 10 sweep of small cells, as values of Sweep's widgets.
@@ -365,9 +349,9 @@ def graph(**changes: dict[str, Any]) -> dict[str, Any]:
     shared = {"model": ["1", 0], "condition": ["2", 0], "seed": 7, "ar_steps": 8, "diffusion_steps": 8, "cfg": 3.0}
     shared |= {"cfg_schedule": "linear", "temperature": 1.0}
     mar = widgets("FastARMARSampler")
-    mar |= renamed(mar, shared)
+    mar |= shared
     fast = widgets("FastARFastHybridSampler")
-    fast |= renamed(fast, {**shared, "lookahead": 3, "threshold": 0.95, "guided_steps": 4})
+    fast |= {**shared, "lookahead": 3, "threshold": 0.95, "guided_steps": 4}
     pair = {"image_1": ["5", 0], "report_1": ["3", 1], "image_2": ["6", 0], "report_2": ["4", 1]}
     labels = {"labels": "cat, boat", "label_set": "picture-book", "images_per_label": 1, "add_label": "none"}
     nodes = {
@@ -384,6 +368,5 @@ def graph(**changes: dict[str, Any]) -> dict[str, Any]:
     for key, inputs in changes.items():
         inputs = dict(inputs)
         node = prompt.setdefault(key[1:], {"class_type": inputs.pop("class_type", None), "inputs": {}})
-        inputs = renamed(node["inputs"], inputs)
         node["inputs"] = {k: v for k, v in {**node["inputs"], **inputs}.items() if v is not None}
     return prompt

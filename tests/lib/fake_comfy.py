@@ -32,10 +32,6 @@ def _type(kind: str) -> Any:
     return SimpleNamespace(Input=part, Output=part)
 
 
-class DynamicCombo(Part):
-    kind = "COMFY_DYNAMICCOMBO_V3"
-
-
 @dataclass
 class Schema:
     """The fields of ComfyUI 0.14."""
@@ -156,9 +152,6 @@ def install() -> None:
     io = SimpleNamespace(
         **{kind: _type(kind.upper()) for kind in types},
         Custom=_type,
-        DynamicCombo=SimpleNamespace(
-            Input=DynamicCombo, Option=lambda key, inputs: SimpleNamespace(key=key, inputs=inputs)
-        ),
         Schema=Schema,
         NodeOutput=NodeOutput,
         ComfyNode=ComfyNode,

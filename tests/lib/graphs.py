@@ -8,25 +8,18 @@ import torch
 from flat_graphs import flat
 
 # Widget types, as opposed to sockets.
-PRESET = "COMFY_DYNAMICCOMBO_V3"
-WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", PRESET)
+WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 # What the editor draws and the server never sees.
 VIRTUAL = ("Note", "MarkdownNote")
 
 
 def default(widget: Any) -> Any:
     """The value of a new node's widget."""
-    return {widget.id: widget.about["options"][0].key} if widget.kind == PRESET else widget.about["default"]
-
-
-def opened(widget: Any, key: str) -> list[Any]:
-    """The widgets that an option of a preset widget opens."""
-    return next(option.inputs for option in widget.about["options"] if option.key == key)
+    return widget.about["default"]
 
 
 def widget_values(node: dict[str, Any], about: Any) -> dict[str, Any]:
-    """Values of a saved node's widgets as the editor assigns them: by position; widgets added later take their defaults. A preset is
-    the dictionary that the node gets.
+    """Values of a saved node's widgets as the editor assigns them: by position; widgets added later take their defaults.
 
     Raises:
         AssertionError: the node has more values than its schema has widgets.
@@ -34,10 +27,6 @@ def widget_values(node: dict[str, Any], about: Any) -> dict[str, Any]:
     given, values = list(node["widgets_values"]), {}
     for widget in (i for i in about.inputs if i.kind in WIDGETS):
         values[widget.id] = given.pop(0) if given else default(widget)
-        if widget.kind == PRESET and isinstance(values[widget.id], str):
-            values[widget.id] = {widget.id: values[widget.id]}
-            inside = opened(widget, values[widget.id][widget.id])
-            values[widget.id] |= {inner.id: given.pop(0) if given else default(inner) for inner in inside}
         if widget.about.get("control_after_generate") and given:
             assert given.pop(0) in ("fixed", "randomize", "increment", "decrement"), node["type"]
     assert not given, f"{node['type']} has {len(given)} values more than widgets"
@@ -144,12 +133,7 @@ class Run:
         if node["type"] not in self.schemas:
             return given
         values = widget_values(node, self.schemas[node["type"]])
-        return {k: self.changed(k, v) for k, v in values.items() if k not in linked}
-
-    def changed(self, name: str, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: self.changed(k, v) for k, v in value.items()}
-        return self.changes.get(name, value)
+        return {k: self.changes.get(k, v) for k, v in values.items() if k not in linked}
 
     def execute(self, kind: str, values: Any, linked: dict[str, tuple[str, int]]) -> tuple[Any, ...]:
         inputs = {name: self.done[key][slot] for name, (key, slot) in linked.items()}

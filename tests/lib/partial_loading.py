@@ -82,9 +82,7 @@ def words():
     model = loaders.LoadTar.execute("demo-tar", "fp32", False).result[0]
 
     def run():
-        condition = conditioning.TarPrompt.execute(
-            tar=model, text="a red boat", seed=3, preset={"preset": "custom"}
-        ).result[0]
+        condition = conditioning.TarPrompt.execute(tar=model, text="a red boat", seed=3, preset="custom").result[0]
         return torch.stack(condition.codes), ""
 
     return model, run
@@ -92,8 +90,7 @@ def words():
 
 def sampled(node, model, condition, **changes):
     def run():
-        preset = {"preset": "custom", **changes}
-        latent, report = node.execute(model=model, condition=condition, seed=3, preset=preset).result
+        latent, report = node.execute(model=model, condition=condition, seed=3, preset="custom", **changes).result
         return latent["samples"], report.note
 
     return model, run

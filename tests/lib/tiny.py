@@ -112,10 +112,9 @@ def models(node: Any) -> dict[str, Loaded]:
 def sample(node: Any, **changes: Any) -> tuple[Tensor, Report]:
     """Samples of the LATENT and report of a short run; what is not given is tiny. Settings are those of the preset custom."""
     known, preset = knobs(SAMPLERS[node.sampler].settings), changes.pop("preset", "custom")
-    inner = {k: changes.pop(k) for k in [*changes] if k in known and k != "parallel"}
+    inputs = {"seed": 3, "preset": preset}
     if preset == "custom":
-        inner = {k: v for k, v in SHORT.items() if k in known} | inner
-    inputs = dropped(node, seed=3, preset={"preset": preset, **inner})
+        inputs |= {k: v for k, v in SHORT.items() if k in known}
     if not {*node.models} <= {*changes}:
         inputs |= models(node)
     if "condition" not in changes:

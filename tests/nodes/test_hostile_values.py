@@ -13,7 +13,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, conditioning, editing, loaders, samplers, timelapse
 from fastar_nodes.nodes.host import Loaded
 from fastar_nodes.samplers.conditioning import from_ids
-from graphs import PRESET, WIDGETS, default, opened
+from graphs import WIDGETS, default
 
 MODULES = (loaders, conditioning, samplers, editing, compare, timelapse)
 NODES = {node.define_schema().node_id: node for module in MODULES for node in module.NODES}
@@ -64,9 +64,6 @@ def valid_inputs(node: Any, given: dict[str, Any]) -> dict[str, Any]:
     for i in about.inputs:
         if i.kind in WIDGETS:
             out[i.id] = small.get(i.id, default(i))
-            if i.kind == PRESET:
-                inner = opened(i, "custom")
-                out[i.id] = {"preset": "custom"} | {k.id: small.get(k.id, default(k)) for k in inner}
         elif i.id in known:
             out[i.id] = known[i.id]
     if about.is_input_list:
@@ -84,9 +81,6 @@ def cases(count: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
         name = names[k % len(names)]
         chosen = rng.sample(every[name], min(len(every[name]), rng.choice((1, 1, 1, 2, 3))))
         values = {field: rng.choice(VALUES) for field in chosen}
-        if isinstance(inputs[name].get("preset"), dict) and rng.random() < 0.5:
-            inner = inputs[name]["preset"]
-            values["preset"] = inner | {field: rng.choice(VALUES) for field in rng.sample(sorted(inner), 2)}
         if lists[name]:  # ComfyUI gives such nodes lists only
             values = {field: rng.choice(([value], [value], [value, value], [])) for field, value in values.items()}
         yield name, inputs[name] | values

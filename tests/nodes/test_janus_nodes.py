@@ -15,7 +15,7 @@ from fastar_nodes.nodes.sharing import AnySampler
 from fastar_nodes.nodes.sweep import SweepNode
 from janus_files import one_file
 
-RECOMMENDED, FAST = {"preset": "recommended"}, {"preset": "fast"}
+RECOMMENDED, FAST = "recommended", "fast"
 
 
 @pytest.fixture(scope="module")

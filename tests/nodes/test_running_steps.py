@@ -11,7 +11,14 @@ from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.nodes import graph, running
 from fastar_nodes.nodes.host import Loaded, ModelCache, load_to_device, to_device
 from fastar_nodes.nodes.running import Sockets
-from fastar_nodes.nodes.schema import SEED_LIMIT, checked_seed, chosen, expect_image, expect_latents, expect_mask
+from fastar_nodes.nodes.schema import (
+    SEED_LIMIT,
+    checked_preset,
+    checked_seed,
+    expect_image,
+    expect_latents,
+    expect_mask,
+)
 from fastar_nodes.nodes.vae import KL, VQ, kind_of, mark
 from fastar_nodes.samplers.choice import Choice, choose
 from fastar_nodes.samplers.editing import Edit
@@ -253,5 +260,6 @@ def test_values_that_nodes_check():
         expect_latents(torch.zeros(1, 2, 2, 4, 4), "latent")
     mask = torch.rand(3, 1, 4, 5)
     assert torch.equal(expect_mask(mask, "mask"), mask[:, 0]) and expect_mask(mask[0, 0], "mask").shape == (1, 4, 5)
-    assert chosen({"preset": "recommended", "cfg": 2.0}, ("recommended", "custom")) == ("custom", {"cfg": 2.0})
-    assert chosen("fast") == ("fast", {}) and chosen(None, typed="exact") == ("exact", {})
+    assert (
+        checked_preset("fast") == "fast" and checked_preset("recommended", ("recommended", "custom")) == "recommended"
+    )

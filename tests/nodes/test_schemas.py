@@ -33,7 +33,7 @@ from fastar_nodes.nodes import (
     sweep,
     timelapse,
 )
-from graphs import PRESET, WIDGETS, opened
+from graphs import WIDGETS
 
 MODULES = (loaders, conditioning, samplers, editing, compare, timelapse, sweep, sharing, advisor)
 CLASSES = {node.define_schema().node_id: node for module in MODULES for node in module.NODES}
@@ -42,9 +42,8 @@ GOLDEN = Path(__file__).with_name("schemas.json")
 
 
 def widgets_of(about: Any) -> list[Any]:
-    """Widgets of a node; those that its preset opens follow it."""
-    found = [i for i in about.inputs if i.kind in WIDGETS]
-    return [k for i in found for k in ([i, *opened(i, "custom")] if i.kind == PRESET else [i])]
+    """Widgets of a node."""
+    return [i for i in about.inputs if i.kind in WIDGETS]
 
 
 def test_every_sampler_that_runs_here_has_a_node():
@@ -54,10 +53,8 @@ def test_every_sampler_that_runs_here_has_a_node():
 
 @pytest.mark.parametrize("node", NODES)
 def test_advanced_widgets_are_the_last(node):
-    presets = [i for i in NODES[node].inputs if i.kind == PRESET]
-    for inputs in (NODES[node].inputs, *(opened(preset, "custom") for preset in presets)):
-        advanced = [bool(i.advanced) for i in inputs if i.kind in WIDGETS]
-        assert advanced == sorted(advanced)
+    advanced = [bool(i.advanced) for i in widgets_of(NODES[node])]
+    assert advanced == sorted(advanced)
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -108,8 +105,6 @@ def _widget(part: Any) -> list[Any]:
     """Name, type, default, and choices or range. Menus of files are left out: they depend on the machine."""
     about = part.about
     options = about.get("options")
-    if part.kind == PRESET:
-        return [part.id, part.kind, *([option.key, *map(_widget, option.inputs)] for option in options)]
     if part.id in ("checkpoint", "decoder", "ta_tok", "encoder"):
         return [part.id, part.kind, "files"]
     if options is not None and len(options) > 100:  # names of classes

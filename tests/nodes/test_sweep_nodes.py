@@ -159,7 +159,7 @@ FAST = {**PLAIN, "lookahead": 2, "threshold": -1.0, "guided_steps": 2}
 def test_samplers_show_a_line_and_write_their_report():
     metadata = {"workflow": {"nodes": []}}
     node = with_hidden(samplers.FastHybridSampler, metadata)
-    report = node.execute(model=a_mar(), condition=WHAT, seed=7, preset=FAST).result[1]
+    report = node.execute(model=a_mar(), condition=WHAT, seed=7, **FAST).result[1]
     ((where, text),) = fake_comfy.state.said
     figures = f"{report.seconds:.2f} s, 4 passes, {100 * report.acceptance:.0f} % of drafts kept"
     assert where == "5" and text.splitlines()[0].startswith("4 AR steps, ") and text.splitlines()[-1] == figures
@@ -167,14 +167,14 @@ def test_samplers_show_a_line_and_write_their_report():
     assert run["node"] == "5" and run["settings"] == report.settings and metadata["workflow"] == {"nodes": []}
     json.dumps(metadata)
     fake_comfy.state.said.clear()
-    node.execute(model=a_mar(), condition=WHAT, seed=7, preset={**PLAIN, "lookahead": 0})
+    node.execute(model=a_mar(), condition=WHAT, seed=7, **{**PLAIN, "lookahead": 0})
     assert fake_comfy.state.said[0][1].splitlines()[-1].startswith("Nothing was drafted")
 
 
 @pytest.mark.parametrize(("link", "shown"), [(["5", 0], 1), (["6", 1], 1), (["5", 1], 0)])
 def test_figures_are_shown_where_no_other_node_takes_the_report(link, shown):
     prompt, metadata = {"5": {"inputs": {"seed": 7}}, "9": {"inputs": {"report_1": link}}}, {}
-    given = {"model": a_mar(), "condition": WHAT, "seed": 7, "preset": PLAIN}
+    given = {"model": a_mar(), "condition": WHAT, "seed": 7, **PLAIN}
     with_hidden(samplers.MARSampler, metadata, prompt).execute(**given)
     assert len(fake_comfy.state.said[0][1].splitlines()) == 1 + shown and len(metadata[exchange.KEY]["runs"]) == 1
     with_hidden(samplers.MARSampler, None).execute(**given)  # a prompt that holds no graph
@@ -207,7 +207,7 @@ def test_compare_measures_every_cell_and_says_so():
 def test_a_saved_picture_gives_its_reports_back(tmp_path):
     metadata = {}
     node, model = with_hidden(samplers.FastHybridSampler, metadata), a_mar()
-    report = node.execute(model=model, condition=WHAT, seed=7, preset=FAST).result[1]
+    report = node.execute(model=model, condition=WHAT, seed=7, **FAST).result[1]
     about = PngInfo()
     about.add_text(exchange.KEY, json.dumps(metadata[exchange.KEY]))
     Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "input" / "a.png", pnginfo=about)
@@ -222,15 +222,13 @@ def test_a_saved_picture_gives_its_reports_back(tmp_path):
 def test_values_that_stand_for_the_models_own_are_no_settings():
     """In a preset, where they come over links, in a line and in a sweep; the line of a saved run leaves them out."""
     model = a_gpt()
-    report = samplers.LlamaGenSampler.execute(
-        model=model, condition=WHAT, seed=7, preset={"preset": "recommended"}
-    ).result[1]
+    report = samplers.LlamaGenSampler.execute(model=model, condition=WHAT, seed=7, preset="recommended").result[1]
     line = sharing._line(report.sampler, report.settings)
     assert sharing.AnySampler.execute(model, WHAT, line, 7).result[1].settings == report.settings and "-1" not in line
     for name, value in (("cfg", 0), ("cfg", 0.5), ("top_k", -1), ("cfg_interval", -1)):
         with pytest.raises(UserError, match=f"^{name}: .* is outside"):
-            preset = {"preset": "custom", name: value}
-            samplers.LlamaGenSampler.execute(model=model, condition=WHAT, seed=7, preset=preset)
+            given = {"preset": "custom", name: value}
+            samplers.LlamaGenSampler.execute(model=model, condition=WHAT, seed=7, **given)
         with pytest.raises(UserError, match=f"^{name}: .* is outside"):
             sharing.AnySampler.execute(model, WHAT, f"llamagen: {name}={value}", 7)
         with pytest.raises(UserError, match=f"{name}: .* is outside"):

@@ -16,7 +16,7 @@ import numpy as np
 from ...reports.record import Report
 from ...reports.table import figure
 from ...samplers.registry import find
-from ...samplers.tokens.settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
+from ...samplers.tokens.settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings, rows_at_once
 from ...samplers.tokens.upsampling import UpSampling
 from ..training.quality import percent
 from ..training.token_recipes import GPT_HIGH, GPT_LOW
@@ -64,7 +64,7 @@ def forwards_alone(report: Report, settings: Any, small: int) -> np.ndarray:
     if not isinstance(settings, MuLoSDSettings):
         return np.full(len(step), passes)
     grid = step.shape[1]
-    each = min(settings.draft_rows or small, small) * (grid // small)
+    each = rows_at_once(settings, small) * (grid // small)
     # A cycle resamples in one pass per wave, except the first, which is the verification pass.
     cycles = np.array_split(report.maps["waves"], range(each, grid, each), axis=1)
     more = np.stack([rows.max(axis=(1, 2)).clip(min=0) for rows in cycles]).astype(np.int64)

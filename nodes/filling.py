@@ -1,0 +1,211 @@
+"""What a preset fills in: the numbers of its settings for the model behind a loader.
+
+The editor asks ``POST /fastar/fill`` (web/js/presets.js) when a preset is chosen or a loader changes. The numbers come
+from the functions that make the settings of a run, so that both agree. No weights are loaded and nothing is downloaded:
+the header of the model's file tells its shapes and what it recommends. Of a model that is not here yet the catalogue
+entry tells them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .. import assembly
+from ..assembly import AUTO
+from ..errors import UserError
+from ..model_loaders import hub
+from ..model_loaders.networks.hybrid import SAFE_START, SAFE_STEPS
+from ..model_loaders.networks.mar import MARModel
+from ..model_loaders.wrappers import WEIGHTS
+from ..samplers import presets, registry
+from ..samplers.mar.mar import CLIPPED, clips
+from ..samplers.mar.settings import CacheSettings, DiSASettings, MARBase
+from ..samplers.numbers import numbers, own_values
+from ..samplers.registry import SAMPLERS
+from ..samplers.tokens.loop import published_for
+from ..samplers.tokens.settings import TarPromptSettings
+from . import host, loaders, samplers
+from .schema import FREE, PLAIN, PRESETS, checked_preset, describe, preset_name
+
+# The language model of Tar, which no family of the registry is.
+_LANGUAGE = "tar language model"
+_WORDS = {
+    registry.MAR: "MAR",
+    registry.HYBRID: "Harmon or UniPic",
+    registry.LLAMAGEN: "LlamaGen",
+    registry.TAR: "Tar de-tokenizer",
+    registry.JANUS: "Janus",
+    _LANGUAGE: "Tar",
+}
+# Width of the transformer of the official MARs and hybrids, by what their catalogue entries are named.
+_WIDTHS = {"base": 768, "large": 1024, "huge": 1280, "0.5b": 768, "1.5b": 1280}
+# The same of the official PARs, with their regions.
+_PARS = {"par-xl-4x": (1280, 4), "par-xxl-4x": (1536, 4), "par-3b-4x": (3200, 4), "par-3b-16x": (3200, 16)}
+# Tokens along one side of the images of official token models, by the pixels in their names; PAR and Janus name none.
+_SIDES = {"-256": 16, "-384": 24, "-512": 32, "-1024": 64}
+_USUAL_SIDE = 24
+# What models of a family read, unless their name says otherwise.
+_READS = {registry.LLAMAGEN: "class", registry.TAR: "features", registry.JANUS: "prompt"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the numbers of a preset depend on."""
+
+    words: str  # for example "demo MAR"
+    demo: bool = False
+    width: int = 0  # of a MAR's transformer, 0 where unknown
+    recommended: Mapping[str, Any] = field(default_factory=dict)
+    network: Any = None  # the model, without weights; None if its file is not here
+    tokens: int = 0  # tokens along one side of the image, if the file is not here; 0 where unknown
+    clips: bool = False  # whether fewer than 100 diffusion steps start at timestep 950, if the file is not here
+
+    def own(self, settings: Any) -> dict[str, Any]:
+        """What the model takes where a setting is None."""
+        if self.network is not None:
+            return own_values(self.network, settings)
+
+        own: dict[str, Any] = {}
+        if self.tokens:
+            own.update(cfg_interval=self.tokens**2, draft_rows=self.tokens)
+        if isinstance(settings, DiSASettings) and clips(settings):
+            own["t_max"] = CLIPPED
+        if self.clips and isinstance(settings, MARBase) and settings.diffusion_steps < SAFE_STEPS:
+            own["t_max"] = SAFE_START
+        return own
+
+
+def fill(node: Any, preset: Any, loader: Any = None, ar_steps: Any = None) -> dict[str, Any]:
+    """The numbers of a preset for the model that a loader would load.
+
+    Args:
+        node: type of the node with the preset.
+        preset: an option of its preset widget.
+        loader: ``{"class_type": ..., "inputs": {...}}`` with the loader's widgets; None where none is connected, which
+            counts as a full-size model.
+        ar_steps: of the sampler that LazyMAR Cache feeds, if it is known.
+
+    Returns:
+        ``values``, setting name to value, empty for *custom*; and ``model``, what they are for, in words.
+
+    Raises:
+        UserError: an unknown node, preset or file, or a file that cannot be read.
+    """
+    kind, options = _settings_of(node)
+    name = checked_preset(preset, options)
+    about = _model_of(loader)
+    if name == presets.CUSTOM:
+        return {"values": {}, "model": about.words}
+
+    steps = ar_steps if isinstance(ar_steps, int) else None
+    settings = presets.combine(kind, about.recommended, preset_name(name), {}, about.demo, about.width, steps)
+    values = numbers(settings, about.own(settings))
+    for name in FREE:
+        values.pop(name, None)
+    return {"values": values, "model": about.words}
+
+
+@lru_cache(maxsize=1)
+def _kinds() -> dict[str, tuple[Any, tuple[str, ...]]]:
+    """Node type to the class of its settings and the options of its preset widget."""
+    found: dict[str, tuple[Any, tuple[str, ...]]] = {
+        "FastARTarPrompt": (TarPromptSettings, PLAIN),
+        "FastARLazyMARFeatureCache": (CacheSettings, PRESETS),
+    }
+    for node in samplers.NODES:
+        if hasattr(node, "sampler"):
+            found[node.node_id] = (SAMPLERS[node.sampler].settings, node.options())
+    return found
+
+
+def _settings_of(node: Any) -> tuple[Any, tuple[str, ...]]:
+    """The class of a node's settings and the options of its preset widget."""
+    if not isinstance(node, str) or node not in _kinds():
+        raise UserError(f"node: it got {describe(node)}, which is no node with a preset.")
+
+    return _kinds()[node]
+
+
+@lru_cache(maxsize=1)
+def _families() -> dict[str, str]:
+    """Type of a loader to the family that it loads."""
+    found = {loader.node_id: loader.family for loader in loaders.NODES}
+    return {**found, loaders.LoadTar.node_id: _LANGUAGE}
+
+
+def _model_of(loader: Any) -> Model:
+    """The model that a loader would load."""
+    if loader is None:
+        return Model("full-size model")
+
+    kind = loader.get("class_type") if isinstance(loader, Mapping) else None
+    inputs = loader.get("inputs") if isinstance(loader, Mapping) else None
+    if not isinstance(kind, str) or kind not in _families() or not isinstance(inputs, Mapping):
+        raise UserError("loader: it is no loader of FastAR with its inputs.")
+
+    family = _families()[kind]
+    files = "tar" if family == _LANGUAGE else registry.FAMILIES[family].files
+    choice = loaders.listed(inputs.get("checkpoint"), files)
+    side = loaders.tokens_per_side(_typed(inputs, "grid", loaders.GRIDS), _typed(inputs, "size", loaders.SIZES))
+    weights = _typed(inputs, "weights", WEIGHTS)
+
+    folders = host.folders(*loaders.folders_of(files))
+    entry = hub.absent(choice, files, folders)
+    if entry is not None:
+        return _of_entry(entry, family)
+
+    path = hub.resolve(choice, files, folders, host.folders(host.FOLDER)[0])
+    return _of_file(family, choice, path, _version(path), side, weights)
+
+
+def _typed(inputs: Mapping[str, Any], widget: str, options: Any) -> str:
+    """The value of a menu of a loader; "auto" where it has none, or where the value arrives over a link."""
+    value = str(inputs.get(widget, AUTO))
+    return value if value in map(str, options) else AUTO
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """What changes when a file is replaced."""
+    about = path.stat()
+    return about.st_size, about.st_mtime_ns
+
+
+@lru_cache(maxsize=32)
+def _of_file(family: str, choice: str, path: Path, version: tuple[int, int], side: int | None, weights: str) -> Model:
+    """What the file of a model tells."""
+    if family == _LANGUAGE:
+        network, stated = assembly.outline_language_model(path)
+        demo = any(entry.id == choice and entry.built_in for entry in hub.entries("tar"))
+        return Model(_words(family, demo), demo, recommended=stated, network=network)
+
+    ready = assembly.outline(family, choice, path, side, weights)
+    width = ready.config.dim if isinstance(ready.model, MARModel) else 0
+    return Model(_words(family, ready.demo), ready.demo, width, assembly.defaults(ready), ready.model)
+
+
+def _of_entry(entry: hub.Entry, family: str) -> Model:
+    """What is known of a model that is not here yet; catalogue entries that are not built in are full-size models."""
+    words = _words(family, demo=False)
+    if family == _LANGUAGE:
+        return Model(words)
+
+    if registry.FAMILIES[family].masked:
+        size = next((width for name, width in _WIDTHS.items() if name in entry.id), 0)
+        unipic = "unipic" in entry.id
+        published = assembly.published_masked(family, unipic)
+        harmon = family == registry.HYBRID and not unipic
+        return Model(words, width=size, recommended=published, clips=harmon)
+
+    reads = "text" if "t2i" in entry.id else _READS[family]
+    width, regions = _PARS.get(entry.id, (0, 1))
+    side = next((side for pixels, side in _SIDES.items() if entry.id.endswith(pixels)), _USUAL_SIDE)
+    return Model(words, recommended=published_for(reads, width, regions), tokens=side)
+
+
+def _words(family: str, demo: bool) -> str:
+    """A model in words."""
+    return f"{'demo' if demo else 'full-size'} {_WORDS[family]}"
