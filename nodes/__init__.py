@@ -15,8 +15,9 @@ def make_extension() -> ComfyExtension:
     from . import host
 
     host.register_folders()
-    from . import advisor, compare, conditioning, editing, loaders, samplers, sharing, sweep, timelapse
+    from . import advisor, compare, conditioning, editing, filling, loaders, samplers, sharing, sweep, timelapse
 
+    host.serve(filling.PATH, filling.answer, filling.MOST_BYTES)
     modules = (loaders, conditioning, samplers, editing, compare, timelapse, sweep, sharing, advisor)
 
     class FastARExtension(ComfyExtension):

@@ -8,6 +8,7 @@ entry tells them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,8 +17,9 @@ from typing import Any
 
 from .. import assembly
 from ..assembly import AUTO
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..model_loaders import hub
+from ..model_loaders.checkpoint import parse_json
 from ..model_loaders.networks.hybrid import SAFE_START, SAFE_STEPS
 from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.wrappers import WEIGHTS
@@ -77,6 +79,25 @@ class Model:
         if self.clips and isinstance(settings, MARBase) and settings.diffusion_steps < SAFE_STEPS:
             own["t_max"] = SAFE_START
         return own
+
+
+PATH = "/fastar/fill"
+# Bytes of a request; a loader's widgets take a few hundred.
+MOST_BYTES = 1 << 16
+
+
+def answer(body: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and content of the answer to a request; see :func:`fill` for its fields. Raises nothing."""
+    try:
+        asked = parse_json(body.decode("utf-8", "replace"), "the request", "fill")
+        found = fill(asked.get("node"), asked.get("preset"), asked.get("loader"), asked.get("ar_steps"))
+    except UserError as problem:
+        return 400, {"error": str(problem)}
+    except Exception as problem:  # a file may be damaged in any way
+        logging.getLogger(__name__).warning("FastAR: a preset was not filled in", exc_info=True)
+        return 400, {"error": f"checkpoint: it cannot be read ({first_line(problem)}); choose another."}
+
+    return 200, found
 
 
 def fill(node: Any, preset: Any, loader: Any = None, ar_steps: Any = None) -> dict[str, Any]:

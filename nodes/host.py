@@ -5,9 +5,11 @@ The only module that imports ``comfy.*`` or ``folder_paths``. It handles network
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +69,43 @@ def folders(*kinds: str) -> list[Path]:
     for kind in kinds:
         paths += [Path(path) for path in folder_paths.get_folder_paths(kind)]
     return paths
+
+
+# ------------------------------------------------------------------------------------------------ requests of the editor
+
+# Seconds after which a request is answered without a result.
+_LONGEST_ANSWER = 20
+
+
+def serve(path: str, answer: Callable[[bytes], tuple[int, Any]], most: int) -> None:
+    """Answer POST requests to a path of the server, in a thread, since the event loop serves everything else.
+
+    Args:
+        path: of the requests.
+        answer: from the request's content to a status and what is sent as JSON.
+        most: bytes of a request.
+    """
+    from aiohttp import web  # noqa: TID251  ComfyUI itself runs on it
+
+    # One request at a time: a folder may be slow.
+    worker = ThreadPoolExecutor(1, "fastar")
+
+    async def handle(request: Any) -> Any:
+        body = bytearray()
+        async for part in request.content.iter_chunked(most):
+            body += part
+            if len(body) > most:
+                return web.json_response({"error": f"the request has more than {most} bytes."}, status=400)
+
+        work = asyncio.get_running_loop().run_in_executor(worker, answer, bytes(body))
+        try:
+            status, content = await asyncio.wait_for(work, _LONGEST_ANSWER)
+        except asyncio.TimeoutError:
+            status = 400
+            content = {"error": f"the file was not read within {_LONGEST_ANSWER} seconds; try again."}
+        return web.json_response(content, status=status)
+
+    PromptServer.instance.routes.post(path)(handle)
 
 
 # ------------------------------------------------------------------------------------------------ images and results

@@ -16,8 +16,7 @@ function settingsOf(sampler) {
 app.registerExtension({
   name: "FastAR.Sweep",
   beforeRegisterNodeDef(_, { name, input }) {
-    const custom = input?.required?.preset?.[1]?.options?.at(-1).inputs.required
-    if (name.startsWith("FastAR") && custom) settings[name.toLowerCase()] = [...Object.keys(custom), ...("parallel" in input.required ? ["parallel"] : [])]
+    if (name.startsWith("FastAR") && input?.optional?.preset) settings[name.toLowerCase()] = Object.keys(input.optional)
   },
   nodeCreated(node) {
     if (node.comfyClass !== "FastARSweep") return

@@ -1,0 +1,199 @@
+// A choice in a preset widget fills in the numbers below it, for the model behind the connected loader.
+//
+// Kept because the numbers on the screen are the numbers of a run, and only the server knows those of a preset for a model. It is asked
+// when a preset is chosen, and while one is chosen also when the loader's checkpoint or the link to a loader changes. A number that is
+// changed by hand makes the preset custom, which changes nothing else. Opening a graph changes nothing. A run that is queued meanwhile waits
+// for the answer. Prompts do not depend on this file: the server fills in what they leave out.
+import { api } from "../../../scripts/api.js"
+import { app } from "../../../scripts/app.js"
+
+const CUSTOM = "custom"
+const CACHE = "FastARLazyMARFeatureCache"
+// Widgets with a place among the settings that no preset sets.
+const FREE = ["enabled", "preset", "images", "parallel", "draft_parallel", "detail"]
+const KINDS = ["INT", "FLOAT", "BOOLEAN", "COMBO"]
+// Sockets that lead to the loader of the sampled model.
+const MODELS = ["model", "target", "tar"]
+// Identifiers of the editor: the ends of a subgraph, as the source or the target of its links.
+const SUBGRAPH_INPUT = -10
+
+const settings = {} // names of the widgets that a preset sets, by node type
+const waiting = new Set() // answers that have not come yet
+
+const widgetOf = (node, name) => node.widgets?.find((widget) => widget.name === name)
+
+/** All nodes of the open workflow, those in subgraphs too. */
+function everyNode() {
+  const graphs = [app.rootGraph ?? app.graph]
+  for (const subgraph of graphs[0].subgraphs?.values() ?? []) graphs.push(subgraph)
+  return graphs.flatMap((graph) => graph.nodes)
+}
+
+/** The node and output behind a link, through reroutes and in and out of subgraphs; undefined if there is none. */
+function behind(graph, linkId, depth = 0) {
+  const link = linkId == null ? undefined : graph.getLink(linkId)
+  if (!link || depth > 50) return undefined
+
+  if (link.origin_id === SUBGRAPH_INPUT) {
+    const outside = everyNode().find((node) => node.subgraph === graph)
+    return outside && behind(outside.graph, outside.inputs[link.origin_slot]?.link, depth + 1)
+  }
+
+  const node = graph.getNodeById(link.origin_id)
+  if (node?.subgraph) return behind(node.subgraph, node.subgraph.outputs[link.origin_slot]?.linkIds[0], depth + 1)
+  if (node?.type === "Reroute") return behind(graph, node.inputs[0].link, depth + 1)
+  return node
+}
+
+const isLoader = (node) => node?.comfyClass?.startsWith("FastARLoad") && widgetOf(node, "checkpoint") !== undefined
+
+/** The loader of the model that a node samples. */
+function loaderOf(node) {
+  const input = node.inputs.find(({ name }) => MODELS.includes(name))
+  const found = input && behind(node.graph, input.link)
+  return isLoader(found) ? found : undefined
+}
+
+/** The samplers that a LazyMAR Cache feeds. */
+const fedBy = (cache) => everyNode().filter((node) => cachesOf(node).includes(cache))
+
+/** The LazyMAR Cache of a sampler, as a list. */
+function cachesOf(node) {
+  const input = node.inputs?.find(({ name }) => name === "cache")
+  const found = input && behind(node.graph, input.link)
+  return found?.comfyClass === CACHE ? [found] : []
+}
+
+/** What the server needs to know about a node. */
+function question(node) {
+  const sampler = node.comfyClass === CACHE ? fedBy(node)[0] : node
+  const loader = sampler && loaderOf(sampler)
+  const inputs = Object.fromEntries((loader?.widgets ?? []).map(({ name, value }) => [name, value]))
+  return {
+    node: node.comfyClass,
+    preset: widgetOf(node, "preset").value,
+    loader: loader ? { class_type: loader.comfyClass, inputs } : null,
+    ar_steps: node.comfyClass === CACHE ? widgetOf(sampler ?? {}, "ar_steps")?.value : undefined,
+  }
+}
+
+/** Ask the server for the numbers of a node's preset and show them. */
+async function ask(node) {
+  const preset = widgetOf(node, "preset")
+  const turn = (node.fastarTurn = (node.fastarTurn ?? 0) + 1)
+  const asked = question(node)
+
+  let answer
+  try {
+    const response = await api.fetchApi("/fastar/fill", { method: "POST", body: JSON.stringify(asked) })
+    answer = await response.json()
+  } catch (problem) {
+    answer = { error: `preset: the server did not answer (${problem.message}).` }
+  }
+  // Another choice, or a number that was changed by hand, came first.
+  if (turn !== node.fastarTurn || preset.value !== asked.preset) return
+
+  if (answer.error) {
+    preset.value = CUSTOM
+    app.extensionManager?.toast?.add({ severity: "warn", summary: node.title, detail: answer.error, life: 8000 })
+  } else {
+    for (const [name, value] of Object.entries(answer.values)) {
+      const widget = widgetOf(node, name)
+      if (widget) widget.value = value
+    }
+    preset.label = `preset (${answer.model})`
+  }
+
+  node.graph?.setDirtyCanvas(true, true)
+  app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.checkState?.()
+  cachesOf(node).forEach(fill)
+}
+
+/** Fill in the numbers of a node, unless they are custom. */
+function fill(node) {
+  const preset = widgetOf(node, "preset")
+  if (!preset || preset.value === CUSTOM) return
+  const answer = ask(node).finally(() => waiting.delete(answer))
+  waiting.add(answer)
+}
+
+/** Fill in the numbers of a node once the editor has finished changing its links: one that replaces another is removed first. */
+function fillLater(node) {
+  const later = new Promise(requestAnimationFrame).then(() => {
+    if (!node.graph) return
+    fill(node)
+    cachesOf(node).forEach(fill)
+  })
+  const done = later.finally(() => waiting.delete(done))
+  waiting.add(done)
+}
+
+/** Call a function after a widget was changed in the editor, which opening a graph does not do. */
+function afterChange(widget, react) {
+  const changed = widget.callback
+  widget.callback = function (...args) {
+    const result = changed?.apply(this, args)
+    if (!app.configuringGraph) react()
+    return result
+  }
+}
+
+function watchPreset(node) {
+  const preset = widgetOf(node, "preset")
+  afterChange(preset, () => {
+    if (preset.value === CUSTOM) preset.label = undefined
+    fill(node)
+  })
+
+  for (const name of settings[node.comfyClass])
+    afterChange(widgetOf(node, name), () => {
+      preset.value = CUSTOM
+      preset.label = undefined
+      if (name === "ar_steps") cachesOf(node).forEach(fill)
+    })
+
+  const connected = node.onConnectionsChange
+  node.onConnectionsChange = function (side, slot, isConnected, link, socket) {
+    connected?.apply(this, arguments)
+    if (app.configuringGraph || !isConnected) return
+    const name = socket?.name
+    if ([...MODELS, "cache"].includes(name)) fillLater(this)
+  }
+}
+
+function watchLoader(loader) {
+  for (const name of ["checkpoint", "grid", "size", "weights"]) {
+    const widget = widgetOf(loader, name)
+    if (widget)
+      afterChange(widget, () => {
+        for (const node of everyNode()) if (settings[node.comfyClass] && isFrom(node, loader)) fill(node)
+      })
+  }
+}
+
+/** Whether the numbers of a node depend on a loader. */
+function isFrom(node, loader) {
+  const samplers = node.comfyClass === CACHE ? fedBy(node) : [node]
+  return samplers.some((sampler) => loaderOf(sampler) === loader)
+}
+
+app.registerExtension({
+  name: "FastAR.Presets",
+  init() {
+    const toPrompt = app.graphToPrompt
+    app.graphToPrompt = async function (...args) {
+      while (waiting.size) await Promise.allSettled([...waiting])
+      return toPrompt.apply(this, args)
+    }
+  },
+  beforeRegisterNodeDef(_, { name, input }) {
+    const own = input?.optional
+    if (!name.startsWith("FastAR") || !own?.preset) return
+    const isSetting = ([key, [kind]]) => !FREE.includes(key) && (Array.isArray(kind) || KINDS.includes(kind))
+    settings[name] = Object.entries(own).filter(isSetting).map(([key]) => key)
+  },
+  nodeCreated(node) {
+    if (settings[node.comfyClass]) watchPreset(node)
+    else if (isLoader(node)) watchLoader(node)
+  },
+})
