@@ -14,10 +14,10 @@ import numpy as np
 
 from ..assembly import AUTO, DEMO, decode, defaults
 from ..reports.record import Report
+from ..samplers import presets
 from ..samplers.advice import AdviceSettings, calibrate, candidates
 from ..samplers.choice import PRESET, Choice, choose
 from ..samplers.driver import finish
-from ..samplers.presets import CUSTOM
 from ..samplers.registry import find
 from ..samplers.settings import knobs, make
 from .conditions import conditions
@@ -68,7 +68,8 @@ def _options(plain: Choice, best: Choice) -> str:
     if best is plain:
         return f"--samplers {plain.entry.name}"
     name = best.entry.name if best.entry is not plain.entry else f"{best.entry.name}:advised"
-    preset = {} if best.preset == CUSTOM else {PRESET: best.preset}
+    has_presets = bool(presets.values(best.entry.settings, presets.BALANCED, demo=True))
+    preset = {PRESET: best.preset} if has_presets else {}
     own = {**preset, **best.values}
     sets = (f"--set {name}.{setting}={value}" for setting, value in own.items())
     return " ".join([f"--samplers {plain.entry.name},{name}", *sets])

@@ -185,8 +185,8 @@ def assigned(
 def plan(samplers: str, sets: Sequence[str], ready: Mapping[str, Ready]) -> list[Planned]:
     """Samplers with their settings, grouped by family, the baseline first in each.
 
-    A later source of a setting takes precedence: the model's defaults, the preset, settings for all samplers, settings
-    for one sampler. Without a model in ``ready``, by sampler name, the settings are only checked.
+    A later source of a setting takes precedence: the model's defaults, the preset (*balanced* unless another is asked
+    for), settings for all samplers, settings for one sampler. Without a model in ``ready``, by sampler name, the settings are only checked.
     """
     entries = by_key(samplers.split(","))
     given = assigned(entries, [assignment(text, "set") for text in sets])
@@ -195,7 +195,7 @@ def plan(samplers: str, sets: Sequence[str], ready: Mapping[str, Ready]) -> list
         on = ready.get(entry.name)
         shared, own = given[key]
         asked = {**shared, **own}
-        preset = asked.pop(PRESET, presets.CUSTOM)
+        preset = asked.pop(PRESET, presets.BALANCED)  # the nodes' default; plain samplers have no presets
         width = on.model.net.config.dim if on else 0
         demo = on is None or on.demo
         settings: Any = presets.combine(entry.settings, defaults(on) if on else {}, preset, asked, demo, width)

@@ -48,13 +48,10 @@ from .loaders import allow_download, finder, listed, menu, usual
 from .preview import drive
 from .running import READING, LabelText, unlike_preset
 from .schema import (
-    CODES,
-    LABEL,
+    CONDITION,
     PLAIN,
-    PROMPT,
     RECOMMENDED,
     TAR,
-    TEXT,
     checked_preset,
     checked_seed,
     expect_image,
@@ -178,7 +175,7 @@ class ClassLabel(io.ComfyNode):
             "LlamaGen and PAR.",
             search_aliases=["class conditioning", "imagenet class", "label", "category", "prompt"],
             widgets=[labels, *widgets(LabelSettings), add_label],
-            outputs=[output(LABEL, "condition", "For the samplers of MAR, LlamaGen and PAR models.")],
+            outputs=[output(CONDITION, "condition", "For the samplers of MAR, LlamaGen and PAR models.")],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
@@ -272,7 +269,7 @@ class TextPrompt(io.ComfyNode):
             "Flan-T5-XL encoder, cleaned as the models' training captions were.",
             search_aliases=["text to image", "prompt", "t5", "flan-t5", "llamagen t2i", "clip text encode"],
             widgets=[text, encoder, allow_download(), *widgets(PromptSettings)],
-            outputs=[output(TEXT, "condition", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")],
+            outputs=[output(CONDITION, "condition", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -348,7 +345,7 @@ class Prompt(io.ComfyNode):
             "takes no other.",
         )
         condition = output(
-            PROMPT,
+            CONDITION,
             "condition",
             "For the MAR samplers with Harmon or UniPic, and LlamaGen and ZipAR Sampler with Janus.",
         )
@@ -414,7 +411,7 @@ class TarPrompt(io.ComfyNode):
                 *setting_widgets(TarPromptSettings, PLAIN),
                 *widgets(PromptImages, optional=True),
             ],
-            outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
+            outputs=[output(CONDITION, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -492,7 +489,7 @@ class ImageToCodes(io.ComfyNode):
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
             sockets=[image],
             widgets=[ta_tok, allow_download(), *widgets(ImageToCodesSettings)],
-            outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
+            outputs=[output(CONDITION, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 

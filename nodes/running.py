@@ -270,11 +270,15 @@ class ModelFirst(io.ComfyNode):  # type: ignore[misc]
         loaded = inputs["target"] if "target" in inputs else inputs.get("model")
         made = _SLOW.get(graph.maker(cls, "condition"))
 
-        if made is not None and isinstance(loaded, Loaded) and isinstance(loaded.model, TokenModel):
-            read = loaded.model.net.config.condition
+        model = loaded.model if isinstance(loaded, Loaded) else None
+        if made is not None and isinstance(model, MARModel):
+            expect_kind(made, model.condition, model.name)  # type: ignore[arg-type]
+
+        if made is not None and isinstance(model, TokenModel):
+            read = model.net.config.condition
             turned_into_features = made.kind == "codes" and read == "features"  # by a de-tokenizer's TA-Tok
             if not turned_into_features:
-                expect_kind(made, read, loaded.model.name)  # type: ignore[arg-type]
+                expect_kind(made, read, model.name)  # type: ignore[arg-type]
 
         return ["condition"]
 

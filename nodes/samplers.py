@@ -30,13 +30,12 @@ from .running import (
 )
 from .schema import (
     CACHE,
+    CONDITION,
     HIDDEN,
     MAR,
-    MAR_CONDITION,
     PLAIN,
     PRESETS,
     REPORT,
-    TOKEN_CONDITION,
     TOKEN_MODEL,
     checked_preset,
     checked_switch,
@@ -91,12 +90,12 @@ _MAR_MODEL = "The MAR to sample, from Load MAR, or a Harmon or UniPic from its l
 _LLAMAGEN_MODEL = (
     "The model to sample: a LlamaGen from Load LlamaGen / PAR, or Load Tar De-tokenizer's or Load Janus' model."
 )
-_MAR_CONDITION = MAR_CONDITION.Input(
+_MAR_CONDITION = CONDITION.Input(
     "condition",
     tooltip="What to draw, one entry an image: Class Label for a MAR, Prompt for Harmon and UniPic.",
     lazy=True,
 )
-_TOKEN_CONDITION = TOKEN_CONDITION.Input(
+_TOKEN_CONDITION = CONDITION.Input(
     "condition",
     tooltip="What to draw, one entry an image: from Class Label; for LlamaGen's text-to-image models from Text Prompt "
     "(LlamaGen); for Janus from Prompt; for Tar's de-tokenizers from Tar Prompt or Image to Codes.",

@@ -24,14 +24,8 @@ T = TypeVar("T")
 MAR = io.Custom("FASTAR_MAR")
 TOKEN_MODEL = io.Custom("FASTAR_TOKEN_MODEL")
 TAR = io.Custom("FASTAR_TAR")
-# Conditions by kind, so that a node of another kind does not connect.
-LABEL = io.Custom("FASTAR_LABEL")
-TEXT = io.Custom("FASTAR_TEXT")
-CODES = io.Custom("FASTAR_CODES")
-PROMPT = io.Custom("FASTAR_PROMPT")
-MAR_CONDITION = io.Custom("FASTAR_LABEL,FASTAR_PROMPT")
-TOKEN_CONDITION = io.Custom("FASTAR_LABEL,FASTAR_PROMPT,FASTAR_TEXT,FASTAR_CODES")
-ANY_CONDITION = io.Custom("FASTAR_LABEL,FASTAR_PROMPT,FASTAR_TEXT,FASTAR_CODES")
+# Class labels, prompts, texts and codes alike; a kind that the model does not read is refused before any work.
+CONDITION = io.Custom("FASTAR_CONDITION")
 ANY_MODEL = io.Custom("FASTAR_MAR,FASTAR_TOKEN_MODEL")
 REPORT = io.Custom("FASTAR_REPORT")
 CACHE = io.Custom("FASTAR_CACHE")
@@ -39,9 +33,7 @@ CACHE = io.Custom("FASTAR_CACHE")
 # Of nodes that run any sampler.
 ANY_SOCKETS = [
     ANY_MODEL.Input("model", tooltip="The model to sample, from any loader of a MAR or a token model."),
-    ANY_CONDITION.Input(
-        "condition", tooltip="What to draw, one entry an image; as for the sampler's own node.", lazy=True
-    ),
+    CONDITION.Input("condition", tooltip="What to draw, one entry an image; as for the sampler's own node.", lazy=True),
 ]
 ANY_DRAFT = ANY_MODEL.Input("draft", optional=True, tooltip="The draft model of CSpD and MuLo-SD.")
 

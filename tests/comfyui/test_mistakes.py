@@ -127,7 +127,7 @@ for key, (kind, _) in NODES.items():
 # Wires of another type, by socket type.
 WIRES = {"FASTAR_MAR": TOKENS, "FASTAR_TOKEN_MODEL": MAR, "FASTAR_TAR": DTOK, "FASTAR_CACHE": MAR}
 WIRES |= {"IMAGE": ["plain", 0], "FASTAR_REPORT": ["plain", 0], "LATENT": ["see", 0], "MASK": ["see", 0]}
-WIRES |= {"UPSCALE_MODEL": TOKENS, "FASTAR_LABEL,FASTAR_PROMPT": CODES}
+WIRES |= {"UPSCALE_MODEL": TOKENS, "FASTAR_CONDITION": MAR}
 for key, (kind, _links) in NODES.items():
     if kind not in SCHEMAS or key in ("cached", "draw", "redraw"):
         continue
@@ -170,7 +170,6 @@ AT_RUN_TIME: dict[str, Case] = {
     "not a number": ("plain", {"cfg": float("nan")}, "cfg"),
     "another model's picture": ("plain", {"latent": ["empty", 0], "mask": ["mask", 0]}, "latent"),
     "a word for a model": ("plain", {"model": "mar"}, "model"),
-    "no such preset": ("hybrid", {"preset": "fats"}, "preset"),
     "a dictionary for a report": ("compare", {"report_1": {"a": 1}}, "report_1"),
     "a word for an image": ("compare", {"image_1": "cat.png"}, "image_1"),
     "not a number beside a linked one": ("hybrid", {"lookahead": ["int", 0], "threshold": float("nan")}, "threshold"),

@@ -161,11 +161,6 @@ def test_a_decoder_whose_pixels_are_not_finite_ends_the_run_with_its_name(comfy)
     assert "computed pixels that are not finite" in said
 
 
-def test_an_unknown_preset_is_quoted(comfy):
-    said = comfy.complaint(graph(n4={"preset": "fastest", "seed": 98}))
-    assert said.startswith("preset: it got the text 'fastest', none of "), said
-
-
 @pytest.fixture(scope="module")
 def book():
     """Pages of the demo's picture book."""

@@ -1,5 +1,6 @@
 """Condition nodes: labels, prompts, pictures as codes."""
 
+import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -103,12 +104,12 @@ def test_a_condition_that_does_not_fit_the_model_is_refused_before_it_is_made(mo
         monkeypatch.setattr(node, "hidden", SimpleNamespace(unique_id="1", prompt=graph), raising=False)
         return node.check_lazy_status(model=model, preset=())
 
-    for node in (samplers.LlamaGenSampler, sharing.AnySampler):
+    for node in (samplers.LlamaGenSampler, sharing.AnySampler, samplers.MARSampler):
         (socket,) = [i for i in node.define_schema().inputs if i.id == "condition"]
         assert socket.about["lazy"]
-        for maker in ("FastARTextPrompt", "FastARTarPrompt"):
-            with pytest.raises(UserError, match="^condition: it holds .*, tiny is conditioned on class labels"):
-                asked(a_gpt(), maker)
+        for model, maker in itertools.product((a_gpt(), a_mar()), ("FastARTextPrompt", "FastARTarPrompt")):
+            with pytest.raises(UserError, match="^condition: it holds .* is conditioned on class labels"):
+                asked(model, maker)
         fits = [(a_gpt(), "FastARClassLabel"), (a_gpt(TEXT_SIZE), "FastARTextPrompt"), (a_drawer(), "FastARTarPrompt")]
         assert [asked(model, maker) for model, maker in fits] == [["condition"]] * 3
 

@@ -1,56 +1,63 @@
-// Colours of our socket types, and condition sockets that take what the connected model reads.
+// Colours of our socket types, and the nodes that are offered for a link that is dropped on the canvas.
 //
-// Kept because the editor draws the sockets of packs in one grey, suggests no node for a link of several types that is dropped on the
-// canvas, and would connect a prompt to a model of class labels. ComfyUI checks prompts by the server's types only.
+// Kept because the editor draws the sockets of packs in one grey and would offer every node that makes a condition, whatever the connected
+// model reads.
 import { app } from "../../../scripts/app.js"
 
+const CONDITION = "FASTAR_CONDITION"
 const COLOURS = {
-  FASTAR_MAR: "#8fb8de", FASTAR_TOKEN_MODEL: "#7fd1ae", FASTAR_TAR: "#b8d977", FASTAR_LABEL: "#f2b263", FASTAR_PROMPT: "#f28c63",
-  FASTAR_TEXT: "#e6c84f", FASTAR_CODES: "#d98fb8", FASTAR_CACHE: "#b0b0b0", FASTAR_REPORT: "#c9a0dc", FASTAR_SWEEP: "#8e9be8",
+  FASTAR_MAR: "#8fb8de",
+  FASTAR_TOKEN_MODEL: "#7fd1ae",
+  FASTAR_TAR: "#b8d977",
+  [CONDITION]: "#f2b263",
+  FASTAR_CACHE: "#b0b0b0",
+  FASTAR_REPORT: "#c9a0dc",
+  FASTAR_SWEEP: "#8e9be8",
 }
+// Nodes that make what the model of a loader reads, the likeliest first.
 const MAKERS = {
-  FASTAR_LABEL: ["FastARClassLabel"], FASTAR_PROMPT: ["FastARPrompt"], FASTAR_TEXT: ["FastARTextPrompt"],
-  FASTAR_CODES: ["FastARTarPrompt", "FastARImageToCodes"],
+  FastARLoadMAR: ["FastARClassLabel"],
+  FastARLoadHybrid: ["FastARPrompt"],
+  FastARLoadJanus: ["FastARPrompt"],
+  FastARLoadTarDetokenizer: ["FastARTarPrompt", "FastARImageToCodes"],
 }
-const READS = {
-  FastARLoadMAR: "FASTAR_LABEL", FastARLoadHybrid: "FASTAR_PROMPT", FastARLoadJanus: "FASTAR_PROMPT",
-  FastARLoadTarDetokenizer: "FASTAR_CODES",
-}
-const types = {} // of condition sockets, by node
+const ALL = ["FastARClassLabel", "FastARPrompt", "FastARTextPrompt", "FastARTarPrompt", "FastARImageToCodes"]
 
-/** The types of a condition for a model, the likeliest first. A LlamaGen reads labels or texts; the official text models are named t2i. */
-function readBy(loader) {
-  if (loader?.comfyClass !== "FastARLoadLlamaGen") return READS[loader?.comfyClass]
-  const text = /t2i/i.test(loader.widgets.find(({ name }) => name === "checkpoint").value)
-  return text ? "FASTAR_TEXT,FASTAR_LABEL" : "FASTAR_LABEL,FASTAR_TEXT"
+/** The nodes that make a condition for a sampler. */
+function makersFor(sampler) {
+  const model = sampler?.inputs?.find(({ name }) => name === "model" || name === "target")
+  const link = model && sampler.graph.getLink(model.link)
+  const loader = link && sampler.graph.getNodeById(link.origin_id)
+  if (loader?.comfyClass !== "FastARLoadLlamaGen") return MAKERS[loader?.comfyClass] ?? ALL
+
+  // A LlamaGen reads labels or texts; the official text models are named t2i.
+  const checkpoint = loader.widgets.find(({ name }) => name === "checkpoint").value
+  return [/t2i/i.test(checkpoint) ? "FastARTextPrompt" : "FastARClassLabel"]
 }
 
-function fit(node) {
-  if (!(node.comfyClass in types)) return
-  const link = node.graph.getLink(node.inputs.find(({ name }) => name === "model" || name === "target").link)
-  const read = readBy(link && node.graph.getNodeById(link.origin_id))
-  const type = (node.inputs.find(({ name }) => name === "condition").type = read ?? types[node.comfyClass])
-  const kinds = read ? [read.split(",")[0]] : type.split(",")
-  LiteGraph.slot_types_default_in[type] = kinds.flatMap((kind) => MAKERS[kind])
-  app.canvas.default_connection_color_byType[type] = COLOURS[kinds[0]]
+/** The node that a pointer is on; a socket of the classic renderer may lie half outside of it. */
+function nodeAt(event) {
+  const id = event.target?.closest?.("[data-node-id]")?.dataset.nodeId
+  if (id !== undefined) return app.canvas.graph.getNodeById(id)
+  const [x, y] = app.canvas.convertEventToCanvasOffset(event)
+  return app.canvas.graph.getNodeOnPos(x, y) ?? app.canvas.graph.getNodeOnPos(x + 10, y)
 }
 
 app.registerExtension({
   name: "FastAR.Sockets",
-  beforeRegisterNodeDef(_, { name, input }) {
-    const type = input?.required?.condition?.[0]
-    if (name.startsWith("FastAR") && type) types[name] = type
-  },
   setup() {
     const style = document.createElement("style") // for Nodes 2.0
     style.textContent = `:root{${Object.entries(COLOURS).map(([type, colour]) => `--color-datatype-${type}:${colour};`).join("")}}`
     document.head.append(style)
+
     // Before a link is dragged.
-    document.addEventListener("pointerdown", () => app.canvas.graph?.nodes.forEach(fit), { capture: true })
+    const prepare = (event) => {
+      if (app.canvas.graph) LiteGraph.slot_types_default_in[CONDITION] = makersFor(nodeAt(event))
+    }
+    document.addEventListener("pointerdown", prepare, { capture: true })
   },
   afterConfigureGraph() {
     // Not in setup, after which the editor sets the colours of its palette.
     for (const colours of [app.canvas.default_connection_color_byType, LGraphCanvas.link_type_colors]) Object.assign(colours, COLOURS)
-    app.graph.nodes.forEach(fit)
   },
 })
