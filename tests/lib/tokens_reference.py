@@ -139,7 +139,7 @@ def reference_codes(model: TokenModel, condition, settings, draws, passes) -> Te
                     for r, last in zip(fed, p.last_visible, strict=True):
                         h.attend(r, last)
                 rows.append([h.logits(fed[i]) for i in p.rows])
-            guided = settings.cfg > 1 and (settings.cfg_interval < 0 or p.cfg_step <= settings.cfg_interval)
+            guided = settings.cfg > 1 and (settings.cfg_interval is None or p.cfg_step <= settings.cfg_interval)
             new = {}
             for cell, cond, null in zip(p.cells, *rows, strict=True):
                 mixed = null + settings.cfg * (cond - null) if guided else cond

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
@@ -195,12 +194,12 @@ def test_a_whole_fraction_does_not_fall_short_of_it():
     assert annealed_steps(11, 1, "linear", 11) == list(range(11, 0, -1))
 
 
-@given(st.integers(1, 1000), st.integers(0, 1000), st.sampled_from(CURVES), st.integers(1, 300))
+@given(st.integers(1, 1000), st.integers(1, 1000), st.sampled_from(CURVES), st.integers(1, 300))
 def test_steps_fall_from_the_first_to_the_last(a, b, curve, ar_steps):
     first, last = max(a, b), min(a, b)
     steps = annealed_steps(first, last, curve, ar_steps)
     assert len(steps) == ar_steps and steps == sorted(steps, reverse=True)
-    assert (steps[0], steps[-1]) == (first, last if last and ar_steps > 1 else first)
+    assert (steps[0], steps[-1]) == (first, last if ar_steps > 1 else first)
 
 
 def test_head_calls_are_the_steps_that_were_asked_for(model):
@@ -209,9 +208,12 @@ def test_head_calls_are_the_steps_that_were_asked_for(model):
     assert report.counts["head_calls"] == 12 + 10 + 8 + 6 + 4 + 3
 
 
-def test_more_steps_at_the_end_are_refused(model):
-    with pytest.raises(UserError, match="^diffusion_steps_end: "):
-        run(model, **ANNEALED, diffusion_steps_end=13)
+@pytest.mark.parametrize("end", [12, 13, 1000])
+def test_no_fewer_steps_at_the_end_are_plain_mar(model, end):
+    """As a new node shows it: the number of diffusion steps, which may be lowered afterwards."""
+    found = run(model, **ANNEALED, diffusion_steps_end=end)
+    assert torch.equal(found.latents, run(model, **ANNEALED).latents)
+    assert MARSettings(**ANNEALED, diffusion_steps_end=end).exact(4)
 
 
 def test_lazymar_without_caches_is_annealed_mar_bit_for_bit(model):
@@ -220,12 +222,14 @@ def test_lazymar_without_caches_is_annealed_mar_bit_for_bit(model):
     assert torch.equal(lazy.latents, run(model, **ANNEALED, diffusion_steps_end=3).latents)
 
 
-@pytest.mark.parametrize(("end", "own", "highest"), [(29, 0, 950), (30, 0, 999), (0, 0, 999), (29, 999, 999)])
+@pytest.mark.parametrize(
+    ("end", "own", "highest"), [(29, None, 950), (30, None, 999), (None, None, 999), (29, 999, 999)]
+)
 def test_fewer_than_30_steps_at_the_end_start_at_950(model, end, own, highest):
     """Unless the setting ``t_max`` says otherwise."""
     official = dataclasses.replace(model, t_max=999)
 
-    def latents(t_max: int) -> torch.Tensor:
+    def latents(t_max: int | None) -> torch.Tensor:
         # No noise within the diffusion: a table that is clipped has fewer steps and would take other entries.
         few = {"ar_steps": 3, "diffusion_steps": 32, "cfg": 1.0, "temperature": 0.0}
         return run(official, **few, diffusion_steps_end=end, t_max=t_max).latents
@@ -244,7 +248,7 @@ def test_fewer_diffusion_steps_take_evenly_spaced_noise(model, end, entries):
     blind, labels, noise = dataclasses.replace(model, net=net), from_ids((1, 4)), PairedNoise(5, (0, 1))
     few = MARSettings(ar_steps=2, diffusion_steps=12, cfg=2.0, diffusion_steps_end=end)
     annealed = finish(mar(blind, labels, few, noise))
-    short = dataclasses.replace(few, diffusion_steps=end, diffusion_steps_end=0)
+    short = dataclasses.replace(few, diffusion_steps=end, diffusion_steps_end=None)
 
     class Spaced(PairedNoise):
         def steps(self, stream, count, tokens, channels):

@@ -67,7 +67,7 @@ def run(sampler, model, chosen, images=(0, 1, 2), seed=5, **changes):
             "temperature": st.sampled_from([0.0, 0.7, 1.0]),
             "top_p": st.sampled_from([0.8, 1.0]),
             "top_k": st.sampled_from([0, 1, 7]),
-            "cfg_interval": st.sampled_from([-1, 0, 5]),
+            "cfg_interval": st.sampled_from([None, 0, 5]),
         }
     ),
     st.integers(0, 2**32),

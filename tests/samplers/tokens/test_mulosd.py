@@ -109,7 +109,7 @@ def plain_repair(model, condition, chosen, draws, drafts: torch.Tensor) -> tuple
 
         def mixed(logits, cell):
             cond, null = logits
-            guided = chosen.cfg_interval < 0 or cell - 1 <= chosen.cfg_interval
+            guided = chosen.cfg_interval is None or cell - 1 <= chosen.cfg_interval
             return null + chosen.cfg * (cond - null) if guided else cond
 
         def feed(cells, tokens=tokens, halves=halves):
@@ -182,7 +182,7 @@ def uncached(run, condition, image: int, tokens: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", SOME_KINDS)
-@pytest.mark.parametrize("rows", [1, 2, 0])
+@pytest.mark.parametrize("rows", [1, 2, None])
 def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
     """Whatever the waves left behind, the next block is judged as an uncached pass over what is committed would
     judge it.
@@ -235,8 +235,8 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
 @pytest.mark.parametrize(
     ("small", "rows", "change"),
     [
-        (3, 0, {"cfg_interval": 7}),
-        (2, 0, {"expansion": 2, "cfg": 1.0}),
+        (3, None, {"cfg_interval": 7}),
+        (2, None, {"expansion": 2, "cfg": 1.0}),
         (3, 1, {"expansion": 0}),
         (3, 1, {"cfg_interval": 7}),
         (3, 2, {"temperature": 0.0}),
@@ -248,7 +248,7 @@ def test_tau_above_one_in_raster_order_is_serial_decoding(kind, small, rows, cha
     result = run(kind, small=small, draft_rows=rows, tau=1.01, resample_window=0, **change)
     assert torch.equal(result.codes, serial(kind, **{k: v for k, v in change.items() if k != "expansion"}))
     counts = result.report.counts
-    if rows in (0, small):  # a whole picture costs what serial decoding costs
+    if rows in (None, small):  # a whole picture costs what serial decoding costs
         plain = {k: v for k, v in change.items() if k != "expansion"}
         assert counts == serial_run(kind, **plain).report.counts and not result.report.maps["islands"].any()
         assert (result.report.maps["waves"] == -1).all() and result.report.settings["tau"] == 1.01

@@ -52,7 +52,7 @@ def test_equals_the_slow_reference_in_the_passes_of_its_schedule(case):
     prefix = {"class": 1, "text": 7, "features": 4}[c.condition]
     slots = prefix + schedule.slots
     guided = [
-        chosen.cfg > 1 and (chosen.cfg_interval < 0 or p.cfg_step <= chosen.cfg_interval) for p in schedule.passes
+        chosen.cfg > 1 and (chosen.cfg_interval is None or p.cfg_step <= chosen.cfg_interval) for p in schedule.passes
     ]
     halves = [2 if any(guided[k:]) else 1 for k in range(len(guided))]  # the null half runs as long as it is needed
     rows = [prefix, *(len(p.position) for p in schedule.passes[1:])]

@@ -1,0 +1,152 @@
+"""What presets fill in: numbers for the model behind a loader, read from its file's header or its catalogue entry."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fastar_nodes.errors import UserError
+from fastar_nodes.nodes import filling
+from fastar_nodes.nodes.schema import FREE
+from graphs import WIDGETS, widget_values
+from test_schemas import NODES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def loader(checkpoint, kind="FastARLoadMAR", **inputs):
+    return {"class_type": kind, "inputs": {"checkpoint": checkpoint, **inputs}}
+
+
+LLAMAGEN, TAR, HARMON = "FastARLoadLlamaGen", "FastARLoadTarDetokenizer", "FastARLoadHybrid"
+
+
+@pytest.mark.parametrize(
+    ("node", "preset", "model", "wanted", "words"),
+    [
+        # The demo's file recommends 32 AR steps, 50 diffusion steps and cfg 2, and starts at 950.
+        (
+            "FastARFastHybridSampler",
+            "balanced",
+            loader("demo"),
+            {
+                "ar_steps": 32,
+                "diffusion_steps": 50,
+                "cfg": 2.0,
+                "t_max": 950,
+                "diffusion_steps_end": 50,
+                "lookahead": 4,
+            },
+            "demo MAR",
+        ),
+        # FastHybrid's k for MAR-B and MAR-H is 7 and 9.
+        ("FastARFastHybridSampler", "fast", loader("mar-base"), {"lookahead": 7, "ar_steps": 64, "t_max": 999}, ""),
+        ("FastARFastHybridSampler", "fast", loader("mar-huge"), {"lookahead": 9, "diffusion_steps_end": 100}, ""),
+        # 5 of 25 diffusion steps at the end start at 950.
+        ("FastARLazyMARSampler", "fast", loader("mar-base"), {"diffusion_steps_end": 10, "t_max": 950, "block": 4}, ""),
+        ("FastARMARSampler", "recommended", loader("unipic-1.5b", HARMON), {"ar_steps": 32, "cfg": 3.0}, ""),
+        # Published guidance: 4 for classes with top-k 2000, 7.5 for text with 1000, 1.435 of PAR-XXL-4x with all.
+        ("FastARZipARSampler", "fast", loader("llamagen-l-384", LLAMAGEN), {"cfg": 4.0, "cfg_interval": 576}, ""),
+        (
+            "FastARLlamaGenSampler",
+            "recommended",
+            loader("llamagen-t2i-xl-512", LLAMAGEN),
+            {"cfg": 7.5, "top_k": 1000},
+            "",
+        ),
+        ("FastARPAR", "recommended", loader("par-xxl-4x", LLAMAGEN), {"cfg": 1.435, "top_k": 0}, ""),
+        # 16 x 16 tokens; LANTERN's 1000 of 16384 codes are 31 of 512.
+        (
+            "FastARMuLoSDSampler",
+            "balanced",
+            loader("demo-dtok", TAR),
+            {"cfg_interval": 256, "draft_rows": 16, "neighbours": 31, "tau": 0.1},
+            "demo Tar de-tokenizer",
+        ),
+        ("FastARLazyMARFeatureCache", "balanced", loader("mar-base"), {"refresh_period": 9, "start_step": 5}, ""),
+        (
+            "FastARTarPrompt",
+            "recommended",
+            loader("demo-tar", "FastARLoadTar"),
+            {"repetition_penalty": 1.0},
+            "demo Tar",
+        ),
+        ("FastARFastHybridSampler", "balanced", None, {"lookahead": 8, "t_max": 999}, "full-size model"),
+    ],
+)
+def test_numbers_are_for_the_model(node, preset, model, wanted, words):
+    found = filling.fill(node, preset, model)
+    assert {name: found["values"][name] for name in wanted} == wanted
+    assert found["model"] == words or (not words and found["model"].startswith("full-size "))
+    assert None not in found["values"].values() and not {*FREE} & {*found["values"]}
+
+
+def test_a_cache_is_for_the_steps_of_its_sampler():
+    """LazyMAR's own values for 32 AR steps."""
+    found = filling.fill("FastARLazyMARFeatureCache", "balanced", loader("mar-base"), 32)["values"]
+    assert (found["refresh_period"], found["start_step"]) == (5, 4)
+
+
+def test_custom_fills_in_nothing():
+    assert filling.fill("FastARMARSampler", "custom", loader("demo")) == {"values": {}, "model": "demo MAR"}
+
+
+@pytest.mark.parametrize("node", filling._kinds())
+def test_a_new_node_shows_its_first_preset_for_a_full_size_model(node):
+    shown = {i.id: i.about["default"] for i in NODES[node].inputs if i.kind in WIDGETS}
+    numbers = filling.fill(node, shown["preset"])["values"]
+    assert {name: shown[name] for name in numbers} == numbers
+
+
+GRAPHS = sorted([*ROOT.glob("workflows/*.json"), *ROOT.glob("subgraphs/*.json")])
+
+
+@pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
+def test_shared_graphs_show_the_numbers_of_their_presets(path):
+    """A named preset holds its numbers: a run would otherwise begin with a warning."""
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    for graph in [saved, *saved.get("definitions", {}).get("subgraphs", [])]:
+        nodes = {node["id"]: node for node in graph["nodes"]}
+        links = {}
+        for link in graph["links"]:
+            number, source = (link["id"], link["origin_id"]) if isinstance(link, dict) else link[:2]
+            links[number] = nodes.get(source)
+
+        for node in nodes.values():
+            sockets = {i["name"]: links.get(i["link"]) for i in node.get("inputs", [])}
+            model = next((sockets[name] for name in ("model", "target", "tar") if sockets.get(name)), None)
+            if node["type"] not in filling._kinds() or model is None:
+                continue
+            values = widget_values(node, NODES[node["type"]])
+            loaded = {"class_type": model["type"], "inputs": widget_values(model, NODES[model["type"]])}
+            numbers = filling.fill(node["type"], values["preset"], loaded)["values"]
+            assert {name: values[name] for name in numbers} == numbers, node["type"]
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ((5, "fast"), "node: it got the number 5, which is no node with a preset"),
+        (("FastARMARSampler", "fast"), "preset: it got the text 'fast', none of recommended, custom"),
+        (("FastARMARSampler", "recommended", 5), "loader: it is no loader of FastAR"),
+        (
+            ("FastARMARSampler", "recommended", loader("../secret.safetensors")),
+            "checkpoint: '../secret.safetensors' is not",
+        ),
+        (("FastARMARSampler", "recommended", loader("demo", "SaveImage")), "loader: it is no loader of FastAR"),
+    ],
+)
+def test_a_mistake_is_a_sentence(question, said):
+    with pytest.raises(UserError, match=f"^{said}"):
+        filling.fill(*question)
+
+
+@pytest.mark.parametrize("body", [b"", b"[1]", b"\xff", b"{" * 100, b'{"node": null}'])
+def test_a_request_is_answered_whatever_it_holds(body):
+    status, content = filling.answer(body)
+    assert status == 400 and 0 < len(content["error"]) < 400
+
+
+def test_the_editor_leaves_alone_what_presets_leave_alone():
+    script = (ROOT / "web" / "js" / "presets.js").read_text(encoding="utf-8")
+    listed = script.partition("const FREE = [")[2].partition("]")[0]
+    assert {*json.loads(f"[{listed}]")} == {*FREE, "enabled", "preset", "images"}
