@@ -665,15 +665,23 @@ def _read_codes(condition: AnyCondition, loaded: Loaded[TokenModel]) -> AnyCondi
 # ------------------------------------------------------------------------------------------------ reports
 
 
-def reported(node: Any, output: io.NodeOutput, advice: str = "", warnings: Sequence[str] = ()) -> io.NodeOutput:
+def reported(
+    node: Any,
+    output: io.NodeOutput,
+    advice: str = "",
+    warnings: Sequence[str] = (),
+    own: Mapping[str, Any] | None = None,
+) -> io.NodeOutput:
     """Write a sampler's report, the second output, to saved images; returns ``output``.
 
-    The node shows ``warnings`` first, then the settings used, ``advice`` under them, and the report unless another node takes it: Compare
-    then shows it beside the others.
+    The node shows ``warnings`` first, then the settings used, ``advice`` under them, and the report unless another
+    node takes it: Compare then shows it beside the others. ``own``: what the model takes where a setting is None; an
+    advanced setting at that value is not shown.
     """
     report: Report = output.result[1]
 
-    used = named(registry.find(report.sampler).settings, report.settings)
+    kind = registry.find(report.sampler).settings
+    used = named(kind, _remarkable(kind, report.settings, own or {}))
     lines = [*warnings, f"{used}.", advice]
     if not graph.taken(node, 1):
         lines += [one_line(report), no_gain(report)]
@@ -681,6 +689,17 @@ def reported(node: Any, output: io.NodeOutput, advice: str = "", warnings: Seque
 
     write_reports(node, [report])
     return output
+
+
+def _remarkable(kind: type, settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without the advanced ones that are the model's own, ``own``."""
+    usual = {**own, "diffusion_steps_end": settings.get("diffusion_steps")}
+
+    found = dict(settings)
+    for name, (default, about) in knobs(kind).items():
+        if about.advanced and default is None and found.get(name) == usual.get(name):
+            found.pop(name, None)
+    return found
 
 
 def write_reports(

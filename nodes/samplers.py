@@ -13,6 +13,7 @@ from ..samplers import presets, registry
 from ..samplers.choice import Choice
 from ..samplers.conditioning import unknown_words
 from ..samplers.mar.settings import CacheSettings
+from ..samplers.numbers import own_values
 from ..samplers.registry import SAMPLERS
 from ..samplers.settings import knobs, make, named
 from .running import (
@@ -213,7 +214,7 @@ class _Sampler(ModelFirst):
             settings = make(entry.settings, shared)
 
         made = run(entry, loaded, settings, seed, sockets)
-        return reported(cls, made, advice, warnings)
+        return reported(cls, made, advice, warnings, own_values(loaded.model, settings))
 
 
 class MARSampler(_Sampler):

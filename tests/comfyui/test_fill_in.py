@@ -60,15 +60,15 @@ SET = """([id, name, value]) => {
     if (widget.setValue) widget.setValue(value, {e: {}, node, canvas: app.canvas})
     else { widget.value = value; widget.callback?.(value, app.canvas, node) }
 }"""
-SHOWN = "id => Object.fromEntries(app.graph.getNodeById(id).widgets.map(w => [w.name, w.value]))"
+SHOWN = """id => Object.fromEntries(app.graph.getNodeById(id).widgets.filter(w => w.options?.serialize !== false
+    && !w.name.startsWith('$$')).map(w => [w.name, w.value]))"""
 # A prompt waits for what is being filled in.
 SETTLED = f"async id => {{ await app.graphToPrompt(); return ({SHOWN})(id) }}"
 
 
 def shown(editor: Any, node: int) -> dict[str, Any]:
     """Values of a node's widgets, once nothing is being filled in."""
-    found = editor.evaluate(SETTLED, node)
-    return {name: value for name, value in found.items() if name not in ("control_after_generate",)}
+    return editor.evaluate(SETTLED, node)
 
 
 def latents(comfy: Comfy) -> torch.Tensor:

@@ -138,6 +138,11 @@ function afterChange(widget, react) {
   }
 }
 
+/** Hide the advanced widgets in the classic renderer too, which has "Show Advanced" in a node's menu but does not read the schema. */
+function foldAdvanced(node) {
+  for (const widget of node.widgets) if (widget.options?.advanced) widget.advanced = true
+}
+
 function watchPreset(node) {
   const preset = widgetOf(node, "preset")
   afterChange(preset, () => {
@@ -193,7 +198,9 @@ app.registerExtension({
     settings[name] = Object.entries(own).filter(isSetting).map(([key]) => key)
   },
   nodeCreated(node) {
-    if (settings[node.comfyClass]) watchPreset(node)
-    else if (isLoader(node)) watchLoader(node)
+    if (settings[node.comfyClass]) {
+      foldAdvanced(node)
+      watchPreset(node)
+    } else if (isLoader(node)) watchLoader(node)
   },
 })

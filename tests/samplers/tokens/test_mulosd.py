@@ -378,7 +378,7 @@ def test_tau_and_neighbours_move_acceptance_as_said():
         assert down == 3 * (GRID**2 - round(rate * GRID**2)), "every image alone, whatever tau"
 
 
-@pytest.mark.parametrize(("small", "interval", "own"), [(3, 8, 2), (3, 7, 1), (3, 0, 0), (2, 13, 1), (3, -1, -1)])
+@pytest.mark.parametrize(("small", "interval", "own"), [(3, 8, 2), (3, 7, 1), (3, 0, 0), (2, 13, 1), (3, None, None)])
 def test_guidance_ends_at_the_same_part_of_the_draft(small, interval, own):
     """A cfg_interval of 8 tokens is one of 8 / 4 on a grid of half the side, and of 13 / 9 on one of a third."""
     draws, chosen = DraftDraws(PairedDraws(5, (0, 1, 2))), LlamaGenSettings(**FEW | {"cfg": 6.0}, cfg_interval=own)
@@ -638,7 +638,7 @@ def test_rows_of_the_target_are_counted():
     assert counts["transformer_tokens"] == 6 * GRID**2 + drafted.report.counts["transformer_tokens"]
 
 
-@pytest.mark.parametrize(("rows", "total"), [(0, 9 + 1), (1, 9 + 3), (2, 9 + 2)])
+@pytest.mark.parametrize(("rows", "total"), [(None, 9 + 1), (1, 9 + 3), (2, 9 + 2)])
 def test_the_first_step_tells_the_passes_that_are_planned(rows, total):
     """One pass for each of the draft's 3 x 3 cells, and one to verify each block of rows."""
     first = next(start(images=(0,), draft_rows=rows, draft_window=0))
