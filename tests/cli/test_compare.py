@@ -59,7 +59,7 @@ def cells(path="compare.png") -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_picture_table_and_json(compare, tmp_path):
-    more = "--batch 2 --seed 11 --set fasthybrid.threshold=0.5 --out made/here.png --json c.json --maps maps.png"
+    more = "--batch 2 --seed 11 --set preset=custom --set fasthybrid.threshold=0.5 --out made/here.png --json c.json --maps maps.png"
     answer = compare("mar", more, "--label", "Cat, 3")
     assert list(table(answer)) == ["MAR", "FastHybrid threshold 0.5"] and "made/here.png" in answer.out
     picture, maps = Image.open("made/here.png"), Image.open("maps.png")
