@@ -122,7 +122,7 @@ OTHERS = {
     "nodes": {*PICTURES, "comfy_api"},
     "nodes.host": {
         *PICTURES,
-        *"comfy comfy_api comfy_execution comfy_extras folder_paths latent_preview server".split(),
+        *"aiohttp comfy comfy_api comfy_execution comfy_extras folder_paths latent_preview server".split(),
     },
     "samplers": {"torch", "numpy"},
     "reports": PICTURES,

@@ -100,7 +100,8 @@ def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
         return torch.full_like(logits, -torch.inf).scatter_(-1, likeliest, 0.0)
     if settings.temperature != 1:
         logits = logits / max(settings.temperature, 1e-5)
-    return allowed(logits, settings.top_k, settings.top_p)
+    top_k = 0 if settings.top_k is None else settings.top_k  # the model's own replaced it, see loop.resolve
+    return allowed(logits, top_k, settings.top_p)
 
 
 def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
