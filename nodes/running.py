@@ -195,7 +195,7 @@ def unlike_preset(preset: str, names: Iterable[str], settings: Any, meant: Any, 
     return f"custom: these numbers are not those of *{preset}* for this model ({few})."
 
 
-def cache_unlike_preset(plan: CachePlan, loaded: Loaded[MARModel], settings: Any) -> str:
+def cache_unlike_preset(plan: CachePlan, loaded: Loaded[Any], settings: Any) -> str:
     """:func:`unlike_preset` of LazyMAR Cache, for the model of the sampler that it feeds."""
     if not plan.preset_given or plan.preset == presets.CUSTOM:
         return ""

@@ -80,8 +80,10 @@ def tar_prompt(
     condition = PreparedCondition(to_device(ids, device), lengths, images)
 
     # 2. The codes are tokens of the language model: the range ``span`` of its vocabulary, without guidance.
-    if settings.repetition_penalty is None:
-        settings = replace(settings, repetition_penalty=model.repetition_penalty)
+    penalty = settings.repetition_penalty
+    if penalty is None:
+        penalty = model.repetition_penalty
+        settings = replace(settings, repetition_penalty=penalty)
     plain = TokenSettings(cfg=1.0, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
     report, clock = new_report("tar-prompt", model, settings, seed, len(prompts))
     side = model.sides[scale]
@@ -95,7 +97,7 @@ def tar_prompt(
         clock=clock,
         stream="code",
         span=model.span,
-        penalty=settings.repetition_penalty,
+        penalty=penalty,
     )
     codes, report = yield from decode(run, raster(side), settings.parallel if side > 1 else 0)
 
