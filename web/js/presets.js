@@ -141,9 +141,6 @@ function afterChange(widget, react) {
 /** Hide the advanced widgets in the classic renderer too, which has "Show Advanced" in a node's menu but does not read the schema. */
 function foldAdvanced(node) {
   for (const widget of node.widgets) if (widget.options?.advanced) widget.advanced = true
-  // A new node was made as high as all of its widgets; a saved one gets its own size afterwards.
-  const [width, height] = node.computeSize()
-  node.setSize([Math.max(width, node.size[0]), height])
 }
 
 function watchPreset(node) {
