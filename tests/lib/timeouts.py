@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,13 +25,6 @@ def limited(seconds: int = SECONDS) -> Iterator[None]:
     finally:
         signal.alarm(left)
         signal.signal(signal.SIGALRM, before)
-
-
-def unit() -> float:
-    """CPU seconds of a million additions: bounds on time are multiples of it, so that they hold on any machine."""
-    began = time.process_time()
-    sum(range(10**6))
-    return max(time.process_time() - began, 1e-3)
 
 
 def forked(seconds: int) -> None:

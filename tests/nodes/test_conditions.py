@@ -1,6 +1,5 @@
 """Condition nodes: labels, prompts, pictures as codes."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +7,7 @@ from types import SimpleNamespace
 import fake_comfy
 import pytest
 import torch
+from counting import statements
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import conditioning, host, loaders, running, samplers, sharing
@@ -20,7 +20,6 @@ from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
 from qwen_reference import tiny_tar
 from tar_files import TA_TOK, tiny_ta_tok
-from timeouts import unit
 from tiny import TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, dropped, sample
 from tiny_files import READER, save
 
@@ -126,7 +125,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_validation_is_quick_for_every_text(name, tmp_path):
+def test_validation_does_little_for_every_text(name, tmp_path):
     """It runs on the server's event loop: no other client is answered meanwhile."""
     fake_comfy.state.folder = tmp_path
     for check in (
@@ -135,12 +134,8 @@ def test_validation_is_quick_for_every_text(name, tmp_path):
         sharing.LoadReport.validate_inputs,
     ):
         check(TEXTS[name])  # tables are built once
-        seconds = []
-        for _ in range(3):
-            began = time.process_time()
-            said = check(TEXTS[name])
-            seconds.append(time.process_time() - began)
-        assert min(seconds) < 5 * unit(), check
+        assert statements(lambda check=check: check(TEXTS[name])) < 50_000, check
+        said = check(TEXTS[name])
         assert said is True or len(said) < 1000
 
 
