@@ -110,7 +110,8 @@ def test_values_are_the_recorded_ones():
     for group, found in now.items():
         for name in {**found, **recorded[group]}:
             assert found.get(name) == recorded[group].get(name), (
-                f"{name}; if intended: python tests/{Path(__file__).name}"
+                f'{name} in "{group}" of tests/recorded_values.json is another; '
+                "if the change is intended, run python tests/test_recorded_values.py"
             )
 
 

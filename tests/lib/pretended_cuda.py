@@ -188,8 +188,10 @@ def _caller() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         file = Path(frame.f_code.co_filename)
-        if file.is_relative_to(ROOT) and "tests" not in file.parts and "site-packages" not in file.parts:
-            return f"{file.relative_to(ROOT)}:{frame.f_lineno}"
+        if file.is_relative_to(ROOT):
+            inside = file.relative_to(ROOT)
+            if "tests" not in inside.parts and "site-packages" not in inside.parts:
+                return f"{inside}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "elsewhere"
 
