@@ -26,6 +26,7 @@ def test_a_pass_waits_for_nothing(name):
 
 
 @pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.fast_cases(1)
 def test_a_window_waits_once_for_what_became_certain(name):
     """Also where an image is finished and leaves the batch."""
     middle = waits_of(name)[1:-1]
@@ -34,6 +35,7 @@ def test_a_window_waits_once_for_what_became_certain(name):
     assert "jacobi.py" in line
 
 
+@pytest.mark.slow
 def test_mulosd_waits_for_its_rejections_and_for_the_check_of_pixels():
     """Three blocks are enlarged and judged, and all but the last reduced; calls of a draft in windows wait once."""
     middle = waits_of(MULOSD)[1:-1]
