@@ -87,7 +87,9 @@ def foreign(names: list[str]) -> set[str]:
 
 
 def test_importing_loads_nothing_before_it_is_used(imported):
-    """What an import costs is the modules that it loads: a package that is not always needed is imported where it is used."""
+    """What an import costs is the modules that it loads: a package
+    that is not always needed is imported where it is used.
+    """
     assert [name for name in imported["package"] if name.startswith("fastar_nodes.")] == []
     assert foreign(imported["package"]) == set()
     assert foreign(imported["all"]) <= {"numpy", "PIL", "safetensors", "torch"}

@@ -32,7 +32,9 @@ RECORDED = Path(__file__).with_name("recorded_values.json")
 
 
 def settings() -> dict[str, Any]:
-    """Class and field to the default of settings whose widgets show the paper's value; schemas.json has the other defaults."""
+    """Class and field to the default of settings whose widgets
+    show the paper's value; schemas.json has the other defaults.
+    """
     classes = {
         f"{name}.{kind.__name__}": kind
         for name, module in (("mar", mar_settings), ("tokens", token_settings))

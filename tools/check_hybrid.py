@@ -1,7 +1,8 @@
-"""Compare downloaded weights of Harmon or UniPic with what is known of the official models, and draw one picture by plain MAR.
+"""Compare downloaded weights of Harmon or UniPic with what is
+known of the official models, and draw one picture by plain MAR.
 
-A line each: the shapes, the largest beta, whether all weights are finite, the ids of prompts, the std of the drawn tokens. The exit code
-is 1 if one differs.
+A line each: the shapes, the largest beta, whether all weights are finite, the ids of prompts, the std of the drawn
+tokens. The exit code is 1 if one differs.
 """
 
 import argparse

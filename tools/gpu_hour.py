@@ -7,11 +7,12 @@ It writes gpu_hour.json and one page of Markdown, gpu_hour.md:
 - parity: every sampler with tiny random models, the device beside the CPU, in fp32 and in bf16;
 - seconds, launches and peak memory of every sampler at official sizes with random weights, plain and compiled.
 
-Random weights mean nothing for acceptance. FastHybrid accepts every draft, as it does on the demo at batch 1 (98 % at batch 8); MuLo-SD
-accepts a share of 0.7, the middle of the demo's; CSpD accepts what it does, which the page says.
+Random weights mean nothing for acceptance. FastHybrid accepts every draft, as it does on the demo at batch 1 (98 % at
+batch 8); MuLo-SD accepts a share of 0.7, the middle of the demo's; CSpD accepts what it does, which the page says.
 
-A run that takes too long is stopped after some steps and extrapolated to all of them; the page marks it. Cells that do not fit into the
-time are listed as left out. With --dry every cell runs once at a tiny size, on any device; its numbers mean nothing.
+A run that takes too long is stopped after some steps and extrapolated to all of them;
+the page marks it. Cells that do not fit into the time are listed as left out. With
+--dry every cell runs once at a tiny size, on any device; its numbers mean nothing.
 """
 
 import argparse
@@ -45,8 +46,8 @@ from ..samplers.settings import make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.upsampling import UpSampling
 
-# Seconds after which no further cell is begun; seconds of a cell's timed runs, and their number. The first run of a compiled cell, in
-# which it is compiled, may take COMPILE_SECONDS.
+# Seconds after which no further cell is begun; seconds of a cell's timed runs, and their number. The first run of a
+# compiled cell, in which it is compiled, may take COMPILE_SECONDS.
 SECONDS, CELL_SECONDS, REPEATS = 23 * 60, 6.0, 3
 COMPILE_SECONDS = 90.0
 # Steps from the middle of a run in which launches are counted.
@@ -193,7 +194,9 @@ def timed(steps: Any, device: torch.device, limit: float) -> tuple[float, bool, 
 
 
 def launches(steps: Any, device: torch.device) -> int | None:
-    """Launches of kernels and CUDA graphs in a whole run, from some steps in its middle; None on other devices than CUDA."""
+    """Launches of kernels and CUDA graphs in a whole run, from
+    some steps in its middle; None on other devices than CUDA.
+    """
     if device.type != "cuda":
         return None
     step = next(steps)
@@ -267,9 +270,9 @@ def page(found: Mapping[str, Any]) -> str:
     if about["dry"]:
         lines += ["A dry run at tiny sizes: the numbers mean nothing.", ""]
     lines += [
-        f"FastAR {about['version']}, PyTorch {about['torch']}; random weights. FastHybrid accepts every draft and MuLo-SD 70 %, as on the "
-        "demo; the acceptance of CSpD and Jacobi is not forced. ~: extrapolated from the first steps. Ratio: to the plain sampler of the "
-        "model with the same batch and precision.",
+        f"FastAR {about['version']}, PyTorch {about['torch']}; random weights. FastHybrid accepts every draft "
+        "and MuLo-SD 70 %, as on the demo; the acceptance of CSpD and Jacobi is not forced. ~: extrapolated from "
+        "the first steps. Ratio: to the plain sampler of the model with the same batch and precision.",
         "",
     ]
     key = lambda e: (e["model"].replace("PAR", "LlamaGen"), e["batch"], e["dtype"])  # noqa: E731

@@ -1,7 +1,7 @@
 """Draw the icon and the pictures of the help pages: ``python -m fastar_nodes.tools.pictures [NAME ...]``.
 
-Samplers are drawn by the demo on fixed seeds, without seconds, so that a picture changes only if a sampler does. Pictures of other nodes
-are the thumbnails of the templates that show them, smaller.
+Samplers are drawn by the demo on fixed seeds, without seconds, so that a picture changes only if a sampler does.
+Pictures of other nodes are the thumbnails of the templates that show them, smaller.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Check that the pack is ready to be published: ``python -m fastar_nodes.tools.release [--tag vX.Y.Z]``.
 
-Prints the size of the shipped archive and every open item. Exit code 0 if there is none, 1 otherwise. The checklist is in
-CONTRIBUTING.md ("Publishing").
+Prints the size of the shipped archive and every open item. Exit code 0 if
+there is none, 1 otherwise. The checklist is in CONTRIBUTING.md ("Publishing").
 """
 
 import argparse

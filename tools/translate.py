@@ -1,7 +1,8 @@
 """Writes locales/<language>/nodeDefs.json, which ComfyUI reads, from the schemas and the tables in tools/translations.
 
-A table maps an English text to its translation. Names, descriptions and tooltips that it lacks, because they are new or were changed, stay
-English. Names of widgets are English everywhere: they are the names in the papers and on the command line.
+A table maps an English text to its translation. Names, descriptions and tooltips
+that it lacks, because they are new or were changed, stay English. Names of widgets
+are English everywhere: they are the names in the papers and on the command line.
 
 Run ``python -m fastar_nodes.tools.translate`` after a change of texts; it prints what is missing.
 """
@@ -33,7 +34,9 @@ def texts(nodes: list[Any]) -> dict[str, dict[str, Any]]:
 
 
 class Translator:
-    """Translates texts with one table; ``symbols`` stand in front of tooltips and stay; ``missing``: texts that the table lacks."""
+    """Translates texts with one table; ``symbols`` stand in front
+    of tooltips and stay; ``missing``: texts that the table lacks.
+    """
 
     def __init__(self, table: dict[str, str], symbols: set[str]):
         self.table, self.missing = table, set[str]()

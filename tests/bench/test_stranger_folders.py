@@ -1,4 +1,5 @@
-"""Sweep folders that a stranger made: each is refused in one line, within a second and 64 MB beyond an ordinary folder's.
+"""Sweep folders that a stranger made: each is refused in one
+line, within a second and 64 MB beyond an ordinary folder's.
 
 Every case runs in a process of its own, and its memory is compared with that of a sound folder.
 """

@@ -105,8 +105,9 @@ def test_an_exact_setting_draws_the_baselines_picture_and_another_seed_another(c
 
 
 def test_all_families_of_the_demo_in_one_run(cli, tiny_demo):
-    line = "compare --label boat --samplers zipar,par,fasthybrid,mar,llamagen --set window=2 --set ar_steps=3 --set diffusion_steps=4"
-    rows = table(cli(f"{line} --device cpu --batch 2 --out c.png --json c.json --maps m.png"))
+    line = "compare --label boat --samplers zipar,par,fasthybrid,mar,llamagen"
+    values = "--set window=2 --set ar_steps=3 --set diffusion_steps=4"
+    rows = table(cli(f"{line} {values} --device cpu --batch 2 --out c.png --json c.json --maps m.png"))
     # Family by family in the order they are named, in each the baseline first.
     assert list(rows) == ["LlamaGen", "ZipAR", "PAR", "MAR", "FastHybrid"]
     assert rows["LlamaGen"]["speed-up"] == rows["MAR"]["speed-up"] == "1.00x"
@@ -124,8 +125,8 @@ def test_all_families_of_the_demo_in_one_run(cli, tiny_demo):
     assert np.asarray(Image.open("c.png")).std() > 5 and Image.open("m.png").width > 4 * 320
 
 
-# Command lines on the demo, with the samplers of their rows, passes, and models in the report. The larger LlamaGen is taken where
-# there is no PAR, and the smaller one drafts.
+# Command lines on the demo, with the samplers of their rows, passes, and models in the report. The larger LlamaGen is
+# taken where there is no PAR, and the smaller one drafts.
 EXACT = "--samplers llamagen,zipar,zipar:exact --set zipar.window=2 --set zipar:exact.preset=exact"
 DRAFTED = "--label cat --samplers llamagen,zipar:all,mulosd --set zipar:all.window=256"
 DEMO = [

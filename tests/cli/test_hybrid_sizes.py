@@ -126,7 +126,9 @@ def test_the_demo_is_none_of_the_official_models(cli):
 
 
 def test_operations_of_the_head_are_those_of_its_matrices():
-    """Two per weight of every matrix that a row of the head passes; the condition's and the time's are not counted per row."""
+    """Two per weight of every matrix that a row of the head
+    passes; the condition's and the time's are not counted per row.
+    """
     with torch.device("meta"):
         net = Hybrid(sizes.official_hybrid("Harmon-0.5B"))
     head = net.mar.diffloss.net

@@ -7,7 +7,9 @@ from typing import Any
 
 
 def statements(call: Callable[[], object]) -> int:
-    """Lines of Python that a call executes, in every function that it enters. What is done within C counts as one line."""
+    """Lines of Python that a call executes, in every function that it enters. What is done within C
+    counts as one line.
+    """
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:

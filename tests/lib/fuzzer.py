@@ -1,7 +1,7 @@
 """Loads mutated files of every kind, each in a process of its own, and counts what happened.
 
-Every case must end in success or in one short ``UserError``, without executing anything from the file, and within the memory
-of the file and 64 MB beyond a normal load. A case is a function of the seed and its number.
+Every case must end in success or in one short ``UserError``, without executing anything from the file, and within the
+memory of the file and 64 MB beyond a normal load. A case is a function of the seed and its number.
 
     python tests/lib/fuzzer.py --cases 10000 --seed 0 [--only NUMBER]
 """
@@ -33,7 +33,9 @@ def place(source: Path, folder: Path) -> Path:
 
 
 def run_case(number: int, seed: int, chosen: Seed, normal: Outcome, folder: Path) -> tuple[Outcome, str]:
-    """One case in an empty ``folder``: the outcome and what is wrong; ``normal``: the outcome of loading the valid file."""
+    """One case in an empty ``folder``: the outcome and what is
+    wrong; ``normal``: the outcome of loading the valid file.
+    """
     r = random.Random(f"{seed}/{number}/{chosen.path.name}")
     (folder / "canary").mkdir(parents=True)
     canary, outside = folder / "canary" / "sings", folder / "canary" / "outside.json"

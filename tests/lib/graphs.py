@@ -25,8 +25,8 @@ def opened(widget: Any, key: str) -> list[Any]:
 
 
 def widget_values(node: dict[str, Any], about: Any) -> dict[str, Any]:
-    """Values of a saved node's widgets as the editor assigns them: by position; widgets added later take their defaults. A preset is
-    the dictionary that the node gets.
+    """Values of a saved node's widgets as the editor assigns them: by position; widgets added later take their
+    defaults. A preset is the dictionary that the node gets.
 
     Raises:
         AssertionError: the node has more values than its schema has widgets.

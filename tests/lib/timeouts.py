@@ -28,7 +28,9 @@ def limited(seconds: int = SECONDS) -> Iterator[None]:
 
 
 def forked(seconds: int) -> None:
-    """To be called in a forked process: one thread, because OpenMP would wait for the parent's others, and an end after ``seconds``."""
+    """To be called in a forked process: one thread, because OpenMP
+    would wait for the parent's others, and an end after ``seconds``.
+    """
     torch.set_num_threads(1)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's handler does not run within a call of C
     signal.alarm(seconds)

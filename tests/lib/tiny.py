@@ -110,7 +110,9 @@ def models(node: Any) -> dict[str, Loaded]:
 
 
 def sample(node: Any, **changes: Any) -> tuple[Tensor, Report]:
-    """Samples of the LATENT and report of a short run; what is not given is tiny. Settings are those of the preset custom."""
+    """Samples of the LATENT and report of a short run; what is
+    not given is tiny. Settings are those of the preset custom.
+    """
     known, preset = knobs(SAMPLERS[node.sampler].settings), changes.pop("preset", "custom")
     inner = {k: changes.pop(k) for k in [*changes] if k in known and k != "parallel"}
     if preset == "custom":

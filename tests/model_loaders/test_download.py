@@ -1,4 +1,6 @@
-"""Downloads from a server on this machine, with faults: each ends in the whole file or in one sentence, and the next completes it."""
+"""Downloads from a server on this machine, with faults: each ends
+in the whole file or in one sentence, and the next completes it.
+"""
 
 import errno
 import hashlib
@@ -333,7 +335,9 @@ def test_a_server_that_never_continues_ends_in_a_sentence(server: Server, tmp_pa
 
 
 def test_a_part_of_unknown_content_is_not_continued(server: Server, tmp_path: Path) -> None:
-    """Nothing tells whether it belongs to the file that a mirror without digests offers; the part of the other is kept until the end."""
+    """Nothing tells whether it belongs to the file that a mirror
+    without digests offers; the part of the other is kept until the end.
+    """
     part_of(tmp_path, CONTENT[:4000])
     (tmp_path / f".{NAME}.unknown.part").write_bytes(b"other")
     server.etag = ""

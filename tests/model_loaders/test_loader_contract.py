@@ -1,4 +1,6 @@
-"""What every loader does: strict names, finite weights, one sentence for a wrong file, a network that is ready and owns its weights."""
+"""What every loader does: strict names, finite weights, one sentence
+for a wrong file, a network that is ready and owns its weights.
+"""
 
 import json
 import sys
@@ -293,7 +295,9 @@ LANGUAGE = [(stem, place) for stem, places in PLACES.items() for place in places
 
 @pytest.fixture
 def configured(files: dict[str, Path], tmp_path: Path):
-    """Gives the path of a valid file, beside which the configuration of the language model, at a place, has these fields changed."""
+    """Gives the path of a valid file, beside which the configuration
+    of the language model, at a place, has these fields changed.
+    """
     written: dict[str, tuple[Path, str]] = {}
 
     def configured(stem: str, place: tuple[str, ...], fields: dict[str, Any], *without: str) -> Path:

@@ -1,7 +1,8 @@
-"""The refusals of the loaders as a table: what a file is, what the message names, and its remedy, followed to a model that loads.
+"""The refusals of the loaders as a table: what a file is, what
+the message names, and its remedy, followed to a model that loads.
 
-``follow`` does what the message says. A row without one has a remedy that needs another file ("get the file again"): there the valid file
-itself is loaded in its place.
+``follow`` does what the message says. A row without one has a remedy that needs another file ("get the file again"):
+there the valid file itself is loaded in its place.
 """
 
 import argparse
@@ -266,7 +267,8 @@ ROWS = (
     Row("quantised tensor", quantised_by_torch, "holds a quantised tensor", PLAIN, name="x.pth"),
     Row("whole module", saved(MAR(TINY)), "MAR, which is neither a tensor nor a plain value",
         "save its state_dict alone", save_state_alone, "x.pth"),
-    Row("list", saved([STATE]), "holds a list, not a dictionary", "save its state_dict alone", save_first_alone, "x.pt"),
+    Row("list", saved([STATE]), "holds a list, not a dictionary", "save its state_dict alone", save_first_alone,
+        "x.pt"),
     Row("two sets", saved({"first": STATE, "second": STATE}), "several networks of one kind (first., second.)",
         "save the weights of one of them in a file of its own", save_first_alone, "x.pt"),
     Row("no weights", saved({"epoch": 3}), "holds no tensors, only epoch", "choose a file with a model's weights",
@@ -288,7 +290,8 @@ ROWS = (
     Row("LoRA", stored({f"base_model.model.{FIRST}.lora_A.weight": torch.ones(2, 2)}), "holds a LoRA", "merge it into"),
     Row("LoRA of kohya", stored({"lora_unet_x.lora_down.weight": torch.ones(2, 2)}), "holds a LoRA", "merge it into"),
     # 5. Weights that do not fit.
-    Row("unknown names", stored({"a.b.c": torch.ones(1)}), "holds no weights of a MAR, but a.b", "choose a file with a MAR"),
+    Row("unknown names", stored({"a.b.c": torch.ones(1)}), "holds no weights of a MAR, but a.b",
+        "choose a file with a MAR"),
     Row("another family", stored(CODES), "holds a LlamaGen, not a MAR", "load it with Load LlamaGen / PAR",
         lambda path: path, then={"load": load_llamagen, "grid": 4}),
     Row("several networks", stored(MANY), "several networks of one kind (0., 1., 2.)", "in a file of its own"),

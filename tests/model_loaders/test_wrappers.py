@@ -1,4 +1,6 @@
-"""Files of training scripts: containers, prefixes of wrappers, averaged weights and the choice of them, arguments, two networks."""
+"""Files of training scripts: containers, prefixes of wrappers,
+averaged weights and the choice of them, arguments, two networks.
+"""
 
 import argparse
 from collections.abc import Callable
@@ -231,7 +233,10 @@ def test_dictionaries_without_a_usual_name(tmp_path: Path) -> None:
 def test_defaults_of_official_models_are_said(tmp_path: Path) -> None:
     state = random(MAR(replace(TINY, dim=768, classes=1000)), 0)
     save_file(state, tmp_path / "mine.safetensors")
-    expected = "12 attention heads, as in the official model of the same width; its 1000 classes are taken for those of ImageNet"
+    expected = (
+        "12 attention heads, as in the official model of the same width; "
+        "its 1000 classes are taken for those of ImageNet"
+    )
     assert load_mar(tmp_path / "mine.safetensors").note == expected
     save_file(state, tmp_path / "mine.safetensors", {"heads": "16", "label_set": "imagenet-1k"})
     model = load_mar(tmp_path / "mine.safetensors")

@@ -355,7 +355,9 @@ def test_a_text_of_megabytes_is_refused(node, field):
 
 
 def test_a_label_that_is_unknown_costs_few_comparisons(monkeypatch):
-    """Validation runs on the server's event loop. Unknown words were compared with every name of every set by difflib."""
+    """Validation runs on the server's event loop. Unknown words were compared with every name of
+    every set by difflib.
+    """
     compared = 0
     ratio = conditioning_names.difflib.SequenceMatcher.ratio
 

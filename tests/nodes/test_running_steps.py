@@ -1,4 +1,6 @@
-"""The three steps of a run, with numbers by hand: what is checked, what memory is asked for, and what the sampler gets."""
+"""The three steps of a run, with numbers by hand: what is checked, what memory is asked for, and
+what the sampler gets.
+"""
 
 from types import SimpleNamespace
 

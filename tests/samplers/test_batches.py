@@ -1,4 +1,6 @@
-"""Lack of memory at every call that allocates: the batch is split, a single image ends in a sentence, and nothing stays behind."""
+"""Lack of memory at every call that allocates: the batch is split,
+a single image ends in a sentence, and nothing stays behind.
+"""
 
 import dataclasses
 import gc

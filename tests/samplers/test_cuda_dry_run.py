@@ -1,7 +1,7 @@
 """Every sampler on a pretended CUDA device, in fp32 and bf16: no mixed devices or types, and the CPU's results.
 
-They need a CUDA build of PyTorch, but no GPU: ``make dry-run`` installs one in an environment of its own. A CPU build refuses to
-index a tensor of device "cuda".
+They need a CUDA build of PyTorch, but no GPU: ``make dry-run`` installs one in an environment of its own. A CPU build
+refuses to index a tensor of device "cuda".
 """
 
 import copy

@@ -1,6 +1,7 @@
 """Compiled networks: no graph breaks, few compilations, and the results of the plain ones.
 
-Compilations are counted by the compiler itself. The "eager" backend traces and guards as "inductor" does, and needs no C++ compiler.
+Compilations are counted by the compiler itself. The "eager" backend
+traces and guards as "inductor" does, and needs no C++ compiler.
 """
 
 import copy

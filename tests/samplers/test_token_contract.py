@@ -1,4 +1,6 @@
-"""What every sampler of discrete tokens must do, whatever it accelerates. A new sampler is added to CASES and passes all of it."""
+"""What every sampler of discrete tokens must do, whatever it
+accelerates. A new sampler is added to CASES and passes all of it.
+"""
 
 import dataclasses
 import functools

@@ -12,7 +12,8 @@ from pretended_cuda import META
 from waits import counted_waits, moved, waits_of_steps
 
 FEW = {"ar_steps": 5, "diffusion_steps": 6}
-# Samplers to the most waits of an AR step in the middle of a run, which starts after the first and ends before the last.
+# Samplers to the most waits of an AR step in the middle of a
+# run, which starts after the first and ends before the last.
 MOST = {
     "mar": 0,
     "mar, annealed": 0,

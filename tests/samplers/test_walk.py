@@ -10,7 +10,8 @@ from tiny_models import tiny_mar
 
 OURS = "fastar_nodes."
 BASE = {"ar_steps": 8, "diffusion_steps": 20, "cfg": 2.0}
-# Sampler and settings to the most functions and files of an AR step. They may fall; what raises them makes the method harder to read.
+# Sampler and settings to the most functions and files of an AR step.
+# They may fall; what raises them makes the method harder to read.
 WALKS = {
     "mar": ({}, 35, 8),
     "fasthybrid": ({"lookahead": 4, "threshold": 0.97, "guided_steps": 4}, 40, 8),

@@ -1,7 +1,8 @@
 """Draw the plots of docs/benchmarks.md: cost against quality, one point a setting.
 
-``python -m fastar_nodes.tools.ablations.plots [NAME ...] [--out DIR]`` draws the plots of ``PLOTS``, all by default. Each plot
-reads two columns of one Markdown table, so that a table that was measured again moves its points. Drawing needs matplotlib.
+``python -m fastar_nodes.tools.ablations.plots [NAME ...] [--out DIR]`` draws the
+plots of ``PLOTS``, all by default. Each plot reads two columns of one Markdown table,
+so that a table that was measured again moves its points. Drawing needs matplotlib.
 """
 
 import argparse
@@ -35,11 +36,11 @@ class Plot:
 
     Args:
         name: of the PNG, without ending.
-        source: Markdown file, relative to docs/, and heading above the table, with # between them; the first table below it that has both
-            columns is read.
+        source: Markdown file, relative to docs/, and heading above the table, with
+            # between them; the first table below it that has both columns is read.
         title: above the plot.
-        x, y: column heading and label of an axis. ``#2`` after a heading takes the second number of a cell. Percentages on the y-axis get
-            error bars.
+        x, y: column heading and label of an axis. ``#2`` after a heading takes
+            the second number of a cell. Percentages on the y-axis get error bars.
         series: name and regular expression. A row belongs to the first expression that matches its whole title.
         others: regular expression of further rows.
         joined: whether a line joins the rows of a series, in the table's order.
@@ -242,7 +243,9 @@ def figure(plot: Plot, found: Sequence[Point]) -> Any:
 
 
 def _label(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write the label of each point (x, y, label, colour) beside it, where it covers least of markers, the legend and other labels."""
+    """Write the label of each point (x, y, label, colour) beside it,
+    where it covers least of markers, the legend and other labels.
+    """
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 

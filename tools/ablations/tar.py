@@ -1,8 +1,8 @@
 """Ablation tables of the demo's Tar on held-out prompts.
 
-The codes of a prompt are generated once per setting of the language model, so rows that differ in the sampler alone decode the
-same codes. The column *s an image* is the time of the de-tokenizer; *prompt s an image* is that of the language model. Prompts
-are defined in ``captions.py``, figures in ``quality.py``.
+The codes of a prompt are generated once per setting of the language model, so rows that differ in the sampler alone
+decode the same codes. The column *s an image* is the time of the de-tokenizer; *prompt s an image* is that of the
+language model. Prompts are defined in ``captions.py``, figures in ``quality.py``.
 """
 
 import json
@@ -165,7 +165,9 @@ class TarBench(TokenBench):
         return features_of(own, self.ta_tok)  # outside the sampler, so that its seconds exclude it
 
     def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:
-        """Settings of the language model, its seconds an image (None without it), semantic codes an image, and passes."""
+        """Settings of the language model, its seconds an image (None without it), semantic codes an
+        image, and passes.
+        """
         codes, seconds = self.codes(row)
         return {
             "model": row.model,

@@ -209,7 +209,9 @@ class _Recorded:
 
 
 def _table(executed: int, t_max: int, max_beta: float) -> Tables:
-    """The table of a recorded run: the fewest steps, a multiple of 5 if possible, of which that many are left by clipping."""
+    """The table of a recorded run: the fewest steps, a multiple
+    of 5 if possible, of which that many are left by clipping.
+    """
     fitting = [n for n in range(executed, 2 * executed + 2) if len(tables(min(n, 1000), t_max, max_beta)) == executed]
     return tables(next((n for n in fitting if n % 5 == 0), fitting[0]), t_max, max_beta)
 

@@ -1,7 +1,8 @@
-"""Parity cases of Janus, recorded with the authors' code: the network, sampling, the VQ tokenizer, prompts and parameter names.
+"""Parity cases of Janus, recorded with the authors' code: the
+network, sampling, the VQ tokenizer, prompts and parameter names.
 
-A folder holds ``janus_config.json`` with the sizes, the recorded files named below, and the model folders ``original``, ``transformers``
-and ``sharded``. Row 0 of a recorded pair is the conditional one, row 1 the null one.
+A folder holds ``janus_config.json`` with the sizes, the recorded files named below, and the model folders ``original``,
+``transformers`` and ``sharded``. Row 0 of a recorded pair is the conditional one, row 1 the null one.
 """
 
 import re

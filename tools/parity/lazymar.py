@@ -1,7 +1,8 @@
 """Parity cases of LazyMAR: refreshed steps, similarities, selected rows, conditions, and sampling runs.
 
-Equal rows tie exactly at the selection boundary, where the choice of the reference depends on its sort. The recorded rows must have the
-same scores as ours, and the run continues with them. The guidance scale and the constants of the published code are not recorded.
+Equal rows tie exactly at the selection boundary, where the choice of the reference depends
+on its sort. The recorded rows must have the same scores as ours, and the run continues
+with them. The guidance scale and the constants of the published code are not recorded.
 """
 
 from collections.abc import Callable, Iterator

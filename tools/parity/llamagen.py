@@ -1,7 +1,7 @@
 """Parity cases of the LlamaGen family: GPT, sampling runs of LlamaGen, PAR and ZipAR, top-k and top-p filters.
 
-A folder contains any of the files named below. ``X_io`` belongs to the weights ``X``, and ZipAR's runs to the weights of
-LlamaGen. All sizes are read from the files. The VQ tokenizers have cases of their own (``vq.py``).
+A folder contains any of the files named below. ``X_io`` belongs to the weights ``X``, and ZipAR's runs to the weights
+of LlamaGen. All sizes are read from the files. The VQ tokenizers have cases of their own (``vq.py``).
 """
 
 import re
@@ -192,8 +192,10 @@ def _filters(folder: Path, stem: str) -> Iterator[Case]:
 
 
 class MultinomialDraws(PairedDraws):
-    """Draws of the reference: torch.multinomial divides probabilities by exponential random numbers of the global generator and takes the
-    maximum. ``together``: one call draws all cells of a pass (PAR), instead of one call per cell."""
+    """Draws of the reference: torch.multinomial divides probabilities by exponential
+    random numbers of the global generator and takes the maximum. ``together``: one
+    call draws all cells of a pass (PAR), instead of one call per cell.
+    """
 
     def __init__(self, seed: int, images: int, together: bool):
         self._generator, self._images, self._together = torch.Generator().manual_seed(seed), images, together
@@ -255,7 +257,9 @@ def _runs(
 
 
 def replay(model: TokenModel, condition: AnyCondition, schedule: Schedule, tokens: Tensor, null: bool) -> Tensor:
-    """Teacher-forced logits [B, rows, V] of all passes of a schedule, with tokens int64 [B, N]; the first row is the prefill's."""
+    """Teacher-forced logits [B, rows, V] of all passes of a schedule,
+    with tokens int64 [B, N]; the first row is the prefill's.
+    """
     run = begin("verify", model, condition, TokenSettings(), MultinomialDraws(0, len(condition), False), None)
     run.tokens[:, :-1] = tokens
     hidden, cache = prefill(run, True, schedule.slots)

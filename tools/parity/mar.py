@@ -1,6 +1,7 @@
 """Parity cases of the MAR family: networks, head, diffusion tables, mask schedule, sampling runs, KL autoencoder.
 
-A folder contains any of the files named below. All sizes are read from the files; the constants hold what they do not record.
+A folder contains any of the files named below. All sizes are
+read from the files; the constants hold what they do not record.
 """
 
 import re

@@ -53,7 +53,9 @@ def _nearest(path: Path) -> Iterator[Case]:
 
 
 def _distances(data: dict[str, Tensor]) -> Iterator[Check]:
-    """Compares distances, because the order of equally distant codes is arbitrary. The published table uses the stored codebook."""
+    """Compares distances, because the order of equally distant codes
+    is arbitrary. The published table uses the stored codebook.
+    """
     codes = data["codebook"]
     distance = (codes[:, None] - codes).norm(dim=-1)
     ours = geometry.neighbours(codes, data["nearest"].shape[1])

@@ -1,7 +1,7 @@
 """Parity cases of Tar: AR-DTok, its VQ tokenizer, TA-Tok and its codebook, top-k and top-p filters.
 
-A folder contains any of the files named below. ``X_io`` belongs to the weights ``X_state``; files of AR-DTok's variants contain
-weights (``sd.``) and results. All sizes are read from the files. MuLo-SD has cases of its own (``mulosd.py``).
+A folder contains any of the files named below. ``X_io`` belongs to the weights ``X_state``; files of AR-DTok's variants
+contain weights (``sd.``) and results. All sizes are read from the files. MuLo-SD has cases of its own (``mulosd.py``).
 """
 
 import json

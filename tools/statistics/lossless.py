@@ -2,16 +2,17 @@
 
     python -m fastar_nodes.tools.statistics.lossless --draws 100000
 
-A case draws toy images (4 tokens of 2 channels, ``toy.py``) with lossless CSpD or with the speculative diffusion head, and as
-many with plain MAR from independent noise, and gives the p-values of three two-sample tests (``two_samples.py``). Its controls
-are approximate samplers with the same models and settings, which the same tests have to reject:
+A case draws toy images (4 tokens of 2 channels, ``toy.py``) with lossless CSpD or with the speculative diffusion head,
+and as many with plain MAR from independent noise, and gives the p-values of three two-sample tests
+(``two_samples.py``). Its controls are approximate samplers with the same models and settings, which the same tests have
+to reject:
 
 - ``published``: CSpD's approximate mode; ``no alignment``: published mode, draft and target with noise of their own.
 - ``careless``: a rejected diffusion step is drawn from the target's kernel instead of from the residual distribution.
 - ``temperature + 2 %``: plain MAR at a temperature that is 2 % higher; shows how small a difference the test detects.
 
-All seeds are fixed. A case fails if the smallest of its p-values is at most 0.001, a control if it is above that. Exit code 0 if
-nothing fails, else 1.
+All seeds are fixed. A case fails if the smallest of its p-values is at most
+0.001, a control if it is above that. Exit code 0 if nothing fails, else 1.
 """
 
 import argparse
@@ -46,7 +47,9 @@ DRAFTS = {"target": lambda: toy_mar(), "near": lambda: toy_mar(perturbation=0.03
 
 @dataclass(frozen=True)
 class Case:
-    """A sampler that claims plain MAR's distribution: its name, draft, settings that plain MAR has too, its own, and those of controls."""
+    """A sampler that claims plain MAR's distribution: its name, draft,
+    settings that plain MAR has too, its own, and those of controls.
+    """
 
     sampler: str
     draft: str = ""
@@ -108,7 +111,9 @@ def _model(name: str) -> MARModel:
 
 
 def draw(key: str, draws: int, sampler: str, draft: str, settings: Mapping[str, Any]) -> tuple[Tensor, dict[str, int]]:
-    """Latents as vectors fp32 [draws, 8] of images of the toy target, and the report's counts, summed; ``key`` names the noise."""
+    """Latents as vectors fp32 [draws, 8] of images of the toy
+    target, and the report's counts, summed; ``key`` names the noise.
+    """
     entry, counts = SAMPLERS[sampler], dict[str, int]()
     more: dict[str, Any] = {"draft": _model(draft)} if draft else {}
     parts = []
@@ -156,7 +161,9 @@ class Comparisons:
 
 
 def run(draws: int, cases: tuple[Case, ...] = CASES) -> list[str]:
-    """Test all cases and print the table; a line for each test that rejects a case and each control that no test rejects."""
+    """Test all cases and print the table; a line for each test
+    that rejects a case and each control that no test rejects.
+    """
     tests, failures = Comparisons(draws), []
     rows = [["case", "tokens accepted %", "steps accepted %", "Hotelling", "energy", "KS", "controls"]]
     for case in cases:

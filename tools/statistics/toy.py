@@ -13,9 +13,9 @@ CONFIG = MARConfig(8, 1, 1, 1, buffer=1, tokens=4, channels=2, classes=2, head_d
 class ToyHead(nn.Module):
     """A diffusion head with the interface of ``DiffusionHead`` and no weights; an embedding is (abar, centre).
 
-    Given z, every channel of a token is a mixture of two Gaussians of std ``spread`` at centre - ``apart`` and centre + ``apart``,
-    the centre being linear in z. The head returns the exact noise prediction of that mixture. Its variance logits depend on
-    the state, so that two models' kernels differ in mean and variance.
+    Given z, every channel of a token is a mixture of two Gaussians of std ``spread`` at centre - ``apart`` and centre +
+    ``apart``, the centre being linear in z. The head returns the exact noise prediction of that mixture. Its variance
+    logits depend on the state, so that two models' kernels differ in mean and variance.
     """
 
     def __init__(self, channels: int, apart: float = 0.8, spread: float = 0.3):
@@ -44,7 +44,9 @@ class ToyHead(nn.Module):
 
 
 def toy_mar(seed: int = 0, perturbation: float = 0.0) -> MARModel:
-    """A toy MAR of 4 tokens of 2 channels; ``perturbation``: std of noise on every weight, relative to the std of its initialisation."""
+    """A toy MAR of 4 tokens of 2 channels; ``perturbation``: std of
+    noise on every weight, relative to the std of its initialisation.
+    """
     g, other = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1000)
     net = MAR(CONFIG).eval().requires_grad_(False)
     for name, p in net.named_parameters():
@@ -59,7 +61,9 @@ def toy_mar(seed: int = 0, perturbation: float = 0.0) -> MARModel:
 
 
 class ManyImages:
-    """Independent noise of many images, one tensor a stream (as :class:`samplers.noise.PairedNoise`); tokens are in raster order."""
+    """Independent noise of many images, one tensor a stream (as
+    :class:`samplers.noise.PairedNoise`); tokens are in raster order.
+    """
 
     def __init__(self, key: str, images: int):
         self.key, self.images = key, images

@@ -1,4 +1,6 @@
-"""Two-sample tests: Kolmogorov-Smirnov, a permutation test of the sliced energy distance, and Hotelling's test of features."""
+"""Two-sample tests: Kolmogorov-Smirnov, a permutation test of
+the sliced energy distance, and Hotelling's test of features.
+"""
 
 import math
 
@@ -9,7 +11,8 @@ from torch import Tensor
 def ks(x: Tensor, y: Tensor) -> float:
     """p-value of the two-sample Kolmogorov-Smirnov test of x [n] and y [m].
 
-    The asymptotic distribution with Stephens' (1970) correction for finite samples, as in Numerical Recipes, section 14.3.
+    The asymptotic distribution with Stephens' (1970) correction
+    for finite samples, as in Numerical Recipes, section 14.3.
     """
     x, y = x.double().sort().values, y.double().sort().values
     pooled = torch.cat([x, y])
@@ -31,10 +34,10 @@ def energy(
 ) -> float:
     """Permutation p-value of the sliced energy distance between x and y, both [n, d].
 
-    The energy distance 2 E|x - y| - E|x - x'| - E|y - y'| is, up to a constant, the mean over all directions of the integral
-    of (F - G)^2, F and G being the distribution functions of the projections (Szekely & Rizzo 2013). Here the mean is over
-    some random directions, and the integral over quantiles of the pooled sample. Blocks of draws are permuted, so that the
-    cost does not grow with permutations x n. The smallest p-value is 1 / (permutations + 1).
+    The energy distance 2 E|x - y| - E|x - x'| - E|y - y'| is, up to a constant, the mean over all directions of the
+    integral of (F - G)^2, F and G being the distribution functions of the projections (Szekely & Rizzo 2013). Here the
+    mean is over some random directions, and the integral over quantiles of the pooled sample. Blocks of draws are
+    permuted, so that the cost does not grow with permutations x n. The smallest p-value is 1 / (permutations + 1).
     """
     g = torch.Generator().manual_seed(0)
     size = max(1, len(x) // blocks)
@@ -58,9 +61,10 @@ def energy(
 def hotelling(x: Tensor, y: Tensor, frequencies: int = 12) -> float:
     """p-value of Hotelling's T^2 test that features of x [n, d] and y [m, d] have the same mean.
 
-    The features are all coordinates, all their products (second moments), and cosine and sine of random projections at some
-    frequencies (a smooth characteristic function test, Chwialkowski et al. 2015, arXiv 1506.04725). The distribution is the
-    asymptotic one, chi-squared with d + d (d + 1) / 2 + 2 ``frequencies`` degrees of freedom, so n has to be some thousands.
+    The features are all coordinates, all their products (second moments), and cosine and sine of random projections at
+    some frequencies (a smooth characteristic function test, Chwialkowski et al. 2015, arXiv 1506.04725). The
+    distribution is the asymptotic one, chi-squared with d + d (d + 1) / 2 + 2 ``frequencies`` degrees of freedom, so n
+    has to be some thousands.
     """
     x, y = x.double(), y.double()
     centre, std = x.mean(0), x.std(0).clamp(min=1e-9)

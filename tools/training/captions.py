@@ -1,8 +1,8 @@
 """Captions of the picture book for the demo's Tar: training captions, held-out prompts, and the vocabulary.
 
-A caption states the object and any of colour, size, place and time, in varying words and order. A quarter of the combinations
-of more than object and colour is held out of the training captions. Evaluation prompts are made of these, so they ask for
-compositions that are new to the language model, in known words.
+A caption states the object and any of colour, size, place and time, in varying words and order. A quarter of the
+combinations of more than object and colour is held out of the training captions. Evaluation prompts are made of these,
+so they ask for compositions that are new to the language model, in known words.
 """
 
 import json
@@ -84,8 +84,9 @@ class Wishes:
 
 
 def held_out(wish: dict[str, int]) -> bool:
-    """Whether a request (values by the names of :class:`Wishes`) is held out of the training captions: a quarter of those that
-    state object, colour and more, selected by a hash."""
+    """Whether a request (values by the names of :class:`Wishes`) is held out of the training captions: a quarter of
+    those that state object, colour and more, selected by a hash.
+    """
     if min(wish["label"], wish["colour"]) == UNSAID or max(wish[name] for name in ("size", "place", "time")) == UNSAID:
         return False
     number = 0
@@ -98,7 +99,9 @@ def held_out(wish: dict[str, int]) -> bool:
 
 
 def wishes(count: int, seed: int = 0) -> Wishes:
-    """Held-out requests, the same on every machine: every object in every colour in turn (47), with one to three of size, place, time."""
+    """Held-out requests, the same on every machine: every object in
+    every colour in turn (47), with one to three of size, place, time.
+    """
     # A sunset is red or yellow, and its time is not stated.
     colours, labels = range(len(picture_book.COLOURS)), range(len(picture_book.LABELS))
     pairs = [(label, colour) for colour in colours for label in labels]
@@ -167,7 +170,9 @@ def caption(wish: dict[str, int], r: Random) -> str:
 
 
 def training_wish(scene: Sequence[int], r: Random) -> dict[str, int]:
-    """The part of a scene (label, colour, size, place, time) that a training caption states; never a held-out request."""
+    """The part of a scene (label, colour, size, place, time) that a training caption states; never
+    a held-out request.
+    """
     everything = r.random() < 0.15
     stated = (everything or r.random() < share for share in SAID.values())
     wish = {name: value if says else UNSAID for name, value, says in zip(SAID, scene, stated, strict=True)}
@@ -219,13 +224,17 @@ def word_level(words: Sequence[str], marks: Sequence[str]) -> dict[str, Any]:
 
 
 def tokenizer_json(codes: int, scales: int) -> dict[str, Any]:
-    """Content of a ``tokenizer.json``: the words, then the special tokens of the chat template, images, scales and codes."""
+    """Content of a ``tokenizer.json``: the words, then the
+    special tokens of the chat template, images, scales and codes.
+    """
     marks = [*TURNS, *_IMAGE, *(f"<S{i}>" for i in range(scales)), *(f"<I{i}>" for i in range(codes))]
     return word_level(vocabulary(), marks)
 
 
 def prompt_tokenizer_json() -> dict[str, Any]:
-    """Content of the hybrid's ``tokenizer.json``: the same words, those of its template, and the special tokens of Qwen2.5."""
+    """Content of the hybrid's ``tokenizer.json``: the same words,
+    those of its template, and the special tokens of Qwen2.5.
+    """
     return word_level([*vocabulary(), *_HYBRID_WORDS], [*TURNS, _PADDING])
 
 

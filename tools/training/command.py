@@ -1,7 +1,8 @@
 """Train the built-in demo checkpoints: the autoencoder, the MAR, its draft model and the judge; the VQ tokenizer, two
 LlamaGens and the PAR; TA-Tok, the Tar language model and two de-tokenizers; the hybrid, a MAR of prompts.
 
-An interrupted training resumes from its state in --work. All trainings take many hours on two CPU cores. A GPU is faster.
+An interrupted training resumes from its state in --work. All
+trainings take many hours on two CPU cores. A GPU is faster.
 """
 
 import argparse

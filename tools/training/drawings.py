@@ -16,7 +16,9 @@ _Field = np.ndarray  # float32 [n, H, W]
 
 
 class Canvas:
-    """RGB images [n, H, W, 3] and the coverage of their objects [n, H, W], float32 in 0..1, of n ``picture_book.Scenes``."""
+    """RGB images [n, H, W, 3] and the coverage of their objects
+    [n, H, W], float32 in 0..1, of n ``picture_book.Scenes``.
+    """
 
     def __init__(self, s: Any, resolution: int, objects: bool = True):
         self.objects = objects

@@ -1,8 +1,8 @@
 """The judge: a small network that predicts the scene parameters of an image and whether its object is whole.
 
 It predicts class, colour, time of day, variant, place and size. A quarter of its training images has the background of
-another scene, so that it reads the object. Another quarter is corrupted as token models fail: blocks of latents exchanged
-with another scene of the class, noise on some latents, or no object.
+another scene, so that it reads the object. Another quarter is corrupted as token models fail: blocks of latents
+exchanged with another scene of the class, noise on some latents, or no object.
 
 ``quality.py`` computes the quality figures.
 """
@@ -134,7 +134,9 @@ def _decoded(kl: KLAutoencoder, z: Tensor, device: torch.device) -> Tensor:
 
 @torch.no_grad()
 def _training_images(job: Job, kl: KLAutoencoder, count: int) -> tuple[Scenes, list[Tensor]]:
-    """Scenes, and their images clean, reconstructed, with another background, and corrupted; uint8 [count, 3, 64, 64] each."""
+    """Scenes, and their images clean, reconstructed, with another
+    background, and corrupted; uint8 [count, 3, 64, 64] each.
+    """
     s = picture_book.scenes(TRAIN_SEED + 100, count)
     rgb, mask = picture_book.render(s, RESOLUTION)
     backgrounds, _ = picture_book.render(picture_book.scenes(TRAIN_SEED + 200, count), RESOLUTION, objects=False)

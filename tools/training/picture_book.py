@@ -1,7 +1,8 @@
 """The picture book: an unlimited, seeded set of small coloured scenes with captions and known parameters.
 
-A scene has one of ten objects, five colours, three places, two sizes, three times of day and three variants. An image is a pure function of
-``(seed, index)`` on every platform: the parameters come from a counter-based hash. A scene renders at any resolution.
+A scene has one of ten objects, five colours, three places, two sizes, three times of day
+and three variants. An image is a pure function of ``(seed, index)`` on every platform:
+the parameters come from a counter-based hash. A scene renders at any resolution.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def _uniform(seed: int, index: np.ndarray, field: int) -> np.ndarray:
 
 
 def scenes(seed: int, count: int, start: int = 0, labels: Sequence[int] | None = None) -> Scenes:
-    """Parameters of the images ``start .. start + count - 1`` of the book ``seed``; ``labels``: of each image, None for random ones."""
+    """Parameters of the images ``start .. start + count - 1`` of the
+    book ``seed``; ``labels``: of each image, None for random ones.
+    """
     index = np.arange(start, start + count)
 
     def pick(field: int, n: int) -> np.ndarray:

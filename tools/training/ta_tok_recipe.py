@@ -1,9 +1,10 @@
 """Training of the demo's TA-Tok on the picture book.
 
-The official TA-Tok (Tar, arXiv 2506.18898) starts from an image encoder that was trained with text (SigLIP 2) and is trained to reconstruct
-its features from the codes. The demo has no such encoder. Two auxiliary heads on the decoded features replace it: one predicts the scene
-parameters from the mean feature, so that the codes contain what a caption states; the other predicts a thumbnail, each feature its own
-patch, so that they contain positions. The heads are discarded. The three scales are trained together and share one codebook.
+The official TA-Tok (Tar, arXiv 2506.18898) starts from an image encoder that was trained with text (SigLIP 2) and is
+trained to reconstruct its features from the codes. The demo has no such encoder. Two auxiliary heads on the decoded
+features replace it: one predicts the scene parameters from the mean feature, so that the codes contain what a caption
+states; the other predicts a thumbnail, each feature its own patch, so that they contain positions. The heads are
+discarded. The three scales are trained together and share one codebook.
 """
 
 from pathlib import Path
@@ -91,7 +92,9 @@ def _entropy(probabilities: Tensor) -> Tensor:
 
 
 def pool(net: TATok, encoded: Tensor, scale: int) -> Tensor:
-    """Pooled features [B, n, C] of a scale before quantisation, from encoder features [B, side * side, C]; as :meth:`TATok.pooled`."""
+    """Pooled features [B, n, C] of a scale before quantisation, from
+    encoder features [B, side * side, C]; as :meth:`TATok.pooled`.
+    """
     if scale:
         side = net.config.side
         encoded = F.avg_pool2d(encoded.transpose(1, 2).unflatten(2, (side, side)), scale + 1).flatten(2).transpose(1, 2)
@@ -120,7 +123,9 @@ def build_ta_tok(config: TATokConfig = TA_TOK) -> TATokTrainer:
 
 
 def ta_tok_book(job: Job, count: int, seed: int, size: int) -> tuple[Tensor, Tensor]:
-    """Images uint8 [count, 3, size, size] of the book ``seed`` and their parameters int64 [count, 6] (:data:`PARAMETERS`)."""
+    """Images uint8 [count, 3, size, size] of the book ``seed``
+    and their parameters int64 [count, 6] (:data:`PARAMETERS`).
+    """
     images, truth = [], []
     for s, rgb in book(job, count, seed=seed):
         images.append(F.interpolate(rgb.float(), (size, size), mode="bilinear", antialias=True).round().to(torch.uint8))
@@ -152,7 +157,9 @@ def semantic_codes(net: TATok, images: Tensor) -> list[Tensor]:
 
 @torch.no_grad()
 def log_figures(job: Job, trainer: TATokTrainer, images: Tensor, truth: Tensor) -> None:
-    """Log for every scale, on images uint8 [N, 3, H, W] with parameters int64 [N, 6], the accuracy by parameter and the used codes."""
+    """Log for every scale, on images uint8 [N, 3, H, W] with parameters
+    int64 [N, 6], the accuracy by parameter and the used codes.
+    """
     parts = [trainer(x.to(job.device).float() / 255) for x in images.split(250)]
     for scale, side in enumerate(trainer.sides):
         logits = torch.cat([read[scale].cpu() for read, *_ in parts]).split(list(PARAMETERS.values()), dim=1)

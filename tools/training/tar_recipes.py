@@ -1,8 +1,10 @@
-"""Training of the demo's Tar language model, which predicts semantic codes from a caption, and of its two de-tokenizers.
+"""Training of the demo's Tar language model, which predicts
+semantic codes from a caption, and of its two de-tokenizers.
 
 Source: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898). The targets are codes of the shipped TA-Tok
 (``ta_tok_recipe.py``) and VQ tokenizer (``token_recipes.py``). The language model is conditioned on prompts of
-:meth:`TarModel.prompt`, with a loss on the codes alone; the de-tokenizers on TA-Tok's features of the codes, as AR-DTok.
+:meth:`TarModel.prompt`, with a loss on the codes alone; the
+de-tokenizers on TA-Tok's features of the codes, as AR-DTok.
 """
 
 from collections.abc import Sequence
@@ -43,7 +45,9 @@ def semantic_book(job: Job, ta_tok: TATok, count: int) -> list[Tensor]:
 
 
 def corrupted(codes: Tensor, values: int, share: float, g: torch.Generator) -> Tensor:
-    """Codes int64 [B, n], some of them replaced by random ones below ``values``; the rate of a row is uniform in [0, 2 share]."""
+    """Codes int64 [B, n], some of them replaced by random ones
+    below ``values``; the rate of a row is uniform in [0, 2 share].
+    """
     shares = 2 * share * torch.rand(len(codes), 1, generator=g)
     wrong = (torch.rand(codes.shape, generator=g) < shares).to(codes.device)
     return torch.where(wrong, torch.randint(values, codes.shape, generator=g).to(codes.device), codes)
@@ -116,7 +120,9 @@ def language_loss(
 def language_batch(
     step: int, batch: int, codes: Sequence[Tensor], prompts: Tensor, lengths: Tensor, g: torch.Generator, count: int
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Random batch of :func:`language_loss` from the first ``count`` of all images: prompts, lengths and codes int64, and the scale."""
+    """Random batch of :func:`language_loss` from the first ``count``
+    of all images: prompts, lengths and codes int64, and the scale.
+    """
     scale = SCALE_CYCLE[step % len(SCALE_CYCLE)]
     rows = torch.randint(count, (batch,), generator=g)
     variant = torch.randint(prompts.shape[1], (batch,), generator=g)
@@ -187,7 +193,9 @@ DETOKENIZERS = {recipe.name: recipe for recipe in (DTOK_LOW, DTOK_HIGH)}
 
 
 def detokenizer_logits(net: Llama, features: Tensor, tokens: Tensor) -> Tensor:
-    """Teacher-forced logits fp32 [B, N, V] of raster-order tokens [B, N] given features [B, n, C]; zeros mean "no condition"."""
+    """Teacher-forced logits fp32 [B, N, V] of raster-order tokens
+    [B, N] given features [B, n, C]; zeros mean "no condition".
+    """
     n, count = features.shape[1], tokens.shape[1]
     place = torch.arange(-n, count - 1, device=tokens.device)
     rows = torch.cat([net.prefix(features), net.tok_embeddings(tokens[:, :-1])], dim=1)

@@ -1,8 +1,8 @@
 """Configurations and trainings of the demo's VQ tokenizer, LlamaGens and PAR.
 
-One tokenizer of stride 8 encodes images of 64 and of 128 pixels, so that a GPT on an 8 x 8 grid can draft for one on 16 x 16.
-The PAR is trained in PAR's order and under PAR's attention mask. As in ``recipes.py``, every recipe writes one fp16 safetensors
-file whose metadata holds the configuration that the state dict does not contain.
+One tokenizer of stride 8 encodes images of 64 and of 128 pixels, so that a GPT on an 8 x 8 grid can draft for one on 16
+x 16. The PAR is trained in PAR's order and under PAR's attention mask. As in ``recipes.py``, every recipe writes one
+fp16 safetensors file whose metadata holds the configuration that the state dict does not contain.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ COMMITMENT = 0.25
 PATIENCE, REVIVAL = 50, 0.6
 
 LOW_GRID, GRID = 8, 16
-# A model of this size overfits 30,000 small images, and 40,000 large ones within 10,000 steps. With 100,000 large ones the gap to
-# held-out images is 0.05 nats per token after 20,000 steps.
+# A model of this size overfits 30,000 small images, and 40,000 large ones within 10,000 steps. With 100,000 large ones
+# the gap to held-out images is 0.05 nats per token after 20,000 steps.
 SMALL_PICTURES, LARGE_PICTURES = 120_000, 100_000
-# Sampling defaults of these models, stored in the checkpoint. The tail of the distribution contains most errors of a model of
-# this size (docs/benchmarks.md).
+# Sampling defaults of these models, stored in the checkpoint. The tail of the distribution contains most errors of a
+# model of this size (docs/benchmarks.md).
 DEFAULTS = {"cfg": 1.5, "temperature": 1.0, "top_k": 0, "top_p": 0.8}
 # ZipAR's window by grid. A window of 8 on the 8 x 8 grid would be raster order.
 WINDOWS = {LOW_GRID: 6, GRID: 8}
@@ -83,8 +83,8 @@ PAR = TokenRecipe(
 )
 RECIPES = {recipe.name: recipe for recipe in (GPT_LOW, GPT_HIGH, PAR)}
 
-# The second stage: schedule, std of the code vectors around the features in and around the object, and elsewhere, and the weight of a
-# token of the object. Most tokens are background, most errors are in objects.
+# The second stage: schedule, std of the code vectors around the features in and around the object, and elsewhere, and
+# the weight of a token of the object. Most tokens are background, most errors are in objects.
 LIKELY = Schedule(steps=6500, batch=48, lr=4e-4, muon_lr=8e-4, ema=0.997, decay=0.6)
 SPREAD, OBJECT = (0.12, 0.24), 4.0
 
@@ -130,7 +130,8 @@ def quantisation_loss(net: VQAutoencoder, features: Tensor) -> tuple[Tensor, Ten
 def initialise_from_kl(net: VQAutoencoder, kl: KLAutoencoder) -> None:
     """Initialise a tokenizer with the convolutions of an autoencoder of the same widths and as many latent channels.
 
-    The encoder then computes its latents, whose direction is quantised. Attention blocks that it lacks start with an output of zero.
+    The encoder then computes its latents, whose direction is quantised.
+    Attention blocks that it lacks start with an output of zero.
     """
     state, source, deepest = net.state_dict(), kl.state_dict(), len(net.config.ch_mult) - 1
     channels = net.config.code_channels
@@ -230,8 +231,10 @@ class Layout:
 
     @staticmethod
     def of(grid: int, regions: int = 1) -> Layout:
-        """Raster order, or PAR's (arXiv 2412.15119): the condition, the first token of every region, ``regions - 1`` transition tokens, and
-        all groups but the last. Row i predicts token i of the order: initial tokens one at a time, every later group the next group."""
+        """Raster order, or PAR's (arXiv 2412.15119): the condition, the first token of every
+        region, ``regions - 1`` transition tokens, and all groups but the last. Row i predicts
+        token i of the order: initial tokens one at a time, every later group the next group.
+        """
         n, count, nowhere = regions, grid * grid, torch.tensor([-1])
         if n == 1:
             order = torch.arange(count)
@@ -289,14 +292,16 @@ def code_book(job: Job, vq: VQAutoencoder, count: int, grid: int) -> CodeBook:
 
 
 def likely_codes(logits: Tensor, features: Tensor, vectors: Tensor, spread: Tensor) -> Tensor:
-    """Entropy-constrained quantisation (Chou, Lookabaugh and Gray 1989, "Entropy-constrained vector quantization"): codes int64 [B, N]
-    that minimise |feature - vector|² / (2 spread²) - log p, where p is the model's probability of the code after those before it.
+    """Entropy-constrained quantisation (Chou, Lookabaugh and Gray 1989, "Entropy-constrained
+    vector quantization"): codes int64 [B, N] that minimise |feature - vector|² / (2 spread²)
+    - log p, where p is the model's probability of the code after those before it.
 
-    The encoder's nearest codes depend on the whole image in ways that a small model cannot predict. These decode to nearly the same
-    image and need fewer nats.
+    The encoder's nearest codes depend on the whole image in ways that a small model cannot predict. These decode to
+    nearly the same image and need fewer nats.
 
     Args:
-        logits: of every code given those before it, [B, N, V]. features: unit vectors [B, N, C]. vectors: of the codes, [V, C].
+        logits: of every code given those before it, [B, N, V]. features:
+            unit vectors [B, N, C]. vectors: of the codes, [V, C].
         spread: standard deviation of the vectors around the features, fp32 [B, N].
     """
     distance = 2 - 2 * features.float() @ vectors.T
@@ -313,8 +318,9 @@ class _Choosing(nn.Module):
 
 
 def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start: Llama | None = None) -> Llama:
-    """Train a GPT or PAR on the codes of the tokenizer, loaded from its fp16 file as shipped, and write ``out``. A model with a second
-    stage that begins with ``start`` is trained in that stage only."""
+    """Train a GPT or PAR on the codes of the tokenizer, loaded from its fp16 file as shipped, and write ``out``. A
+    model with a second stage that begins with ``start`` is trained in that stage only.
+    """
     config, count, device = recipe.config, job.count(recipe.count), job.device
     data = code_book(job, vq, count, recipe.grid)
     net = seeded(31, lambda: initialise_llama(Llama(config)), start).to(device)

@@ -1,7 +1,7 @@
 """The resumable training loop of all demo networks: EMA, warm-up and decay, mixed precision, progress.
 
-The batch and the noise of a step depend only on (seed, step), so a resumed run equals an uninterrupted one. A recipe passes
-the module and a loss function.
+The batch and the noise of a step depend only on (seed, step), so a resumed run
+equals an uninterrupted one. A recipe passes the module and a loss function.
 """
 
 import math
@@ -76,7 +76,9 @@ def generator(seed: int, step: int) -> torch.Generator:
 
 
 def seeded(seed: int, make: Callable[[], Net], start: nn.Module | None = None) -> Net:
-    """A network with random weights of this seed, or a trainable copy of ``start``; the global random state does not change."""
+    """A network with random weights of this seed, or a trainable
+    copy of ``start``; the global random state does not change.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = make()
@@ -87,7 +89,9 @@ def seeded(seed: int, make: Callable[[], Net], start: nn.Module | None = None) -
 
 @dataclass(frozen=True)
 class Job:
-    """What the trainings of a run have in common; ``steps`` and ``images`` replace the recipes'. MPS trains in fp32, others in bf16."""
+    """What the trainings of a run have in common; ``steps`` and
+    ``images`` replace the recipes'. MPS trains in fp32, others in bf16.
+    """
 
     folder: Path
     device: torch.device = torch.device("cpu")

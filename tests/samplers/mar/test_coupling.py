@@ -107,7 +107,9 @@ def one(mean: list[float], log_std: list[float]) -> Gaussian:
 
 
 def test_five_couplings_by_hand():
-    """Equal distributions; no noise; p / q = 2 at 0 and 2 e^-6 at 2 for stds 1 and 1/2; e^-1.5 at -1 for means 0 and 1, mirrored to 2."""
+    """Equal distributions; no noise; p / q = 2 at 0 and 2 e^-6 at 2
+    for stds 1 and 1/2; e^-1.5 at -1 for means 0 and 1, mirrored to 2.
+    """
     half = -math.log(2)
     q = one([0.0, 5.0, 0.0, 0.0, 0.0], [0.0, -math.inf, 0.0, 0.0, 0.0])
     p = one([0.0, 6.0, 0.0, 0.0, 1.0], [0.0, -math.inf, half, half, 0.0])

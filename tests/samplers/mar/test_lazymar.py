@@ -1,4 +1,6 @@
-"""LazyMAR: where it is plain MAR, that it is what the paper says (against a slow copy), and what its caches may never do."""
+"""LazyMAR: where it is plain MAR, that it is what the paper
+says (against a slow copy), and what its caches may never do.
+"""
 
 import copy
 import dataclasses
@@ -185,10 +187,11 @@ def test_block_0_is_the_paper_s_fourth_or_the_one_after_a_quarter_of_the_decoder
 
 
 def test_rows_that_did_not_change_are_left_out_from_the_last_position_on():
-    """Their cosines differ from 1 by rounding only, which must not order them: they are ties, and the lower row comes first.
+    """Their cosines differ from 1 by rounding only, which must
+    not order them: they are ties, and the lower row comes first.
 
-    Without attention between the rows, decoder rows change only where the decoder's input does: at tokens decided since the
-    last call, which are computed anyway, and at the 2 class rows.
+    Without attention between the rows, decoder rows change only where the decoder's input does: at tokens decided since
+    the last call, which are computed anyway, and at the 2 class rows.
     """
     model = tiny_mar(3, decoder_depth=4)
     net = copy.deepcopy(model.net)
@@ -196,8 +199,8 @@ def test_rows_that_did_not_change_are_left_out_from_the_last_position_on():
         block.attn.proj.weight.zero_()
     settings = {"order": "raster", "ar_steps": 16, "start_step": 10, "refresh_period": 6, "computed_ratio": 0.5}
     report = one(dataclasses.replace(model, net=net), **settings).report
-    # AR step s decides position s. Steps 0 to 10 compute all 18 rows, steps 11 to 15 half of them: the token decided now,
-    # the one decided last, the 2 class rows, and 5 further ones, positions 0 to 4. The others come from the cache.
+    # AR step s decides position s. Steps 0 to 10 compute all 18 rows, steps 11 to 15 half of them: the token decided
+    # now, the one decided last, the 2 class rows, and 5 further ones, positions 0 to 4. The others come from the cache.
     cached = torch.zeros(16, dtype=torch.int32)
     for s in range(11, 16):
         left_out = torch.ones(16, dtype=torch.int32)
@@ -268,7 +271,8 @@ def test_only_the_least_is_stored_and_none_of_it_is_a_view(deep):
         tensors += [t for t in (kept.canvas, kept.values, kept.residual) if t is not None]
         assert all(t.untyped_storage().nbytes() == t.numel() * t.element_size() and t.is_contiguous() for t in tensors)
         rows = c.buffer + c.tokens
-        # Keys and values behind the chosen block, its values, the canvas; the encoder holds tokens until the next refresh.
+        # Keys and values behind the chosen block, its values, the
+        # canvas; the encoder holds tokens until the next refresh.
         numbers = live * c.dim * (rows * (2 * 3 + 1 + 1) + 2 * c.encoder_depth * (c.buffer + run.plan.starts[8]))
         numbers += 2 * c.tokens * c.dim if kept.residual is not None else 0
         assert kept.bytes == 4 * numbers == run.report.counts["cache_bytes"]
@@ -343,7 +347,9 @@ def test_when_the_head_is_cached(model):
 
 
 def test_drafts_pull_a_cached_head_too(model):
-    """With a single diffusion step there is nothing to reuse; with more, the draft's weight of 1 still gives the draft."""
+    """With a single diffusion step there is nothing to reuse; with more, the draft's weight of 1
+    still gives the draft.
+    """
     table, g = tables(30, 950), torch.Generator().manual_seed(1)
     z, (first, draft) = torch.randn(2, 2, 16, generator=g), torch.randn(2, 2, 4, generator=g)
     noise, weights = torch.randn(len(table), 2, 4, generator=g), [0.0] * (len(table) - 1) + [1.0]

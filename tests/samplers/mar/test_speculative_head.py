@@ -1,4 +1,6 @@
-"""The self-speculative head: its cost, and where it is off. Its distribution: ``test_paired_lossless.py`` and ``test_lossless.py``."""
+"""The self-speculative head: its cost, and where it is off. Its
+distribution: ``test_paired_lossless.py`` and ``test_lossless.py``.
+"""
 
 import dataclasses
 

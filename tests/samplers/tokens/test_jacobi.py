@@ -201,8 +201,9 @@ def test_the_table_lists_every_row_and_cell(name):
 
 
 def test_a_report_counts_what_a_plain_iteration_draws():
-    """One image and a window of 4: of all cells drawn, those that are certain in the end and not the first of their call
-    are accepted, and the others were drawn in vain."""
+    """One image and a window of 4: of all cells drawn, those that are certain in the end and not the first of their
+    call are accepted, and the others were drawn in vain.
+    """
     report = run(llamagen, PLAIN_GPT, LlamaGenSettings(**FEW, parallel=4), (1,)).report
     step = report.maps["step"][0].ravel()
     first = [int((step < call).sum()) for call in range(1, step.max() + 1)]  # of each call's window

@@ -312,7 +312,8 @@ def test_a_verification_by_hand():
         (MuLoSDSettings(tau=0.45, **common), [[1, 0, 1, 0], [1, 1, 1, 0]]),
         # Of 10 cells 6, and 4 of the 6 before.
         (MuLoSDSettings(acceptance_target=0.6, **common), [[1, 0, 1, 0], [1, 1, 0, 0]]),
-        # Of 10 cells 3, and 2 of the 6 before: of the first image's ties the token of cell 9, which is the likelier one.
+        # Of 10 cells 3, and 2 of the 6 before: of the first image's
+        # ties the token of cell 9, which is the likelier one.
         (MuLoSDSettings(acceptance_target=0.3, **common), [[1, 1, 1, 0], [1, 1, 1, 0]]),
     ):
         pool, down = module.verify(state, chosen, p, 6, table)
@@ -321,7 +322,9 @@ def test_a_verification_by_hand():
 
 
 def test_a_block_takes_its_own_rows_of_what_is_enlarged_and_reduced_by_hand():
-    """The second of three blocks of a row: rows 1 of 3 and 2 and 3 of 6. Rows above are enlarged and reduced with it."""
+    """The second of three blocks of a row: rows 1 of 3 and 2 and 3 of 6. Rows above are enlarged
+    and reduced with it.
+    """
     seen = []
 
     class Numbered:

@@ -1,4 +1,6 @@
-"""Prompts to semantic codes: against a slow reference loop, single settings, batches, unusual prompts, and the de-tokenizer."""
+"""Prompts to semantic codes: against a slow reference loop,
+single settings, batches, unusual prompts, and the de-tokenizer.
+"""
 
 import json
 from dataclasses import replace
