@@ -121,9 +121,11 @@ def _gpt(name: str, dry: bool) -> Llama:
         config = replace(config, condition="features", condition_size=12 if dry else _WIDTH, absolute=rows)
     else:
         config = official_gpt(name.replace("PAR", "LlamaGen"), PAR_SPECIAL if name.startswith("PAR") else 0)
+
     if dry:
         config = replace(config, dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=32)
         config = replace(config, condition_size=8) if config.condition == "class" else config
+
     return initialise_llama(Llama(config))
 
 
@@ -134,6 +136,7 @@ def extras(cell: Cell, device: torch.device, dry: bool) -> dict[str, Any]:
         name = {"MAR-H": "MAR-B", "AR-DTok-1024": "AR-DTok-512"}.get(cell.model, cell.model)
         out["draft"] = build(name, cell.dtype, device, dry)
         choose(out["draft"].net, cell.speed, device)
+
     if entry.needs_codes:
         config = VQConfig(ch=128, ch_mult=(1, 1, 2, 2, 4), blocks=2, z_channels=256, codes=16384)
         if dry:
@@ -143,6 +146,7 @@ def extras(cell: Cell, device: torch.device, dry: bool) -> dict[str, Any]:
             net = VQAutoencoder(config).eval().requires_grad_(False).to(device)
         vq = VQModel(net, "random VQ")
         out[entry.needs_codes] = UpSampling(vq)
+
     return out
 
 
@@ -165,6 +169,7 @@ def steps_of(cell: Cell, model: Any, more: Mapping[str, Any], seed: int, dry: bo
         sets |= {"ar_steps": 6, "diffusion_steps": 4}
     settings = make(entry.settings, {**sets, **_FORCED.get(cell.sampler, {})})
     noise = PairedNoise(seed, images) if masked else PairedDraws(seed, images)
+
     return entry.run(model, condition_of(model, cell.batch), settings, noise, seed, **more)
 
 
@@ -180,6 +185,7 @@ def timed(steps: Any, device: torch.device, limit: float) -> tuple[float, bool, 
     """Seconds of a sampler, whether they are extrapolated from the steps within ``limit`` seconds, and the report."""
     _synchronize(device)
     began = time.perf_counter()
+
     try:
         while True:
             step = next(steps)
@@ -204,12 +210,15 @@ def launches(steps: Any, device: torch.device) -> int | None:
         step = next(steps, step)
     before = step.done
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(COUNTED):
             step = next(steps, step)
         _synchronize(device)
+
     steps.close()
     found = sum(e.count for e in profile.key_averages() if e.key.startswith(("cudaLaunchKernel", "cudaGraphLaunch")))
+
     return round(found * step.total / max(1, step.done - before))
 
 
@@ -222,11 +231,14 @@ def measure(cell: Cell, model: Any, device: torch.device, dry: bool, seconds: fl
         torch.cuda.reset_peak_memory_stats(device)
     found: list[tuple[float, bool, Any]] = []
     began = time.perf_counter()
+
     for repeat in range(1 if dry else REPEATS):
         if found and time.perf_counter() - began > seconds:
             break
         found.append(timed(steps_of(cell, model, more, repeat + 1, dry), device, seconds))
+
     report = found[-1][2]
+
     return {
         **asdict(cell),
         "seconds": [s for s, _, _ in found],
@@ -260,6 +272,7 @@ def parity(device: torch.device, speeds: tuple[str, ...]) -> list[dict[str, Any]
                 out.append({**about, "equal": float((found == expected).float().mean())})
             else:
                 out.append({**about, "difference": float((found - expected).abs().max() / expected.abs().max())})
+
     return out
 
 
@@ -279,11 +292,13 @@ def page(found: Mapping[str, Any]) -> str:
     own = [e for e in found["cells"] if e["sampler"] in ("mar", "llamagen") and e["speed"] == PLAIN]
     plain = {key(e): e["median"] for e in own}
     rows = [["model", "sampler", "batch", "dtype", "speed", "s", "ratio", "launches", "GiB", "accepted"]]
+
     for e in found["cells"]:
         base, peak = plain.get(key(e)), e["peak_memory_bytes"]
         rows.append([e["model"], e["sampler"], str(e["batch"]), e["dtype"], e["speed"]])
         rows[-1] += ["~" * e["extrapolated"] + figure(e["median"], ".3g"), figure(base and base / e["median"], ".2f")]
         rows[-1] += [figure(e["launches"], "d"), figure(peak and peak / 2**30, ".2f"), figure(e["acceptance"], ".2f")]
+
     lines += [markdown(rows), "", "Beside the CPU in fp32, tiny models:", ""]
     rows = [["sampler", "device", "largest difference", "equal tokens"]]
     for e in found["parity"]:
@@ -293,6 +308,7 @@ def page(found: Mapping[str, Any]) -> str:
         lines += ["", f"Failed: {what}: {why}"]
     if found["left_out"]:
         lines += ["", "Left out for lack of time: " + "; ".join(found["left_out"]) + "."]
+
     return "\n".join(lines) + "\n"
 
 
@@ -314,6 +330,7 @@ def hour(device: torch.device, dry: bool, seconds: float, out: Path, speeds: tup
 
     model: Any = None
     held: tuple[str, str] | None = None
+
     for cell in cells():
         if cell.speed not in speeds:
             continue
@@ -333,7 +350,9 @@ def hour(device: torch.device, dry: bool, seconds: float, out: Path, speeds: tup
         _release(device)
         save()
         print(f"{time.perf_counter() - began:6.0f} s  {cell}", flush=True)
+
     save()
+
     return found
 
 
@@ -352,6 +371,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dry", action="store_true", help="tiny sizes, on any device: whether every cell runs")
     parser.add_argument("--plain", action="store_true", help="leave out the compiled cells")
     options = parser.parse_args(arguments)
+
     try:
         device = choose_device(options.device)
         out = typed_path(options.out, "out")
@@ -359,12 +379,15 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as problem:
         print(problem)
         return 2
+
     if device.type != "cuda" and not options.dry:
         print(f"device: {device.type} is not CUDA, and official sizes would take hours; add --dry.")
         return 2
+
     speeds = (PLAIN,) if options.plain else (PLAIN, COMPILE)
     found = hour(device, options.dry, options.seconds, out, speeds)
     print(f"{out.with_suffix('.json')}, {out.with_suffix('.md')}")
+
     return int(bool(found["failed"]))
 
 

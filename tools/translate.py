@@ -30,6 +30,7 @@ def texts(nodes: list[Any]) -> dict[str, dict[str, Any]]:
         outputs = {str(k): {"tooltip": o.about["tooltip"]} for k, o in enumerate(about.outputs)}
         out[about.node_id] = {"display_name": about.display_name, "description": about.description}
         out[about.node_id] |= {"inputs": inputs, "outputs": outputs}
+
     return out
 
 
@@ -51,6 +52,7 @@ class Translator:
         if plain not in self.table:
             self.missing.add(plain)
             return None
+
         return symbol + self.table[plain].replace("{n}", number[0] if number else "")
 
     def all(self, value: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +78,10 @@ def generated(language: str) -> tuple[str, set[str]]:
     table = json.loads((TABLES / f"{language}.json").read_text(encoding="utf-8"))
     translator = Translator(table, symbols)
     nodes = translator.all(texts(list(classes))).items()
+
     # One line a node, without spaces: the archive's size is limited.
     lines = [f'"{n}":{json.dumps(about, ensure_ascii=False, separators=(",", ":"))}' for n, about in nodes]
+
     return "{\n" + ",\n".join(lines) + "\n}\n", translator.missing
 
 

@@ -1,5 +1,4 @@
-"""Sweep folders that a stranger made: each is refused in one
-line, within a second and 64 MB beyond an ordinary folder's.
+"""Sweep folders that a stranger made: each is refused in one line, within 64 MB beyond an ordinary folder's.
 
 Every case runs in a process of its own, and its memory is compared with that of a sound folder.
 """

@@ -46,7 +46,7 @@ def test_what_is_compiled() -> None:
 
 
 def test_what_the_advisor_tries() -> None:
-    """Every baseline with every sampler of its family. Of combinations it tries those of which it is worth the time."""
+    """Every baseline has lines, and every other sampler is in one of them. Combinations may be left out."""
     place = "_CANDIDATES in samplers/advice.py"
     for baseline, entry in SAMPLERS.items():
         if not entry.baseline:

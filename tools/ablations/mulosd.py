@@ -67,9 +67,11 @@ def forwards_alone(report: Report, settings: Any, small: int) -> np.ndarray:
         return np.full(len(step), passes)
     grid = step.shape[1]
     each = min(settings.draft_rows or small, small) * (grid // small)
+
     # A cycle resamples in one pass per wave, except the first, which is the verification pass.
     cycles = np.array_split(report.maps["waves"], range(each, grid, each), axis=1)
     more = np.stack([rows.max(axis=(1, 2)).clip(min=0) for rows in cycles]).astype(np.int64)
+
     return passes - more.max(axis=1).sum() + more.sum(axis=0)
 
 
@@ -101,7 +103,9 @@ class RepairBench(TokenBench):
         if "islands" in counts:
             again = (counts["rejected"] + counts["expanded"]) / (counts["accepted"] + counts["rejected"])
             islands = counts["islands"] / len(forwards)
+
         mean = float(forwards.mean())
+
         return {"model": row.model, "forwards": mean, "draft_forwards": drafted, "again": again, "islands": islands}
 
     def work(self, result: Result) -> dict[str, str]:

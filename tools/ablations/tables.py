@@ -198,7 +198,9 @@ class Bench(ABC):
             result = Result(row.title, row.sampler, settings, judged, *numbers)
             result = replace(result, more=self.more(row, made, reports, result))
             self._rows[key] = replace(result, work=self.work(result)), shrunk(rgb)
+
         result, rgb = self._rows[key]
+
         return replace(result, title=row.title), rgb
 
 
@@ -233,6 +235,7 @@ def run_table(
             keep.append(rgb[:10])
         log(f"{name}: {row.title}: {result.figures} in {time.monotonic() - began:.0f} s")
         out.append(result)
+
     return out
 
 
@@ -240,7 +243,12 @@ def to_markdown(results: Sequence[Result], floors: Mapping[str, Figures]) -> str
     """Markdown table of docs/benchmarks.md; seconds refer to batches of 100, without the decoder."""
     rows = [(f"*{name} pictures*", f.cells()) for name, f in floors.items()]
     rows += [(r.title, {**r.figures.cells(), **r.work}) for r in results]
+
     # Quality columns come first, because the floors have no cost columns.
     heads = list(dict.fromkeys(heading for _, cells in rows for heading in cells))
-    table = [["setting", *heads], *([title, *(cells.get(head, "") for head in heads)] for title, cells in rows)]
+
+    table = [["setting", *heads]]
+    for title, cells in rows:
+        table.append([title, *(cells.get(head, "") for head in heads)])
+
     return markdown(table, empty=False, markup=True)

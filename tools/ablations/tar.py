@@ -155,8 +155,10 @@ class TarBench(TokenBench):
                 done = finish(tar_prompt(self.language, part, settings, draws, seed))
                 parts += list(done.condition.codes)
                 seconds += done.report.seconds
+
         size = self.ta_tok.net.config.codes if real else self.language.special.codes
         self._codes[key] = CodeCondition(tuple(parts), tuple(prompts), size), None if real else seconds
+
         return self._codes[key]
 
     def condition(self, row: Row, images: range) -> AnyCondition:

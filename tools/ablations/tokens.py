@@ -127,6 +127,7 @@ class TokenBench(Bench):
                 made = {"real": self.ground.figures(real), "VQ-rebuilt": self.ground.figures(rebuilt)}
                 self._floors[side] = {f"{name}{size}": figures for name, figures in made.items()}
             out.update(self._floors[side])
+
         return out
 
     def condition(self, row: Row, images: range) -> AnyCondition:

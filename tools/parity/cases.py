@@ -112,6 +112,7 @@ def judge(case: Case) -> Outcome:
     if case.checks is None:
         return Outcome(case.name, 0.0, 0.0, "not yet")
     worst = Outcome(case.name, 0.0, 0.0, "FAIL", "the file holds nothing to compare")
+
     try:
         for k, check in enumerate(case.checks()):
             if check.computed.shape != check.expected.shape:
@@ -127,6 +128,7 @@ def judge(case: Case) -> Outcome:
                 worst = now
     except Exception as e:  # damaged case files can raise any exception
         return Outcome(case.name, float("nan"), 0.0, "FAIL", f"{type(e).__name__}: {e}".splitlines()[0])
+
     return worst
 
 
@@ -147,6 +149,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         found = load_file(path)
     except SafetensorError as e:
         raise UserError(f"{path.name}: damaged ({e}); copy it again.") from None
+
     return {k: v.float() if v.dtype == torch.float16 else v for k, v in found.items()}
 
 

@@ -33,10 +33,12 @@ def cases(folder: Path) -> list[Case]:
     known: dict[str, Callable[[Path, str], Iterable[Case]]]
     known = {"gpt": _gpt, "par": _par, "zipar": _zipar, "ziparmasked": _zipar, "sampler": _filters}
     out: list[Case] = []
+
     for path in sorted(folder.glob("*_io.safetensors")):
         stem = path.name.removesuffix("_io.safetensors")
         if make := known.get(stem.split("_")[0]):
             out += gathered(f"llamagen/{stem}", partial(make, folder, stem))
+
     return [*out, *(_key_list(path) for path in sorted(folder.glob("keys_*.json")) if "vq" not in path.stem)]
 
 
@@ -120,6 +122,7 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
         for kind, make in (("full_logits", full), ("cached_logits", cached)):
             if key.startswith(f"{tag}.{kind}"):
                 yield Case(f"{name}.{key.removeprefix(f'{tag}.')}", partial(make, key.removeprefix(f"{tag}.{kind}")))
+
     yield Case(f"{name}.inside", inside)
     yield from _runs(folder, stem, io, io, lambda run, model: raster(model.grid))
 
@@ -233,6 +236,7 @@ def _runs(
             positions = [n + prefix for p in plan.passes[1:] for n in p.slot]
             yield exact(torch.tensor([*range(prefix), *positions]), runs[f"{base}.positions"])
             yield exact(torch.tensor([prefix, *(len(p.slot) for p in plan.passes[1:])]), runs[f"{base}.positions_len"])
+
         if f"{base}.logits" in runs:
             expected = runs[f"{base}.logits"]
             halves = len(expected) // len(_condition(io))
@@ -264,8 +268,10 @@ def replay(model: TokenModel, condition: AnyCondition, schedule: Schedule, token
     run.tokens[:, :-1] = tokens
     hidden, cache = prefill(run, True, schedule.slots)
     table = DeviceTable(schedule.table, cache.prefix, tokens.device)
+
     for k in range(1, len(schedule.passes)):
         p = table.at(k)
         more = feed_tokens(run, cache, p.fed, p.position, p.slot, True, p.end, p.mask)
         hidden = torch.cat([hidden, more], 1)
+
     return run.net.logits(hidden)[len(tokens) :] if null else run.net.logits(hidden)[: len(tokens)]

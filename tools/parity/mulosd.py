@@ -41,6 +41,7 @@ def _grid(case: dict[str, Any]) -> Iterator[Check]:
     islands = geometry.islands(region)
     yield exact(torch.from_numpy(region.ravel().nonzero()[0]), torch.tensor(case["R_X"], dtype=torch.int64))
     parts = (islands, 1, case["islands"]), (geometry.waves(islands, case["window"]), 0, case["waves"])
+
     for computed, first, expected in parts:
         recorded = np.full(down.size, first - 1)
         for number, cells in enumerate(expected):

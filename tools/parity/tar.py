@@ -51,9 +51,11 @@ def cases(folder: Path) -> list[Case]:
         "sampling_filter": _filters,
     }
     out: list[Case] = []
+
     for stem, make in known.items():
         if (path := folder / f"{stem}.safetensors").is_file():
             out += gathered(f"tar/{stem}", partial(make, path))
+
     if (listed := folder / "full_size_shapes.json").is_file():
         out += gathered("tar/keys", partial(_key_lists, listed))
     return out
@@ -145,6 +147,7 @@ def _variant(path: Path) -> Iterator[Case]:
         grid = int(expected.shape[1] ** 0.5)
         yield Check(_full(net, cond, tokens, grid), expected)
         model = TokenModel(net, path.stem, grid)
+
         # The reference does not support this with fewer key heads. The last token is not an input.
         yield Check(
             replay(model, _features(cond), raster(grid), torch.cat([tokens, tokens[:, -1:]], 1), False), expected
@@ -234,6 +237,7 @@ def _ta_tok(path: Path) -> Iterator[Case]:
     for pool in sorted(int(key.removeprefix("indices_ps")) for key in io if key.startswith("indices_ps")):
         yield Case(f"tar/{name}.encode.pool{pool}", partial(encode, pool))
         yield Case(f"tar/{name}.decode.pool{pool}", partial(decoded, pool))
+
     if "img_big" in io:
         yield Case(f"tar/{name}.encode.resized", other_size)
 
@@ -271,6 +275,7 @@ def _key_lists(path: Path) -> Iterator[Case]:
             return Llama(configs[0])
 
         yield same_shapes(shapes, make, unused(shapes) if TABLE in shapes else (HISTORY,))
+
         for config in configs:
             stated = about["INFERRED_args"]
             length = stated["max_seq_len"] + stated["cls_token_num"] - 1

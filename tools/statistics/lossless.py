@@ -73,11 +73,13 @@ _WARMER: dict[str, Mapping[str, Any]] = {WARMER: {}}
 def _cases() -> Iterator[Case]:
     yield Case("mar", "", {}, {"speculation": 3}, _CARELESS)
     yield Case("mar", "", {}, {"speculation": 6}, {**_CARELESS, **_WARMER})
+
     # A draft that is the target is always accepted; without alignment the published mode judges it nevertheless.
     yield Case("cspd", "target", {}, _CSPD, _UNALIGNED)
     yield Case("cspd", "near", {}, _CSPD, {**_CARELESS, **_PUBLISHED})
     yield Case("cspd", "near", {}, {**_CSPD, "speculation": 4}, _CARELESS)
     yield Case("cspd", "far", {}, _CSPD, {**_CARELESS, **_PUBLISHED})
+
     for common in ({"cfg": 1.0}, {"temperature": 1.3}):
         yield Case("mar", "", common, {"speculation": 6}, {**_CARELESS, **_WARMER})
         yield Case("cspd", "target", common, _CSPD, _UNALIGNED)
@@ -117,6 +119,7 @@ def draw(key: str, draws: int, sampler: str, draft: str, settings: Mapping[str, 
     entry, counts = SAMPLERS[sampler], dict[str, int]()
     more: dict[str, Any] = {"draft": _model(draft)} if draft else {}
     parts = []
+
     for at in range(0, draws, BATCH):
         n = min(BATCH, draws - at)
         noise = ManyImages(f"{SEED}/{key}/{at}", n)
@@ -124,6 +127,7 @@ def draw(key: str, draws: int, sampler: str, draft: str, settings: Mapping[str, 
         parts.append(done.latents.flatten(1))
         for name, count in done.report.counts.items():
             counts[name] = counts.get(name, 0) + count
+
     return torch.cat(parts), counts
 
 
@@ -149,6 +153,7 @@ class Comparisons:
             sampler, draft = "mar", ""
         else:
             settings |= {**case.settings, **case.controls[name]}
+
         with careless_coupling() if name == CARELESS else nullcontext():
             found, _ = draw(f"{case.title}/{name}", self.draws, sampler, draft, settings)
         return min(p_values(self.plain(case.common), found).values())
@@ -166,6 +171,7 @@ def run(draws: int, cases: tuple[Case, ...] = CASES) -> list[str]:
     """
     tests, failures = Comparisons(draws), []
     rows = [["case", "tokens accepted %", "steps accepted %", "Hotelling", "energy", "KS", "controls"]]
+
     for case in cases:
         print(case.title, flush=True)
         p, n = tests.case(case)
@@ -177,6 +183,7 @@ def run(draws: int, cases: tuple[Case, ...] = CASES) -> list[str]:
         rows.append([case.title, figure(tokens, ".1f", scale=100), steps])
         rows[-1] += [f"{value:.3f}" for value in p.values()]
         rows[-1].append(", ".join(f"{name} {max(value, 1e-300):.0e}" for name, value in controls.items()))
+
     print(markdown(rows))
     return failures
 

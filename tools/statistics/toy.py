@@ -49,14 +49,17 @@ def toy_mar(seed: int = 0, perturbation: float = 0.0) -> MARModel:
     """
     g, other = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1000)
     net = MAR(CONFIG).eval().requires_grad_(False)
+
     for name, p in net.named_parameters():
         std = 0.5 / p.shape[-1] ** 0.5 if p.ndim == 2 else 0.1
         p.copy_(std * (torch.randn(p.shape, generator=g) + perturbation * torch.randn(p.shape, generator=other)))
         if "norm" in name and name.endswith("weight") or "_ln.weight" in name:
             p.add_(1.0)
+
     # The tokens decided before a token must have an effect on its centre.
     net.z_proj.weight.mul_(4.0)
     net.diffloss.net = ToyHead(CONFIG.channels)  # type: ignore[assignment]
+
     return MARModel(net, "toy", latent_scale=0.5, t_max=950)
 
 

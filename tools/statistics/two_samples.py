@@ -21,6 +21,7 @@ def ks(x: Tensor, y: Tensor) -> float:
     t = (root + 0.12 + 0.11 / root) * float(gap.abs().max())
     if t <= 0.2:
         return 1.0
+
     return min(1.0, max(0.0, 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * t) ** 2) for k in range(1, 101))))
 
 
@@ -47,6 +48,7 @@ def energy(
     signs = torch.cat([torch.ones(n // size), -torch.ones(n // size)])
     signs = torch.stack([signs, *(signs[torch.randperm(len(signs), generator=g)] for _ in range(permutations))])
     total = torch.zeros(1 + permutations)
+
     for _ in range(directions):
         along = (pooled @ torch.randn(pooled.shape[1], generator=g, dtype=torch.float64)).float()
         points = along.sort().values[torch.linspace(0, len(along) - 1, grid + 1).long()]
@@ -54,6 +56,7 @@ def energy(
         ones = torch.ones(signs.shape[1], size)
         below = torch.zeros(signs.shape[1], grid + 1).scatter_add_(1, cell.view(-1, size), ones).cumsum(1)[:, :-1]
         total += (signs @ below).square() @ (points[1:] - points[:-1])
+
     # The order of summation differs between equal statistics, hence the tolerance.
     return float((total >= total[0] * (1 - 1e-6)).double().mean())
 
@@ -80,6 +83,7 @@ def hotelling(x: Tensor, y: Tensor, frequencies: int = 12) -> float:
     a, b = features(x), features(y)
     gap, spread = a.mean(0) - b.mean(0), torch.cov(a.T) / len(a) + torch.cov(b.T) / len(b)
     t2 = gap @ torch.linalg.solve(spread, gap)
+
     return float(torch.special.gammaincc(torch.tensor(len(gap) / 2, dtype=torch.float64), t2 / 2))
 
 

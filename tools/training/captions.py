@@ -92,9 +92,11 @@ def held_out(wish: dict[str, int]) -> bool:
     number = 0
     for name in SAID:
         number = number * 16 + wish[name] + 1
+
     for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9):  # splitmix64's
         number = number * factor % (1 << 64)
         number ^= number >> 31
+
     return number % 4 == 0
 
 
@@ -108,6 +110,7 @@ def wishes(count: int, seed: int = 0) -> Wishes:
     suns = [picture_book.COLOURS.index(name) for name in ("red", "yellow")]
     pairs = [(label, colour) for label, colour in pairs if label != SUNSET or colour in suns]
     r, rows = Random(seed), []
+
     for i in range(count):
         wish = dict(zip(SAID, (*pairs[i % len(pairs)], UNSAID, UNSAID, UNSAID), strict=True))
         while not held_out(wish):
@@ -116,6 +119,7 @@ def wishes(count: int, seed: int = 0) -> Wishes:
             if wish["label"] == SUNSET:
                 wish["time"] = UNSAID
         rows.append([wish[name] for name in SAID])
+
     return Wishes(*np.array(rows, np.int64).reshape(-1, len(SAID)).T)
 
 
@@ -139,9 +143,11 @@ def caption(wish: dict[str, int], r: Random) -> str:
     said = {name: "" for name in SAID}
     if wish["colour"] != UNSAID:
         said["colour"] = picture_book.COLOURS[wish["colour"]]
+
     for name, values in (("label", _THINGS), ("size", _SIZES), ("place", _PLACES), ("time", _TIMES)):
         if wish[name] != UNSAID:
             said[name] = _choose(r, values[wish[name]])
+
     if not any(said.values()):
         return ""
     if r.random() < 0.2:  # keywords in random order
@@ -162,10 +168,12 @@ def caption(wish: dict[str, int], r: Random) -> str:
         if r.random() < 0.12:
             parts.insert(0, _LEADS[int(r.random() * len(_LEADS))])
         text = " ".join(filter(None, parts))
+
     if r.random() < 0.08:
         words = text.split(" ")
         words.insert(int(r.random() * (len(words) + 1)), _STRANGE)
         text = " ".join(words)
+
     return text + "." if r.random() < 0.08 else text
 
 
@@ -180,6 +188,7 @@ def training_wish(scene: Sequence[int], r: Random) -> dict[str, int]:
         wish["time"] = UNSAID
     while held_out(wish):
         wish[("size", "place", "time")[int(r.random() * 3)]] = UNSAID
+
     return wish
 
 

@@ -90,6 +90,7 @@ def joined(mar: MAR, tar: TarModel, shape: HybridConfig | None = None) -> Hybrid
     for name, i in zip(captions.TURNS, tar.special.chat, strict=True):
         table[words.special_tokens[name]] = old[i]
     net.llm.load_state_dict({**state, EMBEDDING: table})
+
     return net
 
 
@@ -113,6 +114,7 @@ def batch_of(
     ids, ends = prompts[rows, variant].long(), lengths[rows, variant].long()
     null = torch.rand(batch, generator=g) < NULL_LABELS
     ids[null, : len(blank)], ends[null] = blank, len(blank)
+
     return book[rows].float(), ids[:, : int(ends.max())], ends
 
 
@@ -126,6 +128,7 @@ def fuse(net: Hybrid, encoded: Tensor, known: Tensor, ids: Tensor, lengths: Tens
     """
     most, order = ids.shape[1], net.llm_order(known)
     y = pick(net.proj_in(encoded), order)
+
     # Prompt, picture, then the prompt's padding.
     slot = torch.arange(most + y.shape[1], device=ids.device).expand(len(ids), -1).clone()
     padding = torch.arange(most, device=ids.device) >= lengths[:, None]
@@ -135,6 +138,7 @@ def fuse(net: Hybrid, encoded: Tensor, known: Tensor, ids: Tensor, lengths: Tens
     position = torch.arange(x.shape[1], device=ids.device)[None]
     h = net.llm.hidden(x, position, lambda layer, q, k, v: attend(q, k, v, causal=True))
     h = pick(h, slot[:, most:])
+
     return encoded + net.proj_out(pick(h, order.argsort(1)))
 
 
@@ -170,13 +174,16 @@ def whole_loss(net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, g: tor
     few = int(torch.randint(FEW + 1, (), generator=g))
     known = torch.rand(batch, count, generator=g).argsort(1)[:, :few].sort(1).values.to(tokens.device)
     buffer, every = net.config.mar.buffer, torch.arange(count, device=tokens.device).expand(batch, -1)
+
     with torch.no_grad():
         null = net.mar.class_rows(None, batch)
         whole = net.mar.encode(tokens, every, null)
         target = torch.cat([whole[:, :buffer], pick(whole, known + buffer)], 1)
         encoded = net.mar.encode(inexact(tokens, g), known, null)
+
     rows = fuse(net, encoded, known, ids, lengths)
     error = F.mse_loss(rows.float(), target.float())
+
     return error, {"buffer rows": F.mse_loss(rows[:, :buffer].float(), target[:, :buffer].float())}
 
 
@@ -216,4 +223,5 @@ def train_hybrid(job: Job, out: Path, kl: KLAutoencoder, start: Hybrid, first: b
         train(job, f"{NAME}-start", net, first_loss, START_SCHEDULE)
     train(job, NAME, net, loss, SCHEDULE)
     save_hybrid(net, out)
+
     return net

@@ -59,11 +59,13 @@ class Scenes:
         """One caption per image, for example ``a small red boat on the left at sunset``."""
         lines = []
         parameters = (self.label, self.colour, self.place, self.size, self.time)
+
         for label, colour, place, size, time in zip(*parameters, strict=True):
             name = LABELS[label]
             article = "" if name == "mountains" else "a "
             when = "" if name == "sunset" else f" {TIMES[time]}"
             lines.append(f"{article}{SIZES[size]} {COLOURS[colour]} {name} {PLACES[place]}{when}")
+
         return lines
 
 
@@ -101,6 +103,7 @@ def scenes(seed: int, count: int, start: int = 0, labels: Sequence[int] | None =
     scale = np.where(size == 1, SCALES[1], SCALES[0]) + spread(7) * JITTER
     y, drift = spread(8) * JITTER, _uniform(seed, index, 9)
     across, enlarged, drifted = (values.astype(np.float32) for values in (x, scale, drift))
+
     return Scenes(label, colour, place, size, time, parts, across, y, enlarged, drifted)
 
 
@@ -114,6 +117,7 @@ def render(s: Scenes, resolution: int = 64, objects: bool = True) -> tuple[np.nd
     rgb = np.empty((len(s), resolution, resolution, 3), np.uint8)
     mask = np.empty((len(s), resolution, resolution), np.uint8)
     chunk = max(1, (1 << 19) // resolution**2)
+
     for label, draw in enumerate(DRAW):
         rows = np.flatnonzero(s.label == label)
         for at in range(0, len(rows), chunk):
@@ -122,4 +126,5 @@ def render(s: Scenes, resolution: int = 64, objects: bool = True) -> tuple[np.nd
             draw(c, RGB[c.s.colour])
             rgb[part] = (np.clip(c.rgb, 0, 1) * 255 + 0.5).astype(np.uint8)
             mask[part] = (np.clip(c.mask, 0, 1) * 255 + 0.5).astype(np.uint8)
+
     return rgb, mask

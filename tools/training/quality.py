@@ -73,6 +73,7 @@ def shrunk(rgb: np.ndarray) -> np.ndarray:
     if factor == 1:
         return rgb
     parts = rgb.reshape(-1, RESOLUTION, factor, RESOLUTION, factor, 3)
+
     return (parts.mean((2, 4), dtype=np.float32) + 0.5).astype(np.uint8)
 
 
@@ -93,6 +94,7 @@ def prompt_agreement(scenes: Scenes, wanted: Wishes) -> dict[str, float | None]:
     if not len(scenes) or len(scenes) != len(wanted):
         given = f"{len(wanted)} requests for {len(scenes)} images"
         raise ValueError(f"wanted: {given}; give one per image, and at least one.")
+
     right = wanted.fulfilled(scenes)
 
     def share(name: str) -> float | None:

@@ -102,6 +102,7 @@ def save_checkpoint(net: nn.Module, path: Path, **metadata: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in net.state_dict().items()}
     data = save(state, {k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()})
+
     # safetensors writes the metadata in random order.
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
@@ -167,6 +168,7 @@ def train_kl(job: Job, out: Path, start: KLAutoencoder | None = None) -> KLAutoe
 
     train(job, "kl-robust", net, loss, KL_ROBUST_SCHEDULE)
     save_checkpoint(net, out, family="kl", groups=net.config.groups, latent_scale=1.0, name="picture book KL, stride 8")
+
     return net
 
 
@@ -219,6 +221,7 @@ def diffusion_loss(
     if most == 1:
         return F.mse_loss(eps, noise), bound.clamp(max=20).mean()
     a = at(full.alphas_cumprod)
+
     return (((1 - a) / a).clamp(1, most) * (eps - noise) ** 2).mean(), bound.clamp(max=20).mean()
 
 
@@ -260,6 +263,7 @@ def head_loss(
     a = full.alphas_cumprod.float()[t].to(device)[:, None]
     x = a.sqrt() * x0 + (1 - a).sqrt() * noise
     embedding = head.time_embed(t.to(device)) + head.cond_embed(z.flatten(0, 1)).repeat(repeats, 1)
+
     return diffusion_loss(head.denoise(x, head.modulations(embedding)), x0, x, noise, t, full, most)
 
 
@@ -270,6 +274,7 @@ def train_mar(
     count, n, b, full = job.count(MAR_PICTURES), config.tokens, schedule.batch, constants()
     data, labels = pictures(job, count)
     job.log("encoding the picture book")
+
     # The posterior mean, not a sample: the decoder is robust to noise, so the MAR need not reproduce it.
     encoded = latents(kl, data, job.device)[0].flatten(2).transpose(1, 2).contiguous()
     net = seeded(7, lambda: initialise_mar(MAR(config)), start)
@@ -283,10 +288,12 @@ def train_mar(
         rows_c = torch.where(null, module.fake_latent, module.class_emb(labels[rows].to(job.device)))
         z = module.decode(module.encode(inexact(tokens, g), known, rows_c), known, hidden)
         mse, bound = head_loss(module.head, z, tokens, hidden, full, g)
+
         return mse + bound, {"mse": mse, "bound": bound}
 
     train(job, name, net, loss, schedule)
     about = {"heads": config.heads, "latent_scale": 1.0, "t_max": T_MAX, "label_set": "picture-book"}
     about |= {"decoder": "demo-kl", "name": f"picture book {name}", "defaults": DEFAULTS}
     save_checkpoint(net, out, family="mar", **about)
+
     return net

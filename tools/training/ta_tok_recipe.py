@@ -54,6 +54,7 @@ class TATokTrainer(nn.Module):
         encoded = self.net.encode(images)
         read, painted, codes = [], [], []
         quantisation, uncertainty, probabilities = encoded.new_zeros(()), encoded.new_zeros(()), []
+
         for scale, side in enumerate(self.sides):
             targets = self.net.bottleneck.in_linear(pool(self.net, encoded, scale))
             # bf16 cannot distinguish neighbouring codes.
@@ -77,7 +78,9 @@ class TATokTrainer(nn.Module):
             rows = self.output_paint[scale](features).float().view(-1, side, side, 3, part, part)
             painted.append(rows.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, THUMBNAIL, THUMBNAIL))
             codes.append(code)
+
         spread = _entropy(torch.stack(probabilities).mean(0))
+
         return read, painted, codes, quantisation + SPREAD * (uncertainty / SCALES - spread)
 
 
@@ -117,6 +120,7 @@ def build_ta_tok(config: TATokConfig = TA_TOK) -> TATokTrainer:
                 nn.init.normal_(p)
             else:
                 nn.init.xavier_uniform_(p.data.flatten(1))
+
         return trainer
 
     return seeded(47, make)
@@ -139,12 +143,14 @@ def ta_tok_loss(trainer: nn.Module, images: Tensor, truth: Tensor) -> tuple[Tens
     small = F.adaptive_avg_pool2d(x, THUMBNAIL)
     read, painted, _, book = trainer(x)
     loss, figures = book, {"book": book}
+
     for scale, (logits, picture) in enumerate(zip(read, painted, strict=True)):
         parts = logits.split(list(PARAMETERS.values()), dim=1)
         nats = torch.stack([F.cross_entropy(part, truth[:, i]) for i, part in enumerate(parts)]).sum()
         error = F.mse_loss(picture, small)
         loss = loss + nats + PAINTING * error
         figures |= {f"nats{scale}": nats, f"error{scale}": error}
+
     return loss, figures
 
 
@@ -190,4 +196,5 @@ def train_ta_tok(job: Job, out: Path, config: TATokConfig = TA_TOK) -> TATok:
     save_ta_tok(trainer, out)
     held = ta_tok_book(job, min(HELD, count), HELD_SEED, config.input_size)
     log_figures(job, trainer, *held)
+
     return trainer.net

@@ -106,6 +106,7 @@ def language_loss(
     n = codes.shape[1]
     read = codes if g is None else corrupted(codes, marks.codes, CONTEXT_ERRORS, g)
     prompts = prompts.scatter_add(1, lengths[:, None] - 1, torch.full_like(lengths, scale)[:, None])
+
     # Codes follow their prompt; the padding comes last, where the causal mask hides it.
     at = lengths[:, None] + torch.arange(n, device=codes.device)
     ids = torch.cat([prompts, torch.zeros_like(codes)], dim=1).scatter(1, at, marks.code + read)[:, :-1]
@@ -114,6 +115,7 @@ def language_loss(
     logits = logits.gather(1, (at - 1)[..., None].expand(-1, -1, marks.codes))
     nats = F.cross_entropy(logits.flatten(0, 1), codes.flatten())
     right = (logits.detach().argmax(-1) == codes).float().mean()
+
     return nats, {f"nats{scale}": nats, f"right{scale}": right}
 
 
@@ -161,10 +163,12 @@ def train_language(job: Job, out: Path, ta_tok: TATok, start: Llama | None = Non
     train(job, "tar", net, loss, LANGUAGE_SCHEDULE)
     save_language(net, out, c.codes, c.side)
     ids, ends = (t[count:, 0].long().to(device) for t in (prompts, lengths))
+
     for scale, part in enumerate(codes):
         with torch.no_grad():
             nats, _ = language_loss(net, model.special, ids, ends, part[count:].long().to(device), scale)
         job.log(f"tar: {part.shape[1]} codes: {float(nats):.3f} nats per code on {held} held-out images")
+
     return net
 
 
@@ -214,9 +218,11 @@ def detokenizer_loss(
         if g is not None:
             null = (torch.rand(len(codes), 1, 1, generator=g) < NULL_LABELS).to(codes.device)
             features = features.masked_fill(null, 0)
+
     logits = detokenizer_logits(net, features, tokens)
     nats = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
     right = (logits.detach().argmax(-1) == tokens).float().mean()
+
     return nats, {"nats": nats, "right": right}
 
 
@@ -252,10 +258,12 @@ def train_detokenizer(
 
     train(job, recipe.name, net, loss, recipe.schedule)
     save_detokenizer(net, recipe, out)
+
     for codes in semantic:
         nats = 0.0
         for a, b in zip(codes[count:].split(50), tokens[count:].split(50), strict=True):
             with torch.no_grad():
                 nats += float(detokenizer_loss(net, ta_tok, a.long().to(device), b.long().to(device))[0]) * len(a)
         job.log(f"{recipe.name}: {codes.shape[1]} codes: {nats / held:.3f} nats per token on {held} held-out images")
+
     return net

@@ -138,7 +138,9 @@ def initialise_from_kl(net: VQAutoencoder, kl: KLAutoencoder) -> None:
     if source["quant_conv.weight"].shape[0] != 2 * channels or net.config.z_channels != channels:
         found = source["quant_conv.weight"].shape[0] // 2
         raise ValueError(f"an autoencoder of {found} channels does not fit codes of {channels}")
+
     middle = {"block_1": "0", "attn_1": "1", "block_2": "2"}
+
     for name, value in source.items():
         side, part, *rest = name.split(".")
         if part in ("down", "up"):
@@ -151,15 +153,18 @@ def initialise_from_kl(net: VQAutoencoder, kl: KLAutoencoder) -> None:
         if state[name].shape != value.shape:
             raise ValueError(f"{name}: {tuple(value.shape)} does not fit {tuple(state[name].shape)}")
         state[name].copy_(value)
+
     # The two linear layers before the latents, merged; the mean's half.
     mean, last = source["quant_conv.weight"][:channels, :, 0, 0], "encoder.conv_out"
     state[f"{last}.weight"].copy_(torch.einsum("oi,ichw->ochw", mean, source[f"{last}.weight"]))
     state[f"{last}.bias"].copy_(mean @ source[f"{last}.bias"] + source["quant_conv.bias"][:channels])
     state["quant_conv.weight"].copy_(torch.eye(channels)[:, :, None, None])
     state["quant_conv.bias"].zero_()
+
     # Code vectors have length 1; latents of unit variance have length sqrt(channels).
     state["post_quant_conv.weight"].copy_(channels**0.5 * source["post_quant_conv.weight"])
     state["post_quant_conv.bias"].copy_(source["post_quant_conv.bias"])
+
     for name, value in state.items():
         if ".attn." in name and "proj_out" in name:
             value.zero_()
@@ -179,22 +184,27 @@ def train_vq(job: Job, out: Path, kl: KLAutoencoder | None = None) -> VQAutoenco
         batch = max(1, schedule.batch * sides[0] ** 2 // side**2)
         x = to_signed(data[side][torch.randint(len(data[side]), (batch,), generator=g)]).to(job.device)
         raw = module.net.features(x)
+
         # bf16 cannot distinguish neighbouring codes.
         with torch.autocast(job.device.type, enabled=False):
             features = F.normalize(raw.float(), dim=1)
             if step < REVIVAL * schedule.steps:
                 module.revive(features.detach().permute(0, 2, 3, 1).flatten(0, 2), g)
             vectors, codes, codebook_loss = quantisation_loss(module.net, features)
+
         module.count_idle(codes)
         y = module.net.decoder(module.net.post_quant_conv(vectors)).float()
         figures = {f"psnr{side}": psnr(y, x), "gap": codebook_loss, "idle": (module.idle > PATIENCE / 2).sum()}
+
         return reconstruction_loss(y, x) + codebook_loss, figures
 
     train(job, "vq", module, loss, schedule)
     save_checkpoint(module.net, out, family="vq", groups=VQ.groups, name="picture book VQ, stride 8")
+
     for side in sides:
         found = tokenizer_figures(module.net, data[side][:500], job.device)
         job.log(f"vq: {side} pixels: {found[0]:.2f} dB, {found[1]} of {VQ.codes} codes used, perplexity {found[2]:.0f}")
+
     return module.net
 
 
@@ -207,6 +217,7 @@ def tokenizer_figures(net: VQAutoencoder, data: Tensor, device: torch.device) ->
         _, codes = net.encode(x)
         error += float(F.mse_loss(net.decode_codes(codes).float().clamp(-1, 1), x)) * len(part)
         counts += torch.bincount(codes.flatten().cpu(), minlength=len(counts))
+
     decibels = 10 * math.log10(4 * len(data) / max(error, 1e-9))
     return decibels, int((counts > 0).sum()), perplexity(counts)
 
@@ -239,11 +250,14 @@ class Layout:
         if n == 1:
             order = torch.arange(count)
             return Layout(order, torch.cat([nowhere, order[:-1]]), None)
+
         order = torch.tensor(par_groups(grid, n)).flatten()
         place = torch.cat([nowhere, order[:n], nowhere.expand(n - 1), order[n:-n]])
         row = torch.arange(count)
+
         # From the last initial token on, rows attend to their whole group.
         group = torch.where(row < n, -row - 1, (row - n) // n)
+
         return Layout(order, place, (row[:, None] >= row) | (group[:, None] == group))
 
     def to(self, device: torch.device) -> Layout:
@@ -264,6 +278,7 @@ def sequence_logits(net: Llama, layout: Layout, places: Positions, labels: Tenso
             net.spe_tok_embeddings.special_embeddings.weight.expand(len(tokens), -1, -1),
             rows[:, n:-n],
         ]
+
     return net(torch.cat([net.prefix(labels), *parts], dim=1), layout.place, places, layout.mask)
 
 
@@ -288,6 +303,7 @@ def code_book(job: Job, vq: VQAutoencoder, count: int, grid: int) -> CodeBook:
         labels.append(torch.from_numpy(s.label))
         cover = torch.from_numpy(picture_book.render(s, 4 * grid)[1])[:, None].float() / 255
         objects.append((F.max_pool2d(F.avg_pool2d(cover, 4), 3, 1, 1) > 0.02).flatten(1))
+
     return CodeBook(*(torch.cat(parts) for parts in (codes, labels, features, objects)))
 
 
@@ -345,6 +361,7 @@ def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start
                 # About half at a time: a code's probability depends on those before it, and on the label.
                 kept = (torch.rand(tokens.shape, generator=g) < 0.4) | null[:, None]
                 module.codes[rows] = torch.where(kept.to(device), tokens, chosen).to(torch.int16)
+
             return value, {"nats": nats.mean(), "right": right}
 
         train(job, name, _Choosing(net, codes), loss, schedule)
@@ -354,6 +371,7 @@ def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start
     if recipe.likely:
         stage(f"{recipe.name}-likely", LIKELY, likely=True)
     save_gpt(recipe, net, out)
+
     return net
 
 
