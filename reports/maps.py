@@ -1,7 +1,7 @@
 """Token maps: per-token outcomes, steps and counts of a report drawn over the image, with a legend.
 
-Outcome colours come from a palette for colour-blind readers (Okabe & Ito 2008). The ramp for steps and counts is uniform
-in OKLab (Ottosson 2020), so equal differences look equal.
+Outcome colours come from a palette for colour-blind readers (Okabe & Ito 2008). The ramp for steps and counts is
+uniform in OKLab (Ottosson 2020), so equal differences look equal.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ def token_map(
 
     Args:
         report: report of the sampler run.
-        what: one of :data:`WHAT`. "fixed at step" colours the AR step at which a token was fixed; "order" also writes its number, from 1.
-            "cached" colours the number of AR steps at which the token's rows came from a cache, "tokens per step" the number of tokens
-            fixed at the same step. "outcome" shows all outcomes, the name of an outcome only that one. "islands" gives each island of
-            resampled tokens a hue and a number, "waves" colours the wave in which a token was resampled.
+        what: one of :data:`WHAT`. "fixed at step" colours the AR step at which a token was fixed; "order" also writes
+            its number, from 1. "cached" colours the number of AR steps at which the token's rows came from a cache,
+            "tokens per step" the number of tokens fixed at the same step. "outcome" shows all outcomes, the name of an
+            outcome only that one. "islands" gives each island of resampled tokens a hue and a number, "waves" colours
+            the wave in which a token was resampled.
         image: backdrop, uint8 [B, H, W, 3], or one image for all; None for the bare map.
         opacity: weight of the map, from 0 (backdrop only) to 1 (map only). A bare map is always opaque.
         size: width in pixels; the height follows from the token grid, and is at most 4096.

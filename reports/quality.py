@@ -1,11 +1,12 @@
 """Distance of a picture from its baseline's: PSNR, SSIM, equality, and the difference as a picture.
 
-PSNR and SSIM compare pictures pixel by pixel. They are defined only between runs that should draw the same picture: one model, one
-seed, one size. For methods that keep the distribution of pictures but not the picture, a word replaces the numbers.
+PSNR and SSIM compare pictures pixel by pixel. They are defined only between runs that should draw the same picture: one
+model, one seed, one size. For methods that keep the distribution of pictures but not the picture, a word replaces the
+numbers.
 
-Source of SSIM: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural similarity", IEEE TIP
-2004: Gaussian window of 11 x 11 pixels with standard deviation 1.5, K1 = 0.01, K2 = 0.03, windows inside the picture only, mean over
-the colour channels.
+Source of SSIM: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural
+similarity", IEEE TIP 2004: Gaussian window of 11 x 11 pixels with standard deviation 1.5, K1 = 0.01, K2 = 0.03, windows
+inside the picture only, mean over the colour channels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A sweep: one sampler over the values of one or two settings and over seeds, one cell a combination.
 
-Cells are written to a folder as they are made, one PNG file a cell with its report in the metadata. A cell's name is a digest of all
-that its picture depends on, so that an interrupted sweep goes on where it stopped and a changed one repeats nothing.
+Cells are written to a folder as they are made, one PNG file a cell with its report in the metadata. A cell's name is a
+digest of all that its picture depends on, so that an interrupted sweep goes on where it stopped and a changed one
+repeats nothing.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ class CellStore:
         """Pictures and report of a cell; None if it is missing or damaged, so that it is made again.
 
         Raises:
-            UserError: the file holds a report of another format, which a newer version wrote and this one must not overwrite.
+            UserError: the file holds a report of another format, which a newer version wrote and this one must not
+                overwrite.
         """
         try:
             shown, reports, *_ = read_runs(self.path(key))

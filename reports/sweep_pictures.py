@@ -45,9 +45,9 @@ _WIDTH, _HEIGHT = 960, 640
 def sweep_grid(sweep: Sweep, side: int = 192) -> np.ndarray:
     """All cells as one picture: a column per value of x, a row per value of y and seed, figures under every cell.
 
-    The pictures are read from disk one after another and reduced, so that memory depends on the grid's size and not on theirs. ``side``:
-    width of a cell in pixels; less if the grid would exceed 4096. Returns uint8 [H, W, 3]; a UserError if the cells do not fit, or a
-    cell's file has gone.
+    The pictures are read from disk one after another and reduced, so that memory depends on the grid's size and not on
+    theirs. ``side``: width of a cell in pixels; less if the grid would exceed 4096. Returns uint8 [H, W, 3]; a
+    UserError if the cells do not fit, or a cell's file has gone.
     """
     seeds, columns = sweep.seeds, len(sweep.x.values)
     rows = len(sweep.y.values) * len(seeds)
@@ -131,8 +131,8 @@ def _fitting(parts: list[str], width: int) -> str:
 def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
     """Speed-up (seconds without a baseline) against a measure, one line per value of y, one dot per value of x.
 
-    Dots whose pictures are identical to the baseline's have no PSNR; they are drawn in a column of their own at the right. ``measure``:
-    one of :data:`MEASURES`. Returns uint8 [640, 960, 3]; a UserError if no cell has the measure.
+    Dots whose pictures are identical to the baseline's have no PSNR; they are drawn in a column of their own at the
+    right. ``measure``: one of :data:`MEASURES`. Returns uint8 [640, 960, 3]; a UserError if no cell has the measure.
     """
     points = sweep.points()
     fast = all(p.speedup is not None for p in points)

@@ -20,9 +20,9 @@ _BLOCK = re.compile(r"^(?:#(?=#*(?:\s|$))|[-+=](?=[-+=]*(?:\s|$)))")
 def literal(text: str, most: int = LONGEST) -> str:
     """Text of others, such as a label or a name from a stranger's file, so that Markdown and HTML show its characters.
 
-    It adds no image, link, tag, code, cell or line. What has a meaning becomes a character reference (``&#124;``), because the editor of
-    ComfyUI shows the text on a node as HTML or, with Nodes 2.0, as Markdown. Usual names stay as they are. Control characters become
-    spaces; a text over ``most`` characters is shortened.
+    It adds no image, link, tag, code, cell or line. What has a meaning becomes a character reference (``&#124;``),
+    because the editor of ComfyUI shows the text on a node as HTML or, with Nodes 2.0, as Markdown. Usual names stay as
+    they are. Control characters become spaces; a text over ``most`` characters is shortened.
     """
     text = "".join(c if c.isprintable() else " " for c in text[: most + 1]).strip()
     if len(text) > most:

@@ -24,8 +24,9 @@ def time_lapse(
 ) -> np.ndarray:
     """Draw the frames of an animation, each a grid of all runs with their labels and the seconds that have passed.
 
-    The steps of a run share its measured seconds evenly. The slowest run takes ``duration``, and the others less in proportion. A token
-    shows the cell of the final picture once its step has ended. Given tokens of an edit are shown from the start.
+    The steps of a run share its measured seconds evenly. The slowest run takes ``duration``, and the others less in
+    proportion. A token shows the cell of the final picture once its step has ended. Given tokens of an edit are shown
+    from the start.
 
     Args:
         pictures: the decoded pictures of a run, uint8 [N, H, W, 3]; one array a run.

@@ -17,8 +17,8 @@ def parse_values(text: str, field: str, whole: bool = False) -> tuple[str, ...]:
     """The values of an axis in the order written, without repetitions.
 
     Args:
-        text: values separated by commas or lines. ``a..b x n`` are n evenly spaced numbers from a to b, both included; ``a..b`` are whole
-            numbers in steps of 1. b may be below a. Other words are taken as they are.
+        text: values separated by commas or lines. ``a..b x n`` are n evenly spaced numbers from a to b, both included;
+            ``a..b`` are whole numbers in steps of 1. b may be below a. Other words are taken as they are.
         field: name of the input, for messages.
         whole: whether evenly spaced numbers are rounded to whole ones.
 
