@@ -66,9 +66,12 @@ def compare_grid(
     sheets = {}
     for i in order:
         batch = check_batch(pictures[i], f"picture {i + 1}")
-        own = bases[i]
-        compared = differences and own is not None and own != i
-        sheets[i] = _cell_picture(batch, limit, pictures[own] if compared else None)
+        base = bases[i]
+        compared = None
+        if differences and base is not None and base != i:
+            compared = pictures[base]
+
+        sheets[i] = _cell_picture(batch, limit, compared)
 
     inner = max(_MIN_WIDTH, *(sheet.shape[1] for sheet in sheets.values()))
 
@@ -172,9 +175,10 @@ def cell_order(bases: Sequence[int | None]) -> list[int]:
         bases: index of each cell's baseline.
     """
     order: list[int] = []
-    for base in sorted(set(bases) - {None}, key=bases.index):
-        order.append(base)
-        order += [i for i, own in enumerate(bases) if own == base]
+    for base in dict.fromkeys(bases):
+        if base is not None:
+            order.append(base)
+            order += [i for i, own in enumerate(bases) if own == base]
 
     order += [i for i, own in enumerate(bases) if own is None]
 
