@@ -46,7 +46,10 @@ def markdown(rows: Sequence[Sequence[str]], empty: bool = True, markup: bool = F
         empty: whether columns without any content are kept.
         markup: whether cells hold Markdown of our own; otherwise they are shown as they are, see :func:`literal`.
     """
-    kept = [i for i in range(len(rows[0])) if empty or any(row[i] for row in rows[1:])]
+    kept = []
+    for i in range(len(rows[0])):
+        if empty or any(row[i] for row in rows[1:]):
+            kept.append(i)
 
     table = []
     for row in rows:
