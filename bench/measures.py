@@ -198,7 +198,8 @@ def evaluate(
 
     Args:
         log: gets a line for every cell.
-        unsaved: gets the reasons why results could not be added to the folder any more; without it the first one is raised.
+        unsaved: gets the reasons why results could not be added to the folder any more; without it the first one is
+            raised.
     """
     check(store, measures, means)
     store.folder.check("folder")

@@ -1,7 +1,7 @@
 """Draw the curve of a sweep: speed-up against quality of every cell with 95 % intervals, one curve a sampler, the Pareto front ringed.
 
-The figures come from the command evaluate. A CSV file with all of them is written beside the plot, and a contact sheet with the same
-pictures of every cell.
+The figures come from the command evaluate. A CSV file with all of them is written beside the plot, and a contact sheet
+with the same pictures of every cell.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Reference implementations for the command ``against``: each is built from a checkout, with the random weights of ours.
 
-Nothing is copied from a checkout. The packages that it imports (timm, scipy, tqdm, einops) have to be installed. For Janus the checkout
-is the folder that contains the package transformers.
+Nothing is copied from a checkout. The packages that it imports (timm, scipy, tqdm, einops) have to be installed. For
+Janus the checkout is the folder that contains the package transformers.
 
-When the results of token models are compared, both programs take the likeliest token. For MAR both start all tokens from the same noise and
-add none afterwards. Results of LazyMAR and CSpD are compared with recorded ones by ``verify``.
+When the results of token models are compared, both programs take the likeliest token. For MAR both start all tokens
+from the same noise and add none afterwards. Results of LazyMAR and CSpD are compared with recorded ones by ``verify``.
 """
 
 from __future__ import annotations

@@ -32,8 +32,9 @@ TOKEN_SIZES = {
 JANUS_SIZES = {"Janus-Pro-1B": (2048, 24, 16, 5632), "Janus-Pro-7B": (4096, 30, 32, 11008)}
 # AR-DTok: width, depth, heads.
 DTOK_SIZES = {"AR-DTok-B": (768, 12, 12), "AR-DTok-LP": (1280, 30, 20)}
-# Harmon and UniPic: width, depth, heads, key heads, inner width of the language model; width, depth of encoder and of decoder, head
-# depth and width of the MAR; tokens per side of the stored tables and of a picture; largest beta; AR steps.
+# Harmon and UniPic: width, depth, heads, key heads, inner width of the language model; width, depth of encoder and of
+# decoder, head depth and width of the MAR; tokens per side of the stored tables and of a picture; largest beta; AR
+# steps.
 HYBRID_SIZES = {
     "Harmon-0.5B": ((896, 24, 14, 2, 4864), (768, 12, 6, 1024), 16, 32, 0.999, 64),
     "Harmon-1.5B": ((1536, 28, 12, 2, 8960), (1280, 20, 12, 1536), 16, 32, 0.999, 64),

@@ -1,12 +1,13 @@
 """Figures of sets of pictures with bootstrap intervals: functions of arrays.
 
-Every figure is a statistic of weights, one weight an image. Weights of one give the figure; weights that count how often each image
-occurs in a sample of n images with replacement give its bootstrap distribution (Efron 1979). Two cells of a sweep hold the same indices
-from the same noise, so the same resamples of both give the distribution of their difference, which is much narrower than that of
-either figure.
+Every figure is a statistic of weights, one weight an image. Weights of one give the figure; weights that count how
+often each image occurs in a sample of n images with replacement give its bootstrap distribution (Efron 1979). Two cells
+of a sweep hold the same indices from the same noise, so the same resamples of both give the distribution of their
+difference, which is much narrower than that of either figure.
 
-Intervals are percentiles of the resamples. Resampling with replacement biases Frechet distance and Inception score, because a resample
-holds about 63 % of the images; their resamples are shifted so that their mean equals the figure. Shares of images have Wilson's interval.
+Intervals are percentiles of the resamples. Resampling with replacement biases Frechet distance and Inception score,
+because a resample holds about 63 % of the images; their resamples are shifted so that their mean equals the figure.
+Shares of images have Wilson's interval.
 
 Source of the Frechet distance: Heusel et al. 2017, arXiv 1706.08500.
 """
@@ -129,8 +130,8 @@ def moments(features: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 def frechet(features: np.ndarray, reference: np.ndarray, device: torch.device | None = None) -> Statistic:
     """Squared Frechet distance of the Gaussian fit to features [N, D] from that to a reference [M, D].
 
-    The trace of sqrt(A B) is the sum of the roots of the eigenvalues of a symmetric matrix. With fewer images than features that is a
-    matrix [N, N], most of which does not depend on the weights; otherwise it is a matrix [D, D].
+    The trace of sqrt(A B) is the sum of the roots of the eigenvalues of a symmetric matrix. With fewer images than
+    features that is a matrix [N, N], most of which does not depend on the weights; otherwise it is a matrix [D, D].
     """
     x, y = (torch.from_numpy(np.asarray(side, np.float64)).to(device or "cpu") for side in (features, reference))
     target, covariance = moments(y, torch.ones(len(y), dtype=y.dtype, device=y.device))
@@ -164,8 +165,9 @@ def _cross_of_features(x: Tensor, covariance: Tensor) -> Callable[[Tensor], Tens
 def _cross_of_images(x: Tensor, covariance: Tensor) -> Callable[[Tensor], Tensor]:
     """As :func:`_cross_of_features`, by the Gram matrix of the images.
 
-    With C the centred features [N, D] and W the diagonal matrix of the weights, A = C^T W C / (N - 1). The eigenvalues of A B that are not
-    zero are those of sqrt(W) C B C^T sqrt(W) / (N - 1). C = (1 - 1 w^T / N) X for weights w, so that C B C^T comes from X B X^T alone.
+    With C the centred features [N, D] and W the diagonal matrix of the weights, A = C^T W C / (N - 1). The eigenvalues
+    of A B that are not zero are those of sqrt(W) C B C^T sqrt(W) / (N - 1). C = (1 - 1 w^T / N) X for weights w, so
+    that C B C^T comes from X B X^T alone.
     """
     n = len(x)
     around = x - x.mean(0)  # the result does not depend on the origin, and rounding is least here

@@ -1,8 +1,8 @@
 """The folder of a sweep: what was asked, finished shards, and measures.
 
-A shard is the images ``first .. last`` of a cell (sampler and settings). Its pictures and its times are written first, its record
-last, each by renaming a finished file: a shard is complete exactly if its record exists. Records hold reproducible values only;
-seconds are in files of their own.
+A shard is the images ``first .. last`` of a cell (sampler and settings). Its pictures and its times are written first,
+its record last, each by renaming a finished file: a shard is complete exactly if its record exists. Records hold
+reproducible values only; seconds are in files of their own.
 
     manifest.json                              what was asked, and the cells in order
     cells/<cell>/cell.json
@@ -179,7 +179,8 @@ class Store:
     def expect_same(self, manifest: Mapping[str, Any]) -> None:
         """Check that the folder holds no sweep, or one that a sweep with this manifest continues.
 
-        Samplers, their settings and the number of images may change: finished cells of the folder are then taken as they are. All else
+        Samplers, their settings and the number of images may change: finished cells of the folder are then taken as
+            they are. All else
         decides every picture, so that nothing of the folder could be used.
 
         Raises:
@@ -255,8 +256,8 @@ class Store:
         return UserError(f"folder: {name} in {self.folder.address} is missing or damaged; delete it and run again.")
 
 
-# Entries of a spec that may change between two runs of a sweep. Files may move: cells are compared by the digests of their content.
-# The threads of a run are among its numerics.
+# Entries of a spec that may change between two runs of a sweep. Files may move: cells are compared by the digests of
+# their content. The threads of a run are among its numerics.
 _MAY_CHANGE = ("images", "samplers", "set", "threads", "model", "decoder", "draft", "tar", "ta_tok", "encoder")
 
 

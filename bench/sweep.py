@@ -1,11 +1,12 @@
 """Draw many images of every combination of samplers and settings, on any number of workers, so that they can be compared.
 
-SPEC is a TOML or JSON file; docs/scale.md describes it. A cell is one combination. Its images are cut into shards of --batch images;
-a finished shard is never drawn again, so the same command goes on after an interruption, with other workers, or with more images.
-Image i of every cell starts from the noise of (seed, i) and shows the same class or prompt. The table printed at the end depends on
-the pictures alone: it is the same for every number of workers.
+SPEC is a TOML or JSON file; docs/scale.md describes it. A cell is one combination. Its images are cut into shards of
+--batch images; a finished shard is never drawn again, so the same command goes on after an interruption, with other
+workers, or with more images. Image i of every cell starts from the noise of (seed, i) and shows the same class or
+prompt. The table printed at the end depends on the pictures alone: it is the same for every number of workers.
 
-With RANK and WORLD_SIZE set, as torchrun does, a process takes its part of the images. With --ray they are distributed by Ray.
+With RANK and WORLD_SIZE set, as torchrun does, a process takes its part of the images. With --ray they are distributed
+by Ray.
 """
 
 from __future__ import annotations
