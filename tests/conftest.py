@@ -1,29 +1,43 @@
-"""Makes ``import fastar_nodes`` load this checkout, installed or not, limits torch to one thread, and ends tests that hang."""
+"""Tests import this checkout as ``fastar_nodes``, installed or not; torch has one thread, and tests that hang end."""
 
-import importlib.util
-import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+from checkout import ROOT
 from hypothesis import settings
 from timeouts import limited
-
-ROOT = Path(__file__).resolve().parents[1]
-
-if "fastar_nodes" not in sys.modules:
-    spec = importlib.util.spec_from_file_location(
-        "fastar_nodes", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
-    )
-    package = importlib.util.module_from_spec(spec)
-    sys.modules["fastar_nodes"] = package
-    spec.loader.exec_module(package)
 
 torch.set_num_threads(1)  # the networks are small: two threads take as long and more CPU
 
 # The first example of a test also pays for lazy imports, and a busy machine is slow at any of them.
 settings.register_profile("fastar", deadline=None)
 settings.load_profile("fastar")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked slow
+def pytest_collection_modifyitems(items):
+    """Apply ``@pytest.mark.fast_cases``: the other cases of the test are slow.
+
+    Its arguments are ids of cases, or one number n for the first n cases.
+    """
+    seen = Counter()
+    for item in items:
+        mark = item.get_closest_marker("fast_cases")
+        if mark is None:
+            continue
+
+        test = item.nodeid.split("[")[0]
+        position = seen[test]
+        seen[test] += 1
+
+        if isinstance(mark.args[0], int):
+            fast = position < mark.args[0]
+        else:
+            fast = item.callspec.id in mark.args
+        if not fast:
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(wrapper=True)
