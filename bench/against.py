@@ -100,6 +100,7 @@ def measure(work: Pair, repeats: int) -> list[str]:
 
 
 def _seconds(clock: Callable[[], float], call: Callable[[], Any]) -> float:
+    """Seconds of a call."""
     began = clock()
     call()
     return clock() - began

@@ -180,6 +180,7 @@ class Conditions:
     def __init__(self, spec: Spec, models: Models):
         self.spec = spec
         self._models = models
+
         self._build = builder(
             models.source,
             tar=spec.tar,

@@ -41,6 +41,7 @@ def shared_options(parser: argparse.ArgumentParser) -> None:
     """Options for models, samplers and prompts."""
     model_options(parser)
     sampler_options(parser)
+
     parser.add_argument(
         "--random", metavar="SIZE", help="an official size (MAR-B, LlamaGen-XL, ...) with random weights; in a checkout"
     )

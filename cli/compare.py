@@ -34,6 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     model_options(parser)
     sampler_options(parser)
     condition_options(parser, "seed of the noise")
+
     add = parser.add_argument
     add("--out", default="compare.png", metavar="FILE", help="the picture; default compare.png")
     add("--json", metavar="FILE", help="also write the numbers (docs/report.md)")

@@ -65,13 +65,8 @@ def compare_grid(
     limit = _cell_limit(columns, math.ceil(n / columns), title, 7 if quality else 5)
     sheets = {}
     for i in order:
-        batch = check_batch(pictures[i], f"picture {i + 1}")
-        base = bases[i]
-        compared = None
-        if differences and base is not None and base != i:
-            compared = pictures[base]
-
-        sheets[i] = _cell_picture(batch, limit, compared)
+        compared = _baseline_pictures(pictures, bases, i) if differences else None
+        sheets[i] = _cell_picture(check_batch(pictures[i], f"picture {i + 1}"), limit, compared)
 
     inner = max(_MIN_WIDTH, *(sheet.shape[1] for sheet in sheets.values()))
 
@@ -91,6 +86,12 @@ def compare_grid(
     rows = [_Row(cells[start : start + columns]) for start in range(0, n, columns)]
     below = "; ".join(filter(None, (explain(reports), explain_quality(qualities)))) if explained else ""
     return _draw_grid(rows, columns, inner, title, below)
+
+
+def _baseline_pictures(pictures: Sequence[np.ndarray], bases: Sequence[int | None], i: int) -> np.ndarray | None:
+    """The pictures of a cell's baseline; None without one, and for a baseline itself."""
+    base = bases[i]
+    return None if base is None or base == i else pictures[base]
 
 
 def _draw_grid(rows: Sequence[_Row], columns: int, inner: int, title: str, below: str) -> np.ndarray:

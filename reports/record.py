@@ -134,6 +134,7 @@ class Report:
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
+    """A number with so many decimals; None for None."""
     return None if value is None else round(value, digits)
 
 

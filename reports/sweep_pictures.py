@@ -206,7 +206,7 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
     Raises:
         UserError: no cell has the measure.
     """
-    # What is drawn: the points with the measure, and those that are identical to the baseline.
+    # The points with the measure, and those that are identical to the baseline.
     points = sweep.points()
     found = {point: _measured(point, measure) for point in points}
     shown = [point for point in points if found[point] is not None]

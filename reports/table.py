@@ -36,6 +36,7 @@ def literal(text: str, most: int = LONGEST) -> str:
 
 
 def _reference(found: re.Match[str]) -> str:
+    """The character reference of a character."""
     return f"&#{ord(found[0])};"
 
 
