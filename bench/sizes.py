@@ -41,7 +41,7 @@ HYBRID_SIZES = {
     "Harmon-1.5B": ((1536, 28, 12, 2, 8960), (1280, 20, 12, 1536), 16, 32, 0.999, 64),
     "UniPic-1.5B": ((1536, 28, 12, 2, 8960), (1280, 20, 12, 1536), 32, 64, 0.2, 32),
 }
-# Qwen2's vocabulary: rows of the table, ids of text, and the ids around a turn of a conversation.
+# Qwen2's vocabulary: rows of its table, how many ids are text, and the ids around a turn of a conversation.
 _VOCAB = 151_936
 _TEXT = 151_643
 _TURN = (151_644, 151_645)

@@ -84,7 +84,9 @@ def compare_grid(
         cells.append(_Cell(sheets[i], label, _numbers(reports[i], measured[i], qualities[i]), tagged))
 
     rows = [_Row(cells[start : start + columns]) for start in range(0, n, columns)]
-    below = "; ".join(filter(None, (explain(reports), explain_quality(qualities)))) if explained else ""
+    explanations = [explain(reports), explain_quality(qualities)] if explained else []
+    below = "; ".join(text for text in explanations if text)
+
     return _draw_grid(rows, columns, inner, title, below)
 
 
