@@ -1,7 +1,7 @@
 """Loaders of Tar: the language model, the semantic tokenizer TA-Tok, and the AR de-tokenizers (AR-DTok).
 
-Any language model works with any de-tokenizer trained with the same TA-Tok. The image decoder is LlamaGen's VQ tokenizer. The dtype "auto"
-prefers bf16, as upstream. Source: Han et al. 2025 (Tar, arXiv 2506.18898).
+Any language model works with any de-tokenizer trained with the same TA-Tok. The image decoder is LlamaGen's VQ
+tokenizer. The dtype "auto" prefers bf16, as upstream. Source: Han et al. 2025 (Tar, arXiv 2506.18898).
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _OFFICIAL_IDS = {
 def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> TarModel:
     """Load Tar's language model, of any size, with its tokenizer. Shared arguments and errors: see :mod:`.checkpoint`.
 
-    Head count, norm epsilon, RoPE base and ids of special tokens come from ``config.json``, else they are the official ones; see
-    :mod:`.configs` for what it may state. The metadata of a single safetensors file may contain ``config``, ``generation_config``,
-    ``tokenizer`` (contents of the JSON files) and ``name``.
-    FastAR's addition to the configuration: ``semantic_side``, the side of the finest grid of codes (27). ``path`` is a Hugging Face model
+    Head count, norm epsilon, RoPE base and ids of special tokens come from ``config.json``, else they are the official
+    ones; see :mod:`.configs` for what it may state. The metadata of a single safetensors file may contain ``config``,
+    ``generation_config``, ``tokenizer`` (contents of the JSON files) and ``name``. FastAR's addition to the
+    configuration: ``semantic_side``, the side of the finest grid of codes (27). ``path`` is a Hugging Face model
     folder, one of its shards, or a weight file; its JSON files are read from the same folder.
     """
     compute = choose_dtype(dtype, device, "tar")
@@ -75,7 +75,9 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
 
 
 def _name(name: str) -> str:
-    """The name of a parameter in the file of a language model alone; one with an image reader has another part in it."""
+    """The name of a parameter in the file of a language model alone; one with an
+    image reader has another part in it.
+    """
     return name.replace(_INNER, "model.", 1) if name.startswith(_INNER) else name
 
 
@@ -89,8 +91,9 @@ def _language_config(file: ck.Checkpoint, settings: Mapping[str, Any], fields: M
 
 
 def _tied(file: ck.Checkpoint, stated: Any) -> bool:
-    """Whether the embedding is also the output matrix. A stored output matrix that differs from it is used, as in transformers 5, whatever
-    the configuration states."""
+    """Whether the embedding is also the output matrix. A stored output matrix that differs from it is used, as in
+    transformers 5, whatever the configuration states.
+    """
     if stated not in (None, True, False):
         raise file.error(
             f"states tie_word_embeddings = {ck.shown(stated)} in its configuration, not true or false", REMEDY
@@ -113,8 +116,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def _special_tokens(
     file: ck.Checkpoint, settings: Mapping[str, Any], chat: tuple[int, int] | None, rows: int
 ) -> tuple[SpecialTokens, int]:
-    """Ids of the special tokens and the number of scales, as the configuration states them, else the official ones; a UserError if they
-    lie outside the embedding, contradict each other, or are not stated anywhere."""
+    """Ids of the special tokens and the number of scales, as the configuration states them, else the official ones; a
+    UserError if they lie outside the embedding, contradict each other, or are not stated anywhere.
+    """
     ids = {key: file.number(key, official, 0, rows - 1, settings) for key, official in _OFFICIAL_IDS.items()}
     image, scale, last_scale, code, last_code = ids.values()
     unstated = [key for key in ids if settings.get(key) is None]
@@ -136,9 +140,9 @@ def load_ta_tok(
 ) -> TATokModel:
     """Load a TA-Tok of any size with the official parameter names. Shared arguments and errors: see :mod:`.checkpoint`.
 
-    Unused weights of the official file are ignored. Metadata entries: ``encoder_heads`` (16 officially), ``decoder_heads`` (12),
-    ``input_size`` in pixels (384; also read from the arguments in the official file) and ``name``. ``encoder`` False
-    omits the image encoder, three quarters of the memory.
+    Unused weights of the official file are ignored. Metadata entries: ``encoder_heads`` (16 officially),
+    ``decoder_heads`` (12), ``input_size`` in pixels (384; also read from the arguments in the official file) and
+    ``name``. ``encoder`` False omits the image encoder, three quarters of the memory.
     """
     compute = choose_dtype(dtype, device, "ta-tok")
     file = read(path, "ta-tok")
@@ -162,14 +166,16 @@ def load_detokenizer(
     ta_tok: TATokModel | None = None,
     weights: str = AUTO,
 ) -> TokenModel:
-    """Load an AR-DTok of any size with the official parameter names. Shared arguments and errors: see :mod:`.checkpoint`.
+    """Load an AR-DTok of any size with the official parameter names. Shared arguments
+    and errors: see :mod:`.checkpoint`.
 
-    The head width is 64, as in every official size, unless ``heads``, the metadata entry ``heads`` or the arguments in the file
-    state a head count. ``grid``: tokens per side (16, 32, 64 for 256, 512, 1024 pixels), 2 to 128; None takes it from the file or its name.
-    ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds both.
-    ``ta_tok`` computes the condition's features from semantic codes. Other metadata entries: ``grid``, ``name`` and ``label_set``, the
-    training data ("picture-book" for the demo). A UserError also if the arguments in the file contradict the weights, the table of absolute
-    positions is missing (upstream then draws random ones), the grid is unknown or larger than the table, or TA-Tok's features do not fit.
+    The head width is 64, as in every official size, unless ``heads``, the metadata entry ``heads`` or the arguments in
+    the file state a head count. ``grid``: tokens per side (16, 32, 64 for 256, 512, 1024 pixels), 2 to 128; None takes
+    it from the file or its name. ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for
+    averaged ones where a file holds both. ``ta_tok`` computes the condition's features from semantic codes. Other
+    metadata entries: ``grid``, ``name`` and ``label_set``, the training data ("picture-book" for the demo). A UserError
+    also if the arguments in the file contradict the weights, the table of absolute positions is missing (upstream then
+    draws random ones), the grid is unknown or larger than the table, or TA-Tok's features do not fit.
     """
     compute = choose_dtype(dtype, device, "dtok")
     file = read(path, "dtok", weights=weights)
@@ -210,7 +216,9 @@ def _detokenizer_config(file: ck.Checkpoint, arguments: Mapping[str, Any], heads
 
 
 def _grid(file: ck.Checkpoint, config: LlamaConfig, arguments: Mapping[str, Any], requested: int | None) -> int:
-    """Tokens per side of the image: requested, stated, of the length of the table of positions, or of the file's name."""
+    """Tokens per side of the image: requested, stated, of the length of the table
+    of positions, or of the file's name.
+    """
     rows, stated = config.absolute, file.number("grid", None, 2, LARGEST_GRID)
     tokens = file.number("max_seq_len", None, 4, LARGEST_GRID**2, arguments)
     prefix = file.number("cls_token_num", None, 1, 1 << 20, arguments)

@@ -1,8 +1,9 @@
 """T5 text encoder, which computes the condition of LlamaGen's text-to-image models (flan-t5-xl).
 
-The network is that of ``transformers``; it is imported when an encoder is loaded. Its ``from_pretrained`` is not used: it reads folders
-only, and pickles without the checks of ``archive``. Sources: Raffel et al. 2020 (T5, arXiv 1910.10683), Chung et al. 2022 (Flan-T5, arXiv
-2210.11416), Sun et al. 2024 (LlamaGen, arXiv 2406.06525) for cleaning, length and features.
+The network is that of ``transformers``; it is imported when an encoder is loaded. Its ``from_pretrained`` is not used:
+it reads folders only, and pickles without the checks of ``archive``. Sources: Raffel et al. 2020 (T5, arXiv
+1910.10683), Chung et al. 2022 (Flan-T5, arXiv 2210.11416), Sun et al. 2024 (LlamaGen, arXiv 2406.06525) for cleaning,
+length and features.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from .tokenizer import Tokenizer, import_error, load_tokenizer
 
 # Caption length in training, including the end-of-sequence token; longer prompts are truncated.
 MAX_TOKENS = 120
-# Fields of a configuration: numbers that the network takes from it, numbers that the weights prove, and the functions that the two kinds
-# of the feed-forward part have; see :mod:`.configs`.
+# Fields of a configuration: numbers that the network takes from it, numbers that the weights prove, and the functions
+# that the two kinds of the feed-forward part have; see :mod:`.configs`.
 READ: dict[str, tuple[float, float]] = {
     "layer_norm_epsilon": (0.0, 1.0),
     "relative_attention_max_distance": (1, 1 << 20),
@@ -54,8 +55,9 @@ class TextEncoder:
         return int(self.net.config.d_model)  # type: ignore[union-attr, arg-type]
 
     def tokens(self, text: str) -> list[int]:
-        """Token ids of a cleaned prompt: 1 to 120, the last is the end-of-sequence token. A UserError for more than 20,000 characters, or
-        an id outside the vocabulary."""
+        """Token ids of a cleaned prompt: 1 to 120, the last is the end-of-sequence token. A UserError for more than
+        20,000 characters, or an id outside the vocabulary.
+        """
         expect_text(text)
         ids = self.tokenizer.encode(clean(text))[: MAX_TOKENS - 1]
         rows = int(self.net.config.vocab_size)  # type: ignore[union-attr, arg-type]
@@ -63,10 +65,11 @@ class TextEncoder:
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[Tensor]:
-        """Features of prompts before cleaning: for each the last hidden state [n, width] of its n tokens, 1 <= n <= 120.
+        """Features of prompts before cleaning: for each the last hidden state [n,
+        width] of its n tokens, 1 <= n <= 120.
 
-        Prompts are encoded one by one and without padding, so that an image does not depend on the rest of the batch. Equal prompts share
-        one tensor, in the network's dtype and on its device.
+        Prompts are encoded one by one and without padding, so that an image does not depend on the rest of the batch.
+        Equal prompts share one tensor, in the network's dtype and on its device.
         """
         device, features = next(self.net.parameters()).device, {}
         for text in dict.fromkeys(texts):
@@ -86,11 +89,13 @@ def _stated(file: ck.Checkpoint, settings: Mapping[str, Any]) -> dict[str, Any]:
 def load_text_encoder(
     path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", tokenizer: str | Path | None = None
 ) -> TextEncoder:
-    """Load a T5 encoder of any size; decoder weights are ignored. A model folder's ``config.json`` may state the norm epsilon and the
-    largest distance of the relative positions, and is checked. Shared arguments and errors: see :mod:`.checkpoint`.
+    """Load a T5 encoder of any size; decoder weights are ignored. A model folder's ``config.json`` may
+    state the norm epsilon and the largest distance of the relative positions, and is checked. Shared
+    arguments and errors: see :mod:`.checkpoint`.
 
-    ``path`` is a Hugging Face model folder, one of its shards, or a single weight file; ``tokenizer`` a folder with ``tokenizer.json``,
-    which all sizes share, None for that of the weights. A UserError also if transformers or tokenizers is missing.
+    ``path`` is a Hugging Face model folder, one of its shards, or a single weight file; ``tokenizer`` a folder
+    with ``tokenizer.json``, which all sizes share, None for that of the weights. A UserError also if
+    transformers or tokenizers is missing.
     """
     compute = choose_dtype(dtype, device, "t5")
     try:

@@ -1,8 +1,9 @@
 """Tokenizers of language models and of T5: Hugging Face's ``tokenizer.json``, or ``vocab.json`` and ``merges.txt``.
 
-Added tokens are removed from the tokenizer, so that "<|im_end|>" in a prompt is encoded as ten characters and cannot end the prompt.
-Callers insert special tokens by id. Janus' added tokens are kept, because some are letters of its vocabulary; those of several characters
-are encoded as characters too. The package ``tokenizers`` is imported when a tokenizer is read.
+Added tokens are removed from the tokenizer, so that "<|im_end|>" in a prompt is encoded as ten characters and cannot
+end the prompt. Callers insert special tokens by id. Janus' added tokens are kept, because some are letters of its
+vocabulary; those of several characters are encoded as characters too. The package ``tokenizers`` is imported when a
+tokenizer is read.
 """
 
 from __future__ import annotations
@@ -38,24 +39,26 @@ _PATTERNS = """
 """.split()
 # Qwen2.5: tokens of its vocabulary, and ids of the special tokens of a chat turn.
 _QWEN_SIZE, _QWEN_CHAT = 151_643, (151_644, 151_645)
-# The first version of the package tokenizers that reads the files of today's transformers, whose merges are pairs. Versions before it
-# also take special tokens in a prompt for themselves.
+# The first version of the package tokenizers that reads the files of today's transformers, whose merges are pairs.
+# Versions before it also take special tokens in a prompt for themselves.
 _OLDEST = (0, 20)
 _LONGEST_CHARSMAP = 500_000  # characters; T5's has 320,000
 _MOST_PARTS = 8  # of a sequence of components
-# Characters that one character may become: T5's table and NFKC make 18 of U+FDFA, and Metaspace and ByteLevel add to them.
+# Characters that one character may become: T5's table and NFKC make 18 of U+FDFA, and Metaspace and ByteLevel add to
+# them.
 _MOST_GROWTH = 100
 _GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "Metaspace": 2, "ByteLevel": 4}
 # Characters of a text behind the normalizer. A template is longer than its prompt.
 _LONGEST_TEXT = 2 * MOST_TEXT
-# Characters of a piece of the vocabulary. The time that Unigram takes for a character grows with its longest piece; SentencePiece makes
-# none of more than 16.
+# Characters of a piece of the vocabulary. The time that Unigram takes for a character grows with its longest piece;
+# SentencePiece makes none of more than 16.
 _LONGEST_PIECE = {"Unigram": 64, "BPE": 1024, "WordLevel": 1024}
 _MOST_KEPT, _LONGEST_KEPT = 4096, 256  # added tokens, and characters of one
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # of an added token
 _PROBE = "A small red boat, 2 cats & 1 moon: caf\u00e9 \u6708 \U0001f319.\n"
-# Components of the tokenizers of Qwen2, DeepSeek and T5 and of simpler ones, and the values of their arguments besides None, booleans
-# and "" (... accepts every value). Others can turn a short prompt into gigabytes, run for minutes, or abort the process.
+# Components of the tokenizers of Qwen2, DeepSeek and T5 and of simpler ones, and the values of their arguments besides
+# None, booleans and "" (... accepts every value). Others can turn a short prompt into gigabytes, run for minutes, or
+# abort the process.
 _COMPONENTS: dict[str, tuple[str | None, ...]] = {
     "model": ("BPE", "WordLevel", "Unigram"),
     "normalizer": (None, "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Precompiled", "Strip", "Replace"),
@@ -80,7 +83,9 @@ class Tokenizer:
     size: int  # vocabulary size without added tokens
 
     def chat_tokens(self) -> tuple[int, int] | None:
-        """Ids of the tokens that begin and end a chat turn, Qwen2.5's if the files list no added tokens; None if unknown."""
+        """Ids of the tokens that begin and end a chat turn, Qwen2.5's if the files
+        list no added tokens; None if unknown.
+        """
         begin, end = (self.special_tokens.get(f"<|im_{name}|>") for name in ("start", "end"))
         if begin is not None and end is not None:
             return begin, end
@@ -105,9 +110,10 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Load the tokenizer of a model, whose folder, stem ("" for a folder) and metadata are given.
 
-    The first source found is used: the metadata entry ``tokenizer`` (the content of a ``tokenizer.json``), then the files
-    ``<stem>.tokenizer.json``, ``tokenizer.json``, ``vocab.json`` with ``merges.txt``. ``letters``: an added token of one character is
-    encoded as itself, rather than as its bytes. A UserError if there is none, it is damaged, or ``tokenizers`` is missing.
+    The first source found is used: the metadata entry ``tokenizer`` (the content of a ``tokenizer.json``), then the
+    files ``<stem>.tokenizer.json``, ``tokenizer.json``, ``vocab.json`` with ``merges.txt``. ``letters``: an added token
+    of one character is encoded as itself, rather than as its bytes. A UserError if there is none, it is damaged, or
+    ``tokenizers`` is missing.
     """
     if "tokenizer" in metadata:
         where = "the tokenizer within the file"
@@ -213,8 +219,9 @@ def _id(value: Any) -> int:
 
 
 def check_components(spec: Mapping[str, Any], where: str, field: str) -> None:
-    """Raise a UserError if a ``tokenizer.json`` has other components or arguments than the official tokenizers, or its components
-    lengthen a text by more."""
+    """Raise a UserError if a ``tokenizer.json`` has other components or arguments than the official tokenizers, or its
+    components lengthen a text by more.
+    """
     growth = 1
     for place, types in _COMPONENTS.items():
         part: Any = spec.get(place)
@@ -264,8 +271,8 @@ def _growth(part: Any) -> int:
 def _charsmap(part: Mapping[str, Any]) -> int | None:
     """Characters of the longest text in SentencePiece's table of a component; None if it is no such table.
 
-    The table is the length of a trie in bytes (four bytes, the lowest first), the trie, and texts that end with a zero byte. The library
-    allocates memory for the stated length before it reads the trie.
+    The table is the length of a trie in bytes (four bytes, the lowest first), the trie, and texts that end with a zero
+    byte. The library allocates memory for the stated length before it reads the trie.
     """
     try:
         table = base64.b64decode(part["precompiled_charsmap"], validate=True)

@@ -1,8 +1,9 @@
 """Download one file of a Hugging Face repository, the only network access of the package.
 
-The library huggingface_hub finds the address, the token and the HTTP client, so that ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE``
-and proxies work as everywhere. Its own transfer is not used: the versions below 1.2 append a whole file to a part of it where a server
-ignores ranges, and all versions read 10 MB before anything can be cancelled or kept.
+The library huggingface_hub finds the address, the token and the HTTP client, so that ``HF_ENDPOINT``, ``HF_TOKEN``,
+``HF_HUB_OFFLINE`` and proxies work as everywhere. Its own transfer is not used: the versions below 1.2 append a whole
+file to a part of it where a server ignores ranges, and all versions read 10 MB before anything can be cancelled or
+kept.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ def readable_size(count: float) -> str:
 
 
 def not_a_model_file(head: bytes, name: str) -> str:
-    """What a file with these first bytes evidently is instead of weights or a configuration, for messages; "" if it may be one.
+    """What a file with these first bytes evidently is instead of weights or a
+    configuration, for messages; "" if it may be one.
 
     ``name`` tells weights, which are never a text, from configurations, which are.
     """
@@ -117,7 +119,9 @@ def not_a_model_file(head: bytes, name: str) -> str:
 
 
 def spoiled(path: Path) -> str:
-    """What a file evidently is instead of weights or a configuration, from its first bytes; "" if it may be one or cannot be read."""
+    """What a file evidently is instead of weights or a configuration, from its first bytes; ""
+    if it may be one or cannot be read.
+    """
     try:
         with path.open("rb") as opened:
             return not_a_model_file(opened.read(_HEAD), path.name)
@@ -128,12 +132,13 @@ def spoiled(path: Path) -> str:
 def download(remote: Remote, path: Path, field: str, report: Report) -> None:
     """Download a file of a repository to ``path``.
 
-    An interrupted download leaves a hidden ``.part`` file, and the next call resumes it. Before the file gets its name its type and length
-    are checked, and its sha256 where the catalogue or the server states one. A part that is too long, does not verify or that the server
-    refuses to continue (status 416) is deleted, and the download starts again, once.
+    An interrupted download leaves a hidden ``.part`` file, and the next call resumes it. Before the file gets its name
+    its type and length are checked, and its sha256 where the catalogue or the server states one. A part that is too
+    long, does not verify or that the server refuses to continue (status 416) is deleted, and the download starts again,
+    once.
 
-    Raises: :class:`Missing`; a UserError that begins with ``field``, with the cause, what helps and the address for a download by hand; and
-    what ``report`` raises, within a second at any speed.
+    Raises: :class:`Missing`; a UserError that begins with ``field``, with the cause, what helps and the address for a
+    download by hand; and what ``report`` raises, within a second at any speed.
     """
     folder = path.parent
     if path.is_dir():
@@ -217,7 +222,8 @@ def _download(remote: Remote, path: Path, report: Report) -> None:
     else:
         part.unlink(missing_ok=True)  # nothing tells whether it is a part of the same file
 
-    # 3. Append what is missing, and verify. What was resumed and does not verify is downloaded once more from the beginning.
+    # 3. Append what is missing, and verify. What was resumed and does not verify is downloaded once more from the
+    # beginning.
     try:
         resumed = part.exists()
         size = _fill(part, remote, url, headers, size, report)
@@ -286,7 +292,9 @@ def _ask(url: str, wait: Callable[[], None]) -> tuple[Any, dict[str, str]]:
 
 
 def _answer(url: str, headers: Mapping[str, str], begin: int) -> Generator[Any, None, None]:
-    """A request for a file from byte ``begin`` on: yields its (status, headers), then the bytes in chunks as they arrive."""
+    """A request for a file from byte ``begin`` on: yields its (status, headers), then
+    the bytes in chunks as they arrive.
+    """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
@@ -311,9 +319,11 @@ def _answer(url: str, headers: Mapping[str, str], begin: int) -> Generator[Any, 
 
 
 def _in_background(source: Generator[T, None, None], wait: Callable[[], None]) -> Generator[T, None, None]:
-    """The items of an iterator that a thread advances, so that ``wait`` can be called ten times a second while it blocks.
+    """The items of an iterator that a thread advances, so that ``wait`` can be called
+    ten times a second while it blocks.
 
-    The thread ends after the item that it waits for when this generator is closed. Raises :class:`_Broken` for what the iterator raises.
+    The thread ends after the item that it waits for when this generator is closed. Raises
+    :class:`_Broken` for what the iterator raises.
     """
     items: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=16)
     closed = threading.Event()

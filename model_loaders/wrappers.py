@@ -1,7 +1,9 @@
-"""Weights in the files of training scripts: containers, prefixes of wrappers, averaged weights beside the trained ones, arguments.
+"""Weights in the files of training scripts: containers, prefixes of wrappers, averaged weights
+beside the trained ones, arguments.
 
-A script saves a dictionary of weights alone, or below a name ("model", "state_dict", "ema"), and the name of every weight may begin with
-that of a module around the network ("module.", "model."). Both are removed here until the weights have their own names.
+A script saves a dictionary of weights alone, or below a name ("model", "state_dict", "ema"), and the name of
+every weight may begin with that of a module around the network ("module.", "model."). Both are removed here
+until the weights have their own names.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from typing import Any
 
 from torch import Tensor
 
-# Which weights are read from a file that holds averaged (EMA) weights beside the trained ones: auto takes the averaged ones, by which
-# papers evaluate.
+# Which weights are read from a file that holds averaged (EMA) weights beside the trained ones: auto takes the averaged
+# ones, by which papers evaluate.
 AUTO, EMA, PLAIN = "auto", "ema", "plain"
 WEIGHTS = (AUTO, EMA, PLAIN)
 
@@ -148,7 +150,9 @@ def _containers(content: Mapping[Any, Any], weights: str, notes: list[str]) -> l
 
 
 def _holds_tensors(value: object, levels: int, seen: set[int] | None = None) -> bool:
-    """Whether a dictionary holds a tensor that can be a weight, directly or in an inner one; counts of steps are single numbers."""
+    """Whether a dictionary holds a tensor that can be a weight, directly or in an inner one;
+    counts of steps are single numbers.
+    """
     seen = set() if seen is None else seen
     if not isinstance(value, Mapping) or not levels or id(value) in seen:
         return False

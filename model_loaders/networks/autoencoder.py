@@ -1,11 +1,11 @@
 """The two image autoencoders, with the official parameter names: KL-16 of MAR and the VQ tokenizer of LlamaGen.
 
-Sources: Rombach et al. 2022 (latent diffusion, arXiv 2112.10752) and Li et al. 2024 (MAR, arXiv 2406.11838) for KL-16, whose decoder has
-attention only in the middle block; Sun et al. 2024 (LlamaGen, arXiv 2406.06525), after VQGAN (Esser et al. 2021), for VQ-16 and VQ-8. Both
-have the same encoder and decoder; only the names differ.
+Sources: Rombach et al. 2022 (latent diffusion, arXiv 2112.10752) and Li et al. 2024 (MAR, arXiv 2406.11838) for KL-16,
+whose decoder has attention only in the middle block; Sun et al. 2024 (LlamaGen, arXiv 2406.06525), after VQGAN (Esser
+et al. 2021), for VQ-16 and VQ-8. Both have the same encoder and decoder; only the names differ.
 
-A LATENT of the VQ tokenizer holds unit code vectors [B, code channels, h, w]. :meth:`VQAutoencoder.decode` replaces each vector by its
-nearest code, so that rounding does not change the image and edited vectors become valid codes.
+A LATENT of the VQ tokenizer holds unit code vectors [B, code channels, h, w]. :meth:`VQAutoencoder.decode` replaces
+each vector by its nearest code, so that rounding does not change the image and edited vectors become valid codes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class KLConfig(_Shape):
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> KLConfig:
-        """Derive the shape from the official parameter names; a KeyError or ValueError if it is none of a KL autoencoder."""
+        """Derive the shape from the official parameter names; a KeyError or
+        ValueError if it is none of a KL autoencoder.
+        """
         ch = state["encoder.conv_in.weight"].shape[0]
         levels = depth(state, "encoder.down.", MOST_LEVELS)
         mult = tuple(state[f"encoder.down.{i}.block.0.norm2.weight"].shape[0] // ch for i in range(levels))
@@ -113,7 +115,9 @@ def _group_norm(channels: int, groups: int) -> nn.GroupNorm:
 
 
 class _ResBlock(nn.Module):
-    """Residual block of two GroupNorm, SiLU, 3x3 convolution; a 1x1 convolution on the skip path if the width changes."""
+    """Residual block of two GroupNorm, SiLU, 3x3 convolution; a 1x1 convolution on
+    the skip path if the width changes.
+    """
 
     def __init__(self, c_in: int, c_out: int, groups: int):
         super().__init__()
@@ -228,7 +232,9 @@ class KLAutoencoder(nn.Module):
         return mean, torch.exp(0.5 * logvar.clamp(-30, 20))
 
     def decode(self, z: Tensor) -> Tensor:
-        """Images [B, 3, H, W] in about -1..1, not clipped, from latents [B, z_channels, h, w]; large ones are decoded one by one."""
+        """Images [B, 3, H, W] in about -1..1, not clipped, from latents [B, z_channels, h,
+        w]; large ones are decoded one by one.
+        """
         parts = self.post_quant_conv(z).split(1 if self._large(*z.shape[2:]) else len(z))
         return torch.cat([self.decoder(part) for part in parts])
 
@@ -236,7 +242,8 @@ class KLAutoencoder(nn.Module):
         """Upper estimate of the memory of :meth:`decode` for latents of that size, without the weights."""
         c, size, large = self.config, self.post_quant_conv.weight.element_size(), self._large(height, width)
         pixels = height * width * c.stride**2
-        # Five maps of the largest level are alive at once, and those of a level's resampling have the channels of the level below.
+        # Five maps of the largest level are alive at once, and those of a level's resampling have the channels of the
+        # level below.
         maps = max(w * pixels >> 2 * max(0, i - 1) for i, w in enumerate(c.widths))
         return size * (6 * maps * (1 if large else batch) + 6 * batch * pixels)
 
@@ -247,7 +254,8 @@ class KLAutoencoder(nn.Module):
 def expect_finite(made: Tensor, name: str, what: str = "pixels") -> Tensor:
     """Return ``made``, which the decoder or encoder of the file ``name`` computed, if all of its values are finite.
 
-    Nodes, command line and Python call it before values are clamped or rounded, which would hide infinity and NaN. It waits for the device.
+    Nodes, command line and Python call it before values are clamped or rounded, which would hide
+    infinity and NaN. It waits for the device.
 
     Raises:
         UserError: see :func:`.errors.not_finite`.
@@ -260,8 +268,8 @@ def expect_finite(made: Tensor, name: str, what: str = "pixels") -> Tensor:
 def decode_in_chunks(net: KLAutoencoder | VQAutoencoder, latents: Tensor) -> list[Tensor]:
     """Images [b, 3, H, W] in about -1..1 of latents, a tensor for every pass of the decoder.
 
-    A pass decodes at most eight images, and fewer if memory is insufficient. On a CPU it decodes them one by one: that takes
-    as long as all at once, whose last bits depend on the size of the batch.
+    A pass decodes at most eight images, and fewer if memory is insufficient. On a CPU it decodes them one by one: that
+    takes as long as all at once, whose last bits depend on the size of the batch.
     """
     weight = next(net.parameters())
     latents = latents.to(weight.device, weight.dtype)
@@ -275,7 +283,9 @@ def decode_in_chunks(net: KLAutoencoder | VQAutoencoder, latents: Tensor) -> lis
 
 
 def to_pixels(parts: list[Tensor], name: str) -> Tensor:
-    """Pixels uint8 [B, H, W, 3] on the CPU, of what the decoder ``name`` made. Raises UserError: see :func:`expect_finite`."""
+    """Pixels uint8 [B, H, W, 3] on the CPU, of what the decoder ``name`` made. Raises
+    UserError: see :func:`expect_finite`.
+    """
     images = expect_finite(torch.cat(parts).float(), name).permute(0, 2, 3, 1)
     return ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()
 
@@ -319,8 +329,8 @@ class Codebook(nn.Module):
     def __init__(self, codes: int, channels: int):
         super().__init__()
         self.embedding = nn.Embedding(codes, channels)
-        # MuLo-SD's table of every code's nearest ones, behind what it was made for (``samplers/tokens/islands.py``); None before its first
-        # use. It is kept here, because it is as large as the codebook allows and lives as long.
+        # MuLo-SD's table of every code's nearest ones, behind what it was made for (``samplers/tokens/islands.py``);
+        # None before its first use. It is kept here, because it is as large as the codebook allows and lives as long.
         self.neighbours: tuple[object, Tensor] | None = None
 
     def unit(self) -> Tensor:
@@ -378,7 +388,9 @@ class VQAutoencoder(nn.Module):
         return self.decoder(convolution(self.vectors(codes).to(convolution.weight.dtype)))
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Images [B, 3, h * stride, w * stride], about -1..1 and not clipped, of the nearest codes of a LATENT [B, code_channels, h, w]."""
+        """Images [B, 3, h * stride, w * stride], about -1..1 and not clipped, of the nearest codes
+        of a LATENT [B, code_channels, h, w].
+        """
         return self.decode_codes(self.codes(latents))
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Container, Sequence
 
 from ...errors import UserError
 
-# Characters of a prompt, or of a list of labels. Encoding takes time and memory with their number, and cannot be interrupted.
+# Characters of a prompt, or of a list of labels. Encoding takes time and memory with their number, and cannot be
+# interrupted.
 MOST_TEXT = 20_000
 
 
@@ -35,7 +36,9 @@ def without_special(ids: list[int], special: Sequence[Container[int]], name: str
 
 
 def checked(ids: list[int], vocab: int, most: int, name: str, field: str = "text") -> list[int]:
-    """The ids of a prompt for the model ``name``; a UserError if they are outside its vocabulary, or more than ``most``."""
+    """The ids of a prompt for the model ``name``; a UserError if they are outside
+    its vocabulary, or more than ``most``.
+    """
     if wrong := [i for i in ids if not 0 <= i < vocab]:
         found = f"the tokenizer makes token {wrong[0]} of it, {name} has {vocab}"
         raise UserError(f"{field}: {found}; use the tokenizer of the model.")

@@ -1,7 +1,7 @@
 """Janus: a language model that generates the codes of LlamaGen's VQ tokenizer, with its prompt template.
 
-Sources: Wu et al. 2024 (Janus, arXiv 2410.13848), Chen et al. 2025 (Janus-Pro, arXiv 2501.17811). The transformer is a Llama; words and
-image tokens have separate tables, and the output layer is an MLP.
+Sources: Wu et al. 2024 (Janus, arXiv 2410.13848), Chen et al. 2025 (Janus-Pro, arXiv 2501.17811). The transformer is a
+Llama; words and image tokens have separate tables, and the output layer is an MLP.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class Janus(Llama):
         return TRUNK + Llama.official_name(name)
 
     def fold(self) -> Janus:
-        """Compute the rows of all image tokens once, in place; a row depends on its token alone. Returns the network."""
+        """Compute the rows of all image tokens once, in place; a row depends on
+        its token alone. Returns the network.
+        """
         c, device = self.config, self.compute_device
         table = torch.empty(c.vocab, c.dim, dtype=self.norm.weight.dtype, device=device)
         with torch.no_grad():
@@ -97,7 +99,9 @@ class Janus(Llama):
         return self
 
     def prefix(self, condition: Tensor, lengths: Tensor | None = None, guided: bool = False) -> Tensor:
-        """Prefix rows of prompts int64 [B, n]; the null prompt has the same length, and only its first and last token."""
+        """Prefix rows of prompts int64 [B, n]; the null prompt has the same
+        length, and only its first and last token.
+        """
         if guided:
             place, n = torch.arange(condition.shape[1], device=condition.device), condition.shape[1]
             last = n - 1 if lengths is None else lengths[:, None] - 1
@@ -132,8 +136,9 @@ class JanusModel(TokenModel):
     def prompt(self, text: Any) -> list[int]:
         """Token ids of a prompt in its template, up to the special token that the picture follows.
 
-        Spaces around the text are removed, and names of special tokens in it are plain text. For an empty one the template has neither
-        space nor line feeds, as the authors'. A UserError if it is no text, too long, or encoded outside the vocabulary.
+        Spaces around the text are removed, and names of special tokens in it are plain text. For an empty one
+        the template has neither space nor line feeds, as the authors'. A UserError if it is no text, too
+        long, or encoded outside the vocabulary.
         """
         expect_text(text)
         t, text = self.template, text.strip()

@@ -1,14 +1,14 @@
 """One decoder-only transformer for all token models, with the official parameter names of each.
 
-- LlamaGen for classes and texts (Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation", arXiv
-  2406.06525), PAR (Wang et al. 2025, arXiv 2412.15119) and Tar's de-tokenizer AR-DTok (Han et al. 2025, arXiv 2506.18898): 2-D RoPE on
-  adjacent pairs, or additive positions. Dropout is omitted.
-- Qwen2.5 (Qwen Team 2024, arXiv 2412.15115): the language model of Tar, whose vocabulary also has image codes, and of Harmon and UniPic.
-  1-D RoPE on halves, biases, and the embedding as output layer.
+- LlamaGen for classes and texts (Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image
+  Generation", arXiv 2406.06525), PAR (Wang et al. 2025, arXiv 2412.15119) and Tar's de-tokenizer AR-DTok (Han et al.
+  2025, arXiv 2506.18898): 2-D RoPE on adjacent pairs, or additive positions. Dropout is omitted.
+- Qwen2.5 (Qwen Team 2024, arXiv 2412.15115): the language model of Tar, whose vocabulary also has image codes, and of
+  Harmon and UniPic. 1-D RoPE on halves, biases, and the embedding as output layer.
 
-A sequence is a *prefix* (the condition), then image tokens. A row's *position* is its cell of the grid in raster order; the last row of
-the prefix has position -1, the one before it -2. Prefixes of a batch may differ in length: they are padded on the right, every cell has
-the same slot of the cache in all images, and a mask hides the padding.
+A sequence is a *prefix* (the condition), then image tokens. A row's *position* is its cell of the grid in raster order;
+the last row of the prefix has position -1, the one before it -2. Prefixes of a batch may differ in length: they are
+padded on the right, every cell has the same slot of the cache in all images, and a mask hides the padding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from .speed import Regional
 from .structure import depth, official_names
 from .ta_tok import TATokModel
 
-# Attention heads of LlamaGen by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need metadata.
+# Attention heads of LlamaGen by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need
+# metadata.
 OFFICIAL_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
 # Head width of Qwen2.5's larger models, whose state dict holds no head count either.
 QWEN_HEAD_DIM = 128
@@ -127,8 +128,9 @@ class LlamaConfig:
 
     @staticmethod
     def of_qwen(state: Mapping[str, Tensor], heads: int | None = None, **about: Any) -> LlamaConfig:
-        """Derive the shape of a language model from official parameter names; ``heads`` None: heads of width 128. ``about``: see
-        :func:`qwen_config`. Errors as of :meth:`of_llamagen`."""
+        """Derive the shape of a language model from official parameter names; ``heads`` None: heads of width 128.
+        ``about``: see :func:`qwen_config`. Errors as of :meth:`of_llamagen`.
+        """
         first = "model.layers.0."
         vocab, dim = state[EMBEDDING].shape
         inner, own = (state[f"{first}self_attn.{part}_proj.weight"].shape[0] for part in "qk")
@@ -159,7 +161,8 @@ Rope = tuple[Tensor, Tensor]
 def rope_table(angle: Tensor, pairs: bool) -> Tensor:
     """Cosines and signed sines fp32 [..., 2, D] of the angles [..., D / 2] of a head's pairs of numbers.
 
-    Su et al. 2021, "RoFormer" (arXiv 2104.09864). ``pairs``: adjacent numbers are a pair; else the halves of a head pair up.
+    Su et al. 2021, "RoFormer" (arXiv 2104.09864). ``pairs``: adjacent numbers are a
+    pair; else the halves of a head pair up.
     """
     cos, sin = angle.cos(), angle.sin()
     if pairs:
@@ -195,7 +198,8 @@ class Positions(NamedTuple):
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """Attention output [R, n, C] of q [R, heads, n, D], k and v [R, kv heads, S, D].
 
-    ``mask`` bool [n, S] or [R, 1, n, S] is True where a query attends to a key; ``causal``: query i attends to the keys 0 to i.
+    ``mask`` bool [n, S] or [R, 1, n, S] is True where a query attends to a key; ``causal``:
+    query i attends to the keys 0 to i.
     """
     rows, heads, n, d = q.shape
     group = heads // k.shape[1]
@@ -209,8 +213,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: 
 
 
 def update(store: Tensor, slot: Tensor, kv: Tensor, end: int) -> tuple[Tensor, Tensor]:
-    """Write the keys and values ``kv`` [R, 2 kv heads, n, D] of a block's rows to the slots int64 [n] or [R, n] of the first R rows of
-    ``store``; return those of the slots below ``end``, each [R, kv heads, end, D]."""
+    """Write the keys and values ``kv`` [R, 2 kv heads, n, D] of a block's rows to the slots int64 [n] or [R, n] of the
+    first R rows of ``store``; return those of the slots below ``end``, each [R, kv heads, end, D].
+    """
     store = store[: len(kv)]
     if slot.ndim == 1:
         store.index_copy_(2, slot, kv)
@@ -267,7 +272,9 @@ class Attention(nn.Module):
         self.wo = Linear(inner, c.dim)
 
     def project(self, x: Tensor, rope: Rope | None) -> tuple[Tensor, Tensor]:
-        """x [R, n, C] to queries [R, heads, n, D], and keys and values [R, 2 kv heads, n, D]; RoPE is applied in fp32."""
+        """x [R, n, C] to queries [R, heads, n, D], and keys and values [R, 2 kv
+        heads, n, D]; RoPE is applied in fp32.
+        """
         c = self.config
         joint = torch.cat([self.wq(x), self.wk(x), self.wv(x)], -1) if c.condition == PROMPT else self.wqkv(x)
         joint = joint.unflatten(-1, (-1, c.head_dim))
@@ -311,8 +318,9 @@ def cached_block(
 
 
 class Llama(Regional):
-    """The transformer. With 2-D RoPE the official table is *zero* for the prefix and for PAR's transition tokens: their queries and keys
-    are zero, so every image token attends to all of them equally."""
+    """The transformer. With 2-D RoPE the official table is *zero* for the prefix and for PAR's transition tokens: their
+    queries and keys are zero, so every image token attends to all of them equally.
+    """
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
@@ -351,8 +359,9 @@ class Llama(Regional):
         return self.norm.weight.device
 
     def prefix(self, condition: Tensor, lengths: Tensor | None = None, guided: bool = False) -> Tensor:
-        """Prefix rows [B, n, C] of labels int64 [B], features [B, n, E], or token ids int64 [B, n]; if ``guided``, the rows of the
-        null condition follow, [2 B, n, C]. ``lengths`` int64 [B] are the valid rows, None: all."""
+        """Prefix rows [B, n, C] of labels int64 [B], features [B, n, E], or token ids int64 [B, n]; if ``guided``, the
+        rows of the null condition follow, [2 B, n, C]. ``lengths`` int64 [B] are the valid rows, None: all.
+        """
         c = self.config
         if c.condition == PROMPT:
             return self.tok_embeddings(condition)
@@ -390,7 +399,9 @@ class Llama(Regional):
         return rope_table(position[..., None].float() * frequency, pairs=False)
 
     def positions(self, grid: int, prefix: int, lengths: Tensor | None = None) -> Positions:
-        """Position encodings of ``grid`` x ``grid`` tokens behind ``prefix`` rows; ``lengths`` int64 [R] if prefixes differ."""
+        """Position encodings of ``grid`` x ``grid`` tokens behind ``prefix`` rows;
+        ``lengths`` int64 [R] if prefixes differ.
+        """
         c, device = self.config, self.compute_device
         if c.absolute:
             return Positions(self.abs_pe[0], prefix)
@@ -420,8 +431,8 @@ class Llama(Regional):
     ) -> Tensor:
         """Logits fp32 [R, n, V] of whole sequences, without a cache; for training and tests.
 
-        ``x`` [R, n, C] are prefix, token embeddings and transition tokens in any order, at ``position`` int64 [n] (-1 for the last);
-        ``mask`` bool [n, n] is True where a query (first index) attends to a key, None: causal.
+        ``x`` [R, n, C] are prefix, token embeddings and transition tokens in any order, at ``position`` int64 [n] (-1
+        for the last); ``mask`` bool [n, n] is True where a query (first index) attends to a key, None: causal.
         """
 
         def attention(q: Tensor, kv: Tensor) -> Tensor:
@@ -434,9 +445,11 @@ class Llama(Regional):
         return self.logits(x, span)
 
     def hidden(self, x: Tensor, position: Tensor, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """Last hidden states [R, n, C], after the final norm, of embeddings [R, n, C] at the places ``position`` int64 [R or 1, n].
+        """Last hidden states [R, n, C], after the final norm, of embeddings [R, n, C] at the
+        places ``position`` int64 [R or 1, n].
 
-        ``attention`` gives the output [R, n, C] for a block's index, queries [R, heads, n, D], keys and values [R, kv heads, n, D].
+        ``attention`` gives the output [R, n, C] for a block's index, queries [R, heads, n, D],
+        keys and values [R, kv heads, n, D].
         """
         x, rope = self._encode(x, self.rope(position))
         for i, block in enumerate(self.layers):
@@ -446,7 +459,8 @@ class Llama(Regional):
     def prefill(
         self, x: Tensor, grid: int, slots: int, lengths: Tensor | None = None, image: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
-        """Allocate the cache and run the prefix, alone or with the first cells of an image of ``grid`` x ``grid`` tokens.
+        """Allocate the cache and run the prefix, alone or with the first cells of an
+        image of ``grid`` x ``grid`` tokens.
 
         Args:
             x: prefix rows [R, n, C].
@@ -454,7 +468,8 @@ class Llama(Regional):
             lengths: int64 [R], valid rows of each prefix; None: all.
             image: rows [R, m, C] of the cells 0 to m - 1; each attends to the prefix and to the cells up to itself.
 
-        Returns hidden rows [R, 1 + m, C] of the last valid prefix row and of the cells (row i predicts cell i), and the cache.
+        Returns hidden rows [R, 1 + m, C] of the last valid prefix row and of the cells
+        (row i predicts cell i), and the cache.
         """
         c, (batch, n, _), device = self.config, x.shape, x.device
         blocks = [x.new_zeros(batch, 2 * c.kv_heads, n + slots, c.head_dim) for _ in self.layers]
@@ -486,7 +501,8 @@ class Llama(Regional):
         mask: Tensor | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Feed rows behind the cached ones, and write their keys and values into the cache; hidden rows [R, n, C], for :meth:`logits`.
+        """Feed rows behind the cached ones, and write their keys and values into the cache; hidden
+        rows [R, n, C], for :meth:`logits`.
 
         Args:
             x: rows [R, n, C]; R may be less than the cache's, then its first R rows are used.

@@ -1,10 +1,12 @@
-"""The linear layers and embeddings of all networks: fast products on a CPU, int8 weights, and weights off the compute device.
+"""The linear layers and embeddings of all networks: fast products on a CPU, int8 weights,
+and weights off the compute device.
 
-On a CPU a step multiplies large matrices by a handful of rows, and its time goes into reading the weights. The library call that reads
-them best follows from the number of rows and the processor's vendor, see :func:`linear`, and never from timing: equal calls give equal bits
-in every process on one machine with the same number of threads.
+On a CPU a step multiplies large matrices by a handful of rows, and its time goes into reading the weights. The library
+call that reads them best follows from the number of rows and the processor's vendor, see :func:`linear`, and never from
+timing: equal calls give equal bits in every process on one machine with the same number of threads.
 
-A host with little device memory (ComfyUI) loads a network partially: it gives layers a ``source``, which copies their weights for a call.
+A host with little device memory (ComfyUI) loads a network partially: it gives layers a ``source``,
+which copies their weights for a call.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Containers whose linear layers may be int8; those that may be off the device, and further ones by their last name. Embeddings,
-# norms, input and output layers keep their dtype, because their errors are visible first; the diffusion head is always loaded.
+# Containers whose linear layers may be int8; those that may be off the device, and further ones by their last name.
+# Embeddings, norms, input and output layers keep their dtype, because their errors are visible first; the diffusion
+# head is always loaded.
 _INT8_BLOCKS = frozenset(("encoder_blocks", "decoder_blocks", "res_blocks", "layers"))
 _STREAMED_BLOCKS, _STREAMED_NAMES = _INT8_BLOCKS - {"res_blocks"}, frozenset(("tok_embeddings", "words", "output"))
 _LARGEST = 127.0
@@ -39,9 +42,9 @@ PACKED_BYTES = 1 << 30
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear | None = None) -> Tensor:
     """x [..., in] times the transposed weight [out, in], plus the bias [out]; to [..., out].
 
-    On a CPU in fp32, oneDNN multiplies a large weight by three and more rows, in its own layout ("packed") where ``layer``, which
-    owns the weight, keeps a packed copy. One and two rows take F.linear, but on AMD's processors, where MKL is slow, two rows
-    are oneDNN's as well and one row is a batch of two half matrices.
+    On a CPU in fp32, oneDNN multiplies a large weight by three and more rows, in its own layout ("packed") where
+    ``layer``, which owns the weight, keeps a packed copy. One and two rows take F.linear, but on AMD's processors,
+    where MKL is slow, two rows are oneDNN's as well and one row is a batch of two half matrices.
     """
     if weight.numel() < LARGE_WEIGHT or not weight.is_contiguous() or not weight.is_cpu or not x.numel():
         return F.linear(x, weight, bias)
@@ -81,9 +84,9 @@ def _is_amd() -> bool:
 class Streamed:
     """Mixin of layers with ``weight`` and ``bias``, which a host's ``source`` provides while they are off the device.
 
-    A source has three methods: ``is_offloaded(layer)``; ``stream_weight(layer, x, rows=None)``, a context manager that gives weight and
-    bias on the device and in the dtype of ``x`` (some rows of the weight without bias); and ``look_up(layer, ids)``, rows ``ids`` int64
-    [...] of an embedding's weight, on the device of ``ids``.
+    A source has three methods: ``is_offloaded(layer)``; ``stream_weight(layer, x, rows=None)``, a context manager that
+    gives weight and bias on the device and in the dtype of ``x`` (some rows of the weight without bias); and
+    ``look_up(layer, ids)``, rows ``ids`` int64 [...] of an embedding's weight, on the device of ``ids``.
     """
 
     source: Any = None
@@ -155,7 +158,9 @@ def limit_packing(net: nn.Module) -> None:
 
 
 def streamed_layers(net: nn.Module) -> list[Streamed]:
-    """The layers of a network that may be off the device: of its blocks, the output layer, a language model's embedding."""
+    """The layers of a network that may be off the device: of its blocks, the output
+    layer, a language model's embedding.
+    """
     layers = [(name.split("."), module) for name, module in net.named_modules() if isinstance(module, Streamed)]
     return [layer for path, layer in layers if path[-1] in _STREAMED_NAMES or not _STREAMED_BLOCKS.isdisjoint(path)]
 
@@ -178,7 +183,8 @@ def remark(*nets: nn.Module) -> str:
 class Int8Linear(nn.Module):
     """A linear layer on a CPU whose weight is int8, one scale per output. Lossy.
 
-    Each row of activations is rounded with its own scale. The product is ``torch._int_mm``, whose sums are exact in int32.
+    Each row of activations is rounded with its own scale. The product is
+    ``torch._int_mm``, whose sums are exact in int32.
     """
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None):

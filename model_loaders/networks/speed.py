@@ -1,7 +1,8 @@
 """How the repeated parts of a network run: as written, or compiled. Results differ by rounding only.
 
-Compilation is regional: one function that runs many times (a transformer block, a diffusion step, a decode step) is compiled and reused
-for every block and step. Row counts and key lengths are symbolic, so that a run needs a few compilations, in the seconds after its start.
+Compilation is regional: one function that runs many times (a transformer block, a diffusion step, a decode step) is
+compiled and reused for every block and step. Row counts and key lengths are symbolic, so that a run needs a few
+compilations, in the seconds after its start.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Regional(nn.Module):
 
 
 class _Compiled:
-    """A compiled function. The compiler keeps at most a few results of a code object; every network has its own copy of the code."""
+    """A compiled function. The compiler keeps at most a few results of a code object; every
+    network has its own copy of the code.
+    """
 
     def __init__(self, function: Any):
         code = function.__code__.replace()
@@ -76,7 +79,9 @@ class _Compiled:
 
 
 def choose(net: Regional, speed: str, device: torch.device) -> None:
-    """Set how a network runs, which will compute on ``device``; a UserError for an unknown ``speed``, and "compile" without a compiler."""
+    """Set how a network runs, which will compute on ``device``; a UserError for an unknown
+    ``speed``, and "compile" without a compiler.
+    """
     if speed not in SPEEDS:
         raise UserError(f"speed: {speed!r} is none of {', '.join(SPEEDS)}; choose one of them.")
     if speed == COMPILE:

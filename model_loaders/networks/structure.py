@@ -7,12 +7,15 @@ from typing import Any
 
 from torch import nn
 
-# Building a network takes time per block. The deepest official one has 48 blocks; autoencoders have 5 levels of 2 blocks.
+# Building a network takes time per block. The deepest official one has 48 blocks; autoencoders have 5 levels of 2
+# blocks.
 MOST_BLOCKS, MOST_LEVELS = 512, 16
 
 
 def depth(names: Iterable[str], prefix: str, most: int = MOST_BLOCKS) -> int:
-    """Count the blocks ``<prefix>0.``, ``<prefix>1.``, ...; a ValueError if they are not numbered without gaps, or more than ``most``."""
+    """Count the blocks ``<prefix>0.``, ``<prefix>1.``, ...; a ValueError if they are not numbered
+    without gaps, or more than ``most``.
+    """
     found = {name[len(prefix) :].split(".", 1)[0] for name in names if name.startswith(prefix)}
     if len(found) > most:
         raise ValueError(f"it has {len(found)} blocks named {prefix}*, more than the limit of {most}")

@@ -1,10 +1,12 @@
-"""TA-Tok, Tar's semantic tokenizer, with the official parameter names: images to codes, and codes to the features of the de-tokenizers.
+"""TA-Tok, Tar's semantic tokenizer, with the official parameter names: images to codes, and codes
+to the features of the de-tokenizers.
 
-Sources: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898); Tschannen et al. 2025 (SigLIP 2, arXiv 2502.14786) for both vision
-transformers; Zhu et al. 2024 (SimVQ, arXiv 2411.02038) for the codebook, a learned projection of a table, compared on the unit sphere.
+Sources: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898); Tschannen et al. 2025 (SigLIP 2, arXiv
+2502.14786) for both vision transformers; Zhu et al. 2024 (SimVQ, arXiv 2411.02038) for the codebook, a learned
+projection of a table, compared on the unit sphere.
 
-Not used and not built, see :func:`unused`: both attention-pool heads, and everything behind the second last layer of the image encoder,
-whose output is the feature map.
+Not used and not built, see :func:`unused`: both attention-pool heads, and everything behind the second last layer of
+the image encoder, whose output is the feature map.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from .structure import depth
 
 TABLE = "bottleneck.regularizer.embedding.weight"
 NORM_EPS = 1e-6
-# Attention heads, which no state dict holds. Image encoder by width: SigLIP's B, L and so400m; otherwise heads of width 64.
+# Attention heads, which no state dict holds. Image encoder by width: SigLIP's B, L and so400m; otherwise heads of width
+# 64.
 ENCODER_HEADS = {768: 12, 1024: 16, 1152: 16}
 DECODER_HEADS = 12
 _ENCODER, _DECODER = "encoder.encoder.layers.", "decoder.vision_model.encoder.layers."
@@ -61,10 +64,11 @@ class TATokConfig:
         encoder_heads: int | None = None,
         input_size: int | None = None,
     ) -> TATokConfig:
-        """Derive the shape from official parameter names, without the image encoder if no name starts with ``encoder.``; a KeyError or
-        ValueError if it is none of a TA-Tok, or the arguments do not fit.
+        """Derive the shape from official parameter names, without the image encoder if no name starts with
+        ``encoder.``; a KeyError or ValueError if it is none of a TA-Tok, or the arguments do not fit.
 
-        Head counts are the official ones if they are None, and ``input_size`` 384 for the official encoder, else what the patches cover.
+        Head counts are the official ones if they are None, and ``input_size`` 384 for the official
+        encoder, else what the patches cover.
         """
         codes, code_width = state[TABLE].shape
         prefix = "decoder.vision_model."
@@ -87,7 +91,8 @@ class TATokConfig:
         if encoder_heads < 1 or width % encoder_heads:
             wrong = f"{encoder_heads} attention heads of the encoder do not fit the width {width}"
             raise ValueError(f"{wrong}; its metadata may lack an entry encoder_heads")
-        # The official file holds the whole encoder, whose last layer is unused; a file saved from this network lacks it.
+        # The official file holds the whole encoder, whose last layer is unused; a file saved from this network lacks
+        # it.
         blocks = depth(state, _ENCODER) - any(name.startswith(_LAST) for name in state)
         hidden = state[f"{_ENCODER}0.mlp.fc1.weight"].shape[0]
         return TATokConfig(*decoder, blocks, encoder_heads, hidden, patch, side, input_size)
@@ -147,7 +152,9 @@ class _Tower(nn.Module):
 
 
 class SimVQ(nn.Module):
-    """The codebook: rows of a table, projected and normalised in fp32, so that rounding does not change which code is nearest."""
+    """The codebook: rows of a table, projected and normalised in fp32, so that rounding
+    does not change which code is nearest.
+    """
 
     def __init__(self, codes: int, width: int):
         super().__init__()
@@ -231,8 +238,9 @@ class TATok(nn.Module):
         return self.encode_task_layer(x)
 
     def codes(self, images: Tensor, pool: int = 1) -> Tensor:
-        """Codes int64 [B, n], in raster order, of images [B, 3, H, W] in 0..1, which are resized to a square; officially n is 729, 169 or
-        81 for ``pool`` 1, 2 or 3."""
+        """Codes int64 [B, n], in raster order, of images [B, 3, H, W] in 0..1, which are resized to a square;
+        officially n is 729, 169 or 81 for ``pool`` 1, 2 or 3.
+        """
         return self.bottleneck.codes(self.pooled(images, pool))
 
     def features(self, codes: Tensor) -> Tensor:
@@ -257,8 +265,9 @@ class TATokModel:
 
     @torch.no_grad()
     def codes(self, images: Tensor, pool: int = 1) -> Tensor:
-        """See :meth:`TATok.codes`; a UserError without an image encoder, or if ``images`` or ``pool`` are invalid. Images may be on any
-        device; the codes are on the network's."""
+        """See :meth:`TATok.codes`; a UserError without an image encoder, or if ``images`` or ``pool`` are invalid.
+        Images may be on any device; the codes are on the network's.
+        """
         c = self.net.config
         if not c.encoder_depth:
             lacks = f"{self.name} holds no picture encoder, only the side of the codes"

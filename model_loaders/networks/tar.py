@@ -1,7 +1,7 @@
 """Tar's language model with its prompt template.
 
-Source: Han et al. 2025, "Vision as a Dialect: Unifying Visual Understanding and Generation via Text-Aligned Representations" (Tar, arXiv
-2506.18898). Its network is Qwen2.5's with image codes in the vocabulary; see ``llama.py``.
+Source: Han et al. 2025, "Vision as a Dialect: Unifying Visual Understanding and Generation via Text-Aligned
+Representations" (Tar, arXiv 2506.18898). Its network is Qwen2.5's with image codes in the vocabulary; see ``llama.py``.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ class TarModel:
         return self.special.code, self.special.code + self.special.codes
 
     def prompt(self, text: Any, scale: int) -> list[int]:
-        """Token ids of a prompt, up to the special token of the scale (0 to ``len(sides) - 1``), which the codes follow.
+        """Token ids of a prompt, up to the special token of the scale (0 to
+        ``len(sides) - 1``), which the codes follow.
 
-        A chat model gets the text in its chat template, with the official system sentence; any other model gets the text alone. Names of
-        special tokens in it are plain text. A UserError if it is no text, too long, or encoded as a special token, or for an unknown scale.
+        A chat model gets the text in its chat template, with the official system sentence; any other model gets the
+        text alone. Names of special tokens in it are plain text. A UserError if it is no text, too long, or encoded as
+        a special token, or for an unknown scale.
         """
         if not 0 <= scale < len(self.sides):
             have = " or ".join(str(side**2) for side in self.sides)
