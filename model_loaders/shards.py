@@ -55,6 +55,7 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
             return _complete(path.parent, _named(path, field), field)
         chosen = _set_of(path.name)
         return [path] if chosen is None else _complete(path.parent, chosen.names(), field)
+
     candidates = _candidates(path, field)
     if not candidates:
         others = [name for name in os.listdir(path) if name.lower().endswith(_WEIGHTS)]
@@ -64,9 +65,10 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
         )
     if len(candidates) > 1:
         raise UserError(
-            f"{field}: {path.name} holds the weights of several models ({', '.join(candidates)[:160]}); choose a file of "
-            "one of them, or move the others to a folder of their own"
+            f"{field}: {path.name} holds the weights of several models ({', '.join(candidates)[:160]}); "
+            "choose a file of one of them, or move the others to a folder of their own"
         )
+
     return _complete(path, next(iter(candidates.values())), field)
 
 
@@ -75,7 +77,8 @@ def _set_of(name: str) -> _Set | None:
     match = _SHARD.fullmatch(name)
     if match is None or not 1 <= int(match["number"]) <= int(match["count"]) <= _MOST_SHARDS:
         return None
-    return _Set(match["stem"], match["count"], match["suffix"], len(match["number"]))
+
+    return _Set(stem=match["stem"], total=match["count"], suffix=match["suffix"], width=len(match["number"]))
 
 
 def _candidates(folder: Path, field: str) -> dict[str, list[str]]:
@@ -85,16 +88,20 @@ def _candidates(folder: Path, field: str) -> dict[str, list[str]]:
     """
     names = sorted(os.listdir(folder))
     sets = [shards for name in names if (shards := _set_of(name))]
+
     for stem, suffix in _SINGLE:
         found = {str(shards): shards.names() for shards in sets if shards.suffix == suffix}
-        index = folder / f"{stem}.{suffix}{_INDEX}"
+        single = f"{stem}.{suffix}"
+        index = folder / f"{single}{_INDEX}"
         stated = _named(index, field) if found and os.path.lexists(index) else []
-        if f"{stem}.{suffix}" in names:
-            found[f"{stem}.{suffix}"] = [f"{stem}.{suffix}"]
+
+        if single in names:
+            found[single] = [single]
         elif stated in found.values():
             return {index.name: stated}
         if found:
             return found
+
     return {}
 
 
@@ -106,6 +113,7 @@ def _named(index: Path, field: str) -> list[str]:
         raise UserError(
             f"{field}: {index.name} in {index.parent} does not name weight files of its folder; get it again"
         )
+
     return names
 
 
@@ -122,4 +130,5 @@ def _complete(folder: Path, names: Sequence[str], field: str) -> list[Path]:
             f"{field}: {folder.name} holds {len(names) - len(missing)} of {len(names)} shards and lacks "
             f"{listed(missing, 2)}; put them into the same folder"
         )
+
     return [member(folder / name, field) for name in names]
