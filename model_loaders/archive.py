@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from .formats import SUFFIXES
+
 _MAX_RECORDS = 20_000
 _MAX_PICKLE = 1 << 24  # bytes; a checkpoint of 1000 tensors has 150 kB
 _MAX_WORK = 400_000  # operations; a tensor takes about 35
@@ -23,7 +25,6 @@ _MAX_DEPTH = 100  # of values inside each other; an optimizer's state has about 
 _PROTOCOL = 2  # of torch.save, unless it is told otherwise
 # An extra field of a zip record with another name for it, which Python reads from 3.12 on and torch does not.
 _UNICODE_PATH = 0x7075
-_WEIGHTS = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")
 
 # Classes that torch.save writes without arguments, and their content as separate operations.
 _CONTAINERS = ("collections OrderedDict", "argparse Namespace", "easydict EasyDict")
@@ -164,7 +165,7 @@ def _expect_checkpoint(records: list[zipfile.ZipInfo]) -> None:
         raise Refused("is an archive of NumPy arrays", "save them as tensors in a .safetensors file")
 
     if not any(name.lower().endswith("/data.pkl") for name in names):
-        inside = [name for name in names if name.lower().endswith(_WEIGHTS)]
+        inside = [name for name in names if name.lower().endswith(SUFFIXES)]
         if inside:
             raise Refused(f"is a zip archive that holds {inside[0][:80]}", "unpack it and choose the file inside")
         raise Refused("is a zip archive without a checkpoint", "choose another file")

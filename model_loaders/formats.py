@@ -10,6 +10,9 @@ import codecs
 import re
 from collections.abc import Iterable, Mapping
 
+# What the names of weight files end with.
+SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt", ".bin")
+
 _CHOOSE = "choose a .safetensors file or a torch checkpoint"
 _SHORTEST = 8  # bytes; fewer than any file of weights has
 _UNPACK = "unpack it and choose the file inside"

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 from ..errors import UserError
 from .families import KINDS
-from .transfer import WEIGHTS, Missing, Remote, download, readable_size, spoiled
+from .formats import SUFFIXES
+from .transfer import Missing, Remote, download, readable_size, spoiled
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # The decoder of LlamaGen's text-to-image models, and the TA-Tok of files that name none.
@@ -88,12 +89,12 @@ class Entry:
     @property
     def weights(self) -> set[str]:
         """Names of the weight files in the folder of an entry of several files."""
-        return {part.name for part in self.files if part.name.endswith(WEIGHTS)}
+        return {part.name for part in self.files if part.name.endswith(SUFFIXES)}
 
     @property
     def pinned(self) -> bool:
         """Whether the sha256 of all weights is known."""
-        digests = [part.sha256 for part in self.files if part.name.endswith(WEIGHTS)]
+        digests = [part.sha256 for part in self.files if part.name.endswith(SUFFIXES)]
         return bool(digests) and all(digests)
 
     @property
@@ -392,13 +393,15 @@ def _usable(path: Path, entry: Entry) -> bool:
         return not spoiled(path)
 
     weights = entry.weights
-    names = {file.name for file in path.iterdir() if file.suffix in WEIGHTS}
+    names = {file.name for file in path.iterdir() if file.suffix in SUFFIXES}
     return _complete(entry, {name for name in names if name not in weights or not spoiled(path / name)})
 
 
 def decoder_for(choice: str, family: str, stated: str | None = None, text: bool = False) -> str:
-    """The id of the decoder that "auto" selects for a model: that of its catalogue entry (chosen by id or file), or
-    stated in the file's metadata, or the official one; LlamaGen's text-to-image models (``text``) have their own.
+    """The id of the decoder that "auto" selects for a model.
+
+    It is that of the model's catalogue entry (chosen by id or file), or stated in the file's metadata, or the official
+    one; LlamaGen's text-to-image models (``text``) have their own.
     """
     return stated_decoder(choice, family, stated) or (_TEXT_DECODER if text else KINDS[family].decoder)
 

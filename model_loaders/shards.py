@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from ..errors import UserError
 from .checkpoint import member, read_json
+from .formats import SUFFIXES
 from .wrappers import listed
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.(?P<suffix>\w+)")
 _INDEX = ".index.json"
 # Files of a model folder in order of preference: Hugging Face's tools write the same weights in both formats.
 _SINGLE = (("model", "safetensors"), ("pytorch_model", "bin"))
-_WEIGHTS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin")
 _MOST_SHARDS = 1000
 
 
@@ -58,7 +58,7 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
 
     candidates = _candidates(path, field)
     if not candidates:
-        others = [name for name in os.listdir(path) if name.lower().endswith(_WEIGHTS)]
+        others = [name for name in os.listdir(path) if name.lower().endswith(SUFFIXES)]
         only = f", only {listed(others)}" if others else ""
         raise UserError(
             f"{field}: {path} holds no model.safetensors or shards{only}; choose a folder or file with {what}"
@@ -119,7 +119,7 @@ def _named(index: Path, field: str) -> list[str]:
 
 def _is_weight_file(name: str) -> bool:
     """Whether a name can be that of a weight file without a folder, on any system."""
-    return PureWindowsPath(name).name == name and name.isprintable() and name.lower().endswith(_WEIGHTS)
+    return PureWindowsPath(name).name == name and name.isprintable() and name.lower().endswith(SUFFIXES)
 
 
 def _complete(folder: Path, names: Sequence[str], field: str) -> list[Path]:

@@ -29,14 +29,12 @@ from urllib.parse import urlsplit
 from safetensors import safe_open
 
 from ..errors import UserError, first_line
-from .formats import printable
+from .formats import SUFFIXES, printable
 
 T = TypeVar("T")
 
 # Called with (bytes that are here, bytes in all or 0) several times a second; what it raises cancels the download.
 Report = Callable[[int, int], None]
-
-WEIGHTS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin")
 
 _TICK = 0.1  # seconds between two reports
 _CHUNK = 1 << 16  # bytes
@@ -88,7 +86,7 @@ class Remote:
         """Bytes beyond which a transfer is ended whose size the server does not state."""
         if self.size is not None:
             return int(self.size * _ABOUT)
-        return _MOST_WEIGHTS if self.name.endswith(WEIGHTS) else _MOST_OTHER
+        return _MOST_WEIGHTS if self.name.endswith(SUFFIXES) else _MOST_OTHER
 
 
 def readable_size(count: float) -> str:
@@ -119,7 +117,7 @@ def not_a_model_file(head: bytes, name: str) -> str:
         return "an error message"
 
     is_sentence = len(head.split()) > 1 and printable(head)  # such as "Entry not found"
-    return "a text" if is_sentence and name.endswith(WEIGHTS) else ""
+    return "a text" if is_sentence and name.endswith(SUFFIXES) else ""
 
 
 def spoiled(path: Path) -> str:
@@ -567,7 +565,7 @@ def _damage(path: Path, suffix: str) -> str:
                 return ""
         if suffix == ".json":
             json.loads(path.read_text(encoding="utf-8"))
-        elif suffix in WEIGHTS and not zipfile.is_zipfile(path):
+        elif suffix in SUFFIXES and not zipfile.is_zipfile(path):
             return "is no whole torch checkpoint"
     except Exception as error:  # a damaged file can raise any exception
         return f"is no whole {suffix} file ({first_line(error)})"

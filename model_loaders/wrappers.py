@@ -1,9 +1,8 @@
-"""Weights in the files of training scripts: containers, prefixes of wrappers, averaged weights
-beside the trained ones, arguments.
+"""Weights in the files of training scripts.
 
-A script saves a dictionary of weights alone, or below a name ("model", "state_dict", "ema"), and the name of
-every weight may begin with that of a module around the network ("module.", "model."). Both are removed here
-until the weights have their own names.
+A script saves a dictionary of weights alone, or below a name ("model", "state_dict", "ema"), and the name of every
+weight may begin with that of a module around the network ("module.", "model."). Both are removed here until the weights
+have their own names. Averaged weights may lie beside the trained ones, and so may the arguments of the training.
 """
 
 from __future__ import annotations

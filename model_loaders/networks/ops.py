@@ -197,7 +197,7 @@ def offloaded_bytes(net: nn.Module) -> int:
 def remark(*nets: nn.Module) -> str:
     """What a report says about networks with int8 weights, or with weights off the device; "" for others."""
     if any(isinstance(module, Int8Linear) for net in nets for module in net.modules()):
-        return "int8 weights: the pictures differ from those of fp32, see docs/benchmarks/speed.md"
+        return "int8 weights: the images differ from those of fp32, see docs/benchmarks/speed.md"
 
     offloaded = sum(map(offloaded_bytes, nets))
     if not offloaded:
