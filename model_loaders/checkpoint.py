@@ -201,31 +201,38 @@ def read(
     """
     if weights not in WEIGHTS:
         raise UserError(f"weights: {str(weights)[:40]!r} is not known; choose {', '.join(WEIGHTS)}")
+
     whole = Checkpoint({}, {}, Path(path), field)
     for shard in shards or [whole.path]:
-        file = Checkpoint({}, {}, shard, field, notes=whole.notes)
-        if _is_pickled(file):
-            state, metadata, averaged = _read_pickled(file, weights)
-        else:
-            state, metadata = _read_safetensors(file, skip)
-            averaged = False  # such a file does not say so
-
-        state, counted = unwrapped(state)
-        whole = replace(whole, averaged=whole.averaged or averaged or counted)
-        if not state and skip is None:
-            raise file.error("holds no tensors", "choose a file with a model's weights")
-
-        state = {name: tensor for name, tensor in state.items() if not (skip and skip(name))}
-        for name, tensor in state.items():
-            if not all(1 <= n <= _LONGEST_AXIS for n in tensor.shape):
-                raise file.error(f"holds a tensor that is empty or too large ({name[:80]}: {_shape(tensor)})")
-
-        if twice := state.keys() & whole.state.keys():
+        file = _read_file(Checkpoint({}, {}, shard, field, notes=whole.notes), skip, weights)
+        if twice := file.state.keys() & whole.state.keys():
             raise file.error(f"holds {min(twice)[:80]}, which another shard holds too", "get the shards again")
 
-        whole.state.update(state)
-        whole.metadata.update(metadata)
+        whole.state.update(file.state)
+        whole.metadata.update(file.metadata)
+        whole = replace(whole, averaged=whole.averaged or file.averaged)
+
     return whole
+
+
+def _read_file(file: Checkpoint, skip: Callable[[str], bool] | None, weights: str) -> Checkpoint:
+    """The contents of one file, see :func:`read`; ``file`` has its path and the input that selected it."""
+    if _is_pickled(file):
+        state, metadata, averaged = _read_pickled(file, weights)
+    else:
+        state, metadata = _read_safetensors(file, skip)
+        averaged = False  # such a file does not say so
+
+    state, counted = unwrapped(state)
+    if not state and skip is None:
+        raise file.error("holds no tensors", "choose a file with a model's weights")
+
+    state = {name: tensor for name, tensor in state.items() if not (skip and skip(name))}
+    for name, tensor in state.items():
+        if not all(1 <= n <= _LONGEST_AXIS for n in tensor.shape):
+            raise file.error(f"holds a tensor that is empty or too large ({name[:80]}: {_shape(tensor)})")
+
+    return replace(file, state=state, metadata=metadata, averaged=averaged or counted)
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:

@@ -88,6 +88,29 @@ class TextEncoder:
         return [features[text] for text in texts]
 
 
+def _shape(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Arguments of T5Config that the weights prove, without dropout.
+
+    Raises:
+        KeyError, ValueError: if the weights are not those of a T5 encoder.
+    """
+    rows, width = state[_SHARED].shape
+    buckets, heads = state[f"{_LAYER}.0.SelfAttention.relative_attention_bias.weight"].shape
+    gated = f"{_LAYER}.1.DenseReluDense.wi_0.weight" in state
+    feed_forward = state[f"{_LAYER}.1.DenseReluDense.{'wi_0' if gated else 'wi'}.weight"]
+    return {
+        "vocab_size": rows,
+        "d_model": width,
+        "d_kv": len(state[f"{_LAYER}.0.SelfAttention.q.weight"]) // heads,
+        "num_heads": heads,
+        "d_ff": len(feed_forward),
+        "num_layers": depth(state, "encoder.block."),
+        "relative_attention_num_buckets": buckets,
+        "feed_forward_proj": "gated-gelu" if gated else "relu",
+        "dropout_rate": 0.0,
+    }
+
+
 def _stated(file: ck.Checkpoint, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of T5Config that a configuration states."""
     stated = {}
@@ -124,32 +147,17 @@ def load_text_encoder(
     settings = file.settings("config", beside=file.stem in _NAMES)
 
     words = load_tokenizer(Path(tokenizer) if tokenizer else file.folder, "", {}, file.field)
-    state = file.state
     with ck.misfits(file):
         # Files have either of the two names or both.
-        matrix = state[_SHARED if _SHARED in state else _COPY]
-        state[_SHARED] = matrix
-        state[_COPY] = matrix
-        rows, width = state[_SHARED].shape
-        buckets, heads = state[f"{_LAYER}.0.SelfAttention.relative_attention_bias.weight"].shape
-        gated = f"{_LAYER}.1.DenseReluDense.wi_0.weight" in state
-        config = T5Config(
-            vocab_size=rows,
-            d_model=width,
-            d_kv=len(state[f"{_LAYER}.0.SelfAttention.q.weight"]) // heads,
-            num_heads=heads,
-            d_ff=len(state[f"{_LAYER}.1.DenseReluDense.{'wi_0' if gated else 'wi'}.weight"]),
-            num_layers=depth(state, "encoder.block."),
-            relative_attention_num_buckets=buckets,
-            feed_forward_proj="gated-gelu" if gated else "relu",
-            is_encoder_decoder=False,
-            use_cache=False,
-            dropout_rate=0.0,
-            **_stated(file, settings),
-        )
+        matrix = file.state[_SHARED if _SHARED in file.state else _COPY]
+        file.state[_SHARED] = matrix
+        file.state[_COPY] = matrix
+        config = T5Config(**_shape(file.state), is_encoder_decoder=False, use_cache=False, **_stated(file, settings))
 
     expect_stated(file, settings, {name: getattr(config, name) for name in PROVED})
-    expect_fixed(file, settings, GATED if gated else PLAIN)
+    expect_fixed(file, settings, GATED if config.is_gated_act else PLAIN)
+
+    rows = config.vocab_size
     if _END not in words.special_tokens or max(words.size, words.special_tokens[_END] + 1) > rows:
         raise file.error(f"has {rows} tokens, its tokenizer {words.size}", "put the tokenizer of the same model there")
 

@@ -173,20 +173,9 @@ def _build(spec: dict[str, Any], where: str, field: str, letters: bool) -> Token
 
     with library_errors(f"{field}: {where} is no tokenizer"):
         special_tokens = {str(entry["content"]): _id(entry["id"]) for entry in spec.get("added_tokens") or []}
-        model = dict(spec["model"])
-        if model.get("type") == "WordLevel":  # its vocabulary also contains the added tokens
-            unknown = model.get("unk_token")
-            words = model["vocab"].items()
-            model["vocab"] = {word: _id(n) for word, n in words if word == unknown or word not in special_tokens}
-
-        plain = {
-            "version": "1.0",
-            "model": model,
-            "normalizer": spec.get("normalizer"),
-            "pre_tokenizer": spec.get("pre_tokenizer"),
-        }
+        plain = _without_added(spec, special_tokens)
         check_components(plain, where, field)
-        _check_pieces(model)
+        _check_pieces(plain["model"])
 
         kept = _kept(special_tokens) if letters else []
         library = Library.from_str(json.dumps({**plain, "added_tokens": kept}))
@@ -208,8 +197,24 @@ def _build(spec: dict[str, Any], where: str, field: str, letters: bool) -> Token
     return Tokenizer(
         encode=lambda text: list(ids(text)),
         special_tokens=special_tokens,
-        size=len(model["vocab"]),
+        size=len(plain["model"]["vocab"]),
     )
+
+
+def _without_added(spec: Mapping[str, Any], special_tokens: Mapping[str, int]) -> dict[str, Any]:
+    """What a ``tokenizer.json`` says of text, without its added tokens."""
+    model = dict(spec["model"])
+    if model.get("type") == "WordLevel":  # its vocabulary also contains the added tokens
+        unknown = model.get("unk_token")
+        words = model["vocab"].items()
+        model["vocab"] = {word: _id(n) for word, n in words if word == unknown or word not in special_tokens}
+
+    return {
+        "version": "1.0",
+        "model": model,
+        "normalizer": spec.get("normalizer"),
+        "pre_tokenizer": spec.get("pre_tokenizer"),
+    }
 
 
 def _kept(special_tokens: Mapping[str, int]) -> list[dict[str, Any]]:
