@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 from ...errors import UserError
@@ -97,7 +98,7 @@ def plain_steps(
             batch = HeadBatch(z.flatten(1, 2), plan.scale[b, p, None], start[b, p], noise[:, b, p], table)
             if window:
                 paths = Paths(run, batch, window, CounterRNG(keys[b, p]))
-                tokens = paths.finish(torch.arange(len(b)))
+                tokens = paths.finish(np.arange(len(b)))
             else:
                 tokens = transformer.denoise(run, batch)
             run.tokens[b, p] = tokens
