@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,30 @@ torch.set_num_threads(1)  # the networks are small: two threads take as long and
 # The first example of a test also pays for lazy imports, and a busy machine is slow at any of them.
 settings.register_profile("fastar", deadline=None)
 settings.load_profile("fastar")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked slow
+def pytest_collection_modifyitems(items):
+    """Apply ``@pytest.mark.fast_cases``: the other cases of the test are slow.
+
+    Its arguments are ids of cases, or one number n for the first n cases.
+    """
+    seen = Counter()
+    for item in items:
+        mark = item.get_closest_marker("fast_cases")
+        if mark is None:
+            continue
+
+        test = item.nodeid.split("[")[0]
+        position = seen[test]
+        seen[test] += 1
+
+        if isinstance(mark.args[0], int):
+            fast = position < mark.args[0]
+        else:
+            fast = item.callspec.id in mark.args
+        if not fast:
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(wrapper=True)

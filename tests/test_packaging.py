@@ -191,6 +191,7 @@ def test_the_archive_holds_no_development_files(shipped):
     assert release.size([name for name in shipped if ".safetensors" in str(name)])[0] < release.MOST_CHECKPOINT_BYTES
 
 
+@pytest.mark.slow
 def test_the_archive_works_alone(shipped, tmp_path):
     archive, folder = tmp_path / "pack.zip", tmp_path / "fastar-nodes"
     with zipfile.ZipFile(archive, "w") as f:

@@ -142,6 +142,7 @@ DEMO = [
 
 
 @pytest.mark.parametrize(("line", "names", "passes", "models"), DEMO)
+@pytest.mark.fast_cases(2)
 def test_models_of_the_demo(cli, tiny_demo, line, names, passes, models):
     rows = table(cli(f"compare --device cpu --json c.json {line}"))
     assert [name.split(" ")[0] for name in rows] == names.split()

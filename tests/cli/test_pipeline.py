@@ -65,6 +65,7 @@ def pipeline(files, tiny_demo):
 
 
 @pytest.mark.parametrize("case", SAME)
+@pytest.mark.fast_cases("mar", "llamagen", "hybrid")
 def test_the_same_call_gives_the_images_of_the_command_line(case, cli, files, pipeline, monkeypatch):
     named, call, line = SAME[case]
     images, report = pipeline(**named)(**call, seed=11)

@@ -40,6 +40,7 @@ def same(a: Path, b: Path = ORIGINAL) -> bool:
     return equal and mine.net.config == other.net.config and mine.prompt("a boat") == other.prompt("a boat")
 
 
+@pytest.mark.slow
 def test_layouts_shards_and_pickles_are_the_same(tmp_path, folder, state):
     assert same(in_transformers_layout(tmp_path / "transformers"))
     torch.save(state, folder / "pytorch_model.bin")

@@ -191,6 +191,7 @@ def test_only_blocks_are_replaced(root):
 
 
 @pytest.mark.parametrize("sampler", ["mar", "fasthybrid", "lazymar"])
+@pytest.mark.fast_cases("mar")
 def test_mar_samplers(root, sampler):
     entry, found = find(sampler), {}
     for dtype in ("fp32", "int8"):
@@ -204,6 +205,7 @@ def test_mar_samplers(root, sampler):
     assert found["int8"].report.note.startswith("int8 weights") and not found["fp32"].report.note
 
 
+@pytest.mark.slow
 def test_image_of_a_batch_equals_the_image_alone(root):
     model, entry = load_llamagen(root / "demo" / "checkpoints" / "llamagen-low.safetensors", "int8"), find("llamagen")
     with torch.inference_mode():

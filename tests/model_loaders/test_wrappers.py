@@ -64,6 +64,7 @@ PREFIXES = (
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.fast_cases(6)
 def test_prefixes(tmp_path: Path, prefix: str) -> None:
     assert holds(load(tmp_path, prefixed(prefix, TRAINED)), TRAINED)
     assert holds(load(tmp_path, {"state_dict": prefixed(prefix, TRAINED), "epoch": 3}), TRAINED)
@@ -140,6 +141,7 @@ AVERAGES: dict[str, Callable[[State], dict]] = {
 
 
 @pytest.mark.parametrize("key", AVERAGES)
+@pytest.mark.fast_cases(4)
 def test_averaged_weights_are_taken_unless_the_user_says_otherwise(tmp_path: Path, key: str) -> None:
     content = {"model": TRAINED, **AVERAGES[key](AVERAGED)}
     model = load(tmp_path, content)

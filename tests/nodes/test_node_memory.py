@@ -63,6 +63,7 @@ def run(request, monkeypatch):
     return NODES[request.param]
 
 
+@pytest.mark.fast_cases("MAR Sampler", "Tar Prompt", "VAE Encode", "VAE Decode")
 def test_a_call_that_fails_leaves_the_result(run, monkeypatch):
     whole = run()
     with Faults() as counted:

@@ -229,6 +229,7 @@ def test_a_spoilt_record_of_lazymar_fails_where_it_is_spoilt(lazymar_folder):
 
 
 @pytest.mark.parametrize("family", ["harmon", "unipic"])
+@pytest.mark.slow
 def test_all_recorded_cases_of_hybrids_agree(family):
     found = verdicts(hybrid.cases, HERE / family)
     odd = {name: verdict for name, verdict in found.items() if verdict != "ok"}
@@ -265,6 +266,7 @@ def test_all_recorded_cases_of_janus_agree():
     assert counted == kinds and len(found) == sum(kinds.values()) + 2
 
 
+@pytest.mark.slow
 def test_transformers_layout_and_a_changed_number_of_janus(tmp_path):
     shutil.copytree(JANUS, tmp_path / "x", ignore=shutil.ignore_patterns("transformers", "sharded"))
     in_transformers_layout(tmp_path / "x/transformers")

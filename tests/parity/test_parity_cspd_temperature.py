@@ -78,6 +78,7 @@ def replay(folder, record: Record):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.fast_cases("cool")
 def test_a_recorded_run_is_reproduced(mar_fixtures, name):
     record = Record(mar_fixtures, name)
     result = replay(mar_fixtures, record)

@@ -126,6 +126,7 @@ def test_grid_errors(field, args):
 
 
 @pytest.mark.parametrize("shape", [(300, 2), (3000, 2), (2, 3000), (100_000, 1), (1, 100_000), (2200, 2200)])
+@pytest.mark.fast_cases(3)
 def test_elongated_and_large_pictures_are_fitted(shape) -> None:
     out = p.compare_grid([flat(RED, 1, *shape), flat(BLUE)], ["a", "b"], [None, None])
     assert max(out.shape[:2]) <= drawing.LONGEST and (out == np.array(BLUE)).all(-1).any()

@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
 from fastar_nodes.samplers.registry import SAMPLERS
 
 SCRIPT = """
@@ -39,6 +40,7 @@ def digests(reverse: bool) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_bits(root: Path) -> None:
     paths = os.pathsep.join([str(root / "tests"), *filter(None, sys.path)])
     running = [

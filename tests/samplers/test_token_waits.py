@@ -21,6 +21,7 @@ def test_a_pass_waits_for_nothing(name):
 
 
 @pytest.mark.parametrize("name", ["window, zipar, text", "window, guided at first", "prompt, window"])
+@pytest.mark.fast_cases(1)
 def test_a_window_waits_once_for_what_became_certain(name):
     """Also where an image is finished and leaves the batch."""
     middle = waits_of(name)[1:-1]
@@ -29,6 +30,7 @@ def test_a_window_waits_once_for_what_became_certain(name):
     assert "jacobi.py" in line
 
 
+@pytest.mark.slow
 def test_mulosd_waits_for_its_rejections_and_for_the_check_of_pixels():
     """Three blocks are enlarged and judged, and all but the last reduced; calls of a draft in windows wait once."""
     middle = waits_of("mulosd, rows in windows")[1:-1]

@@ -40,6 +40,7 @@ def start(name, **more):
 
 
 @pytest.mark.parametrize("name", MOST)
+@pytest.mark.fast_cases("mar", "fasthybrid", "lazymar", "cspd")
 def test_an_ar_step_waits_at_most_so_often(name):
     with counted_waits() as waits:
         found, _ = waits_of_steps(start(name), waits)
@@ -63,6 +64,7 @@ def test_ar_steps_that_are_verified_together_wait_once():
 
 
 @pytest.mark.parametrize("name", ["mar, speculation", "cspd, speculation"])
+@pytest.mark.fast_cases("mar, speculation")
 def test_a_window_waits_twice_at_most(name):
     """A window is a head call: of L = 3 drafted steps, or in CSpD of the whole path first.
 

@@ -69,6 +69,7 @@ def test_reflection_is_exact_and_accepts_as_often_as_any_coupling_can(shift):
 
 
 @pytest.mark.parametrize("wide", [0.5, 0.9, 1.02, 1.6])
+@pytest.mark.fast_cases("0.9")
 def test_reshaping_is_exact_and_accepts_as_often_as_any_coupling_can(wide):
     y, q = drafts([2.0], [1.0])
     keys = rng()

@@ -53,6 +53,7 @@ def test_given_tokens_come_back_bit_for_bit_and_are_shown_at_every_step(case):
     assert int(seen[0].decided.sum()) < 32 and bool(seen[-1].decided.all())
 
 
+@pytest.mark.fast_cases("mar", "fasthybrid")
 def test_all_of_it_is_a_new_picture_bit_for_bit(case):
     anew, plain = run(case, Edit(picture(), torch.ones(1, 4, 4))), run(case, None)
     assert torch.equal(anew.latents, plain.latents) and anew.report.counts == plain.report.counts

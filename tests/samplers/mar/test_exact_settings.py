@@ -64,6 +64,7 @@ def sampled(request):
 
 
 @pytest.mark.parametrize(("name", "settings", "claim"), CASES, ids=str)
+@pytest.mark.fast_cases(18)
 def test_claims_hold(sampled, name, settings, claim):
     made = SAMPLERS[name].settings(**BASE, **settings)
     assert (made.exact(4), made.lossless()) == (claim == EXACT, claim == LOSSLESS)
@@ -84,6 +85,7 @@ def test_claims_hold(sampled, name, settings, claim):
     ],
     ids=str,
 )
+@pytest.mark.fast_cases(2)
 def test_caches_that_are_refreshed_at_every_ar_step_change_nothing(sampled, name, settings):
     alone = sampled(name, SAMPLERS[name].settings(**BASE, **settings))
     cached = SAMPLERS[f"{name}+lazymar"].settings(**BASE, **settings, refresh_period=1)

@@ -56,6 +56,7 @@ def test_guidance_weights_in_full(schedule, steps):
     ],
     ids=str,
 )
+@pytest.mark.fast_cases(2)
 def test_equals_the_slow_reference(model, changes):
     """Lookahead k = 3 of 6 AR steps, 6 diffusion steps and 5 guided ones."""
     s = FastHybridSettings(**{**SLOW, **changes})

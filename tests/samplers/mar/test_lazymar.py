@@ -153,6 +153,7 @@ caches = st.fixed_dictionaries(
 @given(
     st.integers(1, 20), st.integers(0, 9), st.sets(st.integers(0, 15), min_size=1), st.integers(1, 6), st.integers(1, 5)
 )
+@pytest.mark.fast_cases(3)
 def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, reach, block):
     """Whichever caches are switched off and AR steps skipped; what is wanted or new is always computed."""
     period = {"refresh_period": period, "start_step": start, "block": block}

@@ -48,6 +48,7 @@ THIRTY = tuple(round(999 * i / 29) for i in range(30))
     ],
     ids=str,
 )
+@pytest.mark.fast_cases(2)
 def test_equals_the_slow_reference(model, changes, times):
     fast, noise = run(model, **changes).latents, PairedNoise(5, (0, 3))
     slow, _ = reference(model, (1, 4), MARSettings(**{**FEW, **changes}), noise, times)

@@ -167,6 +167,7 @@ def drafted(temperature: float, off: float):
 
 
 @pytest.mark.parametrize(("temperature", "window", "images"), [(1.0, 3, 2), (1.0, 3, 12), (0.8, 6, 12)])
+@pytest.mark.fast_cases(1)
 def test_every_speculative_token_is_the_references(temperature, window, images):
     result = speculated(temperature, window, images)
     counts = result.report.counts
@@ -175,6 +176,7 @@ def test_every_speculative_token_is_the_references(temperature, window, images):
 
 
 @pytest.mark.parametrize(("temperature", "off"), [(1.0, 0.1), (0.8, 0.3)])
+@pytest.mark.fast_cases(1)
 def test_every_drafted_token_is_the_references(temperature, off):
     result = drafted(temperature, off)
     assert 0 < result.report.counts["accepted_steps"] / result.report.counts["drafted_steps"] < 1

@@ -252,6 +252,7 @@ PROMPTS = ("a red boat", "cat", "a red boat", "")
     ),
     st.integers(0, 2**32),
 )
+@pytest.mark.slow
 def test_codes_of_tar_are_those_of_serial_decoding(window, chosen, seed):
     def prompted(parallel, prompts=PROMPTS, images=range(4)):
         own = dataclasses.replace(chosen, parallel=parallel)

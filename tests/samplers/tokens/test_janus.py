@@ -28,6 +28,7 @@ def codes(model: JanusModel, sampler: str, condition: Any, images: Any, seed: in
     return finish(entry.run(model, condition, entry.settings(**values), draws, seed)).codes
 
 
+@pytest.mark.slow
 def test_pictures_are_the_same_in_windows_and_alone(model):
     condition = PromptCondition(PROMPTS * 10)
     serial = codes(model, "llamagen", condition, range(50))

@@ -155,6 +155,7 @@ def plain_repair(model, condition, chosen, draws, drafts: torch.Tensor) -> tuple
     [{}, {"resample_window": 0, "tau": 0.1}, {"expansion": 0, "tau": 0.05}, {**ALL, "cfg_interval": 12, "tau": 0.15}],
     ids=str,
 )
+@pytest.mark.fast_cases(1)
 def test_equals_a_plain_program_without_a_cache(kind, change):
     draws = PairedDraws(5, (0, 1, 2))
     drafts = torch.randint(CODES, (3, GRID, GRID), generator=torch.Generator().manual_seed(3))

@@ -62,6 +62,7 @@ def plain(model: TarModel, prompt: str, settings: TarPromptSettings, seed: int, 
         replace(DRAWN, detail="81", repetition_penalty=1.0),
     ],
 )
+@pytest.mark.fast_cases(3)
 def test_codes_are_those_of_the_plain_loop(settings: TarPromptSettings) -> None:
     model = tiny_tar(penalty=1.3)
     got = run(model, settings=settings)
