@@ -140,7 +140,7 @@ class ConditionBuilder:
 
         def start(part: range) -> Any:
             images = range(first + part.start, first + part.stop)
-            return tar_prompt(model, [texts[i] for i in part], settings, PairedDraws(self.seed, images), self.seed)
+            return tar_prompt(model, [texts[i] for i in part], settings, PairedDraws(self.seed, images))
 
         return self.run(in_parts(start, len(texts)), "prompt", "codes").condition
 

@@ -410,7 +410,7 @@ class TarPrompt(io.ComfyNode):
         load_to_device(loaded, estimate_prompt(loaded.model, settings, prompt, count))
 
         def start(part: range) -> Any:
-            return tar_prompt(loaded.model, [prompt] * len(part), settings, PairedDraws(number, part), number)
+            return tar_prompt(loaded.model, [prompt] * len(part), settings, PairedDraws(number, part))
 
         done: TarPrompted = drive(in_parts(start, count))
         return io.NodeOutput(done.condition)

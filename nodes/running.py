@@ -296,7 +296,7 @@ class MaskedRun:
         if self.cache is not None:
             more["transformer"] = LazyTransformer(self.cache)
         noise = PairedNoise(self.seed, part)
-        return self.entry.run(self.loaded.model, self.condition.of(part), self.settings, noise, self.seed, **more)
+        return self.entry.run(self.loaded.model, self.condition.of(part), self.settings, noise, **more)
 
     def latents(self, step: Any) -> Tensor:
         """Latents [B, C, h, w] of a step or of the result."""
@@ -356,7 +356,7 @@ class TokenRun:
             """The sampler on some of the images."""
             own = more if edit is None else {"edit": _edit_of(edit, part, self.images)}
             draws = PairedDraws(self.seed, part)
-            return self.entry.run(self.loaded.model, condition.of(part), self.settings, draws, self.seed, **own)
+            return self.entry.run(self.loaded.model, condition.of(part), self.settings, draws, **own)
 
         return in_parts(sample, self.images)
 

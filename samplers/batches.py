@@ -39,7 +39,7 @@ def begin(
     """Begin a sampler on some of the images of a condition; image i uses the noise of (seed, first + i)."""
     images = range(first + part.start, first + part.stop)
     noise = PairedNoise(seed, images) if entry.masked else PairedDraws(seed, images)
-    return entry.run(model, condition.of(part), settings, noise, seed)
+    return entry.run(model, condition.of(part), settings, noise)
 
 
 def warm_up(entry: Entry, model: Any, settings: Any, condition: AnyCondition) -> None:

@@ -38,6 +38,8 @@ def _fold_(x: Tensor, shift: int) -> Tensor:
 class PairedNoise:
     """Noise of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
 
+    seed: int | None = None  # None: noise from elsewhere, of a class derived from this one
+
     def __init__(self, seed: int, images: Sequence[int]):
         self.seed = seed
         self.images = tuple(images)

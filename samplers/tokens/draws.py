@@ -25,8 +25,11 @@ _BELOW_ONE = 1 - 2**-24
 class PairedDraws:
     """Draws of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
 
-    def __init__(self, seed: int, images: Sequence[int]):
-        self.seed, self.images = seed, tuple(images)
+    seed: int | None = None  # None: draws from elsewhere, of a class derived from this one
+
+    def __init__(self, seed: int | None, images: Sequence[int]):
+        self.seed = seed
+        self.images = tuple(images)
         self._keys: dict[tuple[str, int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def __len__(self) -> int:

@@ -159,7 +159,6 @@ def begin(
     condition: AnyCondition,
     settings: TokenSettings,
     draws: PairedDraws,
-    seed: int | None,
     edit: Edit | None = None,
 ) -> TokenRun:
     """Check the inputs and set up a generation, whose clock starts now.
@@ -176,7 +175,7 @@ def begin(
     given = None
     if edit is not None:
         given = given_tokens(edit, model.grid, len(condition)).to(device)
-    report, clock = new_report(name, model, settings, seed, len(condition))
+    report, clock = new_report(name, model, settings, draws.seed, len(condition))
     return TokenRun(model.net, model.grid, prepared, settings, draws, report, clock, given)
 
 

@@ -75,7 +75,6 @@ def mulosd(
     condition: AnyCondition,
     settings: MuLoSDSettings,
     noise: PairedDraws,
-    seed: int | None = None,
     *,
     draft: TokenModel,
     up_sampler: UpSampling,
@@ -83,7 +82,7 @@ def mulosd(
     """MuLo-SD on a LlamaGen or on Tar's de-tokenizer.
 
     Args:
-        target, condition, noise, seed: as :func:`samplers.tokens.llamagen.llamagen`; both models get the condition.
+        target, condition, noise: as :func:`samplers.tokens.llamagen.llamagen`; both models get the condition.
         settings: see :class:`MuLoSDSettings`.
         draft: a model of the same codes on a grid of 1/r the side, r an integer above 1.
         up_sampler: from draft to target and back, with the tokenizer of both; see ``upsampling.py``.
@@ -103,7 +102,7 @@ def mulosd(
     settings = resolve(settings, target)
     nearest = check_neighbours(settings, target.net.config.vocab)
 
-    run = begin("mulosd", target, condition, settings, noise, seed)
+    run = begin("mulosd", target, condition, settings, noise)
     run.report.settings = {**asdict(settings), "up_sampler": up_sampler.name}
     if settings.exact(target.grid) and (settings.draft_rows or draft.grid) >= draft.grid:
         # The tokens are those of serial decoding, whatever the draft.
@@ -114,7 +113,7 @@ def mulosd(
 
     # Guidance covers the same part of the draft as of the target.
     own = replace(settings, cfg_interval=settings.cfg_interval // ratio**2)
-    drafter = begin("mulosd", draft, condition, own, noise, seed)
+    drafter = begin("mulosd", draft, condition, own, noise)
     drafter.report = run.report
     drafter.clock = run.clock
     drafter.stream = "draft"

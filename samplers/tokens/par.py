@@ -125,7 +125,6 @@ def par(
     condition: AnyCondition,
     settings: PARSettings,
     noise: PairedDraws,
-    seed: int | None = None,
     edit: Edit | None = None,
 ) -> TokenSampler:
     """PAR and its ablations; arguments and steps as :func:`samplers.tokens.llamagen.llamagen`.
@@ -157,5 +156,5 @@ def par(
         adjacent = settings.grouping == ADJACENT
         schedule = ablation_schedule(model.grid, settings.group, adjacent, settings.sequential_start)
 
-    run = begin("par", model, condition, settings, noise, seed, edit)
+    run = begin("par", model, condition, settings, noise, edit)
     return (yield from decode(run, schedule, settings.parallel))

@@ -37,7 +37,7 @@ class TarPrompted(NamedTuple):
 
 
 def tar_prompt(
-    model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: PairedDraws, seed: int | None = None
+    model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: PairedDraws
 ) -> Generator[TokenStep, None, TarPrompted]:
     """Generate the semantic codes of prompts, one image per prompt. Equal prompts are run once.
 
@@ -48,7 +48,6 @@ def tar_prompt(
         prompts: B texts as typed; see :meth:`TarModel.prompt` for the template.
         settings: see :class:`TarPromptSettings`.
         noise: draws of B images; code i is drawn from stream "code", cell i.
-        seed: only recorded in the report.
 
     Raises:
         UserError: no prompt, an invalid one, a scale that the model does not have, draws for another number of images,
@@ -82,7 +81,7 @@ def tar_prompt(
     # 2. The codes are tokens of the language model: the range ``span`` of its vocabulary, without guidance.
     settings = replace(settings, repetition_penalty=settings.repetition_penalty or model.repetition_penalty)
     plain = TokenSettings(cfg=1.0, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
-    report, clock = new_report("tar-prompt", model, settings, seed, len(prompts))
+    report, clock = new_report("tar-prompt", model, settings, noise.seed, len(prompts))
     side = model.sides[scale]
     run = TokenRun(
         net=model.net,

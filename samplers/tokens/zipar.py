@@ -59,7 +59,6 @@ def zipar(
     condition: AnyCondition,
     settings: ZipARSettings,
     noise: PairedDraws,
-    seed: int | None = None,
     edit: Edit | None = None,
 ) -> TokenSampler:
     """ZipAR; with a window of a row or wider it draws the tokens of :func:`samplers.tokens.llamagen.llamagen`.
@@ -68,5 +67,5 @@ def zipar(
     """
     raster_only("ZipAR", model)
     schedule = windowed(model.grid, settings.window, not settings.mask_undecoded)
-    run = begin("zipar", model, condition, settings, noise, seed, edit)
+    run = begin("zipar", model, condition, settings, noise, edit)
     return (yield from decode(run, schedule, settings.parallel))
