@@ -42,7 +42,8 @@ def lossless_steps(run: Run, transformer: Transformer, drafter: Drafter, setting
     A batch advances with its slowest image. Drafts that others had accepted beyond are made again from the same noise
     and judged with the same random numbers, so that an image's tokens do not depend on its batch.
     """
-    plan, table = run.plan, run.tables
+    plan = run.plan
+    table = run.tables
     start, noise = run.draws("full", len(table.steps))
     outcome = torch.full(run.tokens.shape[:2], PLAIN, dtype=torch.uint8, device=start.device)
 
@@ -61,7 +62,8 @@ def lossless_steps(run: Run, transformer: Transformer, drafter: Drafter, setting
             drafts = [drafter.step(t, start, noise) for t in segment]
             run.drafted.scatter_(1, plan.ahead(step, len(segment)), True)
             verified = verifier.verify(step, drafts)
-            left, whole = len(segment), 0  # AR steps of the segment that were accepted in full
+            left = len(segment)
+            whole = 0  # AR steps of the segment that were accepted in full
 
         # 2. Judge the drafts of this AR step. The target samples the rest of each path.
         result = next(verified)
@@ -80,6 +82,7 @@ def lossless_steps(run: Run, transformer: Transformer, drafter: Drafter, setting
             left = 0
             drafter.forget()
         length = min(settings.draft_length, max(1, 2 * whole))
+
         with run.clock.paused():
             yield run.step(step)
     return run.finish(outcome)

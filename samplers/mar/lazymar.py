@@ -93,27 +93,24 @@ class RefreshPlan:
         """Of ``steps`` AR steps; ``prunes``: whether decoder rows may be left out."""
         period = settings.refresh_period
         start = settings.start_step
-        # Of each AR step: the next refresh after it. Skipping AR steps cannot skip a refresh.
+        # Of each AR step: that of the next refresh after it, or the number of AR steps. Skipping AR steps cannot skip a
+        # refresh.
         self.until: list[int] = []
         for k in range(steps):
             if k < start:
                 self.until.append(k + 1)
             else:
                 periods = (k - start) // period + 1
-                self.until.append(start + periods * period)
+                self.until.append(min(start + periods * period, steps))
 
         # Of each AR step: the share of decoder rows that are computed from the chosen block on.
         self.share = [1.0] * steps
         if prunes:
             self.share = [computed_ratio(k / steps, settings.computed_ratio) for k in range(steps)]
 
-    def next_refresh(self, step: int) -> int:
-        """The AR step of the next refresh after one at ``step``; the number of AR steps if there is none."""
-        return min(self.until[step], len(self.until))
-
     def leaves_rows_out(self, step: int) -> bool:
         """Whether an AR step between a refresh at ``step`` and the next one may leave decoder rows out."""
-        return any(share < 1 for share in self.share[step + 1 : self.next_refresh(step)])
+        return any(share < 1 for share in self.share[step + 1 : self.until[step]])
 
 
 @dataclass(eq=False)
@@ -259,7 +256,7 @@ class LazyTransformer(Transformer):
         s = self.settings
         net = run.model.net
         c = run.model.net.config
-        until = self.plan.next_refresh(step)
+        until = self.plan.until[step]
         prunes = self.plan.leaves_rows_out(step)
         halves = run.guided and s.condition_cache  # whether the null branch is left out
         if step + 1 >= until or not (s.encoder_cache or prunes or halves):
@@ -267,27 +264,16 @@ class LazyTransformer(Transformer):
 
         batch = len(run.tokens)
         branches = 1 + run.guided
-        times = len(self.vectors) // batch  # branches of guidance in the encoder
         live = batch if halves else batch * branches
         cache = FeatureCache(live, min(live, len(self.vectors)))
-        decided = run.plan.starts[step]
         room = c.buffer + run.plan.starts[until - 1]
         known = run.plan.known(step)
-        encoder_known = known.repeat(times, 1)
+        encoder_known = known.repeat(len(self.vectors) // batch, 1)
         known = known.repeat(branches, 1)
         wanted = wanted.repeat(branches, 1)
 
-        # 1. The encoder. Class rows are computed at every call and follow the tokens, so only the tokens are stored.
-        x = net.embed_known(run.tokens.repeat(times, 1, 1), encoder_known, self.vectors)
-        for block in net.encoder_blocks:
-            q, k, v = block.attn.project(block.norm1(x))
-            x = self.feed_forward(block, block.attend(x, q, k, v))
-            if s.encoder_cache:
-                keys = k.new_empty(cache.encoded, k.shape[1], room, k.shape[3])
-                values = torch.empty_like(keys)
-                keys[:, :, :decided] = k[: cache.encoded, :, c.buffer :]
-                values[:, :, :decided] = v[: cache.encoded, :, c.buffer :]
-                cache.encoder.append((keys, values))
+        # 1. The encoder.
+        x = self._encode_all(run, cache, encoder_known, room)
 
         # 2. What is between encoder and decoder.
         if s.encoder_cache:
@@ -321,10 +307,33 @@ class LazyTransformer(Transformer):
         if held > self.held:
             run.report.add(cache_bytes=held - self.held)
             self.held = held
-        encoder_rows = len(self.vectors) * (c.buffer + decided)
+        encoder_rows = len(self.vectors) * (c.buffer + encoder_known.shape[1])
         decoder_rows = batch * branches * (c.buffer + c.tokens)
         run.report.add(**run.rows.counts(encoder_rows, decoder_rows))
         return self._conditions(run, x, wanted)
+
+    def _encode_all(self, run: Run, cache: FeatureCache, known: Tensor, room: int) -> Tensor:
+        """The encoder's rows of all decided tokens ``known`` int64 [E, K], before its norm, [E, buffer + K, C].
+
+        Class rows are computed at every call and follow the tokens, so only the tokens are stored, in ``room`` rows.
+        """
+        net = run.model.net
+        buffer = net.config.buffer
+        decided = known.shape[1]
+        tokens = run.tokens.repeat(len(known) // len(run.tokens), 1, 1)
+        x = net.embed_known(tokens, known, self.vectors)
+        for block in net.encoder_blocks:
+            q, k, v = block.attn.project(block.norm1(x))
+            x = self.feed_forward(block, block.attend(x, q, k, v))
+            if not self.settings.encoder_cache:
+                continue
+
+            keys = k.new_empty(cache.encoded, k.shape[1], room, k.shape[3])
+            values = torch.empty_like(keys)
+            keys[:, :, :decided] = k[: cache.encoded, :, buffer:]
+            values[:, :, :decided] = v[: cache.encoded, :, buffer:]
+            cache.encoder.append((keys, values))
+        return x
 
     # --- an AR step from the cache
 

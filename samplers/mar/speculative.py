@@ -36,7 +36,9 @@ from .diffusion import HeadBatch, guide
 from .loop import Run
 
 # Lanes of a row's random numbers: one for all acceptances, two per diffusion step for redraws after a rejection.
-_ACCEPT, _NORMAL, _UNIFORM = -1, 0, 1
+_ACCEPT = -1
+_NORMAL = 0
+_UNIFORM = 1
 # Redraws of a rejected step, as many at once as few rows need more of. The last of all redraws is taken
 # unconditionally; the probability of needing as many is below 1 / 2^18.
 _REDRAWS = (1 << 8, 1 << 13, 1 << 18)
@@ -116,7 +118,8 @@ class Paths:
         denoise = self.run.model.net.region(type(self.head).denoise)
         branches = len(self.batch.z)
         most = max(1, BUDGET // (self._width * branches))
-        x0s, logits = [], []
+        x0s = []
+        logits = []
         for some, k, state in zip(row.split(most), step.split(most), x.split(most), strict=True):
             # 1. The rows of every branch of guidance.
             rows = torch.cat([some + branch * len(self.x) for branch in range(branches)])

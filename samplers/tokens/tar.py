@@ -58,25 +58,9 @@ def tar_prompt(
     if len(noise) != len(prompts):
         raise UserError(f"text: it asks for {len(prompts)} images, the draws are for {len(noise)}.")
 
-    # 1. Every distinct prompt is run once, with its template for the number of codes. Shorter ones are padded on the
-    #    right.
+    # 1. Every distinct prompt is run once, with its template for the number of codes.
     scale = DETAILS.index(settings.detail)
-    distinct = list(dict.fromkeys(prompts))
-    texts = [model.prompt(text, scale) for text in distinct]
-    counts = [len(text) for text in texts]
-    longest = max(counts)
-    ids = torch.zeros(len(texts), longest, dtype=torch.int64)
-    for row, text in zip(ids, texts, strict=True):
-        row[: len(text)] = torch.tensor(text)
-
-    device = model.net.compute_device
-    lengths = None
-    if min(counts) < longest:
-        lengths = to_device(torch.tensor(counts), device)
-    images = None
-    if len(distinct) < len(prompts):
-        images = to_device(torch.tensor([distinct.index(text) for text in prompts]), device)
-    condition = PreparedCondition(to_device(ids, device), lengths, images)
+    condition = packed(model, prompts, scale)
 
     # 2. The codes are tokens of the language model: the range ``span`` of its vocabulary, without guidance.
     settings = replace(settings, repetition_penalty=settings.repetition_penalty or model.repetition_penalty)
@@ -100,3 +84,24 @@ def tar_prompt(
     # 3. The condition is on the host: the language model's device may be needed for the de-tokenizer.
     codes = codes.flatten(1)
     return TarPrompted(codes, report, CodeCondition(tuple(codes.cpu().clone()), tuple(prompts), model.special.codes))
+
+
+def packed(model: TarModel, prompts: Sequence[str], scale: int) -> PreparedCondition:
+    """Token ids of the distinct prompts at a scale of the model, shorter ones padded on the right."""
+    device = model.net.compute_device
+    distinct = list(dict.fromkeys(prompts))
+    texts = [model.prompt(text, scale) for text in distinct]
+    counts = [len(text) for text in texts]
+    longest = max(counts)
+
+    ids = torch.zeros(len(texts), longest, dtype=torch.int64)
+    for row, text in zip(ids, texts, strict=True):
+        row[: len(text)] = torch.tensor(text)
+
+    lengths = None
+    if min(counts) < longest:
+        lengths = to_device(torch.tensor(counts), device)
+    images = None
+    if len(distinct) < len(prompts):
+        images = to_device(torch.tensor([distinct.index(text) for text in prompts]), device)
+    return PreparedCondition(to_device(ids, device), lengths, images)

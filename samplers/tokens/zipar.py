@@ -31,6 +31,7 @@ def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
     groups = []
     filled = [0] * rows  # cells of every row so far
     active = [0]  # rows that have begun and are not full
+
     while active:
         groups.append([row * grid + filled[row] for row in active])
         for row in list(active):
@@ -40,6 +41,7 @@ def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
             needed = window if row else grid
             if filled[row] == needed and row + 1 < rows:
                 active.append(row + 1)
+
             if filled[row] == grid:
                 active.remove(row)
     return groups
@@ -50,8 +52,10 @@ def windowed(grid: int, window: int, unwritten_visible: bool = False) -> Schedul
     """Schedule for a window; raster order if the window is a row or wider."""
     if window >= grid:
         return raster(grid)
+
     groups = row_groups(grid, window, grid)
-    return Schedule(grid, next_token_passes(groups, grid, guidance_steps(groups, grid)), unwritten_visible)
+    passes = next_token_passes(groups, grid, guidance_steps(groups, grid))
+    return Schedule(grid, passes, unwritten_visible)
 
 
 def zipar(
