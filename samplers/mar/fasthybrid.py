@@ -230,6 +230,7 @@ def sample(
     ``cached``: whether LazyMAR caches the head, in a cache that belongs to one batch.
     """
     placed = [tokens for tokens in (full, refined) if tokens is not None]
+    made: tuple[Tensor, ...]
     if full is not None and refined is not None and not cached:
         made = denoise_together(run, full.batch, refined.batch)
     else:
@@ -243,7 +244,7 @@ def sample(
         drafts.made[full.image, full.position] = True
 
     # With gamma = 1 in the last step, which has no noise, a token is its draft.
-    if refined is not None and refined.batch.gamma[-1] == 1:
+    if refined is not None and refined.batch.draft is not None and refined.batch.gamma[-1] == 1:
         drafts.x[refined.image, refined.position] = refined.batch.draft
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,7 @@ from ...model_loaders.networks.mar import (
     MAR,
     Block,
     DiffusionHead,
+    HeadBlock,
     MARModel,
     modulated,
     pick,
@@ -596,11 +597,12 @@ def evaluated(
     the states of all branches of guidance.
     """
     n = len(cfg)
+    blocks = cast(Sequence[HeadBlock], head.res_blocks)
     h = head.input_proj(x.to(head.input_proj.weight.dtype))
     before = h[:n]
     middle = torch.zeros_like(before)
     mlps = []
-    for j, block in enumerate(head.res_blocks):
+    for j, block in enumerate(blocks):
         shift, scale, gate = modulations[3 * j : 3 * j + 3]
         out = block.mlp(modulated(h, block.in_ln, shift, scale))
         if j == 1:
@@ -608,7 +610,7 @@ def evaluated(
         h = torch.addcmul(h, gate, out)
         if j in own:
             mlps.append(out[:n])
-        elif j == 4 or j + 1 == len(head.res_blocks):
+        elif j == 4 or j + 1 == len(blocks):
             middle = h[:n] - before
 
     last = head.final_layer.linear
@@ -630,7 +632,7 @@ def reused(
     h = head.input_proj(x.to(head.input_proj.weight.dtype))
     mlps = []
     for i, j in enumerate(own):
-        block = head.res_blocks[j]
+        block = cast(HeadBlock, head.res_blocks[j])
         if edge:
             shift, scale, gate = modulations[3 * i : 3 * i + 3]
             mlps.append(block.mlp(modulated(h, block.in_ln, shift, scale)))
