@@ -31,7 +31,7 @@ check: $(READY) $(TOOLS)
 
 # 10,000 mutated weight files and model folders, loaded one by one. Linux only; about ten minutes.
 fuzz: $(READY)
-	$(PY) tests/fuzz/fuzzer.py --cases 10000
+	$(PY) tests/lib/fuzzer.py --cases 10000
 
 # Only the tests in a real ComfyUI; see "Tests" in CONTRIBUTING.md.
 comfyui: $(READY)

@@ -127,14 +127,17 @@ if not TYPE_CHECKING:  # a type checker would take any name from it
 
         from .errors import missing_packages
 
-        if name != "UserError" and (missing := missing_packages()):
-            raise ImportError(missing, name=name)
+        if name != "UserError":
+            missing = missing_packages()
+            if missing:
+                raise ImportError(missing, name=name)
 
         module = _PUBLIC[name]
         try:
             value = getattr(import_module(f".{module}", __name__), name)
         except AttributeError:  # a module of the package
             value = import_module(f".{module}.{name}", __name__)
+
         globals()[name] = value
         return value
 

@@ -7,9 +7,11 @@ from .errors import missing_packages
 
 def main() -> int:
     """Run the command line; returns its exit code, and 2 if a package that it needs is not installed."""
-    if missing := missing_packages():
+    missing = missing_packages()
+    if missing:
         print(missing, file=sys.stderr)
         return 2
+
     from .cli.main import main
 
     return main()

@@ -60,10 +60,14 @@ PAR = "par"
 _TOKENIZER = "qwen2.5-tokenizer"
 # Published settings of Harmon; UniPic, whose largest beta is lower, takes half the AR steps.
 _HYBRID_DEFAULTS = {"diffusion_steps": 100, "cfg": 3.0, "cfg_schedule": "constant", "temperature": 1.0}
-_HARMON_STEPS, _UNIPIC_STEPS, _HYBRID_BETA = 64, 32, 0.5
+_HARMON_STEPS = 64
+_UNIPIC_STEPS = 32
+# A hybrid whose largest beta is lower is a UniPic.
+_HYBRID_BETA = 0.5
 _DEMO_STEPS = 32
 # Language models of Tar: the demo's, and the one for all other de-tokenizers.
-DEMO_TAR, OFFICIAL_TAR = "demo-tar", "tar-1.5b"
+DEMO_TAR = "demo-tar"
+OFFICIAL_TAR = "tar-1.5b"
 # Code vectors from two loaders of one file are equal; from two files of one tokenizer they differ by rounding.
 _SAME_CODE = 1e-2
 
@@ -97,21 +101,36 @@ class Source:
         """Name of the dtype of a family's networks; a UserError if ``dtype`` is unknown or not for the device."""
         device = self.compute or self.device
         dtype = families.choose_dtype(self.dtype, device, FAMILIES[family].files)
-        return self.dtype if self.dtype == families.INT8 else dtype_name(dtype)
+
+        if self.dtype == families.INT8:
+            return self.dtype
+        return dtype_name(dtype)
 
 
 def choose_device(name: str) -> torch.device:
     """The device of that name; "auto" selects CUDA, then MPS, then the CPU. Raises UserError: it cannot be used."""
     if name == AUTO:
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = _fastest_device()
+
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # fails on meta, which computes nothing
     except (RuntimeError, AssertionError, NotImplementedError, ValueError):
         have = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        have += ["mps"] if torch.backends.mps.is_available() else []
+        if torch.backends.mps.is_available():
+            have.append("mps")
         raise UserError(f"device: {name} cannot be used here; there is {', '.join(have)}.") from None
+
     return device
+
+
+def _fastest_device() -> str:
+    """The device that "auto" selects."""
+    if torch.cuda.is_available():
+        return "cuda"
+    if torch.backends.mps.is_available():
+        return "mps"
+    return "cpu"
 
 
 def models_folder(wanted: str | Path | None) -> Path | None:
@@ -121,11 +140,15 @@ def models_folder(wanted: str | Path | None) -> Path | None:
     """
     if wanted is not None:
         return typed_path(wanted, "models")
+
     package = Path(__file__).resolve().parent
     if package.parent.name == "custom_nodes":
         return package.parent.parent / "models" / "fastar"
-    if comfy := os.environ.get("COMFYUI_PATH"):  # noqa: TID251
+
+    comfy = os.environ.get("COMFYUI_PATH")  # noqa: TID251
+    if comfy:
         return typed_path(comfy, "COMFYUI_PATH") / "models" / "fastar"
+
     try:
         return Path.home() / ".cache" / "fastar"
     except RuntimeError:
@@ -154,6 +177,7 @@ def resolve(
     """
     if family not in families.KINDS:
         raise UserError(f"family: {family!r} is unknown; there are {', '.join(families.KINDS)}.")
+
     if isinstance(folders, (str, Path)):
         folders = [folders]
     if not folders and download_to is None:
@@ -161,6 +185,7 @@ def resolve(
 
     searched = [typed_path(folder, "folders") for folder in folders or ()]
     target = searched[0] if download_to is None else typed_path(download_to, "download_to")
+
     return _named_file(str(choice), family) or hub.resolve(str(choice), family, searched, target, progress)
 
 
@@ -174,13 +199,16 @@ def find_file(
     path = _named_file(choice, family)
     if path is not None:
         return path
+
     if folder is not None:
         return hub.resolve(choice, family, [folder], folder, progress)
+
     if hub.absent(choice, family, []) is not None:
         raise UserError(
             f"models: {choice[:80]} is a download, and there is no home folder for it; name a folder with --models "
             "(models= in Python)."
         )
+
     return hub.resolve(choice, family, [], Path())
 
 
@@ -189,17 +217,24 @@ def _named_file(choice: str, family: str) -> Path | None:
     # Catalogue entries take precedence: a checkout contains a folder named demo.
     if choice in _ids(family):
         return None
+
     field = families.KINDS[family].field
     path = typed_path(choice, field)
     try:
         named = path.is_file() or path.is_dir() or path.is_absolute()
     except OSError as problem:
         raise UserError(f"{field}: {choice[:120]} cannot be read ({problem.strerror or problem}).") from None
-    if named and str(path) != str(path).encode("utf-8", "replace").decode():
+
+    if not named:
+        return None
+
+    is_utf8 = str(path) == str(path).encode("utf-8", "replace").decode()
+    if not is_utf8:
         raise UserError(
-            f"{field}: the name of {ascii(str(path))[1:-1]} is not UTF-8, and the file cannot be opened by it; rename it."
+            f"{field}: the name of {ascii(str(path))[1:-1]} is not UTF-8, and the file cannot be opened by it; rename "
+            "it."
         )
-    return path if named else None  # the loader reports what is not a weight file
+    return path  # the loader reports what is not a weight file
 
 
 def _ids(family: str) -> set[str]:
@@ -271,16 +306,26 @@ def listed_family(choice: str) -> str | None:
             f"model: {choice} writes the codes that a de-tokenizer draws from; name it with --tar, and a de-tokenizer "
             f'with --model, for example ar-dtok-512 (in Python: load("ar-dtok-512", tar="{choice}")).'
         )
-    return next((name for name, f in FAMILIES.items() if choice in _ids(f.files)), None)
+
+    for name, family in FAMILIES.items():
+        if choice in _ids(family.files):
+            return name
+    return None
 
 
 def identify(path: Path) -> str:
     """What a model file or folder holds: "mar", "hybrid", "llamagen", "par", "tar" or "janus"; "" for anything else."""
     read = ck.read(path, shards=weight_files(path, "checkpoint", "a model"))
     file, kind = families.identified(read)
-    if kind == "llamagen" and any(name.startswith("spe_tok_embeddings.") for name in file.state):
+
+    has_special_tokens = any(name.startswith("spe_tok_embeddings.") for name in file.state)
+    if kind == "llamagen" and has_special_tokens:
         return PAR
-    return next((name for name, family in FAMILIES.items() if family.files == kind), "")
+
+    for name, family in FAMILIES.items():
+        if family.files == kind:
+            return name
+    return ""
 
 
 @enough_memory("dtype: memory is insufficient to load this model; choose bf16 or fp16, or unload others.")
@@ -300,47 +345,70 @@ def load(
     Raises:
         UserError: a file is missing or does not fit, or the decoder is for other latents.
     """
+    # 1. The model.
     about = FAMILIES[family]
-    path, kind = source.find(choice, about.files), "kl" if about.masked else "vq"
+    path = source.find(choice, about.files)
     model: Any = _load_model(family, path, source, grid, weights)
     metadata = ck.read_metadata(path)
+
+    # 2. The decoder in the same file, or the one that is chosen or stated.
     if decoder == AUTO and family == JANUS:
-        vq = load_janus_vq(path, AUTO, source.device)
-        expect_codes(vq, model)
-        return Ready(family, model, vq, metadata, choice)
+        janus_vq = load_janus_vq(path, AUTO, source.device)
+        expect_codes(janus_vq, model)
+        return Ready(family, model, janus_vq, metadata, choice)
+
     stated = hub.stated_decoder(choice, about.files, metadata.get("decoder"))
     if decoder == AUTO:
         text = not about.masked and model.net.config.condition == "text"
         decoder = hub.decoder_for(choice, about.files, metadata.get("decoder"), text)
+
+    kind = "kl" if about.masked else "vq"
     file = source.find(decoder, kind)
-    net: Any = (load_kl if about.masked else load_vq)(file, AUTO, source.device)
-    (_expect_latents if about.masked else expect_codes)(net, model)
+    made: KLModel | VQModel
+    if about.masked:
+        made = load_kl(file, AUTO, source.device)
+        _expect_latents(made, model)
+    else:
+        made = load_vq(file, AUTO, source.device)
+        expect_codes(made, model)
+
+    # 3. Say so if the model may have been trained with another one.
     if stated is None or stated not in (decoder, entry_of(file, kind)):
-        model = _with_note(model, _unknown_decoder(net, model, stated))
-    return Ready(family, model, net, metadata, choice)
+        model = _with_note(model, _unknown_decoder(made, model, stated))
+    return Ready(family, model, made, metadata, choice)
 
 
 def _unknown_decoder(decoder: KLModel | VQModel, model: Model, stated: str | None) -> str:
     """The remark that a model may have been trained with another decoder; ``stated`` is the one that its file names."""
-    known = "the model's file does not name its decoder" if stated is None else f"the model was trained with {stated}"
+    if stated is None:
+        known = "the model's file does not name its decoder"
+    else:
+        known = f"the model was trained with {stated}"
+
     if isinstance(model, MARModel):
         unknown = f"whether the latent scale {model.latent_scale:g} and the statistics of its latents fit is not known"
     else:
         unknown = "whether its codes mean the same is not known"
+
     return f"decoder {decoder.name}: {known}, and {unknown}"
 
 
 def _with_note(model: Any, note: str) -> Any:
     """A model with a further remark for its reports."""
     name = "assumed" if isinstance(model, MARModel) else "note"
-    return replace(model, **{name: "; ".join(filter(None, (getattr(model, name), note)))})
+    earlier = getattr(model, name)
+
+    return replace(model, **{name: f"{earlier}; {note}" if earlier else note})
 
 
 def _load_model(family: str, path: Path, source: Source, grid: int | None = None, weights: str = AUTO) -> Model:
     """Load a model without its decoder."""
-    more: dict[str, Any] = {"weights": weights} if family == MAR else {"weights": weights, "grid": grid}
+    more: dict[str, Any] = {"weights": weights}
+    if family != MAR:
+        more["grid"] = grid
     if family == HYBRID:
         more["find_tokenizer"] = lambda: source.find(_TOKENIZER, "tokenizer")
+
     model = _LOADERS[family](path, source.precision(family), source.device, **more)
     choose(model.net, source.speed, source.compute or source.device)
     return model
@@ -348,7 +416,9 @@ def _load_model(family: str, path: Path, source: Source, grid: int | None = None
 
 def _expect_latents(decoder: KLModel, model: MARModel) -> None:
     """Raise a UserError if the decoder reads another number of latent channels than the model makes."""
-    makes, reads = model.net.config.channels // model.patch**2, decoder.net.config.z_channels
+    makes = model.net.config.channels // model.patch**2
+    reads = decoder.net.config.z_channels
+
     if makes != reads:
         raise UserError(
             f"decoder: {decoder.name} decodes {reads} latent channels, {model.name} makes {makes}; choose auto, or the "
@@ -358,21 +428,29 @@ def _expect_latents(decoder: KLModel, model: MARModel) -> None:
 
 def load_language_model(choice: str, source: Source) -> tuple[TarModel, dict[str, Any]]:
     """Load the language model of Tar; returns it and the settings that its file states."""
-    dtype, path = source.precision(TAR), source.find(choice, "tar")
-    return load_tar(path, dtype, source.device), stated_defaults(ck.read_metadata(path))
+    dtype = source.precision(TAR)
+    path = source.find(choice, "tar")
+
+    model = load_tar(path, dtype, source.device)
+    return model, stated_defaults(ck.read_metadata(path))
 
 
 def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel:
     """Load the TA-Tok that turns semantic codes into a de-tokenizer's features."""
-    choice = hub.ta_tok_for(ready.metadata.get("ta_tok")) if choice == AUTO else choice
-    reader = load_ta_tok(source.find(choice, "ta-tok"), source.precision(TAR), source.device, encoder=False)
+    if choice == AUTO:
+        choice = hub.ta_tok_for(ready.metadata.get("ta_tok"))
+
+    path = source.find(choice, "ta-tok")
+    reader = load_ta_tok(path, source.precision(TAR), source.device, encoder=False)
     expect_features(reader, cast(TokenModel, ready.model))
     return reader
 
 
 def identified(choice: str, files: Source) -> str:
     """What the file of a model holds, see :func:`identify`."""
-    return identify(files.find(choice, FAMILIES[listed_family(choice) or MAR].files))
+    family = listed_family(choice) or MAR
+
+    return identify(files.find(choice, FAMILIES[family].files))
 
 
 class Drafts:
@@ -382,7 +460,9 @@ class Drafts:
     """
 
     def __init__(self, source: Source, choice: str, target_name: str):
-        self._source, self._choice, self._name = source, choice, target_name
+        self._source = source
+        self._choice = choice
+        self._name = target_name
         self._loaded: dict[tuple[str, str], Model] = {}
 
     def load(self, sampler: str, target: Ready) -> Model:
@@ -393,30 +473,41 @@ class Drafts:
         """
         choice = hub.draft_for(target.choice) if self._choice == AUTO else self._choice
         if choice is None:
-            what = "a small draft model" if target.masked else "a draft model of a smaller picture"
+            kind = "a small draft model" if target.masked else "a draft model of a smaller picture"
             raise UserError(
-                f"draft: {sampler} needs {what} beside {self._name}; name one with --draft (draft= in Python)."
+                f"draft: {sampler} needs {kind} beside {self._name}; name one with --draft (draft= in Python)."
             )
-        key = target.family, choice
+
+        key = (target.family, choice)
+        if key in self._loaded:
+            return self._loaded[key]
+
         # A masked draft has the target's size, whatever it was trained for.
         grid = target.config.grid if target.masked else None
         try:
-            if key not in self._loaded:
-                path = self._source.find(choice, FAMILIES[target.family].files)
-                draft = _load_model(target.family, path, self._source, grid)
-                if not target.masked:
-                    self._expect_same_codes(target, choice, path, draft)
-                self._loaded[key] = draft
-        except UserError as e:  # the loaders name the field of the main model
-            raise UserError(f"draft: {str(e).partition(': ')[2]}") from e
-        return self._loaded[key]
+            path = self._source.find(choice, FAMILIES[target.family].files)
+            draft = _load_model(target.family, path, self._source, grid)
+            if not target.masked:
+                self._expect_same_codes(target, choice, path)
+        except UserError as error:  # the loaders name the field of the main model
+            _, _, problem = str(error).partition(": ")
+            raise UserError(f"draft: {problem}") from error
 
-    def _expect_same_codes(self, target: Ready, choice: str, path: Path, draft: Model) -> None:
+        self._loaded[key] = draft
+        return draft
+
+    def _expect_same_codes(self, target: Ready, choice: str, path: Path) -> None:
         """Raise a UserError if a draft model was trained with another codebook than its target decodes."""
-        files, text = FAMILIES[target.family].files, target.condition == "text"
-        own = hub.decoder_for(choice, files, ck.read_metadata(path).get("decoder"), text)
-        if own == hub.decoder_for(target.choice, files, target.metadata.get("decoder"), text) or target.decoder is None:
+        if target.decoder is None:
             return
+
+        files = FAMILIES[target.family].files
+        text = target.condition == "text"
+        own = hub.decoder_for(choice, files, ck.read_metadata(path).get("decoder"), text)
+        targets = hub.decoder_for(target.choice, files, target.metadata.get("decoder"), text)
+        if own == targets:
+            return
+
         vq = load_vq(self._source.find(own, "vq"), AUTO, self._source.device)
         expect_same_codes(target.vq, vq, target.model.name)
 
@@ -427,27 +518,39 @@ def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
     Raises:
         UserError: it lacks a draft model or a decoder.
     """
-    more: dict[str, Any] = {}
     if entry.needs_codes and ready.decoder is None:
         raise UserError(
             f"random: {entry.name} needs a tokenizer, and random weights come without; name a --model instead."
         )
+
+    more: dict[str, Any] = {}
     if entry.needs_draft:
         assert drafts is not None, "a sampler with a draft model"
         more["draft"] = drafts.load(entry.name, ready)
     if entry.needs_codes == UP_SAMPLER:
         more["up_sampler"] = UpSampling(ready.vq)
+
     return replace(entry, run=partial(entry.run, **more)) if more else entry
 
 
 def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
     """Raise a UserError if two tokenizers have different codebooks; ``model`` names the target model."""
-    a, b = (vq.net.quantize.embedding.weight.detach().cpu().float() for vq in (target, draft))
-    if a.shape != b.shape or not torch.allclose(F.normalize(a), F.normalize(b), rtol=0, atol=_SAME_CODE):
+    own = _codebook(target)
+    other = _codebook(draft)
+
+    same = own.shape == other.shape and torch.allclose(own, other, rtol=0, atol=_SAME_CODE)
+    if not same:
         raise UserError(
             f"draft: its decoder is {draft.name}, {model}'s is {target.name}, whose codes mean something else; load "
             "both with the same decoder."
         )
+
+
+def _codebook(tokenizer: VQModel) -> Tensor:
+    """The code vectors of a tokenizer, normalised, on the CPU."""
+    table = tokenizer.net.quantize.embedding.weight.detach().cpu().float()
+
+    return F.normalize(table)
 
 
 def stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -467,27 +570,36 @@ def defaults(ready: Ready) -> dict[str, Any]:
     out = _published(ready)
     if "ar_steps" in out:
         out["ar_steps"] = min(out["ar_steps"], ready.tokens)
+
     return {**out, **stated_defaults(ready.metadata)}
 
 
 def language_model_for(ready: Ready) -> str:
     """The language model of Tar (a catalogue id) that "auto" selects for a de-tokenizer."""
     demo = any(entry.id == ready.choice and entry.built_in for entry in hub.entries("dtok"))
+
     return DEMO_TAR if demo else OFFICIAL_TAR
 
 
 def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> TarPromptSettings:
     """Settings of Tar's language model: ``values``, then what its file states, then the defaults."""
     known = knobs(TarPromptSettings)
-    return make(TarPromptSettings, {**{k: v for k, v in stated.items() if k in known}, **values})
+    of_file = {name: value for name, value in stated.items() if name in known}
+
+    return make(TarPromptSettings, {**of_file, **values})
 
 
 def _published(ready: Ready) -> dict[str, Any]:
     """The published settings of a model."""
     if not ready.masked:
         return published(cast(TokenModel, ready.model))
+
     if ready.condition == "class":
-        return {"ar_steps": _DEMO_STEPS if ready.demo else knobs(SAMPLERS[MAR].settings)["ar_steps"][0]}
+        if ready.demo:
+            return {"ar_steps": _DEMO_STEPS}
+        papers, _ = knobs(SAMPLERS[MAR].settings)["ar_steps"]
+        return {"ar_steps": papers}
+
     unipic = cast(MARModel, ready.model).max_beta < _HYBRID_BETA
     return {**_HYBRID_DEFAULTS, "ar_steps": _UNIPIC_STEPS if unipic else _HARMON_STEPS}
 
@@ -511,7 +623,9 @@ def decode(ready: Ready, result: Any) -> Tensor:
     scratch = Report("", "", {}, None, len(latents), latents.device.type)
     if isinstance(ready.decoder, KLModel):
         batch = min(len(latents), DECODE_BATCH)
-        report.memory[DECODE] = ready.decoder.net.decode_bytes(batch, latents.shape[2], latents.shape[3])
+        _, _, height, width = latents.shape
+        report.memory[DECODE] = ready.decoder.net.decode_bytes(batch, height, width)
+
     with clock.phase("decoder"), enough_memory(TOO_LITTLE_TO_DECODE):
         parts = decode_in_chunks(decoder.net, latents)
 

@@ -99,7 +99,9 @@ class ConditionBuilder:
             return self._instructions(on, texts)
         if on.condition == "text":
             prompts = [prompt_of(text, "text") for text in texts]
-            return TextCondition(tuple(self._encoded(on, text) for text in prompts), tuple(prompts))
+            rows = [self._encoded(on, prompt) for prompt in prompts]
+            return TextCondition(tuple(rows), tuple(prompts))
+
         return self.read(self.codes(on, texts, first), on)
 
     def _instructions(self, on: Ready, texts: Sequence[str]) -> PromptCondition:
@@ -112,6 +114,7 @@ class ConditionBuilder:
         condition = PromptCondition(tuple(texts))
         if self.unconditional is not None:
             condition = PromptCondition(tuple(texts), self.unconditional)
+
         if on.masked:
             model.instruction(UNCONDITIONAL if self.unconditional is None else self.unconditional)
         else:
@@ -120,12 +123,16 @@ class ConditionBuilder:
 
     def _encoded(self, on: Ready, text: str) -> Tensor:
         """Rows of a prompt. Each prompt is encoded alone: a batch changes the last bits."""
-        if text not in self._rows:
-            if self._text_encoder is None:
-                from .model_loaders.text import load_text_encoder
+        if text in self._rows:
+            return self._rows[text]
 
-                self._text_encoder = load_text_encoder(self.files.find(self.encoder, "t5"), AUTO, on.device)
-            self._rows[text] = self._text_encoder.encode([text])[0]
+        if self._text_encoder is None:
+            from .model_loaders.text import load_text_encoder
+
+            path = self.files.find(self.encoder, "t5")
+            self._text_encoder = load_text_encoder(path, AUTO, on.device)
+
+        self._rows[text] = self._text_encoder.encode([text])[0]
         return self._rows[text]
 
     def codes(self, on: Ready, texts: Sequence[str], first: int = 0) -> CodeCondition:
@@ -133,22 +140,27 @@ class ConditionBuilder:
         if self._language is None:
             choice = language_model_for(on) if self.tar == AUTO else self.tar
             self._language = load_language_model(choice, self.files)
+
         model, stated = self._language
         settings = prompt_settings(stated, self.asked)
-        texts = [text.strip() for text in texts]
-        self._warn_of_unknown_words(model, texts)
+        prompts = [text.strip() for text in texts]
+        self._warn_of_unknown_words(model, prompts)
 
         def start(part: range) -> Any:
+            """The language model on some of the prompts."""
             images = range(first + part.start, first + part.stop)
-            return tar_prompt(model, [texts[i] for i in part], settings, PairedDraws(self.seed, images))
+            own = [prompts[i] for i in part]
+            return tar_prompt(model, own, settings, PairedDraws(self.seed, images))
 
-        return self.run(in_parts(start, len(texts)), "prompt", "codes").condition
+        return self.run(in_parts(start, len(prompts)), "prompt", "codes").condition
 
     def read(self, codes: CodeCondition, on: Ready) -> AnyCondition:
         """Features of codes, for a de-tokenizer."""
         if self._reader is None or self._reader[0] is not on:
-            self._reader = on, load_reader(on, self.files, self.ta_tok)
-        return features_of(codes, self._reader[1])
+            self._reader = (on, load_reader(on, self.files, self.ta_tok))
+
+        _, reader = self._reader
+        return features_of(codes, reader)
 
     def _warn_of_unknown_words(self, model: Any, texts: Sequence[str]) -> None:
         """Say which words of the prompts a model does not know: it draws something else for them."""

@@ -28,8 +28,10 @@ class UserError(ValueError):
 
     def __init__(self, message: str):
         message = "".join(c if c.isprintable() else " " for c in message)
+
         if len(message) > _LONGEST:
             message = f"{message[: _LONGEST - 163]}...{message[-160:]}"
+
         super().__init__(message)
 
 
@@ -49,14 +51,39 @@ def not_finite(field: str, maker: str, made: str) -> UserError:
 
 def first_line(error: BaseException) -> str:
     """First line of an exception's message, at most 160 characters; its class name if the message is empty."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__[:160]
+
+    return lines[0][:160]
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """ "did you mean X?" with the choice that is spelt most like a word, ignoring case; "" if none is similar."""
     by_key = {choice.lower(): choice for choice in choices}
     close = get_close_matches(word[:_LONGEST].lower(), by_key, 1)
-    return f"did you mean {by_key[close[0]]}?" if close else ""
+    if not close:
+        return ""
+
+    return f"did you mean {by_key[close[0]]}?"
+
+
+def unknown(field: str, problem: str, name: object, choices: Iterable[str]) -> UserError:
+    """The error for a name that is none of the choices: it suggests the closest one, and lists all.
+
+    Args:
+        field: the input that holds the name.
+        problem: what is wrong, "there is no preset 'quick'" for example.
+        name: the name that was given.
+        choices: the names that exist.
+    """
+    names = list(choices)
+    listed = ", ".join(names)
+    hint = did_you_mean(str(name), names)
+
+    if hint:
+        return UserError(f"{field}: {problem}; {hint} There are {listed}.")
+    return UserError(f"{field}: {problem}; there are {listed}.")
 
 
 def missing_packages() -> str:
@@ -67,5 +94,6 @@ def missing_packages() -> str:
     missing = [package for module, package in _NEEDED.items() if find_spec(module) is None]
     if not missing:
         return ""
+
     names = " ".join(missing)
     return f"FastAR needs packages that are not installed here; run: python -m pip install {names}."

@@ -17,7 +17,11 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether an exception of torch, NumPy or Python reports insufficient memory, of a device or of the host."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _WORDS)
+    if not isinstance(error, RuntimeError):
+        return False
+
+    message = str(error).lower()
+    return any(words in message for words in _WORDS)
 
 
 @contextmanager
@@ -35,20 +39,21 @@ def in_chunks(work: Callable[[Any], Any], x: Any, size: int, release: Callable[[
     """Results of ``work`` for consecutive chunks of a tensor.
 
     If memory is insufficient, the chunks are halved; if it is insufficient for one row, the exception of ``work`` is
-    raised.
-
-    ``release`` is called before a chunk is repeated.
+    raised. ``release`` is called before a chunk is repeated.
     """
     out: list[Any] = []
-    at = 0
-    while at < len(x):
+    done = 0
+    while done < len(x):
         try:
-            out.append(work(x[at : at + size]))
-            at += size
+            out.append(work(x[done : done + size]))
+            done += size
             continue
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or size == 1:
                 raise
+
+        # Outside of the handler, because the exception holds tensors.
         release()
         size = (min(size, len(x)) + 1) // 2
+
     return out

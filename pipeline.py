@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch import Tensor
 from . import assembly
 from .assembly import AUTO, PAR, Drafts, Ready, Source
 from .conditions import ENCODER, ConditionBuilder
-from .errors import UserError, did_you_mean
+from .errors import UserError, unknown
 from .memory import enough_memory
 from .model_loaders.families import DTYPES
 from .model_loaders.networks.autoencoder import KLModel, VQModel, expect_finite
@@ -97,43 +97,56 @@ def load(
     Raises:
         UserError: a file is missing or does not fit, a download failed, or the device or dtype cannot be used.
     """
+    # 1. Check the arguments.
     folder = assembly.models_folder(models)
-
-    def find_file(choice: str, family: str) -> Path:
-        return assembly.find_file(choice, family, folder, progress)
-
-    if isinstance(dtype, torch.dtype):
-        if dtype not in DTYPES.values():
-            raise UserError(f"dtype: {dtype} is not one of {', '.join(map(str, DTYPES.values()))}.")
-        dtype = assembly.dtype_name(dtype)
+    precision = _dtype(dtype)
     if grid is not None:
         grid = _whole(grid, "grid", 2, 128)
     _expect_choice("speed", speed, SPEEDS)
     _expect_choice("weights", weights, WEIGHTS)
-    source = Source(find_file, assembly.choose_device(str(device)), dtype, speed=speed)
 
+    # 2. Load the model with its decoder.
+    def find_file(choice: str, family: str) -> Path:
+        return assembly.find_file(choice, family, folder, progress)
+
+    source = Source(find_file, assembly.choose_device(str(device)), precision, speed=speed)
     choice = str(model)
     family = assembly.listed_family(choice) or assembly.identified(choice, source) or MAR
-    family = LLAMAGEN if family == PAR else family
+    if family == PAR:
+        family = LLAMAGEN
     ready = assembly.load(family, choice, source, str(decoder), grid, weights)
+
+    # 3. What else it needs is loaded later.
     readers = ConditionBuilder(source, str(tar), str(ta_tok), str(encoder), warn=_log.warning)
     pipe = Pipeline(ready, Drafts(source, str(draft), choice), readers)
 
-    # An argument that the model does not use would be ignored without a word.
-    used = {
-        "grid": (grid is None or family != MAR, "a MAR has one grid"),
-        "draft": (
-            draft == AUTO or any(SAMPLERS[name].needs_draft for name in pipe.samplers),
-            "no sampler of it has one",
-        ),
-        "tar": (tar == AUTO or ready.condition == "features", "it is for Tar's de-tokenizers"),
-        "ta_tok": (ta_tok == AUTO or ready.condition == "features", "it is for Tar's de-tokenizers"),
-        "encoder": (encoder == ENCODER or ready.condition == "text", "it is for text-to-image models of LlamaGen"),
-    }
-    for name, (fits, why) in used.items():
-        if not fits:
-            raise UserError(f"{name}: {ready.model.name} does not use it, {why}; leave it out.")
+    # 4. An argument that the model does not use would be ignored without a word.
+    has_draft = any(SAMPLERS[name].needs_draft for name in pipe.samplers)
+    detokenizer = ready.condition == "features"
+    _expect_used(ready, "grid", grid is None or family != MAR, "a MAR has one grid")
+    _expect_used(ready, "draft", draft == AUTO or has_draft, "no sampler of it has one")
+    _expect_used(ready, "tar", tar == AUTO or detokenizer, "it is for Tar's de-tokenizers")
+    _expect_used(ready, "ta_tok", ta_tok == AUTO or detokenizer, "it is for Tar's de-tokenizers")
+    reads_text = ready.condition == "text"
+    _expect_used(ready, "encoder", encoder == ENCODER or reads_text, "it is for text-to-image models of LlamaGen")
+
     return pipe
+
+
+def _dtype(dtype: str | torch.dtype) -> str:
+    """The name of a dtype that weights can have."""
+    if not isinstance(dtype, torch.dtype):
+        return dtype
+
+    if dtype not in DTYPES.values():
+        raise UserError(f"dtype: {dtype} is not one of {', '.join(map(str, DTYPES.values()))}.")
+    return assembly.dtype_name(dtype)
+
+
+def _expect_used(ready: Ready, argument: str, fits: bool, why: str) -> None:
+    """Raise a UserError if an argument of :func:`load` was given that the model does not use."""
+    if not fits:
+        raise UserError(f"{argument}: {ready.model.name} does not use it, {why}; leave it out.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +179,7 @@ class Pipeline:
         ordered_as_par = not self.ready.masked and cast(TokenModel, self.model).regions > 1
         if ordered_as_par:
             return [PAR]
+
         suited = [entry for entry in SAMPLERS.values() if self.ready.family in entry.families and entry.name != PAR]
         suited.sort(key=lambda entry: not entry.baseline)
         return [entry.name for entry in suited]
@@ -229,8 +243,9 @@ class Pipeline:
             callback=callback,
             **settings,
         )
+
         pixels = assembly.decode(self.ready, result).numpy()
-        return [Image.fromarray(picture) for picture in pixels], result.report
+        return [Image.fromarray(image) for image in pixels], result.report
 
     def sample(
         self,
@@ -275,8 +290,11 @@ class Pipeline:
         entry = assembly.complete(entry, self.ready, self.drafts)
 
         def start(part: range) -> Generator[Step | TokenStep, Any, Any]:
-            begun = entry if edit is None else replace(entry, run=partial(entry.run, edit=edit.of(part)))
-            return begin(begun, self.model, made, condition, seed, first, part)
+            """The sampler on some of the images."""
+            bound = entry
+            if edit is not None:
+                bound = replace(entry, run=partial(entry.run, edit=edit.of(part)))
+            return begin(bound, self.model, made, condition, seed, first, part)
 
         return finish(_watched(in_parts(start, len(condition)), callback))
 
@@ -290,10 +308,11 @@ class Pipeline:
         """
         entry = self._entry(sampler)
         if preset not in NAMES:
-            raise _unknown("preset", f"there is no preset {preset!r}", preset, NAMES)
+            raise unknown("preset", f"there is no preset {preset!r}", preset, NAMES)
+
         for name in settings:
             if name not in knobs(entry.settings):
-                raise _unknown(name, f"{entry.name} has no such setting", name, knobs(entry.settings))
+                raise unknown(name, f"{entry.name} has no such setting", name, knobs(entry.settings))
 
         choice = Choice(entry, preset, settings)
         return choice.settings(assembly.defaults(self.ready), self.ready.demo, self.model.net.config.dim)
@@ -306,13 +325,16 @@ class Pipeline:
         """
         kind = self._entry(sampler).settings
         width = self.model.net.config.dim
-        out = {}
+
+        out: dict[str, dict[str, Any]] = {}
         for preset in NAMES:
             if preset == CUSTOM:
                 continue
+
             made = asdict(self.settings(sampler, preset))
             filled_in = preset_values(kind, preset, self.ready.demo, width)
             out[preset] = {name: made[name] for name in filled_in}
+
         return out
 
     def condition(
@@ -330,25 +352,32 @@ class Pipeline:
         Raises:
             UserError: an unknown label, a prompt that the model cannot read, or more than 1024 images.
         """
+        # 1. Arguments that the model does not use, and settings that do not exist.
         kind = self.ready.condition
         if negative is not None and kind != "prompt":
             raise UserError(
                 f"negative: it is for Harmon and UniPic, and {self.model.name} reads {KINDS[kind]}; leave it out."
             )
+
         if prompt_settings and kind != "features":
             raise UserError(
                 f"prompt_settings: they are for Tar's language model, which {self.model.name} does not have."
             )
-        for name in prompt_settings or {}:
-            if name not in knobs(TarPromptSettings):
-                raise _unknown(name, "Tar's language model has no such setting", name, knobs(TarPromptSettings))
-        make(TarPromptSettings, prompt_settings or {})
 
+        asked = prompt_settings or {}
+        known = knobs(TarPromptSettings)
+        for name in asked:
+            if name not in known:
+                raise unknown(name, "Tar's language model has no such setting", name, known)
+        make(TarPromptSettings, asked)
+
+        # 2. Labels.
         prompts = [prompt] if isinstance(prompt, str | int) else list(prompt)
         if kind == "class":
             text = "\n".join(str(label) for label in prompts)
             return self.readers.labels(self.ready, text, images, "prompt", MOST_IMAGES)
 
+        # 3. Prompts; ``images`` images of each follow one another.
         texts: list[str] = []
         for one in prompts:
             if not isinstance(one, str):
@@ -356,8 +385,9 @@ class Pipeline:
             texts += [one] * images
         if not texts or len(texts) > MOST_IMAGES:
             raise UserError(f"prompt: it asks for {len(texts)} images; ask for 1 to {MOST_IMAGES}.")
+
         self.readers.seed = seed
-        self.readers.asked = prompt_settings or {}
+        self.readers.asked = asked
         self.readers.unconditional = negative
         return self.readers.prompts(self.ready, texts, first)
 
@@ -385,6 +415,7 @@ class Pipeline:
             image = np.asarray(image.convert("RGB"))
         if image.ndim == 3:
             image = image[None]
+
         if image.ndim != 4 or image.shape[3] != 3 or image.dtype != np.uint8 or not image.size:
             raise UserError(
                 f"image: it is {image.dtype} of the shape {list(image.shape)}; give a PIL image, or uint8 "
@@ -398,10 +429,14 @@ class Pipeline:
         if pixels.shape[2:] != (side, side):
             pixels = F.interpolate(pixels, (side, side), mode="bicubic", antialias=True).clamp(0, 1)
         pixels = (pixels * 2 - 1).to(weight.device, weight.dtype)
+
         with enough_memory("memory: there is too little to encode the image; choose another device."):
-            features = net.encode(pixels)[0] if self.ready.masked else net.features(pixels)
-            features = expect_finite(features, self.decoder.name, "features")
-            return features.float() if self.ready.masked else net.codes(features)
+            if self.ready.masked:
+                latents = net.encode(pixels)[0]
+                return expect_finite(latents, self.decoder.name, "features").float()
+
+            features = expect_finite(net.features(pixels), self.decoder.name, "features")
+            return net.codes(features)
 
     @property
     def _side(self) -> int:
@@ -415,10 +450,12 @@ class Pipeline:
         suited = self.samplers
         if sampler is None:
             return SAMPLERS[suited[0]]
+
         try:
             entry = find(str(sampler))
         except UserError:
-            raise _unknown("sampler", f"there is no sampler {sampler!r}", str(sampler), suited) from None
+            raise unknown("sampler", f"there is no sampler {sampler!r}", sampler, suited) from None
+
         if entry.name not in suited:
             demos = entry.demos(entry.family)
             remedy = f'load another model, for example load("{demos[0]}"), or choose' if demos else "choose"
@@ -432,6 +469,7 @@ class Pipeline:
         """The part of an image to sample again; None for whole new images."""
         if image is None and mask is None:
             return None
+
         if image is None:
             raise UserError("image: there is a mask but no image to change; give both, or neither.")
         if mask is None:
@@ -447,20 +485,21 @@ class Pipeline:
                 f"image: it is a tensor {start.dtype} of the shape {list(start.shape)}; give {form} as sample() "
                 "returns them, or an image."
             )
+
         return Edit(start, _mask(mask))
 
 
 def _mask(mask: Picture) -> Tensor:
     """A mask as floats of 0 to 1, [1 or B, h, w]."""
-    values = mask if isinstance(mask, Tensor) else torch.tensor(np.asarray(_grey(mask)))
-    whole = values.dtype == torch.uint8
-    values = values.float() / 255 if whole else values.float()
+    if isinstance(mask, Image.Image):
+        mask = np.asarray(mask.convert("L"))
+    values = mask if isinstance(mask, Tensor) else torch.tensor(np.asarray(mask))
+
+    if values.dtype == torch.uint8:
+        values = values.float() / 255
+    values = values.float()
+
     return values[None] if values.ndim == 2 else values
-
-
-def _grey(mask: Image.Image | np.ndarray) -> Image.Image | np.ndarray:
-    """A PIL image in grey; an array as it is."""
-    return mask.convert("L") if isinstance(mask, Image.Image) else mask
 
 
 def _watched(steps: Generator[Step | TokenStep, Any, Any], callback: Callback | None) -> Generator[Any, Any, Any]:
@@ -471,6 +510,7 @@ def _watched(steps: Generator[Step | TokenStep, Any, Any], callback: Callback | 
                 step = next(steps)
             except StopIteration as end:
                 return end.value
+
             if callback is not None:
                 callback(step)
             yield step
@@ -478,19 +518,10 @@ def _watched(steps: Generator[Step | TokenStep, Any, Any], callback: Callback | 
         steps.close()
 
 
-def _unknown(field: str, problem: str, name: str, choices: Iterable[str]) -> UserError:
-    """The error for a name that is none of the choices: it names the closest one, and all of them."""
-    names = ", ".join(choices)
-    hint = did_you_mean(str(name), choices)
-    if hint:
-        return UserError(f"{field}: {problem}; {hint} There are {names}.")
-    return UserError(f"{field}: {problem}; there are {names}.")
-
-
 def _expect_choice(field: str, name: str, choices: Sequence[str]) -> None:
     """Raise a UserError if an argument of :func:`load` is none of its choices."""
     if name not in choices:
-        raise _unknown(field, f"{name!r} is unknown", name, choices)
+        raise unknown(field, f"{name!r} is unknown", name, choices)
 
 
 def _whole(value: Any, field: str, low: int, high: int) -> int:
@@ -499,6 +530,7 @@ def _whole(value: Any, field: str, low: int, high: int) -> int:
         number = operator.index(value)
     except TypeError:
         raise UserError(f"{field}: {value!r} is not a whole number.") from None
+
     if not low <= number <= high:
         raise UserError(f"{field}: {number} is outside {low} to {high}.")
     return number

@@ -19,6 +19,11 @@ from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, checked_seed, output, schema
 class Advisor(ModelFirst):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        outputs = [
+            output(io.String, "sampler", "The answer as a line for Any Sampler."),
+            output(io.String, "table", "The answer and all candidates as a Markdown table."),
+        ]
+
         return schema(
             node_id="FastARAdvisor",
             display_name="Advisor",
@@ -30,10 +35,7 @@ class Advisor(ModelFirst):
             sockets=ANY_SOCKETS,
             widgets=[*widgets(AdviceSettings), seed_widget()],
             optional=[ANY_DRAFT],
-            outputs=[
-                output(io.String, "sampler", "The answer as a line for Any Sampler."),
-                output(io.String, "table", "The answer and all candidates as a Markdown table."),
-            ],
+            outputs=outputs,
         )
 
     @classmethod
@@ -46,6 +48,8 @@ class Advisor(ModelFirst):
             return draw_images(choice, loaded, condition, at, small)
 
         warm_up(loaded, condition)
+
+        # Run by run, the answer last.
         baseline = baseline_of(loaded)
         tried = candidates(baseline, small is not None)
         steps = calibrate(choose(baseline, {}), tried, draw, settings, first_seed)
@@ -56,6 +60,7 @@ class Advisor(ModelFirst):
                 advice = end.value
                 break
             host.show(cls, [f"run {done + 1} of about {planned}: {line}"])
+
         host.show(cls, [advice.sentence])
         return io.NodeOutput(advice.best.text, advice.table)
 

@@ -28,6 +28,9 @@ from .schema import HIDDEN, REPORT, expect, expect_image, output, schema, widget
 PAIRS = 8  # image and report sockets of Compare
 MOST_CELLS = 64
 LONGEST_LABEL = 200  # characters
+# Pixels of a token map's side, which follows the backdrop's width.
+LEAST_MAP = 384
+LARGEST_MAP = 1024
 _REPORTED = "a sampler's report"
 # If memory is insufficient.
 SHEET = "image: memory is insufficient to draw these pictures; connect fewer or smaller ones."
@@ -70,6 +73,7 @@ def automatic_labels(reports: Sequence[Report | None]) -> list[str]:
             if any(other.get(name) != value for other in same_method):
                 varied.append(f"{name.replace('_', ' ')} {value}")
         labels.append(f"{_title(report.sampler)} {', '.join(varied)}".strip())
+
     return labels
 
 
@@ -82,7 +86,9 @@ def _title(sampler: str) -> str:
     """Display name of a sampler; of a combination that is not registered those of its parts."""
     if sampler in SAMPLERS:
         return SAMPLERS[sampler].title
-    return " + ".join(SAMPLERS[part].title if part in SAMPLERS else part for part in sampler.split("+"))
+
+    titles = [SAMPLERS[part].title if part in SAMPLERS else part for part in sampler.split("+")]
+    return " + ".join(titles)
 
 
 class Compare(io.ComfyNode):
@@ -97,21 +103,19 @@ class Compare(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         pairs: list[io.Input] = []
         for i in range(1, PAIRS + 1):
-            pairs.append(
-                io.Image.Input(
-                    f"image_{i}",
-                    optional=i > 1,
-                    tooltip=f"Picture or batch {i}; a list (of a sweep, say) fills a cell an entry. One cell shows a "
-                    "batch as a sheet.",
-                )
+            image = io.Image.Input(
+                f"image_{i}",
+                optional=i > 1,
+                tooltip=f"Picture or batch {i}; a list (of a sweep, say) fills a cell an entry. One cell shows a batch "
+                "as a sheet.",
             )
-            pairs.append(
-                REPORT.Input(
-                    f"report_{i}",
-                    optional=True,
-                    tooltip=f"The report of the sampler that made image_{i}: its numbers stand under it.",
-                )
+            report = REPORT.Input(
+                f"report_{i}",
+                optional=True,
+                tooltip=f"The report of the sampler that made image_{i}: its numbers stand under it.",
             )
+            pairs += [image, report]
+
         labels = io.String.Input(
             "labels",
             default="",
@@ -120,6 +124,7 @@ class Compare(io.ComfyNode):
             tooltip="One line a cell, in the order of the inputs. An empty line takes the method's name, with the "
             "settings in which cells of one method differ.",
         )
+
         return schema(
             node_id="FastARCompare",
             display_name="Compare (FastAR)",
@@ -140,13 +145,17 @@ class Compare(io.ComfyNode):
 
     @classmethod
     def execute(cls, labels: list[str], **inputs: list[Any]) -> io.NodeOutput:
-        given = {field: _first(value, field) for field, value in inputs.items() if field in knobs(CompareSettings)}
-        settings = make(CompareSettings, given)
+        typed: dict[str, Any] = {}
+        for field, value in inputs.items():
+            if field in knobs(CompareSettings):
+                typed[field] = _first(value, field)
+        settings = make(CompareSettings, typed)
+
         with enough_memory(SHEET):
             images, reports = cells(inputs)
-
         base = _baselines(settings.baseline, reports)
         names = cell_names("\n".join(map(str, labels)), reports)
+
         with enough_memory(SHEET):
             quality = qualities(images, reports, base)
             grid = compare_grid(
@@ -160,6 +169,7 @@ class Compare(io.ComfyNode):
                 differences=settings.differences,
             )
             image = to_image(grid[None])
+
         return io.NodeOutput(image, _tell(cls, reports, names, base, quality))
 
 
@@ -168,9 +178,15 @@ ELSEWHERE = "(timed in another run)"
 
 def cell_names(labels: str, reports: Sequence[Report | None]) -> list[str]:
     """One label per cell: its line of ``labels`` or the automatic one, and the remark about an earlier run."""
-    typed = [line.strip()[:LONGEST_LABEL] for line in labels.split("\n", len(reports))] + [""] * len(reports)
-    names = [a or b for a, b in zip(typed, automatic_labels(reports), strict=False)]
-    return [f"{a} {b}".strip() for a, b in zip(names, _timed_elsewhere(reports), strict=True)]
+    names = automatic_labels(reports)
+    lines = labels.split("\n", len(reports))
+    for i, line in enumerate(lines[: len(reports)]):
+        typed = line.strip()[:LONGEST_LABEL]
+        if typed:
+            names[i] = typed
+
+    remarks = _timed_elsewhere(reports)
+    return [f"{name} {remark}".strip() for name, remark in zip(names, remarks, strict=True)]
 
 
 def _timed_elsewhere(reports: Sequence[Report | None]) -> list[str]:
@@ -179,26 +195,38 @@ def _timed_elsewhere(reports: Sequence[Report | None]) -> list[str]:
     One run may load weights, another not.
     """
     prompts = [report.prompt for report in reports if report is not None]
-    newest = host.prompt_id() if host.prompt_id() in prompts else prompts[-1] if prompts else ""
-    return [ELSEWHERE if report is not None and report.prompt != newest else "" for report in reports]
+    newest = host.prompt_id()
+    if newest not in prompts:
+        newest = prompts[-1] if prompts else ""
+
+    remarks: list[str] = []
+    for report in reports:
+        earlier = report is not None and report.prompt != newest
+        remarks.append(ELSEWHERE if earlier else "")
+    return remarks
 
 
 def _first(values: Any, field: str) -> Any:
     """The value of a widget, which is a list of one: the node takes lists."""
     if not isinstance(values, (list, tuple)) or not values:
         raise UserError(f"{field}: it got an empty list; type a number, or connect a node that gives one.")
+
     return values[0]
 
 
 def _tell(
-    node: Any, cells: Sequence[Report | None], names: Sequence[str], bases: Sequence[int | None], quality: Qualities
+    node: Any,
+    cells: Sequence[Report | None],
+    names: Sequence[str],
+    bases: Sequence[int | None],
+    quality: Qualities,
 ) -> str:
     """Write all reports to the metadata of saved images, and show a line for each run that has a baseline.
 
     Returns the table of the cells that have a report, a line that explains its columns, and a sentence for each run
     without a gain.
     """
-    # The cells that have a report, in the order in which they are drawn.
+    # 1. The cells that have a report, in the order in which they are drawn.
     order: list[int] = []
     reports: list[Report] = []
     for i in cell_order(bases):
@@ -206,6 +234,7 @@ def _tell(
         if report is not None:
             order.append(i)
             reports.append(report)
+
     if not order:
         return "No reports: connect a sampler's report beside its picture."
 
@@ -215,22 +244,29 @@ def _tell(
     for i in order:
         base = bases[i]
         within.append(None if base is None else order.index(base))
+
+    # 2. The metadata of saved images.
     write_reports(node, reports, labels, within, found)
 
+    # 3. A line for each run that has a baseline.
     lines: list[str] = []
     without_gain: list[str] = []
     for k, base in enumerate(within):
         if base is None or base == k:
             continue
+
         lines.append(f"{labels[k]}: {one_line(reports[k], reports[base], found[k])}")
         sentence = no_gain(reports[k], reports[base])
         if sentence:
             without_gain.append(f"{literal(labels[k])}: {sentence}")
+
     if not graph.taken(node, 1):  # the table has the same figures
         host.show(node, lines)
 
-    words = "; ".join(filter(None, (explain(reports), explain_quality(found))))
-    return "\n\n".join([to_table(reports, labels, within, found), f"{words}.", *without_gain])
+    # 4. The table and what its columns mean.
+    table = to_table(reports, labels, within, found)
+    meanings = filter(None, [explain(reports), explain_quality(found)])
+    return "\n\n".join([table, f"{'; '.join(meanings)}.", *without_gain])
 
 
 def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | None]]:
@@ -248,8 +284,10 @@ def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | 
 
         for k, image in enumerate(own_images):
             images.append(to_bytes(expect_image(image, f"image_{i}")))
-            report = expect(own_reports[k], Report, f"report_{i}", _REPORTED) if own_reports else None
-            reports.append(report)
+            if own_reports:
+                reports.append(expect(own_reports[k], Report, f"report_{i}", _REPORTED))
+            else:
+                reports.append(None)
 
     if not images:
         raise UserError("image_1: there is nothing to compare; connect at least one image.")
@@ -269,29 +307,43 @@ def _baselines(cell: int, reports: Sequence[Report | None]) -> list[int | None]:
     """For each cell the index of its baseline: ``cell`` counted from 1, for 0 the one that suits its family."""
     if cell > len(reports):
         raise UserError(f"baseline: there is no cell {cell}, only {len(reports)}; choose one of them, or 0.")
+
     with_report = [i for i, report in enumerate(reports) if report is not None]
     if cell and with_report and cell - 1 not in with_report:
         raise UserError(f"baseline: cell {cell} has no report to measure against; connect it, or choose 0.")
-    if cell or not with_report:
-        return [max(0, cell - 1)] * len(reports)
 
-    families = ["" if r is None else _family(r, reports) for r in reports]
+    if cell:
+        return [cell - 1] * len(reports)
+    if not with_report:
+        return [0] * len(reports)
+
+    # The runs of the cells that have a report, and a baseline for each.
+    known = [report for report in reports if report is not None]
+    families = [_family(report, known) for report in known]
     usual = next(filter(None, families), "")  # for samplers that are not registered
-    runs = [of_report(report, families[i] or usual) for i, report in enumerate(reports) if report is not None]
-    chosen = {i: with_report[k] for i, k in zip(with_report, baselines(runs), strict=True)}
+    runs = [of_report(report, family or usual) for report, family in zip(known, families, strict=True)]
+
+    chosen: dict[int, int] = {}
+    for i, k in zip(with_report, baselines(runs), strict=True):
+        chosen[i] = with_report[k]
+
     # With one family, cells without a report keep their place.
     if len(set(chosen.values())) == 1:
         return [chosen[with_report[0]]] * len(reports)
+
     return [chosen.get(i) for i in range(len(reports))]
 
 
-def _family(report: Report, reports: Sequence[Report | None]) -> str:
+def _family(report: Report, reports: Sequence[Report]) -> str:
     """Family of a report's baseline, "" if unknown.
 
     A sampler of both token families belongs to Tar if a Tar report has the same model.
     """
-    families = SAMPLERS[report.sampler].families if report.sampler in SAMPLERS else ("",)
-    of_tar = any(r is not None and r.sampler == TAR and r.model == report.model for r in reports)
+    if report.sampler not in SAMPLERS:
+        return ""
+
+    families = SAMPLERS[report.sampler].families
+    of_tar = any(other.sampler == TAR and other.model == report.model for other in reports)
     return TAR if of_tar and TAR in families else families[0]
 
 
@@ -322,6 +374,9 @@ class TokenMapSettings(Settings):
 class TokenMap(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        report = REPORT.Input("report", tooltip="The report of the sampler that made the picture.")
+        image = io.Image.Input("image", optional=True, tooltip="The decoded pictures of that run, as backdrop.")
+
         return schema(
             node_id="FastARTokenMap",
             display_name="Token Map",
@@ -330,10 +385,7 @@ class TokenMap(io.ComfyNode):
             "accepted or redone, how often it came from a cache. The legend stands underneath; colours are safe for "
             "colour-blind eyes.",
             search_aliases=["acceptance map", "heat map", "overlay", "token overlay", "visualise tokens"],
-            sockets=[
-                REPORT.Input("report", tooltip="The report of the sampler that made the picture."),
-                io.Image.Input("image", optional=True, tooltip="The decoded pictures of that run, as backdrop."),
-            ],
+            sockets=[report, image],
             widgets=widgets(TokenMapSettings),
             outputs=[output(io.Image, "image", "One map a picture.")],
         )
@@ -342,10 +394,17 @@ class TokenMap(io.ComfyNode):
     def execute(cls, report: Any, image: Any = None, **values: Any) -> io.NodeOutput:
         settings = make(TokenMapSettings, values)
         checked = expect(report, Report, "report", _REPORTED)
+
         with enough_memory(SHEET):
-            backdrop = None if image is None else to_bytes(expect_image(image, "image"))
-            side = 384 if backdrop is None else max(384, min(1024, backdrop.shape[2]))
-            return io.NodeOutput(to_image(token_map(checked, settings.what, backdrop, settings.opacity, side)))
+            backdrop: np.ndarray | None = None
+            side = LEAST_MAP
+            if image is not None:
+                backdrop = to_bytes(expect_image(image, "image"))
+                _, _, width, _ = backdrop.shape
+                side = max(LEAST_MAP, min(LARGEST_MAP, width))
+
+            drawn = token_map(checked, settings.what, backdrop, settings.opacity, side)
+            return io.NodeOutput(to_image(drawn))
 
 
 @dataclass(frozen=True)
@@ -378,9 +437,13 @@ class ReportToText(io.ComfyNode):
     @classmethod
     def execute(cls, report: Any, **values: Any) -> io.NodeOutput:
         settings = make(ReportSettings, values)
-        own = expect(report, Report, "report", _REPORTED)
-        forms = {"text": lambda: to_text(own), "json": lambda: to_json([own]), "csv": lambda: to_csv([own])}
-        return io.NodeOutput(forms[settings.format]())
+        checked = expect(report, Report, "report", _REPORTED)
+
+        if settings.format == "json":
+            return io.NodeOutput(to_json([checked]))
+        if settings.format == "csv":
+            return io.NodeOutput(to_csv([checked]))
+        return io.NodeOutput(to_text(checked))
 
 
 NODES: list[type[io.ComfyNode]] = [Compare, TokenMap, ReportToText]

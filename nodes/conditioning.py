@@ -73,11 +73,17 @@ NONE = "none"
 
 def _images(what: str) -> Any:
     """The setting of the number of images; ``what`` begins its tooltip."""
-    more = "more makes the batch larger, which costs time and memory but less than separate runs. Usual: 1 to 4."
-    return knob(1, f"{what}; {more}", low=1, high=MOST_IMAGES, step=1)
+    return knob(
+        1,
+        f"{what}; more makes the batch larger, which costs time and memory but less than separate runs. Usual: 1 to 4.",
+        low=1,
+        high=MOST_IMAGES,
+        step=1,
+    )
 
 
 def _check_count(field: str, images: int) -> None:
+    """Raise a UserError if the input ``field`` asks for too many images."""
     if images > MOST_IMAGES:
         raise UserError(f"{field}: {images} images are asked for; {MOST_IMAGES} at once are the most.")
 
@@ -109,18 +115,22 @@ def _found() -> dict[str, tuple[str, str]]:
 def _sets_of_entries() -> dict[str, str]:
     """Catalogue entries of models of class labels to their label sets."""
     entries = [*hub.entries(registry.MAR), *hub.entries(registry.LLAMAGEN)]
+
     return {entry.id: "picture-book" if entry.built_in else "imagenet-1k" for entry in entries}
 
 
 def _sets_of_models(node: Any) -> list[str]:
     """Label sets of the models that sample a Class Label; all sets where one of the models is not known."""
+    every = list(label_sets())
+
     found: set[str] = set()
     for inputs in graph.users(node, "condition"):
         label_set = _set_of_model(graph.graph_of(node), inputs)
         if label_set is None:
-            return list(label_sets())
+            return every
         found.add(label_set)
-    return sorted(found) or list(label_sets())
+
+    return sorted(found) or every
 
 
 def _set_of_model(nodes: Mapping[str, Any], sampler: Mapping[str, Any]) -> str | None:
@@ -128,15 +138,36 @@ def _set_of_model(nodes: Mapping[str, Any], sampler: Mapping[str, Any]) -> str |
     link = graph.source_of(sampler.get("model", sampler.get("target")))
     if link is None:
         return None
-    checkpoint = graph.inputs_of(nodes.get(link[0])).get("checkpoint")
+
+    loader, _ = link
+    checkpoint = graph.inputs_of(nodes.get(loader)).get("checkpoint")
     if not isinstance(checkpoint, str):
         return None
-    return _sets_of_entries().get(checkpoint.partition(" (")[0])
+
+    entry, _, _ = checkpoint.partition(" (")
+    return _sets_of_entries().get(entry)
 
 
 class ClassLabel(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        labels = io.String.Input(
+            "labels",
+            default="cat",
+            multiline=True,
+            placeholder="names or ids, separated by commas or lines",
+            tooltip="Class names or ids, separated by commas or lines; each is one image of the batch, so more labels "
+            f"make more pictures. The demo knows {', '.join(PICTURE_BOOK)}. Usual: cat, or 281 for imagenet-1k's "
+            "tabby.",
+        )
+        add_label = io.Combo.Input(
+            "add_label",
+            options=[NONE, *_found()],
+            default=NONE,
+            tooltip="One more label, found by name: open the list and type a part of it. It comes after those in "
+            "labels (which may then be empty) and must be of the same label_set.",
+        )
+
         return schema(
             node_id="FastARClassLabel",
             display_name="Class Label",
@@ -144,25 +175,7 @@ class ClassLabel(io.ComfyNode):
             description="What to draw, by class name or id: one label an image. Several labels make a batch. For MAR, "
             "LlamaGen and PAR.",
             search_aliases=["class conditioning", "imagenet class", "label", "category", "prompt"],
-            widgets=[
-                io.String.Input(
-                    "labels",
-                    default="cat",
-                    multiline=True,
-                    placeholder="names or ids, separated by commas or lines",
-                    tooltip="Class names or ids, separated by commas or lines; each is one image of the batch, so "
-                    f"more labels make more pictures. The demo knows {', '.join(PICTURE_BOOK)}. Usual: cat, or 281 for "
-                    "imagenet-1k's tabby.",
-                ),
-                *widgets(LabelSettings),
-                io.Combo.Input(
-                    "add_label",
-                    options=[NONE, *_found()],
-                    default=NONE,
-                    tooltip="One more label, found by name: open the list and type a part of it. It comes after those "
-                    "in labels (which may then be empty) and must be of the same label_set.",
-                ),
-            ],
+            widgets=[labels, *widgets(LabelSettings), add_label],
             outputs=[output(LABEL, "condition", "For the samplers of MAR, LlamaGen and PAR models.")],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
@@ -197,10 +210,13 @@ def _with_menu_label(text: str, choice: Any, label_set: str) -> str:
     """The labels with the one that was chosen in the menu ``add_label``."""
     if not isinstance(choice, str) or choice not in _found():
         raise UserError(f"add_label: {choice!r} is not in the list; choose one from it.")
+
     name, where = _found()[choice]
     if label_set not in (where, AUTO):
         raise UserError(f"add_label: {name} is a label of {where}; set label_set to {where}, or add_label to {NONE}.")
-    return "\n".join(filter(None, (text.strip(), name)))
+
+    typed = text.strip()
+    return f"{typed}\n{name}" if typed else name
 
 
 ENCODER = "flan-t5-xl"
@@ -228,7 +244,24 @@ class PromptSettings(Settings):
 class TextPrompt(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        text = io.String.Input(
+            "text",
+            default="a red boat on a calm lake",
+            multiline=True,
+            placeholder="what to draw, in plain words",
+            tooltip="One prompt, in plain English; lines are joined. A longer text says more, up to "
+            f"{MAX_TOKENS} tokens (about 90 words): what stands beyond is cut off. Usual: one or two sentences.",
+        )
+
         encoders = menu("t5")
+        encoder = io.Combo.Input(
+            "encoder",
+            options=encoders,
+            default=next((choice for choice in encoders if ENCODER in choice), encoders[0]),
+            tooltip="The text encoder. The official models need flan-t5-xl; allow its download, or put it into "
+            "models/text_encoders or models/fastar, as a folder or one file. Another size does not fit.",
+        )
+
         return schema(
             node_id="FastARTextPrompt",
             display_name="Text Prompt (LlamaGen)",
@@ -236,26 +269,7 @@ class TextPrompt(io.ComfyNode):
             description="What to draw, in words, for LlamaGen's text-to-image models. The text goes through the "
             "Flan-T5-XL encoder, cleaned as the models' training captions were.",
             search_aliases=["text to image", "prompt", "t5", "flan-t5", "llamagen t2i", "clip text encode"],
-            widgets=[
-                io.String.Input(
-                    "text",
-                    default="a red boat on a calm lake",
-                    multiline=True,
-                    placeholder="what to draw, in plain words",
-                    tooltip="One prompt, in plain English; lines are joined. A longer text says more, up to "
-                    f"{MAX_TOKENS} tokens (about 90 words): what stands beyond is cut off. Usual: one or two "
-                    "sentences.",
-                ),
-                io.Combo.Input(
-                    "encoder",
-                    options=encoders,
-                    default=next((choice for choice in encoders if ENCODER in choice), encoders[0]),
-                    tooltip="The text encoder. The official models need flan-t5-xl; allow its download, or put it "
-                    "into models/text_encoders or models/fastar, as a folder or one file. Another size does not fit.",
-                ),
-                allow_download(),
-                *widgets(PromptSettings),
-            ],
+            widgets=[text, encoder, allow_download(), *widgets(PromptSettings)],
             outputs=[output(TEXT, "condition", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
@@ -268,19 +282,25 @@ class TextPrompt(io.ComfyNode):
     def execute(cls, text: Any, encoder: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(PromptSettings, values)
         prompt = prompt_of(expect_text(text, "text"), "text")
-        name = dtype_name(choose_dtype(settings.dtype, host.get_text_device(), "t5"))
-        path = finder(cls, allow_download)(listed(encoder, "t5"), "t5")
+
+        dtype = dtype_name(choose_dtype(settings.dtype, host.get_text_device(), "t5"))
+        find = finder(cls, allow_download)
+        path = find(listed(encoder, "t5"), "t5")
 
         def load() -> Any:
             folder = path if path.is_dir() else path.parent
-            own = None if has_tokenizer(folder, "", {}) else host.t5_tokenizer()
-            return load_text_encoder(path, name, host.get_text_offload_device(), own)
+            core_tokenizer = None if has_tokenizer(folder, "", {}) else host.t5_tokenizer()
+            return load_text_encoder(path, dtype, host.get_text_offload_device(), core_tokenizer)
 
         with enough_memory(READING):
-            loaded = _encoder.get((path, name), load)
+            loaded = _encoder.get((path, dtype), load)
             load_to_device(loaded, _ENCODER_BYTES)
             features = loaded.model.encode([prompt])[0]
-        return io.NodeOutput(TextCondition((host.to_output(features),) * settings.images, (prompt,) * settings.images))
+
+        # All images have the same prompt.
+        rows = (host.to_output(features),) * settings.images
+        prompts = (prompt,) * settings.images
+        return io.NodeOutput(TextCondition(rows, prompts))
 
 
 _SUBJECTS = f"The demo draws {', '.join(PICTURE_BOOK)}."
@@ -308,6 +328,29 @@ class PromptLines(PromptImages):
 class Prompt(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        text = io.String.Input(
+            "text",
+            default="a red boat at sunset",
+            multiline=True,
+            placeholder="what to draw",
+            tooltip="The prompt, read as typed; it may be empty. The authors' benchmark prompts ended with a full "
+            f"stop. {_SUBJECTS}",
+        )
+        negative = io.String.Input(
+            "negative",
+            default=UNCONDITIONAL,
+            multiline=True,
+            advanced=True,
+            tooltip="What guidance leads away from, in Harmon and UniPic: a whole instruction, not a list of words. "
+            f"Usual, and what the models were trained with: {UNCONDITIONAL} Janus has a null prompt of its own and "
+            "takes no other.",
+        )
+        condition = output(
+            PROMPT,
+            "condition",
+            "For the MAR samplers with Harmon or UniPic, and LlamaGen and ZipAR Sampler with Janus.",
+        )
+
         return schema(
             node_id="FastARPrompt",
             display_name="Prompt (FastAR)",
@@ -315,47 +358,25 @@ class Prompt(io.ComfyNode):
             description="What to draw, in words, for Harmon, UniPic and Janus. The model that samples reads the "
             "prompt itself.",
             search_aliases=["text prompt", "harmon prompt", "unipic prompt", "janus prompt", "positive", "negative"],
-            widgets=[
-                io.String.Input(
-                    "text",
-                    default="a red boat at sunset",
-                    multiline=True,
-                    placeholder="what to draw",
-                    tooltip="The prompt, read as typed; it may be empty. The authors' benchmark prompts ended with a "
-                    f"full stop. {_SUBJECTS}",
-                ),
-                io.String.Input(
-                    "negative",
-                    default=UNCONDITIONAL,
-                    multiline=True,
-                    advanced=True,
-                    tooltip="What guidance leads away from, in Harmon and UniPic: a whole instruction, not a list of "
-                    f"words. Usual, and what the models were trained with: {UNCONDITIONAL} Janus has a null prompt of "
-                    "its own and takes no other.",
-                ),
-                *widgets(PromptLines),
-            ],
-            outputs=[
-                output(
-                    PROMPT,
-                    "condition",
-                    "For the MAR samplers with Harmon or UniPic, and LlamaGen and ZipAR Sampler with Janus.",
-                )
-            ],
+            widgets=[text, negative, *widgets(PromptLines)],
+            outputs=[condition],
         )
 
     @classmethod
     def execute(cls, text: Any, negative: Any = UNCONDITIONAL, **values: Any) -> io.NodeOutput:
         settings = make(PromptLines, values)
-        prompts = [expect_text(text, "text")]
+
+        typed = expect_text(text, "text")
+        prompts = [typed]
         if settings.lines:
-            prompts = [line for line in prompts[0].splitlines() if line.strip()] or [""]
+            prompts = [line for line in typed.splitlines() if line.strip()] or [""]
         _check_count("images", len(prompts) * settings.images)
 
         # ``images`` images of each prompt follow one another.
         texts: list[str] = []
         for prompt in prompts:
             texts += [prompt] * settings.images
+
         return io.NodeOutput(PromptCondition(tuple(texts), expect_text(negative, "negative")))
 
 
@@ -367,7 +388,19 @@ _BATCH = 8
 class TarPrompt(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        text = io.String.Input(
+            "text",
+            default="a red boat at sunset",
+            multiline=True,
+            placeholder="what to draw",
+            tooltip="One prompt. A longer one says more, as far as the model has room. Whatever is typed is read as "
+            f"text; an empty one makes an unconditional image. Usual: one or two sentences. {_SUBJECTS}",
+        )
+
+        # The preset covers neither detail nor parallel, which changes no image.
         detail, *others, parallel = widgets(TarPromptSettings)
+        preset = preset_widget(others, PLAIN)
+
         return schema(
             node_id="FastARTarPrompt",
             display_name="Tar Prompt",
@@ -376,22 +409,7 @@ class TarPrompt(io.ComfyNode):
             "picture; de-tokenizers of all sizes and all methods can draw from one run.",
             search_aliases=["text to image", "prompt", "tar", "semantic codes", "clip text encode"],
             sockets=[TAR.Input("tar", tooltip="The language model, from Load Tar.")],
-            widgets=[
-                io.String.Input(
-                    "text",
-                    default="a red boat at sunset",
-                    multiline=True,
-                    placeholder="what to draw",
-                    tooltip="One prompt. A longer one says more, as far as the model has room. Whatever is typed is "
-                    "read as text; an empty one makes an unconditional image. Usual: one or two sentences. "
-                    f"{_SUBJECTS}",
-                ),
-                seed_widget(),
-                detail,
-                preset_widget(others, PLAIN),
-                parallel,
-                *widgets(PromptImages),
-            ],
+            widgets=[text, seed_widget(), detail, preset, parallel, *widgets(PromptImages)],
             outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
@@ -401,16 +419,20 @@ class TarPrompt(io.ComfyNode):
         cls, tar: Any, text: Any, seed: Any, preset: Any = None, images: Any = 1, **values: Any
     ) -> io.NodeOutput:
         loaded = expect_model(tar, Loaded, TarModel, "tar", "Load Tar")
+        model = loaded.model
         prompt = expect_text(text, "text").strip()
         number = checked_seed(seed)
         count = make(PromptImages, {"images": images}).images
         _, asked = chosen(preset, PLAIN, graph.typed(cls, "preset"))
         settings = prompt_settings(loaded.recommended, {**asked, **values})
-        host.show(cls, [unknown_words(loaded.model, [prompt])])
-        load_to_device(loaded, estimate_prompt(loaded.model, settings, prompt, count))
+
+        host.show(cls, [unknown_words(model, [prompt])])
+        load_to_device(loaded, estimate_prompt(model, settings, prompt, count))
 
         def start(part: range) -> Any:
-            return tar_prompt(loaded.model, [prompt] * len(part), settings, PairedDraws(number, part))
+            """The language model on some of the images."""
+            prompts = [prompt] * len(part)
+            return tar_prompt(model, prompts, settings, PairedDraws(number, part))
 
         done: TarPrompted = drive(in_parts(start, count))
         return io.NodeOutput(done.condition)
@@ -440,7 +462,20 @@ class ImageToCodesSettings(Settings):
 class ImageToCodes(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        image = io.Image.Input(
+            "image",
+            tooltip="Pictures of any size; each is stretched to a square. One entry of the condition each.",
+        )
+
         readers = menu("ta-tok")
+        ta_tok = io.Combo.Input(
+            "ta_tok",
+            options=readers,
+            default=usual(readers, "demo-ta-tok", "ta-tok"),
+            tooltip="The TA-Tok that reads the pictures: the one that the de-tokenizer was trained with. Entries with "
+            "a size are downloads.",
+        )
+
         return schema(
             node_id="FastARImageToCodes",
             display_name="Image to Codes",
@@ -448,23 +483,8 @@ class ImageToCodes(io.ComfyNode):
             description="What a picture shows, as Tar's semantic codes: a de-tokenizer redraws the same content. The "
             "codes hold the content, not the pixels.",
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
-            sockets=[
-                io.Image.Input(
-                    "image",
-                    tooltip="Pictures of any size; each is stretched to a square. One entry of the condition each.",
-                )
-            ],
-            widgets=[
-                io.Combo.Input(
-                    "ta_tok",
-                    options=readers,
-                    default=usual(readers, "demo-ta-tok", "ta-tok"),
-                    tooltip="The TA-Tok that reads the pictures: the one that the de-tokenizer was trained with. "
-                    "Entries with a size are downloads.",
-                ),
-                allow_download(),
-                *widgets(ImageToCodesSettings),
-            ],
+            sockets=[image],
+            widgets=[ta_tok, allow_download(), *widgets(ImageToCodesSettings)],
             outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
@@ -475,33 +495,39 @@ class ImageToCodes(io.ComfyNode):
 
     @classmethod
     def execute(cls, image: Any, ta_tok: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
+        # 1. Check the images.
         settings = make(ImageToCodesSettings, values)
         images = expect_image(image, "image")
         _check_count("images", len(images) * settings.images)
         pixels = to_rgb(images).movedim(-1, 1).float().clamp(0, 1)
 
-        name = dtype_name(choose_dtype(settings.dtype, host.get_compute_device(), "ta-tok"))
-        path = finder(cls, allow_download)(listed(ta_tok, "ta-tok"), "ta-tok")
+        # 2. Load the TA-Tok.
+        dtype = dtype_name(choose_dtype(settings.dtype, host.get_compute_device(), "ta-tok"))
+        find = finder(cls, allow_download)
+        path = find(listed(ta_tok, "ta-tok"), "ta-tok")
         with enough_memory(READING):
-            loaded = _ta_tok.get((path, name), lambda: load_ta_tok(path, name, host.get_offload_device()))
+            loaded = _ta_tok.get((path, dtype), lambda: load_ta_tok(path, dtype, host.get_offload_device()))
         model: TATokModel = loaded.model
         load_to_device(loaded, _ENCODER_BYTES)
 
+        # 3. Read the images, batch by batch.
         scale = DETAILS.index(settings.detail) + 1
         found: list[Tensor] = []
         report = host.progress()
         for first in range(0, len(pixels), _BATCH):
             report(first, len(pixels))
+            batch = pixels[first : first + _BATCH]
             with enough_memory(READING):
-                found.append(model.codes(pixels[first : first + _BATCH], scale).cpu())
+                found.append(model.codes(batch, scale).cpu())
         report(len(pixels), len(pixels))
 
-        # ``images`` variants of each image follow one another.
+        # 4. ``images`` variants of each image follow one another.
         codes: list[Tensor] = []
         names: list[str] = []
         for i, own in enumerate(torch.cat(found)):
             codes += [own] * settings.images
             names += [f"picture {i + 1}"] * settings.images
+
         return io.NodeOutput(CodeCondition(tuple(codes), tuple(names), model.net.config.codes))
 
 

@@ -33,6 +33,15 @@ class PasteSettings(Settings):
 class PasteRedrawn(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        original = io.Image.Input(
+            "original", tooltip="The picture before the edit, of any size; the result has its size."
+        )
+        redrawn = io.Image.Input(
+            "redrawn",
+            tooltip="The decoded pictures of the sampler; they are scaled to the original's size.",
+        )
+        mask = io.Mask.Input("mask", tooltip="The mask of the edit, of any size; white is redrawn.")
+
         return schema(
             node_id="FastARPaste",
             display_name="Paste Redrawn Part",
@@ -40,15 +49,7 @@ class PasteRedrawn(io.ComfyNode):
             description="Puts the redrawn part of a picture into the original. Outside the mask every pixel is the "
             "original's, which a decoder alone does not keep. The original may have any size.",
             search_aliases=["inpaint", "composite", "feather", "blend", "stitch", "keep original"],
-            sockets=[
-                io.Image.Input(
-                    "original", tooltip="The picture before the edit, of any size; the result has its size."
-                ),
-                io.Image.Input(
-                    "redrawn", tooltip="The decoded pictures of the sampler; they are scaled to the original's size."
-                ),
-                io.Mask.Input("mask", tooltip="The mask of the edit, of any size; white is redrawn."),
-            ],
+            sockets=[original, redrawn, mask],
             widgets=widgets(PasteSettings),
             outputs=[output(io.Image, "image", "The original with the redrawn part.")],
         )
@@ -61,9 +62,10 @@ class PasteRedrawn(io.ComfyNode):
         area = expect_mask(mask, "mask")[:, None]
 
         images = max(len(below), len(above))
-        for name, x in (("original", below), ("redrawn", above), ("mask", area)):
-            if len(x) not in (1, images):
-                raise UserError(f"{name}: its batch has {len(x)} entries, not 1 or {images}; connect those of one run.")
+        for name, batch in {"original": below, "redrawn": above, "mask": area}.items():
+            count = len(batch)
+            if count not in (1, images):
+                raise UserError(f"{name}: its batch has {count} entries, not 1 or {images}; connect those of one run.")
 
         with enough_memory("original: memory is insufficient to paste into it; use a smaller picture."):
             size = (below.shape[2], below.shape[3])
@@ -74,7 +76,9 @@ class PasteRedrawn(io.ComfyNode):
             for _ in range(feather):
                 inside = 1 - F.max_pool2d(1 - inside, 3, 1, 1)
                 weight = weight + inside / (feather + 1)
-            image = below + weight * (scaled(above.to(below), size) - below)
+
+            fitted = scaled(above.to(below), size)
+            image = below + weight * (fitted - below)
         return io.NodeOutput(host.to_output(image.movedim(1, -1)))
 
 

@@ -23,7 +23,10 @@ def graph_of(node: Any) -> Mapping[str, Any]:
 
 def inputs_of(entry: Any) -> Inputs:
     """The inputs of a node of a graph; empty if there is no such node."""
-    inputs = entry.get("inputs") if isinstance(entry, Mapping) else None
+    if not isinstance(entry, Mapping):
+        return {}
+
+    inputs = entry.get("inputs")
     return inputs if isinstance(inputs, Mapping) else {}
 
 
@@ -31,8 +34,11 @@ def source_of(value: Any) -> tuple[str, int] | None:
     """The node and the number of the output that an input is connected to; None for a typed value."""
     if not isinstance(value, list) or len(value) != 2:
         return None
+
     number, output = value
-    return (number, output) if isinstance(number, str) and isinstance(output, int) else None
+    if isinstance(number, str) and isinstance(output, int):
+        return number, output
+    return None
 
 
 def typed(node: Any, name: str) -> Any:
@@ -43,22 +49,33 @@ def typed(node: Any, name: str) -> Any:
 def maker(node: Any, name: str) -> str:
     """Type of the node that is connected to an input; "" if there is none."""
     source = source_of(typed(node, name))
-    made_by = None if source is None else graph_of(node).get(source[0])
-    return str(made_by.get("class_type")) if isinstance(made_by, Mapping) else ""
+    if source is None:
+        return ""
+
+    number, _ = source
+    entry = graph_of(node).get(number)
+    return str(entry.get("class_type")) if isinstance(entry, Mapping) else ""
 
 
 def users(node: Any, name: str) -> list[Inputs]:
     """Inputs of the nodes of the graph whose input ``name`` is connected to the first output of the node."""
     link = (_number(node), 0)
-    every = [inputs_of(entry) for entry in graph_of(node).values()]
-    return [inputs for inputs in every if source_of(inputs.get(name)) == link]
+
+    found: list[Inputs] = []
+    for entry in graph_of(node).values():
+        inputs = inputs_of(entry)
+        if source_of(inputs.get(name)) == link:
+            found.append(inputs)
+    return found
 
 
 def taken(node: Any, output: int) -> bool:
     """Whether an output of the node is connected in the graph."""
     link = (_number(node), output)
+
     for entry in graph_of(node).values():
-        if any(source_of(value) == link for value in inputs_of(entry).values()):
+        values = inputs_of(entry).values()
+        if any(source_of(value) == link for value in values):
             return True
     return False
 

@@ -44,9 +44,11 @@ def register_folders() -> None:
     """Register ``models/fastar`` with ComfyUI, and create it, so that a user finds where files belong."""
     folder = os.path.join(folder_paths.models_dir, FOLDER)
     folder_paths.add_model_folder_path(FOLDER, folder, is_default=True)
+
     with suppress(OSError):  # a folder that is read-only may still hold files
         os.makedirs(folder, exist_ok=True)
-    extensions = folder_paths.folder_names_and_paths[FOLDER][1]
+
+    _, extensions = folder_paths.folder_names_and_paths[FOLDER]
     if extensions is not folder_paths.supported_pt_extensions:  # shared with core's folders: must not change
         extensions.update(EXTENSIONS)
 
@@ -76,7 +78,10 @@ _LONGEST_PATH = 4096
 def input_images() -> list[str]:
     """Names of the PNG files in ComfyUI's input folder."""
     folder = Path(folder_paths.get_input_directory())
-    return sorted(p.name for p in folder.iterdir() if p.suffix.lower() == ".png") if folder.is_dir() else []
+    if not folder.is_dir():
+        return []
+
+    return sorted(path.name for path in folder.iterdir() if path.suffix.lower() == ".png")
 
 
 def input_image(name: str) -> Path:
@@ -86,13 +91,16 @@ def input_image(name: str) -> Path:
         folder_paths.get_output_directory(),
         folder_paths.get_temp_directory(),
     )
+
     try:
         path = Path(os.path.abspath(folder_paths.get_annotated_filepath(name[:_LONGEST_PATH])))
         # Not all supported versions of ComfyUI check that the name stays inside the folder.
-        inside = any(path.is_relative_to(os.path.abspath(place)) for place in places) and path.is_file()
+        inside = any(path.is_relative_to(os.path.abspath(place)) for place in places)
+        found = inside and path.is_file()
     except (OSError, ValueError):  # a name that no file can have
-        inside = False
-    if not inside:
+        found = False
+
+    if not found:
         raise UserError(f"image: there is no picture {name[:80]!r} in ComfyUI's folders; upload or choose one.")
     return path
 
@@ -112,11 +120,13 @@ def expect_writable(prefix: str, ending: str, field: str) -> None:
     """
     folder = os.path.realpath(folder_paths.get_output_directory())
     expect_name(prefix, field)
+
     path = Path(os.path.realpath(os.path.join(folder, os.path.normpath(prefix))))
     if not path.is_relative_to(folder) or path == Path(folder):
         raise UserError(
             f"{field}: {prefix[:80]!r} is no name in the output folder; give one without .. and without a root."
         )
+
     writable(path.parent, field, f"{path.name}_00001_{ending}")
 
 
@@ -193,13 +203,16 @@ def load_weights(patchers: list[ModelPatcher], memory: float) -> None:
     Large layers may stay on the offload device where memory is insufficient, see :class:`_Streamed`.
     """
     streaming = [patcher for patcher in patchers if _may_stream(patcher.model)]
+    complete = [patcher for patcher in patchers if patcher not in streaming]
+
     for patcher in streaming:
         memory += sum(weight.nbytes for weight in always_loaded(patcher.model))
 
-    patchers = [*streaming, *(p for p in patchers if p not in streaming)]  # ComfyUI loads the last one first
+    ordered = [*streaming, *complete]  # ComfyUI loads the last one first
     with enough_memory("dtype: the weights do not fit into memory; choose bf16 or fp16, or a smaller model."):
-        mm.load_models_gpu(patchers, memory_required=memory, force_full_load=not streaming)
-        for patcher in patchers:
+        mm.load_models_gpu(ordered, memory_required=memory, force_full_load=not streaming)
+
+        for patcher in ordered:
             place(patcher.model, patcher.load_device)
 
 
@@ -223,8 +236,10 @@ class _Streamed:
         self, layer: Any, x: Tensor, rows: tuple[int, int] | None = None
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
         if rows is not None:  # ComfyUI would copy all rows, of an embedding ten times as many
-            yield layer.weight[slice(*rows)].to(x.device, x.dtype), None
+            first, end = rows
+            yield layer.weight[first:end].to(x.device, x.dtype), None
             return
+
         weight, bias, stream = comfy.ops.cast_bias_weight(layer, x, offloadable=True)
         try:
             yield weight, bias
@@ -237,11 +252,13 @@ class _Streamed:
 
 def allow_streaming(net: nn.Module, device: torch.device) -> nn.Module:
     """Allow ComfyUI to load a network partially, unless it computes on a CPU; returns ``net``."""
-    if device.type != "cpu":
-        for layer in streamed_layers(net):
-            layer.source = _Streamed()
-            # Attributes by which ComfyUI recognises such layers; tests/comfyui/test_partial_loading.py names them.
-            vars(layer).update(comfy_cast_weights=False, weight_function=[], bias_function=[])
+    if device.type == "cpu":
+        return net
+
+    for layer in streamed_layers(net):
+        layer.source = _Streamed()
+        # Attributes by which ComfyUI recognises such layers; tests/comfyui/test_partial_loading.py names them.
+        vars(layer).update(comfy_cast_weights=False, weight_function=[], bias_function=[])
     return net
 
 
@@ -251,7 +268,9 @@ def always_loaded(net: nn.Module) -> list[Tensor]:
     for layer in streamed_layers(net):
         if layer.source is not None:
             can_stay.update(id(tensor) for tensor in layer.tensors())
-    return [tensor for tensor in (*net.parameters(), *net.buffers()) if id(tensor) not in can_stay]
+
+    every = [*net.parameters(), *net.buffers()]
+    return [tensor for tensor in every if id(tensor) not in can_stay]
 
 
 def place(net: nn.Module, device: torch.device) -> None:
@@ -259,9 +278,14 @@ def place(net: nn.Module, device: torch.device) -> None:
 
     ComfyUI's partial loading skips parameters of modules that have children.
     """
+
+    def moved(tensor: Tensor) -> Tensor:
+        return tensor if tensor.device.type == device.type else tensor.to(device)
+
     for module in net.modules():
-        if not isinstance(module, Streamed) or module.source is None:
-            module._apply(lambda t: t if t.device.type == device.type else t.to(device), recurse=False)
+        can_stay = isinstance(module, Streamed) and module.source is not None
+        if not can_stay:
+            module._apply(moved, recurse=False)
 
 
 def in_tiles(
@@ -286,6 +310,7 @@ def in_tiles(
     height, width = tile
     tiles = comfy.utils.get_tiled_scale_steps(x.shape[3], x.shape[2], tile_x=width, tile_y=height, overlap=overlap)
     bar = ProgressBar(len(x) * tiles)
+
     with enough_memory("memory: it is insufficient for one tile; take smaller tiles, or unload other models."):
         return comfy.utils.tiled_scale(
             x,
@@ -300,7 +325,7 @@ def in_tiles(
         )
 
 
-# ------------------------------------------------------------------------------------------------ values of the model sockets
+# ------------------------------------------------------------------------------------------------ models on sockets
 
 
 # Images of a batch that a preview shows.
@@ -324,15 +349,19 @@ class Loaded(Generic[M]):
     """Value of a model socket. It owns the patchers, because ComfyUI's list of loaded models holds no reference."""
 
     model: M
-    patcher: ModelPatcher  # moves the weights of ``net``, or of the first of a MAR's parts
-    vae: Any = (
-        None  # the FastARVAE of the same loader, for live previews (vae.py imports this module); None without one
-    )
+    # Moves the weights of ``net``, or of the first of a MAR's parts.
+    patcher: ModelPatcher
+    # The FastARVAE of the same loader, for live previews; None without one. Not typed, because vae.py imports this
+    # module.
+    vae: Any = None
     # Further networks of the same loader by name. Each has its own patcher and is on the device only while needed.
     parts: Mapping[str, Loaded[Any]] = field(default_factory=dict)
-    recommended: Mapping[str, Any] = field(default_factory=dict)  # settings of the model's file, for presets
-    further: Sequence[ModelPatcher] = ()  # of the model's other parts
-    speed: str = ""  # how the model runs, a choice of the loader
+    # Settings of the model's file, for presets.
+    recommended: Mapping[str, Any] = field(default_factory=dict)
+    # Of the model's other parts.
+    further: Sequence[ModelPatcher] = ()
+    # How the model runs, a choice of the loader.
+    speed: str = ""
 
     @staticmethod
     def of(
@@ -345,9 +374,22 @@ class Loaded(Generic[M]):
         """Place a model under ComfyUI's memory management: the parts of a MAR one by one, of other models ``net``."""
         compute = get_compute_device()
         offload = get_offload_device()
+
         nets = list(model.parts.values()) if isinstance(model, MARModel) else [model.net]
-        patchers = [_NotifyingPatcher(allow_streaming(net, compute), compute, offload) for net in nets]
-        return Loaded(model, patchers[0], vae, parts or {}, recommended or {}, patchers[1:], speed)
+        patchers: list[ModelPatcher] = []
+        for net in nets:
+            allow_streaming(net, compute)
+            patchers.append(_NotifyingPatcher(net, compute, offload))
+
+        return Loaded(
+            model,
+            patchers[0],
+            vae,
+            parts=parts or {},
+            recommended=recommended or {},
+            further=patchers[1:],
+            speed=speed,
+        )
 
     @property
     def patchers(self) -> list[ModelPatcher]:
@@ -363,10 +405,13 @@ def to_device(
     The decoder is loaded too, if there are previews of ``latents`` [B, C, h, w].
     """
     patchers = [*loaded.patchers, *others]
+
     vae = loaded.vae
     if vae is not None and previews_wanted():
         patchers.append(vae.patcher)
-        memory += min(MOST_IMAGES, latents[0]) * vae.memory_used_decode(latents, vae.vae_dtype)
+        shown = min(MOST_IMAGES, latents[0])
+        memory += shown * vae.memory_used_decode(latents, vae.vae_dtype)
+
     load_weights(list(dict.fromkeys(patchers)), memory)
 
 
@@ -389,13 +434,16 @@ class ModelCache:
 
     def get(self, key: Hashable, load: Callable[[], Model]) -> Loaded[Any]:
         """The model stored under ``key``; if there is none, the result of ``load`` is stored."""
-        if self._loaded is None or self._key != key:
-            self._loaded = None  # frees memory before the next model is loaded
-            model = load()
-            patcher = _NotifyingPatcher(model.net, self._get_compute(), self._get_offload())
-            patcher.on_detach = self._drop
-            self._loaded = Loaded(model, patcher)
-            self._key = key
+        if self._loaded is not None and self._key == key:
+            return self._loaded
+
+        self._loaded = None  # frees memory before the next model is loaded
+        model = load()
+
+        patcher = _NotifyingPatcher(model.net, self._get_compute(), self._get_offload())
+        patcher.on_detach = self._drop
+        self._loaded = Loaded(model, patcher)
+        self._key = key
         return self._loaded
 
     def _drop(self, patcher: ModelPatcher) -> None:
@@ -410,6 +458,7 @@ class _NotifyingPatcher(ModelPatcher):  # type: ignore[misc]
 
     def detach(self, unpatch_all: bool = True) -> Any:
         out = super().detach(unpatch_all)
+
         if self.on_detach is not None:
             self.on_detach(self)
         return out
@@ -440,6 +489,7 @@ def _extra_data() -> Mapping[str, Any] | None:
     ComfyUI offers it to nodes nowhere else than in the entries of its queue: (priority, id, prompt, extra data, ...).
     """
     running, _ = PromptServer.instance.prompt_queue.get_current_queue_volatile()
+
     for _, number, _, extra, *_ in running:
         if number == prompt_id():
             return extra if isinstance(extra, Mapping) else {}
@@ -455,27 +505,29 @@ def from_editor() -> bool:
     extra = _extra_data()
     if extra is None:
         return True
+
     saved = extra.get("extra_pnginfo")
     if not isinstance(saved, Mapping) or saved.get("workflow") is None:
         return False
+
     connection = PromptServer.instance.sockets_metadata.get(str(extra.get("client_id")), {})
     return bool(connection.get("feature_flags", {}).get("supports_preview_metadata"))
 
 
 def previews_wanted() -> bool:
-    """Whether previews are sent.
-
-    They are if a method is chosen, in the editor or on the command line, or if the prompt comes from the editor.
+    """Whether previews are sent: if a method is chosen, in the editor or on the command line, or for the editor.
 
     The command line's default is none. It counts as on in the editor, whose setting can switch previews off.
     """
     extra = _extra_data()
     if extra is None:
         return True
+
     asked = extra.get("preview_method") or _AS_SERVER
-    if asked == _AS_SERVER:
-        return args.preview_method.value != _NO_PREVIEWS or from_editor()
-    return asked != _NO_PREVIEWS
+    if asked != _AS_SERVER:
+        return asked != _NO_PREVIEWS
+
+    return args.preview_method.value != _NO_PREVIEWS or from_editor()
 
 
 def preview_size() -> int:
@@ -496,12 +548,15 @@ def show(node: Any, lines: Sequence[str]) -> None:
     At most 8 lines of 400 characters, shown as they are, see :func:`.reports.table.literal`. For a client that is not
     the editor they are written to the log.
     """
-    number = hidden(node, "unique_id")
     shown: list[str] = []
     for part in lines:
-        own = part[: MOST_LINES * LONGEST_LINE].splitlines()
-        shown += [literal(line, LONGEST_LINE) for line in own]
-    text = "\n".join([line for line in shown if line][:MOST_LINES])
+        for line in part[: MOST_LINES * LONGEST_LINE].splitlines():
+            plain = literal(line, LONGEST_LINE)
+            if plain:
+                shown.append(plain)
+
+    number = hidden(node, "unique_id")
+    text = "\n".join(shown[:MOST_LINES])
     if not text or number is None:
         return
 
@@ -522,6 +577,7 @@ def progress() -> Callable[[int, int], None]:
 
     def report(done: int, total: int) -> None:
         stop_if_cancelled()
+
         if total > 0:
             bar.update_absolute(min(done, total), total)
 

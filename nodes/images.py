@@ -13,7 +13,9 @@ from . import host
 def to_rgb(images: Tensor) -> Tensor:
     """Images [B, H, W, C] of 1, 3 or 4 channels to [B, H, W, 3]: grey is repeated, alpha dropped."""
     if images.shape[3] == 1:
-        return images.expand(*images.shape[:3], 3)
+        batch, height, width, _ = images.shape
+        return images.expand(batch, height, width, 3)
+
     return images[..., :3]
 
 

@@ -47,7 +47,9 @@ PIXELS = 16
 def menu(family: str, *first: str) -> list[str]:
     """Choices of a file family: ``first``, built-in entries, local files, downloads."""
     kinds = _folders(family)
-    return [*first, *hub.menu(family, host.local_files(*kinds), host.folders(*kinds))]
+    found = hub.menu(family, host.local_files(*kinds), host.folders(*kinds))
+
+    return [*first, *found]
 
 
 def _folders(family: str) -> tuple[str, ...]:
@@ -62,6 +64,7 @@ def listed(choice: Any, family: str, *first: str) -> str:
     if choice not in first:
         kinds = _folders(family)
         hub.check(choice, family, host.folders(*kinds), host.local_files(*kinds))
+
     return str(choice)
 
 
@@ -75,6 +78,7 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
     def find(choice: str, family: str) -> Path:
         folders = host.folders(*_folders(family))
         download_to = host.folders(host.FOLDER)[0]
+
         entry = hub.absent(choice, family, [*folders, download_to])
         if entry is not None and (entry.size is None or entry.size > FREE_DOWNLOAD):
             size = hub.readable_size(entry.size) if entry.size else "size unknown"
@@ -84,8 +88,10 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
                     f"{KINDS[family].field}: the run would download {download}; switch allow_download on, among the "
                     "advanced inputs, or choose another."
                 )
+
             logging.info("FastAR: downloading %s", download)
             host.show(node, [f"Downloading {download}"])
+
         return hub.resolve(choice, family, folders, download_to, host.progress())
 
     return find
@@ -107,8 +113,10 @@ def usual(choices: list[str], *ids: str) -> str:
     """The first of these entries in a menu, downloaded or not; else the first choice."""
     for name in ids:
         for choice in choices:
-            if choice.partition(" (")[0] == name:
+            listed_name, _, _ = choice.partition(" (")
+            if listed_name == name:
                 return choice
+
     return choices[0]
 
 
@@ -135,11 +143,25 @@ _TOOLTIPS = {
 }
 
 
+# Menus among the advanced widgets.
+_ADVANCED = ("grid", "size", "speed", "weights")
+
+
 def _one_of(field: str, value: Any, options: Sequence[str]) -> str:
     """Check a choice of a menu without files."""
     if str(value) not in options:
         raise UserError(f"{field}: {value!r} is none of {', '.join(options)}; choose one of them.")
+
     return str(value)
+
+
+def _tokens_per_side(grid: str, size: str) -> int | None:
+    """The number of tokens along one side that the widgets ``grid`` and ``size`` choose; None if both are auto."""
+    if size != AUTO:
+        return int(size) // PIXELS
+    if grid != AUTO:
+        return int(grid)
+    return None
 
 
 def make_vae(model: KLModel | VQModel, channels: int, grid: int) -> FastARVAE:
@@ -147,9 +169,17 @@ def make_vae(model: KLModel | VQModel, channels: int, grid: int) -> FastARVAE:
 
     It has ``channels`` latent channels, and its model makes latents of ``grid`` positions a side.
     """
-    c = model.net.config
-    kind = VQ if isinstance(model, VQModel) else KL
-    return FastARVAE(model.net, model.name, c.stride, channels, c.ch, grid * c.stride, kind)
+    config = model.net.config
+
+    return FastARVAE(
+        model.net,
+        model.name,
+        stride=config.stride,
+        channels=channels,
+        width=config.ch,
+        side=grid * config.stride,
+        kind=VQ if isinstance(model, VQModel) else KL,
+    )
 
 
 class _Loader(io.ComfyNode):
@@ -172,36 +202,35 @@ class _Loader(io.ComfyNode):
         """Widgets that are menus of files, with the arguments of :func:`menu`."""
         family = registry.FAMILIES[cls.family]
         decoders = "kl" if family.masked else "vq"
+
         return {"checkpoint": (family.files,), "decoder": (decoders, AUTO), "ta_tok": ("ta-tok", AUTO)}
 
     @classmethod
     def options(cls, widget: str) -> list[str]:
         """Choices of a widget."""
-        if widget in cls.files():
-            return menu(*cls.files()[widget])
-        menus: dict[str, Callable[[], list[str]]] = {
-            "dtype": lambda: list(cls.dtypes),
-            "grid": lambda: [AUTO, *map(str, GRIDS)],
-            "size": lambda: [AUTO, *map(str, SIZES)],
-            "speed": lambda: list(SPEEDS),
-            "weights": lambda: list(WEIGHTS),
+        files = cls.files()
+        if widget in files:
+            return menu(*files[widget])
+
+        menus: dict[str, list[str]] = {
+            "dtype": list(cls.dtypes),
+            "grid": [AUTO, *map(str, GRIDS)],
+            "size": [AUTO, *map(str, SIZES)],
+            "speed": list(SPEEDS),
+            "weights": list(WEIGHTS),
         }
-        return menus[widget]()
+        return menus[widget]
 
     @classmethod
     def define_schema(cls) -> io.Schema:
         widgets: list[io.Input] = []
         for name in cls.widgets:
-            if name == "allow_download":
-                widgets.append(allow_download())
-                continue
-            options = cls.options(name)
-            default = {"checkpoint": usual(options, *cls.usual), "speed": PLAIN}.get(name, AUTO)
-            about = {"options": options, "default": default, "tooltip": (_TOOLTIPS | cls.tooltips)[name]}
-            widgets.append(io.Combo.Input(name, **about, advanced=name in ("grid", "size", "speed", "weights") or None))
+            widgets.append(allow_download() if name == "allow_download" else cls._menu_widget(name))
+
         outputs = [cls.socket]
         if cls.decodes:
             outputs.append(output(io.Vae, "vae", "For VAE Decode and VAE Encode."))
+
         return schema(
             node_id=cls.node_id,
             display_name=cls.title,
@@ -214,9 +243,30 @@ class _Loader(io.ComfyNode):
         )
 
     @classmethod
+    def _menu_widget(cls, name: str) -> io.Input:
+        """The widget of that name, a menu."""
+        options = cls.options(name)
+        if name == "checkpoint":
+            default = usual(options, *cls.usual)
+        elif name == "speed":
+            default = PLAIN
+        else:
+            default = AUTO
+
+        tooltips = {**_TOOLTIPS, **cls.tooltips}
+        return io.Combo.Input(
+            name,
+            options=options,
+            default=default,
+            tooltip=tooltips[name],
+            advanced=True if name in _ADVANCED else None,
+        )
+
+    @classmethod
     def validate_inputs(cls, checkpoint: Any = None, decoder: Any = None, ta_tok: Any = None) -> bool | str:
         """Naming an input here replaces ComfyUI's comparison with the menu, which shows one spelling of each file."""
         chosen = {"checkpoint": checkpoint, "decoder": decoder, "ta_tok": ta_tok}
+
         try:
             for widget, about in cls.files().items():
                 if chosen[widget] is not None:  # None: a value that is connected, and is checked when the node runs
@@ -238,37 +288,41 @@ class _Loader(io.ComfyNode):
         size: Any = AUTO,
         weights: Any = AUTO,
     ) -> io.NodeOutput:
+        # 1. Check all choices.
         chosen = {"checkpoint": checkpoint, "decoder": decoder, "ta_tok": ta_tok}
         for widget, about in cls.files().items():
             listed(chosen[widget], *about)
-        menus = {"dtype": dtype, "speed": speed, "grid": grid, "size": size, "weights": weights}
-        given = {name: _one_of(name, value, cls.options(name)) for name, value in menus.items()}
-        side = None if given["grid"] == AUTO else int(given["grid"])
-        if given["size"] != AUTO:
-            side = int(given["size"]) // PIXELS
 
-        # Weights are placed on the offload device, in the dtype for the compute device.
+        menus = {"dtype": dtype, "speed": speed, "grid": grid, "size": size, "weights": weights}
+        for widget, value in menus.items():
+            menus[widget] = _one_of(widget, value, cls.options(widget))
+
+        # 2. Load the model and its decoder on the offload device, in the dtype for the compute device.
         source = Source(
             finder(cls, allow_download),
-            host.get_offload_device(),
-            given["dtype"],
-            host.get_compute_device(),
-            given["speed"],
+            device=host.get_offload_device(),
+            dtype=menus["dtype"],
+            compute=host.get_compute_device(),
+            speed=menus["speed"],
         )
-        ready = assembly.load(cls.family, checkpoint, source, decoder, side, given["weights"])
+        side = _tokens_per_side(menus["grid"], menus["size"])
+        ready = assembly.load(cls.family, checkpoint, source, decoder, side, menus["weights"])
         decoder_model = ready.decoder
         assert decoder_model is not None
+
         parts: dict[str, Loaded[Any]] = {}
         if "ta_tok" in cls.widgets:
             reader = assembly.load_reader(ready, source, ta_tok)
             parts[TA_TOK] = Loaded.of(reader)
             ready = replace(ready, model=replace(cast(TokenModel, ready.model), ta_tok=reader))
 
+        # 3. The decoder as core's VAE, and the model under ComfyUI's memory management.
         patch = cast(MARModel, ready.model).patch if ready.masked else 1
         vae = make_vae(decoder_model, ready.latent_channels, math.isqrt(ready.tokens) * patch)
-        if given["size"] != AUTO and vae.downscale_ratio * patch != PIXELS:
+        if menus["size"] != AUTO and vae.downscale_ratio * patch != PIXELS:
             raise UserError(f"size: {ready.model.name} has tokens of another size than {PIXELS} pixels; choose {AUTO}.")
-        loaded = Loaded.of(ready.model, vae, parts, assembly.defaults(ready), given["speed"])
+
+        loaded = Loaded.of(ready.model, vae, parts, assembly.defaults(ready), menus["speed"])
         return io.NodeOutput(loaded, vae)
 
 
@@ -377,11 +431,18 @@ class LoadTar(_Loader):
 
     @classmethod
     def execute(cls, checkpoint: Any, dtype: Any, allow_download: Any) -> io.NodeOutput:  # type: ignore[override]
-        source = Source(finder(cls, allow_download), host.get_offload_device(), dtype, host.get_compute_device())
+        source = Source(
+            finder(cls, allow_download),
+            device=host.get_offload_device(),
+            dtype=dtype,
+            compute=host.get_compute_device(),
+        )
+
         with enough_memory(
             "dtype: memory is insufficient to load this model; choose bf16 or fp16, a smaller model, or unload others."
         ):
             model, stated = assembly.load_language_model(listed(checkpoint, "tar"), source)
+
         return io.NodeOutput(Loaded.of(model, recommended=stated))
 
 

@@ -80,7 +80,10 @@ def drive(
         vae: decoder, on the device; None for no preview.
         latents: from a yielded object to latents [B, C, h, w]; called only for a preview.
     """
-    canvas = Canvas(vae.decode_now) if vae is not None and host.previews_wanted() else None
+    canvas: Canvas | None = None
+    if vae is not None and host.previews_wanted():
+        canvas = Canvas(vae.decode_now)
+
     bar = host.ProgressBar(1)
     try:
         while True:
@@ -107,4 +110,5 @@ def _preview(canvas: Canvas, step: Any, latents: Callable[[Any], Tensor]) -> tup
         if not out_of_memory(problem):
             raise
         return None
+
     return "JPEG", Image.fromarray(drawn), host.preview_size()

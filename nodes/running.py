@@ -10,7 +10,7 @@ A run takes three steps, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ import numpy as np
 from comfy_api.latest import io
 from torch import Tensor, nn
 
-from ..assembly import DEMO_LABELS, expect_same_codes
+from ..assembly import DEMO_LABELS, PAR, expect_same_codes
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders.networks.llama import TokenModel
@@ -101,6 +101,7 @@ def expect_mar(value: Any, field: str) -> Loaded[MARModel]:
 def expect_tokens(value: Any, field: str) -> Loaded[TokenModel]:
     """Check that a socket holds a token model with its decoder."""
     loaded = expect_model(value, Loaded, TokenModel, field, TOKEN_LOADERS)
+
     if loaded.vae is None:
         raise UserError(f"{field}: it came without its decoder; connect the output of {TOKEN_LOADERS}.")
     return loaded
@@ -109,12 +110,17 @@ def expect_tokens(value: Any, field: str) -> Loaded[TokenModel]:
 def expect_any(value: Any, field: str) -> Loaded[Any]:
     """Check that a socket holds a MAR, or a token model with its decoder."""
     loaded = expect(value, Loaded, field, f"{MAR_LOADERS}, {TOKEN_LOADERS}")
-    return expect_tokens(loaded, field) if isinstance(loaded.model, TokenModel) else expect_mar(loaded, field)
+
+    if isinstance(loaded.model, TokenModel):
+        return expect_tokens(loaded, field)
+    return expect_mar(loaded, field)
 
 
 def expect_pair(model: Any, draft: Any) -> tuple[Loaded[Any], Loaded[Any] | None]:
     """The model and the optional draft model of a node that runs any sampler."""
-    return expect_any(model, "model"), None if draft is None else expect_any(draft, "draft")
+    target = expect_any(model, "model")
+    small = None if draft is None else expect_any(draft, "draft")
+    return target, small
 
 
 def expect_runnable(choice: Choice, loaded: Loaded[Any], draft: Any) -> None:
@@ -122,10 +128,12 @@ def expect_runnable(choice: Choice, loaded: Loaded[Any], draft: Any) -> None:
     entry = choice.entry
     if entry.name not in RUNNABLE:
         raise UserError(f"sampler: {entry.name} does not run here; choose one of {', '.join(RUNNABLE)}.")
+
     if isinstance(loaded.model, MARModel) != entry.masked:
         raise UserError(
             f"sampler: {entry.name} samples {entry.models}, and {loaded.model.name} is none; choose another."
         )
+
     if entry.needs_draft and draft is None:
         raise UserError(f"draft: {entry.name} needs a draft model; connect one of the same family.")
 
@@ -137,21 +145,27 @@ def baseline_of(loaded: Loaded[Any]) -> str:
     """Name of the plain sampler of a model; of a PAR, the sampler that it was trained for."""
     if isinstance(loaded.model, MARModel):
         return registry.MAR
-    return "par" if loaded.model.net.config.special > 0 else registry.LLAMAGEN
+
+    trained_for_par = loaded.model.net.config.special > 0
+    return PAR if trained_for_par else registry.LLAMAGEN
 
 
 def baseline_choice(choice: Choice, loaded: Loaded[Any]) -> Choice:
     """The plain sampler of a model with the settings that it shares with a choice."""
     plain = SAMPLERS[baseline_of(loaded)]
+
     known = knobs(plain.settings)
-    return Choice(plain, values={name: value for name, value in choice.values.items() if name in known})
+    shared = {name: value for name, value in choice.values.items() if name in known}
+    return Choice(plain, values=shared)
 
 
 def settings_for(choice: Choice, loaded: Loaded[Any]) -> Any:
     """The settings of a choice on a model: its values, the preset's, the file's recommendations, the defaults."""
     model = loaded.model
+
     # Papers state some values by the width of a MAR's transformer.
     width = model.net.config.dim if isinstance(model, MARModel) else 0
+
     return choice.settings(loaded.recommended, demo=model.label_set == DEMO_LABELS, width=width)
 
 
@@ -170,6 +184,7 @@ def as_labels(value: Any, label_set: str) -> Condition:
     """The class labels on a condition socket, for a model of that label set."""
     if isinstance(value, LabelText):
         return labels_for(value.text, label_set, value.repeat, field="condition")
+
     return expect(value, Condition, "condition", "Class Label")
 
 
@@ -182,6 +197,7 @@ def _masked_condition(value: Any, model: MARModel) -> MaskedCondition:
     """The condition on the socket, of the kind that the model reads."""
     if model.condition == PromptCondition.kind:
         return expect(value, PromptCondition, "condition", "Prompt")
+
     return as_labels(value, model.label_set)
 
 
@@ -189,8 +205,10 @@ def _token_condition(value: Any, model: TokenModel) -> AnyCondition:
     """Check that a socket holds a condition; the sampler checks that it fits the model."""
     if isinstance(value, LabelText):
         return as_labels(value, model.label_set)
+
     if isinstance(value, PromptCondition):
         expect_null_prompt(value, model.name)
+
     if isinstance(value, AnyCondition):
         return value
     raise UserError(f"condition: it got {describe(value)}; connect the output of {CONDITIONS}.")
@@ -214,11 +232,13 @@ class ModelFirst(io.ComfyNode):  # type: ignore[misc]
     def check_lazy_status(cls, condition: Any = None, **inputs: Any) -> list[str]:
         loaded = inputs["target"] if "target" in inputs else inputs.get("model")
         made = _SLOW.get(graph.maker(cls, "condition"))
+
         if made is not None and isinstance(loaded, Loaded) and isinstance(loaded.model, TokenModel):
             read = loaded.model.net.config.condition
-            # A de-tokenizer turns codes into the features that it reads.
-            if (made.kind, read) != ("codes", "features"):
+            turned_into_features = made.kind == "codes" and read == "features"  # by a de-tokenizer's TA-Tok
+            if not turned_into_features:
                 expect_kind(made, read, loaded.model.name)  # type: ignore[arg-type]
+
         return ["condition"]
 
 
@@ -275,13 +295,15 @@ class MaskedRun:
         """The stages' memory is added, because allocators reuse little between them."""
         model = self.loaded.model
         config = model.net.config
+
         cache = self.settings if isinstance(self.settings, CacheSettings) else self.cache
         stages = masked_memory(model, self.condition, self.settings, cache)
         working = sum(count for name, count in stages.items() if not name.startswith(WEIGHTS))
 
         side = config.grid * model.patch
-        latents = (self.images, config.channels // model.patch**2, side, side)
-        return Room(working, latents, [] if self.draft is None else self.draft.patchers)
+        channels = config.channels // model.patch**2
+        others = [] if self.draft is None else self.draft.patchers
+        return Room(working, (self.images, channels, side, side), others)
 
     def start(self, room: Room) -> Steps:
         """Load the weights and begin the sampler."""
@@ -295,8 +317,10 @@ class MaskedRun:
             more["draft"] = self.draft.model
         if self.cache is not None:
             more["transformer"] = LazyTransformer(self.cache)
+
+        condition = self.condition.of(part)
         noise = PairedNoise(self.seed, part)
-        return self.entry.run(self.loaded.model, self.condition.of(part), self.settings, noise, **more)
+        return self.entry.run(self.loaded.model, condition, self.settings, noise, **more)
 
     def latents(self, step: Any) -> Tensor:
         """Latents [B, C, h, w] of a step or of the result."""
@@ -322,20 +346,20 @@ class TokenRun:
         return len(self.condition)
 
     def estimate(self) -> Room:
+        """The sampler's memory, and with a draft model that of the encoder too."""
         model = self.loaded.model
         vae = self.vae
         small = None if self.draft is None else self.draft.model
         memory = token_memory(model, self.condition, self.settings, small)
+        latents = (self.images, vae.latent_channels, model.grid, model.grid)
+        if self.draft is None:
+            return Room(memory, latents)
 
-        others: list[host.ModelPatcher] = []
-        if self.draft is not None:
-            # The draft is enlarged between the decoder and the encoder.
-            others = [*self.draft.patchers, vae.patcher]
-            side = model.grid * vae.downscale_ratio
-            at_once = max(1, min(self.images, _PIXELS // side**2))
-            memory += at_once * vae.memory_used_encode((1, 3, side, side), vae.vae_dtype)
-
-        return Room(memory, (self.images, vae.latent_channels, model.grid, model.grid), others)
+        # The draft is enlarged between the decoder and the encoder.
+        side = model.grid * vae.downscale_ratio
+        at_once = max(1, min(self.images, _PIXELS // side**2))
+        encoding = at_once * vae.memory_used_encode((1, 3, side, side), vae.vae_dtype)
+        return Room(memory + encoding, latents, [*self.draft.patchers, vae.patcher])
 
     def start(self, room: Room) -> Steps:
         """Read the condition, load the weights, turn the image to change into codes, and begin the sampler."""
@@ -344,21 +368,28 @@ class TokenRun:
         def place() -> None:
             to_device(self.loaded, room.memory, room.latents, room.others)
 
-        more: dict[str, Any] = {}
-        if self.draft is not None:
-            enlarge = None if self.upscale_model is None else host.upscaler(self.upscale_model, place)
-            name = "bicubic" if self.upscale_model is None else _upscale_name(self.upscale_model)
-            more = {"draft": self.draft.model, "up_sampler": UpSampling(self.vae.tokenizer, enlarge, name)}
         place()
         edit = None if self.edit is None else _edit_codes(self.edit, self.vae)
 
+        drafted: dict[str, Any] = {}
+        if self.draft is not None:
+            drafted = {"draft": self.draft.model, "up_sampler": self._up_sampling(place)}
+
         def sample(part: range) -> Steps:
-            """The sampler on some of the images."""
-            own = more if edit is None else {"edit": _edit_of(edit, part, self.images)}
+            """The sampler on some of the images; MuLo-SD, which has a draft model, makes no edits."""
+            more = drafted if edit is None else {"edit": _edit_of(edit, part, self.images)}
             draws = PairedDraws(self.seed, part)
-            return self.entry.run(self.loaded.model, condition.of(part), self.settings, draws, **own)
+            return self.entry.run(self.loaded.model, condition.of(part), self.settings, draws, **more)
 
         return in_parts(sample, self.images)
+
+    def _up_sampling(self, place: Callable[[], None]) -> UpSampling:
+        """What enlarges the draft; ``place`` loads the run's networks again after an upscale model."""
+        if self.upscale_model is None:
+            return UpSampling(self.vae.tokenizer, None, "bicubic")
+
+        enlarge = host.upscaler(self.upscale_model, place)
+        return UpSampling(self.vae.tokenizer, enlarge, _upscale_name(self.upscale_model))
 
     def latents(self, step: Any) -> Tensor:
         """Code vectors [B, C, h, w] of a step or of the result, a LATENT."""
@@ -374,8 +405,9 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
     Raises:
         UserError: the first input that is wrong.
     """
-    check_family = _check_masked if entry.masked else _check_tokens
-    return check_family(entry, loaded, settings, seed, sockets)
+    if entry.masked:
+        return _check_masked(entry, loaded, settings, seed, sockets)
+    return _check_tokens(entry, loaded, settings, seed, sockets)
 
 
 def _check_masked(entry: Entry, loaded: Loaded[MARModel], settings: Any, seed: int, sockets: Sockets) -> MaskedRun:
@@ -383,6 +415,7 @@ def _check_masked(entry: Entry, loaded: Loaded[MARModel], settings: Any, seed: i
     condition = _masked_condition(sockets.condition, model)
     edit = _checked_edit(sockets, KL, "Load MAR")
     expect_little_noise(model, len(condition), settings.diffusion_steps, "condition")
+
     draft = expect_mar(sockets.draft, "draft") if entry.needs_draft else None
     cache = _checked_cache(sockets.cache, model, settings)
     return MaskedRun(entry, loaded, settings, condition, seed, edit, draft, cache)
@@ -392,7 +425,7 @@ def _check_tokens(entry: Entry, loaded: Loaded[TokenModel], settings: Any, seed:
     model = loaded.model
     vae = loaded.vae
     assert vae is not None  # checked by expect_tokens
-    if entry.name == "par" and model.net.config.condition == "features":
+    if entry.name == PAR and model.net.config.condition == "features":
         raise UserError(
             f"model: {model.name} is a Tar de-tokenizer, which decides its tokens row by row; connect a PAR, "
             "or use LlamaGen Sampler or ZipAR Sampler."
@@ -407,12 +440,14 @@ def _check_tokens(entry: Entry, loaded: Loaded[TokenModel], settings: Any, seed:
     draft = expect_tokens(sockets.draft, "draft")
     assert draft.vae is not None
     expect_same_codes(vae.tokenizer, draft.vae.tokenizer, model.name)
+
     upscale_model = sockets.upscale_model
     if upscale_model is not None and not _is_upscale_model(upscale_model):
         raise UserError(
             f"upscale_model: it got {describe(upscale_model)}; connect the output of Load Upscale Model, "
             "of one for colour pictures."
         )
+
     return TokenRun(entry, loaded, vae, settings, condition, seed, edit, draft, upscale_model)
 
 
@@ -420,10 +455,12 @@ def _checked_cache(value: Any, model: MARModel, settings: Any) -> CacheSettings 
     """The settings of LazyMAR's caches for a model; None if the cache socket is not connected."""
     if value is None:
         return None
+
     if isinstance(value, CachePlan):
         demo = model.label_set == DEMO_LABELS
         width = model.net.config.dim
         value = presets.combine(CacheSettings, {}, value.preset, value.values, demo, width, settings.ar_steps)
+
     return expect(value, CacheSettings, "cache", "LazyMAR Cache")
 
 
@@ -436,6 +473,7 @@ def _checked_edit(sockets: Sockets, kind: str, loader: str) -> Edit | None:
     mask = sockets.mask
     if latent is None and mask is None:
         return None
+
     if latent is None:
         raise UserError(
             "latent: there is a mask but no picture to change; connect VAE Encode's output, or remove the mask."
@@ -446,9 +484,12 @@ def _checked_edit(sockets: Sockets, kind: str, loader: str) -> Edit | None:
         raise UserError(
             f"latent: it is of another family, which has other latents; connect VAE Encode with the vae of {loader}."
         )
-    mask = latent.get("noise_mask") if mask is None else mask
+
+    if mask is None:
+        mask = latent.get("noise_mask")
     if mask is None:
         raise UserError("mask: without one nothing of the latent would be kept; paint a mask, or remove the latent.")
+
     start = expect_latents(latent["samples"], "latent")
     expect_usual_size(start, "latent")
     return Edit(start, expect_mask(mask, "mask"))
@@ -458,15 +499,18 @@ def _is_upscale_model(value: Any) -> bool:
     """Whether a value is an UPSCALE_MODEL for colour images."""
     if not callable(value) or not isinstance(getattr(value, "model", None), nn.Module):
         return False
-    channels = {getattr(value, name, 3) for name in ("input_channels", "output_channels")}
+
     scale = getattr(value, "scale", None)
-    return isinstance(scale, (int, float)) and scale > 0 and channels == {3}
+    enlarges = isinstance(scale, (int, float)) and scale > 0
+    colour = getattr(value, "input_channels", 3) == 3 and getattr(value, "output_channels", 3) == 3
+    return enlarges and colour
 
 
 def _upscale_name(upscale_model: Any) -> str:
     """Architecture and factor of an UPSCALE_MODEL, for reports."""
     architecture = getattr(upscale_model, "architecture", None)
     kind = getattr(architecture, "name", None) or type(upscale_model.model).__name__
+
     return f"{kind} x{upscale_model.scale:g}"
 
 
@@ -477,7 +521,9 @@ def start(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
     """Check, estimate and begin a run; returns its steps."""
     checked = check(entry, loaded, settings, seed, sockets)
     room = checked.estimate()
-    return checked.start(room), checked
+    steps = checked.start(room)
+
+    return steps, checked
 
 
 def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: Sockets) -> io.NodeOutput:
@@ -488,19 +534,24 @@ def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: So
     steps, checked = start(entry, loaded, settings, checked_seed(seed), sockets)
     done = drive(steps, loaded.vae, checked.latents)
 
-    report: Report = done.report
-    report.prompt = host.prompt_id()
     with enough_memory(READING):
         samples = host.to_output(checked.latents(done))
+    mark(samples, KL if entry.masked else VQ)
+
+    report: Report = done.report
+    report.prompt = host.prompt_id()
     if entry.masked and loaded.vae is not None:
         report.memory[DECODE] = int(loaded.vae.memory_used_decode(samples.shape, loaded.vae.vae_dtype))
-    return io.NodeOutput({"samples": mark(samples, KL if entry.masked else VQ)}, report)
+
+    return io.NodeOutput({"samples": samples}, report)
 
 
 def run_choice(choice: Choice, loaded: Loaded[Any], condition: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
     """Run a sampler on the values of sockets; ``loaded`` was checked by :func:`expect_any`."""
     expect_runnable(choice, loaded, draft)
-    return run(choice.entry, loaded, settings_for(choice, loaded), seed, Sockets(condition, draft=draft))
+
+    settings = settings_for(choice, loaded)
+    return run(choice.entry, loaded, settings, seed, Sockets(condition, draft=draft))
 
 
 def draw_images(
@@ -508,6 +559,7 @@ def draw_images(
 ) -> tuple[np.ndarray, Report]:
     """Images uint8 [N, H, W, 3] and the report of :func:`run_choice`."""
     latent, report = run_choice(choice, loaded, condition, seed, draft).result
+
     assert loaded.vae is not None
     return to_bytes(loaded.vae.decode(latent["samples"])), report
 
@@ -516,6 +568,7 @@ def warm_up(loaded: Loaded[Any], condition: Any) -> None:
     """Begin the plain sampler, untimed, as :func:`samplers.batches.warm_up`."""
     plain = choose(baseline_of(loaded), {})
     settings = short(plain.entry, settings_for(plain, loaded))
+
     steps, _ = start(plain.entry, loaded, settings, 0, Sockets(condition))
     run_beginning(steps)
 
@@ -525,30 +578,39 @@ def _edit_of(edit: Edit | None, part: range, images: int) -> Edit | None:
 
     For all of them it is passed as it is, so that the sampler refuses an edit of another batch size.
     """
-    return edit if edit is None or len(part) == images else edit.of(part)
+    if edit is None or len(part) == images:
+        return edit
+
+    return edit.of(part)
 
 
 def _edit_codes(edit: Edit, vae: FastARVAE) -> Edit:
     """The edit with codes in the place of latents."""
     net = vae.tokenizer.net
+    codebook = net.quantize.embedding.weight
+    _, channels = codebook.shape
+
     latents = edit.start
-    table = net.quantize.embedding.weight
-    if latents.shape[1] != table.shape[1]:
+    if latents.shape[1] != channels:
         raise UserError(
-            f"latent: it has the shape {list(latents.shape)}, the model makes {table.shape[1]} channels; "
+            f"latent: it has the shape {list(latents.shape)}, the model makes {channels} channels; "
             "connect VAE Encode with the vae of the same loader."
         )
-    return Edit(net.codes(latents.to(table.device)).cpu(), edit.mask.cpu())
+
+    codes = net.codes(latents.to(codebook.device))
+    return Edit(codes.cpu(), edit.mask.cpu())
 
 
 def _read_codes(condition: AnyCondition, loaded: Loaded[TokenModel]) -> AnyCondition:
     """Turn semantic codes into features with the model's TA-Tok, which is on the device only for that."""
     if not isinstance(condition, CodeCondition) or TA_TOK not in loaded.parts:
         return condition
+
     reader = loaded.parts[TA_TOK]
     load_to_device(reader, _READER_BYTES)
     with enough_memory(READING):
         made = features_of(condition, reader.model)
+
     device = host.get_compute_device()
     return FeatureCondition(tuple(rows.to(device) for rows in made.features), made.names)
 
@@ -563,9 +625,13 @@ def reported(node: Any, output: io.NodeOutput, advice: str = "") -> io.NodeOutpu
     then shows it beside the others.
     """
     report: Report = output.result[1]
+
     used = named(registry.find(report.sampler).settings, report.settings)
-    figures = [] if graph.taken(node, 1) else [one_line(report), no_gain(report)]
-    host.show(node, [f"{used}.", advice, *figures])
+    lines = [f"{used}.", advice]
+    if not graph.taken(node, 1):
+        lines += [one_line(report), no_gain(report)]
+    host.show(node, lines)
+
     write_reports(node, [report])
     return output
 
@@ -582,6 +648,8 @@ def write_reports(
     ComfyUI gives every node of a run the same dictionary. A run whose images are queued without a workflow has none.
     """
     metadata = host.hidden(node, "extra_pnginfo")
-    if isinstance(metadata, dict):
-        number = str(host.hidden(node, "unique_id") or "")
-        add_runs(metadata, described(reports, number, labels, baseline, quality))
+    if not isinstance(metadata, dict):
+        return
+
+    number = str(host.hidden(node, "unique_id") or "")
+    add_runs(metadata, described(reports, number, labels, baseline, quality))

@@ -89,6 +89,17 @@ _MAR_MODEL = "The MAR to sample, from Load MAR, or a Harmon or UniPic from its l
 _LLAMAGEN_MODEL = (
     "The model to sample: a LlamaGen from Load LlamaGen / PAR, or Load Tar De-tokenizer's or Load Janus' model."
 )
+_MAR_CONDITION = MAR_CONDITION.Input(
+    "condition",
+    tooltip="What to draw, one entry an image: Class Label for a MAR, Prompt for Harmon and UniPic.",
+    lazy=True,
+)
+_TOKEN_CONDITION = TOKEN_CONDITION.Input(
+    "condition",
+    tooltip="What to draw, one entry an image: from Class Label; for LlamaGen's text-to-image models from Text Prompt "
+    "(LlamaGen); for Janus from Prompt; for Tar's de-tokenizers from Tar Prompt or Image to Codes.",
+    lazy=True,
+)
 _SWITCHED_OFF = {registry.MAR: "plain MAR", registry.LLAMAGEN: "plain decoding, one token after another,"}
 
 
@@ -109,28 +120,21 @@ class _Sampler(ModelFirst):
         entry = SAMPLERS[cls.sampler]
         if not entry.masked:
             return _TOKEN_EDIT
+
         has_caches = issubclass(entry.settings, CacheSettings)
         return _EDIT if has_caches else [_CACHE, *_EDIT]
 
     @classmethod
     def define_schema(cls) -> io.Schema:
         entry = SAMPLERS[cls.sampler]
-        if entry.masked:
-            model = MAR
-            condition = MAR_CONDITION
-            read = "What to draw, one entry an image: Class Label for a MAR, Prompt for Harmon and UniPic."
-        else:
-            model = TOKEN_MODEL
-            condition = TOKEN_CONDITION
-            read = (
-                "What to draw, one entry an image: from Class Label; for LlamaGen's text-to-image models from Text "
-                "Prompt (LlamaGen); for Janus from Prompt; for Tar's de-tokenizers from Tar Prompt or Image to Codes."
-            )
-        settings = widgets(entry.settings)
-        # Not a part of the preset: it changes no image.
-        parallel = [widget for widget in settings if widget.id == "parallel"]
-        opened = [widget for widget in settings if widget not in parallel]
-        main = [seed_widget(), preset_widget(opened, cls.options(), cls.preset or ""), *parallel]
+
+        # Sockets.
+        model = MAR if entry.masked else TOKEN_MODEL
+        sockets = [model.Input(name, tooltip=tooltip) for name, tooltip in cls.models.items()]
+        sockets.append(_MAR_CONDITION if entry.masked else _TOKEN_CONDITION)
+
+        # Widgets: seed, switch, preset, and what is no part of the preset because it changes no image.
+        main = [seed_widget()]
         if cls.preset is not None:
             switch = io.Boolean.Input(
                 "enabled",
@@ -138,17 +142,20 @@ class _Sampler(ModelFirst):
                 tooltip=f"Off runs {_SWITCHED_OFF[entry.family]} with the same seed and settings, the baseline. "
                 "Bypassing breaks the graph; use this switch.",
             )
-            main.insert(1, switch)
+            main.append(switch)
+
+        settings = widgets(entry.settings)
+        of_preset = [widget for widget in settings if widget.id != "parallel"]
+        parallel = [widget for widget in settings if widget.id == "parallel"]
+        main += [preset_widget(of_preset, cls.options(), cls.preset or ""), *parallel]
+
         return schema(
             node_id=cls.node_id,
             display_name=f"{entry.title} Sampler",
             category="FastAR/sample",
             description=cls.description,
             search_aliases=cls.aliases,
-            sockets=[
-                *(model.Input(name, tooltip=tooltip) for name, tooltip in cls.models.items()),
-                condition.Input("condition", tooltip=read, lazy=True),
-            ],
+            sockets=sockets,
             widgets=main,
             optional=cls.optional(),
             outputs=sampled(cls.vae),
@@ -166,33 +173,45 @@ class _Sampler(ModelFirst):
     ) -> io.NodeOutput:
         entry = SAMPLERS[cls.sampler]
 
-        # Inputs that are models or sockets; the others are widgets outside the preset.
+        # 1. Inputs that are models or sockets; the others are widgets outside the preset.
         field = "target" if entry.needs_draft else "model"
         expect_loaded = expect_mar if entry.masked else expect_tokens
         loaded = expect_loaded(inputs.pop(field), field)
         draft = inputs.pop("draft", None)
         if entry.needs_draft:
             expect_loaded(draft, "draft")
-        optional = {socket.id: inputs.pop(socket.id, None) for socket in cls.optional()}
 
-        # The settings: of the preset, or typed.
+        optional = {socket.id: inputs.pop(socket.id, None) for socket in cls.optional()}
+        sockets = Sockets(condition, draft=draft, **optional)
+
+        # 2. The settings: of the preset, or typed; of the plain sampler if the switch is off.
         preset_name, asked = chosen(preset, cls.options(), graph.typed(cls, "preset"))
         asked |= inputs
+
         if not checked_switch(enabled, "enabled"):
             entry = SAMPLERS[entry.family]
             preset_name = presets.CUSTOM
             shared = knobs(entry.settings)
             asked = {name: value for name, value in asked.items() if name in shared}
+
         settings = settings_for(Choice(entry, preset_name, asked), loaded)
 
-        # What the node says under its settings.
-        other = {name: v for name, v in loaded.recommended.items() if name in asked and v != asked[name]}
-        advice = [f"This model's file recommends {named(entry.settings, other)}."] if other else []
-        advice.append(unknown_words(loaded.model, texts_of(condition)))
+        # 3. What the node says under its settings.
+        advice: list[str] = []
+        differing: dict[str, Any] = {}
+        for name, value in loaded.recommended.items():
+            if name in asked and value != asked[name]:
+                differing[name] = value
+        if differing:
+            advice.append(f"This model's file recommends {named(entry.settings, differing)}.")
 
-        sockets = Sockets(condition, draft=draft, **optional)
+        unknown = unknown_words(loaded.model, texts_of(condition))
+        if unknown:
+            advice.append(unknown)
+
+        # 4. Run.
         made = run(entry, loaded, settings, seed, sockets)
-        return reported(cls, made, "\n".join(filter(None, advice)))
+        return reported(cls, made, "\n".join(advice))
 
 
 class MARSampler(_Sampler):
@@ -260,6 +279,7 @@ class LazyMARCache(io.ComfyNode):
     def execute(cls, preset: Any = None) -> io.NodeOutput:
         name, values = chosen(preset, PRESETS, graph.typed(cls, "preset"))
         make(CacheSettings, values)  # checks them
+
         return io.NodeOutput(CachePlan(name, values))
 
 
@@ -323,15 +343,15 @@ class MuLoSDSampler(_Sampler):
 
     @classmethod
     def optional(cls) -> list[io.Input]:
-        return [
-            io.UpscaleModel.Input(
-                "upscale_model",
-                optional=True,
-                tooltip="Enlarges the draft, from Load Upscale Model; without one it is enlarged bicubically. Sharper "
-                "drafts lose fewer tokens. One of the same factor as the two models fits best; any other is brought "
-                "to the size.",
-            )
-        ]
+        upscale_model = io.UpscaleModel.Input(
+            "upscale_model",
+            optional=True,
+            tooltip="Enlarges the draft, from Load Upscale Model; without one it is enlarged bicubically. Sharper "
+            "drafts lose fewer tokens. One of the same factor as the two models fits best; any other is brought to "
+            "the size.",
+        )
+
+        return [upscale_model]
 
 
 NODES: list[type[io.ComfyNode]] = [

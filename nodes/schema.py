@@ -82,19 +82,29 @@ def widget(name: str, default: Any, about: Knob) -> io.Input:
     """The widget of a setting."""
     tooltip = f"{about.symbol}: {about.help}" if about.symbol else about.help
     shared: dict[str, Any] = {"tooltip": tooltip, "advanced": about.advanced or None}
+
     low = about.low
     if about.paper is not None:
         # The default stands for the model's own value, which no widget shows.
         low = default + 1
         default = about.paper
+
     if about.choices:
         return io.Combo.Input(name, options=list(about.choices), default=default, **shared)
+
     if isinstance(default, bool):
         return io.Boolean.Input(name, default=default, **shared)
+
     if isinstance(default, int):
         return io.Int.Input(
-            name, default=default, min=_whole(low), max=_whole(about.high), step=_whole(about.step), **shared
+            name,
+            default=default,
+            min=_whole(low),
+            max=_whole(about.high),
+            step=_whole(about.step),
+            **shared,
         )
+
     return io.Float.Input(name, default=default, min=low, max=about.high, step=about.step, **shared)
 
 
@@ -105,7 +115,8 @@ def _whole(limit: float | None) -> int | None:
 
 # Options of the preset widget: of an accelerator, and of a node that has no presets. Custom opens a widget per setting.
 PRESETS = presets.NAMES
-PLAIN = ("recommended", presets.CUSTOM)
+RECOMMENDED = "recommended"
+PLAIN = (RECOMMENDED, presets.CUSTOM)
 
 
 def preset_widget(knobs: Sequence[io.Input], options: Sequence[str] = PRESETS, tooltip: str = "") -> io.Input:
@@ -113,11 +124,14 @@ def preset_widget(knobs: Sequence[io.Input], options: Sequence[str] = PRESETS, t
 
     Its value is a dictionary, see :func:`chosen`.
     """
+    choices: list[io.DynamicCombo.Option] = []
+    for name in options:
+        opened = sorted(knobs, key=_last) if name == presets.CUSTOM else []
+        choices.append(io.DynamicCombo.Option(name, opened))
+
     return io.DynamicCombo.Input(
         "preset",
-        options=[
-            io.DynamicCombo.Option(name, sorted(knobs, key=_last) if name == presets.CUSTOM else []) for name in options
-        ],
+        options=choices,
         tooltip="The settings: those for this model, or custom, which opens all of them with the paper's values. The "
         f"node says which were used. {tooltip}".rstrip(),
     )
@@ -129,11 +143,19 @@ def chosen(preset: Any, options: Sequence[str] = PRESETS, typed: Any = None) -> 
     ComfyUI passes no value at all if the option is unknown; ``typed`` is the one in the graph, for the message. What
     a file recommends is custom without values.
     """
-    values = dict(preset) if isinstance(preset, Mapping) else {}
-    name = values.pop("preset", preset if preset is not None and not isinstance(preset, Mapping) else typed)
+    values: dict[str, Any] = {}
+    if isinstance(preset, Mapping):
+        values = dict(preset)
+        name = values.pop("preset", typed)
+    else:
+        name = typed if preset is None else preset
+
     if not isinstance(name, str) or name not in options:
         raise UserError(f"preset: it got {describe(name)}, none of {', '.join(options)}; choose one of them.")
-    return presets.CUSTOM if name == PLAIN[0] else name, values
+
+    if name == RECOMMENDED:
+        name = presets.CUSTOM
+    return name, values
 
 
 def seed_widget() -> io.Input:
@@ -153,6 +175,7 @@ def checked_seed(value: Any) -> int:
     """Check that a value is an integer from 0 to 2^64 - 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise UserError(f"seed: {value!r} is not a whole number.")
+
     if not 0 <= value <= SEED_LIMIT:
         raise UserError(f"seed: {value} is outside 0 to {SEED_LIMIT}.")
     return value
@@ -162,6 +185,7 @@ def checked_switch(value: Any, field: str) -> bool:
     """Check that a value is true or false."""
     if not isinstance(value, (bool, int)):
         raise UserError(f"{field}: {value!r} is neither true nor false.")
+
     return bool(value)
 
 
@@ -169,6 +193,7 @@ def expect(value: Any, kind: type[T], field: str, source: str) -> T:
     """Check the class of the input ``field``; ``source`` is the node whose output fits."""
     if not isinstance(value, kind):
         raise UserError(f"{field}: it got {describe(value)}; connect the output of {source}.")
+
     return value
 
 
@@ -178,9 +203,11 @@ def validity(check: Callable[..., Any], text: Any, field: str) -> bool | str:
     ComfyUI puts the name in front. It runs on the server's event loop. A text that arrives over a link is None; it is
     checked when the node runs.
     """
+    if text is None:
+        return True
+
     try:
-        if text is not None:
-            check(str(text))
+        check(str(text))
     except UserError as problem:
         return str(problem).removeprefix(f"{field}: ")
     return True
@@ -189,6 +216,7 @@ def validity(check: Callable[..., Any], text: Any, field: str) -> bool | str:
 def expect_text(value: Any, field: str) -> str:
     """Check that a value is a text of at most ``MOST_TEXT`` characters."""
     text = expect(value, str, field, "a text node, or type it")
+
     if len(text) > MOST_TEXT:
         raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
     return text
@@ -212,17 +240,21 @@ def _expect_floats(value: Any, field: str, source: str, more: Sequence[torch.dty
     ``more``: dtypes that are accepted too, and returned as fp32.
     """
     tensor = expect(value, torch.Tensor, field, source)
+
     converted = (*_SMALL_FLOATS, *more)
+    accepted = (*_FLOATS, *converted)
     dense = tensor.layout == torch.strided and not tensor.is_nested
-    if not dense or tensor.is_meta or tensor.dtype not in (*_FLOATS, *converted):
+    if not dense or tensor.is_meta or tensor.dtype not in accepted:
         kind = str(tensor.dtype).removeprefix("torch.")
         if not dense:
             kind = f"sparse or nested {kind}"
         elif tensor.is_meta:
             kind = f"{kind} without data"
         raise UserError(f"{field}: it is a tensor of the kind {kind}, not of fp32 numbers; connect {source}.")
+
     if tensor.dtype in converted:
         tensor = tensor.float()
+
     if not bool(tensor.isfinite().all()):
         raise UserError(
             f"{field}: it holds values that are not finite (NaN or infinity); look for the node before it that made "
@@ -235,6 +267,7 @@ def expect_image(value: Any, field: str) -> Tensor:
     """Check an IMAGE: finite pictures [B, H, W, C], 1, 3 or 4 channels."""
     source = "a node that gives an IMAGE, such as VAE Decode"
     image = _expect_floats(value, field, source)
+
     if image.ndim != 4 or image.shape[3] not in (1, 3, 4) or 0 in image.shape:
         raise UserError(f"{field}: it got a tensor {list(image.shape)}; connect pictures [batch, height, width, 3].")
     return image
@@ -243,13 +276,18 @@ def expect_image(value: Any, field: str) -> Tensor:
 def expect_mask(value: Any, field: str) -> Tensor:
     """Check a MASK and return it as floats [B, H, W]; nodes make [H, W], [B, 1, H, W] and bool too."""
     mask = _expect_floats(value, field, "a node that gives a MASK", more=[torch.bool])
+
     shape = list(mask.shape)
-    fits = len(shape) in (2, 3) or len(shape) == 4 and shape[1] == 1
+    one_channel = mask.ndim == 4 and shape[1] == 1
+    fits = mask.ndim in (2, 3) or one_channel
     if not fits or 0 in shape:
         raise UserError(f"{field}: it has the shape {shape}; connect a MASK [batch, height, width].")
+
     if mask.ndim == 2:
         return mask[None]
-    return mask[:, 0] if mask.ndim == 4 else mask
+    if one_channel:
+        return mask[:, 0]
+    return mask
 
 
 def expect_latents(value: Any, field: str) -> Tensor:
@@ -258,15 +296,18 @@ def expect_latents(value: Any, field: str) -> Tensor:
     Core's VAE of an image model decodes the first frame of a video's latents and leaves out the others without a word.
     """
     latents = _expect_floats(value, field, "the LATENT of a sampler or of VAE Encode")
+
     shape = list(latents.shape)
-    if len(shape) not in (4, 5) or 0 in shape:
+    if latents.ndim not in (4, 5) or 0 in shape:
         raise UserError(f"{field}: it has the shape {shape}; connect latents [batch, channels, height, width].")
-    if len(shape) == 5 and shape[2] != 1:
+
+    has_frames = latents.ndim == 5
+    if has_frames and shape[2] != 1:
         raise UserError(
             f"{field}: it holds the {shape[2]} frames of a video, and this model makes single images; connect Latent "
             "Cut To Batch between (dim t, slice_size 1), which makes a batch of them."
         )
-    return latents[:, :, 0] if latents.ndim == 5 else latents
+    return latents[:, :, 0] if has_frames else latents
 
 
 def expect_usual_size(latents: Tensor, field: str) -> None:
@@ -285,13 +326,16 @@ def describe(value: Any) -> str:
         return "nothing"
     if isinstance(value, str):
         return f"the text {value[:60]!r}"
+
     if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to write very long ones
         return "a number of more than 64 bits"
     if isinstance(value, (int, float)):
         return f"the number {value!r}"
+
     if isinstance(value, dict) and "samples" in value:
         return "a LATENT"
     if isinstance(value, torch.Tensor):
         return "a nested tensor" if value.is_nested else f"a tensor {list(value.shape)}"
+
     inner = getattr(value, "model", value)
     return f"a {type(inner).__name__}"

@@ -36,6 +36,19 @@ class LoadReport(io.ComfyNode):
             tooltip="A PNG that Save Image wrote in a run with a FastAR sampler. Drop the file on this node, or "
             "upload it.",
         )
+
+        outputs = [
+            output(io.Image, "image", "The picture."),
+            output(REPORT, "reports", "One report a run, without token maps.", is_output_list=True),
+            output(io.String, "table", "The figures of all runs as a Markdown table."),
+            output(
+                io.String,
+                "samplers",
+                "Each run's sampler and settings as a line for Any Sampler.",
+                is_output_list=True,
+            ),
+        ]
+
         return schema(
             node_id="FastARLoadReport",
             display_name="Load Report",
@@ -44,17 +57,7 @@ class LoadReport(io.ComfyNode):
             "wrote: seconds, passes, acceptance, settings. Nothing is sampled.",
             search_aliases=["png info", "read metadata", "image metadata", "drop image"],
             widgets=[saved_image],
-            outputs=[
-                output(io.Image, "image", "The picture."),
-                output(REPORT, "reports", "One report a run, without token maps.", is_output_list=True),
-                output(io.String, "table", "The figures of all runs as a Markdown table."),
-                output(
-                    io.String,
-                    "samplers",
-                    "Each run's sampler and settings as a line for Any Sampler.",
-                    is_output_list=True,
-                ),
-            ],
+            outputs=outputs,
         )
 
     @classmethod
@@ -71,20 +74,27 @@ class LoadReport(io.ComfyNode):
     @classmethod
     def execute(cls, image: str) -> io.NodeOutput:
         shown, reports, labels, quality = read_runs(host.input_image(str(image)))
+
         names = [label or report.sampler for label, report in zip(labels, reports, strict=True)]
+        table = to_table(reports, names, quality=quality)
         lines = [_line(report.sampler, report.settings) for report in reports]
-        return io.NodeOutput(
-            to_image(np.asarray(shown)[None]), reports, to_table(reports, names, quality=quality), lines
-        )
+
+        batch = np.asarray(shown)[None]
+        return io.NodeOutput(to_image(batch), reports, table, lines)
 
 
 def _line(sampler: str, settings: dict[str, Any]) -> str:
     """A run as a line for Any Sampler; only the name of a sampler or of settings that this version does not have."""
     try:
         known = knobs(find(sampler).settings)
-        # A value that stands for the model's own is no setting of a line.
-        own = {k for k, (default, about) in known.items() if about.paper is not None and settings.get(k) == default}
-        return choose(sampler, {k: v for k, v in settings.items() if k not in own}).text
+
+        written = dict(settings)
+        for name, (default, about) in known.items():
+            # A value that stands for the model's own is no setting of a line.
+            if about.paper is not None and settings.get(name) == default:
+                written.pop(name, None)
+
+        return choose(sampler, written).text
     except UserError:
         return literal(sampler)
 
@@ -92,6 +102,14 @@ def _line(sampler: str, settings: dict[str, Any]) -> str:
 class AnySampler(ModelFirst):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        sampler = io.String.Input(
+            "sampler",
+            default="fasthybrid: preset=balanced",
+            multiline=True,
+            tooltip="A sampler's name, then settings as name=value, separated by commas. preset is exact, balanced "
+            "or fast; settings that are not named come from the preset, the model's file and the paper.",
+        )
+
         return schema(
             node_id="FastARAnySampler",
             display_name="Any Sampler",
@@ -101,17 +119,7 @@ class AnySampler(ModelFirst):
             search_aliases=["sampler from text", "apply settings", "advised sampler"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,
-            widgets=[
-                io.String.Input(
-                    "sampler",
-                    default="fasthybrid: preset=balanced",
-                    multiline=True,
-                    tooltip="A sampler's name, then settings as name=value, separated by commas. preset is exact, "
-                    "balanced or fast; settings that are not named come from the preset, the model's file and the "
-                    "paper.",
-                ),
-                seed_widget(),
-            ],
+            widgets=[sampler, seed_widget()],
             optional=[ANY_DRAFT],
             outputs=sampled(),
         )
@@ -125,8 +133,10 @@ class AnySampler(ModelFirst):
     def execute(cls, model: Any, condition: Any, sampler: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
         choice = parse_choice(str(sampler), "sampler")
         loaded, small = expect_pair(model, draft)
+
         advice = unknown_words(loaded.model, texts_of(condition))
-        return reported(cls, run_choice(choice, loaded, condition, seed, small), advice)
+        made = run_choice(choice, loaded, condition, seed, small)
+        return reported(cls, made, advice)
 
 
 NODES: list[type[io.ComfyNode]] = [LoadReport, AnySampler]

@@ -11,7 +11,7 @@ import numpy as np
 from comfy_api.latest import io
 
 from ..errors import UserError
-from ..reports.quality import DISTRIBUTION, measure
+from ..reports.quality import DISTRIBUTION, Quality, measure
 from ..reports.record import Report
 from ..reports.sweep import Axis, Cell, CellStore, Sweep, combinations, completed, digest, sweep_table, weights_digest
 from ..reports.sweep_pictures import MEASURES, sweep_grid, sweep_plot
@@ -73,6 +73,24 @@ _VALUES = (
 class SweepNode(ModelFirst):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        x_values = _text("x_values", "0.8, 0.9, 0.95, 0.99", f"{_VALUES} One column each.")
+        y_values = _text("y_values", "", f"{_VALUES} One row each; left empty without a second setting.")
+        seeds = _text("seeds", "7", "Seeds, written like values: 7, or 7..9. Figures are means over them.")
+
+        settings = _text(
+            "settings",
+            "",
+            "Settings that all cells share, as name=value, separated by commas: preset=balanced, ar_steps=32. The "
+            "others come from the preset, the model's file and the paper.",
+            multiline=True,
+        )
+        folder = _text(
+            "folder",
+            "sweep",
+            "Name of a folder in output/fastar_sweeps for the cells. Finished cells in it are not drawn again.",
+            advanced=True,
+        )
+
         return schema(
             node_id="FastARSweep",
             display_name="Sweep (FastAR)",
@@ -83,25 +101,7 @@ class SweepNode(ModelFirst):
             search_aliases=["xy plot", "x/y plot", "parameter sweep", "grid search", "benchmark"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,
-            widgets=[
-                *widgets(SweepSettings),
-                _text("x_values", "0.8, 0.9, 0.95, 0.99", f"{_VALUES} One column each."),
-                _text("y_values", "", f"{_VALUES} One row each; left empty without a second setting."),
-                _text("seeds", "7", "Seeds, written like values: 7, or 7..9. Figures are means over them."),
-                _text(
-                    "settings",
-                    "",
-                    "Settings that all cells share, as name=value, separated by commas: preset=balanced, ar_steps=32. "
-                    "The others come from the preset, the model's file and the paper.",
-                    multiline=True,
-                ),
-                _text(
-                    "folder",
-                    "sweep",
-                    "Name of a folder in output/fastar_sweeps for the cells. Finished cells in it are not drawn again.",
-                    advanced=True,
-                ),
-            ],
+            widgets=[*widgets(SweepSettings), x_values, y_values, seeds, settings, folder],
             optional=[ANY_DRAFT],
             outputs=[
                 output(SWEEP, "sweep", "For Sweep Grid and Sweep Plot."),
@@ -113,18 +113,22 @@ class SweepNode(ModelFirst):
     def execute(
         cls, model: Any, condition: Any, folder: str = "sweep", draft: Any = None, **plan: str
     ) -> io.NodeOutput:
-        # Check all inputs.
-        base, x_axis, y_axis, numbers = _plan(**plan)
+        # 1. Check all inputs.
+        base, x_axis, y_axis, seeds = _plan(**plan)
         loaded, small = expect_pair(model, draft)
         expect_runnable(base, loaded, small)
 
-        # The plain sampler once a seed, then the cells.
-        cells = combinations(x_axis, y_axis, numbers)
+        # 2. Plan the runs: the plain sampler once a seed, then the cells.
+        cells = combinations(x_axis, y_axis, seeds)
         plain = baseline_choice(base, loaded)
-        jobs = [(plain, seed) for seed in numbers]
-        jobs += [(base.with_values(_values(x_axis, y_axis, i, j)), seed) for i, j, seed in cells]
+        jobs = [(plain, seed) for seed in seeds]
+        for i, j, seed in cells:
+            jobs.append((base.with_values(_values(x_axis, y_axis, i, j)), seed))
+
         keys = _keys(jobs, loaded, small, condition)  # reports mistakes in settings before the first cell
         store = CellStore(host.sweep_folder(_folder_name(folder)))
+
+        # 3. Sample what the folder does not have yet, and measure each cell against the plain sampler with its seed.
         sampled: list[int] = []
 
         def draw(k: int) -> tuple[np.ndarray, Report]:
@@ -133,6 +137,7 @@ class SweepNode(ModelFirst):
             if not sampled:  # takes the initialisation of libraries out of the first cell's seconds
                 warm_up(loaded, condition)
             sampled.append(k)
+
             host.show(cls, [f"cell {k + 1} of {len(jobs)}"])
             return draw_images(choice, loaded, condition, seed, small)
 
@@ -140,20 +145,36 @@ class SweepNode(ModelFirst):
         reports: list[Report] = []
         for k, images, report in completed(store, keys, draw):
             reports.append(report)
-            if k < len(numbers):
+            if k < len(seeds):  # a run of the plain sampler
                 continue
-            i, j, seed = cells[k - len(numbers)]
-            first = numbers.index(seed)
-            reference = store.read(keys[first])
-            word = DISTRIBUTION if lossless(report.sampler, report.settings) else ""
-            quality = None if reference is None else measure(images, reference[0], word)
-            made.append(Cell(i, j, seed, keys[k], report, reports[first], quality))
 
+            i, j, seed = cells[k - len(seeds)]
+            plain_run = seeds.index(seed)
+            quality = _quality(images, report, store.read(keys[plain_run]))
+            made.append(Cell(i, j, seed, keys[k], report, reports[plain_run], quality))
+
+        # 4. Say what was sampled.
         found = len(keys) - len(sampled)
         host.show(cls, [f"{len(sampled)} of {len(keys)} cells sampled, {found} were in {store.folder.name}"])
-        title = f"{base.entry.title}: {base.text.partition(': ')[2]}".removesuffix(": ")
-        sweep = Sweep(title, store, x_axis, y_axis, tuple(numbers), tuple(made))
+
+        sweep = Sweep(_title(base), store, x_axis, y_axis, tuple(seeds), tuple(made))
         return io.NodeOutput(sweep, sweep_table(sweep))
+
+
+def _title(base: Choice) -> str:
+    """The sampler's title and the settings that all cells share."""
+    _, _, settings = base.text.partition(": ")
+    return f"{base.entry.title}: {settings}" if settings else base.entry.title
+
+
+def _quality(images: np.ndarray, report: Report, reference: tuple[np.ndarray, Report] | None) -> Quality | None:
+    """Distance of a cell's images from the plain sampler's; None if those are missing in the folder."""
+    if reference is None:
+        return None
+
+    plain_images, _ = reference
+    same_distribution = lossless(report.sampler, report.settings)
+    return measure(images, plain_images, DISTRIBUTION if same_distribution else "")
 
 
 def _folder_name(text: str) -> str:
@@ -167,16 +188,23 @@ def _plan(
     """The choice that all cells share, both axes and the seeds."""
     chosen = make(SweepSettings, {"sampler": sampler, "x": x, "y": y})
     base = choose(chosen.sampler, parse_settings(settings, "settings"))
+
     if x == y:
         raise UserError(f"y: {y} is on the other axis too; choose another setting, or none.")
     x_axis = _axis(base, "x", x, x_values)
     y_axis = Axis("", ("",)) if y == NONE else _axis(base, "y", y, y_values)
+
     for name in (x, y):
-        if name in base.values or name == PRESET and base.preset != presets.CUSTOM:
+        preset_given = name == PRESET and base.preset != presets.CUSTOM
+        if name in base.values or preset_given:
             raise UserError(f"settings: {name} is an axis; leave it out.")
-    numbers = [int(n) if n.isdecimal() else -1 for n in parse_values(seeds, "seeds", whole=True)]
-    if not all(0 <= n <= SEED_LIMIT for n in numbers):
-        raise UserError("seeds: they are whole numbers from 0, such as 7, or 7..9.")
+
+    numbers: list[int] = []
+    for text in parse_values(seeds, "seeds", whole=True):
+        if not text.isdecimal() or int(text) > SEED_LIMIT:
+            raise UserError("seeds: they are whole numbers from 0, such as 7, or 7..9.")
+        numbers.append(int(text))
+
     return base, x_axis, y_axis, numbers
 
 
@@ -185,18 +213,28 @@ def _axis(base: Choice, field: str, name: str, text: str) -> Axis:
     known = knobs(base.entry.settings)
     if name != PRESET and name not in known:
         raise UserError(f"{field}: {base.entry.name} has no setting {name}; it has {', '.join([PRESET, *known])}.")
-    whole = name in known and type(known[name][0]) is int
+
+    whole = False
+    if name in known:
+        default, _ = known[name]
+        whole = type(default) is int  # a switch is a bool
     values = parse_values(text, f"{field}_values", whole)
+
     for value in values:
         try:
             base.with_values({name: value})
         except UserError as problem:
             raise UserError(f"{field}_values: {problem}") from None
+
     return Axis(name, values)
 
 
 def _values(x: Axis, y: Axis, i: int, j: int) -> dict[str, str]:
-    return {x.name: x.values[i]} | ({y.name: y.values[j]} if y.name else {})
+    """The settings of a cell; ``y`` has no name if there is one axis only."""
+    values = {x.name: x.values[i]}
+    if y.name:
+        values[y.name] = y.values[j]
+    return values
 
 
 def _keys(
@@ -206,11 +244,19 @@ def _keys(
     assert loaded.vae is not None
     if isinstance(condition, LabelText):
         condition = as_labels(condition, loaded.model.label_set)
-    models = [loaded, draft] if draft else [loaded]
+
+    # What all cells share.
+    models = [loaded] if draft is None else [loaded, draft]
     nets = [loaded.vae.first_stage_model, *(one.model.net for one in models)]
+    weights = [weights_digest(net) for net in nets]
     how = [host.device_name(), *(one.speed for one in models)]
-    shared = digest([loaded.model.name, *map(weights_digest, nets)], condition, how)
-    return [digest(shared, c.entry.name, asdict(settings_for(c, loaded)), seed) for c, seed in jobs]
+    shared = digest([loaded.model.name, *weights], condition, how)
+
+    keys: list[str] = []
+    for choice, seed in jobs:
+        settings = asdict(settings_for(choice, loaded))
+        keys.append(digest(shared, choice.entry.name, settings, seed))
+    return keys
 
 
 @dataclass(frozen=True)
@@ -251,21 +297,25 @@ class _SweepPicture(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
+        sweep = SWEEP.Input("sweep", tooltip="The sweep, from Sweep.")
+
         return schema(
             node_id=f"FastAR{cls.title.replace(' ', '')}",
             display_name=cls.title,
             category="FastAR/compare",
             description=cls.description,
             search_aliases=cls.aliases,
-            sockets=[SWEEP.Input("sweep", tooltip="The sweep, from Sweep.")],
+            sockets=[sweep],
             widgets=widgets(cls.settings),
             outputs=[output(io.Image, "image", cls.shown)],
         )
 
     @classmethod
     def execute(cls, sweep: Any, **values: Any) -> io.NodeOutput:
-        about = asdict(make(cls.settings, values))
-        return io.NodeOutput(to_image(cls.draw(expect(sweep, Sweep, "sweep", "Sweep"), *about.values())[None]))
+        settings = asdict(make(cls.settings, values))
+        drawn = cls.draw(expect(sweep, Sweep, "sweep", "Sweep"), *settings.values())
+
+        return io.NodeOutput(to_image(drawn[None]))
 
 
 class SweepGrid(_SweepPicture):

@@ -39,17 +39,24 @@ class TimeLapse(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         pairs: list[io.Input] = []
         for i in range(1, RUNS + 1):
-            pairs.append(
-                io.Image.Input(f"image_{i}", optional=i > 1, tooltip="The decoded pictures of one run, one or a batch.")
+            image = io.Image.Input(
+                f"image_{i}",
+                optional=i > 1,
+                tooltip="The decoded pictures of one run, one or a batch.",
             )
-            pairs.append(
-                REPORT.Input(
-                    f"report_{i}",
-                    optional=i > 1,
-                    tooltip=f"The report of the sampler that made image_{i}: when each token was decided, and the "
-                    "seconds.",
-                )
+            report = REPORT.Input(
+                f"report_{i}",
+                optional=i > 1,
+                tooltip=f"The report of the sampler that made image_{i}: when each token was decided, and the seconds.",
             )
+            pairs += [image, report]
+
+        filename_prefix = io.String.Input(
+            "filename_prefix",
+            default="FastAR/time_lapse",
+            tooltip="Name of the file in the output folder; a number is added. A slash makes a folder.",
+        )
+
         return schema(
             node_id="FastARTimeLapse",
             display_name="Time-lapse",
@@ -60,14 +67,7 @@ class TimeLapse(io.ComfyNode):
             is_output_node=True,
             hidden=HIDDEN,
             sockets=pairs,
-            widgets=[
-                io.String.Input(
-                    "filename_prefix",
-                    default="FastAR/time_lapse",
-                    tooltip="Name of the file in the output folder; a number is added. A slash makes a folder.",
-                ),
-                *widgets(TimeLapseSettings),
-            ],
+            widgets=[filename_prefix, *widgets(TimeLapseSettings)],
             outputs=[
                 output(io.Image, "frames", f"All frames, {FPS} a second, for a video: Create Video, then Save Video.")
             ],
@@ -78,18 +78,23 @@ class TimeLapse(io.ComfyNode):
         settings = make(TimeLapseSettings, {"duration": duration})
         prefix = expect_text(filename_prefix, "filename_prefix")
         host.expect_writable(prefix, ".webp", "filename_prefix")
-        images, reports = cells({name: [value] for name, value in inputs.items()})
+
+        lists = {name: [value] for name, value in inputs.items()}
+        images, reports = cells(lists)
+        names = cell_names("", reports)
+
         with enough_memory(SHEET):
-            frames = to_image(time_lapse(images, cell_names("", reports), reports, settings.duration))
-            about = {"fps": FPS, "lossless": False, "quality": 85, "method": 4}
-            saved = _save(frames, prefix, cls, **about)
+            frames = to_image(time_lapse(images, names, reports, settings.duration))
+            saved = _save(frames, prefix, cls)
         return io.NodeOutput(frames, ui=saved)
 
 
-def _save(frames: Tensor, prefix: str, node: Any, **about: Any) -> Any:
+def _save(frames: Tensor, prefix: str, node: Any) -> Any:
     """Save an animation by core's helper; a UserError if it cannot be written."""
     try:
-        return ui.ImageSaveHelper.get_save_animated_webp_ui(frames, prefix, node, **about)
+        return ui.ImageSaveHelper.get_save_animated_webp_ui(
+            frames, prefix, node, fps=FPS, lossless=False, quality=85, method=4
+        )
     except (OSError, ValueError) as problem:
         raise UserError(
             f"filename_prefix: the animation cannot be saved as {prefix[:60]!a} ({first_line(problem)}); free space, "

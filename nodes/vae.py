@@ -43,6 +43,7 @@ def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> 
             f"samples: these latents are of {_MODELS[made]}, the decoder {name} is for those of {_MODELS[kind]}; "
             "connect the VAE of the loader that made them."
         )
+
     latents = expect_latents(samples, "samples")
     if latents.shape[1] != channels:
         raise UserError(
@@ -90,6 +91,8 @@ class FastARVAE:
         self.width = width
         self.side = side
         self.kind = kind
+
+        # Names that core reads.
         self.downscale_ratio = stride
         self.upscale_ratio = stride
         self.latent_channels = channels
@@ -133,24 +136,28 @@ class FastARVAE:
         _, _, height, width = shape
         if self.kind == KL:
             return cast(KLAutoencoder, self.first_stage_model).decode_bytes(1, height, width)
+
         # As core estimates it; a KL autoencoder needs less.
         pixels = height * width * self.upscale_ratio**2
         return 17 * self.width * pixels * dtype.itemsize
 
     def memory_used_encode(self, shape: Any, dtype: torch.dtype) -> float:
         """For one image of pixels of this shape [B, 3, H, W]."""
-        return 14 * self.width * shape[2] * shape[3] * dtype.itemsize
+        _, _, height, width = shape
+        return 14 * self.width * height * width * dtype.itemsize
 
     # --- decoding
 
     def decode(self, samples_in: Tensor, vae_options: dict[str, Any] | None = None) -> Tensor:
         """Latents [B, C, h, w] to images [B, H, W, 3] in 0..1."""
         latents = _checked_latents(samples_in, self.latent_channels, self.name, self.kind)
+
         need = self.memory_used_decode(latents.shape, self.vae_dtype)
         images = self._in_chunks(latents, self._decode, need)
         if images is not None:
             return images.movedim(1, -1)
 
+        # Memory is insufficient for a whole image.
         tile = max(1, 256 // self.upscale_ratio)
         return self.decode_tiled(latents, tile, tile, tile // 4)
 
@@ -167,6 +174,7 @@ class FastARVAE:
     ) -> Tensor:
         """As :meth:`decode`, in blended tiles; sizes in latent positions."""
         latents = _checked_latents(samples, self.latent_channels, self.name, self.kind)
+
         tile = (max(1, tile_y), max(1, tile_x))
         host.load_weights([self.patcher], self.memory_used_decode((1, 1, *tile), self.vae_dtype))
         images = host.in_tiles(
@@ -184,11 +192,13 @@ class FastARVAE:
         images = self._pixels(latents)
         if not bool(images.isfinite().all()):
             expect_usual_size(latents, "samples")  # otherwise it is the decoder's fault
+
         return (expect_finite(images, self.name) / 2 + 0.5).clamp(0, 1)
 
     def _pixels(self, latents: Tensor) -> Tensor:
         """What the network decodes, fp32 [B, 3, H, W] in about -1..1."""
-        return self.first_stage_model.decode(latents.to(self.device, self.vae_dtype)).float()
+        on_device = latents.to(self.device, self.vae_dtype)
+        return self.first_stage_model.decode(on_device).float()
 
     # --- encoding
 
@@ -196,10 +206,13 @@ class FastARVAE:
         """Images [B, H, W, 3] in 0..1, of any size, to latents of the model's size."""
         pixels = _checked_pixels(pixel_samples)
         size = (self.side, self.side)
+
         need = self.memory_used_encode((1, 3, *size), self.vae_dtype)
         latents = self._in_chunks(pixels, lambda part: self._encode(scaled(part, size)), need)
         if latents is not None:
             return latents
+
+        # Memory is insufficient for a whole image.
         return self.encode_tiled(pixel_samples, 256, 256, 64)
 
     def encode_tiled(
@@ -207,9 +220,14 @@ class FastARVAE:
     ) -> Tensor:
         """As :meth:`encode`, in blended tiles; sizes in pixels."""
         pixels = scaled(_checked_pixels(pixel_samples), (self.side, self.side))
+
+        # Whole latent positions; tiles overlap by half at most.
         stride = self.downscale_ratio
-        tile = (max(1, tile_y // stride) * stride, max(1, tile_x // stride) * stride)
-        overlap = min(overlap, tile[0] // 2, tile[1] // 2) // stride * stride
+        height = max(1, tile_y // stride) * stride
+        width = max(1, tile_x // stride) * stride
+        tile = (height, width)
+        overlap = min(overlap, height // 2, width // 2) // stride * stride
+
         host.load_weights([self.patcher], self.memory_used_encode((1, 1, *tile), self.vae_dtype))
         return host.in_tiles(
             pixels,
@@ -228,7 +246,9 @@ class FastARVAE:
             tokenizer = self.tokenizer.net
             features = expect_finite(tokenizer.features(x), self.name, "features")
             return tokenizer.vectors(tokenizer.codes(features)).float()
-        return expect_finite(self.first_stage_model.encode(x)[0].float(), self.name, "latents")
+
+        latents = self.first_stage_model.encode(x)[0]
+        return expect_finite(latents.float(), self.name, "latents")
 
     # --- shared
 
@@ -246,5 +266,6 @@ class FastARVAE:
         except RuntimeError as problem:
             if not out_of_memory(problem):
                 raise
+
         host.empty_cache()
         return None

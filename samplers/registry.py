@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UserError
+from ..errors import unknown
 from .mar.cspd import cspd
 from .mar.fasthybrid import fasthybrid
 from .mar.lazymar import LazyTransformer, lazymar
@@ -145,4 +145,6 @@ def find(name: str) -> Entry:
     for entry in SAMPLERS.values():
         if sorted(entry.name.split("+")) == parts:
             return entry
-    raise UserError(f"samplers: there is no sampler {name.strip()!r}; this version has {', '.join(SAMPLERS)}.")
+
+    typed = name.strip()
+    raise unknown("samplers", f"there is no sampler {typed!r}", typed, SAMPLERS)

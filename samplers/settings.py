@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any, TypeVar
 
-from ..errors import UserError
+from ..errors import UserError, unknown
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,11 @@ def make(kind: type[S], values: Mapping[str, Any]) -> S:
     parsed: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise UserError(f"{name}: no such setting; there are {', '.join(known)}.")
-        parsed[name] = _parsed(value, known[name][0])
+            raise unknown(name, "no such setting", name, known)
+
+        default, _ = known[name]
+        parsed[name] = _parsed(value, default)
+
     return kind(**parsed)
 
 

@@ -1,24 +1,13 @@
-"""Makes ``import fastar_nodes`` load this checkout, installed or not, limits torch to one thread, and ends tests that hang."""
+"""Tests import this checkout as ``fastar_nodes``, installed or not; torch has one thread, and tests that hang end."""
 
-import importlib.util
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+from checkout import ROOT
 from hypothesis import settings
 from timeouts import limited
-
-ROOT = Path(__file__).resolve().parents[1]
-
-if "fastar_nodes" not in sys.modules:
-    spec = importlib.util.spec_from_file_location(
-        "fastar_nodes", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
-    )
-    package = importlib.util.module_from_spec(spec)
-    sys.modules["fastar_nodes"] = package
-    spec.loader.exec_module(package)
 
 torch.set_num_threads(1)  # the networks are small: two threads take as long and more CPU
 

@@ -131,7 +131,7 @@ OTHERS = {
     "cli": {*PICTURES, "safetensors", "tqdm"},
     "bench": {*PICTURES, "tomli", "ray", "matplotlib", "fsspec"},
     "tools": {*PICTURES, "safetensors", "tomli", "matplotlib"},
-    "tools.translate": {"conftest", "fake_comfy", "test_schemas", "fastar_nodes"},  # the nodes without a ComfyUI
+    "tools.translate": {"fake_comfy", "test_schemas", "fastar_nodes"},  # the nodes without a ComfyUI
 }
 
 

@@ -67,7 +67,14 @@ def test_readme_names_commands_that_ci_runs():
 def test_tests_run_in_a_folder_of_any_name(name, tmp_path):
     """pytest imports ``__init__.py`` as a module of its own where the folder's name is no identifier."""
     folder, stub = tmp_path / name, tmp_path / "stub"
-    for file in ("__init__.py", "errors.py", "pyproject.toml", "tests/conftest.py", "tests/timeouts.py"):
+    for file in (
+        "__init__.py",
+        "errors.py",
+        "pyproject.toml",
+        "tests/conftest.py",
+        "tests/lib/checkout.py",
+        "tests/lib/timeouts.py",
+    ):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / file, folder / file)
     test = "import fastar_nodes\ndef test():\n    assert issubclass(fastar_nodes.UserError, ValueError)\n"
@@ -199,7 +206,7 @@ def test_the_archive_works_alone(shipped, tmp_path):
             f.write(ROOT / path, path.as_posix())
     with zipfile.ZipFile(archive) as f:
         f.extractall(folder)
-    command = [sys.executable, "-B", "-c", ALONE, str(folder), str(ROOT / "tests" / "nodes")]
+    command = [sys.executable, "-B", "-c", ALONE, str(folder), str(ROOT / "tests" / "lib")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

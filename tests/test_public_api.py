@@ -2,13 +2,14 @@
 
 import ast
 import importlib
+import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import fastar_nodes
 import pytest
-from fastar_nodes.errors import UserError, did_you_mean
+from fastar_nodes.errors import UserError, did_you_mean, unknown
 from fastar_nodes.samplers.registry import SAMPLERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,6 +75,38 @@ def test_a_misspelt_name_is_answered_before_anything_is_imported(tmp_path):
 def test_the_closest_word():
     assert did_you_mean("Threshhold", ["cfg", "threshold"]) == "did you mean threshold?"
     assert did_you_mean("window", ["cfg", "threshold"]) == ""
+
+
+def test_an_unknown_name_is_answered_with_the_closest_and_all():
+    names = ["cfg", "threshold"]
+    assert str(unknown("preset", "there is no preset 'x'", "x", names)) == (
+        "preset: there is no preset 'x'; there are cfg, threshold."
+    )
+    assert str(unknown("set", "no such setting", "threshhold", iter(names))) == (
+        "set: no such setting; did you mean threshold? There are cfg, threshold."
+    )
+
+
+def test_a_call_of_the_pipeline_takes_what_sample_takes():
+    """Both list their arguments, which editors complete; a call passes all of them on."""
+    call = inspect.signature(fastar_nodes.Pipeline.__call__)
+    sample = inspect.signature(fastar_nodes.Pipeline.sample)
+    assert [*call.parameters.values()] == [*sample.parameters.values()]
+
+    passed = {}
+
+    class Recorder(fastar_nodes.Pipeline):
+        def __init__(self):
+            pass
+
+        def sample(self, prompt, **arguments):
+            passed.update(prompt=prompt, **arguments)
+            raise KeyboardInterrupt
+
+    given = {name: object() for name in call.parameters if name not in ("self", "settings")}
+    with pytest.raises(KeyboardInterrupt):
+        Recorder()(**given, cfg=2.0)
+    assert passed == {**given, "cfg": 2.0}
 
 
 def test_files_are_resolved_without_a_folder(tmp_path):

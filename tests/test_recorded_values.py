@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    import conftest  # noqa: F401 - makes the package importable
+    sys.path.insert(0, str(Path(__file__).with_name("lib")))
+    import checkout  # noqa: F401 - makes the package importable
 
 import numpy as np
 import torch

@@ -58,7 +58,7 @@ class Translator:
 
 def generated(language: str) -> tuple[str, set[str]]:
     """The text of a language's nodeDefs.json, and the texts that have no translation."""
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "nodes")]
+    sys.path[:0] = [str(ROOT / "tests" / "lib"), str(ROOT / "tests" / "nodes")]
     import_module("fake_comfy").install()
     classes = import_module("test_schemas").CLASSES.values()
     from ..nodes import conditioning

@@ -1,6 +1,5 @@
 """Every hostile file of :mod:`attacks` is refused in one sentence, within 64 MB beyond the file and a normal load."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ pytest.importorskip("transformers", reason="some attacks are on text encoders")
 budget = pytest.importorskip("budget")
 if not budget.available():
     pytest.skip("needs fork and /proc", allow_module_level=True)
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fuzz"))
 
 import seeds  # noqa: E402
 from attacks import ATTACKS  # noqa: E402

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-    import conftest  # noqa: F401 - makes the package importable
+    sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
+    import checkout  # noqa: F401 - makes the package importable
 
 import numpy as np
 import pytest

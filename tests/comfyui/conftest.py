@@ -1,14 +1,11 @@
 """One real ComfyUI a session. Where there is none these tests are skipped, and the end of the run says so aloud."""
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from comfy_host import Comfy, Missing, load_workflow
 
 

@@ -2,20 +2,19 @@
 
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 from comfy_host import ROOT, Missing, find_core, find_python
 
 
 def run_in_core(script: str):
-    """What a script of this folder prints in ComfyUI."""
+    """What a script of tests/lib prints in ComfyUI."""
     try:
         core = find_core()
         python = find_python(core)
     except Missing as problem:
         pytest.skip(f"NOT TESTED IN COMFYUI: {problem}")
-    command = [python, str(Path(__file__).with_name(script)), str(core), str(ROOT)]
+    command = [python, str(ROOT / "tests" / "lib" / script), str(core), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

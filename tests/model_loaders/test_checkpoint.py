@@ -8,13 +8,13 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from attacks import hidden_pickle
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import archive, checkpoint
 from fastar_nodes.model_loaders.checkpoint import Checkpoint, load_strictly, read, read_metadata
@@ -422,9 +422,6 @@ def test_other_versions_of_zipfile_are_not_deceived(tmp_path: Path, version: str
     works = python and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
     if not works:
         pytest.skip(f"there is no Python {version}")
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attacks"))
-    from attacks import hidden_pickle
-
     bad, good = hidden_pickle(tmp_path / "bad.pt", b"\x80\x02}."), pickled(tmp_path / "good.pt", b"}")
     code = (
         "import sys, pathlib, importlib.util as u; s = u.spec_from_file_location('archive', sys.argv[1]); "

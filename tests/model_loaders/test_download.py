@@ -681,7 +681,7 @@ SCRIPT = """
 import json, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-import conftest  # the package under its name
+import checkout  # the package under its name
 from fastar_nodes.model_loaders import hub
 folder, early, begin = Path(sys.argv[2]), "huggingface_hub" in sys.modules, time.monotonic()
 try:
@@ -697,7 +697,7 @@ def test_offline_by_environment(root: Path, tmp_path: Path, server: Server) -> N
     """In a fresh interpreter, where huggingface_hub reads its environment."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "PROXY" not in k.upper()}
     environment |= {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": server.url}
-    command = [sys.executable, "-c", SCRIPT, str(root / "tests"), str(tmp_path)]
+    command = [sys.executable, "-c", SCRIPT, str(root / "tests" / "lib"), str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     early, said, seconds = json.loads(done.stdout)
     assert not early and seconds < 30 and not server.requests

@@ -192,7 +192,7 @@ def test_assembly_loads_the_model_with_its_own_decoder():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="memory is read as Linux reports it")
-def test_loading_takes_little_more_memory_than_the_weights_that_are_kept(tmp_path):
+def test_loading_takes_little_more_memory_than_the_weights_that_are_kept(root, tmp_path):
     """Names and parts of the 1B at a quarter of its width."""
     shapes = json.loads((FOLDER / "janus_keys_1b_original.json").read_text())["keys"]
     narrow = {2048: 512, 5632: 1408}
@@ -202,7 +202,7 @@ def test_loading_takes_little_more_memory_than_the_weights_that_are_kept(tmp_pat
     (tmp_path / "keys.json").write_text(json.dumps({"keys": kept}))
     script = [
         sys.executable,
-        str(Path(__file__).with_name("janus_memory.py")),
+        str(root / "tests" / "lib" / "janus_memory.py"),
         str(tmp_path / "keys.json"),
         str(tmp_path),
     ]

@@ -24,7 +24,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 pytest.importorskip("transformers", reason="the files of every kind include a text encoder")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fuzz"))
 
 import seeds  # noqa: E402
 

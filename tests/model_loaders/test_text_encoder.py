@@ -15,7 +15,6 @@ from fastar_nodes.model_loaders.tokenizer import check_components
 from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", reason="transformers is not installed: the text encoder cannot be tested here")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fuzz"))
 
 import seeds  # noqa: E402
 

@@ -1,12 +1,7 @@
 """The node files, imported on a fake ComfyUI."""
 
-import sys
-from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 import fake_comfy
+import pytest
 
 fake_comfy.install()
 

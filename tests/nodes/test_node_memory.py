@@ -1,7 +1,6 @@
 """Lack of memory inside nodes: a smaller batch, a smaller tile, or a sentence; never an exception of torch."""
 
 import gc
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +13,10 @@ from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, host, running, samplers
 from fastar_nodes.nodes.host import Loaded
+from fastar_nodes.samplers.conditioning import from_ids
+from faults import Faults
 from test_compare_nodes import compared as compared_cells
 from test_conditions import codes_of, readers, written  # noqa: F401 - fixtures
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from fastar_nodes.samplers.conditioning import from_ids  # noqa: E402
-from faults import Faults
 
 FEW = {"ar_steps": 2, "diffusion_steps": 2}
 

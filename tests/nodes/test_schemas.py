@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-    import conftest  # noqa: F401  the package under its name
+    sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
+    import checkout  # noqa: F401  the package under its name
     import fake_comfy
 
     fake_comfy.install()

@@ -3,10 +3,8 @@
 import dataclasses
 import gc
 import logging
-import sys
 import weakref
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -25,11 +23,9 @@ from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, f
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.registry import SAMPLERS
+from faults import Faults
 from stepping import process_state, stepped
 from tiny_hybrids import tiny_hybrid
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from faults import Faults
 
 IMAGES = 2
 HYBRID, PROMPTS = tiny_hybrid(), PromptCondition(("a", "b"))

@@ -13,7 +13,7 @@ from fastar_nodes.samplers.registry import SAMPLERS
 
 SCRIPT = """
 import json, sys
-import conftest  # loads this checkout
+import checkout  # loads this checkout
 import torch
 torch.set_num_threads(1)
 from test_determinism import digests
@@ -42,7 +42,7 @@ def digests(reverse: bool) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_two_processes_give_the_same_bits(root: Path) -> None:
-    paths = os.pathsep.join([str(root / "tests"), *filter(None, sys.path)])
+    paths = os.pathsep.join([str(root / "tests" / "lib"), *filter(None, sys.path)])
     running = [
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT, order],

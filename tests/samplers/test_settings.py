@@ -45,6 +45,16 @@ def test_values_of_another_kind(name, value):
         make(MARSettings, {name: value})
 
 
+def test_an_unknown_setting_is_answered_with_the_closest_and_all():
+    with pytest.raises(
+        UserError, match=r"^ar_setps: no such setting; did you mean ar_steps\? There are ar_steps, diff"
+    ):
+        make(MARSettings, {"ar_setps": 3})
+    with pytest.raises(UserError, match="^window: no such setting; there are ar_steps, diffusion_steps"):
+        make(MARSettings, {"window": 3})
+    assert make(MARSettings, {"ar_steps": 3}).ar_steps == 3, "the remedy"
+
+
 # A value, and the sentence that it gets however it is given.
 BAD = {
     "cfg_schedule": ("cosine", "cfg_schedule: 'cosine' is not one of linear, constant."),

@@ -1,9 +1,14 @@
 """Tiny models on sockets, and short runs of the sampler nodes."""
 
+# ruff: noqa: E402 - the fake ComfyUI comes before the nodes, which import it
 from dataclasses import replace
 from typing import Any
 
+import fake_comfy
 import torch
+
+fake_comfy.install()
+
 from fastar_nodes.bench.initialise import initialise_mar
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQModel
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel

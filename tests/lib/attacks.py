@@ -37,7 +37,7 @@ ATTACKS: list[tuple[Callable[[Path], Path], str, str]] = []
 
 
 def registered(name: str, loader: str, words: str, make: Callable[[Path], Path]) -> Callable[[Path], Path]:
-    """Register an attack on a loader: the stem of a file of ``fuzz/seeds.py``, "tar" for a folder."""
+    """Register an attack on a loader: the stem of a file of ``seeds.py``, "tar" for a folder."""
     make.__name__ = name
     ATTACKS.append((make, loader, words))
     return make

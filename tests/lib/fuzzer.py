@@ -3,7 +3,7 @@
 Every case must end in success or in one short ``UserError``, without executing anything from the file, within the memory of
 the file and 64 MB and within 1 s of CPU time, both beyond a normal load. A case is a function of the seed and its number.
 
-    python tests/fuzz/fuzzer.py --cases 10000 --seed 0 [--only NUMBER]
+    python tests/lib/fuzzer.py --cases 10000 --seed 0 [--only NUMBER]
 """
 
 import argparse
@@ -14,14 +14,11 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "fuzz")]
-
-import conftest  # noqa: E402, F401  makes the checkout importable as fastar_nodes
-import torch  # noqa: E402
-from budget import Outcome, measure, problem  # noqa: E402
-from mutations import mutate  # noqa: E402
-from seeds import Seed, build  # noqa: E402
+import checkout  # noqa: F401  makes it importable as fastar_nodes
+import torch
+from budget import Outcome, measure, problem
+from mutations import mutate
+from seeds import Seed, build
 
 _EXTRA_SECONDS = 1.0  # CPU time beyond a normal load
 

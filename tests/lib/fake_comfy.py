@@ -5,7 +5,7 @@ Tests in a real ComfyUI are in tests/comfyui.
 
 import sys
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -149,8 +149,9 @@ def _device(part: str) -> torch.device:
     return torch.device(state.places.get(part, "cpu"))
 
 
+@cache
 def install() -> None:
-    """Register the fake modules."""
+    """Register the fake modules; further calls change nothing."""
     types = ("Int", "Float", "Boolean", "String", "Combo", "Image", "Latent", "Mask", "Vae", "UpscaleModel")
     io = SimpleNamespace(
         **{kind: _type(kind.upper()) for kind in types},

@@ -10,7 +10,7 @@ from fastar_nodes.model_loaders.janus import load_janus
 from fastar_nodes.model_loaders.networks.janus import JanusModel
 from safetensors.torch import load_file, save_file
 
-FOLDER = Path(__file__).with_name("parity") / "janus"
+FOLDER = Path(__file__).parents[1] / "parity" / "janus"
 GRID = 4
 
 

@@ -10,8 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import conftest  # noqa: F401  the package under its name
+import checkout  # noqa: F401  the package under its name
 from fastar_nodes.model_loaders.janus import load_janus
 from janus_files import FOLDER
 

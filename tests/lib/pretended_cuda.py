@@ -25,7 +25,7 @@ from torch.nn.attention import bias
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # Operations that may take tensors of the host beside those of a GPU: copies, and indices.
 _MIXED = ("copy_", "_to_copy", "index", "index_put_", "index_put", "_index_put_impl_")
 # Function of the package that copies to a device without the host waiting.
