@@ -131,7 +131,7 @@ def _tokens(
     settings: Any = make(entry.settings, {"cfg": "4", "top_k": "0", "temperature": "0", **published, **sets})
 
     def ours(seed: int) -> Any:
-        return finish(entry.run(model.model, condition, settings, PairedDraws(seed, range(batch)), seed))
+        return finish(entry.run(model.model, condition, settings, PairedDraws(seed, range(batch))))
 
     def reference() -> Tensor:
         with torch.no_grad(), on_cpu():
@@ -400,7 +400,7 @@ def mar(root: Path, size: str, batch: int, sets: Mapping[str, str], name: str) -
             return nets[0].sample_tokens(batch, s.ar_steps, s.cfg, *asked, **given)
 
     def ours(s: Any, noise: Any) -> Any:
-        return finish(entry.run(model, from_ids(labels.tolist()), s, noise, 0, **more))
+        return finish(entry.run(model, from_ids(labels.tolist()), s, noise, **more))
 
     def references(steps: int, **extra: Any) -> list[Any]:
         return [_reference(module, network, steps, **extra) for network in networks]

@@ -211,17 +211,17 @@ class Block(nn.Module):
             x = pick(x, rows)
             q = pick(q, rows)
 
-        return self.attend(x, q, k, v, key_mask)
+        x = self.attend(x, q, k, v, key_mask)
+        return x + self.mlp(self.norm2(x))
 
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """The rest of the block, for rows x [B, M, C] with queries q [B, heads, M, d].
+        """Rows x [B, M, C] plus the attention of their queries q [B, heads, M, d].
 
         Keys and values are [B, heads, N, d].
         """
         mask = None if key_mask is None else key_mask[:, None, None]
         out = F.scaled_dot_product_attention(q, k, v, mask)
-        x = x + self.attn.proj(out.transpose(1, 2).flatten(2))
-        return x + self.mlp(self.norm2(x))
+        return x + self.attn.proj(out.transpose(1, 2).flatten(2))
 
 
 def _blocks(c: MARConfig, count: int) -> list[Block]:

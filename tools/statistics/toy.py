@@ -61,6 +61,8 @@ def toy_mar(seed: int = 0, perturbation: float = 0.0) -> MARModel:
 class ManyImages:
     """Independent noise of many images, one tensor a stream (as :class:`samplers.noise.PairedNoise`); tokens are in raster order."""
 
+    seed = None  # the key takes its place
+
     def __init__(self, key: str, images: int):
         self.key, self.images = key, images
 
