@@ -320,7 +320,7 @@ class MaskedRun:
 
         condition = self.condition.of(part)
         noise = PairedNoise(self.seed, part)
-        return self.entry.run(self.loaded.model, condition, self.settings, noise, self.seed, **more)
+        return self.entry.run(self.loaded.model, condition, self.settings, noise, **more)
 
     def latents(self, step: Any) -> Tensor:
         """Latents [B, C, h, w] of a step or of the result."""
@@ -379,7 +379,7 @@ class TokenRun:
             """The sampler on some of the images; MuLo-SD, which has a draft model, makes no edits."""
             more = drafted if edit is None else {"edit": _edit_of(edit, part, self.images)}
             draws = PairedDraws(self.seed, part)
-            return self.entry.run(self.loaded.model, condition.of(part), self.settings, draws, self.seed, **more)
+            return self.entry.run(self.loaded.model, condition.of(part), self.settings, draws, **more)
 
         return in_parts(sample, self.images)
 

@@ -115,6 +115,7 @@ class Measured:
         good = {IDENTICAL} if settings.measure in (EXACT, ACCEPTANCE) else {IDENTICAL, DISTRIBUTION}
         if words and words <= good:
             return True
+
         p = self.point
         value = {PSNR: p.psnr, SSIM: p.ssim, ACCEPTANCE: None if p.acceptance is None else 100 * p.acceptance}
         found = value.get(settings.measure)
@@ -162,13 +163,17 @@ def calibrate(
     for k in range(settings.repeats):
         at = (seed + k) % SEEDS
         paired = k > 0
+
         planned = done + (settings.repeats - k) * (1 + paired) * max(1, len(left)) + (not paired)
         if not paired:
             yield done, planned, plain.text
             made[True] = run(plain, at)
             done += 1
+
         for i, m in enumerate(list(left)):
-            order = [False] if not paired else [False, True] if (k + i) % 2 == 0 else [True, False]
+            order = [False]
+            if paired:
+                order = [False, True] if (k + i) % 2 == 0 else [True, False]
             try:
                 for is_plain in order:
                     choice = plain if is_plain else m.choice
@@ -179,23 +184,33 @@ def calibrate(
                 m.problem = str(problem)
                 left.remove(m)
                 continue
+
             own, report = made[False]
             other, base = made[True]
             quality = measure(own, other, DISTRIBUTION if lossless(report.sampler, report.settings) else "")
             m.cells.append(Cell(i, 0, at, "", report, base, quality))
+
         # Worth another round: not much slower than the best that passes, and not far from the limit.
         fastest = max((m.ratio for m in left if m.passes(settings)), default=0.0)
         left = [m for m in left if m.ratio >= _CLOSE * max(fastest, 1.0) and m.passes(settings, margin)]
+
     # One baseline of the first round says little on a busy machine: what was measured in pairs comes first.
     ranked = sorted(measured, key=lambda m: (not m.passes(settings), len(m.cells) < 2, -m.ratio))
     won = next((m for m in ranked if m.passes(settings) and m.ratio > 1), None)
+
+    answer = _answer(plain, won, settings)
+    return Advice(tuple(ranked), won.choice if won else plain, answer, _table(answer, ranked, settings))
+
+
+def _answer(plain: Choice, won: Measured | None, settings: AdviceSettings) -> str:
+    """The sentence about the fastest candidate within the limit, None if there is none."""
     limit = settings.measure
     if limit not in (EXACT, LOSSLESS):
         limit = f"{settings.measure} of at least {settings.least:g}"
-    answer = f"No candidate is faster than {plain.entry.title} with {limit}: keep it."
-    if won is not None:
-        answer = f"Fastest with {limit}: {won.choice.text}, {won.ratio:.2f} times as fast as {plain.entry.title}."
-    return Advice(tuple(ranked), won.choice if won else plain, answer, _table(answer, ranked, settings))
+
+    if won is None:
+        return f"No candidate is faster than {plain.entry.title} with {limit}: keep it."
+    return f"Fastest with {limit}: {won.choice.text}, {won.ratio:.2f} times as fast as {plain.entry.title}."
 
 
 def _table(answer: str, ranked: Sequence[Measured], settings: AdviceSettings) -> str:
@@ -205,10 +220,13 @@ def _table(answer: str, ranked: Sequence[Measured], settings: AdviceSettings) ->
         if not m.cells:
             rows.append([m.choice.text, *[""] * 5, "not run"])
             continue
+
         ratios = [cell.report.speedup(cell.baseline) or 0.0 for cell in m.cells]
         kept = figure(m.point.acceptance, ".0f", " %", 100)
         passes = "yes" if m.passes(settings) else "no"
         speed = [figure(m.ratio, ".2f", "x"), f"{min(ratios):.2f} to {max(ratios):.2f}"]
         rows.append([m.choice.text, *speed, kept, *closeness(m.point), passes])
+
     failed = [f"{m.choice.text} was not run: {literal(m.problem, _LONGEST)}" for m in ranked if m.problem]
+
     return "\n".join([answer, "", markdown(rows), *([""] if failed else []), *failed])

@@ -39,7 +39,7 @@ def begin(
     """Begin a sampler on some of the images of a condition; image i uses the noise of (seed, first + i)."""
     images = range(first + part.start, first + part.stop)
     noise = PairedNoise(seed, images) if entry.masked else PairedDraws(seed, images)
-    return entry.run(model, condition.of(part), settings, noise, seed)
+    return entry.run(model, condition.of(part), settings, noise)
 
 
 def warm_up(entry: Entry, model: Any, settings: Any, condition: AnyCondition) -> None:
@@ -73,6 +73,7 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int) -> Ge
     Raises:
         UserError: memory is insufficient for a single image.
     """
+
     results: list[R] = []
     shown: dict[str, Tensor] = {}  # tensors of the last step, of all images
     size = images
@@ -115,6 +116,7 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int) -> Ge
 
     if len(results) == 1:
         return results[0]
+
     note = f"{SPLIT} {images} images at once; they were sampled {size} at a time."
     return type(results[0])(*(_joined(values, note) for values in zip(*results, strict=True)))
 
@@ -135,6 +137,7 @@ def _of_batch(step: S, part: range, images: int, shown: dict[str, Tensor]) -> S:
     for name, value in tensors.items():
         whole = shown.setdefault(name, value.new_zeros(images, *value.shape[1:]))
         whole[part.start : part.stop] = value
+
     done = part.start * given.total + len(part) * given.done
     total = images * given.total
     return replace(given, done=done, total=total, **{name: shown[name].clone() for name in tensors})
@@ -147,5 +150,11 @@ def _joined(values: Sequence[Any], note: str) -> Any:
         return torch.cat(list(values))
     if isinstance(first, Report):
         return joined(values, note)
-    whole = {f.name: [getattr(v, f.name) for v in values] for f in fields(first)}  # a condition
-    return replace(first, **{name: sum(v, ()) for name, v in whole.items() if isinstance(v[0], tuple)})
+
+    # A condition: the images' entries one part behind the other.
+    entries: dict[str, tuple[Any, ...]] = {}
+    for f in fields(first):
+        of_parts = [getattr(value, f.name) for value in values]
+        if isinstance(of_parts[0], tuple):
+            entries[f.name] = sum(of_parts, ())
+    return replace(first, **entries)

@@ -170,7 +170,7 @@ def steps_of(cell: Cell, model: Any, more: Mapping[str, Any], seed: int, dry: bo
     settings = make(entry.settings, {**sets, **_FORCED.get(cell.sampler, {})})
     noise = PairedNoise(seed, images) if masked else PairedDraws(seed, images)
 
-    return entry.run(model, condition_of(model, cell.batch), settings, noise, seed, **more)
+    return entry.run(model, condition_of(model, cell.batch), settings, noise, **more)
 
 
 # ------------------------------------------------------------------------------------------------ measuring

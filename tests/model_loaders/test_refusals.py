@@ -33,6 +33,8 @@ TINY = MARConfig(16, 1, 1, heads=2, buffer=2, tokens=4, channels=4, classes=3, h
 GPT = LlamaConfig(dim=16, depth=1, heads=2, kv_heads=2, hidden=24, vocab=20, condition="class", condition_size=3)
 G = torch.Generator().manual_seed(0)
 STATE = {name: torch.randn(t.shape, generator=G) for name, t in MAR(TINY).state_dict().items()}
+NET = MAR(TINY)
+NET.load_state_dict(STATE)
 CODES = {name: torch.randn(t.shape, generator=G) for name, t in Llama(GPT).state_dict().items()}
 HEADS = {"heads": "2"}
 VALID = save(STATE, HEADS)
@@ -265,7 +267,7 @@ ROWS = (
     Row("without numbers", saved({**STATE, FIRST: STATE[FIRST].to("meta")}), "holds a tensor without numbers",
         "save it again from the model with its weights", name="x.pth"),
     Row("quantised tensor", quantised_by_torch, "holds a quantised tensor", PLAIN, name="x.pth"),
-    Row("whole module", saved(MAR(TINY)), "MAR, which is neither a tensor nor a plain value",
+    Row("whole module", saved(NET), "MAR, which is neither a tensor nor a plain value",
         "save its state_dict alone", save_state_alone, "x.pth"),
     Row("list", saved([STATE]), "holds a list, not a dictionary", "save its state_dict alone", save_first_alone,
         "x.pt"),

@@ -71,7 +71,7 @@ def test_a_masked_edit(dtype):
     edit = Edit(torch.zeros(1, 4, 4, 4), torch.arange(16).view(1, 4, 4) % 3 == 0)
 
     def run(model):
-        return finish(mar(model, from_ids((1, 2)), settings, PairedNoise(5, (0, 1)), 5, edit=edit))
+        return finish(mar(model, from_ids((1, 2)), settings, PairedNoise(5, (0, 1)), edit=edit))
 
     with pretended_cuda():
         out = run(moved(model, TYPES[dtype]))

@@ -60,7 +60,7 @@ def start(case, images=(0, 1, 2), labels=(1, 4, 0), seed=5, move=lambda m: m, mo
     more = {"condition": from_ids(labels), **more}
     if sampler in DRAFTED:
         more["draft"] = move(draft)
-    return sampler(move(model), settings=settings, noise=PairedNoise(seed, images), seed=seed, **more)
+    return sampler(move(model), settings=settings, noise=PairedNoise(seed, images), **more)
 
 
 whole = functools.cache(lambda case: stepped(start(case)))

@@ -99,7 +99,7 @@ def start(case, images=(0, 1, 2), seed=5, move=lambda m: m, edit=None, **changes
     more = {"draft": move(drafts[0]), "up_sampler": UpSampling(move(VQ))} if drafts else {}
     more |= {"edit": edit} if edit else {}
     what = [PROMPTS[i] for i in images] if model is TAR else condition_of(model.net.config.condition, images)
-    return sampler(move(model), what, chosen, PairedDraws(seed, images), seed, **more)
+    return sampler(move(model), what, chosen, PairedDraws(seed, images), **more)
 
 
 whole = functools.cache(lambda case: stepped(start(case)))

@@ -36,7 +36,7 @@ def start(name, **more):
         more = {"draft": masked.DRAFT, **more}
         more["draft"] = moved(more["draft"])
     noise = PairedNoise(5, (0, 1))
-    return sampler(moved(masked.MODEL), from_ids((1, 4)), replace(settings, **FEW), noise, 5, **more)
+    return sampler(moved(masked.MODEL), from_ids((1, 4)), replace(settings, **FEW), noise, **more)
 
 
 @pytest.mark.parametrize("name", MOST)

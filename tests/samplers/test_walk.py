@@ -30,7 +30,7 @@ def test_an_ar_step_enters_few_functions(name):
         if event == "call" and ours and written and not code.co_name.startswith("<"):
             seen.add((code.co_filename, code.co_firstlineno))
 
-    steps = entry.run(tiny_mar(), from_ids((1, 4)), entry.settings(**BASE, **settings), PairedNoise(5, (0, 1)), 5)
+    steps = entry.run(tiny_mar(), from_ids((1, 4)), entry.settings(**BASE, **settings), PairedNoise(5, (0, 1)))
     walks = []
     next(steps)
     for _ in range(BASE["ar_steps"] - 2):

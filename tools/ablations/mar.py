@@ -171,9 +171,8 @@ class MARBench(Bench):
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
         entry = find(row.sampler)
         more = {"draft": self.draft} if entry.needs_draft else {}
-        seed = self.ground.seed
-        noise = PairedNoise(seed, images)
-        latents, report = finish(entry.run(self.mar, self.condition(images), settings, noise, seed, **more))
+        noise = PairedNoise(self.ground.seed, images)
+        latents, report = finish(entry.run(self.mar, self.condition(images), settings, noise, **more))
         return to_rgb(self.kl.net.decode(latents)), report
 
     def work(self, result: Result) -> dict[str, str]:

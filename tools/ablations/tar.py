@@ -150,9 +150,9 @@ class TarBench(TokenBench):
             parts = list(self.ta_tok.codes(x, DETAILS.index(settings.detail) + 1).cpu())
         else:
             for at in range(0, len(prompts), BATCH):
-                part, seed = prompts[at : at + BATCH], self.ground.seed
-                draws = PairedDraws(seed, range(at, at + len(part)))
-                done = finish(tar_prompt(self.language, part, settings, draws, seed))
+                part = prompts[at : at + BATCH]
+                draws = PairedDraws(self.ground.seed, range(at, at + len(part)))
+                done = finish(tar_prompt(self.language, part, settings, draws))
                 parts += list(done.condition.codes)
                 seconds += done.report.seconds
 

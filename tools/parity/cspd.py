@@ -186,7 +186,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         settings = CSpDSettings(**steps_of, cfg=CFG, mode="published", inner_temperature=inner)
         condition = from_ids(LABELS)
         full = FullTransformer()
-        run = begin("cspd", model, condition, settings, _RecordedNoise(data, tag, inter), None, None, full)
+        run = begin("cspd", model, condition, settings, _RecordedNoise(data, tag, inter), None, full)
         own = {f.name: getattr(run, f.name) for f in fields(run) if f.init}
         recorded = _RecordedRun(**own, recorded=table)
         places, first = [], prefill_steps(ar_steps, PREFILL)

@@ -267,7 +267,7 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
 
         condition: Any = _Recorded(ids, images)
         transformer = FullTransformer()
-        run = begin("verify", model, condition, settings, Orders(0, range(images)), None, None, transformer)
+        run = begin("verify", model, condition, settings, Orders(0, range(images)), None, transformer)
         plan, draws, at = run.plan, _Draws(found, images, guided), 0
         yield exact(torch.tensor(plan.sizes), found["n_pred"])
         yield Check(torch.tensor(plan.cfg), found["cfg_iter"], 1e-6)

@@ -84,7 +84,7 @@ def _guided(both: Tensor, cfg: float) -> Tensor:
 def _tokens(model: JanusModel, prompts: Sequence[Tensor], settings: TokenSettings, draws: PairedDraws) -> Tensor:
     """Generated tokens int64 [B, N]."""
     model, condition = _prompted(model, *prompts)
-    run = begin("verify", model, condition, settings, draws, None)
+    run = begin("verify", model, condition, settings, draws)
     return finish(decode(run, raster(model.grid))).codes.flatten(1)
 
 

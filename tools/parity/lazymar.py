@@ -95,7 +95,7 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
             kept = dict(zip(data[f"{of}.prune_step"].tolist(), masks, strict=True))
 
         transformer = _RecordedSelection(settings, kept)
-        state = begin("mar", model, from_ids(data[f"{of}.labels"].tolist()), settings, noise, None, None, transformer)
+        state = begin("mar", model, from_ids(data[f"{of}.labels"].tolist()), settings, noise, None, transformer)
 
         # The recorded timesteps are not a respacing.
         table = tables_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))

@@ -223,7 +223,7 @@ def _runs(
 
     def generated(model: TokenModel, run: str, settings: TokenSettings, seed: int) -> Tensor:
         draws = MultinomialDraws(seed, len(_condition(io)), together=model.regions > 1)
-        out = finish(decode(begin("verify", model, _condition(io), settings, draws, None), schedule(run, model)))
+        out = finish(decode(begin("verify", model, _condition(io), settings, draws), schedule(run, model)))
         return out.codes.flatten(1)
 
     def greedy(run: str, base: str, cfg: float, until: int) -> Iterator[Check]:

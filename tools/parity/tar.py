@@ -109,7 +109,7 @@ def _detokenizer(path: Path) -> Iterator[Case]:
 
     def generated(key: str, four: bool, settings: TokenSettings, seed: int) -> Iterator[Check]:
         model, what = _loaded(weights), condition(four)
-        run = begin("verify", model, what, settings, MultinomialDraws(seed, len(what), False), None)
+        run = begin("verify", model, what, settings, MultinomialDraws(seed, len(what), False))
         yield exact(finish(decode(run, raster(model.grid))).codes.flatten(1), io[key])
 
     for key in sorted(io):

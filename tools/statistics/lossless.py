@@ -97,10 +97,11 @@ def careless_coupling() -> Iterator[None]:
     def careless(
         draft: Tensor, q: Any, p: Any, uniforms: Tensor, redraws: coupling.Redraws | None = None
     ) -> coupling.Coupled:
-        none = torch.zeros(len(draft), dtype=torch.bool)
         if redraws is None:
-            return coupling.Coupled(draft, none, none)
+            right = coupling.couple(draft, q, p, uniforms)
+            return right._replace(found=right.accepted)
         drawn = torch.where(torch.isneginf(p.log_std), p.mean, p.mean + p.log_std.exp() * redraws.normals[:, 0])
+        none = torch.zeros(len(draft), dtype=torch.bool)
         return coupling.Coupled(drawn, none, ~none)
 
     with mock.patch.object(speculative, "couple", careless):

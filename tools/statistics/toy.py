@@ -68,6 +68,8 @@ class ManyImages:
     :class:`samplers.noise.PairedNoise`); tokens are in raster order.
     """
 
+    seed = None  # the key takes its place
+
     def __init__(self, key: str, images: int):
         self.key, self.images = key, images
 

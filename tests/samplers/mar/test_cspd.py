@@ -34,7 +34,7 @@ def other() -> MARModel:
 
 def run(target, draft, transformer=None, labels=LABELS, noise=NOISE, **changes):
     made = CSpDSettings(**{**FEW, "draft_length": 3, "prefill_ratio": 0.0, **changes})
-    return finish(cspd(target, labels, made, noise, 5, transformer, draft=draft))
+    return finish(cspd(target, labels, made, noise, transformer, draft=draft))
 
 
 def nearly(model: MARModel, amount: float) -> MARModel:
@@ -176,7 +176,7 @@ def test_published_asks_the_target_once_a_segment(model, other):
 def test_several_steps_in_one_pass_are_the_steps_one_by_one(model):
     for cfg in (1.0, 2.0):
         plug = FullTransformer()
-        made = begin("mar", model, LABELS, MARSettings(**{**FEW, "cfg": cfg}), NOISE, None, None, plug)
+        made = begin("mar", model, LABELS, MARSettings(**{**FEW, "cfg": cfg}), NOISE, None, plug)
         made.tokens = torch.randn(made.tokens.shape, generator=torch.Generator().manual_seed(1))
         for step, count in ((0, 6), (2, 3), (5, 1)):
             for s, z in zip(range(step, step + count), next(plug.verify(made, step, count)), strict=True):
@@ -202,7 +202,7 @@ def test_drafts_are_forgotten_when_they_were_wrong(model, other):
 def test_drafts_are_on_the_canvas(model):
     steps = list(cspd(model, LABELS, CSpDSettings(**FEW, draft_length=3, prefill_ratio=0.0), NOISE, draft=model))
     shown = [int(step.decided[0].sum()) for step in steps]
-    plan = begin("mar", model, LABELS, MARSettings(**FEW), NOISE, None, None, FullTransformer()).plan
+    plan = begin("mar", model, LABELS, MARSettings(**FEW), NOISE, None, FullTransformer()).plan
     assert shown == [plan.ends[0], *[plan.ends[3]] * 3, *[16] * 2]
     undrawn = ~steps[1].decided[:, None].expand_as(steps[1].latents)
     assert bool((steps[1].latents[undrawn] == 0).all()) and bool((steps[1].latents[~undrawn] != 0).all())

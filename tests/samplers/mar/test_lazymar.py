@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.speed import Regional
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.mar.diffusion import HeadBatch, denoise
-from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, lazymar
+from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, evaluated, lazymar, reused
 from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, LazyMARSettings, MARBase, MARSettings
@@ -126,7 +127,7 @@ def drive(model, plug, base, calls, reach=1, drawn=None):
     edit = None
     if drawn is not None:
         edit = Edit(torch.randn(1, c.channels, c.grid, c.grid, generator=g), drawn)
-    run = begin("mar", model, LABELS, changed, NOISE, 1, edit, plug)
+    run = begin("mar", model, LABELS, changed, NOISE, edit, plug)
     made = torch.randn(len(LABELS), c.tokens, c.channels, generator=g)
     out = []
     with torch.no_grad():
@@ -296,7 +297,7 @@ def test_computed_rows_are_counted_block_by_block(encoder_cache):
 
 def head_run(model, temperature=0.9):
     base = MARSettings(ar_steps=1, temperature=temperature)
-    return begin("mar", model, LABELS, base, NOISE, 1, None, FullTransformer())
+    return begin("mar", model, LABELS, base, NOISE, None, FullTransformer())
 
 
 class Period(LazyTransformer):
@@ -334,6 +335,24 @@ def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
     want = torch.stack(rows)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert (full - got).abs().max() > 1e-3, "the cache must matter for this to say anything"
+
+
+@pytest.mark.parametrize("cfg", [1.0, 2.0])
+def test_every_step_of_a_cached_head_is_of_a_region_that_may_be_compiled(deep, monkeypatch, cfg):
+    """Else a report would say "speed: compile" of a head that ran plain."""
+    calls = []
+    own = {evaluated: "full", reused: "reused"}
+
+    def region(self, function):
+        if function not in own:
+            return function
+        return lambda *args: calls.append(own[function]) or function(*args)
+
+    monkeypatch.setattr(Regional, "region", region)
+    counts = lazy(deep, {**BASE, "diffusion_steps": 25, "cfg": cfg}).report.counts
+    assert len(calls) == counts["head_calls"]
+    # 25 steps are 24 up to t = 950; those with 23, 22, 20, 18, ... steps left are in full.
+    assert calls[:5] == ["full", "full", "reused", "full", "reused"]
 
 
 def test_when_the_head_is_cached(model):

@@ -98,7 +98,7 @@ def test_passes_hold_what_is_estimated(unipic, monkeypatch):
 def run(model, sampler=mar, settings=None, **more):
     condition = PromptCondition(("a boat", "a cat"))
     settings = settings or MARSettings(ar_steps=4, diffusion_steps=4)
-    return finish(sampler(model, condition, settings, PairedNoise(3, range(2)), 3, **more)).report
+    return finish(sampler(model, condition, settings, PairedNoise(3, range(2)), **more)).report
 
 
 def test_reports_hold_the_estimate():

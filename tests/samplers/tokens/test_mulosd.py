@@ -44,6 +44,7 @@ class DraftDraws:
 
     def __init__(self, draws):
         self.draws = draws
+        self.seed = draws.seed
 
     def __len__(self):
         return len(self.draws)
@@ -74,9 +75,7 @@ class Fixed:
 
 def start(kind="class", images=(0, 1, 2), seed=5, small=3, up=UP, **changes):
     _, target, chosen, draft = contract.scaled(kind, small, **changes)
-    return mulosd(
-        target, condition_of(kind, images), chosen, PairedDraws(seed, images), seed, draft=draft, up_sampler=up
-    )
+    return mulosd(target, condition_of(kind, images), chosen, PairedDraws(seed, images), draft=draft, up_sampler=up)
 
 
 def run(*args, **changes):
@@ -85,7 +84,7 @@ def run(*args, **changes):
 
 def serial_run(kind="class", images=(0, 1, 2), seed=5, **changes):
     chosen = LlamaGenSettings(**{**FEW, **changes})
-    return finish(llamagen(TARGETS[kind], condition_of(kind, images), chosen, PairedDraws(seed, images), seed))
+    return finish(llamagen(TARGETS[kind], condition_of(kind, images), chosen, PairedDraws(seed, images)))
 
 
 def serial(*args, **changes):
