@@ -391,5 +391,5 @@ class Worker:
 def draw(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> tuple[np.ndarray, Report]:
     """Pictures uint8 [n, H, W, 3] of a condition whose first image has the index ``first``, and the report."""
     start = partial(begin, prepared.entry, prepared.ready.model, prepared.settings, condition, seed, first)
-    made: Any = finish(in_parts(start, len(condition)))
+    made: Any = finish(in_parts(start, len(condition), prepared.ready.model.net))
     return decode(prepared.ready, made).numpy(), made.report

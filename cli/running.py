@@ -21,7 +21,7 @@ def draw(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -
 
     start = partial(batches.begin, planned.entry, model, planned.settings, condition, seed, first)
     unit = "AR steps" if planned.on.masked else "steps"
-    return drive(batches.in_parts(start, len(condition)), planned.entry.title, unit)
+    return drive(batches.in_parts(start, len(condition), model.net), planned.entry.title, unit)
 
 
 def drive(sampler: Any, title: str, unit: str) -> Any:

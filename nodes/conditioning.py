@@ -434,7 +434,7 @@ class TarPrompt(io.ComfyNode):
             prompts = [prompt] * len(part)
             return tar_prompt(model, prompts, settings, PairedDraws(number, part))
 
-        done: TarPrompted = drive(in_parts(start, count))
+        done: TarPrompted = drive(in_parts(start, count, model.net))
         return io.NodeOutput(done.condition)
 
 

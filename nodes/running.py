@@ -308,7 +308,7 @@ class MaskedRun:
     def start(self, room: Room) -> Steps:
         """Load the weights and begin the sampler."""
         to_device(self.loaded, room.memory, room.latents, room.others)
-        return in_parts(self._sample, self.images)
+        return in_parts(self._sample, self.images, self.loaded.model.net)
 
     def _sample(self, part: range) -> Steps:
         """The sampler on some of the images."""
@@ -381,7 +381,7 @@ class TokenRun:
             draws = PairedDraws(self.seed, part)
             return self.entry.run(self.loaded.model, condition.of(part), self.settings, draws, **more)
 
-        return in_parts(sample, self.images)
+        return in_parts(sample, self.images, self.loaded.model.net)
 
     def _up_sampling(self, place: Callable[[], None]) -> UpSampling:
         """What enlarges the draft; ``place`` loads the run's networks again after an upscale model."""

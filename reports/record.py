@@ -68,6 +68,7 @@ class Report:
     phases: dict[str, float] = field(default_factory=dict)
     # Name from COUNTS to a sum over the batch; counts that do not apply are absent. docs/report.md explains each.
     counts: dict[str, int] = field(default_factory=dict)
+    threads: int | None = None  # of PyTorch on a CPU
     peak_memory_bytes: int | None = None  # allocated device memory; None if the device does not report it
     # Estimated bytes by stage, computed before the run, see samplers/mar/memory.py; {} where nothing is estimated.
     memory: dict[str, int] = field(default_factory=dict)
@@ -123,6 +124,7 @@ class Report:
             "acceptance": _rounded(self.acceptance, 6),
             "tokens_per_pass": _rounded(self.tokens_per_pass, 4),
             "phases": {name: round(seconds, 6) for name, seconds in self.phases.items()},
+            "threads": self.threads,
             "peak_memory_bytes": self.peak_memory_bytes,
             "memory_estimate_bytes": dict(self.memory) or None,
             "quality": quality.to_dict() if quality else None,
@@ -143,6 +145,7 @@ def joined(reports: Sequence[Report], note: str = "") -> Report:
     first = reports[0]
     images = sum(report.images for report in reports)
     out = Report(first.sampler, first.model, first.settings, first.seed, images, first.device)
+    out.threads = first.threads
     out.note = " ".join(filter(None, (first.note, note)))
 
     # Times and counts add up.
@@ -217,6 +220,9 @@ class Clock:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             report.peak_memory_bytes = torch.cuda.max_memory_allocated(self._device)
+
+        elif self._device.type == "cpu":
+            report.threads = torch.get_num_threads()
 
         report.seconds = self._between(self._start, end)
         for began, ended in self._pauses:

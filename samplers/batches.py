@@ -15,10 +15,11 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import out_of_memory
+from ..model_loaders.networks.speed import suited_threads
 from ..reports.record import Report, joined
 from .conditioning import AnyCondition
 from .noise import PairedNoise
@@ -47,7 +48,7 @@ def warm_up(entry: Entry, model: Any, settings: Any, condition: AnyCondition) ->
     initialise libraries.
     """
     settings = short(entry, settings)
-    run_beginning(in_parts(partial(begin, entry, model, settings, condition, 0, 0), len(condition)))
+    run_beginning(in_parts(partial(begin, entry, model, settings, condition, 0, 0), len(condition), model.net))
 
 
 def short(entry: Entry, settings: Any) -> Any:
@@ -62,13 +63,14 @@ def run_beginning(steps: Generator[Any, None, Any]) -> None:
     steps.close()
 
 
-def in_parts(start: Callable[[range], Generator[S, None, R]], images: int) -> Generator[S, None, R]:
+def in_parts(start: Callable[[range], Generator[S, None, R]], images: int, net: nn.Module) -> Generator[S, None, R]:
     """Sample a batch at once; if memory is insufficient, in parts of half the size, again halved until a part fits.
 
     ``start`` begins the sampler for some of the images, by their place in the batch, and may be called again for an
     image. In the steps of a batch in parts, tensors hold all images (zero where not begun), and ``done`` and ``total``
     count steps times images. Its report says so in its note; its seconds and counts are the sums over the parts,
-    without attempts that ran out of memory.
+    without attempts that ran out of memory. A small network ``net`` on a CPU takes one thread,
+    see :func:`.suited_threads`.
 
     Raises:
         UserError: memory is insufficient for a single image.
@@ -82,7 +84,7 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int) -> Ge
         part = range(first, min(first + size, images))
         result: R | None = None
         try:
-            with closing(start(part)) as sampler:
+            with suited_threads(net), closing(start(part)) as sampler:
                 while result is None:
                     try:
                         step = next(sampler)

@@ -8,7 +8,8 @@ compilations, in the seconds after its start.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -25,8 +26,29 @@ SPEEDS = (PLAIN, COMPILE)
 # PyTorch's compiler of the regions. Tests count compilations with one that needs no C++ compiler.
 BACKEND = "inductor"
 
+# Networks with fewer weights take one thread on a CPU: their products are so small that further threads mostly wait, and
+# wait long when other programs use the cores. The smallest official file, LlamaGen-B, has 111 million.
+FEW_WEIGHTS = 30_000_000
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@contextmanager
+def suited_threads(net: nn.Module) -> Iterator[None]:
+    """Run a block with one thread of PyTorch if ``net`` is a small network on a CPU."""
+    before = torch.get_num_threads()
+    first = next(net.parameters())
+    weights = sum(weight.numel() for weight in net.parameters())
+    if first.device.type != "cpu" or weights >= FEW_WEIGHTS or before == 1:
+        yield
+        return
+
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Regional(nn.Module):
