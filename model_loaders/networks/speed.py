@@ -26,8 +26,8 @@ SPEEDS = (PLAIN, COMPILE)
 # PyTorch's compiler of the regions. Tests count compilations with one that needs no C++ compiler.
 BACKEND = "inductor"
 
-# Networks with fewer weights take one thread on a CPU: their products are so small that further threads mostly wait, and
-# wait long when other programs use the cores. The smallest official file, LlamaGen-B, has 111 million.
+# Networks with fewer weights take one thread on a CPU: their products are so small that further threads mostly wait,
+# and wait long when other programs use the cores. The smallest official file, LlamaGen-B, has 111 million.
 FEW_WEIGHTS = 30_000_000
 
 P = ParamSpec("P")
