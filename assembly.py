@@ -379,7 +379,9 @@ def load(
 
 
 def outline(family: str, choice: str, path: Path, grid: int | None = None, weights: str = AUTO) -> Ready:
-    """A model without weights and without decoder, for what depends on shapes and metadata only, such as :func:`defaults`.
+    """A model without weights and without decoder.
+
+    For what depends on shapes and metadata only, such as :func:`defaults`.
 
     Only the header of the file is read. Arguments as :func:`load`; ``path``: the file of the choice.
 

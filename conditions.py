@@ -150,9 +150,9 @@ class ConditionBuilder:
             """The language model on some of the prompts."""
             images = range(first + part.start, first + part.stop)
             own = [prompts[i] for i in part]
-            return tar_prompt(model, own, settings, PairedDraws(self.seed, images), self.seed)
+            return tar_prompt(model, own, settings, PairedDraws(self.seed, images))
 
-        return self.run(in_parts(start, len(prompts)), "prompt", "codes").condition
+        return self.run(in_parts(start, len(prompts), model.net), "prompt", "codes").condition
 
     def read(self, codes: CodeCondition, on: Ready) -> AnyCondition:
         """Features of codes, for a de-tokenizer."""

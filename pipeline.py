@@ -296,7 +296,7 @@ class Pipeline:
                 bound = replace(entry, run=partial(entry.run, edit=edit.of(part)))
             return begin(bound, self.model, made, condition, seed, first, part)
 
-        return finish(_watched(in_parts(start, len(condition)), callback))
+        return finish(_watched(in_parts(start, len(condition), self.model.net), callback))
 
     def settings(self, sampler: str | None = None, preset: str = CUSTOM, **settings: Any) -> Any:
         """The settings of a sampler on this model, for example to call the sampler as a function.

@@ -1,8 +1,10 @@
-"""Time reference implementations beside ours: checkouts of MAR, LazyMAR, CSpD, LlamaGen, PAR, ZipAR or Tar, and transformers for Janus.
+"""Time reference implementations beside ours.
 
-Both programs have the same random weights of an official size and run in one process, in turn, on the CPU. The results are compared
-first. With one thread the seconds are CPU seconds of the process, which other load on the machine changes little; otherwise they are wall
-seconds. The floor is the least time for our matrix products on this CPU.
+They are checkouts of MAR, LazyMAR, CSpD, LlamaGen, PAR, ZipAR or Tar, and transformers for Janus.
+
+Both programs have the same random weights of an official size and run in one process, in turn, on the CPU. The results
+are compared first. With one thread the seconds are CPU seconds of the process, which other load on the machine changes
+little; otherwise they are wall seconds. The floor is the least time for our matrix products on this CPU.
 """
 
 from __future__ import annotations
@@ -40,16 +42,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     batches = [whole(text, "batch", 1, MOST_IMAGES) for text in options.batch.split(",")]
-    repeats, device = whole(options.repeats, "repeats", 1, 1000), torch.device("cpu")
+    repeats = whole(options.repeats, "repeats", 1, 1000)
     sets = dict(assignment(text, "set") for text in options.sets)
+    checkouts = [identify(typed_path(folder, "against")) for folder in options.checkouts]
+
     rows = [_HEAD.split("; ")]
-    for name, root in [identify(typed_path(folder, "against")) for folder in options.checkouts]:
+    for name, root in checkouts:
         known = REFERENCES[name]
         size = options.random or next(iter(known.sizes))
         if size not in known.sizes:
             raise UserError(f"random: {name} has no size {size}; there are {', '.join(known.sizes)}.")
-        rows += [measure(known.pair(root, size, batch, sets, name), repeats) for batch in batches]
-    print(f"{about('Random weights', device, repeats)}\n\n{markdown(rows)}")
+
+        for batch in batches:
+            work = known.pair(root, size, batch, sets, name)
+            rows.append(measure(work, repeats))
+
+    print(f"{about('Random weights', torch.device('cpu'), repeats)}\n\n{markdown(rows)}")
     return 0
 
 
@@ -58,26 +66,41 @@ def measure(work: Pair, repeats: int) -> list[str]:
     difference = work.compare() if work.compare else None
     if difference is not None and not difference <= work.tolerance:
         raise UserError(f"against: the results of {work.work} differ by {difference:.2g}, so times mean nothing.")
+
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     speed = measure_speed(clock)
+
+    # What both compute. These runs also warm up.
     with counted() as ops:
         work.ours(0)
     with counted() as reference_ops:
         work.theirs()
-    ours, theirs = [], []
+
+    ours = []
+    theirs = []
     for repeat in range(repeats):
         ours.append(_seconds(clock, partial(work.ours, repeat)))
         theirs.append(_seconds(clock, work.theirs))
+
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    times = [f"{median(ours):.2f}", f"{median(theirs):.2f}", f"{median(ratios):.2f}"]
-    spread = f"{min(ratios):.2f}-{max(ratios):.2f}" if repeats > 1 else ""
     floor = ops.floor(speed)
-    above = f"{median(ours) / floor:.1f}" if floor else ""
-    counts = [f"{ops.operations:,}", f"{reference_ops.operations:,}"]
-    return [work.work, *times, spread, f"{floor:.2f}", above, *counts, "yes" if work.compare else "not compared"]
+
+    return [
+        work.work,
+        f"{median(ours):.2f}",
+        f"{median(theirs):.2f}",
+        f"{median(ratios):.2f}",
+        f"{min(ratios):.2f}-{max(ratios):.2f}" if repeats > 1 else "",
+        f"{floor:.2f}",
+        f"{median(ours) / floor:.1f}" if floor else "",
+        f"{ops.operations:,}",
+        f"{reference_ops.operations:,}",
+        "yes" if work.compare else "not compared",
+    ]
 
 
 def _seconds(clock: Callable[[], float], call: Callable[[], Any]) -> float:
+    """Seconds of a call."""
     began = clock()
     call()
     return clock() - began

@@ -34,22 +34,45 @@ class Time:
 
 def paired(store: Store) -> dict[str, Time]:
     """Times of all cells that have any, by id."""
-    times = {cell.id: _whole(store.times(cell)) for cell in store.cells()}
+    cells = store.cells()
+    times = {cell.id: _whole(store.times(cell)) for cell in cells}
+
     out: dict[str, Time] = {}
-    for cell in store.cells():
-        own, base = times[cell.id], times.get(cell.baseline or "", {})
+    for cell in cells:
+        own = times[cell.id]
         if not own:
             continue
-        pairs = [(base[first], found) for first, found in own.items() if first in base]
-        ratios = [a["seconds"] / b["seconds"] for a, b in pairs if all(a[n] == b[n] for n in ("worker", "count"))]
+
+        base = times.get(cell.baseline or "", {})
+        ratios = _ratios(own, base)
+
         speedup: float | None = None
         if cell.baseline is None:
             speedup = 1.0
+        elif ratios:
+            speedup = median(ratios)
         elif base:
-            speedup = median(ratios) if ratios else _per_image(base) / _per_image(own)
-        low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else (None, None, None)
+            speedup = _per_image(base) / _per_image(own)
+
+        low: float | None = None
+        high: float | None = None
+        if len(ratios) > 1:
+            low, _, high = quantiles(ratios, n=4, method="inclusive")
+
         out[cell.id] = Time(_per_image(own), speedup, low, high, len(ratios))
+
     return out
+
+
+def _ratios(own: Mapping[int, Mapping[str, Any]], base: Mapping[int, Mapping[str, Any]]) -> list[float]:
+    """The baseline's seconds over a cell's, of every pair of shards that one worker drew."""
+    ratios = []
+    for first, timed in own.items():
+        other = base.get(first)
+        if other is not None and other["worker"] == timed["worker"] and other["count"] == timed["count"]:
+            ratios.append(other["seconds"] / timed["seconds"])
+
+    return ratios
 
 
 def _whole(times: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -59,6 +82,7 @@ def _whole(times: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 def _per_image(times: Mapping[int, Mapping[str, Any]]) -> float:
+    """Seconds per image, the median of shards."""
     return median(t["seconds"] / t["count"] for t in times.values())
 
 
@@ -86,9 +110,12 @@ class Point:
         return self.time.speedup if self.time else None
 
     def goodness(self) -> float | None:
-        """A value that is larger for better pictures: infinite for equal ones, None where the measure has no meaning."""
-        if self.result is None or self.result.value is None:
-            return math.inf if self.result is not None and self.result.word == IDENTICAL else None
+        """A value that is larger for better pictures; infinite for equal ones, None where the measure means nothing."""
+        if self.result is None:
+            return None
+        if self.result.value is None:
+            return math.inf if self.result.word == IDENTICAL else None
+
         return self.result.value if MEASURES[self.result.measure].higher else -self.result.value
 
 
@@ -107,34 +134,55 @@ def curve(store: Store, measure: str | None = None) -> Curve:
     column = _column(store, list(found.values()), measure)
     times = paired(store)
     shards = {cell.id: store.shards(cell) for cell in cells}
+
     points = []
     for cell in cells:
-        own, plain = _calls(shards[cell.id]), _calls(shards[cell.baseline or cell.id])
-        result = found.get((cell.id, column)) or _of_itself(cell, column)
-        images = sum(shard.count for shard in shards[cell.id])
-        fewer = plain / own if own and plain else None
-        points.append(Point(cell, label_of(cell, cells), result, times.get(cell.id), own, fewer, images))
+        own = _calls(shards[cell.id])
+        plain = _calls(shards[cell.baseline or cell.id])
+        point = Point(
+            cell=cell,
+            label=label_of(cell, cells),
+            result=found.get((cell.id, column)) or _of_itself(cell, column),
+            time=times.get(cell.id),
+            calls=own,
+            fewer_calls=plain / own if own and plain else None,
+            images=sum(shard.count for shard in shards[cell.id]),
+        )
+        points.append(point)
+
     best = front(points)
     marked = tuple(replace(point, front=point.cell.id in best) for point in points)
+
     return Curve(_title(marked, column), marked)
 
 
 def _title(points: Sequence[Point], column: tuple[str, str]) -> str:
     """Label of the axis of a measure."""
+    measure = MEASURES[column[0]]
     results = [p.result for p in points if p.result is not None]
-    others = {r.against for r in results} - {""}
+    name = results[0].title if results else measure.title
+
+    # What the figures compare with.
+    others = {result.against for result in results} - {""}
     cells = {p.cell.id for p in points}
     compared = "plain sampler" if others & cells else ", ".join(sorted(others))
-    name = results[0].title if results else MEASURES[column[0]].title
-    better = "higher is better" if MEASURES[column[0]].higher else "lower is better"
-    return f"{name}{f', against {compared}' if compared else ''} ({better})"
+    if compared:
+        name = f"{name}, against {compared}"
+
+    better = "higher is better" if measure.higher else "lower is better"
+    return f"{name} ({better})"
 
 
 def _of_itself(cell: Cell, column: tuple[str, str]) -> Result | None:
-    """The result of a plain sampler in measures of pairs: its pictures equal its own. None for other cells and measures."""
-    if cell.baseline is not None or MEASURES[column[0]].kind != PAIR:
+    """The result of a plain sampler in measures of pairs: its pictures equal its own.
+
+    None for other cells and measures.
+    """
+    measure, _ = column
+    if cell.baseline is not None or MEASURES[measure].kind != PAIR:
         return None
-    return Result(cell.id, *column, cell.id, cell.images, EQUAL.get(column[0]), word=IDENTICAL)
+
+    return Result(cell.id, *column, cell.id, cell.images, EQUAL.get(measure), word=IDENTICAL)
 
 
 def _column(store: Store, results: Sequence[Result], measure: str | None) -> tuple[str, str]:
@@ -142,26 +190,47 @@ def _column(store: Store, results: Sequence[Result], measure: str | None) -> tup
     there = columns(results)
     if not there:
         raise UserError(f"folder: {store.folder.address} has no measures yet; run the command evaluate on it first.")
+
+    # Without a name, the first of the usual measures.
     if measure is None:
-        return next((column for name in USUAL for column in there if column[0] == name), there[0])
-    chosen = next((column for column in there if measure in (column[0], ":".join(column))), None)
-    if chosen is None:
-        names = ", ".join(":".join(column).rstrip(":") for column in there)
-        raise UserError(f"measure: {measure!r} was not measured; there are {names}.")
-    return chosen
+        for name in USUAL:
+            for column in there:
+                if column[0] == name:
+                    return column
+        return there[0]
+
+    for column in there:
+        if measure in (column[0], ":".join(column)):
+            return column
+
+    names = ", ".join(":".join(column).rstrip(":") for column in there)
+    raise UserError(f"measure: {measure!r} was not measured; there are {names}.")
 
 
 def _calls(shards: Sequence[Shard]) -> float:
     """Mean number of sequential calls of a shard: transformer passes and head calls; 0 without shards or counts."""
-    names = ("transformer_passes", "head_calls")
-    return sum(s.counts.get(name, 0) for s in shards for name in names) / len(shards) if shards else 0.0
+    if not shards:
+        return 0.0
+
+    calls = 0
+    for shard in shards:
+        calls += shard.counts.get("transformer_passes", 0) + shard.counts.get("head_calls", 0)
+
+    return calls / len(shards)
 
 
 def varying(cells: Iterable[Cell]) -> list[str]:
     """Names of the asked settings that differ among cells."""
     cells = list(cells)
-    names = dict.fromkeys(name for cell in cells for name in cell.asked)
-    return [name for name in names if len({shown(cell.asked.get(name)) for cell in cells}) > 1]
+
+    # The values of every setting, by its name.
+    values: dict[str, set[str]] = {}
+    for cell in cells:
+        for name in cell.asked:
+            if name not in values:
+                values[name] = {shown(other.asked.get(name)) for other in cells}
+
+    return [name for name, found in values.items() if len(found) > 1]
 
 
 def label_of(cell: Cell, cells: Sequence[Cell]) -> str:
@@ -172,22 +241,40 @@ def label_of(cell: Cell, cells: Sequence[Cell]) -> str:
 
 def front(points: Sequence[Point]) -> set[str]:
     """Ids of the cells on the Pareto front of those with the same plain sampler, which the speed-ups refer to."""
-    placed = [(p, good, fast) for p in points if (good := p.goodness()) is not None and (fast := p.speed)]
-    return {
-        p.cell.id
-        for p, good, fast in placed
-        if not any(q.plain == p.plain and g >= good and f >= fast and (g > good or f > fast) for q, g, f in placed)
-    }
+    placed: list[tuple[Point, float, float]] = []
+    for point in points:
+        goodness = point.goodness()
+        if goodness is not None and point.speed:
+            placed.append((point, goodness, point.speed))
+
+    out = set()
+    for point, good, fast in placed:
+        beaten = any(
+            other.plain == point.plain and g >= good and f >= fast and (g > good or f > fast) for other, g, f in placed
+        )
+        if not beaten:
+            out.add(point.cell.id)
+
+    return out
 
 
 def lines(points: Sequence[Point]) -> Iterator[list[Point]]:
     """The points of a sampler in the order of one setting, one list for each combination of the others."""
     names = varying(p.cell for p in points)
-    values = {name: {shown(p.cell.asked.get(name)) for p in points} for name in names}
+
+    # The setting with most values orders the points of a line.
+    values: dict[str, set[str]] = {}
+    for name in names:
+        values[name] = {shown(p.cell.asked.get(name)) for p in points}
+
     along = max(names, key=lambda name: len(values[name]), default="")
+    others = [name for name in names if name != along]
+
     groups: dict[tuple[str, ...], list[Point]] = {}
     for p in points:
-        groups.setdefault(tuple(shown(p.cell.asked.get(name)) for name in names if name != along), []).append(p)
+        combination = tuple(shown(p.cell.asked.get(name)) for name in others)
+        groups.setdefault(combination, []).append(p)
+
     for group in groups.values():
         yield sorted(group, key=lambda p: _order(p.cell.asked.get(along)))
 
@@ -205,24 +292,37 @@ def to_csv(found: Curve) -> str:
     rows = [_row(point) for point in found.points]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
+
     writer.writerow(rows[0])
     for row in rows:
-        writer.writerow(f"{x:.7g}" if isinstance(x, float) else x for x in row.values())
+        writer.writerow([f"{value:.7g}" if isinstance(value, float) else value for value in row.values()])
+
     return out.getvalue()
 
 
 def _row(p: Point) -> dict[str, Any]:
-    r, time = p.result, p.time
+    """A cell's row of the CSV, by the names of the columns."""
+    result = p.result
+    time = p.time
+
     return {
         "cell": p.cell.id,
         "sampler": p.cell.sampler,
         "asked": " ".join(f"{name}={shown(value)}" for name, value in p.cell.asked.items()),
         "images": p.images,
-        **{name: getattr(time, name, None) for name in ("seconds", "speedup", "pairs")},
-        **{f"speedup_{name}": getattr(time, name, None) for name in ("low", "high")},
+        "seconds": time.seconds if time else None,
+        "speedup": time.speedup if time else None,
+        "pairs": time.pairs if time else None,
+        "speedup_low": time.low if time else None,
+        "speedup_high": time.high if time else None,
         "sequential_calls": p.calls,
         "fewer_calls": p.fewer_calls,
         "pareto_front": int(p.front),
-        **{name: getattr(r, name, None) for name in ("measure", "extractor", "against", "value", "word")},
-        **{f"value_{name}": getattr(r, name, None) for name in ("low", "high")},
+        "measure": result.measure if result else None,
+        "extractor": result.extractor if result else None,
+        "against": result.against if result else None,
+        "value": result.value if result else None,
+        "word": result.word if result else None,
+        "value_low": result.low if result else None,
+        "value_high": result.high if result else None,
     }

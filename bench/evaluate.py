@@ -1,8 +1,9 @@
-"""Measure the pictures of a sweep: their distance from the plain sampler's, and their quality against reference pictures.
+"""Measure the pictures of a sweep: distance from the plain sampler's, and quality against reference pictures.
 
-PSNR and SSIM compare every picture with the plain sampler's picture of the same index. FID, Inception score, KID, precision and recall
-are torch-fidelity's, of features of all pictures and of --reference, or without one of the plain sampler's. Figures have a 95 % bootstrap
-interval; those that have a plain sampler's counterpart also have the interval of the paired difference. Results are added to the folder.
+PSNR and SSIM compare every picture with the plain sampler's picture of the same index. FID, Inception score, KID,
+precision and recall are torch-fidelity's, of features of all pictures and of --reference, or without one of the plain
+sampler's. Figures have a 95 % bootstrap interval; those that have a plain sampler's counterpart also have the interval
+of the paired difference. Results are added to the folder.
 """
 
 from __future__ import annotations
@@ -24,18 +25,27 @@ from .statistics import RESAMPLES
 from .store import Store
 
 _OF_PAIRS = ("psnr", "ssim", "identical")
-_OF_INCEPTION, _OF_OTHERS = ("fid", "is", "kid", "precision", "recall"), ("frechet", "kid", "precision", "recall")
+_OF_INCEPTION = ("fid", "is", "kid", "precision", "recall")
+_OF_OTHERS = ("frechet", "kid", "precision", "recall")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("folder", help="folder or fsspec address of a sweep")
-    names = f"separated by commas: {', '.join(MEASURES)}, judge (all of the demo's judge); default those of pairs, and with "
-    parser.add_argument("--measures", metavar="NAMES", help=f"{names}--reference or --extractor those of features")
+    parser.add_argument(
+        "--measures",
+        metavar="NAMES",
+        help=f"separated by commas: {', '.join(MEASURES)}, judge (all of the demo's judge); "
+        "default those of pairs, and with --reference or --extractor those of features",
+    )
     parser.add_argument("--reference", metavar="FILE", help="npz with arr_0; default the plain sampler's")
-    what = f"{INCEPTION} (default), or module:function from uint8 [N, H, W, 3] to features [N, D]"
-    parser.add_argument("--extractor", metavar="NAME", help=what)
+    parser.add_argument(
+        "--extractor",
+        metavar="NAME",
+        help=f"{INCEPTION} (default), or module:function from uint8 [N, H, W, 3] to features [N, D]",
+    )
     parser.add_argument("--inception", metavar="FILE", help="weights; default where torch.hub keeps them")
+
     parser.add_argument("--resamples", default=str(RESAMPLES), metavar="N", help=f"of an interval; default {RESAMPLES}")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
 
@@ -44,23 +54,31 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     measures = _measures(options.measures, options.reference is not None, options.extractor)
     resamples = whole(options.resamples, "resamples", 10, 100_000)
-    store, kinds = Store(options.folder), {MEASURES[name].kind for name in measures}
+    store = Store(options.folder)
     device = choose_device(options.device)
+
     # Frechet distances are computed in fp64, which MPS does not have.
     means = Means(resamples=resamples, device=torch.device("cpu") if device.type == "mps" else device)
     if options.reference is not None:
         means.reference = open_reference(typed_path(options.reference, "reference"))
     check(store, measures, means)
+
+    # Networks are loaded after the check, and only those that a measure needs.
+    kinds = {MEASURES[name].kind for name in measures}
     if FEATURES in kinds:
         weights = None if options.inception is None else typed_path(options.inception, "inception")
         means.extractor = load_extractor(options.extractor or INCEPTION, weights, device)
     if JUDGE in kinds:
         means.judge = load_judge()
+
     unsaved: list[str] = []
     results = evaluate(store, measures, means, lambda text: print(text, file=sys.stderr, flush=True), unsaved)
+
     print(results_table(store, results))
-    if table := _differences(store, results):
-        print(f"\nDifference from the plain sampler, paired:\n\n{table}")
+    differences = _differences(store, results)
+    if differences:
+        print(f"\nDifference from the plain sampler, paired:\n\n{differences}")
+
     if unsaved:
         raise UserError(f"{unsaved[0].rstrip('.')}; the tables above are all that is left of this evaluation.")
     return 0
@@ -70,30 +88,53 @@ def _measures(text: str | None, reference: bool, extractor: str | None) -> list[
     """The measures of a run."""
     inception = extractor in (None, INCEPTION)
     if text is None:
-        more = (_OF_INCEPTION if inception else _OF_OTHERS) if reference or extractor else ()
-        return [*_OF_PAIRS, *more]
+        return _usual_measures(reference or bool(extractor), inception)
+
     names: list[str] = []
-    for name in filter(None, (part.strip().lower() for part in text.split(","))):
-        names += [m for m in MEASURES if MEASURES[m].kind == JUDGE] if name == "judge" else [name]
-    unknown = next((name for name in names if name not in MEASURES), None)
-    if not names or unknown:
-        what = f"{unknown!r} is not one" if unknown else "none is named"
-        raise UserError(f"measures: {what} of {', '.join(MEASURES)} and judge.")
-    if not inception and (wrong := next((name for name in names if name in ("fid", "is")), None)):
-        raise UserError(f"measures: {wrong} is a figure of {INCEPTION}; with another extractor name frechet.")
+    for part in text.split(","):
+        name = part.strip().lower()
+        if name == "judge":
+            names += [measure for measure in MEASURES if MEASURES[measure].kind == JUDGE]
+        elif name:
+            names.append(name)
+
+    if not names:
+        raise UserError(f"measures: none is named of {', '.join(MEASURES)} and judge.")
+
+    for name in names:
+        if name not in MEASURES:
+            raise UserError(f"measures: {name!r} is not one of {', '.join(MEASURES)} and judge.")
+
+    for name in names:
+        if name in ("fid", "is") and not inception:
+            raise UserError(f"measures: {name} is a figure of {INCEPTION}; with another extractor name frechet.")
+
     if (reference or extractor) and not any(MEASURES[name].kind == FEATURES for name in names):
         option = "reference" if reference else "extractor"
         raise UserError(f"{option}: no measure of this run uses it; add frechet, kid, precision or recall.")
+
     return list(dict.fromkeys(names))
+
+
+def _usual_measures(of_features: bool, inception: bool) -> list[str]:
+    """The measures of a run that names none."""
+    if not of_features:
+        return list(_OF_PAIRS)
+
+    return [*_OF_PAIRS, *(_OF_INCEPTION if inception else _OF_OTHERS)]
 
 
 def _differences(store: Store, results: Sequence[Result]) -> str:
     """A table of the paired differences; "" without any."""
-    rows = [["cell", "measure", "difference", "95 % interval"]]
     titles = {cell.id: cell.title for cell in store.cells()}
+
+    rows = []
     for result in results:
         value, low, high = result.difference
         if value is not None:
             show = MEASURES[result.measure].show
             rows.append([titles[result.cell], result.title, show(value), f"{show(low)} to {show(high)}"])
-    return markdown(rows) if len(rows) > 1 else ""
+
+    if not rows:
+        return ""
+    return markdown([["cell", "measure", "difference", "95 % interval"], *rows])

@@ -1,7 +1,7 @@
 """Networks that turn pictures into features, figures of features, and reference pictures.
 
-FID, Inception score, KID, precision and recall are those of torch-fidelity. It is no dependency of the pack, imports torchvision, and is
-imported when a measure needs it.
+FID, Inception score, KID, precision and recall are those of torch-fidelity. It is no dependency of the pack, imports
+torchvision, and is imported when a measure needs it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ def fidelity() -> Any:
     try:
         found: Any = importlib.import_module("torch_fidelity")
     except Exception as e:  # its torchvision fails in several ways beside another torch
-        remedy = "pip install torch-fidelity, with the torchvision of your torch, or choose frechet"
-        raise UserError(f"measures: torch-fidelity cannot be imported ({first_line(e)}); {remedy}.") from None
+        raise UserError(
+            f"measures: torch-fidelity cannot be imported ({first_line(e)}); "
+            "pip install torch-fidelity, with the torchvision of your torch, or choose frechet."
+        ) from None
 
     class Rows(found.FeatureExtractorBase):
         def __init__(self, name: str, layers: list[str], **_: Any):
@@ -76,6 +78,8 @@ class _Dataset(torch.utils.data.Dataset):
 def figure(measure: str, rows: np.ndarray, reference: np.ndarray | None = None) -> float:
     """A figure of torch-fidelity."""
     package = fidelity()
+
+    # What selects a figure, and where torch-fidelity returns it.
     kid = {"kid": True, "kid_subsets": 1, "kid_subset_size": len(rows)}
     table: dict[str, tuple[dict[str, Any], str]] = {
         "fid": ({"fid": True}, package.KEY_METRIC_FID),
@@ -85,9 +89,21 @@ def figure(measure: str, rows: np.ndarray, reference: np.ndarray | None = None) 
         "recall": ({"prc": True}, package.KEY_METRIC_RECALL),
     }
     options, key = table[measure]
-    other = {} if reference is None else {"input2": _Dataset(reference)}
-    about = {"feature_extractor": "fastar-rows", "cuda": False, "cache": False, "save_cpu_ram": True, "verbose": False}
-    return float(package.calculate_metrics(input1=_Dataset(rows), **other, **options, **about)[key])
+
+    inputs = {"input1": _Dataset(rows)}
+    if reference is not None:
+        inputs["input2"] = _Dataset(reference)
+
+    figures = package.calculate_metrics(
+        **inputs,
+        **options,
+        feature_extractor="fastar-rows",
+        cuda=False,
+        cache=False,
+        save_cpu_ram=True,
+        verbose=False,
+    )
+    return float(figures[key])
 
 
 @dataclass(frozen=True)
@@ -99,19 +115,30 @@ class Extractor:
 
     def __call__(self, parts: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
         """Features float32 [N, D] of pictures uint8 [n, H, W, 3] that come in parts, and logits [N, C] or None."""
-        found = [self._part(part[at : at + _BATCH]) for part in parts for at in range(0, len(part), _BATCH)]
-        logits = [logits for _, logits in found if logits is not None]
-        return np.concatenate([features for features, _ in found]), np.concatenate(logits) if logits else None
+        all_features = []
+        all_logits = []
+
+        for part in parts:
+            for at in range(0, len(part), _BATCH):
+                features, logits = self._part(part[at : at + _BATCH])
+                all_features.append(features)
+                if logits is not None:
+                    all_logits.append(logits)
+
+        return np.concatenate(all_features), np.concatenate(all_logits) if all_logits else None
 
     @torch.no_grad()
     def _part(self, pictures: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Features and logits of one part."""
+        n = len(pictures)
         features, logits = self.run(torch.from_numpy(np.ascontiguousarray(pictures)))
-        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(pictures):
+
+        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != n:
             found = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            n = len(pictures)
             raise UserError(f"extractor: {self.name} returned {found} for {n} pictures; return a tensor [{n}, D].")
-        if not bool(features.isfinite().all()):
+        if not features.isfinite().all():
             raise UserError(f"extractor: {self.name} returned values that are not finite.")
+
         return features.float().cpu().numpy(), None if logits is None else logits.float().cpu().numpy()
 
 
@@ -119,33 +146,40 @@ def load_extractor(name: str, weights: Path | None, device: torch.device) -> Ext
     """An extractor by name."""
     if name == INCEPTION:
         return _inception(weights, device)
+
     module, _, function = name.partition(":")
     try:
         run = getattr(importlib.import_module(module), function)
     except Exception as e:  # whatever the user's module does at import
         raise UserError(f"extractor: {name!r} is not {INCEPTION} and cannot be imported ({first_line(e)}).") from None
+
     return Extractor(name, lambda pictures: (run(pictures), None))
 
 
 def _inception(weights: Path | None, device: torch.device) -> Extractor:
+    """Inception of the original FID, by torch-fidelity."""
     package = fidelity()
     path = weights or Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS
     if not path.is_file():
         raise UserError(f"inception: {path} is missing; download {SOURCE} (96 MB) to it, or name it by --inception.")
-    # torch-fidelity unpickles whatever the file holds; it is given a copy with the tensors only. The file may be in the format that
-    # torch wrote before 2020, which the loaders refuse.
+
+    # torch-fidelity unpickles whatever the file holds; it is given a copy with the tensors only. The file may be in the
+    # format that torch wrote before 2020, which the loaders refuse.
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:  # a damaged file can raise any exception
         raise UserError(f"inception: {path.name} cannot be read ({first_line(e)}).") from None
+
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "inception.pth"
         torch.save(dict(state), copy)
+
         layers = ["2048", "logits_unbiased"]
         try:
             net = package.FeatureExtractorInceptionV3("inception-v3-compat", layers, str(copy)).eval().to(device)
         except RuntimeError as e:
             raise UserError(f"inception: {path.name} holds another network ({first_line(e)}).") from None
+
     return Extractor(INCEPTION, lambda pictures: net(pictures.permute(0, 3, 1, 2).contiguous().to(device)))
 
 
@@ -163,7 +197,9 @@ def open_reference(path: Path) -> Reference:
         pictures = np.load(path, allow_pickle=False)["arr_0"]
     except (KeyError, IndexError, OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as e:
         raise UserError(f"reference: {path.name} is no npz file with arr_0, pictures ({first_line(e)}).") from None
+
     if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[3] != 3 or not pictures.size:
         found = f"{pictures.dtype} {list(pictures.shape)}"
         raise UserError(f"reference: {path.name} holds {found}, not uint8 pictures [N, H, W, 3].")
+
     return Reference(path.name, pictures)

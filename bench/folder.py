@@ -1,7 +1,7 @@
 """The files of a sweep: a local folder, or any address that fsspec opens (s3://..., gs://..., memory://...).
 
-A folder may come from someone else. A name is read only if it is a regular file of a bounded size that lies in the folder, links
-followed.
+A folder may come from someone else. A name is read only if it is a regular file of a bounded size that lies in the
+folder, links followed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ class Folder:
 
     def __init__(self, address: str | Path):
         self.local = "://" not in str(address)
+
         try:
             self.address = str(typed_path(address, "folder").resolve()) if self.local else str(address)
         except OSError as e:
             raise UserError(
                 f"folder: {str(address)[:120]} cannot be found ({e.strerror or e}); name a whole path."
             ) from None
+
         try:
             import fsspec
 
@@ -46,6 +48,7 @@ class Folder:
             raise UserError(f"folder: {self.address} needs another package ({first_line(e)}).") from None
         except (ValueError, OSError) as e:
             raise UserError(f"folder: {self.address} cannot be opened ({first_line(e)}); name a folder.") from None
+
         try:
             if self._fs.exists(self.root) and not self._fs.isdir(self.root):
                 raise UserError(f"folder: {self.address} is a file; name a folder.")
@@ -57,28 +60,43 @@ class Folder:
     def _path(self, name: str) -> str:
         """The whole path of a name."""
         path = posixpath.join(self.root, name)
-        if self.local and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.root)):
-            raise UserError(f"folder: {name} leads out of {self.address}; remove it.")
+
+        if self.local:
+            real = Path(os.path.realpath(path))
+            if not real.is_relative_to(os.path.realpath(self.root)):
+                raise UserError(f"folder: {name} leads out of {self.address}; remove it.")
+
         return path
 
     def sizes(self, inside: str = "") -> dict[str, int]:
-        """Bytes of the regular files directly inside a folder, by name; {} if it does not exist. Unfinished files are left out."""
+        """Bytes of the regular files directly inside a folder, by name and sorted; {} if it does not exist.
+
+        Unfinished files are left out.
+        """
         try:
             found = self._fs.ls(self._path(inside), detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        files = ((posixpath.basename(f["name"]), int(f["size"])) for f in found if f["type"] == "file")
-        return {name: size for name, size in sorted(files) if PART not in name}
+
+        sizes = {}
+        for about in found:
+            name = posixpath.basename(about["name"])
+            if about["type"] == "file" and PART not in name:
+                sizes[name] = int(about["size"])
+
+        return dict(sorted(sizes.items()))
 
     def read(self, name: str, most: int) -> bytes | None:
         """Content of a file; None if there is none."""
         try:
             path = self._path(name)
             about = self._fs.info(path)
+
             if about["type"] != "file":
                 raise UserError(f"folder: {name} in {self.address} is no file; remove it.")
             if about["size"] > most:
                 raise UserError(f"folder: {name} in {self.address} has {about['size']:,} bytes; {most:,} are possible.")
+
             return self._fs.cat_file(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -92,8 +110,10 @@ class Folder:
         with suppress(UserError):  # of another size: it is replaced
             if self.read(name, len(data)) == data:
                 return
+
         path = self._path(name)
         part = f"{path}{PART}{uuid.uuid4().hex}"
+
         try:
             self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
             with self._fs.open(part, "wb") as file:
@@ -102,6 +122,7 @@ class Folder:
         except OSError as e:
             with suppress(OSError):
                 self._discard(part)
+
             why = e.strerror or first_line(e)
             remedy = "free space there" if e.errno in FULL else "make it writable"
             raise UserError(
@@ -121,6 +142,7 @@ class Folder:
                 with suppress(OSError):
                     root.rmdir()  # what is refused after this leaves no folder; a file makes it again
             return
+
         name = f"{PART}{uuid.uuid4().hex}"
         try:
             self._fs.makedirs(self.root, exist_ok=True)
@@ -137,8 +159,10 @@ class Folder:
             if not self._fs.exists(path):
                 raise
             return  # another writer of the same file was faster, and removed what seemed to be left behind
+
+        unfinished = f"{posixpath.basename(path)}{PART}"
         for found in self._fs.ls(posixpath.dirname(path), detail=False):
-            if posixpath.basename(found).startswith(f"{posixpath.basename(path)}{PART}"):
+            if posixpath.basename(found).startswith(unfinished):
                 self._discard(found)
 
     def remove(self, name: str) -> None:
@@ -146,5 +170,6 @@ class Folder:
         self._discard(self._path(name))
 
     def _discard(self, path: str) -> None:
+        """Remove the file at a whole path, if it exists."""
         with suppress(FileNotFoundError):
             self._fs.rm_file(path)

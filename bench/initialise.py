@@ -10,6 +10,7 @@ from ..model_loaders.networks.mar import MAR
 
 
 def _xavier(layers: nn.Module) -> None:
+    """Xavier matrices and zero biases."""
     for layer in layers.modules():
         if isinstance(layer, nn.Linear):
             nn.init.xavier_uniform_(layer.weight)
@@ -19,22 +20,29 @@ def _xavier(layers: nn.Module) -> None:
 def initialise_mar(net: MAR) -> MAR:
     """Xavier matrices, std 0.02 embeddings, adaLN and the last layer zero."""
     _xavier(net)
-    embeddings = ("class_emb.weight", "fake_latent", "mask_token")
+
     for name, p in net.named_parameters():
-        if "embed_learned" in name or name in embeddings or "time_embed.mlp" in name and p.ndim == 2:
+        is_embedding = "embed_learned" in name or name in ("class_emb.weight", "fake_latent", "mask_token")
+        is_time_matrix = "time_embed.mlp" in name and p.ndim == 2
+
+        if is_embedding or is_time_matrix:
             nn.init.normal_(p, std=0.02)
         elif "adaLN_modulation" in name or "final_layer.linear" in name:
             nn.init.zeros_(p)
+
     return net
 
 
 def initialise_llama(net: Llama) -> Llama:
     """Std 0.02 everywhere, unit norms, zero biases; LlamaGen's output layer is zero."""
+    zero_output = net.config.condition != PROMPT
+
     for name, p in net.named_parameters():
-        if name.endswith(".bias") or name == "output.weight" and net.config.condition != PROMPT:
+        if name.endswith(".bias") or name == "output.weight" and zero_output:
             nn.init.zeros_(p)
         elif p.ndim > 1:
             nn.init.normal_(p, std=0.02)
+
     return net
 
 
@@ -42,6 +50,8 @@ def initialise_hybrid(net: Hybrid) -> Hybrid:
     """The parts as above; Xavier matrices in the MLPs between them."""
     initialise_mar(net.mar)
     initialise_llama(net.llm)
+
     _xavier(net.proj_in)
     _xavier(net.proj_out)
+
     return net

@@ -34,7 +34,9 @@ from .statistics import (
 from .store import Store
 
 # Kinds of measures: of pairs of a cell's picture and its baseline's, of an extractor's features, of the demo's judge.
-PAIR, FEATURES, JUDGE = "pair", "features", "judge"
+PAIR = "pair"
+FEATURES = "features"
+JUDGE = "judge"
 
 
 @dataclass(frozen=True)
@@ -108,22 +110,32 @@ class Result:
         show = MEASURES[self.measure].show
         if self.value is None or self.low is None and self.high is None:
             return self.word or show(self.value)
+
         return f"{show(self.value)} ({show(self.low) or '-inf'} to {show(self.high) or 'inf'})"
+
+    def well_formed(self) -> bool:
+        """Whether its fields, which may come from a stranger's file, have the types and sizes of a result."""
+        texts = (self.cell, self.extractor, self.against, self.word)
+        if self.measure not in MEASURES or not all(isinstance(text, str) for text in texts):
+            return False
+        if type(self.images) is not int or len(self.difference) != 3:
+            return False
+
+        numbers = (self.value, self.low, self.high, *self.difference)
+        return all(n is None or type(n) in (int, float) and abs(n) < 1e300 for n in numbers)
 
 
 def from_line(line: Any) -> Result:
     """A result from a line of the results."""
     try:
         found = Result(**{**line, "difference": tuple(line["difference"])})
-        numbers = (found.value, found.low, found.high, *found.difference)
-        texts = (found.cell, found.extractor, found.against, found.word)
-        known = found.measure in MEASURES and len(found.difference) == 3 and type(found.images) is int
-        known = known and all(isinstance(text, str) for text in texts)
-        known = known and all(n is None or type(n) in (int, float) and abs(n) < 1e300 for n in numbers)
+        known = found.well_formed()
     except (KeyError, TypeError):
         known = False
+
     if not known:
         raise UserError("folder: a line of its results is damaged; delete the folder results, and evaluate again.")
+
     return found
 
 
@@ -144,19 +156,27 @@ def columns(results: Iterable[Result]) -> list[tuple[str, str]]:
 
 
 def results_table(store: Store, results: Iterable[Result]) -> str:
-    """A Markdown table with a row per cell and a column per measure; several numbers of images if its measures differ in it."""
+    """A Markdown table with a row per cell and a column per measure.
+
+    A cell has several numbers of images if its measures differ in it.
+    """
     found = latest(results)
-    heads, titles = columns(found.values()), {result.column: result.title for result in found.values()}
+    heads = columns(found.values())
+    titles = {result.column: result.title for result in found.values()}
+
     rows = [["cell", "images", *(titles[head] for head in heads)]]
     for cell in store.cells():
         own = [found.get((cell.id, head)) for head in heads]
-        images = "/".join(map(str, sorted({result.images for result in own if result is not None})))
-        rows.append([cell.title, images, *("" if result is None else result.show() for result in own)])
+        images = sorted({result.images for result in own if result is not None})
+        figures = ["" if result is None else result.show() for result in own]
+        rows.append([cell.title, "/".join(map(str, images)), *figures])
+
     return markdown(rows)
 
 
 # KID: most images of a block, and least blocks.
-_BLOCK, _BLOCKS = 1000, 20
+_BLOCK = 1000
+_BLOCKS = 20
 # Least images: of two in every part of the Inception score and in every block of KID, and of neighbours.
 _LEAST = {"is": 20, "kid": 2 * _BLOCKS, "precision": 4, "recall": 4}
 
@@ -174,17 +194,25 @@ class Means:
 
 def check(store: Store, measures: Sequence[str], means: Means) -> None:
     """Check everything that can be checked before a picture is read."""
-    cells, kinds = store.cells(), {MEASURES[name].kind for name in measures}
+    cells = store.cells()
+    kinds = {MEASURES[name].kind for name in measures}
+
     if not any(store.shards(cell) for cell in cells):
         raise UserError(f"folder: {store.folder.address} holds no finished shard yet; run the sweep first.")
     if kinds == {PAIR} and all(cell.baseline is None for cell in cells):
         raise UserError("measures: no cell has a plain sampler's to be compared with; add the plain sampler.")
-    reference = means.reference if FEATURES in kinds else None
+
+    if means.reference is None or FEATURES not in kinds:
+        return
+
+    height, width = means.reference.pictures.shape[1:3]
     for cell in cells:
-        if reference is not None and cell.size != reference.pictures.shape[1:3]:
-            (h, w), (own_h, own_w) = reference.pictures.shape[1:3], cell.size
-            pixels = f"{reference.name} holds pictures of {w} x {h} pixels, and {cell.id} of {own_w} x {own_h}"
-            raise UserError(f"reference: {pixels}; give a reference of that size.")
+        own_height, own_width = cell.size
+        if cell.size != (height, width):
+            raise UserError(
+                f"reference: {means.reference.name} holds pictures of {width} x {height} pixels, "
+                f"and {cell.id} of {own_width} x {own_height}; give a reference of that size."
+            )
 
 
 def evaluate(
@@ -198,13 +226,18 @@ def evaluate(
 
     Args:
         log: gets a line for every cell.
-        unsaved: gets the reasons why results could not be added to the folder any more; without it the first one is raised.
+        unsaved: gets the reasons why results could not be added to the folder any more; without it the first one is
+            raised.
     """
     check(store, measures, means)
     store.folder.check("folder")
-    work, out = _Evaluation(store, means), list[Result]()
+
+    work = _Evaluation(store, means)
+    out: list[Result] = []
     for cell in store.cells():
         results = work.results(cell, [name for name in measures if work.applies(cell, name)])
+        out += results
+
         if results:
             try:
                 store.append_results([asdict(result) for result in results])
@@ -212,10 +245,11 @@ def evaluate(
                 if unsaved is None:
                     raise
                 unsaved.append(str(problem))
-        out += results
+
         count = work.images(cell)
         short = "" if count == cell.images else f"; {count} of its {cell.images} images are finished"
         log(f"{cell.title}: {len(results)} measured{short}")
+
     return out
 
 
@@ -223,8 +257,10 @@ class _Evaluation:
     """One run, with what several cells need."""
 
     def __init__(self, store: Store, means: Means):
-        self.store, self.means = store, means
+        self.store = store
+        self.means = means
         self._shards = {cell.id: store.shards(cell) for cell in store.cells()}
+        # Estimates of plain samplers by cell and measure, and the features that were compared with last, by their name.
         self._plain: dict[str, dict[str, Estimate]] = {}
         self._reference: tuple[str, np.ndarray] | None = None
 
@@ -233,56 +269,91 @@ class _Evaluation:
         return sum(shard.count for shard in self._shards[cell.id])
 
     def _baseline(self, cell: Cell) -> Cell | None:
+        """The plain sampler's cell."""
         return None if cell.baseline is None else self.store.cell(cell.baseline)
 
     def _pairs(self, cell: Cell, other: Cell) -> list[tuple[Shard, Shard]]:
         """Finished shards of both cells with the same images."""
         theirs = {shard.first: shard for shard in self._shards[other.id]}
-        return [(s, theirs[s.first]) for s in self._shards[cell.id] if s.first in theirs]
+        return [(shard, theirs[shard.first]) for shard in self._shards[cell.id] if shard.first in theirs]
 
     def applies(self, cell: Cell, measure: str) -> bool:
         """Whether a cell has this measure."""
-        shards, kind, plain = self._shards[cell.id], MEASURES[measure].kind, self._baseline(cell)
+        kind = MEASURES[measure].kind
+        shards = self._shards[cell.id]
+
         if shards and kind == JUDGE and self.means.judge is not None:
             return self.means.judge.judges(cell.size, self.store.labels(cell, shards[0]))
         if shards and kind == FEATURES and (self.means.reference is not None or measure == "is"):
             return True
+
+        # Other measures compare with the plain sampler's pictures.
+        plain = self._baseline(cell)
         return plain is not None and bool(self._pairs(cell, plain))
 
     def _compared(self, cell: Cell, measure: str) -> tuple[str, str]:
         """The extractor of a measure, and what its figure is compared with."""
-        kind, means = MEASURES[measure].kind, self.means
+        kind = MEASURES[measure].kind
         if kind == JUDGE:
             return JUDGE, "picture book" if measure == "judge-frechet" else ""
-        if kind == PAIR or means.extractor is None:
+
+        extractor = self.means.extractor
+        if kind == PAIR or extractor is None:
             return "", cell.baseline or ""
-        against = means.reference.name if means.reference is not None else cell.baseline or ""
-        return means.extractor.name, "" if measure == "is" else against
+
+        if measure == "is":
+            return extractor.name, ""
+        if self.means.reference is not None:
+            return extractor.name, self.means.reference.name
+        return extractor.name, cell.baseline or ""
 
     def results(self, cell: Cell, names: Sequence[str]) -> list[Result]:
         """The results of measures, without those that the pictures are too small for."""
         plain = self._baseline(cell)
+
+        # Measures of pairs of pictures.
+        of_pairs = [name for name in names if MEASURES[name].kind == PAIR]
         paired: dict[str, tuple[Figure, str, int]] = {}
-        if plain is not None and (pairs := [name for name in names if MEASURES[name].kind == PAIR]):
-            paired = self._paired(cell, plain, pairs)
+        if plain is not None and of_pairs:
+            paired = self._paired(cell, plain, of_pairs)
+
+        # Measures of a set of pictures, and of the plain sampler's set if it holds the same images.
         own = self._estimates(cell, [name for name in names if MEASURES[name].kind != PAIR])
         base: dict[str, Estimate] = {}
         if plain is not None and len(self._pairs(cell, plain)) == len(self._shards[cell.id]):
             base = self._of_baseline(plain, list(own))
+
         out = []
         for name in names:
-            word, images, away = "", self.images(cell), Figure(None)
+            word = ""
+            images = self.images(cell)
+            difference = Figure(None)
+
             if name in paired:
                 found, word, images = paired[name]
             elif name in own:
                 found = MEASURES[name].figure(own[name])
-                difference = own[name].minus(base[name]) if name in base else None
-                away = difference.figure() if difference is not None else away
+                if name in base:
+                    minus = own[name].minus(base[name])
+                    difference = difference if minus is None else minus.figure()
             else:
                 continue
+
             extractor, against = self._compared(cell, name)
-            values = (found.value, found.low, found.high, (away.value, away.low, away.high), word)
-            out.append(Result(cell.id, name, extractor, against, images, *values))
+            result = Result(
+                cell=cell.id,
+                measure=name,
+                extractor=extractor,
+                against=against,
+                images=images,
+                value=found.value,
+                low=found.low,
+                high=found.high,
+                difference=(difference.value, difference.low, difference.high),
+                word=word,
+            )
+            out.append(result)
+
         return out
 
     def _paired(self, cell: Cell, plain: Cell, measures: Sequence[str]) -> dict[str, tuple[Figure, str, int]]:
@@ -293,22 +364,29 @@ class _Evaluation:
             return {name: (Figure(None), OTHER_SIZE, n) for name in measures}
 
         def each(distance: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-            found = ((self.store.pictures(cell, own), self.store.pictures(plain, other)) for own, other in pairs)
-            return np.concatenate([distance(*pair) for pair in found])
+            """A distance of every pair of pictures; one pair of shards is in memory at a time."""
+            parts = []
+            for own, other in pairs:
+                parts.append(distance(self.store.pictures(cell, own), self.store.pictures(plain, other)))
+            return np.concatenate(parts)
 
         errors = each(squared_errors)
+
         out: dict[str, tuple[Figure, str, int]] = {}
         for name in measures:
             if name == "identical":
-                out[name] = MEASURES[name].figure(self._estimate(name, mean(errors == 0), n)), "", n
+                out[name] = (MEASURES[name].figure(self._estimate(name, mean(errors == 0), n)), "", n)
             elif not errors.any():
-                out[name] = Figure(EQUAL.get(name)), IDENTICAL, n
+                out[name] = (Figure(EQUAL.get(name)), IDENTICAL, n)
             elif cell.lossless:
-                out[name] = Figure(None), cell.lossless, n
+                out[name] = (Figure(None), cell.lossless, n)
             elif name == "psnr":
-                out[name] = self._estimate(name, mean(errors), n).figure(to_psnr), "", n
-            elif not np.isnan(alike := each(similarities)).any():
-                out[name] = MEASURES[name].figure(self._estimate(name, mean(alike), n)), "", n
+                out[name] = (self._estimate(name, mean(errors), n).figure(to_psnr), "", n)
+            else:
+                alike = each(similarities)
+                if not np.isnan(alike).any():
+                    out[name] = (MEASURES[name].figure(self._estimate(name, mean(alike), n)), "", n)
+
         return out
 
     def _estimate(
@@ -316,52 +394,78 @@ class _Evaluation:
     ) -> Estimate:
         """The estimate of a measure, with a progress bar: Inception's features take seconds a resample."""
         with Bar(name) as bar:
-            return estimate(
-                statistic, n, self.means.resamples, biased, value, lambda done, total: bar(done, total, "resamples")
-            )
+
+            def report(done: int, total: int) -> None:
+                bar(done, total, "resamples")
+
+            return estimate(statistic, n, self.means.resamples, biased, value, report)
 
     def _of_baseline(self, plain: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
+        """Figures of a plain sampler's pictures, which are computed once."""
         known = self._plain.setdefault(plain.id, {})
-        known |= self._estimates(plain, [n for n in measures if n not in known and self.applies(plain, n)])
+        unknown = [name for name in measures if name not in known and self.applies(plain, name)]
+        known |= self._estimates(plain, unknown)
+
         return known
 
     def _estimates(self, cell: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
         """Figures of features and of the judge."""
         features = [name for name in measures if MEASURES[name].kind == FEATURES]
         judged = [name for name in measures if MEASURES[name].kind == JUDGE]
-        out = self._of_features(cell, features) if features else {}
-        out |= self._of_judge(cell, judged) if judged else {}
+
+        out: dict[str, Estimate] = {}
+        if features:
+            out |= self._of_features(cell, features)
+        if judged:
+            out |= self._of_judge(cell, judged)
+
         if cell.baseline is None:
             self._plain.setdefault(cell.id, {}).update(out)
+
         return out
 
     def _pictures(self, cell: Cell) -> Iterator[np.ndarray]:
-        """The pictures of a cell, shard by shard, with a progress bar; of the shards that were finished when this run began."""
+        """The pictures of a cell, shard by shard, with a progress bar.
+
+        They are of the shards that were finished when this run began.
+        """
+        shards = self._shards[cell.id]
+
         with Bar(f"features of {cell.title}") as bar:
-            for done, shard in enumerate(self._shards[cell.id]):
-                bar(done, len(self._shards[cell.id]), "shards")
+            for done, shard in enumerate(shards):
+                bar(done, len(shards), "shards")
                 yield self.store.pictures(cell, shard)
 
     def _others(self, cell: Cell) -> np.ndarray:
         """Features that those of a cell are compared with. One set is in memory at a time."""
-        reference, extractor = self.means.reference, self.means.extractor
+        reference = self.means.reference
+        extractor = self.means.extractor
         assert extractor is not None
+
         name = "" if reference is not None else cell.baseline or ""
         if self._reference is None or self._reference[0] != name:
-            images = self._pictures(self.store.cell(name)) if reference is None else iter([reference.pictures])
-            self._reference = name, extractor(images)[0]
+            pictures = self._pictures(self.store.cell(name)) if reference is None else iter([reference.pictures])
+            features, _ = extractor(pictures)
+            self._reference = (name, features)
+
         return self._reference[1]
 
     def _of_features(self, cell: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
         """Figures of torch-fidelity with our intervals. The Frechet distance of other extractors is ours."""
-        extractor, out = self.means.extractor, {}
+        extractor = self.means.extractor
         assert extractor is not None
+
         rows, logits = extractor(self._pictures(cell))
         other = self._others(cell) if set(measures) != {"is"} else rows
-        n, least = len(rows), min(len(rows), len(other))
+        n = len(rows)
+        fewest = min(n, len(other))
+
+        out = {}
         for name in measures:
-            if least < _LEAST.get(name, 2):
-                raise UserError(f"{name}: {least} images are too few; it takes {_LEAST.get(name, 2)} or more.")
+            least = _LEAST.get(name, 2)
+            if fewest < least:
+                raise UserError(f"{name}: {fewest} images are too few; it takes {least} or more.")
+
             if name in ("fid", "frechet"):
                 value = figure("fid", rows, other) if name == "fid" else None
                 out[name] = self._estimate(name, frechet(rows, other, self.means.device), n, True, value)
@@ -373,31 +477,54 @@ class _Evaluation:
                 blocks = _kid(rows, other)
                 out[name] = self._estimate(name, mean(blocks), len(blocks))
             else:
-                out[name] = Estimate(figure(name, rows, other), np.empty(0), n if name == "precision" else len(other))
+                images = n if name == "precision" else len(other)
+                out[name] = Estimate(figure(name, rows, other), np.empty(0), images)
+
         return out
 
     def _of_judge(self, cell: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
-        judge, shards = self.means.judge, self._shards[cell.id]
+        """Figures of the demo's judge."""
+        judge = self.means.judge
         assert judge is not None
-        read = [judge.read(self.store.pictures(cell, s), self.store.labels(cell, s)) for s in shards]
-        features, out = np.concatenate([part for part, _ in read]), {}
+
+        all_features = []
+        all_flags = []
+        for shard in self._shards[cell.id]:
+            part, flags = judge.read(self.store.pictures(cell, shard), self.store.labels(cell, shard))
+            all_features.append(part)
+            all_flags.append(flags)
+
+        features = np.concatenate(all_features)
+        n = len(features)
+
+        out = {}
         for name in measures:
             if name == "judge-frechet":
-                real = judge.reference(len(features), cell.size[0])
-                out[name] = self._estimate(name, frechet(features, real, self.means.device), len(features), True)
+                real = judge.reference(n, cell.size[0])
+                out[name] = self._estimate(name, frechet(features, real, self.means.device), n, True)
             else:
-                judged = np.concatenate([flags[name] for _, flags in read])
-                out[name] = self._estimate(name, mean(judged), len(features))
+                judged = np.concatenate([flags[name] for flags in all_flags])
+                out[name] = self._estimate(name, mean(judged), n)
+
         return out
 
 
 def _inception_score(logits: np.ndarray) -> Statistic:
+    """The Inception score of the images of a resample."""
     return lambda weights: figure("is", np.repeat(logits, weights.astype(int), axis=0))
 
 
 def _kid(rows: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """KID of blocks, float64 [blocks] (Zaremba et al. 2013, arXiv 1307.1954). Classes in turn are spread over all blocks."""
+    """KID of blocks, float64 [blocks] (Zaremba et al. 2013, arXiv 1307.1954).
+
+    Classes in turn are spread over all blocks.
+    """
     least = min(len(rows), len(other))
     size = min(_BLOCK, least // _BLOCKS)
     blocks = least // size
-    return np.array([figure("kid", rows[k::blocks][:size], other[k::blocks][:size]) for k in range(blocks)])
+
+    figures = []
+    for k in range(blocks):
+        figures.append(figure("kid", rows[k::blocks][:size], other[k::blocks][:size]))
+
+    return np.array(figures)

@@ -1,8 +1,8 @@
 """Count the operations of one run of each sampler, and the least time for them on this CPU.
 
-Every operation that computes or copies is a launch on a GPU; views are not counted. The floor is the sum over matrix products and
-attentions of the larger of arithmetic and memory traffic at the rates measured here. --hybrids prints the floating-point operations and
-the memory of a picture of every official Harmon and UniPic from shapes alone.
+Every operation that computes or copies is a launch on a GPU; views are not counted. The floor is the sum over matrix
+products and attentions of the larger of arithmetic and memory traffic at the rates measured here. --hybrids prints the
+floating-point operations and the memory of a picture of every official Harmon and UniPic from shapes alone.
 """
 
 from __future__ import annotations
@@ -46,19 +46,23 @@ class Work:
 
     operations: int
     waits: int
-    products: list[tuple[int, int]]
+    products: list[tuple[int, int]]  # multiplications, and bytes read and written
 
     def floor(self, speed: Speed) -> float:
         """Least seconds for the products: each takes at least its arithmetic and at least its memory traffic."""
-        return sum(max(2 * n / speed.arithmetic, b / speed.memory) for n, b in self.products)
+        seconds = 0.0
+        for multiplications, traffic in self.products:
+            seconds += max(2 * multiplications / speed.arithmetic, traffic / speed.memory)
+
+        return seconds
 
 
 @dataclass(frozen=True)
 class Speed:
     """Rates of a CPU with the present number of threads."""
 
-    arithmetic: float
-    memory: float
+    arithmetic: float  # floating-point operations a second
+    memory: float  # bytes a second
 
 
 def measure_speed(clock: Callable[[], float] = time.perf_counter) -> Speed:
@@ -70,14 +74,18 @@ def measure_speed(clock: Callable[[], float] = time.perf_counter) -> Speed:
             began = clock()
             call()
             times.append(clock() - began)
+
         return min(times)
 
     with torch.inference_mode():
-        a, b, long = torch.ones(1024, 1024), torch.ones(1024, 1024), torch.ones(1 << 26)
+        a = torch.ones(1024, 1024)
+        b = torch.ones(1024, 1024)
         calls: list[Callable[[], Any]] = [lambda: a @ b.T]
         if torch.backends.mkldnn.is_available():
             calls.append(lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
         product = min(best(call, 6) for call in calls)
+
+        long = torch.ones(1 << 26)
         return Speed(2 * 1024**3 / product, long.nbytes / best(long.sum, 4))
 
 
@@ -88,88 +96,153 @@ class _Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
+
+        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        if not is_view:
             self.work.operations += 1
+
         name = func._schema.name.split("::")[1]
-        self.work.waits += name in _WAITS
+        if name in _WAITS:
+            self.work.waits += 1
+
         if name in _PRODUCTS:
-            a, b = (args[i] for i in _PRODUCTS[name])
+            first, second = _PRODUCTS[name]
+            a = args[first]
+            b = args[second]
             self._product(out.numel() * a.shape[-1], a, b, out)
         elif "scaled_dot_product" in name:
             q, k, v = args[:3]
             self._product(2 * q.numel() * k.shape[-2], q, k, v)
+
         return out
 
     def _product(self, multiplications: int, *tensors: Tensor) -> None:
-        self.work.products.append((multiplications, sum(t.numel() * t.element_size() for t in tensors)))
+        """Record a product with the bytes of the tensors that it reads and writes."""
+        traffic = sum(t.numel() * t.element_size() for t in tensors)
+        self.work.products.append((multiplications, traffic))
 
 
 @contextmanager
 def counted() -> Iterator[Work]:
     """Count the operations of a block."""
     work = Work(0, 0, [])
+
     with _Counter(work):
         yield work
 
 
-DIFFUSION_STEPS, CFG, _PROMPT = 100, 3.0, "a red boat at sunset"
+DIFFUSION_STEPS = 100
+CFG = 3.0
+_PROMPT = "a red boat at sunset"
 
 
 def head_flops(c: MARConfig, rows: int) -> int:
     """Floating-point operations of head rows: tokens times diffusion steps, both branches of guidance."""
-    return 2 * rows * c.head_width * ((c.head_depth * 5 + 2) * c.head_width + 3 * c.channels)
+    a_row = c.head_width * ((c.head_depth * 5 + 2) * c.head_width + 3 * c.channels)
+    return 2 * rows * a_row
 
 
 def llm_flops(c: LlamaConfig, rows: int, before: int) -> int:
     """Floating-point operations of ``rows`` rows of a language model, behind ``before`` others."""
     linear = c.dim * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + 3 * c.dim * c.hidden
     visible = rows * before + rows * (rows + 1) // 2
-    return 2 * c.depth * (rows * linear + 2 * c.heads * c.head_dim * visible)
+    attention = 2 * c.heads * c.head_dim * visible
+
+    return 2 * c.depth * (rows * linear + attention)
 
 
 def block_flops(dim: int, rows: int, wanted: int, keys: int) -> int:
-    """Floating-point operations of a MAR block: keys and values of ``rows``, the rest of ``wanted`` rows over ``keys`` keys each."""
+    """Floating-point operations of a MAR block.
+
+    It computes keys and values of ``rows`` rows, and the rest of ``wanted`` rows over ``keys`` keys each.
+    """
     return 2 * (rows * 3 * dim**2 + wanted * (9 * dim**2 + 2 * dim * keys))
 
 
 def hybrid_flops(
     model: HybridModel, condition: PromptCondition, settings: MARBase, published: bool = False
 ) -> dict[str, int]:
-    """Floating-point operations (2 per multiply-add) of plain MAR for a batch of prompts, from shapes alone."""
-    c, images, guided = model.hybrid.config, len(condition), settings.cfg != 1.0
-    length, buffer = c.mar.tokens, c.mar.buffer
+    """Floating-point operations (2 per multiply-add) of plain MAR for a batch of prompts, from shapes alone.
+
+    Args:
+        published: whether those of the authors' code are counted, which computes more than it needs.
+    """
+    config = model.hybrid.config
+    mar = config.mar
+    images = len(condition)
+    guided = settings.cfg != 1.0
+
+    # Rows of the prompts, and of the instruction that guidance leads away from.
     lengths = [len(model.prompt(text)) for text in condition.texts]
-    lengths += [len(model.instruction(condition.unconditional))] * (images * guided)
-    left = masked_after(length, settings.ar_steps)
+    if guided:
+        lengths += [len(model.instruction(condition.unconditional))] * images
+
     out = dict.fromkeys(("language model", "MAR encoder", "MAR decoder", "head"), 0)
-    for before, after in zip([length, *left], left, strict=False):
-        rows = buffer + length - before
-        out["language model"] += sum(llm_flops(c.llm, rows, prompt) for prompt in lengths)
-        encoded = images * rows * (1 + (published and guided))
-        out["MAR encoder"] += c.mar.encoder_depth * block_flops(c.mar.dim, encoded, encoded, rows)
-        decoded, keys = len(lengths) * (buffer + length), buffer + length
+    left = masked_after(mar.tokens, settings.ar_steps)
+    for before, after in zip([mar.tokens, *left], left, strict=False):
+        rows = mar.buffer + mar.tokens - before
+        for prompt in lengths:
+            out["language model"] += llm_flops(config.llm, rows, prompt)
+
+        encoded = images * rows
+        if published and guided:
+            encoded *= 2
+        out["MAR encoder"] += mar.encoder_depth * block_flops(mar.dim, encoded, encoded, rows)
+
+        # The last block of the decoder computes only the tokens of this step.
+        keys = mar.buffer + mar.tokens
+        decoded = len(lengths) * keys
         last = decoded if published else len(lengths) * (before - after)
-        out["MAR decoder"] += (c.mar.decoder_depth - 1) * block_flops(c.mar.dim, decoded, decoded, keys)
-        out["MAR decoder"] += block_flops(c.mar.dim, decoded, last, keys)
-    out["head"] = head_flops(c.mar, len(lengths) * length * settings.diffusion_steps)
+        out["MAR decoder"] += (mar.decoder_depth - 1) * block_flops(mar.dim, decoded, decoded, keys)
+        out["MAR decoder"] += block_flops(mar.dim, decoded, last, keys)
+
+    out["head"] = head_flops(mar, len(lengths) * mar.tokens * settings.diffusion_steps)
     return out
 
 
 def hybrid_table(prompt: str) -> str:
-    """Markdown table of the official sizes: operations and memory of one picture, without weights and without computing it."""
-    head = "model, pixels, AR steps, TFLOP, TFLOP, authors' code, language model %, MAR %, head %, weights GB, all GB"
-    rows = [head.replace("TFLOP, authors", "TFLOP; authors").split(", ")]
+    """Markdown table of the official sizes: operations and memory of one picture, from shapes alone."""
+    head = [
+        "model",
+        "pixels",
+        "AR steps",
+        "TFLOP",
+        "TFLOP; authors' code",
+        "language model %",
+        "MAR %",
+        "head %",
+        "weights GB",
+        "all GB",
+    ]
+
+    rows = [head]
     for size, (_, _, _, side, _, steps) in HYBRID_SIZES.items():
         model = random_hybrid(size, torch.bfloat16, "meta")
-        condition, settings = PromptCondition((prompt,)), MARSettings(steps, DIFFUSION_STEPS, CFG)
-        ours, theirs = (hybrid_flops(model, condition, settings, both) for both in (False, True))
-        held, total = memory.estimate(model, condition, settings), sum(ours.values())
-        weights = sum(v for k, v in held.items() if k.startswith(memory.WEIGHTS))
+        condition = PromptCondition((prompt,))
+        settings = MARSettings(steps, DIFFUSION_STEPS, CFG)
+
+        ours = hybrid_flops(model, condition, settings)
+        theirs = hybrid_flops(model, condition, settings, published=True)
+        total = sum(ours.values())
         mar = ours["MAR encoder"] + ours["MAR decoder"]
-        shares = [f"{100 * part / total:.0f}" for part in (ours["language model"], mar, ours["head"])]
-        flops = [f"{total / 1e12:.0f}", f"{sum(theirs.values()) / 1e12:.0f}"]
-        gigabytes = [f"{weights / 1e9:.2f}", f"{memory.total(held) / 1e9:.2f}"]
-        rows.append([size, f"{16 * side}", f"{steps}", *flops, *shares, *gigabytes])
+
+        held = memory.estimate(model, condition, settings)
+        weights = sum(held_bytes for part, held_bytes in held.items() if part.startswith(memory.WEIGHTS))
+
+        row = [
+            size,
+            f"{16 * side}",
+            f"{steps}",
+            f"{total / 1e12:.0f}",
+            f"{sum(theirs.values()) / 1e12:.0f}",
+            f"{100 * ours['language model'] / total:.0f}",
+            f"{100 * mar / total:.0f}",
+            f"{100 * ours['head'] / total:.0f}",
+            f"{weights / 1e9:.2f}",
+            f"{memory.total(held) / 1e9:.2f}",
+        ]
+        rows.append(row)
+
     return markdown(rows)
 
 
@@ -186,15 +259,25 @@ def run(options: argparse.Namespace) -> int:
     if options.hybrids:
         print(hybrid_table(options.text[0] if options.text else _PROMPT))
         return 0
+
     planned, asked = planned_for(options)
     speed = measure_speed() if planned[0].on.device.type == "cpu" else None
+
     rows = [["sampler", "operations", "waits", "floor, s", "TFLOP"]]
     for p, condition in zip(planned, conditions_of(planned, batch, options, asked), strict=True):
         warm_up(p, condition)
         with counted() as work:
             draw(p, condition, 0)
-        flops = 2 * sum(n for n, _ in work.products)
-        floor = f"{work.floor(speed):.3f}" if speed else ""
-        rows.append([p.label, f"{work.operations:,}", str(work.waits), floor, f"{flops / 1e12:.3g}"])
+
+        flops = 2 * sum(multiplications for multiplications, _ in work.products)
+        row = [
+            p.label,
+            f"{work.operations:,}",
+            str(work.waits),
+            f"{work.floor(speed):.3f}" if speed else "",
+            f"{flops / 1e12:.3g}",
+        ]
+        rows.append(row)
+
     print(markdown(rows, empty=False))
     return 0

@@ -16,7 +16,9 @@ import numpy as np
 
 T = TypeVar("T")
 
-MOST_IMAGES, MOST_BATCH, MOST_SIDE = 10_000_000, 4096, 8192
+MOST_IMAGES = 10_000_000  # of a cell
+MOST_BATCH = 4096  # images of a shard
+MOST_SIDE = 8192  # pixels
 # Names of the cells' folders, and of the shards' records.
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,120}")
 _SHARD = re.compile(r"shard-([0-9]{7})-([0-9]{7})\.json")
@@ -44,7 +46,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Shard:
-    """A finished shard. In ``counts``, transformer passes and head calls are those of the whole shard, others sums over its images."""
+    """A finished shard.
+
+    In ``counts``, transformer passes and head calls are those of the whole shard, others sums over its images.
+    """
 
     key: str  # digest of the cell's key and the range
     first: int  # index of the first image
@@ -68,7 +73,12 @@ def stem(first: int, count: int) -> str:
 def range_of(name: str) -> tuple[int, int] | None:
     """(first, count) of a record's file name; None for other files."""
     found = _SHARD.fullmatch(name)
-    return None if found is None else (int(found[1]), int(found[2]) - int(found[1]) + 1)
+    if found is None:
+        return None
+
+    first = int(found[1])
+    last = int(found[2])
+    return first, last - first + 1
 
 
 def ranges(images: int, batch: int) -> list[tuple[int, int]]:
@@ -89,11 +99,15 @@ def sha256(pictures: np.ndarray) -> str:
 def to_npz(**arrays: np.ndarray) -> bytes:
     """An uncompressed npz file whose bytes depend on the arrays alone."""
     out = io.BytesIO()
+
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as file:
         for name, array in arrays.items():
             part = io.BytesIO()
             np.lib.format.write_array(part, np.ascontiguousarray(array), allow_pickle=False)
-            file.writestr(zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0)), part.getvalue())
+
+            about = zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0))
+            file.writestr(about, part.getvalue())
+
     return out.getvalue()
 
 
@@ -105,13 +119,16 @@ def from_npz(data: bytes, name: str) -> np.ndarray:
             if about.compress_type != zipfile.ZIP_STORED:
                 raise ValueError(name)
             stream = io.BytesIO(file.read(about))
+
         version = np.lib.format.read_magic(stream)
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
     except (KeyError, EOFError, MemoryError, OSError, RuntimeError, SyntaxError, TokenError, zipfile.BadZipFile) as e:
         raise ValueError(name) from e
+
     rest = stream.getbuffer()[stream.tell() :]
     if version != (1, 0) or fortran or dtype.hasobject or math.prod(shape) * dtype.itemsize != len(rest):
         raise ValueError(name)
+
     return np.frombuffer(bytearray(rest), dtype).reshape(shape)
 
 
@@ -123,19 +140,24 @@ _MOST = {"images": MOST_IMAGES, "count": MOST_BATCH, "seed": (1 << 64) - 1}
 def checked(kind: type[T], found: Mapping[str, Any]) -> T:
     """An object of a dataclass from the fields of a JSON object; further fields are ignored."""
     values: dict[str, Any] = {}
+
     for f in fields(kind):  # type: ignore[arg-type]
         value = found.get(f.name, ...)
+
         if not isinstance(value, _TYPES.get(str(f.type), dict)) or isinstance(value, bool):  # type: ignore[arg-type]
             raise ValueError(f.name)
         if isinstance(value, int) and not whole(value, 0, _MOST.get(f.name, 1 << 40)):
             raise ValueError(f.name)
+
         if f.name == "counts" and not all(whole(n, 0, 1 << 60) for n in value.values()):
             raise ValueError(f.name)
         if f.name == "size":
             if len(value) != 2 or not all(whole(n, 1, MOST_SIDE) for n in value):
                 raise ValueError(f.name)
             value = tuple(value)
+
         values[f.name] = value
+
     return kind(**values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterable
 
@@ -32,14 +33,18 @@ TOKEN_SIZES = {
 JANUS_SIZES = {"Janus-Pro-1B": (2048, 24, 16, 5632), "Janus-Pro-7B": (4096, 30, 32, 11008)}
 # AR-DTok: width, depth, heads.
 DTOK_SIZES = {"AR-DTok-B": (768, 12, 12), "AR-DTok-LP": (1280, 30, 20)}
-# Harmon and UniPic: width, depth, heads, key heads, inner width of the language model; width, depth of encoder and of decoder, head
-# depth and width of the MAR; tokens per side of the stored tables and of a picture; largest beta; AR steps.
+# Harmon and UniPic: width, depth, heads, key heads, inner width of the language model; width, depth of encoder and of
+# decoder, head depth and width of the MAR; tokens per side of the stored tables and of a picture; largest beta; AR
+# steps.
 HYBRID_SIZES = {
     "Harmon-0.5B": ((896, 24, 14, 2, 4864), (768, 12, 6, 1024), 16, 32, 0.999, 64),
     "Harmon-1.5B": ((1536, 28, 12, 2, 8960), (1280, 20, 12, 1536), 16, 32, 0.999, 64),
     "UniPic-1.5B": ((1536, 28, 12, 2, 8960), (1280, 20, 12, 1536), 32, 64, 0.2, 32),
 }
-_VOCAB, _TEXT, _TURN = 151_936, 151_643, (151_644, 151_645)
+# Qwen2's vocabulary: rows of its table, how many ids are text, and the ids around a turn of a conversation.
+_VOCAB = 151_936
+_TEXT = 151_643
+_TURN = (151_644, 151_645)
 ALL_SIZES = (*SIZES, *TOKEN_SIZES, *HYBRID_SIZES)
 # Transition tokens of a random PAR: PAR-4x.
 PAR_SPECIAL = 3
@@ -48,26 +53,42 @@ PAR_SPECIAL = 3
 def official(size: str) -> MARConfig:
     """Configuration of an official size of MAR."""
     dim, depth, heads, head_depth, head_width = SIZES[size]
+
     return MARConfig(
-        dim=dim, encoder_depth=depth, decoder_depth=depth, heads=heads, buffer=64, tokens=256, channels=16, classes=1000,
-        head_depth=head_depth, head_width=head_width,
-    )  # fmt: skip
+        dim=dim,
+        encoder_depth=depth,
+        decoder_depth=depth,
+        heads=heads,
+        buffer=64,
+        tokens=256,
+        channels=16,
+        classes=1000,
+        head_depth=head_depth,
+        head_width=head_width,
+    )
 
 
 def llama_config(dim: int, depth: int, heads: int, **more: object) -> LlamaConfig:
-    """Configuration of a token model with the official inner width: two thirds of four times the width, in steps of 256."""
-    hidden = -(-(8 * dim // 3) // 256) * 256
+    """Configuration of a token model with the official inner width.
+
+    That is two thirds of four times the width, in steps of 256.
+    """
+    hidden = math.ceil((8 * dim // 3) / 256) * 256
     about = {"dim": dim, "depth": depth, "heads": heads, "kv_heads": heads, "hidden": hidden, "vocab": 16384}
     return LlamaConfig(**{**about, **more})  # type: ignore[arg-type]
 
 
 def official_gpt(size: str, special: int = 0) -> LlamaConfig:
     """Configuration of an official size of LlamaGen; with ``special`` transition tokens, of a PAR."""
-    return llama_config(*TOKEN_SIZES[size][:3], condition="class", condition_size=1000, special=special)
+    dim, depth, heads, _ = TOKEN_SIZES[size]
+    return llama_config(dim, depth, heads, condition="class", condition_size=1000, special=special)
 
 
 def random_gpt(config: LlamaConfig) -> Llama:
-    """A token model with random weights. The output layer, zero at the start of a training, would make all tokens equally likely."""
+    """A token model with random weights.
+
+    The output layer, zero at the start of a training, would make all tokens equally likely.
+    """
     net = initialise_llama(Llama(config)).eval().requires_grad_(False)
     net.output.weight.normal_(std=0.02)
     return net
@@ -78,22 +99,43 @@ def random_janus(size: str) -> Janus:
     dim, depth, heads, hidden = JANUS_SIZES[size]
     shape = qwen_config(dim, depth, heads, heads, dim // heads, hidden, 16384, bias=False, tied=False, positions=16384)
     about = vars(shape) | {"theta": 1e4, "words": 102_400, "narrow": 8, "projected": dim}
+
     net = Janus(JanusConfig(**about))
     initialise_llama(net)
     return net.eval().requires_grad_(False)
 
 
 def official_hybrid(size: str, grid: int | None = None) -> HybridConfig:
-    """Configuration of an official size of Harmon or UniPic; ``grid``: tokens per side, None for those of the stored position tables."""
-    (dim, depth, heads, keys, hidden), (width, blocks, head_depth, head_width), stored, *_ = HYBRID_SIZES[size]
+    """Configuration of an official size of Harmon or UniPic.
+
+    Args:
+        grid: tokens per side; None for those of the stored position tables.
+    """
+    (dim, depth, heads, keys, hidden), (width, blocks, head_depth, head_width), stored, _, _, _ = HYBRID_SIZES[size]
+
     mar = MARConfig(
-        dim=width, encoder_depth=blocks, decoder_depth=blocks, heads={768: 12, 1280: 16}[width], buffer=64,
-        tokens=(grid or stored) ** 2, channels=16, classes=0, head_depth=head_depth, head_width=head_width,
-    )  # fmt: skip
+        dim=width,
+        encoder_depth=blocks,
+        decoder_depth=blocks,
+        heads={768: 12, 1280: 16}[width],
+        buffer=64,
+        tokens=(grid or stored) ** 2,
+        channels=16,
+        classes=0,
+        head_depth=head_depth,
+        head_width=head_width,
+    )
     llm = qwen_config(
-        dim=dim, depth=depth, heads=heads, kv_heads=keys, head_dim=dim // heads, hidden=hidden, vocab=_VOCAB, tied=True,
+        dim=dim,
+        depth=depth,
+        heads=heads,
+        kv_heads=keys,
+        head_dim=dim // heads,
+        hidden=hidden,
+        vocab=_VOCAB,
+        tied=True,
         positions=32768,
-    )  # fmt: skip
+    )
     return HybridConfig(mar, llm)
 
 
@@ -103,18 +145,23 @@ def _words(text: str) -> list[int]:
 
 
 def random_hybrid(size: str, dtype: torch.dtype, device: str | torch.device) -> HybridModel:
-    """A model of an official size at the size of its pictures, with random weights from the global random state; on "meta" without any.
+    """A model of an official size at the size of its pictures, with random weights.
 
-    Prompts are read as arbitrary ids.
+    The weights come from the global random state; on "meta" there are none. Prompts are read as arbitrary ids.
     """
     _, _, _, side, max_beta, _ = HYBRID_SIZES[size]
-    with torch.device("meta" if str(device) == "meta" else "cpu"):
+    is_meta = str(device) == "meta"
+
+    with torch.device("meta" if is_meta else "cpu"):
         net = Hybrid(official_hybrid(size, side)).eval().requires_grad_(False)
-    if str(device) != "meta":
+    if not is_meta:
         initialise_hybrid(net)
+
+    # The last layer of the head stays in fp32.
     last = net.head.final_layer.linear
     net.to(device, dtype)
     last.float()
+
     return HybridModel(
         net.mar, f"{size}, random weights", max_beta=max_beta, hybrid=net, tokenize=_words, turn=_TURN, trained=side
     )
@@ -122,34 +169,53 @@ def random_hybrid(size: str, dtype: torch.dtype, device: str | torch.device) -> 
 
 def random_model(size: str, dtype: str, device: torch.device, special: int = 0) -> Ready:
     """A model of an official size with random weights from a fixed seed. The global random state is not changed."""
-    tokens = size in TOKEN_SIZES
-    compute = choose_dtype(dtype, device, "hybrid" if size in HYBRID_SIZES else "llamagen" if tokens else "mar")
+    family = _family(size)
+    compute = choose_dtype(dtype, device, family)
+
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
-        if size in HYBRID_SIZES:
+
+        if family == HYBRID:
             return Ready(HYBRID, random_hybrid(size, compute, device))
-        if tokens:
+
+        if family == LLAMAGEN:
             name = f"{size.replace('LlamaGen', 'PAR')}-4x" if special else size
             net = random_gpt(official_gpt(size, special)).to(device, compute)
-            return Ready(LLAMAGEN, TokenModel(net, f"{name}, random weights", TOKEN_SIZES[size][3]))
+            grid = TOKEN_SIZES[size][3]
+            return Ready(LLAMAGEN, TokenModel(net, f"{name}, random weights", grid))
+
         made = initialise_mar(MAR(official(size))).eval().requires_grad_(False)
+
+    # The last layer of the head stays in fp32.
     last = made.head.final_layer.linear
     made = made.to(device, compute)
     last.float()
+
     return Ready(MAR_FAMILY, MARModel(made, f"{size}, random weights", t_max=950))
+
+
+def _family(size: str) -> str:
+    """The family of an official size."""
+    if size in TOKEN_SIZES:
+        return LLAMAGEN
+    return HYBRID if size in HYBRID_SIZES else MAR_FAMILY
 
 
 def random_models(size: str, entries: Iterable[Entry], dtype: str, device: torch.device) -> dict[str, Ready]:
     """Random models by sampler name; PAR gets a PAR of that size."""
     if size not in ALL_SIZES:
         raise UserError(f"random: {size} is not one of {', '.join(ALL_SIZES)}.")
-    family = LLAMAGEN if size in TOKEN_SIZES else HYBRID if size in HYBRID_SIZES else MAR_FAMILY
+
+    family = _family(size)
     made: dict[int, Ready] = {}
     out = {}
     for entry in entries:
         if family not in entry.families:
             raise UserError(f"samplers: {entry.name} samples {entry.models}, but {size} is not one; leave it out.")
+
         special = PAR_SPECIAL if entry.name == "par" else 0
-        made[special] = made.get(special) or random_model(size, dtype, device, special)
+        if special not in made:
+            made[special] = random_model(size, dtype, device, special)
         out[entry.name] = made[special]
+
     return out

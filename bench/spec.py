@@ -31,12 +31,17 @@ from ..samplers.tokens.settings import TarPromptSettings
 from .records import MOST_BATCH, MOST_IMAGES
 from .store import MOST_CELLS
 
-MOST_VALUES, MOST_PROMPTS, _MOST_BYTES = 256, 100_000, 8 << 20
+MOST_VALUES = 256  # of a setting
+MOST_PROMPTS = 100_000
+_MOST_BYTES = 8 << 20  # of a file
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A sweep as asked. Image i of every cell uses the noise of (seed, i), and label or prompt i modulo their number."""
+    """A sweep as asked.
+
+    Image i of every cell uses the noise of (seed, i), and label or prompt i modulo their number.
+    """
 
     model: str = DEMO  # a catalogue entry or a file
     samplers: tuple[str, ...] = ()  # registry names, each with an optional variant ("mar:disa")
@@ -64,7 +69,13 @@ class Spec:
     @property
     def prompt_settings(self) -> dict[str, str]:
         """Settings of Tar's language model."""
-        return {k.partition(".")[2]: str(v[0]) for k, v in self.set.items() if k.partition(".")[0] == PROMPT}
+        found = {}
+        for dotted, values in self.set.items():
+            prefix, _, name = dotted.partition(".")
+            if prefix == PROMPT:
+                found[name] = str(values[0])
+
+        return found
 
 
 @dataclass(frozen=True)
@@ -90,45 +101,56 @@ _NAMES = ("dtype", "model", "decoder", "draft", "tar", "ta_tok", "encoder")
 def read_spec(path: Path) -> Spec:
     """The spec in a TOML or JSON file, checked as far as possible without a model."""
     data = _bytes(path, "spec")
+
     try:
         text = data.decode()
         table = json.loads(text) if path.suffix.lower() == ".json" else _toml(text)
     except (ValueError, RecursionError) as e:
         raise UserError(f"spec: {path.name} cannot be parsed ({first_line(e)}).") from None
+
     if not isinstance(table, dict):
         raise UserError(f"spec: {path.name} holds no table; see docs/scale.md for an example.")
+
     if isinstance(table.get("prompts"), str):
         table["prompts"] = read_prompts(path.parent / typed_path(table["prompts"], "prompts"))
+
     return from_table(table)
 
 
 def _bytes(path: Path, name: str) -> bytes:
+    """The content of a file of a bounded size; ``name`` is of the input, for messages."""
     why = f"it is no file of at most {_MOST_BYTES >> 20} MB"
+
     try:
         if path.is_file() and path.stat().st_size <= _MOST_BYTES:
             return path.read_bytes()
     except (OSError, ValueError) as e:
         why = first_line(e)[:200]
+
     raise UserError(f"{name}: {str(path)[:200]} cannot be read ({why}).")
 
 
 def _toml(text: str) -> dict[str, Any]:
+    """The table of a TOML text."""
     try:
         tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     except ImportError:
         raise ValueError("Python 3.10 reads no TOML; install tomli, or write JSON") from None
+
     return tomllib.loads(text)
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """Prompts from a text file with one a line, or from JSON Lines of objects with an entry "prompt" (GenEval's form)."""
+    """Prompts from a text file with one a line, or from JSON Lines of objects with an entry "prompt", as GenEval's."""
     data = _bytes(path, "prompts")
+
     try:
         lines = [line.strip() for line in data.decode().splitlines() if line.strip()]
         if path.suffix.lower() in (".jsonl", ".json"):
             return [json.loads(line) for line in lines]
     except (ValueError, RecursionError) as e:
         raise UserError(f"prompts: {path.name} cannot be parsed ({first_line(e)}).") from None
+
     return [{PROMPT: line} for line in lines]
 
 
@@ -138,11 +160,15 @@ def from_table(table: Mapping[str, Any]) -> Spec:
     for name in table:
         if name not in names:
             raise UserError(f"spec: it has no entry {name!r}; there are {', '.join(names)}.")
+
     spec = Spec(**{name: _value(name, value) for name, value in table.items()})
     if not spec.samplers:
         raise UserError('spec: samplers is empty; name at least one, for example samplers = ["mar", "fasthybrid"].')
+
+    # Both raise an error for what is not possible.
     expand(spec)
     make(TarPromptSettings, spec.prompt_settings)
+
     return spec
 
 
@@ -154,81 +180,138 @@ def with_values(spec: Spec, **values: Any) -> Spec:
 def _value(name: str, value: Any) -> Any:
     """The value of an entry, checked."""
     if name in LIMITS:
-        low, high = LIMITS[name]
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise UserError(f"spec: {name} is {str(value)[:60]!r}, which is not a whole number.")
-        if not low <= value <= high:
-            raise UserError(f"spec: {name} is {value}, outside {low} to {high}.")
-        return value
-    if name == "dtype" and value not in _DTYPES:
-        raise UserError(f"spec: dtype is {str(value)[:60]!r}; it is one of {', '.join(_DTYPES)}.")
+        return _number(name, value)
     if name in _NAMES:
-        if not isinstance(value, str) or not value:
-            raise UserError(f"spec: {name} is {str(value)[:60]!r}; give a name.")
-        return value
+        return _name(name, value)
     if name == "set":
         return _settings(value)
     if name == "prompts":
         return _prompts(value)
-    words = [w.strip() for w in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(words, Sequence) or not all(isinstance(w, str | int) and not isinstance(w, bool) for w in words):
+
+    return _list_of_names(name, value)
+
+
+def _number(name: str, value: Any) -> int:
+    """The value of an entry that is a whole number."""
+    low, high = LIMITS[name]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UserError(f"spec: {name} is {str(value)[:60]!r}, which is not a whole number.")
+    if not low <= value <= high:
+        raise UserError(f"spec: {name} is {value}, outside {low} to {high}.")
+
+    return value
+
+
+def _name(name: str, value: Any) -> str:
+    """The value of an entry that is a name."""
+    if name == "dtype" and value not in _DTYPES:
+        raise UserError(f"spec: dtype is {str(value)[:60]!r}; it is one of {', '.join(_DTYPES)}.")
+    if not isinstance(value, str) or not value:
+        raise UserError(f"spec: {name} is {str(value)[:60]!r}; give a name.")
+
+    return value
+
+
+def _list_of_names(name: str, value: Any) -> tuple[str, ...]:
+    """The value of an entry that is a list of names, or a text with commas between them."""
+    words = value
+    if isinstance(value, str):
+        words = [word.strip() for word in value.split(",")]
+
+    right = isinstance(words, Sequence) and all(
+        isinstance(word, str | int) and not isinstance(word, bool) for word in words
+    )
+    if not right:
         raise UserError(f"spec: {name} is {str(value)[:60]!r}; give a list of names.")
-    return tuple(str(w) for w in words if str(w))
+
+    return tuple(str(word) for word in words if str(word))
 
 
 def _settings(table: Any) -> dict[str, tuple[Any, ...]]:
     """Settings by dotted name; nested tables, which TOML makes of unquoted dotted names, are flattened."""
     if not isinstance(table, Mapping):
         raise UserError("spec: set is no table; write [set] and below it lines such as cfg = 2.")
+
     out: dict[str, tuple[Any, ...]] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):
-            out |= {f"{name}.{inner}": values for inner, values in _settings(value).items()}
-            continue
-        listed = value if isinstance(value, list) else [value]
-        if wrong := [str(v)[:60] for v in listed if not isinstance(v, (str, int, float, bool))]:
-            raise UserError(f"set: {name} has the value {wrong[0]!r}; give numbers, words, or true and false.")
-        values = tuple(dict.fromkeys(listed))
-        if not values:
-            raise UserError(f"set: {name} lists no value, so the grid is empty; give at least one.")
-        if len(values) > MOST_VALUES:
-            raise UserError(f"set: {name} lists {len(values)} values; {MOST_VALUES} are possible.")
-        out[str(name)] = values
+            for inner, values in _settings(value).items():
+                out[f"{name}.{inner}"] = values
+        else:
+            out[str(name)] = _values(name, value)
+
     return out
 
 
+def _values(name: str, value: Any) -> tuple[Any, ...]:
+    """The values of a setting, one or a list."""
+    listed = value if isinstance(value, list) else [value]
+    for one in listed:
+        if not isinstance(one, (str, int, float, bool)):
+            raise UserError(f"set: {name} has the value {str(one)[:60]!r}; give numbers, words, or true and false.")
+
+    values = tuple(dict.fromkeys(listed))
+    if not values:
+        raise UserError(f"set: {name} lists no value, so the grid is empty; give at least one.")
+    if len(values) > MOST_VALUES:
+        raise UserError(f"set: {name} lists {len(values)} values; {MOST_VALUES} are possible.")
+
+    return values
+
+
 def _prompts(value: Any) -> tuple[Mapping[str, Any], ...]:
-    found = [{PROMPT: p} if isinstance(p, str) else p for p in value] if isinstance(value, list) else []
+    """Prompts as objects, from texts or objects."""
+    found = []
+    if isinstance(value, list):
+        found = [{PROMPT: entry} if isinstance(entry, str) else entry for entry in value]
+
     if not found or len(found) > MOST_PROMPTS:
         raise UserError(f"prompts: {len(found)} prompts; name a file, or give a list of 1 to {MOST_PROMPTS} texts.")
-    for i, p in enumerate(found):
-        if not isinstance(p, Mapping) or not isinstance(p.get(PROMPT), str) or not p[PROMPT].strip():
+
+    for i, entry in enumerate(found):
+        text = entry.get(PROMPT) if isinstance(entry, Mapping) else None
+        if not isinstance(text, str) or not text.strip():
             raise UserError(f'prompts: entry {i + 1} has no text; write one, or an object with an entry "{PROMPT}".')
+
     return tuple(found)
 
 
 def expand(spec: Spec) -> list[Combination]:
     """All combinations of a spec, in the order of its samplers."""
     entries = by_key(spec.samplers)
-    prompts = {name: values for name, values in spec.set.items() if name.partition(".")[0] == PROMPT}
-    for name, values in prompts.items():
-        if len(values) > 1:
+
+    # Settings of the prompts are those of all cells, the others make the grid.
+    of_samplers = []
+    for name, values in spec.set.items():
+        if name.partition(".")[0] != PROMPT:
+            of_samplers.append((name, values))
+        elif len(values) > 1:
             raise UserError(f"set: {name} lists {len(values)} values; all cells draw the same prompts, so give one.")
-    given = assigned(entries, [(name, values) for name, values in spec.set.items() if name not in prompts])
+
+    given = assigned(entries, of_samplers)
+
     out: list[Combination] = []
     for key, entry in entries.items():
-        grid = {**given[key][0], **given[key][1]}
+        shared, own = given[key]
+        grid = {**shared, **own}
         if len(out) + math.prod(len(values) for values in grid.values()) > MOST_CELLS:
             raise UserError(f"set: the grid has more than {MOST_CELLS} cells; give fewer values.")
+
+        varied = [name for name, values in grid.items() if len(values) > 1]
+        variant = key.partition(":")[2]
         for combination in itertools.product(*grid.values()):
             asked = dict(zip(grid, combination, strict=True))
             try:
                 choice = choose(entry.name, asked)
             except UserError as e:
                 raise UserError(f"set: {entry.name}.{e}") from None
-            varied = [f"{name.replace('_', ' ')} {shown(asked[name])}" for name in grid if len(grid[name]) > 1]
-            title = ", ".join(filter(None, [entry.title, key.partition(":")[2], *varied]))
-            out.append(Combination(choice, asked, title))
+
+            words = [entry.title]
+            if variant:
+                words.append(variant)
+            words += [f"{name.replace('_', ' ')} {shown(asked[name])}" for name in varied]
+            out.append(Combination(choice, asked, ", ".join(words)))
+
     return out
 
 

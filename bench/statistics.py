@@ -1,12 +1,13 @@
 """Figures of sets of pictures with bootstrap intervals: functions of arrays.
 
-Every figure is a statistic of weights, one weight an image. Weights of one give the figure; weights that count how often each image
-occurs in a sample of n images with replacement give its bootstrap distribution (Efron 1979). Two cells of a sweep hold the same indices
-from the same noise, so the same resamples of both give the distribution of their difference, which is much narrower than that of
-either figure.
+Every figure is a statistic of weights, one weight an image. Weights of one give the figure; weights that count how
+often each image occurs in a sample of n images with replacement give its bootstrap distribution (Efron 1979). Two cells
+of a sweep hold the same indices from the same noise, so the same resamples of both give the distribution of their
+difference, which is much narrower than that of either figure.
 
-Intervals are percentiles of the resamples. Resampling with replacement biases Frechet distance and Inception score, because a resample
-holds about 63 % of the images; their resamples are shifted so that their mean equals the figure. Shares of images have Wilson's interval.
+Intervals are percentiles of the resamples. Resampling with replacement biases Frechet distance and Inception score,
+because a resample holds about 63 % of the images; their resamples are shifted so that their mean equals the figure.
+Shares of images have Wilson's interval.
 
 Source of the Frechet distance: Heusel et al. 2017, arXiv 1706.08500.
 """
@@ -52,30 +53,48 @@ class Estimate:
 
     def figure(self, transform: Callable[[float], float] = float) -> Figure:
         """The figure with its interval, both transformed by a monotonic function."""
-        samples = self.samples - self.samples.mean() + self.value if self.biased else self.samples
+        samples = self.samples
+        if self.biased:
+            samples = samples - samples.mean() + self.value
+
         tail = (1 - LEVEL) / 2
-        ends = sorted(transform(float(np.quantile(samples, q))) for q in (tail, 1 - tail))
-        return Figure(*(x if math.isfinite(x) else None for x in (transform(self.value), *ends)))
+        low, high = sorted(transform(float(np.quantile(samples, q))) for q in (tail, 1 - tail))
+
+        return Figure(_finite(transform(self.value)), _finite(low), _finite(high))
 
     def share(self) -> Figure:
         """A share 0..1 with Wilson's interval (1927), which is not empty where all images agree."""
-        n, p = self.images, self.value
+        n = self.images
+        p = self.value
         z2 = NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
-        centre, half = p + z2 / (2 * n), math.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n)))
-        return Figure(p, max(0.0, (centre - half) / (1 + z2 / n)), min(1.0, (centre + half) / (1 + z2 / n)))
+
+        centre = p + z2 / (2 * n)
+        half = math.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n)))
+        low = (centre - half) / (1 + z2 / n)
+        high = (centre + half) / (1 + z2 / n)
+
+        return Figure(p, max(0.0, low), min(1.0, high))
 
     def minus(self, other: Estimate) -> Estimate | None:
         """The difference from an estimate of the same images; None if their numbers differ."""
         if self.images != other.images or len(self.samples) != len(other.samples) or not len(self.samples):
             return None
+
         return Estimate(self.value - other.value, self.samples - other.samples, self.images, self.biased)
+
+
+def _finite(value: float) -> float | None:
+    """A value; None if it is not finite."""
+    return value if math.isfinite(value) else None
 
 
 def resamples(n: int, count: int, seed: int = 0) -> Iterator[np.ndarray]:
     """``count`` bootstrap weights float64 [n]: how often each of n images occurs among n drawn with replacement."""
     generator = np.random.default_rng(seed)
+
     for _ in range(count):
-        yield np.bincount(generator.integers(n, size=n), minlength=n).astype(np.float64)
+        drawn = generator.integers(n, size=n)
+        yield np.bincount(drawn, minlength=n).astype(np.float64)
 
 
 def estimate(
@@ -86,14 +105,23 @@ def estimate(
     value: float | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Estimate:
-    """The value of a statistic of n images and its bootstrap distribution. ``progress`` gets (resamples done, all) after each."""
+    """The value of a statistic of n images and its bootstrap distribution.
+
+    Args:
+        value: of the statistic, if it is known.
+        progress: gets (resamples done, all) after each.
+    """
     if n < 2:
         raise UserError(f"images: {n} is too few for a figure with an interval; draw 2 or more.")
-    value = statistic(np.ones(n)) if value is None else value
+
+    if value is None:
+        value = statistic(np.ones(n))
+
     samples = np.empty(count)
     for i, weights in enumerate(resamples(n, count)):
         samples[i] = statistic(weights)
         progress(i + 1, count)
+
     return Estimate(value, samples, n, biased)
 
 
@@ -105,12 +133,13 @@ def mean(values: np.ndarray) -> Statistic:
 
 def squared_errors(pictures: np.ndarray, baseline: np.ndarray) -> np.ndarray:
     """Mean squared error of every pair of uint8 [N, H, W, 3], float64 [N]; 0 where a pair is equal."""
-    return np.array([np.square(a.astype(np.float64) - b).mean() for a, b in zip(pictures, baseline, strict=True)])
+    errors = [np.square(a.astype(np.float64) - b).mean() for a, b in zip(pictures, baseline, strict=True)]
+    return np.array(errors)
 
 
 def similarities(pictures: np.ndarray, baseline: np.ndarray) -> np.ndarray:
     """SSIM of every pair of uint8 [N, H, W, 3], float64 [N]; NaN for pictures below 11 pixels."""
-    found = (ssim(a[None], b[None]) for a, b in zip(pictures, baseline, strict=True))
+    found = [ssim(a[None], b[None]) for a, b in zip(pictures, baseline, strict=True)]
     return np.array([math.nan if value is None else value for value in found])
 
 
@@ -121,26 +150,35 @@ def to_psnr(error: float) -> float:
 
 def moments(features: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Mean [D] and unbiased covariance [D, D] of features [N, D] with weights [N] that sum to N."""
-    mean_ = weights @ features / len(features)
-    centred = features - mean_
-    return mean_, (centred * weights[:, None]).T @ centred / (len(features) - 1)
+    centre = weights @ features / len(features)
+    centred = features - centre
+    covariance = (centred * weights[:, None]).T @ centred / (len(features) - 1)
+
+    return centre, covariance
 
 
 def frechet(features: np.ndarray, reference: np.ndarray, device: torch.device | None = None) -> Statistic:
     """Squared Frechet distance of the Gaussian fit to features [N, D] from that to a reference [M, D].
 
-    The trace of sqrt(A B) is the sum of the roots of the eigenvalues of a symmetric matrix. With fewer images than features that is a
-    matrix [N, N], most of which does not depend on the weights; otherwise it is a matrix [D, D].
+    The trace of sqrt(A B) is the sum of the roots of the eigenvalues of a symmetric matrix. With fewer images than
+    features that is a matrix [N, N], most of which does not depend on the weights; otherwise it is a matrix [D, D].
     """
-    x, y = (torch.from_numpy(np.asarray(side, np.float64)).to(device or "cpu") for side in (features, reference))
+    x = torch.from_numpy(np.asarray(features, np.float64)).to(device or "cpu")
+    y = torch.from_numpy(np.asarray(reference, np.float64)).to(device or "cpu")
     target, covariance = moments(y, torch.ones(len(y), dtype=y.dtype, device=y.device))
-    cross = (_cross_of_images if len(x) < x.shape[1] else _cross_of_features)(x, covariance)
+
+    if len(x) < x.shape[1]:
+        cross = _cross_of_images(x, covariance)
+    else:
+        cross = _cross_of_features(x, covariance)
 
     def distance(weights: np.ndarray) -> float:
         w = torch.from_numpy(weights).to(x.device)
         centre = w @ x / len(x)
+
         # The trace of the covariance of the features, without the covariance.
         own = w @ (x - centre).square().sum(1) / (len(x) - 1)
+
         return float((centre - target).square().sum() + own + covariance.trace() - 2 * cross(w))
 
     return distance
@@ -164,8 +202,9 @@ def _cross_of_features(x: Tensor, covariance: Tensor) -> Callable[[Tensor], Tens
 def _cross_of_images(x: Tensor, covariance: Tensor) -> Callable[[Tensor], Tensor]:
     """As :func:`_cross_of_features`, by the Gram matrix of the images.
 
-    With C the centred features [N, D] and W the diagonal matrix of the weights, A = C^T W C / (N - 1). The eigenvalues of A B that are not
-    zero are those of sqrt(W) C B C^T sqrt(W) / (N - 1). C = (1 - 1 w^T / N) X for weights w, so that C B C^T comes from X B X^T alone.
+    With C the centred features [N, D] and W the diagonal matrix of the weights, A = C^T W C / (N - 1). The eigenvalues
+    of A B that are not zero are those of sqrt(W) C B C^T sqrt(W) / (N - 1). C = (1 - 1 w^T / N) X for weights w, so
+    that C B C^T comes from X B X^T alone.
     """
     n = len(x)
     around = x - x.mean(0)  # the result does not depend on the origin, and rounding is least here
@@ -174,9 +213,11 @@ def _cross_of_images(x: Tensor, covariance: Tensor) -> Callable[[Tensor], Tensor
     def cross(weights: Tensor) -> Tensor:
         of_mean = gram @ weights / n
         centred = gram - of_mean[:, None] - of_mean[None, :] + weights @ of_mean / n
+
         kept = weights > 0  # an image that a resample lacks has a row of zeros
         root = weights[kept].sqrt()
         small = root[:, None] * centred[kept][:, kept] * root[None, :] / (n - 1)
+
         return torch.linalg.eigvalsh(small).clamp_min(0).sqrt().sum()
 
     return cross

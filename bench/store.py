@@ -1,8 +1,8 @@
 """The folder of a sweep: what was asked, finished shards, and measures.
 
-A shard is the images ``first .. last`` of a cell (sampler and settings). Its pictures and its times are written first, its record
-last, each by renaming a finished file: a shard is complete exactly if its record exists. Records hold reproducible values only;
-seconds are in files of their own.
+A shard is the images ``first .. last`` of a cell (sampler and settings). Its pictures and its times are written first,
+its record last, each by renaming a finished file: a shard is complete exactly if its record exists. Records hold
+reproducible values only; seconds are in files of their own.
 
     manifest.json                              what was asked, and the cells in order
     cells/<cell>/cell.json
@@ -47,10 +47,14 @@ from .records import (
     whole,
 )
 
-FORMAT, MOST_CELLS = 1, 1024
-MANIFEST, RESULTS = "manifest.json", "results"
+FORMAT = 1
+MOST_CELLS = 1024
+MANIFEST = "manifest.json"
+RESULTS = "results"
 # Bytes of a record, of the manifest with its prompts, and of the pictures of a shard.
-_MOST_RECORD, _MOST_MANIFEST, _MOST_SHARD = 1 << 20, 1 << 24, 1 << 30
+_MOST_RECORD = 1 << 20
+_MOST_MANIFEST = 1 << 24
+_MOST_SHARD = 1 << 30
 
 
 class Store:
@@ -64,9 +68,11 @@ class Store:
     def manifest(self) -> dict[str, Any] | None:
         """What was asked; None if the folder holds no sweep."""
         found = self._json(MANIFEST, _MOST_MANIFEST)
+
         if found is not None and found.get("format") != FORMAT:
             form = str(found.get("format"))[:40]
             raise UserError(f"folder: {self.folder.address} has format {form!r}; this version reads {FORMAT}.")
+
         return found
 
     def cells(self) -> list[Cell]:
@@ -75,25 +81,32 @@ class Store:
             found = self.manifest()
             if found is None:
                 raise UserError(f"folder: {self.folder.address} holds no sweep; draw one with the command sweep.")
+
             names: Any = found.get("cells")
-            right = isinstance(names, list) and whole(found.get("batch"), 1, MOST_BATCH)
-            if not right or not 0 < len(names) <= MOST_CELLS:
+            batch: Any = found.get("batch")
+            if not isinstance(names, list) or not 0 < len(names) <= MOST_CELLS or not whole(batch, 1, MOST_BATCH):
                 raise self._damaged(MANIFEST)
             if not all(isinstance(name, str) and ID.fullmatch(name) for name in names):
                 raise self._damaged(MANIFEST)
-            self._batch, self._cells = found["batch"], {name: self._cell(name, names) for name in names}
+
+            self._batch = batch
+            self._cells = {name: self._cell(name, names) for name in names}
+
         return list(self._cells.values())
 
     def _cell(self, name: str, names: Sequence[str]) -> Cell:
         """The record of a cell; its id is the name of its folder, and its baseline one of the cells."""
         path = f"cells/{name}/cell.json"
         found = self._json(path) or {}
+
         try:
             cell = checked(Cell, found)
         except ValueError:
             raise self._damaged(path) from None
+
         if cell.id != name or cell.baseline not in (None, *names):
             raise self._damaged(path)
+
         return cell
 
     def cell(self, name: str) -> Cell:
@@ -108,18 +121,30 @@ class Store:
     def shard(self, cell: Cell, first: int, count: int) -> Shard | None:
         """A finished shard; None if it is missing, damaged, or belongs to another cell."""
         try:
-            shard = checked(Shard, self._json(f"cells/{cell.id}/{stem(first, count)}.json") or {})
-        except ValueError:
+            found = self._json(f"cells/{cell.id}/{stem(first, count)}.json") or {}
+            shard = checked(Shard, found)
+        except ValueError:  # a UserError for a damaged file among them
             return None
-        right = (shard.key, shard.first, shard.count) == (shard_key(cell.key, first, count), first, count)
-        return shard if right else None
+
+        wanted = (shard_key(cell.key, first, count), first, count)
+        return shard if (shard.key, shard.first, shard.count) == wanted else None
 
     def shards(self, cell: Cell) -> list[Shard]:
-        """The finished shards of a cell, sorted. The names are those in the folder: a stranger's cell may ask for any number of images."""
+        """The finished shards of a cell, sorted.
+
+        The names are those in the folder: a stranger's cell may ask for any number of images.
+        """
         self.cells()
-        found = sorted(filter(None, map(range_of, self.folder.sizes(f"cells/{cell.id}"))))
-        wanted = [(a, n) for a, n in found if a % self._batch == 0 and 0 < n == min(self._batch, cell.images - a)]
-        return [shard for part in wanted if (shard := self.shard(cell, *part)) is not None]
+        parts = [range_of(name) for name in self.folder.sizes(f"cells/{cell.id}")]
+
+        shards = []
+        for first, count in sorted(part for part in parts if part is not None):
+            is_wanted = first % self._batch == 0 and 0 < count == min(self._batch, cell.images - first)
+            shard = self.shard(cell, first, count) if is_wanted else None
+            if shard is not None:
+                shards.append(shard)
+
+        return shards
 
     def complete(self, cell: Cell, shard: Shard) -> bool:
         """Whether the pictures of a finished shard are as recorded: their digest, and the checksums of the file."""
@@ -144,43 +169,56 @@ class Store:
         return found
 
     def _array(self, cell: Cell, shard: Shard, name: str) -> np.ndarray:
+        """An array of a shard's npz file."""
         path = f"cells/{cell.id}/{shard.stem}.npz"
         data = self.folder.read(path, min(shard.bytes, _MOST_SHARD))
+
         try:
             return from_npz(data or b"", name)
         except ValueError:
             raise self._damaged(path) from None
 
     def times(self, cell: Cell) -> dict[int, dict[str, Any]]:
-        """What a worker recorded of each shard that was drawn at once, with its count, by first image; impossible seconds are left out."""
+        """What a worker recorded of each shard that was drawn at once, with its count, by first image.
+
+        Impossible seconds are left out.
+        """
         out = {}
         for shard in self.shards(cell):
             found = self._json(f"cells/{cell.id}/{shard.stem}.time.json") or {}
+
+            at_once = SPLIT not in shard.note
             seconds: Any = found.get("seconds")
-            timed = type(seconds) in (int, float) and 0 < seconds < math.inf and isinstance(found.get("worker"), str)
-            if SPLIT not in shard.note and timed:
+            possible = type(seconds) in (int, float) and 0 < seconds < math.inf
+            if at_once and possible and isinstance(found.get("worker"), str):
                 out[shard.first] = {**found, "count": shard.count}
+
         return out
 
     def table(self) -> str:
         """A Markdown table of the finished images. It is a function of the pictures and counts alone."""
         rows = [["cell", "images", "pictures", "passes", "head calls", "head rows", "accepted"]]
-        return markdown(rows + [_row(cell, self.shards(cell)) for cell in self.cells()])
+        rows += [_row(cell, self.shards(cell)) for cell in self.cells()]
+
+        return markdown(rows)
 
     def results(self) -> Iterator[Any]:
         """The lines of all results, oldest first."""
         for name in self.folder.sizes(RESULTS):
             data = self.folder.read(f"{RESULTS}/{name}", _MOST_RECORD) or b""
+
             try:
-                yield from [json.loads(line) for line in data.splitlines() if line.strip()]
+                lines = [json.loads(line) for line in data.splitlines() if line.strip()]
             except (ValueError, RecursionError):
                 raise self._damaged(f"{RESULTS}/{name}") from None
+
+            yield from lines
 
     def expect_same(self, manifest: Mapping[str, Any]) -> None:
         """Check that the folder holds no sweep, or one that a sweep with this manifest continues.
 
-        Samplers, their settings and the number of images may change: finished cells of the folder are then taken as they are. All else
-        decides every picture, so that nothing of the folder could be used.
+        Samplers, their settings and the number of images may change: finished cells of the folder are then taken as
+        they are. All else decides every picture, so that nothing of the folder could be used.
 
         Raises:
             UserError: the folder's manifest has another format, is damaged, or has another value of an entry.
@@ -188,12 +226,13 @@ class Store:
         before = self.manifest()
         if before is None:
             return
-        own, other = _deciding(manifest), _deciding(before)
-        for name, value in own.items():
-            if name in other and value != other[name]:
+
+        theirs = _deciding(before)
+        for name, value in _deciding(manifest).items():
+            if name in theirs and value != theirs[name]:
                 raise UserError(
-                    f"out: {self.folder.address} holds a sweep with {name} {_brief(other[name])}, and this one has {_brief(value)}; "
-                    "use the same value, or name another --out."
+                    f"out: {self.folder.address} holds a sweep with {name} {_brief(theirs[name])}, "
+                    f"and this one has {_brief(value)}; use the same value, or name another --out."
                 )
 
     def write_manifest(self, manifest: Mapping[str, Any], cells: Sequence[Cell]) -> None:
@@ -203,28 +242,37 @@ class Store:
             UserError: the folder holds another sweep: see :meth:`expect_same`, or no cell of it is among these.
         """
         self.expect_same(manifest)
+
         before: Any = (self.manifest() or {}).get("cells")
-        names = {cell.id for cell in cells}
-        if isinstance(before, list) and before and names.isdisjoint(map(str, before)):
+        names = [cell.id for cell in cells]
+        if isinstance(before, list) and before and set(names).isdisjoint(map(str, before)):
             raise UserError(
-                f"out: {self.folder.address} holds a sweep of other cells, {_brief(before[0])} for example; name another --out, or remove "
-                f"{MANIFEST} there to begin anew."
+                f"out: {self.folder.address} holds a sweep of other cells, {_brief(before[0])} for example; "
+                f"name another --out, or remove {MANIFEST} there to begin anew."
             )
+
         for cell in cells:
             self._write(f"cells/{cell.id}/cell.json", asdict(cell))
-        self._write(MANIFEST, {"format": FORMAT, **manifest, "cells": [cell.id for cell in cells]})
+        self._write(MANIFEST, {"format": FORMAT, **manifest, "cells": names})
+
         self._cells = None
 
     def write_shard(
         self, cell: Cell, shard: Shard, pictures: np.ndarray, labels: np.ndarray, times: Mapping[str, Any]
     ) -> Shard:
-        """Write a shard, its record last; returns the record with ``bytes`` and ``sha256``. For ``times`` see :meth:`times`."""
-        data, name = to_npz(arr_0=pictures, labels=labels), f"cells/{cell.id}/{shard.stem}"
+        """Write a shard, its record last; returns the record with ``bytes`` and ``sha256``.
+
+        For ``times`` see :meth:`times`.
+        """
+        name = f"cells/{cell.id}/{shard.stem}"
+        data = to_npz(arr_0=pictures, labels=labels)
+
         self.folder.write(f"{name}.npz", data)
         self._write(f"{name}.time.json", times)
-        shard = replace(shard, bytes=len(data), sha256=sha256(pictures))
-        self._write(f"{name}.json", asdict(shard))
-        return shard
+
+        record = replace(shard, bytes=len(data), sha256=sha256(pictures))
+        self._write(f"{name}.json", asdict(record))
+        return record
 
     def discard(self, cell: Cell, first: int, count: int) -> None:
         """Remove the record of a shard, so that it is drawn again."""
@@ -233,40 +281,54 @@ class Store:
     def append_results(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Add measures, in a file of their own: two evaluations at once lose nothing."""
         text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
-        self.folder.write(f"{RESULTS}/{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.jsonl", text.encode())
+        name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.jsonl"
+        self.folder.write(f"{RESULTS}/{name}", text.encode())
 
     def _json(self, name: str, most: int = _MOST_RECORD) -> dict[str, Any] | None:
         """An object in a JSON file; None if there is no such file. Raises a UserError if it holds something else."""
         data = self.folder.read(name, most)
         if data is None:
             return None
+
         try:
             found = json.loads(data)
         except (ValueError, RecursionError):
             found = None
+
         if not isinstance(found, dict):
             raise self._damaged(name)
+
         return found
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write an object as a JSON file."""
         self.folder.write(name, as_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n"))
 
     def _damaged(self, name: str) -> UserError:
+        """The error for a file that is missing or damaged."""
         return UserError(f"folder: {name} in {self.folder.address} is missing or damaged; delete it and run again.")
 
 
-# Entries of a spec that may change between two runs of a sweep. Files may move: cells are compared by the digests of their content.
-# The threads of a run are among its numerics.
+# Entries of a spec that may change between two runs of a sweep. Files may move: cells are compared by the digests of
+# their content. The threads of a run are among its numerics.
 _MAY_CHANGE = ("images", "samplers", "set", "threads", "model", "decoder", "draft", "tar", "ta_tok", "encoder")
 
 
 def _deciding(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of a manifest that two runs of one sweep share, by name, in the form in which JSON keeps them."""
-    found: dict[str, Any] = {name: manifest[name] for name in ("algorithm", "batch") if name in manifest}
-    for part in ("spec", "numerics"):
-        inside = manifest.get(part)
-        if isinstance(inside, Mapping):
-            found |= {name: value for name, value in inside.items() if part == "numerics" or name not in _MAY_CHANGE}
+    found: dict[str, Any] = {}
+    for name in ("algorithm", "batch"):
+        if name in manifest:
+            found[name] = manifest[name]
+
+    spec = manifest.get("spec")
+    if isinstance(spec, Mapping):
+        found |= {name: value for name, value in spec.items() if name not in _MAY_CHANGE}
+
+    numerics = manifest.get("numerics")
+    if isinstance(numerics, Mapping):
+        found |= numerics
+
     return json.loads(json.dumps(found))
 
 
@@ -278,11 +340,25 @@ def _brief(value: Any) -> str:
 
 def _row(cell: Cell, shards: Sequence[Shard]) -> list[str]:
     """A cell's row of the table. Sequential calls are means per shard, head rows a mean per image."""
-    images = sum(s.count for s in shards)
-    digest = hashlib.sha256("".join(s.sha256 for s in shards).encode()).hexdigest()[:16] if shards else ""
-    total = {name: sum(s.counts.get(name, 0) for s in shards) for s in shards for name in s.counts}
-    calls = [f"{total[n] / len(shards):.2f}" if n in total else "" for n in ("transformer_passes", "head_calls")]
-    rows = f"{total['head_rows'] / images:.2f}" if "head_rows" in total else ""
-    verified = total.get("accepted", 0) + total.get("rejected", 0)
-    share = f"{100 * total.get('accepted', 0) / verified:.2f} %" if verified else ""
-    return [cell.id, str(images), digest, *calls, rows, share]
+    images = sum(shard.count for shard in shards)
+
+    digest = ""
+    if shards:
+        digests = "".join(shard.sha256 for shard in shards)
+        digest = hashlib.sha256(digests.encode()).hexdigest()[:16]
+
+    total: dict[str, int] = {}
+    for shard in shards:
+        for name, count in shard.counts.items():
+            total[name] = total.get(name, 0) + count
+
+    calls = []
+    for name in ("transformer_passes", "head_calls"):
+        calls.append(f"{total[name] / len(shards):.2f}" if name in total else "")
+    head_rows = f"{total['head_rows'] / images:.2f}" if "head_rows" in total else ""
+
+    accepted = total.get("accepted", 0)
+    verified = accepted + total.get("rejected", 0)
+    share = f"{100 * accepted / verified:.2f} %" if verified else ""
+
+    return [cell.id, str(images), digest, *calls, head_rows, share]

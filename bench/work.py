@@ -50,7 +50,11 @@ class Prepared:
 def numerics(spec: Spec, source: Source) -> dict[str, Any]:
     """What decides the last bits of a picture beside the model: device type, dtype, threads."""
     device = (source.compute or source.device).type
-    threads = (spec.threads or torch.get_num_threads()) if device == "cpu" else 0
+
+    threads = 0
+    if device == "cpu":
+        threads = spec.threads or torch.get_num_threads()
+
     return {"device": device, "dtype": source.dtype, "threads": threads}
 
 
@@ -64,11 +68,15 @@ _digests: dict[tuple[str, int, int], str] = {}
 
 
 def file_digest(path: Path) -> str:
-    """sha256 of a file, or of the files of a folder with their names. A file is read again only if its size or time changes."""
+    """sha256 of a file, or of the files of a folder with their names.
+
+    A file is read again only if its size or time changes.
+    """
     if path.is_dir():
         inside = sorted(p for p in path.rglob("*") if p.is_file())
         text = "".join(f"{p.relative_to(path).as_posix()}:{file_digest(p)};" for p in inside)
         return hashlib.sha256(text.encode()).hexdigest()
+
     about = path.stat()
     key = (str(path), about.st_size, about.st_mtime_ns)
     if key not in _digests:
@@ -77,21 +85,28 @@ def file_digest(path: Path) -> str:
             while part := file.read(1 << 22):
                 state.update(part)
         _digests[key] = state.hexdigest()
+
     return _digests[key]
 
 
 class Models:
-    """Models of a process, whose files enter the digests. The last one stays loaded, with the samplers prepared on it."""
+    """Models of a process, whose files enter the digests.
+
+    The last one stays loaded, with the samplers prepared on it.
+    """
 
     def __init__(self, spec: Spec, source: Source):
         self.spec = spec
         self.used: list[Path] = []  # files found since it was last cleared
         self._find = source.find
         self.source = replace(source, find=self._recorded)
+
+        # The loaded model by family and choice, and the samplers prepared on it by name, each with its files.
         self._loaded: tuple[tuple[str, str], Ready, list[Path]] | None = None
         self._entries: dict[str, tuple[Entry, list[Path]]] = {}
 
     def _recorded(self, choice: str, family: str) -> Path:
+        """The file of a choice, which is added to those that were used."""
         path = self._find(choice, family)
         self.used.append(path)
         return path
@@ -102,42 +117,60 @@ class Models:
             self._loaded = None
             self._entries.clear()
             self.used.clear()
+
             ready = load(family, choice, self.source, self.spec.decoder, self.spec.grid)
-            self._loaded = (family, choice), ready, list(self.used)
-        return self._loaded[1:]
+            self._loaded = ((family, choice), ready, list(self.used))
+
+        _, ready, files = self._loaded
+        return ready, files
 
     def prepare(self, choice: Choice, family: str, model: str) -> Prepared:
         """A sampler on a model."""
         ready, files = self._ready(family, model)
-        width = ready.model.net.config.dim
-        return self._with(choice.entry, choice.settings(defaults(ready), ready.demo, width), ready, files)
+        settings = choice.settings(defaults(ready), ready.demo, ready.model.net.config.dim)
+        return self._with(choice.entry, settings, ready, files)
 
     def restore(self, cell: Cell) -> Prepared:
         """The sampler of a cell."""
         entry = find(cell.sampler)
-        found = self._with(entry, make(entry.settings, cell.settings), *self._ready(cell.family, cell.model))
-        if found.digest != cell.model_digest:
-            files = f"the files of {cell.model} on {host()} are not those that the sweep began with"
-            raise UserError(f"model: {files}; use the same ones, or name another --out.")
-        return found
+        settings = make(entry.settings, cell.settings)
+        ready, files = self._ready(cell.family, cell.model)
+
+        prepared = self._with(entry, settings, ready, files)
+        if prepared.digest != cell.model_digest:
+            raise UserError(
+                f"model: the files of {cell.model} on {host()} are not those that the sweep began with; "
+                "use the same ones, or name another --out."
+            )
+
+        return prepared
 
     def _with(self, entry: Entry, settings: Any, ready: Ready, files: list[Path]) -> Prepared:
-        name = entry.name
-        if name not in self._entries:
+        """A sampler with its settings on the loaded model, with draft model and up-sampler."""
+        if entry.name not in self._entries:
             self.used.clear()
             drafts = Drafts(self.source, self.spec.draft, ready.choice) if entry.needs_draft else None
             bound = complete(entry, ready, drafts)
-            self._entries[name] = bound, list(self.used)
-        bound, more = self._entries[name]
-        digest = hashlib.sha256("".join(map(file_digest, files + more)).encode()).hexdigest()
+            self._entries[entry.name] = (bound, list(self.used))
+
+        bound, more = self._entries[entry.name]
+        digests = [file_digest(path) for path in files + more]
+        digest = hashlib.sha256("".join(digests).encode()).hexdigest()
+
         return Prepared(bound, ready, settings, digest, _size(ready))
 
 
 def _size(ready: Ready) -> tuple[int, int]:
     """Height and width of the pictures of a model."""
     model: Any = ready.model
+
+    # Latents along one side.
+    if FAMILIES[ready.family].masked:
+        side = model.net.config.grid * model.patch
+    else:
+        side = model.grid
+
     stride = cast(Any, ready.decoder).net.config.stride
-    side = model.net.config.grid * model.patch if FAMILIES[ready.family].masked else model.grid
     return side * stride, side * stride
 
 
@@ -145,7 +178,9 @@ class Conditions:
     """What image i shows: entry i modulo the number of labels or prompts, so that they are balanced over any range."""
 
     def __init__(self, spec: Spec, models: Models):
-        self.spec, self._models = spec, models
+        self.spec = spec
+        self._models = models
+
         self._build = builder(
             models.source,
             tar=spec.tar,
@@ -157,37 +192,53 @@ class Conditions:
         self._about: tuple[Ready, dict[str, Any]] | None = None
 
     def about(self, ready: Ready) -> dict[str, Any]:
-        """What the pictures of a model depend on: its labels, or its prompts, with the digest of the files that read them."""
+        """What the pictures of a model depend on: its labels, or its prompts.
+
+        Prompts come with the digest of the files that read them.
+        """
         if self._about is None or self._about[0] is not ready:
-            self._about = ready, self._described(ready)
+            self._about = (ready, self._described(ready))
+
         return self._about[1]
 
     def _described(self, ready: Ready) -> dict[str, Any]:
+        """See :meth:`about`."""
         if ready.condition == "class":
             if self.spec.prompts:
                 raise UserError(f"prompts: {ready.model.name} draws classes; leave the prompts out, or name labels.")
             return {"labels": list(self._labels(ready).labels)}
+
         if not self.spec.prompts:
             raise UserError(f"prompts: {ready.model.name} draws from text; name a file of prompts in the spec.")
         if self.spec.labels:
             raise UserError(f"labels: {ready.model.name} draws from text; leave the labels out.")
+
         self._build.forget()  # so that the files are found again, and recorded
         self._models.used.clear()
         self.of(ready, 0, 1)
         files = [file_digest(path) for path in self._models.used]
+
         return {"prompts": list(self.spec.texts), "settings": self.spec.prompt_settings, "files": files}
 
     def _labels(self, ready: Ready) -> Condition:
-        words = self.spec.labels or tuple(map(str, range(ready.classes)))
+        """The labels of the spec, or all classes of a model."""
+        words = self.spec.labels or [str(i) for i in range(ready.classes)]
         return self._build.labels(ready, "\n".join(words), field="labels")
 
     def of(self, ready: Ready, first: int, count: int) -> tuple[AnyCondition, np.ndarray]:
-        """The condition of a range of images, and what the shard stores: class ids int64 [count] or prompts, text [count]."""
+        """The condition of a range of images, and what the shard stores.
+
+        That is class ids, int64 [count], or prompts, text [count].
+        """
+        indices = range(first, first + count)
+
         if ready.condition == "class":
             every = self._labels(ready)
-            condition = every.of([i % len(every) for i in range(first, first + count)])
+            condition = every.of([i % len(every) for i in indices])
             return condition, np.array(condition.labels, dtype=np.int64)
-        texts = [self.spec.texts[i % len(self.spec.prompts)] for i in range(first, first + count)]
+
+        prompts = self.spec.texts
+        texts = [prompts[i % len(prompts)] for i in indices]
         return self._build.prompts(ready, texts, first), np.array(texts)
 
 
@@ -200,18 +251,24 @@ def plan(
 ) -> list[Cell]:
     """The cells of a spec, by model and in the order of its samplers. Every model is loaded once."""
     combinations = expand(spec)
-    entries = list(dict.fromkeys(c.choice.entry for c in combinations))
+    entries = list(dict.fromkeys(combination.choice.entry for combination in combinations))
     chosen = choose_models(spec.model, entries, models.source, bool(spec.prompts), bool(spec.labels))
-    order = list(dict.fromkeys(chosen.values()))  # one model after another
+
+    # One model after another.
+    order = list(dict.fromkeys(chosen.values()))
+    combinations.sort(key=lambda combination: order.index(chosen[combination.choice.entry.name]))
+
     cells: dict[str, Cell] = {}
-    for combination in sorted(combinations, key=lambda c: order.index(chosen[c.choice.entry.name])):
+    for combination in combinations:
         family, choice = chosen[combination.choice.entry.name]
         prepared = models.prepare(combination.choice, family, choice)
         numbers = {**numbers, "dtype": models.source.precision(family)}
         cell = _cell(spec, combination, choice, prepared, conditions.about(prepared.ready), numbers)
+
         if cell.key not in cells:  # two combinations may come to the same settings, by a preset and by a value
             cells[cell.key] = cell
             use(cell, prepared)
+
     return _with_baselines(list(cells.values()))
 
 
@@ -224,7 +281,10 @@ def _cell(
     numbers: Mapping[str, Any],
 ) -> Cell:
     """A cell without its baseline. Its key is a digest of all that its pictures depend on."""
-    settings, name, family = asdict(prepared.settings), prepared.entry.name, prepared.ready.family
+    name = prepared.entry.name
+    family = prepared.ready.family
+    settings = asdict(prepared.settings)
+
     key = digest(
         {
             "algorithm": ALGORITHM,
@@ -238,8 +298,11 @@ def _cell(
             "numbers": numbers,
         }
     )
+
+    # The name of its folder: the sampler, and what varies, in letters that every file system takes.
     words = f"{name} {combination.title.partition(', ')[2]}".strip()
     slug = re.sub(r"[^A-Za-z0-9.+]+", "-", words).strip("-.+")[:80]
+
     return Cell(
         id=f"{slug}-{key[:8]}",
         key=key,
@@ -259,10 +322,20 @@ def _cell(
 
 
 def _with_baselines(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells with the plain sampler's cell on the same model that has most settings in common; None for these, and without one."""
-    runs = [Run((c.family, c.model), c.sampler, c.settings, 0) for c in cells]
-    of = [b if b != i and runs[b].plain and runs[b].exact else None for i, b in enumerate(baselines(runs, alike=True))]
-    return [replace(cell, baseline=None if b is None else cells[b].id) for cell, b in zip(cells, of, strict=True)]
+    """The cells, each with the plain sampler's cell on the same model that has most settings in common.
+
+    None for the plain sampler's own cells, and where there is no such cell.
+    """
+    runs = [Run((cell.family, cell.model), cell.sampler, cell.settings, 0) for cell in cells]
+
+    out = []
+    for i, base in enumerate(baselines(runs, alike=True)):
+        name = None
+        if base != i and runs[base].plain and runs[base].exact:
+            name = cells[base].id
+        out.append(replace(cells[i], baseline=name))
+
+    return out
 
 
 def manifest(spec: Spec, numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,7 +347,8 @@ class Worker:
     """Draws shards of a store whose cells are planned."""
 
     def __init__(self, store: Store, models: Models, conditions: Conditions | None = None):
-        self.store, self.models = store, models
+        self.store = store
+        self.models = models
         self.conditions = conditions or Conditions(models.spec, models)
         self.name = f"{host()}-{os.getpid()}"
         self._warm: set[tuple[str, str, str]] = set()
@@ -283,10 +357,12 @@ class Worker:
     def run_shard(self, cell: Cell, first: int, count: int) -> Shard:
         """Draw a shard and write it; returns its record."""
         began = time.perf_counter()
+
         prepared = self.models.restore(cell)
         condition, labels = self.conditions.of(prepared.ready, first, count)
         self._warm_up(cell, prepared, condition)
         pictures, report = draw(prepared, condition, cell.seed, first)
+
         counts = dict(sorted(report.counts.items()))
         shard = Shard(shard_key(cell.key, first, count), first, count, report.note, counts=counts)
         times = {
@@ -300,15 +376,20 @@ class Worker:
         return self.store.write_shard(cell, shard, pictures, labels, times)
 
     def _warm_up(self, cell: Cell, prepared: Prepared, condition: AnyCondition) -> None:
-        """Once for every model and token sampler: the first call in a process includes the initialisation of libraries."""
+        """Run a step once for every model and token sampler.
+
+        The first call in a process includes the initialisation of libraries.
+        """
         name = (cell.family, cell.model, "" if prepared.entry.masked else cell.sampler)
-        if name not in self._warm:
-            self._warm.add(name)
-            warm_up(prepared.entry, prepared.ready.model, prepared.settings, condition.of(range(1)))
+        if name in self._warm:
+            return
+
+        self._warm.add(name)
+        warm_up(prepared.entry, prepared.ready.model, prepared.settings, condition.of(range(1)))
 
 
 def draw(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> tuple[np.ndarray, Report]:
     """Pictures uint8 [n, H, W, 3] of a condition whose first image has the index ``first``, and the report."""
     start = partial(begin, prepared.entry, prepared.ready.model, prepared.settings, condition, seed, first)
-    made: Any = finish(in_parts(start, len(condition)))
+    made: Any = finish(in_parts(start, len(condition), prepared.ready.model.net))
     return decode(prepared.ready, made).numpy(), made.report

@@ -42,9 +42,12 @@ def run(options: argparse.Namespace) -> int:
     batch = whole(options.batch, "batch", 1, MOST_IMAGES)
     options.samplers = None
 
-    plain = choose(find(usual_samplers(options).split(",")[0]).name, {})
+    # The plain sampler first, then the candidates.
+    usual = usual_samplers(options).split(",")[0]
+    plain = choose(find(usual).name, {})
     drafted = options.draft != AUTO or options.model == DEMO
     choices = [plain, *candidates(plain.entry.name, drafted)]
+
     planned = _planned(choices, options)
     what = conditions(planned, options.label, options.text, batch, options, seed)
     planned = with_draft(planned, options)
@@ -57,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
     warm_up(planned[0], what[0])
     advice = finish(calibrate(plain, choices[1:], make_pictures, settings, seed))
+
     print(advice.table)
     best: Choice = advice.best
     print(f"\nfor Any Sampler: {best.text}\nfor compare and bench: {_options(plain, best)}")
@@ -67,20 +71,33 @@ def _options(plain: Choice, best: Choice) -> str:
     """The plain sampler and a choice as options of compare and bench."""
     if best is plain:
         return f"--samplers {plain.entry.name}"
-    name = best.entry.name if best.entry is not plain.entry else f"{best.entry.name}:advised"
+
+    # The plain sampler with other settings is a variant of it.
+    name = best.entry.name
+    if best.entry is plain.entry:
+        name = f"{name}:advised"
+
+    # Without a preset in the options a sampler that has presets would take its default one.
+    values = dict(best.values)
     has_presets = bool(presets.values(best.entry.settings, presets.BALANCED, demo=True))
-    preset = {PRESET: best.preset} if has_presets else {}
-    own = {**preset, **best.values}
-    sets = (f"--set {name}.{setting}={value}" for setting, value in own.items())
-    return " ".join([f"--samplers {plain.entry.name},{name}", *sets])
+    if has_presets:
+        values = {PRESET: best.preset, **values}
+
+    parts = [f"--samplers {plain.entry.name},{name}"]
+    for setting, value in values.items():
+        parts.append(f"--set {name}.{setting}={value}")
+
+    return " ".join(parts)
 
 
 def _planned(choices: list[Choice], options: argparse.Namespace) -> list[Planned]:
     """The choices with their models and settings."""
     ready = load(options, [choice.entry for choice in choices])
-    out = []
+
+    planned = []
     for choice in choices:
         on = ready[choice.entry.name]
-        width = on.model.net.config.dim
-        out.append(Planned(choice.entry, choice.settings(defaults(on), on.demo, width), {}, choice.text, on))
-    return out
+        settings = choice.settings(defaults(on), on.demo, on.model.net.config.dim)
+        planned.append(Planned(choice.entry, settings, {}, choice.text, on))
+
+    return planned

@@ -41,6 +41,7 @@ def shared_options(parser: argparse.ArgumentParser) -> None:
     """Options for models, samplers and prompts."""
     model_options(parser)
     sampler_options(parser)
+
     parser.add_argument(
         "--random", metavar="SIZE", help="an official size (MAR-B, LlamaGen-XL, ...) with random weights; in a checkout"
     )
@@ -73,27 +74,29 @@ def run(options: argparse.Namespace) -> int:
     found = [_measure(planned, batch, repeats, drawn) for batch, drawn in zip(batches, what, strict=True)]
 
     device = planned[0].on.device
-    name = ", ".join(dict.fromkeys(p.on.model.name for p in planned))
-    notes = []
-    for group in found:
-        for p, timed in zip(planned, group["runs"], strict=True):
-            if "note" in timed:
-                note = literal(timed["note"], LONGEST_NOTE)
-                notes.append(f"note: {literal(p.label)}, batch {group['batch']}: {note}")
+    models = ", ".join(dict.fromkeys(p.on.model.name for p in planned))
 
+    # The file before the table: a reader of the table, such as head, may end this program.
     unsaved = ""
     if numbers:
         all_found = {
             "version": VERSION,
             "device": device.type,
             "machine": machine(device),
-            "model": name,
+            "model": models,
             "repeats": repeats,
             "batches": found,
         }
         unsaved = save([Result("json", numbers, as_text(json.dumps(all_found, indent=2) + "\n"))])
 
-    print(about(name, device, repeats), "", _table(found, planned), *([""] if notes else []), *notes, sep="\n")
+    print(about(models, device, repeats))
+    print()
+    print(_table(found, planned))
+
+    notes = _notes(found, planned)
+    if notes:
+        print("", *notes, sep="\n")
+
     if unsaved:
         raise UserError(unsaved)
     return 0
@@ -101,17 +104,24 @@ def run(options: argparse.Namespace) -> int:
 
 def planned_for(options: argparse.Namespace) -> tuple[list[Planned], dict[str, str]]:
     """See :func:`.planning.prepare`; with --random the models have random weights."""
-    if options.random and options.samplers is None:
-        options.samplers = FAMILIES[LLAMAGEN if options.random.startswith("LlamaGen") else MAR].usual
-    return prepare(options, _random if options.random else None)
+    if not options.random:
+        return prepare(options)
+
+    if options.samplers is None:
+        family = LLAMAGEN if options.random.startswith("LlamaGen") else MAR
+        options.samplers = FAMILIES[family].usual
+
+    return prepare(options, _random)
 
 
 def _random(options: argparse.Namespace, entries: Sequence[Entry]) -> dict[str, Ready]:
     """Models of an official size with random weights, by sampler name."""
     sizes = load_module("..bench.sizes", "random: an official size")
     ready = sizes.random_models(options.random, entries, options.dtype, choose_device(options.device))
+
     for made in ready.values():
         choose(made.model.net, options.speed, made.device)
+
     return ready
 
 
@@ -120,57 +130,93 @@ def conditions_of(
 ) -> list[AnyCondition]:
     """The condition of each sampler: the prompts in turn, or consecutive classes."""
     readers = [p for p in planned if p.on.condition != "class"]
-    if options.text or asked:
-        readers = readers or list(planned)  # if none reads text, conditions() reports it
-    prompts = options.text or [_PROMPT]
-    texts = [prompts[i % len(prompts)] for i in range(batch)]
-    made = conditions(readers, None, texts, 1, options, 0, asked) if readers else []
-    read = {id(p.on): condition for p, condition in zip(readers, made, strict=True)}
-    return [read.get(id(p.on)) or from_ids([i % p.on.classes for i in range(batch)]) for p in planned]
+    if not readers and (options.text or asked):
+        readers = list(planned)  # none reads text, which conditions() reports
+
+    # The conditions of models that read text, by model.
+    read: dict[int, AnyCondition] = {}
+    if readers:
+        prompts = options.text or [_PROMPT]
+        texts = [prompts[i % len(prompts)] for i in range(batch)]
+        made = conditions(readers, None, texts, 1, options, 0, asked)
+        read = {id(p.on): condition for p, condition in zip(readers, made, strict=True)}
+
+    found = []
+    for p in planned:
+        condition = read.get(id(p.on))
+        if condition is None:
+            condition = from_ids([i % p.on.classes for i in range(batch)])
+        found.append(condition)
+
+    return found
 
 
 def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCondition]) -> dict[str, Any]:
     """Run every sampler ``repeats`` times, interleaved; all timings and their medians."""
     for p, condition in zip(planned, what, strict=True):
         warm_up(p, condition)
+
     runs: list[list[Report]] = [[] for _ in planned]
     for repeat in range(repeats):
         for reports, p, condition in zip(runs, planned, what, strict=True):
-            reports.append(draw(p, condition, repeat).report)
-            if not reports[-1].seconds:
+            report = draw(p, condition, repeat).report
+            if not report.seconds:
                 raise UserError(f"{p.entry.name}: its run took no measurable time; raise --batch.")
+            reports.append(report)
 
     out = []
     for p, reports, base in zip(planned, runs, measured_against(planned), strict=True):
-        ratios = [a.seconds / b.seconds for a, b in zip(runs[base], reports, strict=True)]
-        accepted = [r.acceptance for r in reports if r.acceptance is not None]
-        entry: dict[str, Any] = {
-            "sampler": p.entry.name,
-            "variant": p.variant,
-            "model": p.on.model.name,
-            "settings": asdict(p.settings),
-            "seconds": [round(r.seconds, 6) for r in reports],
-            "median_seconds": round(median(r.seconds for r in reports), 6),
-            "seconds_per_image": round(median(r.seconds for r in reports) / batch, 6),
-            "ratio": round(median(ratios), 4),
-            "ratio_range": [round(min(ratios), 4), round(max(ratios), 4)],
-            "counts": {name: round(median(r.counts.get(name, 0) for r in reports)) for name in reports[0].counts},
-            "phases": {name: round(median(r.phases[name] for r in reports), 6) for name in reports[0].phases},
-            "peak_memory_bytes": reports[-1].peak_memory_bytes,
-        }
-        note = " ".join(dict.fromkeys(r.note for r in reports if r.note))
-        if note:
-            entry["note"] = note
-        if accepted:
-            entry["acceptance"] = round(median(accepted), 6)
-        out.append(entry)
+        out.append(_figures(p, reports, runs[base], batch))
+
     return {"batch": batch, "runs": out}
+
+
+def _figures(p: Planned, reports: list[Report], baseline: list[Report], batch: int) -> dict[str, Any]:
+    """The timings of a sampler's repeats, their medians, and their ratios to those of the baseline."""
+    seconds = [report.seconds for report in reports]
+    ratios = [base.seconds / report.seconds for base, report in zip(baseline, reports, strict=True)]
+
+    counts = {}
+    for name in reports[0].counts:
+        counts[name] = round(median(report.counts.get(name, 0) for report in reports))
+
+    phases = {}
+    for name in reports[0].phases:
+        phases[name] = round(median(report.phases[name] for report in reports), 6)
+
+    out: dict[str, Any] = {
+        "sampler": p.entry.name,
+        "variant": p.variant,
+        "model": p.on.model.name,
+        "settings": asdict(p.settings),
+        "seconds": [round(value, 6) for value in seconds],
+        "median_seconds": round(median(seconds), 6),
+        "seconds_per_image": round(median(seconds) / batch, 6),
+        "ratio": round(median(ratios), 4),
+        "ratio_range": [round(min(ratios), 4), round(max(ratios), 4)],
+        "counts": counts,
+        "phases": phases,
+        "peak_memory_bytes": reports[-1].peak_memory_bytes,
+    }
+
+    note = " ".join(dict.fromkeys(report.note for report in reports if report.note))
+    if note:
+        out["note"] = note
+
+    acceptances = [report.acceptance for report in reports if report.acceptance is not None]
+    if acceptances:
+        out["acceptance"] = round(median(acceptances), 6)
+
+    return out
 
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Processor, version of PyTorch and threads."""
-    cuda = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine()
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = platform.processor() or platform.machine()
+
     return {"name": name, "torch": torch.__version__, "threads": torch.get_num_threads()}
 
 
@@ -179,12 +225,26 @@ def about(name: str, device: torch.device, repeats: int) -> str:
     found = machine(device)
     threads = f", {found['threads']} threads" if device.type == "cpu" else ""
     where = f"{found['name']}{threads}, torch {found['torch']}"
+
     return f"{literal(name)} on {device.type} ({where}); medians of {repeats}, interleaved"
+
+
+def _notes(found: list[dict[str, Any]], planned: list[Planned]) -> list[str]:
+    """The remarks of the runs, a line each."""
+    notes = []
+    for group in found:
+        for p, timed in zip(planned, group["runs"], strict=True):
+            if "note" in timed:
+                note = literal(timed["note"], LONGEST_NOTE)
+                notes.append(f"note: {literal(p.label)}, batch {group['batch']}: {note}")
+
+    return notes
 
 
 def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:
     """The table of all batches and samplers."""
     rows = [_HEAD.split(", ")]
+
     for group in found:
         for entry, p in zip(group["runs"], planned, strict=True):
             low, high = entry["ratio_range"]
@@ -196,10 +256,13 @@ def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:
                 f"{entry['ratio']:.2f}x",
                 f"{low:.2f}-{high:.2f}",
             ]
+
             for phase in ("transformer", "head", "sampling"):
                 row.append(f"{entry['phases'][phase]:.3f}" if phase in entry["phases"] else "")
             for count in ("transformer_passes", "head_calls"):
                 row.append(str(entry["counts"].get(count, "")))
             row.append(f"{100 * entry['acceptance']:.1f} %" if "acceptance" in entry else "")
+
             rows.append(row)
+
     return markdown(rows, empty=False)

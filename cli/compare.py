@@ -10,6 +10,7 @@ distribution of images only.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,9 +22,10 @@ from ..reports.maps import token_map
 from ..reports.record import LONGEST_NOTE, PLAIN, Report, to_json, to_table
 from ..reports.table import literal
 from ..samplers.baseline import qualities
+from ..samplers.conditioning import AnyCondition
 from .conditions import conditions
 from .options import MOST_IMAGES, SEEDS, condition_options, model_options, sampler_options, whole
-from .planning import measured_against, prepare, with_draft
+from .planning import Planned, measured_against, prepare, with_draft
 from .running import draw, warm_up
 
 
@@ -32,6 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     model_options(parser)
     sampler_options(parser)
     condition_options(parser, "seed of the noise")
+
     add = parser.add_argument
     add("--out", default="compare.png", metavar="FILE", help="the picture; default compare.png")
     add("--json", metavar="FILE", help="also write the numbers (docs/report.md)")
@@ -53,10 +56,47 @@ def run(options: argparse.Namespace) -> int:
 
     planned, asked = prepare(options)
     expect_fits(len(planned), columns)
+
     # Conditions before drafts: Tar's language model, which is large, is freed by then.
     what = conditions(planned, options.label, options.text, batch, options, seed, asked)
     planned = with_draft(planned, options)
 
+    pictures, reports = _drawn(planned, what, seed)
+
+    labels = [p.label for p in planned]
+    base = measured_against(planned)
+    quality = qualities(pictures, reports, base)
+    title = _title(planned, what, seed)
+    grid = compare_grid(
+        pictures, labels, reports, columns, base, title=title, quality=quality, differences=options.differences
+    )
+
+    results = [Result("out", out, encoded(grid, out))]
+    if maps:
+        results.append(Result("maps", maps, encoded(_maps(pictures, labels, reports, title), maps)))
+    if numbers:
+        results.append(Result("json", numbers, as_text(to_json(reports, base, quality) + "\n")))
+
+    # Before the table: a reader of the table, such as head, may end this program.
+    unsaved = save(results)
+
+    print(to_table(reports, labels, base, quality))
+    for note in dict.fromkeys(report.note for report in reports if report.note):
+        print(f"note: {literal(note, LONGEST_NOTE)}")
+
+    if unsaved:
+        raise UserError(unsaved)
+
+    titles = {"out": "picture", "maps": "token maps", "json": "numbers"}
+    for result in results:
+        print(f"{titles[result.field]}: {result.path}")
+    return 0
+
+
+def _drawn(
+    planned: Sequence[Planned], what: Sequence[AnyCondition], seed: int
+) -> tuple[list[np.ndarray], list[Report]]:
+    """The pictures and the report of every sampler."""
     warmed: set[int] = set()
     for p, condition in zip(planned, what, strict=True):
         # Token samplers check their inputs here. A MAR's first step is expensive, so one sampler warms up for all.
@@ -71,44 +111,40 @@ def run(options: argparse.Namespace) -> int:
         pictures.append(decode(p.on, made).numpy())
         reports.append(made.report)
 
-    labels = [p.label for p in planned]
-    base = measured_against(planned)
-    quality = qualities(pictures, reports, base)
+    return pictures, reports
+
+
+def _title(planned: Sequence[Planned], what: Sequence[AnyCondition], seed: int) -> str:
+    """What the images show, the seed and the model."""
+    names: list[str] = []
+    for condition in what:
+        names += condition.names
+    shown = ", ".join(dict.fromkeys(names))
+
     models = list(dict.fromkeys(p.on.model.name for p in planned))
-    drawn = ", ".join(dict.fromkeys(name for condition in what for name in condition.names))
-    title = f"{drawn}, seed {seed}, {models[0] if len(models) == 1 else f'the {DEMO}'}"
-    grid = compare_grid(
-        pictures, labels, reports, columns, base, title=title, quality=quality, differences=options.differences
-    )
+    model = models[0] if len(models) == 1 else f"the {DEMO}"
 
-    results = [Result("out", out, encoded(grid, out))]
-    if maps:
-        results.append(Result("maps", maps, encoded(_maps(pictures, labels, reports, title), maps)))
-    if numbers:
-        results.append(Result("json", numbers, as_text(to_json(reports, base, quality) + "\n")))
-    # Before the table: a reader of the table, such as head, may end this program.
-    unsaved = save(results)
-
-    print(to_table(reports, labels, base, quality))
-    for note in dict.fromkeys(report.note for report in reports if report.note):
-        print(f"note: {literal(note, LONGEST_NOTE)}")
-    if unsaved:
-        raise UserError(unsaved)
-    titles = {"out": "picture", "maps": "token maps", "json": "numbers"}
-    for result in results:
-        print(f"{titles[result.field]}: {result.path}")
-    return 0
+    return f"{shown}, seed {seed}, {model}"
 
 
 def _maps(pictures: list[np.ndarray], labels: list[str], reports: list[Report], title: str) -> np.ndarray:
     """Token maps of all runs: the AR step of every token (once if it is the same for all), draft outcomes, islands."""
     cells: list[np.ndarray] = []
     names: list[str] = []
+
     for i, (picture, label, report) in enumerate(zip(pictures, labels, reports, strict=True)):
-        judged = "outcome" in report.maps and bool((report.maps["outcome"] != PLAIN).any())
-        same = i > 0 and np.array_equal(report.maps["step"], reports[0].maps["step"])
-        shown = {"fixed at step": not same, "outcome": judged, "islands": "islands" in report.maps}
-        for what in (name for name, show in shown.items() if show):
+        shown = []
+
+        same_order = i > 0 and np.array_equal(report.maps["step"], reports[0].maps["step"])
+        if not same_order:
+            shown.append("fixed at step")
+        if "outcome" in report.maps and (report.maps["outcome"] != PLAIN).any():
+            shown.append("outcome")
+        if "islands" in report.maps:
+            shown.append("islands")
+
+        for what in shown:
             cells.append(token_map(report, what, picture))
             names.append(f"{label}: {what}")
+
     return compare_grid(cells, names, [None] * len(cells), title=title)

@@ -53,14 +53,14 @@ def conditions(
         UserError: an unknown label, a missing prompt, or an option that no model uses.
     """
     names = ", ".join(dict.fromkeys(p.on.model.name for p in planned))
-    if texts and not any(p.on.condition != "class" for p in planned):
+    kinds = {p.on.condition for p in planned}
+    if texts and kinds == {"class"}:
         raise UserError(f"text: the models of this run ({names}) draw classes; name one with --label.")
-    if label is not None and all(p.on.condition != "class" for p in planned):
+    if label is not None and "class" not in kinds:
         raise UserError(f"label: the model of this run ({names}) draws from text; say what with --text.")
-    if asked and not any(p.on.condition == "features" for p in planned):
-        raise UserError(
-            f"set: no sampler of this run draws from Tar's codes, which {PROMPT}.{next(iter(asked))} is about."
-        )
+    if asked and "features" not in kinds:
+        setting = next(iter(asked))
+        raise UserError(f"set: no sampler of this run draws from Tar's codes, which {PROMPT}.{setting} is about.")
 
     build = builder(
         source(options),
@@ -82,7 +82,8 @@ def conditions(
         elif p.on.condition != "features":
             made[id(p.on)] = build.prompts(p.on, _each(texts, repeat, p.on))
         else:
-            codes = codes or build.codes(p.on, _each(texts, repeat, p.on))
+            if codes is None:
+                codes = build.codes(p.on, _each(texts, repeat, p.on))
             build.forget()  # the language model is larger than the de-tokenizer
             made[id(p.on)] = build.read(codes, p.on)
 
@@ -95,12 +96,14 @@ def _each(texts: Sequence[str] | None, repeat: int, on: Ready) -> list[str]:
     name = "text" if encoded else "prompt"
     if not texts:
         raise UserError(
-            f"{name}: {on.model.name} draws from text; say what with --{name}, for example --{name} "
-            "'a red boat at sunset'."
+            f"{name}: {on.model.name} draws from text; "
+            f"say what with --{name}, for example --{name} 'a red boat at sunset'."
         )
+
     if len(texts) * repeat > MOST_IMAGES:
         raise UserError(f"batch: {len(texts) * repeat} images are more than {MOST_IMAGES}; ask for fewer.")
 
     if encoded:
         texts = [prompt_of(text, "text") for text in texts]
+
     return [text for text in texts for _ in range(repeat)]

@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 success, 1 a check failed, 2 bad input, 130 interrupted, 141 the reader of the output has gone.
     """
     _open_streams()
+
     try:
         try:
             return _command(list(sys.argv[1:] if argv is None else argv))
@@ -60,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
         return 141
 
 
@@ -71,6 +73,7 @@ def _open_streams() -> None:
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
+
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
         elif isinstance(stream, io.TextIOWrapper):
@@ -79,18 +82,10 @@ def _open_streams() -> None:
 
 def _command(args: list[str]) -> int:
     """Run the command that the arguments name; returns the exit code."""
-    lines = "\n".join(f"  {name:<12}{help}" for name, (_, help) in COMMANDS.items())
-    checkout = f"{', '.join(DEVELOPMENT[:-1])} and {DEVELOPMENT[-1]}"
-    note = f"Each has its own --help. {checkout} need a checkout of the repository."
-    top = Parser(
-        PROGRAM,
-        description=f"FastAR without ComfyUI. Commands:\n{lines}\n\n{note}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    top.add_argument("command", choices=list(COMMANDS), metavar="command", help="one of the above")
     try:
-        name = top.parse_args(args[:1]).command
+        name = _top().parse_args(args[:1]).command
         module = load_module(COMMANDS[name][0], f"{name}: this command")
+
         parser = Parser(
             f"{PROGRAM} {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
@@ -111,6 +106,22 @@ def _command(args: list[str]) -> int:
         return 130
 
 
+def _top() -> Parser:
+    """The parser of the first argument, which names the command."""
+    lines = "\n".join(f"  {name:<12}{help}" for name, (_, help) in COMMANDS.items())
+    checkout = f"{', '.join(DEVELOPMENT[:-1])} and {DEVELOPMENT[-1]}"
+    note = f"Each has its own --help. {checkout} need a checkout of the repository."
+
+    parser = Parser(
+        PROGRAM,
+        description=f"FastAR without ComfyUI. Commands:\n{lines}\n\n{note}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=list(COMMANDS), metavar="command", help="one of the above")
+
+    return parser
+
+
 def load_judge() -> Any:
     """The demo's judge; a UserError if this installation does not contain it, or its file is missing."""
     return load_module("..tools.judging", "judge: the demo's judge").PictureBookJudge()
@@ -123,10 +134,12 @@ def load_module(name: str, what: str) -> Any:
         UserError: it is of a folder that this installation does not contain; the message names ``what`` needs it.
     """
     folder = name.split(".")[2] if name.startswith("..") else ""
+
     try:
         return importlib.import_module(name, __package__)
     except ModuleNotFoundError as e:
-        if folder and e.name == f"{(__package__ or '').rpartition('.')[0]}.{folder}":
+        package = (__package__ or "").rpartition(".")[0]
+        if folder and e.name == f"{package}.{folder}":
             raise UserError(
                 f"{what} needs a checkout of the FastAR repository; the installed pack does not contain {folder}/"
             ) from None
@@ -135,6 +148,10 @@ def load_module(name: str, what: str) -> Any:
 
 def _say(sentence: str) -> int:
     """Print a sentence to stderr, if anybody reads it, and return the exit code of bad input."""
+    if not sentence.endswith((".", "!", "?")):
+        sentence = f"{sentence}."
+
     with suppress(OSError):
-        print(sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.", file=sys.stderr, flush=True)
+        print(sentence, file=sys.stderr, flush=True)
+
     return 2

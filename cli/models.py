@@ -32,13 +32,16 @@ def choose_models(
         return {entry.name: (demos[entry.name], _demo_model(entry, entries, demos, files)) for entry in entries}
 
     found = listed_family(model) or identified(model, files) or entries[0].family
-    found = LLAMAGEN if found == PAR else found
+    if found == PAR:
+        found = LLAMAGEN
+
     for entry in entries:
         if found not in entry.families:
             raise UserError(
-                f"samplers: {entry.name} samples {entry.models}, but {Path(model).name} is not one; leave it out, or "
-                "name another model."
+                f"samplers: {entry.name} samples {entry.models}, but {Path(model).name} is not one; "
+                "leave it out, or name another model."
             )
+
     return {entry.name: (found, model) for entry in entries}
 
 
@@ -71,9 +74,13 @@ def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, s
     """
     family = families[entry.name]
     own = entry.demos(family)
-    fixed = [
-        other.demos(family)[0] for other in entries if families[other.name] == family and len(other.demos(family)) == 1
-    ]
+
+    fixed = []
+    for other in entries:
+        demos = other.demos(family)
+        if families[other.name] == family and len(demos) == 1:
+            fixed.append(demos[0])
+
     if len(own) == 1 or not fixed:
         return own[0]
 

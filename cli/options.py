@@ -38,22 +38,24 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for models, devices and folders."""
     for name, (default, about) in MODEL_OPTIONS.items():
         parser.add_argument(f"--{name}", default=default, help=about)
+
     add = parser.add_argument
     add("--dtype", default=AUTO, choices=(AUTO, *DTYPES, INT8), help="weights; default auto; int8: lossy, on a CPU")
     add(
         "--weights",
         default=AUTO,
         choices=WEIGHTS,
-        help="of a training's file with averaged (EMA) weights beside the trained ones: auto (default, the averaged "
-        "ones), ema or plain",
+        help="of a training's file with averaged (EMA) weights beside the trained ones: "
+        "auto (default, the averaged ones), ema or plain",
     )
     add(
         "--speed",
         default=PLAIN,
         choices=SPEEDS,
-        help="plain (default); compile: transformer blocks and diffusion steps by torch.compile, which takes a minute "
-        "at first",
+        help="plain (default); "
+        "compile: transformer blocks and diffusion steps by torch.compile, which takes a minute at first",
     )
+
     add(
         "--models",
         metavar="DIR",
@@ -64,6 +66,7 @@ def model_options(parser: argparse.ArgumentParser) -> None:
 def condition_options(parser: argparse.ArgumentParser, seed: str) -> None:
     """Add the options for what the images show, and for the seed."""
     add = parser.add_argument
+
     add("--label", help="class names or ids, separated by commas; default class 0")
     add(
         "--prompt",
@@ -73,8 +76,12 @@ def condition_options(parser: argparse.ArgumentParser, seed: str) -> None:
         dest="text",
         help="a prompt, for Harmon, UniPic, Janus, Tar and LlamaGen's text-to-image models; may be repeated",
     )
-    about = "what guidance leads away from, for Harmon and UniPic: a whole instruction; default 'Generate an image.'"
-    add("--negative", metavar="TEXT", help=about)
+    add(
+        "--negative",
+        metavar="TEXT",
+        help="what guidance leads away from, for Harmon and UniPic: a whole instruction; default 'Generate an image.'",
+    )
+
     add("--seed", default="7", help=f"{seed}; default 7")
     add("--batch", default="1", metavar="N", help="images of each label or text; default 1")
 
@@ -82,11 +89,12 @@ def condition_options(parser: argparse.ArgumentParser, seed: str) -> None:
 def sampler_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for samplers and settings."""
     add = parser.add_argument
+
     add(
         "--samplers",
         help="names separated by commas, combinations with a plus, variants of one sampler after a colon "
-        "(mar,mar:disa); default mar,fasthybrid, for a LlamaGen llamagen,zipar, for a PAR par, for Tar tar,zipar and "
-        "mulosd with a draft",
+        "(mar,mar:disa); default mar,fasthybrid, for a LlamaGen llamagen,zipar, for a PAR par, "
+        "for Tar tar,zipar and mulosd with a draft",
     )
     add(
         "--set",
@@ -105,8 +113,10 @@ def whole(text: str, name: str, low: int, high: int) -> int:
         number = int(text)
     except ValueError:
         raise UserError(f"{name}: {text!r} is not a whole number.") from None
+
     if not low <= number <= high:
         raise UserError(f"{name}: {number} is outside {low} to {high}.")
+
     return number
 
 
@@ -116,6 +126,10 @@ def source(options: argparse.Namespace) -> Source:
 
     def find(choice: str, family: str) -> Path:
         with Bar(f"downloading {choice}") as bar:
-            return find_file(choice, family, folder, lambda done, total: bar(done >> 20, total >> 20, "MiB"))
+
+            def report(done: int, total: int) -> None:
+                bar(done >> 20, total >> 20, "MiB")
+
+            return find_file(choice, family, folder, report)
 
     return Source(find, choose_device(options.device), options.dtype, speed=options.speed)

@@ -41,7 +41,8 @@ class Planned:
         """Label of its picture and table row."""
         if self.variant:
             return f"{self.entry.title}, {self.variant}"
-        asked = (f"{name.replace('_', ' ')} {value}" for name, value in self.asked.items())
+
+        asked = [f"{name.replace('_', ' ')} {value}" for name, value in self.asked.items()]
         return " ".join([self.entry.title, *asked])
 
     @property
@@ -60,8 +61,12 @@ def prepare(
     """
     samplers = usual_samplers(options)
     sets, asked = of_prompt(options.sets)
-    entries = [p.entry for p in plan(samplers, sets, {})]  # reports mistakes before anything is loaded
-    return plan(samplers, sets, (read or load)(options, entries)), asked
+
+    # Without models first, which reports mistakes before anything is loaded.
+    entries = [p.entry for p in plan(samplers, sets, {})]
+    ready = (read or load)(options, entries)
+
+    return plan(samplers, sets, ready), asked
 
 
 def of_prompt(sets: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -83,12 +88,19 @@ def usual_samplers(options: argparse.Namespace) -> str:
     """The value of --samplers, or the samplers that suit the model."""
     if options.samplers is not None:
         return options.samplers
+
     demo = options.model == DEMO
-    kind = (TAR if options.text else MAR) if demo else identified(options.model, source(options)) or MAR
+    if demo:
+        kind = TAR if options.text else MAR
+    else:
+        kind = identified(options.model, source(options)) or MAR
+
     if kind == PAR:
         return PAR
+
     family = FAMILIES[kind]
-    return family.usual + (family.drafted if demo or options.draft != AUTO else "")
+    has_draft = demo or options.draft != AUTO
+    return family.usual + family.drafted if has_draft else family.usual
 
 
 def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Ready]:
@@ -97,12 +109,17 @@ def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Rea
     files = source(options)
     labelled = getattr(options, "label", None) is not None
     chosen = choose_models(options.model, entries, files, bool(options.text), labelled)
-    if options.model == DEMO and options.decoder != AUTO and len({family for family, _ in chosen.values()}) > 1:
+
+    families = {family for family, _ in chosen.values()}
+    if options.model == DEMO and options.decoder != AUTO and len(families) > 1:
         raise UserError("decoder: the samplers of this run are of two families with a decoder each; leave it at auto.")
+
+    # Several samplers may have the same model.
     loaded: dict[str, Ready] = {}
     for family, choice in dict.fromkeys(chosen.values()):
         grid = None if options.grid is None else whole(options.grid, "grid", 2, 128)
         loaded[choice] = assembly.load(family, choice, files, options.decoder, grid, options.weights)
+
     return {name: loaded[choice] for name, (_, choice) in chosen.items()}
 
 
@@ -113,6 +130,7 @@ def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[
         UserError: an option that no sampler of the run uses, or a draft model that is missing or does not fit.
     """
     _expect_used(planned, options)
+
     drafts = Drafts(source(options), options.draft, options.model)
     return [replace(p, entry=complete(p.entry, p.on, drafts)) for p in planned]
 
@@ -120,6 +138,7 @@ def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[
 def _expect_used(planned: Sequence[Planned], options: argparse.Namespace) -> None:
     """Raise a UserError if an option was given that no sampler of the run uses: it would be ignored without a word."""
     read = {p.on.condition for p in planned}
+
     uses = {
         "draft": (any(p.entry.needs_draft for p in planned), "cspd and mulosd have a draft model"),
         "grid": (any(p.on.family != MAR for p in planned), "a MAR has one grid"),
@@ -128,21 +147,30 @@ def _expect_used(planned: Sequence[Planned], options: argparse.Namespace) -> Non
         "encoder": ("text" in read, "it is for text-to-image models of LlamaGen"),
         "negative": ("prompt" in read, "it is for Harmon and UniPic"),
     }
+
     for name, (used, whose) in uses.items():
-        usual = MODEL_OPTIONS.get(name.replace("_", "-"), (None, ""))[0]
+        option = name.replace("_", "-")
+        usual, _ = MODEL_OPTIONS.get(option, (None, ""))
         if not used and getattr(options, name, usual) != usual:
-            raise UserError(f"{name.replace('_', '-')}: no sampler of this run uses it, {whose}; leave it out.")
+            raise UserError(f"{option}: no sampler of this run uses it, {whose}; leave it out.")
 
 
 def by_key(names: Iterable[str]) -> dict[str, Entry]:
     """Samplers by name, or by name and variant ("mar:disa"). Raises UserError: no name, or an unknown sampler."""
     out: dict[str, Entry] = {}
-    for name in filter(None, (name.strip().lower() for name in names)):
+
+    for text in names:
+        name = text.strip().lower()
+        if not name:
+            continue
+
         kind, colon, variant = name.partition(":")
         entry = find(kind)
         out[f"{entry.name}{colon}{variant}"] = entry
+
     if not out:
         raise UserError("samplers: none is named; give at least one, for example mar.")
+
     return out
 
 
@@ -162,23 +190,31 @@ def assigned(
     """
     shared: dict[str, V] = {}
     own: dict[str, dict[str, V]] = {key: {} for key in entries}
+
     for text, value in values:
         sampler, dot, name = text.rpartition(".")
         if dot and sampler not in own:
             sampler = next(iter(by_key([sampler])))  # the parts of a combination may be in any order
             if sampler not in own:
                 raise UserError(f"set: {sampler[:60]} is not among the samplers of this run, {', '.join(own)}.")
-        known = names_of_settings({key: e for key, e in entries.items() if not dot or key == sampler})
+
+        known = names_of_settings({sampler: entries[sampler]} if dot else dict(entries))
         if name not in known:
             whose = f"{sampler} has no" if dot else "no sampler of this run has a"
             hint = did_you_mean(name, known) or f"there are {', '.join(known)}."
             raise UserError(f"set: {whose} setting {name[:60]}; {hint}")
-        (own[sampler] if dot else shared)[name] = value
+
+        if dot:
+            own[sampler][name] = value
+        else:
+            shared[name] = value
 
     out = {}
     for key, entry in entries.items():
         names = names_of_settings({key: entry})
-        out[key] = {name: value for name, value in shared.items() if name in names}, own[key]
+        fitting = {name: value for name, value in shared.items() if name in names}
+        out[key] = (fitting, own[key])
+
     return out
 
 
@@ -186,29 +222,42 @@ def plan(samplers: str, sets: Sequence[str], ready: Mapping[str, Ready]) -> list
     """Samplers with their settings, grouped by family, the baseline first in each.
 
     A later source of a setting takes precedence: the model's defaults, the preset (*balanced* unless another is asked
-    for), settings for all samplers, settings for one sampler. Without a model in ``ready``, by sampler name, the settings are only checked.
+    for), settings for all samplers, settings for one sampler. Without a model in ``ready``, by sampler name, the
+    settings are only checked.
     """
     entries = by_key(samplers.split(","))
     given = assigned(entries, [assignment(text, "set") for text in sets])
-    out = []
+
+    planned = []
     for key, entry in entries.items():
-        on = ready.get(entry.name)
         shared, own = given[key]
         asked = {**shared, **own}
         preset = asked.pop(PRESET, presets.BALANCED)  # the nodes' default; plain samplers have no presets
+
+        on = ready.get(entry.name)
         width = on.model.net.config.dim if on else 0
         demo = on is None or on.demo
         settings: Any = presets.combine(entry.settings, defaults(on) if on else {}, preset, asked, demo, width)
-        out.append(Planned(entry, settings, own, key.partition(":")[2], on))
 
-    families = [p.ready.family if p.ready else p.entry.family for p in out]
-    rank = {name: i for i, name in enumerate(dict.fromkeys(families))}
+        variant = key.partition(":")[2]
+        planned.append(Planned(entry, settings, own, variant, on))
 
-    def place(i: int) -> tuple[int, bool]:
-        baseline = out[i].entry.baseline and not out[i].variant
-        return rank[families[i]], not baseline
+    return _by_family(planned)
 
-    return [out[i] for i in sorted(range(len(out)), key=place)]
+
+def _by_family(planned: Sequence[Planned]) -> list[Planned]:
+    """The samplers family after family in the order of their first samplers, the baseline first in each."""
+
+    def family(p: Planned) -> str:
+        return p.ready.family if p.ready else p.entry.family
+
+    order = list(dict.fromkeys(family(p) for p in planned))
+
+    def place(p: Planned) -> tuple[int, bool]:
+        is_baseline = p.entry.baseline and not p.variant
+        return order.index(family(p)), not is_baseline
+
+    return sorted(planned, key=place)
 
 
 def measured_against(planned: Sequence[Planned]) -> list[int]:
@@ -217,6 +266,10 @@ def measured_against(planned: Sequence[Planned]) -> list[int]:
     Models of two families or sizes have different networks, so the ratio of their seconds is not a property of a
     method.
     """
-    return baselines(
-        [Run((p.on.family, p.on.tokens), p.entry.name, asdict(p.settings), math.isqrt(p.on.tokens)) for p in planned]
-    )
+    runs = []
+    for p in planned:
+        network = (p.on.family, p.on.tokens)
+        side = math.isqrt(p.on.tokens)
+        runs.append(Run(network, p.entry.name, asdict(p.settings), side))
+
+    return baselines(runs)

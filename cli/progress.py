@@ -19,11 +19,13 @@ class Bar(tqdm):
 
     def __init__(self, title: str):
         interval = _REDRAWN if sys.stderr.isatty() else _PRINTED
+
         try:
             sys.stderr.flush()
             unread = False
         except OSError:
             unread = True
+
         super().__init__(desc=title, delay=_APPEARS, mininterval=interval, leave=False, disable=unread)
 
     def __call__(self, done: int, total: int, unit: str) -> None:

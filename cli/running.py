@@ -15,11 +15,13 @@ from .progress import Bar
 
 def draw(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -> Any:
     """Run a sampler to its end, in parts if memory is insufficient; image i of the batch uses (seed, first + i)."""
-    p = planned
-    if p.on.masked:
-        expect_little_noise(cast(MARModel, p.on.model), len(condition), p.settings.diffusion_steps, "batch")
-    start = partial(batches.begin, p.entry, p.on.model, p.settings, condition, seed, first)
-    return drive(batches.in_parts(start, len(condition)), p.entry.title, "AR steps" if p.on.masked else "steps")
+    model = planned.on.model
+    if planned.on.masked:
+        expect_little_noise(cast(MARModel, model), len(condition), planned.settings.diffusion_steps, "batch")
+
+    start = partial(batches.begin, planned.entry, model, planned.settings, condition, seed, first)
+    unit = "AR steps" if planned.on.masked else "steps"
+    return drive(batches.in_parts(start, len(condition), model.net), planned.entry.title, unit)
 
 
 def drive(sampler: Any, title: str, unit: str) -> Any:
@@ -30,6 +32,7 @@ def drive(sampler: Any, title: str, unit: str) -> Any:
                 step = next(sampler)
             except StopIteration as end:
                 return end.value
+
             bar(step.done, step.total, unit)
 
 

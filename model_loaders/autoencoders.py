@@ -1,7 +1,7 @@
 """Loaders of image decoders: the KL autoencoder of MAR, and the VQ tokenizer of LlamaGen, PAR and Tar.
 
-Metadata entries: ``groups`` (GroupNorm groups, default 32) and ``name`` (default: the file's stem). The dtype "auto" is fp32, because half
-precision is visible in smooth areas.
+Metadata entries: ``groups`` (GroupNorm groups, default 32) and ``name`` (default: the file's stem). The dtype "auto" is
+fp32, because half precision is visible in smooth areas.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from .wrappers import AUTO
 def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", weights: str = AUTO) -> KLModel:
     """Load a KL autoencoder (KL-16 or any other size) with the official parameter names; see :mod:`.checkpoint`.
 
-    ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds both.
+    ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds
+    both.
     """
     compute = choose_dtype(dtype, device, "kl")
     file = read(path, "kl", weights=weights).filter(lambda name: not name.startswith("loss."))
     groups = file.number("groups", 32, 1, 1024)
-    net = ck.load_strictly(
-        file, lambda: KLAutoencoder(KLConfig.from_state_dict(file.state, groups)), dtype=compute, device=device
-    )
-    return KLModel(net, file.name)
+
+    def make() -> KLAutoencoder:
+        return KLAutoencoder(KLConfig.from_state_dict(file.state, groups))
+
+    return KLModel(ck.load_strictly(file, make, dtype=compute, device=device), file.name)
 
 
 def load_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", weights: str = AUTO) -> VQModel:
     """Load a VQ tokenizer (VQ-16, VQ-8 or any other size) with the official parameter names; see :mod:`.checkpoint`.
 
-    ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds both, as upstream.
-    Code usage statistics are ignored. The codebook is always fp32, so that
+    ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file
+    holds both, as upstream. Code usage statistics are ignored. The codebook is always fp32, so that
     nearest-neighbour codes do not change.
     """
     compute = choose_dtype(dtype, device, "vq")
@@ -47,19 +49,20 @@ def build_vq(file: ck.Checkpoint, compute: torch.dtype, device: str | torch.devi
     """The VQ tokenizer of a file that was read; see :func:`load_vq`."""
     file = file.filter(lambda name: name != HISTORY)
     groups = file.number("groups", 32, 1, 1024)
-    net = ck.load_strictly(
-        file,
-        lambda: VQAutoencoder(VQConfig.from_state_dict(file.state, groups)),
-        dtype=compute,
-        fp32=("quantize.",),
-        device=device,
-    )
-    return VQModel(net, file.name)
+
+    def make() -> VQAutoencoder:
+        return VQAutoencoder(VQConfig.from_state_dict(file.state, groups))
+
+    return VQModel(ck.load_strictly(file, make, dtype=compute, fp32=("quantize.",), device=device), file.name)
 
 
 def expect_codes(vq: VQModel, model: TokenModel) -> None:
     """Raise a UserError if a tokenizer has another number of codes than a model predicts."""
-    codes, vocab = vq.net.config.codes, model.net.config.vocab
-    if codes != vocab:
-        found = f"{vq.name} has {codes} codes, {model.name} writes {vocab}"
-        raise UserError(f"decoder: {found}; choose the decoder it was trained with.")
+    codes = vq.net.config.codes
+    vocab = model.net.config.vocab
+    if codes == vocab:
+        return
+
+    raise UserError(
+        f"decoder: {vq.name} has {codes} codes, {model.name} writes {vocab}; choose the decoder it was trained with."
+    )

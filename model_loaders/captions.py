@@ -1,8 +1,9 @@
 """Caption cleaning of LlamaGen's text-to-image models, applied to prompts as it was to the training captions.
 
-The rules are those of DeepFloyd IF's caption cleaner, also used by PixArt and LlamaGen (arXiv 2406.06525): lower case; no URLs, markup,
-nicknames, CJK characters, file names or long ids; one kind of dash and quote. As in training, they are applied **twice**. In place of the
-package ftfy, which the original uses, ligatures and full-width letters become common ones; text in a wrong encoding ("cafÃ©") stays.
+The rules are those of DeepFloyd IF's caption cleaner, also used by PixArt and LlamaGen (arXiv 2406.06525): lower case;
+no URLs, markup, nicknames, CJK characters, file names or long ids; one kind of dash and quote. As in training, they are
+applied **twice**. In place of the package ftfy, which the original uses, ligatures and full-width letters become common
+ones; text in a wrong encoding ("cafÃ©") stays.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ LONGEST = 2000
 
 _FILES = "(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)"
 _SITE = r"[a-zA-Z0-9.\-]+[.](?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)"
-_DASHES = r"\-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d"
+_DASHES = (
+    r"\-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40"
+    r"\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d"
+)
 
 _FORMS: dict[int, str | None] = dict.fromkeys((*range(9), 0x0B, *range(0x0E, 0x20), 0x7F))  # control characters
 _FORMS |= {c: unicodedata.normalize("NFKC", chr(c)) for c in (0x3000, *range(0xFF01, 0xFFEF), *range(0xFB00, 0xFB07))}
@@ -82,16 +86,25 @@ def prompt_of(text: str, field: str) -> str:
         UserError: it is empty, or nothing is left of it when it is cleaned.
     """
     prompt = " ".join(text.split())
+    if not prompt:
+        raise UserError(f"{field}: it is empty; say in words what to draw.")
     if not clean(prompt):
-        only = "addresses, file names and signs are left out, and nothing else is there" if prompt else "it is empty"
-        raise UserError(f"{field}: {only}; say in words what to draw.")
+        raise UserError(
+            f"{field}: addresses, file names and signs are left out, and nothing else is there; "
+            "say in words what to draw."
+        )
+
     return prompt
 
 
 def clean(caption: str) -> str:
-    """A caption as one line of text for the text encoder, possibly empty. Characters beyond the first 2000 are ignored."""
+    """A caption as one line of text for the text encoder, possibly empty.
+
+    Characters beyond the first 2000 are ignored.
+    """
     for _ in range(2):
         caption = _once(caption[:LONGEST])
+
     return caption
 
 
@@ -101,6 +114,7 @@ def _once(caption: str) -> str:
     caption = _apply(_SIGNS, html.unescape(_MARKUP.sub("", caption)))
     if caption.count("-") + caption.count("_") > 3:  # this-is-my-cute-cat
         caption = re.sub("[-_]", " ", caption)
+
     caption = unicodedata.normalize("NFC", caption.translate(_FORMS))
     caption = html.unescape(html.unescape(caption)).strip()
     return _apply(_ENDS, _apply(_SHOP, caption)).strip()
@@ -109,4 +123,5 @@ def _once(caption: str) -> str:
 def _apply(rules: list[tuple[re.Pattern[str], str]], text: str) -> str:
     for pattern, replacement in rules:
         text = pattern.sub(replacement, text)
+
     return text

@@ -1,11 +1,12 @@
 """Reading of weight files and Hugging Face model folders, and strict loading into a network.
 
-The format is detected from the first bytes, not from the extension. Pickled checkpoints are read by torch's weights-only unpickler,
-which executes no code from the file.
+The format is detected from the first bytes, not from the extension. Pickled checkpoints are read by torch's
+weights-only unpickler, which executes no code from the file.
 
-Arguments that all loaders share: ``path``, see :func:`read`; ``dtype``, see :func:`.families.choose_dtype`; ``device``, of the weights. All
-raise a UserError if a file is missing, damaged or of another network, if its weights do not fit, or if its metadata is invalid. The shape
-of a network is derived from its weights. Networks are in eval mode, without gradients.
+Arguments that all loaders share: ``path``, see :func:`read`; ``dtype``, see :func:`.families.choose_dtype`; ``device``,
+of the weights. All raise a UserError if a file is missing, damaged or of another network, if its weights do not fit, or
+if its metadata is invalid. The shape of a network is derived from its weights. Networks are in eval mode, without
+gradients.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _MAX_DEPTH = 64  # of JSON values inside each other
 
 N = TypeVar("N", bound=nn.Module)
 
-# Official training scripts store their arguments in these classes, which the unpickler finds by module and name: argparse's Namespace,
-# and easydict's EasyDict, in whose place it creates an ordered dictionary.
+# Official training scripts store their arguments in these classes, which the unpickler finds by module and name:
+# argparse's Namespace, and easydict's EasyDict, in whose place it creates an ordered dictionary.
 _EasyDict = type("EasyDict", (), {"__module__": "easydict", "__new__": lambda cls, *_: OrderedDict()})
 
 
@@ -56,7 +57,8 @@ class Checkpoint:
     """Contents of a weight file."""
 
     state: dict[str, Tensor]  # parameter names to CPU tensors in the file's dtype, memory-mapped
-    # Text entries of a safetensors header; of a pickle with arguments of its training the entry "args", the plain ones as JSON.
+    # Text entries of a safetensors header; of a pickle with arguments of its training the entry "args", the plain ones
+    # as JSON.
     metadata: dict[str, str]
     path: Path  # the file, or the folder of its shards
     field: str = "checkpoint"  # name of the input that selected the file; messages begin with it
@@ -80,10 +82,14 @@ class Checkpoint:
 
     def filter(self, keep: Callable[[str], bool]) -> Checkpoint:
         """The weights whose names satisfy ``keep``."""
-        return replace(self, state={name: t for name, t in self.state.items() if keep(name)})
+        kept = {name: tensor for name, tensor in self.state.items() if keep(name)}
+        return replace(self, state=kept)
 
     def assume(self, note: str) -> None:
-        """Remark what decides the result without being stated by user or file; it stands in the reports of the model."""
+        """Remark what decides the result without being stated by user or file.
+
+        Reports of the model show it.
+        """
         if note not in self.notes:
             self.notes.append(note)
 
@@ -98,24 +104,36 @@ class Checkpoint:
         return self.settings("args")
 
     def stated(self, key: str, low: float, high: float, arguments: Sequence[str] = ()) -> Any:
-        """A number that the metadata states as ``key``, else the training's arguments under one of these names; None if neither does."""
+        """A number that the metadata states as ``key``, else the training's arguments under one of these names.
+
+        None if neither does.
+        """
         value = self.number(key, None, low, high)
         for name in arguments:
             if value is None:
                 value = self.number(name, None, low, high, self.arguments)
+
         return value
 
     def number(self, key: str, default: Any, low: float, high: float, settings: Mapping[str, Any] | None = None) -> Any:
-        """A number from ``low`` to ``high`` of a JSON configuration (None: of the metadata), a whole one if ``low`` is an int; ``default``
-        if it is missing or null, and a UserError if it is no such number."""
-        value, kind = (self.metadata if settings is None else settings).get(key), type(low)
+        """A number from ``low`` to ``high`` of a JSON configuration (None: of the metadata).
+
+        It is a whole one if ``low`` is an int; ``default`` if it is missing or null.
+
+        Raises:
+            UserError: if it is no such number.
+        """
+        value = (self.metadata if settings is None else settings).get(key)
+        kind = type(low)
         if value is None:
             return default
+
         try:
             number: Any = kind(value) if settings is None else value
             fits = low <= number <= high and not isinstance(value, bool) and not (kind is int and number % 1)
         except (TypeError, ValueError):
             fits = False
+
         if not fits:
             noun = "a whole number" if kind is int else "a number"
             stated = str(value)[:40] if settings is None else shown(value)
@@ -123,25 +141,38 @@ class Checkpoint:
                 f"states {key} = {stated}, which must be {noun} from {low:g} to {high:g}",
                 f"correct {key} or remove it",
             )
+
         return kind(number)
 
     def text(self, key: str, default: str) -> str:
         """A text from the metadata: printable characters in one line, at most 80; ``default`` if there are none."""
         stated = self.metadata.get(key, "")[:_LONGEST_NAME]
-        text = "".join(c for c in " ".join(stated.split()) if c.isprintable())
-        return text[:80] or default
+        line = " ".join(stated.split())
+
+        printable = "".join(c for c in line if c.isprintable())
+        return printable[:80] or default
 
     @property
     def name(self) -> str:
-        """Display name: the metadata entry ``name``, else the file's stem, or the folder's name where that says nothing."""
-        telling = self.stem not in ("", "model", "checkpoint-last") or not self.folder.name
-        return self.text("name", self.stem if telling else self.folder.name)
+        """Display name: the metadata entry ``name``, else the file's stem.
+
+        The folder's name takes the place of a stem that says nothing.
+        """
+        says_nothing = self.stem in ("", "model", "checkpoint-last")
+        default = self.folder.name if says_nothing and self.folder.name else self.stem
+        return self.text("name", default)
 
     def settings(self, key: str, beside: bool = False) -> dict[str, Any]:
-        """A JSON object from the metadata, or ``beside`` a file without a configuration in its metadata, from ``<key>.json``; {} if there
-        is none. A UserError if it is not a JSON object."""
+        """A JSON object from the metadata; {} if there is none.
+
+        With ``beside``, a file without a configuration in its metadata takes it from ``<key>.json`` in its folder.
+
+        Raises:
+            UserError: if it is not a JSON object.
+        """
         if key in self.metadata:
             return parse_json(self.metadata[key], f"the entry {key} in {self.path.name}", self.field)
+
         beside = beside and "config" not in self.metadata
         return read_json(self.folder / f"{key}.json", self.field) if beside else {}
 
@@ -160,31 +191,48 @@ def read(
         field: name of the input that selected the file.
         skip: whether a weight of this name is left out; in safetensors it is not read at all.
         shards: the files that ``path``, a folder, stands for.
-        weights: which weights of a training's file: "ema" (averaged), "plain" (trained), or "auto", the averaged ones if there are any.
+        weights: which weights of a training's file: "ema" (averaged), "plain" (trained), or "auto",
+            the averaged ones if there are any.
 
     Raises:
-        UserError: if a file is missing, damaged, of another format, or holds other objects than plain values and tensors, no tensor, more
-            than 100,000, or an empty one, if two shards hold the same weight, or if ``weights`` is unknown.
+        UserError: if a file is missing, damaged, of another format, or holds other objects than plain
+            values and tensors, no tensor, more than 100,000, or an empty one, if two shards hold the same
+            weight, or if ``weights`` is unknown.
     """
     if weights not in WEIGHTS:
         raise UserError(f"weights: {str(weights)[:40]!r} is not known; choose {', '.join(WEIGHTS)}")
+
     whole = Checkpoint({}, {}, Path(path), field)
     for shard in shards or [whole.path]:
-        file = Checkpoint({}, {}, shard, field, notes=whole.notes)
-        state, metadata, averaged = _read_pickled(file, weights) if _is_pickled(file) else _read_safetensors(file, skip)
-        state, counted = unwrapped(state)
-        whole = replace(whole, averaged=whole.averaged or averaged or counted)
-        if not state and skip is None:
-            raise file.error("holds no tensors", "choose a file with a model's weights")
-        state = {name: tensor for name, tensor in state.items() if not (skip and skip(name))}
-        for name, tensor in state.items():
-            if not all(1 <= n <= _LONGEST_AXIS for n in tensor.shape):
-                raise file.error(f"holds a tensor that is empty or too large ({name[:80]}: {_shape(tensor)})")
-        if twice := state.keys() & whole.state.keys():
+        file = _read_file(Checkpoint({}, {}, shard, field, notes=whole.notes), skip, weights)
+        if twice := file.state.keys() & whole.state.keys():
             raise file.error(f"holds {min(twice)[:80]}, which another shard holds too", "get the shards again")
-        whole.state.update(state)
-        whole.metadata.update(metadata)
+
+        whole.state.update(file.state)
+        whole.metadata.update(file.metadata)
+        whole = replace(whole, averaged=whole.averaged or file.averaged)
+
     return whole
+
+
+def _read_file(file: Checkpoint, skip: Callable[[str], bool] | None, weights: str) -> Checkpoint:
+    """The contents of one file, see :func:`read`; ``file`` has its path and the input that selected it."""
+    if _is_pickled(file):
+        state, metadata, averaged = _read_pickled(file, weights)
+    else:
+        state, metadata = _read_safetensors(file, skip)
+        averaged = False  # such a file does not say so
+
+    state, counted = unwrapped(state)
+    if not state and skip is None:
+        raise file.error("holds no tensors", "choose a file with a model's weights")
+
+    state = {name: tensor for name, tensor in state.items() if not (skip and skip(name))}
+    for name, tensor in state.items():
+        if not all(1 <= n <= _LONGEST_AXIS for n in tensor.shape):
+            raise file.error(f"holds a tensor that is empty or too large ({name[:80]}: {_shape(tensor)})")
+
+    return replace(file, state=state, metadata=metadata, averaged=averaged or counted)
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
@@ -193,6 +241,7 @@ def read_metadata(path: str | Path) -> dict[str, str]:
     try:
         if _is_pickled(file):
             return {}
+
         with _opened(file) as opened:
             return dict(opened.metadata() or {})
     except UserError:
@@ -210,9 +259,12 @@ def _is_pickled(file: Checkpoint) -> bool:
             head = opened.read(512)
     except OSError as e:
         raise file.error(f"cannot be read ({e.strerror})", "check its permissions") from e
+
     if head.startswith(b"PK\x03\x04"):
         return True
-    header, size = int.from_bytes(head[:8], "little"), file.path.stat().st_size
+
+    header = int.from_bytes(head[:8], "little")
+    size = file.path.stat().st_size
     if head[8:9] == b"{" and header <= _HEADER_LIMIT:
         return False
     if head[8:9] == b"{" and header <= size:
@@ -220,6 +272,7 @@ def _is_pickled(file: Checkpoint) -> bool:
             f"has a header of {header / 1e6:.1f} MB, more than the limit of {_HEADER_LIMIT / 1e6:.0f} MB",
             "its metadata is too long: save its weights again with safetensors.torch.save_file, without metadata",
         )
+
     raise file.error(*other_format(head, size))
 
 
@@ -228,8 +281,10 @@ def _opened(file: Checkpoint) -> Iterator[Any]:
     """A safetensors file, opened by the library; a UserError in place of every exception in the block."""
     with file.path.open("rb") as raw:  # the library takes kilobytes for each tensor of a header
         count = raw.read(8 + int.from_bytes(raw.read(8), "little")).count(b'"data_offsets"')
+
     if count > _MAX_TENSORS:
         raise file.error(f"holds {count} tensors, more than the limit of {_MAX_TENSORS}", "choose another file")
+
     try:
         with safe_open(str(file.path), framework="pt", device="cpu") as opened:
             yield opened
@@ -240,26 +295,31 @@ def _opened(file: Checkpoint) -> Iterator[Any]:
 
 
 def _wrong_length(path: Path) -> str:
-    """What is wrong with the length of a safetensors file; "" if it is right, or the header does not say what it should be."""
+    """What is wrong with the length of a safetensors file.
+
+    "" if it is right, or the header does not say what it should be.
+    """
     size = path.stat().st_size
+
     with path.open("rb") as raw:
         header = raw.read(8 + int.from_bytes(raw.read(8), "little"))
     ends = [int(end) for end in _END.findall(header)]
+
     expected = len(header) + max(ends, default=0)
     if not ends or size == expected:
         return ""
+
     if size < expected:
         return f"is damaged or cut short: it has {size} bytes of {expected}"
     return f"is damaged: it has {size} bytes, {size - expected} more than its header describes"
 
 
-def _read_safetensors(
-    file: Checkpoint, skip: Callable[[str], bool] | None
-) -> tuple[dict[str, Tensor], dict[str, str], bool]:
-    """Weights and metadata of a safetensors file, and False: it does not say that its weights are averaged ones."""
+def _read_safetensors(file: Checkpoint, skip: Callable[[str], bool] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Weights and metadata of a safetensors file."""
     with _opened(file) as opened:
         names = [name for name in opened.keys() if not (skip and skip(name))]
-        return {name: opened.get_tensor(name) for name in names}, dict(opened.metadata() or {}), False
+        state = {name: opened.get_tensor(name) for name in names}
+        return state, dict(opened.metadata() or {})
 
 
 def _read_pickled(file: Checkpoint, weights: str) -> tuple[dict[str, Tensor], dict[str, str], bool]:
@@ -268,21 +328,41 @@ def _read_pickled(file: Checkpoint, weights: str) -> tuple[dict[str, Tensor], di
     Raises:
         UserError: if it holds anything else than tensors and plain values, or claims more than its bytes.
     """
-    path = file.path
-    if _TORCH < (2, 6):  # older weights-only unpicklers can be made to execute code (CVE-2025-32434)
-        why = f"is a pickled checkpoint, unsafe to read with torch {torch.__version__}"
-        raise file.error(why, "use torch 2.6 or a .safetensors file")
-    if path.suffix == ".safetensors":  # torch does not map such files
-        raise file.error("is a torch checkpoint and not a safetensors file", "rename it to .pt")
     try:
-        archive.check(path)
+        unpacked = unpack(_unpickled(file), weights)
+    except NoWeights as e:
+        raise file.error(str(e), e.remedy) from e
+    for note in unpacked.notes:
+        file.assume(note)
+
+    # Zero strides turn a few bytes into gigabytes. The factor 2 allows for shared weights.
+    claimed = sum(tensor.numel() * tensor.element_size() for tensor in unpacked.state.values())
+    if claimed > 2 * file.path.stat().st_size:
+        raise file.error("claims more weights than it holds bytes")
+
+    metadata = {"args": json.dumps(unpacked.arguments)} if unpacked.arguments else {}
+    return unpacked.state, metadata, unpacked.averaged
+
+
+def _unpickled(file: Checkpoint) -> Any:
+    """The content of a file of ``torch.save``; a UserError if it holds anything else than tensors and plain values."""
+    if _TORCH < (2, 6):  # older weights-only unpicklers can be made to execute code (CVE-2025-32434)
+        raise file.error(
+            f"is a pickled checkpoint, unsafe to read with torch {torch.__version__}",
+            "use torch 2.6 or a .safetensors file",
+        )
+    if file.path.suffix == ".safetensors":  # torch does not map such files
+        raise file.error("is a torch checkpoint and not a safetensors file", "rename it to .pt")
+
+    try:
+        archive.check(file.path)
         with torch.serialization.safe_globals([argparse.Namespace, _EasyDict]):
-            found: Any = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)  # noqa: TID251
+            return torch.load(str(file.path), map_location="cpu", weights_only=True, mmap=True)  # noqa: TID251
     except archive.HoldsCode as e:
         raise file.error(
             f"holds {e}, which is neither a tensor nor a plain value and may be code, so nothing was loaded",
-            "use a .safetensors version of it, or if you trust it, load it with torch.load(weights_only=False) and save its state_dict "
-            "alone",
+            "use a .safetensors version of it, or if you trust it, load it with torch.load(weights_only=False) "
+            "and save its state_dict alone",
         ) from e
     except archive.Refused as e:
         raise file.error(first_line(e), e.remedy or _UNCHANGED) from e
@@ -292,17 +372,6 @@ def _read_pickled(file: Checkpoint, weights: str) -> tuple[dict[str, Tensor], di
         raise
     except Exception as e:  # a damaged file can raise any exception
         raise file.error(f"is damaged or no checkpoint ({first_line(e)})") from e
-    try:
-        unpacked = unpack(found, weights)
-    except NoWeights as e:
-        raise file.error(str(e), e.remedy) from e
-    for note in unpacked.notes:
-        file.assume(note)
-    # Zero strides turn a few bytes into gigabytes. The factor 2 allows for shared weights.
-    if sum(t.numel() * t.element_size() for t in unpacked.state.values()) > 2 * path.stat().st_size:
-        raise file.error("claims more weights than it holds bytes")
-    metadata = {"args": json.dumps(unpacked.arguments)} if unpacked.arguments else {}
-    return unpacked.state, metadata, unpacked.averaged
 
 
 def member(path: Path, field: str) -> Path:
@@ -313,10 +382,13 @@ def member(path: Path, field: str) -> Path:
     """
     if os.path.islink(path) and not os.path.exists(path):  # or leads to itself
         raise UserError(f"{field}: {path.name} in {path.parent} is a link that leads to no file; put the file there")
-    folder, target = path.parent.resolve(), path.resolve()
+
+    folder = path.parent.resolve()
+    target = path.resolve()
     cached = folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"
     if folder not in target.parents and not cached:
         raise UserError(f"{field}: {path.name} in {path.parent} is a link out of that folder; put the file there")
+
     return path
 
 
@@ -330,14 +402,16 @@ def read_text(path: Path, field: str) -> str:
             raise ValueError("it is no regular file")
         return path.read_text(encoding="utf-8-sig")  # editors on Windows begin a text with a byte order mark
     except (OSError, ValueError) as e:
-        where = f"{path.name} in {path.parent}"
-        raise UserError(f"{field}: {where} cannot be read ({first_line(e)}); get the file again") from e
+        raise UserError(
+            f"{field}: {path.name} in {path.parent} cannot be read ({first_line(e)}); get the file again"
+        ) from e
 
 
 def read_json(path: Path, field: str) -> dict[str, Any]:
     """A JSON object from a file of a model folder; {} if the file does not exist. Errors as :func:`parse_json`."""
     if not os.path.lexists(path):
         return {}
+
     return parse_json(read_text(path, field), f"{path.name} in {path.parent}", field)
 
 
@@ -353,11 +427,13 @@ def parse_json(text: str, where: str, field: str) -> dict[str, Any]:
     def integer(text: str) -> int:
         if len(text) > _MAX_DIGITS:
             raise ValueError(f"it holds a number of {len(text)} digits")
+
         return int(text)
 
     def finite(text: str) -> float:
         if not math.isfinite(float(text)):
             raise ValueError(f"it holds the number {text[:20]}")
+
         return float(text)
 
     try:
@@ -373,8 +449,11 @@ def parse_json(text: str, where: str, field: str) -> dict[str, Any]:
 
 def shown(value: Any) -> str:
     """A value of a JSON file for a message: a text in quotes, so that it differs from a number."""
-    if isinstance(value, (dict, list)):  # possibly too deep to be written out
-        return "a dictionary" if isinstance(value, dict) else "a list"
+    if isinstance(value, dict):  # possibly too deep to be written out
+        return "a dictionary"
+    if isinstance(value, list):
+        return "a list"
+
     return repr(value)[:40] if isinstance(value, str) else json.dumps(value)[:40]
 
 
@@ -386,12 +465,13 @@ def _deeper(value: Any, most: int) -> bool:
         level = [child for children in inner for child in children if isinstance(child, (dict, list))]
         if not level:
             return False
+
     return True
 
 
 @contextmanager
 def misfits(file: Checkpoint) -> Iterator[None]:
-    """Report the errors that missing, misshaped or contradictory weights of ``file`` cause in the block as a UserError."""
+    """Report what missing, misshaped or contradictory weights of ``file`` raise in the block as a UserError."""
     try:
         yield
     except UserError:
@@ -415,35 +495,27 @@ def load_strictly(
 ) -> N:
     """A network in eval mode, without gradients, with copies of all weights of a file.
 
-    ``make`` constructs it, on the device "meta", where weights take no memory. ``fp32``: name prefixes of weights that are fp32 regardless
-    of ``dtype``; ``int8``: whether the blocks are rounded to int8. On the device "meta" the network has shapes only, and no weight is
-    read. A UserError if names are missing, unexpected or misshaped, or weights
-    are no finite floating-point numbers.
+    Args:
+        file: the weights.
+        make: constructs the network, on the device "meta", where weights take no memory.
+        dtype: of the weights.
+        fp32: name prefixes of weights that are fp32 regardless of ``dtype``.
+        device: of the weights. On "meta" the network has shapes only, and no weight is read.
+        int8: whether the blocks are rounded to int8.
+
+    Raises:
+        UserError: if names are missing, unexpected or misshaped, or weights are no finite floating-point numbers.
     """
     with misfits(file), torch.device("meta"):
         net = make()
-    state, expected, loaded = file.state, net.state_dict(), {}
-    both = [(name, _shape(state[name]), _shape(t)) for name, t in expected.items() if name in state]
-    wrong: dict[str, list[str]] = {
-        "missing": [name for name in expected if name not in state],
-        "unexpected": [name for name in state if name not in expected],
-        "misshaped": [f"{name} is {shape}, not {wanted}" for name, shape, wanted in both if shape != wanted],
-    }
-    if any(wrong.values()):
-        some = {kind: ", ".join(names[:3])[:240] + ", ..." * (len(names) > 3) for kind, names in wrong.items()}
-        found = [f"{len(names)} {kind} ({some[kind]})" for kind, names in wrong.items() if names]
-        spare = not wrong["missing"] and not wrong["misshaped"]
-        remedy = "save the file without them, or choose another" if spare else _UNCHANGED
-        raise file.error(f"does not fit {file.what}: {', '.join(found)}", remedy)
-    for name, tensor in state.items():
-        if not tensor.is_floating_point() or tensor.layout is not torch.strided:
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise file.error(
-                f"holds {kind} and no plain weights in {name[:80]}, so it is quantised or packed",
-                "get the fp32, bf16 or fp16 file of the same model",
-            )
+    _expect_same_weights(file, net.state_dict())
+
+    loaded = {}
+    for name, tensor in file.state.items():
+        _expect_plain(file, name, tensor)
         target = torch.float32 if name.startswith(tuple(fp32)) else dtype
         loaded[name] = tensor.to(device=device, dtype=target, copy=True).contiguous()
+
         if not loaded[name].is_meta and not _finite(loaded[name]):
             if _finite(tensor):
                 raise file.error(f"has weights too large for {dtype} in {name[:80]}", "choose dtype bf16 or fp32")
@@ -451,9 +523,49 @@ def load_strictly(
                 f"holds NaN or infinite weights in {name[:80]}, so it is damaged or from a training that diverged",
                 "get it again, or choose another file",
             )
+
     net.load_state_dict(loaded, strict=True, assign=True)
     limit_packing(net)
-    return (quantize(net) if int8 else net).eval().requires_grad_(False)
+    if int8:
+        net = quantize(net)
+
+    return net.eval().requires_grad_(False)
+
+
+def _expect_same_weights(file: Checkpoint, expected: Mapping[str, Tensor]) -> None:
+    """Raise a UserError unless a file holds the expected names with the expected shapes, and no others."""
+    wrong: dict[str, list[str]] = {
+        "missing": [name for name in expected if name not in file.state],
+        "unexpected": [name for name in file.state if name not in expected],
+        "misshaped": [],
+    }
+    for name, tensor in expected.items():
+        if name in file.state and file.state[name].shape != tensor.shape:
+            wrong["misshaped"].append(f"{name} is {_shape(file.state[name])}, not {_shape(tensor)}")
+    if not any(wrong.values()):
+        return
+
+    found = []
+    for kind, names in wrong.items():
+        if names:
+            some = ", ".join(names[:3])[:240] + ", ..." * (len(names) > 3)
+            found.append(f"{len(names)} {kind} ({some})")
+
+    only_unexpected = not wrong["missing"] and not wrong["misshaped"]
+    remedy = "save the file without them, or choose another" if only_unexpected else _UNCHANGED
+    raise file.error(f"does not fit {file.what}: {', '.join(found)}", remedy)
+
+
+def _expect_plain(file: Checkpoint, name: str, tensor: Tensor) -> None:
+    """Raise a UserError unless a weight is a dense tensor of floating-point numbers."""
+    if tensor.is_floating_point() and tensor.layout is torch.strided:
+        return
+
+    kind = str(tensor.dtype).removeprefix("torch.")
+    raise file.error(
+        f"holds {kind} and no plain weights in {name[:80]}, so it is quantised or packed",
+        "get the fp32, bf16 or fp16 file of the same model",
+    )
 
 
 def _shape(tensor: Tensor) -> str:
@@ -462,6 +574,10 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _finite(tensor: Tensor) -> bool:
+    """Whether all values are finite."""
     if tensor.element_size() == 1:  # aminmax does not support fp8
         tensor = tensor.float()
-    return not tensor.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
+    if not tensor.numel():
+        return True
+
+    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())

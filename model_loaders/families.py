@@ -1,4 +1,4 @@
-"""The families of weight files: where they are chosen, how parameter names identify them, their dtypes, and reading one."""
+"""The families of weight files: how each is identified by parameter names, chosen, converted to a dtype, and read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Kind(NamedTuple):
 
     noun: str  # what messages call a file of the family
     field: str  # the input that selects its files; messages begin with it
-    # Beginnings of parameter names that a file of the family has, each at least once (of a tuple any); () if it is not identified.
+    # Beginnings of parameter names that a file of the family has, each at least once (of a tuple any); () if it is not
+    # identified.
     prefixes: tuple[str | tuple[str, ...], ...] = ()
     folder: bool = False  # whether it may be a model folder
     loader: str = ""  # the node that loads it, if it has one of its own
@@ -38,64 +39,147 @@ class Kind(NamedTuple):
 
 
 _JANUS = ("gen_head.vision_head.", "model.generation_head.vision_head.")
-_HYBRID = ("mar.fake_latent", "llm.model.embed_tokens.")
-_LLAMAGEN, _DTOK = ("tok_embeddings.weight", "cls_embedding."), ("tok_embeddings.weight", "clip_proj.")
-_T5 = "encoder.block.0.layer.0.SelfAttention."
 # The second name is that of transformers' models with an image reader.
 _WORDS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
+
 # In order of identification: a file is of the first family whose prefixes are all there.
 KINDS = {
-    "janusflow": Kind("a JanusFlow, which draws by another method", "checkpoint", ("vision_gen_",)),
-    "janus": Kind("a Janus", "checkpoint", (_JANUS,), folder=True, loader="Load Janus", auto="bf16"),
-    "hybrid": Kind("a Harmon or UniPic", "checkpoint", _HYBRID, True, "Load Harmon / UniPic", "kl16", "bf16", True),
-    "mar": Kind("a MAR", "checkpoint", ("diffloss.net.",), loader="Load MAR", decoder="kl16"),
-    "vq": Kind("a VQ autoencoder", "decoder", ("quantize.embedding.weight",), auto="fp32"),
-    "kl": Kind("a KL autoencoder", "decoder", ("post_quant_conv.weight", "decoder."), auto="fp32"),
-    "llamagen": Kind("a LlamaGen", "checkpoint", _LLAMAGEN, False, "Load LlamaGen / PAR", "vq16-c2i", "bf16"),
-    "dtok": Kind("a Tar de-tokenizer", "checkpoint", _DTOK, False, "Load Tar De-tokenizer", "vq16-t2i", "bf16"),
-    "ta-tok": Kind("a TA-Tok", "ta_tok", ("bottleneck.regularizer.",), auto="bf16"),
-    "t5": Kind("a T5 text encoder", "encoder", (_T5,), folder=True, auto="bf16", overflows=True),
-    "tar": Kind("a Tar language model", "checkpoint", (_WORDS,), folder=True, loader="Load Tar", auto="bf16"),
-    "tokenizer": Kind("a tokenizer", "checkpoint", folder=True),
+    "janusflow": Kind(
+        noun="a JanusFlow, which draws by another method",
+        field="checkpoint",
+        prefixes=("vision_gen_",),
+    ),
+    "janus": Kind(
+        noun="a Janus",
+        field="checkpoint",
+        prefixes=(_JANUS,),
+        folder=True,
+        loader="Load Janus",
+        auto="bf16",
+    ),
+    "hybrid": Kind(
+        noun="a Harmon or UniPic",
+        field="checkpoint",
+        prefixes=("mar.fake_latent", "llm.model.embed_tokens."),
+        folder=True,
+        loader="Load Harmon / UniPic",
+        decoder="kl16",
+        auto="bf16",
+        overflows=True,
+    ),
+    "mar": Kind(
+        noun="a MAR",
+        field="checkpoint",
+        prefixes=("diffloss.net.",),
+        loader="Load MAR",
+        decoder="kl16",
+    ),
+    "vq": Kind(
+        noun="a VQ autoencoder",
+        field="decoder",
+        prefixes=("quantize.embedding.weight",),
+        auto="fp32",
+    ),
+    "kl": Kind(
+        noun="a KL autoencoder",
+        field="decoder",
+        prefixes=("post_quant_conv.weight", "decoder."),
+        auto="fp32",
+    ),
+    "llamagen": Kind(
+        noun="a LlamaGen",
+        field="checkpoint",
+        prefixes=("tok_embeddings.weight", "cls_embedding."),
+        loader="Load LlamaGen / PAR",
+        decoder="vq16-c2i",
+        auto="bf16",
+    ),
+    "dtok": Kind(
+        noun="a Tar de-tokenizer",
+        field="checkpoint",
+        prefixes=("tok_embeddings.weight", "clip_proj."),
+        loader="Load Tar De-tokenizer",
+        decoder="vq16-t2i",
+        auto="bf16",
+    ),
+    "ta-tok": Kind(
+        noun="a TA-Tok",
+        field="ta_tok",
+        prefixes=("bottleneck.regularizer.",),
+        auto="bf16",
+    ),
+    "t5": Kind(
+        noun="a T5 text encoder",
+        field="encoder",
+        prefixes=("encoder.block.0.layer.0.SelfAttention.",),
+        folder=True,
+        auto="bf16",
+        overflows=True,
+    ),
+    "tar": Kind(
+        noun="a Tar language model",
+        field="checkpoint",
+        prefixes=(_WORDS,),
+        folder=True,
+        loader="Load Tar",
+        auto="bf16",
+    ),
+    "tokenizer": Kind(noun="a tokenizer", field="checkpoint", folder=True),
 }
 
 
 def choose_dtype(name: str, device: str | torch.device, family: str) -> torch.dtype:
     """The compute dtype of a network of ``family``, a key of :data:`KINDS`, on a device.
 
-    ``name`` is "fp32", "bf16", "fp16"; "int8": fp32, and the loaders round the blocks; or "auto": the family's own, where a GPU computes it
-    at full speed, else fp32. For a MAR that is fp16, in which it was evaluated, not bf16: the first diffusion step multiplies a denoiser's
-    rounding error by hundreds (316 at 100 diffusion steps), to 0.15 in fp16 and about 1 in bf16.
+    ``name`` is "fp32", "bf16", "fp16"; "int8": fp32, and the loaders round the blocks; or "auto": the family's own,
+    where a GPU computes it at full speed, else fp32. For a MAR that is fp16, in which it was evaluated, not bf16: the
+    first diffusion step multiplies a denoiser's rounding error by hundreds (316 at 100 diffusion steps), to 0.15 in
+    fp16 and about 1 in bf16.
 
-    A UserError for an unknown name, fp16 where it overflows, and int8 on another device than a CPU or without its product in PyTorch.
+    Raises:
+        UserError: for an unknown name, fp16 where it overflows, and int8 on another device than a CPU or without its
+            product in PyTorch.
     """
-    kind, device = KINDS[family], torch.device(device)
+    kind = KINDS[family]
+    device = torch.device(device)
     if name == "fp16" and kind.overflows:
         raise UserError(f"dtype: fp16 overflows in {kind.noun}; choose bf16, fp32 or auto")
     if isinstance(name, str) and name in DTYPES:
         return DTYPES[name]
+
     if name == INT8:
         if device.type != "cpu" or not hasattr(torch, "_int_mm"):
-            found = f"and the models run on {device}"
-            raise UserError(f"dtype: int8 needs a CPU and its int8 product, {found}; choose auto.")
+            raise UserError(
+                f"dtype: int8 needs a CPU and its int8 product, and the models run on {device}; choose auto."
+            )
         return torch.float32
+
     if name != "auto":
         raise UserError(f"dtype: {name!r} is not known; choose auto, {', '.join(DTYPES)}, {INT8}")
-    half = device.type in ("mps", "xpu")
+
+    fp16_is_fast = device.type in ("mps", "xpu")
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         if kind.auto == "bf16" and capability >= (8, 0):
             return torch.bfloat16
-        half = capability >= (7, 0)  # before Volta fp16 is not faster than fp32, and on some cards much slower
-    return torch.float16 if half and kind.auto != "fp32" and not kind.overflows else torch.float32
+        fp16_is_fast = capability >= (7, 0)  # before Volta it is not faster than fp32, and on some cards much slower
+
+    if fp16_is_fast and kind.auto != "fp32" and not kind.overflows:
+        return torch.float16
+    return torch.float32
 
 
 def identify(names: Iterable[str]) -> str:
     """Identify a family by parameter names: a key of :data:`KINDS`, or "unknown"."""
     held = list(names)
+
+    def is_there(prefix: str | tuple[str, ...]) -> bool:
+        return any(name.startswith(prefix) for name in held)
+
     for family, kind in KINDS.items():
-        if kind.prefixes and all(any(name.startswith(prefix) for name in held) for prefix in kind.prefixes):
+        if kind.prefixes and all(map(is_there, kind.prefixes)):
             return family
+
     return "unknown"
 
 
@@ -111,47 +195,58 @@ def read(
         weights: "ema", "plain" or "auto", see :func:`.checkpoint.read`.
 
     Raises:
-        UserError: as :func:`.checkpoint.read`; if the file holds another family, with the input or node that accepts it; if its weights
-            are quantised or a LoRA; or if it does not hold the wanted kind of weights.
+        UserError: as :func:`.checkpoint.read`; if the file holds another family, with the input or node that accepts
+            it; if its weights are quantised or a LoRA; or if it does not hold the wanted kind of weights.
     """
-    expected, path = KINDS[family], Path(path)
+    expected = KINDS[family]
+    path = Path(path)
     shards = weight_files(path, expected.field, expected.noun) if expected.folder else [path]
     whole = path if shards == [path] else shards[0].parent
+
     file = replace(ck.read(whole, expected.field, skip, shards, weights), what=expected.noun)
     file, found = identified(file, family, weights)
     if found == family:
         _expect_weights(file, weights)
         return file.filter(lambda name: not (skip and skip(name)))
+
     if found == "unknown":
         tops = {".".join(name.split(".")[:2]) for name in file.state}
         raise file.error(
             f"holds no weights of {expected.noun}, but {listed(tops)}",
             f"choose a file with {expected.noun}, under the parameter names of its authors",
         )
+
     kind = KINDS[found]
-    elsewhere = "choose another file" if kind.field == expected.field else f"choose it as {kind.field}"
-    remedy = f"load it with {kind.loader}" if kind.loader else elsewhere
+    if kind.loader:
+        remedy = f"load it with {kind.loader}"
+    elif kind.field == expected.field:
+        remedy = "choose another file"
+    else:
+        remedy = f"choose it as {kind.field}"
     raise file.error(f"holds {kind.noun}, not {expected.noun}", remedy)
 
 
 def identified(file: ck.Checkpoint, wanted: str = "", weights: str = AUTO) -> tuple[ck.Checkpoint, str]:
     """The network in a file under its own names, and its family, a key of :data:`KINDS` or "unknown".
 
-    In a training's file a prefix stands in front of all names of the network ("model.", "model.diffusion_model."), and other networks may
-    lie beside it. ``wanted`` is the family that is looked for, "" for any.
+    In a training's file a prefix stands in front of all names of the network ("model.", "model.diffusion_model."), and
+    other networks may lie beside it. ``wanted`` is the family that is looked for, "" for any.
 
     Raises:
         UserError: if the weights are quantised or a LoRA, or if several networks of the family are there.
     """
     if packed := packed_format(file.state, file.metadata):
         raise file.error(*packed)
+
     found = identify(file.state)
     if found != "unknown":
         return file, found
+
     inside = _inside(file.state)
     prefixes = [prefix for prefix, family in inside.items() if family == (wanted or family)] or list(inside)
     if not prefixes:
         return file, found
+
     averaged = [prefix for prefix in prefixes if is_averaged(prefix)]
     trained = [prefix for prefix in prefixes if prefix not in averaged]
     chosen = averaged if averaged and (weights != PLAIN or not trained) else trained
@@ -162,28 +257,37 @@ def identified(file: ck.Checkpoint, wanted: str = "", weights: str = AUTO) -> tu
         )
     if averaged and trained and weights == AUTO:
         file.assume("averaged (EMA) weights of the file; it holds the trained ones, too")
+
     prefix = chosen[0]
-    state = {name.removeprefix(prefix): t for name, t in file.state.items() if name.startswith(prefix)}
-    return replace(file, state=state, averaged=file.averaged or is_averaged(prefix)), inside[prefix]
+    state = {name.removeprefix(prefix): tensor for name, tensor in file.state.items() if name.startswith(prefix)}
+    network = replace(file, state=state, averaged=file.averaged or is_averaged(prefix))
+    return network, inside[prefix]
 
 
 def _inside(state: Mapping[str, Any]) -> dict[str, str]:
     """Prefixes of names behind which there is a network, to its family; none of them within another."""
-    firsts = [kind.prefixes[0] for kind in KINDS.values() if kind.prefixes]
-    beginnings = [start for first in firsts for start in ([first] if isinstance(first, str) else first)]
+    beginnings: list[str] = []
+    for kind in KINDS.values():
+        if kind.prefixes:
+            first = kind.prefixes[0]
+            beginnings += [first] if isinstance(first, str) else first
+
     prefixes = set()
     for name in state:
-        for start in beginnings:
-            at = name.find(f".{start}")
+        for beginning in beginnings:
+            at = name.find(f".{beginning}")
             if at >= 0:
                 prefixes.add(name[: at + 1])
+
     found: dict[str, str] = {}
     for prefix in sorted(prefixes, key=len)[:_MOST_PREFIXES]:
         if any(prefix.startswith(outer) for outer in found):
             continue
+
         family = identify(name.removeprefix(prefix) for name in state if name.startswith(prefix))
         if family != "unknown":
             found[prefix] = family
+
     return found
 
 

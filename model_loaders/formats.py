@@ -1,7 +1,7 @@
-"""Names of what is often taken for a file of weights: other formats, by their first bytes, and weights that only another program can
-read, by their names.
+"""What is often taken for a file of weights: other formats, told by their first bytes, and weights of other programs.
 
-Every answer is a pair: what was found, which completes the sentence "<file> ...", and what to do.
+The latter are told by the names of the weights. Every answer is a pair: what was found, which completes the sentence
+"<file> ...", and what to do.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Mapping
+
+# What the names of weight files end with.
+SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt", ".bin")
 
 _CHOOSE = "choose a .safetensors file or a torch checkpoint"
 _SHORTEST = 8  # bytes; fewer than any file of weights has
@@ -62,24 +65,32 @@ _NAMED = ("_quantization_metadata", "quantization_config")
 
 
 def other_format(head: bytes, size: int) -> tuple[str, str]:
-    """What a file is that begins with ``head`` and is neither safetensors nor a checkpoint of ``torch.save``; ``size`` in bytes."""
+    """What a file is that is neither safetensors nor a checkpoint of ``torch.save``.
+
+    ``head`` are its first bytes; ``size`` is in bytes.
+    """
     if not size:
         return "is empty (0 bytes)", "get the file again"
+
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     for beginning, answer in _BEGINNINGS.items():
         if text.startswith(beginning):
             return answer
+
     if head[_TAR] == b"ustar":
         return "is a tar archive", _UNPACK
     if text.startswith(b"{") and b'"weight_map"' in text:
         return "is the index of several weight files, not weights", "choose one of the files that it names"
+
     shown = printable(text)
     if text.startswith((b"{", b"[")) and shown:
         return f"is a JSON text, not weights ({shown})", _CHOOSE
     if shown:
         return f"is a text, not weights ({shown})", _CHOOSE
+
     if size <= _SHORTEST:
         return f"is cut short: it has {size} bytes", "get the file again"
+
     return "is no weight file of a known format", _CHOOSE
 
 
@@ -89,25 +100,34 @@ def printable(text: bytes) -> str:
         start = codecs.getincrementaldecoder("utf-8")().decode(text[:320])  # which may end within a character
     except UnicodeDecodeError:
         return ""
+
     words = " ".join(start.split())
     return f"'{words[:80]}'" if words and words.isprintable() else ""
 
 
 def packed_format(names: Iterable[str], metadata: Mapping[str, str]) -> tuple[str, str] | None:
-    """What a file holds whose weights need another program: quantised weights, or the changes of a LoRA; None for anything else."""
+    """What a file holds whose weights need another program: quantised weights, or the changes of a LoRA.
+
+    None for anything else.
+    """
     names = list(names)
     plain = "get the fp32, bf16 or fp16 file of the same model"
+
     for kind, pattern in _PACKED.items():
         found = next((name for name in names if pattern.search(name)), None)
         if found is not None:
             return f"holds {kind}, which FastAR cannot read ({found[:80]})", plain
+
     scales = next((name for name in names if _MLX.search(name)), None)
     if scales is not None and any(_MLX_TOO.search(name) for name in names):
         return f"holds weights that MLX quantised, which FastAR cannot read ({scales[:80]})", plain
+
     stated = next((key for key in _NAMED if key in metadata), None)
     if stated is not None:
         return f"holds quantised weights, which FastAR cannot read ({stated} in its metadata)", plain
+
     changed = next((name for name in names if _LORA.search(name)), None)
     if changed is not None:
         return f"holds a LoRA, which changes a model and is none ({changed[:80]})", "merge it into the model first"
+
     return None

@@ -1,6 +1,7 @@
 """Catalogue of weight files: the built-in demo, local files, and entries that are downloaded from the Hugging Face Hub.
 
-A *choice* is the selected menu text. Graphs travel between machines and versions, so more texts are understood than a menu shows:
+A *choice* is the selected menu text. Graphs travel between machines and versions, so more
+texts are understood than a menu shows:
 
 - an entry's id ("mar-base"), with or without "(download ...)", before and after its download;
 - the name of a file or folder relative to one of the model folders, with the separators of any system;
@@ -21,7 +22,8 @@ from typing import NamedTuple
 
 from ..errors import UserError
 from .families import KINDS
-from .transfer import WEIGHTS, Missing, Remote, download, readable_size, spoiled
+from .formats import SUFFIXES
+from .transfer import Missing, Remote, download, readable_size, spoiled
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # The decoder of LlamaGen's text-to-image models, and the TA-Tok of files that name none.
@@ -75,57 +77,65 @@ class Entry:
     def files(self) -> list[Part]:
         """The files of the entry."""
         if not self.parts:
-            return [Part(self.file, PureWindowsPath(self.file).name, self.sha256, False)]
+            return [Part(path=self.file, name=PureWindowsPath(self.file).name, sha256=self.sha256, optional=False)]
+
         parts = []
         for name, sha256 in self.parts.items():
             bare = name.removesuffix("?")
-            parts.append(Part(f"{self.file}/{bare}", bare, sha256, bare != name))
+            parts.append(Part(path=f"{self.file}/{bare}", name=bare, sha256=sha256, optional=bare != name))
+
         return parts
 
     @property
     def weights(self) -> set[str]:
         """Names of the weight files in the folder of an entry of several files."""
-        return {part.name for part in self.files if part.name.endswith(WEIGHTS)}
+        return {part.name for part in self.files if part.name.endswith(SUFFIXES)}
 
     @property
     def pinned(self) -> bool:
         """Whether the sha256 of all weights is known."""
-        digests = [part.sha256 for part in self.files if part.name.endswith(WEIGHTS)]
+        digests = [part.sha256 for part in self.files if part.name.endswith(SUFFIXES)]
         return bool(digests) and all(digests)
 
     @property
     def label(self) -> str:
         """Menu text while the file is not downloaded."""
         size = f" {readable_size(self.size)}" if self.size else ""
+        note = f", {self.note}" if self.note else ""
         pinned = "" if self.pinned else ", not pinned"
-        return f"{self.id} (download{size}{f', {self.note}' if self.note else ''}{pinned})"
+        return f"{self.id} (download{size}{note}{pinned})"
 
     def find(self, folders: Sequence[Path]) -> Path | None:
-        """The file, which may lie in a subfolder of a model folder, or the folder of several files; None if it is not there.
+        """The file, or the folder of several files; None if it is not there.
 
-        A file that is evidently none, such as the login page of a network under the name of the weights, does not count.
+        It may lie in a subfolder of a model folder. A file that is evidently none, such as the login page of a network
+        under the name of the weights, does not count.
         """
         for folder in folders:
             for path in _below(folder, self.file):
                 if self._whole(path):
                     return path
+
         return None
 
     def _whole(self, path: Path) -> bool:
         """Whether a path is the file, or the folder with all files."""
         if not self.parts:
             return path.is_file() and not spoiled(path)
+
         paths = [path / part.name for part in self.files if not part.optional]
         return all(path.is_file() and not spoiled(path) for path in paths)
 
 
 def _below(folder: Path, name: str) -> Iterator[Path]:
-    """Existing paths below a folder that end with ``name``, which may contain folders: first directly in it, then by depth.
+    """Existing paths below a folder that end with ``name``, which may contain folders.
 
-    Links are followed, as ComfyUI's menus do, and each folder is read once.
+    The one directly in the folder comes first, then the others by depth. Links are followed, as ComfyUI's menus do,
+    and each folder is read once.
     """
     if os.path.exists(folder / name):
         yield folder / name
+
     seen: set[tuple[int, int]] = set()
     level = [folder]
     while level:
@@ -136,10 +146,13 @@ def _below(folder: Path, name: str) -> Iterator[Path]:
                 if (about.st_dev, about.st_ino) in seen:
                     continue
                 seen.add((about.st_dev, about.st_ino))
-                with os.scandir(place) as entries:
-                    below += [place / entry.name for entry in sorted(entries, key=lambda e: e.name) if entry.is_dir()]
+
+                with os.scandir(place) as found:
+                    inner = [entry for entry in found if entry.is_dir()]
             except OSError:  # a folder that must not be read
                 continue
+            below += [place / entry.name for entry in sorted(inner, key=lambda entry: entry.name)]
+
         yield from (place / name for place in below if os.path.exists(place / name))
         level = below
 
@@ -152,11 +165,15 @@ def _catalogue() -> tuple[Entry, ...]:
 
 def entries(family: str) -> list[Entry]:
     """Catalogue entries of a family (a key of :data:`.families.KINDS`), built-in entries first."""
-    return sorted((e for e in _catalogue() if e.family == family), key=lambda e: not e.built_in)
+    own = [entry for entry in _catalogue() if entry.family == family]
+    return sorted(own, key=lambda entry: not entry.built_in)
 
 
 class _Place(NamedTuple):
-    """Where a name in a model folder meets an entry: it is the entry's file, or lies in the folder of an entry of several files."""
+    """Where a name in a model folder meets an entry.
+
+    The name is that of the entry's file, or lies in the folder of an entry of several files.
+    """
 
     file: str  # of the entry
     before: str  # the folders before the entry's file
@@ -168,6 +185,7 @@ def _by_first_step(files: Sequence[str]) -> dict[str, list[str]]:
     out: dict[str, list[str]] = {}
     for file in files:
         out.setdefault(file.partition("/")[0], []).append(file)
+
     return out
 
 
@@ -178,7 +196,8 @@ def _place(name: str, files: Mapping[str, Sequence[str]]) -> _Place | None:
         for file in files.get(step, ()):
             below = "/".join(steps[i:])
             if below == file or below.startswith(f"{file}/"):
-                return _Place(file, "/".join(steps[:i]), below[len(file) + 1 :])
+                return _Place(file=file, before="/".join(steps[:i]), rest=below[len(file) + 1 :])
+
     return None
 
 
@@ -189,15 +208,21 @@ def _places(names: tuple[str, ...], files: tuple[str, ...]) -> dict[str, _Place]
     One pass, and remembered, because ComfyUI asks for all menus at once and a folder may hold thousands of names.
     """
     by_step = _by_first_step(files)
-    found = ((name, _place(name, by_step)) for name in names)
-    return {name: place for name, place in found if place is not None}
+
+    places = {}
+    for name in names:
+        place = _place(name, by_step)
+        if place is not None:
+            places[name] = place
+
+    return places
 
 
 @lru_cache(maxsize=8)
 def _model_folders(names: tuple[str, ...]) -> dict[str, str]:
     """Of the names that are the weights of a Hugging Face folder, or a shard of them, the folder."""
-    folders = ((name, _SHARD_OR_MODEL.sub("", name)) for name in names)
-    return {name: folder for name, folder in folders if name != folder}
+    folders = {name: _SHARD_OR_MODEL.sub("", name) for name in names}
+    return {name: folder for name, folder in folders.items() if name != folder}
 
 
 def _downloads() -> dict[str, Entry]:
@@ -206,32 +231,20 @@ def _downloads() -> dict[str, Entry]:
 
 
 def _complete(entry: Entry, names: set[str]) -> bool:
-    """Whether these names in the folder of an entry of several files are all its weights, or weights of the user's own."""
+    """Whether names in the folder of an entry of several files are enough to load it.
+
+    They are if they are all its weights, or there are weights of the user's own.
+    """
     return entry.weights <= names or bool(names - entry.weights)
 
 
 def menu(family: str, local: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
     """Menu of a loader: existing built-in entries, local files, then downloadable entries.
 
-    ``local``: names relative to the model folders ``folders``. A file of an entry that is evidently none, see :meth:`Entry.find`, is left
-    out, and its entry is offered again, as is one whose download is not complete.
+    ``local``: names relative to the model folders ``folders``. A file of an entry that is evidently none, see
+    :meth:`Entry.find`, is left out, and its entry is offered again, as is one whose download is not complete.
     """
-    downloads = _downloads()
-    places = _places(tuple(local), tuple(downloads))
-    left_out: set[str] = set()
-    here: dict[
-        tuple[str, str], set[str]
-    ] = {}  # (an entry's id, the folders before its file) to the files in its folder
-    weights = {file: entry.weights for file, entry in downloads.items()}
-    for name, place in places.items():
-        entry = downloads[place.file]
-        own = (
-            bool(place.rest) and place.rest not in weights[place.file]
-        )  # a file of the user's in the folder of an entry
-        if entry.family != family or not own and _is_spoiled(name, folders):
-            left_out.add(name)
-        else:
-            here.setdefault((entry.id, place.before), set()).add(place.rest)
+    left_out, here = _local_files(family, local, folders)
     names = [name for name in local if name not in left_out]
     if KINDS[family].folder:
         model_folders = _model_folders(tuple(local))
@@ -240,12 +253,39 @@ def menu(family: str, local: Sequence[str], folders: Sequence[Path] = ()) -> lis
     built_in: list[str] = []
     missing: list[str] = []
     for entry in entries(family):
-        if entry.built_in and not entry.missing:
-            built_in.append(entry.id)
-        found = [files for (id, _), files in here.items() if id == entry.id]
-        if not entry.built_in and not any(not entry.parts or _complete(entry, files) for files in found):
+        if entry.built_in:
+            if not entry.missing:
+                built_in.append(entry.id)
+            continue
+
+        copies = here.get(entry.id, {}).values()
+        if not any(not entry.parts or _complete(entry, files) for files in copies):
             missing.append(entry.label)
+
     return built_in + names + missing
+
+
+def _local_files(
+    family: str, local: Sequence[str], folders: Sequence[Path]
+) -> tuple[set[str], dict[str, dict[str, set[str]]]]:
+    """Names that the menu of a family leaves out, and the files of entries that are here.
+
+    The latter are the names in an entry's folder, by the entry's id and by the folders before its file.
+    """
+    downloads = _downloads()
+    weights = {file: entry.weights for file, entry in downloads.items()}
+
+    left_out: set[str] = set()
+    here: dict[str, dict[str, set[str]]] = {}
+    for name, place in _places(tuple(local), tuple(downloads)).items():
+        entry = downloads[place.file]
+        is_users = bool(place.rest) and place.rest not in weights[place.file]  # in the folder of an entry
+        if entry.family != family or not is_users and _is_spoiled(name, folders):
+            left_out.add(name)
+        else:
+            here.setdefault(entry.id, {}).setdefault(place.before, set()).add(place.rest)
+
+    return left_out, here
 
 
 def _is_spoiled(name: str, folders: Sequence[Path]) -> bool:
@@ -258,9 +298,16 @@ def _is_spoiled(name: str, folders: Sequence[Path]) -> bool:
 def resolve(choice: str, family: str, folders: Sequence[Path], download_to: Path, progress: Progress = None) -> Path:
     """The file or folder of a choice, see the module's documentation, in the model folders ``folders``, or downloaded.
 
-    ``family`` is a key of :data:`.families.KINDS`; ``download_to``, the folder for downloads, is created if necessary. ``progress`` gets
-    (bytes received, total bytes or 0) several times a second; an exception from it cancels the download, and the next call resumes it. A
-    UserError if there is no such file, the name leads outside the folders, or the download fails.
+    Args:
+        choice: the selected menu text.
+        family: a key of :data:`.families.KINDS`.
+        folders: the model folders.
+        download_to: the folder for downloads, created if necessary.
+        progress: gets (bytes received, total bytes or 0) several times a second; an exception from it cancels the
+            download, and the next call resumes it.
+
+    Raises:
+        UserError: if there is no such file, the name leads outside the folders, or the download fails.
     """
     download_to = Path(download_to)
     wanted = _wanted(choice, family, [*map(Path, folders)])
@@ -268,26 +315,29 @@ def resolve(choice: str, family: str, folders: Sequence[Path], download_to: Path
         return wanted
     if wanted.built_in:
         return _PACKAGE / wanted.file
+
     found = wanted.find([*map(Path, folders), download_to])
     return found or _fetch(wanted, download_to, KINDS[family].field, progress)
 
 
 def absent(choice: str, family: str, folders: Sequence[Path]) -> Entry | None:
-    """The catalogue entry that :func:`resolve` would download for a choice; None for built-in entries and files that are here.
+    """The catalogue entry that :func:`resolve` would download for a choice; None for what is here.
 
-    A UserError if the choice stands for nothing, see :func:`resolve`.
+    Raises:
+        UserError: if the choice stands for nothing, see :func:`resolve`.
     """
     wanted = _wanted(choice, family, [*map(Path, folders)])
     if isinstance(wanted, Path) or wanted.built_in or wanted.find([*map(Path, folders)]):
         return None
+
     return wanted
 
 
 def check(choice: str, family: str, folders: Sequence[Path], local: Sequence[str] = ()) -> None:
     """Raise a UserError if a choice stands for nothing that is here or can be downloaded, see :func:`resolve`.
 
-    It reads no folder: ComfyUI validates graphs of any length on the thread that serves everything else. ``local``: names in the folders,
-    of which the message recommends one with the same last part.
+    It reads no folder: ComfyUI validates graphs of any length on the thread that serves everything else. ``local``:
+    names in the folders, of which the message recommends one with the same last part.
     """
     _wanted(choice, family, folders, local)
 
@@ -302,19 +352,20 @@ def _wanted(choice: str, family: str, folders: Sequence[Path], local: Sequence[s
                 f"{kind.field}: the built-in {entry.id} is missing from this installation; install FastAR again"
             )
         return entry
+
     path = _local(choice, folders, kind.field, kind.folder)
     entry = _named(choice, family)
     if entry is not None and (path is None or not _usable(path, entry)):
         return entry
     if path is not None:
         return path
+
     where = " or ".join(map(str, folders)) or "any model folder"
     same = _last_parts(tuple(local)).get(PureWindowsPath(choice).name)
-    remedy = (
-        f"choose {same[:80]!a}, which has the same name, or put the file there"
-        if same
-        else "put it there or choose another"
-    )
+    if same:
+        remedy = f"choose {same[:80]!a}, which has the same name, or put the file there"
+    else:
+        remedy = "put it there or choose another"
     raise UserError(f"{kind.field}: {choice[:80]!a} is not in {where}; {remedy}")
 
 
@@ -330,37 +381,46 @@ def _named(choice: str, family: str) -> Entry | None:
     place = _place(choice, _by_first_step([*downloads]))
     if place is None:
         return None
+
     entry = downloads[place.file]
     whole = not place.rest or place.rest in entry.weights
     return entry if entry.family == family and whole else None
 
 
 def _usable(path: Path, entry: Entry) -> bool:
-    """Whether a local file or folder under the name of an entry's is one: not a web page, and not a part of a download."""
+    """Whether a local file or folder under an entry's name is not a web page, and not a part of a download."""
     if path.is_file():
         return not spoiled(path)
+
     weights = entry.weights
-    names = {file.name for file in path.iterdir() if file.suffix in WEIGHTS}
+    names = {file.name for file in path.iterdir() if file.suffix in SUFFIXES}
     return _complete(entry, {name for name in names if name not in weights or not spoiled(path / name)})
 
 
 def decoder_for(choice: str, family: str, stated: str | None = None, text: bool = False) -> str:
-    """The id of the decoder that "auto" selects for a model: that of its catalogue entry (chosen by id or file), or stated in the file's
-    metadata, or the official one; LlamaGen's text-to-image models (``text``) have their own."""
+    """The id of the decoder that "auto" selects for a model.
+
+    It is that of the model's catalogue entry (chosen by id or file), or stated in the file's metadata, or the official
+    one; LlamaGen's text-to-image models (``text``) have their own.
+    """
     return stated_decoder(choice, family, stated) or (_TEXT_DECODER if text else KINDS[family].decoder)
 
 
 def stated_decoder(choice: str, family: str, stated: str | None = None) -> str | None:
-    """The id of the decoder that a model's catalogue entry (chosen by id or file) or its metadata names; None if neither does."""
+    """The id of the decoder that a model's catalogue entry (chosen by id or file) or its metadata names.
+
+    None if neither does.
+    """
     entry = _entry(choice, family) or _named(choice, family)
     if entry and entry.decoder:
         return entry.decoder
+
     kind = next(e.family for e in _catalogue() if e.id == KINDS[family].decoder)
     return str(stated) if stated in [e.id for e in entries(kind)] else None
 
 
 def ta_tok_for(stated: str | None) -> str:
-    """The id of the TA-Tok that "auto" selects for a de-tokenizer: the one in the file's metadata, else the official one."""
+    """The id of the TA-Tok that "auto" selects for a de-tokenizer: the one in its metadata, else the official one."""
     return str(stated) if stated in [e.id for e in entries("ta-tok")] else _TA_TOK
 
 
@@ -370,24 +430,32 @@ def draft_for(choice: str) -> str | None:
 
 
 def _id(choice: str) -> str:
+    """The id in a menu text."""
     return _DOWNLOAD_SUFFIX.sub("", choice.strip())
 
 
 def _entry(choice: str, family: str) -> Entry | None:
-    """The catalogue entry of a choice, None for a file; a UserError if it is no text, or the entry of another family."""
+    """The catalogue entry of a choice, None for a file.
+
+    Raises:
+        UserError: if it is no text, or the entry of another family.
+    """
+    wanted = KINDS[family]
     if not isinstance(choice, str):
-        found = type(choice).__name__
-        raise UserError(f"{KINDS[family].field}: it got a {found}, not a name; choose one from the list")
+        raise UserError(f"{wanted.field}: it got a {type(choice).__name__}, not a name; choose one from the list")
     if len(choice) > _LONGEST_CHOICE:
         raise UserError(
-            f"{KINDS[family].field}: {choice[:80]!a}... has {len(choice)} characters, which no file's name has; choose one from the list"
+            f"{wanted.field}: {choice[:80]!a}... has {len(choice)} characters, which no file's name has; "
+            "choose one from the list"
         )
+
     entry = next((e for e in _catalogue() if e.id == _id(choice)), None)
-    if entry and entry.family != family:
-        field, kind = KINDS[family].field, KINDS[entry.family]
-        remedy = "choose another from the list" if kind.field == field else f"choose it as {kind.field}"
-        raise UserError(f"{field}: {entry.id} is {kind.noun}, not {KINDS[family].noun}; {remedy}")
-    return entry
+    if entry is None or entry.family == family:
+        return entry
+
+    kind = KINDS[entry.family]
+    remedy = "choose another from the list" if kind.field == wanted.field else f"choose it as {kind.field}"
+    raise UserError(f"{wanted.field}: {entry.id} is {kind.noun}, not {wanted.noun}; {remedy}")
 
 
 def _fetch(entry: Entry, download_to: Path, field: str, progress: Progress) -> Path:
@@ -403,6 +471,7 @@ def _fetch(entry: Entry, download_to: Path, field: str, progress: Progress) -> P
         found = spoiled(path) if path.is_file() else ""
         if found:
             logging.warning("FastAR: %s is %s; it is downloaded again and replaced", path, found)
+
         if found or not path.is_file():
             size = None if entry.parts else entry.size
             try:
@@ -411,21 +480,30 @@ def _fetch(entry: Entry, download_to: Path, field: str, progress: Progress) -> P
                 if not part.optional:
                     raise
                 continue
+
         done += path.stat().st_size
+
     return download_to / entry.file
 
 
 def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = False) -> Path | None:
-    """The local file of a choice, or with ``folder_too`` the folder; None if there is none, a UserError if it is absolute or contains
-    ".."."""
+    """The local file of a choice, or with ``folder_too`` the folder; None if there is none.
+
+    Raises:
+        UserError: if the choice is absolute or contains "..".
+    """
     windows = PureWindowsPath(choice)  # parses both separators, drives and shares on every system
     if not choice.strip() or "\0" in choice or windows.anchor or ".." in windows.parts:
-        wrong = "is not the name of a file in a model folder (nor may it be a full path or contain '..')"
-        raise UserError(f"{field}: {choice[:80]!a} {wrong}; choose one from the list")
+        raise UserError(
+            f"{field}: {choice[:80]!a} is not the name of a file in a model folder "
+            "(nor may it be a full path or contain '..'); choose one from the list"
+        )
+
     for folder in folders:
         # Graphs saved on Windows contain sub\name, others sub/name.
         for path in (folder / choice, folder.joinpath(*windows.parts)):
             # Links are followed, as in ComfyUI.
             if os.path.isfile(path) or folder_too and windows.parts and os.path.isdir(path):
                 return path
+
     return None

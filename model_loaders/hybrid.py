@@ -25,19 +25,23 @@ from .networks.hybrid import (
     resize_table,
 )
 from .networks.mar import OFFICIAL_HEADS as MAR_HEADS
-from .tokenizer import has_tokenizer, load_tokenizer
+from .tokenizer import Tokenizer, has_tokenizer, load_tokenizer
 from .wrappers import AUTO
 
-# Weights that no picture needs: the tied output matrix, the image reader, the VAE (a decoder of its own is loaded), class labels,
-# RoPE frequencies, and what training scripts leave behind.
+# Weights that no image needs: the tied output matrix, the image reader, the VAE (a decoder of its own is loaded), class
+# labels, RoPE frequencies, and what training scripts leave behind.
 _UNREAD = ("llm.lm_head.", "siglip2.", "vae.", "mar.class_emb.")
 _READER = "siglip2_proj."
 _LEFT = (_READER, "mar.label_drop", "mar.mask_ratio", "mar.diffusion_batch_mul", "mar.diffloss.diffusion_batch")
-# UniPic: rows of its stored table, and the largest beta of its diffusion, which no file states.
-_UNIPIC_TOKENS, UNIPIC_MAX_BETA, MAX_BETA = 1024, 0.2, 0.999
-# The official models draw pictures of twice the side of their stored tables.
+# The largest beta of the diffusion: of UniPic, which no file states, and of Harmon.
+UNIPIC_MAX_BETA = 0.2
+MAX_BETA = 0.999
+# Rows of UniPic's stored position table.
+_UNIPIC_TOKENS = 1024
+# The official models draw images of twice the side of their stored tables.
 _TRAINED = 2
-SMALLEST_GRID, LARGEST_GRID = 2, 128
+SMALLEST_GRID = 2
+LARGEST_GRID = 128
 # Fields of the part ``mar`` of a configuration, and the attributes of MARConfig that they must equal.
 PROVED = {
     "encoder_embed_dim": "dim",
@@ -61,45 +65,42 @@ def load_hybrid(
 ) -> HybridModel:
     """Load a Harmon or UniPic of any size, and its tokenizer. Shared arguments and errors: see :mod:`.checkpoint`.
 
-    Head counts are those of the official model of the same width, unless the configuration states ``llm.num_attention_heads`` and
-    ``mar.encoder_num_heads``; see :mod:`.configs` for what else it may state. Weights that no picture needs are ignored. Position tables
-    are resized to the sampled grid in fp32.
+    Head counts are those of the official model of the same width, unless the configuration states
+    ``llm.num_attention_heads`` and ``mar.encoder_num_heads``; see :mod:`.configs` for what else it may state. Weights
+    that no image needs are ignored. Position tables are resized to the sampled grid in fp32. The last layer of the
+    diffusion head is always fp32.
 
-    Metadata entries of a single safetensors file: ``config`` and ``tokenizer`` (contents of the JSON files), ``grid`` (tokens per side of
-    the pictures it was trained for; officially twice that of the stored tables), ``max_beta`` (largest beta of the diffusion; 0.2 for
-    UniPic, else 0.999), ``latent_scale`` (else the configuration's ``vae_scale``, else 0.2325), ``t_max`` (999), ``patch`` (1),
-    ``label_set`` and ``name``.
+    Args:
+        path: a Hugging Face model folder, one of its shards, or a weight file.
+        dtype: see :func:`.families.choose_dtype`.
+        device: of the weights.
+        grid: tokens per side, 2 to 128; None for the size it was trained for.
+        find_tokenizer: called for the folder of a Qwen2.5 tokenizer if the model comes without one.
+        weights: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds
+            both.
 
-    ``path`` is a Hugging Face model folder, one of its shards, or a weight file; the last layer of the diffusion head is always fp32;
-    ``grid``: tokens per side, 2 to 128, None for the size it was trained for. ``find_tokenizer`` is called for the folder of a Qwen2.5
-    tokenizer if the model comes without one. ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged
-    ones where a file holds both.
+    Metadata entries of a single safetensors file: ``config`` and ``tokenizer`` (contents of the JSON files), ``grid``
+    (tokens per side of the images it was trained for; officially twice that of the stored tables), ``max_beta``
+    (largest beta of the diffusion; 0.2 for UniPic, else 0.999), ``latent_scale`` (else the configuration's
+    ``vae_scale``, else 0.2325), ``t_max`` (999), ``patch`` (1), ``label_set`` and ``name``.
     """
     compute = choose_dtype(dtype, device, "hybrid")
     file = read(path, "hybrid", lambda name: name.startswith(_UNREAD), weights)
     settings = file.settings("config", beside=True)
     config = config_of(file, settings)
+
     stated = latent_metadata(file, config.mar.channels)
-    stated["latent_scale"] = file.number(
-        "latent_scale", file.number("vae_scale", 0.2325, 1e-4, 1e4, settings), 1e-4, 1e4
-    )
+    vae_scale = file.number("vae_scale", 0.2325, 1e-4, 1e4, settings)
+    stated["latent_scale"] = file.number("latent_scale", vae_scale, 1e-4, 1e4)
     expect_fixed(file, inner(file, settings, "mar"), {"patch_size": (stated["patch"],)})
+
     trained = file.number("grid", min(_TRAINED * config.mar.grid, LARGEST_GRID), SMALLEST_GRID, LARGEST_GRID)
     side = trained if grid is None else grid
     if not SMALLEST_GRID <= side <= LARGEST_GRID:
         raise UserError(f"grid: {side} tokens per side are outside {SMALLEST_GRID} to {LARGEST_GRID}.")
-    unipic = config.mar.tokens == _UNIPIC_TOKENS or any(name.startswith(_READER) for name in file.state)
-    usual = file.number(
-        "max_beta", UNIPIC_MAX_BETA if unipic else MAX_BETA, 1e-4, 1.0, inner(file, settings, "diffusion")
-    )
-    max_beta = file.number("max_beta", usual, 1e-4, 1.0)
-    own = has_tokenizer(file.folder, file.stem, file.metadata)
-    folder = file.folder if own or find_tokenizer is None else find_tokenizer()
-    tokenizer = load_tokenizer(folder, file.stem, file.metadata)
-    chat = tokenizer.chat_tokens()
-    if chat is None or max(chat) >= config.llm.vocab:
-        lacks = "and its tokenizer has no <|im_start|> and <|im_end|> among them"
-        raise file.error(f"has {config.llm.vocab} tokens, {lacks}", "put the tokenizer of the same model there")
+
+    max_beta = _max_beta(file, settings, config)
+    tokenizer, chat = _tokenizer(file, config, find_tokenizer)
     net = load_network(file, config, side, side, dtype=compute, device=device, int8=dtype == INT8)
     return HybridModel(
         net=net.mar,
@@ -115,14 +116,44 @@ def load_hybrid(
     )
 
 
+def _max_beta(file: ck.Checkpoint, settings: dict[str, Any], config: HybridConfig) -> float:
+    """The largest beta of the diffusion: of the metadata, else of the configuration, else of the official model."""
+    is_unipic = config.mar.tokens == _UNIPIC_TOKENS or any(name.startswith(_READER) for name in file.state)
+    official = UNIPIC_MAX_BETA if is_unipic else MAX_BETA
+
+    of_config = file.number("max_beta", official, 1e-4, 1.0, inner(file, settings, "diffusion"))
+    return file.number("max_beta", of_config, 1e-4, 1.0)
+
+
+def _tokenizer(
+    file: ck.Checkpoint, config: HybridConfig, find_tokenizer: Callable[[], Path] | None
+) -> tuple[Tokenizer, tuple[int, int]]:
+    """The tokenizer of a model, and its ids of the start and end of a chat turn."""
+    own = has_tokenizer(file.folder, file.stem, file.metadata)
+    folder = file.folder if own or find_tokenizer is None else find_tokenizer()
+    tokenizer = load_tokenizer(folder, file.stem, file.metadata)
+
+    chat = tokenizer.chat_tokens()
+    if chat is None or max(chat) >= config.llm.vocab:
+        raise file.error(
+            f"has {config.llm.vocab} tokens, and its tokenizer has no <|im_start|> and <|im_end|> among them",
+            "put the tokenizer of the same model there",
+        )
+
+    return tokenizer, chat
+
+
 def load_network(file: ck.Checkpoint, config: HybridConfig, height: int, width: int, **load: Any) -> Hybrid:
-    """The network of a file whose weights have the shape ``config``, with position tables of ``height`` x ``width`` tokens; ``load``: see
-    :func:`.checkpoint.load_strictly`."""
+    """The network of a file whose weights have the shape ``config``, for images of ``height`` x ``width`` tokens.
+
+    ``load``: see :func:`.checkpoint.load_strictly`.
+    """
     file = file.filter(lambda name: not name.startswith(_UNREAD + _LEFT) and not name.endswith(".inv_freq"))
     with ck.misfits(file):
         for table in TABLES:
             stored = file.state[MAR_PREFIX + table].float()
             file.state[MAR_PREFIX + table] = resize_table(stored, config.mar.grid, height, width)
+
     resized = replace(config, mar=replace(config.mar, tokens=height * width))
     fp32 = [MAR_PREFIX + prefix for prefix in FP32_WEIGHTS]
     return ck.load_strictly(file, lambda: Hybrid(resized), fp32=fp32, **load)
@@ -130,20 +161,24 @@ def load_network(file: ck.Checkpoint, config: HybridConfig, height: int, width: 
 
 def config_of(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:
     """The shape of the stored weights; ``settings`` is the configuration, {} for an official size."""
-    fields, mar = language_part(file, settings), inner(file, settings, "mar")
+    fields = language_part(file, settings)
+    mar = inner(file, settings, "mar")
     trunk = {name.removeprefix(LLM_PREFIX): t for name, t in file.state.items() if name.startswith(LLM_PREFIX)}
     numbers = language_numbers(file, fields, trunk, OFFICIAL_HEADS)
+
     with ck.misfits(file):
         width = file.state[f"{MAR_PREFIX}fake_latent"].shape[1]
     mar_heads = file.number("encoder_num_heads", MAR_HEADS.get(width), 1, 1024, mar)
     if mar_heads is None or width % mar_heads:
         stated = f"encoder_num_heads = {mar_heads}" if mar_heads else "no mar.encoder_num_heads"
         raise file.error(f"has {stated} in its configuration, and a MAR of width {width}", REMEDY)
+
     with ck.misfits(file):
         config = HybridConfig.from_state_dict(file.state, mar_heads=mar_heads, **numbers)
     sizes = [*astuple(replace(config.mar, classes=1)), config.llm.dim, config.llm.depth, config.llm.hidden]
     if min(sizes) < 1:
         raise file.error(f"does not fit {file.what}: a part of it is missing or empty")
+
     expect_language(file, fields, config.llm, config.llm.vocab)
     expect_stated(file, mar, {name: getattr(config.mar, attribute) for name, attribute in PROVED.items()})
     return config

@@ -1,7 +1,7 @@
 """Loader of Janus-Pro and Janus 1.3B: the network that draws, its tokenizer, and the VQ tokenizer in the same file.
 
-The authors' parameter names and those of transformers are accepted. What understands pictures, and the output layer for words, are not
-read.
+The authors' parameter names and those of transformers are accepted. What understands images, and the output layer for
+words, are not read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .shards import weight_files
 from .tokenizer import Tokenizer, load_tokenizer
 from .wrappers import AUTO
 
-# Tokens along one side of the picture, of 16 pixels each, in all official models.
+# Tokens along one side of the image, of 16 pixels each, in all official models.
 _GRID = 24
 # Parts of transformers' names, which begin with "model.", and the authors'. The order matters.
 _RENAMED = {
@@ -45,10 +45,11 @@ _RENAMED = {
     ".mid.block_2.": ".mid.2.",
 }
 _VQ = "gen_vision_model."
-# What pictures do not need: the encoder of pictures to understand, the output layer for words, recomputed RoPE frequencies.
+# What generation does not need: the encoder of images to understand, the output layer for words, recomputed RoPE
+# frequencies.
 _UNUSED = ("vision_model.", "model.vision_model.", "aligner.", "model.aligner.", "language_model.lm_head.", "lm_head.")
-# Besides the language model's, what a configuration states about the image tokens, in the authors' layout and in that of transformers:
-# how many codes there are, and the two MLPs. Their shapes are those of the weights.
+# Besides the language model's, what a configuration states about the image tokens, in the authors' layout and in that
+# of transformers: how many codes there are, and the two MLPs. Their shapes are those of the weights.
 _CODES = {
     ("gen_vision_config", "params"): "image_token_size",
     ("gen_head_config", "params"): "image_token_size",
@@ -59,8 +60,11 @@ _FIXED: dict[tuple[str, ...], dict[str, tuple[Any, ...]]] = {
     ("vq_config",): {"hidden_act": ("gelu",), "num_hidden_layers": (2,), "double_latent": (False,)},
 }
 # Special tokens by their names in the tokenizer. Janus 1.3B was trained with the roles as words.
-_BEGIN, _PAD, _IMAGE = "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<\uff5c\u2581pad\u2581\uff5c>", "<begin_of_image>"
-_USER, _ASSISTANT = "<|User|>", "<|Assistant|>"
+_BEGIN = "<\uff5cbegin\u2581of\u2581sentence\uff5c>"
+_PAD = "<\uff5c\u2581pad\u2581\uff5c>"
+_IMAGE = "<begin_of_image>"
+_USER = "<|User|>"
+_ASSISTANT = "<|Assistant|>"
 _FIRST_GENERATION = re.compile(r"(?<!\d)1[._]3b", re.IGNORECASE)
 
 
@@ -71,29 +75,43 @@ def load_janus(
     grid: int | None = None,
     weights: str = AUTO,
 ) -> JanusModel:
-    """Load a Janus-Pro of any size, or Janus 1.3B, with its tokenizer. Shared arguments and errors: see :mod:`.checkpoint`.
+    """Load a Janus-Pro of any size, or Janus 1.3B, with its tokenizer.
 
-    ``config.json`` may state the head count (else heads of width 128), norm epsilon, RoPE base and grid (``vq_config.num_patches``), and is
-    checked, see :mod:`.configs`. Ids of special tokens come from the tokenizer. Roles are words, as Janus 1.3B has them, if the tokenizer
-    has no tokens for them or the name contains "1.3b".
-    Metadata entries of a safetensors file: ``config`` and ``tokenizer`` (contents of the JSON files), ``name``, and ``grid`` (24).
+    Shared arguments and errors: see :mod:`.checkpoint`.
 
-    ``path`` is a model folder, one of its shards, or a weight file, in the authors' or in transformers' layout; the dtype "auto" prefers
-    bf16, as upstream. A UserError also if the tokenizer lacks a special token, or ``grid`` is another than the one that the model draws.
+    ``config.json`` may state the head count (else heads of width 128), norm epsilon, RoPE base and grid
+    (``vq_config.num_patches``), and is checked, see :mod:`.configs`. Ids of special tokens come from the tokenizer.
+    Roles are words, as Janus 1.3B has them, if the tokenizer has no tokens for them or the name contains "1.3b".
+    Metadata entries of a safetensors file: ``config`` and ``tokenizer`` (contents of the JSON files), ``name``, and
+    ``grid`` (24).
+
+    ``path`` is a model folder, one of its shards, or a weight file, in the authors' or in transformers' layout; the
+    dtype "auto" prefers bf16, as upstream.
+
+    Raises:
+        UserError: also if the tokenizer lacks a special token, or ``grid`` is another than the one that the model
+            draws.
     """
+
+    def is_unused(name: str) -> bool:
+        return _name(name).startswith((*_UNUSED, _VQ)) or name.endswith(".inv_freq")
+
     compute = choose_dtype(dtype, device, "janus")
-    file = _renamed(
-        read(path, "janus", lambda name: _name(name).startswith((*_UNUSED, _VQ)) or name.endswith(".inv_freq"), weights)
-    )
+    file = _renamed(read(path, "janus", is_unused, weights))
     settings = file.settings("config", beside=True)
     tokenizer = load_tokenizer(file.folder, file.stem, file.metadata, letters=True)
-    template, pad = _template(file, tokenizer, plain=bool(_FIRST_GENERATION.search(f"{file.name} {file.path.name}")))
+
+    has_roles_as_words = _FIRST_GENERATION.search(f"{file.name} {file.path.name}") is not None
+    template, pad = _template(file, tokenizer, has_roles_as_words)
     config = _config(file, settings, pad)
+
     side = file.number("num_patches", _GRID, 2, LARGEST_GRID, inner(file, settings, "vq_config"))
     side = file.number("grid", side, 2, LARGEST_GRID)
     if grid not in (None, side):
-        only = f"a Janus draws {side}x{side} tokens and no other size"
-        raise UserError(f"grid: {only}; choose auto, and enlarge the picture")
+        raise UserError(
+            f"grid: a Janus draws {side}x{side} tokens and no other size; choose auto, and enlarge the image"
+        )
+
     net = ck.load_strictly(file, lambda: Janus(config), dtype=compute, device=device, int8=dtype == INT8)
     return JanusModel(
         net=net.fold(), name=file.name, grid=side, tokenize=tokenizer.encode, template=template, note=file.note
@@ -101,14 +119,20 @@ def load_janus(
 
 
 def load_janus_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> VQModel:
-    """Load the VQ tokenizer of a Janus; arguments and errors as :func:`.autoencoders.load_vq`, the path as :func:`load_janus`."""
-    compute, path = choose_dtype(dtype, device, "vq"), Path(path)
+    """Load the VQ tokenizer of a Janus.
+
+    Arguments and errors as :func:`.autoencoders.load_vq`, the path as :func:`load_janus`.
+    """
+    compute = choose_dtype(dtype, device, "vq")
+    path = Path(path)
     shards = weight_files(path, "decoder", KINDS["janus"].noun)
     whole = path if shards == [path] else shards[0].parent
+
     file = _renamed(ck.read(whole, "decoder", lambda name: not _name(name).startswith(_VQ), shards))
     first = file.state.get(f"{_VQ}decoder.conv_in.weight")
     if first is not None and first.shape[2:] != (3, 3):
         raise file.error("stores convolutions in MLX's order", "choose a copy for PyTorch")
+
     state = {name.removeprefix(_VQ): tensor for name, tensor in file.state.items()}
     return build_vq(replace(file, state=state, what="a VQ autoencoder"), compute, device)
 
@@ -123,27 +147,35 @@ def _name(name: str) -> str:
     if name.startswith("model."):
         for theirs, ours in _RENAMED.items():
             name = name.replace(theirs, ours, 1)
+
     return name
 
 
 def _config(file: ck.Checkpoint, settings: Mapping[str, Any], pad: int) -> JanusConfig:
+    """The shape of the weights, which the configuration must not contradict; ``pad`` is the id of the padding token."""
     fields = language_part(file, settings)
-    trunk = {n.removeprefix(TRUNK): tensor for n, tensor in file.state.items() if n.startswith(TRUNK)}
+    trunk = {name.removeprefix(TRUNK): tensor for name, tensor in file.state.items() if name.startswith(TRUNK)}
     with ck.misfits(file):
         config = JanusConfig.of_janus(file.state, pad, **language_numbers(file, fields, trunk))
+
     expect_language(file, fields, config, config.words)
     for path, key in _CODES.items():
         expect_stated(file, inner(file, settings, *path), {key: config.vocab})
     for path, fixed in _FIXED.items():
         expect_fixed(file, inner(file, settings, *path), fixed)
+
     return config
 
 
-def _template(file: ck.Checkpoint, tokenizer: Tokenizer, plain: bool) -> tuple[Template, int]:
+def _template(file: ck.Checkpoint, tokenizer: Tokenizer, has_roles_as_words: bool) -> tuple[Template, int]:
     """Ids of the special tokens around a prompt, and of the padding token; a UserError if the tokenizer lacks one."""
     named = tokenizer.special_tokens
     missing = [name for name in (_BEGIN, _PAD, _IMAGE) if name not in named]
     if missing:
         raise file.error(f"has a tokenizer without {missing[0]}", "put the tokenizer of the same model there")
-    roles = (None, None) if plain else (named.get(_USER), named.get(_ASSISTANT))
-    return Template(named[_BEGIN], named[_IMAGE], *roles), named[_PAD]
+
+    if has_roles_as_words:
+        template = Template(named[_BEGIN], named[_IMAGE], None, None)
+    else:
+        template = Template(named[_BEGIN], named[_IMAGE], named.get(_USER), named.get(_ASSISTANT))
+    return template, named[_PAD]

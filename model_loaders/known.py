@@ -8,9 +8,15 @@ from . import hub
 
 
 def entry_of(path: Path, family: str) -> str:
-    """The id of the catalogue entry whose name a file has; "" for other files. ``family`` is a key of :data:`.families.KINDS`."""
-    named = (entry.id for entry in hub.entries(family) if f"/{path.as_posix()}".endswith(f"/{entry.file}"))
-    return next(named, "")
+    """The id of the catalogue entry whose name a file has; "" for other files.
+
+    ``family`` is a key of :data:`.families.KINDS`.
+    """
+    for entry in hub.entries(family):
+        if f"/{path.as_posix()}".endswith(f"/{entry.file}"):
+            return entry.id
+
+    return ""
 
 
 def is_published(path: Path, family: str) -> bool:

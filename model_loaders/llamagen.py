@@ -21,14 +21,16 @@ LARGEST_GRID = 128
 # Pixels a token has along one side in every released model (VQ-16), and image sizes that file names state.
 _PIXELS = 16
 _SIZES = re.compile(r"(?<!\d)(256|384|512|1024)(?![\dk])", re.IGNORECASE)
-# Words that say that the number behind them in a file name is no image size (epoch-256, step_512, bs1024), or the number before them
-# (256epochs, 512-steps, 1024bs).
+# Words that say that the number behind them in a file name is no image size (epoch-256, step_512, bs1024), or the
+# number before them (256epochs, 512-steps, 1024bs).
 _COUNTED = "steps?|epochs?|ep|its?|iters?|iterations?|bs|batch(?:[-_ ]?size)?|seed|rank|dim|width|vocab|codes"
 _COUNT_BEFORE = re.compile(rf"(?:^|[^a-z\d])(?:{_COUNTED}|ckpt|checkpoint)[-_ =]*$", re.IGNORECASE)
 _COUNT_BEHIND = re.compile(rf"(?:{_COUNTED})(?![a-z\d])|[-_ ](?:{_COUNTED})(?![a-z]|[-_ =]*\d)", re.IGNORECASE)
 # Official PAR file names give the speed-up instead of the image size, which is 384 pixels.
-_PAR_NAME, _PAR_GRID = re.compile(r"par-(xl|xxl|1b|3b)-\d+x", re.IGNORECASE), 24
-# Of some files: the table of RoPE, which is recomputed from the grid, and other buffers that inference makes for itself.
+_PAR_NAME = re.compile(r"par-(xl|xxl|1b|3b)-\d+x", re.IGNORECASE)
+_PAR_GRID = 24
+# Of some files: the table of RoPE, which is recomputed from the grid, and other buffers that inference makes for
+# itself.
 _ROPE_TABLE = "freqs_cis"
 _BUFFERS = re.compile(r"freqs_cis|causal_mask|layers\.\d+\.attention\.kv_cache\.\w+")
 _CLASSES = "cls_embedding.embedding_table.weight"
@@ -46,58 +48,43 @@ def load_llamagen(
     classes: int | None = None,
     weights: str = AUTO,
 ) -> TokenModel:
-    """Load a LlamaGen (class- or text-conditional) or a PAR of any size; shared arguments and errors: see :mod:`.checkpoint`.
+    """Load a LlamaGen (class- or text-conditional) or a PAR of any size.
 
-    A PAR is identified by its transition tokens. The dtype "auto" prefers bf16, as upstream. What is not given here is taken from the
-    file's metadata, else from the arguments of its training (``args``), else from its weights, else it is that of the official model, and
-    at last a guess from the file's name, which ``note`` of the model and its reports state.
+    Shared arguments and errors: see :mod:`.checkpoint`.
+
+    A PAR is identified by its transition tokens. The dtype "auto" prefers bf16, as upstream. What is not given here is
+    taken from the file's metadata, else from the arguments of its training (``args``), else from its weights, else it
+    is that of the official model, and at last a guess from the file's name, which ``note`` of the model and its reports
+    state.
 
     Args:
         path: the file.
         dtype: see :func:`.families.choose_dtype`.
         device: of the weights.
-        grid: tokens per side (16, 24, 32 for 256, 384, 512 pixels), 2 to 128. Stated by ``grid``, or ``args.image_size``, or measured
-            from a stored RoPE table.
-        heads: attention heads. Stated by ``heads``, or ``args.n_head``; by default those of the official model of that width.
-        classes: number of classes. Stated by ``num_classes``, or ``args.class_dropout_prob``; by default the last row is the null class.
-        weights: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds both.
+        grid: tokens per side (16, 24, 32 for 256, 384, 512 pixels), 2 to 128. Stated by ``grid``, or
+            ``args.image_size``, or measured from a stored RoPE table.
+        heads: attention heads. Stated by ``heads``, or ``args.n_head``; by default those
+            of the official model of that width.
+        classes: number of classes. Stated by ``num_classes``, or ``args.class_dropout_prob``; by
+            default the last row is the null class.
+        weights: "ema" for averaged weights, "plain" for the trained ones, "auto" for
+            averaged ones where a file holds both.
 
     Other metadata entries: ``label_set`` ("imagenet-1k" for 1000 classes) and ``name``.
 
     Raises:
-        UserError: also if the grid is unknown or is not divisible into PAR's regions, or the classes contradict the weights.
+        UserError: also if the grid is unknown or is not divisible into PAR's regions, or
+            the classes contradict the weights.
     """
     compute = choose_dtype(dtype, device, "llamagen")
     file = read(path, "llamagen", weights=weights)
     heads = heads or file.stated("heads", 1, 1024, HEADS)
     config = gpt_config(file, heads, _has_null_class(file, classes))
-    across = math.isqrt(config.regions)
-    if across**2 != config.regions:
-        raise file.error(
-            f"holds {config.special} transition tokens, but a PAR has one less than a square number (3, 8, 15, ...)"
-        )
-    par = config.special and _PAR_NAME.search(file.stem)
-    try:
-        stated = file.stated("grid", 2, LARGEST_GRID) or _stated_size(file)
-    except UserError:
-        if grid is None:
-            raise
-        stated = None  # the user states the size, and a statement that cannot be read is no contradiction
-    side = find_grid(
-        file,
-        grid,
-        stated=stated,
-        measured=_table_side(file, config),
-        usual=_PAR_GRID if par else None,
-        published=is_published(file.path, "llamagen"),
-    )
-    if side % across:
-        raise UserError(
-            f"grid: {side}x{side} tokens cannot be divided into the {across}x{across} regions of the PAR {file.path.name}; "
-            "choose the grid it was trained with"
-        )
+    side = _grid(file, config, grid)
+
     labels = config.condition_size if config.condition == CLASS else 0
     note_defaults(file, "llamagen", heads, config.heads, labels)
+
     plain = file.filter(lambda name: _BUFFERS.fullmatch(name) is None)
     net = ck.load_strictly(plain, lambda: Llama(config), dtype=compute, device=device, int8=dtype == INT8)
     return TokenModel(
@@ -107,6 +94,39 @@ def load_llamagen(
         label_set=file.text("label_set", "imagenet-1k" if labels == IMAGENET else ""),
         note=file.note,
     )
+
+
+def _grid(file: ck.Checkpoint, config: LlamaConfig, requested: int | None) -> int:
+    """Tokens per side of a LlamaGen's or PAR's images, see :func:`find_grid`; a PAR's regions must divide it."""
+    across = math.isqrt(config.regions)
+    if across**2 != config.regions:
+        raise file.error(
+            f"holds {config.special} transition tokens, but a PAR has one less than a square number (3, 8, 15, ...)"
+        )
+
+    try:
+        stated = file.stated("grid", 2, LARGEST_GRID) or _stated_size(file)
+    except UserError:
+        if requested is None:
+            raise
+        stated = None  # the user states the size, and a statement that cannot be read is no contradiction
+
+    is_official_par = config.special and _PAR_NAME.search(file.stem)
+    side = find_grid(
+        file,
+        requested,
+        stated=stated,
+        measured=_table_side(file, config),
+        usual=_PAR_GRID if is_official_par else None,
+        published=is_published(file.path, "llamagen"),
+    )
+    if side % across:
+        raise UserError(
+            f"grid: {side}x{side} tokens cannot be divided into the {across}x{across} regions of the PAR "
+            f"{file.path.name}; choose the grid it was trained with"
+        )
+
+    return side
 
 
 def gpt_config(file: ck.Checkpoint, heads: int | None, null: bool = True) -> LlamaConfig:
@@ -123,21 +143,25 @@ def gpt_config(file: ck.Checkpoint, heads: int | None, null: bool = True) -> Lla
     if any("emb" in name and tensor.ndim != 2 for name, tensor in file.state.items()):
         raise file.error(f"does not fit {file.what}: its embeddings are misshaped")
     expect_heads(file, heads, file.state.get("tok_embeddings.weight"), OFFICIAL_HEADS)
+
     with ck.misfits(file):
         config = LlamaConfig.of_llamagen(file.state, heads, null)
     if min(config.dim, config.depth, config.hidden, config.vocab, config.condition_size) < 1:
         raise file.error(f"does not fit {file.what}: a part of it is missing or empty")
+
     return config
 
 
 def expect_heads(file: ck.Checkpoint, heads: int | None, rows: Tensor | None, official: Mapping[int, int]) -> None:
-    """Raise a UserError if the number of attention heads is not stated and no official model has the width of ``rows``."""
+    """Raise a UserError if nothing states the number of heads and no official model has the width of ``rows``."""
     if heads is not None or rows is None or rows.shape[-1] in official:
         return
+
     raise file.error(
-        f"has the width {rows.shape[-1]}, which no official model has, and does not state its number of attention heads",
-        "state it in the file, as an entry 'heads' of the metadata (.safetensors) or of the dictionary 'args' beside the "
-        "weights (torch.save)",
+        f"has the width {rows.shape[-1]}, which no official model has, "
+        "and does not state its number of attention heads",
+        "state it in the file, as an entry 'heads' of the metadata (.safetensors) "
+        "or of the dictionary 'args' beside the weights (torch.save)",
     )
 
 
@@ -153,6 +177,7 @@ def note_defaults(file: ck.Checkpoint, family: str, stated: int | None, heads: i
     """
     if is_published(file.path, family):
         return
+
     if stated is None:
         file.assume(f"{heads} attention heads, as in the official model of the same width")
     if classes == IMAGENET and "label_set" not in file.metadata:
@@ -164,26 +189,32 @@ def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
     table = file.state.get(_CLASSES)
     if table is None or table.ndim != 2:
         return True
-    rows, field = len(table), "classes"
+
+    rows = len(table)
+    field = "classes"
     if classes is None:
         field = file.field
         classes = file.stated("num_classes", 1, 1 << 24, ("num_classes",))
     if classes is not None:
         if classes not in (rows, rows - 1):
             raise UserError(
-                f"{field}: {file.path.name} has {rows} class rows, which are not {classes} classes with or without a null "
-                f"class; state {rows - 1} (with) or {rows} (without)"
+                f"{field}: {file.path.name} has {rows} class rows, which are not {classes} classes "
+                f"with or without a null class; state {rows - 1} (with) or {rows} (without)"
             )
         return classes == rows - 1
+
     dropout = file.stated("class_dropout_prob", 0.0, 1.0, ("class_dropout_prob",))
     if dropout is not None:
         return dropout > 0
+
     null = rows != IMAGENET
     if rows != IMAGENET + 1 and not is_published(file.path, "llamagen"):
-        meaning = (
-            f"{rows - 1} classes and the null class of guidance" if null else f"{rows} classes, without a null class"
-        )
+        if null:
+            meaning = f"{rows - 1} classes and the null class of guidance"
+        else:
+            meaning = f"{rows} classes, without a null class"
         file.assume(f"its {rows} class rows are taken for {meaning}, which the file does not state")
+
     return null
 
 
@@ -193,21 +224,25 @@ def _stated_size(file: ck.Checkpoint) -> int | None:
     stride = file.number("downsample_size", _PIXELS, 1, 64, file.arguments)
     if pixels is None or pixels % stride or not 2 <= pixels // stride <= LARGEST_GRID:
         return None
+
     return pixels // stride
 
 
 def _table_side(file: ck.Checkpoint, config: LlamaConfig) -> int | None:
-    """Tokens per side by the rows of a stored RoPE table, which are those of the condition, PAR's tokens and the grid."""
+    """Tokens per side by the rows of a stored RoPE table: those of the condition, PAR's tokens and the grid."""
     if _ROPE_TABLE not in file.state:
         return None
+
     with ck.misfits(file):
         rows = len(file.state[_ROPE_TABLE])
     condition = file.number("cls_token_num", config.text_rows or 1, 1, 1 << 20, file.arguments)
     rest = rows - condition - config.special
+
     side = square_root(rest)
     if side is None and rest >= 4:  # a condition of more rows
         side = math.isqrt(rest)
         file.assume(f"its RoPE table of {rows} rows is taken for {side}x{side} tokens behind {rows - side**2} others")
+
     return side
 
 
@@ -227,8 +262,8 @@ def find_grid(
 ) -> int:
     """Tokens per side of the image.
 
-    What the user requests goes before what the file states, then what its tables show, then the sizes of a kind of model, and then the
-    file's name. ``file`` notes a contradiction, and a size that only its name gives.
+    What the user requests goes before what the file states, then what its tables show, then the sizes of a kind of
+    model, and then the file's name. ``file`` notes a contradiction, and a size that only its name gives.
 
     Args:
         file: the file.
@@ -241,30 +276,38 @@ def find_grid(
     Raises:
         UserError: the requested number is out of range, or none is known.
     """
-    for side, where in ((stated, "states"), (measured, "has a table of positions for")):
-        if requested is not None and side not in (None, requested):
-            file.assume(f"{requested}x{requested} tokens as requested; the file {where} {side}x{side}")
     if requested is not None:
+        for side, where in ((stated, "states"), (measured, "has a table of positions for")):
+            if side not in (None, requested):
+                file.assume(f"{requested}x{requested} tokens as requested; the file {where} {side}x{side}")
         if not 2 <= requested <= LARGEST_GRID:
             raise UserError(f"grid: {requested} tokens a side is outside 2 to {LARGEST_GRID}; choose auto")
         return requested
+
     if stated is not None:
         if measured not in (None, stated):
             file.assume(
                 f"{stated}x{stated} tokens as the file states; it has a table of positions for {measured}x{measured}"
             )
         return stated
+
     if measured is not None:
         return measured
-    named = _named_sides(file.stem) or ({usual} if usual else set())
+
+    named = _named_sides(file.stem)
+    if not named and usual:
+        named = {usual}
     if len(named) != 1:
-        said = "does not state the size of its images" if not named else "has several image sizes in its name"
+        found = "has several image sizes in its name" if named else "does not state the size of its images"
         raise UserError(
-            f"grid: {file.path.name} {said}; choose 16 (256 pixels), 24 (384), 32 (512) or 64 (1024), as it was trained"
+            f"grid: {file.path.name} {found}; "
+            "choose 16 (256 pixels), 24 (384), 32 (512) or 64 (1024), as it was trained"
         )
+
     (side,) = named
     if not published:
         file.assume(f"{side}x{side} tokens, a guess from the file's name")
+
     return side
 
 
@@ -275,4 +318,5 @@ def _named_sides(stem: str) -> set[int]:
         is_count = _COUNT_BEFORE.search(stem[: match.start()]) or _COUNT_BEHIND.match(stem, match.end())
         if not is_count:
             sides.add(int(match[0]) // _PIXELS)
+
     return sides

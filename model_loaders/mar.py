@@ -34,26 +34,30 @@ def load_mar(
         path: the file.
         dtype: see :func:`.families.choose_dtype`.
         device: of the weights.
-        heads: attention heads; None takes the metadata's, or those of the training's arguments, else those of the official model of that
-            width.
-        weights: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds both.
+        heads: attention heads; None takes the metadata's, or those of the training's arguments, else those
+            of the official model of that width.
+        weights: "ema" for averaged weights, "plain" for the trained ones, "auto" for
+            averaged ones where a file holds both.
 
-    Other metadata entries: ``latent_scale`` (default 0.2325); ``t_max`` (last diffusion timestep, 999); ``patch`` (patch size of a token,
-    1; also read from ``args.patch_size``); ``label_set`` ("imagenet-1k" for 1000 classes); ``name`` (the file's stem). What is assumed
-    stands in ``note`` of the model and in its reports.
+    Other metadata entries: ``latent_scale`` (default 0.2325); ``t_max`` (last diffusion timestep, 999); ``patch``
+    (patch size of a token, 1; also read from ``args.patch_size``); ``label_set`` ("imagenet-1k" for 1000 classes);
+    ``name`` (the file's stem). What is assumed stands in ``note`` of the model and in its reports.
     """
     compute = choose_dtype(dtype, device, "mar")
     file = read(path, "mar", weights=weights)
     heads = heads or file.stated("heads", 1, 1024, HEADS)
     expect_heads(file, heads, file.state.get("class_emb.weight"), OFFICIAL_HEADS)
+
     with ck.misfits(file):
         config = MARConfig.from_state_dict(file.state, heads)
     if min(astuple(config)) < 1:
         raise file.error("does not fit a MAR: a part of it is missing or empty")
+
     stated = latent_metadata(file, config.channels)
     note_defaults(file, "mar", heads, config.heads, config.classes)
     if file.number("label_drop_prob", None, 0.0, 1.0, file.arguments) == 0:
         file.assume("it was trained without dropping labels (label_drop_prob 0), so that guidance (cfg) has no meaning")
+
     net = ck.load_strictly(
         file, lambda: MAR(config), dtype=compute, fp32=FP32_WEIGHTS, device=device, int8=dtype == INT8
     )
@@ -73,6 +77,7 @@ def latent_metadata(file: ck.Checkpoint, channels: int) -> dict[str, Any]:
         raise file.error(
             f"states a patch size of {patch}, but its tokens have {channels} channels", "correct its patch"
         )
+
     return {
         "latent_scale": file.number("latent_scale", 0.2325, 1e-4, 1e4),
         "t_max": file.number("t_max", OFFICIAL_T_MAX, 1, OFFICIAL_T_MAX),

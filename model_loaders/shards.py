@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from ..errors import UserError
 from .checkpoint import member, read_json
+from .formats import SUFFIXES
 from .wrappers import listed
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.(?P<suffix>\w+)")
 _INDEX = ".index.json"
 # Files of a model folder in order of preference: Hugging Face's tools write the same weights in both formats.
 _SINGLE = (("model", "safetensors"), ("pytorch_model", "bin"))
-_WEIGHTS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin")
 _MOST_SHARDS = 1000
 
 
@@ -55,18 +55,20 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
             return _complete(path.parent, _named(path, field), field)
         chosen = _set_of(path.name)
         return [path] if chosen is None else _complete(path.parent, chosen.names(), field)
+
     candidates = _candidates(path, field)
     if not candidates:
-        others = [name for name in os.listdir(path) if name.lower().endswith(_WEIGHTS)]
+        others = [name for name in os.listdir(path) if name.lower().endswith(SUFFIXES)]
         only = f", only {listed(others)}" if others else ""
         raise UserError(
             f"{field}: {path} holds no model.safetensors or shards{only}; choose a folder or file with {what}"
         )
     if len(candidates) > 1:
         raise UserError(
-            f"{field}: {path.name} holds the weights of several models ({', '.join(candidates)[:160]}); choose a file of "
-            "one of them, or move the others to a folder of their own"
+            f"{field}: {path.name} holds the weights of several models ({', '.join(candidates)[:160]}); "
+            "choose a file of one of them, or move the others to a folder of their own"
         )
+
     return _complete(path, next(iter(candidates.values())), field)
 
 
@@ -75,7 +77,8 @@ def _set_of(name: str) -> _Set | None:
     match = _SHARD.fullmatch(name)
     if match is None or not 1 <= int(match["number"]) <= int(match["count"]) <= _MOST_SHARDS:
         return None
-    return _Set(match["stem"], match["count"], match["suffix"], len(match["number"]))
+
+    return _Set(stem=match["stem"], total=match["count"], suffix=match["suffix"], width=len(match["number"]))
 
 
 def _candidates(folder: Path, field: str) -> dict[str, list[str]]:
@@ -85,16 +88,20 @@ def _candidates(folder: Path, field: str) -> dict[str, list[str]]:
     """
     names = sorted(os.listdir(folder))
     sets = [shards for name in names if (shards := _set_of(name))]
+
     for stem, suffix in _SINGLE:
         found = {str(shards): shards.names() for shards in sets if shards.suffix == suffix}
-        index = folder / f"{stem}.{suffix}{_INDEX}"
+        single = f"{stem}.{suffix}"
+        index = folder / f"{single}{_INDEX}"
         stated = _named(index, field) if found and os.path.lexists(index) else []
-        if f"{stem}.{suffix}" in names:
-            found[f"{stem}.{suffix}"] = [f"{stem}.{suffix}"]
+
+        if single in names:
+            found[single] = [single]
         elif stated in found.values():
             return {index.name: stated}
         if found:
             return found
+
     return {}
 
 
@@ -106,12 +113,13 @@ def _named(index: Path, field: str) -> list[str]:
         raise UserError(
             f"{field}: {index.name} in {index.parent} does not name weight files of its folder; get it again"
         )
+
     return names
 
 
 def _is_weight_file(name: str) -> bool:
     """Whether a name can be that of a weight file without a folder, on any system."""
-    return PureWindowsPath(name).name == name and name.isprintable() and name.lower().endswith(_WEIGHTS)
+    return PureWindowsPath(name).name == name and name.isprintable() and name.lower().endswith(SUFFIXES)
 
 
 def _complete(folder: Path, names: Sequence[str], field: str) -> list[Path]:
@@ -122,4 +130,5 @@ def _complete(folder: Path, names: Sequence[str], field: str) -> list[Path]:
             f"{field}: {folder.name} holds {len(names) - len(missing)} of {len(names)} shards and lacks "
             f"{listed(missing, 2)}; put them into the same folder"
         )
+
     return [member(folder / name, field) for name in names]

@@ -1,8 +1,9 @@
 """Tokenizers of language models and of T5: Hugging Face's ``tokenizer.json``, or ``vocab.json`` and ``merges.txt``.
 
-Added tokens are removed from the tokenizer, so that "<|im_end|>" in a prompt is encoded as ten characters and cannot end the prompt.
-Callers insert special tokens by id. Janus' added tokens are kept, because some are letters of its vocabulary; those of several characters
-are encoded as characters too. The package ``tokenizers`` is imported when a tokenizer is read.
+Added tokens are removed from the tokenizer, so that "<|im_end|>" in a prompt is encoded as ten characters and cannot
+end the prompt. Callers insert special tokens by id. Janus' added tokens are kept, because some are letters of its
+vocabulary; those of several characters are encoded as characters too. The package ``tokenizers`` is imported when a
+tokenizer is read.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from .networks.chat import MOST_TEXT
 
 # Pre-tokenization pattern of Qwen2, applied before byte-pair merges.
 _QWEN = {
-    "Regex": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    "Regex": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 }
 # sha256 of the patterns of T5, Qwen2 and DeepSeek-LLM.
 _PATTERNS = """
@@ -37,32 +39,42 @@ _PATTERNS = """
     a9e31f463e1bd653c3d89fb26abc9a610b23eb0447b1bfcac71c7949e72583e4
 """.split()
 # Qwen2.5: tokens of its vocabulary, and ids of the special tokens of a chat turn.
-_QWEN_SIZE, _QWEN_CHAT = 151_643, (151_644, 151_645)
-# The first version of the package tokenizers that reads the files of today's transformers, whose merges are pairs. Versions before it
-# also take special tokens in a prompt for themselves.
+_QWEN_SIZE = 151_643
+_QWEN_CHAT = (151_644, 151_645)
+# The first version of the package tokenizers that reads the files of today's transformers, whose merges are pairs.
+# Versions before it also take special tokens in a prompt for themselves.
 _OLDEST = (0, 20)
 _LONGEST_CHARSMAP = 500_000  # characters; T5's has 320,000
 _MOST_PARTS = 8  # of a sequence of components
-# Characters that one character may become: T5's table and NFKC make 18 of U+FDFA, and Metaspace and ByteLevel add to them.
+# Characters that one character may become: T5's table and NFKC make 18 of U+FDFA, and Metaspace and ByteLevel add to
+# them.
 _MOST_GROWTH = 100
 _GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "Metaspace": 2, "ByteLevel": 4}
 # Characters of a text behind the normalizer. A template is longer than its prompt.
 _LONGEST_TEXT = 2 * MOST_TEXT
-# Characters of a piece of the vocabulary. The time that Unigram takes for a character grows with its longest piece; SentencePiece makes
-# none of more than 16.
+# Characters of a piece of the vocabulary. The time that Unigram takes for a character grows with its longest piece;
+# SentencePiece makes none of more than 16.
 _LONGEST_PIECE = {"Unigram": 64, "BPE": 1024, "WordLevel": 1024}
-_MOST_KEPT, _LONGEST_KEPT = 4096, 256  # added tokens, and characters of one
+_MOST_KEPT = 4096  # added tokens
+_LONGEST_KEPT = 256  # characters of an added token
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # of an added token
 _PROBE = "A small red boat, 2 cats & 1 moon: caf\u00e9 \u6708 \U0001f319.\n"
-# Components of the tokenizers of Qwen2, DeepSeek and T5 and of simpler ones, and the values of their arguments besides None, booleans
-# and "" (... accepts every value). Others can turn a short prompt into gigabytes, run for minutes, or abort the process.
+# Components of the tokenizers of Qwen2, DeepSeek and T5 and of simpler ones, and the values of their arguments besides
+# None, booleans and "" (... accepts every value). Others can turn a short prompt into gigabytes, run for minutes, or
+# abort the process.
 _COMPONENTS: dict[str, tuple[str | None, ...]] = {
     "model": ("BPE", "WordLevel", "Unigram"),
     "normalizer": (None, "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Precompiled", "Strip", "Replace"),
     "pre_tokenizer": (None, "Whitespace", "WhitespaceSplit", "ByteLevel", "Split", "Digits", "Metaspace"),
 }
 _ARGUMENTS: dict[str, Any] = {
-    **dict.fromkeys(("type", "vocab", "merges", "unk_token", "unk_id", "precompiled_charsmap", "pattern"), ...),
+    "type": ...,
+    "vocab": ...,
+    "merges": ...,
+    "unk_token": ...,
+    "unk_id": ...,
+    "precompiled_charsmap": ...,
+    "pattern": ...,
     "content": ("\u2581", " "),
     "behavior": ("Isolated",),
     "replacement": ("\u2581",),
@@ -80,10 +92,15 @@ class Tokenizer:
     size: int  # vocabulary size without added tokens
 
     def chat_tokens(self) -> tuple[int, int] | None:
-        """Ids of the tokens that begin and end a chat turn, Qwen2.5's if the files list no added tokens; None if unknown."""
-        begin, end = (self.special_tokens.get(f"<|im_{name}|>") for name in ("start", "end"))
+        """Ids of the tokens that begin and end a chat turn.
+
+        Those of Qwen2.5 if its files list no added tokens; None if unknown.
+        """
+        begin = self.special_tokens.get("<|im_start|>")
+        end = self.special_tokens.get("<|im_end|>")
         if begin is not None and end is not None:
             return begin, end
+
         return _QWEN_CHAT if self.size == _QWEN_SIZE else None
 
 
@@ -92,6 +109,7 @@ def _source(folder: Path, stem: str) -> str | None:
     for names in ([f"{stem}.tokenizer.json"], ["tokenizer.json"], ["vocab.json", "merges.txt"]):
         if all((folder / name).is_file() for name in names):
             return names[0]
+
     return None
 
 
@@ -105,32 +123,43 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Load the tokenizer of a model, whose folder, stem ("" for a folder) and metadata are given.
 
-    The first source found is used: the metadata entry ``tokenizer`` (the content of a ``tokenizer.json``), then the files
-    ``<stem>.tokenizer.json``, ``tokenizer.json``, ``vocab.json`` with ``merges.txt``. ``letters``: an added token of one character is
-    encoded as itself, rather than as its bytes. A UserError if there is none, it is damaged, or ``tokenizers`` is missing.
+    The first source found is used: the metadata entry ``tokenizer`` (the content of a ``tokenizer.json``), then the
+    files ``<stem>.tokenizer.json``, ``tokenizer.json``, ``vocab.json`` with ``merges.txt``. ``letters``: an added token
+    of one character is encoded as itself, rather than as its bytes. A UserError if there is none, it is damaged, or
+    of one character is encoded as itself, rather than as its bytes.
+
+    Raises:
+        UserError: if there is no tokenizer, it is damaged, or ``tokenizers`` is missing.
     """
     if "tokenizer" in metadata:
         where = "the tokenizer within the file"
         return _build(parse_json(metadata["tokenizer"], where, field), where, field, letters)
+
     name = _source(folder, stem)
     if name is None:
         raise UserError(f"{field}: {folder} has no tokenizer (tokenizer.json); put the one of the same model there")
+
     spec = read_json(folder / name, field)
-    if name == "vocab.json":  # the tokenizer.json that Qwen2's files stand for
-        merges = read_text(folder / "merges.txt", field).split("\n")
-        added = read_json(folder / "added_tokens.json", field)
-        parts = [
-            {"type": "Split", "pattern": _QWEN, "behavior": "Isolated", "invert": False},
-            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
-        ]
-        merges = [line for line in merges if line.strip() and not line.startswith("#version")]
-        spec = {
-            "added_tokens": [{"content": name, "id": number} for name, number in added.items()],
-            "normalizer": {"type": "NFC"},
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts},
-            "model": {"type": "BPE", "vocab": spec, "merges": merges},
-        }
+    if name == "vocab.json":
+        merges = read_text(folder / "merges.txt", field)
+        spec = _qwen(spec, merges, read_json(folder / "added_tokens.json", field))
+
     return _build(spec, f"{name} in {folder}", field, letters)
+
+
+def _qwen(vocabulary: Mapping[str, Any], merges: str, added: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``tokenizer.json`` that ``vocab.json``, ``merges.txt`` and ``added_tokens.json`` of Qwen2 stand for."""
+    lines = [line for line in merges.split("\n") if line.strip() and not line.startswith("#version")]
+    parts = [
+        {"type": "Split", "pattern": _QWEN, "behavior": "Isolated", "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+    ]
+    return {
+        "added_tokens": [{"content": name, "id": number} for name, number in added.items()],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": lines},
+    }
 
 
 def _build(spec: dict[str, Any], where: str, field: str, letters: bool) -> Tokenizer:
@@ -141,24 +170,15 @@ def _build(spec: dict[str, Any], where: str, field: str, letters: bool) -> Token
     except (ImportError, RuntimeError) as e:
         raise import_error("tokenizers", field, e) from e
     _expect_version(tokenizers.__version__, field)
+
     with library_errors(f"{field}: {where} is no tokenizer"):
         special_tokens = {str(entry["content"]): _id(entry["id"]) for entry in spec.get("added_tokens") or []}
-        model = dict(spec["model"])
-        if model.get("type") == "WordLevel":  # its vocabulary also contains the added tokens
-            unknown, words = model.get("unk_token"), model["vocab"].items()
-            model["vocab"] = {word: _id(n) for word, n in words if word == unknown or word not in special_tokens}
-        spec = {"version": "1.0", "model": model} | {k: spec.get(k) for k in ("normalizer", "pre_tokenizer")}
-        check_components(spec, where, field)
-        _check_pieces(model)
-        kept: list[dict[str, Any]] = [
-            {"id": n, "content": name, "special": len(name) > 1, **dict.fromkeys(_FLAGS, False)}
-            for name, n in (special_tokens.items() if letters else ())
-        ]
-        if len(kept) > _MOST_KEPT:
-            raise ValueError(f"it has {len(kept)} added tokens")
-        if any(len(entry["content"]) > _LONGEST_KEPT for entry in kept):
-            raise ValueError(f"it has an added token of more than {_LONGEST_KEPT} characters")
-        library = Library.from_str(json.dumps({**spec, "added_tokens": kept}))
+        plain = _without_added(spec, special_tokens)
+        check_components(plain, where, field)
+        _check_pieces(plain["model"])
+
+        kept = _kept(special_tokens) if letters else []
+        library = Library.from_str(json.dumps({**plain, "added_tokens": kept}))
         library.encode_special_tokens = True
         if any(library.token_to_id(entry["content"]) != entry["id"] for entry in kept):
             raise ValueError("its added tokens are not numbered in order")  # the library numbers them itself
@@ -167,13 +187,45 @@ def _build(spec: dict[str, Any], where: str, field: str, letters: bool) -> Token
     @lru_cache(maxsize=64)  # a run estimates its memory and samples with the same prompts
     def ids(text: str) -> tuple[int, ...]:
         _expect_length(text)
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # the library rejects lone surrogates
+        # The library rejects lone surrogates.
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         with library_errors(f"{field}: {where} cannot encode the prompt"):
             if library.normalizer is not None:
                 _expect_length(library.normalizer.normalize_str(text))
             return tuple(library.encode(text, add_special_tokens=False).ids)
 
-    return Tokenizer(lambda text: list(ids(text)), special_tokens, len(model["vocab"]))
+    return Tokenizer(
+        encode=lambda text: list(ids(text)),
+        special_tokens=special_tokens,
+        size=len(plain["model"]["vocab"]),
+    )
+
+
+def _without_added(spec: Mapping[str, Any], special_tokens: Mapping[str, int]) -> dict[str, Any]:
+    """What a ``tokenizer.json`` says of text, without its added tokens."""
+    model = dict(spec["model"])
+    if model.get("type") == "WordLevel":  # its vocabulary also contains the added tokens
+        unknown = model.get("unk_token")
+        words = model["vocab"].items()
+        model["vocab"] = {word: _id(n) for word, n in words if word == unknown or word not in special_tokens}
+
+    return {
+        "version": "1.0",
+        "model": model,
+        "normalizer": spec.get("normalizer"),
+        "pre_tokenizer": spec.get("pre_tokenizer"),
+    }
+
+
+def _kept(special_tokens: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Added tokens as the library reads them; a ValueError if there are too many, or one is too long."""
+    if len(special_tokens) > _MOST_KEPT:
+        raise ValueError(f"it has {len(special_tokens)} added tokens")
+    if any(len(name) > _LONGEST_KEPT for name in special_tokens):
+        raise ValueError(f"it has an added token of more than {_LONGEST_KEPT} characters")
+
+    flags = dict.fromkeys(_FLAGS, False)
+    return [{"id": n, "content": name, "special": len(name) > 1, **flags} for name, n in special_tokens.items()]
 
 
 def _expect_version(version: str, field: str) -> None:
@@ -182,24 +234,27 @@ def _expect_version(version: str, field: str) -> None:
     if found and (int(found[1]), int(found[2])) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
         raise UserError(
-            f"{field}: reading a prompt needs the Python package tokenizers {oldest} or newer, and {version} is installed; "
-            "update it with: pip install --upgrade tokenizers transformers"
+            f"{field}: reading a prompt needs the Python package tokenizers {oldest} or newer, "
+            f"and {version} is installed; update it with: pip install --upgrade tokenizers transformers"
         )
 
 
 def _expect_length(text: str) -> None:
     """Raise a UserError for a text that would take too long to encode."""
     if len(text) > _LONGEST_TEXT:
-        found = f"the prompt becomes {len(text)} characters, more than the limit of {_LONGEST_TEXT}"
-        raise UserError(f"text: {found}; shorten it.")
+        raise UserError(
+            f"text: the prompt becomes {len(text)} characters, more than the limit of {_LONGEST_TEXT}; shorten it."
+        )
 
 
 def _check_pieces(model: Mapping[str, Any]) -> None:
     """A ValueError if the vocabulary has a piece that is too long."""
     pieces = model["vocab"]
-    if isinstance(pieces, list):
+    is_list = isinstance(pieces, list)  # of pieces and their scores
+    if is_list:
         pieces = [piece for piece, _ in pieces]
-    kind = model.get("type") or ("Unigram" if isinstance(model["vocab"], list) else "BPE")
+
+    kind = model.get("type") or ("Unigram" if is_list else "BPE")
     longest = max(map(len, pieces), default=0)
     if longest > _LONGEST_PIECE[kind]:
         raise ValueError(f"it has a piece of {longest} characters, more than the limit of {_LONGEST_PIECE[kind]}")
@@ -209,27 +264,40 @@ def _id(value: Any) -> int:
     """A token id; a ValueError if it is no integer from 0 to 2^31 - 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
         raise ValueError(f"{str(value)[:20]} is no token id")
+
     return value
 
 
 def check_components(spec: Mapping[str, Any], where: str, field: str) -> None:
-    """Raise a UserError if a ``tokenizer.json`` has other components or arguments than the official tokenizers, or its components
-    lengthen a text by more."""
+    """Raise a UserError if a ``tokenizer.json`` has components or arguments that no official tokenizer has.
+
+    The same if its components lengthen a text by more.
+    """
     growth = 1
     for place, types in _COMPONENTS.items():
-        part: Any = spec.get(place)
-        parts = [part]
-        if isinstance(part, dict) and part.get("type") == "Sequence":
-            parts = part.get("normalizers") or part.get("pretokenizers") or []
-        elif place == "model" and isinstance(part, dict) and "type" not in part:  # as the library reads old files
-            parts = [{**part, "type": "Unigram" if isinstance(part.get("vocab"), list) else "BPE"}]
+        parts = _parts(place, spec.get(place))
         if not isinstance(parts, list) or len(parts) > _MOST_PARTS or not all(_accepted(p, types) for p in parts):
             raise UserError(f"{field}: {where} has a {place} that no official tokenizer has; get the official file")
+
         for part in parts:
             growth *= _growth(part)
         if growth > _MOST_GROWTH:
-            found = f"has a {place} that makes up to {growth} characters of one, which no official tokenizer does"
-            raise UserError(f"{field}: {where} {found}; get the official file")
+            raise UserError(
+                f"{field}: {where} has a {place} that makes up to {growth} characters of one, "
+                "which no official tokenizer does; get the official file"
+            )
+
+
+def _parts(place: str, part: Any) -> Any:
+    """The components of a sequence, or a list of the component alone."""
+    if not isinstance(part, dict):
+        return [part]
+    if part.get("type") == "Sequence":
+        return part.get("normalizers") or part.get("pretokenizers") or []
+    if place == "model" and "type" not in part:  # as the library reads old files
+        return [{**part, "type": "Unigram" if isinstance(part.get("vocab"), list) else "BPE"}]
+
+    return [part]
 
 
 def _accepted(part: Any, types: tuple[str | None, ...]) -> bool:
@@ -238,10 +306,12 @@ def _accepted(part: Any, types: tuple[str | None, ...]) -> bool:
         return part is None and None in types
     if part.get("type") not in types or len(str(part.get("precompiled_charsmap", ""))) > _LONGEST_CHARSMAP:
         return False
+
     if "pattern" in part and not _is_official(part["pattern"]):
         return False
     if part["type"] == "Precompiled" and _charsmap(part) is None:
         return False
+
     return all(_accepted_argument(value, _ARGUMENTS.get(name, ())) for name, value in part.items())
 
 
@@ -249,6 +319,7 @@ def _accepted_argument(value: Any, accepted: Any) -> bool:
     """Whether an argument has one of the accepted values; 1 is not True."""
     if accepted is ... or value is None or isinstance(value, bool):
         return True
+
     return isinstance(value, str) and value in ("", *accepted)
 
 
@@ -258,28 +329,32 @@ def _growth(part: Any) -> int:
         return 1
     if part["type"] == "Precompiled":
         return max(1, _charsmap(part) or 0)
+
     return _GROWTH.get(part["type"], 1)
 
 
 def _charsmap(part: Mapping[str, Any]) -> int | None:
     """Characters of the longest text in SentencePiece's table of a component; None if it is no such table.
 
-    The table is the length of a trie in bytes (four bytes, the lowest first), the trie, and texts that end with a zero byte. The library
-    allocates memory for the stated length before it reads the trie.
+    The table is the length of a trie in bytes (four bytes, the lowest first), the trie, and texts that end with a zero
+    byte. The library allocates memory for the stated length before it reads the trie.
     """
     try:
         table = base64.b64decode(part["precompiled_charsmap"], validate=True)
         length = int.from_bytes(table[:4], "little")
         if len(table) < 4 + length or length < 4 or length % 4:
             return None
+
         return max(map(len, table[4 + length :].decode("utf-8").split("\0")))
     except (KeyError, TypeError, ValueError):
         return None
 
 
 def _is_official(pattern: Any) -> bool:
+    """Whether a pattern is a regular expression of an official tokenizer."""
     if not isinstance(pattern, dict) or list(pattern) != ["Regex"] or not isinstance(pattern["Regex"], str):
         return False
+
     return hashlib.sha256(pattern["Regex"].encode("utf-8", "surrogatepass")).hexdigest() in _PATTERNS
 
 
@@ -301,6 +376,7 @@ def import_error(package: str, field: str, error: BaseException) -> UserError:
         return UserError(
             f"{needs}, which ComfyUI brings, and here it is not installed; install it with: pip install {package}"
         )
+
     return UserError(
         f"{needs}, which is installed but cannot be imported ({first_line(error)}); "
         f"install it again with: pip install --upgrade --force-reinstall {package}"

@@ -1,8 +1,9 @@
 """Download one file of a Hugging Face repository, the only network access of the package.
 
-The library huggingface_hub finds the address, the token and the HTTP client, so that ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE``
-and proxies work as everywhere. Its own transfer is not used: the versions below 1.2 append a whole file to a part of it where a server
-ignores ranges, and all versions read 10 MB before anything can be cancelled or kept.
+The library huggingface_hub finds the address, the token and the HTTP client, so that ``HF_ENDPOINT``, ``HF_TOKEN``,
+``HF_HUB_OFFLINE`` and proxies work as everywhere. Its own transfer is not used: the versions below 1.2 append a whole
+file to a part of it where a server ignores ranges, and all versions read 10 MB before anything can be cancelled or
+kept.
 """
 
 from __future__ import annotations
@@ -28,14 +29,12 @@ from urllib.parse import urlsplit
 from safetensors import safe_open
 
 from ..errors import UserError, first_line
-from .formats import printable
+from .formats import SUFFIXES, printable
 
 T = TypeVar("T")
 
 # Called with (bytes that are here, bytes in all or 0) several times a second; what it raises cancels the download.
 Report = Callable[[int, int], None]
-
-WEIGHTS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin")
 
 _TICK = 0.1  # seconds between two reports
 _CHUNK = 1 << 16  # bytes
@@ -87,37 +86,45 @@ class Remote:
         """Bytes beyond which a transfer is ended whose size the server does not state."""
         if self.size is not None:
             return int(self.size * _ABOUT)
-        return _MOST_WEIGHTS if self.name.endswith(WEIGHTS) else _MOST_OTHER
+        return _MOST_WEIGHTS if self.name.endswith(SUFFIXES) else _MOST_OTHER
 
 
 def readable_size(count: float) -> str:
     """Format bytes in decimal units: 832 MB, 1.91 GB."""
     if count >= 1e9:
         return f"{count / 1e9:.2f} GB"
-    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
+    if count >= 1e6:
+        return f"{count / 1e6:.0f} MB"
+
+    return f"{count / 1e3:.0f} kB"
 
 
 def not_a_model_file(head: bytes, name: str) -> str:
-    """What a file with these first bytes evidently is instead of weights or a configuration, for messages; "" if it may be one.
+    """What a file evidently is instead of weights or a configuration, for messages; "" if it may be one.
 
-    ``name`` tells weights, which are never a text, from configurations, which are.
+    ``head`` are its first bytes; ``name`` tells weights, which are never a text, from configurations, which are.
     """
     if not head:
         return "an empty file"
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LONGEST_HEADER:
         return ""  # safetensors: the length of the header may begin with any character
+
     if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
         return "a web page"
     if head.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer"
     if _ERROR.match(head):
         return "an error message"
-    sentence = len(head.split()) > 1 and printable(head)  # such as "Entry not found"
-    return "a text" if sentence and name.endswith(WEIGHTS) else ""
+
+    is_sentence = len(head.split()) > 1 and printable(head)  # such as "Entry not found"
+    return "a text" if is_sentence and name.endswith(SUFFIXES) else ""
 
 
 def spoiled(path: Path) -> str:
-    """What a file evidently is instead of weights or a configuration, from its first bytes; "" if it may be one or cannot be read."""
+    """What a file evidently is instead of weights or a configuration, from its first bytes.
+
+    "" if it may be one or cannot be read.
+    """
     try:
         with path.open("rb") as opened:
             return not_a_model_file(opened.read(_HEAD), path.name)
@@ -128,18 +135,23 @@ def spoiled(path: Path) -> str:
 def download(remote: Remote, path: Path, field: str, report: Report) -> None:
     """Download a file of a repository to ``path``.
 
-    An interrupted download leaves a hidden ``.part`` file, and the next call resumes it. Before the file gets its name its type and length
-    are checked, and its sha256 where the catalogue or the server states one. A part that is too long, does not verify or that the server
-    refuses to continue (status 416) is deleted, and the download starts again, once.
+    An interrupted download leaves a hidden ``.part`` file, and the next call resumes it. Before the file gets its name
+    its type and length are checked, and its sha256 where the catalogue or the server states one. A part that is too
+    long, does not verify or that the server refuses to continue (status 416) is deleted, and the download starts again,
+    once.
 
-    Raises: :class:`Missing`; a UserError that begins with ``field``, with the cause, what helps and the address for a download by hand; and
-    what ``report`` raises, within a second at any speed.
+    Raises:
+        Missing: if the repository has no such file.
+        UserError: begins with ``field``, and states the cause, what helps and the address for a download by hand.
+        Exception: what ``report`` raises, within a second at any speed.
     """
     folder = path.parent
     if path.is_dir():
         raise UserError(
-            f"{field}: {path.name} could not be downloaded: {path} is a folder; rename it, so that the file can have its name"
+            f"{field}: {path.name} could not be downloaded: {path} is a folder; "
+            "rename it, so that the file can have its name"
         )
+
     by_hand = f"or get it from https://huggingface.co/{remote.repo} and put it into {folder}"
     existed = folder.is_dir()
     try:
@@ -187,9 +199,10 @@ def _check_library() -> None:
     except Exception as error:  # a broken installation can raise any exception
         if isinstance(error, ModuleNotFoundError) and error.name == "huggingface_hub":
             raise _Failed("huggingface-hub is not installed; run python -m pip install huggingface-hub") from error
+
         raise _Failed(
-            f"huggingface-hub is installed but cannot be imported ({first_line(error)}); run python -m pip install --force-reinstall "
-            "huggingface-hub"
+            f"huggingface-hub is installed but cannot be imported ({first_line(error)}); "
+            "run python -m pip install --force-reinstall huggingface-hub"
         ) from error
 
 
@@ -217,7 +230,8 @@ def _download(remote: Remote, path: Path, report: Report) -> None:
     else:
         part.unlink(missing_ok=True)  # nothing tells whether it is a part of the same file
 
-    # 3. Append what is missing, and verify. What was resumed and does not verify is downloaded once more from the beginning.
+    # 3. Append what is missing, and verify. What was resumed and does not verify is downloaded once more from the
+    # beginning.
     try:
         resumed = part.exists()
         size = _fill(part, remote, url, headers, size, report)
@@ -257,6 +271,8 @@ def _ask(url: str, wait: Callable[[], None]) -> tuple[Any, dict[str, str]]:
     from huggingface_hub.file_download import get_hf_file_metadata
     from huggingface_hub.utils import build_hf_headers
 
+    headers: dict[str, str] = {}
+
     def ask(token: bool | None) -> Any:
         def answers() -> Generator[Any, None, None]:
             yield build_hf_headers(token=token)
@@ -266,18 +282,19 @@ def _ask(url: str, wait: Callable[[], None]) -> tuple[Any, dict[str, str]]:
             headers.update(next(answer))
             return next(answer)
 
-    headers: dict[str, str] = {}
     try:
         return ask(None), headers
     except _Broken as broken:
         with_token = "authorization" in headers
         if not with_token or _status(broken) not in (401, 403):
             raise _failure(broken, url) from broken
+
     headers.clear()
     try:
         offer = ask(False)
     except _Broken as broken:
         raise _failure(broken, url, with_token) from broken
+
     logging.warning(
         "FastAR: %s refuses the Hugging Face token of this computer, which may have expired; downloading without it",
         urlsplit(url).netloc,
@@ -286,7 +303,10 @@ def _ask(url: str, wait: Callable[[], None]) -> tuple[Any, dict[str, str]]:
 
 
 def _answer(url: str, headers: Mapping[str, str], begin: int) -> Generator[Any, None, None]:
-    """A request for a file from byte ``begin`` on: yields its (status, headers), then the bytes in chunks as they arrive."""
+    """A request for a file from byte ``begin`` on.
+
+    Yields its (status, headers), then the bytes in chunks as they arrive.
+    """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
@@ -294,26 +314,33 @@ def _answer(url: str, headers: Mapping[str, str], begin: int) -> Generator[Any, 
     asked = {**headers, "Accept-Encoding": "identity"}
     if begin:
         asked["Range"] = f"bytes={begin}-"
+
     if callable(client.stream):  # httpx, from version 1.0 on; of requests it is a setting
         options = {"timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT, "follow_redirects": True}
         with client.stream("GET", url, headers=asked, **options) as response:
             yield response.status_code, response.headers
             yield from response.iter_bytes()
-    else:  # requests
-        with client.get(url, headers=asked, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, stream=True) as response:
-            yield response.status_code, response.headers
-            read = getattr(response.raw, "read1", None)
-            if read is None:  # urllib3 before 2.1; it waits for a whole chunk, and loses a part of one
-                yield from response.iter_content(_CHUNK)
-            else:
-                while chunk := read(_CHUNK, decode_content=True):
-                    yield chunk
+        return
+
+    # requests
+    with client.get(url, headers=asked, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, stream=True) as response:
+        yield response.status_code, response.headers
+
+        read = getattr(response.raw, "read1", None)
+        if read is None:  # urllib3 before 2.1; it waits for a whole chunk, and loses a part of one
+            yield from response.iter_content(_CHUNK)
+            return
+        while chunk := read(_CHUNK, decode_content=True):
+            yield chunk
 
 
 def _in_background(source: Generator[T, None, None], wait: Callable[[], None]) -> Generator[T, None, None]:
-    """The items of an iterator that a thread advances, so that ``wait`` can be called ten times a second while it blocks.
+    """The items of an iterator that a thread advances, so that ``wait`` can be called ten times a second meanwhile.
 
-    The thread ends after the item that it waits for when this generator is closed. Raises :class:`_Broken` for what the iterator raises.
+    The thread ends after the item that it waits for when this generator is closed.
+
+    Raises:
+        _Broken: for what the iterator raises.
     """
     items: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=16)
     closed = threading.Event()
@@ -343,6 +370,7 @@ def _in_background(source: Generator[T, None, None], wait: Callable[[], None]) -
             except queue.Empty:
                 wait()
                 continue
+
             if kind == "end":
                 return
             if kind == "error":
@@ -354,7 +382,7 @@ def _in_background(source: Generator[T, None, None], wait: Callable[[], None]) -
 
 def _fill(part: Path, remote: Remote, url: str, headers: Mapping[str, str], size: int, report: Report) -> int:
     """Append to a partial file what it lacks of ``size`` bytes (0: unknown); returns the size of the whole file."""
-    in_vain = 0  # attempts without a new byte
+    attempts_in_vain = 0  # without a new byte
     restarts = 0
     with part.open("ab") as opened:
         while True:
@@ -364,6 +392,7 @@ def _fill(part: Path, remote: Remote, url: str, headers: Mapping[str, str], size
                 continue
             if size and begin == size:
                 return size
+
             try:
                 return _append(opened, remote, url, headers, size, report)
             except _NotContinued as found:
@@ -372,9 +401,10 @@ def _fill(part: Path, remote: Remote, url: str, headers: Mapping[str, str], size
                     raise _Failed(f"{found}; run again later") from found
                 _start_again(opened, str(found))
             except _Broken as broken:
-                in_vain = 0 if opened.tell() > begin else in_vain + 1
-                if _status(broken) not in (None, *_AGAIN) or in_vain >= _ATTEMPTS:
+                attempts_in_vain = 0 if opened.tell() > begin else attempts_in_vain + 1
+                if _status(broken) not in (None, *_AGAIN) or attempts_in_vain >= _ATTEMPTS:
                     raise _failure(broken, url) from broken
+
                 until = time.monotonic() + _PAUSE
                 while time.monotonic() < until:
                     report(opened.tell(), size)
@@ -425,25 +455,35 @@ def _append(opened: BinaryIO, remote: Remote, url: str, headers: Mapping[str, st
             )
 
         # 3. Append.
-        most = size or remote.most
-        head = b"" if not opened.tell() else None  # the beginning of the file, which arrives in pieces of any length
-        for chunk in answer:
-            if head is not None and len(head) < _HEAD:
-                head += chunk
-                if len(head) >= _HEAD:
-                    _refuse_page(opened, head, remote.name, server)
-            if opened.tell() + len(chunk) > most:
-                _start_again(opened, f"more than the {most} bytes of the file")
-                raise _Failed(
-                    f"{server} sent more than the {most} bytes of the file; all of it was deleted; run again later"
-                )
-            opened.write(chunk)
-            wait()
+        _write(opened, answer, size or remote.most, remote.name, server, wait)
         if size and opened.tell() < size:
             raise _Broken("the connection ended early")
-        if head is not None and len(head) < _HEAD:
-            _refuse_page(opened, head, remote.name, server)
         return opened.tell()
+
+
+def _write(
+    opened: BinaryIO, chunks: Iterator[bytes], most: int, name: str, server: str, wait: Callable[[], None]
+) -> None:
+    """Write the bytes of an answer, up to ``most`` of a file; :class:`_Failed` if it is evidently no model file."""
+    head = b""  # the beginning of the file, which arrives in pieces of any length
+    checked = opened.tell() > 0
+    for chunk in chunks:
+        if not checked:
+            head += chunk
+            if len(head) >= _HEAD:
+                _refuse_page(opened, head, name, server)
+                checked = True
+
+        if opened.tell() + len(chunk) > most:
+            _start_again(opened, f"more than the {most} bytes of the file")
+            raise _Failed(
+                f"{server} sent more than the {most} bytes of the file; all of it was deleted; run again later"
+            )
+        opened.write(chunk)
+        wait()
+
+    if not checked:
+        _refuse_page(opened, head, name, server)
 
 
 def _refuse_page(opened: BinaryIO, head: bytes, name: str, server: str) -> None:
@@ -451,7 +491,8 @@ def _refuse_page(opened: BinaryIO, head: bytes, name: str, server: str) -> None:
     if found := not_a_model_file(head, name):
         _start_again(opened, found)
         raise _Failed(
-            f"{server} sent {found} in its place; if this network has a login page, log in with a browser, and run again"
+            f"{server} sent {found} in its place; "
+            "if this network has a login page, log in with a browser, and run again"
         )
 
 
@@ -466,18 +507,23 @@ def _stated(status: int, about: Mapping[str, str]) -> int:
     """The size of the whole file according to an answer's headers; 0 if they do not say."""
     if about.get("Content-Encoding", "identity") != "identity":
         return 0  # of the compressed file
-    text = str(about.get("Content-Range", "")).rpartition("/")[2] if status == 206 else about.get("Content-Length", "")
-    return int(text) if str(text).isdigit() else 0
+
+    if status == 206:
+        text = str(about.get("Content-Range", "")).rpartition("/")[2]
+    else:
+        text = str(about.get("Content-Length", ""))
+    return int(text) if text.isdigit() else 0
 
 
 def _check_size(remote: Remote, size: int, server: str) -> None:
     """Refuse a file of another size than the catalogue's before it is downloaded."""
     if not size or not remote.size or not remote.sha256:
         return
+
     if not remote.size / _ABOUT <= size <= remote.size * _ABOUT:
         raise _Failed(
-            f"{server} offers {readable_size(size)}, and the file has {readable_size(remote.size)}; if this network has a login page, log "
-            f"in with a browser{_mirror(server)}"
+            f"{server} offers {readable_size(size)}, and the file has {readable_size(remote.size)}; "
+            f"if this network has a login page, log in with a browser{_mirror(server)}"
         )
 
 
@@ -489,6 +535,7 @@ def _problem(part: Path, remote: Remote, etag: str, size: int, report: Report) -
     arrived = part.stat().st_size
     if arrived != size:
         return f"has {arrived} bytes in place of {size}"
+
     digest = hashlib.sha256()
     with part.open("rb") as opened:
         while chunk := opened.read(1 << 22):
@@ -496,14 +543,18 @@ def _problem(part: Path, remote: Remote, etag: str, size: int, report: Report) -
             report(size, size)
     found = digest.hexdigest()
     logging.info("FastAR: %s has the sha256 %s", remote.name, found)
+
     if remote.sha256 and found != remote.sha256:
         return f"has another sha256 than the file of the catalogue ({found[:16]}...)"
     stated = etag if re.fullmatch("[0-9a-f]{64}", etag) else None
     if stated and found != stated:
         return f"has another sha256 than the server states ({found[:16]}...)"
-    if found := spoiled(part):
-        return f"is {found}"
-    return "" if remote.sha256 or stated else _damage(part, Path(remote.name).suffix)
+
+    if kind := spoiled(part):
+        return f"is {kind}"
+    if remote.sha256 or stated:
+        return ""
+    return _damage(part, Path(remote.name).suffix)
 
 
 def _damage(path: Path, suffix: str) -> str:
@@ -514,10 +565,11 @@ def _damage(path: Path, suffix: str) -> str:
                 return ""
         if suffix == ".json":
             json.loads(path.read_text(encoding="utf-8"))
-        elif suffix in WEIGHTS and not zipfile.is_zipfile(path):
+        elif suffix in SUFFIXES and not zipfile.is_zipfile(path):
             return "is no whole torch checkpoint"
     except Exception as error:  # a damaged file can raise any exception
         return f"is no whole {suffix} file ({first_line(error)})"
+
     return ""
 
 
@@ -528,6 +580,7 @@ def _status(broken: _Broken) -> int | None:
     """The HTTP status of a failed request; None if there was no answer."""
     if broken.args and isinstance(broken.args[0], int):
         return broken.args[0]
+
     return getattr(getattr(broken.__cause__, "response", None), "status_code", None)
 
 
@@ -537,31 +590,34 @@ def _failure(broken: _Broken, url: str, with_token: bool = False) -> _Failed:
     server = urlsplit(url).netloc
     answer = getattr(broken.__cause__, "response", None)
     code = "" if answer is None else answer.headers.get("X-Error-Code")
+
     if status == 404:
         return _Failed(f"{server} has no such file (status 404){_mirror(server)}", status)
     if status in (401, 403) and with_token:
         return _Failed(
-            f"{server} refuses it with the Hugging Face token of this computer and without one (status {status}); renew the token with "
-            "hf auth login, or accept the model's terms on its page",
+            f"{server} refuses it with the Hugging Face token of this computer and without one (status {status}); "
+            "renew the token with hf auth login, or accept the model's terms on its page",
             status,
         )
     if code == "RepoNotFound":
         return _Failed(f"{server} has no repository of that name (status {status}){_mirror(server)}", status)
     if status in (401, 403):
         return _Failed(
-            f"{server} refuses it without a token (status {status}); accept the model's terms on its page, set HF_TOKEN and start again",
+            f"{server} refuses it without a token (status {status}); "
+            "accept the model's terms on its page, set HF_TOKEN and start again",
             status,
         )
     if status == 429:
         return _Failed(f"{server} gets too many requests (status 429); run again in some minutes", status)
     if status is not None:
         return _Failed(f"{server} has a fault (status {status}); run again later", status)
+
     cause = broken.__cause__ or broken
     if type(cause).__name__ == "OfflineModeIsEnabled":
         return _Failed("HF_HUB_OFFLINE is set; remove that variable and start again")
     return _Failed(
-        f"{server} cannot be reached ({first_line(cause).rstrip('.')}); what has arrived is kept; check the network, a proxy in "
-        f"HTTPS_PROXY, and HF_ENDPOINT, which can name a mirror"
+        f"{server} cannot be reached ({first_line(cause).rstrip('.')}); what has arrived is kept; "
+        "check the network, a proxy in HTTPS_PROXY, and HF_ENDPOINT, which can name a mirror"
     )
 
 
@@ -577,4 +633,5 @@ def _of_the_disk(error: OSError, folder: Path) -> str:
         return f"the disk of {folder} is full ({found}); make room and run again, which resumes it"
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         return f"{folder} is no folder ({found}); rename the file that is in its place"
+
     return f"{folder} cannot be written to ({found}); allow that"

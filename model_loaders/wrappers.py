@@ -1,7 +1,8 @@
-"""Weights in the files of training scripts: containers, prefixes of wrappers, averaged weights beside the trained ones, arguments.
+"""Weights in the files of training scripts.
 
-A script saves a dictionary of weights alone, or below a name ("model", "state_dict", "ema"), and the name of every weight may begin with
-that of a module around the network ("module.", "model."). Both are removed here until the weights have their own names.
+A script saves a dictionary of weights alone, or below a name ("model", "state_dict", "ema"), and the name of every
+weight may begin with that of a module around the network ("module.", "model."). Both are removed here until the weights
+have their own names. Averaged weights may lie beside the trained ones, and so may the arguments of the training.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
-# Which weights are read from a file that holds averaged (EMA) weights beside the trained ones: auto takes the averaged ones, by which
-# papers evaluate.
-AUTO, EMA, PLAIN = "auto", "ema", "plain"
+# Which weights are read from a file that holds averaged (EMA) weights beside the trained ones: auto takes the averaged
+# ones, by which papers evaluate.
+AUTO = "auto"
+EMA = "ema"
+PLAIN = "plain"
 WEIGHTS = (AUTO, EMA, PLAIN)
 
 # Names of averaged weights, and of trained ones in order of preference.
@@ -96,16 +99,23 @@ def unpack(content: Any, weights: str) -> Unpacked:
             raise NoWeights(
                 f"holds a {type(content).__name__}, not a dictionary of weights", "save its state_dict alone"
             )
+
         arguments = {**_arguments(content), **arguments}
         names = _containers(content, weights, notes)
         if len(names) != 1:
             content = _joined(content, names) if names else content
             break
+
         averaged = averaged or is_averaged(names[0])
         content = content[names[0]]
-    state = {k: v.detach() for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)}
+
+    state = {}
+    for name, value in content.items():
+        if isinstance(name, str) and isinstance(value, Tensor):
+            state[name] = value.detach()
     if not state:
         raise NoWeights(f"holds no tensors, only {listed(content)}", "choose a file with a model's weights")
+
     return Unpacked(state, arguments, averaged, notes)
 
 
@@ -115,45 +125,59 @@ def _joined(content: Mapping[Any, Any], names: Iterable[str]) -> dict[str, Any]:
     for outer in names:
         for inner, value in content[outer].items():
             entries[f"{outer}.{inner}"] = value
+
     return entries
 
 
 def _containers(content: Mapping[Any, Any], weights: str, notes: list[str]) -> list[str]:
     """The keys of ``content`` below which the weights are; none if it holds them itself."""
-    nests = [
-        k for k, v in content.items() if isinstance(k, str) and not _BESIDE.search(k) and _holds_tensors(v, _LEVELS)
-    ]
+    named = {name: value for name, value in content.items() if isinstance(name, str)}
+    nests = [name for name, value in named.items() if not _BESIDE.search(name) and _holds_tensors(value, _LEVELS)]
     averaged = [name for name in nests if is_averaged(name)]
     trained = [name for name in _TRAINED if name in nests]
-    others = [name for name in nests if name not in averaged and name not in trained]
     if not averaged and not trained:
         if any(isinstance(value, Tensor) and value.ndim > 1 for value in content.values()):
             return []  # weights, with something beside them
-        return others
-    unnamed = [k for k, v in content.items() if isinstance(k, str) and is_averaged(k) and _without_names(v)]
-    if unnamed and not averaged and weights == AUTO:
-        notes.append(f"the averaged weights of the file ({unnamed[0][:40]}) have no names; the trained ones are used")
+        return nests
+
     if averaged and (weights != PLAIN or not trained):
         if trained and weights == AUTO:
             notes.append("averaged (EMA) weights of the file; it holds the trained ones, too")
         if len(averaged) > 1:
             notes.append(f"the averaged weights {averaged[0][:40]} of several in the file ({listed(averaged)})")
         return averaged[:1]
-    if unnamed and not averaged and weights == EMA:
-        raise NoWeights(
-            f"holds averaged (EMA) weights ({unnamed[0][:40]}) that have no names, so that nothing tells which is which",
-            "choose auto, which takes the trained ones",
-        )
+
+    unnamed = [name for name, value in named.items() if is_averaged(name) and _without_names(value)]
+    if unnamed and not averaged:
+        if weights == AUTO:
+            notes.append(
+                f"the averaged weights of the file ({unnamed[0][:40]}) have no names; the trained ones are used"
+            )
+        if weights == EMA:
+            raise NoWeights(
+                f"holds averaged (EMA) weights ({unnamed[0][:40]}) that have no names, "
+                "so that nothing tells which is which",
+                "choose auto, which takes the trained ones",
+            )
+
     return trained[:1]
 
 
 def _holds_tensors(value: object, levels: int, seen: set[int] | None = None) -> bool:
-    """Whether a dictionary holds a tensor that can be a weight, directly or in an inner one; counts of steps are single numbers."""
+    """Whether a dictionary holds a tensor that can be a weight, directly or in an inner one.
+
+    A single number is none: it counts steps.
+    """
     seen = set() if seen is None else seen
     if not isinstance(value, Mapping) or not levels or id(value) in seen:
         return False
+
     seen.add(id(value))
-    return any(isinstance(v, Tensor) and v.ndim > 0 or _holds_tensors(v, levels - 1, seen) for v in value.values())
+    for inner in value.values():
+        if isinstance(inner, Tensor) and inner.ndim > 0 or _holds_tensors(inner, levels - 1, seen):
+            return True
+
+    return False
 
 
 def _without_names(value: object) -> bool:
@@ -167,23 +191,31 @@ def _arguments(content: Mapping[Any, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key in _ARGUMENTS:
         given = content.get(key)
-        given = vars(given) if isinstance(given, argparse.Namespace) else given
+        if isinstance(given, argparse.Namespace):
+            given = vars(given)
         if isinstance(given, Mapping):
-            plain = {k: v for k, v in given.items() if isinstance(k, str) and _is_plain(v)}
+            plain = {name: value for name, value in given.items() if isinstance(name, str) and _is_plain(value)}
             found = {**plain, **found}
+
     return found
 
 
 def _is_plain(value: object) -> bool:
     """Whether a value is None, a text, or a finite number of at most 64 bits."""
-    return value is None or isinstance(value, str) or isinstance(value, (bool, int, float)) and abs(value) < 1 << 63
+    if value is None or isinstance(value, str):
+        return True
+
+    return isinstance(value, (bool, int, float)) and abs(value) < 1 << 63
 
 
 def listed(names: Iterable[Any], most: int = 5) -> str:
     """The first names of a collection, for a message."""
     names = sorted(map(str, names))
-    some = ", ".join(name[:60] for name in names[:most])
-    return (some + ", ..." * (len(names) > most)) or "nothing"
+    first = ", ".join(name[:60] for name in names[:most])
+    if len(names) > most:
+        first += ", ..."
+
+    return first or "nothing"
 
 
 def unwrapped(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
@@ -191,19 +223,24 @@ def unwrapped(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
 
     A prefix is removed if all names have it. Names that would become equal stay as they are.
     """
-    state, averaged = dict(state), _COUNT in state
+    state = dict(state)
+    averaged = _COUNT in state
     if averaged and len(state) > 1:
         del state[_COUNT]
+
     state = _renamed(state, {name: _without(name, _INSERTED) for name in state})
-    shared = min(
-        (len(name) - len(_MODULE.sub("", name, count=1)) for name in state), default=0
-    )  # at once: a name can have megabytes of it
+
+    # All repetitions of the prefix are found at once: a name can have megabytes of it.
+    lengths = [len(name) - len(_MODULE.sub("", name, count=1)) for name in state]
+    shared = min(lengths, default=0)
     return {name[shared:]: tensor for name, tensor in state.items()}, averaged
 
 
 def _without(name: str, parts: Collection[str]) -> str:
+    """A name without some parts."""
     for part in parts:
         name = name.replace(part, "")
+
     return name
 
 

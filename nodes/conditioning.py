@@ -436,9 +436,9 @@ class TarPrompt(io.ComfyNode):
         def start(part: range) -> Any:
             """The language model on some of the images."""
             prompts = [prompt] * len(part)
-            return tar_prompt(model, prompts, settings, PairedDraws(number, part), number)
+            return tar_prompt(model, prompts, settings, PairedDraws(number, part))
 
-        done: TarPrompted = drive(in_parts(start, count))
+        done: TarPrompted = drive(in_parts(start, count, model.net))
         return io.NodeOutput(done.condition)
 
 

@@ -71,7 +71,7 @@ def folders(*kinds: str) -> list[Path]:
     return paths
 
 
-# ------------------------------------------------------------------------------------------------ requests of the editor
+# ------------------------------------------------------------ requests of the editor
 
 # Seconds after which a request is answered without a result.
 _LONGEST_ANSWER = 20

@@ -357,7 +357,7 @@ class MaskedRun:
     def start(self, room: Room) -> Steps:
         """Load the weights and begin the sampler."""
         to_device(self.loaded, room.memory, room.latents, room.others)
-        return in_parts(self._sample, self.images)
+        return in_parts(self._sample, self.images, self.loaded.model.net)
 
     def _sample(self, part: range) -> Steps:
         """The sampler on some of the images."""
@@ -369,7 +369,7 @@ class MaskedRun:
 
         condition = self.condition.of(part)
         noise = PairedNoise(self.seed, part)
-        return self.entry.run(self.loaded.model, condition, self.settings, noise, self.seed, **more)
+        return self.entry.run(self.loaded.model, condition, self.settings, noise, **more)
 
     def latents(self, step: Any) -> Tensor:
         """Latents [B, C, h, w] of a step or of the result."""
@@ -428,9 +428,9 @@ class TokenRun:
             """The sampler on some of the images; MuLo-SD, which has a draft model, makes no edits."""
             more = drafted if edit is None else {"edit": _edit_of(edit, part, self.images)}
             draws = PairedDraws(self.seed, part)
-            return self.entry.run(self.loaded.model, condition.of(part), self.settings, draws, self.seed, **more)
+            return self.entry.run(self.loaded.model, condition.of(part), self.settings, draws, **more)
 
-        return in_parts(sample, self.images)
+        return in_parts(sample, self.images, self.loaded.model.net)
 
     def _up_sampling(self, place: Callable[[], None]) -> UpSampling:
         """What enlarges the draft; ``place`` loads the run's networks again after an upscale model."""

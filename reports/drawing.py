@@ -1,4 +1,7 @@
-"""Shared drawing for grids, plots and token maps: colours, text layout and image helpers. Images are uint8 RGB arrays."""
+"""Drawing that grids, plots and token maps share: colours, text layout and image helpers.
+
+Images are uint8 RGB arrays.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ class Ink:
 class Size:
     """Font sizes in pixels."""
 
-    LABEL, BODY, TAG = 18, 15, 13
+    LABEL = 18
+    BODY = 15
+    TAG = 13
 
 
 PAD = 12  # pixels inside a cell or legend
@@ -54,25 +59,38 @@ def text_width(text: str, size: int) -> float:
 
 def shorten(text: str, size: int, max_width: float) -> str:
     """Truncate ``text`` with an ellipsis to at most ``max_width`` pixels and 1000 characters."""
-    whole, text = text, text[:_LONGEST_LINE]
-    if text == whole and text_width(text, size) <= max_width:
+    fits = len(text) <= _LONGEST_LINE and text_width(text, size) <= max_width
+    if fits:
         return text
+
+    text = text[:_LONGEST_LINE]
     while text and text_width(text + "...", size) > max_width:
         text = text[:-1]
+
     return text.rstrip() + "..."
 
 
 def wrap(text: str, size: int, max_width: float, lines: int) -> list[str]:
-    """Break ``text`` into at most ``lines`` lines of ``max_width`` pixels; the last line is shortened if words remain."""
-    out: list[str] = []
+    """Break ``text`` into at most ``lines`` lines of ``max_width`` pixels.
+
+    The last line is shortened if words remain.
+    """
     words = text[: lines * _LONGEST_LINE].split()
+    out: list[str] = []
+
     while words and len(out) + 1 < lines:
+        # The words that fit into a line, and at least one.
         n = 1
         while n < len(words) and text_width(" ".join(words[: n + 1]), size) <= max_width:
             n += 1
+
         out.append(shorten(" ".join(words[:n]), size, max_width))
         words = words[n:]
-    return [*out, shorten(" ".join(words), size, max_width)] if words else out
+
+    if words:
+        out.append(shorten(" ".join(words), size, max_width))
+
+    return out
 
 
 class Canvas:
@@ -97,9 +115,19 @@ class Canvas:
         room: float | None = None,
         before: float = 0.0,
     ) -> None:
-        """Write a line whose top is at ``y``, shortened to ``room`` pixels; the share ``before`` of its width is left of ``x``."""
-        text = text if room is None else shorten(text, size, room)
-        self.draw.text((x - before * text_width(text, size), y), text, colour, font=font(size))
+        """Write a line of text.
+
+        Args:
+            x: where the line begins in pixels, if ``before`` is 0.
+            y: the top of the line in pixels.
+            room: the text is shortened to this width in pixels; None does not shorten it.
+            before: the share of the text's width that is left of ``x``: 0.5 centres the text, 1 ends it at ``x``.
+        """
+        if room is not None:
+            text = shorten(text, size, room)
+
+        left = x - before * text_width(text, size)
+        self.draw.text((left, y), text, colour, font=font(size))
 
     def outlined(self, centre: tuple[float, float], text: str, size: int) -> None:
         """Write a text with a dark outline around a point."""
@@ -112,12 +140,14 @@ class Canvas:
 
 def check_batch(pictures: np.ndarray, name: str) -> np.ndarray:
     """Return ``pictures`` if it is a non-empty uint8 array [N, H, W, 3], else raise a UserError."""
-    whole = isinstance(pictures, np.ndarray) and pictures.ndim == 4 and 0 not in pictures.shape
-    if not whole or pictures.shape[3] != 3 or pictures.dtype != np.uint8:
-        found = (
-            f"{pictures.dtype} {list(pictures.shape)}" if isinstance(pictures, np.ndarray) else type(pictures).__name__
-        )
+    if not isinstance(pictures, np.ndarray):
+        raise UserError(f"{name}: it holds {type(pictures).__name__}, not uint8 pictures [N, H, W, 3].")
+
+    is_batch = pictures.ndim == 4 and 0 not in pictures.shape and pictures.shape[3] == 3
+    if not is_batch or pictures.dtype != np.uint8:
+        found = f"{pictures.dtype} {list(pictures.shape)}"
         raise UserError(f"{name}: it holds {found}, not uint8 pictures [N, H, W, 3].")
+
     return pictures
 
 
@@ -126,20 +156,34 @@ def resize(picture: np.ndarray, width: int, height: int) -> np.ndarray:
     h, w = picture.shape[:2]
     if (h, w) == (height, width):
         return picture
-    integer = width % w == 0 and height % h == 0
-    resample = Image.Resampling.NEAREST if integer else Image.Resampling.LANCZOS
+
+    if width % w == 0 and height % h == 0:
+        resample = Image.Resampling.NEAREST
+    else:
+        resample = Image.Resampling.LANCZOS
+
     return np.asarray(Image.fromarray(picture).resize((width, height), resample))
 
 
 def contact_sheet(pictures: np.ndarray, columns: int = 0, gap: int = 2) -> np.ndarray:
     """Tile a batch uint8 [N, H, W, 3] into one image in row-major order; ``columns`` 0 is a near-square sheet."""
     n, h, w, _ = check_batch(pictures, "pictures").shape
-    columns = min(n, columns) if columns > 0 else math.ceil(math.sqrt(n))
+
+    if columns > 0:
+        columns = min(n, columns)
+    else:
+        columns = math.ceil(math.sqrt(n))
     rows = math.ceil(n / columns)
-    sheet = np.full((rows * (h + gap) - gap, columns * (w + gap) - gap, 3), Ink.PANEL, np.uint8)
+
+    height = rows * (h + gap) - gap
+    width = columns * (w + gap) - gap
+    sheet = np.full((height, width, 3), Ink.PANEL, np.uint8)
+
     for i, picture in enumerate(pictures):
-        y, x = i // columns * (h + gap), i % columns * (w + gap)
+        y = i // columns * (h + gap)
+        x = i % columns * (w + gap)
         sheet[y : y + h, x : x + w] = picture
+
     return sheet
 
 
@@ -148,23 +192,49 @@ def contact_sheet(pictures: np.ndarray, columns: int = 0, gap: int = 2) -> np.nd
 
 def ticks(values: Sequence[float]) -> list[float]:
     """4 to 9 round numbers, evenly spaced, that enclose the values."""
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     if high - low < 1e-9:
-        low, high = low - 0.5, high + 0.5
-    raw = (high - low) / 5
-    unit = 10 ** math.floor(math.log10(raw))
-    step = next(unit * n for n in (1, 2, 5, 10) if unit * n >= raw)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(k * step, 12) for k in range(first, max(last, first + 1) + 1)]
+        low -= 0.5
+        high += 0.5
+
+    # The step is the smallest of 1, 2, 5 and 10 times a power of ten that makes at most five steps.
+    least_step = (high - low) / 5
+    unit = 10 ** math.floor(math.log10(least_step))
+    step = next(unit * n for n in (1, 2, 5, 10) if unit * n >= least_step)
+
+    first = math.floor(low / step + 1e-9)
+    last = max(math.ceil(high / step - 1e-9), first + 1)
+
+    return [round(k * step, 12) for k in range(first, last + 1)]
 
 
 def annotate(canvas: Canvas, text: str, x: float, y: float, taken: list[tuple[float, float, float, float]]) -> None:
-    """Write a dot's label right, left, above or below its centre, where no box of ``taken`` is, and add its box; else nothing."""
+    """Write a dot's label right, left, above or below its centre, and add the label's box to ``taken``.
+
+    The first place at which no box of ``taken`` is in the way is used. Without one, nothing is written.
+    """
     text = shorten(text, Size.TAG, 110)
-    w, h = text_width(text, Size.TAG), line_height(Size.TAG)
-    for left, top in ((x + 8, y - h / 2), (x - 8 - w, y - h / 2), (x - w / 2, y - h - 5), (x - w / 2, y + 5)):
+    w = text_width(text, Size.TAG)
+    h = line_height(Size.TAG)
+
+    places = (
+        (x + 8, y - h / 2),
+        (x - 8 - w, y - h / 2),
+        (x - w / 2, y - h - 5),
+        (x - w / 2, y + 5),
+    )
+
+    for left, top in places:
         box = (left, top, left + w, top + h)
-        if all(box[2] < t[0] or box[0] > t[2] or box[3] < t[1] or box[1] > t[3] for t in taken):
+        if not any(_overlap(box, other) for other in taken):
             canvas.write(left, top, text)
             taken.append(box)
             return
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    """Whether two boxes (left, top, right, bottom) have a point in common."""
+    apart_across = a[2] < b[0] or a[0] > b[2]
+    apart_down = a[3] < b[1] or a[1] > b[3]
+    return not apart_across and not apart_down

@@ -1,6 +1,7 @@
 """Reports in the metadata of a PNG: written under one key, and read back from a file that anybody may have written.
 
-The value is the JSON of docs/report.md. ``node`` is the id of the node that made a run and ``label`` its name in a comparison.
+The value is the JSON of docs/report.md. ``node`` is the id of the node that made a run and ``label`` its name in a
+comparison.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from .record import COUNTS, VERSION, Baseline, Qualities, Report, against
 KEY = "fastar"
 MOST_RUNS = 512
 MOST_PIXELS = 1 << 28
-# Bytes of all chunks but the picture's.
-_SIGNATURE, _MOST_CHUNKS = b"\x89PNG\r\n\x1a\n", 32 << 20
-_MOST_TEXT, _MOST_NAME, _MOST_SETTINGS = 4 << 20, 400, 200
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_MOST_CHUNKS = 32 << 20  # bytes of all chunks but the picture's
+_MOST_TEXT = 4 << 20  # characters of the JSON
+_MOST_NAME = 400  # characters
+_MOST_SETTINGS = 200
 # What identifies a run: two entries that agree in it are the same run.
 _IDENTITY = ("sampler", "model", "settings", "seed", "seconds")
 
@@ -37,7 +40,12 @@ class OtherFormat(UserError):
 def add_runs(metadata: MutableMapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> None:
     """Add runs, as :func:`described` makes them, to the metadata of a picture; an entry of the same run is replaced."""
     new = list(runs)
-    kept = [run for run in _runs_of(metadata.get(KEY)) if not any(_same(run, other) for other in new)]
+    kept = []
+    for run in _runs_of(metadata.get(KEY)):
+        replaced = any(_same(run, other) for other in new)
+        if not replaced:
+            kept.append(run)
+
     metadata[KEY] = {"version": VERSION, "runs": [*kept, *new][-MOST_RUNS:]}
 
 
@@ -49,21 +57,28 @@ def described(
     quality: Qualities = (),
 ) -> list[dict[str, Any]]:
     """The JSON form of runs, with the node's id and their labels."""
-    bases = against(reports, [None] * len(reports) if baseline is None else baseline)
+    if baseline is None:
+        baseline = [None] * len(reports)
+
     out = []
-    for i, (report, base) in enumerate(zip(reports, bases, strict=True)):
+    for i, (report, base) in enumerate(zip(reports, against(reports, baseline), strict=True)):
         about = {"node": node, "label": labels[i] if labels else "", "device": report.device}
+        known = {name: value for name, value in about.items() if value}
+
         run = report.to_dict(base, quality[i] if quality else None)
-        out.append({k: v for k, v in about.items() if v} | run)
+        out.append(known | run)
+
     return out
 
 
 def _runs_of(value: Any) -> list[Any]:
+    """The runs of the metadata's value; [] if it holds none."""
     runs = value.get("runs") if isinstance(value, Mapping) else None
     return runs if isinstance(runs, list) else []
 
 
 def _same(run: Any, other: Mapping[str, Any]) -> bool:
+    """Whether two entries are of the same run."""
     return isinstance(run, Mapping) and all(run.get(name) == other.get(name) for name in _IDENTITY)
 
 
@@ -71,77 +86,125 @@ def _same(run: Any, other: Mapping[str, Any]) -> bool:
 
 
 def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str], list[Quality | None]]:
-    """The picture of a PNG, its reports, their labels ("" for none) and their quality; a UserError if no report is well-formed."""
+    """Read a PNG with FastAR reports.
+
+    Returns:
+        The picture, its reports, their labels ("" for none) and their quality.
+
+    Raises:
+        UserError: the file is no PNG, too large, or without a well-formed report.
+        OtherFormat: another version of FastAR wrote the report.
+    """
+    shown, text = _read_picture(path)
+    runs = _parse_runs(text, path.name)
+
+    try:
+        reports = [from_dict(run) for run in runs]
+        labels = [_words(run, "label") for run in runs]
+        qualities = [_quality(run.get("quality")) for run in runs]
+    except UserError as problem:
+        raise UserError(f"image: a report of {path.name} is damaged ({str(problem).rstrip('.')}).") from None
+
+    return shown, reports, labels, qualities
+
+
+def _read_picture(path: Path) -> tuple[Image.Image, str | None]:
+    """The picture of a PNG, and the text under our key; None if there is no such text."""
     try:
         _check_chunks(path)
+
         # No other format: Pillow's reader of EPS, for example, starts a program.
         with Image.open(path, formats=["PNG"]) as picture:
             if picture.width * picture.height > MOST_PIXELS:
                 size = f"{picture.width} x {picture.height}"
                 raise UserError(f"image: {path.name} has {size} pixels; choose a smaller one.")
+
             picture.load()
             text = getattr(picture, "text", {}).get(KEY)
-            shown = picture.convert("RGB")
+            return picture.convert("RGB"), text
     except UserError:
         raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
         raise UserError(
             f"image: {path.name} cannot be read as a picture ({problem}); choose a PNG file that Save Image wrote."
         ) from None
+
+
+def _parse_runs(text: str | None, name: str) -> list[Any]:
+    """The entries of the runs in the text of a PNG, 1 to 512 of them; ``name`` is of the file, for messages."""
     if text is None:
-        remedy = "choose a PNG that Save Image wrote in a run in which a sampler ran"
-        raise UserError(f"image: {path.name} holds no FastAR report; {remedy}.")
+        raise UserError(
+            f"image: {name} holds no FastAR report; choose a PNG that Save Image wrote in a run in which a sampler ran."
+        )
+
     if len(text) > _MOST_TEXT:
-        raise UserError(f"image: the report of {path.name} has {len(text)} characters; at most {_MOST_TEXT} are read.")
+        raise UserError(f"image: the report of {name} has {len(text)} characters; at most {_MOST_TEXT} are read.")
+
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        raise UserError(f"image: the report of {path.name} is not JSON; choose a file that was not edited.") from None
+        raise UserError(f"image: the report of {name} is not JSON; choose a file that was not edited.") from None
+
     version = content.get("version", VERSION) if isinstance(content, Mapping) else VERSION
     if version != VERSION:
         found = version if isinstance(version, int) else "unknown"
         raise OtherFormat(
-            f"image: the report of {path.name} is of the format {found}, and this version reads {VERSION}; "
+            f"image: the report of {name} is of the format {found}, and this version reads {VERSION}; "
             "open it with the version of FastAR that wrote it."
         )
+
     runs = _runs_of(content)
     if not 0 < len(runs) <= MOST_RUNS:
-        raise UserError(f"image: the report of {path.name} lists {len(runs)} runs; 1 to {MOST_RUNS} are read.")
-    try:
-        reports = [from_dict(run) for run in runs]
-        labels = [_words(run, "label") for run in runs]
-        return shown, reports, labels, [_quality(run.get("quality")) for run in runs]
-    except UserError as problem:
-        raise UserError(f"image: a report of {path.name} is damaged ({str(problem).rstrip('.')}).") from None
+        raise UserError(f"image: the report of {name} lists {len(runs)} runs; 1 to {MOST_RUNS} are read.")
+
+    return runs
 
 
 def _check_chunks(path: Path) -> None:
-    """Raise an error for no PNG file, or for large chunks: Pillow reads every chunk but the picture's own as a whole."""
+    """Raise an error for a file that is no PNG or has large chunks.
+
+    Pillow reads every chunk but the picture's own as a whole.
+    """
     if not path.is_file():  # a pipe would never end
         raise OSError("it is no file")
+
     total = 0
     with path.open("rb") as file:
         if file.read(len(_SIGNATURE)) != _SIGNATURE:
             raise OSError("it is no PNG")
+
+        # A chunk begins with four bytes of its size and four of its name, and ends with four of a checksum.
         while len(head := file.read(8)) == 8:
             size = int.from_bytes(head[:4], "big")
-            total += 0 if head[4:] == b"IDAT" else size
+            if head[4:] != b"IDAT":
+                total += size
+
             if total > _MOST_CHUNKS:
                 raise UserError(f"image: the metadata of {path.name} is larger than {_MOST_CHUNKS >> 20} MB.")
+
             file.seek(size + 4, os.SEEK_CUR)
 
 
 def from_dict(run: Any) -> Report:
-    """The report of one entry of the JSON, without maps; a UserError names a value that is missing or of another type."""
+    """The report of one entry of the JSON, without maps.
+
+    Raises:
+        UserError: a value, which the message names, is missing or of another type.
+    """
     if not isinstance(run, Mapping):
         raise UserError("run: it is no object.")
-    settings, counts, phases = run.get("settings"), run.get("counts", {}), run.get("phases", {})
+
+    settings = run.get("settings")
     if not isinstance(settings, Mapping) or len(settings) > _MOST_SETTINGS:
         raise UserError("settings: they are no object.")
     if not all(isinstance(name, str) and _usual(value) for name, value in settings.items()):
         raise UserError("settings: a value is neither text nor a number.")
+
+    counts = run.get("counts", {})
+    phases = run.get("phases", {})
     if not isinstance(counts, Mapping) or not isinstance(phases, Mapping) or len(phases) > len(COUNTS):
         raise UserError("counts: they are no object.")
+
     return Report(
         sampler=_text(run, "sampler"),
         model=_text(run, "model"),
@@ -160,11 +223,16 @@ def _quality(value: Any) -> Quality | None:
     """The distance from the baseline's pictures, as :meth:`.Quality.to_dict` writes it; None if there is none."""
     if value is None:
         return None
+    # A word may stand alone.
     found = value if isinstance(value, Mapping) else {"word": value}
-    psnr, ssim, word = found.get("psnr"), found.get("ssim"), found.get("word", "")
+    psnr = found.get("psnr")
+    ssim = found.get("ssim")
+    word = found.get("word", "")
+
     usual = all(x is None or isinstance(x, (int, float)) and abs(x) < _MOST_NAME for x in (psnr, ssim))
     if not usual or word not in ("", *WORDS):
         raise UserError("quality: it is no distance between pictures.")
+
     return Quality(psnr, ssim, word)
 
 
@@ -174,13 +242,17 @@ def _usual(value: Any) -> bool:
         return True
     if isinstance(value, str):
         return len(value) <= _MOST_NAME
-    return isinstance(value, float) and math.isfinite(value) or isinstance(value, int) and abs(value) < 1 << 64
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and abs(value) < 1 << 64
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
+    """A text that has to be there."""
     value = values.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= _MOST_NAME:
         raise UserError(f"{name}: it is no text of 1 to {_MOST_NAME} characters.")
+
     return value
 
 
@@ -191,8 +263,12 @@ def _words(values: Mapping[str, Any], name: str, most: int = _MOST_NAME) -> str:
 
 
 def _number(values: Mapping[str, Any], name: str, whole: bool = False) -> float:
+    """A number from 0 that has to be there."""
     value = values.get(name)
-    kinds = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value < 1 << 64:
-        raise UserError(f"{name}: it is no {'whole ' * whole}number from 0.")
+    types = int if whole else (int, float)
+
+    if isinstance(value, bool) or not isinstance(value, types) or not 0 <= value < 1 << 64:
+        expected = "whole number" if whole else "number"
+        raise UserError(f"{name}: it is no {expected} from 0.")
+
     return value

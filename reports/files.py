@@ -1,4 +1,7 @@
-"""Files that a command writes: their names are checked before it runs, and a result that cannot be written is kept elsewhere."""
+"""Files that a command writes.
+
+Their names are checked before the command runs, and a result that cannot be written is kept elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +51,14 @@ def typed_path(text: str | Path, field: str) -> Path:
     if not typed:
         raise UserError(f"{field}: it is empty; give a path.")
     expect_name(typed, field)
+
     expanded = os.path.expanduser(typed)
     if typed.startswith("~") and expanded == typed:
         raise UserError(
-            f"{field}: the home folder in {typed[:_SHOWN]} is not known; write the whole path, or ./ before a name that begins with ~."
+            f"{field}: the home folder in {typed[:_SHOWN]} is not known; "
+            "write the whole path, or ./ before a name that begins with ~."
         )
+
     return Path(expanded)
 
 
@@ -64,6 +70,7 @@ def expect_name(text: str, field: str) -> None:
     """
     if "\0" in text:
         raise UserError(f"{field}: {text[:_SHOWN]!a} holds a zero byte, which no path can; give another.")
+
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
@@ -73,7 +80,9 @@ def expect_name(text: str, field: str) -> None:
 
 
 def output(text: str | Path | None, field: str, endings: Sequence[str]) -> Path | None:
-    """The file that an option names, after a test that it can be written; its folder is created. None if nothing is named.
+    """The file that an option names, after a test that it can be written; None if nothing is named.
+
+    The file's folder is created.
 
     Args:
         text: as the user typed it.
@@ -81,14 +90,16 @@ def output(text: str | Path | None, field: str, endings: Sequence[str]) -> Path 
         endings: the endings that the file may have, in lower case and with their dot.
 
     Raises:
-        UserError: a name that no file can have, another ending, a folder or a device of that name, a file that is read-only, or a folder
-            that cannot be made, is not writable or is full.
+        UserError: a name that no file can have, another ending, a folder or a device of that name, a file that is
+            read-only, or a folder that cannot be made, is not writable or is full.
     """
     if text is None:
         return None
+
     path = typed_path(text, field)
     if path.suffix.lower() not in endings:
         raise UserError(f"{field}: {_short(path)} should end in {' or '.join(endings)}.")
+
     try:
         there = path.exists()
         if path.is_dir():
@@ -99,17 +110,23 @@ def output(text: str | Path | None, field: str, endings: Sequence[str]) -> Path 
             raise UserError(f"{field}: {_short(path)} is read-only; make it writable, or name another file.")
     except OSError as problem:
         raise _unwritable(path, field, problem) from None
+
     writable(path.parent, field, path.name)
     return path
 
 
 def writable(folder: Path, field: str, name: str = "x") -> None:
-    """Create a folder and write a file of a megabyte in it, which is removed; ``name`` is of the file that will be written.
+    """Create a folder, and test that it takes a file: one of a megabyte is written and removed.
+
+    Args:
+        field: name of the option, for messages.
+        name: of the file that will be written.
 
     Raises:
         UserError: one of these is not possible.
     """
     part = _part(folder / name)
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -124,9 +141,11 @@ def writable(folder: Path, field: str, name: str = "x") -> None:
 def distinct(**files: Path | None) -> None:
     """Raise a UserError if two options, by name, are the same file: the second result would replace the first."""
     seen: dict[str, str] = {}
+
     for field, path in files.items():
         if path is None:
             continue
+
         key = os.path.normcase(os.path.realpath(path))
         if key in seen:
             raise UserError(f"{field}: {_short(path)} is the file of {seen[key]} too; name another.")
@@ -135,11 +154,13 @@ def distinct(**files: Path | None) -> None:
 
 def _unwritable(path: Path, field: str, problem: OSError) -> UserError:
     """The error for a file that cannot be written."""
-    remedy = "name a file in a folder that you may write to"
     if problem.errno == errno.ENAMETOOLONG:
         remedy = "give a shorter name"
     elif problem.errno in FULL:
         remedy = "free space there, or name a file on another disk"
+    else:
+        remedy = "name a file in a folder that you may write to"
+
     return UserError(f"{field}: {_short(path)} cannot be written ({problem.strerror or problem}); {remedy}.")
 
 
@@ -160,7 +181,8 @@ def _part(path: Path) -> Path:
 def picture_endings() -> tuple[str, ...]:
     """Endings of the picture files that this Pillow can write."""
     formats = Image.registered_extensions()
-    return tuple(ending for ending in (".png", ".jpg", ".jpeg", ".webp") if formats.get(ending) in Image.SAVE)
+    usual = (".png", ".jpg", ".jpeg", ".webp")
+    return tuple(ending for ending in usual if formats.get(ending) in Image.SAVE)
 
 
 def encoded(picture: np.ndarray, path: Path) -> bytes:
@@ -171,7 +193,10 @@ def encoded(picture: np.ndarray, path: Path) -> bytes:
 
 
 def as_text(text: str) -> bytes:
-    """A text as the content of a file, in UTF-8. Bytes of names that are no UTF-8 become escapes, which JSON reads again."""
+    """A text as the content of a file, in UTF-8.
+
+    Bytes of names that are no UTF-8 become escapes, which JSON reads again.
+    """
     return text.encode("utf-8", "backslashreplace")
 
 
@@ -181,6 +206,7 @@ def as_text(text: str) -> bytes:
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file beside ``path``, then rename it: an interruption leaves no half-written file. Raises OSError."""
     part = _part(path)
+
     try:
         part.write_bytes(content)
         os.replace(part, path)
@@ -190,21 +216,26 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def save(results: Iterable[Result]) -> str:
-    """Write all results. One that cannot be written any more is kept in another folder, or printed if it is text and no folder takes it.
+    """Write all results.
+
+    One that cannot be written any more is kept in another folder, or printed if it is text and no folder takes it.
 
     Returns:
         "" if all were written, else a sentence that says which were not, why, and where they are.
     """
     failed: list[Result] = []
     reasons: list[str] = []
+
     for result in results:
         try:
             replace_file(result.path, result.content)
         except OSError as problem:
             failed.append(result)
             reasons.append(str(problem.strerror or problem))
+
     if not failed:
         return ""
+
     kept = _keep(failed)
     names = ", ".join(f"{result.field} ({result.path.name})" for result in failed)
     return f"{names[:_SHOWN]}: not written, because of: {reasons[0]}; {kept}"
@@ -217,12 +248,15 @@ def _keep(results: Sequence[Result]) -> str:
             inside = Path(tempfile.mkdtemp(prefix="fastar-", dir=folder()))
             for result in results:
                 (inside / result.path.name).write_bytes(result.content)
-            return f"kept in {inside}"
         except (OSError, RuntimeError):
             continue
+
+        return f"kept in {inside}"
+
     lost = [result for result in results if not _printed(result)]
     if lost:
         return f"no other folder takes {lost[0].path.name} either, so it is lost"
+
     return "no other folder takes it either, so it was printed"
 
 
@@ -237,5 +271,6 @@ def _printed(result: Result) -> bool:
         text = result.content.decode()
     except UnicodeDecodeError:
         return False
+
     sys.stdout.write(f"{result.path.name}:\n{text}\n")
     return True

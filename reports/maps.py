@@ -1,7 +1,7 @@
 """Token maps: per-token outcomes, steps and counts of a report drawn over the image, with a legend.
 
-Outcome colours come from a palette for colour-blind readers (Okabe & Ito 2008). The ramp for steps and counts is uniform
-in OKLab (Ottosson 2020), so equal differences look equal.
+Outcome colours come from a palette for colour-blind readers (Okabe & Ito 2008). The ramp for steps and counts is
+uniform in OKLab (Ottosson 2020), so equal differences look equal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ OUTCOMES: dict[int, tuple[str, Colour]] = {
 }
 # Maps of numbers, drawn with the ramp, and the map of the report that each is made of.
 _NUMERIC = {"fixed at step": "step", "order": "step", "cached": "cached", "tokens per step": "step", "waves": "waves"}
-_LARGEST, _MOST_BYTES = 4096, 1 << 28
+_LARGEST = 4096  # pixels of a map's height
+_MOST_BYTES = 1 << 28  # of all maps of a report
 _BLANK: Colour = OUTCOMES[GIVEN][1]  # tokens without a value in a numeric map
 
 _Legend = list[tuple[str, Colour]]
@@ -70,10 +71,11 @@ def token_map(
 
     Args:
         report: report of the sampler run.
-        what: one of :data:`WHAT`. "fixed at step" colours the AR step at which a token was fixed; "order" also writes its number, from 1.
-            "cached" colours the number of AR steps at which the token's rows came from a cache, "tokens per step" the number of tokens
-            fixed at the same step. "outcome" shows all outcomes, the name of an outcome only that one. "islands" gives each island of
-            resampled tokens a hue and a number, "waves" colours the wave in which a token was resampled.
+        what: one of :data:`WHAT`. "fixed at step" colours the AR step at which a token was fixed; "order" also writes
+            its number, from 1. "cached" colours the number of AR steps at which the token's rows came from a cache,
+            "tokens per step" the number of tokens fixed at the same step. "outcome" shows all outcomes, the name of an
+            outcome only that one. "islands" gives each island of resampled tokens a hue and a number, "waves" colours
+            the wave in which a token was resampled.
         image: backdrop, uint8 [B, H, W, 3], or one image for all; None for the bare map.
         opacity: weight of the map, from 0 (backdrop only) to 1 (map only). A bare map is always opaque.
         size: width in pixels; the height follows from the token grid, and is at most 4096.
@@ -88,35 +90,40 @@ def token_map(
     batch, h, w = grids.shape
     if image is not None and len(check_batch(image, "image")) not in (1, batch):
         raise UserError(f"image: it holds {len(image)} pictures, the report is of {batch}; connect those of that run.")
+
     height = min(_LARGEST, max(1, round(size * h / w)))
     if batch * height * size * 3 > _MOST_BYTES:
         raise UserError(f"size: {batch} maps of {size}x{height} pixels exceed 256 MB; choose a smaller size.")
-    # Token row of every pixel row, token column of every pixel column.
-    ys, xs = np.arange(height) * h // height, np.arange(size) * w // size
-    numeric = what in _NUMERIC
+
+    # The colours of all images first: the legend with the most rows decides the height of the strip below the maps.
     low, high = _range(grids)
-
-    def colour(grid: np.ndarray) -> tuple[np.ndarray, np.ndarray, _Legend]:
-        if numeric:
-            colours = ramp(np.clip((grid - low) / max(1, high - low), 0, 1))
-            colours[grid < 0] = _BLANK
-            return colours, np.ones(grid.shape), []
-        return _colour_islands(grid) if what == "islands" else _colour_outcomes(grid, what)
-
-    coloured = [colour(grid) for grid in grids]
+    coloured = [_colour(grid, what, low, high) for grid in grids]
     legends = [_legend_rows(legend, size) for _, _, legend in coloured]
-    strip = 14 + line_height(Size.TAG) * max([1, *(len(rows) for rows in legends)])
+    legend_rows = max(1, *(len(rows) for rows in legends))
+    strip = 14 + line_height(Size.TAG) * legend_rows
+
+    # Token row of every pixel row, token column of every pixel column.
+    ys = np.arange(height) * h // height
+    xs = np.arange(size) * w // size
+
     out = np.empty((batch, height + strip, size, 3), np.uint8)
-    for i, (grid, (colours, weight, _)) in enumerate(zip(grids, coloured, strict=True)):
+    for i, grid in enumerate(grids):
+        colours, weight, _ = coloured[i]
         backdrop = None if image is None else image[i % len(image)]
         picture = _blend(colours[ys][:, xs], (opacity * weight)[ys][:, xs, None], backdrop)
         _grid_lines(picture, ys, xs)
-        write = {"order": _write_steps, "islands": _write_islands}.get(what)
-        out[i, :height] = write(picture, grid) if write else picture
-        if numeric:
+
+        if what == "order":
+            picture = _write_steps(picture, grid)
+        elif what == "islands":
+            picture = _write_islands(picture, grid)
+        out[i, :height] = picture
+
+        if what in _NUMERIC:
             out[i, height:] = _ramp_strip(size, strip, *_ramp_ends(what, low, high))
         else:
             out[i, height:] = _legend_strip(size, strip, legends[i])
+
     return out
 
 
@@ -127,17 +134,23 @@ def ramp(t: np.ndarray) -> np.ndarray:
 
 
 def hues(number: np.ndarray) -> np.ndarray:
-    """Colours of numbers from 1, uint8 [..., 3]: consecutive numbers differ in hue by the golden angle, and in lightness."""
+    """Colours of numbers from 1, uint8 [..., 3].
+
+    Consecutive numbers differ in hue by the golden angle, and in lightness.
+    """
     number = np.asarray(number)
-    return _oklch(0.62 + 0.09 * (number % 3), np.full(number.shape, 0.12), number * 137.508)
+    lightness = 0.62 + 0.09 * (number % 3)
+    return _oklch(lightness, np.full(number.shape, 0.12), number * 137.508)
 
 
 def _oklch(lightness: np.ndarray, chroma: np.ndarray, degrees: np.ndarray) -> np.ndarray:
     """OKLab lightness, chroma and hue [...] to uint8 sRGB [..., 3] (Ottosson 2020)."""
-    lightness, chroma, hue = (x[..., None] for x in (lightness, chroma, np.radians(degrees)))
-    lab = np.concatenate([lightness, chroma * np.cos(hue), chroma * np.sin(hue)], axis=-1)
+    hue = np.radians(degrees)
+    lab = np.stack([lightness, chroma * np.cos(hue), chroma * np.sin(hue)], axis=-1)
+
     linear = np.clip((lab @ _OKLAB_TO_LMS.T) ** 3 @ _LMS_TO_RGB.T, 0, 1)
     rgb = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+
     return np.round(rgb * 255).astype(np.uint8)
 
 
@@ -148,10 +161,18 @@ def _select_map(report: Report, what: str) -> np.ndarray:
     """The array [B, h, w] that ``what`` draws; a UserError for an unknown name, or if the report has no such map."""
     if what not in WHAT:
         raise UserError(f"what: {what!r} is no token map; there are {', '.join(WHAT)}.")
-    name = _NUMERIC[what] if what in _NUMERIC else "islands" if what == "islands" else "outcome"
+
+    if what in _NUMERIC:
+        name = _NUMERIC[what]
+    elif what == "islands":
+        name = "islands"
+    else:
+        name = "outcome"
+
     if name not in report.maps:
         have = ", ".join(sorted(report.maps)) or "none at all"
         raise UserError(f"what: the {report.sampler} report has no map for {what!r}; its maps: {have}.")
+
     found = np.asarray(report.maps[name])
     return _tokens_per_step(found) if what == "tokens per step" else found
 
@@ -159,112 +180,170 @@ def _select_map(report: Report, what: str) -> np.ndarray:
 def _tokens_per_step(step: np.ndarray) -> np.ndarray:
     """Number of tokens of the same image fixed at the same step, int32 [B, h, w]; -1 for given tokens."""
     out = np.full(step.shape, -1, np.int32)
+
     for count, grid in zip(out, step, strict=True):
         fixed = grid >= 0
         count[fixed] = np.bincount(grid[fixed])[grid[fixed]]
+
     return out
 
 
 def _range(grids: np.ndarray) -> tuple[int, int]:
     """Smallest and largest non-negative value; (0, -1) if all are negative."""
     high = int(grids.max())
-    return int(grids[grids >= 0].min()) if high >= 0 else 0, high
+    if high < 0:
+        return 0, high
+
+    return int(grids[grids >= 0].min()), high
 
 
 def _ramp_ends(what: str, low: int, high: int) -> tuple[str, str]:
     """Texts at the ends of the ramp."""
-    if what == "waves" and high < 0:
-        return "no waves", ""
-    first = {"cached": f"cached {low} times", "tokens per step": f"{low} at a time", "waves": f"wave {low + 1}"}
-    return first.get(what, f"step {low + 1}"), f"{high if what in ('cached', 'tokens per step') else high + 1}"
+    if what == "cached":
+        return f"cached {low} times", f"{high}"
+    if what == "tokens per step":
+        return f"{low} at a time", f"{high}"
+
+    # Steps and waves are counted from 0 and shown from 1.
+    if what == "waves":
+        return (f"wave {low + 1}", f"{high + 1}") if high >= 0 else ("no waves", "")
+    return f"step {low + 1}", f"{high + 1}"
+
+
+def _colour(grid: np.ndarray, what: str, low: int, high: int) -> tuple[np.ndarray, np.ndarray, _Legend]:
+    """Colours [h, w, 3], weights [h, w] and legend of one image's map [h, w]; ``low`` and ``high`` end the ramp."""
+    if what == "islands":
+        return _colour_islands(grid)
+    if what not in _NUMERIC:
+        return _colour_outcomes(grid, what)
+
+    colours = ramp(np.clip((grid - low) / max(1, high - low), 0, 1))
+    colours[grid < 0] = _BLANK
+    return colours, np.ones(grid.shape), []
 
 
 def _colour_outcomes(grid: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray, _Legend]:
-    """Colours [h, w, 3], weights [h, w] and legend of an outcome map [h, w]; other outcomes than ``what`` are dimmed."""
-    colours, weight = np.zeros((*grid.shape, 3), np.uint8), np.ones(grid.shape)
+    """Colours [h, w, 3], weights [h, w] and legend of an outcome map [h, w].
+
+    Other outcomes than ``what`` are dimmed.
+    """
+    colours = np.zeros((*grid.shape, 3), np.uint8)
+    weight = np.ones(grid.shape)
     legend = []
+
     for value, (name, colour) in OUTCOMES.items():
         mask = grid == value
         if what not in ("outcome", name):
-            colours[mask], weight[mask] = Ink.BACKGROUND, 0.75
+            colours[mask] = Ink.BACKGROUND
+            weight[mask] = 0.75
             continue
+
         colours[mask] = colour
         count = int(mask.sum())
         if count or what == name:
             legend.append((f"{name} {count} ({100 * count / grid.size:.0f} %)", colour))
+
     if what != "outcome":
         legend.append((f"of {grid.size} tokens", Ink.BACKGROUND))
+
     return colours, weight, legend
 
 
 def _colour_islands(grid: np.ndarray) -> tuple[np.ndarray, np.ndarray, _Legend]:
     """Colours, weights and legend of a map of island numbers [h, w]; tokens outside islands (0) are dimmed."""
-    mask = grid > 0
-    colours = np.where(mask[..., None], hues(grid), np.array(Ink.BACKGROUND, np.uint8)).astype(np.uint8)
-    count, tokens = int(grid.max(initial=0)), int(mask.sum())
-    text = f"{count} island{'s' * (count != 1)}, {tokens} of {grid.size} tokens ({100 * tokens / grid.size:.0f} %)"
-    return colours, np.where(mask, 1.0, 0.75), [(text, Ink.BACKGROUND)]
+    inside = grid > 0
+    colours = np.where(inside[..., None], hues(grid), np.array(Ink.BACKGROUND, np.uint8)).astype(np.uint8)
+    weight = np.where(inside, 1.0, 0.75)
+
+    count = int(grid.max(initial=0))
+    islands = "island" if count == 1 else "islands"
+    tokens = int(inside.sum())
+    text = f"{count} {islands}, {tokens} of {grid.size} tokens ({100 * tokens / grid.size:.0f} %)"
+
+    return colours, weight, [(text, Ink.BACKGROUND)]
 
 
 # ------------------------------------------------------------------------------------------------ drawing
 
 
 def _blend(colours: np.ndarray, weight: np.ndarray, backdrop: np.ndarray | None) -> np.ndarray:
-    """Blend map colours uint8 [H, W, 3] over a backdrop with weights [H, W, 1]; without a backdrop the map is opaque."""
+    """Blend map colours uint8 [H, W, 3] over a backdrop with weights [H, W, 1].
+
+    Without a backdrop the map is opaque.
+    """
     paint = colours.astype(np.float32)
+
     if backdrop is not None:
         height, width = colours.shape[:2]
         under = resize(backdrop, width, height).astype(np.float32)
+
         # Desaturate the backdrop below the map, so that its hues do not mix with the map's.
         grey = under @ np.array([[0.299], [0.587], [0.114]], np.float32)
         under += (grey - under) * np.minimum(1, 2 * weight)
+
         paint = under * (1 - weight) + paint * weight
+
     return np.round(paint).astype(np.uint8)
 
 
 def _grid_lines(picture: np.ndarray, ys: np.ndarray, xs: np.ndarray) -> None:
     """Darken the first row and column of every token, in place; ys, xs: token index of every pixel row and column."""
-    picture[1:][np.diff(ys) > 0] = (picture[1:][np.diff(ys) > 0] * 0.6).astype(np.uint8)
-    cut = np.flatnonzero(np.diff(xs) > 0) + 1
-    picture[:, cut] = (picture[:, cut] * 0.6).astype(np.uint8)
+    rows = np.flatnonzero(np.diff(ys) > 0) + 1
+    picture[rows] = (picture[rows] * 0.6).astype(np.uint8)
+
+    columns = np.flatnonzero(np.diff(xs) > 0) + 1
+    picture[:, columns] = (picture[:, columns] * 0.6).astype(np.uint8)
 
 
 def _legend_rows(legend: _Legend, width: int) -> list[_Legend]:
     """Break legend entries into rows of at most ``width`` pixels."""
     rows: list[_Legend] = [[]]
     used = float(PAD)
+
     for entry in legend:
         need = Size.TAG + 6 + text_width(entry[0], Size.TAG) + 14
         if rows[-1] and used + need > width:
             rows.append([])
             used = PAD
+
         rows[-1].append(entry)
         used += need
+
     return rows
 
 
 def _legend_strip(width: int, height: int, rows: list[_Legend]) -> np.ndarray:
     """Legend of an outcome or island map, uint8 [height, width, 3]."""
     canvas = Canvas(width, height)
+
     for k, row in enumerate(rows):
-        x, y = float(PAD), 8 + k * line_height(Size.TAG)
+        x = float(PAD)
+        y = 8 + k * line_height(Size.TAG)
+
         for text, colour in row:
             if colour != Ink.BACKGROUND:
                 canvas.draw.rectangle((x, y + 1, x + Size.TAG - 1, y + Size.TAG), fill=colour, outline=Ink.EDGE)
                 x += Size.TAG + 6
+
             canvas.write(x, y, text)
             x += text_width(text, Size.TAG) + 14
+
     return canvas.pixels
 
 
 def _ramp_strip(width: int, height: int, left: str, right: str) -> np.ndarray:
     """Legend of a numeric map: the ramp between its end texts, uint8 [height, width, 3]."""
     canvas = Canvas(width, height)
-    a, b = round(PAD + text_width(left, Size.TAG) + 8), round(width - PAD - text_width(right, Size.TAG) - 8)
+    start = round(PAD + text_width(left, Size.TAG) + 8)
+    end = round(width - PAD - text_width(right, Size.TAG) - 8)
+
     canvas.write(PAD, 8, left)
-    canvas.write(b + 8, 8, right)
-    if b > a:
-        canvas.paste(np.repeat(ramp(np.linspace(0, 1, b - a))[None], Size.TAG - 1, axis=0), a, 10)
+    canvas.write(end + 8, 8, right)
+
+    if end > start:
+        colours = ramp(np.linspace(0, 1, end - start))
+        canvas.paste(np.repeat(colours[None], Size.TAG - 1, axis=0), start, 10)
+
     return canvas.pixels
 
 
@@ -273,26 +352,35 @@ def _write_steps(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
     size = min(15, int(picture.shape[1] / grid.shape[1] * 0.42))
     if size < 8:
         return picture
-    return _write(picture, grid, [(y, x, int(step) + 1) for (y, x), step in np.ndenumerate(grid) if step >= 0], size)
+
+    numbers = [(y, x, int(step) + 1) for (y, x), step in np.ndenumerate(grid) if step >= 0]
+    return _write(picture, grid, numbers, size)
 
 
 def _write_islands(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """Write each island's number on its token nearest to the centroid."""
     numbers = []
+
     for number in range(1, int(grid.max(initial=0)) + 1):
         cells = np.argwhere(grid == number)
         if len(cells):
-            y, x = cells[((cells - cells.mean(0)) ** 2).sum(1).argmin()]
+            distances = ((cells - cells.mean(0)) ** 2).sum(1)
+            y, x = cells[distances.argmin()]
             numbers.append((y, x, number))
-    return _write(picture, grid, numbers, max(9, min(16, int(picture.shape[1] / grid.shape[1] * 0.6))))
+
+    size = max(9, min(16, int(picture.shape[1] / grid.shape[1] * 0.6)))
+    return _write(picture, grid, numbers, size)
 
 
 def _write(picture: np.ndarray, grid: np.ndarray, numbers: list[tuple[int, int, int]], size: int) -> np.ndarray:
     """Write numbers (token row, token column, number) at token centres."""
     canvas = Canvas(picture.shape[1], picture.shape[0])
     canvas.paste(picture, 0, 0)
-    cell = picture.shape[1] / grid.shape[1]
+
+    token_height = picture.shape[0] / grid.shape[0]
+    token_width = picture.shape[1] / grid.shape[1]
     for y, x, number in numbers:
-        centre = ((x + 0.5) * cell, (y + 0.5) * picture.shape[0] / grid.shape[0])
+        centre = ((x + 0.5) * token_width, (y + 0.5) * token_height)
         canvas.outlined(centre, str(number), size)
+
     return canvas.pixels

@@ -1,11 +1,12 @@
 """Distance of a picture from its baseline's: PSNR, SSIM, equality, and the difference as a picture.
 
-PSNR and SSIM compare pictures pixel by pixel. They are defined only between runs that should draw the same picture: one model, one
-seed, one size. For methods that keep the distribution of pictures but not the picture, a word replaces the numbers.
+PSNR and SSIM compare pictures pixel by pixel. They are defined only between runs that should draw the same picture: one
+model, one seed, one size. For methods that keep the distribution of pictures but not the picture, a word replaces the
+numbers.
 
-Source of SSIM: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural similarity", IEEE TIP
-2004: Gaussian window of 11 x 11 pixels with standard deviation 1.5, K1 = 0.01, K2 = 0.03, windows inside the picture only, mean over
-the colour channels.
+Source of SSIM: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural
+similarity", IEEE TIP 2004: Gaussian window of 11 x 11 pixels with standard deviation 1.5, K1 = 0.01, K2 = 0.03, windows
+inside the picture only, mean over the colour channels.
 """
 
 from __future__ import annotations
@@ -22,12 +23,17 @@ from torch import Tensor
 from .table import figure
 
 PEAK = 255.0
-WINDOW, SIGMA, K1, K2 = 11, 1.5, 0.01, 0.03
+WINDOW = 11
+SIGMA = 1.5
+K1 = 0.01
+K2 = 0.03
 GAIN = 4  # of difference pictures
 
 IDENTICAL = "identical"
 DISTRIBUTION = "same distribution"
-OTHER_SEED, OTHER_MODEL, OTHER_SIZE = "other seed", "other model", "other size"
+OTHER_SEED = "other seed"
+OTHER_MODEL = "other model"
+OTHER_SIZE = "other size"
 # Words in place of figures, with their meaning.
 WORDS = {
     IDENTICAL: "every pixel equals the baseline's",
@@ -58,28 +64,45 @@ class Quality:
             out["psnr"] = round(self.psnr, 4)
         if self.ssim is not None:
             out["ssim"] = round(self.ssim, 6)
-        return out | ({"word": self.word} if self.word else {})
+        if self.word:
+            out["word"] = self.word
+
+        return out
 
     def lines(self) -> list[tuple[str, str]]:
         """(name, value) lines for a cell of a grid."""
         if self.word:
             return [("picture", self.word)]
-        return [(name, text) for name, text in zip(("PSNR", "SSIM"), closeness(self), strict=True) if text]
+
+        figures = zip(("PSNR", "SSIM"), closeness(self), strict=True)
+        return [(name, text) for name, text in figures if text]
 
 
 def psnr(a: np.ndarray, b: np.ndarray) -> float:
     """Peak signal-to-noise ratio in dB of two uint8 arrays of one shape; infinite if they are equal."""
-    error = float(np.mean([np.square(x.astype(np.float64) - y).mean() for x, y in zip(a, b, strict=True)]))
-    return 10 * math.log10(PEAK**2 / error) if error else math.inf
+    errors = [np.square(x.astype(np.float64) - y).mean() for x, y in zip(a, b, strict=True)]
+    error = float(np.mean(errors))
+    if not error:
+        return math.inf
+
+    return 10 * math.log10(PEAK**2 / error)
 
 
 def ssim(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Structural similarity of two uint8 batches [N, H, W, 3], mean over the batch; None if a side is below 11 pixels."""
+    """Structural similarity of two uint8 batches [N, H, W, 3], mean over the batch.
+
+    None if a side is below 11 pixels.
+    """
     if min(a.shape[1:3]) < WINDOW:
         return None
-    pairs = zip(a, b, strict=True)
+
     # One channel at a time: a window's products of a picture of 1024 x 1024 pixels take hundreds of megabytes in fp64.
-    return float(np.mean([_ssim(_channel(x, c), _channel(y, c)) for x, y in pairs for c in range(x.shape[-1])]))
+    values = []
+    for x, y in zip(a, b, strict=True):
+        for channel in range(x.shape[-1]):
+            values.append(_ssim(_channel(x, channel), _channel(y, channel)))
+
+    return float(np.mean(values))
 
 
 def _channel(picture: np.ndarray, c: int) -> Tensor:
@@ -89,11 +112,18 @@ def _channel(picture: np.ndarray, c: int) -> Tensor:
 
 def _ssim(x: Tensor, y: Tensor) -> float:
     """Equation 13 of the paper at every window of a channel of two pictures [1, 1, H, W], averaged."""
-    mx, my = _smooth(x), _smooth(y)
-    vx, vy, cov = _smooth(x * x) - mx * mx, _smooth(y * y) - my * my, _smooth(x * y) - mx * my
-    c1, c2 = (K1 * PEAK) ** 2, (K2 * PEAK) ** 2
-    values = (2 * mx * my + c1) * (2 * cov + c2) / ((mx * mx + my * my + c1) * (vx + vy + c2))
-    return float(values.mean())
+    mean_x = _smooth(x)
+    mean_y = _smooth(y)
+    variance_x = _smooth(x * x) - mean_x * mean_x
+    variance_y = _smooth(y * y) - mean_y * mean_y
+    covariance = _smooth(x * y) - mean_x * mean_y
+
+    c1 = (K1 * PEAK) ** 2
+    c2 = (K2 * PEAK) ** 2
+    above = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
+    below = (mean_x * mean_x + mean_y * mean_y + c1) * (variance_x + variance_y + c2)
+
+    return float((above / below).mean())
 
 
 def _smooth(x: Tensor) -> Tensor:
@@ -102,46 +132,70 @@ def _smooth(x: Tensor) -> Tensor:
 
 
 def _smooth_along(x: Tensor, dim: int) -> Tensor:
-    """Gaussian mean along one dimension, as a sum of shifted slices: a convolution in fp64 copies its input 11 times."""
-    at = torch.arange(WINDOW, dtype=torch.float64) - WINDOW // 2
-    weights = torch.exp(-at.square() / (2 * SIGMA**2))
+    """Gaussian mean along one dimension, as a sum of shifted slices.
+
+    A convolution in fp64 copies its input 11 times.
+    """
+    offsets = torch.arange(WINDOW, dtype=torch.float64) - WINDOW // 2
+    weights = torch.exp(-offsets.square() / (2 * SIGMA**2))
     first, *others = (weights / weights.sum()).tolist()
+
     length = x.shape[dim] - WINDOW + 1
     out = x.narrow(dim, 0, length) * first
     for i, weight in enumerate(others, 1):
         out.add_(x.narrow(dim, i, length), alpha=weight)
+
     return out
 
 
 def difference(pictures: np.ndarray, baseline: np.ndarray) -> np.ndarray:
     """Absolute difference of two uint8 batches of one shape, multiplied by 4 and cut at 255; black is equal."""
     out = np.empty_like(pictures)
+
     for i, (a, b) in enumerate(zip(pictures, baseline, strict=True)):
         out[i] = np.minimum(np.abs(a.astype(np.int16) - b) * GAIN, 255)
+
     return out
 
 
 def measure(pictures: np.ndarray, baseline: np.ndarray, word: str = "") -> Quality:
-    """Distance of two batches, uint8 [N, H, W, 3]; ``word`` takes the place of the figures unless the pictures are equal."""
+    """Distance of two batches, uint8 [N, H, W, 3].
+
+    ``word`` takes the place of the figures unless the pictures are equal.
+    """
     if pictures.shape != baseline.shape:
         return Quality(word=OTHER_SIZE)
     if np.array_equal(pictures, baseline):
         return Quality(None, 1.0, IDENTICAL)
-    return Quality(word=word) if word else Quality(psnr(pictures, baseline), ssim(pictures, baseline))
+    if word:
+        return Quality(word=word)
+
+    return Quality(psnr(pictures, baseline), ssim(pictures, baseline))
 
 
 def closeness(found: Any) -> list[str]:
-    """PSNR and SSIM of a :class:`Quality` or of a point of a sweep as text; a word takes the place of the first, "" is unknown."""
-    if found is None or found.word:
-        return [found.word if found else "", ""]
+    """PSNR and SSIM of a :class:`Quality` or of a point of a sweep as text; "" is unknown.
+
+    A word takes the place of the first.
+    """
+    if found is None:
+        return ["", ""]
+    if found.word:
+        return [found.word, ""]
+
     return [figure(found.psnr, ".1f", " dB"), figure(found.ssim, ".3f")]
 
 
 def explain_quality(found: Sequence[Quality | None]) -> str:
     """One line that explains the figures and words of these cells; "" if there are none."""
     known = [q for q in found if q is not None]
+    words = {q.word for q in known}
+
     parts = []
     if any(q.psnr is not None for q in known):
         parts.append("PSNR and SSIM: closeness to the baseline's picture, higher is closer, SSIM 1 is equal")
-    parts += [f"{word}: {meaning}" for word, meaning in WORDS.items() if any(q.word == word for q in known)]
+    for word, meaning in WORDS.items():
+        if word in words:
+            parts.append(f"{word}: {meaning}")
+
     return "; ".join(parts)

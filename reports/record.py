@@ -47,8 +47,10 @@ COUNTS = (
 # Counts of models with prompts only.
 PROMPT_COUNTS = COUNTS[-4:]
 VERSION = 1
-# First characters of a spreadsheet's formula; characters of a note in the text form.
-_FORMULA, LONGEST_NOTE = ("=", "+", "-", "@"), 1600
+# Characters of a note in the text form.
+LONGEST_NOTE = 1600
+# First characters of a spreadsheet's formula.
+_FORMULA = ("=", "+", "-", "@")
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Report:
     phases: dict[str, float] = field(default_factory=dict)
     # Name from COUNTS to a sum over the batch; counts that do not apply are absent. docs/report.md explains each.
     counts: dict[str, int] = field(default_factory=dict)
+    threads: int | None = None  # of PyTorch on a CPU
     peak_memory_bytes: int | None = None  # allocated device memory; None if the device does not report it
     # Estimated bytes by stage, computed before the run, see samplers/mar/memory.py; {} where nothing is estimated.
     memory: dict[str, int] = field(default_factory=dict)
@@ -85,20 +88,26 @@ class Report:
     @property
     def acceptance(self) -> float | None:
         """Accepted drafts as a fraction of verified drafts, 0..1; None if no draft was verified."""
-        verified = self.counts.get("accepted", 0) + self.counts.get("rejected", 0)
-        return self.counts.get("accepted", 0) / verified if verified else None
+        accepted = self.counts.get("accepted", 0)
+        verified = accepted + self.counts.get("rejected", 0)
+        return accepted / verified if verified else None
 
     @property
     def tokens_per_pass(self) -> float | None:
         """Mean number of tokens per image that one sequential transformer pass fixes, or None without a "step" map."""
         passes = self.counts.get("transformer_passes", 0)
         step = self.maps.get("step")
-        return float((step >= 0).sum()) / len(step) / passes if passes and step is not None and len(step) else None
+        if not passes or step is None or not len(step):
+            return None
+
+        fixed = float((step >= 0).sum())
+        return fixed / len(step) / passes
 
     def speedup(self, baseline: Report | None) -> float | None:
         """Seconds per image of ``baseline`` over seconds per image of this run, or None if either has no time."""
         if baseline is None or not (self.seconds and baseline.seconds):
             return None
+
         return (baseline.seconds / baseline.images) / (self.seconds / self.images)
 
     def to_dict(self, baseline: Report | None = None, quality: Quality | None = None) -> dict[str, Any]:
@@ -111,39 +120,59 @@ class Report:
             "images": self.images,
             "seconds": round(self.seconds, 6),
             "speedup": _rounded(self.speedup(baseline), 4),
-            "counts": {k: self.counts[k] for k in COUNTS if k in self.counts},
+            "counts": {name: self.counts[name] for name in COUNTS if name in self.counts},
             "acceptance": _rounded(self.acceptance, 6),
             "tokens_per_pass": _rounded(self.tokens_per_pass, 4),
-            "phases": {k: round(v, 6) for k, v in self.phases.items()},
+            "phases": {name: round(seconds, 6) for name, seconds in self.phases.items()},
+            "threads": self.threads,
             "peak_memory_bytes": self.peak_memory_bytes,
             "memory_estimate_bytes": dict(self.memory) or None,
             "quality": quality.to_dict() if quality else None,
             "note": self.note or None,
         }
-        return {k: v for k, v in out.items() if v is not None or k in ("seed", "peak_memory_bytes")}
+
+        always = ("seed", "peak_memory_bytes")
+        return {name: value for name, value in out.items() if value is not None or name in always}
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
+    """A number with so many decimals; None for None."""
     return None if value is None else round(value, digits)
 
 
 def joined(reports: Sequence[Report], note: str = "") -> Report:
     """The report of a batch that was sampled in parts, one after another; ``note`` is added to the remarks."""
     first = reports[0]
-    out = Report(first.sampler, first.model, first.settings, first.seed, sum(r.images for r in reports), first.device)
+    images = sum(report.images for report in reports)
+    out = Report(first.sampler, first.model, first.settings, first.seed, images, first.device)
+    out.threads = first.threads
     out.note = " ".join(filter(None, (first.note, note)))
+
+    # Times and counts add up.
     for report in reports:
         out.seconds += report.seconds
         out.add(**report.counts)
         for name, seconds in report.phases.items():
             out.phases[name] = out.phases.get(name, 0.0) + seconds
-    peaks = [r.peak_memory_bytes for r in reports if r.peak_memory_bytes is not None]
+
+    # Of memory, the part that takes most counts.
+    peaks = [report.peak_memory_bytes for report in reports if report.peak_memory_bytes is not None]
     out.peak_memory_bytes = max(peaks, default=None)
-    stages = {name for r in reports for name in r.memory}
-    out.memory = {name: max(r.memory.get(name, 0) for r in reports) for name in sorted(stages)}
-    out.maps = {name: np.concatenate([r.maps[name] for r in reports]) for name in first.maps}
-    similarities = [r.similarity for r in reports if r.similarity is not None]
-    out.similarity = np.concatenate(similarities) if similarities else None
+
+    stages: set[str] = set()
+    for report in reports:
+        stages.update(report.memory)
+    for stage in sorted(stages):
+        out.memory[stage] = max(report.memory.get(stage, 0) for report in reports)
+
+    # The images of the parts follow one another.
+    for name in first.maps:
+        out.maps[name] = np.concatenate([report.maps[name] for report in reports])
+
+    similarities = [report.similarity for report in reports if report.similarity is not None]
+    if similarities:
+        out.similarity = np.concatenate(similarities)
+
     return out
 
 
@@ -158,12 +187,14 @@ class Clock:
         self._device = device
         self._phases: list[tuple[str, Any, Any]] = []  # name, beginning and end
         self._pauses: list[tuple[Any, Any]] = []
+
         # The present moment: seconds, or an event on the stream of a CUDA device.
         self._now: Callable[[], Any] = time.perf_counter
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             torch.cuda.synchronize(device)
             self._now = self._event
+
         self._start = self._now()
 
     @contextmanager
@@ -189,6 +220,9 @@ class Clock:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             report.peak_memory_bytes = torch.cuda.max_memory_allocated(self._device)
+
+        elif self._device.type == "cpu":
+            report.threads = torch.get_num_threads()
 
         report.seconds = self._between(self._start, end)
         for began, ended in self._pauses:
@@ -225,11 +259,19 @@ EXPLAINED = {
 
 def explain(reports: Sequence[Report | None]) -> str:
     """One line that explains the figures that these reports show; "" without reports."""
-    known = [r for r in reports if r is not None]
-    counts = {name for r in known for name in r.counts}
-    judged = any(r.acceptance is not None for r in known)
-    shown = (len(known) > 1, "transformer_passes" in counts, "head_calls" in counts, judged)
-    return "; ".join(f"{name}: {text}" for (name, text), there in zip(EXPLAINED.items(), shown, strict=True) if there)
+    known = [report for report in reports if report is not None]
+
+    shown = []
+    if len(known) > 1:
+        shown.append("speed-up")
+    if any("transformer_passes" in report.counts for report in known):
+        shown.append("passes")
+    if any("head_calls" in report.counts for report in known):
+        shown.append("head calls")
+    if any(report.acceptance is not None for report in known):
+        shown.append("acceptance")
+
+    return "; ".join(f"{name}: {EXPLAINED[name]}" for name in shown)
 
 
 # Index of the baseline of all reports, or one index per report; None for no baseline.
@@ -264,64 +306,91 @@ def _rows(
     reports: Sequence[Report], labels: Sequence[str] | None, baseline: Baseline, quality: Qualities = ()
 ) -> list[list[str]]:
     """The cells of :data:`_COLUMNS` of every run."""
-    names = labels or [r.sampler for r in reports]
-    found = quality or [None] * len(reports)
-    return [
-        [
+    names = labels or [report.sampler for report in reports]
+    bases = against(reports, baseline)
+    qualities = quality or [None] * len(reports)
+
+    rows = []
+    for name, report, base, found in zip(names, reports, bases, qualities, strict=True):
+        row = [
             name,
-            figure(r.speedup(base), ".2f", "x"),
-            figure(r.seconds, ".2f"),
-            *(figure(r.counts.get(count), "d") for count in ("transformer_passes", "head_calls", "head_rows")),
-            figure(r.acceptance, ".1f", " %", 100),
-            figure(r.counts.get("restarts"), "d"),
-            *closeness(q),
+            figure(report.speedup(base), ".2f", "x"),
+            figure(report.seconds, ".2f"),
+            figure(report.counts.get("transformer_passes"), "d"),
+            figure(report.counts.get("head_calls"), "d"),
+            figure(report.counts.get("head_rows"), "d"),
+            figure(report.acceptance, ".1f", " %", 100),
+            figure(report.counts.get("restarts"), "d"),
+            *closeness(found),
         ]
-        for name, r, base, q in zip(names, reports, against(reports, baseline), found, strict=True)
-    ]
+        rows.append(row)
+
+    return rows
 
 
 def to_table(
     reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0, quality: Qualities = ()
 ) -> str:
     """A Markdown table with one row per run; empty columns are omitted."""
-    return markdown([list(_COLUMNS.values()), *_rows(reports, labels, baseline, quality)], empty=False)
+    head = list(_COLUMNS.values())
+    return markdown([head, *_rows(reports, labels, baseline, quality)], empty=False)
 
 
 def to_csv(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0) -> str:
-    """The table of :func:`to_table` as CSV, with all columns. A name that a spreadsheet would compute as a formula begins with a quote."""
+    """The table of :func:`to_table` as CSV, with all columns.
+
+    A name that a spreadsheet would compute as a formula begins with a quote.
+    """
     out = io.StringIO()
-    rows = [
-        [f"'{cell}" if cell.startswith(_FORMULA) else cell for cell in row] for row in _rows(reports, labels, baseline)
-    ]
-    csv.writer(out, lineterminator="\n").writerows([_COLUMNS, *rows])
+    writer = csv.writer(out, lineterminator="\n")
+
+    writer.writerow(_COLUMNS)
+    for row in _rows(reports, labels, baseline):
+        writer.writerow([f"'{cell}" if cell.startswith(_FORMULA) else cell for cell in row])
+
     return out.getvalue()
 
 
 def to_json(reports: Sequence[Report], baseline: Baseline = 0, quality: Qualities = ()) -> str:
     """The JSON of docs/report.md: {"version", "device", "runs": [...]}."""
+    bases = against(reports, baseline)
+    qualities = quality or [None] * len(reports)
+    runs = [report.to_dict(base, found) for report, base, found in zip(reports, bases, qualities, strict=True)]
+
     device = reports[0].device if reports else ""
-    found = quality or [None] * len(reports)
-    runs = [r.to_dict(b, q) for r, b, q in zip(reports, against(reports, baseline), found, strict=True)]
     return json.dumps({"version": VERSION, "device": device, "runs": runs}, indent=2)
 
 
 def to_text(report: Report) -> str:
-    """One run as text: seconds, phases, counts and settings, one per line. Names are shown as they are, see :func:`.table.literal`."""
-    told = report.counts
-    sampler, model, device = literal(report.sampler), literal(report.model), literal(report.device)
+    """One run as text: seconds, phases, counts and settings, one per line.
+
+    Names are shown as they are, see :func:`.table.literal`.
+    """
+    images = "1 image" if report.images == 1 else f"{report.images} images"
     lines = [
-        f"{sampler} on {model}, {report.images} image{'s' * (report.images != 1)}, seed {report.seed}",
-        f"seconds: {report.seconds:.3f} on {device}",
-        *(f"  {literal(name)}: {seconds:.3f} s" for name, seconds in report.phases.items()),
-        *(f"{name.replace('_', ' ')}: {told[name]}" for name in COUNTS if name in told),
+        f"{literal(report.sampler)} on {literal(report.model)}, {images}, seed {report.seed}",
+        f"seconds: {report.seconds:.3f} on {literal(report.device)}",
     ]
+
+    for name, seconds in report.phases.items():
+        lines.append(f"  {literal(name)}: {seconds:.3f} s")
+
+    for name in COUNTS:
+        if name in report.counts:
+            lines.append(f"{name.replace('_', ' ')}: {report.counts[name]}")
+
     more = {
         "tokens per pass": figure(report.tokens_per_pass, ".2f"),
         "acceptance": figure(report.acceptance, ".1f", " %", 100),
         "peak memory": figure(report.peak_memory_bytes, ".0f", " MiB", 2**-20),
-        "memory, estimated": ", ".join(f"{k} {v / 2**20:.0f} MiB" for k, v in report.memory.items()),
+        "memory, estimated": ", ".join(f"{stage} {size / 2**20:.0f} MiB" for stage, size in report.memory.items()),
         "note": literal(report.note, LONGEST_NOTE),
     }
-    lines += [f"{name}: {text}" for name, text in more.items() if text]
-    settings = ", ".join(f"{literal(name)}={literal(str(value))}" for name, value in report.settings.items())
-    return "\n".join([*lines, f"settings: {settings}"])
+    for name, text in more.items():
+        if text:
+            lines.append(f"{name}: {text}")
+
+    settings = [f"{literal(name)}={literal(str(value))}" for name, value in report.settings.items()]
+    lines.append(f"settings: {', '.join(settings)}")
+
+    return "\n".join(lines)

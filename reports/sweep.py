@@ -1,7 +1,8 @@
 """A sweep: one sampler over the values of one or two settings and over seeds, one cell a combination.
 
-Cells are written to a folder as they are made, one PNG file a cell with its report in the metadata. A cell's name is a digest of all
-that its picture depends on, so that an interrupted sweep goes on where it stopped and a changed one repeats nothing.
+Cells are written to a folder as they are made, one PNG file a cell with its report in the metadata. A cell's name is a
+digest of all that its picture depends on, so that an interrupted sweep goes on where it stopped and a changed one
+repeats nothing.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -38,30 +40,47 @@ _SAMPLED = 4096
 
 
 def digest(*parts: Any) -> str:
-    """32 hexadecimal digits by content; a TypeError for other than numbers, text, tensors, mappings, sequences and dataclasses."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=_plain).encode()).hexdigest()[:32]
+    """32 hexadecimal digits by content, of numbers, text, tensors, mappings, sequences and dataclasses.
+
+    Raises:
+        TypeError: a part is none of these.
+    """
+    text = json.dumps(parts, sort_keys=True, default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _plain(part: Any) -> Any:
     """What JSON has no form for, as something it has one for."""
     if isinstance(part, torch.Tensor):
-        values = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return [str(part.dtype), part.shape, hashlib.sha256(values).hexdigest()]
-    if isinstance(part, (Mapping, Sequence)):
-        return dict(part) if isinstance(part, Mapping) else list(part)
+        flat = part.detach().cpu().contiguous().reshape(-1)
+        content = flat.view(torch.uint8).numpy().tobytes()
+        return [str(part.dtype), part.shape, hashlib.sha256(content).hexdigest()]
+
+    if isinstance(part, Mapping):
+        return dict(part)
+    if isinstance(part, Sequence):
+        return list(part)
     if is_dataclass(part) and not isinstance(part, type):
         return [type(part).__name__, {f.name: getattr(part, f.name) for f in fields(part)}]
+
     raise TypeError(f"no digest of a {type(part).__name__}")
 
 
 def weights_digest(net: torch.nn.Module) -> str:
-    """A digest of a network's weights: name, shape and dtype of every tensor, and up to 4096 evenly spaced values of each.
+    """A digest of a network's weights: name, shape and dtype of every tensor, and up to 4096 evenly spaced values.
 
     Reading all values of a large model would take longer than many cells.
     """
-    tensors = {name: tensor.detach().reshape(-1) for name, tensor in net.state_dict().items()}
-    kept = {name: flat[:: max(1, -(-len(flat) // _SAMPLED))] for name, flat in tensors.items()}
-    return digest({name: tensor.shape for name, tensor in net.state_dict().items()}, kept)
+    shapes = {}
+    sampled = {}
+    for name, tensor in net.state_dict().items():
+        flat = tensor.detach().reshape(-1)
+        stride = max(1, math.ceil(len(flat) / _SAMPLED))
+
+        shapes[name] = tensor.shape
+        sampled[name] = flat[::stride]
+
+    return digest(shapes, sampled)
 
 
 # ------------------------------------------------------------------------------------------------ cells on disk
@@ -78,14 +97,21 @@ class CellStore:
         return self.folder / f"{key}.png"
 
     def write(self, key: str, pictures: np.ndarray, report: Report) -> None:
-        """Write a cell: uint8 [N, H, W, 3], one below the other. The file appears complete, or not at all with a UserError."""
+        """Write a cell: uint8 [N, H, W, 3], one below the other.
+
+        Raises:
+            UserError: the file cannot be written. It appears complete, or not at all.
+        """
         n, h, w, _ = check_batch(pictures, "pictures").shape
+        column = pictures.reshape(n * h, w, 3)
+
         metadata: dict[str, Any] = {}
         add_runs(metadata, described([report]))
         about = PngInfo()
         about.add_text(KEY, json.dumps(metadata[KEY]))
+
         with self._part(key) as part:
-            Image.fromarray(pictures.reshape(n * h, w, 3)).save(part, "PNG", pnginfo=about, compress_level=4)
+            Image.fromarray(column).save(part, "PNG", pnginfo=about, compress_level=4)
             os.replace(part, self.path(key))
 
     def check(self, key: str) -> None:
@@ -97,15 +123,17 @@ class CellStore:
     def _part(self, key: str) -> Iterator[Path]:
         """A name for a cell's unfinished file, which is removed afterwards. An OSError becomes a UserError."""
         part = self.folder / f".{key}.{os.getpid()}.part"
+
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if self.path(key).is_dir():
                 raise UserError(f"sweep: {self.path(key).name} in {self.folder.name} is a folder; rename it.")
             yield part
         except OSError as error:
-            why = error.strerror or error
-            remedy = "free space there or choose another folder. Finished cells are kept."
-            raise UserError(f"sweep: {self.folder.name} cannot be written to ({why}); {remedy}") from None
+            raise UserError(
+                f"sweep: {self.folder.name} cannot be written to ({error.strerror or error}); "
+                "free space there or choose another folder. Finished cells are kept."
+            ) from None
         finally:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
@@ -114,20 +142,26 @@ class CellStore:
         """Pictures and report of a cell; None if it is missing or damaged, so that it is made again.
 
         Raises:
-            UserError: the file holds a report of another format, which a newer version wrote and this one must not overwrite.
+            UserError: the file holds a report of another format, which a newer version wrote and this one must not
+                overwrite.
         """
         try:
-            shown, reports, *_ = read_runs(self.path(key))
+            shown, reports, _, _ = read_runs(self.path(key))
         except OtherFormat:
             raise UserError(
-                f"sweep: {self.path(key).name} in {self.folder.name} was written by another version of FastAR; choose another folder."
+                f"sweep: {self.path(key).name} in {self.folder.name} was written by another version of FastAR; "
+                "choose another folder."
             ) from None
         except UserError:
             return None
-        n, rows = reports[0].images, np.asarray(shown)
-        if len(rows) % n:
+
+        report = reports[0]
+        column = np.asarray(shown)
+        if len(column) % report.images:
             return None
-        return rows.reshape(n, len(rows) // n, *rows.shape[1:]), reports[0]
+
+        height = len(column) // report.images
+        return column.reshape(report.images, height, *column.shape[1:]), report
 
 
 # ------------------------------------------------------------------------------------------------ the sweep
@@ -167,13 +201,18 @@ class Sweep:
 
     def points(self) -> list[Point]:
         """All combinations of values, by y and x."""
-        places = itertools.product(range(len(self.y.values)), range(len(self.x.values)))
-        return [summary([c for c in self.cells if (c.y, c.x) == place]) for place in places]
+        points = []
+        for y in range(len(self.y.values)):
+            for x in range(len(self.x.values)):
+                cells = [cell for cell in self.cells if cell.y == y and cell.x == x]
+                points.append(summary(cells))
+
+        return points
 
 
 @dataclass(frozen=True)
 class Point:
-    """Figures of one combination of values: medians of times and means of the rest, over the seeds; None where unknown."""
+    """Figures of a combination of values over the seeds: medians of times and means of the rest; None where unknown."""
 
     x: int
     y: int
@@ -188,22 +227,33 @@ class Point:
 
 def summary(cells: Sequence[Cell]) -> Point:
     """Figures over the seeds of one combination of values, at least one cell."""
-    ratios = [r for c in cells if (r := c.report.speedup(c.baseline)) is not None]
-    found = [c.quality for c in cells if c.quality is not None]
-    accepted = [c.report.acceptance for c in cells if c.report.acceptance is not None]
-    near = [q.psnr for q in found if q.psnr is not None]
-    alike = [q.ssim for q in found if q.ssim is not None]
+    reports = [cell.report for cell in cells]
+    qualities = [cell.quality for cell in cells if cell.quality is not None]
+
+    speedups = _known(cell.report.speedup(cell.baseline) for cell in cells)
+    acceptances = _known(report.acceptance for report in reports)
+    psnrs = _known(quality.psnr for quality in qualities)
+    ssims = _known(quality.ssim for quality in qualities)
+
+    # A word that holds for all.
+    words = {quality.word for quality in qualities}
+
     return Point(
         x=cells[0].x,
         y=cells[0].y,
-        speedup=median(ratios) if ratios else None,
-        seconds=median(c.report.seconds for c in cells),
-        passes=mean(c.report.counts.get("transformer_passes", 0) for c in cells),
-        acceptance=mean(accepted) if accepted else None,
-        psnr=mean(near) if near else None,
-        ssim=mean(alike) if alike else None,
-        word=found[0].word if found and all(q.word == found[0].word for q in found) else "",
+        speedup=median(speedups) if speedups else None,
+        seconds=median(report.seconds for report in reports),
+        passes=mean(report.counts.get("transformer_passes", 0) for report in reports),
+        acceptance=mean(acceptances) if acceptances else None,
+        psnr=mean(psnrs) if psnrs else None,
+        ssim=mean(ssims) if ssims else None,
+        word=words.pop() if len(words) == 1 else "",
     )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    """The values that are not None."""
+    return [value for value in values if value is not None]
 
 
 def combinations(x: Axis, y: Axis, seeds: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -211,7 +261,9 @@ def combinations(x: Axis, y: Axis, seeds: Sequence[int]) -> list[tuple[int, int,
     count = len(x.values) * len(y.values) * len(seeds)
     if count > MOST_CELLS:
         raise UserError(f"x_values: {count} cells are more than {MOST_CELLS}; give fewer values or seeds.")
-    return [(i, j, s) for j, s, i in itertools.product(range(len(y.values)), seeds, range(len(x.values)))]
+
+    ordered = itertools.product(range(len(y.values)), seeds, range(len(x.values)))
+    return [(i, j, seed) for j, seed, i in ordered]
 
 
 def completed(
@@ -226,6 +278,7 @@ def completed(
         if found is not None:
             yield i, *found
             continue
+
         store.check(key)
         pictures, report = make(i)
         bare = replace(report, maps={}, similarity=None)
@@ -238,10 +291,24 @@ _HEAD = ("speed-up", "seconds", "passes", "accepted", "PSNR", "SSIM")
 
 def sweep_table(sweep: Sweep) -> str:
     """A Markdown table with one row per combination of values; empty columns are omitted."""
-    second = bool(sweep.y.name)
-    rows = [[sweep.x.name, *([sweep.y.name] if second else []), *_HEAD]]
-    for p in sweep.points():
-        values = [sweep.x.values[p.x], *([sweep.y.values[p.y]] if second else [])]
-        numbers = [figure(p.speedup, ".2f", "x"), figure(p.seconds, ".2f"), figure(p.passes, "g")]
-        rows.append([*values, *numbers, figure(p.acceptance, ".1f", " %", 100), *closeness(p)])
+    axes = [sweep.x.name]
+    if sweep.y.name:
+        axes.append(sweep.y.name)
+    rows = [[*axes, *_HEAD]]
+
+    for point in sweep.points():
+        values = [sweep.x.values[point.x]]
+        if sweep.y.name:
+            values.append(sweep.y.values[point.y])
+
+        row = [
+            *values,
+            figure(point.speedup, ".2f", "x"),
+            figure(point.seconds, ".2f"),
+            figure(point.passes, "g"),
+            figure(point.acceptance, ".1f", " %", 100),
+            *closeness(point),
+        ]
+        rows.append(row)
+
     return markdown(rows, empty=False)

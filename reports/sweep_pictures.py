@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +37,9 @@ _AXES = {
     "passes": "transformer passes",
 }
 MEASURES = tuple(_AXES)
-_WIDTH, _HEIGHT = 960, 640
+# Pixels of a plot.
+_WIDTH = 960
+_HEIGHT = 640
 
 
 # ------------------------------------------------------------------------------------------------ grid
@@ -45,40 +48,79 @@ _WIDTH, _HEIGHT = 960, 640
 def sweep_grid(sweep: Sweep, side: int = 192) -> np.ndarray:
     """All cells as one picture: a column per value of x, a row per value of y and seed, figures under every cell.
 
-    The pictures are read from disk one after another and reduced, so that memory depends on the grid's size and not on theirs. ``side``:
-    width of a cell in pixels; less if the grid would exceed 4096. Returns uint8 [H, W, 3]; a UserError if the cells do not fit, or a
-    cell's file has gone.
+    The pictures are read from disk one after another and reduced, so that memory depends on the grid's size and not on
+    theirs.
+
+    Args:
+        side: width of a cell in pixels; less if the grid would exceed 4096.
+
+    Returns:
+        uint8 [H, W, 3].
+
+    Raises:
+        UserError: the cells do not fit, or a cell's file has gone.
     """
-    seeds, columns = sweep.seeds, len(sweep.x.values)
-    rows = len(sweep.y.values) * len(seeds)
-    names = [_row_name(sweep, j, seed) for j in range(len(sweep.y.values)) for seed in seeds]
-    left = round(min(260, max(text_width(name, Size.TAG) for name in [sweep.x.name, *names]))) + 2 * PAD
+    columns = len(sweep.x.values)
+    names = []
+    for j in range(len(sweep.y.values)):
+        names += [_row_name(sweep, j, seed) for seed in sweep.seeds]
+    rows = len(names)
+
+    # Room for the names of the rows at the left, for the title and the values of x above, for figures below a cell.
+    widest = max(text_width(name, Size.TAG) for name in [sweep.x.name, *names])
+    left = round(min(260, widest)) + 2 * PAD
     top = 2 * line_height(Size.BODY) + 2 * PAD
     below = 2 * line_height(Size.TAG) + 4
-    side = min(side, (LONGEST - left) // columns - _GAP, (LONGEST - top - PAD) // rows - _GAP - below)
+
+    # The size of a cell's picture.
+    most_tall = (LONGEST - top - PAD) // rows - _GAP - below
+    side = min(side, (LONGEST - left) // columns - _GAP, most_tall)
     if side < _LEAST_CELL:
         raise UserError(f"sweep: {columns} x {rows} cells do not fit into one picture; sweep fewer values.")
-    tall = _height_of(sweep, side, (LONGEST - top - PAD) // rows - _GAP - below)
-    width, height = left + columns * (side + _GAP) + PAD, top + rows * (tall + below + _GAP) + PAD
+    tall = _height_of(sweep, side, most_tall)
+
+    column_width = side + _GAP
+    row_height = tall + below + _GAP
+    width = left + columns * column_width + PAD
+    height = top + rows * row_height + PAD
     canvas = Canvas(max(width, 480), height)
+
+    # The title, the name of x and its values.
     canvas.write(PAD, PAD, sweep.title, Size.BODY, Ink.QUIET, canvas.image.width - 2 * PAD)
     head = PAD + line_height(Size.BODY)
-    canvas.write(PAD, head + 2, sweep.x.name.replace("_", " "), colour=Ink.QUIET, room=left - 2 * PAD)
+    canvas.write(PAD, head + 2, _spaced(sweep.x.name), colour=Ink.QUIET, room=left - 2 * PAD)
     for i, value in enumerate(sweep.x.values):
-        canvas.write(left + i * (side + _GAP), head, value, Size.BODY, room=side)
+        canvas.write(left + i * column_width, head, value, Size.BODY, room=side)
+
+    # The cells.
     for k, cell in enumerate(sweep.cells):
-        x, y = left + k % columns * (side + _GAP), top + k // columns * (tall + below + _GAP)
-        if k % columns == 0:
-            canvas.write(PAD, y + 2, names[k // columns], room=left - 2 * PAD)
+        row, column = divmod(k, columns)
+        x = left + column * column_width
+        y = top + row * row_height
+        if column == 0:
+            canvas.write(PAD, y + 2, names[row], room=left - 2 * PAD)
+
         canvas.paste(_picture(sweep, cell, side, tall), x, y)
         for n, line in enumerate(_figures(cell, side)):
             canvas.write(x, y + tall + 2 + n * line_height(Size.TAG), line, colour=Ink.QUIET if n else Ink.ACCENT)
+
     return canvas.pixels
 
 
+def _spaced(name: str) -> str:
+    """The name of a setting with spaces for underscores."""
+    return name.replace("_", " ")
+
+
 def _row_name(sweep: Sweep, j: int, seed: int) -> str:
-    parts = [f"{sweep.y.name.replace('_', ' ')} {sweep.y.values[j]}"] if sweep.y.name else []
-    return ", ".join([*parts, *([f"seed {seed}"] if len(sweep.seeds) > 1 or not parts else [])])
+    """Name of a row: the value of y and the seed, as far as they vary."""
+    parts = []
+    if sweep.y.name:
+        parts.append(f"{_spaced(sweep.y.name)} {sweep.y.values[j]}")
+    if len(sweep.seeds) > 1 or not parts:
+        parts.append(f"seed {seed}")
+
+    return ", ".join(parts)
 
 
 def _sheet(sweep: Sweep, cell: Cell) -> np.ndarray:
@@ -86,7 +128,9 @@ def _sheet(sweep: Sweep, cell: Cell) -> np.ndarray:
     found = sweep.store.read(cell.key)
     if found is None:
         raise UserError(f"sweep: the picture {sweep.store.path(cell.key).name} has gone; run the sweep again.")
-    return contact_sheet(found[0])
+
+    pictures, _ = found
+    return contact_sheet(pictures)
 
 
 def _height_of(sweep: Sweep, side: int, limit: int) -> int:
@@ -98,30 +142,49 @@ def _height_of(sweep: Sweep, side: int, limit: int) -> int:
 def _picture(sweep: Sweep, cell: Cell, side: int, tall: int) -> np.ndarray:
     """A cell's batch as a sheet, fitted into the cell: uint8 [tall, side, 3]."""
     sheet = _sheet(sweep, cell)
-    scale = min(side / sheet.shape[1], tall / sheet.shape[0])
+    h, w, _ = sheet.shape
+
+    scale = min(side / w, tall / h)
     if scale >= 2:
         scale = math.floor(scale)
-    shown = resize(sheet, max(1, round(sheet.shape[1] * scale)), max(1, round(sheet.shape[0] * scale)))
+    shown = resize(sheet, max(1, round(w * scale)), max(1, round(h * scale)))
+
+    # Centred in the cell.
+    h, w, _ = shown.shape
+    y = (tall - h) // 2
+    x = (side - w) // 2
     out = np.full((tall, side, 3), Ink.PANEL, np.uint8)
-    y, x = (tall - shown.shape[0]) // 2, (side - shown.shape[1]) // 2
-    out[y : y + shown.shape[0], x : x + shown.shape[1]] = shown
+    out[y : y + h, x : x + w] = shown
+
     return out
 
 
 def _figures(cell: Cell, width: int) -> list[str]:
-    """The two lines under a cell: time and acceptance, distance from the baseline. What does not fit is left out, the last first."""
-    r = cell.report
-    first = [figure(r.speedup(cell.baseline), ".2f", "x") or f"{r.seconds:.2f} s"]
-    first += [f"{100 * r.acceptance:.0f} % kept"] if r.acceptance is not None else []
+    """The two lines under a cell: time and acceptance, distance from the baseline.
+
+    What does not fit is left out, the last first.
+    """
+    report = cell.report
+    first = [figure(report.speedup(cell.baseline), ".2f", "x") or f"{report.seconds:.2f} s"]
+    if report.acceptance is not None:
+        first.append(f"{100 * report.acceptance:.0f} % kept")
+
     lines = cell.quality.lines() if cell.quality else []
     second = [value if name == "picture" else f"{name} {value}" for name, value in lines]
-    return [_fitting(first, width), _fitting(second, width) or _fitting([v.partition(" ")[2] for v in second], width)]
+
+    # Figures without their names are shorter.
+    distance = _fitting(second, width)
+    if not distance:
+        distance = _fitting([part.partition(" ")[2] for part in second], width)
+
+    return [_fitting(first, width), distance]
 
 
 def _fitting(parts: list[str], width: int) -> str:
     """As many parts from the front as fit into a width in pixels; of one that does not fit alone, nothing."""
     while parts and text_width(", ".join(parts), Size.TAG) > width:
         parts = parts[:-1]
+
     return ", ".join(parts)
 
 
@@ -131,59 +194,149 @@ def _fitting(parts: list[str], width: int) -> str:
 def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
     """Speed-up (seconds without a baseline) against a measure, one line per value of y, one dot per value of x.
 
-    Dots whose pictures are identical to the baseline's have no PSNR; they are drawn in a column of their own at the right. ``measure``:
-    one of :data:`MEASURES`. Returns uint8 [640, 960, 3]; a UserError if no cell has the measure.
+    Dots whose pictures are identical to the baseline's have no PSNR; they are drawn in a column of their own at the
+    right.
+
+    Args:
+        measure: one of :data:`MEASURES`.
+
+    Returns:
+        uint8 [640, 960, 3].
+
+    Raises:
+        UserError: no cell has the measure.
     """
+    # The points with the measure, and those that are identical to the baseline.
     points = sweep.points()
-    fast = all(p.speedup is not None for p in points)
-    found = {p: _measured(p, measure) for p in points}
-    heights = {p: p.speedup if fast and p.speedup is not None else p.seconds for p in points}
-    shown = [p for p in points if found[p] is not None]
-    exact = [p for p in points if found[p] is None and p.word == IDENTICAL and measure == "PSNR"]
+    found = {point: _measured(point, measure) for point in points}
+    shown = [point for point in points if found[point] is not None]
+    exact = []
+    if measure == "PSNR":
+        exact = [point for point in points if found[point] is None and point.word == IDENTICAL]
+
     if not shown and not exact:
         raise UserError(f"measure: no cell of this sweep has a {measure}; choose another of {', '.join(MEASURES)}.")
-    xticks = ticks([x for x in found.values() if x is not None] or [0.0, 1.0])
-    yticks = ticks([*(heights[p] for p in [*shown, *exact]), *([1.0] if fast else [])])
+
+    # The axes.
+    has_speedups = all(point.speedup is not None for point in points)
+    heights = {}
+    for point in points:
+        heights[point] = point.speedup if has_speedups and point.speedup is not None else point.seconds
+
+    xticks = ticks([value for value in found.values() if value is not None] or [0.0, 1.0])
+    one = [1.0] if has_speedups else []  # the baseline's own speed-up is always on the axis
+    yticks = ticks([heights[point] for point in [*shown, *exact]] + one)
+
+    legend = len(sweep.y.values) > 1
+    right = _WIDTH - (170 if legend else 24) - (90 if exact else 0)
+    area = _Area(left=72, top=3 * PAD + line_height(Size.BODY), right=right, bottom=_HEIGHT - 64)
+    across = _scale(xticks, area.left, area.right)
+    up = _scale(yticks, area.bottom, area.top)
+
     canvas = Canvas(_WIDTH, _HEIGHT)
-    draw, legend = canvas.draw, len(sweep.y.values) > 1
-    x0, y0 = 72, 3 * PAD + line_height(Size.BODY)
-    x1, y1 = _WIDTH - (170 if legend else 24) - (90 if exact else 0), _HEIGHT - 64
-    column = x1 + 55.0  # of identical pictures
-    across, up = _scale(xticks, x0, x1), _scale(yticks, y1, y0)
-    canvas.write(PAD, PAD, sweep.title, Size.BODY, room=_WIDTH - 2 * PAD)
-    for tick in xticks:
-        draw.line((across(tick), y0, across(tick), y1), fill=Ink.EDGE)
-        canvas.write(across(tick), y1 + 6, f"{tick:g}", colour=Ink.QUIET, before=0.5)
-    for tick in yticks:
-        draw.line((x0, up(tick), x1, up(tick)), fill=Ink.EDGE)
-        canvas.write(x0 - 8, up(tick) - Size.TAG * 0.6, f"{tick:g}{'x' if fast else ''}", colour=Ink.QUIET, before=1)
-    canvas.write((x0 + x1) / 2, y1 + 6 + line_height(Size.TAG), _AXES[measure], Size.BODY, Ink.QUIET, before=0.5)
-    canvas.write(PAD, y0 - line_height(Size.TAG) - 2, "speed-up" if fast else "seconds", colour=Ink.QUIET)
+    _draw_texts(canvas, area, sweep, measure, has_speedups)
+    _draw_ticks(canvas, area, xticks, yticks, across, up, "x" if has_speedups else "")
+
+    # The column of identical pictures.
+    column = area.right + 55.0
     if exact:
-        draw.line((column, y0, column, y1), fill=Ink.EDGE)
-        canvas.write(column, y1 + 6, IDENTICAL, colour=Ink.QUIET, before=0.5)
-    places = {p: (across(x) if (x := found[p]) is not None else column, up(heights[p])) for p in [*shown, *exact]}
-    taken: list[tuple[float, float, float, float]] = []
-    for j, value in enumerate(sweep.y.values):
-        colour = SERIES[j % len(SERIES)]
-        line = [places[p] for p in shown if p.y == j]
-        if len(line) > 1:
-            draw.line(line, fill=colour, width=2)
-        hollow = j >= len(SERIES)  # the colours repeat
-        inside, edge = (Ink.BACKGROUND, colour) if hollow else (colour, Ink.BACKGROUND)
-        for p, (x, y) in places.items():
-            if p.y == j:
-                draw.ellipse((x - 5, y - 5, x + 5, y + 5), inside, edge, 2)
-                annotate(canvas, sweep.x.values[p.x], x, y, taken)
-        if legend:
-            top = y0 + j * line_height(Size.TAG)
-            draw.rectangle((_WIDTH - 150, top + 3, _WIDTH - 140, top + 13), fill=colour)
-            text = f"{sweep.y.name.replace('_', ' ')} {value}" if j == 0 else value
-            canvas.write(_WIDTH - 132, top, text, room=124)
-    means = f"; means of {len(sweep.seeds)} seeds" if len(sweep.seeds) > 1 else ""
-    note = f"labels: {sweep.x.name.replace('_', ' ')}{means}"
-    canvas.write(x0, _HEIGHT - line_height(Size.TAG) - 2, note, colour=Ink.QUIET)
+        canvas.draw.line((column, area.top, column, area.bottom), fill=Ink.EDGE)
+        canvas.write(column, area.bottom + 6, IDENTICAL, colour=Ink.QUIET, before=0.5)
+
+    # The lines and dots.
+    places = {}
+    for point in [*shown, *exact]:
+        value = found[point]
+        places[point] = (column if value is None else across(value), up(heights[point]))
+
+    _draw_series(canvas, sweep, places, shown)
+    if legend:
+        _draw_legend(canvas, sweep, area.top)
+
     return canvas.pixels
+
+
+class _Area(NamedTuple):
+    """Where the dots of a plot are, in pixels."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+def _draw_texts(canvas: Canvas, area: _Area, sweep: Sweep, measure: str, has_speedups: bool) -> None:
+    """Write the title, the names of the axes, and a note on the labels of the dots."""
+    canvas.write(PAD, PAD, sweep.title, Size.BODY, room=_WIDTH - 2 * PAD)
+
+    above = area.top - line_height(Size.TAG) - 2
+    canvas.write(PAD, above, "speed-up" if has_speedups else "seconds", colour=Ink.QUIET)
+
+    centre = (area.left + area.right) / 2
+    below = area.bottom + 6 + line_height(Size.TAG)
+    canvas.write(centre, below, _AXES[measure], Size.BODY, Ink.QUIET, before=0.5)
+
+    note = f"labels: {_spaced(sweep.x.name)}"
+    if len(sweep.seeds) > 1:
+        note += f"; means of {len(sweep.seeds)} seeds"
+    canvas.write(area.left, _HEIGHT - line_height(Size.TAG) - 2, note, colour=Ink.QUIET)
+
+
+def _draw_ticks(
+    canvas: Canvas,
+    area: _Area,
+    xticks: Sequence[float],
+    yticks: Sequence[float],
+    across: Callable[[float], float],
+    up: Callable[[float], float],
+    unit: str,
+) -> None:
+    """Draw the lines of both axes with their numbers; ``unit`` follows those of the y axis."""
+    for tick in xticks:
+        x = across(tick)
+        canvas.draw.line((x, area.top, x, area.bottom), fill=Ink.EDGE)
+        canvas.write(x, area.bottom + 6, f"{tick:g}", colour=Ink.QUIET, before=0.5)
+
+    for tick in yticks:
+        y = up(tick)
+        canvas.draw.line((area.left, y, area.right, y), fill=Ink.EDGE)
+        canvas.write(area.left - 8, y - Size.TAG * 0.6, f"{tick:g}{unit}", colour=Ink.QUIET, before=1)
+
+
+def _draw_series(
+    canvas: Canvas, sweep: Sweep, places: Mapping[Point, tuple[float, float]], joined: Sequence[Point]
+) -> None:
+    """Draw a line through the ``joined`` points of each value of y, and a dot with a label at all points."""
+    taken: list[tuple[float, float, float, float]] = []
+
+    for j in range(len(sweep.y.values)):
+        colour = SERIES[j % len(SERIES)]
+        line = [places[point] for point in joined if point.y == j]
+        if len(line) > 1:
+            canvas.draw.line(line, fill=colour, width=2)
+
+        inside = colour
+        edge = Ink.BACKGROUND
+        if j >= len(SERIES):  # the colours repeat: hollow dots
+            inside = Ink.BACKGROUND
+            edge = colour
+
+        for point, (x, y) in places.items():
+            if point.y == j:
+                canvas.draw.ellipse((x - 5, y - 5, x + 5, y + 5), inside, edge, 2)
+                annotate(canvas, sweep.x.values[point.x], x, y, taken)
+
+
+def _draw_legend(canvas: Canvas, sweep: Sweep, top: int) -> None:
+    """Draw the colours of the values of y, the first with the name of y."""
+    for j, value in enumerate(sweep.y.values):
+        text = value
+        if j == 0:
+            text = f"{_spaced(sweep.y.name)} {value}"
+
+        y = top + j * line_height(Size.TAG)
+        canvas.draw.rectangle((_WIDTH - 150, y + 3, _WIDTH - 140, y + 13), fill=SERIES[j % len(SERIES)])
+        canvas.write(_WIDTH - 132, y, text, room=124)
 
 
 def _scale(marks: Sequence[float], low: int, high: int) -> Callable[[float], float]:
@@ -191,7 +344,9 @@ def _scale(marks: Sequence[float], low: int, high: int) -> Callable[[float], flo
     return lambda value: low + (value - marks[0]) / (marks[-1] - marks[0]) * (high - low)
 
 
-def _measured(p: Point, measure: str) -> float | None:
+def _measured(point: Point, measure: str) -> float | None:
     """Value of a measure; figures whose place a word takes are left out."""
-    share = None if p.acceptance is None else 100 * p.acceptance
-    return {"PSNR": p.psnr, "SSIM": p.ssim, "acceptance": share, "passes": p.passes}[measure]
+    if measure == "acceptance":
+        return None if point.acceptance is None else 100 * point.acceptance
+
+    return {"PSNR": point.psnr, "SSIM": point.ssim, "passes": point.passes}[measure]

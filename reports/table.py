@@ -20,19 +20,23 @@ _BLOCK = re.compile(r"^(?:#(?=#*(?:\s|$))|[-+=](?=[-+=]*(?:\s|$)))")
 def literal(text: str, most: int = LONGEST) -> str:
     """Text of others, such as a label or a name from a stranger's file, so that Markdown and HTML show its characters.
 
-    It adds no image, link, tag, code, cell or line. What has a meaning becomes a character reference (``&#124;``), because the editor of
-    ComfyUI shows the text on a node as HTML or, with Nodes 2.0, as Markdown. Usual names stay as they are. Control characters become
-    spaces; a text over ``most`` characters is shortened.
+    It adds no image, link, tag, code, cell or line. What has a meaning becomes a character reference (``&#124;``),
+    because the editor of ComfyUI shows the text on a node as HTML or, with Nodes 2.0, as Markdown. Usual names stay as
+    they are. Control characters become spaces; a text over ``most`` characters is shortened.
     """
-    text = "".join(c if c.isprintable() else " " for c in text[: most + 1]).strip()
+    printable = [c if c.isprintable() else " " for c in text[: most + 1]]
+    text = "".join(printable).strip()
     if len(text) > most:
         text = f"{text[: most - 3]}..."
+
     for pattern in (_SPECIAL, _UNDERSCORE, _ADDRESS, _BLOCK):
         text = pattern.sub(_reference, text)
+
     return text
 
 
 def _reference(found: re.Match[str]) -> str:
+    """The character reference of a character."""
     return f"&#{ord(found[0])};"
 
 
@@ -43,11 +47,29 @@ def markdown(rows: Sequence[Sequence[str]], empty: bool = True, markup: bool = F
         empty: whether columns without any content are kept.
         markup: whether cells hold Markdown of our own; otherwise they are shown as they are, see :func:`literal`.
     """
-    kept = [i for i in range(len(rows[0])) if empty or any(row[i] for row in rows[1:])]
-    lines = [[row[i] if markup else literal(row[i]) for i in kept] for row in rows]
-    width = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, width, strict=True)) + " |" for line in lines]
-    return "\n".join([text[0], "|" + "|".join("-" * (w + 2) for w in width) + "|", *text[1:]])
+    kept = []
+    for i in range(len(rows[0])):
+        if empty or any(row[i] for row in rows[1:]):
+            kept.append(i)
+
+    table = []
+    for row in rows:
+        cells = [row[i] for i in kept]
+        if not markup:
+            cells = [literal(cell) for cell in cells]
+        table.append(cells)
+
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+
+    lines = []
+    for cells in table:
+        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+        lines.append("| " + " | ".join(padded) + " |")
+
+    # The rule between the head and the rows.
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+
+    return "\n".join(lines)
 
 
 def figure(value: float | None, form: str, unit: str = "", scale: float = 1) -> str:

@@ -24,8 +24,9 @@ def time_lapse(
 ) -> np.ndarray:
     """Draw the frames of an animation, each a grid of all runs with their labels and the seconds that have passed.
 
-    The steps of a run share its measured seconds evenly. The slowest run takes ``duration``, and the others less in proportion. A token
-    shows the cell of the final picture once its step has ended. Given tokens of an edit are shown from the start.
+    The steps of a run share its measured seconds evenly. The slowest run takes ``duration``, and the others less in
+    proportion. A token shows the cell of the final picture once its step has ended. Given tokens of an edit are shown
+    from the start.
 
     Args:
         pictures: the decoded pictures of a run, uint8 [N, H, W, 3]; one array a run.
@@ -40,15 +41,24 @@ def time_lapse(
         UserError: a report is missing, has no seconds or map, or is of another number of pictures.
     """
     runs = [_Run(*run) for run in zip(pictures, labels, reports, strict=True)]
-    slowest, last = max(run.report.seconds for run in runs), max(1, round(duration * FPS))
+    slowest = max(run.report.seconds for run in runs)
+    last = max(1, round(duration * FPS))
+
     frames = []
     for k in range(last + 1):
         clock = slowest * (k / last)
         cells = [run.at(clock) for run in runs]
+
         # Reports that hold nothing but the seconds so far. The grid leaves out 0.
-        clocks = [replace(run.report, seconds=max(1e-9, min(clock, run.report.seconds)), counts={}) for run in runs]
+        clocks = []
+        for run in runs:
+            passed = max(1e-9, min(clock, run.report.seconds))
+            clocks.append(replace(run.report, seconds=passed, counts={}))
+
         frames.append(compare_grid(cells, labels, clocks, baseline=[None] * len(runs)))
-    return np.stack(frames + frames[-1:] * _HOLD)
+
+    frames += [frames[-1]] * _HOLD
+    return np.stack(frames)
 
 
 class _Run:
@@ -57,20 +67,32 @@ class _Run:
     def __init__(self, pictures: np.ndarray, label: str, report: Report | None):
         if report is None or "step" not in report.maps or not report.seconds > 0:
             raise UserError(
-                f"report: {label[:60]!r} has none that says when its tokens were decided; connect the report of the sampler that "
-                "made the picture."
+                f"report: {label[:60]!r} has none that says when its tokens were decided; "
+                "connect the report of the sampler that made the picture."
             )
+
         steps = report.maps["step"]
         if len(check_batch(pictures, "image")) != len(steps):
             raise UserError(
-                f"image: {label[:60]!r} holds {len(pictures)} pictures, its report is of {len(steps)}; connect those of one run."
+                f"image: {label[:60]!r} holds {len(pictures)} pictures, its report is of {len(steps)}; "
+                "connect those of one run."
             )
+
+        self.report = report
+
+        # The pictures, reduced so that their sheet has the side of a run.
         n, h, w, _ = pictures.shape
-        scale = min(1, _SIDE / math.ceil(math.sqrt(n)) / max(h, w))
-        h, w = max(1, round(h * scale)), max(1, round(w * scale))
-        self.report, self.pictures = report, np.stack([resize(picture, w, h) for picture in pictures])
-        rows, columns = np.arange(h) * steps.shape[1] // h, np.arange(w) * steps.shape[2] // w
-        self.step, self.steps = steps[:, rows][:, :, columns, None], int(steps.max()) + 1
+        sheet_columns = math.ceil(math.sqrt(n))
+        scale = min(1, _SIDE / sheet_columns / max(h, w))
+        h = max(1, round(h * scale))
+        w = max(1, round(w * scale))
+        self.pictures = np.stack([resize(picture, w, h) for picture in pictures])
+
+        # The step of every pixel's token.
+        rows = np.arange(h) * steps.shape[1] // h
+        columns = np.arange(w) * steps.shape[2] // w
+        self.step = steps[:, rows][:, :, columns, None]
+        self.steps = int(steps.max()) + 1
 
     def at(self, clock: float) -> np.ndarray:
         """The pictures after ``clock`` seconds."""

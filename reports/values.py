@@ -17,8 +17,8 @@ def parse_values(text: str, field: str, whole: bool = False) -> tuple[str, ...]:
     """The values of an axis in the order written, without repetitions.
 
     Args:
-        text: values separated by commas or lines. ``a..b x n`` are n evenly spaced numbers from a to b, both included; ``a..b`` are whole
-            numbers in steps of 1. b may be below a. Other words are taken as they are.
+        text: values separated by commas or lines. ``a..b x n`` are n evenly spaced numbers from a to b, both included;
+            ``a..b`` are whole numbers in steps of 1. b may be below a. Other words are taken as they are.
         field: name of the input, for messages.
         whole: whether evenly spaced numbers are rounded to whole ones.
 
@@ -30,32 +30,51 @@ def parse_values(text: str, field: str, whole: bool = False) -> tuple[str, ...]:
     """
     if len(text) > _MOST_TEXT:
         raise UserError(f"{field}: {len(text)} characters; give at most {_MOST_TEXT}.")
+
     out: list[str] = []
-    for part in filter(None, (p.strip() for p in re.split(r"[,;\n]", text))):
-        out += _range(part, field, whole) if ".." in part else [part]
+    for part in re.split(r"[,;\n]", text):
+        part = part.strip()
+        if not part:
+            continue
+
+        if ".." in part:
+            out += _range(part, field, whole)
+        else:
+            out.append(part)
+
         if len(out) > MOST_VALUES:
             raise UserError(f"{field}: it lists more than {MOST_VALUES} values; give fewer.")
+
     if not out:
         raise UserError(f"{field}: it is empty; write values such as 0.8, 0.95 or 0.8..1 x 5.")
+
     return tuple(dict.fromkeys(out))
 
 
 def _range(part: str, field: str, whole: bool) -> list[str]:
     """The numbers of ``a..b`` or ``a..b x n``."""
     match = _RANGE.fullmatch(part)
-    low, high = (Decimal(match[1]), Decimal(match[2])) if match else (Decimal("inf"),) * 2
-    if match is None or max(abs(low), abs(high)) > 10**12:
+    if match is None or max(abs(Decimal(match[1])), abs(Decimal(match[2]))) > 10**12:
         raise UserError(f"{field}: {part[:60]!r} is no range; write a..b or a..b x n with numbers a and b.")
+
+    low = Decimal(match[1])
+    high = Decimal(match[2])
     if match[3] is None and (low % 1 or high % 1):
         raise UserError(f"{field}: {part[:60]!r} has no number of values; write {low}..{high} x 5, say.")
+
     count = int(abs(high - low)) + 1 if match[3] is None else int(match[3])
     if not 1 <= count <= MOST_VALUES or count == 1 and low != high:
         raise UserError(f"{field}: {part[:60]!r} has {count} values; 2 to {MOST_VALUES} are possible.")
+
     steps = max(1, count - 1)
     return [_short(low + (high - low) * i / steps, whole) for i in range(count)]
 
 
 def _short(number: Decimal, whole: bool) -> str:
     """A number's shortest form: at most 6 decimals, or none."""
-    rounded = number.to_integral_value() if whole else number.quantize(Decimal("0.000001")).normalize()
+    if whole:
+        rounded = number.to_integral_value()
+    else:
+        rounded = number.quantize(Decimal("0.000001")).normalize()
+
     return "0" if rounded == 0 else f"{rounded:f}"

@@ -20,7 +20,7 @@ from ..reports.sweep import Cell, Point, summary
 from ..reports.table import figure, literal, markdown
 from .baseline import lossless
 from .choice import Choice, parse_choice
-from .settings import Settings, knob
+from .settings import Settings, knob, knobs
 
 PSNR = "PSNR"
 SSIM = "SSIM"
@@ -72,20 +72,31 @@ Run = Callable[[Choice, int], tuple[np.ndarray, Report]]
 
 @dataclass(frozen=True)
 class AdviceSettings(Settings):
-    """How a calibration is made."""
+    """How a calibration is made. Each measure has a limit of its own, because their units differ."""
 
     measure: str = knob(SSIM, "How the loss is measured. SSIM and PSNR: closeness to the plain sampler's picture with "
         "the same seed; acceptance: share of drafts kept, where there are drafts; identical: every pixel is equal; "
         "same distribution: identical, or a lossless method. Identical pictures, and with SSIM and PSNR lossless "
         "methods too, pass whatever the limit.",
         choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS))
-    least: float = knob(0.9, "The least value that is accepted: SSIM 0 to 1, PSNR in dB, acceptance in percent. Higher "
-        "is closer to plain sampling and slower.", low=0.0, high=100.0, step=0.01)
+    least_ssim: float = knob(0.9, "The least SSIM that is accepted if it is the measure, 0 to 1. Higher is closer to "
+        "plain sampling and slower.", low=0.0, high=1.0, step=0.01)
+    least_psnr: float = knob(25.0, "The least PSNR in dB that is accepted if it is the measure. Higher is closer to "
+        "plain sampling and slower. Usual: 20 to 40.", low=0.0, high=100.0, step=0.5, unit="dB")
+    least_acceptance: float = knob(80.0, "The least share of drafts kept, in percent, that is accepted if it is "
+        "the measure.",
+        low=0.0, high=100.0, step=1.0, unit="%")
     repeats: int = knob(3, "Rounds with a seed each. More is slower and steadier. Usual: 3.", low=1, high=100, step=1,
         unit="rounds")
 
 
 # fmt: on
+
+    @property
+    def least(self) -> float | None:
+        """The limit of the chosen measure; None for measures that need none."""
+        limits = {SSIM: self.least_ssim, PSNR: self.least_psnr, ACCEPTANCE: self.least_acceptance}
+        return limits.get(self.measure)
 
 
 @dataclass
@@ -107,6 +118,18 @@ class Measured:
         """Speed-up; 0 if it did not run."""
         return (self.point.speedup or 0.0) if self.cells else 0.0
 
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The lowest and the highest speed-up of the rounds in pairs, or of the first round if there are none."""
+        paired = self.cells[1:] or self.cells
+        ratios = [cell.report.speedup(cell.baseline) or 0.0 for cell in paired]
+        return min(ratios, default=0.0), max(ratios, default=0.0)
+
+    @property
+    def faster(self) -> bool:
+        """Whether it was faster than the plain sampler in every round in pairs: more than the rounds differ."""
+        return self.spread[0] > 1
+
     def passes(self, settings: AdviceSettings, margin: float = 0.0) -> bool:
         """Whether its loss is within the limit, or at most ``margin`` beyond it."""
         if not self.cells:
@@ -115,10 +138,13 @@ class Measured:
         good = {IDENTICAL} if settings.measure in (EXACT, ACCEPTANCE) else {IDENTICAL, DISTRIBUTION}
         if words and words <= good:
             return True
+
         p = self.point
         value = {PSNR: p.psnr, SSIM: p.ssim, ACCEPTANCE: None if p.acceptance is None else 100 * p.acceptance}
         found = value.get(settings.measure)
-        return found is not None and found >= settings.least - margin
+        if found is None or settings.least is None:
+            return False
+        return found >= settings.least - margin
 
 
 class Advice(NamedTuple):
@@ -162,13 +188,17 @@ def calibrate(
     for k in range(settings.repeats):
         at = (seed + k) % SEEDS
         paired = k > 0
+
         planned = done + (settings.repeats - k) * (1 + paired) * max(1, len(left)) + (not paired)
         if not paired:
             yield done, planned, plain.text
             made[True] = run(plain, at)
             done += 1
+
         for i, m in enumerate(list(left)):
-            order = [False] if not paired else [False, True] if (k + i) % 2 == 0 else [True, False]
+            order = [False]
+            if paired:
+                order = [False, True] if (k + i) % 2 == 0 else [True, False]
             try:
                 for is_plain in order:
                     choice = plain if is_plain else m.choice
@@ -179,23 +209,41 @@ def calibrate(
                 m.problem = str(problem)
                 left.remove(m)
                 continue
+
             own, report = made[False]
             other, base = made[True]
             quality = measure(own, other, DISTRIBUTION if lossless(report.sampler, report.settings) else "")
             m.cells.append(Cell(i, 0, at, "", report, base, quality))
+
         # Worth another round: not much slower than the best that passes, and not far from the limit.
         fastest = max((m.ratio for m in left if m.passes(settings)), default=0.0)
         left = [m for m in left if m.ratio >= _CLOSE * max(fastest, 1.0) and m.passes(settings, margin)]
+
     # One baseline of the first round says little on a busy machine: what was measured in pairs comes first.
     ranked = sorted(measured, key=lambda m: (not m.passes(settings), len(m.cells) < 2, -m.ratio))
-    won = next((m for m in ranked if m.passes(settings) and m.ratio > 1), None)
-    limit = settings.measure
-    if limit not in (EXACT, LOSSLESS):
-        limit = f"{settings.measure} of at least {settings.least:g}"
-    answer = f"No candidate is faster than {plain.entry.title} with {limit}: keep it."
-    if won is not None:
-        answer = f"Fastest with {limit}: {won.choice.text}, {won.ratio:.2f} times as fast as {plain.entry.title}."
+    won = next((m for m in ranked if m.passes(settings) and m.faster), None)
+
+    answer = _answer(plain, won, settings)
     return Advice(tuple(ranked), won.choice if won else plain, answer, _table(answer, ranked, settings))
+
+
+def _answer(plain: Choice, won: Measured | None, settings: AdviceSettings) -> str:
+    """The sentence about the fastest candidate within the limit, None if there is none."""
+    limit = {EXACT: "identical images", LOSSLESS: "the same distribution"}.get(settings.measure, "")
+    if settings.least is not None:
+        unit = knobs(AdviceSettings)[f"least_{settings.measure.lower()}"][1].unit
+        limit = f"{settings.measure} of at least {settings.least:g} {unit}".rstrip()
+
+    if won is None:
+        return f"No candidate is measurably faster than {plain.entry.title} with {limit}: keep it."
+
+    low, high = won.spread
+    rounds = len(won.cells) - 1
+    if rounds:
+        spread = f"{low:.2f} to {high:.2f} in {rounds} {'repeats' if rounds > 1 else 'repeat'}"
+    else:
+        spread = "measured once; raise repeats for its spread"
+    return f"Fastest with {limit}: {won.choice.text}, {won.ratio:.2f} times as fast as {plain.entry.title} ({spread})."
 
 
 def _table(answer: str, ranked: Sequence[Measured], settings: AdviceSettings) -> str:
@@ -205,10 +253,15 @@ def _table(answer: str, ranked: Sequence[Measured], settings: AdviceSettings) ->
         if not m.cells:
             rows.append([m.choice.text, *[""] * 5, "not run"])
             continue
-        ratios = [cell.report.speedup(cell.baseline) or 0.0 for cell in m.cells]
+
+        low, high = m.spread
         kept = figure(m.point.acceptance, ".0f", " %", 100)
         passes = "yes" if m.passes(settings) else "no"
-        speed = [figure(m.ratio, ".2f", "x"), f"{min(ratios):.2f} to {max(ratios):.2f}"]
+        speed = [figure(m.ratio, ".2f", "x"), f"{low:.2f} to {high:.2f}"]
+        if low <= 1 <= high and low < high:
+            speed[0] = "no measurable difference"
         rows.append([m.choice.text, *speed, kept, *closeness(m.point), passes])
+
     failed = [f"{m.choice.text} was not run: {literal(m.problem, _LONGEST)}" for m in ranked if m.problem]
+
     return "\n".join([answer, "", markdown(rows), *([""] if failed else []), *failed])

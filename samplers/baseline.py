@@ -77,6 +77,7 @@ def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
     members: dict[Hashable, list[int]] = {}
     for i, run in enumerate(runs):
         members.setdefault(run.group, []).append(i)
+
     candidates: dict[Hashable, list[int]] = {}
     for group, own in members.items():
         exact = [i for i in own if runs[i].exact]
@@ -110,7 +111,9 @@ def qualities(
         if base is None or base == i:
             out.append(None)
             continue
-        own, first = (check_batch(pictures[k], f"picture {k + 1}") for k in (i, base))
+
+        own = check_batch(pictures[i], f"picture {i + 1}")
+        first = check_batch(pictures[base], f"picture {base + 1}")
         out.append(measure(own, first, _word(report, other)))
     return out
 
@@ -119,9 +122,10 @@ def _word(report: Report | None, baseline: Report | None) -> str:
     """The word in place of the figures, "" if they apply."""
     if report is None or baseline is None:
         return ""
-    target, other = (r.model.partition(", drafted by ")[0] for r in (report, baseline))
-    if target != other:
+    target = report.model.partition(", drafted by ")[0]
+    if target != baseline.model.partition(", drafted by ")[0]:
         return OTHER_MODEL
+
     if report.seed != baseline.seed:
         return OTHER_SEED
     return DISTRIBUTION if any(lossless(r.sampler, r.settings) for r in (report, baseline)) else ""

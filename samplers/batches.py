@@ -15,10 +15,11 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import out_of_memory
+from ..model_loaders.networks.speed import suited_threads
 from ..reports.record import Report, joined
 from .conditioning import AnyCondition
 from .noise import PairedNoise
@@ -39,7 +40,7 @@ def begin(
     """Begin a sampler on some of the images of a condition; image i uses the noise of (seed, first + i)."""
     images = range(first + part.start, first + part.stop)
     noise = PairedNoise(seed, images) if entry.masked else PairedDraws(seed, images)
-    return entry.run(model, condition.of(part), settings, noise, seed)
+    return entry.run(model, condition.of(part), settings, noise)
 
 
 def warm_up(entry: Entry, model: Any, settings: Any, condition: AnyCondition) -> None:
@@ -47,7 +48,7 @@ def warm_up(entry: Entry, model: Any, settings: Any, condition: AnyCondition) ->
     initialise libraries.
     """
     settings = short(entry, settings)
-    run_beginning(in_parts(partial(begin, entry, model, settings, condition, 0, 0), len(condition)))
+    run_beginning(in_parts(partial(begin, entry, model, settings, condition, 0, 0), len(condition), model.net))
 
 
 def short(entry: Entry, settings: Any) -> Any:
@@ -62,17 +63,19 @@ def run_beginning(steps: Generator[Any, None, Any]) -> None:
     steps.close()
 
 
-def in_parts(start: Callable[[range], Generator[S, None, R]], images: int) -> Generator[S, None, R]:
+def in_parts(start: Callable[[range], Generator[S, None, R]], images: int, net: nn.Module) -> Generator[S, None, R]:
     """Sample a batch at once; if memory is insufficient, in parts of half the size, again halved until a part fits.
 
     ``start`` begins the sampler for some of the images, by their place in the batch, and may be called again for an
     image. In the steps of a batch in parts, tensors hold all images (zero where not begun), and ``done`` and ``total``
     count steps times images. Its report says so in its note; its seconds and counts are the sums over the parts,
-    without attempts that ran out of memory.
+    without attempts that ran out of memory. A small network ``net`` on a CPU takes one thread,
+    see :func:`.suited_threads`.
 
     Raises:
         UserError: memory is insufficient for a single image.
     """
+
     results: list[R] = []
     shown: dict[str, Tensor] = {}  # tensors of the last step, of all images
     size = images
@@ -81,7 +84,7 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int) -> Ge
         part = range(first, min(first + size, images))
         result: R | None = None
         try:
-            with closing(start(part)) as sampler:
+            with suited_threads(net), closing(start(part)) as sampler:
                 while result is None:
                     try:
                         step = next(sampler)
@@ -115,6 +118,7 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int) -> Ge
 
     if len(results) == 1:
         return results[0]
+
     note = f"{SPLIT} {images} images at once; they were sampled {size} at a time."
     return type(results[0])(*(_joined(values, note) for values in zip(*results, strict=True)))
 
@@ -135,6 +139,7 @@ def _of_batch(step: S, part: range, images: int, shown: dict[str, Tensor]) -> S:
     for name, value in tensors.items():
         whole = shown.setdefault(name, value.new_zeros(images, *value.shape[1:]))
         whole[part.start : part.stop] = value
+
     done = part.start * given.total + len(part) * given.done
     total = images * given.total
     return replace(given, done=done, total=total, **{name: shown[name].clone() for name in tensors})
@@ -147,5 +152,11 @@ def _joined(values: Sequence[Any], note: str) -> Any:
         return torch.cat(list(values))
     if isinstance(first, Report):
         return joined(values, note)
-    whole = {f.name: [getattr(v, f.name) for v in values] for f in fields(first)}  # a condition
-    return replace(first, **{name: sum(v, ()) for name, v in whole.items() if isinstance(v[0], tuple)})
+
+    # A condition: the images' entries one part behind the other.
+    entries: dict[str, tuple[Any, ...]] = {}
+    for f in fields(first):
+        of_parts = [getattr(value, f.name) for value in values]
+        if isinstance(of_parts[0], tuple):
+            entries[f.name] = sum(of_parts, ())
+    return replace(first, **entries)

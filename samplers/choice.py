@@ -47,6 +47,7 @@ def choose(sampler: str, values: Mapping[str, Any]) -> Choice:
         UserError: an unknown sampler, setting or preset, or a value out of range.
     """
     entry = find(sampler)
+
     values = dict(values)
     preset = str(values.pop(PRESET, presets.CUSTOM))
     presets.values(entry.settings, preset, demo=True)  # checks the name
@@ -61,6 +62,7 @@ def assignment(text: str, field: str) -> tuple[str, str]:
         UserError: the text is of another form.
     """
     name, equals, value = (part.strip() for part in text.partition("="))
+
     if not equals or not name or name.endswith(".") or not value:
         raise UserError(f"{field}: {text[:60]!r} is not of the form name=value or sampler.name=value.")
     return name, value
@@ -74,6 +76,7 @@ def parse_settings(text: str, field: str) -> dict[str, str]:
     """
     if len(text) > _MOST_TEXT:
         raise UserError(f"{field}: {len(text)} characters; give at most {_MOST_TEXT}.")
+
     out: dict[str, str] = {}
     for part in filter(None, (p.strip() for p in text.replace("\n", ",").replace(";", ",").split(","))):
         name, value = assignment(part, field)
@@ -92,10 +95,13 @@ def parse_choice(text: str, field: str) -> Choice:
     sampler, _, rest = text.strip().partition(":")
     if not sampler.strip():
         raise UserError(f"{field}: no sampler is named; name one, for example fasthybrid: preset=fast.")
+
     if len(sampler) > _MOST_NAME:
         raise UserError(
-            f"{field}: the name of the sampler has {len(sampler)} characters, which none has; give for example fasthybrid: preset=fast."
+            f"{field}: the name of the sampler has {len(sampler)} characters, which none has; give for example "
+            "fasthybrid: preset=fast."
         )
+
     return choose(sampler, parse_settings(rest, field))
 
 

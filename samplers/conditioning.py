@@ -43,8 +43,12 @@ class _Entries:
 
     def of(self: E, images: Sequence[int]) -> E:
         """The condition of some of the images, by their place in the batch."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: tuple(v[i] for i in images) for name, v in own.items() if isinstance(v, tuple)})
+        own: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            own[f.name] = tuple(value[i] for i in images) if isinstance(value, tuple) else value
+
+        return replace(self, **own)
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Condition(_Entries):
                 f"condition: its labels are from {self.label_set}, the model was trained on {label_set}; "
                 f"choose label_set {label_set} in Class Label."
             )
+
         bad = [n for n in self.labels if not 0 <= n < classes]
         if bad:
             raise UserError(f"condition: label {bad[0]} is outside the model's 0 to {classes - 1}.")
@@ -158,7 +163,7 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
     if condition.kind != kind:
         raise UserError(
             f"condition: it holds {KINDS[condition.kind]}, {model} is conditioned on {KINDS[kind]}; connect the node "
-            f"that makes those."
+            "that makes those."
         )
 
 
@@ -237,32 +242,38 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
 def labels_for(text: str, label_set: str, repeat: int = 1, field: str = "label") -> Condition:
     """The condition of class names or ids for a model of that label set: nodes and command line parse them here.
 
-    A label set that this version does not know (a file may name any) takes ids only. Raises UserError as :func:`resolve_labels`.
+    A label set that this version does not know (a file may name any) takes ids only. Raises as :func:`resolve_labels`.
     """
     known = label_set if label_set in label_sets() else ""
     return resolve_labels(text, known, repeat, field)
 
 
 def unknown_words(model: Any, texts: Sequence[str]) -> str:
-    """A sentence that names words of prompts that a model with a vocabulary of words does not know; "" for other models.
+    """A sentence that names words of prompts that a model with a vocabulary of words does not know.
 
-    Of many words it names the first three, shortened.
+    Of many words it names the first three, shortened. "" if there are none, and for other models.
     """
     unknown = model.tokenize("qzx") if texts and hasattr(model, "tokenize") else []
     if len(unknown) != 1 or unknown != model.tokenize("xqz"):
         return ""
+
     found = dict.fromkeys(word for text in texts for word in re.findall(r"\w+", text[:MOST_TEXT]))
     looked_up = islice(found, _MOST_WORDS)
     words = [word for word in looked_up if len(word) > _LONGEST or model.tokenize(word) == unknown]
     if not words:
         return ""
+
     shown = [word if len(word) <= _LONGEST else f"{word[: _LONGEST - 3]}..." for word in words[:_MOST_SHOWN]]
     more = f" and {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
     return f"Words that {model.name} does not know: {', '.join(shown)}{more}."
 
 
 def expect_null_prompt(condition: PromptCondition, model: str) -> None:
-    """Raise a UserError if a prompt has a negative text that a model with a null prompt of its own (Janus) would ignore."""
+    """Check that a prompt has no negative text that a model with a null prompt of its own (Janus) would ignore.
+
+    Raises:
+        UserError: it has one.
+    """
     if condition.unconditional != UNCONDITIONAL:
         raise UserError(f"negative: {model} has a null prompt of its own; leave negative at its default.")
 
@@ -277,6 +288,7 @@ def check_labels(text: str, sets: Sequence[str], field: str = "labels") -> None:
     for word in split_labels(text, field):
         if all(_class_id(word, where) is None for where in sets):
             unknown.append(word)
+
     _refuse(unknown, {where: label_sets()[where] for where in sets}, field)
 
 
@@ -300,6 +312,7 @@ def _refuse(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], field: st
     """
     if not unknown:
         return
+
     words = list(dict.fromkeys(unknown))
     shown = ", ".join(repr(w if len(w) <= _LONGEST else f"{w[: _LONGEST - 3]}...") for w in words[:_MOST_SHOWN])
     more = f" and {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
@@ -323,7 +336,7 @@ def _refuse(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], field: st
 
 
 def _closest(key: str, label_set: str) -> list[str]:
-    """At most three names of a set: those that share a word ("crane", "a red cat"), then those with similar spelling."""
+    """At most three names of a set: those that share a word ("crane", "a red cat"), then those of similar spelling."""
     if len(key) > _LONGEST:
         return []
     names = _names(label_set)
@@ -344,7 +357,9 @@ def _words(text: str) -> list[str]:
 
 
 class _Names:
-    """The names of a label set, prepared for :func:`_closest`: a graph may hold a thousand Class Labels with unknown words."""
+    """The names of a label set, prepared for :func:`_closest`: a graph may hold a thousand Class Labels with unknown
+    words.
+    """
 
     def __init__(self, names: Sequence[str]):
         self.by_key = {name.lower(): name for name in names}
@@ -352,12 +367,16 @@ class _Names:
         for key, name in self.by_key.items():
             for word in dict.fromkeys(_words(key)):
                 self.by_word.setdefault(word, []).append(name)
+
         self._keys = list(self.by_key)
         self._lengths = np.array([len(key) for key in self._keys], np.int16)
         self._letters = np.stack([_letters(key) for key in self._keys])
 
     def possible(self, key: str, ratio: float) -> list[str]:
-        """The names whose letters, in any order, allow difflib's ratio with ``key``: its upper bound, for all names at once."""
+        """The names whose letters, in any order, allow difflib's ratio with ``key``: its upper bound, of all names at
+        once.
+        """
+
         shared = np.minimum(self._letters, _letters(key)).sum(1)
         return [self._keys[i] for i in np.flatnonzero(2 * shared >= ratio * (self._lengths + len(key)))]
 

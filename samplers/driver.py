@@ -29,4 +29,5 @@ def to_device(x: Tensor | np.ndarray, device: torch.device) -> Tensor:
     x = torch.as_tensor(x)
     if device.type != "cuda":
         return x.to(device)
+
     return x.pin_memory().to(device, non_blocking=True)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..errors import UserError
 
-# Largest absolute value of a latent that an edit starts from. Latents of images have a standard deviation of at most about 5; far beyond
-# this limit norms and fp16 overflow, and half of the image would be NaN.
+# Largest absolute value of a latent that an edit starts from. Latents of images have a standard deviation of at most
+# about 5; far beyond this limit norms and fp16 overflow, and half of the image would be NaN.
 LARGEST_LATENT = 10_000
 
 
@@ -40,16 +40,19 @@ class Edit:
         mask = self.mask
         if mask.ndim != 3 or 0 in mask.shape:
             raise UserError(f"mask: it has the shape {list(mask.shape)}; connect a MASK [batch, height, width].")
+
         for name, x in (("latent", self.start), ("mask", mask)):
             if len(x) not in (1, images):
                 raise UserError(
-                    f"{name}: its batch has {len(x)} entries, the condition asks for {images} images; use one, or as "
-                    f"many."
+                    f"{name}: its batch has {len(x)} entries, the condition asks for {images} images; use one, or "
+                    "as many."
                 )
             if not bool(x.isfinite().all()):
                 raise UserError(f"{name}: it holds numbers that are not finite; make it again.")
+
         # Max pooling: a mask of picture size covers every token it touches.
         tokens = F.adaptive_max_pool2d(mask.to(device, torch.float32)[:, None], grid)[:, 0] > 0.5
         if not bool(tokens.flatten(1).any(1).all()):
             raise UserError("mask: it is empty; paint over the part to sample again.")
+
         return tokens.flatten(1).expand(images, -1)

@@ -38,6 +38,8 @@ def _fold_(x: Tensor, shift: int) -> Tensor:
 class PairedNoise:
     """Noise of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
 
+    seed: int | None = None  # None: noise from elsewhere, of a class derived from this one
+
     def __init__(self, seed: int, images: Sequence[int]):
         self.seed = seed
         self.images = tuple(images)
@@ -51,6 +53,7 @@ class PairedNoise:
 
     def orders(self, tokens: int) -> Tensor:
         """int64 [B, tokens]: a permutation per image; tokens are revealed from its end."""
+
         return torch.stack([torch.randperm(tokens, generator=g) for g in self._generators("order")])
 
     def first(self, stream: str, tokens: int, channels: int) -> Tensor:
@@ -59,9 +62,8 @@ class PairedNoise:
 
     def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
         """fp32 [B, count, tokens, channels]: noise of every diffusion step, entry 0 for the highest timestep."""
-        return torch.stack(
-            [torch.randn(count, tokens, channels, generator=g) for g in self._generators(f"{stream}/steps")]
-        )
+        generators = self._generators(f"{stream}/steps")
+        return torch.stack([torch.randn(count, tokens, channels, generator=g) for g in generators])
 
 
 class CounterRNG:
@@ -82,6 +84,7 @@ class CounterRNG:
         """Numbers ``first .. first + count - 1`` of a lane as two halves, fp32 [N, count] above 0 and at most 1."""
         if isinstance(lane, int):
             lane = torch.full_like(self.keys, lane)
+
         start = mix_(self.keys + mix_(lane * GOLDEN))
         number = torch.arange(first + 1, first + count + 1, device=self.keys.device)
         bits = mix_(start[:, None] + number * GOLDEN)
@@ -100,6 +103,7 @@ class CounterRNG:
         Source: Box & Muller 1958.
         """
         radius, angle = self._halves(lane, first * channels, count * channels)
+
         z = (-2 * radius.log()).sqrt() * (2 * math.pi * angle).cos()
         return z.view(len(z), count, channels)
 

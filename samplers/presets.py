@@ -20,7 +20,11 @@ from .tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
 
 S = TypeVar("S", bound=Settings)
 
-BALANCED, FAST, EXACT, CUSTOM = NAMES = ("balanced", "fast", "exact", "custom")
+BALANCED = "balanced"
+FAST = "fast"
+EXACT = "exact"
+CUSTOM = "custom"
+NAMES = (BALANCED, FAST, EXACT, CUSTOM)
 
 Values = dict[str, dict[str, Any]]
 _EXACT_FASTHYBRID = {"lookahead": 0}
@@ -117,12 +121,15 @@ def values(kind: type, preset: str, demo: bool, width: int = 0, ar_steps: int = 
     """
     if preset not in NAMES:
         raise UserError(f"preset: {preset!r} is not one of {', '.join(NAMES)}.")
+
     out: dict[str, Any] = {}
     for part, (small, full) in PRESETS.items():
         if preset != CUSTOM and issubclass(kind, part):
             out.update((small if demo else full)[preset])
+
     if not demo and out.get("lookahead"):
         out["lookahead"] = _LOOKAHEAD.get(width, out["lookahead"])
+
     if not demo and out.get("refresh_period") == 9 and ar_steps <= 32:
         out.update(refresh_period=5, start_step=4)  # LazyMAR's values for 32 AR steps
     return out
@@ -149,14 +156,19 @@ def combine(
     Raises:
         UserError: no such preset, or a value out of range.
     """
-    make(kind, asked)  # before what the file recommends, for the right message
+    # Before what the file recommends, so that the message names the user's setting.
+    make(kind, asked)
+
     suited = {k: v for k, v in recommended.items() if k in knobs(kind)}
     try:
         make(kind, suited)
     except UserError as e:
         raise UserError(f"model: its file recommends a setting that cannot be used ({str(e).rstrip('.')}).") from e
+
     steps = vars(make(kind, {**suited, **asked})).get("ar_steps", ar_steps or 64)
     chosen = values(kind, preset, demo, width, steps)
+
     if preset == BALANCED and "window" in suited:
         chosen["window"] = suited["window"]  # measured on the model's own grid
+
     return make(kind, {**suited, **chosen, **asked})

@@ -69,7 +69,7 @@ class Entry:
 
     name: str  # its command-line name
     title: str
-    # run(model, condition, settings, noise, seed) returns the generator; noise is PairedNoise in the masked families
+    # run(model, condition, settings, noise) returns the generator; noise is PairedNoise in the masked families
     # and PairedDraws in the others. All but MuLo-SD also take edit, part of a picture to sample again.
     run: Callable[..., Sampler | TokenSampler]
     settings: type[MARBase] | type[TokenSettings]
@@ -105,9 +105,9 @@ def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., 
     are evaluated.
     """
 
-    def run(model: Any, condition: Any, settings: Any, noise: Any, seed: int | None = None, **more: Any) -> Sampler:
+    def run(model: Any, condition: Any, settings: Any, noise: Any, **more: Any) -> Sampler:
         lazy = {name: LazyTransformer(settings) for name in models}
-        return sampler(model, condition, settings, noise, seed, **lazy, **more)
+        return sampler(model, condition, settings, noise, **lazy, **more)
 
     return run
 

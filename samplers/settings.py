@@ -105,6 +105,7 @@ def make(kind: type[S], values: Mapping[str, Any]) -> S:
     Raises:
         UserError: an unknown name; see :class:`Settings`.
     """
+
     known = knobs(kind)
     parsed: dict[str, Any] = {}
     for name, value in values.items():
@@ -159,12 +160,15 @@ def _checked(name: str, value: Any, default: Any, about: Knob) -> Any:
         number = math.inf
     if not math.isfinite(number):
         raise UserError(f"{name}: {value!r} is not a finite number.")
+
     if isinstance(default, int):
         if number != int(number):
             raise UserError(f"{name}: {value!r} is not a whole number.")
         number = int(number)
+
     low = about.low
     high = about.high
     if low is not None and number < low or high is not None and number > high:
         raise UserError(f"{name}: {number:g} is outside {low:g} to {high:g}.")
+
     return number

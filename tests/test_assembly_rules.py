@@ -34,7 +34,9 @@ def test_channels_of_a_token_are_divided_by_the_patch_squared(channels, patch, r
 
 
 def test_recommended_settings():
-    """A MAR takes 64 AR steps, never more than it has tokens; Harmon 64 and UniPic, whose largest beta is below 0.5, 32."""
+    """A MAR takes 64 AR steps, never more than it has tokens;
+    Harmon 64 and UniPic, whose largest beta is below 0.5, 32.
+    """
     assert defaults(Ready(MAR, mar())) == {"ar_steps": 64}
     assert defaults(Ready(MAR, mar(tokens=16))) == {"ar_steps": 16}
     assert defaults(Ready(MAR, mar(label_set="picture-book"))) == {"ar_steps": 32}
@@ -138,7 +140,9 @@ def test_the_decoder_that_a_file_states_is_asked_for(monkeypatch):
 
 
 def test_models_of_the_demo_by_the_samplers_of_a_run():
-    """A sampler of two families follows those of one; with a prompt it is Tar's, and a MAR's without a label the hybrid's."""
+    """A sampler of two families follows those of one; with a
+    prompt it is Tar's, and a MAR's without a label the hybrid's.
+    """
 
     def families(names, prompted=False, labelled=False):
         return models._families([SAMPLERS[name] for name in names], prompted, labelled)
@@ -211,7 +215,9 @@ def test_presets_by_the_models_size():
 
 
 def test_zipars_window_of_a_whole_row_is_a_baseline():
-    """On 16 x 16 tokens a window of 16 is plain decoding, and PAR is measured against it; with 15 nothing is, and the first is taken."""
+    """On 16 x 16 tokens a window of 16 is plain decoding, and PAR is
+    measured against it; with 15 nothing is, and the first is taken.
+    """
 
     def against(window):
         on = Ready(LLAMAGEN, SimpleNamespace(tokens=256, net=None))

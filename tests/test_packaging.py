@@ -132,7 +132,9 @@ def test_one_missing_package_is_named_alone(monkeypatch, module, package):
 
 
 def test_what_every_entry_point_needs_is_declared():
-    """FastAR's own dependency and what the extra *standalone* names; tqdm comes with huggingface-hub, tokenizers is for prompts."""
+    """FastAR's own dependency and what the extra *standalone* names;
+    tqdm comes with huggingface-hub, tokenizers is for prompts.
+    """
     declared = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["standalone"]]
     names = {re.split("[>=]", requirement)[0] for requirement in declared}
     assert {*errors._NEEDED.values()} - {"tqdm"} == names - {"tokenizers"}
@@ -161,9 +163,8 @@ for name in modules:
     assert Path(importlib.import_module(f"fastar_nodes.{name}").__file__).is_relative_to(root), name
 nodes = asyncio.run(asyncio.run(package.comfy_entrypoint()).get_node_list())
 from fastar_nodes.cli.main import main
-compared = main(
-    "compare --samplers mar,fasthybrid --set ar_steps=2 --set diffusion_steps=4 --label cat --device cpu --out out.png".split()
-)
+few = "--set ar_steps=2 --set diffusion_steps=4"
+compared = main(f"compare --samplers mar,fasthybrid {few} --label cat --device cpu --out out.png".split())
 print(json.dumps({
     "modules": modules,
     "nodes": [node.define_schema().node_id for node in nodes],

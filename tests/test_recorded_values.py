@@ -32,7 +32,9 @@ RECORDED = Path(__file__).with_name("recorded_values.json")
 
 
 def settings() -> dict[str, Any]:
-    """Class and field to the default of settings whose widgets show the paper's value; schemas.json has the other defaults."""
+    """Class and field to the default of settings whose widgets
+    show the paper's value; schemas.json has the other defaults.
+    """
     classes = {
         f"{name}.{kind.__name__}": kind
         for name, module in (("mar", mar_settings), ("tokens", token_settings))
@@ -110,7 +112,8 @@ def test_values_are_the_recorded_ones():
     for group, found in now.items():
         for name in {**found, **recorded[group]}:
             assert found.get(name) == recorded[group].get(name), (
-                f"{name}; if intended: python tests/{Path(__file__).name}"
+                f'{name} in "{group}" of tests/recorded_values.json is another; '
+                "if the change is intended, run python tests/test_recorded_values.py"
             )
 
 

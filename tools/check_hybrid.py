@@ -1,7 +1,8 @@
-"""Compare downloaded weights of Harmon or UniPic with what is known of the official models, and draw one picture by plain MAR.
+"""Compare downloaded weights of Harmon or UniPic with what is
+known of the official models, and draw one picture by plain MAR.
 
-A line each: the shapes, the largest beta, whether all weights are finite, the ids of prompts, the std of the drawn tokens. The exit code
-is 1 if one differs.
+A line each: the shapes, the largest beta, whether all weights are finite, the ids of prompts, the std of the drawn
+tokens. The exit code is 1 if one differs.
 """
 
 import argparse
@@ -48,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
     latents = draw(planned, PromptCondition((options.text,)), 0).latents
     lines = [*check(model), check_tokens(model, latents)]
     print("\n".join(f"{'ok  ' if good else 'FAIL'} {name}: {found}" for name, good, found in lines))
+
     return int(not all(good for _, good, _ in lines))
 
 
@@ -64,6 +66,7 @@ def check(model: HybridModel) -> Iterator[tuple[str, bool, str]]:
     if fits:
         beta = HYBRID_SIZES[fits[0]][4]
         yield "largest beta", model.max_beta == beta, f"{model.max_beta:g}, official {beta:g}"
+
     parameters = list(model.hybrid.named_parameters())
     bad = next((name for name, p in parameters if not bool(p.isfinite().all())), None)
     yield "weights", bad is None, f"{len(parameters)} tensors" if bad is None else f"{bad} is not finite"

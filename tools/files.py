@@ -6,7 +6,9 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 def checkpoint(name: str, folder: Path | None = None) -> Path:
-    """Path of a checkpoint of ``train-demo`` in a folder; None: the repository's own, ``tools`` for the judge, which is not shipped."""
+    """Path of a checkpoint of ``train-demo`` in a folder; None: the
+    repository's own, ``tools`` for the judge, which is not shipped.
+    """
     if folder is None:
         folder = _ROOT / ("tools" if name == "judge" else "demo") / "checkpoints"
     return folder / f"{name}.safetensors"

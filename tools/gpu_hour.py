@@ -7,11 +7,12 @@ It writes gpu_hour.json and one page of Markdown, gpu_hour.md:
 - parity: every sampler with tiny random models, the device beside the CPU, in fp32 and in bf16;
 - seconds, launches and peak memory of every sampler at official sizes with random weights, plain and compiled.
 
-Random weights mean nothing for acceptance. FastHybrid accepts every draft, as it does on the demo at batch 1 (98 % at batch 8); MuLo-SD
-accepts a share of 0.7, the middle of the demo's; CSpD accepts what it does, which the page says.
+Random weights mean nothing for acceptance. FastHybrid accepts every draft, as it does on the demo at batch 1 (98 % at
+batch 8); MuLo-SD accepts a share of 0.7, the middle of the demo's; CSpD accepts what it does, which the page says.
 
-A run that takes too long is stopped after some steps and extrapolated to all of them; the page marks it. Cells that do not fit into the
-time are listed as left out. With --dry every cell runs once at a tiny size, on any device; its numbers mean nothing.
+A run that takes too long is stopped after some steps and extrapolated to all of them;
+the page marks it. Cells that do not fit into the time are listed as left out. With
+--dry every cell runs once at a tiny size, on any device; its numbers mean nothing.
 """
 
 import argparse
@@ -45,8 +46,8 @@ from ..samplers.settings import make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.upsampling import UpSampling
 
-# Seconds after which no further cell is begun; seconds of a cell's timed runs, and their number. The first run of a compiled cell, in
-# which it is compiled, may take COMPILE_SECONDS.
+# Seconds after which no further cell is begun; seconds of a cell's timed runs, and their number. The first run of a
+# compiled cell, in which it is compiled, may take COMPILE_SECONDS.
 SECONDS, CELL_SECONDS, REPEATS = 23 * 60, 6.0, 3
 COMPILE_SECONDS = 90.0
 # Steps from the middle of a run in which launches are counted.
@@ -120,9 +121,11 @@ def _gpt(name: str, dry: bool) -> Llama:
         config = replace(config, condition="features", condition_size=12 if dry else _WIDTH, absolute=rows)
     else:
         config = official_gpt(name.replace("PAR", "LlamaGen"), PAR_SPECIAL if name.startswith("PAR") else 0)
+
     if dry:
         config = replace(config, dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=32)
         config = replace(config, condition_size=8) if config.condition == "class" else config
+
     return initialise_llama(Llama(config))
 
 
@@ -133,6 +136,7 @@ def extras(cell: Cell, device: torch.device, dry: bool) -> dict[str, Any]:
         name = {"MAR-H": "MAR-B", "AR-DTok-1024": "AR-DTok-512"}.get(cell.model, cell.model)
         out["draft"] = build(name, cell.dtype, device, dry)
         choose(out["draft"].net, cell.speed, device)
+
     if entry.needs_codes:
         config = VQConfig(ch=128, ch_mult=(1, 1, 2, 2, 4), blocks=2, z_channels=256, codes=16384)
         if dry:
@@ -142,6 +146,7 @@ def extras(cell: Cell, device: torch.device, dry: bool) -> dict[str, Any]:
             net = VQAutoencoder(config).eval().requires_grad_(False).to(device)
         vq = VQModel(net, "random VQ")
         out[entry.needs_codes] = UpSampling(vq)
+
     return out
 
 
@@ -164,7 +169,8 @@ def steps_of(cell: Cell, model: Any, more: Mapping[str, Any], seed: int, dry: bo
         sets |= {"ar_steps": 6, "diffusion_steps": 4}
     settings = make(entry.settings, {**sets, **_FORCED.get(cell.sampler, {})})
     noise = PairedNoise(seed, images) if masked else PairedDraws(seed, images)
-    return entry.run(model, condition_of(model, cell.batch), settings, noise, seed, **more)
+
+    return entry.run(model, condition_of(model, cell.batch), settings, noise, **more)
 
 
 # ------------------------------------------------------------------------------------------------ measuring
@@ -179,6 +185,7 @@ def timed(steps: Any, device: torch.device, limit: float) -> tuple[float, bool, 
     """Seconds of a sampler, whether they are extrapolated from the steps within ``limit`` seconds, and the report."""
     _synchronize(device)
     began = time.perf_counter()
+
     try:
         while True:
             step = next(steps)
@@ -193,7 +200,9 @@ def timed(steps: Any, device: torch.device, limit: float) -> tuple[float, bool, 
 
 
 def launches(steps: Any, device: torch.device) -> int | None:
-    """Launches of kernels and CUDA graphs in a whole run, from some steps in its middle; None on other devices than CUDA."""
+    """Launches of kernels and CUDA graphs in a whole run, from
+    some steps in its middle; None on other devices than CUDA.
+    """
     if device.type != "cuda":
         return None
     step = next(steps)
@@ -201,12 +210,15 @@ def launches(steps: Any, device: torch.device) -> int | None:
         step = next(steps, step)
     before = step.done
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(COUNTED):
             step = next(steps, step)
         _synchronize(device)
+
     steps.close()
     found = sum(e.count for e in profile.key_averages() if e.key.startswith(("cudaLaunchKernel", "cudaGraphLaunch")))
+
     return round(found * step.total / max(1, step.done - before))
 
 
@@ -219,11 +231,14 @@ def measure(cell: Cell, model: Any, device: torch.device, dry: bool, seconds: fl
         torch.cuda.reset_peak_memory_stats(device)
     found: list[tuple[float, bool, Any]] = []
     began = time.perf_counter()
+
     for repeat in range(1 if dry else REPEATS):
         if found and time.perf_counter() - began > seconds:
             break
         found.append(timed(steps_of(cell, model, more, repeat + 1, dry), device, seconds))
+
     report = found[-1][2]
+
     return {
         **asdict(cell),
         "seconds": [s for s, _, _ in found],
@@ -257,6 +272,7 @@ def parity(device: torch.device, speeds: tuple[str, ...]) -> list[dict[str, Any]
                 out.append({**about, "equal": float((found == expected).float().mean())})
             else:
                 out.append({**about, "difference": float((found - expected).abs().max() / expected.abs().max())})
+
     return out
 
 
@@ -267,20 +283,22 @@ def page(found: Mapping[str, Any]) -> str:
     if about["dry"]:
         lines += ["A dry run at tiny sizes: the numbers mean nothing.", ""]
     lines += [
-        f"FastAR {about['version']}, PyTorch {about['torch']}; random weights. FastHybrid accepts every draft and MuLo-SD 70 %, as on the "
-        "demo; the acceptance of CSpD and Jacobi is not forced. ~: extrapolated from the first steps. Ratio: to the plain sampler of the "
-        "model with the same batch and precision.",
+        f"FastAR {about['version']}, PyTorch {about['torch']}; random weights. FastHybrid accepts every draft "
+        "and MuLo-SD 70 %, as on the demo; the acceptance of CSpD and Jacobi is not forced. ~: extrapolated from "
+        "the first steps. Ratio: to the plain sampler of the model with the same batch and precision.",
         "",
     ]
     key = lambda e: (e["model"].replace("PAR", "LlamaGen"), e["batch"], e["dtype"])  # noqa: E731
     own = [e for e in found["cells"] if e["sampler"] in ("mar", "llamagen") and e["speed"] == PLAIN]
     plain = {key(e): e["median"] for e in own}
     rows = [["model", "sampler", "batch", "dtype", "speed", "s", "ratio", "launches", "GiB", "accepted"]]
+
     for e in found["cells"]:
         base, peak = plain.get(key(e)), e["peak_memory_bytes"]
         rows.append([e["model"], e["sampler"], str(e["batch"]), e["dtype"], e["speed"]])
         rows[-1] += ["~" * e["extrapolated"] + figure(e["median"], ".3g"), figure(base and base / e["median"], ".2f")]
         rows[-1] += [figure(e["launches"], "d"), figure(peak and peak / 2**30, ".2f"), figure(e["acceptance"], ".2f")]
+
     lines += [markdown(rows), "", "Beside the CPU in fp32, tiny models:", ""]
     rows = [["sampler", "device", "largest difference", "equal tokens"]]
     for e in found["parity"]:
@@ -290,6 +308,7 @@ def page(found: Mapping[str, Any]) -> str:
         lines += ["", f"Failed: {what}: {why}"]
     if found["left_out"]:
         lines += ["", "Left out for lack of time: " + "; ".join(found["left_out"]) + "."]
+
     return "\n".join(lines) + "\n"
 
 
@@ -311,6 +330,7 @@ def hour(device: torch.device, dry: bool, seconds: float, out: Path, speeds: tup
 
     model: Any = None
     held: tuple[str, str] | None = None
+
     for cell in cells():
         if cell.speed not in speeds:
             continue
@@ -330,7 +350,9 @@ def hour(device: torch.device, dry: bool, seconds: float, out: Path, speeds: tup
         _release(device)
         save()
         print(f"{time.perf_counter() - began:6.0f} s  {cell}", flush=True)
+
     save()
+
     return found
 
 
@@ -349,6 +371,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dry", action="store_true", help="tiny sizes, on any device: whether every cell runs")
     parser.add_argument("--plain", action="store_true", help="leave out the compiled cells")
     options = parser.parse_args(arguments)
+
     try:
         device = choose_device(options.device)
         out = typed_path(options.out, "out")
@@ -356,12 +379,15 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as problem:
         print(problem)
         return 2
+
     if device.type != "cuda" and not options.dry:
         print(f"device: {device.type} is not CUDA, and official sizes would take hours; add --dry.")
         return 2
+
     speeds = (PLAIN,) if options.plain else (PLAIN, COMPILE)
     found = hour(device, options.dry, options.seconds, out, speeds)
     print(f"{out.with_suffix('.json')}, {out.with_suffix('.md')}")
+
     return int(bool(found["failed"]))
 
 

@@ -1,4 +1,6 @@
-"""The demo's judge as a measure of the command evaluate: class, scene, whole and Frechet distance of ``training/quality.py``."""
+"""The demo's judge as a measure of the command evaluate: class,
+scene, whole and Frechet distance of ``training/quality.py``.
+"""
 
 import numpy as np
 
@@ -24,12 +26,16 @@ class PictureBookJudge:
         self._real: dict[tuple[int, int], np.ndarray] = {}
 
     def judges(self, size: tuple[int, int], labels: np.ndarray) -> bool:
-        """Whether pictures of that height and width with these labels are of the picture book: squares of 64 pixels or a multiple."""
+        """Whether pictures of that height and width with these labels
+        are of the picture book: squares of 64 pixels or a multiple.
+        """
         square = size[0] == size[1] and size[0] % RESOLUTION == 0
         return bool(square and labels.dtype == np.int64 and (labels < len(picture_book.LABELS)).all())
 
     def read(self, pictures: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Features [N, 64] of uint8 [N, H, H, 3] of class ids [N], and by measure whether each image fulfils it, bool [N]."""
+        """Features [N, 64] of uint8 [N, H, H, 3] of class ids [N],
+        and by measure whether each image fulfils it, bool [N].
+        """
         features, found = judged(self._judge, self._tolerance, shrunk(pictures), labels)
         return features, {f"judge-{name}": flags for name, flags in found.items()}
 

@@ -1,7 +1,7 @@
 """Draw the icon and the pictures of the help pages: ``python -m fastar_nodes.tools.pictures [NAME ...]``.
 
-Samplers are drawn by the demo on fixed seeds, without seconds, so that a picture changes only if a sampler does. Pictures of other nodes
-are the thumbnails of the templates that show them, smaller.
+Samplers are drawn by the demo on fixed seeds, without seconds, so that a picture changes only if a sampler does.
+Pictures of other nodes are the thumbnails of the templates that show them, smaller.
 """
 
 import argparse
@@ -58,9 +58,11 @@ def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str]) -> np.ndarray
     made = [draw(p, condition, SEED) for p, condition in zip(with_draft(planned, options), what, strict=True)]
     cells = [decode(p.on, result).numpy() for p, result in zip(planned, made, strict=True)]
     labels = [p.entry.title for p in planned]
+
     for name in maps:
         cells.append(token_map(made[-1].report, name, cells[len(made) - 1], size=MAP))
         labels.append(f"{labels[len(made) - 1]}: {name}")
+
     return compare_grid(cells, labels, [None] * len(cells), columns=len(cells))
 
 
@@ -70,12 +72,15 @@ def icon(side: int = 256) -> Image.Image:
     for row in range(8):
         tip = min(row, 7 - row)
         outcome[row, tip : tip + 2], outcome[row, tip + 3 : tip + 5] = ACCEPTED, DRAFTED
+
     step, gap = side // 8, side // 64
     out = Image.new("RGB", (side, side), Ink.BACKGROUND)
     pen = ImageDraw.Draw(out)
+
     for (y, x), what in np.ndenumerate(outcome):
         box = (x * step + gap, y * step + gap, (x + 1) * step - gap - 1, (y + 1) * step - gap - 1)
         pen.rounded_rectangle(box, 2 * gap, fill=OUTCOMES[int(what)][1])
+
     return out
 
 
@@ -86,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"icon, or a page; default all: {', '.join(both)}")
     names = parser.parse_args(argv).names or ["icon", *both]
     FOLDER.mkdir(parents=True, exist_ok=True)
+
     for name in names:
         if name == "icon":
             icon().save(ICON, optimize=True)
@@ -97,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             parser.error(f"there is no picture {name}")
         print(name, flush=True)
+
     return 0
 
 

@@ -1,7 +1,7 @@
 """Check that the pack is ready to be published: ``python -m fastar_nodes.tools.release [--tag vX.Y.Z]``.
 
-Prints the size of the shipped archive and every open item. Exit code 0 if there is none, 1 otherwise. The checklist is in
-CONTRIBUTING.md ("Publishing").
+Prints the size of the shipped archive and every open item. Exit code 0 if
+there is none, 1 otherwise. The checklist is in CONTRIBUTING.md ("Publishing").
 """
 
 import argparse
@@ -74,6 +74,7 @@ def version_problems(version: str, changelog: str, tag: str | None) -> list[str]
         problems.append(f"CHANGELOG.md: the first entry is not [{version}], the version in pyproject.toml")
     elif not re.fullmatch(r"\d{4}-\d{2}-\d{2}", heading[2].strip()):
         problems.append(f"CHANGELOG.md: [{version}] has no date (YYYY-MM-DD)")
+
     if tag is not None and tag != f"v{version}":
         problems.append(f"tag: {tag} is not v{version}, the version in pyproject.toml")
     return problems
@@ -96,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     problems += [f"archive: {f} is a development file; add it to .comfyignore" for f in inner]
     for problem in problems:
         print(f"open: {problem}")
+
     return int(bool(problems))
 
 

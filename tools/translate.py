@@ -1,7 +1,8 @@
 """Writes locales/<language>/nodeDefs.json, which ComfyUI reads, from the schemas and the tables in tools/translations.
 
-A table maps an English text to its translation. Names, descriptions and tooltips that it lacks, because they are new or were changed, stay
-English. Names of widgets are English everywhere: they are the names in the papers and on the command line.
+A table maps an English text to its translation. Names, descriptions and tooltips
+that it lacks, because they are new or were changed, stay English. Names of widgets
+are English everywhere: they are the names in the papers and on the command line.
 
 Run ``python -m fastar_nodes.tools.translate`` after a change of texts; it prints what is missing.
 """
@@ -26,11 +27,14 @@ def texts(nodes: list[Any]) -> dict[str, dict[str, Any]]:
         outputs = {str(k): {"tooltip": o.about["tooltip"]} for k, o in enumerate(about.outputs)}
         out[about.node_id] = {"display_name": about.display_name, "description": about.description}
         out[about.node_id] |= {"inputs": inputs, "outputs": outputs}
+
     return out
 
 
 class Translator:
-    """Translates texts with one table; ``symbols`` stand in front of tooltips and stay; ``missing``: texts that the table lacks."""
+    """Translates texts with one table; ``symbols`` stand in front
+    of tooltips and stay; ``missing``: texts that the table lacks.
+    """
 
     def __init__(self, table: dict[str, str], symbols: set[str]):
         self.table, self.missing = table, set[str]()
@@ -45,6 +49,7 @@ class Translator:
         if plain not in self.table:
             self.missing.add(plain)
             return None
+
         return symbol + self.table[plain].replace("{n}", number[0] if number else "")
 
     def all(self, value: dict[str, Any]) -> dict[str, Any]:
@@ -70,8 +75,10 @@ def generated(language: str) -> tuple[str, set[str]]:
     table = json.loads((TABLES / f"{language}.json").read_text(encoding="utf-8"))
     translator = Translator(table, symbols)
     nodes = translator.all(texts(list(classes))).items()
+
     # One line a node, without spaces: the archive's size is limited.
     lines = [f'"{n}":{json.dumps(about, ensure_ascii=False, separators=(",", ":"))}' for n, about in nodes]
+
     return "{\n" + ",\n".join(lines) + "\n}\n", translator.missing
 
 

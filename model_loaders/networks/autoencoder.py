@@ -1,11 +1,11 @@
 """The two image autoencoders, with the official parameter names: KL-16 of MAR and the VQ tokenizer of LlamaGen.
 
-Sources: Rombach et al. 2022 (latent diffusion, arXiv 2112.10752) and Li et al. 2024 (MAR, arXiv 2406.11838) for KL-16, whose decoder has
-attention only in the middle block; Sun et al. 2024 (LlamaGen, arXiv 2406.06525), after VQGAN (Esser et al. 2021), for VQ-16 and VQ-8. Both
-have the same encoder and decoder; only the names differ.
+Sources: Rombach et al. 2022 (latent diffusion, arXiv 2112.10752) and Li et al. 2024 (MAR, arXiv 2406.11838) for KL-16,
+whose decoder has attention only in the middle block; Sun et al. 2024 (LlamaGen, arXiv 2406.06525), after VQGAN (Esser
+et al. 2021), for VQ-16 and VQ-8. Both have the same encoder and decoder; only the names differ.
 
-A LATENT of the VQ tokenizer holds unit code vectors [B, code channels, h, w]. :meth:`VQAutoencoder.decode` replaces each vector by its
-nearest code, so that rounding does not change the image and edited vectors become valid codes.
+A LATENT of the VQ tokenizer holds unit code vectors [B, code channels, h, w]. :meth:`VQAutoencoder.decode` replaces
+each vector by its nearest code, so that rounding does not change the image and edited vectors become valid codes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .structure import MOST_LEVELS, depth, official_names
 
 # Buffer of the official VQ files that inference does not use: the codes that training used last.
 HISTORY = "quantize.codebook_used"
-# Pixels of a picture above which a batch is decoded one by one; 512 x 512 is decoded as it is.
+# Pixels of an image above which a batch is decoded one by one; 512 x 512 is decoded as it is.
 WHOLE = 1 << 19
 # Images that a pass of the decoder decodes.
 DECODE_BATCH = 8
@@ -64,16 +64,24 @@ class KLConfig(_Shape):
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> KLConfig:
-        """Derive the shape from the official parameter names; a KeyError or ValueError if it is none of a KL autoencoder."""
+        """Derive the shape from the official parameter names.
+
+        Raises:
+            KeyError, ValueError: if the names or shapes are not those of a KL autoencoder.
+        """
         ch = state["encoder.conv_in.weight"].shape[0]
         levels = depth(state, "encoder.down.", MOST_LEVELS)
-        mult = tuple(state[f"encoder.down.{i}.block.0.norm2.weight"].shape[0] // ch for i in range(levels))
-        blocks = depth(state, "encoder.down.0.block.", MOST_LEVELS)
-        encoder, decoder = (
-            frozenset(i for i in range(levels) if f"{side}.{i}.attn.0.q.weight" in state)
-            for side in ("encoder.down", "decoder.up")
+        widths = [state[f"encoder.down.{i}.block.0.norm2.weight"].shape[0] for i in range(levels)]
+
+        return KLConfig(
+            ch=ch,
+            ch_mult=tuple(width // ch for width in widths),
+            blocks=depth(state, "encoder.down.0.block.", MOST_LEVELS),
+            z_channels=state["post_quant_conv.weight"].shape[1],
+            encoder_attention=frozenset(i for i in range(levels) if f"encoder.down.{i}.attn.0.q.weight" in state),
+            decoder_attention=frozenset(i for i in range(levels) if f"decoder.up.{i}.attn.0.q.weight" in state),
+            groups=groups,
         )
-        return KLConfig(ch, mult, blocks, state["post_quant_conv.weight"].shape[1], encoder, decoder, groups)
 
 
 @dataclass(frozen=True)
@@ -93,16 +101,27 @@ class VQConfig(_Shape):
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> VQConfig:
-        """Derive the shape from official parameter names; a KeyError or ValueError if it is none of a VQ tokenizer."""
+        """Derive the shape from official parameter names.
+
+        Raises:
+            KeyError, ValueError: if the names or shapes are not those of a VQ tokenizer.
+        """
         ch = state["encoder.conv_in.weight"].shape[0]
         levels = depth(state, "encoder.conv_blocks.", MOST_LEVELS)
         widths = [state[f"encoder.conv_blocks.{i}.res.0.conv1.weight"].shape[0] for i in range(levels)]
         if ch < 1 or any(width % ch for width in widths):
             raise ValueError(f"widths {', '.join(map(str, widths))} are no multiples of {ch}")
-        blocks = depth(state, "encoder.conv_blocks.0.res.", MOST_LEVELS)
-        z = state["post_quant_conv.weight"].shape[0]
-        codes, channels = state["quantize.embedding.weight"].shape
-        return VQConfig(ch, tuple(w // ch for w in widths), blocks, z, codes, channels, groups)
+
+        codes, code_channels = state["quantize.embedding.weight"].shape
+        return VQConfig(
+            ch=ch,
+            ch_mult=tuple(width // ch for width in widths),
+            blocks=depth(state, "encoder.conv_blocks.0.res.", MOST_LEVELS),
+            z_channels=state["post_quant_conv.weight"].shape[0],
+            codes=codes,
+            code_channels=code_channels,
+            groups=groups,
+        )
 
 
 Config = KLConfig | VQConfig
@@ -113,12 +132,17 @@ def _group_norm(channels: int, groups: int) -> nn.GroupNorm:
 
 
 class _ResBlock(nn.Module):
-    """Residual block of two GroupNorm, SiLU, 3x3 convolution; a 1x1 convolution on the skip path if the width changes."""
+    """Residual block of two GroupNorm, SiLU, 3x3 convolution.
+
+    A 1x1 convolution is on the skip path if the width changes.
+    """
 
     def __init__(self, c_in: int, c_out: int, groups: int):
         super().__init__()
-        self.norm1, self.conv1 = _group_norm(c_in, groups), nn.Conv2d(c_in, c_out, 3, padding=1)
-        self.norm2, self.conv2 = _group_norm(c_out, groups), nn.Conv2d(c_out, c_out, 3, padding=1)
+        self.norm1 = _group_norm(c_in, groups)
+        self.conv1 = nn.Conv2d(c_in, c_out, 3, padding=1)
+        self.norm2 = _group_norm(c_out, groups)
+        self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1)
         self.nin_shortcut = nn.Conv2d(c_in, c_out, 1) if c_in != c_out else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,13 +157,24 @@ class _Attention(nn.Module):
     def __init__(self, c: int, groups: int):
         super().__init__()
         self.norm = _group_norm(c, groups)
-        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(c, c, 1) for _ in range(4))
+        self.q = nn.Conv2d(c, c, 1)
+        self.k = nn.Conv2d(c, c, 1)
+        self.v = nn.Conv2d(c, c, 1)
+        self.proj_out = nn.Conv2d(c, c, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
-        q, k, v = (f(h).flatten(2).transpose(1, 2)[:, None] for f in (self.q, self.k, self.v))
+        q = _rows(self.q(h))
+        k = _rows(self.k(h))
+        v = _rows(self.v(h))
+
         h = F.scaled_dot_product_attention(q, k, v)[:, 0]
         return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
+
+
+def _rows(maps: Tensor) -> Tensor:
+    """Maps [B, c, h, w] as the rows [B, 1, h * w, c] of one attention head."""
+    return maps.flatten(2).transpose(1, 2)[:, None]
 
 
 class _Level(nn.Module):
@@ -155,12 +190,17 @@ class _Level(nn.Module):
             x = block(x)
             if self.attn:
                 x = self.attn[i](x)
+
         return x
 
 
 def _mid(c: int, groups: int) -> nn.Sequential:
-    parts = {"block_1": _ResBlock(c, c, groups), "attn_1": _Attention(c, groups), "block_2": _ResBlock(c, c, groups)}
-    return nn.Sequential(OrderedDict(parts))
+    """The part at the lowest resolution."""
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    parts["block_1"] = _ResBlock(c, c, groups)
+    parts["attn_1"] = _Attention(c, groups)
+    parts["block_2"] = _ResBlock(c, c, groups)
+    return nn.Sequential(parts)
 
 
 class _Encoder(nn.Module):
@@ -170,21 +210,25 @@ class _Encoder(nn.Module):
         super().__init__()
         widths = c.widths
         self.conv_in = nn.Conv2d(3, c.ch, 3, padding=1)
+
         self.down = nn.ModuleList()
-        for i, (a, b) in enumerate(zip([c.ch, *widths], widths, strict=False)):
-            level = _Level(a, b, c.blocks, i in c.encoder_attention, c.groups)
+        for i, (before, width) in enumerate(zip([c.ch, *widths], widths, strict=False)):
+            level = _Level(before, width, c.blocks, i in c.encoder_attention, c.groups)
             level.downsample = nn.Identity()
             if i + 1 < len(widths):  # padded at the right and at the bottom only
-                half = OrderedDict(pad=nn.ZeroPad2d((0, 1, 0, 1)), conv=nn.Conv2d(b, b, 3, stride=2))
+                half = OrderedDict(pad=nn.ZeroPad2d((0, 1, 0, 1)), conv=nn.Conv2d(width, width, 3, stride=2))
                 level.downsample = nn.Sequential(half)
             self.down.append(level)
-        self.mid, self.norm_out = _mid(widths[-1], c.groups), _group_norm(widths[-1], c.groups)
+
+        self.mid = _mid(widths[-1], c.groups)
+        self.norm_out = _group_norm(widths[-1], c.groups)
         self.conv_out = nn.Conv2d(widths[-1], out_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_in(x)
         for level in self.down:
             x = level.downsample(level(x))
+
         return self.conv_out(F.silu(self.norm_out(self.mid(x))))
 
 
@@ -194,21 +238,26 @@ class _Decoder(nn.Module):
     def __init__(self, c: Config):
         super().__init__()
         widths = c.widths
-        self.conv_in, self.mid = nn.Conv2d(c.z_channels, widths[-1], 3, padding=1), _mid(widths[-1], c.groups)
+        self.conv_in = nn.Conv2d(c.z_channels, widths[-1], 3, padding=1)
+        self.mid = _mid(widths[-1], c.groups)
+
         self.up = nn.ModuleList()
-        for i, (above, width) in enumerate(zip([*widths[1:], widths[-1]], widths, strict=True)):
-            level = _Level(above, width, c.blocks + 1, i in c.decoder_attention, c.groups)
+        for i, (below, width) in enumerate(zip([*widths[1:], widths[-1]], widths, strict=True)):
+            level = _Level(below, width, c.blocks + 1, i in c.decoder_attention, c.groups)
             level.upsample = nn.Identity()
             if i:
                 twice = OrderedDict(enlarge=nn.Upsample(scale_factor=2.0), conv=nn.Conv2d(width, width, 3, padding=1))
                 level.upsample = nn.Sequential(twice)
             self.up.append(level)
-        self.norm_out, self.conv_out = _group_norm(widths[0], c.groups), nn.Conv2d(widths[0], 3, 3, padding=1)
+
+        self.norm_out = _group_norm(widths[0], c.groups)
+        self.conv_out = nn.Conv2d(widths[0], 3, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:
         x = self.mid(self.conv_in(z))
         for level in reversed(self.up):
             x = level.upsample(level(x))
+
         return self.conv_out(F.silu(self.norm_out(x)))
 
 
@@ -218,7 +267,8 @@ class KLAutoencoder(nn.Module):
     def __init__(self, config: KLConfig):
         super().__init__()
         self.config = config
-        self.encoder, self.decoder = _Encoder(config, 2 * config.z_channels), _Decoder(config)
+        self.encoder = _Encoder(config, 2 * config.z_channels)
+        self.decoder = _Decoder(config)
         self.quant_conv = nn.Conv2d(2 * config.z_channels, 2 * config.z_channels, 1)
         self.post_quant_conv = nn.Conv2d(config.z_channels, config.z_channels, 1)
 
@@ -228,40 +278,50 @@ class KLAutoencoder(nn.Module):
         return mean, torch.exp(0.5 * logvar.clamp(-30, 20))
 
     def decode(self, z: Tensor) -> Tensor:
-        """Images [B, 3, H, W] in about -1..1, not clipped, from latents [B, z_channels, h, w]; large ones are decoded one by one."""
-        parts = self.post_quant_conv(z).split(1 if self._large(*z.shape[2:]) else len(z))
+        """Images [B, 3, H, W] in about -1..1, not clipped, from latents [B, z_channels, h, w].
+
+        Large images are decoded one by one.
+        """
+        one_by_one = self._large(*z.shape[2:])
+        parts = self.post_quant_conv(z).split(1 if one_by_one else len(z))
         return torch.cat([self.decoder(part) for part in parts])
 
     def decode_bytes(self, batch: int, height: int, width: int) -> int:
         """Upper estimate of the memory of :meth:`decode` for latents of that size, without the weights."""
-        c, size, large = self.config, self.post_quant_conv.weight.element_size(), self._large(height, width)
-        pixels = height * width * c.stride**2
-        # Five maps of the largest level are alive at once, and those of a level's resampling have the channels of the level below.
-        maps = max(w * pixels >> 2 * max(0, i - 1) for i, w in enumerate(c.widths))
-        return size * (6 * maps * (1 if large else batch) + 6 * batch * pixels)
+        pixels = height * width * self.config.stride**2
+        decoded_at_once = 1 if self._large(height, width) else batch
+
+        # Five maps of the largest level are alive at once, and those of a level's resampling have the channels of the
+        # level below.
+        maps = max(w * pixels >> 2 * max(0, i - 1) for i, w in enumerate(self.config.widths))
+        element = self.post_quant_conv.weight.element_size()
+        return element * (6 * maps * decoded_at_once + 6 * batch * pixels)
 
     def _large(self, height: int, width: int) -> bool:
+        """Whether images of latents of that size are decoded one by one."""
         return height * width * self.config.stride**2 > WHOLE
 
 
 def expect_finite(made: Tensor, name: str, what: str = "pixels") -> Tensor:
     """Return ``made``, which the decoder or encoder of the file ``name`` computed, if all of its values are finite.
 
-    Nodes, command line and Python call it before values are clamped or rounded, which would hide infinity and NaN. It waits for the device.
+    Nodes, command line and Python call it before values are clamped or rounded, which would hide
+    infinity and NaN. It waits for the device.
 
     Raises:
         UserError: see :func:`.errors.not_finite`.
     """
     if not bool(made.isfinite().all()):
         raise not_finite("decoder", name, what)
+
     return made
 
 
 def decode_in_chunks(net: KLAutoencoder | VQAutoencoder, latents: Tensor) -> list[Tensor]:
     """Images [b, 3, H, W] in about -1..1 of latents, a tensor for every pass of the decoder.
 
-    A pass decodes at most eight images, and fewer if memory is insufficient. On a CPU it decodes them one by one: that takes
-    as long as all at once, whose last bits depend on the size of the batch.
+    A pass decodes at most eight images, and fewer if memory is insufficient. On a CPU it decodes them one by one: that
+    takes as long as all at once, whose last bits depend on the size of the batch.
     """
     weight = next(net.parameters())
     latents = latents.to(weight.device, weight.dtype)
@@ -275,7 +335,11 @@ def decode_in_chunks(net: KLAutoencoder | VQAutoencoder, latents: Tensor) -> lis
 
 
 def to_pixels(parts: list[Tensor], name: str) -> Tensor:
-    """Pixels uint8 [B, H, W, 3] on the CPU, of what the decoder ``name`` made. Raises UserError: see :func:`expect_finite`."""
+    """Pixels uint8 [B, H, W, 3] on the CPU, of what the decoder ``name`` made.
+
+    Raises:
+        UserError: see :func:`expect_finite`.
+    """
     images = expect_finite(torch.cat(parts).float(), name).permute(0, 2, 3, 1)
     return ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()
 
@@ -287,6 +351,7 @@ def _expect_latents(latents: Tensor, channels: int) -> None:
         raise UserError(
             f"latents: the decoder reads latents of the shape [batch, {channels}, height, width], and got {shape}."
         )
+
     if not bool(latents.isfinite().all()):
         raise UserError("latents: they hold numbers that are not finite; sample them again.")
 
@@ -319,8 +384,8 @@ class Codebook(nn.Module):
     def __init__(self, codes: int, channels: int):
         super().__init__()
         self.embedding = nn.Embedding(codes, channels)
-        # MuLo-SD's table of every code's nearest ones, behind what it was made for (``samplers/tokens/islands.py``); None before its first
-        # use. It is kept here, because it is as large as the codebook allows and lives as long.
+        # MuLo-SD's table of every code's nearest ones, behind what it was made for (``samplers/tokens/islands.py``);
+        # None before its first use. It is kept here, because it is as large as the codebook allows and lives as long.
         self.neighbours: tuple[object, Tensor] | None = None
 
     def unit(self) -> Tensor:
@@ -329,7 +394,9 @@ class Codebook(nn.Module):
 
     def nearest(self, features: Tensor) -> Tensor:
         """Nearest codes int64 [N], by cosine similarity, of features [N, channels]."""
-        features, table = F.normalize(features.float(), dim=-1), self.unit().t()
+        features = F.normalize(features.float(), dim=-1)
+        table = self.unit().t()
+
         rows = max(1, _BLOCK // table.shape[1])
         return torch.cat([(part @ table).argmax(1) for part in features.split(rows)])
 
@@ -340,7 +407,8 @@ class VQAutoencoder(nn.Module):
     def __init__(self, config: VQConfig):
         super().__init__()
         self.config = config
-        self.encoder, self.decoder = _Encoder(config, config.z_channels), _Decoder(config)
+        self.encoder = _Encoder(config, config.z_channels)
+        self.decoder = _Decoder(config)
         self.quantize = Codebook(config.codes, config.code_channels)
         self.quant_conv = nn.Conv2d(config.z_channels, config.code_channels, 1)
         self.post_quant_conv = nn.Conv2d(config.code_channels, config.z_channels, 1)
@@ -348,11 +416,15 @@ class VQAutoencoder(nn.Module):
 
     def _official(self, name: str) -> str:
         """LlamaGen's name of a parameter; its decoder counts the levels from the lowest resolution."""
+
         deepest = len(self.config.ch_mult) - 1
         name = re.sub(r"decoder\.up\.(\d+)", lambda m: f"decoder.conv_blocks.{deepest - int(m[1])}", name)
         name = name.replace("encoder.down.", "encoder.conv_blocks.")
         name = re.sub(r"(conv_blocks\.\d+)\.block\.", r"\1.res.", name)
-        return name.replace("mid.block_1.", "mid.0.").replace("mid.attn_1.", "mid.1.").replace("mid.block_2.", "mid.2.")
+
+        name = name.replace("mid.block_1.", "mid.0.")
+        name = name.replace("mid.attn_1.", "mid.1.")
+        return name.replace("mid.block_2.", "mid.2.")
 
     def vectors(self, codes: Tensor) -> Tensor:
         """Unit code vectors fp32 [B, code_channels, h, w], a LATENT, of codes int64 [B, h, w] in 0..codes - 1."""
@@ -378,7 +450,10 @@ class VQAutoencoder(nn.Module):
         return self.decoder(convolution(self.vectors(codes).to(convolution.weight.dtype)))
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Images [B, 3, h * stride, w * stride], about -1..1 and not clipped, of the nearest codes of a LATENT [B, code_channels, h, w]."""
+        """Images [B, 3, h * stride, w * stride], about -1..1 and not clipped.
+
+        They are those of the nearest codes of a LATENT [B, code_channels, h, w].
+        """
         return self.decode_codes(self.codes(latents))
 
 
@@ -409,10 +484,13 @@ class VQModel:
         if isinstance(codes, Tensor) and codes.is_floating_point():
             _expect_latents(codes, self.net.config.code_channels)
             return codes
+
         if not isinstance(codes, Tensor) or codes.ndim != 3 or not codes.numel():
             shape = list(codes.shape) if isinstance(codes, Tensor) else type(codes).__name__
             raise UserError(f"codes: the decoder reads codes of the shape [batch, height, width], and got {shape}.")
+
         entries = self.net.config.codes
         if int(codes.min()) < 0 or int(codes.max()) >= entries:
             raise UserError(f"codes: they are outside 0 to {entries - 1}, the entries of the codebook of {self.name}.")
+
         return self.net.vectors(codes.to(self.net.quantize.embedding.weight.device, torch.int64))

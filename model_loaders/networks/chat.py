@@ -6,7 +6,8 @@ from collections.abc import Callable, Container, Sequence
 
 from ...errors import UserError
 
-# Characters of a prompt, or of a list of labels. Encoding takes time and memory with their number, and cannot be interrupted.
+# Characters of a prompt, or of a list of labels. Encoding takes time and memory with their number, and cannot be
+# interrupted.
 MOST_TEXT = 20_000
 
 
@@ -21,25 +22,37 @@ def expect_text(text: object, field: str = "text") -> None:
 def chat(turns: Sequence[str], encode: Callable[[str], list[int]], tokens: tuple[int, int]) -> list[int]:
     """Token ids of turns, and of the beginning of the assistant's; ``tokens`` begin and end a turn."""
     begin, end = tokens
+
     ids: list[int] = []
     for turn in turns:
         ids += [begin, *encode(turn), end, *encode("\n")]
+
     return [*ids, begin, *encode("assistant\n")]
 
 
 def without_special(ids: list[int], special: Sequence[Container[int]], name: str, field: str = "text") -> list[int]:
     """The ids of a text for the model ``name``; a UserError if one of them is a special token."""
-    if any(i in some for some in special for i in ids):
-        raise UserError(f"{field}: it holds a special token of {name}; write it in another way.")
+    for reserved in special:
+        if any(i in reserved for i in ids):
+            raise UserError(f"{field}: it holds a special token of {name}; write it in another way.")
+
     return ids
 
 
 def checked(ids: list[int], vocab: int, most: int, name: str, field: str = "text") -> list[int]:
-    """The ids of a prompt for the model ``name``; a UserError if they are outside its vocabulary, or more than ``most``."""
-    if wrong := [i for i in ids if not 0 <= i < vocab]:
-        found = f"the tokenizer makes token {wrong[0]} of it, {name} has {vocab}"
-        raise UserError(f"{field}: {found}; use the tokenizer of the model.")
+    """The ids of a prompt for the model ``name``.
+
+    Raises:
+        UserError: if they are outside its vocabulary, or more than ``most``.
+    """
+    wrong = [i for i in ids if not 0 <= i < vocab]
+    if wrong:
+        raise UserError(
+            f"{field}: the tokenizer makes token {wrong[0]} of it, {name} has {vocab}; use the tokenizer of the model."
+        )
     if len(ids) > most:
-        found = f"the prompt takes {len(ids)} tokens with its template, {name} reads {max(0, most)}"
-        raise UserError(f"{field}: {found}; shorten it.")
+        raise UserError(
+            f"{field}: the prompt takes {len(ids)} tokens with its template, {name} reads {max(0, most)}; shorten it."
+        )
+
     return ids

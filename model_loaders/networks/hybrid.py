@@ -1,5 +1,6 @@
-"""Harmon and UniPic: a MAR with a language model between encoder and decoder, with the official parameter names, and
-their prompts.
+"""Harmon and UniPic: a MAR with a language model between encoder and decoder, and their prompts.
+
+Parameter names are the official ones.
 
 Sources: Wu et al. 2025, "Harmonizing Visual Representations for Unified Multimodal Understanding and Generation"
 (Harmon, arXiv 2503.21979); Wang et al. 2025, "Skywork UniPic" (arXiv 2508.03320). Both are Qwen2.5, a MAR and two
@@ -32,7 +33,7 @@ TABLES = ("encoder_pos_embed_learned", "decoder_pos_embed_learned", "diffusion_p
 # Attention heads of the official language models by width, which no state dict holds.
 OFFICIAL_HEADS = {896: 14, 1536: 12}
 _LABELS = "class_emb.weight"
-# The chat template (Harmon): one user turn, no system turn, and the picture's rows in the place of the answer. The
+# The chat template (Harmon): one user turn, no system turn, and the image's rows in the place of the answer. The
 # unconditional branch of guidance is a prompt of its own.
 INSTRUCTION = "Generate an image: "
 UNCONDITIONAL = "Generate an image."
@@ -67,21 +68,29 @@ class HybridConfig:
         mar = {k.removeprefix(MAR_PREFIX): t for k, t in state.items() if k.startswith(MAR_PREFIX)}
         llm = {k.removeprefix(LLM_PREFIX): t for k, t in state.items() if k.startswith(f"{LLM_PREFIX}model.")}
         mar[_LABELS] = torch.empty(0, mar["fake_latent"].shape[1])
+
         width = llm["model.embed_tokens.weight"].shape[1]
         heads = heads or OFFICIAL_HEADS.get(width)
         if heads is None:
             raise ValueError(
-                f"a language model of width {width} is none of the official sizes; state llm.num_attention_heads in "
-                "config.json"
+                f"a language model of width {width} is none of the official sizes; "
+                "state llm.num_attention_heads in config.json"
             )
-        return HybridConfig(MARConfig.from_state_dict(mar, mar_heads), LlamaConfig.of_qwen(llm, heads, **about))
+
+        return HybridConfig(
+            mar=MARConfig.from_state_dict(mar, mar_heads),
+            llm=LlamaConfig.of_qwen(llm, heads, **about),
+        )
 
 
 def resize_table(table: Tensor, side: int, height: int, width: int) -> Tensor:
-    """A position table fp32 [1, rows + side * side, C] at another grid, bilinear without antialiasing, as upstream; the
-    rows before the grid are kept."""
+    """A position table fp32 [1, rows + side * side, C] at another grid, bilinear without antialiasing, as upstream.
+
+    The rows before the grid are kept.
+    """
     if (height, width) == (side, side):
         return table
+
     before, grid = table.split([table.shape[1] - side**2, side**2], 1)
     grid = grid.transpose(1, 2).unflatten(2, (side, side))
     grid = F.interpolate(grid, size=(height, width), mode="bilinear", align_corners=False)
@@ -95,41 +104,60 @@ class PromptCache(NamedTuple):
     values: Tensor
 
 
+class _Group(NamedTuple):
+    """Rows of a batch whose prompts have P tokens, and their U different prompts."""
+
+    rows: Tensor | slice  # int64 [G], rows of the batch
+    prompt: Tensor  # int64 [G], index of each row's prompt
+    keys: Tensor  # [layers, U, kv heads, P, D]
+    values: Tensor
+
+
 class PromptBatch:
-    """Prompts of R rows, grouped by length so that attention needs no padding mask; equal prompts are the same
-    object.
+    """Prompts of R rows, grouped by length so that attention needs no padding mask.
+
+    Equal prompts are the same object.
     """
 
     def __init__(self, prompts: Sequence[PromptCache]):
         device = prompts[0].keys.device
-        lengths = [p.keys.shape[2] for p in prompts]
+        lengths = [prompt.keys.shape[2] for prompt in prompts]
         self.lengths = torch.tensor(lengths, device=device)
-        # Rows int64 [G] of equally long prompts, index of each row's prompt, keys and values [layers, U, kv heads, P,
-        # D] of the prompts.
-        self.groups: list[tuple[Tensor | slice, Tensor, Tensor, Tensor]] = []
+
+        self.groups: list[_Group] = []
         for length in sorted(set(lengths)):
             rows = [i for i, n in enumerate(lengths) if n == length]
             distinct = {id(prompts[i]): prompts[i] for i in rows}
             number = {key: j for j, key in enumerate(distinct)}
-            where = slice(None) if len(rows) == len(prompts) else torch.tensor(rows, device=device)
-            which = torch.tensor([number[id(prompts[i])] for i in rows], device=device)
-            keys, values = (torch.stack(t, 1) for t in zip(*distinct.values(), strict=True))
-            self.groups.append((where, which, keys, values))
+            group = _Group(
+                rows=slice(None) if len(rows) == len(prompts) else torch.tensor(rows, device=device),
+                prompt=torch.tensor([number[id(prompts[i])] for i in rows], device=device),
+                keys=torch.stack([prompt.keys for prompt in distinct.values()], 1),
+                values=torch.stack([prompt.values for prompt in distinct.values()], 1),
+            )
+            self.groups.append(group)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention output [R, n, C] of the last n of S rows over the prompt and the rows up to their own; q [R, heads,
-        n, D], k and v [R, kv heads, S, D]."""
+        """Attention output [R, n, C] of the last n of S rows over the prompt and the rows up to their own.
+
+        q is [R, heads, n, D], k and v are [R, kv heads, S, D].
+        """
         from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler
 
         n = q.shape[2]
         repeats = q.shape[1] // k.shape[1]
         out = q.new_empty(len(q), n, q.shape[1] * q.shape[3])
-        for rows, prompt, *cached in self.groups:
-            keys, values = (torch.cat([t[layer][prompt], x[rows]], 2) for t, x in zip(cached, (k, v), strict=True))
-            keys, values = (t.repeat_interleave(repeats, 1) if repeats > 1 else t for t in (keys, values))
+        for rows, prompt, prompt_keys, prompt_values in self.groups:
+            keys = torch.cat([prompt_keys[layer][prompt], k[rows]], 2)
+            values = torch.cat([prompt_values[layer][prompt], v[rows]], 2)
+            if repeats > 1:
+                keys = keys.repeat_interleave(repeats, 1)
+                values = values.repeat_interleave(repeats, 1)
+
             # The queries belong to the last keys; ``is_causal`` would align the first query with the first key.
             mask = causal_lower_right(n, keys.shape[2])
             out[rows] = F.scaled_dot_product_attention(q[rows], keys, values, mask).transpose(1, 2).flatten(2)
+
         return out
 
 
@@ -156,6 +184,7 @@ class TokenCache:
 
 
 def _mlp(inner: int, width: int, out: int) -> nn.Sequential:
+    """Two linear layers."""
     return nn.Sequential(nn.Linear(inner, width), nn.SiLU(), nn.Linear(width, out))
 
 
@@ -165,15 +194,16 @@ class Hybrid(nn.Module):
     def __init__(self, config: HybridConfig):
         super().__init__()
         self.config = config
-        c = config.mar.dim
-        h = config.llm.dim
         self.mar = MAR(config.mar)
         self.llm = Llama(replace(config.llm, tied=True))
+        c = config.mar.dim
+        h = config.llm.dim
         self.proj_in = _mlp(c, h, h)
         self.proj_out = _mlp(h, h, c)
 
     @property
     def head(self) -> DiffusionHead:
+        """The diffusion head."""
         return self.mar.head
 
     def read(self, ids: Tensor) -> PromptCache:
@@ -186,12 +216,14 @@ class Hybrid(nn.Module):
             values.append(v[0])
             return attend(q, k, v, causal=True)
 
-        self.llm.hidden(self.llm.tok_embeddings(ids[None]), torch.arange(len(ids), device=ids.device)[None], attention)
-        return PromptCache(torch.stack(keys), torch.stack(values))
+        position = torch.arange(len(ids), device=ids.device)[None]
+        self.llm.hidden(self.llm.tok_embeddings(ids[None]), position, attention)
+        return PromptCache(keys=torch.stack(keys), values=torch.stack(values))
 
     def llm_order(self, known: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Indices int64 [B, buffer + K] of the encoder's rows in the language model's order: tokens by position, buffer
-        rows, padding.
+        """Indices int64 [B, buffer + K] of the encoder's rows in the language model's order.
+
+        That order is: tokens by position, buffer rows, padding.
         """
         c = self.config.mar
         batch, count = known.shape
@@ -199,6 +231,7 @@ class Hybrid(nn.Module):
         buffers = torch.arange(c.tokens, last, device=known.device).expand(batch, -1)
         if padding_mask is not None:
             known = torch.where(padding_mask, known, last + torch.arange(count, device=known.device))
+
         return torch.cat([buffers, known], 1).argsort(1)
 
     def fuse(
@@ -209,11 +242,14 @@ class Hybrid(nn.Module):
         padding_mask: Tensor | None = None,
         cache: TokenCache | None = None,
     ) -> Tensor:
-        """The decoder's input rows [R, buffer + K, C]: encoder output [B, buffer + K, C] plus what the language model
-        adds to it.
+        """The decoder's input rows [R, buffer + K, C]: the encoder's output plus what the language model adds to it.
 
-        R is a multiple of B, and the prompts b, B + b, ... belong to image b. ``cache`` receives the known tokens' keys
-        and values.
+        Args:
+            encoded: encoder output [B, buffer + K, C].
+            known: int64 [B, K], positions of the tokens.
+            prompts: of R rows; R is a multiple of B, and the prompts b, B + b, ... belong to image b.
+            padding_mask: bool [B, K], False for padding.
+            cache: receives the known tokens' keys and values.
         """
         branches = len(prompts.lengths) // len(encoded)
         order = self.llm_order(known, padding_mask)
@@ -229,10 +265,10 @@ class Hybrid(nn.Module):
         return encoded.repeat(branches, 1, 1) + self.proj_out(pick(h, back))
 
     def extend(self, encoded: Tensor, prompts: PromptBatch, cache: TokenCache, at: int) -> Tensor:
-        """:meth:`fuse` for N new tokens and the buffer rows only, [R, N + buffer, C]; the tokens' keys and values go to
-        the cache.
+        """:meth:`fuse` for N new tokens and the buffer rows only, [R, N + buffer, C].
 
-        The new tokens get the positions behind the ``at`` tokens of the cache, not those of their raster order.
+        The tokens' keys and values go to the cache. The new tokens get the positions behind the ``at`` tokens of the
+        cache, not those of their raster order.
         """
         branches = len(prompts.lengths) // len(encoded)
         y = self.proj_in(encoded).repeat(branches, 1, 1)
@@ -261,18 +297,19 @@ class HybridModel(MARModel):
     hybrid: Hybrid = field(kw_only=True)  # all networks, in eval mode
     tokenize: Callable[[str], list[int]] = field(kw_only=True)  # text to token ids, without special tokens
     turn: tuple[int, int] = field(kw_only=True)  # ids of the special tokens that begin and end a chat turn
-    trained: int = field(kw_only=True)  # tokens per side of the pictures it was trained for
+    trained: int = field(kw_only=True)  # tokens per side of the images it was trained for
     condition: ClassVar[str] = "prompt"
 
     @property
     def parts(self) -> Mapping[str, nn.Module]:
-        between = nn.ModuleList([self.hybrid.llm, self.hybrid.proj_in, self.hybrid.proj_out])
         transformer = nn.Module()  # the MAR without its head; the tensors are the network's own
         for name, child in self.net.named_children():
             if child is not self.net.diffloss:
                 transformer.add_module(name, child)
         for name, parameter in self.net.named_parameters(recurse=False):
             transformer.register_parameter(name, parameter)
+
+        between = nn.ModuleList([self.hybrid.llm, self.hybrid.proj_in, self.hybrid.proj_out])
         return {"language model": between, "MAR": transformer, "head": self.net.diffloss}
 
     @property
@@ -280,8 +317,9 @@ class HybridModel(MARModel):
         side = self.net.config.grid
         if side == self.trained:
             return self.assumed
+
         size = f"{side} x {side} tokens; the model was trained for {self.trained} x {self.trained}"
-        return "; ".join(filter(None, (self.assumed, size)))
+        return f"{self.assumed}; {size}" if self.assumed else size
 
     def working_bytes(self, rows: int) -> dict[str, int]:
         c = self.hybrid.config.llm
@@ -291,16 +329,17 @@ class HybridModel(MARModel):
         return super().working_bytes(rows) | {"language model": rows * width * size}
 
     def first_timestep(self, diffusion_steps: int) -> int:
-        """950 for settings of fewer than 100 diffusion steps, unless the largest beta is low or the checkpoint says
-        less.
-        """
+        """950 for settings of fewer than 100 diffusion steps, unless the largest beta is low or the file says less."""
         if self.max_beta > _SAFE_BETA and diffusion_steps < SAFE_STEPS:
             return min(self.t_max, SAFE_START)
+
         return self.t_max
 
     def prompt(self, text: Any) -> list[int]:
-        """Token ids of a prompt with its instruction; a UserError if it is not a text, too long, or encoded as a
-        special token.
+        """Token ids of a prompt with its instruction.
+
+        Raises:
+            UserError: if it is not a text, too long, or encoded as a special token.
         """
         return self._turn(text, INSTRUCTION, "text")
 
@@ -309,6 +348,7 @@ class HybridModel(MARModel):
         return self._turn(text, "", "negative")
 
     def _turn(self, text: Any, before: str, name: str) -> list[int]:
+        """Token ids of a user's turn; ``name`` is the input that messages begin with."""
         expect_text(text, name)
 
         def encode(part: str) -> list[int]:
@@ -320,17 +360,19 @@ class HybridModel(MARModel):
         return checked(ids, llm.vocab, most, self.name, name)
 
     def rows(self, texts: Sequence[Any], unconditional: Any, guided: bool) -> PromptConditioning:
-        """The condition of one image per prompt; equal prompts are read once, and with guidance the unconditional
-        branch's instruction.
+        """The condition of one image per prompt.
+
+        Equal prompts are read once, and with guidance the instruction of the unconditional branch.
         """
-        device = next(self.hybrid.parameters()).device
         ids = {text: self.prompt(text) for text in texts}
-        rows = [*ids.values(), *([self.instruction(unconditional)] if guided else [])]
-        caches = [self.hybrid.read(torch.tensor(row, device=device)) for row in rows]
-        of = dict(zip(ids, caches, strict=False))
-        return PromptConditioning(
-            self.hybrid, [of[t] for t in texts], caches[-1] if guided else None, sum(map(len, rows))
-        )
+        null_ids = self.instruction(unconditional) if guided else []
+
+        device = next(self.hybrid.parameters()).device
+        caches = {text: self.hybrid.read(torch.tensor(row, device=device)) for text, row in ids.items()}
+        null = self.hybrid.read(torch.tensor(null_ids, device=device)) if guided else None
+
+        tokens_read = sum(map(len, ids.values())) + len(null_ids)
+        return PromptConditioning(self.hybrid, [caches[text] for text in texts], null, tokens_read)
 
     def prompt_bytes(self, tokens: int) -> int:
         """Memory of the keys and values of that many tokens."""
@@ -383,8 +425,11 @@ class PromptConditioning(Conditioning):
         """Prompts of ``images`` rows per branch, the batch repeated as often as needed."""
         key = images, guided
         if key not in self._batches:
-            rows = self.prompts * (images // len(self))
-            self._batches[key] = PromptBatch([*rows, *([self.null] * images if guided and self.null else [])])
+            prompts = [*self.prompts] * (images // len(self))
+            if guided and self.null is not None:
+                prompts += [self.null] * images
+            self._batches[key] = PromptBatch(prompts)
+
         return self._batches[key]
 
     def _count(self, prompts: PromptBatch, rows: int) -> None:

@@ -1,7 +1,7 @@
 """Janus: a language model that generates the codes of LlamaGen's VQ tokenizer, with its prompt template.
 
-Sources: Wu et al. 2024 (Janus, arXiv 2410.13848), Chen et al. 2025 (Janus-Pro, arXiv 2501.17811). The transformer is a Llama; words and
-image tokens have separate tables, and the output layer is an MLP.
+Sources: Wu et al. 2024 (Janus, arXiv 2410.13848), Chen et al. 2025 (Janus-Pro, arXiv 2501.17811). The transformer is a
+Llama; words and image tokens have separate tables, and the output layer is an MLP.
 """
 
 from __future__ import annotations
@@ -48,10 +48,17 @@ class JanusConfig(LlamaConfig):
     def of_janus(state: Mapping[str, Tensor], pad: int = 0, **numbers: Any) -> JanusConfig:
         """Derive the shape from official parameter names; ``numbers`` and errors: see :meth:`.LlamaConfig.of_qwen`."""
         trunk = {name.removeprefix(TRUNK): tensor for name, tensor in state.items() if name.startswith(TRUNK)}
-        shape = vars(LlamaConfig.of_qwen(trunk, **{"positions": 16384, "theta": 1e4, **numbers}))
+        language = LlamaConfig.of_qwen(trunk, **{"positions": 16384, "theta": 1e4, **numbers})
         vocab, narrow = state["gen_embed.weight"].shape
-        about = {"bias": False, "tied": False, "vocab": vocab, "words": shape["vocab"], "narrow": narrow, "pad": pad}
-        return JanusConfig(**{**shape, **about}, projected=len(state["gen_head.output_mlp_projector.weight"]))
+
+        shape = {**vars(language), "vocab": vocab, "bias": False, "tied": False}
+        return JanusConfig(
+            **shape,
+            words=language.vocab,
+            narrow=narrow,
+            projected=len(state["gen_head.output_mlp_projector.weight"]),
+            pad=pad,
+        )
 
 
 class ImageTokens(nn.Module):
@@ -60,7 +67,8 @@ class ImageTokens(nn.Module):
     def __init__(self, c: JanusConfig):
         super().__init__()
         self.table = nn.Embedding(c.vocab, c.narrow)
-        self.fc1, self.fc2 = Linear(c.narrow, c.dim, bias=True), Linear(c.dim, c.dim, bias=True)
+        self.fc1 = Linear(c.narrow, c.dim, bias=True)
+        self.fc2 = Linear(c.dim, c.dim, bias=True)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc1(self.table(tokens))))
@@ -84,26 +92,38 @@ class Janus(Llama):
         for ours, theirs in _NAMES.items():
             if name.startswith(ours):
                 return name.replace(ours, theirs, 1)
+
         return TRUNK + Llama.official_name(name)
 
     def fold(self) -> Janus:
-        """Compute the rows of all image tokens once, in place; a row depends on its token alone. Returns the network."""
-        c, device = self.config, self.compute_device
-        table = torch.empty(c.vocab, c.dim, dtype=self.norm.weight.dtype, device=device)
+        """Compute the rows of all image tokens once, in place; a row depends on its token alone.
+
+        Returns the network.
+        """
+        vocab = self.config.vocab
+        device = self.compute_device
+        table = torch.empty(vocab, self.config.dim, dtype=self.norm.weight.dtype, device=device)
         with torch.no_grad():
-            for tokens in torch.arange(c.vocab, device=device).split(_ROWS):
+            for tokens in torch.arange(vocab, device=device).split(_ROWS):
                 table[tokens[0] : tokens[-1] + 1] = self.tok_embeddings(tokens)
+
         self.tok_embeddings = Embedding.from_pretrained(table)
         return self
 
     def prefix(self, condition: Tensor, lengths: Tensor | None = None, guided: bool = False) -> Tensor:
-        """Prefix rows of prompts int64 [B, n]; the null prompt has the same length, and only its first and last token."""
-        if guided:
-            place, n = torch.arange(condition.shape[1], device=condition.device), condition.shape[1]
-            last = n - 1 if lengths is None else lengths[:, None] - 1
-            kept = (place == 0) | (place == last)
-            condition = torch.cat([condition, torch.where(kept, condition, self.config.pad)])
-        return self.words(condition)
+        """Prefix rows of prompts int64 [B, n].
+
+        The null prompt has the same length, and only its first and last token.
+        """
+        if not guided:
+            return self.words(condition)
+
+        n = condition.shape[1]
+        place = torch.arange(n, device=condition.device)
+        last = n - 1 if lengths is None else lengths[:, None] - 1
+        kept = (place == 0) | (place == last)
+        null = torch.where(kept, condition, self.config.pad)
+        return self.words(torch.cat([condition, null]))
 
     def logits(self, x: Tensor, span: tuple[int, int] | None = None) -> Tensor:
         """Predictions fp32 [..., V] of hidden rows [..., C]."""
@@ -116,7 +136,7 @@ class Template:
     """Ids of the tokens around a prompt."""
 
     begin: int  # start of the text
-    image: int  # start of the picture
+    image: int  # start of the image
     user: int | None = None  # of the two roles; None: they are words of the text, as in Janus 1.3B
     assistant: int | None = None
 
@@ -130,16 +150,21 @@ class JanusModel(TokenModel):
     template: Template = field(kw_only=True)  # ids of the special tokens
 
     def prompt(self, text: Any) -> list[int]:
-        """Token ids of a prompt in its template, up to the special token that the picture follows.
+        """Token ids of a prompt in its template, up to the special token that the image follows.
 
-        Spaces around the text are removed, and names of special tokens in it are plain text. For an empty one the template has neither
-        space nor line feeds, as the authors'. A UserError if it is no text, too long, or encoded outside the vocabulary.
+        Spaces around the text are removed, and names of special tokens in it are plain text. For an empty one
+        the template has neither space nor line feeds, as the authors'.
+
+        Raises:
+            UserError: if it is no text, too long, or encoded outside the vocabulary.
         """
         expect_text(text)
-        t, text = self.template, text.strip()
+        text = text.strip()
         said = f": {text}\n\n" if text else ":"
+
+        t = self.template
         if t.user is None or t.assistant is None:
-            middle = self.tokenize(f"User{said}Assistant:")
+            turns = self.tokenize(f"User{said}Assistant:")
         else:
-            middle = [t.user, *self.tokenize(said), t.assistant, *self.tokenize(":")]
-        return checked([t.begin, *middle, t.image], self.net.config.words, MOST_IDS, self.name)
+            turns = [t.user, *self.tokenize(said), t.assistant, *self.tokenize(":")]
+        return checked([t.begin, *turns, t.image], self.net.config.words, MOST_IDS, self.name)

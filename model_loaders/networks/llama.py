@@ -1,14 +1,14 @@
 """One decoder-only transformer for all token models, with the official parameter names of each.
 
-- LlamaGen for classes and texts (Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation", arXiv
-  2406.06525), PAR (Wang et al. 2025, arXiv 2412.15119) and Tar's de-tokenizer AR-DTok (Han et al. 2025, arXiv 2506.18898): 2-D RoPE on
-  adjacent pairs, or additive positions. Dropout is omitted.
-- Qwen2.5 (Qwen Team 2024, arXiv 2412.15115): the language model of Tar, whose vocabulary also has image codes, and of Harmon and UniPic.
-  1-D RoPE on halves, biases, and the embedding as output layer.
+- LlamaGen for classes and texts (Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image
+  Generation", arXiv 2406.06525), PAR (Wang et al. 2025, arXiv 2412.15119) and Tar's de-tokenizer AR-DTok (Han et al.
+  2025, arXiv 2506.18898): 2-D RoPE on adjacent pairs, or additive positions. Dropout is omitted.
+- Qwen2.5 (Qwen Team 2024, arXiv 2412.15115): the language model of Tar, whose vocabulary also has image codes, and of
+  Harmon and UniPic. 1-D RoPE on halves, biases, and the embedding as output layer.
 
-A sequence is a *prefix* (the condition), then image tokens. A row's *position* is its cell of the grid in raster order; the last row of
-the prefix has position -1, the one before it -2. Prefixes of a batch may differ in length: they are padded on the right, every cell has
-the same slot of the cache in all images, and a mask hides the padding.
+A sequence is a *prefix* (the condition), then image tokens. A row's *position* is its cell of the grid in raster order;
+the last row of the prefix has position -1, the one before it -2. Prefixes of a batch may differ in length: they are
+padded on the right, every cell has the same slot of the cache in all images, and a mask hides the padding.
 """
 
 from __future__ import annotations
@@ -26,19 +26,24 @@ from .speed import Regional
 from .structure import depth, official_names
 from .ta_tok import TATokModel
 
-# Attention heads of LlamaGen by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need metadata.
+# Attention heads of LlamaGen by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need
+# metadata.
 OFFICIAL_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
 # Head width of Qwen2.5's larger models, whose state dict holds no head count either.
 QWEN_HEAD_DIM = 128
 # Kinds of a condition. A prompt is token ids of the same vocabulary.
-CLASS, TEXT, FEATURES, PROMPT = "class", "text", "features", "prompt"
+CLASS = "class"
+TEXT = "text"
+FEATURES = "features"
+PROMPT = "prompt"
 # Parameters of a LlamaGen that say which kind it has.
 _CONDITIONS = {
     "cls_embedding.embedding_table.weight": CLASS,
     "cls_embedding.uncond_embedding": TEXT,
     "clip_proj.weight": FEATURES,
 }
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 # Our names of parameters, which are LlamaGen's, and those of a language model.
 _NAMES = {
     "tok_embeddings.": "model.embed_tokens.",
@@ -107,41 +112,65 @@ class LlamaConfig:
         heads = heads or OFFICIAL_HEADS.get(dim)
         if heads is None:
             raise ValueError(f"no official GPT has the width {dim}, so the number of attention heads must be stated")
+
         absolute = state["abs_pe"].shape[1] if "abs_pe" in state else 0
         if dim % heads or not absolute and dim // heads % 4:
             raise ValueError(f"heads: {heads} does not fit the width {dim}")
+
         kv_heads, rest = divmod(state["layers.0.attention.wqkv.weight"].shape[0] - dim, 2 * (dim // heads))
         if rest or kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"heads: {heads} does not fit the attention weights")
-        key, kind = next((pair for pair in _CONDITIONS.items() if pair[0] in state), next(iter(_CONDITIONS.items())))
-        (rows, columns), special = state[key].shape, "spe_tok_embeddings.special_embeddings.weight"
-        hidden, blocks = state["layers.0.feed_forward.w1.weight"].shape[0], depth(state, "layers.")
-        about = {
-            "condition_size": rows - null if kind == CLASS else columns,
-            "null": null or kind != CLASS,
-            "text_rows": rows if kind == TEXT else 0,
-            "absolute": absolute,
-            "special": state[special].shape[0] if special in state else 0,
-        }
-        return LlamaConfig(dim, blocks, heads, kv_heads, hidden, vocab, kind, **about)
+
+        key = next((name for name in _CONDITIONS if name in state), "cls_embedding.embedding_table.weight")
+        condition = _CONDITIONS[key]
+        rows, columns = state[key].shape
+        special = "spe_tok_embeddings.special_embeddings.weight"
+        return LlamaConfig(
+            dim=dim,
+            depth=depth(state, "layers."),
+            heads=heads,
+            kv_heads=kv_heads,
+            hidden=state["layers.0.feed_forward.w1.weight"].shape[0],
+            vocab=vocab,
+            condition=condition,
+            condition_size=rows - null if condition == CLASS else columns,
+            null=null or condition != CLASS,
+            text_rows=rows if condition == TEXT else 0,
+            absolute=absolute,
+            special=state[special].shape[0] if special in state else 0,
+        )
 
     @staticmethod
     def of_qwen(state: Mapping[str, Tensor], heads: int | None = None, **about: Any) -> LlamaConfig:
-        """Derive the shape of a language model from official parameter names; ``heads`` None: heads of width 128. ``about``: see
-        :func:`qwen_config`. Errors as of :meth:`of_llamagen`."""
-        first = "model.layers.0."
+        """Derive the shape of a language model from official parameter names; ``heads`` None: heads of width 128.
+
+        ``about``: see :func:`qwen_config`. Errors as of :meth:`of_llamagen`.
+        """
         vocab, dim = state[EMBEDDING].shape
-        inner, own = (state[f"{first}self_attn.{part}_proj.weight"].shape[0] for part in "qk")
-        heads = heads or inner // QWEN_HEAD_DIM
-        wrong = f"{heads} attention heads do not fit {{}} of {{}} numbers; num_attention_heads must be right"
-        if heads < 1 or inner % heads:
-            raise ValueError(wrong.format("queries", inner))
-        head_dim = inner // heads
-        if head_dim % 2 or own % head_dim or own < head_dim or heads % (own // head_dim):
-            raise ValueError(wrong.format("keys", own))
-        hidden, blocks = state[f"{first}mlp.gate_proj.weight"].shape[0], depth(state, "model.layers.")
-        about = {"tied": HEAD not in state, **about}
-        return qwen_config(dim, blocks, heads, own // head_dim, head_dim, hidden, vocab, **about)
+        queries = state["model.layers.0.self_attn.q_proj.weight"].shape[0]
+        keys = state["model.layers.0.self_attn.k_proj.weight"].shape[0]
+
+        heads = heads or queries // QWEN_HEAD_DIM
+        if heads < 1 or queries % heads:
+            raise ValueError(
+                f"{heads} attention heads do not fit queries of {queries} numbers; num_attention_heads must be right"
+            )
+        head_dim = queries // heads
+        if head_dim % 2 or keys % head_dim or keys < head_dim or heads % (keys // head_dim):
+            raise ValueError(
+                f"{heads} attention heads do not fit keys of {keys} numbers; num_attention_heads must be right"
+            )
+
+        return qwen_config(
+            dim=dim,
+            depth=depth(state, "model.layers."),
+            heads=heads,
+            kv_heads=keys // head_dim,
+            head_dim=head_dim,
+            hidden=state["model.layers.0.mlp.gate_proj.weight"].shape[0],
+            vocab=vocab,
+            **{"tied": HEAD not in state, **about},
+        )
 
 
 def qwen_config(
@@ -149,7 +178,17 @@ def qwen_config(
 ) -> LlamaConfig:
     """Shape of a Qwen2; the arguments, and further ones in ``about``, are attributes of :class:`LlamaConfig`."""
     about = {"bias": True, "tied": True, "positions": 32768, "theta": 1e6, "eps": 1e-6} | about
-    return LlamaConfig(dim, depth, heads, kv_heads, hidden, vocab, PROMPT, queries=heads * head_dim, **about)
+    return LlamaConfig(
+        dim=dim,
+        depth=depth,
+        heads=heads,
+        kv_heads=kv_heads,
+        hidden=hidden,
+        vocab=vocab,
+        condition=PROMPT,
+        queries=heads * head_dim,
+        **about,
+    )
 
 
 # Cosines and sines fp32 [n or R x n, 1, D], the second with the signs of :func:`rotate_`.
@@ -159,24 +198,34 @@ Rope = tuple[Tensor, Tensor]
 def rope_table(angle: Tensor, pairs: bool) -> Tensor:
     """Cosines and signed sines fp32 [..., 2, D] of the angles [..., D / 2] of a head's pairs of numbers.
 
-    Su et al. 2021, "RoFormer" (arXiv 2104.09864). ``pairs``: adjacent numbers are a pair; else the halves of a head pair up.
+    ``pairs``: adjacent numbers are a pair; else the halves of a head pair up. Su et al. 2021, "RoFormer" (arXiv
+    2104.09864).
     """
-    cos, sin = angle.cos(), angle.sin()
+    cos = angle.cos()
+    sin = angle.sin()
     if pairs:
-        wide = cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
+        cosines = cos.repeat_interleave(2, -1)
+        sines = torch.stack([-sin, sin], -1).flatten(-2)
     else:
-        wide = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-    return torch.stack(wide, -2)
+        cosines = torch.cat([cos, cos], -1)
+        sines = torch.cat([-sin, sin], -1)
+
+    return torch.stack([cosines, sines], -2)
 
 
 def rotate_(x: Tensor, rope: Rope, pairs: bool) -> None:
     """Rotate each pair (a, b) of x fp32 [R, n, heads, D] to (a cos - b sin, b cos + a sin), in place."""
     cos, sin = rope
-    swapped = x.view(*x.shape[:-1], -1, 2).flip(-1).view(x.shape) if pairs else x.roll(x.shape[-1] // 2, -1)
+    if pairs:
+        swapped = x.view(*x.shape[:-1], -1, 2).flip(-1).view(x.shape)
+    else:
+        swapped = x.roll(x.shape[-1] // 2, -1)
+
     x.mul_(cos).addcmul_(swapped, sin)
 
 
 def _frequencies(count: int, theta: float, device: torch.device) -> Tensor:
+    """Angles fp32 [count] by which the pairs of a head rotate from one position to the next."""
     return theta ** (-torch.arange(count, device=device).float() / count)
 
 
@@ -195,27 +244,40 @@ class Positions(NamedTuple):
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """Attention output [R, n, C] of q [R, heads, n, D], k and v [R, kv heads, S, D].
 
-    ``mask`` bool [n, S] or [R, 1, n, S] is True where a query attends to a key; ``causal``: query i attends to the keys 0 to i.
+    ``mask`` bool [n, S] or [R, 1, n, S] is True where a query attends to a key; ``causal``: query i attends to the keys
+    0 to i.
     """
     rows, heads, n, d = q.shape
     group = heads // k.shape[1]
     if group > 1 and causal:  # a mask would select a kernel whose memory grows with the square of the length
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        k = k.repeat_interleave(group, 1)
+        v = v.repeat_interleave(group, 1)
     elif group > 1:  # the queries of a group become further rows of its key head, so that no key is copied
         q = q.reshape(rows, heads // group, group * n, d)
-        mask = None if mask is None else mask.repeat(*(1,) * (mask.ndim - 2), group, 1)
+        if mask is not None:
+            mask = mask.repeat(*(1,) * (mask.ndim - 2), group, 1)
+
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
     return out.reshape(rows, heads, n, d).transpose(1, 2).flatten(2)
 
 
 def update(store: Tensor, slot: Tensor, kv: Tensor, end: int) -> tuple[Tensor, Tensor]:
-    """Write the keys and values ``kv`` [R, 2 kv heads, n, D] of a block's rows to the slots int64 [n] or [R, n] of the first R rows of
-    ``store``; return those of the slots below ``end``, each [R, kv heads, end, D]."""
+    """Write keys and values into a block's cache; return those of the slots below ``end``.
+
+    Args:
+        store: the cache of the block [R', 2 kv heads, slots, D], of which the first R rows are used.
+        slot: slots to write, int64 [n] or [R, n].
+        kv: keys and values [R, 2 kv heads, n, D] of the block's rows.
+        end: see above.
+
+    Returns keys and values, each [R, kv heads, end, D].
+    """
     store = store[: len(kv)]
     if slot.ndim == 1:
         store.index_copy_(2, slot, kv)
     else:
         store.scatter_(2, slot[:, None, :, None].expand(kv.shape), kv)
+
     keys, values = store[:, :, :end].chunk(2, 1)
     return keys, values
 
@@ -234,9 +296,11 @@ class Cache:
         """Reduce or repeat the batch to its rows ``index`` int64, one tensor at a time."""
         for i, store in enumerate(self.blocks):
             self.blocks[i] = store[index]
+
         if isinstance(self.positions.offset, Tensor):
             self.positions = self.positions._replace(offset=self.positions.offset[index])
-        self.valid = None if self.valid is None else self.valid[index]
+        if self.valid is not None:
+            self.valid = self.valid[index]
 
     def mask(self, visible: Tensor | None, batch: int, rows: int, end: int) -> Tensor | None:
         """Attention mask of a pass: what rows may see, bool [n, end] or [R, n, end], without the padding."""
@@ -244,6 +308,7 @@ class Cache:
             visible = visible[:, None]
         if self.valid is None:
             return visible
+
         valid = self.valid[:batch, ..., :end].expand(-1, -1, rows, -1)
         return valid if visible is None else valid & visible
 
@@ -259,22 +324,33 @@ class Attention(nn.Module):
     def __init__(self, c: LlamaConfig):
         super().__init__()
         self.config = c
-        inner, own = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        queries = c.heads * c.head_dim
+        keys = c.kv_heads * c.head_dim
         if c.condition == PROMPT:
-            self.wq, self.wk, self.wv = (Linear(c.dim, size, c.bias) for size in (inner, own, own))
+            self.wq = Linear(c.dim, queries, c.bias)
+            self.wk = Linear(c.dim, keys, c.bias)
+            self.wv = Linear(c.dim, keys, c.bias)
         else:
-            self.wqkv = Linear(c.dim, inner + 2 * own, c.bias)
-        self.wo = Linear(inner, c.dim)
+            self.wqkv = Linear(c.dim, queries + 2 * keys, c.bias)
+        self.wo = Linear(queries, c.dim)
 
     def project(self, x: Tensor, rope: Rope | None) -> tuple[Tensor, Tensor]:
-        """x [R, n, C] to queries [R, heads, n, D], and keys and values [R, 2 kv heads, n, D]; RoPE is applied in fp32."""
+        """x [R, n, C] to queries [R, heads, n, D], and keys and values [R, 2 kv heads, n, D].
+
+        RoPE is applied in fp32.
+        """
         c = self.config
-        joint = torch.cat([self.wq(x), self.wk(x), self.wv(x)], -1) if c.condition == PROMPT else self.wqkv(x)
+        if c.condition == PROMPT:
+            joint = torch.cat([self.wq(x), self.wk(x), self.wv(x)], -1)
+        else:
+            joint = self.wqkv(x)
         joint = joint.unflatten(-1, (-1, c.head_dim))
+
         if rope is not None:
             joint = joint.float()
             rotate_(joint[:, :, : c.heads + c.kv_heads], rope, pairs=c.condition != PROMPT)
             joint = joint.to(x.dtype)
+
         q, kv = joint.transpose(1, 2).split([c.heads, 2 * c.kv_heads], 1)
         return q, kv
 
@@ -284,7 +360,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, dim: int, hidden: int):
         super().__init__()
-        self.w1, self.w3, self.w2 = Linear(dim, hidden), Linear(dim, hidden), Linear(hidden, dim)
+        self.w1 = Linear(dim, hidden)
+        self.w3 = Linear(dim, hidden)
+        self.w2 = Linear(hidden, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
@@ -295,11 +373,14 @@ class Block(nn.Module):
 
     def __init__(self, c: LlamaConfig):
         super().__init__()
-        self.attention_norm, self.attention = nn.RMSNorm(c.dim, c.eps), Attention(c)
-        self.ffn_norm, self.feed_forward = nn.RMSNorm(c.dim, c.eps), FeedForward(c.dim, c.hidden)
+        self.attention_norm = nn.RMSNorm(c.dim, c.eps)
+        self.attention = Attention(c)
+        self.ffn_norm = nn.RMSNorm(c.dim, c.eps)
+        self.feed_forward = FeedForward(c.dim, c.hidden)
 
     def forward(self, x: Tensor, rope: Rope | None, attention: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        x = x + self.attention.wo(attention(*self.attention.project(self.attention_norm(x), rope)))
+        q, kv = self.attention.project(self.attention_norm(x), rope)
+        x = x + self.attention.wo(attention(q, kv))
         return x + self.feed_forward(self.ffn_norm(x))
 
 
@@ -307,16 +388,24 @@ def cached_block(
     block: Block, x: Tensor, rope: Rope | None, store: Tensor, slot: Tensor, end: int, mask: Tensor | None, causal: bool
 ) -> Tensor:
     """A block whose rows attend to the cache; arguments as for :meth:`Llama.feed`."""
-    return block(x, rope, lambda q, kv: attend(q, *update(store, slot, kv, end), mask, causal))
+
+    def attention(q: Tensor, kv: Tensor) -> Tensor:
+        keys, values = update(store, slot, kv, end)
+        return attend(q, keys, values, mask, causal)
+
+    return block(x, rope, attention)
 
 
 class Llama(Regional):
-    """The transformer. With 2-D RoPE the official table is *zero* for the prefix and for PAR's transition tokens: their queries and keys
-    are zero, so every image token attends to all of them equally."""
+    """The transformer.
+
+    With 2-D RoPE the official table is *zero* for the prefix and for PAR's transition tokens: their queries and keys
+    are zero, so every image token attends to all of them equally.
+    """
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
-        self.config = c = config
+        c = self.config = config
         if c.condition == CLASS:
             self.cls_embedding = nn.ModuleDict({"embedding_table": nn.Embedding(c.condition_size + c.null, c.dim)})
         elif c.condition == TEXT:
@@ -325,15 +414,18 @@ class Llama(Regional):
             self.cls_embedding.register_buffer("uncond_embedding", torch.zeros(c.text_rows, c.condition_size))
         elif c.condition == FEATURES:
             self.clip_proj = nn.Linear(c.condition_size, c.dim)
+
         if c.absolute:
             self.abs_pe = nn.Parameter(torch.zeros(1, c.absolute, c.dim))
         self.tok_embeddings = (Embedding if c.condition == PROMPT else nn.Embedding)(c.vocab, c.dim)
         if c.special:
             self.spe_tok_embeddings = nn.ModuleDict({"special_embeddings": nn.Embedding(c.special, c.dim)})
+
         self.layers = nn.ModuleList(Block(c) for _ in range(c.depth))
         self.norm = nn.RMSNorm(c.dim, c.eps)
         if not c.tied:
             self.output = Linear(c.dim, c.vocab)
+
         if c.condition == PROMPT:
             official_names(self, self.official_name)
 
@@ -343,6 +435,7 @@ class Llama(Regional):
         for ours, theirs in _NAMES.items():
             if name.startswith(ours) or ours[0] == "." and ours in name:
                 name = name.replace(ours, theirs, 1)
+
         return name
 
     @property
@@ -351,37 +444,53 @@ class Llama(Regional):
         return self.norm.weight.device
 
     def prefix(self, condition: Tensor, lengths: Tensor | None = None, guided: bool = False) -> Tensor:
-        """Prefix rows [B, n, C] of labels int64 [B], features [B, n, E], or token ids int64 [B, n]; if ``guided``, the rows of the
-        null condition follow, [2 B, n, C]. ``lengths`` int64 [B] are the valid rows, None: all."""
+        """The rows of the condition, in front of the image tokens.
+
+        Args:
+            condition: labels int64 [B], features [B, n, E], or token ids int64 [B, n].
+            lengths: int64 [B], the valid rows; None: all.
+            guided: whether the rows of the null condition follow.
+
+        Returns rows [B, n, C], or [2 B, n, C] with guidance.
+        """
         c = self.config
         if c.condition == PROMPT:
             return self.tok_embeddings(condition)
+
         if c.condition == CLASS:
             ids = condition[:, None]
             if guided:
                 ids = torch.cat([ids, torch.full_like(ids, c.condition_size)])
             return self.cls_embedding.embedding_table(ids)
+
         x = condition.to(self.tok_embeddings.weight.dtype)
         if c.condition == FEATURES:
             return self.clip_proj(torch.cat([x, torch.zeros_like(x)]) if guided else x)
+
         if guided:
             n = x.shape[1]
-            start = c.text_rows - (torch.full((len(x),), n, device=x.device) if lengths is None else lengths)
+            if lengths is None:
+                lengths = torch.full((len(x),), n, device=x.device)
             # The reference pads on the left, so a text of n rows is paired with the last n rows of the null table.
+            start = c.text_rows - lengths
             at = (start[:, None] + torch.arange(n, device=x.device)).clamp(max=c.text_rows - 1)
             x = torch.cat([x, self.cls_embedding.uncond_embedding[at].to(x.dtype)])
+
         projection = self.cls_embedding.cap_proj
         return projection.fc2(F.gelu(projection.fc1(x), approximate="tanh"))
 
     def logits(self, x: Tensor, span: tuple[int, int] | None = None) -> Tensor:
         """Predictions fp32 [..., V] of hidden rows [..., C]; ``span``: of a half-open range of token values only."""
-        head, x = self.tok_embeddings if self.config.tied else self.output, self.norm(x)
+        x = self.norm(x)
         if span is None and not self.config.tied:
             return self.output(x).float()
+
+        head = self.tok_embeddings if self.config.tied else self.output
         low, high = span or (0, self.config.vocab)
         if head.is_offloaded():
             with head.source.stream_weight(head, x, (low, high)) as (weight, _):
                 return linear(x, weight).float()
+
         return linear(x, head.weight[low:high]).float()
 
     def rope(self, position: Tensor) -> Tensor:
@@ -390,23 +499,30 @@ class Llama(Regional):
         return rope_table(position[..., None].float() * frequency, pairs=False)
 
     def positions(self, grid: int, prefix: int, lengths: Tensor | None = None) -> Positions:
-        """Position encodings of ``grid`` x ``grid`` tokens behind ``prefix`` rows; ``lengths`` int64 [R] if prefixes differ."""
-        c, device = self.config, self.compute_device
+        """Position encodings of ``grid`` x ``grid`` tokens behind ``prefix`` rows.
+
+        ``lengths`` int64 [R] if prefixes differ.
+        """
+        c = self.config
+        device = self.compute_device
         if c.absolute:
-            return Positions(self.abs_pe[0], prefix)
+            return Positions(table=self.abs_pe[0], offset=prefix)
         if c.condition == PROMPT:
             table = self.rope(torch.arange(prefix + grid * grid, device=device))
-            return Positions(table, prefix if lengths is None else lengths[:, None])
+            return Positions(table=table, offset=prefix if lengths is None else lengths[:, None])
+
         # The first half of a head's pairs rotates with the grid row, the second half with the column. Entry 0 is zero.
         angle = torch.arange(grid, device=device)[:, None] * _frequencies(c.head_dim // 4, c.theta, device)
-        down, across = angle[:, None].expand(-1, grid, -1), angle[None].expand(grid, -1, -1)
+        down = angle[:, None].expand(-1, grid, -1)
+        across = angle[None].expand(grid, -1, -1)
         table = rope_table(torch.cat([down, across], -1).flatten(0, 1), pairs=True)
-        return Positions(torch.cat([torch.zeros_like(table[:1]), table]), 1)
+        return Positions(table=torch.cat([torch.zeros_like(table[:1]), table]), offset=1)
 
     def _encode(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Rope | None]:
         """The blocks' input and RoPE, from rows of the position table."""
         if self.config.absolute:
             return x + rows, None
+
         cos, sin = rows.unsqueeze(-3).unbind(-2)
         return x, (cos, sin)
 
@@ -420,8 +536,8 @@ class Llama(Regional):
     ) -> Tensor:
         """Logits fp32 [R, n, V] of whole sequences, without a cache; for training and tests.
 
-        ``x`` [R, n, C] are prefix, token embeddings and transition tokens in any order, at ``position`` int64 [n] (-1 for the last);
-        ``mask`` bool [n, n] is True where a query (first index) attends to a key, None: causal.
+        ``x`` [R, n, C] are prefix, token embeddings and transition tokens in any order, at ``position`` int64 [n] (-1
+        for the last); ``mask`` bool [n, n] is True where a query (first index) attends to a key, None: causal.
         """
 
         def attention(q: Tensor, kv: Tensor) -> Tensor:
@@ -431,48 +547,58 @@ class Llama(Regional):
         x, rope = self._encode(x, positions.rows(position, len(x)))
         for block in self.layers:
             x = block(x, rope, attention)
+
         return self.logits(x, span)
 
     def hidden(self, x: Tensor, position: Tensor, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """Last hidden states [R, n, C], after the final norm, of embeddings [R, n, C] at the places ``position`` int64 [R or 1, n].
+        """Last hidden states [R, n, C], after the final norm, of embeddings [R, n, C].
 
-        ``attention`` gives the output [R, n, C] for a block's index, queries [R, heads, n, D], keys and values [R, kv heads, n, D].
+        ``position`` int64 [R or 1, n] are their places. ``attention`` gives the output [R, n, C] for a block's index,
+        queries [R, heads, n, D], keys and values [R, kv heads, n, D].
         """
         x, rope = self._encode(x, self.rope(position))
         for i, block in enumerate(self.layers):
             x = block(x, rope, lambda q, kv, i=i: attention(i, q, *kv.chunk(2, 1)))
+
         return self.norm(x)
 
     def prefill(
         self, x: Tensor, grid: int, slots: int, lengths: Tensor | None = None, image: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
-        """Allocate the cache and run the prefix, alone or with the first cells of an image of ``grid`` x ``grid`` tokens.
+        """Allocate the cache and run the prefix, alone or with the first cells of an image.
 
         Args:
             x: prefix rows [R, n, C].
+            grid: tokens along one side of the image.
             slots: image slots of the cache.
             lengths: int64 [R], valid rows of each prefix; None: all.
             image: rows [R, m, C] of the cells 0 to m - 1; each attends to the prefix and to the cells up to itself.
 
-        Returns hidden rows [R, 1 + m, C] of the last valid prefix row and of the cells (row i predicts cell i), and the cache.
+        Returns hidden rows [R, 1 + m, C] of the last valid prefix row and of the cells (row i predicts cell i), and the
+        cache.
         """
-        c, (batch, n, _), device = self.config, x.shape, x.device
+        c = self.config
+        batch, n, _ = x.shape
         blocks = [x.new_zeros(batch, 2 * c.kv_heads, n + slots, c.head_dim) for _ in self.layers]
         valid = None
         if lengths is not None:
-            slot = torch.arange(n + slots, device=device)
+            slot = torch.arange(n + slots, device=x.device)
             valid = ((slot < lengths[:, None]) | (slot >= n))[:, None, None]
-        cache = Cache(blocks, n, self.positions(grid, n, lengths), valid)
+        cache = Cache(blocks=blocks, prefix=n, positions=self.positions(grid, n, lengths), valid=valid)
+
         if image is not None:
             x = torch.cat([x, image], 1)
         end = x.shape[1]
-        slot = torch.arange(end, device=device)
+        slot = torch.arange(end, device=x.device)
         if lengths is None:
-            return self.feed(x, slot - n, slot, cache, end, causal=True)[:, n - 1 :], cache
-        position = torch.where(slot < n, (slot - lengths[:, None]).clamp(max=-1), slot - n)
+            h = self.feed(x, slot - n, slot, cache, end, causal=True)
+            return h[:, n - 1 :], cache
+
         # Padding is behind a prefix, where a causal mask hides it from the prefix, but not from image rows.
         mask = None if image is None else slot <= slot[:, None]
+        position = torch.where(slot < n, (slot - lengths[:, None]).clamp(max=-1), slot - n)
         h = self.feed(x, position, slot, cache, end, mask, causal=image is None)
+
         last = h.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, c.dim))
         return torch.cat([last, h[:, n:]], 1), cache
 
@@ -486,8 +612,9 @@ class Llama(Regional):
         mask: Tensor | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Feed rows behind the cached ones, and write their keys and values into the cache; hidden rows [R, n, C], for :meth:`logits`.
+        """Feed rows behind the cached ones, and write their keys and values into the cache.
 
+        Returns hidden rows [R, n, C], for :meth:`logits`.
         Args:
             x: rows [R, n, C]; R may be less than the cache's, then its first R rows are used.
             position: int64 [n], or [R, n] if the batch rows differ.
@@ -498,9 +625,11 @@ class Llama(Regional):
         """
         x, rope = self._encode(x, cache.positions.rows(position, len(x)))
         mask = None if causal else cache.mask(mask, len(x), x.shape[1], end)
+
         run = cached_block if causal else self.region(cached_block)
         for block, store in zip(self.layers, cache.blocks, strict=True):
             x = run(block, x, rope, store, slot, end, mask, causal)
+
         return x
 
 
@@ -527,10 +656,12 @@ class TokenModel:
 
     def cache_bytes(self, images: int, guided: bool, prefix: int = 1) -> int:
         """Upper bound of a run's cache memory, with ``prefix`` condition rows."""
-        return cache_bytes(self.net, (prefix + self.tokens) * images * (2 if guided else 1))
+        rows = (prefix + self.tokens) * images * (2 if guided else 1)
+        return cache_bytes(self.net, rows)
 
 
 def cache_bytes(net: Llama, rows: int) -> int:
     """Memory of the keys and values of that many rows."""
     c = net.config
-    return 2 * c.depth * c.kv_heads * c.head_dim * rows * next(net.parameters()).element_size()
+    numbers = 2 * c.depth * c.kv_heads * c.head_dim * rows
+    return numbers * next(net.parameters()).element_size()

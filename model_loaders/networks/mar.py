@@ -34,7 +34,7 @@ class MARConfig:
     decoder_depth: int
     heads: int  # attention heads
     buffer: int  # class rows in front of the tokens
-    tokens: int  # tokens of a picture (a square grid)
+    tokens: int  # tokens of an image (a square grid)
     channels: int  # channels per token (latent channels times patch area)
     classes: int  # number of class labels; 0 for none
     head_depth: int  # residual blocks of the diffusion head
@@ -42,7 +42,7 @@ class MARConfig:
 
     @cached_property
     def grid(self) -> int:
-        """Tokens along one side of the picture."""
+        """Tokens along one side of the image."""
         return math.isqrt(self.tokens)
 
     @staticmethod
@@ -55,6 +55,7 @@ class MARConfig:
         """
         dim = state["class_emb.weight"].shape[1]
         tokens = state["diffusion_pos_embed_learned"].shape[1]
+
         heads = heads or OFFICIAL_HEADS.get(dim)
         if heads is None:
             raise ValueError(f"no official MAR has the width {dim}, so the number of attention heads must be stated")
@@ -62,6 +63,7 @@ class MARConfig:
             raise ValueError(f"heads: {heads} does not divide the width {dim}")
         if math.isqrt(tokens) ** 2 != tokens:
             raise ValueError(f"{tokens} tokens are not a square grid")
+
         return MARConfig(
             dim=dim,
             encoder_depth=depth(state, "encoder_blocks."),
@@ -96,6 +98,8 @@ class HeadBlock(nn.Module):
 
 
 class _Final(nn.Module):
+    """The last layer, modulated by time and condition."""
+
     def __init__(self, width: int, out: int):
         super().__init__()
         self.norm_final = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
@@ -104,6 +108,8 @@ class _Final(nn.Module):
 
 
 class _TimeEmbedding(nn.Module):
+    """Timesteps [N] to vectors [N, w]: cosines and sines of 128 frequencies, then an MLP."""
+
     def __init__(self, width: int):
         super().__init__()
         self.mlp = nn.Sequential(Linear(256, width, bias=True), nn.SiLU(), Linear(width, width, bias=True))
@@ -111,7 +117,8 @@ class _TimeEmbedding(nn.Module):
     def forward(self, t: Tensor) -> Tensor:
         rates = torch.exp(-math.log(10000) * torch.arange(128, dtype=torch.float32, device=t.device) / 128)
         angles = t[:, None].float() * rates
-        return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.mlp[0].weight.dtype))
+        waves = torch.cat([angles.cos(), angles.sin()], dim=-1)
+        return self.mlp(waves.to(self.mlp[0].weight.dtype))
 
 
 class DiffusionHead(nn.Module):
@@ -133,15 +140,20 @@ class DiffusionHead(nn.Module):
         all blocks.
         """
         active = F.silu(embedding)
+        if blocks is None:
+            blocks = self.res_blocks
+
         out = []
-        for layer in (*(self.res_blocks if blocks is None else blocks), self.final_layer):
+        for layer in (*blocks, self.final_layer):
             shift, scale, *gate = layer.adaLN_modulation[1](active).split(active.shape[-1], -1)
             out += [shift, 1 + scale, *gate]
+
         return out
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """Predicted noise, then variance logits (-1..1 between the two bounds), fp32 [N, 2 channels], of tokens fp32
-        [N, channels].
+        """Predicted noise, then variance logits, of tokens fp32 [N, channels]; fp32 [N, 2 channels].
+
+        A variance logit is -1..1 between the two bounds.
         """
         h = self.input_proj(x.to(self.input_proj.weight.dtype))
         for i, block in enumerate(self.res_blocks):
@@ -150,7 +162,8 @@ class DiffusionHead(nn.Module):
 
         # The last layer stays in fp32: at t = 999 its errors are multiplied by hundreds (samplers/mar/tables.py).
         last = self.final_layer.linear
-        return last(modulated(h, self.final_layer.norm_final, *modulations[-2:]).to(last.weight.dtype))
+        h = modulated(h, self.final_layer.norm_final, *modulations[-2:])
+        return last(h.to(last.weight.dtype))
 
     def forward(self, x: Tensor, t: Tensor, z: Tensor) -> Tensor:
         """x [N, channels], t [N] in 0..999, z [N, z_channels] to [N, 2 channels]."""
@@ -158,8 +171,9 @@ class DiffusionHead(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention. The block computes the attention itself, so that a cache can be applied after the
-    projection.
+    """Multi-head self-attention.
+
+    The block computes the attention itself, so that a cache can be applied after the projection.
     """
 
     def __init__(self, dim: int, heads: int):
@@ -171,7 +185,8 @@ class Attention(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, N, C] to query, key, value, each [B, heads, N, C / heads]."""
         b, n, c = x.shape
-        q, k, v = self.qkv(x).view(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        heads = self.qkv(x).view(b, n, 3, self.heads, c // self.heads)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
 
@@ -182,8 +197,8 @@ class Block(nn.Module):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
         self.attn = Attention(dim, heads)
-        layers = OrderedDict(fc1=Linear(dim, 4 * dim, bias=True), act=nn.GELU(), fc2=Linear(4 * dim, dim, bias=True))
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        layers = OrderedDict(fc1=Linear(dim, 4 * dim, bias=True), act=nn.GELU(), fc2=Linear(4 * dim, dim, bias=True))
         self.mlp = nn.Sequential(layers)
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
@@ -195,16 +210,18 @@ class Block(nn.Module):
         if rows is not None:
             x = pick(x, rows)
             q = pick(q, rows)
-        return self.attend(x, q, k, v, key_mask)
+
+        x = self.attend(x, q, k, v, key_mask)
+        return x + self.mlp(self.norm2(x))
 
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """The rest of the block for rows x [B, M, C] with queries q [B, heads, M, d], over keys and values [B, heads,
-        N, d].
+        """Rows x [B, M, C] plus the attention of their queries q [B, heads, M, d].
+
+        Keys and values are [B, heads, N, d].
         """
         mask = None if key_mask is None else key_mask[:, None, None]
         out = F.scaled_dot_product_attention(q, k, v, mask)
-        x = x + self.attn.proj(out.transpose(1, 2).flatten(2))
-        return x + self.mlp(self.norm2(x))
+        return x + self.attn.proj(out.transpose(1, 2).flatten(2))
 
 
 def _blocks(c: MARConfig, count: int) -> list[Block]:
@@ -228,20 +245,25 @@ class MAR(Regional):
             self.class_emb = nn.Embedding(c.classes, c.dim)
         self.fake_latent = nn.Parameter(torch.empty(1, c.dim))
         self.mask_token = nn.Parameter(torch.empty(1, 1, c.dim))
+
         self.encoder_pos_embed_learned = nn.Parameter(torch.empty(1, c.buffer + c.tokens, c.dim))
         self.decoder_pos_embed_learned = nn.Parameter(torch.empty(1, c.buffer + c.tokens, c.dim))
         self.diffusion_pos_embed_learned = nn.Parameter(torch.empty(1, c.tokens, c.dim))
+
         self.z_proj = Linear(c.channels, c.dim, bias=True)
         self.z_proj_ln = nn.LayerNorm(c.dim, eps=1e-6)
         self.encoder_blocks = _blocks(c, c.encoder_depth)
         self.encoder_norm = nn.LayerNorm(c.dim, eps=1e-6)
+
         self.decoder_embed = Linear(c.dim, c.dim, bias=True)
         self.decoder_blocks = _blocks(c, c.decoder_depth)
         self.decoder_norm = nn.LayerNorm(c.dim, eps=1e-6)
+
         self.diffloss = nn.ModuleDict({"net": DiffusionHead(c.channels, c.head_width, c.head_depth, c.dim)})
 
     @property
     def head(self) -> DiffusionHead:
+        """The diffusion head."""
         return cast(DiffusionHead, self.diffloss["net"])
 
     def class_rows(self, labels: Tensor | None, batch: int) -> Tensor:
@@ -249,18 +271,26 @@ class MAR(Regional):
         return self.fake_latent.expand(batch, -1) if labels is None else self.class_emb(labels)
 
     def embed_known(self, tokens: Tensor, known: Tensor, class_rows: Tensor) -> Tensor:
-        """The encoder's input [B, buffer + K, C] of tokens [B, L, channels] at the positions ``known`` int64 [B, K],
-        behind class rows [B, C]."""
+        """The encoder's input [B, buffer + K, C].
+
+        Args:
+            tokens: [B, L, channels].
+            known: int64 [B, K], positions of the tokens that are read.
+            class_rows: [B, C], vectors of the buffer rows, which stand in front.
+        """
         b = tokens.shape[0]
         buffer = self.config.buffer
-        rows = class_rows.to(self.z_proj.weight.dtype)[:, None].expand(-1, buffer, -1)
-        x = torch.cat([rows, self.z_proj(pick(tokens, known).to(self.z_proj.weight.dtype))], dim=1)
+        dtype = self.z_proj.weight.dtype
+        rows = class_rows.to(dtype)[:, None].expand(-1, buffer, -1)
+        x = torch.cat([rows, self.z_proj(pick(tokens, known).to(dtype))], dim=1)
+
         at = torch.cat([torch.arange(buffer, device=known.device).expand(b, -1), known + buffer], dim=1)
         return self.z_proj_ln(x + pick(self.encoder_pos_embed_learned.expand(b, -1, -1), at))
 
     def encode(self, tokens: Tensor, known: Tensor, class_rows: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Encoder output [B, buffer + K, C]; arguments as :meth:`embed_known`, and ``padding_mask`` bool [B, K], False
-        for padding.
+        """Encoder output [B, buffer + K, C].
+
+        Arguments as :meth:`embed_known`, and ``padding_mask`` bool [B, K], False for padding.
         """
         x = self.embed_known(tokens, known, class_rows)
         key_mask = None
@@ -277,6 +307,7 @@ class MAR(Regional):
         b = known.shape[0]
         buffer = self.config.buffer
         length = self.config.tokens
+
         x = self.decoder_embed(encoded)
         full = self.mask_token.to(x.dtype).expand(b, buffer + length + (padding_mask is not None), -1).clone()
         full[:, :buffer] = x[:, :buffer]
@@ -302,37 +333,44 @@ class MAR(Regional):
         place = self.diffusion_pos_embed_learned
         if wanted is None:
             return self.decoder_norm(run(last, x)[:, self.config.buffer :]) + place
+
         z = self.decoder_norm(last(x, rows=wanted + self.config.buffer))
         return z + pick(place.expand(len(wanted), -1, -1), wanted)
 
 
 class Conditioning:
-    """The condition of B images as the network reads it: the vectors of the encoder's buffer rows, and what happens to
-    the encoder's output before the decoder reads it. Here nothing does."""
+    """The condition of B images as the network reads it.
+
+    It gives the vectors of the encoder's buffer rows, and may change the encoder's output before the decoder reads it;
+    here it does not.
+    """
 
     def __len__(self) -> int:
         """Images B."""
         raise NotImplementedError
 
     def vectors(self, guided: bool, count: int = 1) -> Tensor:
-        """Vectors [E, C] of the encoder's buffer rows: E is ``count`` B, or twice that where the branches of guidance
-        differ in the encoder."""
+        """Vectors [E, C] of the encoder's buffer rows.
+
+        E is ``count`` B, or twice that where the branches of guidance differ in the encoder.
+        """
         raise NotImplementedError
 
     def fuse(
         self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None, cache: Any = None
     ) -> Tensor:
-        """The decoder's input rows [D, buffer + K, C], both branches of guidance, the unconditional one last, of the
-        encoder's output [E, buffer + K, C] for positions ``known`` int64 [E, K]; D counts images and copies, twice with
-        guidance.
+        """The decoder's input rows [D, buffer + K, C], both branches of guidance, the unconditional one last.
 
-        ``cache``: of :meth:`feature_cache`, receives what :meth:`extend` reads.
+        They are made of the encoder's output [E, buffer + K, C] for positions ``known`` int64 [E, K]; D counts images
+        and copies, twice with guidance. ``cache``: of :meth:`feature_cache`, receives what :meth:`extend` reads.
         """
         return encoded
 
     def feature_cache(self, live: int, room: int) -> Any:
-        """A cache for :meth:`fuse` and :meth:`extend` (LazyMAR): of ``live`` rows of the decoder's input and ``room``
-        tokens and buffer rows. None: there is nothing to keep."""
+        """A cache for :meth:`fuse` and :meth:`extend` (LazyMAR); None: there is nothing to keep.
+
+        It has room for ``live`` rows of the decoder's input and ``room`` tokens and buffer rows.
+        """
         return None
 
     def extend(self, encoded: Tensor, cache: Any, known: int) -> Tensor:
@@ -343,8 +381,9 @@ class Conditioning:
         return encoded
 
     def counts(self, encoder: int, decoder: int) -> dict[str, int]:
-        """Counts of a pass for the report, of the rows that the encoder and an average decoder block computed for both
-        branches.
+        """Counts of a pass for the report, for rows computed for both branches.
+
+        ``encoder`` are the rows of the encoder, ``decoder`` those of an average block of the decoder.
         """
         return {"transformer_passes": 1, "transformer_tokens": encoder + decoder}
 
@@ -385,7 +424,11 @@ class MARModel:
 
     def weights(self) -> dict[str, int]:
         """Bytes of the weights by part."""
-        return {n: sum(p.numel() * p.element_size() for p in part.parameters()) for n, part in self.parts.items()}
+        sizes = {}
+        for name, part in self.parts.items():
+            sizes[name] = sum(p.numel() * p.element_size() for p in part.parameters())
+
+        return sizes
 
     @property
     def note(self) -> str:
@@ -393,18 +436,19 @@ class MARModel:
         return self.assumed
 
     def working_bytes(self, rows: int) -> dict[str, int]:
-        """Upper estimate of the activations of one pass by part, for ``rows`` rows of the decoder over the batch and
-        both branches.
+        """Upper estimate of the activations of one pass by part.
+
+        ``rows`` are the rows of the decoder over the batch and both branches.
         """
-        return {"MAR": 16 * rows * self.net.config.dim * next(self.net.parameters()).element_size()}
+        element = next(self.net.parameters()).element_size()
+        return {"MAR": 16 * rows * self.net.config.dim * element}
 
     def prompt_bytes(self, tokens: int) -> int:
         """Memory of the keys and values of that many rows of a language model; 0 without one."""
         return 0
 
     def first_timestep(self, diffusion_steps: int) -> int:
-        """Highest timestep of every table of a run whose settings ask for so many diffusion steps and choose no
-        ``t_max``.
+        """Highest timestep of every table of a run with so many diffusion steps and no ``t_max`` of its own.
 
         Shorter tables of the run (DiSA's, FastHybrid's guided steps) start there too, so that all tokens are denoised
         from the same level of noise.
@@ -416,6 +460,7 @@ class MARModel:
         g = self.net.config.grid
         p = self.patch
         x = tokens.float().view(len(tokens), g, g, -1, p, p).permute(0, 3, 1, 4, 2, 5)
+
         return x.reshape(len(tokens), -1, g * p, g * p) / self.latent_scale
 
     def to_tokens(self, latents: Tensor) -> Tensor:
@@ -423,4 +468,5 @@ class MARModel:
         g = self.net.config.grid
         p = self.patch
         x = latents.view(len(latents), -1, g, p, g, p).permute(0, 2, 4, 1, 3, 5)
+
         return x.reshape(len(latents), g * g, -1) * self.latent_scale

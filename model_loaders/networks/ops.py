@@ -1,10 +1,11 @@
-"""The linear layers and embeddings of all networks: fast products on a CPU, int8 weights, and weights off the compute device.
+"""The linear layers and embeddings of all networks: fast products on a CPU, int8 weights, and offloaded weights.
 
-On a CPU a step multiplies large matrices by a handful of rows, and its time goes into reading the weights. The library call that reads
-them best follows from the number of rows and the processor's vendor, see :func:`linear`, and never from timing: equal calls give equal bits
-in every process on one machine with the same number of threads.
+On a CPU a step multiplies large matrices by a handful of rows, and its time goes into reading the weights. The library
+call that reads them best follows from the number of rows and the processor's vendor, see :func:`linear`, and never from
+timing: equal calls give equal bits in every process on one machine with the same number of threads.
 
-A host with little device memory (ComfyUI) loads a network partially: it gives layers a ``source``, which copies their weights for a call.
+A host with little device memory (ComfyUI) loads a network partially: it gives layers a ``source``, which copies their
+weights for a call.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Containers whose linear layers may be int8; those that may be off the device, and further ones by their last name. Embeddings,
-# norms, input and output layers keep their dtype, because their errors are visible first; the diffusion head is always loaded.
+# Containers whose linear layers may be int8; those that may be off the device, and further ones by their last name.
+# Embeddings, norms, input and output layers keep their dtype, because their errors are visible first; the diffusion
+# head is always loaded.
 _INT8_BLOCKS = frozenset(("encoder_blocks", "decoder_blocks", "res_blocks", "layers"))
-_STREAMED_BLOCKS, _STREAMED_NAMES = _INT8_BLOCKS - {"res_blocks"}, frozenset(("tok_embeddings", "words", "output"))
-_LARGEST = 127.0
+_STREAMED_BLOCKS = _INT8_BLOCKS - {"res_blocks"}
+_STREAMED_NAMES = frozenset(("tok_embeddings", "words", "output"))
+_LARGEST = 127.0  # magnitude of an int8 number
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -39,33 +42,44 @@ PACKED_BYTES = 1 << 30
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear | None = None) -> Tensor:
     """x [..., in] times the transposed weight [out, in], plus the bias [out]; to [..., out].
 
-    On a CPU in fp32, oneDNN multiplies a large weight by three and more rows, in its own layout ("packed") where ``layer``, which
-    owns the weight, keeps a packed copy. One and two rows take F.linear, but on AMD's processors, where MKL is slow, two rows
-    are oneDNN's as well and one row is a batch of two half matrices.
+    On a CPU in fp32, oneDNN multiplies a large weight by three and more rows, in its own layout ("packed") where
+    ``layer``, which owns the weight, keeps a packed copy. One and two rows take F.linear, but on AMD's processors,
+    where MKL is slow, two rows are oneDNN's as well and one row is a batch of two half matrices.
     """
     if weight.numel() < LARGE_WEIGHT or not weight.is_contiguous() or not weight.is_cpu or not x.numel():
         return F.linear(x, weight, bias)
+
     fp32 = x.dtype is torch.float32 and weight.dtype is torch.float32
     # Fake and traced tensors are left to the compiler.
     if not fp32 or torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling():
         return F.linear(x, weight, bias)
+
     rows = x.numel() // x.shape[-1]
-    flat, shape = x.reshape(rows, -1), (*x.shape[:-1], len(weight))
+    flat = x.reshape(rows, -1)
+    shape = (*x.shape[:-1], len(weight))
     if rows > (1 if _is_amd() else 2) and _has_onednn():
         held = weight if layer is None else layer.packed()
-        twice = held is not weight and rows == 2  # four rows read the packed layout up to 1.7 times as fast as two
-        flat = torch.cat([flat, flat]) if twice else flat.contiguous()
-        out = torch.ops.mkldnn._linear_pointwise(flat, held, bias, "none", [], "")
-        return (out[:2] if twice else out).view(shape)
-    if rows == 1 and _is_amd() and flat.shape[1] <= HALVES_WIDTH and not len(weight) % 2:
-        halves, columns = weight.view(2, -1, weight.shape[1]), flat.T.expand(2, -1, -1)
-        out = torch.bmm(halves, columns) if bias is None else torch.baddbmm(bias.view(2, -1, 1), halves, columns)
+        if held is not weight and rows == 2:  # four rows read the packed layout up to 1.7 times as fast as two
+            out = torch.ops.mkldnn._linear_pointwise(torch.cat([flat, flat]), held, bias, "none", [], "")[:2]
+        else:
+            out = torch.ops.mkldnn._linear_pointwise(flat.contiguous(), held, bias, "none", [], "")
         return out.view(shape)
+
+    if rows == 1 and _is_amd() and flat.shape[1] <= HALVES_WIDTH and not len(weight) % 2:
+        halves = weight.view(2, -1, weight.shape[1])
+        columns = flat.T.expand(2, -1, -1)
+        if bias is None:
+            out = torch.bmm(halves, columns)
+        else:
+            out = torch.baddbmm(bias.view(2, -1, 1), halves, columns)
+        return out.view(shape)
+
     return F.linear(x, weight, bias)
 
 
 @lru_cache(maxsize=1)
 def _has_onednn() -> bool:
+    """Whether oneDNN is there, with the product of a linear layer."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -81,9 +95,9 @@ def _is_amd() -> bool:
 class Streamed:
     """Mixin of layers with ``weight`` and ``bias``, which a host's ``source`` provides while they are off the device.
 
-    A source has three methods: ``is_offloaded(layer)``; ``stream_weight(layer, x, rows=None)``, a context manager that gives weight and
-    bias on the device and in the dtype of ``x`` (some rows of the weight without bias); and ``look_up(layer, ids)``, rows ``ids`` int64
-    [...] of an embedding's weight, on the device of ``ids``.
+    A source has three methods: ``is_offloaded(layer)``; ``stream_weight(layer, x, rows=None)``, a context manager that
+    gives weight and bias on the device and in the dtype of ``x`` (some rows of the weight without bias); and
+    ``look_up(layer, ids)``, rows ``ids`` int64 [...] of an embedding's weight, on the device of ``ids``.
     """
 
     source: Any = None
@@ -95,7 +109,7 @@ class Streamed:
     def tensors(self) -> list[Tensor]:
         """Weight and bias."""
         held: list[Tensor | None] = [getattr(self, name) for name in ("weight", "bias")]
-        return [t for t in held if t is not None]
+        return [tensor for tensor in held if tensor is not None]
 
 
 # Address and version of a layer's weight, and its packed copy.
@@ -116,6 +130,7 @@ class Linear(Streamed, nn.Linear):  # type: ignore[misc]
         if self.source is not None and self.source.is_offloaded(self):
             with self.source.stream_weight(self, x) as (weight, bias):
                 return linear(x, weight, bias)
+
         return linear(x, self.weight, self.bias, self)
 
     def packed(self) -> Tensor:
@@ -123,10 +138,13 @@ class Linear(Streamed, nn.Linear):  # type: ignore[misc]
         weight = self.weight
         if not self.packs:
             return weight
+
         version = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
         held = _PACKED.get(self)
         if held is None or held[0] != version:
-            _PACKED[self] = held = version, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8)
+            held = version, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8)
+            _PACKED[self] = held
+
         return held[1]
 
 
@@ -139,6 +157,7 @@ class Embedding(Streamed, nn.Embedding):  # type: ignore[misc]
         """int64 [...] to [..., C]."""
         if self.source is not None and self.source.is_offloaded(self):
             return self.source.look_up(self, ids)
+
         return super().forward(ids)
 
 
@@ -155,30 +174,44 @@ def limit_packing(net: nn.Module) -> None:
 
 
 def streamed_layers(net: nn.Module) -> list[Streamed]:
-    """The layers of a network that may be off the device: of its blocks, the output layer, a language model's embedding."""
-    layers = [(name.split("."), module) for name, module in net.named_modules() if isinstance(module, Streamed)]
-    return [layer for path, layer in layers if path[-1] in _STREAMED_NAMES or not _STREAMED_BLOCKS.isdisjoint(path)]
+    """The layers of a network that may be off the device: of its blocks, and its large tables.
+
+    The latter are the output layer and a language model's embedding.
+    """
+    layers = []
+    for name, module in net.named_modules():
+        path = name.split(".")
+        may_stream = path[-1] in _STREAMED_NAMES or not _STREAMED_BLOCKS.isdisjoint(path)
+        if may_stream and isinstance(module, Streamed):
+            layers.append(module)
+
+    return layers
 
 
 def offloaded_bytes(net: nn.Module) -> int:
     """Bytes of the weights that are off the device now."""
-    return sum(t.nbytes for layer in streamed_layers(net) if layer.is_offloaded() for t in layer.tensors())
+    offloaded = [layer for layer in streamed_layers(net) if layer.is_offloaded()]
+    return sum(tensor.nbytes for layer in offloaded for tensor in layer.tensors())
 
 
 def remark(*nets: nn.Module) -> str:
     """What a report says about networks with int8 weights, or with weights off the device; "" for others."""
     if any(isinstance(module, Int8Linear) for net in nets for module in net.modules()):
-        return "int8 weights: the pictures differ from those of fp32, see docs/benchmarks/speed.md"
-    if not (offloaded := sum(map(offloaded_bytes, nets))):
+        return "int8 weights: the images differ from those of fp32, see docs/benchmarks/speed.md"
+
+    offloaded = sum(map(offloaded_bytes, nets))
+    if not offloaded:
         return ""
-    total = sum(p.nbytes for net in nets for p in net.parameters())
+
+    total = sum(parameter.nbytes for net in nets for parameter in net.parameters())
     return f"{offloaded / 1e9:.2g} of {total / 1e9:.2g} GB of weights streamed from main memory, which is slower"
 
 
 class Int8Linear(nn.Module):
     """A linear layer on a CPU whose weight is int8, one scale per output. Lossy.
 
-    Each row of activations is rounded with its own scale. The product is ``torch._int_mm``, whose sums are exact in int32.
+    Each row of activations is rounded with its own scale. The product is ``torch._int_mm``, whose sums are exact in
+    int32.
     """
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None):
@@ -191,16 +224,19 @@ class Int8Linear(nn.Module):
     @classmethod
     def of(cls, layer: nn.Linear) -> Int8Linear:
         """The rounded layer: largest magnitude of an output channel to 127."""
-        w = layer.weight.detach().float()
-        scale = w.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / _LARGEST
+        weight = layer.weight.detach().float()
+        scale = weight.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / _LARGEST
+        rounded = (weight / scale[:, None]).round_().to(torch.int8)
+
         bias = None if layer.bias is None else layer.bias.detach().float()
-        return cls((w / scale[:, None]).round_().to(torch.int8), scale, bias)
+        return cls(rounded, scale, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x fp32 [..., in] to fp32 [..., out]."""
         rows = x.reshape(-1, self.in_features)
         if not len(rows):
             return x.new_empty(*x.shape[:-1], self.out_features)
+
         largest = rows.abs().amax(1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny)
         rounded = (rows * (_LARGEST / largest)).round_().to(torch.int8)
         out = torch._int_mm(rounded, self.weight.t()).float().mul_(largest * (1 / _LARGEST))
@@ -211,9 +247,13 @@ class Int8Linear(nn.Module):
 def quantize(net: N) -> N:
     """Replace the linear layers within the blocks by int8 ones, in place; return ``net``."""
     for name, module in list(net.named_modules()):
+        if _INT8_BLOCKS.isdisjoint(name.split(".")):
+            continue
+
         for child, layer in list(module.named_children()):
-            if isinstance(layer, nn.Linear) and not _INT8_BLOCKS.isdisjoint(name.split(".")):
+            if isinstance(layer, nn.Linear):
                 setattr(module, child, Int8Linear.of(layer))
+
     return net
 
 
@@ -222,4 +262,5 @@ def outputs(layer: nn.Linear | Int8Linear, start: int, stop: int) -> Callable[[T
     bias = None if layer.bias is None else layer.bias[start:stop]
     if isinstance(layer, Int8Linear):
         return Int8Linear(layer.weight[start:stop], layer.scale[start:stop], bias)
+
     return partial(F.linear, weight=layer.weight[start:stop], bias=bias)

@@ -1,13 +1,15 @@
 """How the repeated parts of a network run: as written, or compiled. Results differ by rounding only.
 
-Compilation is regional: one function that runs many times (a transformer block, a diffusion step, a decode step) is compiled and reused
-for every block and step. Row counts and key lengths are symbolic, so that a run needs a few compilations, in the seconds after its start.
+Compilation is regional: one function that runs many times (a transformer block, a diffusion step, a decode step) is
+compiled and reused for every block and step. Row counts and key lengths are symbolic, so that a run needs a few
+compilations, in the seconds after its start.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -18,12 +20,35 @@ from torch.fx.experimental import _config
 from ...errors import UserError
 from .ops import Streamed, streamed_layers
 
-PLAIN, COMPILE = SPEEDS = ("plain", "compile")
+PLAIN = "plain"
+COMPILE = "compile"
+SPEEDS = (PLAIN, COMPILE)
 # PyTorch's compiler of the regions. Tests count compilations with one that needs no C++ compiler.
 BACKEND = "inductor"
 
+# Networks with fewer weights take one thread on a CPU: their products are so small that further threads mostly wait,
+# and wait long when other programs use the cores. The smallest official file, LlamaGen-B, has 111 million.
+FEW_WEIGHTS = 30_000_000
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@contextmanager
+def suited_threads(net: nn.Module) -> Iterator[None]:
+    """Run a block with one thread of PyTorch if ``net`` is a small network on a CPU."""
+    before = torch.get_num_threads()
+    first = next(net.parameters())
+    weights = sum(weight.numel() for weight in net.parameters())
+    if first.device.type != "cpu" or weights >= FEW_WEIGHTS or before == 1:
+        yield
+        return
+
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Regional(nn.Module):
@@ -44,13 +69,18 @@ class Regional(nn.Module):
         """``function``, compiled if this network is and all its weights are on the device."""
         if self.speed != COMPILE or any(layer.is_offloaded() for layer in self._streamed):
             return function
+
         if function not in self._regions:
             self._regions[function] = _Compiled(function)
+
         return cast(Callable[P, R], self._regions[function])
 
 
 class _Compiled:
-    """A compiled function. The compiler keeps at most a few results of a code object; every network has its own copy of the code."""
+    """A compiled function.
+
+    The compiler keeps at most a few results of a code object; every network has its own copy of the code.
+    """
 
     def __init__(self, function: Any):
         code = function.__code__.replace()
@@ -72,15 +102,21 @@ class _Compiled:
                     "FastAR: %s was compiled for as many shapes as the compiler keeps; it runs plain from now on.",
                     self.plain.__qualname__,
                 )
+
         return self.plain(*args)
 
 
 def choose(net: Regional, speed: str, device: torch.device) -> None:
-    """Set how a network runs, which will compute on ``device``; a UserError for an unknown ``speed``, and "compile" without a compiler."""
+    """Set how a network runs, which will compute on ``device``.
+
+    Raises:
+        UserError: for an unknown ``speed``, and "compile" without a compiler.
+    """
     if speed not in SPEEDS:
         raise UserError(f"speed: {speed!r} is none of {', '.join(SPEEDS)}; choose one of them.")
     if speed == COMPILE:
         _expect_compiler(device)
+
     net._streamed = streamed_layers(net)
     net.speed = speed
 
@@ -103,5 +139,6 @@ def _expect_compiler(device: torch.device) -> None:
             cpp_builder.get_cpp_compiler()
         except exc.InvalidCxxCompiler:
             lacks = "torch.compile needs a C++ compiler (g++, clang or MSVC) and finds none"
+
     if lacks:
         raise UserError(f"speed: {lacks}; choose plain.")

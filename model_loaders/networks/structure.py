@@ -7,17 +7,24 @@ from typing import Any
 
 from torch import nn
 
-# Building a network takes time per block. The deepest official one has 48 blocks; autoencoders have 5 levels of 2 blocks.
-MOST_BLOCKS, MOST_LEVELS = 512, 16
+# Building a network takes time per block. The deepest official one has 48 blocks; autoencoders have 5 levels of 2
+# blocks.
+MOST_BLOCKS = 512
+MOST_LEVELS = 16
 
 
 def depth(names: Iterable[str], prefix: str, most: int = MOST_BLOCKS) -> int:
-    """Count the blocks ``<prefix>0.``, ``<prefix>1.``, ...; a ValueError if they are not numbered without gaps, or more than ``most``."""
+    """Count the blocks ``<prefix>0.``, ``<prefix>1.``, ...
+
+    Raises:
+        ValueError: if they are not numbered without gaps, or more than ``most``.
+    """
     found = {name[len(prefix) :].split(".", 1)[0] for name in names if name.startswith(prefix)}
     if len(found) > most:
         raise ValueError(f"it has {len(found)} blocks named {prefix}*, more than the limit of {most}")
     if found != {str(i) for i in range(len(found))}:
         raise ValueError(f"its blocks {prefix}* are not numbered 0 to {len(found) - 1}")
+
     return len(found)
 
 

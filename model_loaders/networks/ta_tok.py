@@ -1,10 +1,13 @@
-"""TA-Tok, Tar's semantic tokenizer, with the official parameter names: images to codes, and codes to the features of the de-tokenizers.
+"""TA-Tok, Tar's semantic tokenizer: images to codes, and codes to the features of the de-tokenizers.
 
-Sources: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898); Tschannen et al. 2025 (SigLIP 2, arXiv 2502.14786) for both vision
-transformers; Zhu et al. 2024 (SimVQ, arXiv 2411.02038) for the codebook, a learned projection of a table, compared on the unit sphere.
+Parameter names are the official ones.
 
-Not used and not built, see :func:`unused`: both attention-pool heads, and everything behind the second last layer of the image encoder,
-whose output is the feature map.
+Sources: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898); Tschannen et al. 2025 (SigLIP 2, arXiv
+2502.14786) for both vision transformers; Zhu et al. 2024 (SimVQ, arXiv 2411.02038) for the codebook, a learned
+projection of a table, compared on the unit sphere.
+
+Not used and not built, see :func:`unused`: both attention-pool heads, and everything behind the second last layer of
+the image encoder, whose output is the feature map.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +26,14 @@ from .structure import depth
 
 TABLE = "bottleneck.regularizer.embedding.weight"
 NORM_EPS = 1e-6
-# Attention heads, which no state dict holds. Image encoder by width: SigLIP's B, L and so400m; otherwise heads of width 64.
+# Attention heads, which no state dict holds. Image encoder by width: SigLIP's B, L and so400m; otherwise heads of width
+# 64.
 ENCODER_HEADS = {768: 12, 1024: 16, 1152: 16}
 DECODER_HEADS = 12
-_ENCODER, _DECODER = "encoder.encoder.layers.", "decoder.vision_model.encoder.layers."
-_PATCH, _POSITIONS = "embeddings.patch_embedding.weight", "embeddings.position_embedding.weight"
+_ENCODER = "encoder.encoder.layers."
+_DECODER = "decoder.vision_model.encoder.layers."
+_PATCH = "embeddings.patch_embedding.weight"
+_POSITIONS = "embeddings.position_embedding.weight"
 # Parameters that only encode images.
 ENCODING = ("encoder.", "encode_task_layer.", "bottleneck.in_linear.", "scale_layer.")
 _POOLED = ("encoder.head.", "decoder.vision_model.head.")
@@ -61,36 +67,71 @@ class TATokConfig:
         encoder_heads: int | None = None,
         input_size: int | None = None,
     ) -> TATokConfig:
-        """Derive the shape from official parameter names, without the image encoder if no name starts with ``encoder.``; a KeyError or
-        ValueError if it is none of a TA-Tok, or the arguments do not fit.
+        """Derive the shape from official parameter names.
 
-        Head counts are the official ones if they are None, and ``input_size`` 384 for the official encoder, else what the patches cover.
+        There is no image encoder if no name starts with ``encoder.``.
+
+        Args:
+            state: weights by name.
+            heads: of the decoder transformer; None for 12.
+            encoder_heads: of the image encoder; None for the official ones of its width.
+            input_size: pixels per side; None for 384 for the official encoder, else what the patches cover.
+
+        Raises:
+            KeyError, ValueError: if the weights are not those of a TA-Tok, or the arguments do not fit.
         """
         codes, code_width = state[TABLE].shape
-        prefix = "decoder.vision_model."
-        width, rows = state[prefix + _PATCH].shape[0], state[prefix + _POSITIONS].shape[0]
-        heads, places = heads or DECODER_HEADS, math.isqrt(rows)
+        width = state[f"decoder.vision_model.{_PATCH}"].shape[0]
+        heads = heads or DECODER_HEADS
         if heads < 1 or width % heads:
             raise ValueError(f"{heads} attention heads do not fit the width {width}")
+
+        rows = state[f"decoder.vision_model.{_POSITIONS}"].shape[0]
+        places = math.isqrt(rows)
         if places < 1 or places**2 != rows:
             raise ValueError(f"{rows} positions are no square grid")
-        hidden = state[f"{_DECODER}0.mlp.fc1.weight"].shape[0]
-        decoder = (width, code_width, codes, depth(state, _DECODER), heads, hidden, places)
+
+        decoder = TATokConfig(
+            width=width,
+            code_width=code_width,
+            codes=codes,
+            depth=depth(state, _DECODER),
+            heads=heads,
+            hidden=state[f"{_DECODER}0.mlp.fc1.weight"].shape[0],
+            places=places,
+        )
         if not any(name.startswith("encoder.") for name in state):
-            return TATokConfig(*decoder)
-        patch, rows = state["encoder." + _PATCH].shape[-1], state["encoder." + _POSITIONS].shape[0]
+            return decoder
+        return decoder._with_encoder(state, encoder_heads, input_size)
+
+    def _with_encoder(self, state: Mapping[str, Tensor], heads: int | None, input_size: int | None) -> TATokConfig:
+        """The shape with that of the image encoder, see :meth:`from_state_dict`."""
+        patch = state[f"encoder.{_PATCH}"].shape[-1]
+        rows = state[f"encoder.{_POSITIONS}"].shape[0]
         side = math.isqrt(rows)
-        encoder_heads = encoder_heads or ENCODER_HEADS.get(width, width // 64)
         input_size = input_size or (384 if (patch, side) == (14, 27) else patch * side)
         if side < 1 or side**2 != rows or patch < 1 or input_size // patch != side:
             raise ValueError(f"{rows} positions of {patch} pixels do not fit pictures of {input_size}")
-        if encoder_heads < 1 or width % encoder_heads:
-            wrong = f"{encoder_heads} attention heads of the encoder do not fit the width {width}"
-            raise ValueError(f"{wrong}; its metadata may lack an entry encoder_heads")
-        # The official file holds the whole encoder, whose last layer is unused; a file saved from this network lacks it.
-        blocks = depth(state, _ENCODER) - any(name.startswith(_LAST) for name in state)
-        hidden = state[f"{_ENCODER}0.mlp.fc1.weight"].shape[0]
-        return TATokConfig(*decoder, blocks, encoder_heads, hidden, patch, side, input_size)
+
+        heads = heads or ENCODER_HEADS.get(self.width, self.width // 64)
+        if heads < 1 or self.width % heads:
+            raise ValueError(
+                f"{heads} attention heads of the encoder do not fit the width {self.width}; "
+                "its metadata may lack an entry encoder_heads"
+            )
+
+        # The official file holds the whole encoder, whose last layer is unused; a file saved from this network lacks
+        # it.
+        holds_last = any(name.startswith(_LAST) for name in state)
+        return replace(
+            self,
+            encoder_depth=depth(state, _ENCODER) - holds_last,
+            encoder_heads=heads,
+            encoder_hidden=state[f"{_ENCODER}0.mlp.fc1.weight"].shape[0],
+            patch=patch,
+            side=side,
+            input_size=input_size,
+        )
 
 
 def unused(state: Mapping[str, object]) -> set[str]:
@@ -100,28 +141,44 @@ def unused(state: Mapping[str, object]) -> set[str]:
         layers = {name.removeprefix(_ENCODER).split(".")[0] for name in state if name.startswith(_ENCODER)}
         last = max((int(n) for n in layers if n.isdecimal()), default=-1)
         out |= {name for name in state if name.startswith(f"{_ENCODER}{last}.")}
+
     return out
 
 
 class _Attention(nn.Module):
+    """Multi-head self-attention."""
+
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.heads = heads
-        self.k_proj, self.v_proj, self.q_proj, self.out_proj = (nn.Linear(width, width) for _ in range(4))
+        self.k_proj = nn.Linear(width, width)
+        self.v_proj = nn.Linear(width, width)
+        self.q_proj = nn.Linear(width, width)
+        self.out_proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        projected = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        q, k, v = (t.transpose(1, 2) for t in projected)
-        return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        q = self._heads(self.q_proj(x))
+        k = self._heads(self.k_proj(x))
+        v = self._heads(self.v_proj(x))
+
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self.out_proj(out.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """Rows [B, n, width] as [B, heads, n, width / heads]."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class _Layer(nn.Module):
+    """Pre-norm block of a vision transformer."""
+
     def __init__(self, width: int, heads: int, hidden: int):
         super().__init__()
         self.self_attn = _Attention(width, heads)
         layers = OrderedDict(fc1=nn.Linear(width, hidden), act=nn.GELU("tanh"), fc2=nn.Linear(hidden, width))
         self.mlp = nn.Sequential(layers)
-        self.layer_norm1, self.layer_norm2 = nn.LayerNorm(width, NORM_EPS), nn.LayerNorm(width, NORM_EPS)
+        self.layer_norm1 = nn.LayerNorm(width, NORM_EPS)
+        self.layer_norm2 = nn.LayerNorm(width, NORM_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.self_attn(self.layer_norm1(x))
@@ -143,20 +200,26 @@ class _Tower(nn.Module):
         """All layers, of patch embeddings with positions added [B, n, width]."""
         for layer in self.encoder.layers:
             x = layer(x)
+
         return self.post_layernorm(x)
 
 
 class SimVQ(nn.Module):
-    """The codebook: rows of a table, projected and normalised in fp32, so that rounding does not change which code is nearest."""
+    """The codebook: rows of a table, projected and normalised.
+
+    It computes in fp32, so that rounding does not change which code is nearest.
+    """
 
     def __init__(self, codes: int, width: int):
         super().__init__()
-        self.embedding, self.embedding_proj = nn.Embedding(codes, width), nn.Linear(width, width)
+        self.embedding = nn.Embedding(codes, width)
+        self.embedding_proj = nn.Linear(width, width)
 
     def unit(self, rows: Tensor) -> Tensor:
         """Unit vectors fp32 [..., width] of rows [..., width] of the table."""
-        projection = self.embedding_proj
-        return F.normalize(F.linear(rows.float(), projection.weight.float(), projection.bias.float()), dim=-1)
+        weight = self.embedding_proj.weight.float()
+        bias = self.embedding_proj.bias.float()
+        return F.normalize(F.linear(rows.float(), weight, bias), dim=-1)
 
     def vectors(self, codes: Tensor) -> Tensor:
         """Unit vectors fp32 [..., width] of codes int64 [...]."""
@@ -165,11 +228,14 @@ class SimVQ(nn.Module):
     def nearest(self, x: Tensor) -> Tensor:
         """Nearest codes int64 [...], by cosine similarity, of vectors [..., width]."""
         flat = F.normalize(x.float().flatten(0, -2), dim=-1)
-        best, code = flat.new_full((len(flat),), -torch.inf), flat.new_zeros(len(flat), dtype=torch.int64)
+        best = flat.new_full((len(flat),), -torch.inf)
+        code = flat.new_zeros(len(flat), dtype=torch.int64)
         for start in range(0, self.embedding.num_embeddings, _BLOCK):
-            similarity, at = (flat @ self.unit(self.embedding.weight[start : start + _BLOCK]).T).max(-1)
+            table = self.unit(self.embedding.weight[start : start + _BLOCK])
+            similarity, at = (flat @ table.T).max(-1)
             code = torch.where(similarity > best, at + start, code)  # the first of equal ones
             best = torch.maximum(best, similarity)
+
         return code.view(x.shape[:-1])
 
 
@@ -189,7 +255,8 @@ class Bottleneck(nn.Module):
 
     def decode(self, codes: Tensor) -> Tensor:
         """Codes int64 [B, n] to [B, n, code width]."""
-        return self.out_linear(self.regularizer.vectors(codes).to(self.out_linear.weight.dtype))
+        vectors = self.regularizer.vectors(codes)
+        return self.out_linear(vectors.to(self.out_linear.weight.dtype))
 
 
 class TATok(nn.Module):
@@ -197,18 +264,31 @@ class TATok(nn.Module):
 
     def __init__(self, config: TATokConfig):
         super().__init__()
-        self.config = c = config
+        c = self.config = config
         if c.encoder_depth:
-            pixels = nn.Conv2d(3, c.width, c.patch, stride=c.patch)
             self.encoder = _Tower(
-                pixels, c.side**2, c.width, c.encoder_depth, c.encoder_heads, c.encoder_hidden, norm=False
+                patches=nn.Conv2d(3, c.width, c.patch, stride=c.patch),
+                positions=c.side**2,
+                width=c.width,
+                depth=c.encoder_depth,
+                heads=c.encoder_heads,
+                hidden=c.encoder_hidden,
+                norm=False,
             )
             self.encode_task_layer = nn.Sequential(nn.Linear(c.width, c.width), nn.Tanh())
             self.scale_layer = nn.Module()
             for name in ("shift", "scale"):
                 self.scale_layer.register_buffer(name, torch.full((1, 3, 1, 1), 0.5))
-        patches = nn.Linear(c.code_width, c.width)
-        tower = _Tower(patches, c.places**2, c.width, c.depth, c.heads, c.hidden, norm=True)
+
+        tower = _Tower(
+            patches=nn.Linear(c.code_width, c.width),
+            positions=c.places**2,
+            width=c.width,
+            depth=c.depth,
+            heads=c.heads,
+            hidden=c.hidden,
+            norm=True,
+        )
         self.decoder = nn.ModuleDict({"vision_model": tower})
         self.decode_task_layer = nn.Sequential(nn.Linear(c.width, c.width), nn.Tanh(), nn.Linear(c.width, c.width))
         self.bottleneck = Bottleneck(c.width, c.code_width, c.codes, bool(c.encoder_depth))
@@ -219,20 +299,26 @@ class TATok(nn.Module):
         size = self.config.input_size
         if x.shape[-2:] != (size, size):
             x = F.interpolate(x, (size, size), mode="bilinear", antialias=True)
+
         parts = self.encoder.embeddings
-        x = parts.patch_embedding(x.to(parts.patch_embedding.weight.dtype)).flatten(2).transpose(1, 2)
-        return self.encoder.run(x + parts.position_embedding.weight)
+        patches = parts.patch_embedding(x.to(parts.patch_embedding.weight.dtype)).flatten(2).transpose(1, 2)
+        return self.encoder.run(patches + parts.position_embedding.weight)
 
     def pooled(self, images: Tensor, pool: int = 1) -> Tensor:
         """Features before quantisation [B, n, C]; arguments as in :meth:`codes`."""
-        x, side = self.encode(images), self.config.side
+        x = self.encode(images)
+        side = self.config.side
         if pool > 1:  # the remainder at the right and at the bottom is dropped
-            x = F.avg_pool2d(x.transpose(1, 2).unflatten(2, (side, side)), pool).flatten(2).transpose(1, 2)
+            grid = x.transpose(1, 2).unflatten(2, (side, side))
+            x = F.avg_pool2d(grid, pool).flatten(2).transpose(1, 2)
+
         return self.encode_task_layer(x)
 
     def codes(self, images: Tensor, pool: int = 1) -> Tensor:
-        """Codes int64 [B, n], in raster order, of images [B, 3, H, W] in 0..1, which are resized to a square; officially n is 729, 169 or
-        81 for ``pool`` 1, 2 or 3."""
+        """Codes int64 [B, n], in raster order, of images [B, 3, H, W] in 0..1, which are resized to a square.
+
+        Officially n is 729, 169 or 81 for ``pool`` 1, 2 or 3.
+        """
         return self.bottleneck.codes(self.pooled(images, pool))
 
     def features(self, codes: Tensor) -> Tensor:
@@ -241,8 +327,11 @@ class TATok(nn.Module):
 
     def finish(self, x: Tensor) -> Tensor:
         """Features [B, n, C] of the bottleneck's output [B, n, code width]."""
-        tower, side = self.decoder.vision_model, math.isqrt(x.shape[1])
-        parts, places = tower.embeddings, self.config.places
+        tower = self.decoder.vision_model
+        parts = tower.embeddings
+        places = self.config.places
+        side = math.isqrt(x.shape[1])
+
         table = parts.position_embedding.weight.float().T.view(1, -1, places, places)
         table = F.interpolate(table, (side, side), mode="bilinear", antialias=True).flatten(2).transpose(1, 2)
         return self.decode_task_layer(tower.run(parts.patch_embedding(x) + table.to(x.dtype)))
@@ -257,19 +346,25 @@ class TATokModel:
 
     @torch.no_grad()
     def codes(self, images: Tensor, pool: int = 1) -> Tensor:
-        """See :meth:`TATok.codes`; a UserError without an image encoder, or if ``images`` or ``pool`` are invalid. Images may be on any
-        device; the codes are on the network's."""
+        """See :meth:`TATok.codes`. Images may be on any device; the codes are on the network's.
+
+        Raises:
+            UserError: without an image encoder, or if ``images`` or ``pool`` are invalid.
+        """
         c = self.net.config
         if not c.encoder_depth:
-            lacks = f"{self.name} holds no picture encoder, only the side of the codes"
-            raise UserError(f"ta_tok: {lacks}; load a whole one.")
+            raise UserError(
+                f"ta_tok: {self.name} holds no picture encoder, only the side of the codes; load a whole one."
+            )
         if images.ndim != 4 or images.shape[1] != 3 or not images.numel():
             raise UserError(f"image: pictures have 3 channels, not a shape of {'x'.join(map(str, images.shape))}.")
         if not 1 <= pool <= c.side:
             raise UserError(f"detail: {pool} does not divide a grid of {c.side} x {c.side} codes.")
+
         device = self.net.bottleneck.out_linear.weight.device
         # One image at a time, so that the codes do not depend on the batch; the codebook is projected once for all.
         features = torch.cat([self.net.pooled(image[None].to(device), pool) for image in images])
         if not bool(features.isfinite().all()):  # the codes would hide it
             raise not_finite("ta_tok", self.name, "features")
+
         return self.net.bottleneck.codes(features)

@@ -1,7 +1,7 @@
 """Tar's language model with its prompt template.
 
-Source: Han et al. 2025, "Vision as a Dialect: Unifying Visual Understanding and Generation via Text-Aligned Representations" (Tar, arXiv
-2506.18898). Its network is Qwen2.5's with image codes in the vocabulary; see ``llama.py``.
+Source: Han et al. 2025, "Vision as a Dialect: Unifying Visual Understanding and Generation via Text-Aligned
+Representations" (Tar, arXiv 2506.18898). Its network is Qwen2.5's with image codes in the vocabulary; see ``llama.py``.
 """
 
 from __future__ import annotations
@@ -46,22 +46,30 @@ class TarModel:
         return self.special.code, self.special.code + self.special.codes
 
     def prompt(self, text: Any, scale: int) -> list[int]:
-        """Token ids of a prompt, up to the special token of the scale (0 to ``len(sides) - 1``), which the codes follow.
+        """Token ids of a prompt, up to the special token of the scale, which the codes follow.
 
-        A chat model gets the text in its chat template, with the official system sentence; any other model gets the text alone. Names of
-        special tokens in it are plain text. A UserError if it is no text, too long, or encoded as a special token, or for an unknown scale.
+        ``scale`` is 0 to ``len(sides) - 1``. A chat model gets the text in its chat template, with the official system
+        sentence; any other model gets the text alone. Names of special tokens in it are plain text.
+
+        Raises:
+            UserError: if it is no text, too long, or encoded as a special token, or for an unknown scale.
         """
         if not 0 <= scale < len(self.sides):
-            have = " or ".join(str(side**2) for side in self.sides)
-            raise UserError(f"detail: {self.name} knows {have} codes and no other number; choose a finer one.")
+            known = " or ".join(str(side**2) for side in self.sides)
+            raise UserError(f"detail: {self.name} knows {known} codes and no other number; choose a finer one.")
         expect_text(text)
-        m = self.special
-        reserved = (m.image,), range(m.scale, m.scale + len(self.sides)), m.chat or (), range(*self.span)
+
+        special = self.special
+        scales = range(special.scale, special.scale + len(self.sides))
+        reserved = [(special.image,), scales, special.chat or (), range(*self.span)]
 
         def encode(part: str) -> list[int]:
             return without_special(self.tokenize(part), reserved, self.name)
 
-        turns = f"system\n{_SYSTEM}", f"user\n{text}"
-        ids = encode(text) if m.chat is None else chat(turns, encode, m.chat)
+        if special.chat is None:
+            ids = encode(text)
+        else:
+            ids = chat([f"system\n{_SYSTEM}", f"user\n{text}"], encode, special.chat)
+
         most = self.net.config.positions - self.sides[scale] ** 2
-        return checked([*ids, m.image, m.scale + scale], self.net.config.vocab, most, self.name)
+        return checked([*ids, special.image, special.scale + scale], self.net.config.vocab, most, self.name)

@@ -82,21 +82,6 @@ def _shift_ratio(z: Tensor, shift: Tensor) -> Tensor:
     return -(z * shift).sum(-1) - 0.5 * (shift * shift).sum(-1)
 
 
-def acceptable(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Tensor:
-    """Whether :func:`couple` accepts drafts fp32 [..., channels], bool [...]; ``uniforms`` [..., 2], in (0, 1]."""
-    # 1. As in reshape.
-    z = (draft - q.mean) * torch.exp(-q.log_std)
-    step = q.log_std - p.log_std
-    shaped = uniforms[..., 0].log() <= _shape_ratio(z, step)
-
-    # 2. As in reflect.
-    shift = (q.mean - p.mean) * torch.exp(-p.log_std)
-    shifted = uniforms[..., 1].log() <= _shift_ratio(z * step.exp(), shift)
-
-    # Without noise the comparisons would be with NaN or infinity.
-    return same(q, p) | (~noiseless(q, p) & shaped & shifted)
-
-
 def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, redraws: Redraws | None = None) -> Coupled:
     """From N(m, s_q^2) to N(m, s_p^2), means equal: accept with min(1, p / q), else sample max(0, p - q) / Z.
 

@@ -62,7 +62,6 @@ def cspd(
     condition: MaskedCondition,
     settings: CSpDSettings,
     noise: PairedNoise,
-    seed: int | None = None,
     transformer: Transformer | None = None,
     edit: Edit | None = None,
     *,
@@ -82,12 +81,15 @@ def cspd(
     Raises:
         UserError: as :func:`samplers.mar.mar.mar`; a draft of other tokens, grid, classes or on another device.
     """
+
     _check(draft, model)
     transformer = transformer or FullTransformer()
-    run = begin("cspd", model, condition, settings, noise, seed, edit, transformer)
+    run = begin("cspd", model, condition, settings, noise, edit, transformer)
+
     run.report.model = f"{model.name}, drafted by {draft.name}"
     for name, count in draft.weights().items():
         run.report.memory[f"{WEIGHTS}draft {name}"] = count
+
     with torch.no_grad():
         drafter = Drafter(run, draft, condition, draft_transformer or FullTransformer())
 

@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,7 +42,8 @@ def lossless_steps(run: Run, transformer: Transformer, drafter: Drafter, setting
     A batch advances with its slowest image. Drafts that others had accepted beyond are made again from the same noise
     and judged with the same random numbers, so that an image's tokens do not depend on its batch.
     """
-    plan, table = run.plan, run.tables
+    plan = run.plan
+    table = run.tables
     start, noise = run.draws("full", len(table.steps))
     outcome = torch.full(run.tokens.shape[:2], PLAIN, dtype=torch.uint8, device=start.device)
 
@@ -60,14 +62,15 @@ def lossless_steps(run: Run, transformer: Transformer, drafter: Drafter, setting
             drafts = [drafter.step(t, start, noise) for t in segment]
             run.drafted.scatter_(1, plan.ahead(step, len(segment)), True)
             verified = verifier.verify(step, drafts)
-            left, whole = len(segment), 0  # AR steps of the segment that were accepted in full
+            left = len(segment)
+            whole = 0  # AR steps of the segment that were accepted in full
 
         # 2. Judge the drafts of this AR step. The target samples the rest of each path.
         result = next(verified)
         with run.clock.phase("head"):
             here = plan.ahead(step)
             image, position = places(here)
-            accepted = (result.kept == len(table.steps)).view(here.shape)
+            accepted = torch.from_numpy(result.kept == len(table.steps)).view(here.shape)
             run.tokens[image, position] = result.paths.finish(result.rows)
             run.report.add(accepted_steps=int(result.kept.sum()))
 
@@ -79,6 +82,7 @@ def lossless_steps(run: Run, transformer: Transformer, drafter: Drafter, setting
             left = 0
             drafter.forget()
         length = min(settings.draft_length, max(1, 2 * whole))
+
         with run.clock.paused():
             yield run.step(step)
     return run.finish(outcome)
@@ -88,8 +92,8 @@ class Verified(NamedTuple):
     """The drafts of an AR step, judged by the target."""
 
     paths: Paths  # of this AR step and maybe others
-    rows: Tensor  # of this AR step, int64 [B n] on the host
-    kept: Tensor  # accepted diffusion steps of each row, int64 [B n] on the host
+    rows: np.ndarray  # of this AR step, int64 [B n]
+    kept: np.ndarray  # accepted diffusion steps of each row, int64 [B n]
 
 
 class Verifier:
@@ -120,12 +124,13 @@ class Verifier:
             # 2. Its head at all states of their drafted paths.
             with run.clock.phase("head"):
                 paths = self._paths(first + done, zs)
-                every = torch.arange(len(paths.done))
-                kept = self._judge(paths, every, drafts[done : done + len(zs)])
+                kept = self._judge(paths, drafts[done : done + len(zs)])
 
             # 3. The rows of each AR step.
-            sizes = [z.shape[1] * z.shape[2] for z in zs]
-            for rows in every.split(sizes):
+            end = 0
+            for z in zs:
+                rows = np.arange(end, end + z.shape[1] * z.shape[2])
+                end += len(rows)
                 yield Verified(paths, rows, kept[rows])
             done += len(zs)
 
@@ -141,8 +146,8 @@ class Verifier:
         batch = HeadBatch(z, cfg, self.start[image, position], noise, self.run.tables)
         return Paths(self.run, batch, self.speculation, CounterRNG(self.keys[image, position]))
 
-    def _judge(self, paths: Paths, rows: Tensor, drafts: Sequence[Trace]) -> Tensor:
-        """Advance paths past the diffusion steps that the target accepts; their numbers, int64 [R] on the host."""
+    def _judge(self, paths: Paths, drafts: Sequence[Trace]) -> np.ndarray:
+        """Advance paths past the diffusion steps that the target accepts; their numbers, int64 [N]."""
         temperature = self.run.settings.temperature
         path = torch.cat([draft.path for draft in drafts])
         mean = torch.cat([draft.kernel.mean for draft in drafts])
@@ -150,4 +155,4 @@ class Verifier:
         log_std += math.log(temperature) if temperature else -math.inf
         log_std[:, -1] = -math.inf  # the last step adds no noise
         self.run.report.add(drafted_steps=log_std.shape[0] * log_std.shape[1])
-        return paths.verify(rows, path, Gaussian(mean, log_std))
+        return paths.verify(np.arange(len(path)), path, Gaussian(mean, log_std))

@@ -105,9 +105,14 @@ def published_steps(
 
     ``draws`` None: those of the noise.
     """
-    plan, table, temperature = run.plan, run.tables, run.settings.temperature
+    plan = run.plan
+    table = run.tables
+    temperature = run.settings.temperature
     start, noise = run.draws("full", len(table.steps))
-    target_start, target_noise = (start, noise) if settings.alignment else run.draws("target", len(table.steps))
+    target_start = start
+    target_noise = noise
+    if not settings.alignment:
+        target_start, target_noise = run.draws("target", len(table.steps))
     draws = draws or RejectionDraws(to_device(row_keys(run.noise, "verify", plan.tokens), start.device))
     outcome = torch.full(run.tokens.shape[:2], PLAIN, dtype=torch.uint8, device=start.device)
 
@@ -182,7 +187,8 @@ def redrawn(
     Redraws ``first .. first + count - 1`` of p's kernel are tried.
     """
     normals, uniforms = draws.again(image, position, first, count, p.mean.shape[1])
-    q, p = q.rows(slice(None), None), p.rows(slice(None), None)
+    q = q.rows(slice(None), None)
+    p = p.rows(slice(None), None)
     drawn = p.mean + p.log_std.exp() * normals
     kept = published_keep(drawn, q, p) > uniforms
 

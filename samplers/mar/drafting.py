@@ -33,6 +33,7 @@ def traced(run: Run, batch: HeadBatch) -> Trace:
     """Sample a batch with the diffusion head, which is never cached, and keep its paths."""
     head = Head(run.model.net, batch)
     steps = ancestral_steps(run, batch)
+
     states = [batch.x]
     means = []
     log_stds = []
@@ -41,6 +42,7 @@ def traced(run: Run, batch: HeadBatch) -> Trace:
         states.append(x)
         means.append(mean)
         log_stds.append(log_std)
+
     run.report.add(head_calls=len(steps), head_rows=len(steps) * head.branches * head.tokens)
     return Trace(torch.stack(states, 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
 
@@ -51,6 +53,7 @@ class Drafter:
     def __init__(self, run: Run, model: MARModel, condition: MaskedCondition, transformer: Transformer):
         rows = condition.rows(model, run.guided)
         report = Report("draft", model.name, {}, None, run.report.images, run.report.device)
+
         self.target = run
         self.run = replace(run, model=model, rows=rows, report=report)
         self.transformer = transformer
@@ -61,16 +64,20 @@ class Drafter:
 
         ``start`` fp32 [B, L, channels] and ``noise`` fp32 [S, B, L, channels] are the noise of every position.
         """
-        run, plan = self.run, self.target.plan
+        run = self.run
+        plan = self.target.plan
         here = plan.ahead(step)
         image, position = places(here)
+
         with run.clock.phase("draft"):
             run.tokens = self.target.tokens
             z = self.transformer(run, step, here)
+
             cfg = plan.scale[image, position, None]
             batch = HeadBatch(z.flatten(1, 2), cfg, start[image, position], noise[:, image, position], run.tables)
             trace = traced(run, batch)
             run.tokens[image, position] = trace.path[:, -1]
+
         self._count()
         return trace
 
@@ -108,6 +115,7 @@ def judged(run: Run, outcome: Tensor, positions: Tensor, accepted: Tensor) -> bo
     """
     values = torch.where(accepted, ACCEPTED, REJECTED).to(torch.uint8)
     outcome.scatter_(1, positions, to_device(values, outcome.device))
+
     kept = int(accepted.sum())
     restarts = int((~accepted).any(1).sum())
     run.report.add(accepted=kept, rejected=accepted.numel() - kept, restarts=restarts)

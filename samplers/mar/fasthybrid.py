@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -51,7 +52,6 @@ def fasthybrid(
     condition: MaskedCondition,
     settings: FastHybridSettings,
     noise: PairedNoise,
-    seed: int | None = None,
     transformer: Transformer | None = None,
     edit: Edit | None = None,
 ) -> Sampler:
@@ -61,101 +61,124 @@ def fasthybrid(
     result equals plain MAR within fp32 rounding.
     """
     transformer = transformer or FullTransformer()
-    run = begin("fasthybrid", model, condition, settings, noise, seed, edit, transformer)
+    run = begin("fasthybrid", model, condition, settings, noise, edit, transformer)
     tables = annealed_tables(run, settings)
     if not settings.lookahead:
         yield from plain_steps(run, transformer, tables)
         return run.finish()
 
-    plan = run.plan
-    device = run.tokens.device
-    images, length, _ = run.tokens.shape
     start, full_noise = run.draws("full", len(run.tables.steps))
     guided = Guided(run, transformer, settings)
-
-    draft = torch.zeros_like(run.tokens)  # x'
-    z_draft = torch.zeros(
-        images, length, model.net.config.dim, device=device
-    )  # z', the condition that a draft was made from
-    has_draft = torch.zeros(images, length, dtype=torch.bool, device=device)
-    outcome = torch.full((images, length), PLAIN, dtype=torch.uint8, device=device)
-    verified = accepted = torch.zeros(images, dtype=torch.int64, device=device)  # drafts of each image so far
-    similarities = []
-
-    for step in range(plan.steps):
+    drafts = Drafts(run, settings)
+    cached = [transformer.caches_head(len(table.steps)) for table in tables]
+    for step in range(run.plan.steps):
         # Lookaheads end at multiples of k, so that the images of a batch start their next ones together.
         k = settings.lookahead
         reach = 1 if step < settings.lookahead_start else k - step % k
-        here = plan.ahead(step)  # [B, n]
-        ahead = plan.ahead(step, reach)  # [B, m], the n first
+        here = run.plan.ahead(step)  # [B, n]
+        ahead = run.plan.ahead(step, reach)  # [B, m], the n first
         n = here.shape[1]
-
         with run.clock.phase("transformer"):
             z = transformer(run, step, ahead)  # [P, B, m, C]
 
         with run.clock.phase("head"):
             # 1. Verify: a draft is accepted if cos(z', z) >= lambda.
-            drafted = has_draft.gather(1, here)
-            cosine = F.cosine_similarity(pick(z_draft, here), z[0, :, :n].float(), dim=-1)
-            ok = drafted & (cosine >= settings.threshold)
-            if settings.acceptance_target:
-                # Of each image the most similar drafts, so that the share of all its drafts is kept.
-                verified = verified + drafted.sum(1)
-                most = (settings.acceptance_target * verified).round() - accepted
-                rank = (
-                    cosine.masked_fill(~drafted, -torch.inf).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-                )
-                ok = drafted & (rank < most[:, None])
-                accepted = accepted + ok.sum(1)
-            judged = torch.where(ok, ACCEPTED, torch.where(drafted, REDONE, PLAIN))
-            outcome.scatter_(1, here, judged.to(torch.uint8))
-            ok, drafted = torch.stack([ok, drafted]).cpu()  # the host waits for the device here, and nowhere else
-            similarities.append((cosine, drafted))
+            ok = drafts.verify(here, z[0, :, :n].float())
 
             # 2. Lookahead: full diffusion of all other tokens and, for the images that have one, of all later steps in
             # reach.
+            full = None
             restarts = (~ok).any(1, keepdim=True)
             todo = torch.cat([~ok, restarts.expand(-1, ahead.shape[1] - n)], 1)
-            full_batch = full_at = None
             if bool(todo.any()):
-                b, c = to_device(todo.nonzero().T, device)
+                b, c = to_device(todo.nonzero().T, z.device)
                 p = ahead[b, c]
-                full_at = (b, p)
-                full_batch = HeadBatch(
-                    z[:, b, c], plan.scale[b, p, None], start[b, p], full_noise[:, b, p], tables[step]
-                )
-                z_draft[b, p] = z[0, b, c].float()
-                has_draft[b, p] = True
+                cfg = run.plan.scale[b, p, None]
+                full = Placed(HeadBatch(z[:, b, c], cfg, start[b, p], full_noise[:, b, p], tables[step]), b, p)
 
             # 3. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
-            guided_batch = guided_at = None
-            if bool(ok.any()) and settings.accepted == "refine":
-                b, c = to_device(ok.nonzero().T, device)
-                p = here[b, c]
-                guided_at = (b, p)
-                guided_batch = guided.batch(z[:, b, c], plan.scale[b, p, None], b, p, draft[b, p])
+            refined = guided.batch(z, here, ok, drafts.x)
 
             # 4. The tokens of both.
-            of_full, of_guided = sample(run, transformer, full_batch, guided_batch)
-            if of_full is not None:
-                draft[full_at] = of_full
-            if of_guided is not None:
-                draft[guided_at] = of_guided
-            run.tokens.scatter_(1, here[..., None].expand(-1, -1, draft.shape[2]), pick(draft, here))
-
-        redone = drafted & ~ok
-        run.report.add(accepted=int(ok.sum()), rejected=int(redone.sum()), restarts=int(redone.any(1).sum()))
+            sample(run, transformer, drafts, full, refined, cached[step] or guided.cached)
+            run.tokens.scatter_(1, here[..., None].expand(-1, -1, drafts.x.shape[2]), pick(drafts.x, here))
         with run.clock.paused():
             yield run.step(step)
 
-    run.report.similarity = np.concatenate([cosine.cpu()[drafted].numpy() for cosine, drafted in similarities])
-    return run.finish(outcome)
+    run.report.similarity = drafts.similarity()
+    return run.finish(drafts.outcome)
+
+
+class Placed(NamedTuple):
+    """N tokens to sample, and where they are."""
+
+    batch: HeadBatch
+    image: Tensor  # int64 [N]
+    position: Tensor  # int64 [N]
+
+
+class Drafts:
+    """The drafts of all tokens, and which of them are accepted."""
+
+    def __init__(self, run: Run, settings: FastHybridSettings):
+        images, length, _ = run.tokens.shape
+        device = run.tokens.device
+        self.settings = settings
+        self.report = run.report
+        self.x = torch.zeros_like(run.tokens)  # x'
+        # z', the condition that a draft was made from.
+        self.z = torch.zeros(images, length, run.model.net.config.dim, device=device)
+        self.made = torch.zeros(images, length, dtype=torch.bool, device=device)  # whether a token has a draft
+        self.outcome = torch.full((images, length), PLAIN, dtype=torch.uint8, device=device)
+
+        # Drafts of each image so far that were verified, and those that were accepted, int64 [B].
+        self.verified = torch.zeros(images, dtype=torch.int64, device=device)
+        self.accepted = torch.zeros_like(self.verified)
+        # Of each AR step: cos(z', z) [B, n] on the device, and which tokens have a draft, bool [B, n] on the host.
+        self._similarities: list[tuple[Tensor, Tensor]] = []
+
+    def verify(self, here: Tensor, z: Tensor) -> Tensor:
+        """Which tokens keep their drafts, bool [B, n] on the host: those with cos(z', z) >= lambda.
+
+        ``here`` int64 [B, n] are the positions of an AR step, z fp32 [B, n, C] their conditions.
+        """
+        drafted = self.made.gather(1, here)
+        cosine = F.cosine_similarity(pick(self.z, here), z, dim=-1)
+        ok = drafted & (cosine >= self.settings.threshold)
+        if self.settings.acceptance_target:
+            ok = self._most_similar(drafted, cosine)
+
+        outcome = torch.where(ok, ACCEPTED, torch.where(drafted, REDONE, PLAIN))
+        self.outcome.scatter_(1, here, outcome.to(torch.uint8))
+        ok, drafted = torch.stack([ok, drafted]).cpu()  # the host waits for the device here, and nowhere else
+        self._similarities.append((cosine, drafted))
+
+        redone = drafted & ~ok
+        self.report.add(accepted=int(ok.sum()), rejected=int(redone.sum()), restarts=int(redone.any(1).sum()))
+        return ok
+
+    def _most_similar(self, drafted: Tensor, cosine: Tensor) -> Tensor:
+        """Of each image the most similar drafts, as many as make up the share of all its drafts so far, bool [B, n]."""
+        self.verified += drafted.sum(1)
+        most = (self.settings.acceptance_target * self.verified).round() - self.accepted
+
+        by_similarity = cosine.masked_fill(~drafted, -torch.inf).argsort(dim=1, descending=True, stable=True)
+        rank = by_similarity.argsort(dim=1)
+        ok = drafted & (rank < most[:, None])
+        self.accepted += ok.sum(1)
+        return ok
+
+    def similarity(self) -> np.ndarray:
+        """cos(z', z) of all verified drafts, fp32 [n]."""
+        return np.concatenate([cosine.cpu()[drafted].numpy() for cosine, drafted in self._similarities])
 
 
 class Guided:
     """The guided diffusion of accepted tokens: T_g steps whose means are mixed with the draft."""
 
     def __init__(self, run: Run, transformer: Transformer, settings: FastHybridSettings):
+        self.run = run
+        self.refines = settings.accepted == "refine"
         self.table = run.table(settings.guided_steps)
         steps = len(self.table.steps)
         self.start, self.noise = run.draws("guided", steps)
@@ -164,42 +187,65 @@ class Guided:
         # A step with gamma = 1 gives x' + sigma noise whatever the head predicts, so that the head is not evaluated:
         # the first step of most schedules, the last one of linear-up. A head with a cache starts with the first step
         # all the same.
-        uncached = not transformer.caches_head(steps)
-        self.first = 1 if uncached and self.gamma[0] == 1 else 0
-        self.stop = steps - 1 if uncached and self.gamma[-1] == 1 and steps > 1 else steps
+        self.cached = transformer.caches_head(steps)
+        self.first = 1 if not self.cached and self.gamma[0] == 1 else 0
+        self.stop = steps - 1 if not self.cached and self.gamma[-1] == 1 and steps > 1 else steps
 
         # Log sigma of the first step: the middle of the learned range. The last step has no noise.
         self.log_sigma = self.table.steps[0].middle
         self.temperature = settings.temperature if steps > 1 else 0.0
 
-    def batch(self, z: Tensor, cfg: Tensor, image: Tensor, position: Tensor, draft: Tensor) -> HeadBatch:
-        """Tokens [N] with their drafts x' fp32 [N, channels], after a first step with gamma = 1."""
-        x = self.start[image, position]
+    def batch(self, z: Tensor, here: Tensor, ok: Tensor, drafts: Tensor) -> Placed | None:
+        """The accepted tokens, after a first step with gamma = 1; None if there are none or if they stay as drafted.
+
+        Args:
+            z: conditions [P, B, m, C], of which the first n are those of ``here``.
+            here: int64 [B, n], the positions of an AR step.
+            ok: bool [B, n] on the host, which of them are accepted.
+            drafts: x' of all positions, fp32 [B, L, channels].
+        """
+        if not self.refines or not bool(ok.any()):
+            return None
+
+        image, column = to_device(ok.nonzero().T, z.device)
+        position = here[image, column]
+        draft = drafts[image, position]
+        cfg = self.run.plan.scale[image, position, None]
         noise = self.noise[:, image, position]
+        x = self.start[image, position]
         if self.first:
             sigma = torch.full_like(draft, self.log_sigma).exp()
             x = draft + sigma * (noise[0] * self.temperature)
-        return HeadBatch(z, cfg, x, noise, self.table, draft, self.gamma, self.first, self.stop)
+
+        of_tokens = z[:, image, column]
+        batch = HeadBatch(of_tokens, cfg, x, noise, self.table, draft, self.gamma, self.first, self.stop)
+        return Placed(batch, image, position)
 
 
 def sample(
-    run: Run, transformer: Transformer, full: HeadBatch | None, guided: HeadBatch | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Tokens fp32 [N, channels] of the full and of the guided diffusion; None for a batch that is None."""
-    # LazyMAR's cache of the head belongs to one batch.
-    cached = any(transformer.caches_head(len(batch.table.steps)) for batch in (full, guided) if batch is not None)
-    of_full: Tensor | None
-    of_guided: Tensor | None
-    if full is not None and guided is not None and not cached:
-        of_full, of_guided = denoise_together(run, full, guided)
+    run: Run, transformer: Transformer, drafts: Drafts, full: Placed | None, refined: Placed | None, cached: bool
+) -> None:
+    """Sample the tokens of the full and of the guided diffusion, each None for none, and write them to the drafts.
+
+    ``cached``: whether LazyMAR caches the head, in a cache that belongs to one batch.
+    """
+    placed = [tokens for tokens in (full, refined) if tokens is not None]
+    made: tuple[Tensor, ...]
+    if full is not None and refined is not None and not cached:
+        made = denoise_together(run, full.batch, refined.batch)
     else:
-        of_full = None if full is None else transformer.denoise(run, full)
-        of_guided = None if guided is None else transformer.denoise(run, guided)
+        made = tuple(transformer.denoise(run, tokens.batch) for tokens in placed)
+    for tokens, x in zip(placed, made, strict=True):
+        drafts.x[tokens.image, tokens.position] = x
+
+    # Of later AR steps' tokens these are the drafts, and their z is z'.
+    if full is not None:
+        drafts.z[full.image, full.position] = full.batch.z[0].float()
+        drafts.made[full.image, full.position] = True
 
     # With gamma = 1 in the last step, which has no noise, a token is its draft.
-    if guided is not None and guided.gamma[-1] == 1:
-        of_guided = guided.draft
-    return of_full, of_guided
+    if refined is not None and refined.batch.draft is not None and refined.batch.gamma[-1] == 1:
+        drafts.x[refined.image, refined.position] = refined.batch.draft
 
 
 def denoise_together(run: Run, full: HeadBatch, guided: HeadBatch) -> tuple[Tensor, Tensor]:
@@ -219,8 +265,11 @@ def denoise_together(run: Run, full: HeadBatch, guided: HeadBatch) -> tuple[Tens
     steps = zip(ancestral_steps(run, full), ancestral_steps(run, guided), strict=True)
     for k, (full_step, guided_step) in enumerate(steps):
         out = head(k, torch.cat([x, y]))
-        x, _, _ = full_step(x, out[:, : len(x)])
-        y, _, _ = guided_step(y, out[:, len(x) :])
+        # Without gaps, as the output for one batch, or the compiler would make graphs of their own for these.
+        of_full = out[:, : len(x)].contiguous()
+        of_guided = out[:, len(x) :].contiguous()
+        x, _, _ = full_step(x, of_full)
+        y, _, _ = guided_step(y, of_guided)
     run.report.add(head_calls=together, head_rows=together * head.branches * head.tokens)
     return x, y
 

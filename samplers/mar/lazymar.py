@@ -31,6 +31,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...model_loaders.networks.mar import (
     BUDGET,
+    MAR,
     Block,
     DiffusionHead,
     HeadBlock,
@@ -61,14 +62,13 @@ def lazymar(
     condition: MaskedCondition,
     settings: LazyMARSettings,
     noise: PairedNoise,
-    seed: int | None = None,
     edit: Edit | None = None,
 ) -> Sampler:
     """LazyMAR on plain MAR; arguments and errors as :func:`samplers.mar.mar.mar`. With ``refresh_period`` 1 it is plain
     MAR bit for bit.
     """
     transformer = LazyTransformer(settings)
-    run = begin("mar", model, condition, settings, noise, seed, edit, transformer)
+    run = begin("mar", model, condition, settings, noise, edit, transformer)
     yield from plain_steps(run, transformer, annealed_tables(run, settings))
     return run.finish()
 
@@ -94,27 +94,24 @@ class RefreshPlan:
         """Of ``steps`` AR steps; ``prunes``: whether decoder rows may be left out."""
         period = settings.refresh_period
         start = settings.start_step
-        # Of each AR step: the next refresh after it. Skipping AR steps cannot skip a refresh.
+        # Of each AR step: that of the next refresh after it, or the number of AR steps. Skipping AR steps cannot skip a
+        # refresh.
         self.until: list[int] = []
         for k in range(steps):
             if k < start:
                 self.until.append(k + 1)
             else:
                 periods = (k - start) // period + 1
-                self.until.append(start + periods * period)
+                self.until.append(min(start + periods * period, steps))
 
         # Of each AR step: the share of decoder rows that are computed from the chosen block on.
         self.share = [1.0] * steps
         if prunes:
             self.share = [computed_ratio(k / steps, settings.computed_ratio) for k in range(steps)]
 
-    def next_refresh(self, step: int) -> int:
-        """The AR step of the next refresh after one at ``step``; the number of AR steps if there is none."""
-        return min(self.until[step], len(self.until))
-
     def leaves_rows_out(self, step: int) -> bool:
         """Whether an AR step between a refresh at ``step`` and the next one may leave decoder rows out."""
-        return any(share < 1 for share in self.share[step + 1 : self.next_refresh(step)])
+        return any(share < 1 for share in self.share[step + 1 : self.until[step]])
 
 
 @dataclass(eq=False)
@@ -194,7 +191,7 @@ class LazyTransformer(Transformer):
 
         self.full.begin(run)
         self.vectors = self.full.vectors
-        self.attend = run.model.net.region(Block.attend)
+        self.feed_forward = run.model.net.region(feed_forward)
         # int32 [B, L], how often each token's decoder rows came from the cache; None where they never do.
         self.cached: Tensor | None = None
         if s.refresh_period > 1 and s.token_cache:
@@ -253,7 +250,7 @@ class LazyTransformer(Transformer):
 
         if count not in self._head_plans:
             self._head_plans[count] = head_plan(count, period, batch.x.device)
-        head = CachedHead(run.model.net.head, batch, self._head_plans[count])
+        head = CachedHead(run.model.net, batch, self._head_plans[count])
         x = batch.x
         for k, step in enumerate(ancestral_steps(run, batch)):
             x, _, _ = step(x, head(k, x))
@@ -268,7 +265,7 @@ class LazyTransformer(Transformer):
         s = self.settings
         net = run.model.net
         c = run.model.net.config
-        until = self.plan.next_refresh(step)
+        until = self.plan.until[step]
         prunes = self.plan.leaves_rows_out(step)
         halves = run.guided and s.condition_cache  # whether the null branch is left out
         if step + 1 >= until or not (s.encoder_cache or prunes or halves):
@@ -276,27 +273,16 @@ class LazyTransformer(Transformer):
 
         batch = len(run.tokens)
         branches = 1 + run.guided
-        times = len(self.vectors) // batch  # branches of guidance in the encoder
         live = batch if halves else batch * branches
         cache = FeatureCache(live, min(live, len(self.vectors)))
-        decided = run.plan.starts[step]
         room = c.buffer + run.plan.starts[until - 1]
         known = run.plan.known(step)
-        encoder_known = known.repeat(times, 1)
+        encoder_known = known.repeat(len(self.vectors) // batch, 1)
         known = known.repeat(branches, 1)
         wanted = wanted.repeat(branches, 1)
 
-        # 1. The encoder. Class rows are computed at every call and follow the tokens, so only the tokens are stored.
-        x = net.embed_known(run.tokens.repeat(times, 1, 1), encoder_known, self.vectors)
-        for block in net.encoder_blocks:
-            q, k, v = block.attn.project(block.norm1(x))
-            x = self.attend(block, x, q, k, v)
-            if s.encoder_cache:
-                keys = k.new_empty(cache.encoded, k.shape[1], room, k.shape[3])
-                values = torch.empty_like(keys)
-                keys[:, :, :decided] = k[: cache.encoded, :, c.buffer :]
-                values[:, :, :decided] = v[: cache.encoded, :, c.buffer :]
-                cache.encoder.append((keys, values))
+        # 1. The encoder.
+        x = self._encode_all(run, cache, encoder_known, room)
 
         # 2. What is between encoder and decoder.
         if s.encoder_cache:
@@ -316,7 +302,7 @@ class LazyTransformer(Transformer):
                 else:
                     x = pick(x, wanted + c.buffer)
                     q = pick(q, wanted + c.buffer)
-            x = self.attend(block, x, q, k, v)
+            x = self.feed_forward(block, block.attend(x, q, k, v))
             if prunes and j == self.block:
                 cache.values = own_copy(v, live)
             elif prunes and j > self.block:
@@ -330,10 +316,33 @@ class LazyTransformer(Transformer):
         if held > self.held:
             run.report.add(cache_bytes=held - self.held)
             self.held = held
-        encoder_rows = len(self.vectors) * (c.buffer + decided)
+        encoder_rows = len(self.vectors) * (c.buffer + encoder_known.shape[1])
         decoder_rows = batch * branches * (c.buffer + c.tokens)
         run.report.add(**run.rows.counts(encoder_rows, decoder_rows))
         return self._conditions(run, x, wanted)
+
+    def _encode_all(self, run: Run, cache: FeatureCache, known: Tensor, room: int) -> Tensor:
+        """The encoder's rows of all decided tokens ``known`` int64 [E, K], before its norm, [E, buffer + K, C].
+
+        Class rows are computed at every call and follow the tokens, so only the tokens are stored, in ``room`` rows.
+        """
+        net = run.model.net
+        buffer = net.config.buffer
+        decided = known.shape[1]
+        tokens = run.tokens.repeat(len(known) // len(run.tokens), 1, 1)
+        x = net.embed_known(tokens, known, self.vectors)
+        for block in net.encoder_blocks:
+            q, k, v = block.attn.project(block.norm1(x))
+            x = self.feed_forward(block, block.attend(x, q, k, v))
+            if not self.settings.encoder_cache:
+                continue
+
+            keys = k.new_empty(cache.encoded, k.shape[1], room, k.shape[3])
+            values = torch.empty_like(keys)
+            keys[:, :, :decided] = k[: cache.encoded, :, buffer:]
+            values[:, :, :decided] = v[: cache.encoded, :, buffer:]
+            cache.encoder.append((keys, values))
+        return x
 
     # --- an AR step from the cache
 
@@ -377,7 +386,7 @@ class LazyTransformer(Transformer):
             q, k, v = block.attn.project(block.norm1(x))
             keys[:, :, first:end] = k
             values[:, :, first:end] = v
-            x = self.attend(block, x, q, keys[:, :, :end], values[:, :, :end])
+            x = self.feed_forward(block, block.attend(x, q, keys[:, :, :end], values[:, :, :end]))
 
         # 2. Their rows of the decoder's input.
         x = rows.extend(net.encoder_norm(x), cache.fused, self.known)
@@ -416,7 +425,7 @@ class LazyTransformer(Transformer):
             x = pick(x, keep)
             q = pick(q, keep)
             at = keep[:, None, :, None].expand(-1, v.shape[1], -1, v.shape[3])
-        x = self.attend(block, x, q, k, v)
+        x = self.feed_forward(block, block.attend(x, q, k, v))
         for block, (keys, values) in zip(behind, cache.decoder, strict=True):
             q, k, v = block.attn.project(block.norm1(x))
             if keep is None:
@@ -429,7 +438,7 @@ class LazyTransformer(Transformer):
                 # Of all rows the wanted ones are picked; of the chosen ones they stand in front.
                 x = pick(x, rows) if keep is None else x[:, : rows.shape[1]]
                 q = pick(q, rows) if keep is None else q[:, :, : rows.shape[1]]
-            x = self.attend(block, x, q, keys, values)
+            x = self.feed_forward(block, block.attend(x, q, keys, values))
         if keep is None:
             return x, float(total)
         before = len(blocks) - len(behind)
@@ -471,6 +480,15 @@ class LazyTransformer(Transformer):
         net = run.model.net
         z = net.decoder_norm(x) + pick(net.diffusion_pos_embed_learned.expand(len(wanted), -1, -1), wanted)
         return z.unflatten(0, (1 + run.guided, -1))
+
+
+def feed_forward(block: Block, x: Tensor) -> Tensor:
+    """A block after its attention, as a function for the compiler.
+
+    The attention is not compiled: its queries, keys and values are projections, chosen rows or slices of a cache, and
+    every combination of their strides would be a graph of its own.
+    """
+    return x + block.mlp(block.norm2(x))
 
 
 def own_copy(x: Tensor, live: int) -> Tensor:
@@ -521,21 +539,23 @@ class CachedHead:
     noise. An edge step computes the MLPs of the own blocks.
     """
 
-    def __init__(self, head: DiffusionHead, batch: HeadBatch, plan: HeadPlan):
-        self.head = head
+    def __init__(self, net: MAR, batch: HeadBatch, plan: HeadPlan):
+        head = self.head = net.head
         self.cfg = batch.cfg
         self.kinds = plan.kinds
         self.branches, self.tokens = batch.z.shape[:2]
-        self.blocks = cast(list[HeadBlock], list(head.res_blocks))
-        self.own = [0, *range(5, len(self.blocks))]
+        self.own = [0, *range(5, len(head.res_blocks))]  # blocks whose MLP outputs are reused one by one
         self.rows = 0  # evaluated so far
+        self._evaluate = net.region(evaluated)
+        self._reuse = net.region(reused)
 
         # The modulations of each kind of step; a reused step needs gates and the last layer's only.
+        own = [head.res_blocks[j] for j in self.own]
         width = head.input_proj.out_features
-        gates = [outputs(self.blocks[j].adaLN_modulation[1], 2 * width, 3 * width) for j in self.own]
+        gates = [outputs(block.adaLN_modulation[1], 2 * width, 3 * width) for block in own]
 
         def of_edge(embedding: Tensor) -> list[Tensor]:
-            return head.modulations(embedding, (self.blocks[j] for j in self.own))
+            return head.modulations(embedding, own)
 
         def of_reused(embedding: Tensor) -> list[Tensor]:
             active = F.silu(embedding)
@@ -546,70 +566,94 @@ class CachedHead:
         conditional = condition[: self.tokens]
         at = {kind: times[which] for kind, which in plan.of_kind.items()}
         self.modulations = {
-            FULL: step_modulations(head.modulations, at[FULL], condition, 3 * len(self.blocks) + 2),
-            EDGE: step_modulations(of_edge, at[EDGE], conditional, 3 * len(self.own) + 2),
-            REUSED: step_modulations(of_reused, at[REUSED], conditional, len(self.own) + 2),
+            FULL: step_modulations(head.modulations, at[FULL], condition, 3 * len(head.res_blocks) + 2),
+            EDGE: step_modulations(of_edge, at[EDGE], conditional, 3 * len(own) + 2),
+            REUSED: step_modulations(of_reused, at[REUSED], conditional, len(own) + 2),
         }
 
-        # Of the last full step: outputs of the own blocks' MLPs, what blocks 1 to 4 added, and the last layer's bias
-        # plus the guidance.
-        self.mlps: list[Tensor] = []
-        self.middle: Tensor | float = 0.0
-        self.bias = head.final_layer.linear.bias.expand(self.tokens, -1).clone()
+        # Of the last full step; it is the first one.
+        self._kept: Kept | None = None
 
     def __call__(self, k: int, x: Tensor) -> Tensor:
         """Noise and variance logits of the states x fp32 [N, channels]: [P, N, 2 channels] at a full step, else [1, N,
         2 channels] with the guidance in it."""
         kind = self.kinds[k]
         modulations = next(self.modulations[kind])
-        out = self._full(x, modulations) if kind == FULL else self._conditional(x, modulations, kind == EDGE)
-        self.rows += out.shape[0] * out.shape[1]
-        return out
+        if kind == FULL:
+            out, self._kept = self._evaluate(self.head, self.own, self.cfg, torch.cat([x] * self.branches), modulations)
+        else:
+            assert self._kept is not None
+            out, self._kept = self._reuse(self.head, self.own, self._kept, kind == EDGE, x, modulations)
+        self.rows += len(out)
+        return out.view(-1, self.tokens, out.shape[1])
 
-    def _full(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """All branches in full; keeps what the next steps reuse."""
-        head = self.head
-        n = self.tokens
-        final = head.final_layer
-        last = head.final_layer.linear
-        channels = head.channels
-        self.mlps = []
-        h = before = head.input_proj(torch.cat([x] * self.branches).to(head.input_proj.weight.dtype))
-        for j, block in enumerate(self.blocks):
-            shift, scale, gate = modulations[3 * j : 3 * j + 3]
-            out = block.mlp(modulated(h, block.in_ln, shift, scale))
-            if j == 1:
-                before = h[:n]
-            h = torch.addcmul(h, gate, out)
-            if j in self.own:
-                self.mlps.append(out[:n])
-            elif j == 4 or j + 1 == len(self.blocks):
-                self.middle = h[:n] - before
 
-        out = last(modulated(h, final.norm_final, *modulations[-2:]).to(last.weight.dtype))
-        out = out.view(self.branches, n, -1)
-        if self.branches == 2:
-            self.bias[:, :channels] = last.bias[:channels] + (self.cfg - 1) * (out[0] - out[1])[:, :channels]
-        return out
+class Kept(NamedTuple):
+    """What the steps after a full one reuse, of N tokens."""
 
-    def _conditional(self, x: Tensor, modulations: Sequence[Tensor], edge: bool) -> Tensor:
-        """The conditional rows, from the cache; at an edge step the own blocks' MLPs are computed."""
-        head = self.head
-        final = head.final_layer
-        last = head.final_layer.linear
-        h = head.input_proj(x.to(head.input_proj.weight.dtype))
-        for i, j in enumerate(self.own):
-            block = self.blocks[j]
-            if edge:
-                shift, scale, gate = modulations[3 * i : 3 * i + 3]
-                self.mlps[i] = block.mlp(modulated(h, block.in_ln, shift, scale))
-            else:
-                gate = modulations[i]
-            h = torch.addcmul(h, gate, self.mlps[i])
-            if j == 0:
-                h = h + self.middle
-        h = modulated(h, final.norm_final, *modulations[-2:])
-        return torch.addmm(self.bias, h.to(self.bias.dtype), last.weight.t())[None]
+    mlps: list[Tensor]  # outputs of the own blocks' MLPs, [N, w] each
+    middle: Tensor  # what blocks 1 to 4 added, [N, w]
+    bias: Tensor  # of the last layer, plus the guidance, fp32 [N, 2 channels]
+
+
+def evaluated(
+    head: DiffusionHead, own: Sequence[int], cfg: Tensor, x: Tensor, modulations: Sequence[Tensor]
+) -> tuple[Tensor, Kept]:
+    """The head in full: noise and variance logits [P N, 2 channels], and what the next steps reuse.
+
+    ``own`` are the blocks whose MLP outputs are kept, ``cfg`` [N, 1] is the guidance scale, x fp32 [P N, channels] are
+    the states of all branches of guidance.
+    """
+    n = len(cfg)
+    blocks = cast(Sequence[HeadBlock], head.res_blocks)
+    h = head.input_proj(x.to(head.input_proj.weight.dtype))
+    before = h[:n]
+    middle = torch.zeros_like(before)
+    mlps = []
+    for j, block in enumerate(blocks):
+        shift, scale, gate = modulations[3 * j : 3 * j + 3]
+        out = block.mlp(modulated(h, block.in_ln, shift, scale))
+        if j == 1:
+            before = h[:n]
+        h = torch.addcmul(h, gate, out)
+        if j in own:
+            mlps.append(out[:n])
+        elif j == 4 or j + 1 == len(blocks):
+            middle = h[:n] - before
+
+    last = head.final_layer.linear
+    out = last(modulated(h, head.final_layer.norm_final, *modulations[-2:]).to(last.weight.dtype))
+
+    # The conditional branch's rows come first, the null one's last. Without guidance they are the same.
+    guidance = (cfg - 1) * (out[:n] - out[-n:])[:, : head.channels]
+    bias = last.bias + F.pad(guidance, (0, head.channels))
+    return out, Kept(mlps, middle, bias)
+
+
+def reused(
+    head: DiffusionHead, own: Sequence[int], kept: Kept, edge: bool, x: Tensor, modulations: Sequence[Tensor]
+) -> tuple[Tensor, Kept]:
+    """The head from what was kept: noise and variance logits fp32 [N, 2 channels], and what the next steps reuse.
+
+    x fp32 [N, channels] are the states of the conditional branch. At an edge step the own blocks' MLPs are computed.
+    """
+    h = head.input_proj(x.to(head.input_proj.weight.dtype))
+    mlps = []
+    for i, j in enumerate(own):
+        block = cast(HeadBlock, head.res_blocks[j])
+        if edge:
+            shift, scale, gate = modulations[3 * i : 3 * i + 3]
+            mlps.append(block.mlp(modulated(h, block.in_ln, shift, scale)))
+        else:
+            gate = modulations[i]
+            mlps.append(kept.mlps[i])
+        h = torch.addcmul(h, gate, mlps[i])
+        if j == 0:
+            h = h + kept.middle
+
+    h = modulated(h, head.final_layer.norm_final, *modulations[-2:])
+    out = torch.addmm(kept.bias, h.to(kept.bias.dtype), head.final_layer.linear.weight.t())
+    return out, kept._replace(mlps=mlps)
 
 
 def step_modulations(

@@ -231,7 +231,6 @@ def begin(
     condition: MaskedCondition,
     settings: MARBase,
     noise: PairedNoise,
-    seed: int | None,
     edit: Edit | None,
     transformer: Transformer,
 ) -> Run:
@@ -252,7 +251,7 @@ def begin(
     if len(orders) != batch:
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
 
-    report = Report(name, model.name, asdict(settings), seed, batch, device.type, memory=memory)
+    report = Report(name, model.name, asdict(settings), noise.seed, batch, device.type, memory=memory)
     notes = (model.note, ops.remark(*model.parts.values()), model.net.remark)
     report.note = "; ".join(filter(None, notes))
 

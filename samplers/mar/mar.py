@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 from ...errors import UserError
@@ -40,7 +41,6 @@ def mar(
     condition: MaskedCondition,
     settings: MARSettings,
     noise: PairedNoise,
-    seed: int | None = None,
     transformer: Transformer | None = None,
     edit: Edit | None = None,
 ) -> Sampler:
@@ -51,7 +51,6 @@ def mar(
         condition: what B images show, of the kind that the model reads.
         settings: see :class:`MARSettings`.
         noise: noise of B images.
-        seed: recorded in the report only.
         transformer: how the transformer is evaluated; None for in full.
         edit: part of a picture to sample again; None for a whole new one.
 
@@ -63,7 +62,7 @@ def mar(
             beginning, speculation together with a cached head, an edit that does not fit the model.
     """
     transformer = transformer or FullTransformer()
-    run = begin("mar", model, condition, settings, noise, seed, edit, transformer)
+    run = begin("mar", model, condition, settings, noise, edit, transformer)
     yield from plain_steps(run, transformer, annealed_tables(run, settings), settings.speculation)
     return run.finish()
 
@@ -97,7 +96,7 @@ def plain_steps(
             batch = HeadBatch(z.flatten(1, 2), plan.scale[b, p, None], start[b, p], noise[:, b, p], table)
             if window:
                 paths = Paths(run, batch, window, CounterRNG(keys[b, p]))
-                tokens = paths.finish(torch.arange(len(b)))
+                tokens = paths.finish(np.arange(len(b)))
             else:
                 tokens = transformer.denoise(run, batch)
             run.tokens[b, p] = tokens

@@ -35,11 +35,15 @@ def noise_bytes(model: MARModel, images: int, steps: int) -> int:
 
 
 def expect_little_noise(model: MARModel, images: int, steps: int, field: str) -> None:
-    """Raise a UserError if the noise of a batch, see :func:`noise_bytes`, takes more than 4 GB; ``field`` is the input to change."""
+    """Check that the noise of a batch, see :func:`noise_bytes`, takes at most 4 GB; ``field`` is the input to change.
+
+    Raises:
+        UserError: it takes more.
+    """
     if noise_bytes(model, images, steps) > NOISE_LIMIT:
         raise UserError(
-            f"{field}: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; ask for fewer images "
-            "at once, or lower diffusion_steps."
+            f"{field}: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; "
+            "ask for fewer images at once, or lower diffusion_steps."
         )
 
 
@@ -93,9 +97,11 @@ def feature_bytes(model: MARModel, images: int, settings: MARBase, cache: CacheS
     """Keys, values and inputs that LazyMAR keeps."""
     c = model.net.config
     size = next(model.net.parameters()).element_size()
+
     live = images * (2 if settings.cfg != 1.0 and not cache.condition_cache else 1)
     encoded = images * (1 + (settings.cfg != 1.0))
     rows = c.buffer + c.tokens
+
     kept = 2 * encoded * c.encoder_depth + live * (2 * c.decoder_depth + 3)
     return kept * rows * c.dim * size + (model.prompt_bytes(live * rows) if cache.encoder_cache else 0)
 
@@ -104,4 +110,5 @@ def total(memory: Mapping[str, int]) -> int:
     """Most bytes at once: all that is kept, and the largest of the stages."""
     stages = (MAR, HEAD, LLM, DECODE)
     kept = sum(v for k, v in memory.items() if k not in stages and not k.endswith(STREAMED))
+
     return kept + max((memory[k] for k in stages if k in memory), default=0)

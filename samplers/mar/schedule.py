@@ -23,6 +23,7 @@ def masked_after(tokens: int, steps: int) -> list[int]:
     """
     if not 1 <= steps <= tokens:
         raise UserError(f"ar_steps: {steps} is outside 1 to {tokens}, the tokens of the picture.")
+
     left = tokens
     out = []
     for s in range(steps - 1):
@@ -46,6 +47,7 @@ def halton_cells(grid: int) -> Tensor:
     while len(found) < grid * grid:
         found.setdefault((int(grid * _radical_inverse(index, 2)), int(grid * _radical_inverse(index, 3))))
         index += 1
+
     return torch.tensor(list(found))
 
 
@@ -72,9 +74,10 @@ def halton(random: Tensor) -> Tensor:
     column = (column + shift % grid) % grid
 
     transposed = flips % 2 == 1
-    row, column = torch.where(transposed, column, row), torch.where(transposed, row, column)
-    row = torch.where(flips // 2 % 2 == 1, grid - 1 - row, row)
-    column = torch.where(flips // 4 % 2 == 1, grid - 1 - column, column)
+    first = torch.where(transposed, column, row)
+    second = torch.where(transposed, row, column)
+    row = torch.where(flips // 2 % 2 == 1, grid - 1 - first, first)
+    column = torch.where(flips // 4 % 2 == 1, grid - 1 - second, second)
     return (row * grid + column).flip(1)
 
 

@@ -178,6 +178,7 @@ class CSpDSettings(MARBase):
 
     def lossless(self) -> bool:
         same = self.mode == "lossless" or self.prefill_ratio >= 1
+
         return same and super().exact(0) and not self.exact(0)
 
 

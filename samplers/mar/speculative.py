@@ -14,9 +14,9 @@ discarded steps did not affect any accepted step and are used again, which keeps
 The last diffusion step adds no noise, so its draft is accepted only if it is exact: it always costs an evaluation. At
 temperature 0 this holds for every step, and nothing is drafted.
 
-The host keeps the number of diffusion steps that every token has done. It reads from the device once a window: the
-accepted steps, and whether the coupling found a sample for every row. Where it needs redraws, a second read says
-whether one was kept.
+The host keeps the number of diffusion steps that every token has done, as an array. It reads from the device once a
+window: the accepted steps, and whether the coupling found a sample for every row. Where it needs redraws, a second read
+says whether one was kept.
 """
 
 from __future__ import annotations
@@ -24,38 +24,41 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...model_loaders.networks.mar import BUDGET
 from ..driver import to_device
 from ..noise import CounterRNG
-from .coupling import Gaussian, Redraws, acceptable, couple
+from .coupling import Gaussian, Redraws, couple
 from .diffusion import HeadBatch, guide
 from .loop import Run
 
 # Lanes of a row's random numbers: one for all acceptances, two per diffusion step for redraws after a rejection.
-_ACCEPT, _NORMAL, _UNIFORM = -1, 0, 1
+_ACCEPT = -1
+_NORMAL = 0
+_UNIFORM = 1
 # Redraws of a rejected step, as many at once as few rows need more of. The last of all redraws is taken
 # unconditionally; the probability of needing as many is below 1 / 2^18.
-_REDRAWS = (1 << 10, 1 << 14, 1 << 18)
+_REDRAWS = (1 << 8, 1 << 13, 1 << 18)
 
 
-class _Judged(NamedTuple):
-    """The drafted step of R rows at which they leave their drafts."""
+class _States(NamedTuple):
+    """Drafted steps of rows, with the head's evaluation of the states that they start from."""
 
-    row: Tensor  # int64 [R]
-    step: Tensor  # diffusion step, int64 [R]
-    draft: Tensor  # fp32 [R, channels]
-    q: Gaussian
-    p: Gaussian
-    uniforms: Tensor  # fp32 [R, 2]
+    row: Tensor  # int64 [M]
+    step: Tensor  # diffusion step, int64 [M]
+    draft: Tensor  # the drafted next state, fp32 [M, channels]
+    q: Gaussian  # distribution of the draft, fp32 [M, channels]
+    p: Gaussian  # the head's
+    uniforms: Tensor  # fp32 [M, 2]
 
-    def rows(self, index: Tensor) -> _Judged:
+    def rows(self, index: Tensor) -> _States:
         """Some of them."""
         q = self.q.rows(index)
         p = self.p.rows(index)
-        return _Judged(self.row[index], self.step[index], self.draft[index], q, p, self.uniforms[index])
+        return _States(self.row[index], self.step[index], self.draft[index], q, p, self.uniforms[index])
 
 
 class Paths:
@@ -65,7 +68,7 @@ class Paths:
     numbers of rows, int64 [R] on the host.
     """
 
-    done: Tensor  # diffusion steps done, int64 [N] on the host
+    done: np.ndarray  # diffusion steps done, int64 [N]
     x: Tensor  # states fp32 [N, channels]
     # The last evaluation's, fp32 [N, channels]; drafts are made from them.
     x0: Tensor
@@ -82,16 +85,17 @@ class Paths:
         self.device = batch.x.device
 
         # The first draft uses x0 = 0, the middle of the data; a rejected draft costs no further call.
-        self.done = torch.zeros(len(batch.x), dtype=torch.int64)
+        self.done = np.zeros(len(batch.x), np.int64)
         self.x = batch.x.clone()
         self.x0 = torch.zeros_like(self.x)
         self.logits = torch.zeros_like(self.x)
 
-        # The temperature is in the stds; the last step has no noise.
-        numbers = to_device(torch.tensor(batch.table.steps), self.device)  # [S, 6], highest timestep first
-        self._recip, self._recipm1, self._coef1, self._coef2, middle, self._slope = numbers[..., None].unbind(1)
-        self._middle = middle + (math.log(temperature) if temperature > 0 else -math.inf)
-        self._middle[-1] = -math.inf
+        # The numbers of every step, see StepNumbers, fp32 [S, 6]. The temperature is in the stds; the last step has no
+        # noise.
+        log_temperature = math.log(temperature) if temperature > 0 else -math.inf
+        steps = [numbers._replace(middle=numbers.middle + log_temperature) for numbers in batch.table.steps]
+        steps[-1] = steps[-1]._replace(middle=-math.inf)
+        self._table = to_device(torch.tensor(steps), self.device)
 
         # Modulations of all rows at all steps, where they fit.
         self._embedded = self.head.cond_embed(batch.z.flatten(0, 1))
@@ -114,7 +118,8 @@ class Paths:
         denoise = self.run.model.net.region(type(self.head).denoise)
         branches = len(self.batch.z)
         most = max(1, BUDGET // (self._width * branches))
-        x0s, logits = [], []
+        x0s = []
+        logits = []
         for some, k, state in zip(row.split(most), step.split(most), x.split(most), strict=True):
             # 1. The rows of every branch of guidance.
             rows = torch.cat([some + branch * len(self.x) for branch in range(branches)])
@@ -127,16 +132,18 @@ class Paths:
             # 2. The head, and x0 of its guided noise.
             out = denoise(self.head, state.repeat(branches, 1), modulations).view(branches, len(some), -1)
             eps, logit = guide(out, self.batch.cfg[some])
-            x0s.append(self._recip[k] * state - self._recipm1[k] * eps)
+            recip, recipm1, _, _, _, _ = self._numbers(k)
+            x0s.append(recip * state - recipm1 * eps)
             logits.append(logit)
             self.run.report.add(head_calls=1, head_rows=len(rows))
         return torch.cat(x0s), torch.cat(logits)
 
     def kernel(self, step: Tensor, x: Tensor, x0: Tensor, logits: Tensor) -> Gaussian:
         """The distribution of a step [...] from x [..., channels], with the temperature; the last step has no noise."""
-        return Gaussian(self._coef1[step] * x0 + self._coef2[step] * x, self._middle[step] + self._slope[step] * logits)
+        _, _, coef1, coef2, middle, slope = self._numbers(step)
+        return Gaussian(coef1 * x0 + coef2 * x, middle + slope * logits)
 
-    def draft(self, rows: Tensor) -> tuple[Tensor, Gaussian]:
+    def draft(self, rows: np.ndarray) -> tuple[Tensor, Gaussian]:
         """Draft the next W steps of rows from their last evaluation, whose x0 and variance stay as they are.
 
         Returns the states fp32 [R, W + 1, channels], the current one first, and the distribution of each step, fp32
@@ -147,65 +154,61 @@ class Paths:
         step = (done[:, None] + torch.arange(width, device=self.device)).clamp(max=self.steps - 1)
 
         # 1. Everything but the state is known beforehand: x_{k+1} = offset_k + coef2_k x_k + std_k noise_k.
-        offset, log_std = self.kernel(step, self.x.new_zeros(()), self.x0[row][:, None], self.logits[row][:, None])
-        coef2 = self._coef2[step]
+        _, _, coef1, coef2, middle, slope = self._numbers(step)
+        offset = coef1 * self.x0[row][:, None]
+        log_std = middle + slope * self.logits[row][:, None]
         fixed = offset + log_std.exp() * self._noise[step, row[:, None]]
 
         # 2. The states, one after another.
         states = [self.x[row]]
-        for k in range(width):
-            states.append(fixed[:, k] + coef2[:, k] * states[-1])
+        for fixed_k, coef2_k in zip(fixed.unbind(1), coef2.unbind(1), strict=True):
+            states.append(torch.addcmul(fixed_k, coef2_k, states[-1]))
         path = torch.stack(states, 1)
         return path, Gaussian(offset + coef2 * path[:, :-1], log_std)
 
-    def verify(self, rows: Tensor, path: Tensor, q: Gaussian) -> Tensor:
+    def verify(self, rows: np.ndarray, path: Tensor, q: Gaussian) -> np.ndarray:
         """Evaluate the head at all drafted states of rows; advance them past the accepted prefix and one step more.
 
         ``path`` and ``q`` are as :meth:`draft` returns them, from the rows' present steps on. Returns the number of
-        accepted steps, int64 [R] on the host.
+        accepted steps, int64 [R].
         """
+        # 1. The M drafted states, those of the first row first.
         widths = self._widths(rows, q.mean.shape[1])
-        count = int(widths.sum())
-        row, done, width = self._on_device(rows, self.done[rows], widths)
+        firsts = widths.cumsum() - widths  # index of each row's first state
+        index = np.arange(len(rows)).repeat(widths)
+        columns = np.arange(len(index)) - firsts[index]
+        of, column, token, step = self._on_device(index, columns, rows[index], self.done[rows][index] + columns)
+        row, first, width = self._on_device(rows, firsts, widths)
 
-        # 1. The head at all drafted states, those of the first row first.
-        every = torch.arange(len(rows), device=self.device)
-        first = width.cumsum(0) - width  # index of each row's first state
-        of = every.repeat_interleave(width, output_size=count)
-        column = torch.arange(count, device=self.device) - first[of]
-        step = done[of] + column
-        token = row[of]
-        states = path[of, column]
-        x0, logits = self.predict(token, step, states)
-        p = self.kernel(step, states, x0, logits)
-        q = q.rows(of, column)
-        uniforms = self._uniforms[token, step]
+        # 2. The head at all of them.
+        x = path[of, column]
+        x0, logits = self.predict(token, step, x)
+        p = self.kernel(step, x, x0, logits)
+        states = _States(token, step, path[of, column + 1], q.rows(of, column), p, self._uniforms[token, step])
 
-        # 2. The accepted prefix of every row.
+        # 3. The coupling accepts drafts or replaces them. Of each row the accepted prefix is used, and the first
+        # rejected step, which is its last evaluation that is.
+        coupled = couple(states.draft, states.q, states.p, states.uniforms)
         ok = torch.zeros(len(rows), path.shape[1] - 1, dtype=torch.int64, device=self.device)
-        ok[of, column] = acceptable(path[of, column + 1], q, p, uniforms).to(torch.int64)
+        ok[of, column] = coupled.accepted.to(torch.int64)
         accepted = ok.cumprod(1).sum(1)
-        rejected = accepted < width
-
-        # 3. The coupling replaces the first rejected step of a row. Without one it changes nothing at the last.
-        last = torch.minimum(accepted, width - 1)
-        newest = first + last  # the last evaluation that is used
-        judged = _Judged(row, done + last, path[every, last + 1], q.rows(newest), p.rows(newest), uniforms[newest])
-        coupled = couple(judged.draft, judged.q, judged.p, judged.uniforms)
-        value = torch.where(rejected[:, None], coupled.value, judged.draft)
+        newest = first + torch.minimum(accepted, width - 1)
+        value = coupled.value[newest]
 
         # 4. The only read, unless some row needs redraws.
-        kept, missing = torch.stack([accepted, (rejected & ~coupled.found).to(torch.int64)]).cpu()
-        self._redraw(judged, value, missing.nonzero()[:, 0])
+        kept, found = torch.stack([accepted, coupled.found[newest].to(torch.int64)]).cpu().numpy()
+        missing = np.flatnonzero(found == 0)
+        if len(missing):
+            self._redraw(states, newest, value, missing)
 
         # 5. Advance.
         self.x[row] = value
         self.x0[row] = x0[newest]
         self.logits[row] = logits[newest]
-        self.done[rows] += torch.minimum(kept + 1, widths)
+        self.done[rows] += np.minimum(kept + 1, widths)
         return kept
 
-    def evaluate(self, rows: Tensor) -> None:
+    def evaluate(self, rows: np.ndarray) -> None:
         """One step of rows without a draft."""
         row, step = self._on_device(rows, self.done[rows])
         x0, logits = self.predict(row, step, self.x[row])
@@ -215,7 +218,7 @@ class Paths:
         self.logits[row] = logits
         self.done[rows] += 1
 
-    def finish(self, rows: Tensor) -> Tensor:
+    def finish(self, rows: np.ndarray) -> Tensor:
         """All remaining steps of rows; tokens fp32 [R, channels]."""
         going = rows[self.done[rows] < self.steps]
         while len(going):
@@ -229,24 +232,34 @@ class Paths:
         (row,) = self._on_device(rows)
         return self.x[row]
 
-    def _widths(self, rows: Tensor, most: int) -> Tensor:
-        """How many steps of rows are drafted, ``most`` at a time, int64 [R] on the host."""
-        return (self.steps - self.done[rows]).clamp(max=most)
+    def _widths(self, rows: np.ndarray, most: int) -> np.ndarray:
+        """How many steps of rows are drafted, ``most`` at a time, int64 [R]."""
+        return np.minimum(self.steps - self.done[rows], most)
 
-    def _on_device(self, *numbers: Tensor) -> Tensor:
-        """Numbers of the host, int64 [R] each, in one copy."""
-        return to_device(torch.stack(numbers), self.device)
+    def _numbers(self, step: Tensor) -> tuple[Tensor, ...]:
+        """The numbers of diffusion steps [...] in the order of :class:`StepNumbers`, fp32 [..., 1] each."""
+        return self._table[step][..., None].unbind(-2)
 
-    def _redraw(self, judged: _Judged, value: Tensor, missing: Tensor) -> None:
-        """Write the coupling's results of those rows that need redraws, ``missing`` int64 [M] on the host."""
+    def _on_device(self, *numbers: np.ndarray) -> Tensor:
+        """Arrays of numbers, int64 [R] each, in one copy."""
+        return to_device(np.stack(numbers), self.device)
+
+    def _redraw(self, states: _States, newest: Tensor, value: Tensor, missing: np.ndarray) -> None:
+        """Write the coupling's results of those rows that need redraws, ``missing`` int64 [M].
+
+        Args:
+            states: all states of a window.
+            newest: int64 [R], the state of each row at which it leaves its draft.
+            value: fp32 [R, channels], the rows' next states, written in place.
+        """
         for count in _REDRAWS:
-            if not len(missing):
-                return
             (some,) = self._on_device(missing)
-            row, step, draft, q, p, uniforms = judged.rows(some)
+            row, step, draft, q, p, uniforms = states.rows(newest[some])
             rng = self.rng.of(row)
             normals = rng.normal(2 * step + _NORMAL, 0, count, draft.shape[1])
             redraws = Redraws(normals, rng.uniform(2 * step + _UNIFORM, 0, count))
             coupled = couple(draft, q, p, uniforms, redraws)
             value[some] = coupled.value
-            missing = missing[~coupled.found.cpu()]
+            missing = missing[~coupled.found.cpu().numpy()]
+            if not len(missing):
+                return

@@ -34,13 +34,14 @@ def respaced_timesteps(count: int, t_max: int = STEPS - 1) -> list[int]:
     one step t = 0.
     """
     stride = (STEPS - 1) / (count - 1) if count > 1 else 1.0
+
     position = 0.0
     out = set()
     for _ in range(count):
-        out.add(
-            min(round(position), t_max)
-        )  # banker's rounding of an accumulated float, exactly as in the published code
+        # Python's rounding of an accumulated float, exactly as in the published code.
+        out.add(min(round(position), t_max))
         position += stride
+
     return sorted(out)
 
 
@@ -99,6 +100,7 @@ def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
     # The learned log variance lies between the posterior's and log beta; log sigma is half of it.
     low = c.posterior_log_variance_clipped
     high = c.betas.log()
+
     columns = {
         "recip": c.sqrt_recip_alphas_cumprod,
         "recipm1": c.sqrt_recipm1_alphas_cumprod,
@@ -107,6 +109,7 @@ def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
         "middle": (low + high) / 4,
         "slope": (high - low) / 4,
     }
+
     steps = []
     for i in reversed(range(len(c.timestep_map))):
         steps.append(StepNumbers(**{name: float(column[i]) for name, column in columns.items()}))
@@ -120,6 +123,7 @@ def constants(timesteps: Sequence[int] = range(STEPS), max_beta: float = MAX_BET
     trained_abar = torch.cumprod(1 - trained, 0)
     abar = trained_abar[kept]
     betas = 1 - abar / _before(abar)
+
     # As in the published code, the product is accumulated again from the new betas, which decides the last digits.
     abar = torch.cumprod(1 - betas, 0)
     before = _before(abar)
@@ -129,9 +133,11 @@ def constants(timesteps: Sequence[int] = range(STEPS), max_beta: float = MAX_BET
         # The variance of the lowest timestep is 0; its logarithm is clipped to the next one's.
         clipped = torch.cat([variance[1:2], variance[1:]])
     else:
-        # One step has no next one to take the variance of. The network learned its share between this variance and beta.
+        # One step has no next one to take the variance of. The network learned its share between this variance and
+        # beta.
         t = kept.clamp(min=1)
         clipped = trained[t] * (1 - trained_abar[t - 1]) / (1 - trained_abar[t])
+
     return Constants(
         timestep_map=kept,
         betas=betas,

@@ -25,8 +25,11 @@ _BELOW_ONE = 1 - 2**-24
 class PairedDraws:
     """Draws of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
 
-    def __init__(self, seed: int, images: Sequence[int]):
-        self.seed, self.images = seed, tuple(images)
+    seed: int | None = None  # None: draws from elsewhere, of a class derived from this one
+
+    def __init__(self, seed: int | None, images: Sequence[int]):
+        self.seed = seed
+        self.images = tuple(images)
         self._keys: dict[tuple[str, int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def __len__(self) -> int:
@@ -39,6 +42,7 @@ class PairedDraws:
     def _start(self, stream: str, values: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Key of every image [B, 1, 1] and offset of every value [values]; computed once per run."""
         name = (stream, values, device)
+
         if name not in self._keys:
             keys = []
             for image in self.images:
@@ -77,10 +81,12 @@ def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     Top-k keeps the k largest and their ties; 0 keeps all. Top-p (Holtzman et al. 2019) then keeps the smallest set of
     most probable values whose probability exceeds it; 1 keeps all.
     """
+
     values = logits.shape[-1]
     if 0 < top_k < values:
         least = logits.topk(top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
         logits = logits.masked_fill(logits < least, -torch.inf)
+
     if top_p < 1.0:
         ordered, index = logits.sort(dim=-1, descending=True)
         beyond = ordered.softmax(-1).cumsum(-1) > top_p
@@ -98,6 +104,7 @@ def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
     if settings.temperature == 0:
         likeliest = logits.argmax(-1, keepdim=True)
         return torch.full_like(logits, -torch.inf).scatter_(-1, likeliest, 0.0)
+
     if settings.temperature != 1:
         logits = logits / max(settings.temperature, 1e-5)
     top_k = 0 if settings.top_k is None else settings.top_k  # the model's own replaced it, see loop.resolve

@@ -74,16 +74,9 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
     with torch.inference_mode():
         table = DeviceTable(schedule.ahead, cache.prefix, run.device)
         guided_cells = to_device(np.array([*guided, False])[schedule.ahead.cell_pass], run.device)
-        images = np.arange(len(run.tokens))
-        all_first_uncertain = np.ones_like(images)
-        active = Active(run, images, all_first_uncertain, to_device(all_first_uncertain, run.device))
+        active = _first_window(run, schedule, table, window)
 
-        # All tokens of the first window start as a copy of the newest one.
-        decided = schedule.passes[0].cells or range(schedule.known)
-        newest_cell = decided[-1]
-        newest = run.tokens[:, newest_cell, None].clone()
-        _guess(run.tokens, _entering(table, active.first_on_device, window), newest)
-
+    all_first_uncertain = active.first_uncertain
     while all_first_uncertain.min() < passes:
         with torch.inference_mode():
             w = next_window(table, active, window)
@@ -109,12 +102,7 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
 
             # 4. Slide every image's window to the pass of its first cell that is not certain, by one pass at least: no
             #    image takes more calls than serially. Tokens that enter the window start as a copy of the newest one.
-            first_cell = table.cell_start[w.first]
-            last_cell = table.cell_start[w.stop] - 1
-            active.first_on_device = table.cell_pass[torch.minimum(first_cell + agreeing, last_cell)] + 1
-            newest = new.gather(1, (last_cell - first_cell).clamp(min=0)[:, None])
-            _guess(active.run.tokens, _entering(table, w.stop, window), newest)
-
+            _slide(table, active, w, window, new, agreeing)
             active.first_uncertain = active.first_on_device.cpu().numpy()  # the host waits here
             all_first_uncertain = all_first_uncertain.copy()
             all_first_uncertain[active.image_ids] = active.first_uncertain
@@ -125,6 +113,28 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
             if shrink and 0 < len(left) < len(active.image_ids):
                 active = _keep(active, cache, left)
         yield all_first_uncertain
+
+
+def _first_window(run: TokenRun, schedule: Schedule, table: DeviceTable, window: int) -> Active:
+    """All images at the pass after the first one; the tokens of their windows start as a copy of the newest one."""
+    images = np.arange(len(run.tokens))
+    first_uncertain = np.ones_like(images)
+    active = Active(run, images, first_uncertain, to_device(first_uncertain, run.device))
+
+    decided = schedule.passes[0].cells or range(schedule.known)
+    newest = run.tokens[:, decided[-1], None].clone()
+    _guess(run.tokens, _entering(table, active.first_on_device, window), newest)
+    return active
+
+
+def _slide(table: DeviceTable, active: Active, w: Window, window: int, new: Tensor, agreeing: Tensor) -> None:
+    """Slide windows whose first ``agreeing`` cells int64 [L] are certain, of ``new`` tokens int64 [L, n]."""
+    first_cell = table.cell_start[w.first]
+    last_cell = table.cell_start[w.stop] - 1
+    active.first_on_device = table.cell_pass[torch.minimum(first_cell + agreeing, last_cell)] + 1
+
+    newest = new.gather(1, (last_cell - first_cell).clamp(min=0)[:, None])
+    _guess(active.run.tokens, _entering(table, w.stop, window), newest)
 
 
 def next_window(table: DeviceTable, active: Active, window: int) -> Window:

@@ -28,7 +28,6 @@ def llamagen(
     condition: AnyCondition,
     settings: LlamaGenSettings,
     noise: PairedDraws,
-    seed: int | None = None,
     edit: Edit | None = None,
 ) -> TokenSampler:
     """LlamaGen, or Tar's de-tokenizer.
@@ -38,7 +37,6 @@ def llamagen(
         condition: labels, text, semantic features or codes of B images.
         settings: see :class:`LlamaGenSettings`.
         noise: draws of B images.
-        seed: only recorded in the report.
         edit: part of an image to sample again; None for a whole new one.
 
     Yields:
@@ -50,7 +48,7 @@ def llamagen(
     raster_only("LlamaGen", model)
     # Reports of a de-tokenizer are compared with each other, not with those of a LlamaGen.
     name = "tar" if model.net.config.condition == "features" else "llamagen"
-    run = begin(name, model, condition, settings, noise, seed, edit)
+    run = begin(name, model, condition, settings, noise, edit)
     return (yield from decode(run, raster(model.grid), settings.parallel))
 
 

@@ -76,8 +76,8 @@ class TokenRun:
     # tokens, decided: int64 and bool [B, N + 1]; the last column receives the padding of passes in which images differ
     tokens: Tensor = field(init=False)
     decided: Tensor = field(init=False)
-    # fp32 [], at least the largest absolute value of all logits so far, and the norm of the rows that they were computed from. A single
-    # number that is NaN or infinite makes it so.
+    # fp32 [], at least the largest absolute value of all logits so far, and the norm of the rows that they were
+    # computed from. A single number that is NaN or infinite makes it so.
     largest_logit: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,6 +107,7 @@ class TokenRun:
         shared.
         """
         index = to_device(images, self.device)
+
         part = copy(self)
         part.draws = self.draws.of(images.tolist())
         part.tokens = self.tokens[index]
@@ -147,6 +148,7 @@ class TokenRun:
             given = (self.given[:, :-1] >= 0).view(step.shape).cpu().numpy()
             step[given] = -1
             outcome[given] = GIVEN
+
         codes = self.codes()
         self.clock.stop(self.report)
         self.check_logits("model", self.report.model)
@@ -159,7 +161,6 @@ def begin(
     condition: AnyCondition,
     settings: TokenSettings,
     draws: PairedDraws,
-    seed: int | None,
     edit: Edit | None = None,
 ) -> TokenRun:
     """Check the inputs and set up a generation, whose clock starts now.
@@ -176,7 +177,8 @@ def begin(
     given = None
     if edit is not None:
         given = given_tokens(edit, model.grid, len(condition)).to(device)
-    report, clock = new_report(name, model, settings, seed, len(condition))
+
+    report, clock = new_report(name, model, settings, draws.seed, len(condition))
     return TokenRun(model.net, model.grid, prepared, settings, draws, report, clock, given)
 
 
@@ -191,9 +193,9 @@ def given_tokens(edit: Edit, grid: int, images: int) -> Tensor:
     if (height, width) != (grid, grid):
         raise UserError(
             f"latent: it has {height} x {width} tokens, the model draws {grid} x {grid}; encode an image of the "
-            "model's own size "
-            "with VAE Encode and the vae of the same loader."
+            "model's own size with VAE Encode and the vae of the same loader."
         )
+
     again = edit.token_mask(grid, images, codes.device)
     return F.pad(torch.where(again, -1, codes.flatten(1)), (0, 1), value=-1)
 
@@ -294,6 +296,7 @@ def guided_logits(run: TokenRun, hidden: Tensor, guided: bool | Tensor) -> Tenso
 
     ``guided``: whether it is applied, to all tokens or bool [m] or [B, m].
     """
+
     logits = run.net.logits(hidden, run.span)
     images = len(run.tokens)
     mixed = cond = logits[:images]
@@ -303,8 +306,8 @@ def guided_logits(run: TokenRun, hidden: Tensor, guided: bool | Tensor) -> Tenso
         if guided is not True:
             mixed = torch.where(guided[..., None], mixed, cond)
 
-    # Before top-k and top-p, whose -inf is no fault; the norms and ``maximum`` keep NaN. RMSNorm makes zeros of rows whose squares
-    # overflow: the logits are then finite and wrong, and only the norm of the rows shows it.
+    # Before top-k and top-p, whose -inf is no fault; the norms and ``maximum`` keep NaN. RMSNorm makes zeros of rows
+    # whose squares overflow: the logits are then finite and wrong, and only the norm of the rows shows it.
     rows_norm = torch.linalg.vector_norm(hidden.float())
     largest = torch.linalg.vector_norm(mixed, torch.inf) + rows_norm
     torch.maximum(run.largest_logit, largest, out=run.largest_logit)
@@ -349,6 +352,7 @@ def published(model: TokenModel) -> dict[str, Any]:
     """Published sampling settings of a model: "cfg" and "top_k"."""
     c = model.net.config
     found = published_for(c.condition, c.dim, c.regions)
+
     if not c.null:
         found["cfg"] = 1.0
     return found
@@ -357,10 +361,12 @@ def published(model: TokenModel) -> dict[str, Any]:
 def published_for(condition: str, width: int, regions: int) -> dict[str, Any]:
     """Published sampling settings, "cfg" and "top_k", by kind of condition, and of a PAR by width and regions."""
     cfg, top_k = _PUBLISHED[condition]
+
     par = _PUBLISHED_PAR.get((width, regions))
     if par is not None:
         cfg = par
         top_k = 0
+
     return {"cfg": cfg, "top_k": top_k}
 
 
@@ -372,9 +378,11 @@ def resolve(settings: S, model: TokenModel) -> S:
     """
     if settings.cfg is not None and settings.cfg > 1 and not model.net.config.null:
         raise UserError(f"cfg: {model.name} was trained without a null class, so guidance is impossible; choose cfg 1.")
+
     own = published(model)
     cfg = own["cfg"] if settings.cfg is None else settings.cfg
     top_k = own["top_k"] if settings.top_k is None else settings.top_k
+
     return replace(settings, cfg=cfg, top_k=top_k)
 
 

@@ -75,7 +75,6 @@ def mulosd(
     condition: AnyCondition,
     settings: MuLoSDSettings,
     noise: PairedDraws,
-    seed: int | None = None,
     *,
     draft: TokenModel,
     up_sampler: UpSampling,
@@ -83,7 +82,7 @@ def mulosd(
     """MuLo-SD on a LlamaGen or on Tar's de-tokenizer.
 
     Args:
-        target, condition, noise, seed: as :func:`samplers.tokens.llamagen.llamagen`; both models get the condition.
+        target, condition, noise: as :func:`samplers.tokens.llamagen.llamagen`; both models get the condition.
         settings: see :class:`MuLoSDSettings`.
         draft: a model of the same codes on a grid of 1/r the side, r an integer above 1.
         up_sampler: from draft to target and back, with the tokenizer of both; see ``upsampling.py``.
@@ -103,7 +102,7 @@ def mulosd(
     settings = resolve(settings, target)
     nearest = check_neighbours(settings, target.net.config.vocab)
 
-    run = begin("mulosd", target, condition, settings, noise, seed)
+    run = begin("mulosd", target, condition, settings, noise)
     run.report.settings = {**asdict(settings), "up_sampler": up_sampler.name}
     if settings.exact(target.grid) and rows_at_once(settings, draft.grid) == draft.grid:
         # The tokens are those of serial decoding, whatever the draft.
@@ -112,20 +111,11 @@ def mulosd(
         result.report.maps.update(islands=np.zeros_like(step), waves=np.full_like(step, -1))
         return result
 
-    # Guidance covers the same part of the draft as of the target.
-    own = settings
-    if settings.cfg_interval is not None:
-        own = replace(settings, cfg_interval=settings.cfg_interval // ratio**2)
-    drafter = begin("mulosd", draft, condition, own, noise, seed)
-    drafter.report = run.report
-    drafter.clock = run.clock
-    drafter.stream = "draft"
-    drafter.phases = ("draft", "draft")
+    drafter = drafting_run(run, draft, condition, noise, ratio)
     with torch.inference_mode():
         neighbours = geometry.codebook_neighbours(up_sampler.vq.quantize, nearest, run.device)
-
-    blocks = blocks_of(settings, draft.grid, ratio)
     state = State(run, drafter, settings, up_sampler, ratio, neighbours)
+    blocks = blocks_of(settings, draft.grid, ratio)
     state.total = sum(block.draft_passes + 1 for block in blocks)
     for block in blocks:
         # 1. The draft model generates the rows of the block.
@@ -152,6 +142,22 @@ def mulosd(
     return run.finish(state.maps["step"], state.maps["outcome"].astype(np.uint8))
 
 
+def drafting_run(run: TokenRun, draft: TokenModel, condition: AnyCondition, noise: PairedDraws, ratio: int) -> TokenRun:
+    """The run of the draft model, which shares report and clock of the target's."""
+    # Guidance covers the same part of the draft as of the target.
+    own = run.settings
+    if own.cfg_interval is not None:
+        own = replace(own, cfg_interval=own.cfg_interval // ratio**2)
+
+    drafter = begin("mulosd", draft, condition, own, noise)
+
+    drafter.report = run.report
+    drafter.clock = run.clock
+    drafter.stream = "draft"
+    drafter.phases = ("draft", "draft")
+    return drafter
+
+
 def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) -> None:
     """Check that two models generate the ``codes`` codes of one tokenizer in raster order. ``sampler``: its title, for
     the message.
@@ -167,6 +173,7 @@ def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) 
             f"draft: {draft.name} writes {of_draft} codes, {target.name} {of_target}; choose two models of one VQ "
             "tokenizer."
         )
+
     if of_target != codes:
         raise UserError(
             f"decoder: it has {codes} codes, {target.name} writes {of_target}; choose the VQ tokenizer that it was "
@@ -184,8 +191,8 @@ def check_grids(target: TokenModel, draft: TokenModel) -> int:
     if rest or ratio < 2:
         raise UserError(
             f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x "
-            f"{target.grid}, which is not "
-            "two, three or more times the side; choose a draft of half, a third or a quarter of the side."
+            f"{target.grid}, which is not two, three or more times the side; choose a draft of half, a third or a "
+            "quarter of the side."
         )
     return ratio
 
@@ -199,8 +206,7 @@ def check_neighbours(settings: MuLoSDSettings, codes: int) -> int:
     nearest = neighbours_of(settings, codes)
     if nearest >= codes - 1:
         raise UserError(
-            f"neighbours: {nearest} is all of the {codes} codes, so that nothing could be rejected; choose fewer, or "
-            "-1."
+            f"neighbours: {nearest} is all of the {codes} codes, so that nothing could be rejected; choose fewer."
         )
     return nearest
 
@@ -277,6 +283,7 @@ class State:
         out = self.run.step(self.done, max(self.done, self.total))
         if drafted_from is None:
             return out
+
         draft = self.drafter.step(0, 0)
         codes = draft.codes.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2)
         drafted = draft.decided.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2)
@@ -358,9 +365,11 @@ def verify_block(state: State, block: Block) -> tuple[Tensor, np.ndarray]:
                 mask = torch.arange(end, device=run.device) <= slot[:, None]
                 hidden = feed_tokens(run, state.cache, fed, fed, slot, state.null, end, mask)
                 hidden = hidden[:, block.first - 1 - state.fed :]
+
         with run.clock.phase("verification"):
             pool, rejections = verify(run, state.settings, hidden, block.first, state.neighbours)
         state.pools.append(pool.flatten())
+
     state.fed = block.first
     return hidden, rejections.cpu().numpy().reshape(len(run.tokens), -1, run.grid)
 
@@ -380,6 +389,7 @@ def verify(run: TokenRun, s: MuLoSDSettings, hidden: Tensor, first: int, neighbo
         drafts = run.tokens[:, part]
         pools.append(geometry.pooled(p, drafts, neighbours))
         own.append(p.gather(-1, drafts[..., None])[..., 0])
+
     pool = torch.cat(pools, dim=1)
     return pool, geometry.rejected(pool, s.tau, s.acceptance_target, torch.cat(own, dim=1), first)
 
@@ -392,6 +402,7 @@ def plan_repair(state: State, block: Block, rejections: np.ndarray) -> np.ndarra
     s = state.settings
     region = geometry.suffix(rejections) if s.repair == SUFFIX else geometry.expand(rejections, s.expansion)
     islands = geometry.islands(region)
+
     together = region.astype(np.int32) if s.resample_order == ONE_BY_ONE else islands
     wave = geometry.waves(together, s.resample_window or None)
     with torch.inference_mode():
@@ -404,10 +415,12 @@ def plan_repair(state: State, block: Block, rejections: np.ndarray) -> np.ndarra
         islands=islands.max(axis=(1, 2)).sum(),
         waves=wave.max() + 1,
     )
+
     rows = np.s_[:, block.row * state.ratio : block.end * state.ratio]
     state.maps["step"][rows] = state.done - 1 + np.maximum(wave, 0)
     state.maps["outcome"][rows] = np.where(rejections, REJECTED, np.where(region, EXPANDED, ACCEPTED))
     state.maps["waves"][rows] = wave
+
     # Island numbers continue from one cycle to the next.
     before = state.maps["islands"].max(axis=(1, 2), keepdims=True)
     state.maps["islands"][rows] = np.where(islands > 0, islands + before, 0)
@@ -423,6 +436,7 @@ def resample_islands(state: State, block: Block, hidden: Tensor, wave: np.ndarra
     assert cache is not None  # the verification filled it
     waves = resampled(wave.reshape(len(wave), -1), block.first, run.count)
     state.total += max(0, len(waves) - 1)
+
     for k, w in enumerate(waves):
         with torch.inference_mode():
             cells = to_device(w.cells, run.device)
@@ -440,6 +454,7 @@ def resample_islands(state: State, block: Block, hidden: Tensor, wave: np.ndarra
                     end = cache.prefix + w.end
                     mask = torch.arange(end, device=run.device) <= cache.prefix + position[..., None]
                     hidden = feed_tokens(run, cache, fed, position, fed + cache.prefix, state.null, end, mask)
+
             with run.clock.phase("sampling"):
                 guided = guidance_applies(state.settings, cells - 1)
                 logits = guided_logits(run, chosen_rows(hidden, index), guided)
@@ -521,6 +536,7 @@ def resampled(wave: np.ndarray, first: int, count: int) -> list[Wave]:
             drawn_since = of_cell[:, : last - 1] == k - 1
             fed[:, : last - 1] = before | drawn_since
             fed[~drawn.any(1)] = False
+
         cells = _listed(drawn, count)
         row_of = fed.cumsum(1) - 1
         predicted_by = np.take_along_axis(row_of, (cells - 1).clip(min=0), axis=1)
@@ -533,5 +549,6 @@ def resampled(wave: np.ndarray, first: int, count: int) -> list[Wave]:
 def _listed(chosen: np.ndarray, padding: int) -> np.ndarray:
     """The columns where bool [B, N] is True, int64 [B, most of a row], left-aligned and padded."""
     counts = chosen.sum(1, keepdims=True)
+
     columns = np.argsort(~chosen, axis=1, kind="stable")[:, : counts.max()]
     return np.where(np.arange(columns.shape[1]) < counts, columns, padding)

@@ -35,6 +35,7 @@ def par_groups(grid: int, n: int) -> list[list[int]]:
         raise UserError(
             f"group: {n} regions do not tile a grid of {grid} x {grid}; choose a square whose root divides {grid}."
         )
+
     cells = np.arange(grid * grid).reshape(m, grid // m, m, grid // m)
     return cells.transpose(1, 3, 0, 2).reshape(-1, n).tolist()
 
@@ -59,17 +60,7 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
     cfg_steps = guidance_steps([*first_groups, *rest], len(first_groups))
     passes.append(Pass(cells=tuple(first_groups[0]), rows=(0,) * len(first_groups[0])))
     for k in range(1, len(first_groups)):
-        passes.append(
-            Pass(
-                cells=(initial[k],),
-                rows=(0,),
-                fed=(initial[k - 1],),
-                position=(initial[k - 1],),
-                slot=(k - 1,),
-                last_visible=(k - 1,),
-                cfg_step=cfg_steps[k],
-            )
-        )
+        passes.append(next_initial(initial, k, cfg_steps[k]))
 
     # Step 2: the initial tokens that were not fed yet and the n - 1 transition tokens predict the first group. Its n
     # cells are predicted by the last initial token and the transition tokens, which attend to each other.
@@ -105,7 +96,21 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
                 cfg_step=cfg_steps[len(first_groups) + k],
             )
         )
+
     return Schedule(grid, tuple(passes))
+
+
+def next_initial(initial: list[int], k: int, cfg_step: int) -> Pass:
+    """The pass in which initial token k - 1 predicts initial token k."""
+    return Pass(
+        cells=(initial[k],),
+        rows=(0,),
+        fed=(initial[k - 1],),
+        position=(initial[k - 1],),
+        slot=(k - 1,),
+        last_visible=(k - 1,),
+        cfg_step=cfg_step,
+    )
 
 
 @lru_cache(maxsize=16)
@@ -113,10 +118,12 @@ def ablation_schedule(grid: int, n: int, adjacent: bool, start: bool) -> Schedul
     """The paper's ablations on a network that predicts the next cell; as many passes as :func:`par_schedule`."""
     cells = list(range(grid * grid))
     groups = [cells[c : c + n] for c in range(0, len(cells), n)] if adjacent else par_groups(grid, n)
+
     sequential = 1
     if start:
         sequential = len(groups[0])
         groups = [*([c] for c in groups[0]), *groups[1:]]
+
     return Schedule(grid, next_token_passes(groups, grid, guidance_steps(groups, sequential)))
 
 
@@ -125,7 +132,6 @@ def par(
     condition: AnyCondition,
     settings: PARSettings,
     noise: PairedDraws,
-    seed: int | None = None,
     edit: Edit | None = None,
 ) -> TokenSampler:
     """PAR and its ablations; arguments and steps as :func:`samplers.tokens.llamagen.llamagen`.
@@ -140,9 +146,9 @@ def par(
     if trained and settings.grouping != TRAINED:
         raise UserError(
             f"grouping: {model.name} was trained for its own groups; choose {TRAINED!r}, or load a plain LlamaGen for "
-            "the "
-            "ablations."
+            "the ablations."
         )
+
     if not trained and settings.grouping == TRAINED:
         raise UserError(
             f"grouping: {model.name} is a plain LlamaGen, which was trained for no groups; load a PAR, or choose "
@@ -157,5 +163,5 @@ def par(
         adjacent = settings.grouping == ADJACENT
         schedule = ablation_schedule(model.grid, settings.group, adjacent, settings.sequential_start)
 
-    run = begin("par", model, condition, settings, noise, seed, edit)
+    run = begin("par", model, condition, settings, noise, edit)
     return (yield from decode(run, schedule, settings.parallel))

@@ -115,7 +115,6 @@ def flatten(schedule: Schedule, ahead: bool = False) -> Table:
     """
     passes = schedule.passes
     count = schedule.grid**2
-    never = len(passes)
 
     # 1. Rows and cells, pass by pass.
     fed: list[int] = []
@@ -145,7 +144,7 @@ def flatten(schedule: Schedule, ahead: bool = False) -> Table:
     # 2. The slots of the cache.
     layout = _layout(schedule, fed, slot, row_start, ahead)
 
-    decided_at = np.full(count + 1, never)
+    decided_at = np.full(count + 1, len(passes))
     decided_at[: schedule.known] = -1
     decided_at[cells] = cell_pass
 
@@ -159,7 +158,7 @@ def flatten(schedule: Schedule, ahead: bool = False) -> Table:
         row_pass=np.array([*row_pass, 0]),
         cells=np.array([*cells, count]),
         cell_row=np.array([*cell_row, 0]),
-        cell_pass=np.array([*cell_pass, never]),
+        cell_pass=np.array([*cell_pass, len(passes)]),
         row_start=np.array(row_start),
         cell_start=np.array(cell_start),
         end=np.array(layout.end),

@@ -94,7 +94,9 @@ class LlamaGenSettings(TokenSettings):
     parallel: int = _window(_SIDE)
 
 
-ADJACENT, NON_LOCAL, TRAINED = "ablation: adjacent", "ablation: non-local", "from checkpoint"
+ADJACENT = "ablation: adjacent"
+NON_LOCAL = "ablation: non-local"
+TRAINED = "from checkpoint"
 
 
 @dataclass(frozen=True)
@@ -209,11 +211,14 @@ class TarPromptSettings(Settings):
     parallel: int = _window("Usual: 32 on a GPU. 0 is one code after another.", "Codes")
 
 
-AT_ONCE, ONE_BY_ONE = "islands at once", "one by one"
-LOCAL, SUFFIX = "local", "suffix"
+AT_ONCE = "islands at once"
+ONE_BY_ONE = "one by one"
+LOCAL = "local"
+SUFFIX = "suffix"
 
 # LANTERN's number of neighbours, and the size of its codebook; the default keeps the ratio.
-PUBLISHED_NEIGHBOURS, PUBLISHED_CODES = 1000, 16384
+PUBLISHED_NEIGHBOURS = 1000
+PUBLISHED_CODES = 16384
 
 
 @dataclass(frozen=True)
@@ -324,4 +329,5 @@ def neighbours_of(settings: MuLoSDSettings, codes: int) -> int:
     """Number of neighbours for a codebook of ``codes``; None keeps LANTERN's share of the codebook."""
     if settings.neighbours is not None:
         return settings.neighbours
+
     return round(codes * PUBLISHED_NEIGHBOURS / PUBLISHED_CODES)

@@ -37,7 +37,7 @@ class TarPrompted(NamedTuple):
 
 
 def tar_prompt(
-    model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: PairedDraws, seed: int | None = None
+    model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: PairedDraws
 ) -> Generator[TokenStep, None, TarPrompted]:
     """Generate the semantic codes of prompts, one image per prompt. Equal prompts are run once.
 
@@ -48,7 +48,6 @@ def tar_prompt(
         prompts: B texts as typed; see :meth:`TarModel.prompt` for the template.
         settings: see :class:`TarPromptSettings`.
         noise: draws of B images; code i is drawn from stream "code", cell i.
-        seed: only recorded in the report.
 
     Raises:
         UserError: no prompt, an invalid one, a scale that the model does not have, draws for another number of images,
@@ -59,25 +58,9 @@ def tar_prompt(
     if len(noise) != len(prompts):
         raise UserError(f"text: it asks for {len(prompts)} images, the draws are for {len(noise)}.")
 
-    # 1. Every distinct prompt is run once, with its template for the number of codes. Shorter ones are padded on the
-    #    right.
+    # 1. Every distinct prompt is run once, with its template for the number of codes.
     scale = DETAILS.index(settings.detail)
-    distinct = list(dict.fromkeys(prompts))
-    texts = [model.prompt(text, scale) for text in distinct]
-    counts = [len(text) for text in texts]
-    longest = max(counts)
-    ids = torch.zeros(len(texts), longest, dtype=torch.int64)
-    for row, text in zip(ids, texts, strict=True):
-        row[: len(text)] = torch.tensor(text)
-
-    device = model.net.compute_device
-    lengths = None
-    if min(counts) < longest:
-        lengths = to_device(torch.tensor(counts), device)
-    images = None
-    if len(distinct) < len(prompts):
-        images = to_device(torch.tensor([distinct.index(text) for text in prompts]), device)
-    condition = PreparedCondition(to_device(ids, device), lengths, images)
+    condition = packed(model, prompts, scale)
 
     # 2. The codes are tokens of the language model: the range ``span`` of its vocabulary, without guidance.
     penalty = settings.repetition_penalty
@@ -85,7 +68,7 @@ def tar_prompt(
         penalty = model.repetition_penalty
         settings = replace(settings, repetition_penalty=penalty)
     plain = TokenSettings(cfg=1.0, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
-    report, clock = new_report("tar-prompt", model, settings, seed, len(prompts))
+    report, clock = new_report("tar-prompt", model, settings, noise.seed, len(prompts))
     side = model.sides[scale]
     run = TokenRun(
         net=model.net,
@@ -104,3 +87,24 @@ def tar_prompt(
     # 3. The condition is on the host: the language model's device may be needed for the de-tokenizer.
     codes = codes.flatten(1)
     return TarPrompted(codes, report, CodeCondition(tuple(codes.cpu().clone()), tuple(prompts), model.special.codes))
+
+
+def packed(model: TarModel, prompts: Sequence[str], scale: int) -> PreparedCondition:
+    """Token ids of the distinct prompts at a scale of the model, shorter ones padded on the right."""
+    device = model.net.compute_device
+    distinct = list(dict.fromkeys(prompts))
+    texts = [model.prompt(text, scale) for text in distinct]
+    counts = [len(text) for text in texts]
+    longest = max(counts)
+
+    ids = torch.zeros(len(texts), longest, dtype=torch.int64)
+    for row, text in zip(ids, texts, strict=True):
+        row[: len(text)] = torch.tensor(text)
+
+    lengths = None
+    if min(counts) < longest:
+        lengths = to_device(torch.tensor(counts), device)
+    images = None
+    if len(distinct) < len(prompts):
+        images = to_device(torch.tensor([distinct.index(text) for text in prompts]), device)
+    return PreparedCondition(to_device(ids, device), lengths, images)

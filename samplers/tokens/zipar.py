@@ -31,6 +31,7 @@ def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
     groups = []
     filled = [0] * rows  # cells of every row so far
     active = [0]  # rows that have begun and are not full
+
     while active:
         groups.append([row * grid + filled[row] for row in active])
         for row in list(active):
@@ -40,6 +41,7 @@ def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
             needed = window if row else grid
             if filled[row] == needed and row + 1 < rows:
                 active.append(row + 1)
+
             if filled[row] == grid:
                 active.remove(row)
     return groups
@@ -50,8 +52,10 @@ def windowed(grid: int, window: int, unwritten_visible: bool = False) -> Schedul
     """Schedule for a window; raster order if the window is a row or wider."""
     if window >= grid:
         return raster(grid)
+
     groups = row_groups(grid, window, grid)
-    return Schedule(grid, next_token_passes(groups, grid, guidance_steps(groups, grid)), unwritten_visible)
+    passes = next_token_passes(groups, grid, guidance_steps(groups, grid))
+    return Schedule(grid, passes, unwritten_visible)
 
 
 def zipar(
@@ -59,7 +63,6 @@ def zipar(
     condition: AnyCondition,
     settings: ZipARSettings,
     noise: PairedDraws,
-    seed: int | None = None,
     edit: Edit | None = None,
 ) -> TokenSampler:
     """ZipAR; with a window of a row or wider it draws the tokens of :func:`samplers.tokens.llamagen.llamagen`.
@@ -68,5 +71,5 @@ def zipar(
     """
     raster_only("ZipAR", model)
     schedule = windowed(model.grid, settings.window, not settings.mask_undecoded)
-    run = begin("zipar", model, condition, settings, noise, seed, edit)
+    run = begin("zipar", model, condition, settings, noise, edit)
     return (yield from decode(run, schedule, settings.parallel))

@@ -20,7 +20,9 @@ STEMS = {"llamagen": "gpt"}
 
 @pytest.fixture(scope="module")
 def loaders(tmp_path_factory: pytest.TempPathFactory):
-    """A folder with a valid file of every kind, and by the file's stem ("tar" for a folder) its loader and a normal load."""
+    """A folder with a valid file of every kind, and by the file's
+    stem ("tar" for a folder) its loader and a normal load.
+    """
     folder = tmp_path_factory.mktemp("valid")
     found = {}
     for seed in seeds.build(folder):

@@ -1,7 +1,8 @@
 """The number of the algorithms: pictures and counts of every sampler, recorded for the present one.
 
-After an intended change raise ``ALGORITHM`` in samplers/registry.py and run ``python tests/bench/test_algorithm.py``, which records them
-anew. Pictures may differ from the recorded ones by rounding, because processors and versions of PyTorch do.
+After an intended change raise ``ALGORITHM`` in samplers/registry.py and run ``python
+tests/bench/test_algorithm.py``, which records them anew. Pictures may differ from
+the recorded ones by rounding, because processors and versions of PyTorch do.
 """
 
 import base64

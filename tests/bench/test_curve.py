@@ -98,7 +98,9 @@ pytest.importorskip("matplotlib")
 
 
 def test_dots_are_where_the_figures_are(store):
-    """Every cell at its measure and speed-up, with the interval of the measure around it; cells with a word on an axis of their own."""
+    """Every cell at its measure and speed-up, with the interval of
+    the measure around it; cells with a word on an axis of their own.
+    """
     found = curve(store)
     figure = curve_plot(found, "a sweep")
     axes, *words = figure.axes

@@ -1,4 +1,6 @@
-"""Measures of a sweep's folder: paired figures, differences, what is skipped and what is refused; and their statistics."""
+"""Measures of a sweep's folder: paired figures, differences, what is skipped and what is refused;
+and their statistics.
+"""
 
 import dataclasses
 import errno
@@ -251,7 +253,9 @@ def test_a_paired_difference_is_narrower_than_its_parts():
 
 
 def test_a_biased_statistic_is_shifted_to_its_figure():
-    """A resample of n features has a Frechet distance as of about n / 2; the figure lies within its interval all the same."""
+    """A resample of n features has a Frechet distance as of about
+    n / 2; the figure lies within its interval all the same.
+    """
     x, y = normal(200, 8, 21), normal(5000, 8, 22)
     statistic = statistics.frechet(x, y)
     plain, shifted = (statistics.estimate(statistic, 200, 100, biased=b).figure() for b in (False, True))
@@ -299,7 +303,9 @@ def test_few_images_have_the_distance_of_many_features(monkeypatch):
 
 
 def test_two_images_by_hand():
-    """Features (0, 0, 0), (2, 0, 0) against (0, 0, 0), (4, 0, 0): means 1 and 2 apart by 1, variances 2 and 8, (sqrt 8 - sqrt 2)^2 = 2."""
+    """Features (0, 0, 0), (2, 0, 0) against (0, 0, 0), (4, 0, 0): means
+    1 and 2 apart by 1, variances 2 and 8, (sqrt 8 - sqrt 2)^2 = 2.
+    """
     x, y = np.array([[0.0, 0, 0], [2, 0, 0]]), np.array([[0.0, 0, 0], [4, 0, 0]])
     assert statistics.frechet(x, y)(np.ones(2)) == pytest.approx(1 + 2)
     # The second image twice: mean 2, no variance.

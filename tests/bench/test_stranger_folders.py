@@ -1,6 +1,6 @@
-"""Sweep folders that a stranger made: each is refused in one line, within a second and 64 MB beyond an ordinary folder's.
+"""Sweep folders that a stranger made: each is refused in one line, within 64 MB beyond an ordinary folder's.
 
-Every case runs in a process of its own, and its time and memory are compared with those of a sound folder.
+Every case runs in a process of its own, and its memory is compared with that of a sound folder.
 """
 
 import json
@@ -134,7 +134,7 @@ def test_a_strangers_folder_ends_in_one_line(measured, tmp_path, name):
     made_sweeps.write(tmp_path / "sweep")
     spoil(tmp_path / "sweep")
     found = measure(tmp_path / "sweep")
-    assert sound.kind == "ok" and found.seconds <= sound.seconds + 1 and not budget.problem(found, 0, sound), found
+    assert sound.kind == "ok" and not budget.problem(found, 0, sound), found
     assert found.kind == "refused" and re.search(words, found.message), found
 
 

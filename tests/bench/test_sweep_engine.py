@@ -86,7 +86,9 @@ def told(monkeypatch):
 
 
 def test_a_shard_that_begins_at_40_shows_image_40(files, tmp_path, monkeypatch):
-    """Labels in turn: image 40 of ten classes is class 0, of three named ones the second; drawn at once and in parts."""
+    """Labels in turn: image 40 of ten classes is class 0, of three named ones the second; drawn at
+    once and in parts.
+    """
     starts = told(monkeypatch)
     store, cells, worker = begin(tmp_path, table(files, images=43, batch=40, labels=["cat", "boat", "tree"], seed=5))
     worker.run_shard(cells[0], 40, 3)

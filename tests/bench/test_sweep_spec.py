@@ -33,7 +33,8 @@ def test_settings_go_to_the_samplers_that_have_them():
 
 def test_toml_and_json_say_the_same(tmp_path):
     (tmp_path / "a.toml").write_text(
-        'model = "demo"\nsamplers = ["mar", "fasthybrid"]\nimages = 5\n[set]\nfasthybrid.threshold = [0.9, 1]\ncfg = 2.5\n'
+        'model = "demo"\nsamplers = ["mar", "fasthybrid"]\nimages = 5\n'
+        "[set]\nfasthybrid.threshold = [0.9, 1]\ncfg = 2.5\n"
     )
     entries = {"samplers": "mar, fasthybrid", "images": 5, "set": {"fasthybrid": {"threshold": [0.9, 1]}, "cfg": 2.5}}
     (tmp_path / "a.json").write_text(json.dumps(entries))

@@ -60,7 +60,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture
 def tiny_demo(files: Files, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Tiny models in the place of the built-in ones; the larger LlamaGen has twice the PAR's grid. Gives their folder."""
+    """Tiny models in the place of the built-in ones; the larger LlamaGen has twice the PAR's grid.
+    Gives their folder.
+    """
     monkeypatch.setattr(hub, "_PACKAGE", tmp_path_factory.mktemp("package"))
     folder = hub._PACKAGE / "demo" / "checkpoints"
     folder.mkdir(parents=True)

@@ -112,7 +112,8 @@ def test_janus_beside_transformers(cli, monkeypatch):
     assert "| Janus-Pro-1B, 3 x 3, batch 2 |" in done.out
 
 
-# A checkout in MAR's layout whose network and sampler are ours: the test is of how both programs are called and compared.
+# A checkout in MAR's layout whose network and sampler are ours:
+# the test is of how both programs are called and compared.
 MAR_MODULE = """
 from dataclasses import replace
 import torch
@@ -145,9 +146,12 @@ class MAR(Ours):
 
     def sample_tokens(self, batch, ar_steps, cfg, schedule, labels, temperature):
         c, s = self.config, MARSettings(ar_steps, self.count, cfg, schedule, temperature, t_max=999)
-        model, noise = self.drawn(
-            batch, lambda n: torch.stack([torch.randn_like(torch.zeros(batch, c.tokens, c.channels)) for _ in range(n)], 1)
-        )
+
+        def normal(n):
+            empty = torch.zeros(batch, c.tokens, c.channels)
+            return torch.stack([torch.randn_like(empty) for _ in range(n)], 1)
+
+        model, noise = self.drawn(batch, normal)
         return finish(mar(model, from_ids(labels.tolist()), s, noise)).latents * model.latent_scale
 """
 

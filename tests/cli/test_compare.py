@@ -59,7 +59,9 @@ def cells(path="compare.png") -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_picture_table_and_json(compare, tmp_path):
-    more = "--batch 2 --seed 11 --set preset=custom --set fasthybrid.threshold=0.5 --out made/here.png --json c.json --maps maps.png"
+    settings = "--set preset=custom --set fasthybrid.threshold=0.5"
+    files = "--out made/here.png --json c.json --maps maps.png"
+    more = f"--batch 2 --seed 11 {settings} {files}"
     answer = compare("mar", more, "--label", "Cat, 3")
     assert list(table(answer)) == ["MAR", "FastHybrid threshold 0.5"] and "made/here.png" in answer.out
     picture, maps = Image.open("made/here.png"), Image.open("maps.png")
@@ -105,8 +107,9 @@ def test_an_exact_setting_draws_the_baselines_picture_and_another_seed_another(c
 
 
 def test_all_families_of_the_demo_in_one_run(cli, tiny_demo):
-    line = "compare --label boat --samplers zipar,par,fasthybrid,mar,llamagen --set window=2 --set ar_steps=3 --set diffusion_steps=4"
-    rows = table(cli(f"{line} --device cpu --batch 2 --out c.png --json c.json --maps m.png"))
+    line = "compare --label boat --samplers zipar,par,fasthybrid,mar,llamagen"
+    values = "--set window=2 --set ar_steps=3 --set diffusion_steps=4"
+    rows = table(cli(f"{line} {values} --device cpu --batch 2 --out c.png --json c.json --maps m.png"))
     # Family by family in the order they are named, in each the baseline first.
     assert list(rows) == ["LlamaGen", "ZipAR", "PAR", "MAR", "FastHybrid"]
     assert rows["LlamaGen"]["speed-up"] == rows["MAR"]["speed-up"] == "1.00x"
@@ -124,8 +127,8 @@ def test_all_families_of_the_demo_in_one_run(cli, tiny_demo):
     assert np.asarray(Image.open("c.png")).std() > 5 and Image.open("m.png").width > 4 * 320
 
 
-# Command lines on the demo, with the samplers of their rows, passes, and models in the report. The larger LlamaGen is taken where
-# there is no PAR, and the smaller one drafts.
+# Command lines on the demo, with the samplers of their rows, passes, and models in the report. The larger LlamaGen is
+# taken where there is no PAR, and the smaller one drafts.
 EXACT = "--samplers llamagen,zipar,zipar:exact --set zipar.window=2 --set zipar:exact.preset=exact"
 DRAFTED = "--label cat --samplers llamagen,zipar:all,mulosd --set zipar:all.window=256"
 DEMO = [

@@ -55,7 +55,7 @@ def tiny(monkeypatch) -> HybridModel:
 def test_the_work_is_what_a_run_counts(tiny, cfg):
     condition = PromptCondition(("a boat", "two red cats"))
     settings = MARSettings(ar_steps=5, diffusion_steps=3, cfg=cfg)
-    counts = finish(mar(tiny, condition, settings, PairedNoise(1, range(2)), 1)).report.counts
+    counts = finish(mar(tiny, condition, settings, PairedNoise(1, range(2)))).report.counts
     head = operations.head_flops(tiny.net.config, counts["head_rows"])
     work = operations.hybrid_flops(tiny, condition, settings)
     assert work["head"] == head
@@ -78,7 +78,7 @@ def test_a_block_s_work_is_what_it_computes(tiny):
 
 def test_random_weights_are_drawn_from_and_repeatable(tiny):
     condition, settings = PromptCondition(("a boat",)), MARSettings(ar_steps=4, diffusion_steps=3)
-    latents = finish(mar(tiny, condition, settings, PairedNoise(1, range(1)), 1)).latents
+    latents = finish(mar(tiny, condition, settings, PairedNoise(1, range(1)))).latents
     assert latents.isfinite().all() and tiny.name == "tiny, random weights"
     with pytest.raises(Exception, match="llamagen samples .* but Harmon-0.5B is not one"):
         random_models("Harmon-0.5B", [find("llamagen")], "fp32", torch.device("cpu"))
@@ -126,7 +126,9 @@ def test_the_demo_is_none_of_the_official_models(cli):
 
 
 def test_operations_of_the_head_are_those_of_its_matrices():
-    """Two per weight of every matrix that a row of the head passes; the condition's and the time's are not counted per row."""
+    """Two per weight of every matrix that a row of the head
+    passes; the condition's and the time's are not counted per row.
+    """
     with torch.device("meta"):
         net = Hybrid(sizes.official_hybrid("Harmon-0.5B"))
     head = net.mar.diffloss.net

@@ -1,8 +1,10 @@
-"""Operations an image at official depths, on the path of a GPU: every one is a launch there unless torch.compile joins it.
+"""Operations an image at official depths, on the path of a
+GPU: every one is a launch there unless torch.compile joins it.
 
-Bounds are a little above the counts of methods that are written out: a guided diffusion step and a block of a token network have an
-operation for every term of their equations. Counts do not depend on widths, so the networks here are narrow. Meta tensors take the path
-of a GPU; masked samplers read values and run on the CPU, whose path is the same for few rows.
+Bounds are a little above the counts of methods that are written out: a guided diffusion step and a block of a token
+network have an operation for every term of their equations. Counts do not depend on widths, so the networks here are
+narrow. Meta tensors take the path of a GPU; masked samplers read values and run on the CPU, whose path is the same for
+few rows.
 """
 
 from dataclasses import replace

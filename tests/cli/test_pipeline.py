@@ -23,7 +23,8 @@ SAME = {
     "cspd": (
         {"model": "mar", "decoder": "kl", "draft": "mar"},
         {"prompt": "cat, boat", "sampler": "lazymar+cspd", "preset": "fast", **QUICK},
-        f"--model {{mar}} --decoder {{kl}} --draft {{mar}} --label cat,boat --samplers cspd+lazymar {SETS} --set preset=fast",
+        f"--model {{mar}} --decoder {{kl}} --draft {{mar}} --label cat,boat --samplers cspd+lazymar {SETS} "
+        "--set preset=fast",
     ),
     "hybrid": (
         {"model": "hybrid", "decoder": "kl"},
@@ -129,7 +130,8 @@ def test_decoders_round_pixels(files):
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
-    (torch.zeros(2, 3, 4, 4), r"^latents: the decoder reads latents of the shape \[batch, 4, height, width\], and got \[2, 3"),
+    (torch.zeros(2, 3, 4, 4),
+     r"^latents: the decoder reads latents of the shape \[batch, 4, height, width\], and got \[2, 3"),
     (torch.zeros(0, 4, 4, 4), "^latents: the decoder reads"),
     ([1.0], "^latents: the decoder reads .* and got list"),
     (torch.full((1, 4, 2, 2), torch.nan), "^latents: they hold numbers that are not finite"),
@@ -140,7 +142,8 @@ def test_latents_that_cannot_be_decoded(files, wrong, message):
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
-    (torch.zeros(4, 4, dtype=torch.int64), r"^codes: the decoder reads codes of the shape \[batch, height, width\], and"),
+    (torch.zeros(4, 4, dtype=torch.int64),
+     r"^codes: the decoder reads codes of the shape \[batch, height, width\], and"),
     (torch.full((1, 2, 2), -1), "^codes: they are outside 0 to"),
     (torch.full((1, 2, 2), 1 << 40), "^codes: they are outside 0 to"),
     (torch.zeros(1, 99, 2, 2), "^latents: the decoder reads"),
@@ -222,11 +225,15 @@ def test_no_setting_has_the_name_of_an_argument():
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
-    ({"sampler": "fasthybird"}, "^sampler: there is no sampler 'fasthybird'; did you mean fasthybrid. There are mar, fast"),
-    ({"sampler": "zipar"}, r'^sampler: zipar samples a LlamaGen .* load\("demo-llamagen"\), or choose one of mar, fast'),
-    ({"preset": "balancd"}, "^preset: there is no preset 'balancd'; did you mean balanced. There are balanced, fast, exact"),
+    ({"sampler": "fasthybird"},
+     "^sampler: there is no sampler 'fasthybird'; did you mean fasthybrid. There are mar, fast"),
+    ({"sampler": "zipar"},
+     r'^sampler: zipar samples a LlamaGen .* load\("demo-llamagen"\), or choose one of mar, fast'),
+    ({"preset": "balancd"},
+     "^preset: there is no preset 'balancd'; did you mean balanced. There are balanced, fast, exact"),
     ({"preset": None}, "^preset: there is no preset None; there are balanced"),
-    ({"sampler": "fasthybrid", "threshhold": 1}, "^threshhold: fasthybrid has no such setting; did you mean threshold. There"),
+    ({"sampler": "fasthybrid", "threshhold": 1},
+     "^threshhold: fasthybrid has no such setting; did you mean threshold. There"),
     ({"window": 4}, "^window: mar has no such setting; there are ar_steps, "),
     ({"cfg": "much"}, "^cfg: 'much' is not a number"),
     ({"seed": -1}, "^seed: -1 is outside 0 to 18446744073709551615"),

@@ -157,7 +157,9 @@ def test_noise_of_more_than_four_gigabytes_is_refused(files):
 
 
 def test_the_command_line_checks_the_noise(cli, tiny_demo, sentence):
-    """4 bytes x 1024 images x 1002 draws x 16 tokens x 4 channels are 0.26 GB on the tiny model; its limit is lowered."""
+    """4 bytes x 1024 images x 1002 draws x 16 tokens x 4 channels are 0.26 GB on the tiny model;
+    its limit is lowered.
+    """
     from fastar_nodes.samplers.mar import memory
 
     with pytest.MonkeyPatch.context() as patched:
@@ -212,7 +214,8 @@ REMEDIES = [
      "compare --device cpu --samplers tar --prompt 'a red boat at sunset'"),
     ("compare --device cpu --samplers tar --prompt boat --label cat", "say what with --text",
      "compare --device cpu --samplers tar --text boat"),
-    (f"compare {MAR} --samplers mar --batch 2000", "batch: 2000 is outside 1 to 1024", f"compare {MAR} --samplers mar --batch 2"),
+    (f"compare {MAR} --samplers mar --batch 2000", "batch: 2000 is outside 1 to 1024",
+     f"compare {MAR} --samplers mar --batch 2"),
     (f"compare {MAR} --samplers mar --set threshhold=1", "no sampler of this run has a setting threshhold",
      f"compare {MAR} --samplers mar"),
     (f"compare {MAR} --samplers mar,fasthybrid --set treshold=0.9", "did you mean threshold",
@@ -224,13 +227,16 @@ REMEDIES = [
     (f"compare {MAR} --samplers mar --label dragon", "picture-book has the ids 0 to 9 (sunset",
      f"compare {MAR} --samplers mar --label sunset"),
     (f"compare {MAR} --samplers mar --device abacus", "there is cpu", f"compare {MAR} --samplers mar --device cpu"),
-    (f"compare {MAR} --samplers mar --out picture.docx", "should end in .png", f"compare {MAR} --samplers mar --out picture.png"),
-    (f"compare {MAR} --samplers mar --json picture.png", "should end in .json", f"compare {MAR} --samplers mar --json c.json"),
-    (f"compare {MAR} --samplers mar --maps compare.png", "is the file of out too", f"compare {MAR} --samplers mar --maps maps.png"),
+    (f"compare {MAR} --samplers mar --out picture.docx", "should end in .png",
+     f"compare {MAR} --samplers mar --out picture.png"),
+    (f"compare {MAR} --samplers mar --json picture.png", "should end in .json",
+     f"compare {MAR} --samplers mar --json c.json"),
+    (f"compare {MAR} --samplers mar --maps compare.png", "is the file of out too",
+     f"compare {MAR} --samplers mar --maps maps.png"),
     ("compare --device cpu --samplers mar,llamagen --decoder demo-kl", "leave it at auto",
      f"compare {MAR} --samplers mar,llamagen --decoder auto"),
-    ("compare --device cpu --samplers llamagen --prompt boat --set prompt.detail=81", "draw classes; name one with --label",
-     "compare --device cpu --samplers llamagen --label boat"),
+    ("compare --device cpu --samplers llamagen --prompt boat --set prompt.detail=81",
+     "draw classes; name one with --label", "compare --device cpu --samplers llamagen --label boat"),
     (f"bench {SMALL} --set prompt.detail=81", "name one with --label", f"bench {SMALL}"),
     (f"bench {SMALL} --batch 1,x", "'x' is not a whole number", f"bench {SMALL} --batch 1,2"),
     ("bench --random MAR-Z --samplers mar --device cpu", "MAR-B", None),

@@ -1,4 +1,6 @@
-"""Sweeps, saved reports and the Advisor in a real ComfyUI, over HTTP: interruption, resumption, metadata, memory of the menu."""
+"""Sweeps, saved reports and the Advisor in a real ComfyUI, over
+HTTP: interruption, resumption, metadata, memory of the menu.
+"""
 
 import json
 import time

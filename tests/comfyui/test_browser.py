@@ -47,7 +47,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(params=[False, True], ids=["litegraph", "vue"])
 def editor(request: Any, comfy: Comfy, browser: Any) -> Iterator[Any]:
-    """The editor with an empty graph, in one renderer; what the page complains about is collected in ``page.problems``."""
+    """The editor with an empty graph, in one renderer; what the page complains about is collected
+    in ``page.problems``.
+    """
     comfy.post("/settings", {"Comfy.TutorialCompleted": True, "Comfy.VueNodes.Enabled": request.param})
     page = browser.new_context(viewport={"width": 1920, "height": 1080}).new_page()
     page.problems = []
@@ -64,7 +66,8 @@ def editor(request: Any, comfy: Comfy, browser: Any) -> Iterator[Any]:
     comfy.post("/interrupt", {})
 
 
-# What many have: the zoom at which the editor opens a template depends on it. The nodes take three quarters of the window.
+# What many have: the zoom at which the editor opens a template
+# depends on it. The nodes take three quarters of the window.
 WINDOW = {"width": 1440, "height": 900}
 OPENED = "[app.canvas.ds.scale, app.canvas.canvas.width, app.canvas.canvas.height]"
 OPEN_TEMPLATE = "([graph, name]) => app.loadGraphData(graph, true, true, name, {openSource: 'template'})"
@@ -111,7 +114,8 @@ DRAWN = """id => {
     const image = document.querySelector(`[data-node-id="${id}"] img`), about = image?.getBoundingClientRect()
     if (image) return fit([about.width, about.height], image)
     const node = app.graph.getNodeById(id), preview = node.widgets.find(w => w.name.includes('image-preview'))
-    return app.canvas.ds.scale * Math.min(node.imgs[0].naturalWidth, fit([node.size[0], preview.computedHeight], node.imgs[0]))
+    const shown = fit([node.size[0], preview.computedHeight], node.imgs[0])
+    return app.canvas.ds.scale * Math.min(node.imgs[0].naturalWidth, shown)
 }"""
 
 
@@ -208,7 +212,9 @@ WIRE_A_TEXT = """text => {
 
 
 def test_a_mistake_at_run_time_is_told_without_a_stack_trace(comfy, editor, workflow, artifacts):
-    """The sentence at once, of the node that is wrong. Only the editor's report has the trace, which a bug report needs."""
+    """The sentence at once, of the node that is wrong. Only the
+    editor's report has the trace, which a bug report needs.
+    """
     editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("FastAR 01 Label to picture - MAR"))
     label = editor.evaluate(WIRE_A_TEXT, "catt")
     entry = _run(comfy, editor)

@@ -73,9 +73,13 @@ def hub() -> Iterator[Hub]:
 @pytest.fixture(scope="module")
 def connected(hub: Hub) -> Iterator[Comfy]:
     """A server whose Hugging Face is ``hub``, without the model that it holds."""
-    address = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_address[1]}", "HF_HUB_OFFLINE": "0"}
+    environment = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_address[1]}",
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "3600",  # so that no reader hangs up before the test has looked
+    }
     try:
-        server = Comfy(address)
+        server = Comfy(environment)
     except Missing as problem:
         pytest.skip(f"NOT TESTED IN COMFYUI: {problem}")
     with server:

@@ -17,10 +17,12 @@ DROP = """([name, data, at]) => {
     const transfer = new DataTransfer()
     transfer.items.add(new File([bytes], name, {type: 'image/png'}))
     const canvas = app.canvas.canvas, box = canvas.getBoundingClientRect(), {scale, offset} = app.canvas.ds
-    const [x, y] = at ? [(at[0] + offset[0]) * scale + box.x, (at[1] + offset[1]) * scale + box.y] : [box.x + 400, box.bottom - 60]
+    const corner = [box.x + 400, box.bottom - 60]
+    const [x, y] = at ? [(at[0] + offset[0]) * scale + box.x, (at[1] + offset[1]) * scale + box.y] : corner
     const target = document.elementFromPoint(x, y)
+    const about = {bubbles: true, cancelable: true, dataTransfer: transfer, clientX: x, clientY: y}
     for (const kind of ['dragenter', 'dragover', 'drop'])
-        target.dispatchEvent(new DragEvent(kind, {bubbles: true, cancelable: true, dataTransfer: transfer, clientX: x, clientY: y}))
+        target.dispatchEvent(new DragEvent(kind, about))
 }"""
 
 
@@ -83,7 +85,9 @@ SELECT = """([type, selected]) => {
 # Text, and width of the pictures, of what the button "Info" of a selected node opens.
 SHOWN = """() => {
     const box = document.querySelector('.node-help-content')
-    return box && {text: box.innerText, widths: [...box.querySelectorAll('img')].map(i => i.complete ? i.naturalWidth : 0)}
+    if (!box) return box
+    const images = [...box.querySelectorAll('img')]
+    return {text: box.innerText, widths: images.map(i => i.complete ? i.naturalWidth : 0)}
 }"""
 
 

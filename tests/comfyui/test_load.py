@@ -20,9 +20,10 @@ LONG = os.environ.get("FASTAR_SOAK") == "1"
 PROMPTS, SECONDS = (200, 1200.0) if LONG else (12, 0.0)
 
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, -1, 3.7, 1e300, 10**30, float("nan"), float("inf"), "", " ", "\x00", "a\x00b", "../../x", "x" * 10_000, "1e999",
-    "\u202e", "true", "-1", [], [1], [[]], [None] * 500, {}, {"a": 1}, {"samples": [1]}, ["1", 0], ["1", 7], ["99", 0], {"__value__": [1]},
-    {"__value__": ["1", 0]},
+    None, True, False, 0, -1, 3.7, 1e300, 10**30, float("nan"), float("inf"),
+    "", " ", "\x00", "a\x00b", "../../x", "x" * 10_000, "1e999", "\u202e", "true", "-1",
+    [], [1], [[]], [None] * 500, {}, {"a": 1}, {"samples": [1]}, ["1", 0], ["1", 7], ["99", 0],
+    {"__value__": [1]}, {"__value__": ["1", 0]},
 )  # fmt: skip
 # Widgets that bound the time of a run.
 SMALL = {"ar_steps": 4, "diffusion_steps": 4, "images_per_label": 1, "images": 1}
@@ -40,7 +41,8 @@ def shortened(prompt: dict[str, Any]) -> dict[str, Any]:
     return prompt
 
 
-# Blocks from 256 KiB return to the system when they are freed; glibc else raises this bound to 32 MiB and keeps what is below.
+# Blocks from 256 KiB return to the system when they are freed;
+# glibc else raises this bound to 32 MiB and keeps what is below.
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144", "MALLOC_ARENA_MAX": "2"}
 # oneDNN else keeps up to 1024 compiled products, one for every shape that was met.
 RETURNED |= {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}

@@ -2,9 +2,9 @@
 
 Mistakes that ComfyUI has no part in are tested in tests/nodes.
 
-Every answer is a sentence: a rejection blames the widget or socket that is wrong and no other, and a failed run's message begins with
-its name. Neither holds a stack trace. The server's history and the editor's report hold one for every failed run; the toast does not
-(test_browser.py).
+Every answer is a sentence: a rejection blames the widget or socket that is wrong and no other, and a failed run's
+message begins with its name. Neither holds a stack trace. The server's history and the editor's report hold one for
+every failed run; the toast does not (test_browser.py).
 """
 
 import json

@@ -21,7 +21,9 @@ def run_in_core(script: str):
 
 
 def test_core_has_what_partial_loading_needs():
-    """The private attributes of core and torch that nodes/host.py relies on. If this fails, read the release notes of core first."""
+    """The private attributes of core and torch that nodes/host.py
+    relies on. If this fails, read the release notes of core first.
+    """
     needs = run_in_core("partial_loading_needs.py")
     assert [need for need, there in needs.items() if not there] == []
 

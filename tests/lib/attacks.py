@@ -1,7 +1,8 @@
-"""Small hostile files. Each attack writes one into a folder and returns its path; its docstring or comment states what it tries.
+"""Small hostile files. Each attack writes one into a folder and
+returns its path; its docstring or comment states what it tries.
 
-Attacks that are no files are in other tests: on widgets and sockets in ``tests/nodes/test_hostile_values.py``, on a server in
-``tests/comfyui/test_load.py``, on the command line in ``tests/cli/test_hostile_options.py``, on downloads in
+Attacks that are no files are in other tests: on widgets and sockets in ``tests/nodes/test_hostile_values.py``, on a
+server in ``tests/comfyui/test_load.py``, on the command line in ``tests/cli/test_hostile_options.py``, on downloads in
 ``tests/model_loaders/test_download.py``, elongated pictures in ``tests/reports/test_grid.py``, lack of memory in
 ``tests/samplers/test_batches.py`` and ``tests/nodes/test_node_memory.py``.
 """
@@ -79,7 +80,9 @@ def tensor(key: str, count: int, shape: int) -> bytes:
 
 
 def renamed(name: str, path: str) -> zipfile.ZipInfo:
-    """A zip record ``name`` with a Unicode path field of Info-ZIP, which is its name for Python from 3.12 on, and not for torch."""
+    """A zip record ``name`` with a Unicode path field of Info-ZIP,
+    which is its name for Python from 3.12 on, and not for torch.
+    """
     record, other = zipfile.ZipInfo(name), path.encode()
     field = struct.pack("<BI", 1, zlib.crc32(name.encode())) + other
     record.extra = struct.pack("<HH", 0x7075, len(field)) + field
@@ -157,7 +160,8 @@ for _name, _words, _body in PICKLES:
     registered(_name, "mar", _words, lambda f, body=_body: archive_with(f / "x.pt", b"\x80\x02" + body))
 
 
-# A storage of 2^31 elements whose record has four bytes; a tensor of 2^31 elements over a storage of one, which torch enlarges to fit.
+# A storage of 2^31 elements whose record has four bytes; a tensor of
+# 2^31 elements over a storage of one, which torch enlarges to fit.
 for _name, _words, _sizes in (
     ("storage_larger_than_its_record", "no weights of a MAR", (2**31 - 1, 1)),
     ("tensor_larger_than_its_storage", "damaged", (1, 2**31 - 1)),
@@ -232,7 +236,9 @@ def two_directories(folder: Path) -> Path:
 
 @attack("mar", "damaged")
 def record_named_twice(folder: Path) -> Path:
-    """Two records of one name, of which one reader takes the first and another the last: harmless weights, then code."""
+    """Two records of one name, of which one reader takes the first and another the last: harmless
+    weights, then code.
+    """
     path = folder / "x.pt"
     with zipfile.ZipFile(path, "w") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -409,7 +415,8 @@ def t5(folder: Path, normalizer: dict[str, Any]) -> Path:
 
 for _name, _words, _part in (
     ("exploding_normalizer_of_t5", f"normalizer {PART}", EXPLODING),
-    # Tables on which the library tokenizers panics, not with an Exception but a BaseException: when it is read, or at a prompt.
+    # Tables on which the library tokenizers panics, not with an
+    # Exception but a BaseException: when it is read, or at a prompt.
     ("panic_while_reading", f"normalizer {PART}", charsmap(0, 0)),
     ("panic_while_encoding", "no tokenizer", charsmap(4, 4)),
     # 300 bytes that state a trie of 4 GB: the library reserves twice as much, and the process ends.

@@ -1,4 +1,5 @@
-"""A real ComfyUI for the tests: found on this machine, started in a folder of its own, spoken to over HTTP and websocket.
+"""A real ComfyUI for the tests: found on this machine, started
+in a folder of its own, spoken to over HTTP and websocket.
 
 The tests run in the pack's own environment, not ComfyUI's.
 """
@@ -33,7 +34,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACK = "fastar-nodes"
 JANUS = ROOT / "tests" / "parity" / "janus" / "original"
 # On SIGUSR1 the server prints the stack of every thread into its log.
-# SIGUSR2: free what only the allocator and reference cycles hold. Without this, resident memory depends on how blocks came to lie.
+# SIGUSR2: free what only the allocator and reference cycles hold.
+# Without this, resident memory depends on how blocks came to lie.
 _STACKS = """import faulthandler, signal
 if hasattr(faulthandler, "register"):
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -189,9 +191,8 @@ class Comfy:
             self.process.send_signal(signal.SIGUSR1)
             time.sleep(1)
         log = self.log
-        raise TimeoutError(
-            f"prompt {prompt_id} did not end in {timeout} s; log:\n{log[before - 2000 : before]}\n{log[before:][:20_000]}"
-        )
+        shown = f"{log[before - 2000 : before]}\n{log[before:][:20_000]}"
+        raise TimeoutError(f"prompt {prompt_id} did not end in {timeout} s; log:\n{shown}")
 
     def run(self, prompt: dict[str, Any]) -> dict[str, Any]:
         """Outputs by node id of a prompt that must succeed."""
@@ -216,8 +217,9 @@ class Comfy:
 
     @contextmanager
     def events(self, client: str, editor: bool = True) -> Iterator[Iterator[tuple[str, Any]]]:
-        """What the server tells a client: (event type, data); previews as ("preview", (metadata, JPEG bytes)), texts on nodes as
-        ("text", (node, text)). ``editor``: whether it says, as the editor does, that it reads previews with metadata.
+        """What the server tells a client: (event type, data); previews as ("preview",
+        (metadata, JPEG bytes)), texts on nodes as ("text", (node, text)). ``editor``:
+        whether it says, as the editor does, that it reads previews with metadata.
         """
         import websocket  # of the package websocket-client
 
@@ -317,8 +319,8 @@ def widget_names(info: dict[str, Any]) -> list[str]:
 
 
 def widgets(node: str) -> dict[str, Any]:
-    """Widgets of a node of this pack at their defaults, from the record of its schema; menus of files have none there. Presets are at
-    custom.
+    """Widgets of a node of this pack at their defaults, from the record
+    of its schema; menus of files have none there. Presets are at custom.
     """
     recorded = json.loads((ROOT / "tests" / "nodes" / "schemas.json").read_text(encoding="utf-8"))[node]["widgets"]
     out = {name: about[0] for name, _, *about in recorded if len(about) > 1}

@@ -5,8 +5,9 @@ from torch.overrides import TorchFunctionMode
 
 # Functions whose results or scratch space dominate the memory of a network.
 HEAVY = {
-    "linear", "matmul", "__matmul__", "mm", "addmm", "bmm", "baddbmm", "conv2d", "conv_transpose2d", "interpolate", "cat", "stack",
-    "scaled_dot_product_attention", "randn", "sort", "topk", "softmax", "zeros", "new_zeros", "embedding", "layer_norm", "pad_sequence",
+    "linear", "matmul", "__matmul__", "mm", "addmm", "bmm", "baddbmm", "scaled_dot_product_attention",
+    "conv2d", "conv_transpose2d", "interpolate", "layer_norm", "softmax", "embedding",
+    "cat", "stack", "pad_sequence", "sort", "topk", "randn", "zeros", "new_zeros",
 }  # fmt: skip
 
 

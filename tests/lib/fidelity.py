@@ -1,4 +1,6 @@
-"""A stand-in for torch-fidelity, which imports torchvision: its public names, and figures that can be computed by hand."""
+"""A stand-in for torch-fidelity, which imports torchvision: its public names, and figures that can
+be computed by hand.
+"""
 
 from types import ModuleType
 

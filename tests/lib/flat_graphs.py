@@ -7,7 +7,8 @@ from typing import Any
 
 
 def flat(graph: dict[str, Any]) -> dict[str, Any]:
-    """The graph with the nodes inside each sub-graph node in its place: node 5 inside node 1 is "1:5", as in a prompt of the editor.
+    """The graph with the nodes inside each sub-graph node in its
+    place: node 5 inside node 1 is "1:5", as in a prompt of the editor.
 
     The inputs of this pack's blueprints are widgets, whose values the nodes inside hold too.
     """

@@ -1,7 +1,7 @@
 """Loads mutated files of every kind, each in a process of its own, and counts what happened.
 
-Every case must end in success or in one short ``UserError``, without executing anything from the file, within the memory of
-the file and 64 MB and within 1 s of CPU time, both beyond a normal load. A case is a function of the seed and its number.
+Every case must end in success or in one short ``UserError``, without executing anything from the file, and within the
+memory of the file and 64 MB beyond a normal load. A case is a function of the seed and its number.
 
     python tests/lib/fuzzer.py --cases 10000 --seed 0 [--only NUMBER]
 """
@@ -20,8 +20,6 @@ from budget import Outcome, measure, problem
 from mutations import mutate
 from seeds import Seed, build
 
-_EXTRA_SECONDS = 1.0  # CPU time beyond a normal load
-
 
 def size_of(path: Path) -> int:
     """Bytes of a file, or of the files in a folder."""
@@ -35,7 +33,9 @@ def place(source: Path, folder: Path) -> Path:
 
 
 def run_case(number: int, seed: int, chosen: Seed, normal: Outcome, folder: Path) -> tuple[Outcome, str]:
-    """One case in an empty ``folder``: the outcome and what is wrong; ``normal``: the outcome of loading the valid file."""
+    """One case in an empty ``folder``: the outcome and what is
+    wrong; ``normal``: the outcome of loading the valid file.
+    """
     r = random.Random(f"{seed}/{number}/{chosen.path.name}")
     (folder / "canary").mkdir(parents=True)
     canary, outside = folder / "canary" / "sings", folder / "canary" / "outside.json"
@@ -67,10 +67,6 @@ def fuzz(cases: range, seed: int = 0) -> tuple[Counter[str], list[str]]:
             chosen = random.Random(f"{seed}/{number}").choice(list(normal))
             outcome, wrong = run_case(number, seed, chosen, normal[chosen], top / "case")
             kinds[outcome.kind] += 1
-            limit = normal[chosen].seconds + _EXTRA_SECONDS
-            if not wrong and outcome.seconds > limit:  # again, since other processes slow down the caches
-                seconds = run_case(number, seed, chosen, normal[chosen], top / "case")[0].seconds
-                wrong = f"took {seconds:.1f} s of CPU time" if seconds > limit else ""
             if wrong:
                 problems.append(f"case {number} ({chosen.path.name}): {wrong}")
                 print(problems[-1], flush=True)

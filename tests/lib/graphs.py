@@ -19,7 +19,8 @@ def default(widget: Any) -> Any:
 
 
 def widget_values(node: dict[str, Any], about: Any) -> dict[str, Any]:
-    """Values of a saved node's widgets as the editor assigns them: by position; widgets added later take their defaults.
+    """Values of a saved node's widgets as the editor assigns them: by position; widgets added later take their
+    defaults.
 
     Raises:
         AssertionError: the node has more values than its schema has widgets.

@@ -1,6 +1,8 @@
-"""Prints the growth of this process' own memory while a Janus is loaded beyond the weights it keeps, and whether transformers was imported.
+"""Prints the growth of this process' own memory while a Janus is loaded
+beyond the weights it keeps, and whether transformers was imported.
 
-Arguments: a JSON file of names and shapes as tests/parity/janus/janus_keys_1b_original.json, a folder for the file of zeros, the dtype.
+Arguments: a JSON file of names and shapes as
+tests/parity/janus/janus_keys_1b_original.json, a folder for the file of zeros, the dtype.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""LazyMAR's caches and head cache the slow plain way: an image and a branch at a time, a row at a time where it matters.
+"""LazyMAR's caches and head cache the slow plain way: an image
+and a branch at a time, a row at a time where it matters.
 
 Written from the paper and the published code's behaviour; shares nothing with the sampler but the networks' layers. It
 stays forever; the fast path is compared with it.
@@ -90,8 +91,8 @@ class OneBranch:
     def lazy(self, tokens, known, new, wanted, share, follow=None) -> Tensor:
         """Output of the last block, NaN where a row is left out.
 
-        ``follow`` are rows that were chosen elsewhere: as good as our own, or an assertion fails. Similarities often differ
-        by less than rounding.
+        ``follow`` are rows that were chosen elsewhere: as good as our own, or
+        an assertion fails. Similarities often differ by less than rounding.
         """
         net, c, s = self.net, self.net.config, self.s
         if s.encoder_cache:
@@ -136,7 +137,9 @@ class OneBranch:
 
 
 class SlowLazy(Transformer):
-    """The transformer. ``block`` counts from 0; the head stays as it is. ``follow``: rows chosen elsewhere, by AR step."""
+    """The transformer. ``block`` counts from 0; the head stays as it is. ``follow``: rows chosen
+    elsewhere, by AR step.
+    """
 
     def __init__(self, settings, block: int, spare: int, follow: dict[int, Tensor] | None = None):
         self.s, self.block, self.spare, self.follow = settings, block, spare, follow or {}

@@ -1,4 +1,6 @@
-"""Folders of sweeps with pictures made here: a plain sampler, an accelerator at three thresholds, and a lossless one."""
+"""Folders of sweeps with pictures made here: a plain sampler, an accelerator at three thresholds,
+and a lossless one.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

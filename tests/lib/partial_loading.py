@@ -1,4 +1,5 @@
-"""Run by test_partial_loading.py in ComfyUI: samplers whose networks ComfyUI loads partially, on a CPU that passes for a card.
+"""Run by test_partial_loading.py in ComfyUI: samplers whose
+networks ComfyUI loads partially, on a CPU that passes for a card.
 
 Arguments: ComfyUI's folder, the pack's folder. Prints a JSON object.
 """

@@ -1,4 +1,5 @@
-"""Run by test_partial_loading.py in ComfyUI: what of core, and of torch, our partial loading needs, and whether it is there.
+"""Run by test_partial_loading.py in ComfyUI: what of core, and
+of torch, our partial loading needs, and whether it is there.
 
 Argument: ComfyUI's folder. Prints a JSON object of sentences and booleans.
 """

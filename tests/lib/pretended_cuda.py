@@ -1,11 +1,13 @@
-"""CUDA tensors without a GPU: tensors that report device "cuda:0", check every operation for mixed devices, and compute on the CPU.
+"""CUDA tensors without a GPU: tensors that report device "cuda:0",
+check every operation for mixed devices, and compute on the CPU.
 
-Code that branches on values (acceptance, rejection) runs as on a GPU, which meta and fake tensors do not allow. What is checked:
-an operation on tensors of two devices, NumPy access to a CUDA tensor, types that the CPU's operation refuses, and values that a
-CUDA device would have to send to the host. What is not checked: kernels, their speed and their memory.
+Code that branches on values (acceptance, rejection) runs as on a GPU, which meta and fake tensors do not allow. What is
+checked: an operation on tensors of two devices, NumPy access to a CUDA tensor, types that the CPU's operation refuses,
+and values that a CUDA device would have to send to the host. What is not checked: kernels, their speed and their
+memory.
 
-A CPU build of PyTorch refuses to index a tensor of device "cuda". There the same tensors can report device "meta", which suffices to
-count what the host waits for; see ``waits.py``.
+A CPU build of PyTorch refuses to index a tensor of device "cuda". There the same tensors can report device "meta",
+which suffices to count what the host waits for; see ``waits.py``.
 """
 
 import sys
@@ -85,7 +87,8 @@ class CUDATensor(torch.Tensor):
         raise RuntimeError("a pretended CUDA tensor is used outside of pretended_cuda()")
 
 
-# Arguments of an operation are nested in tuples, lists and one dict only, so that these take a fifth of the time of PyTorch's own.
+# Arguments of an operation are nested in tuples, lists and one dict
+# only, so that these take a fifth of the time of PyTorch's own.
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
@@ -119,7 +122,8 @@ class _Device(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        # In inference mode an operation that is made of others ("to", "item") comes as it is. Its parts are what makes the host wait.
+        # In inference mode an operation that is made of others ("to",
+        # "item") comes as it is. Its parts are what makes the host wait.
         if torch.is_inference_mode_enabled():
             with self:
                 out = func.decompose(*args, **kwargs)
@@ -188,8 +192,10 @@ def _caller() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         file = Path(frame.f_code.co_filename)
-        if file.is_relative_to(ROOT) and "tests" not in file.parts and "site-packages" not in file.parts:
-            return f"{file.relative_to(ROOT)}:{frame.f_lineno}"
+        if file.is_relative_to(ROOT):
+            inside = file.relative_to(ROOT)
+            if "tests" not in inside.parts and "site-packages" not in inside.parts:
+                return f"{inside}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "elsewhere"
 
@@ -202,7 +208,9 @@ def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
 
 
 def _by_copy(function: Any) -> Any:
-    """``torch.tensor`` or ``torch.as_tensor``, which make meta tensors without asking the mode, as a copy that asks it."""
+    """``torch.tensor`` or ``torch.as_tensor``, which make meta tensors without asking the mode, as
+    a copy that asks it.
+    """
 
     def made(data: Any, *, device: Any = None, **kwargs: Any) -> torch.Tensor:
         out: torch.Tensor = function(data, **kwargs)
@@ -237,8 +245,9 @@ _KERNELS = {
 
 @contextmanager
 def pretended_cuda(device: torch.device = CUDA) -> Iterator[Counter[str]]:
-    """A device in this block, which tensors report as ``device``; yields a counter of what makes the host wait for it, by operation and
-    line."""
+    """A device in this block, which tensors report as ``device``; yields
+    a counter of what makes the host wait for it, by operation and line.
+    """
     MEMORY.peak = MEMORY.highest = MEMORY.live
     fakes = (_event, lambda *a: None, lambda *a: None, lambda *a: MEMORY.reset(), lambda *a: MEMORY.peak)
     cuda = dict(zip(_NAMES, fakes, strict=True))

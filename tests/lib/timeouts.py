@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,15 +27,10 @@ def limited(seconds: int = SECONDS) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def unit() -> float:
-    """CPU seconds of a million additions: bounds on time are multiples of it, so that they hold on any machine."""
-    began = time.process_time()
-    sum(range(10**6))
-    return max(time.process_time() - began, 1e-3)
-
-
 def forked(seconds: int) -> None:
-    """To be called in a forked process: one thread, because OpenMP would wait for the parent's others, and an end after ``seconds``."""
+    """To be called in a forked process: one thread, because OpenMP
+    would wait for the parent's others, and an end after ``seconds``.
+    """
     torch.set_num_threads(1)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's handler does not run within a call of C
     signal.alarm(seconds)

@@ -110,7 +110,9 @@ def models(node: Any) -> dict[str, Loaded]:
 
 
 def sample(node: Any, **changes: Any) -> tuple[Tensor, Report]:
-    """Samples of the LATENT and report of a short run; what is not given is tiny. Settings are those of the preset custom."""
+    """Samples of the LATENT and report of a short run; what is
+    not given is tiny. Settings are those of the preset custom.
+    """
     known, preset = knobs(SAMPLERS[node.sampler].settings), changes.pop("preset", "custom")
     inputs = {"seed": 3, "preset": preset}
     if preset == "custom":

@@ -1,7 +1,7 @@
 """Tiny GPTs, and a slow reference of token sampling: no cache, one image, one cell at a time.
 
-The reference keeps every row that was fed, derives from the history which rows are visible to each, and runs the network's
-uncached pass over all of them for every token. Prefixes have their full length; texts are not collapsed.
+The reference keeps every row that was fed, derives from the history which rows are visible to each, and runs the
+network's uncached pass over all of them for every token. Prefixes have their full length; texts are not collapsed.
 """
 
 import torch

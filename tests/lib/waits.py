@@ -1,8 +1,9 @@
-"""What the host of a GPU waits for, counted on any machine: values that a sampler reads from the device, and copies of memory that is not
-pinned.
+"""What the host of a GPU waits for, counted on any machine: values that
+a sampler reads from the device, and copies of memory that is not pinned.
 
 A wait costs a GPU the time in which nothing is queued for it. Tensors report a pretended device and compute on the CPU
-(``pretended_cuda.py``), and every operation that would make the host wait is counted with the line of the package that asks for it.
+(``pretended_cuda.py``), and every operation that would make the
+host wait is counted with the line of the package that asks for it.
 """
 
 import copy
@@ -29,7 +30,9 @@ def moved(model: Any, dtype: Any = None) -> Any:
 
 @contextmanager
 def counted_waits() -> Iterator[Counter[str]]:
-    """A pretended device in this block; yields the waits so far, by operation and line ("nonzero samplers/mar/cspd.py:12")."""
+    """A pretended device in this block; yields the waits so far,
+    by operation and line ("nonzero samplers/mar/cspd.py:12").
+    """
     with pretended_cuda(META) as waits:
         yield waits
 

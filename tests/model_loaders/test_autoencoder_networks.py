@@ -1,4 +1,6 @@
-"""The autoencoders. VQ: shapes, codes and vectors both ways, what a LATENT survives. KL: batches of large pictures, memory of decoding."""
+"""The autoencoders. VQ: shapes, codes and vectors both ways, what a
+LATENT survives. KL: batches of large pictures, memory of decoding.
+"""
 
 import pytest
 import torch

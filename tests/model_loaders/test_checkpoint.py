@@ -1,4 +1,6 @@
-"""Reading weight files: every nesting, and every hostile file ends in one sentence and runs nothing; limits; strict loading."""
+"""Reading weight files: every nesting, and every hostile file
+ends in one sentence and runs nothing; limits; strict loading.
+"""
 
 import argparse
 import json

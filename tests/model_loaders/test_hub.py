@@ -60,7 +60,8 @@ def test_catalogue_is_sound() -> None:
     unpinned = [e.id for e in everything if e.family in published and not e.built_in and not e.pinned]
     assert unpinned == ["par-xl-4x", "par-xxl-4x", "par-3b-4x", "par-3b-16x"], "no record was found"
     assert hub.menu("hybrid", [])[-1] == "unipic-1.5b (download, non-commercial, not pinned)"
-    # The files hold four bytes a number of the official names and shapes, and names and offsets beside them. The first has two copies.
+    # The files hold four bytes a number of the official names and shapes,
+    # and names and offsets beside them. The first has two copies.
     sizes = [2 * 831_699_072]
     for path in (Path(__file__).parents[1] / "parity").glob("*/*keys*.json"):
         shapes = json.loads(path.read_text())

@@ -199,7 +199,7 @@ def test_mar_samplers(root, sampler):
         settings = make(entry.settings, {"ar_steps": 8, "diffusion_steps": 10, "temperature": 0.0})
         condition = from_ids([0, 3])
         with torch.inference_mode():
-            found[dtype] = finish(entry.run(model, condition, settings, PairedNoise(7, range(2)), 7))
+            found[dtype] = finish(entry.run(model, condition, settings, PairedNoise(7, range(2))))
     a, b = found["fp32"].latents, found["int8"].latents
     assert 0 < (a - b).norm() < 0.6 * a.norm()  # another picture, or the same; not noise
     assert found["int8"].report.note.startswith("int8 weights") and not found["fp32"].report.note
@@ -210,7 +210,7 @@ def test_image_of_a_batch_equals_the_image_alone(root):
     model, entry = load_llamagen(root / "demo" / "checkpoints" / "llamagen-low.safetensors", "int8"), find("llamagen")
     with torch.inference_mode():
         made = [
-            finish(entry.run(model, from_ids(ids), make(entry.settings, {}), PairedDraws(7, at), 7))
+            finish(entry.run(model, from_ids(ids), make(entry.settings, {}), PairedDraws(7, at)))
             for ids, at in (([1, 5], range(2)), ([5], range(1, 2)))
         ]
     assert torch.equal(made[0].codes[1:], made[1].codes)

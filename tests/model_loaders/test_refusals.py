@@ -1,7 +1,8 @@
-"""The refusals of the loaders as a table: what a file is, what the message names, and its remedy, followed to a model that loads.
+"""The refusals of the loaders as a table: what a file is, what
+the message names, and its remedy, followed to a model that loads.
 
-``follow`` does what the message says. A row without one has a remedy that needs another file ("get the file again"): there the valid file
-itself is loaded in its place.
+``follow`` does what the message says. A row without one has a remedy that needs another file ("get the file again"):
+there the valid file itself is loaded in its place.
 """
 
 import argparse
@@ -32,6 +33,8 @@ TINY = MARConfig(16, 1, 1, heads=2, buffer=2, tokens=4, channels=4, classes=3, h
 GPT = LlamaConfig(dim=16, depth=1, heads=2, kv_heads=2, hidden=24, vocab=20, condition="class", condition_size=3)
 G = torch.Generator().manual_seed(0)
 STATE = {name: torch.randn(t.shape, generator=G) for name, t in MAR(TINY).state_dict().items()}
+NET = MAR(TINY)
+NET.load_state_dict(STATE)
 CODES = {name: torch.randn(t.shape, generator=G) for name, t in Llama(GPT).state_dict().items()}
 HEADS = {"heads": "2"}
 VALID = save(STATE, HEADS)
@@ -264,9 +267,10 @@ ROWS = (
     Row("without numbers", saved({**STATE, FIRST: STATE[FIRST].to("meta")}), "holds a tensor without numbers",
         "save it again from the model with its weights", name="x.pth"),
     Row("quantised tensor", quantised_by_torch, "holds a quantised tensor", PLAIN, name="x.pth"),
-    Row("whole module", saved(MAR(TINY)), "MAR, which is neither a tensor nor a plain value",
+    Row("whole module", saved(NET), "MAR, which is neither a tensor nor a plain value",
         "save its state_dict alone", save_state_alone, "x.pth"),
-    Row("list", saved([STATE]), "holds a list, not a dictionary", "save its state_dict alone", save_first_alone, "x.pt"),
+    Row("list", saved([STATE]), "holds a list, not a dictionary", "save its state_dict alone", save_first_alone,
+        "x.pt"),
     Row("two sets", saved({"first": STATE, "second": STATE}), "several networks of one kind (first., second.)",
         "save the weights of one of them in a file of its own", save_first_alone, "x.pt"),
     Row("no weights", saved({"epoch": 3}), "holds no tensors, only epoch", "choose a file with a model's weights",
@@ -288,7 +292,8 @@ ROWS = (
     Row("LoRA", stored({f"base_model.model.{FIRST}.lora_A.weight": torch.ones(2, 2)}), "holds a LoRA", "merge it into"),
     Row("LoRA of kohya", stored({"lora_unet_x.lora_down.weight": torch.ones(2, 2)}), "holds a LoRA", "merge it into"),
     # 5. Weights that do not fit.
-    Row("unknown names", stored({"a.b.c": torch.ones(1)}), "holds no weights of a MAR, but a.b", "choose a file with a MAR"),
+    Row("unknown names", stored({"a.b.c": torch.ones(1)}), "holds no weights of a MAR, but a.b",
+        "choose a file with a MAR"),
     Row("another family", stored(CODES), "holds a LlamaGen, not a MAR", "load it with Load LlamaGen / PAR",
         lambda path: path, then={"load": load_llamagen, "grid": 4}),
     Row("several networks", stored(MANY), "several networks of one kind (0., 1., 2.)", "in a file of its own"),

@@ -97,7 +97,9 @@ def test_features_are_those_of_the_plain_one(side: int) -> None:
 
 
 def triangle(size: int, target: int) -> Tensor:
-    """What every one of ``target`` new samples takes of ``size`` old ones: a triangle as wide as the coarser grid's step."""
+    """What every one of ``target`` new samples takes of ``size``
+    old ones: a triangle as wide as the coarser grid's step.
+    """
     step = size / target
     at = (torch.arange(target, dtype=torch.float64) + 0.5) * step - 0.5
     weight = (1 - (torch.arange(size, dtype=torch.float64) - at[:, None]).abs() / max(step, 1)).clamp(min=0)

@@ -269,7 +269,9 @@ def test_a_prompt_is_encoded_once(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_vocabulary_and_merges(tmp_path: Path) -> None:
-    """Qwen's files. Without a space in front, and by Qwen's pattern alone: it keeps a sign and the word behind it together."""
+    """Qwen's files. Without a space in front, and by Qwen's
+    pattern alone: it keeps a sign and the word behind it together.
+    """
     pytest.importorskip("tokenizers")
     signs = [chr(n) for n in (*range(33, 127), *range(161, 173), *range(174, 256))]
     signs += [chr(256 + i) for i in range(256 - len(signs))]

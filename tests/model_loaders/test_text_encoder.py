@@ -23,7 +23,9 @@ WIDTH = 16
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as Hugging Face lays it out: a tiny random T5, with weights of a decoder, and a tokenizer of six words."""
+    """A folder as Hugging Face lays it out: a tiny random T5, with weights of a decoder, and a
+    tokenizer of six words.
+    """
     folder = seeds.write_t5(tmp_path_factory.mktemp("models") / "t5-tiny")
     decoder = {"decoder.final_layer_norm.weight": torch.ones(WIDTH), "lm_head.weight": torch.ones(120, WIDTH)}
     save_file(load_file(folder / "model.safetensors") | decoder, folder / "model.safetensors")

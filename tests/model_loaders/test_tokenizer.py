@@ -17,7 +17,9 @@ PLAIN = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"
 
 
 def charsmap(*texts: str, stated: int | None = None, trie: bytes = bytes(4)) -> dict[str, Any]:
-    """SentencePiece's table of these texts; ``stated`` is the length of the trie that it states, None for the true one."""
+    """SentencePiece's table of these texts; ``stated`` is the length of the trie that it states,
+    None for the true one.
+    """
     length = len(trie) if stated is None else stated
     table = length.to_bytes(4, "little") + trie + "".join(f"{text}\0" for text in texts).encode()
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}

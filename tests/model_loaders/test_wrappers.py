@@ -1,4 +1,6 @@
-"""Files of training scripts: containers, prefixes of wrappers, averaged weights and the choice of them, arguments, two networks."""
+"""Files of training scripts: containers, prefixes of wrappers,
+averaged weights and the choice of them, arguments, two networks.
+"""
 
 import argparse
 from collections.abc import Callable
@@ -231,7 +233,10 @@ def test_dictionaries_without_a_usual_name(tmp_path: Path) -> None:
 def test_defaults_of_official_models_are_said(tmp_path: Path) -> None:
     state = random(MAR(replace(TINY, dim=768, classes=1000)), 0)
     save_file(state, tmp_path / "mine.safetensors")
-    expected = "12 attention heads, as in the official model of the same width; its 1000 classes are taken for those of ImageNet"
+    expected = (
+        "12 attention heads, as in the official model of the same width; "
+        "its 1000 classes are taken for those of ImageNet"
+    )
     assert load_mar(tmp_path / "mine.safetensors").note == expected
     save_file(state, tmp_path / "mine.safetensors", {"heads": "16", "label_set": "imagenet-1k"})
     model = load_mar(tmp_path / "mine.safetensors")
@@ -277,7 +282,7 @@ def test_a_refusal_names_what_was_found(tmp_path: Path, content: object, words: 
         load(tmp_path, content)
 
 
-def test_many_prefixes_and_shared_containers_take_no_time(tmp_path: Path) -> None:
+def test_many_prefixes_and_shared_containers_are_refused(tmp_path: Path) -> None:
     save_file({f"p{i}.diffloss.net.x": torch.ones(1) for i in range(20_000)}, tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="holds several networks of one kind"):
         load_mar(tmp_path / "x.safetensors")

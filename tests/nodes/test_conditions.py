@@ -1,7 +1,6 @@
 """Condition nodes: labels, prompts, pictures as codes."""
 
 import itertools
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 import fake_comfy
 import pytest
 import torch
+from counting import statements
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import conditioning, host, loaders, running, samplers, sharing
@@ -21,7 +21,6 @@ from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
 from qwen_reference import tiny_tar
 from tar_files import TA_TOK, tiny_ta_tok
-from timeouts import unit
 from tiny import TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, dropped, sample
 from tiny_files import READER, save
 
@@ -127,7 +126,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_validation_is_quick_for_every_text(name, tmp_path):
+def test_validation_does_little_for_every_text(name, tmp_path):
     """It runs on the server's event loop: no other client is answered meanwhile."""
     fake_comfy.state.folder = tmp_path
     for check in (
@@ -136,12 +135,8 @@ def test_validation_is_quick_for_every_text(name, tmp_path):
         sharing.LoadReport.validate_inputs,
     ):
         check(TEXTS[name])  # tables are built once
-        seconds = []
-        for _ in range(3):
-            began = time.process_time()
-            said = check(TEXTS[name])
-            seconds.append(time.process_time() - began)
-        assert min(seconds) < 5 * unit(), check
+        assert statements(lambda check=check: check(TEXTS[name])) < 50_000, check
+        said = check(TEXTS[name])
         assert said is True or len(said) < 1000
 
 
@@ -361,7 +356,9 @@ def test_a_text_of_megabytes_is_refused(node, field):
 
 
 def test_a_label_that_is_unknown_costs_few_comparisons(monkeypatch):
-    """Validation runs on the server's event loop. Unknown words were compared with every name of every set by difflib."""
+    """Validation runs on the server's event loop. Unknown words were compared with every name of
+    every set by difflib.
+    """
     compared = 0
     ratio = conditioning_names.difflib.SequenceMatcher.ratio
 

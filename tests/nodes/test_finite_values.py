@@ -1,4 +1,6 @@
-"""Values that are not finite, and tensors of other kinds than fp32: refused in one sentence with the true cause, never shown as black."""
+"""Values that are not finite, and tensors of other kinds than fp32:
+refused in one sentence with the true cause, never shown as black.
+"""
 
 import math
 from types import SimpleNamespace
@@ -128,7 +130,7 @@ def test_pixels_are_rounded_and_not_cut():
     assert made[0, 0, :, 0].tolist() == [0, 100, 101, 254, 255, 255, 255, 0]
 
 
-# ------------------------------------------------------------------------------------------------ tensors of other kinds
+# ------------------------------------------------------------------------------------------ tensors of other kinds
 
 # What other packs may connect, and the kind that the message names.
 KINDS = {
@@ -195,8 +197,9 @@ def test_fp8_and_bool_are_what_they_say():
 def test_latents_of_other_dimensions_are_refused(shape):
     mask = torch.ones(1, 8, 8)
     refused("samples", lambda: a_vae().decode(torch.zeros(shape)))
-    for node, model in ((samplers.MARSampler, a_mar()), (samplers.LlamaGenSampler, a_gpt())):
-        refused("latent", lambda: sample(node, model=model, latent={"samples": torch.zeros(shape)}, mask=mask))  # noqa: B023
+    edit = {"latent": {"samples": torch.zeros(shape)}, "mask": mask}
+    refused("latent", lambda: sample(samplers.MARSampler, model=a_mar(), **edit))
+    refused("latent", lambda: sample(samplers.LlamaGenSampler, model=a_gpt(), **edit))
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (0, 4, 4), (1, 4, 0), (1, 3, 4, 4), (1, 4, 4, 1), (1, 1, 1, 4, 4)])
@@ -207,7 +210,7 @@ def test_masks_of_other_dimensions_are_refused(shape):
     )
 
 
-# ------------------------------------------------------------------------------------------------ frames, and sizes of numbers
+# -------------------------------------------------------------------------------------- frames, and sizes of numbers
 
 
 def test_one_frame_is_an_image_and_more_are_refused_with_a_remedy_that_works():

@@ -1,4 +1,6 @@
-"""Values that no editor sends, on the widgets and sockets of every node: each run ends in a result or in one sentence."""
+"""Values that no editor sends, on the widgets and sockets of every node: each run ends in a result
+or in one sentence.
+"""
 
 import math
 import random
@@ -30,11 +32,14 @@ class Odd:
 
 # Small values that keep a run short where they happen to be valid.
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, 2, -1, -2, 3.7, -0.0, 1e300, 1 << 64, -(1 << 70), 10**400, float("nan"), math.inf, -math.inf,
-    "", " ", "\x00", "a\x00b", "../../x", "x" * 10_000, "1e999", "nan", "9" * 5000, "\ud800", "\u202e\u0000", "true", "None", "-1", "[]",
-    b"", b"\x00" * 10_000, [], [1], [[]], [None] * 5000, {}, {"a": 1}, {"samples": None}, {"samples": [1]}, (), set(), frozenset({1}),
-    range(3), complex(1, 2), object, object(), Odd(), print, Exception("x"), ["1", 0], {"__value__": [1]}, torch.zeros(0), torch.zeros(3),
-    torch.tensor(float("nan")), torch.zeros(1, 2, 3, 4, 5, 6), [{}] * 3, "a\nb" * 3000,
+    None, True, False, 0, 1, 2, -1, -2, 3.7, -0.0,
+    1e300, 1 << 64, -(1 << 70), 10**400, float("nan"), math.inf, -math.inf,
+    "", " ", "\x00", "a\x00b", "../../x", "x" * 10_000, "1e999", "nan", "9" * 5000,
+    "\ud800", "\u202e\u0000", "true", "None", "-1", "[]", b"", b"\x00" * 10_000,
+    [], [1], [[]], [None] * 5000, {}, {"a": 1}, {"samples": None}, {"samples": [1]}, (), set(), frozenset({1}),
+    range(3), complex(1, 2), object, object(), Odd(), print, Exception("x"), ["1", 0], {"__value__": [1]},
+    torch.zeros(0), torch.zeros(3), torch.tensor(float("nan")), torch.zeros(1, 2, 3, 4, 5, 6),
+    [{}] * 3, "a\nb" * 3000,
 )  # fmt: skip
 
 

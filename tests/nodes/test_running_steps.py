@@ -1,4 +1,6 @@
-"""The three steps of a run, with numbers by hand: what is checked, what memory is asked for, and what the sampler gets."""
+"""The three steps of a run, with numbers by hand: what is checked, what memory is asked for, and
+what the sampler gets.
+"""
 
 from types import SimpleNamespace
 
@@ -113,8 +115,8 @@ def test_a_part_of_a_batch_gets_its_own_noise_and_edit(monkeypatch):
     """Images 2 and 3 of a batch of four."""
     given = []
 
-    def record(model, condition, settings, noise, seed, **more):
-        given.append((condition, noise, seed, more))
+    def record(model, condition, settings, noise, **more):
+        given.append((condition, noise, more))
         return iter(())
 
     part = range(2, 4)
@@ -127,8 +129,8 @@ def test_a_part_of_a_batch_gets_its_own_noise_and_edit(monkeypatch):
         SimpleNamespace(run=record), loaded, FEW, labels, 9, Edit(latents, mask), draft=None, cache=CacheSettings()
     )
     run.start(run.estimate())
-    ((condition, noise, seed, more),) = given
-    assert condition.labels == (3, 4) and seed == 9 and list(noise.images) == [2, 3]
+    ((condition, noise, more),) = given
+    assert condition.labels == (3, 4) and noise.seed == 9 and list(noise.images) == [2, 3]
     assert torch.equal(more["edit"].start, latents[2:]) and torch.equal(more["edit"].mask, mask[2:])
     assert set(more) == {"edit", "transformer"}
 
@@ -137,8 +139,8 @@ def test_a_part_of_a_batch_gets_its_own_noise_and_edit(monkeypatch):
         SimpleNamespace(run=record), loaded, loaded.vae, LlamaGenSettings(), labels, 9, None, None, None
     )
     run.start(run.estimate())
-    condition, draws, seed, more = given[1]
-    assert condition.labels == (3, 4) and seed == 9 and list(draws.images) == [2, 3] and more == {}
+    condition, draws, more = given[1]
+    assert condition.labels == (3, 4) and draws.seed == 9 and list(draws.images) == [2, 3] and more == {}
 
 
 def test_the_report_says_what_decodes_the_latent_and_which_run_it_is_of(monkeypatch):

@@ -1,9 +1,9 @@
 """Schemas of the nodes: widgets from settings, help pages, and the record on which saved graphs depend.
 
-``schemas.json`` records ids, sockets, widgets by position, types, ranges, choices and defaults. After an intended change, record it with
-``python tests/nodes/test_schemas.py``, which refuses what would break a saved graph: a widget that moves or leaves, a socket, a choice or
-a node that leaves. Until the first release such a change is possible: delete schemas.json first, and change the graphs in workflows/ and
-subgraphs/ with it.
+``schemas.json`` records ids, sockets, widgets by position, types, ranges, choices and defaults. After an intended
+change, record it with ``python tests/nodes/test_schemas.py``, which refuses what would break a saved graph: a widget
+that moves or leaves, a socket, a choice or a node that leaves. Until the first release such a change is possible:
+delete schemas.json first, and change the graphs in workflows/ and subgraphs/ with it.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""Sweep, Sweep Grid, Sweep Plot, Any Sampler, Load Report, and the line and metadata that samplers and Compare leave behind."""
+"""Sweep, Sweep Grid, Sweep Plot, Any Sampler, Load Report, and
+the line and metadata that samplers and Compare leave behind.
+"""
 
 import json
 import re
@@ -190,8 +192,14 @@ def run(sampler, seconds, **settings) -> Report:
 def test_compare_measures_every_cell_and_says_so():
     metadata = {}
     black, grey = torch.zeros(1, 16, 16, 3), torch.full((1, 16, 16, 3), 0.5)
-    pairs = {"image_1": [black], "report_1": [run("mar", 4.0)], "image_2": [grey], "report_2": [run("fasthybrid", 2.0, threshold=0.5)],
-             "image_3": [black], "report_3": [run("lazymar", 8.0)]}  # fmt: skip
+    pairs = {
+        "image_1": [black],
+        "report_1": [run("mar", 4.0)],
+        "image_2": [grey],
+        "report_2": [run("fasthybrid", 2.0, threshold=0.5)],
+        "image_3": [black],
+        "report_3": [run("lazymar", 8.0)],
+    }
     node = with_hidden(compare.Compare, metadata)
     shown, table = node.execute(labels=[""], columns=[0], baseline=[0], differences=[True], **pairs).result
     lines = table.splitlines()

@@ -26,7 +26,9 @@ OWN_MAPS = {samplers.LazyMARSampler: "cached", samplers.CSpDSampler: "rejected",
 @pytest.mark.parametrize("node", NODES.values())
 @pytest.mark.fast_cases("FastHybridSampler", "LlamaGenSampler")
 def test_every_sampler_can_be_shown(node):
-    """As maps, as text, and as a time-lapse: the first frame has most tokens in grey, and the file holds the frames of the output."""
+    """As maps, as text, and as a time-lapse: the first frame has
+    most tokens in grey, and the file holds the frames of the output.
+    """
     samples, report = sample(node)
     image = next(iter(models(node).values())).vae.decode(samples)
     for what in (*MAPS, *([OWN_MAPS[node]] if node in OWN_MAPS else [])):

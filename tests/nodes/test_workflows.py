@@ -1,4 +1,5 @@
-"""Every shared graph and blueprint: known nodes, values for every widget, links that lead somewhere, a layout that can be read, a run.
+"""Every shared graph and blueprint: known nodes, values for every
+widget, links that lead somewhere, a layout that can be read, a run.
 
 ``tests/workflows/VERSION`` holds the graphs of every release, which are opened and run as well; there was none so far.
 """
@@ -31,7 +32,8 @@ CORE = {
 }
 # Nodes that run samplers by name, with the settings of the model's file.
 BY_NAME = {"FastARSweep", "FastARAnySampler"}
-# What has to be equal for two runs to be compared: steps and guidance of a MAR; guidance, temperature and top-k of tokens.
+# What has to be equal for two runs to be compared: steps and
+# guidance of a MAR; guidance, temperature and top-k of tokens.
 SAMPLERS = {
     "MAR": ("FastARMARSampler", "FastARFastHybridSampler", "FastARLazyMARSampler", "FastARCSpDSampler"),
     "tokens": ("FastARLlamaGenSampler", "FastARPAR", "FastARZipARSampler", "FastARMuLoSDSampler"),
@@ -87,7 +89,9 @@ class Graph:
             yield node["type"], (node["pos"][0], node["pos"][1] - 30, node["size"][0], height + 30)
 
     def zoom(self, width=1440, height=900):
-        """Zoom at which the editor opens it as a template: the nodes and a margin of 10 take three quarters of the window."""
+        """Zoom at which the editor opens it as a template: the
+        nodes and a margin of 10 take three quarters of the window.
+        """
         boxes = [box for _, box in self.boxes()]
         right, bottom = (max(b[k] + b[k + 2] for b in boxes) for k in (0, 1))
         left, top = (min(b[k] for b in boxes) for k in (0, 1))
@@ -164,7 +168,9 @@ def test_every_widget_has_a_value_in_range_and_sockets_are_the_nodes_own(graph):
 
 
 def test_a_graph_opens_readable_and_nothing_overlaps(graph):
-    """Below 60 % the editor draws no text. Every node is in one group, with room for a live preview above the next node."""
+    """Below 60 % the editor draws no text. Every node is in one
+    group, with room for a live preview above the next node.
+    """
     assert graph.zoom() >= 0.6
     groups = [group["bounding"] for group in graph.saved["groups"]]
     assert max(y + h for _, y, _, h in groups) * graph.zoom() <= 900
@@ -220,7 +226,9 @@ PROMISES = re.compile(r"\bexact|token for token|the same (?:image|picture)\b|ide
 
 
 def test_a_template_that_promises_equal_images_computes_in_fp32(graph):
-    """With dtype auto, which is bf16 on most graphics cards, 7 of 25 images of graph 12 equal those of serial decoding."""
+    """With dtype auto, which is bf16 on most graphics cards, 7 of 25 images of graph 12 equal those
+    of serial decoding.
+    """
     notes = "\n".join(str(n["widgets_values"]) for n in graph.saved["nodes"] if n["type"] == "MarkdownNote")
     conditional = "in fp32 the picture of serial decoding" in notes  # graph 22, which states both precisions
     promised = PROMISES.search(notes) is not None and not conditional
@@ -248,8 +256,9 @@ def test_samplers_that_are_compared_share_their_settings(graph):
 
 
 def test_samplers_share_label_and_seed(graph):
-    """One Class Label, or Tar's one prompt, and one seed feed all of them; an edit has one of each for the picture and one for what
-    is painted in."""
+    """One Class Label, or Tar's one prompt, and one seed feed all of them;
+    an edit has one of each for the picture and one for what is painted in.
+    """
     samplers = graph.of(*(kind for kinds in SAMPLERS.values() for kind in kinds), "FastARAnySampler")
     if not graph.compares():
         assert len(samplers) == 1 or graph.by_name()
@@ -311,7 +320,9 @@ def test_every_compared_picture_is_paired_with_its_own_numbers(graph):
 
 
 def test_a_note_says_what_to_do_and_its_files_are_offered_when_one_is_missing(graph):
-    """The editor's dialog reads ``properties.models`` of a loader: the file's name, its address and its folder in models/."""
+    """The editor's dialog reads ``properties.models`` of a loader:
+    the file's name, its address and its folder in models/.
+    """
     (note,) = (node["widgets_values"][0] for node in graph.of("MarkdownNote"))
     assert all(word in note for word in ("Press **Run**", "### Try", "### Official checkpoints"))
     links = {(link[1], link[2]) for link in re.finditer(r"^- \[(.+?)\]\((\S+?/resolve/\S+)\)$", note, re.MULTILINE)}

@@ -130,7 +130,8 @@ def test_another_shape_in_a_list_of_keys_fails(tmp_path, module, name, key, case
     assert verdicts(module.cases, tmp_path) == {case: "FAIL"}
 
 
-# Cases, a file without the weights beside it or half of a file, and the case that fails. tests/cli/test_verify.py has MAR's.
+# Cases, a file without the weights beside it or half of a file,
+# and the case that fails. tests/cli/test_verify.py has MAR's.
 UNREADABLE = [
     (llamagen, "llamagen/zipar_t2i_tiny_io.safetensors", False, "llamagen/zipar_t2i_tiny"),
     (llamagen, "llamagen/sampler_io.safetensors", True, "llamagen/sampler"),
@@ -189,7 +190,9 @@ def test_a_spoilt_record_or_another_draft_of_cspd_fails(copied_cspd, file, name,
 
 @pytest.fixture
 def lazymar_folder(tmp_path: Path) -> Path:
-    """The recorded runs beside their model: the tiny MAR with every class row eight times and three more head blocks."""
+    """The recorded runs beside their model: the tiny MAR with every class row eight times and three
+    more head blocks.
+    """
     state = load_file(HERE / "mar" / mar.MODEL)
     for name, value in list(state.items()):
         if name.startswith(("encoder_pos", "decoder_pos")):

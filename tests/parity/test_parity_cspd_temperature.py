@@ -25,6 +25,8 @@ EXPECTED = torch.tensor([PLAIN, ACCEPTED, REJECTED, REJECTED])  # what the repor
 class Record:
     """A recorded run: the sampler's noise and its uniform and normal draws, by image and position."""
 
+    seed = None
+
     def __init__(self, folder, name: str):
         with safe_open(folder / DATA, "pt") as file:
             self.options = json.loads(file.metadata()[name])

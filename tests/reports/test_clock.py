@@ -9,7 +9,9 @@ from fastar_nodes.reports.record import Clock, Report
 
 
 class Time:
-    """A host with one CUDA device: seconds of the host, and until when the stream is busy with the work that was queued."""
+    """A host with one CUDA device: seconds of the host, and
+    until when the stream is busy with the work that was queued.
+    """
 
     def __init__(self):
         self.host = 0.0
@@ -87,7 +89,9 @@ def test_queued_work_is_no_pause_on_a_gpu(time):
 
 
 def test_a_preview_is_a_pause_on_a_gpu(time):
-    """It waits for the work before it, takes 3 s on the device and 1 s on the host, and is deducted; the waiting is not."""
+    """It waits for the work before it, takes 3 s on the device
+    and 1 s on the host, and is deducted; the waiting is not.
+    """
     clock, report = Clock(torch.device("cuda:1")), new_report()
     time.queue(5)
     with clock.paused():

@@ -1,4 +1,6 @@
-"""Reports in the metadata of pictures: what is written comes back, and files that others wrote are refused in one sentence."""
+"""Reports in the metadata of pictures: what is written comes
+back, and files that others wrote are refused in one sentence.
+"""
 
 import json
 import os
@@ -53,7 +55,8 @@ GOOD = json.loads(json.dumps({"version": 1, "runs": exchange.described([report(a
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "{}", '{"runs": []}', '{"runs": [3]}', '{"runs": {"a": 1}}', "[" * 100000, json.dumps({"runs": GOOD["runs"] * 600})],
+    ["", "{", "[]", "{}", '{"runs": []}', '{"runs": [3]}', '{"runs": {"a": 1}}', "[" * 100000,
+     json.dumps({"runs": GOOD["runs"] * 600})],
 )  # fmt: skip
 def test_damaged_metadata_is_refused(tmp_path, text):
     with pytest.raises(UserError, match="^image: "):
@@ -129,10 +132,18 @@ CACHES_OF_NO_USE = [
     {**ALL_OFF, "condition_cache": True, "cfg": 1.0},  # there is no null branch
     {**ALL_OFF, "condition_cache": False, "token_cache": True, "computed_ratio": 1.0},
 ]
-GAINS = [of("fasthybrid", counts={"accepted": 1, "rejected": 9}, lookahead=4, threshold=0.9), of("mar"), of("mar", speculation=0),
-         of("lazymar", refresh_period=4, start_step=2), of("lazymar", **HEAD_ALONE), of("lazymar", **ALL_OFF, condition_cache=True, cfg=2),
-         of("zipar", window=2), of("par"), of("llamagen", 16),
-         of("cspd", counts={"drafted_steps": 4, "accepted_steps": 1})]  # fmt: skip
+GAINS = [
+    of("fasthybrid", counts={"accepted": 1, "rejected": 9}, lookahead=4, threshold=0.9),
+    of("mar"),
+    of("mar", speculation=0),
+    of("lazymar", refresh_period=4, start_step=2),
+    of("lazymar", **HEAD_ALONE),
+    of("lazymar", **ALL_OFF, condition_cache=True, cfg=2),
+    of("zipar", window=2),
+    of("par"),
+    of("llamagen", 16),
+    of("cspd", counts={"drafted_steps": 4, "accepted_steps": 1}),
+]
 NO_GAINS = {
     "No draft was kept": of("fasthybrid", counts={"rejected": 9}, lookahead=4, threshold=0.9),
     "Nothing was drafted": of("fasthybrid", lookahead=0, threshold=0.9),

@@ -237,8 +237,9 @@ def test_a_map_is_blended_by_its_weight():
 
 
 def test_tokens_appear_when_their_step_has_ended():
-    """Two runs of 4 steps, of 2 and 1 seconds, on a clock of 2 seconds in 24 frames: the first shows k of 4 tokens after 6 k frames,
-    the second after 3 k."""
+    """Two runs of 4 steps, of 2 and 1 seconds, on a clock of 2 seconds in 24
+    frames: the first shows k of 4 tokens after 6 k frames, the second after 3 k.
+    """
     picture = np.full((1, 64, 64, 3), (250, 10, 10), np.uint8)
     reports = [run(seconds=seconds) for seconds in (2.0, 1.0)]
     for report in reports:

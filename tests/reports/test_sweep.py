@@ -38,8 +38,10 @@ class Part:
 
 
 def test_a_digest_depends_on_every_part():
-    parts = [1, 1.0, True, "1", None, (), (1,), ("1",), ("", "1"), {"a": 1}, {"a": 2}, {"b": 1}, Part(1, ()), Part(1, (2,)),
-             torch.ones(2), torch.ones(2, 1), torch.zeros(2), torch.ones(2, dtype=torch.bfloat16)]  # fmt: skip
+    values = [1, 1.0, True, "1", None, (), (1,), ("1",), ("", "1")]
+    records = [{"a": 1}, {"a": 2}, {"b": 1}, Part(1, ()), Part(1, (2,))]
+    tensors = [torch.ones(2), torch.ones(2, 1), torch.zeros(2), torch.ones(2, dtype=torch.bfloat16)]
+    parts = values + records + tensors
     assert len({s.digest(part) for part in parts}) == len(parts)
     assert s.digest({"a": 1, "b": 2}) == s.digest({"b": 2, "a": 1}) and s.digest(1, 2) != s.digest(12)
     with pytest.raises(TypeError):
@@ -146,7 +148,9 @@ def test_a_disk_that_fails_is_one_line_and_leaves_what_was_there(tmp_path, monke
 
 @pytest.mark.slow
 def test_a_hundred_large_cells_fit_into_little_memory(tmp_path):
-    """100 cells of 1024 x 1024 pixels: 300 MB of pictures, of which one or two are in memory at a time, and the grid."""
+    """100 cells of 1024 x 1024 pixels: 300 MB of pictures, of which one or two are in memory at a
+    time, and the grid.
+    """
     store = s.CellStore(tmp_path)
     x, y = s.Axis("threshold", tuple(map(str, range(10)))), s.Axis("lookahead", tuple(map(str, range(10))))
     where = s.combinations(x, y, [7])

@@ -12,7 +12,8 @@ from fastar_nodes.reports.table import literal, markdown
 from fastar_nodes.samplers.advice import AdviceSettings, Measured, _table
 from fastar_nodes.samplers.choice import choose
 
-# What a stranger writes, and what a table shows for it, by hand: character references of &, <, >, |, `, \, [, ], *, ~ and so on.
+# What a stranger writes, and what a table shows for it, by hand:
+# character references of &, <, >, |, `, \, [, ], *, ~ and so on.
 HOSTILE = {
     "![a](http://one.example/a.png)": "!&#91;a&#93;(http&#58;//one.example/a.png)",
     "[a](javascript:alert(1))": "&#91;a&#93;(javascript:alert(1))",

@@ -50,12 +50,12 @@ def ratios(measured):
 
 
 ANSWERS = {
-    "the fastest within the limit": ({"measure": "PSNR", "least": 30.0}, "fasthybrid: preset=balanced"),
-    "a stricter limit: a lossless method passes": ({"measure": "PSNR", "least": 60.0}, "mar: speculation=8"),
-    "no limit": ({"measure": "PSNR", "least": 0.0}, "fasthybrid: preset=fast"),
+    "the fastest within the limit": ({"measure": "PSNR", "least_psnr": 30.0}, "fasthybrid: preset=balanced"),
+    "a stricter limit: a lossless method passes": ({"measure": "PSNR", "least_psnr": 60.0}, "mar: speculation=8"),
+    "no limit": ({"measure": "PSNR", "least_psnr": 0.0}, "fasthybrid: preset=fast"),
     "identical": ({"measure": "identical"}, "lazymar: preset=balanced"),
     "same distribution": ({"measure": "same distribution"}, "mar: speculation=8"),
-    "acceptance": ({"measure": "acceptance", "least": 95.0}, "fasthybrid: preset=fast"),
+    "acceptance": ({"measure": "acceptance", "least_acceptance": 95.0}, "fasthybrid: preset=fast"),
 }
 
 
@@ -72,11 +72,62 @@ def test_the_answer(name):
 def test_nothing_that_is_slower_is_advised(monkeypatch):
     monkeypatch.setitem(KNOWN, "lazymar: preset=balanced", (4.5, 0, None))
     found, _, _ = advise(measure="identical")
-    assert found.best is PLAIN and found.sentence == "No candidate is faster than MAR with identical: keep it."
+    assert found.best is PLAIN and found.sentence == (
+        "No candidate is measurably faster than MAR with identical images: keep it."
+    )
+
+
+# Seconds of the candidate in the three rounds, beside 4 s of the plain sampler, and what the sentence holds.
+SPREADS = {
+    "faster in every repeat": ([2.0, 1.6, 2.5], "2.05 times as fast as MAR (1.60 to 2.50 in 2 repeats)."),
+    "faster in one of two repeats": ([2.0, 5.0, 1.6], "No candidate is measurably faster than MAR"),
+    "faster in the first round only": ([1.0, 4.4, 4.2], "No candidate is measurably faster than MAR"),
+}
+
+
+@pytest.mark.parametrize("name", SPREADS)
+def test_a_difference_within_the_spread_is_none(name):
+    seconds, answer = SPREADS[name]
+    bench = Bench()
+
+    def varying(choice, seed):
+        images, report = bench(choice, seed)
+        if choice is not PLAIN:
+            report.seconds = seconds[seed - 7]
+        return images, report
+
+    tried = [a.parse_choice("lazymar: preset=balanced", "sampler")]
+    _, found = stepped(a.calibrate(PLAIN, tried, varying, a.AdviceSettings(measure="identical"), 7))
+    assert answer in found.sentence
+    assert (found.best is PLAIN) == ("No candidate" in answer)
+    low, high = sorted(4 / s for s in seconds[1:])
+    assert f"{low:.2f} to {high:.2f}" in found.table
+    assert ("no measurable difference" in found.table) == (low <= 1 <= high)
+
+
+def test_a_single_round_is_said_to_be_one():
+    found, _, _ = advise(measure="identical", repeats=1)
+    assert found.sentence.endswith("1.60 times as fast as MAR (measured once; raise repeats for its spread).")
+
+
+LIMITS = {
+    "SSIM": "SSIM of at least 0.9",
+    "PSNR": "PSNR of at least 25 dB",
+    "acceptance": "acceptance of at least 80 %",
+}
+
+
+@pytest.mark.parametrize("measure", LIMITS)
+def test_every_measure_has_a_limit_of_its_own(measure):
+    """What stands at its default refuses images that have nothing in common with the plain sampler's."""
+    found, _, _ = advise(measure=measure)
+    assert LIMITS[measure] in found.sentence
+    far = next(m for m in found.measured if m.choice.text == "fasthybrid: preset=fast")
+    assert far.passes(a.AdviceSettings(measure=measure)) == (measure == "acceptance")
 
 
 def test_rounds_are_paired_and_only_what_can_win_runs_again():
-    found, bench, seen = advise(measure="PSNR", least=30.0, repeats=3)
+    found, bench, seen = advise(measure="PSNR", least_psnr=30.0, repeats=3)
     times = {line: [seed for text, seed in bench.runs if text == line] for line in ["mar", *KNOWN]}
     assert times["fasthybrid: preset=balanced"] == [7, 8, 9]
     later = [run for run in bench.runs if run[1] > 7]
@@ -101,7 +152,7 @@ def test_a_stall_of_the_first_baseline_does_not_decide():
         first.append(False)
         return pictures, report
 
-    found, _, _ = advise(run=stalled, measure="PSNR", least=30.0, repeats=2)
+    found, _, _ = advise(run=stalled, measure="PSNR", least_psnr=30.0, repeats=2)
     assert found.best.text == "fasthybrid: preset=balanced"
     best = next(m for m in found.measured if m.choice is found.best)
     assert ratios(best) == [200.0, 2.0] and best.ratio == 2.0
@@ -117,5 +168,5 @@ def test_candidates_are_of_the_family_and_need_a_draft_only_with_one(plain):
 
 
 def test_seeds_stay_below_their_limit():
-    _, bench, _ = advise(seed=a.SEEDS - 1, repeats=3, measure="PSNR", least=30.0)
+    _, bench, _ = advise(seed=a.SEEDS - 1, repeats=3, measure="PSNR", least_psnr=30.0)
     assert {seed for _, seed in bench.runs} == {a.SEEDS - 1, 0, 1}

@@ -1,4 +1,6 @@
-"""Lack of memory at every call that allocates: the batch is split, a single image ends in a sentence, and nothing stays behind."""
+"""Lack of memory at every call that allocates: the batch is split,
+a single image ends in a sentence, and nothing stays behind.
+"""
 
 import dataclasses
 import gc
@@ -15,7 +17,7 @@ import test_token_contract as tokens
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.memory import in_chunks, out_of_memory
-from fastar_nodes.model_loaders.networks import ops
+from fastar_nodes.model_loaders.networks import ops, speed
 from fastar_nodes.reports import record
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers.batches import in_parts
@@ -28,6 +30,7 @@ from stepping import process_state, stepped
 from tiny_hybrids import tiny_hybrid
 
 IMAGES = 2
+NET = torch.nn.Linear(1, 1)
 HYBRID, PROMPTS = tiny_hybrid(), PromptCondition(("a", "b"))
 CASES = {
     **{
@@ -61,7 +64,7 @@ def test_the_time_of_the_caller_is_not_the_samplers(start, monkeypatch):
     """On a clock that stands still but for 100 s after every step, a run takes no time."""
     now = [0.0]
     monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    steps = in_parts(start, IMAGES)
+    steps = in_parts(start, IMAGES, NET)
     with pytest.raises(StopIteration) as end:
         while True:
             next(steps)
@@ -83,13 +86,13 @@ def test_every_call_that_fails_once(start):
     assert counted.calls > 10
     for n in chosen(counted.calls):
         with Faults(n):
-            done = finish(in_parts(start, IMAGES))
+            done = finish(in_parts(start, IMAGES, NET))
         torch.testing.assert_close(done[0], undisturbed[0], rtol=1e-4, atol=1e-4)
         assert "sampled 1 at a time" in done.report.note and done.report.images == IMAGES
         for name, map_ in undisturbed.report.maps.items():
             assert np.array_equal(done.report.maps[name], map_), name
     assert state() == before
-    assert torch.equal(finish(in_parts(start, IMAGES))[0], undisturbed[0])
+    assert torch.equal(finish(in_parts(start, IMAGES, NET))[0], undisturbed[0])
 
 
 @pytest.mark.fast_cases("fasthybrid", "llamagen", "zipar")
@@ -100,10 +103,10 @@ def test_every_call_from_which_on_all_fail(start):
         finish(start(range(1)))
     for n in chosen(counted.calls, 10):
         with Faults(n, lasting=True), pytest.raises(UserError, match="^memory: .*single image.*bf16") as raised:
-            finish(in_parts(start, 1))
+            finish(in_parts(start, 1, NET))
         assert raised.value.__context__ is None, "the failed attempt's tensors stay referenced"
     assert state() == before
-    assert torch.equal(finish(in_parts(start, 1))[0], undisturbed[0])
+    assert torch.equal(finish(in_parts(start, 1, NET))[0], undisturbed[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +168,7 @@ class Limited:
 def test_parts(images, most, parts, caplog):
     sampler = Limited(most)
     with caplog.at_level(logging.WARNING):
-        steps, (codes, report) = stepped(in_parts(sampler, images))
+        steps, (codes, report) = stepped(in_parts(sampler, images, NET))
     assert sampler.parts == parts and sampler.closed == len(parts)
     kept = [n for n in parts if n <= most]
     assert codes.tolist() == [[i] for i in range(images)] and report.images == images
@@ -184,7 +187,7 @@ def test_parts(images, most, parts, caplog):
 
 
 def test_progress_of_parts_grows():
-    steps, _ = stepped(in_parts(Limited(2), 5))
+    steps, _ = stepped(in_parts(Limited(2), 5, NET))
     shares = [step.done / step.total for step in steps[2:]]  # after the two attempts that failed at the second step
     assert shares == sorted(shares) and len({step.total for step in steps[2:]}) == 1
     assert [s.codes[:, 0].tolist() for s in steps[2:4]] == [[0, 1, 0, 0, 0], [10, 11, 0, 0, 0]]
@@ -194,13 +197,57 @@ def test_other_errors_pass_and_nothing_is_repeated():
     for error in (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), UserError("cfg: no"), KeyboardInterrupt()):
         sampler = Limited(1, error)
         with pytest.raises(type(error)):
-            finish(in_parts(sampler, 2))
+            finish(in_parts(sampler, 2, NET))
         assert sampler.parts == [2] and sampler.closed == 1
+
+
+@pytest.fixture
+def three_threads():
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(1)
+
+
+def threads_at_every_step(net):
+    """Threads of PyTorch while a sampler of ``net`` runs: at each of its steps, and after it was left in the middle."""
+    seen = []
+
+    def sampler(part):
+        for _ in part:
+            seen.append(torch.get_num_threads())
+            yield SimpleNamespace(done=1, total=1)
+        return (torch.zeros(len(part), 1),)
+
+    finish(in_parts(sampler, 2, net))
+    seen.append(torch.get_num_threads())
+    left = in_parts(sampler, 2, net)
+    next(left)
+    left.close()
+    return [*seen, torch.get_num_threads()]
+
+
+def test_a_small_network_takes_one_thread_and_gives_the_others_back(three_threads, monkeypatch):
+    monkeypatch.setattr(speed, "FEW_WEIGHTS", 3)
+    assert threads_at_every_step(torch.nn.Linear(1, 1)) == [1, 1, 3, 1, 3]  # two weights
+    assert threads_at_every_step(torch.nn.Linear(2, 1)) == [3, 3, 3, 3, 3]
+    assert threads_at_every_step(torch.nn.Linear(1, 1, device="meta")) == [3, 3, 3, 3, 3]
+
+
+def test_a_failed_run_gives_the_threads_back(three_threads):
+    with pytest.raises(UserError):
+        finish(in_parts(Limited(1, UserError("cfg: no")), 2, NET))
+    assert torch.get_num_threads() == 3
+
+
+def test_the_report_says_how_many_threads_there_were(three_threads):
+    result = finish(in_parts(CASES["mar"], IMAGES, NET))
+    assert result.report.threads == 1 and result.report.to_dict()["threads"] == 1
+    assert finish(CASES["mar"](range(IMAGES))).report.threads == 3
 
 
 def test_a_run_that_is_left_closes_its_sampler():
     sampler = Limited(2)
-    run = in_parts(sampler, 2)
+    run = in_parts(sampler, 2, NET)
     next(run)
     run.close()
     assert sampler.closed == 1

@@ -1,7 +1,7 @@
 """Every sampler on a pretended CUDA device, in fp32 and bf16: no mixed devices or types, and the CPU's results.
 
-They need a CUDA build of PyTorch, but no GPU: ``make dry-run`` installs one in an environment of its own. A CPU build refuses to
-index a tensor of device "cuda".
+They need a CUDA build of PyTorch, but no GPU: ``make dry-run`` installs one in an environment of its own. A CPU build
+refuses to index a tensor of device "cuda".
 """
 
 import copy
@@ -71,7 +71,7 @@ def test_a_masked_edit(dtype):
     edit = Edit(torch.zeros(1, 4, 4, 4), torch.arange(16).view(1, 4, 4) % 3 == 0)
 
     def run(model):
-        return finish(mar(model, from_ids((1, 2)), settings, PairedNoise(5, (0, 1)), 5, edit=edit))
+        return finish(mar(model, from_ids((1, 2)), settings, PairedNoise(5, (0, 1)), edit=edit))
 
     with pretended_cuda():
         out = run(moved(model, TYPES[dtype]))

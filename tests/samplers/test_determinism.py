@@ -22,7 +22,9 @@ print(json.dumps(digests(reverse=sys.argv[1] == "reverse")))
 
 
 def digests(reverse: bool) -> dict[str, str]:
-    """Digest of the output of every sampler on tiny models whose weights all count as large, so that the rule for products applies."""
+    """Digest of the output of every sampler on tiny models whose
+    weights all count as large, so that the rule for products applies.
+    """
     import torch
     from fastar_nodes.model_loaders.networks import ops
     from fastar_nodes.samplers.driver import finish

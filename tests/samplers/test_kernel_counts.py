@@ -1,6 +1,7 @@
 """Kernels of a diffusion step at MAR-B's depth, counted in the code that the compiler generates for a CPU.
 
-On a GPU the fused loops are other kernels, but what is fused follows from the same scheduler. Counts do not depend on widths.
+On a GPU the fused loops are other kernels, but what is fused
+follows from the same scheduler. Counts do not depend on widths.
 """
 
 import re

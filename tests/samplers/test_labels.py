@@ -95,7 +95,9 @@ def test_samplers_by_name():
 
 
 def test_similar_names_are_those_that_difflib_finds():
-    """The bound on the letters leaves out names that cannot be similar, and no other. By hand: "tabyb" and "tabby" share five letters."""
+    """The bound on the letters leaves out names that cannot be similar,
+    and no other. By hand: "tabyb" and "tabby" share five letters.
+    """
     names = conditioning._names("imagenet-1k")
     assert "tabby" in names.possible("tabyb", 0.75) and "goldfish" not in names.possible("tabyb", 0.75)
     for key in ("tabyb", "goldfsh", "great white shrk", "volcno", "xylofone", "", "qqqq", "é" * 9):

@@ -1,4 +1,6 @@
-"""Paired noise: determinism, batch invariance, and independence of streams. ``recorded_values.json`` has its first numbers."""
+"""Paired noise: determinism, batch invariance, and independence
+of streams. ``recorded_values.json`` has its first numbers.
+"""
 
 import math
 

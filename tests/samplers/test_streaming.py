@@ -27,7 +27,9 @@ UNTIED = tiny_tar(replace(TINY, tied=False))
 
 
 class Storage:
-    """A device of its own for weights: layers hold meta tensors, and copies of the weights exist only while they are lent."""
+    """A device of its own for weights: layers hold meta tensors,
+    and copies of the weights exist only while they are lent.
+    """
 
     def __init__(self, *nets: nn.Module):
         self.held: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}

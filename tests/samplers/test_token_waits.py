@@ -6,6 +6,11 @@ import pytest
 import test_token_contract as tokens
 from waits import counted_waits, moved, waits_of_steps
 
+PASSES = ("llamagen", "par", "zipar, blanks", "prompt")
+WINDOWS = ("window, zipar, text", "window, guided at first", "prompt, window")
+MULOSD = "mulosd, rows in windows"
+NAMES = (*PASSES, *WINDOWS, MULOSD)
+
 
 def waits_of(name: str) -> list[Counter[str]]:
     """What the host waited for before every step of a case; the last entry is what came after the last step."""
@@ -14,13 +19,13 @@ def waits_of(name: str) -> list[Counter[str]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["llamagen", "par", "zipar, blanks", "prompt"])
+@pytest.mark.parametrize("name", PASSES)
 def test_a_pass_waits_for_nothing(name):
     middle = waits_of(name)[1:-1]
     assert len(middle) > 4 and not any(middle), middle
 
 
-@pytest.mark.parametrize("name", ["window, zipar, text", "window, guided at first", "prompt, window"])
+@pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.fast_cases(1)
 def test_a_window_waits_once_for_what_became_certain(name):
     """Also where an image is finished and leaves the batch."""
@@ -33,12 +38,12 @@ def test_a_window_waits_once_for_what_became_certain(name):
 @pytest.mark.slow
 def test_mulosd_waits_for_its_rejections_and_for_the_check_of_pixels():
     """Three blocks are enlarged and judged, and all but the last reduced; calls of a draft in windows wait once."""
-    middle = waits_of("mulosd, rows in windows")[1:-1]
+    middle = waits_of(MULOSD)[1:-1]
     by_file = Counter()
     for waits in middle:
         for line, count in waits.items():
             by_file[line.split("/")[-1].split(":")[0]] += count
     windows = by_file.pop("jacobi.py")
     # The window behind the first step is in the setup.
-    assert windows <= tokens.whole("mulosd, rows in windows")[1].report.counts["draft_passes"]
+    assert windows <= tokens.whole(MULOSD)[1].report.counts["draft_passes"]
     assert by_file == {"mulosd.py": 3, "upsampling.py": 3 + 2}

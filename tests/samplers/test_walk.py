@@ -10,7 +10,8 @@ from tiny_models import tiny_mar
 
 OURS = "fastar_nodes."
 BASE = {"ar_steps": 8, "diffusion_steps": 20, "cfg": 2.0}
-# Sampler and settings to the most functions and files of an AR step. They may fall; what raises them makes the method harder to read.
+# Sampler and settings to the most functions and files of an AR step.
+# They may fall; what raises them makes the method harder to read.
 WALKS = {
     "mar": ({}, 35, 8),
     "fasthybrid": ({"lookahead": 4, "threshold": 0.97, "guided_steps": 4}, 40, 8),
@@ -29,7 +30,7 @@ def test_an_ar_step_enters_few_functions(name):
         if event == "call" and ours and written and not code.co_name.startswith("<"):
             seen.add((code.co_filename, code.co_firstlineno))
 
-    steps = entry.run(tiny_mar(), from_ids((1, 4)), entry.settings(**BASE, **settings), PairedNoise(5, (0, 1)), 5)
+    steps = entry.run(tiny_mar(), from_ids((1, 4)), entry.settings(**BASE, **settings), PairedNoise(5, (0, 1)))
     walks = []
     next(steps)
     for _ in range(BASE["ar_steps"] - 2):

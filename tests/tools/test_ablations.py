@@ -1,4 +1,6 @@
-"""The ablation tables of every family, on tiny random checkpoints: what a row samples, counts and prints, and errors."""
+"""The ablation tables of every family, on tiny random checkpoints: what a row samples, counts and
+prints, and errors.
+"""
 
 import json
 import shutil

@@ -1,4 +1,6 @@
-"""The command for whoever has a GPU, at tiny sizes on the CPU: every cell runs, and the files hold what was measured."""
+"""The command for whoever has a GPU, at tiny sizes on the CPU: every cell runs, and the files hold
+what was measured.
+"""
 
 import json
 from types import SimpleNamespace

@@ -1,4 +1,6 @@
-"""The two-sample tests: right p-values where nothing differs, small ones where something does; and the tool's verdict."""
+"""The two-sample tests: right p-values where nothing differs, small ones where something does; and
+the tool's verdict.
+"""
 
 import re
 
@@ -16,7 +18,9 @@ def normal(seed: int, n: int = 2000, d: int = 3) -> torch.Tensor:
 
 
 def test_ks_of_a_known_gap():
-    """n = m = 100 and D = 0.2: t = (sqrt(50) + 0.12 + 0.11 / sqrt(50)) 0.2 = 1.4413, p = 2 (e^(-2 t^2) - e^(-8 t^2) + ...)."""
+    """n = m = 100 and D = 0.2: t = (sqrt(50) + 0.12 + 0.11 /
+    sqrt(50)) 0.2 = 1.4413, p = 2 (e^(-2 t^2) - e^(-8 t^2) + ...).
+    """
     x = torch.arange(100).float()
     assert ks(x, x + 20) == pytest.approx(0.0314, abs=1e-4)
     assert ks(x, x) == 1.0

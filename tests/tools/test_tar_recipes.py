@@ -93,7 +93,9 @@ def test_quantisation_passes_the_gradient_and_moves_both_sides(pictures, monkeyp
 
 @pytest.mark.parametrize("scale", [0, 1, 2])
 def test_the_language_model_learns_what_it_will_be_asked(scale: int) -> None:
-    """Greedy codes of the sampler are the argmax of teacher-forced sequences, with prompts of several lengths in one batch."""
+    """Greedy codes of the sampler are the argmax of teacher-forced
+    sequences, with prompts of several lengths in one batch.
+    """
     net = tiny.sharp(small_language())
     model = tar_recipes.tar_model(net, TINY.codes)
     settings = TarPromptSettings(detail=DETAILS[scale], top_k=1, top_p=1.0)

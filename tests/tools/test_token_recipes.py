@@ -101,7 +101,9 @@ def test_likely_codes_minimise_distance_and_nats() -> None:
 
 
 def test_the_second_stage_chooses_likely_codes(tmp_path, monkeypatch) -> None:
-    """It begins with the nearest codes and goes on with choices of its own, which need fewer nats. It alone improves a trained model."""
+    """It begins with the nearest codes and goes on with choices of
+    its own, which need fewer nats. It alone improves a trained model.
+    """
     torch.manual_seed(0)
     vq = VQAutoencoder(tiny.VQ).eval()
     features = torch.nn.functional.normalize(torch.randn(16, 64, 8), dim=-1)

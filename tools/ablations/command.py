@@ -56,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
         bench.expect(name)  # report missing files before sampling
     lines: list[np.ndarray] = []
     record: dict[str, Any] = {"images": images, "seed": seed, "batch": batch, "floors": {}, "tables": {}}
+
     for name, bench in zip(names, benches, strict=True):
         floors = bench.floors(name)
         results = run_table(bench, name, log=lambda text: print(text, flush=True), keep=lines)
@@ -64,8 +65,10 @@ def run(options: argparse.Namespace) -> int:
         record["tables"][name] = [asdict(r) for r in results]
         if out and (unsaved := save([Result("out", out, as_text(json.dumps(record, indent=1) + "\n"))])):
             raise UserError(unsaved)
+
     if sheet:
         drawn = encoded(contact_sheet(np.concatenate(lines), 10), sheet)
         if unsaved := save([Result("sheet", sheet, drawn)]):
             raise UserError(unsaved)
+
     return 0

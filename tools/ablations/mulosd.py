@@ -1,11 +1,11 @@
 """Ablation tables of MuLo-SD on the demo's two LlamaGens; those on its Tar are in ``tar.py``.
 
 The comparisons are those of the paper ("Multi-Scale Local Speculative Decoding for Image Generation", CVPR 2026, arXiv
-2601.05149): acceptance threshold, treatment of rejections, pooling of similar codes, parallel resampling of islands, and the
-up-sampler. Rows of one comparison share tau, or the acceptance rate.
+2601.05149): acceptance threshold, treatment of rejections, pooling of similar codes, parallel resampling of islands,
+and the up-sampler. Rows of one comparison share tau, or the acceptance rate.
 
-The images of a batch share their passes, as many as the image with the most waves needs. The column *forwards* is the mean
-number of passes of an image sampled alone, computed from the maps of the report.
+The images of a batch share their passes, as many as the image with the most waves needs. The column *forwards* is the
+mean number of passes of an image sampled alone, computed from the maps of the report.
 """
 
 from collections.abc import Sequence
@@ -59,15 +59,19 @@ def rows(serial: Row) -> tuple[Row, ...]:
 
 
 def forwards_alone(report: Report, settings: Any, small: int) -> np.ndarray:
-    """Transformer passes of each image of a batch if it is sampled alone, int64 [B], of draft (``small`` cells a side) and target."""
+    """Transformer passes of each image of a batch if it is sampled
+    alone, int64 [B], of draft (``small`` cells a side) and target.
+    """
     passes, step = report.counts["transformer_passes"], report.maps["step"]
     if not isinstance(settings, MuLoSDSettings):
         return np.full(len(step), passes)
     grid = step.shape[1]
     each = rows_at_once(settings, small) * (grid // small)
+
     # A cycle resamples in one pass per wave, except the first, which is the verification pass.
     cycles = np.array_split(report.maps["waves"], range(each, grid, each), axis=1)
     more = np.stack([rows.max(axis=(1, 2)).clip(min=0) for rows in cycles]).astype(np.int64)
+
     return passes - more.max(axis=1).sum() + more.sum(axis=0)
 
 
@@ -88,8 +92,9 @@ class RepairBench(TokenBench):
         return {"draft": self.model(self.drafter), "up_sampler": UpSampling(self.vq)}
 
     def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:
-        """Mean passes of an image sampled alone, of both models and of the draft; the share of resampled tokens and the mean number of
-        islands an image, None for other samplers."""
+        """Mean passes of an image sampled alone, of both models and of the draft; the share of resampled tokens and the
+        mean number of islands an image, None for other samplers.
+        """
         forwards = np.concatenate([forwards_alone(report, made, self.small) for report in reports])
         drafted: float | None = None
         if isinstance(made, MuLoSDSettings):
@@ -98,7 +103,9 @@ class RepairBench(TokenBench):
         if "islands" in counts:
             again = (counts["rejected"] + counts["expanded"]) / (counts["accepted"] + counts["rejected"])
             islands = counts["islands"] / len(forwards)
+
         mean = float(forwards.mean())
+
         return {"model": row.model, "forwards": mean, "draft_forwards": drafted, "again": again, "islands": islands}
 
     def work(self, result: Result) -> dict[str, str]:

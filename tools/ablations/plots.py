@@ -1,7 +1,8 @@
 """Draw the plots of docs/benchmarks.md: cost against quality, one point a setting.
 
-``python -m fastar_nodes.tools.ablations.plots [NAME ...] [--out DIR]`` draws the plots of ``PLOTS``, all by default. Each plot
-reads two columns of one Markdown table, so that a table that was measured again moves its points. Drawing needs matplotlib.
+``python -m fastar_nodes.tools.ablations.plots [NAME ...] [--out DIR]`` draws the
+plots of ``PLOTS``, all by default. Each plot reads two columns of one Markdown table,
+so that a table that was measured again moves its points. Drawing needs matplotlib.
 """
 
 import argparse
@@ -35,11 +36,11 @@ class Plot:
 
     Args:
         name: of the PNG, without ending.
-        source: Markdown file, relative to docs/, and heading above the table, with # between them; the first table below it that has both
-            columns is read.
+        source: Markdown file, relative to docs/, and heading above the table, with
+            # between them; the first table below it that has both columns is read.
         title: above the plot.
-        x, y: column heading and label of an axis. ``#2`` after a heading takes the second number of a cell. Percentages on the y-axis get
-            error bars.
+        x, y: column heading and label of an axis. ``#2`` after a heading takes
+            the second number of a cell. Percentages on the y-axis get error bars.
         series: name and regular expression. A row belongs to the first expression that matches its whole title.
         others: regular expression of further rows.
         joined: whether a line joins the rows of a series, in the table's order.
@@ -175,6 +176,7 @@ def tables(text: str, section: str) -> list[list[dict[str, str]]]:
         raise UserError(f"section: the page has no heading {section!r}.")
     found: list[list[dict[str, str]]] = []
     heads: list[str] = []
+
     for line in body.split("\n"):
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
         if not cells:
@@ -184,6 +186,7 @@ def tables(text: str, section: str) -> list[list[dict[str, str]]]:
             found.append([])
         elif not set(line) <= set("|-: "):
             found[-1].append(dict(zip(heads, cells, strict=True)))
+
     return found
 
 
@@ -195,6 +198,7 @@ def points(plot: Plot, text: str) -> list[Point]:
     if rows is None:
         raise UserError(f"section: no table below {section!r} has the columns {', '.join(sorted(needed))}.")
     out, patterns = [], [*(pattern for _, pattern in plot.series), plot.others]
+
     for row in rows:
         series = next((i for i, pattern in enumerate(patterns) if re.fullmatch(pattern, row["setting"])), None)
         numbers = [re.findall(r"-?\d+(?:\.\d+)?", row[heading].replace(",", "")) for heading, _, _ in axes]
@@ -203,8 +207,10 @@ def points(plot: Plot, text: str) -> list[Point]:
         ]
         if series is not None and len(values) == 2:
             out.append(Point(row["setting"], values[0], values[1], series))
+
     if not out:
         raise UserError(f"series: no row of the table below {section!r} is selected.")
+
     return out
 
 
@@ -220,6 +226,7 @@ def figure(plot: Plot, found: Sequence[Point]) -> Any:
     made = Figure(figsize=(SIZE[0] / 100, SIZE[1] / 100), dpi=100, layout="constrained")
     axes, percent = made.add_subplot(), plot.y[0].endswith("%")
     styles = [*zip(COLOURS, SHAPES, strict=True)][: len(plot.series)] + [(GREY, "o")]
+
     for i, (colour, shape) in enumerate(styles):
         rows = [p for p in found if p.series == i]
         # One standard error of a percentage of IMAGES pictures.
@@ -228,6 +235,7 @@ def figure(plot: Plot, found: Sequence[Point]) -> Any:
         name = plot.series[i][0] if i < len(plot.series) else "_"  # "_" is left out of the legend
         x, y = [p.x for p in rows], [p.y for p in rows]
         axes.errorbar(x, y, bars, marker=shape, color=colour, ls=line, capsize=3, label=name)
+
     axes.set(title=plot.title, xlabel=plot.x[1], ylabel=plot.y[1])
     axes.margins(0.08)
     axes.set_ylim(bottom=max(0, axes.get_ylim()[0]), top=min(axes.get_ylim()[1], 102) if percent else None)
@@ -238,15 +246,19 @@ def figure(plot: Plot, found: Sequence[Point]) -> Any:
         axes.legend(fontsize=9)
     made.draw_without_rendering()  # fixes the layout, which the places of labels depend on
     _label(axes, [(p.x, p.y, plot.label(p.title), styles[p.series][0]) for p in found])
+
     return made
 
 
 def _label(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write the label of each point (x, y, label, colour) beside it, where it covers least of markers, the legend and other labels."""
+    """Write the label of each point (x, y, label, colour) beside it,
+    where it covers least of markers, the legend and other labels.
+    """
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
-    taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in axes.transData.transform([p[:2] for p in points])]
+    centres = [point[:2] for point in points]
+    taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in axes.transData.transform(centres)]
     taken += [axes.get_legend().get_window_extent()] if axes.get_legend() else []
     frame = axes.get_window_extent()
     sides = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1))
@@ -288,12 +300,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=DOCS / "benchmarks", metavar="DIR", help="default docs/benchmarks")
     options = parser.parse_args(arguments)
     known = {plot.name: plot for plot in PLOTS}
+
     for name in options.names or known:
         if name not in known:
             parser.error(f"name: there is no plot {name!r}; there are {', '.join(known)}.")
         path = options.out / f"{name}.png"
         draw(known[name], points(known[name], known[name].text()), path)
         print(f"wrote {path}")
+
     return 0
 
 

@@ -1,7 +1,7 @@
 """Ablation tables: how the images of a row are sampled, measured against real images, and printed.
 
-The images do not depend on the batch size (noise is paired per image), so batches are large; ``bench`` measures speed. The
-tables are in ``mar.py``, ``hybrid.py``, ``tokens.py`` (LlamaGen, PAR, ZipAR), ``mulosd.py`` and ``tar.py``.
+The images do not depend on the batch size (noise is paired per image), so batches are large; ``bench`` measures speed.
+The tables are in ``mar.py``, ``hybrid.py``, ``tokens.py`` (LlamaGen, PAR, ZipAR), ``mulosd.py`` and ``tar.py``.
 """
 
 import time
@@ -49,7 +49,9 @@ Table = tuple[Row, ...]
 
 @dataclass(frozen=True)
 class Result:
-    """Figures of a row: quality of its images, the report of all batches, and by name what the family adds; ``work``: cells by heading."""
+    """Figures of a row: quality of its images, the report of all batches,
+    and by name what the family adds; ``work``: cells by heading.
+    """
 
     title: str
     sampler: str
@@ -150,14 +152,18 @@ class Bench(ABC):
 
     @abstractmethod
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
-        """Images uint8 [n, S, S, 3] with these indices, and the report; ``settings``: instance of the sampler's settings class."""
+        """Images uint8 [n, S, S, 3] with these indices, and the
+        report; ``settings``: instance of the sampler's settings class.
+        """
 
     def settings(self, row: Row, common: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of a row, by name."""
         return {**common, **row.settings}
 
     def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:
-        """Figures of the family, from the reports of all batches; ``made``: instance of the sampler's settings class."""
+        """Figures of the family, from the reports of all batches; ``made``: instance of the
+        sampler's settings class.
+        """
         return {}
 
     @abstractmethod
@@ -179,7 +185,9 @@ class Bench(ABC):
         return np.concatenate([rgb for rgb, _ in parts]), [report for _, report in parts]
 
     def row(self, row: Row, common: Mapping[str, Any]) -> tuple[Result, np.ndarray]:
-        """Result of a row and its images at the judge's input size, uint8 [images, 64, 64, 3]. Rows of several tables are sampled once."""
+        """Result of a row and its images at the judge's input size, uint8
+        [images, 64, 64, 3]. Rows of several tables are sampled once.
+        """
         settings = self.settings(row, common)
         made = make(find(row.sampler).settings, settings)
         key = f"{row.sampler} {row.model} {made} {row.prompt}"
@@ -190,7 +198,9 @@ class Bench(ABC):
             result = Result(row.title, row.sampler, settings, judged, *numbers)
             result = replace(result, more=self.more(row, made, reports, result))
             self._rows[key] = replace(result, work=self.work(result)), shrunk(rgb)
+
         result, rgb = self._rows[key]
+
         return replace(result, title=row.title), rgb
 
 
@@ -225,6 +235,7 @@ def run_table(
             keep.append(rgb[:10])
         log(f"{name}: {row.title}: {result.figures} in {time.monotonic() - began:.0f} s")
         out.append(result)
+
     return out
 
 
@@ -232,7 +243,12 @@ def to_markdown(results: Sequence[Result], floors: Mapping[str, Figures]) -> str
     """Markdown table of docs/benchmarks.md; seconds refer to batches of 100, without the decoder."""
     rows = [(f"*{name} pictures*", f.cells()) for name, f in floors.items()]
     rows += [(r.title, {**r.figures.cells(), **r.work}) for r in results]
+
     # Quality columns come first, because the floors have no cost columns.
     heads = list(dict.fromkeys(heading for _, cells in rows for heading in cells))
-    table = [["setting", *heads], *([title, *(cells.get(head, "") for head in heads)] for title, cells in rows)]
+
+    table = [["setting", *heads]]
+    for title, cells in rows:
+        table.append([title, *(cells.get(head, "") for head in heads)])
+
     return markdown(table, empty=False, markup=True)

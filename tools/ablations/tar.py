@@ -1,8 +1,8 @@
 """Ablation tables of the demo's Tar on held-out prompts.
 
-The codes of a prompt are generated once per setting of the language model, so rows that differ in the sampler alone decode the
-same codes. The column *s an image* is the time of the de-tokenizer; *prompt s an image* is that of the language model. Prompts
-are defined in ``captions.py``, figures in ``quality.py``.
+The codes of a prompt are generated once per setting of the language model, so rows that differ in the sampler alone
+decode the same codes. The column *s an image* is the time of the de-tokenizer; *prompt s an image* is that of the
+language model. Prompts are defined in ``captions.py``, figures in ``quality.py``.
 """
 
 import json
@@ -150,13 +150,15 @@ class TarBench(TokenBench):
             parts = list(self.ta_tok.codes(x, DETAILS.index(settings.detail) + 1).cpu())
         else:
             for at in range(0, len(prompts), BATCH):
-                part, seed = prompts[at : at + BATCH], self.ground.seed
-                draws = PairedDraws(seed, range(at, at + len(part)))
-                done = finish(tar_prompt(self.language, part, settings, draws, seed))
+                part = prompts[at : at + BATCH]
+                draws = PairedDraws(self.ground.seed, range(at, at + len(part)))
+                done = finish(tar_prompt(self.language, part, settings, draws))
                 parts += list(done.condition.codes)
                 seconds += done.report.seconds
+
         size = self.ta_tok.net.config.codes if real else self.language.special.codes
         self._codes[key] = CodeCondition(tuple(parts), tuple(prompts), size), None if real else seconds
+
         return self._codes[key]
 
     def condition(self, row: Row, images: range) -> AnyCondition:
@@ -165,7 +167,9 @@ class TarBench(TokenBench):
         return features_of(own, self.ta_tok)  # outside the sampler, so that its seconds exclude it
 
     def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:
-        """Settings of the language model, its seconds an image (None without it), semantic codes an image, and passes."""
+        """Settings of the language model, its seconds an image (None without it), semantic codes an
+        image, and passes.
+        """
         codes, seconds = self.codes(row)
         return {
             "model": row.model,

@@ -1,12 +1,12 @@
 """Ablation tables of the demo's token models: two LlamaGens, PAR and ZipAR.
 
-The checkpoints hold the default settings (``token_recipes.DEFAULTS``); a row lists the differences. Images of the 16 x 16 grid
-have 128 pixels and are averaged 2 x 2 for the judge, and so are the real and reconstructed images. *Rebuilt* images are
-reconstructions of the VQ tokenizer at the size of the model.
+The checkpoints hold the default settings (``token_recipes.DEFAULTS``); a row lists the differences. Images of the 16 x
+16 grid have 128 pixels and are averaged 2 x 2 for the judge, and so are the real and reconstructed images. *Rebuilt*
+images are reconstructions of the VQ tokenizer at the size of the model.
 
-The rows "ablation on LlamaGen" run PAR's schedules with a network that was not trained for them; PAR's authors (Wang et al.
-2025, arXiv 2412.15119) trained one network per schedule. These rows measure the effect of that training. The row of the PAR
-without its sequential start measures the effect of the start for a network trained with it.
+The rows "ablation on LlamaGen" run PAR's schedules with a network that was not trained for them; PAR's authors (Wang et
+al. 2025, arXiv 2412.15119) trained one network per schedule. These rows measure the effect of that training. The row of
+the PAR without its sequential start measures the effect of the start for a network trained with it.
 """
 
 import json
@@ -99,7 +99,9 @@ class TokenBench(Bench):
         return load_vq(self.ground.file(VQ), device=self.device)
 
     def model(self, name: str) -> TokenModel:
-        """A token model by the name of its checkpoint. Raises UserError if it is missing, or belongs to another tokenizer."""
+        """A token model by the name of its checkpoint. Raises
+        UserError if it is missing, or belongs to another tokenizer.
+        """
         if name not in self._models:
             model = load_llamagen(self.ground.file(name), self.dtype, self.device)
             expect_codes(self.vq, model)
@@ -125,6 +127,7 @@ class TokenBench(Bench):
                 made = {"real": self.ground.figures(real), "VQ-rebuilt": self.ground.figures(rebuilt)}
                 self._floors[side] = {f"{name}{size}": figures for name, figures in made.items()}
             out.update(self._floors[side])
+
         return out
 
     def condition(self, row: Row, images: range) -> AnyCondition:

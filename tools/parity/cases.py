@@ -40,7 +40,9 @@ Known = Mapping[str, tuple[tuple[str, ...], Callable[[Path], Iterable[Case]]]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a case: error and tolerance of the worst check, "ok", "FAIL" or "not yet", and the reason of a failure."""
+    """Result of a case: error and tolerance of the worst check, "ok", "FAIL" or "not yet", and the
+    reason of a failure.
+    """
 
     name: str
     error: float
@@ -95,7 +97,9 @@ def from_files(folder: Path, known: Known, prefix: str) -> list[Case]:
 def same_shapes(
     shapes: Mapping[str, Sequence[int]], make: Callable[[dict[str, Tensor]], nn.Module], unread: Collection[str] = ()
 ) -> Check:
-    """Whether a network on the meta device, made from a state dict, has the tensors of an official file but the ``unread`` ones."""
+    """Whether a network on the meta device, made from a state dict,
+    has the tensors of an official file but the ``unread`` ones.
+    """
     with torch.device("meta"):
         net = make({name: torch.empty(tuple(shape)) for name, shape in shapes.items()})
     ours = {(name, *t.shape) for name, t in net.state_dict().items()}
@@ -108,6 +112,7 @@ def judge(case: Case) -> Outcome:
     if case.checks is None:
         return Outcome(case.name, 0.0, 0.0, "not yet")
     worst = Outcome(case.name, 0.0, 0.0, "FAIL", "the file holds nothing to compare")
+
     try:
         for k, check in enumerate(case.checks()):
             if check.computed.shape != check.expected.shape:
@@ -123,11 +128,14 @@ def judge(case: Case) -> Outcome:
                 worst = now
     except Exception as e:  # damaged case files can raise any exception
         return Outcome(case.name, float("nan"), 0.0, "FAIL", f"{type(e).__name__}: {e}".splitlines()[0])
+
     return worst
 
 
 def masked_model(weights: Path, config: Path) -> MARModel:
-    """A recorded MAR in fp32, whose tokens are not scaled; ``config``: the JSON with its number of heads, if there is one."""
+    """A recorded MAR in fp32, whose tokens are not scaled;
+    ``config``: the JSON with its number of heads, if there is one.
+    """
     heads = int(read_json(config)["encoder_num_heads"]) if config.is_file() else None
     return replace(load_mar(weights, "fp32", heads=heads), latent_scale=1.0)
 
@@ -141,6 +149,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         found = load_file(path)
     except SafetensorError as e:
         raise UserError(f"{path.name}: damaged ({e}); copy it again.") from None
+
     return {k: v.float() if v.dtype == torch.float16 else v for k, v in found.items()}
 
 

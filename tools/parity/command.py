@@ -1,8 +1,8 @@
 """Compare this code with recorded results of the reference implementations.
 
-DIR has the layout of tests/parity: one folder per family (mar, llamagen, tar, vq, harmon, unipic, janus), or the files of one family.
-Every case prints a line: name, largest absolute error, tolerance, and ok, FAIL or "not yet" (recorded, but not implemented in this
-version). Exit code 0 if no case failed, 1 if one did, 2 if the folder cannot be read.
+DIR has the layout of tests/parity: one folder per family (mar, llamagen, tar, vq, harmon, unipic, janus), or the files
+of one family. Every case prints a line: name, largest absolute error, tolerance, and ok, FAIL or "not yet" (recorded,
+but not implemented in this version). Exit code 0 if no case failed, 1 if one did, 2 if the folder cannot be read.
 """
 
 import argparse
@@ -37,15 +37,19 @@ def collect(root: Path) -> list[Case]:
     if not root.is_dir():
         what = "no folder" if root.exists() else "not there"
         raise UserError(f"DIR: {root} is {what}; name a folder of recorded cases.")
+
     out: list[Case] = []
+
     for folder in [root, *sorted(p for p in root.iterdir() if p.is_dir())]:
         if any(next(folder.glob(mark), None) for mark in TAR):
             out += tar.cases(folder)
         else:
             out += mar.cases(folder) + llamagen.cases(folder) + vq.cases(folder)
         out += mulosd.cases(folder) + hybrid.cases(folder) + janus.cases(folder)
+
     if not out:
         raise UserError(f"DIR: {root} holds no parity case known here; name a folder laid out like tests/parity.")
+
     return out
 
 
@@ -60,5 +64,6 @@ def run(options: argparse.Namespace) -> int:
             print(f"  {outcome.name}: {outcome.why}", file=sys.stderr)
         failed += outcome.verdict == "FAIL"
         counted += outcome.verdict != "not yet"
+
     print(f"{counted} cases run, {failed} failed", file=sys.stderr)
     return int(failed > 0)

@@ -73,6 +73,7 @@ class _Verification:
             drawn = self.p.mean + self.p.log_std.exp() * self.normals[-1]
             hit = left & (published_keep(drawn, self.q, self.p) > self.uniforms[-1])
             out, left = torch.where(hit[:, None], drawn, out), left & ~hit
+
         return out
 
 
@@ -89,9 +90,11 @@ def _decided(data: dict[str, Tensor], tag: str) -> tuple[list[_Verification], li
     rows = data[f"{tag}.randn_like_rows"].tolist()
     normals = iter(data[f"{tag}.randn_like_flat_f16"].view(-1, channels).split(rows))
     found, ours = _verifications(data, tag), []
+
     for v in found:
         next(uniforms)  # the uniform draws of the acceptance test, which are stored with the rows too
         ours.append(v.decide(uniforms, normals))
+
     return found, ours
 
 
@@ -149,6 +152,7 @@ def _schedule(tokens: int, rows: list[int], images: int) -> tuple[int, int]:
             bounds = [ends[first - 1], *(ends[s] for s in marks)] if first < steps else []
             if [images * (b - a) for a, b in pairwise(bounds)] == rows:
                 return steps, length
+
     raise ValueError("no number of AR steps and drafts has verifications of the recorded sizes")
 
 
@@ -182,20 +186,24 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         settings = CSpDSettings(**steps_of, cfg=CFG, mode="published", inner_temperature=inner)
         condition = from_ids(LABELS)
         full = FullTransformer()
-        run = begin("cspd", model, condition, settings, _RecordedNoise(data, tag, inter), None, None, full)
+        run = begin("cspd", model, condition, settings, _RecordedNoise(data, tag, inter), None, full)
         own = {f.name: getattr(run, f.name) for f in fields(run) if f.init}
         recorded = _RecordedRun(**own, recorded=table)
         places, first = [], prefill_steps(ar_steps, PREFILL)
+
         for step in range(first, ar_steps):
             if step % length == 0 or step + 1 == ar_steps:
                 where = recorded.plan.ahead(first, step + 1 - first).sort(1).values
                 places.append((torch.arange(len(where)).repeat_interleave(where.shape[1]), where.flatten()))
                 first = step + 1
+
         drafter = Drafter(recorded, draft, condition, FullTransformer())
         result = finish(published_steps(recorded, full, drafter, settings, _RecordedDraws(tokens, places, found)))
+
         for v, (image, position) in zip(found, places, strict=True):
             grid = torch.from_numpy(result.report.maps["outcome"]).view(len(LABELS), -1)
             yield exact(grid[image, position] == 1, v.accepted)
+
         yield Check(result.latents, data[f"{tag}.out"])
 
     for tag in sorted({key.split(".")[0] for key in data}):

@@ -86,6 +86,7 @@ def _model(folder: Path, height: int, width: int) -> HybridModel:
         "max_beta": float(settings["diffusion"]["max_beta"]),
     }
     about |= {"tokenize": tokenize, "turn": (0, 0), "trained": config.mar.grid}
+
     return HybridModel(net.mar, "recorded", hybrid=net, **about)
 
 
@@ -102,11 +103,13 @@ def _inside(folder: Path) -> Iterator[Case]:
         known = (mask == 0).nonzero()[:, 1].view(len(mask), -1)
         hidden = (mask == 1).nonzero()[:, 1].view(len(mask), -1)
         read = [net.read(row[:n]) for row, n in zip(ids, seen.sum(1).tolist(), strict=True)]
+
         for name, layer in (("first", 0), ("last", -1)):
             for kind in ("key", "value"):
                 recorded = found.get(f"prompt_{kind}_{name}")
                 for row, prompt in zip(recorded if recorded is not None else (), read, strict=False):
                     yield Check(getattr(prompt, f"{kind}s")[layer], row[:, : prompt.keys.shape[2]])
+
         prompts, batch = PromptBatch(read), len(mask)
         encoded = net.mar.encode(found["tokens_f16"], known, net.mar.class_rows(None, batch))
         yield Check(encoded, found["enc_out"])
@@ -120,10 +123,12 @@ def _inside(folder: Path) -> Iterator[Case]:
         fused = net.fuse(encoded, known, prompts)
         yield Check(fused, found["fused"])
         yield Check(net.mar.decode(fused, known.repeat(2, 1)), found["z"])
+
         # The samplers decode masked positions only.
         at = hidden.repeat(2, 1)
         wanted = found["z"].gather(1, at[..., None].expand(-1, -1, found["z"].shape[2]))
         yield Check(net.mar.decode(fused, known.repeat(2, 1), at), wanted)
+
         # The form for training reads the prompts in one sequence with the picture.
         tokens, places = (t.repeat(2, *[1] * (t.ndim - 1)) for t in (found["tokens_f16"], known))
         yield Check(conditions(net, tokens, places, ids, seen.sum(1)), found["z"])
@@ -209,7 +214,9 @@ class _Recorded:
 
 
 def _table(executed: int, t_max: int, max_beta: float) -> Tables:
-    """The table of a recorded run: the fewest steps, a multiple of 5 if possible, of which that many are left by clipping."""
+    """The table of a recorded run: the fewest steps, a multiple
+    of 5 if possible, of which that many are left by clipping.
+    """
     fitting = [n for n in range(executed, 2 * executed + 2) if len(tables(min(n, 1000), t_max, max_beta)) == executed]
     return tables(next((n for n in fitting if n % 5 == 0), fitting[0]), t_max, max_beta)
 
@@ -230,10 +237,12 @@ class _Draws:
             noise = self.data["step_noise_cat_f16"][:, self.step_row : self.step_row + rows]
             self.step_row += self.twice * rows  # noise of the null branch, which the reference draws and discards
             return first, noise
+
         count, channels = next(self.left), first.shape[1]
         size = count * self.twice * rows * channels
         block = self.data["step_noise_flat_f16"][self.flat : self.flat + size]
         self.flat += size
+
         return first, block.view(count, self.twice * rows, channels)[:, :rows]
 
 
@@ -258,11 +267,12 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
 
         condition: Any = _Recorded(ids, images)
         transformer = FullTransformer()
-        run = begin("verify", model, condition, settings, Orders(0, range(images)), None, None, transformer)
+        run = begin("verify", model, condition, settings, Orders(0, range(images)), None, transformer)
         plan, draws, at = run.plan, _Draws(found, images, guided), 0
         yield exact(torch.tensor(plan.sizes), found["n_pred"])
         yield Check(torch.tensor(plan.cfg), found["cfg_iter"], 1e-6)
         counts = annealed_steps(upper, lower, "linear", plan.steps)
+
         for step, n in enumerate(plan.sizes):
             where = plan.ahead(step).sort(1).values
             z = transformer(run, step, where).flatten(1, 2)
@@ -273,6 +283,7 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
             table = tables(counts[step], t_max, model.max_beta) if lower else _table(len(noise), t_max, model.max_beta)
             made = denoise(run, HeadBatch(z, plan.scale.gather(1, where).view(-1, 1), first, noise.float(), table))
             run.tokens.scatter_(1, where[..., None].expand(-1, -1, made.shape[1]), made.view(*where.shape, -1))
+
         yield relative(run.tokens, found["tokens"])
         if model.net.config.grid**2 == model.net.config.tokens:
             yield relative(model.to_latents(run.tokens), found["out"])

@@ -1,7 +1,8 @@
-"""Parity cases of Janus, recorded with the authors' code: the network, sampling, the VQ tokenizer, prompts and parameter names.
+"""Parity cases of Janus, recorded with the authors' code: the
+network, sampling, the VQ tokenizer, prompts and parameter names.
 
-A folder holds ``janus_config.json`` with the sizes, the recorded files named below, and the model folders ``original``, ``transformers``
-and ``sharded``. Row 0 of a recorded pair is the conditional one, row 1 the null one.
+A folder holds ``janus_config.json`` with the sizes, the recorded files named below, and the model folders ``original``,
+``transformers`` and ``sharded``. Row 0 of a recorded pair is the conditional one, row 1 the null one.
 """
 
 import re
@@ -83,7 +84,7 @@ def _guided(both: Tensor, cfg: float) -> Tensor:
 def _tokens(model: JanusModel, prompts: Sequence[Tensor], settings: TokenSettings, draws: PairedDraws) -> Tensor:
     """Generated tokens int64 [B, N]."""
     model, condition = _prompted(model, *prompts)
-    run = begin("verify", model, condition, settings, draws, None)
+    run = begin("verify", model, condition, settings, draws)
     return finish(decode(run, raster(model.grid))).codes.flatten(1)
 
 
@@ -184,6 +185,7 @@ def _sampling(folder: Path, io: Tensors) -> Iterator[Case]:
             total = guided.double().softmax(-1).cumsum(-1)
             yield exact((total / total[..., -1:] <= io["j4.uniform"][..., None]).sum(-1), expected)
             return
+
         draws: Any = _Gumbel(io["j4.gumbel"])
         if how.startswith("seed"):
             draws = MultinomialDraws(int(how.removeprefix("seed")), len(expected), together=False)
@@ -195,19 +197,24 @@ def _sampling(folder: Path, io: Tensors) -> Iterator[Case]:
         gumbel = _Gumbel(io["j4.gumbel"])
         runs = {"tokens": (_greedy(5.0), _Gumbel(torch.zeros_like(gumbel.table)))}
         runs |= {"gumbel_tokens": (TokenSettings(cfg=5.0, top_k=0), gumbel)}
+
         for key, (settings, draws) in runs.items():
             tokens = _tokens(model, prompts, settings, draws)
             yield exact(tokens, torch.stack([io[f"{name}.{key}"] for name in names]))
+
         both = _both(model, prompts, torch.stack([io[f"{name}.tokens"] for name in names]))
+
         for i, name in enumerate(names):
             yield relative(both[i], io[f"{name}.logits"], TOLERANCE)
             yield relative(_guided(both, 5.0)[i], io[f"{name}.guided"], TOLERANCE)
 
     for cfg in ("5", "1"):
         yield Case(f"janus/j3.cfg{cfg}", partial(greedy, cfg))
+
     for m in filter(None, map(_SAMPLED.fullmatch, sorted(io))):
         name = m[0].removesuffix(".tokens")
         yield Case(f"janus/{name}", partial(sampled, m[1], float(m[2]), float(m[3]), name))
+
     yield Case("janus/j6", together)
 
 
@@ -265,6 +272,7 @@ def _tokenizer(folder: Path) -> Iterator[Case]:
         if key.endswith(".tokens"):
             name = key.removesuffix(".tokens")
             yield Case(f"janus/{name}", partial(decoded, name))
+
     yield Case("janus/j8.encoded", encoded)
 
 

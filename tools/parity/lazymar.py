@@ -1,7 +1,8 @@
 """Parity cases of LazyMAR: refreshed steps, similarities, selected rows, conditions, and sampling runs.
 
-Equal rows tie exactly at the selection boundary, where the choice of the reference depends on its sort. The recorded rows must have the
-same scores as ours, and the run continues with them. The guidance scale and the constants of the published code are not recorded.
+Equal rows tie exactly at the selection boundary, where the choice of the reference depends
+on its sort. The recorded rows must have the same scores as ours, and the run continues
+with them. The guidance scale and the constants of the published code are not recorded.
 """
 
 from collections.abc import Callable, Iterator
@@ -73,12 +74,14 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
     def run(tag: str) -> tuple[Tensor, _RecordedSelection]:
         model = masked_model(folder / MODEL, folder / config)
         of = TOKENS if tag == BASELINE else tag  # the baseline has the same noise
+
         # The noise of the null branch, which the reference draws and discards, may be omitted.
         own = {name: data[f"{of}.{name}"] for name in ("orders", "n_pred")}
         own |= {"init_noise_cat": data[f"{of}.init_noise_cat_f16"], "step_noise_cat_f16": steps}
         both = steps.shape[1] > len(own["init_noise_cat"])
         noise = recorded({f"x.{name}": value for name, value in own.items()}, "x", both)
         fresh = [] if tag == BASELINE else data[f"{of}.force_fresh"].nonzero()[:, 0].tolist()
+
         # Refreshed up to the start step, then once per period.
         start = next((k for k, s in enumerate(fresh) if s + 1 not in fresh), 0)
         later = [s for s in fresh if s > start]
@@ -90,12 +93,15 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
         if tag != BASELINE:
             masks = data[f"{of}.prune_keep_mask"].bool()
             kept = dict(zip(data[f"{of}.prune_step"].tolist(), masks, strict=True))
+
         transformer = _RecordedSelection(settings, kept)
-        state = begin("mar", model, from_ids(data[f"{of}.labels"].tolist()), settings, noise, None, None, transformer)
+        state = begin("mar", model, from_ids(data[f"{of}.labels"].tolist()), settings, noise, None, transformer)
+
         # The recorded timesteps are not a respacing.
         table = tables_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
         for _ in plain_steps(state, transformer, [table] * state.plan.steps):
             pass
+
         return state.latents(), transformer
 
     def chosen(tag: str) -> Iterator[Check]:
@@ -104,6 +110,7 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
         at = {step: k for k, step in enumerate(data[f"{tag}.prune_step"].tolist())}
         for step, score in computed.scores.items():
             yield Check(score, data[f"{tag}.prune_vcos"][at[step]], SCORE_TOLERANCE)
+
         for step, (must, keep) in computed.choices.items():
             theirs = data[f"{tag}.prune_keep_mask"][at[step]].bool()
             ours = torch.zeros_like(theirs).scatter(1, keep, True)

@@ -1,7 +1,7 @@
 """Parity cases of the LlamaGen family: GPT, sampling runs of LlamaGen, PAR and ZipAR, top-k and top-p filters.
 
-A folder contains any of the files named below. ``X_io`` belongs to the weights ``X``, and ZipAR's runs to the weights of
-LlamaGen. All sizes are read from the files. The VQ tokenizers have cases of their own (``vq.py``).
+A folder contains any of the files named below. ``X_io`` belongs to the weights ``X``, and ZipAR's runs to the weights
+of LlamaGen. All sizes are read from the files. The VQ tokenizers have cases of their own (``vq.py``).
 """
 
 import re
@@ -33,10 +33,12 @@ def cases(folder: Path) -> list[Case]:
     known: dict[str, Callable[[Path, str], Iterable[Case]]]
     known = {"gpt": _gpt, "par": _par, "zipar": _zipar, "ziparmasked": _zipar, "sampler": _filters}
     out: list[Case] = []
+
     for path in sorted(folder.glob("*_io.safetensors")):
         stem = path.name.removesuffix("_io.safetensors")
         if make := known.get(stem.split("_")[0]):
             out += gathered(f"llamagen/{stem}", partial(make, folder, stem))
+
     return [*out, *(_key_list(path) for path in sorted(folder.glob("keys_*.json")) if "vq" not in path.stem)]
 
 
@@ -120,6 +122,7 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
         for kind, make in (("full_logits", full), ("cached_logits", cached)):
             if key.startswith(f"{tag}.{kind}"):
                 yield Case(f"{name}.{key.removeprefix(f'{tag}.')}", partial(make, key.removeprefix(f"{tag}.{kind}")))
+
     yield Case(f"{name}.inside", inside)
     yield from _runs(folder, stem, io, io, lambda run, model: raster(model.grid))
 
@@ -192,8 +195,10 @@ def _filters(folder: Path, stem: str) -> Iterator[Case]:
 
 
 class MultinomialDraws(PairedDraws):
-    """Draws of the reference: torch.multinomial divides probabilities by exponential random numbers of the global generator and takes the
-    maximum. ``together``: one call draws all cells of a pass (PAR), instead of one call per cell."""
+    """Draws of the reference: torch.multinomial divides probabilities by exponential
+    random numbers of the global generator and takes the maximum. ``together``: one
+    call draws all cells of a pass (PAR), instead of one call per cell.
+    """
 
     def __init__(self, seed: int, images: int, together: bool):
         self._generator, self._images, self._together = torch.Generator().manual_seed(seed), images, together
@@ -218,10 +223,10 @@ def _runs(
 
     def generated(model: TokenModel, run: str, settings: TokenSettings, seed: int) -> Tensor:
         draws = MultinomialDraws(seed, len(_condition(io)), together=model.regions > 1)
-        out = finish(decode(begin("verify", model, _condition(io), settings, draws, None), schedule(run, model)))
+        out = finish(decode(begin("verify", model, _condition(io), settings, draws), schedule(run, model)))
         return out.codes.flatten(1)
 
-    def greedy(run: str, base: str, cfg: float, until: int) -> Iterator[Check]:
+    def greedy(run: str, base: str, cfg: float, until: int | None) -> Iterator[Check]:
         model = _model(folder, weights)
         plan = schedule(run, model)
         computed = generated(model, run, TokenSettings(cfg=cfg, top_k=1, cfg_interval=until), 0)
@@ -231,6 +236,7 @@ def _runs(
             positions = [n + prefix for p in plan.passes[1:] for n in p.slot]
             yield exact(torch.tensor([*range(prefix), *positions]), runs[f"{base}.positions"])
             yield exact(torch.tensor([prefix, *(len(p.slot) for p in plan.passes[1:])]), runs[f"{base}.positions_len"])
+
         if f"{base}.logits" in runs:
             expected = runs[f"{base}.logits"]
             halves = len(expected) // len(_condition(io))
@@ -248,20 +254,24 @@ def _runs(
     for key in sorted(runs):
         if m := _GREEDY.fullmatch(key):
             base = key.removesuffix(".tokens")
-            yield Case(f"llamagen/{base}", partial(greedy, m[1], base, float(m[2]), int(m[3] or -1)))
+            yield Case(f"llamagen/{base}", partial(greedy, m[1], base, float(m[2]), int(m[3]) if m[3] else None))
         elif m := _SAMPLED.fullmatch(key):
             settings = TokenSettings(cfg=float(m[3]), top_k=int(m[4]), top_p=float(m[5]), temperature=float(m[6]))
             yield Case(f"llamagen/{m[1]}.sampled", partial(sampled, m[1], key, int(m[2]), settings))
 
 
 def replay(model: TokenModel, condition: AnyCondition, schedule: Schedule, tokens: Tensor, null: bool) -> Tensor:
-    """Teacher-forced logits [B, rows, V] of all passes of a schedule, with tokens int64 [B, N]; the first row is the prefill's."""
+    """Teacher-forced logits [B, rows, V] of all passes of a schedule,
+    with tokens int64 [B, N]; the first row is the prefill's.
+    """
     run = begin("verify", model, condition, TokenSettings(), MultinomialDraws(0, len(condition), False), None)
     run.tokens[:, :-1] = tokens
     hidden, cache = prefill(run, True, schedule.slots)
     table = DeviceTable(schedule.table, cache.prefix, tokens.device)
+
     for k in range(1, len(schedule.passes)):
         p = table.at(k)
         more = feed_tokens(run, cache, p.fed, p.position, p.slot, True, p.end, p.mask)
         hidden = torch.cat([hidden, more], 1)
+
     return run.net.logits(hidden)[len(tokens) :] if null else run.net.logits(hidden)[: len(tokens)]

@@ -1,6 +1,7 @@
 """Parity cases of the MAR family: networks, head, diffusion tables, mask schedule, sampling runs, KL autoencoder.
 
-A folder contains any of the files named below. All sizes are read from the files; the constants hold what they do not record.
+A folder contains any of the files named below. All sizes are
+read from the files; the constants hold what they do not record.
 """
 
 import re
@@ -77,6 +78,7 @@ def _encdec(folder: Path) -> Iterator[Case]:
         yield Check(encoded, data[f"{tag}.enc_out{suffix}"])
         z = data[f"{tag}.dec_out{suffix}"]
         yield Check(net.decode(encoded, known), z)
+
         # The samplers decode masked positions only.
         at = hidden[..., None].expand(-1, -1, z.shape[2])
         yield Check(net.decode(encoded, known, hidden), z.gather(1, at))
@@ -124,6 +126,7 @@ def _head(folder: Path) -> Iterator[Case]:
     if "net.x" in data:
         yield Case("mar/head.net", net)
     found = re.compile(r"s((\d+)(c?))\.t([\d.]+)\.cfg([\d.]+)\.out")
+
     for m in sorted(filter(None, map(found.fullmatch, data)), key=lambda m: (m[3], int(m[2]), m[4], m[5])):
         arguments = (m[1], int(m[2]), bool(m[3]), float(m[4]), float(m[5]))
         yield Case(f"mar/head.s{m[1]}.t{m[4]}.cfg{m[5]}", partial(sample, *arguments))
@@ -214,6 +217,7 @@ class RecordedNoise(PairedNoise):
         self._first = torch.zeros(batch, tokens, first.shape[1])
         self._steps = torch.zeros(batch, len(steps), tokens, steps.shape[2])
         reveal, at, row, step_row = self._orders.flip(1), 0, 0, 0
+
         for n in data[f"{tag}.n_pred"].tolist():
             where = reveal[:, at : at + n].sort(1).values
             at += n
@@ -240,10 +244,12 @@ def _sampling(folder: Path) -> Iterator[Case]:
         model = _model(folder)
         scales, tokens = data[f"{tag}.cfg_iter"].tolist(), data[f"{tag}.orders"].shape[1]
         constant = max(scales) == min(scales)
+
         # Linear guidance ends at 1 + (cfg - 1) (L - 1) / L.
         cfg = scales[-1] if constant else 1 + (scales[-1] - 1) * tokens / (tokens - 1)
         t_max = 999 if tag in FROM_999 else CLIPPED
         executed = len(data[f"{tag}.step_noise_cat_f16"])
+
         # Clipping merges timesteps: 25 steps from 950 are 24. Recorded settings are multiples of 5.
         fitting = [n for n in range(executed, 2 * executed + 2) if len(tables(min(n, 1000), t_max)) == executed]
         count = next((n for n in fitting if n % 5 == 0), fitting[0])

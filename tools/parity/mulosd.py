@@ -41,6 +41,7 @@ def _grid(case: dict[str, Any]) -> Iterator[Check]:
     islands = geometry.islands(region)
     yield exact(torch.from_numpy(region.ravel().nonzero()[0]), torch.tensor(case["R_X"], dtype=torch.int64))
     parts = (islands, 1, case["islands"]), (geometry.waves(islands, case["window"]), 0, case["waves"])
+
     for computed, first, expected in parts:
         recorded = np.full(down.size, first - 1)
         for number, cells in enumerate(expected):
@@ -53,7 +54,9 @@ def _nearest(path: Path) -> Iterator[Case]:
 
 
 def _distances(data: dict[str, Tensor]) -> Iterator[Check]:
-    """Compares distances, because the order of equally distant codes is arbitrary. The published table uses the stored codebook."""
+    """Compares distances, because the order of equally distant codes
+    is arbitrary. The published table uses the stored codebook.
+    """
     codes = data["codebook"]
     distance = (codes[:, None] - codes).norm(dim=-1)
     ours = geometry.neighbours(codes, data["nearest"].shape[1])

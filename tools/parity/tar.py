@@ -1,7 +1,7 @@
 """Parity cases of Tar: AR-DTok, its VQ tokenizer, TA-Tok and its codebook, top-k and top-p filters.
 
-A folder contains any of the files named below. ``X_io`` belongs to the weights ``X_state``; files of AR-DTok's variants contain
-weights (``sd.``) and results. All sizes are read from the files. MuLo-SD has cases of its own (``mulosd.py``).
+A folder contains any of the files named below. ``X_io`` belongs to the weights ``X_state``; files of AR-DTok's variants
+contain weights (``sd.``) and results. All sizes are read from the files. MuLo-SD has cases of its own (``mulosd.py``).
 """
 
 import json
@@ -51,9 +51,11 @@ def cases(folder: Path) -> list[Case]:
         "sampling_filter": _filters,
     }
     out: list[Case] = []
+
     for stem, make in known.items():
         if (path := folder / f"{stem}.safetensors").is_file():
             out += gathered(f"tar/{stem}", partial(make, path))
+
     if (listed := folder / "full_size_shapes.json").is_file():
         out += gathered("tar/keys", partial(_key_lists, listed))
     return out
@@ -107,7 +109,7 @@ def _detokenizer(path: Path) -> Iterator[Case]:
 
     def generated(key: str, four: bool, settings: TokenSettings, seed: int) -> Iterator[Check]:
         model, what = _loaded(weights), condition(four)
-        run = begin("verify", model, what, settings, MultinomialDraws(seed, len(what), False), None)
+        run = begin("verify", model, what, settings, MultinomialDraws(seed, len(what), False))
         yield exact(finish(decode(run, raster(model.grid))).codes.flatten(1), io[key])
 
     for key in sorted(io):
@@ -115,7 +117,7 @@ def _detokenizer(path: Path) -> Iterator[Case]:
         if key.startswith("logits_full"):
             yield Case(case, partial(full, key))
         elif m := _GREEDY.fullmatch(key):
-            settings = TokenSettings(cfg=float(m[2]), top_k=1, cfg_interval=int(m[3] or -1))
+            settings = TokenSettings(cfg=float(m[2]), top_k=1, cfg_interval=int(m[3]) if m[3] else None)
             yield Case(case, partial(generated, key, bool(m[1]), settings, 0))
         elif m := _SAMPLED.fullmatch(key):
             top_p = float(f"{m[3][0]}.{m[3][1:]}") if m[3] else 1.0  # topp095 is 0.95
@@ -145,6 +147,7 @@ def _variant(path: Path) -> Iterator[Case]:
         grid = int(expected.shape[1] ** 0.5)
         yield Check(_full(net, cond, tokens, grid), expected)
         model = TokenModel(net, path.stem, grid)
+
         # The reference does not support this with fewer key heads. The last token is not an input.
         yield Check(
             replay(model, _features(cond), raster(grid), torch.cat([tokens, tokens[:, -1:]], 1), False), expected
@@ -234,6 +237,7 @@ def _ta_tok(path: Path) -> Iterator[Case]:
     for pool in sorted(int(key.removeprefix("indices_ps")) for key in io if key.startswith("indices_ps")):
         yield Case(f"tar/{name}.encode.pool{pool}", partial(encode, pool))
         yield Case(f"tar/{name}.decode.pool{pool}", partial(decoded, pool))
+
     if "img_big" in io:
         yield Case(f"tar/{name}.encode.resized", other_size)
 
@@ -271,6 +275,7 @@ def _key_lists(path: Path) -> Iterator[Case]:
             return Llama(configs[0])
 
         yield same_shapes(shapes, make, unused(shapes) if TABLE in shapes else (HISTORY,))
+
         for config in configs:
             stated = about["INFERRED_args"]
             length = stated["max_seq_len"] + stated["cls_token_num"] - 1

@@ -1,7 +1,8 @@
 """Parity cases of LlamaGen's VQ tokenizer.
 
-``vqNAME_io.safetensors`` with ``vqNAME.safetensors`` gives two cases: decoding (of the grids in the file) and encoding. ``keys_*vq*.json``
-gives one: names and shapes of an official file, compared with a network of that size on the meta device. All sizes are read from the files.
+``vqNAME_io.safetensors`` with ``vqNAME.safetensors`` gives two cases: decoding (of the grids in the file) and encoding.
+``keys_*vq*.json`` gives one: names and shapes of an official file, compared with a network of that size on the meta
+device. All sizes are read from the files.
 """
 
 import math

@@ -2,16 +2,17 @@
 
     python -m fastar_nodes.tools.statistics.lossless --draws 100000
 
-A case draws toy images (4 tokens of 2 channels, ``toy.py``) with lossless CSpD or with the speculative diffusion head, and as
-many with plain MAR from independent noise, and gives the p-values of three two-sample tests (``two_samples.py``). Its controls
-are approximate samplers with the same models and settings, which the same tests have to reject:
+A case draws toy images (4 tokens of 2 channels, ``toy.py``) with lossless CSpD or with the speculative diffusion head,
+and as many with plain MAR from independent noise, and gives the p-values of three two-sample tests
+(``two_samples.py``). Its controls are approximate samplers with the same models and settings, which the same tests have
+to reject:
 
 - ``published``: CSpD's approximate mode; ``no alignment``: published mode, draft and target with noise of their own.
 - ``careless``: a rejected diffusion step is drawn from the target's kernel instead of from the residual distribution.
 - ``temperature + 2 %``: plain MAR at a temperature that is 2 % higher; shows how small a difference the test detects.
 
-All seeds are fixed. A case fails if the smallest of its p-values is at most 0.001, a control if it is above that. Exit code 0 if
-nothing fails, else 1.
+All seeds are fixed. A case fails if the smallest of its p-values is at most
+0.001, a control if it is above that. Exit code 0 if nothing fails, else 1.
 """
 
 import argparse
@@ -46,7 +47,9 @@ DRAFTS = {"target": lambda: toy_mar(), "near": lambda: toy_mar(perturbation=0.03
 
 @dataclass(frozen=True)
 class Case:
-    """A sampler that claims plain MAR's distribution: its name, draft, settings that plain MAR has too, its own, and those of controls."""
+    """A sampler that claims plain MAR's distribution: its name, draft,
+    settings that plain MAR has too, its own, and those of controls.
+    """
 
     sampler: str
     draft: str = ""
@@ -70,11 +73,13 @@ _WARMER: dict[str, Mapping[str, Any]] = {WARMER: {}}
 def _cases() -> Iterator[Case]:
     yield Case("mar", "", {}, {"speculation": 3}, _CARELESS)
     yield Case("mar", "", {}, {"speculation": 6}, {**_CARELESS, **_WARMER})
+
     # A draft that is the target is always accepted; without alignment the published mode judges it nevertheless.
     yield Case("cspd", "target", {}, _CSPD, _UNALIGNED)
     yield Case("cspd", "near", {}, _CSPD, {**_CARELESS, **_PUBLISHED})
     yield Case("cspd", "near", {}, {**_CSPD, "speculation": 4}, _CARELESS)
     yield Case("cspd", "far", {}, _CSPD, {**_CARELESS, **_PUBLISHED})
+
     for common in ({"cfg": 1.0}, {"temperature": 1.3}):
         yield Case("mar", "", common, {"speculation": 6}, {**_CARELESS, **_WARMER})
         yield Case("cspd", "target", common, _CSPD, _UNALIGNED)
@@ -92,10 +97,11 @@ def careless_coupling() -> Iterator[None]:
     def careless(
         draft: Tensor, q: Any, p: Any, uniforms: Tensor, redraws: coupling.Redraws | None = None
     ) -> coupling.Coupled:
-        none = torch.zeros(len(draft), dtype=torch.bool)
         if redraws is None:
-            return coupling.Coupled(draft, none, none)
+            right = coupling.couple(draft, q, p, uniforms)
+            return right._replace(found=right.accepted)
         drawn = torch.where(torch.isneginf(p.log_std), p.mean, p.mean + p.log_std.exp() * redraws.normals[:, 0])
+        none = torch.zeros(len(draft), dtype=torch.bool)
         return coupling.Coupled(drawn, none, ~none)
 
     with mock.patch.object(speculative, "couple", careless):
@@ -108,10 +114,13 @@ def _model(name: str) -> MARModel:
 
 
 def draw(key: str, draws: int, sampler: str, draft: str, settings: Mapping[str, Any]) -> tuple[Tensor, dict[str, int]]:
-    """Latents as vectors fp32 [draws, 8] of images of the toy target, and the report's counts, summed; ``key`` names the noise."""
+    """Latents as vectors fp32 [draws, 8] of images of the toy
+    target, and the report's counts, summed; ``key`` names the noise.
+    """
     entry, counts = SAMPLERS[sampler], dict[str, int]()
     more: dict[str, Any] = {"draft": _model(draft)} if draft else {}
     parts = []
+
     for at in range(0, draws, BATCH):
         n = min(BATCH, draws - at)
         noise = ManyImages(f"{SEED}/{key}/{at}", n)
@@ -119,6 +128,7 @@ def draw(key: str, draws: int, sampler: str, draft: str, settings: Mapping[str, 
         parts.append(done.latents.flatten(1))
         for name, count in done.report.counts.items():
             counts[name] = counts.get(name, 0) + count
+
     return torch.cat(parts), counts
 
 
@@ -144,6 +154,7 @@ class Comparisons:
             sampler, draft = "mar", ""
         else:
             settings |= {**case.settings, **case.controls[name]}
+
         with careless_coupling() if name == CARELESS else nullcontext():
             found, _ = draw(f"{case.title}/{name}", self.draws, sampler, draft, settings)
         return min(p_values(self.plain(case.common), found).values())
@@ -156,9 +167,12 @@ class Comparisons:
 
 
 def run(draws: int, cases: tuple[Case, ...] = CASES) -> list[str]:
-    """Test all cases and print the table; a line for each test that rejects a case and each control that no test rejects."""
+    """Test all cases and print the table; a line for each test
+    that rejects a case and each control that no test rejects.
+    """
     tests, failures = Comparisons(draws), []
     rows = [["case", "tokens accepted %", "steps accepted %", "Hotelling", "energy", "KS", "controls"]]
+
     for case in cases:
         print(case.title, flush=True)
         p, n = tests.case(case)
@@ -170,6 +184,7 @@ def run(draws: int, cases: tuple[Case, ...] = CASES) -> list[str]:
         rows.append([case.title, figure(tokens, ".1f", scale=100), steps])
         rows[-1] += [f"{value:.3f}" for value in p.values()]
         rows[-1].append(", ".join(f"{name} {max(value, 1e-300):.0e}" for name, value in controls.items()))
+
     print(markdown(rows))
     return failures
 

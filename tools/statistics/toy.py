@@ -13,9 +13,9 @@ CONFIG = MARConfig(8, 1, 1, 1, buffer=1, tokens=4, channels=2, classes=2, head_d
 class ToyHead(nn.Module):
     """A diffusion head with the interface of ``DiffusionHead`` and no weights; an embedding is (abar, centre).
 
-    Given z, every channel of a token is a mixture of two Gaussians of std ``spread`` at centre - ``apart`` and centre + ``apart``,
-    the centre being linear in z. The head returns the exact noise prediction of that mixture. Its variance logits depend on
-    the state, so that two models' kernels differ in mean and variance.
+    Given z, every channel of a token is a mixture of two Gaussians of std ``spread`` at centre - ``apart`` and centre +
+    ``apart``, the centre being linear in z. The head returns the exact noise prediction of that mixture. Its variance
+    logits depend on the state, so that two models' kernels differ in mean and variance.
     """
 
     def __init__(self, channels: int, apart: float = 0.8, spread: float = 0.3):
@@ -44,22 +44,31 @@ class ToyHead(nn.Module):
 
 
 def toy_mar(seed: int = 0, perturbation: float = 0.0) -> MARModel:
-    """A toy MAR of 4 tokens of 2 channels; ``perturbation``: std of noise on every weight, relative to the std of its initialisation."""
+    """A toy MAR of 4 tokens of 2 channels; ``perturbation``: std of
+    noise on every weight, relative to the std of its initialisation.
+    """
     g, other = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1000)
     net = MAR(CONFIG).eval().requires_grad_(False)
+
     for name, p in net.named_parameters():
         std = 0.5 / p.shape[-1] ** 0.5 if p.ndim == 2 else 0.1
         p.copy_(std * (torch.randn(p.shape, generator=g) + perturbation * torch.randn(p.shape, generator=other)))
         if "norm" in name and name.endswith("weight") or "_ln.weight" in name:
             p.add_(1.0)
+
     # The tokens decided before a token must have an effect on its centre.
     net.z_proj.weight.mul_(4.0)
     net.diffloss.net = ToyHead(CONFIG.channels)  # type: ignore[assignment]
+
     return MARModel(net, "toy", latent_scale=0.5, t_max=950)
 
 
 class ManyImages:
-    """Independent noise of many images, one tensor a stream (as :class:`samplers.noise.PairedNoise`); tokens are in raster order."""
+    """Independent noise of many images, one tensor a stream (as
+    :class:`samplers.noise.PairedNoise`); tokens are in raster order.
+    """
+
+    seed = None  # the key takes its place
 
     def __init__(self, key: str, images: int):
         self.key, self.images = key, images

@@ -1,8 +1,8 @@
 """Captions of the picture book for the demo's Tar: training captions, held-out prompts, and the vocabulary.
 
-A caption states the object and any of colour, size, place and time, in varying words and order. A quarter of the combinations
-of more than object and colour is held out of the training captions. Evaluation prompts are made of these, so they ask for
-compositions that are new to the language model, in known words.
+A caption states the object and any of colour, size, place and time, in varying words and order. A quarter of the
+combinations of more than object and colour is held out of the training captions. Evaluation prompts are made of these,
+so they ask for compositions that are new to the language model, in known words.
 """
 
 import json
@@ -84,27 +84,33 @@ class Wishes:
 
 
 def held_out(wish: dict[str, int]) -> bool:
-    """Whether a request (values by the names of :class:`Wishes`) is held out of the training captions: a quarter of those that
-    state object, colour and more, selected by a hash."""
+    """Whether a request (values by the names of :class:`Wishes`) is held out of the training captions: a quarter of
+    those that state object, colour and more, selected by a hash.
+    """
     if min(wish["label"], wish["colour"]) == UNSAID or max(wish[name] for name in ("size", "place", "time")) == UNSAID:
         return False
     number = 0
     for name in SAID:
         number = number * 16 + wish[name] + 1
+
     for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9):  # splitmix64's
         number = number * factor % (1 << 64)
         number ^= number >> 31
+
     return number % 4 == 0
 
 
 def wishes(count: int, seed: int = 0) -> Wishes:
-    """Held-out requests, the same on every machine: every object in every colour in turn (47), with one to three of size, place, time."""
+    """Held-out requests, the same on every machine: every object in
+    every colour in turn (47), with one to three of size, place, time.
+    """
     # A sunset is red or yellow, and its time is not stated.
     colours, labels = range(len(picture_book.COLOURS)), range(len(picture_book.LABELS))
     pairs = [(label, colour) for colour in colours for label in labels]
     suns = [picture_book.COLOURS.index(name) for name in ("red", "yellow")]
     pairs = [(label, colour) for label, colour in pairs if label != SUNSET or colour in suns]
     r, rows = Random(seed), []
+
     for i in range(count):
         wish = dict(zip(SAID, (*pairs[i % len(pairs)], UNSAID, UNSAID, UNSAID), strict=True))
         while not held_out(wish):
@@ -113,6 +119,7 @@ def wishes(count: int, seed: int = 0) -> Wishes:
             if wish["label"] == SUNSET:
                 wish["time"] = UNSAID
         rows.append([wish[name] for name in SAID])
+
     return Wishes(*np.array(rows, np.int64).reshape(-1, len(SAID)).T)
 
 
@@ -136,9 +143,11 @@ def caption(wish: dict[str, int], r: Random) -> str:
     said = {name: "" for name in SAID}
     if wish["colour"] != UNSAID:
         said["colour"] = picture_book.COLOURS[wish["colour"]]
+
     for name, values in (("label", _THINGS), ("size", _SIZES), ("place", _PLACES), ("time", _TIMES)):
         if wish[name] != UNSAID:
             said[name] = _choose(r, values[wish[name]])
+
     if not any(said.values()):
         return ""
     if r.random() < 0.2:  # keywords in random order
@@ -159,15 +168,19 @@ def caption(wish: dict[str, int], r: Random) -> str:
         if r.random() < 0.12:
             parts.insert(0, _LEADS[int(r.random() * len(_LEADS))])
         text = " ".join(filter(None, parts))
+
     if r.random() < 0.08:
         words = text.split(" ")
         words.insert(int(r.random() * (len(words) + 1)), _STRANGE)
         text = " ".join(words)
+
     return text + "." if r.random() < 0.08 else text
 
 
 def training_wish(scene: Sequence[int], r: Random) -> dict[str, int]:
-    """The part of a scene (label, colour, size, place, time) that a training caption states; never a held-out request."""
+    """The part of a scene (label, colour, size, place, time) that a training caption states; never
+    a held-out request.
+    """
     everything = r.random() < 0.15
     stated = (everything or r.random() < share for share in SAID.values())
     wish = {name: value if says else UNSAID for name, value, says in zip(SAID, scene, stated, strict=True)}
@@ -175,6 +188,7 @@ def training_wish(scene: Sequence[int], r: Random) -> dict[str, int]:
         wish["time"] = UNSAID
     while held_out(wish):
         wish[("size", "place", "time")[int(r.random() * 3)]] = UNSAID
+
     return wish
 
 
@@ -219,13 +233,17 @@ def word_level(words: Sequence[str], marks: Sequence[str]) -> dict[str, Any]:
 
 
 def tokenizer_json(codes: int, scales: int) -> dict[str, Any]:
-    """Content of a ``tokenizer.json``: the words, then the special tokens of the chat template, images, scales and codes."""
+    """Content of a ``tokenizer.json``: the words, then the
+    special tokens of the chat template, images, scales and codes.
+    """
     marks = [*TURNS, *_IMAGE, *(f"<S{i}>" for i in range(scales)), *(f"<I{i}>" for i in range(codes))]
     return word_level(vocabulary(), marks)
 
 
 def prompt_tokenizer_json() -> dict[str, Any]:
-    """Content of the hybrid's ``tokenizer.json``: the same words, those of its template, and the special tokens of Qwen2.5."""
+    """Content of the hybrid's ``tokenizer.json``: the same words,
+    those of its template, and the special tokens of Qwen2.5.
+    """
     return word_level([*vocabulary(), *_HYBRID_WORDS], [*TURNS, _PADDING])
 
 

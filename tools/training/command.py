@@ -1,7 +1,8 @@
 """Train the built-in demo checkpoints: the autoencoder, the MAR, its draft model and the judge; the VQ tokenizer, two
 LlamaGens and the PAR; TA-Tok, the Tar language model and two de-tokenizers; the hybrid, a MAR of prompts.
 
-An interrupted training resumes from its state in --work. All trainings take many hours on two CPU cores. A GPU is faster.
+An interrupted training resumes from its state in --work. All
+trainings take many hours on two CPU cores. A GPU is faster.
 """
 
 import argparse
@@ -137,12 +138,15 @@ def run(options: argparse.Namespace) -> int:
     work = typed_path(options.work, "work")
     job = Job(work, choose_device(options.device), log, steps, images)
     trainings = Trainings(job, out, options.improve)
+
     # Hours pass before the first of them is written.
     writable(work, "work")
     for name in names:
         writable(trainings.path(name).parent, "out", trainings.path(name).name)
+
     for name, program in PROGRAMS.items():
         if name in names:
             program(trainings)
             print(f"{name}: {trainings.path(name)}")
+
     return 0

@@ -16,7 +16,9 @@ _Field = np.ndarray  # float32 [n, H, W]
 
 
 class Canvas:
-    """RGB images [n, H, W, 3] and the coverage of their objects [n, H, W], float32 in 0..1, of n ``picture_book.Scenes``."""
+    """RGB images [n, H, W, 3] and the coverage of their objects
+    [n, H, W], float32 in 0..1, of n ``picture_book.Scenes``.
+    """
 
     def __init__(self, s: Any, resolution: int, objects: bool = True):
         self.objects = objects
@@ -27,6 +29,7 @@ class Canvas:
         self.y = np.broadcast_to(-axis[None, :, None], (len(s), resolution, resolution))
         self.rgb = np.zeros((len(s), resolution, resolution, 3), np.float32)
         self.mask = np.zeros((len(s), resolution, resolution), np.float32)
+
         # Coordinates of the object: the origin is its centre, the unit its scale.
         scale = s.scale[:, None, None]
         self.u, self.v = (self.x - s.x[:, None, None]) / scale, (self.y - s.y[:, None, None]) / scale
@@ -70,10 +73,12 @@ def _convex(u: _Field, v: _Field, points: Sequence[tuple[float, float]]) -> _Fie
     """Convex polygon, corners in either direction: the maximum of the half-plane distances of its edges."""
     area = sum(ax * by - ay * bx for (ax, ay), (bx, by) in zip(points, [*points[1:], points[0]], strict=True))
     out: _Field | None = None
+
     for (ax, ay), (bx, by) in zip(points, [*points[1:], points[0]], strict=True):
         nx, ny = (by - ay, ax - bx) if area > 0 else (ay - by, bx - ax)
         edge = ((u - ax) * nx + (v - ay) * ny) / np.hypot(nx, ny)
         out = edge if out is None else np.maximum(out, edge)
+
     assert out is not None
     return out
 
@@ -133,6 +138,7 @@ def _land(c: Canvas, horizon: float = -0.35, sea: bool = False) -> None:
         for y, w in ((-0.55, 0.30), (-0.75, 0.42), (-0.92, 0.30)):
             c.paint(_oval(c.x, c.y, cloud_x * (1.0 if y == -0.75 else -0.8), y, w, 0.022), _SEA[c.s.time] * 0.6 + 0.4)
         return
+
     hill = 0.10 * np.sin(c.x * 2.6 + drift * 6.28)
     c.paint((c.y - horizon - hill) * 0.95, _MEADOW[c.s.time])
     c.paint((c.y - horizon + 0.28 + 0.7 * hill) * 0.97, _MEADOW[c.s.time] * 0.86)
@@ -148,6 +154,7 @@ def _sunset(c: Canvas, ink: np.ndarray) -> None:
     c.mask *= np.clip(0.5 + sea / c.pixel, 0, 1)
     for i, (y, w) in enumerate(((-0.42, 0.34), (-0.58, 0.26), (-0.74, 0.18), (-0.90, 0.10))):
         c.paint(_oval(c.x - c.s.x[:, None, None], c.y, 0, y, w, 0.05), ink, 0.9, is_object=i < 2)
+
     for i, bx in enumerate((-0.62, 0.62)):
         when = _is(c.s.parts, i + 1, 2)
         for side in (-1, 1):
@@ -159,6 +166,7 @@ def _mountains(c: Canvas, ink: np.ndarray) -> None:
     _land(c, -0.42)
     v = c.v + 0.10
     peaks = ((0.42, 0.05, 0.36, _is(c.s.parts, 1, 2)), (-0.42, -0.02, 0.34, _is(c.s.parts, 2)), (0.0, 0.42, 0.50, 1.0))
+
     for x, top, half, when in peaks:
         shade = ink if top == 0.42 else ink * 0.8
         c.part(_convex(c.u, v, ((x - half, -0.40), (x + half, -0.40), (x, top))), shade, when)
@@ -166,6 +174,7 @@ def _mountains(c: Canvas, ink: np.ndarray) -> None:
         edge, low = half * cap, top - (top + 0.4) * cap
         snow = _convex(c.u, v, ((x - edge, low), (x + edge, low), (x, top)))
         c.part(snow, np.array((0.99, 0.99, 1.0)), when, line=0.0)
+
     hill = 0.06 * np.sin(c.x * 3.1 + c.s.drift[:, None, None] * 5)
     c.paint(c.y + 0.37 - hill, _MEADOW[c.s.time])
 
@@ -177,11 +186,13 @@ def _flower(c: Canvas, ink: np.ndarray) -> None:
     c.part(_box(c.u, v, 0, -0.52, 0.035, 0.40), green)
     for side in (-1, 1):
         c.part(_oval(c.u * 0.8 - 0.6 * side * v, v * 0.8 + 0.6 * side * c.u, side * 0.48, -0.28, 0.17, 0.075), green)
+
     for i, petals in enumerate((5, 6, 8)):
         when = _is(c.s.parts, i)
         for j in range(petals):
             a = 2 * np.pi * j / petals + np.pi / 2
             c.part(_disc(c.u, v, 0.25 * np.cos(a), 0.25 * np.sin(a), 0.15 if petals < 8 else 0.12), ink, when)
+
     c.part(_disc(c.u, v, 0, 0, 0.15), np.where(c.s.colour[:, None] == _YELLOW, (0.75, 0.40, 0.12), (1.0, 0.84, 0.25)))
 
 
@@ -190,19 +201,24 @@ def _fish(c: Canvas, ink: np.ndarray) -> None:
     drift = c.s.drift[:, None, None]
     sand = np.array((0.86, 0.76, 0.52)) * np.array((1, 0.85, 0.5))[c.s.time][:, None]
     c.paint(c.y + 0.82 + 0.05 * np.sin(c.x * 4 + drift * 6), sand)
+
     for wx, wh in ((-0.78, 0.55), (0.74, 0.42)):
         weed = np.abs(c.x - wx - 0.05 * np.sin(c.y * 9 + drift * 6)) - 0.05
         c.paint(np.maximum(weed, c.y + 0.95 - wh), np.array((0.10, 0.44, 0.30)))
+
     for i, (bx, by) in enumerate(((0.55, 0.45), (0.62, 0.68), (0.48, 0.86))):
         bubble = np.abs(_disc(c.x, c.y, bx * (2 * drift - 1), by, 0.05 + 0.012 * i)) - 0.014
         c.paint(bubble, np.array((0.92, 0.98, 1.0)))
+
     c.part(_convex(c.u, c.v, ((0.30, 0.0), (0.60, -0.26), (0.60, 0.26))), ink * 0.85)
     c.part(_convex(c.u, c.v, ((-0.12, 0.18), (0.20, 0.18), (0.16, 0.40))), ink * 0.85)
     body = _oval(c.u, c.v, 0, 0, 0.44, 0.26)
     c.part(body, ink)
+
     for i, x in enumerate((0.02, 0.18)):
         stripe = np.maximum(np.abs(c.u - x) - 0.045, body)
         c.part(stripe, ink * 0.45 + 0.5 * (c.s.colour[:, None] != _WHITE), _is(c.s.parts, i + 1, 2), line=0.0)
+
     c.part(_disc(c.u, c.v, -0.24, 0.06, 0.075), np.array((1.0, 1.0, 1.0)), line=0.0)
     c.part(_disc(c.u, c.v, -0.26, 0.06, 0.04), np.array((0.05, 0.05, 0.10)), line=0.0)
 
@@ -229,6 +245,7 @@ def _tree(c: Canvas, ink: np.ndarray) -> None:
     c.part(crown, ink, round_)
     for y, half in ((-0.22, 0.42), (0.04, 0.34), (0.30, 0.24)):
         c.part(_convex(c.u, v, ((-half, y), (half, y), (0, y + 0.36))), ink, pine)
+
     for x, y in ((-0.20, 0.06), (0.04, 0.28), (0.22, 0.02)):
         colour = np.where(c.s.colour[:, None] == _RED, (1.0, 0.9, 0.3), (0.88, 0.12, 0.14))
         c.part(_disc(c.u, v, x, y, 0.065), colour, fruit, line=0.0)
@@ -268,6 +285,7 @@ def _balloon(c: Canvas, ink: np.ndarray) -> None:
     for side in (-1, 1):
         rope = np.abs(c.u - side * (0.10 + (v + 0.58) * 0.42)) - 0.012 + 10 * np.clip(np.abs(v + 0.42) - 0.16, 0, None)
         c.part(rope, np.array((0.35, 0.25, 0.2)), line=0.012)
+
     cone = _convex(c.u, v, ((-0.12, -0.40), (0.12, -0.40), (0.385, -0.02), (-0.385, -0.02)))
     bag = np.minimum(_disc(c.u, v, 0, 0.14, 0.42), cone)
     c.part(bag, ink)
@@ -290,9 +308,11 @@ def _cat(c: Canvas, ink: np.ndarray) -> None:
     c.part(_oval(c.u, v, 0, -0.36, 0.15, 0.22), belly, _is(c.s.parts, 1), line=0.0)
     for x in (-0.10, 0.0, 0.10):
         c.part(_box(c.u, v, x, 0.38, 0.025, 0.07), ink * 0.5, _is(c.s.parts, 2), line=0.0)
+
     for side in (-1, 1):
         c.part(_disc(c.u, v, side * 0.13, 0.22, 0.07), np.array((1.0, 1.0, 0.92)), line=0.0)
         c.part(_disc(c.u, v, side * 0.13, 0.21, 0.042), np.array((0.05, 0.10, 0.08)), line=0.0)
+
     c.part(_oval(c.u, v, 0, 0.07, 0.05, 0.035), np.array((0.85, 0.35, 0.42)), line=0.0)
 
 

@@ -1,8 +1,8 @@
 """Training of the demo's hybrid, a MAR of prompts in Harmon's layout.
 
-Source: Wu et al. 2025 (Harmon, arXiv 2503.21979): a language model between a MAR's encoder and decoder provides the prompt. The MAR
-is the class-conditional demo MAR and is not trained; the language model starts from the demo's Tar. The last layer of ``proj_out``
-starts at zero, so the first step equals the MAR without a class label.
+Source: Wu et al. 2025 (Harmon, arXiv 2503.21979): a language model between a MAR's encoder and decoder provides the
+prompt. The MAR is the class-conditional demo MAR and is not trained; the language model starts from the demo's Tar. The
+last layer of ``proj_out`` starts at zero, so the first step equals the MAR without a class label.
 """
 
 import json
@@ -31,14 +31,15 @@ NAME, TITLE = "hybrid", "picture book hybrid"
 # Sampling defaults, stored in the checkpoint. At cfg 2 one red boat of ten was green.
 DEFAULTS = {**recipes.DEFAULTS, "cfg": 3.0}
 SCHEDULE = Schedule(steps=1000, batch=32, lr=8e-4, muon_lr=1.6e-3, warmup=20, ema=0.99, decay=0.7)
-# The first stage trains the language model and the MLPs alone, see :func:`whole_loss`; at most this many tokens are known.
+# The first stage trains the language model and the MLPs alone,
+# see :func:`whole_loss`; at most this many tokens are known.
 START_SCHEDULE = Schedule(steps=500, batch=64, lr=1e-3, muon_lr=2e-3, warmup=20, ema=0.98, decay=0.6)
 FEW = 8
 COUNT, VARIANTS = 27000, 4
 # Seed of the captions, apart from those of Tar's training.
 CAPTION_SEED = 8000
-# The prompt decides at high timesteps and while few tokens are known: the lowest timestep of the loss, the largest weight of its
-# noise MSE, masked tokens per picture in the loss, and the power of the share of known tokens.
+# The prompt decides at high timesteps and while few tokens are known: the lowest timestep of the loss, the largest
+# weight of its noise MSE, masked tokens per picture in the loss, and the power of the share of known tokens.
 LOWEST, MOST, MASKED, POWER = 500, 10.0, 32, 3.0
 
 
@@ -55,7 +56,9 @@ def config() -> HybridConfig:
 
 
 def build(shape: HybridConfig | None = None, start: Hybrid | None = None) -> Hybrid:
-    """A hybrid with random weights, whose prompts have no effect yet, or a copy of ``start``; None selects :func:`config`."""
+    """A hybrid with random weights, whose prompts have no effect
+    yet, or a copy of ``start``; None selects :func:`config`.
+    """
 
     def make() -> Hybrid:
         net = initialise_hybrid(Hybrid(shape or config()))
@@ -75,7 +78,9 @@ def hybrid_model(net: Hybrid) -> HybridModel:
 
 @torch.no_grad()
 def joined(mar: MAR, tar: TarModel, shape: HybridConfig | None = None) -> Hybrid:
-    """:func:`build` with the weights of a MAR and of Tar's language model of the same shapes; embeddings are copied by word."""
+    """:func:`build` with the weights of a MAR and of Tar's language
+    model of the same shapes; embeddings are copied by word.
+    """
     net, words, state = build(shape), tokenizer(), tar.net.state_dict()
     net.mar.load_state_dict({k: v for k, v in mar.state_dict().items() if k != "class_emb.weight"})
     table, old = net.llm.tok_embeddings.weight, state.pop(EMBEDDING)
@@ -85,6 +90,7 @@ def joined(mar: MAR, tar: TarModel, shape: HybridConfig | None = None) -> Hybrid
     for name, i in zip(captions.TURNS, tar.special.chat, strict=True):
         table[words.special_tokens[name]] = old[i]
     net.llm.load_state_dict({**state, EMBEDDING: table})
+
     return net
 
 
@@ -100,13 +106,15 @@ def latent_book(job: Job, kl: KLAutoencoder, count: int) -> Tensor:
 def batch_of(
     book: Tensor, prompts: Tensor, lengths: Tensor, blank: Tensor, batch: int, g: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A random batch: tokens fp32 [B, L, channels], ids int64 [B, P] and lengths int64 [B]; some prompts are the unconditional
-    one, ``blank``, for guidance."""
+    """A random batch: tokens fp32 [B, L, channels], ids int64 [B, P] and lengths int64 [B]; some prompts are the
+    unconditional one, ``blank``, for guidance.
+    """
     rows = torch.randint(len(book), (batch,), generator=g)
     variant = torch.randint(prompts.shape[1], (batch,), generator=g)
     ids, ends = prompts[rows, variant].long(), lengths[rows, variant].long()
     null = torch.rand(batch, generator=g) < NULL_LABELS
     ids[null, : len(blank)], ends[null] = blank, len(blank)
+
     return book[rows].float(), ids[:, : int(ends.max())], ends
 
 
@@ -120,6 +128,7 @@ def fuse(net: Hybrid, encoded: Tensor, known: Tensor, ids: Tensor, lengths: Tens
     """
     most, order = ids.shape[1], net.llm_order(known)
     y = pick(net.proj_in(encoded), order)
+
     # Prompt, picture, then the prompt's padding.
     slot = torch.arange(most + y.shape[1], device=ids.device).expand(len(ids), -1).clone()
     padding = torch.arange(most, device=ids.device) >= lengths[:, None]
@@ -129,13 +138,16 @@ def fuse(net: Hybrid, encoded: Tensor, known: Tensor, ids: Tensor, lengths: Tens
     position = torch.arange(x.shape[1], device=ids.device)[None]
     h = net.llm.hidden(x, position, lambda layer, q, k, v: attend(q, k, v, causal=True))
     h = pick(h, slot[:, most:])
+
     return encoded + net.proj_out(pick(h, order.argsort(1)))
 
 
 def conditions(
     net: Hybrid, tokens: Tensor, known: Tensor, ids: Tensor, lengths: Tensor, wanted: Tensor | None = None
 ) -> Tensor:
-    """z of ``MAR.decode`` at ``wanted`` int64 [B, M] (None: everywhere), of tokens fp32 [B, L, channels], as for :func:`fuse`."""
+    """z of ``MAR.decode`` at ``wanted`` int64 [B, M] (None:
+    everywhere), of tokens fp32 [B, L, channels], as for :func:`fuse`.
+    """
     encoded = net.mar.encode(tokens, known, net.mar.class_rows(None, len(tokens)))
     return net.mar.decode(fuse(net, encoded, known, ids, lengths), known, wanted)
 
@@ -152,21 +164,26 @@ def hybrid_loss(
 
 
 def whole_loss(net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, g: torch.Generator) -> tuple[Tensor, Figures]:
-    """Error of the decoder's input rows, given a few tokens and the prompt, as an estimate of the encoder's output for the whole picture.
+    """Error of the decoder's input rows, given a few tokens and the
+    prompt, as an estimate of the encoder's output for the whole picture.
 
-    The MAR's decoder draws a picture from the buffer rows of that output alone, so they are what a prompt has to provide.
+    The MAR's decoder draws a picture from the buffer rows of
+    that output alone, so they are what a prompt has to provide.
     """
     batch, count = tokens.shape[:2]
     few = int(torch.randint(FEW + 1, (), generator=g))
     known = torch.rand(batch, count, generator=g).argsort(1)[:, :few].sort(1).values.to(tokens.device)
     buffer, every = net.config.mar.buffer, torch.arange(count, device=tokens.device).expand(batch, -1)
+
     with torch.no_grad():
         null = net.mar.class_rows(None, batch)
         whole = net.mar.encode(tokens, every, null)
         target = torch.cat([whole[:, :buffer], pick(whole, known + buffer)], 1)
         encoded = net.mar.encode(inexact(tokens, g), known, null)
+
     rows = fuse(net, encoded, known, ids, lengths)
     error = F.mse_loss(rows.float(), target.float())
+
     return error, {"buffer rows": F.mse_loss(rows[:, :buffer].float(), target[:, :buffer].float())}
 
 
@@ -206,4 +223,5 @@ def train_hybrid(job: Job, out: Path, kl: KLAutoencoder, start: Hybrid, first: b
         train(job, f"{NAME}-start", net, first_loss, START_SCHEDULE)
     train(job, NAME, net, loss, SCHEDULE)
     save_hybrid(net, out)
+
     return net

@@ -1,8 +1,8 @@
 """The judge: a small network that predicts the scene parameters of an image and whether its object is whole.
 
 It predicts class, colour, time of day, variant, place and size. A quarter of its training images has the background of
-another scene, so that it reads the object. Another quarter is corrupted as token models fail: blocks of latents exchanged
-with another scene of the class, noise on some latents, or no object.
+another scene, so that it reads the object. Another quarter is corrupted as token models fail: blocks of latents
+exchanged with another scene of the class, noise on some latents, or no object.
 
 ``quality.py`` computes the quality figures.
 """
@@ -39,10 +39,12 @@ class Judge(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         c = 3
+
         for width in WIDTHS:
             layers += [nn.Conv2d(c, width, 3, stride=2, padding=1), nn.GroupNorm(8, width), nn.SiLU()]
             layers += [nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(8, width), nn.SiLU()]
             c = width
+
         self.body = nn.Sequential(*layers)
         self.features = nn.Linear(c * 16, FEATURES)
         self.out = nn.Linear(FEATURES, sum(_SIZES.values()))
@@ -68,18 +70,23 @@ def read(judge: Judge, rgb: np.ndarray) -> Verdict:
     """Predictions for images uint8 [N, 64, 64, 3]."""
     device = next(judge.parameters()).device
     features, outs = [], []
+
     for at in range(0, len(rgb), 250):
         x = to_signed(torch.from_numpy(rgb[at : at + 250]).permute(0, 3, 1, 2)).to(device)
         f, out = judge(x)
         features.append(f.cpu())
         outs.append({k: v.cpu() for k, v in out.items()})
-    out = {k: torch.cat([o[k] for o in outs]) for k in _SIZES}
+
+    out = {}
+    for name in _SIZES:
+        out[name] = torch.cat([o[name] for o in outs])
     best = {k: out[k].argmax(1).numpy() for k in ("label", "colour", "time", "parts")}
     x, y, scale = (out["where"] * _SPREAD + _CENTRE).numpy().T
     place = np.clip(np.round(x / picture_book.PLACE_STEP) + 1, 0, 2).astype(np.int64)
     size = (scale > sum(picture_book.SCALES) / 2).astype(np.int64)
     drift = np.full(len(x), 0.5, np.float32)
     scenes = Scenes(**best, place=place, size=size, x=x, y=y, scale=scale, drift=drift)
+
     return Verdict(torch.cat(features).numpy(), scenes, out["whole"].sigmoid().numpy()[:, 0])
 
 
@@ -114,6 +121,7 @@ def _corrupted(z: Tensor, label: Tensor, g: torch.Generator) -> Tensor:
     other = torch.empty(n, dtype=torch.int64)
     other[rank] = rank.roll(1)  # the next image of the class, except at class boundaries
     kind = torch.rand(n, generator=g)
+
     for i in range(n):
         h, w = (int(v) for v in torch.randint(2, 6, (2,), generator=g))
         top = int(torch.randint(1, side - h + 1, (1,), generator=g))
@@ -123,6 +131,7 @@ def _corrupted(z: Tensor, label: Tensor, g: torch.Generator) -> Tensor:
             z[i][block] = z[other[i]][block]
         else:
             z[i][block] += torch.randn(z[i][block].shape, generator=g) * (0.6 + float(kind[i]))
+
     return z
 
 
@@ -134,7 +143,9 @@ def _decoded(kl: KLAutoencoder, z: Tensor, device: torch.device) -> Tensor:
 
 @torch.no_grad()
 def _training_images(job: Job, kl: KLAutoencoder, count: int) -> tuple[Scenes, list[Tensor]]:
-    """Scenes, and their images clean, reconstructed, with another background, and corrupted; uint8 [count, 3, 64, 64] each."""
+    """Scenes, and their images clean, reconstructed, with another
+    background, and corrupted; uint8 [count, 3, 64, 64] each.
+    """
     s = picture_book.scenes(TRAIN_SEED + 100, count)
     rgb, mask = picture_book.render(s, RESOLUTION)
     backgrounds, _ = picture_book.render(picture_book.scenes(TRAIN_SEED + 200, count), RESOLUTION, objects=False)
@@ -145,13 +156,16 @@ def _training_images(job: Job, kl: KLAutoencoder, count: int) -> tuple[Scenes, l
     clean, mixed_, bare_ = (torch.from_numpy(x).permute(0, 3, 1, 2).contiguous() for x in (rgb, mixed, bare))
     job.log("judge: images rendered")
     g = generator(17, 0)
+
     with torch.autocast(job.device.type, torch.bfloat16, enabled=job.device.type != "mps"):
         z = latents(kl, clean, job.device)[0].float()
         rebuilt = _decoded(kl, z + 0.1 * torch.randn(z.shape, generator=g), job.device)
         corrupted = _corrupted(z, torch.from_numpy(s.label), g)
         corrupted[: len(few)] = latents(kl, bare_, job.device)[0].float()
         broken = _decoded(kl, corrupted, job.device)
+
     job.log("judge: reconstructed and corrupted images decoded")
+
     return s, [clean, rebuilt, mixed_, broken]
 
 
@@ -163,11 +177,14 @@ def reading_loss(
     o = {k: v.float() for k, v in out.items()}
     total = F.binary_cross_entropy_with_logits(o["whole"][:, 0], readable.float())
     accuracy = {}
+
     for k, t in truth.items():
         keep = timed if k == "time" else readable
         total = total + F.cross_entropy(o[k][keep], t[keep])
         accuracy[k] = float((o[k].argmax(1) == t)[keep].float().mean())
+
     accuracy["whole"] = float(((o["whole"][:, 0] > 0) == readable).float().mean())
+
     return total + 2 * F.smooth_l1_loss(o["where"][readable], where[readable], beta=0.1), accuracy
 
 
@@ -198,13 +215,16 @@ def train_judge(job: Job, out: Path, kl: KLAutoencoder) -> Judge:
 
     judge = train(job, "judge", seeded(5, Judge), loss, SCHEDULE)
     rgb, _ = picture_book.render(picture_book.scenes(TRAIN_SEED + 300, 2000), RESOLUTION)
+
     with torch.no_grad():
         z, _ = latents(kl, torch.from_numpy(rgb).permute(0, 3, 1, 2), job.device)
         rebuilt = _decoded(kl, z, job.device).permute(0, 2, 3, 1).numpy()
+
     errors = redraw_error(rebuilt, read(judge, rebuilt).scenes)
     tolerance = float(np.quantile(errors, 0.99))
     job.log(f"judge: redraw error of reconstructions: median {np.median(errors):.4f}, 99 % {tolerance:.4f}")
     save_checkpoint(judge, out, family="judge", tolerance=tolerance, name="picture book judge")
+
     return judge
 
 

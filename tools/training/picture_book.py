@@ -1,7 +1,8 @@
 """The picture book: an unlimited, seeded set of small coloured scenes with captions and known parameters.
 
-A scene has one of ten objects, five colours, three places, two sizes, three times of day and three variants. An image is a pure function of
-``(seed, index)`` on every platform: the parameters come from a counter-based hash. A scene renders at any resolution.
+A scene has one of ten objects, five colours, three places, two sizes, three times of day
+and three variants. An image is a pure function of ``(seed, index)`` on every platform:
+the parameters come from a counter-based hash. A scene renders at any resolution.
 """
 
 from __future__ import annotations
@@ -58,11 +59,13 @@ class Scenes:
         """One caption per image, for example ``a small red boat on the left at sunset``."""
         lines = []
         parameters = (self.label, self.colour, self.place, self.size, self.time)
+
         for label, colour, place, size, time in zip(*parameters, strict=True):
             name = LABELS[label]
             article = "" if name == "mountains" else "a "
             when = "" if name == "sunset" else f" {TIMES[time]}"
             lines.append(f"{article}{SIZES[size]} {COLOURS[colour]} {name} {PLACES[place]}{when}")
+
         return lines
 
 
@@ -78,7 +81,9 @@ def _uniform(seed: int, index: np.ndarray, field: int) -> np.ndarray:
 
 
 def scenes(seed: int, count: int, start: int = 0, labels: Sequence[int] | None = None) -> Scenes:
-    """Parameters of the images ``start .. start + count - 1`` of the book ``seed``; ``labels``: of each image, None for random ones."""
+    """Parameters of the images ``start .. start + count - 1`` of the
+    book ``seed``; ``labels``: of each image, None for random ones.
+    """
     index = np.arange(start, start + count)
 
     def pick(field: int, n: int) -> np.ndarray:
@@ -98,6 +103,7 @@ def scenes(seed: int, count: int, start: int = 0, labels: Sequence[int] | None =
     scale = np.where(size == 1, SCALES[1], SCALES[0]) + spread(7) * JITTER
     y, drift = spread(8) * JITTER, _uniform(seed, index, 9)
     across, enlarged, drifted = (values.astype(np.float32) for values in (x, scale, drift))
+
     return Scenes(label, colour, place, size, time, parts, across, y, enlarged, drifted)
 
 
@@ -111,6 +117,7 @@ def render(s: Scenes, resolution: int = 64, objects: bool = True) -> tuple[np.nd
     rgb = np.empty((len(s), resolution, resolution, 3), np.uint8)
     mask = np.empty((len(s), resolution, resolution), np.uint8)
     chunk = max(1, (1 << 19) // resolution**2)
+
     for label, draw in enumerate(DRAW):
         rows = np.flatnonzero(s.label == label)
         for at in range(0, len(rows), chunk):
@@ -119,4 +126,5 @@ def render(s: Scenes, resolution: int = 64, objects: bool = True) -> tuple[np.nd
             draw(c, RGB[c.s.colour])
             rgb[part] = (np.clip(c.rgb, 0, 1) * 255 + 0.5).astype(np.uint8)
             mask[part] = (np.clip(c.mask, 0, 1) * 255 + 0.5).astype(np.uint8)
+
     return rgb, mask

@@ -1,12 +1,12 @@
 """Quality figures of generated images of the picture book.
 
-*class*: the judge reads the requested label. *scene*: in addition, a rendering of the scene that the judge reads matches the
-image over the object, as well as 99 % of the autoencoder's reconstructions do. *whole*: the judge classifies the object as
-whole. *Frechet*: Frechet distance of the judge's features (as FID, with the judge as the network); compare it with two floors,
-real images against other real images, and reconstructions against real images.
+*class*: the judge reads the requested label. *scene*: in addition, a rendering of the scene that the judge reads
+matches the image over the object, as well as 99 % of the autoencoder's reconstructions do. *whole*: the judge
+classifies the object as whole. *Frechet*: Frechet distance of the judge's features (as FID, with the judge as the
+network); compare it with two floors, real images against other real images, and reconstructions against real images.
 
-Images of prompts have *agreement* as in GenEval (Ghosh et al. 2023, arXiv 2310.11513): for every stated parameter, whether
-the judge reads it in the image.
+Images of prompts have *agreement* as in GenEval (Ghosh et al. 2023, arXiv 2310.11513): for every stated parameter,
+whether the judge reads it in the image.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,9 @@ def percent(share: float | None) -> str:
 def judged(
     judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Features [N, 64] of images uint8 [N, 64, 64, 3] with requested ``labels`` [N], and by figure whether each has it, bool [N]."""
+    """Features [N, 64] of images uint8 [N, 64, 64, 3] with requested
+    ``labels`` [N], and by figure whether each has it, bool [N].
+    """
     v = read(judge, rgb)
     right = v.scenes.label == labels
     scene = right & (redraw_error(rgb, v.scenes) <= tolerance)
@@ -61,7 +63,9 @@ def figures(judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray,
 
 
 def shrunk(rgb: np.ndarray) -> np.ndarray:
-    """Images uint8 [N, H, H, 3], H a multiple of 64, averaged to the judge's 64 x 64 pixels. Raises ValueError for another shape."""
+    """Images uint8 [N, H, H, 3], H a multiple of 64, averaged to
+    the judge's 64 x 64 pixels. Raises ValueError for another shape.
+    """
     side = rgb.shape[1] if rgb.ndim == 4 else 0
     if side < RESOLUTION or side % RESOLUTION or rgb.shape[2:] != (side, 3):
         raise ValueError(f"rgb: images are [N, H, H, 3] with H a multiple of {RESOLUTION}, not {list(rgb.shape)}.")
@@ -69,14 +73,16 @@ def shrunk(rgb: np.ndarray) -> np.ndarray:
     if factor == 1:
         return rgb
     parts = rgb.reshape(-1, RESOLUTION, factor, RESOLUTION, factor, 3)
+
     return (parts.mean((2, 4), dtype=np.float32) + 0.5).astype(np.uint8)
 
 
 def prompt_agreement(scenes: Scenes, wanted: Wishes) -> dict[str, float | None]:
-    """Shares 0..1 of N images that match their prompt in a parameter, of those whose prompt states it; None if no prompt does.
+    """Shares 0..1 of N images that match their prompt in a parameter,
+    of those whose prompt states it; None if no prompt does.
 
-    "thing" is the object; "both", object and colour, and "all", all parameters, are of all images: what a prompt does not state counts
-    as right.
+    "thing" is the object; "both", object and colour, and "all", all parameters,
+    are of all images: what a prompt does not state counts as right.
 
     Args:
         scenes: what the judge reads in the images.
@@ -88,6 +94,7 @@ def prompt_agreement(scenes: Scenes, wanted: Wishes) -> dict[str, float | None]:
     if not len(scenes) or len(scenes) != len(wanted):
         given = f"{len(wanted)} requests for {len(scenes)} images"
         raise ValueError(f"wanted: {given}; give one per image, and at least one.")
+
     right = wanted.fulfilled(scenes)
 
     def share(name: str) -> float | None:

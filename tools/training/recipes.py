@@ -1,7 +1,7 @@
 """Configurations and trainings of the demo's KL autoencoder, MAR and draft MAR.
 
-The MARs are trained on the latents of the autoencoder. Every recipe writes one fp16 safetensors file whose metadata holds the
-configuration that the state dict does not contain.
+The MARs are trained on the latents of the autoencoder. Every recipe writes one fp16 safetensors file whose metadata
+holds the configuration that the state dict does not contain.
 """
 
 import json
@@ -32,30 +32,38 @@ KL_WEIGHT = 3e-3
 # A second stage with a tenth of the KL weight restores small details.
 KL_FINE_SCHEDULE = Schedule(steps=2200, batch=24, lr=1.5e-3, ema=0.997, weight_decay=0.0, decay=0.5)
 KL_FINE_WEIGHT = 3e-4
-# A third stage trains only the decoder, on latents (of unit variance) with noise of up to this std. Latents sampled by a MAR
-# differ slightly from encoded ones; without this stage the difference is decoded as stains.
+# A third stage trains only the decoder, on latents (of unit variance) with noise of up to this std. Latents sampled by
+# a MAR differ slightly from encoded ones; without this stage the difference is decoded as stains.
 LATENT_NOISE = 0.4
 # Training images of the autoencoder and of the MARs.
 KL_PICTURES, MAR_PICTURES = 20_000, 30_000
 KL_ROBUST_SCHEDULE = Schedule(steps=1500, batch=24, lr=1e-3, ema=0.997, weight_decay=0.0, decay=0.6)
 
 TARGET = MARConfig(
-    dim=128, encoder_depth=4, decoder_depth=4, heads=4, buffer=4, tokens=64, channels=8, classes=len(picture_book.LABELS),
-    head_depth=3, head_width=192,
-)  # fmt: skip
+    dim=128,
+    encoder_depth=4,
+    decoder_depth=4,
+    heads=4,
+    buffer=4,
+    tokens=64,
+    channels=8,
+    classes=len(picture_book.LABELS),
+    head_depth=3,
+    head_width=192,
+)
 DRAFT = replace(TARGET, dim=96, encoder_depth=2, decoder_depth=2, head_width=128)
 TARGET_SCHEDULE = Schedule(steps=15000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.4)
 DRAFT_SCHEDULE = Schedule(steps=2000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.35)
 # Small heads diverge from t = 999 (samplers/mar/tables.py); the value is stored in the checkpoint.
 T_MAX = 950
-# Sampling defaults of these models, stored in the checkpoint. At temperature 1 a head of this size places some tokens between
-# two colours of the book.
+# Sampling defaults of these models, stored in the checkpoint. At temperature
+# 1 a head of this size places some tokens between two colours of the book.
 DEFAULTS = {"ar_steps": 32, "diffusion_steps": 50, "cfg": 2.0, "temperature": 0.8}
 DEFAULTS |= {"lookahead": 4, "threshold": 0.95, "guided_steps": 5}
 NULL_LABELS = 0.1
 HEAD_REPEATS = 3
-# Largest std of the noise on known tokens. A sampler continues from its own tokens, which are inexact; a model trained on exact
-# tokens continues an intermediate colour.
+# Largest std of the noise on known tokens. A sampler continues from its own tokens, which are inexact; a model trained
+# on exact tokens continues an intermediate colour.
 CONTEXT_NOISE = 0.5
 
 
@@ -94,6 +102,7 @@ def save_checkpoint(net: nn.Module, path: Path, **metadata: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in net.state_dict().items()}
     data = save(state, {k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()})
+
     # safetensors writes the metadata in random order.
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
@@ -108,8 +117,9 @@ def save_checkpoint(net: nn.Module, path: Path, **metadata: object) -> None:
 
 
 def reconstruction_loss(y: Tensor, x: Tensor) -> Tensor:
-    """L1 + 2 MSE + L1 of the gradients of a reconstruction and its image, [B, 3, H, W] in -1..1; pixels are weighted up to 4-fold where
-    ``x`` has detail."""
+    """L1 + 2 MSE + L1 of the gradients of a reconstruction and its image, [B,
+    3, H, W] in -1..1; pixels are weighted up to 4-fold where ``x`` has detail.
+    """
     detail = (x - F.avg_pool2d(x, 5, 1, 2, count_include_pad=False)).abs().mean(1, keepdim=True)
     weight = 1 + 3 * (4 * detail).clamp(max=1)
     plain = (weight * ((y - x).abs() + 2 * (y - x) ** 2)).mean()
@@ -135,7 +145,8 @@ def _kl_stage(job: Job, net: KLAutoencoder, name: str, usual: Schedule, weight: 
 
 
 def train_kl(job: Job, out: Path, start: KLAutoencoder | None = None) -> KLAutoencoder:
-    """Train the autoencoder in two stages, normalise its latents per channel, train its decoder on noisy latents, write ``out``.
+    """Train the autoencoder in two stages, normalise its latents
+    per channel, train its decoder on noisy latents, write ``out``.
 
     Of ``start``, a trained autoencoder, only the decoder is trained further, so that its latents do not change.
     """
@@ -157,6 +168,7 @@ def train_kl(job: Job, out: Path, start: KLAutoencoder | None = None) -> KLAutoe
 
     train(job, "kl-robust", net, loss, KL_ROBUST_SCHEDULE)
     save_checkpoint(net, out, family="kl", groups=net.config.groups, latent_scale=1.0, name="picture book KL, stride 8")
+
     return net
 
 
@@ -209,13 +221,15 @@ def diffusion_loss(
     if most == 1:
         return F.mse_loss(eps, noise), bound.clamp(max=20).mean()
     a = at(full.alphas_cumprod)
+
     return (((1 - a) / a).clamp(1, most) * (eps - noise) ** 2).mean(), bound.clamp(max=20).mean()
 
 
 def divided(tokens: int, batch: int, g: torch.Generator, power: float = 1.5) -> tuple[Tensor, Tensor]:
     """Random masked and known positions, int64 [B, M] and [B, L - M], the known ones ascending.
 
-    The share of masked tokens is 1 - 0.95 u^power with u uniform, so early AR steps, which decide the layout, are most frequent.
+    The share of masked tokens is 1 - 0.95 u^power with u uniform,
+    so early AR steps, which decide the layout, are most frequent.
     """
     masked = max(1, round(tokens * (1 - 0.95 * float(torch.rand((), generator=g)) ** power)))
     order = torch.rand(batch, tokens, generator=g).argsort(1)
@@ -239,7 +253,9 @@ def head_loss(
     most: float = 1.0,
     lowest: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`diffusion_loss` of the masked tokens ``hidden`` int64 [B, M] with conditions z [B, M, C], each at ``repeats`` timesteps."""
+    """:func:`diffusion_loss` of the masked tokens ``hidden`` int64
+    [B, M] with conditions z [B, M, C], each at ``repeats`` timesteps.
+    """
     device = tokens.device
     x0 = tokens.gather(1, hidden[..., None].expand(-1, -1, tokens.shape[2])).flatten(0, 1).repeat(repeats, 1)
     t = torch.randint(lowest, 1000, (len(x0),), generator=g)
@@ -247,6 +263,7 @@ def head_loss(
     a = full.alphas_cumprod.float()[t].to(device)[:, None]
     x = a.sqrt() * x0 + (1 - a).sqrt() * noise
     embedding = head.time_embed(t.to(device)) + head.cond_embed(z.flatten(0, 1)).repeat(repeats, 1)
+
     return diffusion_loss(head.denoise(x, head.modulations(embedding)), x0, x, noise, t, full, most)
 
 
@@ -257,6 +274,7 @@ def train_mar(
     count, n, b, full = job.count(MAR_PICTURES), config.tokens, schedule.batch, constants()
     data, labels = pictures(job, count)
     job.log("encoding the picture book")
+
     # The posterior mean, not a sample: the decoder is robust to noise, so the MAR need not reproduce it.
     encoded = latents(kl, data, job.device)[0].flatten(2).transpose(1, 2).contiguous()
     net = seeded(7, lambda: initialise_mar(MAR(config)), start)
@@ -270,10 +288,12 @@ def train_mar(
         rows_c = torch.where(null, module.fake_latent, module.class_emb(labels[rows].to(job.device)))
         z = module.decode(module.encode(inexact(tokens, g), known, rows_c), known, hidden)
         mse, bound = head_loss(module.head, z, tokens, hidden, full, g)
+
         return mse + bound, {"mse": mse, "bound": bound}
 
     train(job, name, net, loss, schedule)
     about = {"heads": config.heads, "latent_scale": 1.0, "t_max": T_MAX, "label_set": "picture-book"}
     about |= {"decoder": "demo-kl", "name": f"picture book {name}", "defaults": DEFAULTS}
     save_checkpoint(net, out, family="mar", **about)
+
     return net

@@ -1,9 +1,10 @@
 """Training of the demo's TA-Tok on the picture book.
 
-The official TA-Tok (Tar, arXiv 2506.18898) starts from an image encoder that was trained with text (SigLIP 2) and is trained to reconstruct
-its features from the codes. The demo has no such encoder. Two auxiliary heads on the decoded features replace it: one predicts the scene
-parameters from the mean feature, so that the codes contain what a caption states; the other predicts a thumbnail, each feature its own
-patch, so that they contain positions. The heads are discarded. The three scales are trained together and share one codebook.
+The official TA-Tok (Tar, arXiv 2506.18898) starts from an image encoder that was trained with text (SigLIP 2) and is
+trained to reconstruct its features from the codes. The demo has no such encoder. Two auxiliary heads on the decoded
+features replace it: one predicts the scene parameters from the mean feature, so that the codes contain what a caption
+states; the other predicts a thumbnail, each feature its own patch, so that they contain positions. The heads are
+discarded. The three scales are trained together and share one codebook.
 """
 
 from pathlib import Path
@@ -53,6 +54,7 @@ class TATokTrainer(nn.Module):
         encoded = self.net.encode(images)
         read, painted, codes = [], [], []
         quantisation, uncertainty, probabilities = encoded.new_zeros(()), encoded.new_zeros(()), []
+
         for scale, side in enumerate(self.sides):
             targets = self.net.bottleneck.in_linear(pool(self.net, encoded, scale))
             # bf16 cannot distinguish neighbouring codes.
@@ -76,7 +78,9 @@ class TATokTrainer(nn.Module):
             rows = self.output_paint[scale](features).float().view(-1, side, side, 3, part, part)
             painted.append(rows.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, THUMBNAIL, THUMBNAIL))
             codes.append(code)
+
         spread = _entropy(torch.stack(probabilities).mean(0))
+
         return read, painted, codes, quantisation + SPREAD * (uncertainty / SCALES - spread)
 
 
@@ -91,7 +95,9 @@ def _entropy(probabilities: Tensor) -> Tensor:
 
 
 def pool(net: TATok, encoded: Tensor, scale: int) -> Tensor:
-    """Pooled features [B, n, C] of a scale before quantisation, from encoder features [B, side * side, C]; as :meth:`TATok.pooled`."""
+    """Pooled features [B, n, C] of a scale before quantisation, from
+    encoder features [B, side * side, C]; as :meth:`TATok.pooled`.
+    """
     if scale:
         side = net.config.side
         encoded = F.avg_pool2d(encoded.transpose(1, 2).unflatten(2, (side, side)), scale + 1).flatten(2).transpose(1, 2)
@@ -114,13 +120,16 @@ def build_ta_tok(config: TATokConfig = TA_TOK) -> TATokTrainer:
                 nn.init.normal_(p)
             else:
                 nn.init.xavier_uniform_(p.data.flatten(1))
+
         return trainer
 
     return seeded(47, make)
 
 
 def ta_tok_book(job: Job, count: int, seed: int, size: int) -> tuple[Tensor, Tensor]:
-    """Images uint8 [count, 3, size, size] of the book ``seed`` and their parameters int64 [count, 6] (:data:`PARAMETERS`)."""
+    """Images uint8 [count, 3, size, size] of the book ``seed``
+    and their parameters int64 [count, 6] (:data:`PARAMETERS`).
+    """
     images, truth = [], []
     for s, rgb in book(job, count, seed=seed):
         images.append(F.interpolate(rgb.float(), (size, size), mode="bilinear", antialias=True).round().to(torch.uint8))
@@ -134,12 +143,14 @@ def ta_tok_loss(trainer: nn.Module, images: Tensor, truth: Tensor) -> tuple[Tens
     small = F.adaptive_avg_pool2d(x, THUMBNAIL)
     read, painted, _, book = trainer(x)
     loss, figures = book, {"book": book}
+
     for scale, (logits, picture) in enumerate(zip(read, painted, strict=True)):
         parts = logits.split(list(PARAMETERS.values()), dim=1)
         nats = torch.stack([F.cross_entropy(part, truth[:, i]) for i, part in enumerate(parts)]).sum()
         error = F.mse_loss(picture, small)
         loss = loss + nats + PAINTING * error
         figures |= {f"nats{scale}": nats, f"error{scale}": error}
+
     return loss, figures
 
 
@@ -152,7 +163,9 @@ def semantic_codes(net: TATok, images: Tensor) -> list[Tensor]:
 
 @torch.no_grad()
 def log_figures(job: Job, trainer: TATokTrainer, images: Tensor, truth: Tensor) -> None:
-    """Log for every scale, on images uint8 [N, 3, H, W] with parameters int64 [N, 6], the accuracy by parameter and the used codes."""
+    """Log for every scale, on images uint8 [N, 3, H, W] with parameters
+    int64 [N, 6], the accuracy by parameter and the used codes.
+    """
     parts = [trainer(x.to(job.device).float() / 255) for x in images.split(250)]
     for scale, side in enumerate(trainer.sides):
         logits = torch.cat([read[scale].cpu() for read, *_ in parts]).split(list(PARAMETERS.values()), dim=1)
@@ -183,4 +196,5 @@ def train_ta_tok(job: Job, out: Path, config: TATokConfig = TA_TOK) -> TATok:
     save_ta_tok(trainer, out)
     held = ta_tok_book(job, min(HELD, count), HELD_SEED, config.input_size)
     log_figures(job, trainer, *held)
+
     return trainer.net

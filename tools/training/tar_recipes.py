@@ -1,8 +1,10 @@
-"""Training of the demo's Tar language model, which predicts semantic codes from a caption, and of its two de-tokenizers.
+"""Training of the demo's Tar language model, which predicts
+semantic codes from a caption, and of its two de-tokenizers.
 
 Source: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898). The targets are codes of the shipped TA-Tok
 (``ta_tok_recipe.py``) and VQ tokenizer (``token_recipes.py``). The language model is conditioned on prompts of
-:meth:`TarModel.prompt`, with a loss on the codes alone; the de-tokenizers on TA-Tok's features of the codes, as AR-DTok.
+:meth:`TarModel.prompt`, with a loss on the codes alone; the
+de-tokenizers on TA-Tok's features of the codes, as AR-DTok.
 """
 
 from collections.abc import Sequence
@@ -43,7 +45,9 @@ def semantic_book(job: Job, ta_tok: TATok, count: int) -> list[Tensor]:
 
 
 def corrupted(codes: Tensor, values: int, share: float, g: torch.Generator) -> Tensor:
-    """Codes int64 [B, n], some of them replaced by random ones below ``values``; the rate of a row is uniform in [0, 2 share]."""
+    """Codes int64 [B, n], some of them replaced by random ones
+    below ``values``; the rate of a row is uniform in [0, 2 share].
+    """
     shares = 2 * share * torch.rand(len(codes), 1, generator=g)
     wrong = (torch.rand(codes.shape, generator=g) < shares).to(codes.device)
     return torch.where(wrong, torch.randint(values, codes.shape, generator=g).to(codes.device), codes)
@@ -102,6 +106,7 @@ def language_loss(
     n = codes.shape[1]
     read = codes if g is None else corrupted(codes, marks.codes, CONTEXT_ERRORS, g)
     prompts = prompts.scatter_add(1, lengths[:, None] - 1, torch.full_like(lengths, scale)[:, None])
+
     # Codes follow their prompt; the padding comes last, where the causal mask hides it.
     at = lengths[:, None] + torch.arange(n, device=codes.device)
     ids = torch.cat([prompts, torch.zeros_like(codes)], dim=1).scatter(1, at, marks.code + read)[:, :-1]
@@ -110,13 +115,16 @@ def language_loss(
     logits = logits.gather(1, (at - 1)[..., None].expand(-1, -1, marks.codes))
     nats = F.cross_entropy(logits.flatten(0, 1), codes.flatten())
     right = (logits.detach().argmax(-1) == codes).float().mean()
+
     return nats, {f"nats{scale}": nats, f"right{scale}": right}
 
 
 def language_batch(
     step: int, batch: int, codes: Sequence[Tensor], prompts: Tensor, lengths: Tensor, g: torch.Generator, count: int
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Random batch of :func:`language_loss` from the first ``count`` of all images: prompts, lengths and codes int64, and the scale."""
+    """Random batch of :func:`language_loss` from the first ``count``
+    of all images: prompts, lengths and codes int64, and the scale.
+    """
     scale = SCALE_CYCLE[step % len(SCALE_CYCLE)]
     rows = torch.randint(count, (batch,), generator=g)
     variant = torch.randint(prompts.shape[1], (batch,), generator=g)
@@ -155,10 +163,12 @@ def train_language(job: Job, out: Path, ta_tok: TATok, start: Llama | None = Non
     train(job, "tar", net, loss, LANGUAGE_SCHEDULE)
     save_language(net, out, c.codes, c.side)
     ids, ends = (t[count:, 0].long().to(device) for t in (prompts, lengths))
+
     for scale, part in enumerate(codes):
         with torch.no_grad():
             nats, _ = language_loss(net, model.special, ids, ends, part[count:].long().to(device), scale)
         job.log(f"tar: {part.shape[1]} codes: {float(nats):.3f} nats per code on {held} held-out images")
+
     return net
 
 
@@ -187,7 +197,9 @@ DETOKENIZERS = {recipe.name: recipe for recipe in (DTOK_LOW, DTOK_HIGH)}
 
 
 def detokenizer_logits(net: Llama, features: Tensor, tokens: Tensor) -> Tensor:
-    """Teacher-forced logits fp32 [B, N, V] of raster-order tokens [B, N] given features [B, n, C]; zeros mean "no condition"."""
+    """Teacher-forced logits fp32 [B, N, V] of raster-order tokens
+    [B, N] given features [B, n, C]; zeros mean "no condition".
+    """
     n, count = features.shape[1], tokens.shape[1]
     place = torch.arange(-n, count - 1, device=tokens.device)
     rows = torch.cat([net.prefix(features), net.tok_embeddings(tokens[:, :-1])], dim=1)
@@ -206,9 +218,11 @@ def detokenizer_loss(
         if g is not None:
             null = (torch.rand(len(codes), 1, 1, generator=g) < NULL_LABELS).to(codes.device)
             features = features.masked_fill(null, 0)
+
     logits = detokenizer_logits(net, features, tokens)
     nats = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
     right = (logits.detach().argmax(-1) == tokens).float().mean()
+
     return nats, {"nats": nats, "right": right}
 
 
@@ -244,10 +258,12 @@ def train_detokenizer(
 
     train(job, recipe.name, net, loss, recipe.schedule)
     save_detokenizer(net, recipe, out)
+
     for codes in semantic:
         nats = 0.0
         for a, b in zip(codes[count:].split(50), tokens[count:].split(50), strict=True):
             with torch.no_grad():
                 nats += float(detokenizer_loss(net, ta_tok, a.long().to(device), b.long().to(device))[0]) * len(a)
         job.log(f"{recipe.name}: {codes.shape[1]} codes: {nats / held:.3f} nats per token on {held} held-out images")
+
     return net

@@ -1,8 +1,8 @@
 """Configurations and trainings of the demo's VQ tokenizer, LlamaGens and PAR.
 
-One tokenizer of stride 8 encodes images of 64 and of 128 pixels, so that a GPT on an 8 x 8 grid can draft for one on 16 x 16.
-The PAR is trained in PAR's order and under PAR's attention mask. As in ``recipes.py``, every recipe writes one fp16 safetensors
-file whose metadata holds the configuration that the state dict does not contain.
+One tokenizer of stride 8 encodes images of 64 and of 128 pixels, so that a GPT on an 8 x 8 grid can draft for one on 16
+x 16. The PAR is trained in PAR's order and under PAR's attention mask. As in ``recipes.py``, every recipe writes one
+fp16 safetensors file whose metadata holds the configuration that the state dict does not contain.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ COMMITMENT = 0.25
 PATIENCE, REVIVAL = 50, 0.6
 
 LOW_GRID, GRID = 8, 16
-# A model of this size overfits 30,000 small images, and 40,000 large ones within 10,000 steps. With 100,000 large ones the gap to
-# held-out images is 0.05 nats per token after 20,000 steps.
+# A model of this size overfits 30,000 small images, and 40,000 large ones within 10,000 steps. With 100,000 large ones
+# the gap to held-out images is 0.05 nats per token after 20,000 steps.
 SMALL_PICTURES, LARGE_PICTURES = 120_000, 100_000
-# Sampling defaults of these models, stored in the checkpoint. The tail of the distribution contains most errors of a model of
-# this size (docs/benchmarks.md).
+# Sampling defaults of these models, stored in the checkpoint. The tail of the distribution contains most errors of a
+# model of this size (docs/benchmarks.md).
 DEFAULTS = {"cfg": 1.5, "temperature": 1.0, "top_k": 0, "top_p": 0.8}
 # ZipAR's window by grid. A window of 8 on the 8 x 8 grid would be raster order.
 WINDOWS = {LOW_GRID: 6, GRID: 8}
@@ -83,8 +83,8 @@ PAR = TokenRecipe(
 )
 RECIPES = {recipe.name: recipe for recipe in (GPT_LOW, GPT_HIGH, PAR)}
 
-# The second stage: schedule, std of the code vectors around the features in and around the object, and elsewhere, and the weight of a
-# token of the object. Most tokens are background, most errors are in objects.
+# The second stage: schedule, std of the code vectors around the features in and around the object, and elsewhere, and
+# the weight of a token of the object. Most tokens are background, most errors are in objects.
 LIKELY = Schedule(steps=6500, batch=48, lr=4e-4, muon_lr=8e-4, ema=0.997, decay=0.6)
 SPREAD, OBJECT = (0.12, 0.24), 4.0
 
@@ -130,14 +130,17 @@ def quantisation_loss(net: VQAutoencoder, features: Tensor) -> tuple[Tensor, Ten
 def initialise_from_kl(net: VQAutoencoder, kl: KLAutoencoder) -> None:
     """Initialise a tokenizer with the convolutions of an autoencoder of the same widths and as many latent channels.
 
-    The encoder then computes its latents, whose direction is quantised. Attention blocks that it lacks start with an output of zero.
+    The encoder then computes its latents, whose direction is quantised.
+    Attention blocks that it lacks start with an output of zero.
     """
     state, source, deepest = net.state_dict(), kl.state_dict(), len(net.config.ch_mult) - 1
     channels = net.config.code_channels
     if source["quant_conv.weight"].shape[0] != 2 * channels or net.config.z_channels != channels:
         found = source["quant_conv.weight"].shape[0] // 2
         raise ValueError(f"an autoencoder of {found} channels does not fit codes of {channels}")
+
     middle = {"block_1": "0", "attn_1": "1", "block_2": "2"}
+
     for name, value in source.items():
         side, part, *rest = name.split(".")
         if part in ("down", "up"):
@@ -150,15 +153,18 @@ def initialise_from_kl(net: VQAutoencoder, kl: KLAutoencoder) -> None:
         if state[name].shape != value.shape:
             raise ValueError(f"{name}: {tuple(value.shape)} does not fit {tuple(state[name].shape)}")
         state[name].copy_(value)
+
     # The two linear layers before the latents, merged; the mean's half.
     mean, last = source["quant_conv.weight"][:channels, :, 0, 0], "encoder.conv_out"
     state[f"{last}.weight"].copy_(torch.einsum("oi,ichw->ochw", mean, source[f"{last}.weight"]))
     state[f"{last}.bias"].copy_(mean @ source[f"{last}.bias"] + source["quant_conv.bias"][:channels])
     state["quant_conv.weight"].copy_(torch.eye(channels)[:, :, None, None])
     state["quant_conv.bias"].zero_()
+
     # Code vectors have length 1; latents of unit variance have length sqrt(channels).
     state["post_quant_conv.weight"].copy_(channels**0.5 * source["post_quant_conv.weight"])
     state["post_quant_conv.bias"].copy_(source["post_quant_conv.bias"])
+
     for name, value in state.items():
         if ".attn." in name and "proj_out" in name:
             value.zero_()
@@ -178,22 +184,27 @@ def train_vq(job: Job, out: Path, kl: KLAutoencoder | None = None) -> VQAutoenco
         batch = max(1, schedule.batch * sides[0] ** 2 // side**2)
         x = to_signed(data[side][torch.randint(len(data[side]), (batch,), generator=g)]).to(job.device)
         raw = module.net.features(x)
+
         # bf16 cannot distinguish neighbouring codes.
         with torch.autocast(job.device.type, enabled=False):
             features = F.normalize(raw.float(), dim=1)
             if step < REVIVAL * schedule.steps:
                 module.revive(features.detach().permute(0, 2, 3, 1).flatten(0, 2), g)
             vectors, codes, codebook_loss = quantisation_loss(module.net, features)
+
         module.count_idle(codes)
         y = module.net.decoder(module.net.post_quant_conv(vectors)).float()
         figures = {f"psnr{side}": psnr(y, x), "gap": codebook_loss, "idle": (module.idle > PATIENCE / 2).sum()}
+
         return reconstruction_loss(y, x) + codebook_loss, figures
 
     train(job, "vq", module, loss, schedule)
     save_checkpoint(module.net, out, family="vq", groups=VQ.groups, name="picture book VQ, stride 8")
+
     for side in sides:
         found = tokenizer_figures(module.net, data[side][:500], job.device)
         job.log(f"vq: {side} pixels: {found[0]:.2f} dB, {found[1]} of {VQ.codes} codes used, perplexity {found[2]:.0f}")
+
     return module.net
 
 
@@ -206,6 +217,7 @@ def tokenizer_figures(net: VQAutoencoder, data: Tensor, device: torch.device) ->
         _, codes = net.encode(x)
         error += float(F.mse_loss(net.decode_codes(codes).float().clamp(-1, 1), x)) * len(part)
         counts += torch.bincount(codes.flatten().cpu(), minlength=len(counts))
+
     decibels = 10 * math.log10(4 * len(data) / max(error, 1e-9))
     return decibels, int((counts > 0).sum()), perplexity(counts)
 
@@ -230,17 +242,22 @@ class Layout:
 
     @staticmethod
     def of(grid: int, regions: int = 1) -> Layout:
-        """Raster order, or PAR's (arXiv 2412.15119): the condition, the first token of every region, ``regions - 1`` transition tokens, and
-        all groups but the last. Row i predicts token i of the order: initial tokens one at a time, every later group the next group."""
+        """Raster order, or PAR's (arXiv 2412.15119): the condition, the first token of every
+        region, ``regions - 1`` transition tokens, and all groups but the last. Row i predicts
+        token i of the order: initial tokens one at a time, every later group the next group.
+        """
         n, count, nowhere = regions, grid * grid, torch.tensor([-1])
         if n == 1:
             order = torch.arange(count)
             return Layout(order, torch.cat([nowhere, order[:-1]]), None)
+
         order = torch.tensor(par_groups(grid, n)).flatten()
         place = torch.cat([nowhere, order[:n], nowhere.expand(n - 1), order[n:-n]])
         row = torch.arange(count)
+
         # From the last initial token on, rows attend to their whole group.
         group = torch.where(row < n, -row - 1, (row - n) // n)
+
         return Layout(order, place, (row[:, None] >= row) | (group[:, None] == group))
 
     def to(self, device: torch.device) -> Layout:
@@ -261,6 +278,7 @@ def sequence_logits(net: Llama, layout: Layout, places: Positions, labels: Tenso
             net.spe_tok_embeddings.special_embeddings.weight.expand(len(tokens), -1, -1),
             rows[:, n:-n],
         ]
+
     return net(torch.cat([net.prefix(labels), *parts], dim=1), layout.place, places, layout.mask)
 
 
@@ -285,18 +303,21 @@ def code_book(job: Job, vq: VQAutoencoder, count: int, grid: int) -> CodeBook:
         labels.append(torch.from_numpy(s.label))
         cover = torch.from_numpy(picture_book.render(s, 4 * grid)[1])[:, None].float() / 255
         objects.append((F.max_pool2d(F.avg_pool2d(cover, 4), 3, 1, 1) > 0.02).flatten(1))
+
     return CodeBook(*(torch.cat(parts) for parts in (codes, labels, features, objects)))
 
 
 def likely_codes(logits: Tensor, features: Tensor, vectors: Tensor, spread: Tensor) -> Tensor:
-    """Entropy-constrained quantisation (Chou, Lookabaugh and Gray 1989, "Entropy-constrained vector quantization"): codes int64 [B, N]
-    that minimise |feature - vector|² / (2 spread²) - log p, where p is the model's probability of the code after those before it.
+    """Entropy-constrained quantisation (Chou, Lookabaugh and Gray 1989, "Entropy-constrained
+    vector quantization"): codes int64 [B, N] that minimise |feature - vector|² / (2 spread²)
+    - log p, where p is the model's probability of the code after those before it.
 
-    The encoder's nearest codes depend on the whole image in ways that a small model cannot predict. These decode to nearly the same
-    image and need fewer nats.
+    The encoder's nearest codes depend on the whole image in ways that a small model cannot predict. These decode to
+    nearly the same image and need fewer nats.
 
     Args:
-        logits: of every code given those before it, [B, N, V]. features: unit vectors [B, N, C]. vectors: of the codes, [V, C].
+        logits: of every code given those before it, [B, N, V]. features:
+            unit vectors [B, N, C]. vectors: of the codes, [V, C].
         spread: standard deviation of the vectors around the features, fp32 [B, N].
     """
     distance = 2 - 2 * features.float() @ vectors.T
@@ -313,8 +334,9 @@ class _Choosing(nn.Module):
 
 
 def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start: Llama | None = None) -> Llama:
-    """Train a GPT or PAR on the codes of the tokenizer, loaded from its fp16 file as shipped, and write ``out``. A model with a second
-    stage that begins with ``start`` is trained in that stage only."""
+    """Train a GPT or PAR on the codes of the tokenizer, loaded from its fp16 file as shipped, and write ``out``. A
+    model with a second stage that begins with ``start`` is trained in that stage only.
+    """
     config, count, device = recipe.config, job.count(recipe.count), job.device
     data = code_book(job, vq, count, recipe.grid)
     net = seeded(31, lambda: initialise_llama(Llama(config)), start).to(device)
@@ -339,6 +361,7 @@ def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start
                 # About half at a time: a code's probability depends on those before it, and on the label.
                 kept = (torch.rand(tokens.shape, generator=g) < 0.4) | null[:, None]
                 module.codes[rows] = torch.where(kept.to(device), tokens, chosen).to(torch.int16)
+
             return value, {"nats": nats.mean(), "right": right}
 
         train(job, name, _Choosing(net, codes), loss, schedule)
@@ -348,6 +371,7 @@ def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start
     if recipe.likely:
         stage(f"{recipe.name}-likely", LIKELY, likely=True)
     save_gpt(recipe, net, out)
+
     return net
 
 

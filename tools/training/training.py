@@ -1,7 +1,7 @@
 """The resumable training loop of all demo networks: EMA, warm-up and decay, mixed precision, progress.
 
-The batch and the noise of a step depend only on (seed, step), so a resumed run equals an uninterrupted one. A recipe passes
-the module and a loss function.
+The batch and the noise of a step depend only on (seed, step), so a resumed run
+equals an uninterrupted one. A recipe passes the module and a loss function.
 """
 
 import math
@@ -59,14 +59,17 @@ def _optimisers(module: nn.Module, s: Schedule) -> list[torch.optim.Optimizer]:
         plain = not any(part in name for part in ("emb", "final", "latent", "output"))
         inner = p.ndim == 2 and min(p.shape) >= 32 and plain
         (hidden if muon and inner else matrices if p.ndim >= 2 else vectors).append(p)
+
     groups = [{"params": p, "weight_decay": w} for p, w in ((matrices, s.weight_decay), (vectors, 0.0)) if p]
     out: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=s.lr, betas=(0.9, 0.98), eps=1e-8)]
     if muon and hidden:
         about = {"weight_decay": s.weight_decay, "momentum": 0.95, "adjust_lr_fn": "match_rms_adamw"}
         out.append(muon(hidden, lr=s.muon_lr, **about))
+
     for o in out:
         for g in o.param_groups:
             g["peak"] = g["lr"]
+
     return out
 
 
@@ -76,10 +79,13 @@ def generator(seed: int, step: int) -> torch.Generator:
 
 
 def seeded(seed: int, make: Callable[[], Net], start: nn.Module | None = None) -> Net:
-    """A network with random weights of this seed, or a trainable copy of ``start``; the global random state does not change."""
+    """A network with random weights of this seed, or a trainable
+    copy of ``start``; the global random state does not change.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = make()
+
     if start is not None:
         net.load_state_dict(start.state_dict())
     return net
@@ -87,7 +93,9 @@ def seeded(seed: int, make: Callable[[], Net], start: nn.Module | None = None) -
 
 @dataclass(frozen=True)
 class Job:
-    """What the trainings of a run have in common; ``steps`` and ``images`` replace the recipes'. MPS trains in fp32, others in bf16."""
+    """What the trainings of a run have in common; ``steps`` and
+    ``images`` replace the recipes'. MPS trains in fp32, others in bf16.
+    """
 
     folder: Path
     device: torch.device = torch.device("cpu")
@@ -137,6 +145,7 @@ def train(job: Job, name: str, module: Net, loss: Loss, usual: Schedule, save_ev
 
     began = logged = saved = time.monotonic()
     seen: dict[str, float] = {}
+
     for step in range(start, schedule.steps):
         for o in optimisers:
             for g in o.param_groups:
@@ -167,5 +176,7 @@ def train(job: Job, name: str, module: Net, loss: Loss, usual: Schedule, save_ev
         if now - saved > save_every or step + 1 == schedule.steps:
             save(step + 1)
             saved = now
+
     module.load_state_dict({k: v.to(module.state_dict()[k].dtype) for k, v in average.items()})
+
     return module.eval()

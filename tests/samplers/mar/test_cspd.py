@@ -1,4 +1,6 @@
-"""CSpD: what is accepted, how many AR steps are drafted, and what is counted. Its distribution: ``test_paired_lossless.py``."""
+"""CSpD: what is accepted, how many AR steps are drafted, and
+what is counted. Its distribution: ``test_paired_lossless.py``.
+"""
 
 import copy
 import dataclasses
@@ -32,7 +34,7 @@ def other() -> MARModel:
 
 def run(target, draft, transformer=None, labels=LABELS, noise=NOISE, **changes):
     made = CSpDSettings(**{**FEW, "draft_length": 3, "prefill_ratio": 0.0, **changes})
-    return finish(cspd(target, labels, made, noise, 5, transformer, draft=draft))
+    return finish(cspd(target, labels, made, noise, transformer, draft=draft))
 
 
 def nearly(model: MARModel, amount: float) -> MARModel:
@@ -93,7 +95,9 @@ def test_without_noise_the_draft_must_be_right(model, other):
 
 
 class Wrong(FullTransformer):
-    """The draft's transformer: right but for some AR steps, whose drafts are rejected. Records the AR steps it is asked for."""
+    """The draft's transformer: right but for some AR steps, whose
+    drafts are rejected. Records the AR steps it is asked for.
+    """
 
     def __init__(self, *steps: int):
         super().__init__()
@@ -117,8 +121,9 @@ def drafted(model, draft: Wrong, **changes) -> tuple[list[int], int]:
 
 
 def test_the_next_segment_is_twice_as_long_as_what_was_kept(model):
-    """AR step 0 is the target's. Of 1 .. 8 the second is wrong: one was kept, so two are drafted next, then four, then eight.
-    There the first is wrong: nothing was kept, and one is drafted next."""
+    """AR step 0 is the target's. Of 1 .. 8 the second is wrong: one was kept, so two are drafted next, then four, then
+    eight. There the first is wrong: nothing was kept, and one is drafted next.
+    """
     segments = [[*range(a, b)] for a, b in ((1, 9), (3, 5), (5, 9), (9, 16), (10, 11), (11, 13), (13, 16))]
     assert drafted(model, Wrong(2, 9)) == (sum(segments, []), 1 + len(segments))
 
@@ -171,7 +176,7 @@ def test_published_asks_the_target_once_a_segment(model, other):
 def test_several_steps_in_one_pass_are_the_steps_one_by_one(model):
     for cfg in (1.0, 2.0):
         plug = FullTransformer()
-        made = begin("mar", model, LABELS, MARSettings(**{**FEW, "cfg": cfg}), NOISE, None, None, plug)
+        made = begin("mar", model, LABELS, MARSettings(**{**FEW, "cfg": cfg}), NOISE, None, plug)
         made.tokens = torch.randn(made.tokens.shape, generator=torch.Generator().manual_seed(1))
         for step, count in ((0, 6), (2, 3), (5, 1)):
             for s, z in zip(range(step, step + count), next(plug.verify(made, step, count)), strict=True):
@@ -197,7 +202,7 @@ def test_drafts_are_forgotten_when_they_were_wrong(model, other):
 def test_drafts_are_on_the_canvas(model):
     steps = list(cspd(model, LABELS, CSpDSettings(**FEW, draft_length=3, prefill_ratio=0.0), NOISE, draft=model))
     shown = [int(step.decided[0].sum()) for step in steps]
-    plan = begin("mar", model, LABELS, MARSettings(**FEW), NOISE, None, None, FullTransformer()).plan
+    plan = begin("mar", model, LABELS, MARSettings(**FEW), NOISE, None, FullTransformer()).plan
     assert shown == [plan.ends[0], *[plan.ends[3]] * 3, *[16] * 2]
     undrawn = ~steps[1].decided[:, None].expand_as(steps[1].latents)
     assert bool((steps[1].latents[undrawn] == 0).all()) and bool((steps[1].latents[~undrawn] != 0).all())
@@ -217,7 +222,9 @@ def test_counts_of_both_models_add_up(model, other):
 
 
 def test_the_rows_of_both_models_are_counted():
-    """Every prompt is read by each of them, and all rows of a transformer are the encoder's, the language model's or the decoder's."""
+    """Every prompt is read by each of them, and all rows of a
+    transformer are the encoder's, the language model's or the decoder's.
+    """
     target, draft, prompt = tiny_hybrid(), tiny_hybrid(1), PromptCondition(("a boat",))
     settings = CSpDSettings(ar_steps=4, diffusion_steps=4, cfg=1.0, draft_length=2, prefill_ratio=0.0)
     counts = finish(cspd(target, prompt, settings, PairedNoise(5, (0,)), draft=draft)).report.counts
@@ -238,7 +245,8 @@ def test_shared_noise_accepts_more():
 def test_one_diffusion_step_is_published_without_extreme_tokens(model, other):
     """With logits around 2, as trained heads have them at t = 0, the std is about exp(-5.2 + 2 x 0.16).
 
-    Between variances of 1e-20 and beta it would be about exp(-14 + 2 x 9), and redraws as large, with errors of rounding to match.
+    Between variances of 1e-20 and beta it would be about exp(-14 +
+    2 x 9), and redraws as large, with errors of rounding to match.
     """
     target, draft = (dataclasses.replace(m, net=copy.deepcopy(m.net)) for m in (model, other))
     for m in (target, draft):

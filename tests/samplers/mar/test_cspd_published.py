@@ -27,7 +27,9 @@ def last(mean: float, std: float, rest: float = 1.0, tokens: int = 1) -> LastSte
 
 
 def test_the_ratio_of_one_channel():
-    """p(1) / (Sigma q(1)) of N(1, 2) and N(0, 1) with Sigma = 2 / 3 is (1 / 2) e^(1/2) 3 / 2; and with stds 42 times as large."""
+    """p(1) / (Sigma q(1)) of N(1, 2) and N(0, 1) with Sigma = 2 /
+    3 is (1 / 2) e^(1/2) 3 / 2; and with stds 42 times as large.
+    """
     q, p, token = last(0.0, 1.0, 2.0), last(1.0, 2.0, 3.0), torch.ones(1, 1)
     assert float(published_ratio(token, q, p, 1.0).exp()) == pytest.approx(0.75 * math.exp(0.5), rel=1e-5)
     assert float(published_ratio(token, q, p).exp()) == pytest.approx(0.75 * math.exp(0.5 / 42**2), rel=1e-5)
@@ -46,7 +48,9 @@ def test_what_is_stored_of_a_path():
 
 
 class Draws:
-    """Redraws of which each token keeps that of one number: 3 + 0.25 x its row. All others are 1, where q is above p."""
+    """Redraws of which each token keeps that of one number: 3 + 0.25 x its row. All others are 1,
+    where q is above p.
+    """
 
     def __init__(self, kept: list[int]):
         self.kept, self.asked = torch.tensor(kept), list[tuple[int, int, int]]()

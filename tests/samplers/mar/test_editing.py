@@ -61,7 +61,9 @@ def test_all_of_it_is_a_new_picture_bit_for_bit(case):
 
 @pytest.mark.parametrize(("largest", "shown"), [(1e38, "1e+38"), (-3e4, "3e+04")])
 def test_latents_far_outside_a_decoders_are_refused(largest, shown):
-    """They are finite, but the network would compute NaN of them; the sentence blames the latent, and its remedy works."""
+    """They are finite, but the network would compute NaN of them; the sentence blames the latent,
+    and its remedy works.
+    """
     far = picture()
     far[0, 1, 2, 3] = largest
     with pytest.raises(UserError, match=f"^latent: it holds numbers up to {re.escape(shown)}, .*VAE Encode"):

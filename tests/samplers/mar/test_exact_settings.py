@@ -1,4 +1,6 @@
-"""What settings promise: ``exact`` settings give plain MAR's picture and work, others another one, ``lossless`` ones are never exact."""
+"""What settings promise: ``exact`` settings give plain MAR's picture
+and work, others another one, ``lossless`` ones are never exact.
+"""
 
 from functools import cache, partial
 

@@ -93,8 +93,9 @@ def test_limits_of_the_acceptance_target(model):
 
 @pytest.mark.parametrize(("lookahead", "start"), [(2, 0), (3, 0), (8, 0), (4, 1), (4, 3), (4, 8)])
 def test_accepting_everything_costs_what_the_paper_says(model, lookahead, start):
-    """Sequential head calls: T a segment, T_g for each of its other steps (paper: Q T + Q T_g (K - 1)), less one where the
-    weight is 1. AR steps before the first lookahead are plain MAR's."""
+    """Sequential head calls: T a segment, T_g for each of its other steps (paper: Q T + Q T_g (K - 1)), less one where
+    the weight is 1. AR steps before the first lookahead are plain MAR's.
+    """
     result = run(model, lookahead=lookahead, threshold=-1.0, guided_steps=4, lookahead_start=start)
     full = [step for step in range(8) if step <= start or step % lookahead == 0]
     assert result.report.counts["head_calls"] == len(full) * 12 + (8 - len(full)) * 3
@@ -166,9 +167,10 @@ def test_a_draft_at_the_threshold_is_kept(model):
 def test_one_rejected_token_restarts_the_lookahead_of_its_image_alone(model):
     """AR steps 0 to 3 decide the positions 0-1, 2-4, 5-9 and 10-15; all are in reach of the first lookahead.
 
-    From AR step 1 on, the conditions of positions 5 and above are others. Position 2 of image 0 is rejected at AR step 1, its neighbours 3
-    and 4 are accepted: image 0 drafts positions 5 to 15 again, with the new conditions, and keeps all of them. Image 1 rejects nothing at
-    AR step 1, keeps its old drafts, rejects them at AR step 2, and drafts positions 10 to 15 again.
+    From AR step 1 on, the conditions of positions 5 and above are others. Position 2 of image 0 is rejected at AR step
+    1, its neighbours 3 and 4 are accepted: image 0 drafts positions 5 to 15 again, with the new conditions, and keeps
+    all of them. Image 1 rejects nothing at AR step 1, keeps its old drafts, rejects them at AR step 2, and drafts
+    positions 10 to 15 again.
     """
 
     def z(step, wanted):
@@ -185,8 +187,8 @@ def test_one_rejected_token_restarts_the_lookahead_of_its_image_alone(model):
     assert outcome[1].tolist() == [PLAIN] * 2 + [ACCEPTED] * 3 + [REDONE] * 5 + [ACCEPTED] * 6
     counts = {name: report.counts[name] for name in ("accepted", "rejected", "restarts")}
     assert counts == {"accepted": 13 + 9, "rejected": 1 + 5, "restarts": 2}
-    # Three full steps for 16 tokens of both images, then 1 + 11 of image 0 and 5 + 6 of image 1; one guided step of two, as the first
-    # has the weight 1; two branches of guidance.
+    # Three full steps for 16 tokens of both images, then 1 + 11 of image 0 and 5 + 6 of image 1; one guided step of
+    # two, as the first has the weight 1; two branches of guidance.
     assert report.counts["head_rows"] == 2 * (3 * (32 + 12 + 11) + 22)
     # AR steps 0, 1 and 2 have a full pass; step 3 has guided steps alone.
     assert report.counts["head_calls"] == 3 * 3 + 1

@@ -37,7 +37,7 @@ def sampled(model, name="mar", condition=PROMPTS, images=None, *, draft=None, tr
 
 def begun(model, **settings):
     made, noise = MARSettings(**{**FEW, **settings}), PairedNoise(3, (0, 1))
-    return begin("mar", model, PROMPTS, made, noise, None, None, FullTransformer())
+    return begin("mar", model, PROMPTS, made, noise, None, FullTransformer())
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,6 @@
-"""LazyMAR: where it is plain MAR, that it is what the paper says (against a slow copy), and what its caches may never do."""
+"""LazyMAR: where it is plain MAR, that it is what the paper
+says (against a slow copy), and what its caches may never do.
+"""
 
 import copy
 import dataclasses
@@ -8,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.speed import Regional
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.mar.diffusion import HeadBatch, denoise
-from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, lazymar
+from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, evaluated, lazymar, reused
 from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, LazyMARSettings, MARBase, MARSettings
@@ -124,7 +127,7 @@ def drive(model, plug, base, calls, reach=1, drawn=None):
     edit = None
     if drawn is not None:
         edit = Edit(torch.randn(1, c.channels, c.grid, c.grid, generator=g), drawn)
-    run = begin("mar", model, LABELS, changed, NOISE, 1, edit, plug)
+    run = begin("mar", model, LABELS, changed, NOISE, edit, plug)
     made = torch.randn(len(LABELS), c.tokens, c.channels, generator=g)
     out = []
     with torch.no_grad():
@@ -185,10 +188,11 @@ def test_the_block_is_the_paper_s_fourth_or_the_one_after_a_quarter_of_the_decod
 
 
 def test_rows_that_did_not_change_are_left_out_from_the_last_position_on():
-    """Their cosines differ from 1 by rounding only, which must not order them: they are ties, and the lower row comes first.
+    """Their cosines differ from 1 by rounding only, which must
+    not order them: they are ties, and the lower row comes first.
 
-    Without attention between the rows, decoder rows change only where the decoder's input does: at tokens decided since the
-    last call, which are computed anyway, and at the 2 class rows.
+    Without attention between the rows, decoder rows change only where the decoder's input does: at tokens decided since
+    the last call, which are computed anyway, and at the 2 class rows.
     """
     model = tiny_mar(3, decoder_depth=4)
     net = copy.deepcopy(model.net)
@@ -196,8 +200,8 @@ def test_rows_that_did_not_change_are_left_out_from_the_last_position_on():
         block.attn.proj.weight.zero_()
     settings = {"order": "raster", "ar_steps": 16, "start_step": 10, "refresh_period": 6, "computed_ratio": 0.5}
     report = one(dataclasses.replace(model, net=net), **settings).report
-    # AR step s decides position s. Steps 0 to 10 compute all 18 rows, steps 11 to 15 half of them: the token decided now,
-    # the one decided last, the 2 class rows, and 5 further ones, positions 0 to 4. The others come from the cache.
+    # AR step s decides position s. Steps 0 to 10 compute all 18 rows, steps 11 to 15 half of them: the token decided
+    # now, the one decided last, the 2 class rows, and 5 further ones, positions 0 to 4. The others come from the cache.
     cached = torch.zeros(16, dtype=torch.int32)
     for s in range(11, 16):
         left_out = torch.ones(16, dtype=torch.int32)
@@ -268,7 +272,8 @@ def test_only_the_least_is_stored_and_none_of_it_is_a_view(deep):
         tensors += [t for t in (kept.canvas, kept.values, kept.residual) if t is not None]
         assert all(t.untyped_storage().nbytes() == t.numel() * t.element_size() and t.is_contiguous() for t in tensors)
         rows = c.buffer + c.tokens
-        # Keys and values behind the chosen block, its values, the canvas; the encoder holds tokens until the next refresh.
+        # Keys and values behind the chosen block, its values, the
+        # canvas; the encoder holds tokens until the next refresh.
         numbers = live * c.dim * (rows * (2 * 3 + 1 + 1) + 2 * c.encoder_depth * (c.buffer + run.plan.starts[8]))
         numbers += 2 * c.tokens * c.dim if kept.residual is not None else 0
         assert kept.bytes == 4 * numbers == run.report.counts["cache_bytes"]
@@ -292,7 +297,7 @@ def test_computed_rows_are_counted_block_by_block(encoder_cache):
 
 def head_run(model, temperature=0.9):
     base = MARSettings(ar_steps=1, temperature=temperature)
-    return begin("mar", model, LABELS, base, NOISE, 1, None, FullTransformer())
+    return begin("mar", model, LABELS, base, NOISE, None, FullTransformer())
 
 
 class Period(LazyTransformer):
@@ -332,6 +337,24 @@ def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
     assert (full - got).abs().max() > 1e-3, "the cache must matter for this to say anything"
 
 
+@pytest.mark.parametrize("cfg", [1.0, 2.0])
+def test_every_step_of_a_cached_head_is_of_a_region_that_may_be_compiled(deep, monkeypatch, cfg):
+    """Else a report would say "speed: compile" of a head that ran plain."""
+    calls = []
+    own = {evaluated: "full", reused: "reused"}
+
+    def region(self, function):
+        if function not in own:
+            return function
+        return lambda *args: calls.append(own[function]) or function(*args)
+
+    monkeypatch.setattr(Regional, "region", region)
+    counts = lazy(deep, {**BASE, "diffusion_steps": 25, "cfg": cfg}).report.counts
+    assert len(calls) == counts["head_calls"]
+    # 25 steps are 24 up to t = 950; those with 23, 22, 20, 18, ... steps left are in full.
+    assert calls[:5] == ["full", "full", "reused", "full", "reused"]
+
+
 def test_when_the_head_is_cached(model):
     """A period of 7 of 100 steps is less than one of 6, and 2 of 20; none without caches between AR steps."""
 
@@ -343,7 +366,9 @@ def test_when_the_head_is_cached(model):
 
 
 def test_drafts_pull_a_cached_head_too(model):
-    """With a single diffusion step there is nothing to reuse; with more, the draft's weight of 1 still gives the draft."""
+    """With a single diffusion step there is nothing to reuse; with more, the draft's weight of 1
+    still gives the draft.
+    """
     table, g = tables(30, 950), torch.Generator().manual_seed(1)
     z, (first, draft) = torch.randn(2, 2, 16, generator=g), torch.randn(2, 2, 4, generator=g)
     noise, weights = torch.randn(len(table), 2, 4, generator=g), [0.0] * (len(table) - 1) + [1.0]

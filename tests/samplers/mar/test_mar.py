@@ -68,13 +68,17 @@ def test_modulations_of_as_many_steps_as_fit_the_budget_are_computed_at_once(mod
 
 
 def test_every_diffusion_step_evaluates_the_head(model):
-    """Of plain MAR, also with more than 100 steps, the unit of LazyMAR's head period: both branches of 2 x 16 tokens."""
+    """Of plain MAR, also with more than 100 steps, the unit of LazyMAR's head period: both branches
+    of 2 x 16 tokens.
+    """
     counts = run(model, ar_steps=1, diffusion_steps=150, t_max=999).report.counts
     assert (counts["head_calls"], counts["head_rows"]) == (150, 150 * 2 * 32)
 
 
 def test_computed_rows_by_hand(model):
-    """Both branches of 3 images read 2 class rows and 0, 2, 5 and 10 tokens, and decode 2 + 16 rows at each of 4 AR steps."""
+    """Both branches of 3 images read 2 class rows and 0, 2, 5
+    and 10 tokens, and decode 2 + 16 rows at each of 4 AR steps.
+    """
     settings = MARSettings(ar_steps=4, diffusion_steps=2, cfg=2.0)
     counts = finish(mar(model, from_ids((1, 4, 0)), settings, PairedNoise(5, (0, 1, 2)))).report.counts
     assert counts["transformer_tokens"] == 2 * 3 * ((2 + 4 + 7 + 12) + 4 * 18) and counts["transformer_passes"] == 4
@@ -158,9 +162,9 @@ def test_raster_by_hand():
     assert revealed("raster", *random) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
 
 
-# Halton points i = 1 .. 12 of bases 2 and 3 on a grid of 3 x 3, duplicates left out: (1, 1), (0, 2), (2, 0), (0, 1), (1, 2),
-# (1, 0), (2, 1), (2, 2), (0, 0). The first entry of the random order is the shift (row, column), the second says what is
-# mirrored: 1 transposes, then 2 mirrors the rows and 4 the columns; 8 does nothing.
+# Halton points i = 1 .. 12 of bases 2 and 3 on a grid of 3 x 3, duplicates left out: (1, 1), (0, 2), (2, 0), (0, 1),
+# (1, 2), (1, 0), (2, 1), (2, 2), (0, 0). The first entry of the random order is the shift (row, column), the second
+# says what is mirrored: 1 transposes, then 2 mirrors the rows and 4 the columns; 8 does nothing.
 @pytest.mark.parametrize(
     ("shift", "flips", "expected"),
     [
@@ -203,7 +207,9 @@ def test_steps_fall_from_the_first_to_the_last(a, b, curve, ar_steps):
 
 
 def test_head_calls_are_the_steps_that_were_asked_for(model):
-    """9 - floor(9 s / 5) + 3 steps at AR step s, of which those above t = 950 coincide: 12, 10, 8, 6, 4 and 3, all kept."""
+    """9 - floor(9 s / 5) + 3 steps at AR step s, of which those
+    above t = 950 coincide: 12, 10, 8, 6, 4 and 3, all kept.
+    """
     report = run(model, **ANNEALED, diffusion_steps_end=3, diffusion_steps_curve="linear").report
     assert report.counts["head_calls"] == 12 + 10 + 8 + 6 + 4 + 3
 
@@ -261,7 +267,9 @@ def test_fewer_diffusion_steps_take_evenly_spaced_noise(model, end, entries):
 
 
 def test_one_timestep_has_the_log_variances_of_the_trained_schedule():
-    """Of betas 4.12842e-5 and 4.61418e-5 at t = 0 and 1: between log(beta_1 (1 - abar_0) / (1 - abar_1)) and log(beta_0)."""
+    """Of betas 4.12842e-5 and 4.61418e-5 at t = 0 and 1: between
+    log(beta_1 (1 - abar_0) / (1 - abar_1)) and log(beta_0).
+    """
     assert respaced_timesteps(1) == [0] and tables(2, 0).timestep_map.tolist() == [0]
     assert constants([0]).posterior_log_variance_clipped.tolist() == pytest.approx([-10.7340825])
     numbers = tables(1).steps[0]

@@ -98,7 +98,7 @@ def test_passes_hold_what_is_estimated(unipic, monkeypatch):
 def run(model, sampler=mar, settings=None, **more):
     condition = PromptCondition(("a boat", "a cat"))
     settings = settings or MARSettings(ar_steps=4, diffusion_steps=4)
-    return finish(sampler(model, condition, settings, PairedNoise(3, range(2)), 3, **more)).report
+    return finish(sampler(model, condition, settings, PairedNoise(3, range(2)), **more)).report
 
 
 def test_reports_hold_the_estimate():
@@ -141,7 +141,8 @@ def test_stages_and_their_sum_by_hand():
 @pytest.mark.parametrize(
     ("cfg", "condition_cache", "tensors"),
     [
-        # Keys and values of 2 encoder blocks for each branch; keys and values of 2 decoder blocks and three tensors more.
+        # Keys and values of 2 encoder blocks for each branch; keys
+        # and values of 2 decoder blocks and three tensors more.
         (3.0, True, 2 * 2 * 2 + (2 * 2 + 3)),
         (3.0, False, 2 * 2 * 2 + 2 * (2 * 2 + 3)),
         (1.0, False, 2 * 2 + (2 * 2 + 3)),
@@ -158,7 +159,8 @@ def test_noise_and_the_head_by_hand():
     model, condition = tiny_hybrid(), PromptCondition(("a boat", "a cat"))
     # Start noise, 5 steps, and one more.
     assert memory.noise_bytes(model, 3, 5) == 4 * 3 * 7 * 16 * 4
-    # floor(16 cos(pi/8 (s + 1))) of 16 tokens are left after AR step s: 14, 11, 6 and 0. The largest step decides 6 tokens.
+    # floor(16 cos(pi/8 (s + 1))) of 16 tokens are left after AR
+    # step s: 14, 11, 6 and 0. The largest step decides 6 tokens.
     steps = {"ar_steps": 4, "diffusion_steps": 5}
     for settings, tokens in (
         (MARSettings(**steps), 6),

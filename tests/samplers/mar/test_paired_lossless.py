@@ -1,13 +1,14 @@
-"""Lossless sampling against a slow reference with the same random numbers: every token equals the reference's, to rounding.
+"""Lossless sampling against a slow reference with the same
+random numbers: every token equals the reference's, to rounding.
 
-No distribution is estimated, so that small errors show: the reference makes a token by itself, in float64, one diffusion step
-at a time. At the state that the path has reached it evaluates the target's kernel p, keeps the drafted step if its density
-ratio is at least the uniform number, and otherwise takes the coupling's other sample. Each token that departs from the
-reference is an error, unless a uniform number lies within rounding of its ratio: about 500 comparisons a case at a rounding of
-1e-5 make 0.005 of those, and one is allowed (two: p = 1e-5).
+No distribution is estimated, so that small errors show: the reference makes a token by itself, in float64, one
+diffusion step at a time. At the state that the path has reached it evaluates the target's kernel p, keeps the drafted
+step if its density ratio is at least the uniform number, and otherwise takes the coupling's other sample. Each token
+that departs from the reference is an error, unless a uniform number lies within rounding of its ratio: about 500
+comparisons a case at a rounding of 1e-5 make 0.005 of those, and one is allowed (two: p = 1e-5).
 
-Measured here: an acceptance that is 3 % too ready (u <= 1.03 p / q) departs in 3 and 3 of 48 speculative tokens and in 3 and 3 of
-50 drafted ones; a temperature of 1.01 in all speculative tokens, and in 18 and 50 of 100 drafted ones.
+Measured here: an acceptance that is 3 % too ready (u <= 1.03 p / q) departs in 3 and 3 of 48 speculative tokens and in
+3 and 3 of 50 drafted ones; a temperature of 1.01 in all speculative tokens, and in 18 and 50 of 100 drafted ones.
 """
 
 import math
@@ -37,7 +38,9 @@ def log_density(x: Tensor, kernel: Kernel) -> float:
 
 
 def coupled(y: Tensor, q: Kernel, p: Kernel, uniforms: list[float], redraw) -> tuple[Tensor, bool]:
-    """A sample of p from a draft y of q, and whether it is the draft. ``redraw(i)``: a normal vector and a uniform number."""
+    """A sample of p from a draft y of q, and whether it is the
+    draft. ``redraw(i)``: a normal vector and a uniform number.
+    """
     still = bool((p[1] == 0).all())
     near = bool(((q[0] - p[0]).abs() <= 1e-5 * (1 + p[0].abs())).all())  # the package's limit of rounding
     if still or near and bool(((q[1] / p[1]).log().abs() <= 1e-5).all()):
@@ -135,7 +138,9 @@ def z_of(net, tokens: Tensor, known: list[int]) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def departures(model, result, images: int, temperature: float, window: int = 0, draft=None) -> int:
-    """Tokens of the first images that depart from the reference's, given the tokens that the sampler decided before them."""
+    """Tokens of the first images that depart from the reference's,
+    given the tokens that the sampler decided before them.
+    """
     tokens, steps = model.to_tokens(result.latents), torch.from_numpy(result.report.maps["step"]).flatten(1)
     count = 0
     for image in range(images):

@@ -1,4 +1,6 @@
-"""The self-speculative head: its cost, and where it is off. Its distribution: ``test_paired_lossless.py`` and ``test_lossless.py``."""
+"""The self-speculative head: its cost, and where it is off. Its
+distribution: ``test_paired_lossless.py`` and ``test_lossless.py``.
+"""
 
 import dataclasses
 
@@ -114,7 +116,7 @@ def test_half_the_sequential_calls_on_the_demo(root, images):
 def test_modulations_that_fit_the_budget_are_kept(monkeypatch):
     """Modulations of a row and a step: three of every block and two of the last layer."""
     model, table, width = tiny_mar(), tables(5, 950), 16 * (3 * 2 + 2)
-    run = begin("mar", model, from_ids([1]), FEW, PairedNoise(5, (0,)), None, None, FullTransformer())
+    run = begin("mar", model, from_ids([1]), FEW, PairedNoise(5, (0,)), None, FullTransformer())
     batch = HeadBatch(torch.zeros(2, 3, 16), torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(5, 3, 4), table)
     rng = CounterRNG(torch.zeros(3, dtype=torch.int64))
     for budget, kept in ((5 * 6 * width, True), (5 * 6 * width - 1, False)):

@@ -53,7 +53,7 @@ def kind_of(model) -> str:
 
 def run(sampler, model, chosen, images=(0, 1, 2), seed=5, **changes):
     chosen = dataclasses.replace(chosen, **changes)
-    return finish(sampler(model, condition_of(kind_of(model), images), chosen, PairedDraws(seed, images), seed))
+    return finish(sampler(model, condition_of(kind_of(model), images), chosen, PairedDraws(seed, images)))
 
 
 @settings(max_examples=50)
@@ -126,7 +126,7 @@ def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
     for name, schedule in (("llamagen", raster(4)), ("zipar", windowed(4, 2)), ("par", par_schedule(4, 4))):
         _, model, chosen = CASES[name]
         serial = run(*CASES[name])
-        state = begin(name, model, condition_of(kind_of(model)), chosen, PairedDraws(5, (0, 1, 2)), 5)
+        state = begin(name, model, condition_of(kind_of(model)), chosen, PairedDraws(5, (0, 1, 2)))
         one = finish(module.windows(state, schedule, 1))
         assert torch.equal(one.codes, serial.codes)
         assert one.report.counts["transformer_passes"] == serial.report.counts["transformer_passes"]
@@ -201,8 +201,9 @@ def test_the_table_lists_every_row_and_cell(name):
 
 
 def test_a_report_counts_what_a_plain_iteration_draws():
-    """One image and a window of 4: of all cells drawn, those that are certain in the end and not the first of their call
-    are accepted, and the others were drawn in vain."""
+    """One image and a window of 4: of all cells drawn, those that are certain in the end and not the first of their
+    call are accepted, and the others were drawn in vain.
+    """
     report = run(llamagen, PLAIN_GPT, LlamaGenSettings(**FEW, parallel=4), (1,)).report
     step = report.maps["step"][0].ravel()
     first = [int((step < call).sum()) for call in range(1, step.max() + 1)]  # of each call's window

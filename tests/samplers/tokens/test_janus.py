@@ -25,7 +25,7 @@ def model() -> JanusModel:
 def codes(model: JanusModel, sampler: str, condition: Any, images: Any, seed: int = 5, **values: Any) -> torch.Tensor:
     entry = SAMPLERS[sampler]
     draws = PairedDraws(seed, tuple(images))
-    return finish(entry.run(model, condition, entry.settings(**values), draws, seed)).codes
+    return finish(entry.run(model, condition, entry.settings(**values), draws)).codes
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_zipar(model):
 
 def test_published_settings_and_the_report(model):
     entry = SAMPLERS["llamagen"]
-    report = finish(entry.run(model, PromptCondition(("cat",)), entry.settings(), PairedDraws(0, (0,)), 0)).report
+    report = finish(entry.run(model, PromptCondition(("cat",)), entry.settings(), PairedDraws(0, (0,)))).report
     assert (report.settings["cfg"], report.settings["top_k"], report.settings["temperature"]) == (5.0, 0, 1.0)
     assert report.counts["transformer_passes"] == 16
 

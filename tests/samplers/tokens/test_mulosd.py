@@ -44,6 +44,7 @@ class DraftDraws:
 
     def __init__(self, draws):
         self.draws = draws
+        self.seed = draws.seed
 
     def __len__(self):
         return len(self.draws)
@@ -74,9 +75,7 @@ class Fixed:
 
 def start(kind="class", images=(0, 1, 2), seed=5, small=3, up=UP, **changes):
     _, target, chosen, draft = contract.scaled(kind, small, **changes)
-    return mulosd(
-        target, condition_of(kind, images), chosen, PairedDraws(seed, images), seed, draft=draft, up_sampler=up
-    )
+    return mulosd(target, condition_of(kind, images), chosen, PairedDraws(seed, images), draft=draft, up_sampler=up)
 
 
 def run(*args, **changes):
@@ -85,7 +84,7 @@ def run(*args, **changes):
 
 def serial_run(kind="class", images=(0, 1, 2), seed=5, **changes):
     chosen = LlamaGenSettings(**{**FEW, **changes})
-    return finish(llamagen(TARGETS[kind], condition_of(kind, images), chosen, PairedDraws(seed, images), seed))
+    return finish(llamagen(TARGETS[kind], condition_of(kind, images), chosen, PairedDraws(seed, images)))
 
 
 def serial(*args, **changes):
@@ -312,7 +311,8 @@ def test_a_verification_by_hand():
         (MuLoSDSettings(tau=0.45, **common), [[1, 0, 1, 0], [1, 1, 1, 0]]),
         # Of 10 cells 6, and 4 of the 6 before.
         (MuLoSDSettings(acceptance_target=0.6, **common), [[1, 0, 1, 0], [1, 1, 0, 0]]),
-        # Of 10 cells 3, and 2 of the 6 before: of the first image's ties the token of cell 9, which is the likelier one.
+        # Of 10 cells 3, and 2 of the 6 before: of the first image's
+        # ties the token of cell 9, which is the likelier one.
         (MuLoSDSettings(acceptance_target=0.3, **common), [[1, 1, 1, 0], [1, 1, 1, 0]]),
     ):
         pool, down = module.verify(state, chosen, p, 6, table)
@@ -321,7 +321,9 @@ def test_a_verification_by_hand():
 
 
 def test_a_block_takes_its_own_rows_of_what_is_enlarged_and_reduced_by_hand():
-    """The second of three blocks of a row: rows 1 of 3 and 2 and 3 of 6. Rows above are enlarged and reduced with it."""
+    """The second of three blocks of a row: rows 1 of 3 and 2 and 3 of 6. Rows above are enlarged
+    and reduced with it.
+    """
     seen = []
 
     class Numbered:

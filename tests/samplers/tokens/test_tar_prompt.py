@@ -1,4 +1,6 @@
-"""Prompts to semantic codes: against a slow reference loop, single settings, batches, unusual prompts, and the de-tokenizer."""
+"""Prompts to semantic codes: against a slow reference loop,
+single settings, batches, unusual prompts, and the de-tokenizer.
+"""
 
 import json
 from dataclasses import replace
@@ -28,7 +30,7 @@ DRAWN = TarPromptSettings(top_k=0, top_p=1.0)
 
 
 def run(model: TarModel, prompts=PROMPTS, settings: TarPromptSettings = DRAWN, seed: int = 5, images=None):
-    return finish(tar_prompt(model, prompts, settings, PairedDraws(seed, images or range(len(prompts))), seed))
+    return finish(tar_prompt(model, prompts, settings, PairedDraws(seed, images or range(len(prompts)))))
 
 
 def plain(model: TarModel, prompt: str, settings: TarPromptSettings, seed: int, image: int) -> list[int]:
@@ -71,7 +73,7 @@ def test_codes_are_those_of_the_plain_loop(settings: TarPromptSettings) -> None:
 
 def test_what_a_run_reads_counts_and_returns() -> None:
     model = tiny_tar()
-    sampler = tar_prompt(model, PROMPTS, TarPromptSettings(detail="729"), PairedDraws(1, range(4)), 1)
+    sampler = tar_prompt(model, PROMPTS, TarPromptSettings(detail="729"), PairedDraws(1, range(4)))
     step = next(sampler)
     assert (
         (step.done, step.total) == (1, 16) and step.codes.shape == (4, 4, 4) and not torch.is_inference_mode_enabled()

@@ -1,4 +1,6 @@
-"""Editing with given tokens: they stay, the others are drawn as before, in every sampler of one model and in windows."""
+"""Editing with given tokens: they stay, the others are drawn as before, in every sampler of one
+model and in windows.
+"""
 
 import pytest
 import torch

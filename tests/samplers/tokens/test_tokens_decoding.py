@@ -140,7 +140,7 @@ def test_exact_settings_give_the_tokens_of_llamagen(sampler, chosen, exact):
 @pytest.mark.parametrize(("kind", "name"), [("class", "llamagen"), ("text", "llamagen"), ("features", "tar")])
 def test_reports_of_a_detokenizer_have_a_name_of_their_own(kind, name):
     settings = LlamaGenSettings(**FEW)
-    done = finish(llamagen(tiny_gpt(kind, grid=2), condition_of(kind, (0,)), settings, PairedDraws(5, (0,)), 5))
+    done = finish(llamagen(tiny_gpt(kind, grid=2), condition_of(kind, (0,)), settings, PairedDraws(5, (0,))))
     assert done.report.sampler == name
 
 

@@ -1,8 +1,8 @@
 """Estimated working memory of the token samplers, computed by hand.
 
-A tiny model in fp32 (width 16, inner width 24, 2 blocks of 2 heads of 8, 23 codes) keeps 2 x 2 x 2 x 8 numbers, 256 bytes, of every row;
-a fed row takes 8 x 16 + 3 x 24 numbers, 800 bytes, and twice as many rows are counted as cells are decided; a decided cell takes
-23 logits of 4 bytes, 10 times with guidance and 9 times without.
+A tiny model in fp32 (width 16, inner width 24, 2 blocks of 2 heads of 8, 23 codes) keeps 2 x 2 x 2 x 8 numbers, 256
+bytes, of every row; a fed row takes 8 x 16 + 3 x 24 numbers, 800 bytes, and twice as many rows are counted as cells are
+decided; a decided cell takes 23 logits of 4 bytes, 10 times with guidance and 9 times without.
 """
 
 import pytest
@@ -44,8 +44,9 @@ def test_the_prefix_is_the_longest_condition():
     ("grid", "wave", "parallel", "drafted"), [(6, 9, 0, 3), (6, 9, 2, 6), (6, 9, 4, 9), (9, 25, 0, 3), (36, 256, 0, 3)]
 )
 def test_mulosd_verifies_a_picture_and_drafts_rows(grid, wave, parallel, drafted):
-    """The target's cells in one pass; of these a wave draws one of every second row and column again, and 256 at most. A column of the
-    draft's 3 x 3, or of a window each."""
+    """The target's cells in one pass; of these a wave draws one of every second row and column again, and 256 at most.
+    A column of the draft's 3 x 3, or of a window each.
+    """
     settings = MuLoSDSettings(cfg=2.0, draft_parallel=parallel, neighbours=5)
     verifying = 256 * 2 * 3 * (1 + grid**2) + ROW * (1 + grid**2) + CELL * wave
     drafting = 256 * 2 * 3 * (1 + 9) + ROW * 2 * drafted + CELL * drafted

@@ -69,7 +69,7 @@ def start(case, model, draft=None):
     what = contract.PROMPTS if model.name == "diverged" and case.startswith("prompt") else None
     what = what or contract.condition_of(model.net.config.condition)
     more = {"draft": draft or drafts[0], "up_sampler": UpSampling(VQ)} if drafts else {}
-    return sampler(model, what, chosen, PairedDraws(5, (0, 1, 2)), 5, **more)
+    return sampler(model, what, chosen, PairedDraws(5, (0, 1, 2)), **more)
 
 
 @pytest.mark.parametrize("value", WRONG)
@@ -96,7 +96,7 @@ def test_a_draft_model_is_named_as_the_draft(value):
 def test_janus(sampler):
     model = broken(tiny_janus(), torch.nan)
     entry = SAMPLERS[sampler]
-    steps = entry.run(model, PromptCondition(("cat",)), entry.settings(), PairedDraws(0, (0,)), 0)
+    steps = entry.run(model, PromptCondition(("cat",)), entry.settings(), PairedDraws(0, (0,)))
     with pytest.raises(UserError, match=message("model", "diverged")):
         finish(steps)
 

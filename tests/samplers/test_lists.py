@@ -1,0 +1,67 @@
+"""Every list to which a new sampler is added holds all samplers; "A new sampler" in CONTRIBUTING names these lists."""
+
+import json
+from collections.abc import Iterable
+
+import test_sampler_contract as masked
+import test_speed
+import test_token_contract as tokens
+import test_token_waits
+import test_waits
+from fastar_nodes.samplers import advice
+from fastar_nodes.samplers.choice import parse_choice
+from fastar_nodes.samplers.registry import MAR, SAMPLERS
+
+MASKED = {name for name, entry in SAMPLERS.items() if entry.family == MAR}
+TOKENS = set(SAMPLERS) - MASKED
+
+
+def holds_all(place: str, functions: Iterable[object], wanted: Iterable[str]) -> None:
+    """Fail with a sentence unless the function of every wanted sampler is among ``functions``."""
+    listed = list(functions)
+    missing = [name for name in wanted if SAMPLERS[name].run not in listed]
+    assert not missing, f"{place} lacks {', '.join(missing)}; add a case of it."
+
+
+def test_the_contracts() -> None:
+    holds_all("CASES in tests/samplers/test_sampler_contract.py", (case[0] for case in masked.CASES.values()), MASKED)
+    holds_all("CASES in tests/samplers/test_token_contract.py", (case[0] for case in tokens.CASES.values()), TOKENS)
+    settings = {(case[0], type(case[2])) for case in tokens.CASES.values()}
+    other = [name for name in TOKENS if (SAMPLERS[name].run, SAMPLERS[name].settings) not in settings]
+    assert not other, (
+        f"CASES in tests/samplers/test_token_contract.py runs {', '.join(other)} with other settings only."
+    )
+
+
+def test_what_waits() -> None:
+    functions = (masked.CASES[name][0] for name in test_waits.MOST)
+    holds_all("MOST in tests/samplers/test_waits.py", functions, MASKED)
+    functions = (tokens.CASES[name][0] for name in test_token_waits.NAMES)
+    holds_all("NAMES in tests/samplers/test_token_waits.py", functions, TOKENS)
+
+
+def test_what_is_compiled() -> None:
+    cases = masked.CASES | tokens.CASES
+    holds_all("NAMES in tests/samplers/test_speed.py", (cases[name][0] for name in test_speed.NAMES), SAMPLERS)
+
+
+def test_what_the_advisor_tries() -> None:
+    """Every baseline has lines, and every other sampler is in one of them. Combinations may be left out."""
+    place = "_CANDIDATES in samplers/advice.py"
+    for baseline, entry in SAMPLERS.items():
+        if not entry.baseline:
+            continue
+        assert baseline in advice._CANDIDATES, f"{place} lacks the baseline {baseline}; add what is tried beside it."
+
+    tried = {name: {parse_choice(line, "x").entry.name for line in lines} for name, lines in advice._CANDIDATES.items()}
+    for name, entry in SAMPLERS.items():
+        if not entry.baseline and "+" not in name:
+            assert any(name in names for names in tried.values()), f"{place} lacks {name}; add a line of it."
+
+
+def test_what_is_recorded(root) -> None:
+    recorded = json.loads((root / "tests" / "recorded_values.json").read_text(encoding="utf-8"))["samplers"]
+    missing = ", ".join(sorted(set(SAMPLERS) - set(recorded)))
+    assert not missing, (
+        f'"samplers" in tests/recorded_values.json lacks {missing}; run python tests/test_recorded_values.py.'
+    )
