@@ -360,6 +360,7 @@ class Prompt(io.ComfyNode):
             search_aliases=["text prompt", "harmon prompt", "unipic prompt", "janus prompt", "positive", "negative"],
             widgets=[text, negative, *widgets(PromptLines)],
             outputs=[condition],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -377,7 +378,9 @@ class Prompt(io.ComfyNode):
         for prompt in prompts:
             texts += [prompt] * settings.images
 
-        return io.NodeOutput(PromptCondition(tuple(texts), expect_text(negative, "negative")))
+        # The sampler's model reads the prompt: what it does not know is said here after the run, see running.reported.
+        condition = PromptCondition(tuple(texts), expect_text(negative, "negative"))
+        return io.NodeOutput(condition, ui=host.text_output([]))
 
 
 _ta_tok = ModelCache(host.get_compute_device, host.get_offload_device)
@@ -426,7 +429,6 @@ class TarPrompt(io.ComfyNode):
         _, asked = chosen(preset, PLAIN, graph.typed(cls, "preset"))
         settings = prompt_settings(loaded.recommended, {**asked, **values})
 
-        host.show(cls, [unknown_words(model, [prompt])])
         load_to_device(loaded, estimate_prompt(model, settings, prompt, count))
 
         def start(part: range) -> Any:
@@ -435,7 +437,8 @@ class TarPrompt(io.ComfyNode):
             return tar_prompt(model, prompts, settings, PairedDraws(number, part), number)
 
         done: TarPrompted = drive(in_parts(start, count))
-        return io.NodeOutput(done.condition)
+        said = host.text_output([unknown_words(model, [prompt])])
+        return io.NodeOutput(done.condition, ui=said)
 
 
 @dataclass(frozen=True)

@@ -196,22 +196,18 @@ class _Sampler(ModelFirst):
 
         settings = settings_for(Choice(entry, preset_name, asked), loaded)
 
-        # 3. What the node says under its settings.
-        advice: list[str] = []
+        # 3. What the node says above its figures.
+        warnings: list[str] = []
         differing: dict[str, Any] = {}
         for name, value in loaded.recommended.items():
             if name in asked and value != asked[name]:
                 differing[name] = value
         if differing:
-            advice.append(f"This model's file recommends {named(entry.settings, differing)}.")
-
-        unknown = unknown_words(loaded.model, texts_of(condition))
-        if unknown:
-            advice.append(unknown)
+            warnings.append(f"This model's file recommends {named(entry.settings, differing)}.")
 
         # 4. Run.
         made = run(entry, loaded, settings, seed, sockets)
-        return reported(cls, made, "\n".join(advice))
+        return reported(cls, made, warnings, unknown_words(loaded.model, texts_of(condition)))
 
 
 class MARSampler(_Sampler):

@@ -24,12 +24,16 @@ def literal(text: str, most: int = LONGEST) -> str:
     ComfyUI shows the text on a node as HTML or, with Nodes 2.0, as Markdown. Usual names stay as they are. Control characters become
     spaces; a text over ``most`` characters is shortened.
     """
-    text = "".join(c if c.isprintable() else " " for c in text[: most + 1]).strip()
-    if len(text) > most:
-        text = f"{text[: most - 3]}..."
+    text = printable(text, most)
     for pattern in (_SPECIAL, _UNDERSCORE, _ADDRESS, _BLOCK):
         text = pattern.sub(_reference, text)
     return text
+
+
+def printable(text: str, most: int = LONGEST) -> str:
+    """A text on one line: control characters become spaces; a text over ``most`` characters is shortened."""
+    text = "".join(c if c.isprintable() else " " for c in text[: most + 1]).strip()
+    return f"{text[: most - 3]}..." if len(text) > most else text
 
 
 def _reference(found: re.Match[str]) -> str:

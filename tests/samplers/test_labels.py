@@ -85,7 +85,9 @@ def test_samplers_by_name():
     for name in ("fasthybrid+cspd", "mulosd+zipar"):
         with pytest.raises(UserError, match="^samplers: there is no sampler .* There are mar, fasthybrid"):
             find(name)
-    with pytest.raises(UserError, match=r"no sampler 'FastHybird'; did you mean fasthybrid\? There are mar, fasthybrid"):
+    with pytest.raises(
+        UserError, match=r"no sampler 'FastHybird'; did you mean fasthybrid\? There are mar, fasthybrid"
+    ):
         find(" FastHybird ")
     for name in ("", "ddim", "mar+ddim"):
         with pytest.raises(UserError, match="^samplers: there is no sampler '.*'; there are mar, fasthybrid"):
