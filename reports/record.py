@@ -77,6 +77,10 @@ class Report:
     note: str = ""  # a remark about the settings
     prompt: str = field(default="", compare=False)  # id of ComfyUI's run in which it was timed
 
+    def __str__(self) -> str:
+        """For people: what core's Preview as Text shows."""
+        return to_text(self)
+
     def add(self, **counts: int) -> None:
         """Add to counts; a new name starts at 0."""
         for name, n in counts.items():
@@ -287,13 +291,25 @@ def to_table(
     return markdown([list(_COLUMNS.values()), *_rows(reports, labels, baseline, quality)], empty=False)
 
 
-def to_csv(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0) -> str:
-    """The table of :func:`to_table` as CSV, with all columns. A name that a spreadsheet would compute as a formula begins with a quote."""
+def to_csv(
+    reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0, quality: Qualities = ()
+) -> str:
+    """The columns of :func:`to_table` as CSV, as numbers without units: the acceptance is a fraction from 0 to 1.
+
+    An unknown figure is an empty cell. A name that a spreadsheet would compute as a formula begins with a quote.
+    """
+    names = labels or [report.sampler for report in reports]
+    found = quality or [None] * len(reports)
+
+    rows: list[list[Any]] = [list(_COLUMNS)]
+    for name, report, base, own in zip(names, reports, against(reports, baseline), found, strict=True):
+        figures = report.to_dict(base, own)
+        figures |= figures["counts"] | (figures.get("quality") or {})
+        figures["sampler"] = f"'{name}" if name.startswith(_FORMULA) else name
+        rows.append([figures.get(column, "") for column in _COLUMNS])
+
     out = io.StringIO()
-    rows = [
-        [f"'{cell}" if cell.startswith(_FORMULA) else cell for cell in row] for row in _rows(reports, labels, baseline)
-    ]
-    csv.writer(out, lineterminator="\n").writerows([_COLUMNS, *rows])
+    csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
 
 

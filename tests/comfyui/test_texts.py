@@ -102,3 +102,48 @@ def test_an_app_shows_the_text(comfy: Comfy, editor: Any, artifacts: Path) -> No
     editor.wait_for_timeout(2000)
     editor.screenshot(path=str(artifacts / f"texts in an app_{editor.renderer}.png"))
     assert " passes" in editor.evaluate(SEEN)
+
+
+# What Preview as Text shows, on the screen: characters in the classic renderer, a table in Nodes 2.0.
+TABLE = """() => [...document.querySelectorAll('.widget-text-preview')].filter(box => box.checkVisibility()).map(
+    box => [box.querySelector('textarea')?.value ?? '', box.querySelectorAll('table td').length])"""
+
+
+def test_tables_have_no_raw_pipes(comfy: Comfy, editor: Any, artifacts: Path) -> None:
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("FastAR 04 FastHybrid vs MAR"))
+    editor.wait_for_timeout(1500)
+    assert not comfy.failure(_run(comfy, editor))
+    editor.wait_for_timeout(2000)
+    editor.screenshot(path=str(artifacts / f"table_{editor.renderer}.png"))
+    ((text, cells),) = editor.evaluate(TABLE)
+    if editor.renderer == "litegraph" and not cells:
+        head, rule, mar, fast, *_ = text.split("\n")
+        assert head.split()[:2] == ["sampler", "speed-up"] and set(rule) == {"─"}
+        assert mar.split()[:2] == ["MAR", "1.00x"] and fast.split()[0] == "FastHybrid"
+        assert head.index("seconds") == mar.index(mar.split()[2]), "columns stand under each other"
+    else:
+        assert cells >= 16
+    assert "|" not in text
+
+
+def test_texts_of_one_graph_do_not_appear_on_nodes_of_another(comfy: Comfy, editor: Any) -> None:
+    """Both graphs have a sampler of the same id. What was said meanwhile is there when the first one is opened again."""
+    first, second = load_workflow("FastAR 01 Label to picture - MAR"), load_workflow(PROMPTED)
+    number = next(node["id"] for node in first["nodes"] if node["type"] == "FastARFastHybridSampler")
+    assert number in [node["id"] for node in second["nodes"] if node["type"] == "FastARFastHybridSampler"]
+    editor.evaluate("graph => app.loadGraphData(graph)", first)
+    editor.wait_for_timeout(1000)
+    comfy.post("/free", {"unload_models": True, "free_memory": True})
+    before = set(comfy.get("/history"))
+    editor.get_by_role("button", name="Run", exact=True).first.click()
+    editor.wait_for_timeout(1000)
+    editor.evaluate("graph => app.loadGraphData(graph)", second)
+    for _ in range(200):
+        editor.wait_for_timeout(250)
+        if set(comfy.get("/history")) - before:
+            break
+    editor.wait_for_timeout(1500)
+    assert editor.evaluate(TEXT, "FastARFastHybridSampler") == ""
+    editor.evaluate("graph => app.loadGraphData(graph)", first)
+    editor.wait_for_timeout(1500)
+    assert " passes" in editor.evaluate(TEXT, "FastARFastHybridSampler")

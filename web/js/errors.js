@@ -8,7 +8,7 @@
 // A rejected graph raises no event of the editor, so that its answer is read where it arrives, in api.queuePrompt.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
-import { nodeOf, titleOf } from "./graphs.js"
+import { shownOf, titleOf } from "./graphs.js"
 
 const USER_ERROR = "fastar.UserError"
 
@@ -43,10 +43,10 @@ function remove() {
   shown = null
 }
 
-/** The node's rectangle on the screen, its title bar included; null if it is not in the open graph. */
+/** The node's rectangle on the screen, its title bar included. */
 function rectangleOf(node) {
   const { canvas, ds } = app.canvas
-  if (!node || node.graph !== app.canvas.graph) return null
+  if (!node) return null
   const box = canvas.getBoundingClientRect()
   const title = LiteGraph.NODE_TITLE_HEIGHT
   const left = (node.pos[0] + ds.offset[0]) * ds.scale + box.left
@@ -54,21 +54,26 @@ function rectangleOf(node) {
   return { left, top, right: left + node.size[0] * ds.scale, bottom: top + (node.size[1] + title) * ds.scale }
 }
 
-const overlap = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom
+/** Pixels that two rectangles have in common. */
+function common(a, b) {
+  const width = Math.min(a.right, b.right) - Math.max(a.left, b.left)
+  const height = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top)
+  return Math.max(0, width) * Math.max(0, height)
+}
 
-/** Put the message at the first place where it does not cover the node. */
+/** Put the message at the first place where it does not cover the node, or where it covers least of it. */
 function place(node) {
   const taken = rectangleOf(node)
   const { offsetWidth: width, offsetHeight: height } = shown
   const boxes = PLACES.map((at) => at(width, height)).map(([left, top]) => ({ left, top, right: left + width, bottom: top + height }))
-  const { left, top } = boxes.find((box) => !taken || !overlap(box, taken)) ?? boxes[0]
+  const covered = boxes.map((box) => (taken ? common(box, taken) : 0))
+  const { left, top } = boxes[covered.indexOf(Math.min(...covered))]
   Object.assign(shown.style, { left: `${left}px`, top: `${top}px` })
 }
 
 /** Show one message, in the place of the one before; texts are shown as they are. */
 function tell(id, type, sentence) {
   remove()
-  const node = nodeOf(id)
   shown = document.createElement("div")
   shown.className = "fastar-message"
   shown.setAttribute("role", "alert")
@@ -79,7 +84,7 @@ function tell(id, type, sentence) {
   shown.append(title, detail)
   shown.addEventListener("click", remove)
   document.body.append(shown)
-  place(node)
+  place(shownOf(id))
   timer = setTimeout(remove, 1000 * SECONDS)
 }
 

@@ -17,5 +17,8 @@ function pathTo(id) {
 /** The node, or null. */
 export const nodeOf = (id) => pathTo(id).at(-1) ?? null
 
+/** What the screen shows of it: itself, or the node of the subgraph that holds it; null if the screen shows another graph. */
+export const shownOf = (id) => pathTo(id).find((node) => node.graph === app.canvas.graph) ?? null
+
 /** Its title, in a subgraph after that one's, or null. */
 export const titleOf = (id) => pathTo(id).map((node) => node.title).join(" > ") || null

@@ -76,6 +76,36 @@ function tell(node, text) {
 
 const texts = new Set() // types of nodes that show text
 
+// Graphs in other tabs may have nodes of the same ids. Graph by the id of a run, and what was said to graphs that are not open.
+const graphs = new Map()
+const waiting = new Map()
+const MOST_RUNS = 1000 // that are remembered
+
+const openGraph = () => (app.rootGraph ?? app.graph)?.id
+
+function rememberRuns() {
+  const queue = api.queuePrompt
+  api.queuePrompt = async function (...args) {
+    const answer = await queue.apply(this, args)
+    graphs.set(answer?.prompt_id, args[1]?.workflow?.id)
+    if (graphs.size > MOST_RUNS) graphs.delete(graphs.keys().next().value)
+    return answer
+  }
+}
+
+/** Texts for nodes [[id, text], ...] of the graph of a run, now or when it is opened. */
+function tellGraph(run, said) {
+  const graph = graphs.get(run) ?? openGraph()
+  if (graph === openGraph()) for (const [id, text] of said) tell(nodeOf(id), text)
+  else waiting.set(graph, [...(waiting.get(graph) ?? []), ...said])
+}
+
+function tellWaiting() {
+  const said = waiting.get(openGraph())
+  waiting.delete(openGraph())
+  for (const [id, text] of said ?? []) tell(nodeOf(id), text)
+}
+
 app.registerExtension({
   name: "FastAR.Text",
   beforeRegisterNodeDef(_, { name, input }) {
@@ -91,12 +121,15 @@ app.registerExtension({
     widget.value = node.properties[SAVED] ?? ""
     fit(node, widget)
   },
+  // Deferred: the editor has not yet named the graph.
+  afterConfigureGraph: () => requestAnimationFrame(tellWaiting),
   setup() {
     api.addEventListener("executed", ({ detail }) => {
       const said = detail?.output?.[SENT]
       if (!said) return
-      tell(nodeOf(detail.display_node ?? detail.node), said.filter(Boolean).join("\n"))
-      for (const [id, text] of detail.output[SENT_FOR_PROMPTS] ?? []) tell(nodeOf(id), text)
+      const own = [detail.display_node ?? detail.node, said.filter(Boolean).join("\n")]
+      tellGraph(detail.prompt_id, [own, ...(detail.output[SENT_FOR_PROMPTS] ?? [])])
     })
+    rememberRuns()
   },
 })
