@@ -51,7 +51,7 @@ HIDDEN = [io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.prompt]
 SEED_LIMIT = 0xFFFFFFFFFFFFFFFF
 
 
-# Whether ComfyUI can send the text of a node again; versions before 0.30 or so cannot.
+# Whether this ComfyUI can send the text of a node again; older ones cannot, and the editor keeps the text it has.
 _SENDS_TEXT_AGAIN = "has_intermediate_output" in {field.name for field in fields(io.Schema)}
 
 
