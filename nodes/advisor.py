@@ -59,10 +59,9 @@ class Advisor(ModelFirst):
             except StopIteration as end:
                 advice = end.value
                 break
-            host.show(cls, [f"run {done + 1} of about {planned}: {line}"])
+            host.show(cls, f"run {done + 1} of about {planned}: {line}")
 
-        host.show(cls, [advice.sentence])
-        return io.NodeOutput(advice.best.text, advice.table)
+        return io.NodeOutput(advice.best.text, advice.table, ui=host.text_output([advice.sentence]))
 
 
 NODES: list[type[io.ComfyNode]] = [Advisor]

@@ -170,7 +170,8 @@ class Compare(io.ComfyNode):
             )
             image = to_image(grid[None])
 
-        return io.NodeOutput(image, _tell(cls, reports, names, base, quality))
+        table, lines = _tell(cls, reports, names, base, quality)
+        return io.NodeOutput(image, table, ui=host.text_output(lines))
 
 
 ELSEWHERE = "(timed in another run)"
@@ -220,11 +221,11 @@ def _tell(
     names: Sequence[str],
     bases: Sequence[int | None],
     quality: Qualities,
-) -> str:
-    """Write all reports to the metadata of saved images, and show a line for each run that has a baseline.
+) -> tuple[str, list[str]]:
+    """Write all reports to the metadata of saved images.
 
     Returns the table of the cells that have a report, a line that explains its columns, and a sentence for each run
-    without a gain.
+    without a gain; and the lines that the node shows.
     """
     # 1. The cells that have a report, in the order in which they are drawn.
     order: list[int] = []
@@ -236,7 +237,7 @@ def _tell(
             reports.append(report)
 
     if not order:
-        return "No reports: connect a sampler's report beside its picture."
+        return "No reports: connect a sampler's report beside its picture.", []
 
     labels = [names[i] for i in order]
     found = [quality[i] for i in order]
@@ -248,25 +249,26 @@ def _tell(
     # 2. The metadata of saved images.
     write_reports(node, reports, labels, within, found)
 
-    # 3. A line for each run that has a baseline.
-    lines: list[str] = []
+    # 3. A sentence for each run without a gain, and the figures of each run that has a baseline.
+    figures: list[str] = []
     without_gain: list[str] = []
     for k, base in enumerate(within):
         if base is None or base == k:
             continue
 
-        lines.append(f"{labels[k]}: {one_line(reports[k], reports[base], found[k])}")
+        figures.append(f"{labels[k]}: {one_line(reports[k], reports[base], found[k])}")
         sentence = no_gain(reports[k], reports[base])
         if sentence:
-            without_gain.append(f"{literal(labels[k])}: {sentence}")
+            without_gain.append(f"{labels[k]}: {sentence}")
 
-    if not graph.taken(node, 1):  # the table has the same figures
-        host.show(node, lines)
+    # A table that is connected has the same figures.
+    lines = without_gain if graph.taken(node, 1) else [*without_gain, *figures]
 
     # 4. The table and what its columns mean.
     table = to_table(reports, labels, within, found)
     meanings = filter(None, [explain(reports), explain_quality(found)])
-    return "\n\n".join([table, f"{'; '.join(meanings)}.", *without_gain])
+    text = "\n\n".join([table, f"{'; '.join(meanings)}.", *map(literal, without_gain)])
+    return text, lines
 
 
 def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | None]]:

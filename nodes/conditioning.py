@@ -359,6 +359,7 @@ class Prompt(io.ComfyNode):
             search_aliases=["text prompt", "harmon prompt", "unipic prompt", "janus prompt", "positive", "negative"],
             widgets=[text, negative, *widgets(PromptLines)],
             outputs=[condition],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -376,7 +377,9 @@ class Prompt(io.ComfyNode):
         for prompt in prompts:
             texts += [prompt] * settings.images
 
-        return io.NodeOutput(PromptCondition(tuple(texts), expect_text(negative, "negative")))
+        # The sampler's model reads the prompt: what it does not know is said here after the run, see running.reported.
+        condition = PromptCondition(tuple(texts), expect_text(negative, "negative"))
+        return io.NodeOutput(condition, ui=host.text_output([]))
 
 
 _ta_tok = ModelCache(host.get_compute_device, host.get_offload_device)
@@ -426,11 +429,11 @@ class TarPrompt(io.ComfyNode):
         count = make(PromptImages, {"images": images}).images
         settings = prompt_settings(loaded.recommended, values)
 
-        lines: list[str] = []
+        warning = ""
         if preset is not None and checked_preset(preset, PLAIN) == RECOMMENDED:
             meant = prompt_settings(loaded.recommended, {})
-            lines.append(unlike_preset(RECOMMENDED, values, settings, meant, model))
-        host.show(cls, [*lines, unknown_words(model, [prompt])])
+            warning = unlike_preset(RECOMMENDED, values, settings, meant, model)
+
         load_to_device(loaded, estimate_prompt(model, settings, prompt, count))
 
         def start(part: range) -> Any:
@@ -439,7 +442,8 @@ class TarPrompt(io.ComfyNode):
             return tar_prompt(model, prompts, settings, PairedDraws(number, part))
 
         done: TarPrompted = drive(in_parts(start, count, model.net))
-        return io.NodeOutput(done.condition)
+        said = host.text_output([unknown_words(model, [prompt]), warning])
+        return io.NodeOutput(done.condition, ui=said)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from ..memory import enough_memory
 from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.ops import Streamed, streamed_layers
 from ..reports.files import expect_name, writable
-from ..reports.table import literal
+from ..reports.table import literal, printable
 
 FOLDER = "fastar"
 EXTENSIONS = {".safetensors", ".pth", ".pt", ".ckpt", ".bin"}
@@ -579,30 +579,55 @@ def preview_size() -> int:
 # Lines of text on a node, and characters of each.
 MOST_LINES = 8
 LONGEST_LINE = 400
+# Names in the output of a node for the editor: its text, and texts for the prompts that it sampled. ``web/js/text.js``
+# reads them. They are not named ``text``, because ComfyUI lists a text of that name among the results of a run.
+TEXT = "fastar_text"
+PROMPT_TEXTS = "fastar_prompt_texts"
 
 
-def show(node: Any, lines: Sequence[str]) -> None:
-    """Show lines of text on a node, the class that executes, as core's API nodes do; empty ones are left out.
+def show(node: Any, line: str) -> None:
+    """Show a line of text on a node, the class that executes, while it runs, as core's API nodes do.
 
-    At most 8 lines of 400 characters, shown as they are, see :func:`.reports.table.literal`. For a client that is not
-    the editor they are written to the log.
+    The editor removes it at the end of the run; :func:`text_output` is for what stays. For a client that is not the
+    editor the line is written to the log.
+    """
+    number = hidden(node, "unique_id")
+    if number is None:
+        return
+
+    if from_editor():
+        # The classic renderer shows this text as HTML, Nodes 2.0 as Markdown.
+        PromptServer.instance.send_progress_text(literal(line, LONGEST_LINE), number)
+    else:
+        logging.info("FastAR: %s", printable(line, LONGEST_LINE))
+
+
+def text_output(lines: Sequence[str], prompts: Mapping[str, str] | None = None) -> dict[str, list[Any]]:
+    """What a node says about its run, as the ``ui`` of its output: the editor keeps it on the node and in saved graphs.
+
+    The editor shows the characters as they are. ComfyUI stores the text with the result and sends it again when the
+    result is reused. For a client that is not the editor the lines are written to the log.
+
+    Args:
+        lines: most important first. Empty ones are left out; the others are cut to 8 lines of 400 characters.
+        prompts: texts for other nodes by their id: what the model does not know of their prompts.
     """
     shown: list[str] = []
     for part in lines:
         for line in part[: MOST_LINES * LONGEST_LINE].splitlines():
-            plain = literal(line, LONGEST_LINE)
+            plain = printable(line, LONGEST_LINE)
             if plain:
                 shown.append(plain)
+    shown = shown[:MOST_LINES]
 
-    number = hidden(node, "unique_id")
-    text = "\n".join(shown[:MOST_LINES])
-    if not text or number is None:
-        return
+    others = [[number, printable(text, LONGEST_LINE)] for number, text in (prompts or {}).items()]
 
-    if from_editor():
-        PromptServer.instance.send_progress_text(text, number)
-    else:
-        logging.info("FastAR: %s", text.replace("\n", " "))
+    said = [*(text for _, text in others), *shown]
+    if said and not from_editor():
+        logging.info("FastAR: %s", " ".join(said))
+
+    # ComfyUI joins the lists if a node runs once for each value of a list; all runs must have the same names.
+    return {TEXT: ["\n".join(shown)], PROMPT_TEXTS: others}
 
 
 def stop_if_cancelled() -> None:

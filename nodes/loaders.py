@@ -91,7 +91,7 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
                 )
 
             logging.info("FastAR: downloading %s", download)
-            host.show(node, [f"Downloading {download}"])
+            host.show(node, f"Downloading {download}")
 
         return hub.resolve(choice, family, folders, download_to, host.progress())
 

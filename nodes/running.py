@@ -665,30 +665,44 @@ def _read_codes(condition: AnyCondition, loaded: Loaded[TokenModel]) -> AnyCondi
 # ------------------------------------------------------------------------------------------------ reports
 
 
+# The node whose prompt the sampled model reads itself.
+PROMPT_NODE = "FastARPrompt"
+
+
 def reported(
     node: Any,
     output: io.NodeOutput,
-    advice: str = "",
     warnings: Sequence[str] = (),
+    unknown: str = "",
     own: Mapping[str, Any] | None = None,
 ) -> io.NodeOutput:
-    """Write a sampler's report, the second output, to saved images; returns ``output``.
+    """Write a sampler's report, the second output of ``output``, to saved images, and add what the node says.
 
-    The node shows ``warnings`` first, then the settings used, ``advice`` under them, and the report unless another
-    node takes it: Compare then shows it beside the others. ``own``: what the model takes where a setting is None; an
-    advanced setting at that value is not shown.
+    The node says its warnings first, then the figures, then the settings used.
+
+    Args:
+        warnings: sentences about the settings.
+        unknown: the sentence about words of the prompt that the model does not know; shown on the prompt's node, or on
+            this one if the condition is of another node.
+        own: what the model takes where a setting is None; an advanced setting at that value is not shown.
     """
-    report: Report = output.result[1]
+    latent, report = output.result
 
+    # 1. The words that the model does not know belong to the prompt's node.
+    prompts: dict[str, str] = {}
+    source = graph.source_of(graph.typed(node, "condition"))
+    if source is not None and graph.maker(node, "condition") == PROMPT_NODE:
+        number, _ = source
+        prompts = {number: unknown}
+        unknown = ""
+
+    # 2. The lines of this node.
     kind = registry.find(report.sampler).settings
     used = named(kind, _remarkable(kind, report.settings, own or {}))
-    lines = [*warnings, f"{used}.", advice]
-    if not graph.taken(node, 1):
-        lines += [one_line(report), no_gain(report)]
-    host.show(node, lines)
+    lines = [unknown, *warnings, no_gain(report), one_line(report), f"{used}."]
 
     write_reports(node, [report])
-    return output
+    return io.NodeOutput(latent, report, ui=host.text_output(lines, prompts))
 
 
 def _remarkable(kind: type, settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

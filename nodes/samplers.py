@@ -196,16 +196,14 @@ class _Sampler(ModelFirst):
             warnings.append(unlike_preset(option, inputs, settings, meant, loaded.model))
         if isinstance(sockets.cache, CachePlan):
             warnings.append(cache_unlike_preset(sockets.cache, loaded, settings))
-        warnings.append(unknown_words(loaded.model, texts_of(condition)))
 
-        advice = ""
         if option == presets.CUSTOM:
-            differing = {}
+            differing: dict[str, Any] = {}
             for name, value in loaded.recommended.items():
                 if name in inputs and value != inputs[name]:
                     differing[name] = value
             if differing:
-                advice = f"This model's file recommends {named(entry.settings, differing)}."
+                warnings.append(f"This model's file recommends {named(entry.settings, differing)}.")
 
         # 4. Run; switched off, the plain sampler with the settings that it shares.
         if not checked_switch(enabled, "enabled"):
@@ -214,7 +212,8 @@ class _Sampler(ModelFirst):
             settings = make(entry.settings, shared)
 
         made = run(entry, loaded, settings, seed, sockets)
-        return reported(cls, made, advice, warnings, own_values(loaded.model, settings))
+        unknown = unknown_words(loaded.model, texts_of(condition))
+        return reported(cls, made, warnings, unknown, own_values(loaded.model, settings))
 
 
 class MARSampler(_Sampler):

@@ -7,6 +7,7 @@ checks its inputs again, with the same knobs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import torch
@@ -42,6 +43,10 @@ HIDDEN = [io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.prompt]
 SEED_LIMIT = 0xFFFFFFFFFFFFFFFF
 
 
+# Whether this ComfyUI can send the text of a node again; older ones cannot, and the editor keeps the text it has.
+_SENDS_TEXT_AGAIN = "has_intermediate_output" in {field.name for field in fields(io.Schema)}
+
+
 def schema(
     sockets: Sequence[io.Input] = (),
     widgets: Sequence[io.Input] = (),
@@ -52,6 +57,10 @@ def schema(
 
     Saved graphs store values of widgets by position; tests/nodes/schemas.json records the order.
     """
+    if _SENDS_TEXT_AGAIN:
+        # What a node says about its run is sent again when its result is reused.
+        about["has_intermediate_output"] = io.Hidden.unique_id in about.get("hidden", ())
+
     return io.Schema(inputs=[*sockets, *sorted(widgets, key=_last), *optional], **about)
 
 
@@ -315,12 +324,50 @@ def expect_usual_size(latents: Tensor, field: str) -> None:
         )
 
 
+# What users see of the values on sockets, by class: ours, core's, and what other nodes pass on.
+_SEEN_AS: dict[str, str] = {
+    # Conditions.
+    "Condition": "class labels",
+    "LabelText": "class labels",
+    "PromptCondition": "a prompt",
+    "TextCondition": "a text of Text Prompt (LlamaGen)",
+    "CodeCondition": "semantic codes",
+    "FeatureCondition": "semantic features",
+    # Models.
+    "MARModel": "a MAR",
+    "HybridModel": "a Harmon or UniPic",
+    "TokenModel": "a token model",
+    "JanusModel": "a Janus",
+    "TarModel": "the language model of Tar",
+    "TATokModel": "a TA-Tok",
+    "FastARVAE": "a VAE",
+    # Others of ours.
+    "Report": "a report",
+    "Sweep": "a sweep",
+    "CachePlan": "the settings of LazyMAR Cache",
+    "CacheSettings": "the settings of LazyMAR Cache",
+    # Core's.
+    "VAE": "a VAE",
+    "CLIP": "a CLIP",
+    "ModelPatcher": "a MODEL of another kind",
+    "ModelPatcherDynamic": "a MODEL of another kind",
+    "ControlNet": "a CONTROL_NET",
+    "ImageModelDescriptor": "an UPSCALE_MODEL",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a dictionary",
+    "bytes": "raw bytes",
+}
+# Characters of a text or a name that a message shows.
+_LONGEST = 60
+
+
 def describe(value: Any) -> str:
-    """A short description of a value for messages."""
+    """A short description of a value for messages, in the words of the sockets."""
     if value is None:
         return "nothing"
     if isinstance(value, str):
-        return f"the text {value[:60]!r}"
+        return f"the text {value[:_LONGEST]!r}"
 
     if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to write very long ones
         return "a number of more than 64 bits"
@@ -332,5 +379,19 @@ def describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return "a nested tensor" if value.is_nested else f"a tensor {list(value.shape)}"
 
-    inner = getattr(value, "model", value)
-    return f"a {type(inner).__name__}"
+    # A core CONDITIONING is a list of pairs.
+    if isinstance(value, list) and value and isinstance(value[0], (list, tuple)):
+        return "a CONDITIONING"
+
+    kind = _SEEN_AS.get(type(value).__name__)
+    if kind is not None:
+        return kind
+
+    # A loaded model: its kind and its name.
+    model = getattr(value, "model", None)
+    kind = _SEEN_AS.get(type(model).__name__)
+    if model is None or kind is None:
+        return "an object of another node pack"
+
+    name = getattr(model, "name", "")
+    return f"{kind} ({name[:_LONGEST]})" if isinstance(name, str) and name else kind

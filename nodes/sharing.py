@@ -128,9 +128,8 @@ class AnySampler(ModelFirst):
         choice = parse_choice(str(sampler), "sampler")
         loaded, small = expect_pair(model, draft)
 
-        advice = unknown_words(loaded.model, texts_of(condition))
         made = run_choice(choice, loaded, condition, seed, small)
-        return reported(cls, made, advice)
+        return reported(cls, made, unknown=unknown_words(loaded.model, texts_of(condition)))
 
 
 NODES: list[type[io.ComfyNode]] = [LoadReport, AnySampler]

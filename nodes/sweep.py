@@ -138,7 +138,7 @@ class SweepNode(ModelFirst):
                 warm_up(loaded, condition)
             sampled.append(k)
 
-            host.show(cls, [f"cell {k + 1} of {len(jobs)}"])
+            host.show(cls, f"cell {k + 1} of {len(jobs)}")
             return draw_images(choice, loaded, condition, seed, small)
 
         made: list[Cell] = []
@@ -155,10 +155,10 @@ class SweepNode(ModelFirst):
 
         # 4. Say what was sampled.
         found = len(keys) - len(sampled)
-        host.show(cls, [f"{len(sampled)} of {len(keys)} cells sampled, {found} were in {store.folder.name}"])
+        said = host.text_output([f"{len(sampled)} of {len(keys)} cells sampled, {found} were in {store.folder.name}"])
 
         sweep = Sweep(_title(base), store, x_axis, y_axis, tuple(seeds), tuple(made))
-        return io.NodeOutput(sweep, sweep_table(sweep))
+        return io.NodeOutput(sweep, sweep_table(sweep), ui=said)
 
 
 def _title(base: Choice) -> str:

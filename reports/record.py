@@ -80,6 +80,10 @@ class Report:
     note: str = ""  # a remark about the settings
     prompt: str = field(default="", compare=False)  # id of ComfyUI's run in which it was timed
 
+    def __str__(self) -> str:
+        """For people: what core's Preview as Text shows."""
+        return to_text(self)
+
     def add(self, **counts: int) -> None:
         """Add to counts; a new name starts at 0."""
         for name, n in counts.items():
@@ -336,18 +340,30 @@ def to_table(
     return markdown([head, *_rows(reports, labels, baseline, quality)], empty=False)
 
 
-def to_csv(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0) -> str:
-    """The table of :func:`to_table` as CSV, with all columns.
+def to_csv(
+    reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0, quality: Qualities = ()
+) -> str:
+    """The columns of :func:`to_table` as CSV, as numbers without units: the acceptance is a fraction from 0 to 1.
 
-    A name that a spreadsheet would compute as a formula begins with a quote.
+    An unknown figure is an empty cell. A name that a spreadsheet would compute as a formula begins with a quote.
     """
+    names = labels or [report.sampler for report in reports]
+    bases = against(reports, baseline)
+    qualities = quality or [None] * len(reports)
+
+    rows: list[list[Any]] = []
+    for name, report, base, found in zip(names, reports, bases, qualities, strict=True):
+        figures = report.to_dict(base, found)
+        figures.update(figures["counts"])
+        figures.update(figures.get("quality") or {})
+        figures["sampler"] = f"'{name}" if name.startswith(_FORMULA) else name
+
+        rows.append([figures.get(column, "") for column in _COLUMNS])
+
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-
     writer.writerow(_COLUMNS)
-    for row in _rows(reports, labels, baseline):
-        writer.writerow([f"'{cell}" if cell.startswith(_FORMULA) else cell for cell in row])
-
+    writer.writerows(rows)
     return out.getvalue()
 
 

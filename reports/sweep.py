@@ -199,6 +199,10 @@ class Sweep:
     seeds: tuple[int, ...]  # in the order of the cells
     cells: tuple[Cell, ...]  # ordered by y, seed, x
 
+    def __str__(self) -> str:
+        """For people: what core's Preview as Text shows."""
+        return f"{self.title}\n\n{sweep_table(self)}"
+
     def points(self) -> list[Point]:
         """All combinations of values, by y and x."""
         points = []

@@ -24,14 +24,21 @@ def literal(text: str, most: int = LONGEST) -> str:
     because the editor of ComfyUI shows the text on a node as HTML or, with Nodes 2.0, as Markdown. Usual names stay as
     they are. Control characters become spaces; a text over ``most`` characters is shortened.
     """
-    printable = [c if c.isprintable() else " " for c in text[: most + 1]]
-    text = "".join(printable).strip()
-    if len(text) > most:
-        text = f"{text[: most - 3]}..."
+    text = printable(text, most)
 
     for pattern in (_SPECIAL, _UNDERSCORE, _ADDRESS, _BLOCK):
         text = pattern.sub(_reference, text)
 
+    return text
+
+
+def printable(text: str, most: int = LONGEST) -> str:
+    """A text on one line: control characters become spaces; a text over ``most`` characters is shortened."""
+    characters = [c if c.isprintable() else " " for c in text[: most + 1]]
+    text = "".join(characters).strip()
+
+    if len(text) > most:
+        return f"{text[: most - 3]}..."
     return text
 
 

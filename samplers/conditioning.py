@@ -32,6 +32,14 @@ KINDS = {
     "features": "semantic features",
     "codes": "semantic codes",
 }
+# The nodes that make them.
+MAKERS = {
+    "class": "Class Label",
+    "prompt": "Prompt",
+    "text": "Text Prompt (LlamaGen)",
+    "features": "Tar Prompt or Image to Codes",
+    "codes": "Tar Prompt or Image to Codes",
+}
 
 
 @dataclass(frozen=True)
@@ -162,8 +170,8 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
     """
     if condition.kind != kind:
         raise UserError(
-            f"condition: it holds {KINDS[condition.kind]}, {model} is conditioned on {KINDS[kind]}; connect the node "
-            "that makes those."
+            f"condition: it holds {KINDS[condition.kind]}, {model} is conditioned on {KINDS[kind]}; connect "
+            f"{MAKERS[kind]}."
         )
 
 

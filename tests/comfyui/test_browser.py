@@ -74,7 +74,19 @@ OPEN_TEMPLATE = "([graph, name]) => app.loadGraphData(graph, true, true, name, {
 
 
 # A message of the editor; the second since frontend 1.58.
-TOAST = ".p-toast-message, [data-testid=toast][data-toast-kind=error]"
+EDITORS = ".p-toast-message, [data-testid=toast][data-toast-kind=error]"
+# A message of web/js/errors.js.
+MESSAGE = ".fastar-message"
+TOAST = f"{EDITORS}, {MESSAGE}"
+# Whether one thing on the screen covers another, and the node's rectangle with its title bar.
+COVERS = """([selector, id]) => {
+    const node = app.graph.getNodeById(id), {scale, offset} = app.canvas.ds
+    const box = app.canvas.canvas.getBoundingClientRect()
+    const [x, y] = [(node.pos[0] + offset[0]) * scale + box.x, (node.pos[1] - 30 + offset[1]) * scale + box.y]
+    const [w, h] = [node.size[0] * scale, (node.size[1] + 30) * scale]
+    const about = document.querySelector(selector).getBoundingClientRect()
+    return about.left < x + w && x < about.right && about.top < y + h && y < about.bottom
+}"""
 
 
 def _no_complaint(page: Any) -> None:
@@ -196,9 +208,68 @@ def test_a_mistake_is_told_in_the_editor(comfy: Comfy, editor: Any, workflow: An
     editor.wait_for_timeout(2500)
     editor.screenshot(path=str(artifacts / f"mistake_{editor.renderer}.png"))
     assert comfy.get("/history") == before, "it ran"
-    told = editor.locator(TOAST).last.inner_text()
+    (told,) = editor.locator(MESSAGE).all_inner_texts()
     assert "Class Label" in told and "labels: there is no class 'catt'; the closest: cat" in told
     assert "Traceback" not in editor.locator("body").inner_text()
+    assert not editor.evaluate(COVERS, [MESSAGE, labels["id"]])
+    editor.wait_for_timeout(8500)
+    assert editor.locator(MESSAGE).count() == 0, "it goes by itself"
+
+
+# Moves a node so that a message of this size at the bottom of the screen would cover it.
+TO_THE_BOTTOM = """type => {
+    const node = app.graph._nodes.find(n => n.type === type), {scale, offset} = app.canvas.ds
+    const box = app.canvas.canvas.getBoundingClientRect()
+    const left = innerWidth / 2 / scale - offset[0] - node.size[0] / 2
+    const top = (innerHeight - box.y) / scale - offset[1] - node.size[1] - 10
+    node.pos = [left, top]
+    return node.id
+}"""
+
+
+def test_a_message_covers_neither_the_node_nor_other_messages_and_ends_with_the_next_run(comfy, editor, artifacts):
+    """Two nodes that are refused, one of them in a subgraph: one message, which names both titles."""
+    blueprint = json.loads((ROOT / "subgraphs" / "Compare FastHybrid with MAR.json").read_text(encoding="utf-8"))
+    editor.set_viewport_size({"width": 1366, "height": 768})
+    editor.evaluate("graph => app.loadGraphData(graph)", blueprint)
+    editor.wait_for_timeout(1500)
+    title = editor.evaluate("app.graph._nodes[0].title")
+    inner = """text => {
+        for (const node of app.graph._nodes[0].subgraph.nodes)
+            if (node.type === 'FastARClassLabel') node.widgets.find(w => w.name === 'labels').value = text
+        for (const widget of app.graph._nodes[0].widgets) if (widget.name === 'labels') widget.value = text
+        const saved = LiteGraph.createNode('PreviewImage')
+        app.graph.add(saved)
+        app.graph._nodes[0].connect(0, saved, 0)
+    }"""
+    editor.evaluate(inner, "catt")
+    editor.get_by_role("button", name="Run", exact=True).first.click()
+    editor.wait_for_timeout(2500)
+    editor.screenshot(path=str(artifacts / f"mistake in a subgraph_{editor.renderer}.png"))
+    (told,) = editor.locator(MESSAGE).all_inner_texts()
+    assert f"{title} > Class Label" in told and "labels: there is no class 'catt'" in told
+    editor.locator(MESSAGE).click()
+    assert editor.locator(MESSAGE).count() == 0, "a click removes it"
+
+    # A node where the message would be.
+    wrong = load_workflow("FastAR 01 Label to picture - MAR")
+    label = next(n for n in wrong["nodes"] if n["type"] == "FastARClassLabel")
+    label["widgets_values"][0] = "catt"
+    editor.evaluate("graph => app.loadGraphData(graph)", wrong)
+    editor.wait_for_timeout(1500)
+    node = editor.evaluate(TO_THE_BOTTOM, "FastARClassLabel")
+    editor.get_by_role("button", name="Run", exact=True).first.click()
+    editor.wait_for_timeout(2000)
+    editor.screenshot(path=str(artifacts / f"mistake at the bottom_{editor.renderer}.png"))
+    assert editor.locator(MESSAGE).count() == 1
+    assert not editor.evaluate(COVERS, [MESSAGE, node])
+
+    # Mended, the next run removes it.
+    mend = "id => { app.graph.getNodeById(id).widgets.find(w => w.name === 'labels').value = 'cat' }"
+    editor.evaluate(mend, node)
+    editor.get_by_role("button", name="Run", exact=True).first.click()
+    editor.wait_for_timeout(1000)
+    assert editor.locator(MESSAGE).count() == 0
 
 
 WIRE_A_TEXT = """text => {
@@ -219,14 +290,13 @@ def test_a_mistake_at_run_time_is_told_without_a_stack_trace(comfy, editor, work
     label = editor.evaluate(WIRE_A_TEXT, "catt")
     entry = _run(comfy, editor)
     assert comfy.exception_type(entry) == "fastar.UserError"
-    told = editor.locator(TOAST).first
+    told = editor.locator(MESSAGE).first
     told.wait_for(timeout=10000)
+    assert editor.locator(MESSAGE).count() == 1
     assert "Class Label" in told.inner_text() and "there is no class 'catt'" in told.inner_text()
     assert "Traceback" not in told.inner_text() and "execution.py" not in told.inner_text()
     editor.screenshot(path=str(artifacts / f"mistake at run time_{editor.renderer}.png"))
-    told.locator("button").last.click()
-    told.wait_for(state="hidden", timeout=10000)
-    editor.get_by_role("button", name="View details").first.click()
+    editor.get_by_role("button", name="View details").first.click()  # beside the message, not under it
     editor.wait_for_timeout(1500)
     editor.screenshot(path=str(artifacts / f"mistake at run time_{editor.renderer}_details.png"))
     report, _, _ = editor.locator("body").inner_text().partition("## Logs")  # of the server, as its console shows them

@@ -50,7 +50,7 @@ class Schema:
 
 class NodeOutput:
     def __init__(self, *result: Any, ui: Any = None):
-        self.result = result
+        self.result, self.ui = result, ui
 
 
 class Progress:

@@ -207,20 +207,37 @@ def test_a_prompt_becomes_the_codes_that_a_script_gets():
 
 
 def test_words_that_a_demo_does_not_know_are_named(monkeypatch):
-    def said(text: str) -> list[str]:
-        fake_comfy.state.said.clear()
+    def said(text: str, graph: dict) -> list[tuple[str, str]]:
+        """The node and the sentence, of each of the runs."""
+        outputs = []
+        told = running.host.text_output
+        monkeypatch.setattr(running.host, "text_output", lambda *given: outputs.append(told(*given)) or outputs[-1])
+        for node in (samplers.MARSampler, sharing.AnySampler):
+            monkeypatch.setattr(node, "hidden", SimpleNamespace(unique_id="7", prompt=graph, extra_pnginfo=None))
         a_prompt(tar, text=text, detail="81", images=1)
         prompt = conditioning.Prompt.execute(text).result[0]
         sample(samplers.MARSampler, model=hybrid, condition=prompt)
         sharing.AnySampler.execute(hybrid, prompt, "mar: ar_steps=2, diffusion_steps=2", 1)
-        return [line for _, told in fake_comfy.state.said for line in told.split("\n") if line.startswith("Words")]
+        monkeypatch.undo()
 
-    for node in (conditioning.TarPrompt, samplers.MARSampler, sharing.AnySampler):
-        monkeypatch.setattr(node, "hidden", SimpleNamespace(unique_id="7", prompt={}, extra_pnginfo=None))
+        found = []
+        for ui in outputs:
+            first, *_ = ui["fastar_text"][0].split("\n")
+            found += [("own", first)] if first.startswith("Words") else []
+            found += [tuple(pair) for pair in ui["fastar_prompt_texts"]]
+        return found
+
     tar = loaders.LoadTar.execute("demo-tar", "fp32", False).result[0]
     hybrid = loaders.LoadHybrid.execute("demo-hybrid", "auto", "fp32", False, "plain").result[0]
-    unknown = [f"Words that {one.model.name} does not know: purple, elephant." for one in (tar, hybrid, hybrid)]
-    assert said("A purple elephant, at night") == unknown and said("a red boat at sunset.") == []
+    words = [f"Words that {one.model.name} does not know: purple, elephant." for one in (tar, hybrid, hybrid)]
+    prompted = {"5:2": {"class_type": "FastARPrompt", "inputs": {}}, "7": {"inputs": {"condition": ["5:2", 0]}}}
+    relayed = {"9": {"class_type": "AnySwitch", "inputs": {}}, "7": {"inputs": {"condition": ["9", 0]}}}
+
+    assert said("A purple elephant, at night", {}) == [("own", line) for line in words]
+    assert said("A purple elephant, at night", relayed) == [("own", line) for line in words]
+    where = ["own", "5:2", "5:2"]
+    assert said("A purple elephant, at night", prompted) == list(zip(where, words, strict=True)), "at the prompt's node"
+    assert said("a red boat at sunset.", prompted) == [("5:2", ""), ("5:2", "")], "what an earlier run said is removed"
 
 
 def test_room_is_made_for_the_language_models_cache_and_cancel_stops_it():
@@ -333,9 +350,11 @@ def test_a_long_word_is_not_sent_whole(monkeypatch):
     monkeypatch.setattr(conditioning.TarPrompt, "hidden", SimpleNamespace(unique_id="7", prompt={}), raising=False)
     tar = loaders.LoadTar.execute("demo-tar", "fp32", False).result[0]
     words = ["purple", "x" * 10_000, "elephant", "zebra", "giraffe"]
+    outputs = []
+    told = conditioning.host.text_output
+    monkeypatch.setattr(conditioning.host, "text_output", lambda *given: outputs.append(told(*given)) or outputs[-1])
     a_prompt(tar, text=" ".join(words[:2]), detail="81", images=1)
-    ((_, told),) = fake_comfy.state.said
-    assert told == f"Words that {tar.model.name} does not know: purple, {'x' * 57}...."
+    assert outputs[-1]["fastar_text"][0] == f"Words that {tar.model.name} does not know: purple, {'x' * 57}...."
     assert conditioning.unknown_words(tar.model, [" ".join(words)]).endswith(
         f": purple, {'x' * 57}..., elephant and 2 more."
     )

@@ -80,23 +80,35 @@ def test_previews_and_texts_are_for_the_editor_or_for_who_asks(client, monkeypat
     assert (Progress.updates[-1][2] is not None) == shown
     node = SimpleNamespace(hidden=SimpleNamespace(unique_id="7"))
     with caplog.at_level("INFO"):
-        host.show(node, ["", "32 AR steps.", ""])
-    assert fake_comfy.state.said == ([("7", "32 AR steps.")] if told else [])
-    assert caplog.messages == ([] if told else ["FastAR: 32 AR steps."]), "it is not lost"
+        host.show(node, "cell 1 of 2")
+        stays = host.text_output(["", "32 AR steps.", ""], {"4": "Words."})
+    assert fake_comfy.state.said == ([("7", "cell 1 of 2")] if told else [])
+    assert stays == {"fastar_text": ["32 AR steps."], "fastar_prompt_texts": [["4", "Words."]]}
+    logged = ["FastAR: cell 1 of 2", "FastAR: Words. 32 AR steps."]
+    assert caplog.messages == ([] if told else logged), "it is not lost"
 
 
-def test_a_text_on_a_node_is_short_and_shows_what_stands_there():
+STRANGE = "<img src=http://a.example/x> ![y](http://b.example) `c` www.d.example"
+
+
+def test_a_text_of_a_run_that_lasts_shows_what_stands_there():
     """The editor shows it as HTML, Nodes 2.0 as Markdown: both decode character references."""
     node = SimpleNamespace(hidden=SimpleNamespace(unique_id="7"))
-    host.show(node, ["<img src=http://a.example/x> ![y](http://b.example)\n`c` www.d.example", "x" * 10_000_000])
+    host.show(node, f"{STRANGE}\n{'x' * 10_000_000}")
     ((_, text),) = fake_comfy.state.said
-    first, second, third = text.split("\n")
-    assert first == "&#60;img src=http&#58;//a.example/x&#62; !&#91;y&#93;(http&#58;//b.example)"
-    assert second == "&#96;c&#96; www&#46;d.example"
-    assert third == "x" * 397 + "..."
-    fake_comfy.state.said.clear()
-    host.show(node, [f"line {i}" for i in range(1000)])
-    assert fake_comfy.state.said[0][1].split("\n") == [f"line {i}" for i in range(8)]
+    assert text.startswith(
+        "&#60;img src=http&#58;//a.example/x&#62; !&#91;y&#93;(http&#58;//b.example) &#96;c&#96; www&#46;d.example xx"
+    )
+    assert text.endswith("x...") and len(text) < 500
+
+
+def test_a_text_that_stays_is_short_and_as_it_is():
+    """Its widget shows characters, neither HTML nor Markdown."""
+    first, second, third = host.text_output([f"{STRANGE}\na\tb\x1b", "x" * 10_000_000])["fastar_text"][0].split("\n")
+    assert first == STRANGE and second == "a b" and third == "x" * 397 + "..."
+    (text,) = host.text_output([f"line {i}" for i in range(1000)])["fastar_text"]
+    assert text.split("\n") == [f"line {i}" for i in range(8)]
+    assert host.text_output([]) == {"fastar_text": [""], "fastar_prompt_texts": []}, "the same names, for list runs"
 
 
 def test_the_t5_tokenizer_of_comfyui_is_found_beside_its_folders(tmp_path, monkeypatch):

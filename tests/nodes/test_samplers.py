@@ -230,19 +230,22 @@ def test_the_values_used_stand_on_the_node_and_what_the_model_recommends(monkeyp
         samplers.FastHybridSampler, "hidden", SimpleNamespace(unique_id="7", prompt={}, extra_pnginfo=None)
     )
 
-    def said(preset, **changes):
-        fake_comfy.state.said.clear()
-        recommended(samplers.FastHybridSampler, preset, **changes)
-        return [text for _, text in fake_comfy.state.said][-1].split("\n")
+    outputs = []
+    reported = samplers.reported
+    monkeypatch.setattr(samplers, "reported", lambda *given: outputs.append(reported(*given)) or outputs[-1])
 
-    first, second, *_ = said("custom", cfg=2.0, **SHORT)
-    assert first.startswith("4 AR steps, 4 diffusion steps, cfg 2, temperature 0.75, lookahead 3, threshold 0.5, ")
-    assert second == "This model's file recommends 5 AR steps, 6 diffusion steps, cfg 1.5."
-    _, second, *_ = said("custom", cfg=1.5, **SHORT)
-    assert second == "This model's file recommends 5 AR steps, 6 diffusion steps.", "not what is used already"
-    first, second, *_ = said("balanced")
-    assert first.startswith("5 AR steps, 6 diffusion steps, cfg 1.5, temperature 0.75, lookahead 4, threshold 0.95")
-    assert "recommends" not in second
+    def said(preset, **changes):
+        recommended(samplers.FastHybridSampler, preset, **changes)
+        return outputs[-1].ui["fastar_text"][0].split("\n")
+
+    first, *_, last = said("custom", cfg=2.0, **SHORT)
+    assert first == "This model's file recommends 5 AR steps, 6 diffusion steps, cfg 1.5."
+    assert last.startswith("4 AR steps, 4 diffusion steps, cfg 2, temperature 0.75, lookahead 3, threshold 0.5, ")
+    first, *_ = said("custom", cfg=1.5, **SHORT)
+    assert first == "This model's file recommends 5 AR steps, 6 diffusion steps.", "not what is used already"
+    first, *_, last = said("balanced")
+    assert last.startswith("5 AR steps, 6 diffusion steps, cfg 1.5, temperature 0.75, lookahead 4, threshold 0.95")
+    assert "recommends" not in first
 
 
 def test_exact_is_the_baseline():

@@ -158,29 +158,28 @@ PLAIN = {"preset": "custom", "ar_steps": 4, "diffusion_steps": 4, "cfg": 2.0}
 FAST = {**PLAIN, "lookahead": 2, "threshold": -1.0, "guided_steps": 2}
 
 
+def said(output) -> list[str]:
+    """Lines that a node shows after a run."""
+    return output.ui["fastar_text"][0].split("\n")
+
+
 def test_samplers_show_a_line_and_write_their_report():
     metadata = {"workflow": {"nodes": []}}
     node = with_hidden(samplers.FastHybridSampler, metadata)
-    report = node.execute(model=a_mar(), condition=WHAT, seed=7, **FAST).result[1]
-    ((where, text),) = fake_comfy.state.said
+    made = node.execute(model=a_mar(), condition=WHAT, seed=7, **FAST)
+    report = made.result[1]
     figures = f"{report.seconds:.2f} s, 4 passes, {100 * report.acceptance:.0f} % of drafts kept"
-    assert where == "5" and text.splitlines()[0].startswith("4 AR steps, ") and text.splitlines()[-1] == figures
+    first, second = said(made)
+    assert first == figures and second.startswith("4 AR steps, ")
+    assert not fake_comfy.state.said, "the editor removes progress texts when a run ends"
     (run,) = metadata[exchange.KEY]["runs"]
     assert run["node"] == "5" and run["settings"] == report.settings and metadata["workflow"] == {"nodes": []}
     json.dumps(metadata)
-    fake_comfy.state.said.clear()
-    node.execute(model=a_mar(), condition=WHAT, seed=7, **{**PLAIN, "lookahead": 0})
-    assert fake_comfy.state.said[0][1].splitlines()[-1].startswith("Nothing was drafted")
-
-
-@pytest.mark.parametrize(("link", "shown"), [(["5", 0], 1), (["6", 1], 1), (["5", 1], 0)])
-def test_figures_are_shown_where_no_other_node_takes_the_report(link, shown):
-    prompt, metadata = {"5": {"inputs": {"seed": 7}}, "9": {"inputs": {"report_1": link}}}, {}
-    given = {"model": a_mar(), "condition": WHAT, "seed": 7, **PLAIN}
-    with_hidden(samplers.MARSampler, metadata, prompt).execute(**given)
-    assert len(fake_comfy.state.said[0][1].splitlines()) == 1 + shown and len(metadata[exchange.KEY]["runs"]) == 1
-    with_hidden(samplers.MARSampler, None).execute(**given)  # a prompt that holds no graph
-    assert len(fake_comfy.state.said) == 2
+    warning, figures, settings = said(node.execute(model=a_mar(), condition=WHAT, seed=7, **{**PLAIN, "lookahead": 0}))
+    assert warning.startswith("Nothing was drafted") and " s, " in figures and settings.startswith("4 AR steps, ")
+    plain = with_hidden(samplers.MARSampler, None)  # a prompt that holds no graph
+    figures, settings = said(plain.execute(model=a_mar(), condition=WHAT, seed=7, **PLAIN))
+    assert " s, 4 passes" in figures and settings.startswith("4 AR steps, ")
 
 
 def run(sampler, seconds, **settings) -> Report:
@@ -201,11 +200,16 @@ def test_compare_measures_every_cell_and_says_so():
         "report_3": [run("lazymar", 8.0)],
     }
     node = with_hidden(compare.Compare, metadata)
-    shown, table = node.execute(labels=[""], columns=[0], baseline=[0], differences=[True], **pairs).result
+    made = node.execute(labels=[""], columns=[0], baseline=[0], differences=[True], **pairs)
+    shown, table = made.result
     lines = table.splitlines()
     assert "PSNR" in lines[0] and "6.0 dB" in lines[3] and "identical" in lines[4]
     assert "LazyMAR: No gain here. It took 2.00 times the baseline's seconds." in table
-    assert fake_comfy.state.said[0][1].splitlines()[0].startswith("FastHybrid: 2.00x, 2.00 s, 4 passes, PSNR 6.0 dB")
+    warning, fast, lazy = said(made)
+    assert warning == "LazyMAR: No gain here. It took 2.00 times the baseline's seconds."
+    assert fast.startswith("FastHybrid: 2.00x, 2.00 s, 4 passes, PSNR 6.0 dB") and lazy.startswith("LazyMAR: 0.50x")
+    node.hidden.prompt = {"9": {"inputs": {"source": ["5", 1]}}}
+    assert said(node.execute(labels=[""], columns=[0], baseline=[0], **pairs)) == [warning], "the table has the figures"
     runs = metadata[exchange.KEY]["runs"]
     assert [r["label"] for r in runs] == ["MAR", "FastHybrid", "LazyMAR"] and runs[1]["speedup"] == 2.0
     (plain, _) = node.execute(labels=[""], columns=[0], baseline=[0], **pairs).result
@@ -267,10 +271,12 @@ def test_the_advisor_answers_with_a_line_that_runs(monkeypatch):
     model = a_mar()
     model.recommended = {"ar_steps": 8, "diffusion_steps": 8}
     node = with_hidden(advisor.Advisor, {})
-    line, table = node.execute(model, WHAT, 7, measure="PSNR", least=0.0, repeats=2).result
+    made = node.execute(model, WHAT, 7, measure="PSNR", least_psnr=0.0, repeats=2)
+    line, table = made.result
     assert line in (*lines[:2], "mar") and "lazymar: block=9 was not run" in table
     assert len([row for row in table.splitlines() if row.startswith("| ")]) == 4
-    assert fake_comfy.state.said[-1] == ("5", table.splitlines()[0])
+    assert said(made) == [table.splitlines()[0]]
+    assert fake_comfy.state.said[0][1].startswith("run 1 of about "), "while it runs"
     assert sharing.AnySampler.execute(model, WHAT, line, 7).result[1].sampler == line.partition(":")[0]
 
 
@@ -324,10 +330,9 @@ def test_a_strangers_picture_adds_no_markup(tmp_path, monkeypatch):
     texts = [compare.ReportToText.execute(report, format="text").result[0] for report in reports]
     pair = {"image_1": [image] * 3, "report_1": reports, "columns": [0], "baseline": [1]}
     _, compared = compare.Compare.execute([f"{BAD_PICTURE}\n\nhttps://three.example"], **pair).result
-    told = [text for _, text in fake_comfy.state.said]
 
-    assert told and "one.example" in told[0] + compared
-    for text in (table, compared, *texts, *told, *lines):
+    assert "one.example" in compared
+    for text in (table, compared, *texts, *lines):
         assert not re.search(r"[<\[`]|://", text), text
     assert all(line.count("|") == table.splitlines()[0].count("|") for line in table.splitlines())
     assert lines[0] == "mar: ar_steps=4" and lines[1] == "mar"
@@ -347,10 +352,14 @@ def test_a_sweep_says_how_many_cells_it_found(monkeypatch):
         sweep_nodes.SweepNode, "hidden", SimpleNamespace(unique_id="7", prompt={}, extra_pnginfo=None), raising=False
     )
     model = a_mar()
+    outputs = []
+    told = sweep_nodes.host.text_output
+    monkeypatch.setattr(sweep_nodes.host, "text_output", lambda *given: outputs.append(told(*given)) or outputs[-1])
     sweep(model, **SMALL)
-    assert fake_comfy.state.said[-1] == ("7", "2 of 2 cells sampled, 0 were in sweep")
+    assert fake_comfy.state.said == [("7", "cell 1 of 2"), ("7", "cell 2 of 2")], "while it runs"
+    assert outputs[-1]["fastar_text"] == ["2 of 2 cells sampled, 0 were in sweep"]
     sweep(model, **{**SMALL, "x_values": "0.5, 0.6"})
-    assert fake_comfy.state.said[-1] == ("7", "1 of 3 cells sampled, 2 were in sweep")
+    assert outputs[-1]["fastar_text"] == ["1 of 3 cells sampled, 2 were in sweep"]
 
 
 def test_seeds_of_a_sweep_reach_the_limit():

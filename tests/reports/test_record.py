@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 
 import pytest
 from fastar_nodes.reports.record import COUNTS, EXPLAINED, Report, explain, to_csv, to_json, to_table, to_text
@@ -54,7 +55,13 @@ def test_table_leaves_out_what_nobody_has():
 def test_csv_and_text():
     rows = list(csv.DictReader(io.StringIO(to_csv(runs()))))
     assert [row["sampler"] for row in rows] == ["mar", "fasthybrid"] and rows[1]["head_calls"] == "700"
+    baseline, fast = rows
+    assert [baseline["speedup"], fast["speedup"]] == ["1.0", "4.0"], "numbers without units"
+    assert float(fast["acceptance"]) == pytest.approx(5 / 6, abs=1e-6) and baseline["acceptance"] == ""
+    for row in rows:
+        assert all(re.fullmatch(r"[\d.]*", cell) for name, cell in row.items() if name != "sampler"), row
     text = to_text(runs()[1])
+    assert str(runs()[1]) == text, "what Preview as Text shows"
     assert "acceptance: 83.3 %" in text and "seed 7" in text and "cfg=3.0" in text and "restarts: 3" in text
 
 

@@ -3,6 +3,7 @@
 // Kept because the node would otherwise show sixteen sockets, and its table as plain text. ComfyUI's own growing input moves the later
 // links when one is removed, which would pair an image with the report of another one; here only pairs at the end are added and removed.
 // The server's schema has all pairs; prompts do not depend on this file.
+import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
 
 const PAIRS = 8
@@ -26,13 +27,41 @@ function fitPairs(node) {
   node.setDirtyCanvas(true, true)
 }
 
-/** Preview as Text shows a table as Markdown; the editor does not save that choice in a graph. */
-function showTables(graph) {
+/** Markdown tables as columns of plain text: the classic renderer of the editor shows no Markdown in Preview as Text. */
+function plain(text) {
+  const lines = []
+  for (const line of text.split("\n")) {
+    const cells = line.startsWith("|") && line.endsWith("|") ? line.slice(1, -1).split("|") : null
+    if (!cells) lines.push(line)
+    else if (cells.every((cell) => /^-+$/.test(cell))) lines.push(cells.map((cell) => "\u2500".repeat(cell.length)).join("\u2500"))
+    else lines.push(cells.join(" "))
+  }
+  // The server writes what has a meaning in Markdown as character references.
+  return lines.join("\n").replace(/&#(\d+);/g, (_, code) => String.fromCodePoint(Number(code)))
+}
+
+/** The nodes Preview as Text of a graph that show a table of ours. */
+function* tablesOf(graph) {
   for (const node of graph?.nodes ?? []) {
     const link = node.comfyClass === "PreviewAny" && graph.getLink?.(node.inputs[0]?.link)
     const source = link && graph.getNodeById(link.origin_id)
     const ours = source?.subgraph || source?.comfyClass?.startsWith("FastAR")
-    if (!ours || source.outputs[link.origin_slot].name !== "table") continue
+    if (ours && source.outputs[link.origin_slot].name === "table") yield node
+  }
+}
+
+/** In the classic renderer, the text of a table without Markdown. */
+function showPlain(graph) {
+  if (LiteGraph.vueNodesMode) return
+  for (const node of tablesOf(graph)) {
+    const shown = node.widgets?.find((widget) => widget.name === "preview_text")
+    if (typeof shown?.value === "string" && shown.value.includes("|")) shown.value = plain(shown.value)
+  }
+}
+
+/** Preview as Text shows a table as Markdown; the editor does not save that choice in a graph. */
+function showTables(graph) {
+  for (const node of tablesOf(graph)) {
     const mode = node.widgets?.find((widget) => ["preview_mode", "previewMode"].includes(widget.name))
     if (mode) mode.callback?.((mode.value = true))
   }
@@ -52,4 +81,7 @@ app.registerExtension({
   },
   loadedGraphNode: (node) => node.comfyClass === "FastARCompare" && fitPairs(node),
   afterConfigureGraph: () => showTables(app.graph),
+  // Deferred: the editor writes the text first.
+  setup: () => api.addEventListener("executed", () => requestAnimationFrame(() => showPlain(app.graph))),
+  onNodeOutputsUpdated: () => requestAnimationFrame(() => showPlain(app.graph)),
 })

@@ -1,52 +1,124 @@
 // A UserError (errors.py) in one sentence, at once: of a graph that was rejected, and of a run that failed.
 //
 // Kept because the editor would otherwise show the sentence behind two clicks: of a rejected graph it says only which input is wrong, and
-// of a failed run that one failed. This script shows the sentence in a toast. It changes nothing else: the editor's report keeps the stack
-// trace, which a bug report needs.
+// of a failed run that one failed. This script shows the sentence in a message of its own, which goes after 8 seconds, with a click, or at
+// the next run. The editor's messages cannot be placed: they would cover the node that is to be changed, or the button "View details".
+// The editor's report keeps the stack trace, which a bug report needs.
 //
 // A rejected graph raises no event of the editor, so that its answer is read where it arrives, in api.queuePrompt.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
+import { shownOf, titleOf } from "./graphs.js"
 
 const USER_ERROR = "fastar.UserError"
 
-// Characters and toasts that are shown: a graph may hold a thousand nodes, and a title of any length.
+// Characters that are shown: a title may have any length.
 const LONGEST = 400
-const MOST_TOASTS = 3
+const LONGEST_TITLE = 80
+const SECONDS = 8
 
-/** A toast. The editor shows its texts as they are, not as HTML or Markdown. */
-const tell = (id, type, detail) =>
-  app.extensionManager?.toast?.add({
-    severity: "error",
-    summary: String(app.graph?.getNodeById?.(id)?.title ?? type).slice(0, 80),
-    detail: String(detail).slice(0, LONGEST),
-    life: 30000,
-  })
+const STYLE = `
+.fastar-message { position: fixed; z-index: 3000; width: 380px; padding: 12px 16px; border-radius: 8px; cursor: pointer;
+  background: var(--comfy-menu-bg, #353535); color: var(--input-text, #ddd); border: 1px solid var(--error-text, #ff4444);
+  font: 13px/1.4 sans-serif; box-shadow: 0 4px 16px #0008; overflow-wrap: anywhere; }
+.fastar-message b { display: block; margin-bottom: 4px; }`
+
+// Places on the screen, the best first. The upper right is the editor's: its messages and "View details" are there.
+const GAP = 16
+const TOP = 110 // below the tabs and the bar with the button Run
+const LEFT = 80 // beside the sidebar
+const PLACES = [
+  (width, height) => [(innerWidth - width) / 2, innerHeight - height - GAP],
+  (width, height) => [LEFT, innerHeight - height - GAP],
+  () => [LEFT, TOP],
+  (width) => [(innerWidth - width) / 2, TOP],
+]
+
+let shown = null // the message
+let timer = 0
+
+function remove() {
+  clearTimeout(timer)
+  shown?.remove()
+  shown = null
+}
+
+/** The node's rectangle on the screen, its title bar included. */
+function rectangleOf(node) {
+  const { canvas, ds } = app.canvas
+  if (!node) return null
+  const box = canvas.getBoundingClientRect()
+  const title = LiteGraph.NODE_TITLE_HEIGHT
+  const left = (node.pos[0] + ds.offset[0]) * ds.scale + box.left
+  const top = (node.pos[1] - title + ds.offset[1]) * ds.scale + box.top
+  return { left, top, right: left + node.size[0] * ds.scale, bottom: top + (node.size[1] + title) * ds.scale }
+}
+
+/** Pixels that two rectangles have in common. */
+function common(a, b) {
+  const width = Math.min(a.right, b.right) - Math.max(a.left, b.left)
+  const height = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top)
+  return Math.max(0, width) * Math.max(0, height)
+}
+
+/** Put the message at the first place where it does not cover the node, or where it covers least of it. */
+function place(node) {
+  const taken = rectangleOf(node)
+  const { offsetWidth: width, offsetHeight: height } = shown
+  const boxes = PLACES.map((at) => at(width, height)).map(([left, top]) => ({ left, top, right: left + width, bottom: top + height }))
+  const covered = boxes.map((box) => (taken ? common(box, taken) : 0))
+  const { left, top } = boxes[covered.indexOf(Math.min(...covered))]
+  Object.assign(shown.style, { left: `${left}px`, top: `${top}px` })
+}
+
+/** Show one message, in the place of the one before; texts are shown as they are. */
+function tell(id, type, sentence) {
+  remove()
+  shown = document.createElement("div")
+  shown.className = "fastar-message"
+  shown.setAttribute("role", "alert")
+  const title = document.createElement("b")
+  title.textContent = (titleOf(id) ?? type).slice(0, LONGEST_TITLE)
+  const detail = document.createElement("span")
+  detail.textContent = sentence.slice(0, LONGEST)
+  shown.append(title, detail)
+  shown.addEventListener("click", remove)
+  document.body.append(shown)
+  place(shownOf(id))
+  timer = setTimeout(remove, 1000 * SECONDS)
+}
 
 /** The sentence of a run that failed. */
 function tellFailure({ detail }) {
-  if (detail?.exception_type === USER_ERROR) tell(detail.node_id, detail.node_type, detail.exception_message.trim())
+  if (detail?.exception_type === USER_ERROR) tell(detail.node_id, detail.node_type, String(detail.exception_message).trim())
 }
 
-/** The reasons that our nodes gave for rejecting a graph; ComfyUI writes "input - reason". */
+/** The first reason that our nodes gave for rejecting a graph, and how many more there are; ComfyUI writes "input - reason". */
 function tellReasons(rejected) {
   const reasons = []
   for (const [id, { class_type, errors }] of Object.entries(rejected ?? {}))
     for (const { type, details } of errors)
       if (class_type.startsWith("FastAR") && type === "custom_validation_failed")
         reasons.push([id, class_type, details.replace(" - ", ": ")])
+  if (!reasons.length) return
 
-  for (const reason of reasons.slice(0, MOST_TOASTS)) tell(...reason)
-  const more = reasons.length - MOST_TOASTS
-  if (more > 0) tell(null, "FastAR", `${more} more nodes were refused for reasons of this kind.`)
+  const [id, type, sentence] = reasons[0]
+  const others = new Set(reasons.map(([number]) => number)).size - 1
+  const more = others ? ` ${others} more ${others > 1 ? "nodes were" : "node was"} refused.` : ""
+  tell(id, type, sentence.slice(0, LONGEST - more.length) + more)
 }
 
 app.registerExtension({
   name: "FastAR.Errors",
   init() {
+    const style = document.createElement("style")
+    style.textContent = STYLE
+    document.head.append(style)
     api.addEventListener("execution_error", tellFailure)
+    api.addEventListener("execution_start", remove)
     const queue = api.queuePrompt
     api.queuePrompt = async function (...args) {
+      remove()
       try {
         const answer = await queue.apply(this, args)
         tellReasons(answer.node_errors)

@@ -1,0 +1,149 @@
+"""What a node says about its run stays on the node: after the run, in saved graphs, in Apps. Both renderers."""
+
+from pathlib import Path
+from typing import Any
+
+from comfy_host import Comfy, load_workflow
+from test_browser import OPEN_TEMPLATE, _no_complaint, _run, browser, editor  # noqa: F401  fixtures
+
+# ruff: noqa: F811
+
+PROMPTED = "FastAR 17 Prompt to picture - Harmon"
+# Text on the nodes of a type: what the widget holds.
+TEXT = "type => app.graph._nodes.find(n => n.type === type).widgets.find(w => w.name === 'last run').value"
+# The same as it stands on the screen; "" if it is not shown.
+SEEN = """() => [...document.querySelectorAll('textarea')].filter(
+    area => area.readOnly && area.checkVisibility()).map(area => area.value).join('|')"""
+TYPE_PROMPT = """text => {
+    const node = app.graph._nodes.find(n => n.type === 'FastARPrompt')
+    node.widgets.find(w => w.name === 'text').value = text
+}"""
+SENT = "async () => Object.values((await app.graphToPrompt()).output).flatMap(node => Object.keys(node.inputs))"
+SAVED = "app.graph.serialize()"
+
+
+def _values(graph: dict[str, Any]) -> dict[str, list[Any]]:
+    """Number of saved widget values by node; the seed's changes."""
+    return {str(node["id"]): len(node.get("widgets_values") or []) for node in graph["nodes"]}
+
+
+def test_texts_stay_after_a_run_and_in_the_saved_graph(comfy: Comfy, editor: Any, artifacts: Path) -> None:
+    editor.set_viewport_size({"width": 1366, "height": 768})
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow(PROMPTED))
+    editor.wait_for_timeout(1500)
+    editor.evaluate(TYPE_PROMPT, "a purple elephant at night")
+    before = editor.evaluate(SAVED)
+    assert "a purple elephant at night" in str(before["nodes"])
+    assert editor.evaluate(SEEN) == "", "nothing was said yet"
+
+    assert not comfy.failure(_run(comfy, editor))
+    editor.wait_for_timeout(1500)
+    editor.screenshot(path=str(artifacts / f"texts_{editor.renderer}.png"))
+    kind = next(
+        node["type"] for node in before["nodes"] if node["type"].endswith("Sampler") and "FastAR" in node["type"]
+    )
+    words, figures = editor.evaluate(TEXT, "FastARPrompt"), editor.evaluate(TEXT, kind)
+    assert words.startswith("Words that") and "purple, elephant" in words
+    assert " passes" in figures.split("\n")[-2] and " AR steps, " in figures.split("\n")[-1], "settings last"
+    assert words in editor.evaluate(SEEN) and figures in editor.evaluate(SEEN)
+
+    # It is no input, and takes no other value's place.
+    assert "last run" not in editor.evaluate(SENT)
+    after = editor.evaluate(SAVED)
+    assert _values(after) == _values(before)
+
+    # Saved and opened again.
+    editor.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4})")
+    editor.evaluate("graph => app.loadGraphData(graph)", after)
+    editor.wait_for_timeout(2000)
+    editor.screenshot(path=str(artifacts / f"texts opened again_{editor.renderer}.png"))
+    assert (editor.evaluate(TEXT, "FastARPrompt"), editor.evaluate(TEXT, kind)) == (words, figures)
+    assert words in editor.evaluate(SEEN) and figures in editor.evaluate(SEEN)
+
+    # A prompt whose words are known.
+    editor.evaluate(TYPE_PROMPT, "a red boat at sunset")
+    assert not comfy.failure(_run(comfy, editor))
+    editor.wait_for_timeout(1500)
+    assert editor.evaluate(TEXT, "FastARPrompt") == ""
+    _no_complaint(editor)
+
+
+def test_a_result_that_is_reused_says_the_same_again(comfy: Comfy, editor: Any, workflow: dict[str, Any]) -> None:
+    """The text of a node that does not run again, in an editor that was opened meanwhile."""
+    graph = load_workflow("FastAR 01 Label to picture - MAR")
+    graph["nodes"] = [
+        {**node, "widgets_values": [7, "fixed"]} if node["type"] == "SeedNode" else node for node in graph["nodes"]
+    ]
+    editor.evaluate("graph => app.loadGraphData(graph)", graph)
+    editor.wait_for_timeout(1000)
+    _run(comfy, editor)
+    editor.wait_for_timeout(1000)
+    said = editor.evaluate(TEXT, "FastARFastHybridSampler")
+    editor.evaluate("graph => app.loadGraphData(graph)", graph)
+    editor.wait_for_timeout(1000)
+    assert said and editor.evaluate(TEXT, "FastARFastHybridSampler") == ""
+    editor.get_by_role("button", name="Run", exact=True).first.click()
+    editor.wait_for_timeout(4000)
+    assert editor.evaluate(TEXT, "FastARFastHybridSampler") == said
+
+
+def test_an_app_shows_the_text(comfy: Comfy, editor: Any, artifacts: Path) -> None:
+    """An App that lists the text among its inputs."""
+    name = "FastAR 01 Label to picture - MAR.app"
+    app = load_workflow(name)
+    sampler = next(node["id"] for node in app["nodes"] if node["type"] == "FastARFastHybridSampler")
+    app["extra"]["linearData"]["inputs"].append([sampler, "last run"])
+    editor.evaluate(OPEN_TEMPLATE, [app, name])
+    editor.wait_for_timeout(2500)
+    tour = editor.get_by_role("button", name="Skip", exact=True)
+    if tour.count():
+        tour.first.click()
+    assert not comfy.failure(_run(comfy, editor))
+    editor.wait_for_timeout(2000)
+    editor.screenshot(path=str(artifacts / f"texts in an app_{editor.renderer}.png"))
+    assert " passes" in editor.evaluate(SEEN)
+
+
+# What Preview as Text shows, on the screen: characters in the classic renderer, a table in Nodes 2.0.
+TABLE = """() => [...document.querySelectorAll('.widget-text-preview')].filter(box => box.checkVisibility()).map(
+    box => [box.querySelector('textarea')?.value ?? '', box.querySelectorAll('table td').length])"""
+
+
+def test_tables_have_no_raw_pipes(comfy: Comfy, editor: Any, artifacts: Path) -> None:
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("FastAR 04 FastHybrid vs MAR"))
+    editor.wait_for_timeout(1500)
+    assert not comfy.failure(_run(comfy, editor))
+    editor.wait_for_timeout(2000)
+    editor.screenshot(path=str(artifacts / f"table_{editor.renderer}.png"))
+    ((text, cells),) = editor.evaluate(TABLE)
+    if editor.renderer == "litegraph" and not cells:
+        head, rule, mar, fast, *_ = text.split("\n")
+        assert head.split()[:2] == ["sampler", "speed-up"] and set(rule) == {"─"}
+        assert mar.split()[:2] == ["MAR", "1.00x"] and fast.split()[0] == "FastHybrid"
+        assert head.index("seconds") == mar.index(mar.split()[2]), "columns stand under each other"
+    else:
+        assert cells >= 16
+    assert "|" not in text
+
+
+def test_texts_of_one_graph_do_not_appear_on_nodes_of_another(comfy: Comfy, editor: Any) -> None:
+    """Both graphs have a sampler of the same id. What was said meanwhile is there when the first is opened again."""
+    first, second = load_workflow("FastAR 01 Label to picture - MAR"), load_workflow(PROMPTED)
+    number = next(node["id"] for node in first["nodes"] if node["type"] == "FastARFastHybridSampler")
+    assert number in [node["id"] for node in second["nodes"] if node["type"] == "FastARFastHybridSampler"]
+    editor.evaluate("graph => app.loadGraphData(graph)", first)
+    editor.wait_for_timeout(1000)
+    comfy.post("/free", {"unload_models": True, "free_memory": True})
+    before = set(comfy.get("/history"))
+    editor.get_by_role("button", name="Run", exact=True).first.click()
+    editor.wait_for_timeout(1000)
+    editor.evaluate("graph => app.loadGraphData(graph)", second)
+    for _ in range(200):
+        editor.wait_for_timeout(250)
+        if set(comfy.get("/history")) - before:
+            break
+    editor.wait_for_timeout(1500)
+    assert editor.evaluate(TEXT, "FastARFastHybridSampler") == ""
+    editor.evaluate("graph => app.loadGraphData(graph)", first)
+    editor.wait_for_timeout(1500)
+    assert " passes" in editor.evaluate(TEXT, "FastARFastHybridSampler")

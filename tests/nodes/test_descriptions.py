@@ -1,0 +1,85 @@
+"""Messages name what is on a socket in the user's words, not by Python's classes."""
+
+import re
+
+import pytest
+import tiny
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.nodes import compare, conditioning, running, samplers, sweep
+from fastar_nodes.nodes.running import CachePlan, LabelText
+from fastar_nodes.nodes.schema import describe
+from fastar_nodes.samplers.conditioning import (
+    CodeCondition,
+    FeatureCondition,
+    PromptCondition,
+    TextCondition,
+    expect_kind,
+    from_ids,
+)
+from fastar_nodes.samplers.mar.settings import CacheSettings
+from qwen_reference import tiny_tar
+from tiny_hybrids import tiny_hybrid
+
+ROWS = (torch.zeros(2, 4),)
+PROMPT = PromptCondition(("a cat",))
+SEEN = [
+    (from_ids([1]), "class labels"),
+    (LabelText("cat", 1), "class labels"),
+    (PROMPT, "a prompt"),
+    (TextCondition(ROWS, ("a cat",)), "a text of Text Prompt (LlamaGen)"),
+    (CodeCondition((torch.zeros(4, dtype=torch.int64),), ("a cat",)), "semantic codes"),
+    (FeatureCondition(ROWS, ("a cat",)), "semantic features"),
+    (tiny.a_report("mar"), "a report"),
+    (CachePlan("fast", {}), "the settings of LazyMAR Cache"),
+    (CacheSettings(), "the settings of LazyMAR Cache"),
+    (tiny.a_vae(), "a VAE"),
+    ([[torch.zeros(1, 77, 768), {"pooled_output": None}]], "a CONDITIONING"),
+    ({"samples": torch.zeros(1)}, "a LATENT"),
+    ([1], "a list"),
+    ({}, "a dictionary"),
+    (object(), "an object of another node pack"),
+    (type("ModelPatcher", (), {"model": object()})(), "a MODEL of another kind"),
+]
+
+
+@pytest.mark.parametrize(("value", "words"), SEEN)
+def test_values_on_sockets_have_the_names_that_users_see(value, words):
+    assert describe(value) == words
+
+
+def test_models_are_named_by_kind_and_name():
+    assert describe(tiny.a_mar()).startswith("a MAR (")
+    assert describe(tiny.a_gpt()).startswith("a token model (")
+    assert describe(running.Loaded.of(tiny_hybrid())).startswith("a Harmon or UniPic (")
+    assert describe(running.Loaded.of(tiny_tar())).startswith("the language model of Tar (")
+
+
+WRONG = {
+    "a prompt at a MAR of labels": lambda: tiny.sample(samplers.MARSampler, condition=PROMPT),
+    "a report in the model's place": lambda: running.expect_mar(tiny.a_report("mar"), "model"),
+    "a token model at a MAR sampler": lambda: running.expect_mar(tiny.a_gpt(), "model"),
+    "labels at Token Map": lambda: compare.TokenMap.execute(from_ids([1])),
+    "a model at Sweep Grid": lambda: sweep.SweepGrid.execute(tiny.a_mar(), cell_size=64),
+    "labels at Tar Prompt": lambda: conditioning.TarPrompt.execute(from_ids([1]), "a", 1),
+    "labels as the image": lambda: conditioning.ImageToCodes.execute(from_ids([1]), "demo-ta-tok", False),
+    "a prompt at a model of labels": lambda: expect_kind(PROMPT, "class", "demo"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_no_message_about_a_wrong_wire_names_a_class(case):
+    with pytest.raises(UserError) as told:
+        WRONG[case]()
+    sentence = str(told.value)
+    assert not re.search(
+        r"\b[A-Z][a-z]+(Condition|Model|Text|Report|Plan|Settings)\b|\bLoaded\b|\bReport\b", sentence
+    ), sentence
+    assert "connect" in sentence
+
+
+def test_a_wrong_condition_is_answered_with_the_node_that_makes_the_right_one():
+    for kind, maker in (("class", "Class Label"), ("prompt", "Prompt"), ("text", "Text Prompt (LlamaGen)")):
+        other = PROMPT if kind == "class" else from_ids([1])
+        with pytest.raises(UserError, match=f"connect {re.escape(maker)}\\.$"):
+            expect_kind(other, kind, "demo")
