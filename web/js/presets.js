@@ -140,7 +140,13 @@ function afterChange(widget, react) {
 
 /** Hide the advanced widgets in the classic renderer too, which has "Show Advanced" in a node's menu but does not read the schema. */
 function foldAdvanced(node) {
-  for (const widget of node.widgets) if (widget.options?.advanced) widget.advanced = true
+  for (const widget of node.widgets) {
+    if (!widget.options?.advanced) continue
+    widget.advanced = true
+    // That renderer does not draw them, but leaves room for all that are not hidden.
+    const get = () => !LiteGraph.vueNodesMode && !node.showAdvanced
+    Object.defineProperty(widget, "hidden", { get, set() {}, configurable: true, enumerable: true })
+  }
 }
 
 function watchPreset(node) {
