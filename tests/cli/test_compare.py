@@ -70,7 +70,7 @@ def test_picture_table_and_json(compare, tmp_path):
     assert list(numbers) == ["version", "device", "runs"] and numbers["version"] == 1 and numbers["device"] == "cpu"
     mar, fast = numbers["runs"]
     keys = "sampler model settings seed images seconds speedup counts acceptance tokens_per_pass phases".split()
-    keys += ["peak_memory_bytes", "memory_estimate_bytes", "quality", "note"]
+    keys += ["threads", "peak_memory_bytes", "memory_estimate_bytes", "quality", "note"]
     for run in (mar, fast):
         assert list(run) == [k for k in keys if k not in ("acceptance", "quality") or run is fast]
         assert list(run["memory_estimate_bytes"]) == ["weights: MAR", "noise", "MAR", "head", "decode"]

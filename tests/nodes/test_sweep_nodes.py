@@ -269,7 +269,7 @@ def test_the_advisor_answers_with_a_line_that_runs(monkeypatch):
     model = a_mar()
     model.recommended = {"ar_steps": 8, "diffusion_steps": 8}
     node = with_hidden(advisor.Advisor, {})
-    line, table = node.execute(model, WHAT, 7, measure="PSNR", least=0.0, repeats=2).result
+    line, table = node.execute(model, WHAT, 7, measure="PSNR", least_psnr=0.0, repeats=2).result
     assert line in (*lines[:2], "mar") and "lazymar: block=9 was not run" in table
     assert len([row for row in table.splitlines() if row.startswith("| ")]) == 4
     assert fake_comfy.state.said[-1] == ("5", table.splitlines()[0])
