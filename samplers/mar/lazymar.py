@@ -494,6 +494,9 @@ FULL = "full"
 EDGE = "edge"
 REUSED = "reused"
 
+# The head's blocks whose outputs are reused as one sum; of the others, each block's MLP output is reused by itself.
+MIDDLE = range(1, 5)
+
 
 class HeadPlan(NamedTuple):
     """How the head is evaluated at every diffusion step, highest timestep first."""
@@ -536,7 +539,7 @@ class CachedHead:
         self.cfg = batch.cfg
         self.kinds = plan.kinds
         self.branches, self.tokens = batch.z.shape[:2]
-        self.own = [0, *range(5, len(head.res_blocks))]  # blocks whose MLP outputs are reused one by one
+        self.own = [j for j in range(len(head.res_blocks)) if j not in MIDDLE]
         self.rows = 0  # evaluated so far
         self._evaluate = net.region(evaluated)
         self._reuse = net.region(reused)
@@ -572,7 +575,7 @@ class CachedHead:
         kind = self.kinds[k]
         modulations = next(self.modulations[kind])
         if kind == FULL:
-            out, self._kept = self._evaluate(self.head, self.own, self.cfg, torch.cat([x] * self.branches), modulations)
+            out, self._kept = self._evaluate(self.head, self.cfg, torch.cat([x] * self.branches), modulations)
         else:
             assert self._kept is not None
             out, self._kept = self._reuse(self.head, self.own, self._kept, kind == EDGE, x, modulations)
@@ -588,13 +591,10 @@ class Kept(NamedTuple):
     bias: Tensor  # of the last layer, plus the guidance, fp32 [N, 2 channels]
 
 
-def evaluated(
-    head: DiffusionHead, own: Sequence[int], cfg: Tensor, x: Tensor, modulations: Sequence[Tensor]
-) -> tuple[Tensor, Kept]:
+def evaluated(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequence[Tensor]) -> tuple[Tensor, Kept]:
     """The head in full: noise and variance logits [P N, 2 channels], and what the next steps reuse.
 
-    ``own`` are the blocks whose MLP outputs are kept, ``cfg`` [N, 1] is the guidance scale, x fp32 [P N, channels] are
-    the states of all branches of guidance.
+    ``cfg`` [N, 1] is the guidance scale, x fp32 [P N, channels] are the states of all branches of guidance.
     """
     n = len(cfg)
     blocks = cast(Sequence[HeadBlock], head.res_blocks)
@@ -605,12 +605,12 @@ def evaluated(
     for j, block in enumerate(blocks):
         shift, scale, gate = modulations[3 * j : 3 * j + 3]
         out = block.mlp(modulated(h, block.in_ln, shift, scale))
-        if j == 1:
+        if j == MIDDLE[0]:
             before = h[:n]
         h = torch.addcmul(h, gate, out)
-        if j in own:
+        if j not in MIDDLE:
             mlps.append(out[:n])
-        elif j == 4 or j + 1 == len(blocks):
+        elif j == MIDDLE[-1] or j + 1 == len(blocks):
             middle = h[:n] - before
 
     last = head.final_layer.linear
