@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import UserError
 from ...model_loaders.networks.mar import (
@@ -545,9 +545,12 @@ class CachedHead:
         self._reuse = net.region(reused)
 
         # The modulations of each kind of step; a reused step needs gates and the last layer's only.
-        own = [head.res_blocks[j] for j in self.own]
+        own = [cast(HeadBlock, head.res_blocks[j]) for j in self.own]
         width = head.input_proj.out_features
-        gates = [outputs(block.adaLN_modulation[1], 2 * width, 3 * width) for block in own]
+        gates = []
+        for block in own:
+            modulation = cast(nn.Linear, block.adaLN_modulation[1])
+            gates.append(outputs(modulation, 2 * width, 3 * width))
 
         def of_edge(embedding: Tensor) -> list[Tensor]:
             return head.modulations(embedding, own)
