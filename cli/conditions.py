@@ -106,4 +106,8 @@ def _each(texts: Sequence[str] | None, repeat: int, on: Ready) -> list[str]:
     if encoded:
         texts = [prompt_of(text, "text") for text in texts]
 
-    return [text for text in texts for _ in range(repeat)]
+    repeated = []
+    for text in texts:
+        repeated += [text] * repeat
+
+    return repeated

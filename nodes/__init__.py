@@ -24,6 +24,10 @@ def make_extension() -> ComfyExtension:
         """Every node of the pack."""
 
         async def get_node_list(self) -> list[type[io.ComfyNode]]:
-            return [node for module in modules for node in module.NODES]
+            nodes: list[type[io.ComfyNode]] = []
+            for module in modules:
+                nodes += module.NODES
+
+            return nodes
 
     return FastARExtension()

@@ -107,4 +107,8 @@ def parse_choice(text: str, field: str) -> Choice:
 
 def names_of_settings(entries: Mapping[str, Entry]) -> list[str]:
     """Names of all settings of these samplers, and "preset" first."""
-    return list(dict.fromkeys([PRESET, *(name for e in entries.values() for name in knobs(e.settings))]))
+    names = [PRESET]
+    for entry in entries.values():
+        names += knobs(entry.settings)
+
+    return list(dict.fromkeys(names))

@@ -190,20 +190,25 @@ def streamed_layers(net: nn.Module) -> list[Streamed]:
 
 def offloaded_bytes(net: nn.Module) -> int:
     """Bytes of the weights that are off the device now."""
-    offloaded = [layer for layer in streamed_layers(net) if layer.is_offloaded()]
-    return sum(tensor.nbytes for layer in offloaded for tensor in layer.tensors())
+    count = 0
+    for layer in streamed_layers(net):
+        if layer.is_offloaded():
+            count += sum(tensor.nbytes for tensor in layer.tensors())
+
+    return count
 
 
 def remark(*nets: nn.Module) -> str:
     """What a report says about networks with int8 weights, or with weights off the device; "" for others."""
-    if any(isinstance(module, Int8Linear) for net in nets for module in net.modules()):
+    together = nn.ModuleList(nets)
+    if any(isinstance(module, Int8Linear) for module in together.modules()):
         return "int8 weights: the images differ from those of fp32, see docs/benchmarks/speed.md"
 
     offloaded = sum(map(offloaded_bytes, nets))
     if not offloaded:
         return ""
 
-    total = sum(parameter.nbytes for net in nets for parameter in net.parameters())
+    total = sum(parameter.nbytes for parameter in together.parameters())
     return f"{offloaded / 1e9:.2g} of {total / 1e9:.2g} GB of weights streamed from main memory, which is slower"
 
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import UserError
 from ...model_loaders.networks.mar import (
@@ -502,6 +502,9 @@ FULL = "full"
 EDGE = "edge"
 REUSED = "reused"
 
+# The head's blocks whose outputs are reused as one sum; of the others, each block's MLP output is reused by itself.
+MIDDLE = range(1, 5)
+
 
 class HeadPlan(NamedTuple):
     """How the head is evaluated at every diffusion step, highest timestep first."""
@@ -544,15 +547,18 @@ class CachedHead:
         self.cfg = batch.cfg
         self.kinds = plan.kinds
         self.branches, self.tokens = batch.z.shape[:2]
-        self.own = [0, *range(5, len(head.res_blocks))]  # blocks whose MLP outputs are reused one by one
+        self.own = [j for j in range(len(head.res_blocks)) if j not in MIDDLE]
         self.rows = 0  # evaluated so far
         self._evaluate = net.region(evaluated)
         self._reuse = net.region(reused)
 
         # The modulations of each kind of step; a reused step needs gates and the last layer's only.
-        own = [head.res_blocks[j] for j in self.own]
+        own = [cast(HeadBlock, head.res_blocks[j]) for j in self.own]
         width = head.input_proj.out_features
-        gates = [outputs(block.adaLN_modulation[1], 2 * width, 3 * width) for block in own]
+        gates = []
+        for block in own:
+            modulation = cast(nn.Linear, block.adaLN_modulation[1])
+            gates.append(outputs(modulation, 2 * width, 3 * width))
 
         def of_edge(embedding: Tensor) -> list[Tensor]:
             return head.modulations(embedding, own)
@@ -580,7 +586,7 @@ class CachedHead:
         kind = self.kinds[k]
         modulations = next(self.modulations[kind])
         if kind == FULL:
-            out, self._kept = self._evaluate(self.head, self.own, self.cfg, torch.cat([x] * self.branches), modulations)
+            out, self._kept = self._evaluate(self.head, self.cfg, torch.cat([x] * self.branches), modulations)
         else:
             assert self._kept is not None
             out, self._kept = self._reuse(self.head, self.own, self._kept, kind == EDGE, x, modulations)
@@ -596,13 +602,10 @@ class Kept(NamedTuple):
     bias: Tensor  # of the last layer, plus the guidance, fp32 [N, 2 channels]
 
 
-def evaluated(
-    head: DiffusionHead, own: Sequence[int], cfg: Tensor, x: Tensor, modulations: Sequence[Tensor]
-) -> tuple[Tensor, Kept]:
+def evaluated(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequence[Tensor]) -> tuple[Tensor, Kept]:
     """The head in full: noise and variance logits [P N, 2 channels], and what the next steps reuse.
 
-    ``own`` are the blocks whose MLP outputs are kept, ``cfg`` [N, 1] is the guidance scale, x fp32 [P N, channels] are
-    the states of all branches of guidance.
+    ``cfg`` [N, 1] is the guidance scale, x fp32 [P N, channels] are the states of all branches of guidance.
     """
     n = len(cfg)
     blocks = cast(Sequence[HeadBlock], head.res_blocks)
@@ -613,12 +616,12 @@ def evaluated(
     for j, block in enumerate(blocks):
         shift, scale, gate = modulations[3 * j : 3 * j + 3]
         out = block.mlp(modulated(h, block.in_ln, shift, scale))
-        if j == 1:
+        if j == MIDDLE[0]:
             before = h[:n]
         h = torch.addcmul(h, gate, out)
-        if j in own:
+        if j not in MIDDLE:
             mlps.append(out[:n])
-        elif j == 4 or j + 1 == len(blocks):
+        elif j == MIDDLE[-1] or j + 1 == len(blocks):
             middle = h[:n] - before
 
     last = head.final_layer.linear

@@ -125,6 +125,7 @@ from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
 
 class Noise:
+    seed: None = None
     def __init__(self, orders, first, steps):
         self.orders, self.first = lambda tokens: orders, lambda stream, tokens, channels: first
         self.steps = lambda stream, count, tokens, channels: steps(count)

@@ -141,7 +141,7 @@ class TokenBench(Bench):
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
         condition, draws = self.condition(row, images), PairedDraws(self.ground.seed, images)
         more, run = self.companions(row, settings), find(row.sampler).run
-        codes, report = finish(run(self.model(row.model), condition, settings, draws, self.ground.seed, **more))
+        codes, report = finish(run(self.model(row.model), condition, settings, draws, **more))
         return np.concatenate([to_rgb(self.vq.net.decode_codes(part)) for part in codes.split(_CHUNK)]), report
 
     def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:
