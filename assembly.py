@@ -592,8 +592,8 @@ def defaults(ready: Ready) -> dict[str, Any]:
     A MAR gets no more AR steps than it has tokens.
     """
     out = _published(ready)
-    if "ar_steps" in out:
-        out["ar_steps"] = min(out["ar_steps"], ready.tokens)
+    if "steps" in out:
+        out["steps"] = min(out["steps"], ready.tokens)
 
     return {**out, **stated_defaults(ready.metadata)}
 
@@ -620,7 +620,7 @@ def _published(ready: Ready) -> dict[str, Any]:
 
     if ready.condition == "class":
         if ready.demo:
-            return {"ar_steps": _DEMO_STEPS}
+            return {"steps": _DEMO_STEPS}
         return published_masked(MAR)
 
     unipic = cast(MARModel, ready.model).max_beta < _HYBRID_BETA
@@ -630,10 +630,10 @@ def _published(ready: Ready) -> dict[str, Any]:
 def published_masked(family: str, unipic: bool = False) -> dict[str, Any]:
     """The published settings of a full-size MAR or hybrid."""
     if family == MAR:
-        papers, _ = knobs(SAMPLERS[MAR].settings)["ar_steps"]
-        return {"ar_steps": papers}
+        papers, _ = knobs(SAMPLERS[MAR].settings)["steps"]
+        return {"steps": papers}
 
-    return {**_HYBRID_DEFAULTS, "ar_steps": _UNIPIC_STEPS if unipic else _HARMON_STEPS}
+    return {**_HYBRID_DEFAULTS, "steps": _UNIPIC_STEPS if unipic else _HARMON_STEPS}
 
 
 @torch.no_grad()

@@ -178,7 +178,7 @@ def hybrid_flops(
         lengths += [len(model.instruction(condition.unconditional))] * images
 
     out = dict.fromkeys(("language model", "MAR encoder", "MAR decoder", "head"), 0)
-    left = masked_after(mar.tokens, settings.ar_steps)
+    left = masked_after(mar.tokens, settings.steps)
     for before, after in zip([mar.tokens, *left], left, strict=False):
         rows = mar.buffer + mar.tokens - before
         for prompt in lengths:

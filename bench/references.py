@@ -393,10 +393,10 @@ def mar(root: Path, size: str, batch: int, sets: Mapping[str, str], name: str) -
         with torch.no_grad(), on_cpu():
             if name == "cspd":
                 both = runner(*nets, s.inner_temperature, s.prefill_ratio)
-                return both.run(batch, s.ar_steps, s.draft_length, *asked, s.cfg)
+                return both.run(batch, s.steps, s.draft_length, *asked, s.cfg)
 
             given = {"args": SimpleNamespace(device="cpu", lazy_mar=True)} if lazy else {}
-            return nets[0].sample_tokens(batch, s.ar_steps, s.cfg, *asked, **given)
+            return nets[0].sample_tokens(batch, s.steps, s.cfg, *asked, **given)
 
     def ours(s: Any, noise: Any) -> Any:
         return finish(entry.run(model, from_ids(labels.tolist()), s, noise, **more))
@@ -405,7 +405,7 @@ def mar(root: Path, size: str, batch: int, sets: Mapping[str, str], name: str) -
         return [_reference(module, network, steps, **extra) for network in networks]
 
     def compare() -> float:
-        short = replace(settings, ar_steps=min(4, settings.ar_steps), diffusion_steps=25)
+        short = replace(settings, steps=min(4, settings.steps), diffusion_steps=25)
         noise = _OneNoise(PairedNoise(0, range(batch)).orders(c.tokens), c.channels)
 
         nets = references(25)
@@ -420,7 +420,7 @@ def mar(root: Path, size: str, batch: int, sets: Mapping[str, str], name: str) -
 
     extra = {"lazy_mar": True} if lazy else {}
     nets = references(settings.diffusion_steps, **extra)
-    steps = f"{settings.ar_steps} x {settings.diffusion_steps}"
+    steps = f"{settings.steps} x {settings.diffusion_steps}"
     return Pair(
         work=f"{entry.title}, {model.name.split(',')[0]}, {steps}, batch {batch}",
         ours=lambda seed: ours(settings, PairedNoise(seed, range(batch))).report,

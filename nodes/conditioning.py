@@ -228,7 +228,7 @@ _encoder = ModelCache(host.get_text_device, host.get_text_offload_device)
 
 @dataclass(frozen=True)
 class PromptSettings(Settings):
-    """Widgets of Text Prompt after text and encoder."""
+    """Widgets of LlamaGen Prompt after text and encoder."""
 
     images: int = _images("Pictures of the text")
     dtype: str = knob(
@@ -262,8 +262,8 @@ class TextPrompt(io.ComfyNode):
         )
 
         return schema(
-            node_id="FastARTextPrompt",
-            display_name="Text Prompt (LlamaGen)",
+            node_id="FastARLlamaGenPrompt",
+            display_name="LlamaGen Prompt",
             category="FastAR/condition",
             description="What to draw, in words, for LlamaGen's text-to-image models. The text goes through the "
             "Flan-T5-XL encoder, cleaned as the models' training captions were.",

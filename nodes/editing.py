@@ -1,4 +1,4 @@
-"""Editing: the redrawn part of a picture, pasted into the original."""
+"""Editing: the inpainted area of an image, pasted into the original."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ from .schema import expect_image, expect_mask, output, schema, widgets
 
 @dataclass(frozen=True)
 class PasteSettings(Settings):
-    """Widgets of Paste Redrawn Part."""
+    """Widgets of Paste Inpainted Area."""
 
     feather: int = knob(
         8,
-        "Pixels of the original, inside the mask, over which the redrawn part fades in; more hides the seam and keeps "
-        "more of the original. Usual: 8 for 512 pixels. 0 pastes with a hard edge.",
+        "Pixels of the original, inside the mask, over which the inpainted area fades in; more hides the seam and "
+        "keeps more of the original. Usual: 8 for 512 pixels. 0 pastes with a hard edge.",
         low=0,
         high=128,
         step=1,
     )
 
 
-class PasteRedrawn(io.ComfyNode):
+class PasteInpaintedArea(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         original = io.Image.Input(
             "original", tooltip="The picture before the edit, of any size; the result has its size."
         )
-        redrawn = io.Image.Input(
-            "redrawn",
+        inpainted = io.Image.Input(
+            "inpainted",
             tooltip="The decoded pictures of the sampler; they are scaled to the original's size.",
         )
         mask = io.Mask.Input("mask", tooltip="The mask of the edit, of any size; white is redrawn.")
 
         return schema(
-            node_id="FastARPaste",
-            display_name="Paste Redrawn Part",
+            node_id="FastARPasteInpaintedArea",
+            display_name="Paste Inpainted Area",
             category="FastAR/sample",
-            description="Puts the redrawn part of a picture into the original. Outside the mask every pixel is the "
+            description="Puts the inpainted area of an image into the original. Outside the mask every pixel is the "
             "original's, which a decoder alone does not keep. The original may have any size.",
             search_aliases=["inpaint", "composite", "feather", "blend", "stitch", "keep original"],
-            sockets=[original, redrawn, mask],
+            sockets=[original, inpainted, mask],
             widgets=widgets(PasteSettings),
-            outputs=[output(io.Image, "image", "The original with the redrawn part.")],
+            outputs=[output(io.Image, "image", "The original with the inpainted area.")],
         )
 
     @classmethod
-    def execute(cls, original: Any, redrawn: Any, mask: Any, **values: Any) -> io.NodeOutput:
+    def execute(cls, original: Any, inpainted: Any, mask: Any, **values: Any) -> io.NodeOutput:
         feather = make(PasteSettings, values).feather
         below = to_rgb(expect_image(original, "original")).movedim(-1, 1).float()
-        above = to_rgb(expect_image(redrawn, "redrawn")).movedim(-1, 1).float()
+        above = to_rgb(expect_image(inpainted, "inpainted")).movedim(-1, 1).float()
         area = expect_mask(mask, "mask")[:, None]
 
         images = max(len(below), len(above))
-        for name, batch in {"original": below, "redrawn": above, "mask": area}.items():
+        for name, batch in {"original": below, "inpainted": above, "mask": area}.items():
             count = len(batch)
             if count not in (1, images):
                 raise UserError(f"{name}: its batch has {count} entries, not 1 or {images}; connect those of one run.")
@@ -82,4 +82,4 @@ class PasteRedrawn(io.ComfyNode):
         return io.NodeOutput(host.to_output(image.movedim(1, -1)))
 
 
-NODES: list[type[io.ComfyNode]] = [PasteRedrawn]
+NODES: list[type[io.ComfyNode]] = [PasteInpaintedArea]

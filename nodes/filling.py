@@ -90,7 +90,7 @@ def answer(body: bytes) -> tuple[int, dict[str, Any]]:
     """Status and content of the answer to a request; see :func:`fill` for its fields. Raises nothing."""
     try:
         asked = parse_json(body.decode("utf-8", "replace"), "the request", "fill")
-        found = fill(asked.get("node"), asked.get("preset"), asked.get("loader"), asked.get("ar_steps"))
+        found = fill(asked.get("node"), asked.get("preset"), asked.get("loader"), asked.get("steps"))
     except UserError as problem:
         return 400, {"error": str(problem)}
     except Exception as problem:  # a file may be damaged in any way
@@ -100,7 +100,7 @@ def answer(body: bytes) -> tuple[int, dict[str, Any]]:
     return 200, found
 
 
-def fill(node: Any, preset: Any, loader: Any = None, ar_steps: Any = None) -> dict[str, Any]:
+def fill(node: Any, preset: Any, loader: Any = None, steps: Any = None) -> dict[str, Any]:
     """The numbers of a preset for the model that a loader would load.
 
     Args:
@@ -108,7 +108,7 @@ def fill(node: Any, preset: Any, loader: Any = None, ar_steps: Any = None) -> di
         preset: an option of its preset widget.
         loader: ``{"class_type": ..., "inputs": {...}}`` with the loader's widgets; None where none is connected, which
             counts as a full-size model.
-        ar_steps: of the sampler that LazyMAR Cache feeds, if it is known.
+        steps: of the sampler that LazyMAR Cache feeds, if it is known.
 
     Returns:
         ``values``, setting name to value, empty for *custom*; and ``model``, what they are for, in words.
@@ -122,8 +122,8 @@ def fill(node: Any, preset: Any, loader: Any = None, ar_steps: Any = None) -> di
     if name == presets.CUSTOM:
         return {"values": {}, "model": about.words}
 
-    steps = ar_steps if isinstance(ar_steps, int) else None
-    settings = presets.combine(kind, about.recommended, preset_name(name), {}, about.demo, about.width, steps)
+    known_steps = steps if isinstance(steps, int) else None
+    settings = presets.combine(kind, about.recommended, preset_name(name), {}, about.demo, about.width, known_steps)
     values = numbers(settings, about.own(settings))
     for name in FREE:
         values.pop(name, None)
@@ -135,7 +135,7 @@ def _kinds() -> dict[str, tuple[Any, tuple[str, ...]]]:
     """Node type to the class of its settings and the options of its preset widget."""
     found: dict[str, tuple[Any, tuple[str, ...]]] = {
         "FastARTarPrompt": (TarPromptSettings, PLAIN),
-        "FastARLazyMARFeatureCache": (CacheSettings, PRESETS),
+        "FastARLazyMARCache": (CacheSettings, PRESETS),
     }
     for node in samplers.NODES:
         if hasattr(node, "sampler"):

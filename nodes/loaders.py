@@ -350,7 +350,7 @@ class LoadMAR(_Loader):
 
 
 class LoadHybrid(_Loader):
-    node_id = "FastARLoadHybrid"
+    node_id = "FastARLoadHarmon"
     title = "Load Harmon / UniPic"
     family = registry.HYBRID
     usual = ("demo-hybrid", "harmon-0.5b")

@@ -77,7 +77,7 @@ Steps: TypeAlias = Generator[Any, None, Any]
 # Names of loaders and nodes in messages.
 MAR_LOADERS = "Load MAR or Load Harmon / UniPic"
 TOKEN_LOADERS = "Load LlamaGen / PAR, Load Tar De-tokenizer or Load Janus"
-CONDITIONS = "Class Label, Prompt, Text Prompt (LlamaGen), Tar Prompt or Image to Codes"
+CONDITIONS = "Class Label, Prompt, LlamaGen Prompt, Tar Prompt or Image to Codes"
 # If memory is insufficient to encode texts, images or codes.
 READING = (
     "dtype: memory is insufficient for this model; choose bf16 or fp16 where it is offered, or unload other models."
@@ -200,8 +200,8 @@ def cache_unlike_preset(plan: CachePlan, loaded: Loaded[Any], settings: Any) -> 
     if not plan.preset_given or plan.preset == presets.CUSTOM:
         return ""
 
-    used = plan.settings(loaded, settings.ar_steps)
-    meant = plan.settings(loaded, settings.ar_steps, {})
+    used = plan.settings(loaded, settings.steps)
+    meant = plan.settings(loaded, settings.steps, {})
     said = unlike_preset(plan.preset, plan.values, used, meant, loaded.model)
     return f"LazyMAR Cache: {said}" if said else ""
 
@@ -253,7 +253,7 @@ def _token_condition(value: Any, model: TokenModel) -> AnyCondition:
 
 # Nodes that read large files to what they make.
 _SLOW: dict[str, type[TextCondition] | type[CodeCondition]] = {
-    "FastARTextPrompt": TextCondition,
+    "FastARLlamaGenPrompt": TextCondition,
     "FastARTarPrompt": CodeCondition,
     "FastARImageToCodes": CodeCondition,
 }
@@ -293,7 +293,7 @@ class Sockets:
     condition: Any
     draft: Any = None
     cache: Any = None
-    latent: Any = None
+    latent_image: Any = None
     mask: Any = None
     upscale_model: Any = None
 
@@ -306,12 +306,12 @@ class CachePlan:
     values: Mapping[str, Any]
     preset_given: bool = False  # whether a prompt named the preset
 
-    def settings(self, loaded: Loaded[MARModel], ar_steps: int, values: Mapping[str, Any] | None = None) -> Any:
+    def settings(self, loaded: Loaded[MARModel], steps: int, values: Mapping[str, Any] | None = None) -> Any:
         """The settings for a model and a number of AR steps; ``values`` in the place of the plan's."""
         model = loaded.model
         demo = model.label_set == DEMO_LABELS
         asked = self.values if values is None else values
-        return presets.combine(CacheSettings, {}, self.preset, asked, demo, model.net.config.dim, ar_steps)
+        return presets.combine(CacheSettings, {}, self.preset, asked, demo, model.net.config.dim, steps)
 
 
 @dataclass(frozen=True)
@@ -506,30 +506,31 @@ def _checked_cache(value: Any, loaded: Loaded[MARModel], settings: Any) -> Cache
         return None
 
     if isinstance(value, CachePlan):
-        value = value.settings(loaded, settings.ar_steps)
+        value = value.settings(loaded, settings.steps)
 
     return expect(value, CacheSettings, "cache", "LazyMAR Cache")
 
 
 def _checked_edit(sockets: Sockets, kind: str, loader: str) -> Edit | None:
-    """The edit of the sockets ``latent`` and ``mask``, None if both are unconnected.
+    """The edit of the sockets ``latent_image`` and ``mask``, None if both are unconnected.
 
     ``kind`` is that of the latents which ``loader``'s vae makes.
     """
-    latent = sockets.latent
+    latent = sockets.latent_image
     mask = sockets.mask
     if latent is None and mask is None:
         return None
 
     if latent is None:
         raise UserError(
-            "latent: there is a mask but no picture to change; connect VAE Encode's output, or remove the mask."
+            "latent_image: there is a mask but no picture to change; connect VAE Encode's output, or remove the mask."
         )
     if not isinstance(latent, dict) or "samples" not in latent:
-        raise UserError(f"latent: it got {describe(latent)}; connect the output of VAE Encode.")
+        raise UserError(f"latent_image: it got {describe(latent)}; connect the output of VAE Encode.")
     if kind_of(latent["samples"]) not in ("", kind):
         raise UserError(
-            f"latent: it is of another family, which has other latents; connect VAE Encode with the vae of {loader}."
+            "latent_image: it is of another family, which has other latents; connect VAE Encode with the vae of "
+            f"{loader}."
         )
 
     if mask is None:
@@ -537,8 +538,8 @@ def _checked_edit(sockets: Sockets, kind: str, loader: str) -> Edit | None:
     if mask is None:
         raise UserError("mask: without one nothing of the latent would be kept; paint a mask, or remove the latent.")
 
-    start = expect_latents(latent["samples"], "latent")
-    expect_usual_size(start, "latent")
+    start = expect_latents(latent["samples"], "latent_image")
+    expect_usual_size(start, "latent_image")
     return Edit(start, expect_mask(mask, "mask"))
 
 
@@ -640,7 +641,7 @@ def _edit_codes(edit: Edit, vae: FastARVAE) -> Edit:
     latents = edit.start
     if latents.shape[1] != channels:
         raise UserError(
-            f"latent: it has the shape {list(latents.shape)}, the model makes {channels} channels; "
+            f"latent_image: it has the shape {list(latents.shape)}, the model makes {channels} channels; "
             "connect VAE Encode with the vae of the same loader."
         )
 

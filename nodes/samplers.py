@@ -65,7 +65,7 @@ _CACHE = CACHE.Input(
 )
 _EDIT = [
     io.Latent.Input(
-        "latent",
+        "latent_image",
         optional=True,
         tooltip="A picture to change, from VAE Encode with the vae of the same loader. Needs a mask, here or on the "
         "latent itself.",
@@ -98,8 +98,8 @@ _MAR_CONDITION = CONDITION.Input(
 )
 _TOKEN_CONDITION = CONDITION.Input(
     "condition",
-    tooltip="What to draw, one entry an image: from Class Label; for LlamaGen's text-to-image models from Text Prompt "
-    "(LlamaGen); for Janus from Prompt; for Tar's de-tokenizers from Tar Prompt or Image to Codes.",
+    tooltip="What to draw, one entry an image: from Class Label; for LlamaGen's text-to-image models from LlamaGen "
+    "Prompt; for Janus from Prompt; for Tar's de-tokenizers from Tar Prompt or Image to Codes.",
     lazy=True,
 )
 _SWITCHED_OFF = {registry.MAR: "plain MAR", registry.LLAMAGEN: "plain decoding, one token after another,"}
@@ -245,7 +245,7 @@ class LazyMARSampler(_Sampler):
         "null branch of guidance and most of the diffusion head come from caches (ICCV 2025)."
     )
     aliases = ["lazy mar", "feature cache", "token cache", "condition cache", "accelerated mar"]
-    preset = "fast also sets ar_steps, diffusion_steps, diffusion_steps_end and order."
+    preset = "fast also sets steps, diffusion_steps, diffusion_steps_end and order."
 
 
 class CSpDSampler(_Sampler):
@@ -266,7 +266,7 @@ class LazyMARCache(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
-            node_id="FastARLazyMARFeatureCache",
+            node_id="FastARLazyMARCache",
             display_name="LazyMAR Cache",
             category="FastAR/sample",
             description="LazyMAR's caches for the cache input of MAR, FastHybrid and CSpD Sampler. Use it to combine "
@@ -299,7 +299,7 @@ class LlamaGenSampler(_Sampler):
 
 class PARSampler(_Sampler):
     sampler = "par"
-    node_id = "FastARPAR"
+    node_id = "FastARPARSampler"
     preset = None
     description = (
         "Cuts the picture into regions and decides one token per region in parallel: distant tokens depend little on "

@@ -330,7 +330,7 @@ _SEEN_AS: dict[str, str] = {
     "Condition": "class labels",
     "LabelText": "class labels",
     "PromptCondition": "a prompt",
-    "TextCondition": "a text of Text Prompt (LlamaGen)",
+    "TextCondition": "a text of LlamaGen Prompt",
     "CodeCondition": "semantic codes",
     "FeatureCondition": "semantic features",
     # Models.

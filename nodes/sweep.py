@@ -80,7 +80,7 @@ class SweepNode(ModelFirst):
         settings = _text(
             "settings",
             "",
-            "Settings that all cells share, as name=value, separated by commas: preset=balanced, ar_steps=32. The "
+            "Settings that all cells share, as name=value, separated by commas: preset=balanced, steps=32. The "
             "others come from the preset, the model's file and the paper.",
             multiline=True,
         )

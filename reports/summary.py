@@ -72,7 +72,7 @@ def _caches_nothing(report: Report) -> bool:
         return True
 
     # An AR step reuses something from start_step + 1 on, if anything is kept.
-    reaches = settings.get("start_step", 0) + 1 < settings.get("ar_steps", 1 << 16)
+    reaches = settings.get("start_step", 0) + 1 < settings.get("steps", 1 << 16)
     tokens = settings.get("token_cache", True) and settings.get("computed_ratio", 0.0) < 1
     condition = settings.get("condition_cache", True) and settings.get("cfg", 0.0) != 1
     encoder = settings.get("encoder_cache", True)

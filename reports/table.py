@@ -9,7 +9,7 @@ from collections.abc import Sequence
 LONGEST = 200
 # What has a meaning in Markdown or HTML wherever it stands.
 _SPECIAL = re.compile(r"[&<>|`\\\[\]*~]")
-# Underscores at the edge of a word emphasise; those within, as in ar_steps, do not.
+# Underscores at the edge of a word emphasise; those within, as in draft_length, do not.
 _UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
 # Addresses become links without any markup: the scheme, www. and the sign of an e-mail address.
 _ADDRESS = re.compile(r":(?=//)|(?<=\bwww)\.|@", re.IGNORECASE)

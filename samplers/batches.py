@@ -53,7 +53,7 @@ def warm_up(entry: Entry, model: Any, settings: Any, condition: AnyCondition) ->
 
 def short(entry: Entry, settings: Any) -> Any:
     """Settings of a masked sampler for one AR step with two diffusion steps; of a token sampler as they are."""
-    return make(entry.settings, {"ar_steps": 1, "diffusion_steps": 2}) if entry.masked else settings
+    return make(entry.settings, {"steps": 1, "diffusion_steps": 2}) if entry.masked else settings
 
 
 def run_beginning(steps: Generator[Any, None, Any]) -> None:

@@ -36,7 +36,7 @@ KINDS = {
 MAKERS = {
     "class": "Class Label",
     "prompt": "Prompt",
-    "text": "Text Prompt (LlamaGen)",
+    "text": "LlamaGen Prompt",
     "features": "Tar Prompt or Image to Codes",
     "codes": "Tar Prompt or Image to Codes",
 }

@@ -41,7 +41,7 @@ class Edit:
         if mask.ndim != 3 or 0 in mask.shape:
             raise UserError(f"mask: it has the shape {list(mask.shape)}; connect a MASK [batch, height, width].")
 
-        for name, x in (("latent", self.start), ("mask", mask)):
+        for name, x in (("latent_image", self.start), ("mask", mask)):
             if len(x) not in (1, images):
                 raise UserError(
                     f"{name}: its batch has {len(x)} entries, the condition asks for {images} images; use one, or "

@@ -38,8 +38,8 @@ _WINDOWS: Values = {
 }
 # Halton order: in random order the demo loses more scenes (docs/benchmarks/lazymar.md).
 _CACHES = {"refresh_period": 3, "start_step": 3, "computed_ratio": 0.05, "head_cache": True, "head_period": 7}
-_FEW_STEPS = {"order": "halton", **_CACHES, "ar_steps": 12, "diffusion_steps": 25, "diffusion_steps_end": 5}
-_SCALED = {"ar_steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10, "start_step": 6}
+_FEW_STEPS = {"order": "halton", **_CACHES, "steps": 12, "diffusion_steps": 25, "diffusion_steps_end": 5}
+_SCALED = {"steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10, "start_step": 6}
 _PAPER_CACHES = {"refresh_period": 9, "start_step": 5, "computed_ratio": 0.05}
 # No probability exceeds 1: every token is redrawn in raster order, as by the target alone.
 _ALL_AGAIN = {"tau": 1.01, "acceptance_target": 0.0, "resample_window": 0}
@@ -110,7 +110,7 @@ PRESETS: dict[type, tuple[Values, Values]] = {
 }
 
 
-def values(kind: type, preset: str, demo: bool, width: int = 0, ar_steps: int = 64) -> dict[str, Any]:
+def values(kind: type, preset: str, demo: bool, width: int = 0, steps: int = 64) -> dict[str, Any]:
     """The values that a preset, one of :data:`NAMES`, sets on settings of class ``kind``; none for *custom*.
 
     ``demo``: the model is the demo's. The papers give some values by the width of a MAR's transformer, 0 where unknown,
@@ -130,7 +130,7 @@ def values(kind: type, preset: str, demo: bool, width: int = 0, ar_steps: int = 
     if not demo and out.get("lookahead"):
         out["lookahead"] = _LOOKAHEAD.get(width, out["lookahead"])
 
-    if not demo and out.get("refresh_period") == 9 and ar_steps <= 32:
+    if not demo and out.get("refresh_period") == 9 and steps <= 32:
         out.update(refresh_period=5, start_step=4)  # LazyMAR's values for 32 AR steps
     return out
 
@@ -142,7 +142,7 @@ def combine(
     asked: Mapping[str, Any],
     demo: bool,
     width: int = 0,
-    ar_steps: int | None = None,
+    steps: int | None = None,
 ) -> S:
     """Settings of class ``kind`` from all sources; a later one takes precedence: defaults, the model's file, the
     preset, the user.
@@ -151,7 +151,7 @@ def combine(
         recommended: by the model's file; names that ``kind`` does not have are ignored.
         asked: by the user, name by name.
         preset, demo, width: as :func:`values`.
-        ar_steps: of the run, for settings that do not hold it.
+        steps: of the run, for settings that do not hold it.
 
     Raises:
         UserError: no such preset, or a value out of range.
@@ -165,7 +165,7 @@ def combine(
     except UserError as e:
         raise UserError(f"model: its file recommends a setting that cannot be used ({str(e).rstrip('.')}).") from e
 
-    steps = vars(make(kind, {**suited, **asked})).get("ar_steps", ar_steps or 64)
+    steps = vars(make(kind, {**suited, **asked})).get("steps", steps or 64)
     chosen = values(kind, preset, demo, width, steps)
 
     if preset == BALANCED and "window" in suited:

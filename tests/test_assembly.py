@@ -48,7 +48,7 @@ def test_a_model_comes_with_its_decoder(demo):
         demo.decoder.name == "picture book KL, stride 8" and demo.latent_channels == demo.decoder.net.config.z_channels
     )
     assert demo.tokens == demo.model.net.config.tokens and demo.classes == demo.model.net.config.classes
-    assert demo.device == CPU and defaults(demo)["ar_steps"] <= demo.tokens
+    assert demo.device == CPU and defaults(demo)["steps"] <= demo.tokens
 
 
 def test_a_detokenizer_has_a_reader(source):
@@ -130,7 +130,7 @@ def test_a_decoder_that_is_not_known_to_fit_stands_in_the_report(tmp_path, choic
     ready = assembly.load(MAR, "mar.safetensors", Source(lambda c, family: tmp_path / c, CPU, "fp32"), choice)
     unknown = "whether the latent scale 0.5 and the statistics of its latents fit is not known"
     assert ready.model.note == (f"decoder a KL: {remark}, and {unknown}" if remark else "")
-    settings = SAMPLERS["mar"].settings(ar_steps=2, diffusion_steps=2)
+    settings = SAMPLERS["mar"].settings(steps=2, diffusion_steps=2)
     sampler = SAMPLERS["mar"].run(ready.model, from_ids([1]), settings, PairedNoise(0, (0,)))
     assert finish(sampler).report.note == ready.model.note
 

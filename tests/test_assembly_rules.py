@@ -37,14 +37,14 @@ def test_recommended_settings():
     """A MAR takes 64 AR steps, never more than it has tokens;
     Harmon 64 and UniPic, whose largest beta is below 0.5, 32.
     """
-    assert defaults(Ready(MAR, mar())) == {"ar_steps": 64}
-    assert defaults(Ready(MAR, mar(tokens=16))) == {"ar_steps": 16}
-    assert defaults(Ready(MAR, mar(label_set="picture-book"))) == {"ar_steps": 32}
-    stated = Ready(MAR, mar(tokens=16), metadata={"defaults": '{"ar_steps": 12, "cfg": 2.5}'})
-    assert defaults(stated) == {"ar_steps": 12, "cfg": 2.5}
+    assert defaults(Ready(MAR, mar())) == {"steps": 64}
+    assert defaults(Ready(MAR, mar(tokens=16))) == {"steps": 16}
+    assert defaults(Ready(MAR, mar(label_set="picture-book"))) == {"steps": 32}
+    stated = Ready(MAR, mar(tokens=16), metadata={"defaults": '{"steps": 12, "cfg": 2.5}'})
+    assert defaults(stated) == {"steps": 12, "cfg": 2.5}
     published = {"diffusion_steps": 100, "cfg": 3.0, "cfg_schedule": "constant", "temperature": 1.0}
     for beta, steps in ((0.999, 64), (0.5, 64), (0.1, 32)):
-        assert defaults(Ready(HYBRID, mar(condition="prompt", max_beta=beta))) == {**published, "ar_steps": steps}
+        assert defaults(Ready(HYBRID, mar(condition="prompt", max_beta=beta))) == {**published, "steps": steps}
 
 
 @pytest.mark.parametrize("beginning", ["", '{"cfg": '])
@@ -211,7 +211,7 @@ def test_presets_by_the_models_size():
         assert plan("fasthybrid", ["preset=balanced"], ready)[0].settings.lookahead == lookahead
     demo = {"fasthybrid": Ready(MAR, mar(label_set="picture-book"))}
     assert plan("fasthybrid", ["preset=balanced"], demo)[0].settings.lookahead == 4
-    assert plan("fasthybrid", [], demo)[0].settings.ar_steps == 32, "the model's own"
+    assert plan("fasthybrid", [], demo)[0].settings.steps == 32, "the model's own"
 
 
 def test_zipars_window_of_a_whole_row_is_a_baseline():

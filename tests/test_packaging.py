@@ -163,7 +163,7 @@ for name in modules:
     assert Path(importlib.import_module(f"fastar_nodes.{name}").__file__).is_relative_to(root), name
 nodes = asyncio.run(asyncio.run(package.comfy_entrypoint()).get_node_list())
 from fastar_nodes.cli.main import main
-few = "--set ar_steps=2 --set diffusion_steps=4"
+few = "--set steps=2 --set diffusion_steps=4"
 compared = main(f"compare --samplers mar,fasthybrid {few} --label cat --device cpu --out out.png".split())
 print(json.dumps({
     "modules": modules,

@@ -54,7 +54,7 @@ COMPILE_SECONDS = 90.0
 COUNTED = 4
 # Tar's de-tokenizer for 1,024 and 512 pixels: tokens a side. Semantic codes of its condition and their width.
 _DTOK_GRIDS, _CODES, _WIDTH = {"AR-DTok-1024": 64, "AR-DTok-512": 32}, 169, 1152
-_MAR_SETS = {"ar_steps": 64, "diffusion_steps": 100, "cfg": 3.0}
+_MAR_SETS = {"steps": 64, "diffusion_steps": 100, "cfg": 3.0}
 # What forces an acceptance rate.
 _FORCED: Mapping[str, Mapping[str, Any]] = dict.fromkeys(("fasthybrid", "fasthybrid+lazymar"), {"threshold": -1.0})
 _FORCED = {**_FORCED, "mulosd": {"acceptance_target": 0.7}}
@@ -166,7 +166,7 @@ def steps_of(cell: Cell, model: Any, more: Mapping[str, Any], seed: int, dry: bo
     masked = cell.model in SIZES
     sets: dict[str, Any] = dict(_MAR_SETS) if masked else {"cfg": 4.0}
     if dry and masked:
-        sets |= {"ar_steps": 6, "diffusion_steps": 4}
+        sets |= {"steps": 6, "diffusion_steps": 4}
     settings = make(entry.settings, {**sets, **_FORCED.get(cell.sampler, {})})
     noise = PairedNoise(seed, images) if masked else PairedDraws(seed, images)
 

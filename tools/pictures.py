@@ -32,14 +32,14 @@ PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "FastARLazyMARSampler": ("mar,lazymar", ("lazymar.preset=balanced",), ("cached",)),
     "FastARCSpDSampler": ("mar,cspd", (), ("outcome",)),
     "FastARLlamaGenSampler": ("llamagen", (), ("fixed at step",)),
-    "FastARPAR": ("llamagen,par", (), ("fixed at step",)),
+    "FastARPARSampler": ("llamagen,par", (), ("fixed at step",)),
     "FastARZipARSampler": ("llamagen,zipar", (), ("fixed at step",)),
     "FastARMuLoSDSampler": ("llamagen,mulosd", (), ("outcome",)),
 }
 # Help page to the template.
 TEMPLATES = {
     "FastARCompare": "FastAR 04 FastHybrid vs MAR",
-    "FastARPaste": "FastAR 09 Inpaint with MAR",
+    "FastARPasteInpaintedArea": "FastAR 09 Inpaint with MAR",
     "FastARSweepGrid": "FastAR 20 Sweep FastHybrid",
     "FastARAdvisor": "FastAR 21 Advisor and slider",
     "FastARTimeLapse": "FastAR 25 Time-lapse - MAR and FastHybrid race",

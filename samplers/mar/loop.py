@@ -74,7 +74,7 @@ class Plan:
     def __init__(self, orders: Tensor, settings: MARBase, edit_mask: Tensor | None = None):
         tokens = orders.shape[1]
         given = 0 if edit_mask is None else tokens - int(edit_mask[0].sum())
-        steps = min(settings.ar_steps, tokens - given) if given else settings.ar_steps
+        steps = min(settings.steps, tokens - given) if given else settings.steps
         left = masked_after(tokens - given, steps)
         self.steps = len(left)
         self.tokens = tokens
@@ -279,17 +279,16 @@ def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tu
     want = (c.channels // model.patch**2, c.grid * model.patch, c.grid * model.patch)
     if edit.start.ndim != 4 or tuple(edit.start.shape[1:]) != want:
         raise UserError(
-            f"latent: it has the shape {list(edit.start.shape)}, {model.name} makes [batch, {want[0]}, {want[1]}, "
-            f"{want[2]}]; "
-            f"encode a picture of the model's own size with VAE Encode and the vae of the same loader."
+            f"latent_image: it has the shape {list(edit.start.shape)}, {model.name} makes [batch, {want[0]}, "
+            f"{want[1]}, {want[2]}]; encode an image of the model's own size with VAE Encode and the vae of the "
+            "same loader."
         )
     mask = edit.token_mask(c.grid, images, device)
     largest = float(edit.start.float().abs().max())
     if largest > LARGEST_LATENT:
         raise UserError(
-            f"latent: it holds numbers up to {largest:.3g}, a decoder's latents are below {LARGEST_LATENT}; encode a "
-            f"picture with VAE "
-            "Encode and the vae of the same loader."
+            f"latent_image: it holds numbers up to {largest:.3g}, a decoder's latents are below {LARGEST_LATENT}; "
+            "encode an image with VAE Encode and the vae of the same loader."
         )
     counts = mask.sum(1).tolist()
     if min(counts) != max(counts):

@@ -64,7 +64,7 @@ def estimate(
     values = vars(settings)
     branches = 1 + (settings.cfg != 1.0)
     size = next(model.net.parameters()).element_size()
-    left = masked_after(c.tokens, settings.ar_steps)
+    left = masked_after(c.tokens, settings.steps)
     largest = max(a - b for a, b in zip([c.tokens, *left], left, strict=False))
     rows = branches * images * (c.buffer + c.tokens)
 

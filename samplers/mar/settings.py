@@ -14,7 +14,7 @@ from ..settings import Guarantees, knob
 class MARBase(Guarantees):
     """Settings of all MAR samplers (Li et al. 2024)."""
 
-    ar_steps: int = knob(64, "How many AR steps decide the picture's tokens; more is slower and finer. Usual: 64 for "
+    steps: int = knob(64, "How many AR steps decide the picture's tokens; more is slower and finer. Usual: 64 for "
         "full-size models, 16 to 64 for the demo; never more than the picture has tokens.", low=1, high=4096, step=1,
         symbol="num_iter")
     diffusion_steps: int = knob(100, "Denoising steps of every token; more is slower and cleaner. Usual: 100. Below "

@@ -192,7 +192,7 @@ def given_tokens(edit: Edit, grid: int, images: int) -> Tensor:
     _, height, width = codes.shape
     if (height, width) != (grid, grid):
         raise UserError(
-            f"latent: it has {height} x {width} tokens, the model draws {grid} x {grid}; encode an image of the "
+            f"latent_image: it has {height} x {width} tokens, the model draws {grid} x {grid}; encode an image of the "
             "model's own size with VAE Encode and the vae of the same loader."
         )
 

@@ -113,7 +113,7 @@ def test_a_shard_that_begins_at_40_takes_prompt_40(tmp_path, monkeypatch):
     """The built-in model that reads prompts: of 7 prompts image 40 has number 5, as 40 = 5 * 7 + 5."""
     starts = told(monkeypatch)
     prompts = [f"a boat, number {i}" for i in range(7)]
-    entries = {"model": "demo-hybrid", "samplers": ["mar"], "set": {"ar_steps": 1, "diffusion_steps": 2}}
+    entries = {"model": "demo-hybrid", "samplers": ["mar"], "set": {"steps": 1, "diffusion_steps": 2}}
     store, cells, worker = begin(tmp_path, {**entries, "images": 42, "batch": 40, "threads": 1, "prompts": prompts})
     worker.run_shard(cells[0], 40, 2)
     assert starts == [(0, [40, 41], [prompts[5], prompts[6]])]
@@ -216,7 +216,7 @@ def test_a_changed_setting_makes_cells_of_its_own_and_the_way_back_draws_nothing
 def test_killed_processes_lose_only_the_shard_in_flight(files, tmp_path):
     """SIGKILL at other moments, then SIGINT, then to the end; the files equal those of an undisturbed run."""
     entries = table(files, images=40, batch=2)
-    entries["set"] = {**entries["set"], "ar_steps": 16, "diffusion_steps": 20}
+    entries["set"] = {**entries["set"], "steps": 16, "diffusion_steps": 20}
     argv = command(write_spec(tmp_path / "spec.json", **entries), "--out", tmp_path / "sweep")
     store = Store(tmp_path / "sweep")
     seen: dict[str, bytes] = {}

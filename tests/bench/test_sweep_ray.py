@@ -53,7 +53,7 @@ def test_any_number_of_workers_gives_the_same_files(ray, files, whole, tmp_path,
 
 def test_workers_killed_at_random_moments_lose_only_what_they_were_drawing(ray, files, tmp_path):
     entries = table(files, images=24)
-    entries["set"] = {**entries["set"], "ar_steps": 16, "diffusion_steps": 60}
+    entries["set"] = {**entries["set"], "steps": 16, "diffusion_steps": 60}
     killed, over = [], threading.Event()
 
     def kill():

@@ -26,8 +26,8 @@ def test_a_list_makes_a_grid():
 
 
 def test_settings_go_to_the_samplers_that_have_them():
-    combinations = expand(from_table({**BASE, "set": {"cfg": 2, "ar_steps": 8, "zipar.window": 3, "zipar.cfg": 4}}))
-    masked = {"cfg": 2, "ar_steps": 8}
+    combinations = expand(from_table({**BASE, "set": {"cfg": 2, "steps": 8, "zipar.window": 3, "zipar.cfg": 4}}))
+    masked = {"cfg": 2, "steps": 8}
     assert [dict(c.asked) for c in combinations] == [masked, masked, {"cfg": 4, "window": 3}]
 
 

@@ -6,14 +6,14 @@ from fastar_nodes.samplers.choice import parse_choice
 
 
 def test_it_answers_with_lines_that_other_commands_read(cli, tiny_demo, monkeypatch):
-    lines = ("fasthybrid: ar_steps=4, diffusion_steps=4", "mar: ar_steps=2, diffusion_steps=4")
+    lines = ("fasthybrid: steps=4, diffusion_steps=4", "mar: steps=2, diffusion_steps=4")
     monkeypatch.setitem(advice._CANDIDATES, "mar", lines)
     answer = cli("advise", "--label", "cat", "--repeats", "1", "--measure", "PSNR", "--least_psnr", "0")
     assert answer.code == 0, answer.err
     (chosen,) = [line.partition(": ")[2] for line in answer.out.splitlines() if line.startswith("for Any Sampler")]
     assert chosen in lines and parse_choice(chosen, "sampler").text == chosen
     (options,) = [line.partition(": ")[2] for line in answer.out.splitlines() if line.startswith("for compare")]
-    again = cli("compare", "--label", "cat", *options.split(), "--set", "ar_steps=2", "--set", "diffusion_steps=2")
+    again = cli("compare", "--label", "cat", *options.split(), "--set", "steps=2", "--set", "diffusion_steps=2")
     assert again.code == 0, again.err
 
 

@@ -145,8 +145,8 @@ class MAR(Ours):
             self.sample_orders(batch), torch.randn(batch, c.tokens, c.channels, device="cuda").cuda(), steps
         )
 
-    def sample_tokens(self, batch, ar_steps, cfg, schedule, labels, temperature):
-        c, s = self.config, MARSettings(ar_steps, self.count, cfg, schedule, temperature, t_max=999)
+    def sample_tokens(self, batch, steps, cfg, schedule, labels, temperature):
+        c, s = self.config, MARSettings(steps, self.count, cfg, schedule, temperature, t_max=999)
 
         def normal(n):
             empty = torch.zeros(batch, c.tokens, c.channels)
@@ -163,7 +163,7 @@ def test_mar_is_called_and_compared(cli, sentence, tmp_path, monkeypatch):
     file = tmp_path / "models" / "mar.py"
     file.parent.mkdir()
     file.write_text(MAR_MODULE, encoding="utf-8")
-    asked = ["against", tmp_path, "--repeats", "1", "--set", "diffusion_steps=8", "--set", "ar_steps=8"]
+    asked = ["against", tmp_path, "--repeats", "1", "--set", "diffusion_steps=8", "--set", "steps=8"]
     done = cli(*asked)
     assert done.code == 0 and done.out.count("| yes ") == 1, done
     file.write_text(MAR_MODULE.replace("latents *", "latents * 1.1 *"), encoding="utf-8")
@@ -186,6 +186,6 @@ def test_cspd_drafts_with_half_the_depth(cli, tmp_path, monkeypatch):
     for name, text in (("models/mar", MAR_MODULE), ("spec_decode/spec_decode_runner", RUNNER_MODULE)):
         (tmp_path / f"{name}.py").parent.mkdir()
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
-    sets = (part for value in ("diffusion_steps=8", "ar_steps=8", "prefill_ratio=0.5") for part in ("--set", value))
+    sets = (part for value in ("diffusion_steps=8", "steps=8", "prefill_ratio=0.5") for part in ("--set", value))
     done = cli("against", tmp_path, "--repeats", "1", *sets)
     assert done.code == 0 and "| CSpD, MAR-B, 8 x 8, batch 1 |" in done.out and "not compared" in done.out, done

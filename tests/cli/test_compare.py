@@ -21,7 +21,7 @@ from fastar_nodes.samplers.registry import SAMPLERS
 from PIL import Image
 from tiny_files import GPT_SIZE, write, write_gpt
 
-QUICK = "--set diffusion_steps=6 --set ar_steps=6 --dtype fp32"
+QUICK = "--set diffusion_steps=6 --set steps=6 --dtype fp32"
 # What every command line on a family's tiny file says, with {names} of files.
 LINES = {
     "mar": f"--model {{mar}} --decoder {{kl}} {QUICK}",
@@ -84,7 +84,7 @@ def test_picture_table_and_json(compare, tmp_path):
     assert (mar["sampler"], fast["sampler"], mar["speedup"]) == ("mar", "fasthybrid", 1.0)
     assert fast["speedup"] == pytest.approx(mar["seconds"] / fast["seconds"], rel=1e-3)
     assert "accepted" not in mar["counts"]  # counts that do not apply are left out
-    assert fast["settings"]["threshold"] == 0.5 and fast["settings"]["ar_steps"] == 6
+    assert fast["settings"]["threshold"] == 0.5 and fast["settings"]["steps"] == 6
     # Six steps decide 16 tokens of 4 images, and only the first step's have no draft.
     assert fast["counts"]["accepted"] + fast["counts"]["rejected"] <= 4 * 15
 
@@ -108,7 +108,7 @@ def test_an_exact_setting_draws_the_baselines_picture_and_another_seed_another(c
 
 def test_all_families_of_the_demo_in_one_run(cli, tiny_demo):
     line = "compare --label boat --samplers zipar,par,fasthybrid,mar,llamagen"
-    values = "--set window=2 --set ar_steps=3 --set diffusion_steps=4"
+    values = "--set window=2 --set steps=3 --set diffusion_steps=4"
     rows = table(cli(f"{line} {values} --device cpu --batch 2 --out c.png --json c.json --maps m.png"))
     # Family by family in the order they are named, in each the baseline first.
     assert list(rows) == ["LlamaGen", "ZipAR", "PAR", "MAR", "FastHybrid"]
@@ -210,7 +210,7 @@ BAD = {
     ("mar", "threshold"): ["--set fasthybrid.threshold=abc", "--set fasthybrid.threshold=7"],
     ("mar", "preset"): ["--set fasthybrid.preset=faster"],
     ("mar", "draft"): ["--samplers mar,cspd"],
-    ("mar", "ar_steps"): ["--set ar_steps=17"],
+    ("mar", "steps"): ["--set steps=17"],
     ("mar", "label"): ["--label dragon", "--label 10", "--label ,"],
     ("mar", "seed"): ["--seed -1", "--seed many"],
     ("mar", "batch"): ["--batch 0"],
@@ -233,7 +233,7 @@ BAD = {
     ("llamagen", "label"): ["--label 10"],
     ("llamagen", "text"): ["--text cat"],
     ("llamagen", "window"): ["--set window=0"],
-    ("llamagen", "set"): ["--set ar_steps=4", "--set llamagen.window=2", "--samplers llamagen --set prompt.detail=81"],
+    ("llamagen", "set"): ["--set steps=4", "--set llamagen.window=2", "--samplers llamagen --set prompt.detail=81"],
     ("par", "grouping"): ["--set par.grouping=mine"],
     ("tar", "draft"): ["--samplers mulosd", "--samplers mulosd --draft {high}", "--samplers mulosd --draft {llamagen}"],
     ("tar", "samplers"): ["--samplers llamagen", "--samplers tar,par"],
@@ -287,7 +287,7 @@ def test_an_empty_label_is_not_class_0(compare, sentence, label):
 
 
 def test_words_that_a_model_does_not_know_are_named_as_on_the_node(cli):
-    line = "compare --model demo-hybrid --samplers mar --set ar_steps=1 --set diffusion_steps=2 --device cpu"
+    line = "compare --model demo-hybrid --samplers mar --set steps=1 --set diffusion_steps=2 --device cpu"
     said = cli(f"{line} --prompt 'a purple boat' --prompt 'a red boat' --json c.json")
     assert said.code == 0 and "does not know: purple." in said.err, said
 
@@ -304,19 +304,19 @@ def test_a_folder_called_demo_does_not_hide_the_demo(root, tmp_path, monkeypatch
 
 def test_defaults_come_from_the_file_and_suit_the_model(files):
     model = load_mar(files.mar, "fp32")
-    assert defaults(Ready("mar", model)) == {"ar_steps": 16}  # never more than it has tokens
-    stated = Ready("mar", model, metadata={"defaults": '{"ar_steps": 8, "threshold": 0.95}'})
+    assert defaults(Ready("mar", model)) == {"steps": 16}  # never more than it has tokens
+    stated = Ready("mar", model, metadata={"defaults": '{"steps": 8, "threshold": 0.95}'})
     ready = dict.fromkeys(("mar", "fasthybrid"), stated)
     mar, fast = plan("mar,fasthybrid", [], ready)
-    assert (mar.settings.ar_steps, fast.settings.threshold) == (8, 0.95)
+    assert (mar.settings.steps, fast.settings.threshold) == (8, 0.95)
 
 
 def test_settings_of_all_and_of_one():
-    mar, fast = plan("mar,fasthybrid", ["cfg=2", "fasthybrid.cfg=4", "fasthybrid.lookahead=3", "ar_steps=9"], {})
-    assert (mar.settings.cfg, fast.settings.cfg, fast.settings.lookahead, fast.settings.ar_steps) == (2, 4, 3, 9)
+    mar, fast = plan("mar,fasthybrid", ["cfg=2", "fasthybrid.cfg=4", "fasthybrid.lookahead=3", "steps=9"], {})
+    assert (mar.settings.cfg, fast.settings.cfg, fast.settings.lookahead, fast.settings.steps) == (2, 4, 3, 9)
     assert mar.label == "MAR" and fast.label == "FastHybrid cfg 4 lookahead 3"
     names = ("fasthybrid+lazymar", "lazymar+fasthybrid")
-    both, again = (plan(name, [f"{name}.threshold=0.9", "ar_steps=9"], {})[0] for name in names)
+    both, again = (plan(name, [f"{name}.threshold=0.9", "steps=9"], {})[0] for name in names)
     assert both == again and both.settings.threshold == 0.9 and both.entry.name == "fasthybrid+lazymar"
 
 

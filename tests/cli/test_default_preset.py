@@ -11,8 +11,8 @@ from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
         # The demo's balanced values, as README and the node show them.
         ([], {"lookahead": 4, "threshold": 0.95, "guided_steps": 5, "lookahead_start": 8}),
         (
-            ["fasthybrid.threshold=0.5", "ar_steps=12"],
-            {"lookahead": 4, "threshold": 0.5, "guided_steps": 5, "lookahead_start": 8, "ar_steps": 12},
+            ["fasthybrid.threshold=0.5", "steps=12"],
+            {"lookahead": 4, "threshold": 0.5, "guided_steps": 5, "lookahead_start": 8, "steps": 12},
         ),
         (["preset=fast"], {"lookahead": 8, "threshold": 0.8, "guided_steps": 5, "lookahead_start": 0}),
         (["preset=custom"], {}),

@@ -54,7 +54,7 @@ def tiny(monkeypatch) -> HybridModel:
 @pytest.mark.parametrize("cfg", [1.0, 3.0])
 def test_the_work_is_what_a_run_counts(tiny, cfg):
     condition = PromptCondition(("a boat", "two red cats"))
-    settings = MARSettings(ar_steps=5, diffusion_steps=3, cfg=cfg)
+    settings = MARSettings(steps=5, diffusion_steps=3, cfg=cfg)
     counts = finish(mar(tiny, condition, settings, PairedNoise(1, range(2)))).report.counts
     head = operations.head_flops(tiny.net.config, counts["head_rows"])
     work = operations.hybrid_flops(tiny, condition, settings)
@@ -77,7 +77,7 @@ def test_a_block_s_work_is_what_it_computes(tiny):
 
 
 def test_random_weights_are_drawn_from_and_repeatable(tiny):
-    condition, settings = PromptCondition(("a boat",)), MARSettings(ar_steps=4, diffusion_steps=3)
+    condition, settings = PromptCondition(("a boat",)), MARSettings(steps=4, diffusion_steps=3)
     latents = finish(mar(tiny, condition, settings, PairedNoise(1, range(1)))).latents
     assert latents.isfinite().all() and tiny.name == "tiny, random weights"
     with pytest.raises(Exception, match="llamagen samples .* but Harmon-0.5B is not one"):
@@ -120,7 +120,7 @@ def test_the_work_of_every_size_is_printed_and_the_authors_is_the_specification_
 
 
 def test_the_demo_is_none_of_the_official_models(cli):
-    answer = cli("check", "--model", "demo-hybrid", "--prompt", "a red boat", "--set", "ar_steps=2", "--device", "cpu")
+    answer = cli("check", "--model", "demo-hybrid", "--prompt", "a red boat", "--set", "steps=2", "--device", "cpu")
     assert answer.code == 1 and "FAIL shapes: none of Harmon-0.5B" in answer.out and "ok   weights" in answer.out
     assert "ok   token std" in answer.out
 

@@ -80,7 +80,7 @@ def test_benchmark_sizes_are_the_official_ones(root, config, read, file):
 
 
 def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo, tmp_path):
-    line = "bench --samplers llamagen,par,mar,zipar --repeats 2 --set ar_steps=2 --set diffusion_steps=4 --set window=2"
+    line = "bench --samplers llamagen,par,mar,zipar --repeats 2 --set steps=2 --set diffusion_steps=4 --set window=2"
     answer = cli(f"{line} --device cpu --json times.json")
     assert answer.code == 0, answer.err
     told = json.loads((tmp_path / "times.json").read_text())
@@ -122,7 +122,7 @@ def test_bench_samples_a_batch_in_parts_and_says_so(cli, tiny_demo, tmp_path, mo
         return plain.run(model, condition, *more, **named)
 
     monkeypatch.setitem(SAMPLERS, "mar", replace(plain, run=limited))
-    few = ("--samplers", "mar", "--repeats", 1, "--set", "ar_steps=2", "--set", "diffusion_steps=4", "--device", "cpu")
+    few = ("--samplers", "mar", "--repeats", 1, "--set", "steps=2", "--set", "diffusion_steps=4", "--device", "cpu")
     answer = cli("bench", *few, "--batch", "2,4", "--json", "times.json")
     assert answer.code == 0, answer.err
     assert begun == [2] * 2 + [4, 2, 2] * 2  # warm-up and timed run

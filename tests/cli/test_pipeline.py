@@ -10,8 +10,8 @@ from fastar_nodes.samplers.settings import knobs
 from PIL import Image
 from tiny_files import write_gpt
 
-QUICK = {"ar_steps": 6, "diffusion_steps": 6}
-SETS = "--set diffusion_steps=6 --set ar_steps=6"
+QUICK = {"steps": 6, "diffusion_steps": 6}
+SETS = "--set diffusion_steps=6 --set steps=6"
 # Files of load(), arguments of a call, and the line of the command that draws the same.
 SAME = {
     "mar": (
@@ -215,7 +215,7 @@ def test_presets_and_settings(pipeline):
     assert found["balanced"] == {"threshold": 0.95, "lookahead": 4, "guided_steps": 5, "lookahead_start": 8}
     settings = pipe.settings("fasthybrid", "balanced", threshold=0.5)
     assert (settings.threshold, settings.lookahead) == (0.5, 4)
-    assert pipe.settings().ar_steps == 16, "the demo's 32, at most the number of tokens"
+    assert pipe.settings().steps == 16, "the demo's 32, at most the number of tokens"
 
 
 def test_no_setting_has_the_name_of_an_argument():
@@ -234,7 +234,7 @@ def test_no_setting_has_the_name_of_an_argument():
     ({"preset": None}, "^preset: there is no preset None; there are balanced"),
     ({"sampler": "fasthybrid", "threshhold": 1},
      "^threshhold: fasthybrid has no such setting; did you mean threshold. There"),
-    ({"window": 4}, "^window: mar has no such setting; there are ar_steps, "),
+    ({"window": 4}, "^window: mar has no such setting; there are steps, "),
     ({"cfg": "much"}, "^cfg: 'much' is not a number"),
     ({"seed": -1}, "^seed: -1 is outside 0 to 18446744073709551615"),
     ({"seed": 1.5}, "^seed: 1.5 is not a whole number"),

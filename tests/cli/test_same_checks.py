@@ -18,7 +18,7 @@ from fastar_nodes.samplers.registry import LLAMAGEN
 from fastar_nodes.samplers.settings import make
 from tiny_files import write_gpt, write_vq
 
-QUICK = "--device cpu --set ar_steps=2 --set diffusion_steps=2"
+QUICK = "--device cpu --set steps=2 --set diffusion_steps=2"
 
 
 # ------------------------------------------------------------------------------------------------ labels and prompts
@@ -110,7 +110,7 @@ def test_columns_are_checked(cli, sentence, columns):
     [
         ("mar", "temperature", "-1"),
         ("mar", "cfg_schedule", "cosine"),
-        ("mar", "ar_steps", "0"),
+        ("mar", "steps", "0"),
         ("fasthybrid", "guided_steps", "0"),
         ("fasthybrid", "threshold", "nan"),
         ("llamagen", "top_p", "2"),
@@ -164,7 +164,7 @@ def test_the_command_line_checks_the_noise(cli, tiny_demo, sentence):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(memory, "NOISE_LIMIT", 1 << 20)
-        line = "compare --device cpu --samplers mar --set ar_steps=2 --set diffusion_steps=1000"
+        line = "compare --device cpu --samplers mar --set steps=2 --set diffusion_steps=1000"
         assert sentence(cli(f"{line} --batch 64")).startswith(
             "batch: 64 images with 1000 diffusion steps need more than"
         )
@@ -204,8 +204,8 @@ def test_a_draft_of_another_codebook_is_refused(tmp_path, monkeypatch):
 
 # ------------------------------------------------------------------------------------------------ remedies
 
-MAR = "--device cpu --set ar_steps=2 --set diffusion_steps=2"
-SMALL = "--samplers mar --repeats 1 --device cpu --set ar_steps=2 --set diffusion_steps=2"
+MAR = "--device cpu --set steps=2 --set diffusion_steps=2"
+SMALL = "--samplers mar --repeats 1 --device cpu --set steps=2 --set diffusion_steps=2"
 # A command that is refused, words of its message, and the command that follows the remedy.
 REMEDIES = [
     (f"compare {MAR} --samplers ,", "give at least one, for example mar", f"compare {MAR} --samplers mar"),

@@ -15,7 +15,7 @@ from fastar_nodes.cli import bench, compare, main, options, progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import files
 
-LINE = "compare --samplers mar --device cpu --set ar_steps=2 --set diffusion_steps=2"
+LINE = "compare --samplers mar --device cpu --set steps=2 --set diffusion_steps=2"
 
 
 class Closed(io.StringIO):
@@ -196,7 +196,7 @@ def test_a_full_disk_after_the_run_keeps_the_results(cli, tiny_demo, tmp_path, m
     )
     assert sorted(p.name for p in folder.iterdir()) == ["c.json", "compare.png", "m.png"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["kept"]
-    answer = cli("bench --samplers mar --device cpu --repeats 1 --set ar_steps=2 --set diffusion_steps=2 --json t.json")
+    answer = cli("bench --samplers mar --device cpu --repeats 1 --set steps=2 --set diffusion_steps=2 --json t.json")
     assert answer.code == 2 and "| batch" in answer.out and answer.err.startswith("json (t.json): not written")
     assert bench.VERSION == 1
 

@@ -17,7 +17,7 @@ from fastar_nodes.cli.main import Parser
 
 pytestmark = pytest.mark.slow
 
-FEW = {"ar_steps": 4, "diffusion_steps": 4, "fasthybrid.lookahead": 2, "zipar.window": [2, 3]}
+FEW = {"steps": 4, "diffusion_steps": 4, "fasthybrid.lookahead": 2, "zipar.window": [2, 3]}
 SPEC = {"samplers": ["mar", "fasthybrid", "llamagen", "zipar"], "images": 5, "batch": 2, "set": FEW}
 
 

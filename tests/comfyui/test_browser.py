@@ -338,9 +338,9 @@ LOADED = """async ([loader, checkpoint, sampler]) => {
 }"""
 MAKES = {
     ("FastARLoadMAR", "", "FastARFastHybridSampler"): ["FastARClassLabel"],
-    ("FastARLoadHybrid", "", "FastARFastHybridSampler"): ["FastARPrompt"],
-    ("FastARLoadLlamaGen", "", "FastARPAR"): ["FastARClassLabel"],
-    ("FastARLoadLlamaGen", "llamagen-t2i-xl-256", "FastARAnySampler"): ["FastARTextPrompt"],
+    ("FastARLoadHarmon", "", "FastARFastHybridSampler"): ["FastARPrompt"],
+    ("FastARLoadLlamaGen", "", "FastARPARSampler"): ["FastARClassLabel"],
+    ("FastARLoadLlamaGen", "llamagen-t2i-xl-256", "FastARAnySampler"): ["FastARLlamaGenPrompt"],
     ("FastARLoadTarDetokenizer", "", "FastARSweep"): ["FastARTarPrompt", "FastARImageToCodes"],
 }
 

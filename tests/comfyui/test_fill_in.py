@@ -23,7 +23,7 @@ SAMPLERS = {
     "FastARLazyMARSampler": (MAR, "fast"),
     "FastARCSpDSampler": ({"draft": ("FastARLoadMAR", "demo-draft"), "target": ("FastARLoadMAR", "demo")}, "fast"),
     "FastARLlamaGenSampler": (GPT, "recommended"),
-    "FastARPAR": ({"model": ("FastARLoadLlamaGen", "demo-par")}, "recommended"),
+    "FastARPARSampler": ({"model": ("FastARLoadLlamaGen", "demo-par")}, "recommended"),
     "FastARZipARSampler": (GPT, "fast"),
     "FastARMuLoSDSampler": (
         {"target": ("FastARLoadLlamaGen", "demo-llamagen"), "draft": ("FastARLoadLlamaGen", "demo-llamagen-low")},
@@ -139,13 +139,13 @@ def test_numbers_follow_the_loader_until_one_is_changed_by_hand(comfy: Comfy, ed
     loaders, _ = SAMPLERS["FastARFastHybridSampler"]
     node = editor.evaluate(BUILD, ["FastARFastHybridSampler", loaders])
     demo = shown(editor, node)
-    assert (demo["preset"], demo["ar_steps"], demo["lookahead"]) == ("balanced", 32, 4), "the new link filled it in"
+    assert (demo["preset"], demo["steps"], demo["lookahead"]) == ("balanced", 32, 4), "the new link filled it in"
 
     loader = editor.evaluate("app.graph._nodes.find(n => n.comfyClass === 'FastARLoadMAR').id")
     large = next(name for name in editor.evaluate(MENU, loader) if name.startswith("mar-huge"))
     editor.evaluate(SET, [loader, "checkpoint", large])
     full = shown(editor, node)
-    assert (full["preset"], full["ar_steps"], full["lookahead"], full["t_max"]) == ("balanced", 64, 9, 999)
+    assert (full["preset"], full["steps"], full["lookahead"], full["t_max"]) == ("balanced", 64, 9, 999)
 
     editor.evaluate(SET, [node, "lookahead", 5])
     editor.evaluate(SET, [loader, "checkpoint", "demo"])
@@ -160,11 +160,11 @@ MENU = "id => app.graph.getNodeById(id).widgets.find(w => w.name === 'checkpoint
 def test_opening_a_graph_changes_nothing(editor: Any) -> None:
     graph = load_workflow("FastAR 01 Label to picture - MAR")
     sampler = next(n for n in graph["nodes"] if n["type"] == "FastARFastHybridSampler")
-    sampler["widgets_values"][4] = 11  # ar_steps, which no preset has
+    sampler["widgets_values"][4] = 11  # steps, which no preset has
     editor.evaluate("graph => app.loadGraphData(graph)", graph)
     editor.wait_for_timeout(1500)
     found = shown(editor, sampler["id"])
-    assert (found["preset"], found["ar_steps"]) == ("balanced", 11)
+    assert (found["preset"], found["steps"]) == ("balanced", 11)
 
 
 def test_a_cache_follows_the_model_of_the_sampler_that_it_feeds(editor: Any) -> None:
@@ -180,7 +180,7 @@ def test_a_cache_follows_the_model_of_the_sampler_that_it_feeds(editor: Any) -> 
 
 
 ADD_CACHE = """id => {
-    const cache = LiteGraph.createNode('FastARLazyMARFeatureCache'), node = app.graph.getNodeById(id)
+    const cache = LiteGraph.createNode('FastARLazyMARCache'), node = app.graph.getNodeById(id)
     app.graph.add(cache)
     cache.connect(0, node, node.inputs.findIndex(i => i.name === 'cache'))
     return cache.id

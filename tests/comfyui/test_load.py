@@ -26,7 +26,7 @@ VALUES: tuple[Any, ...] = (
     {"__value__": [1]}, {"__value__": ["1", 0]},
 )  # fmt: skip
 # Widgets that bound the time of a run.
-SMALL = {"ar_steps": 4, "diffusion_steps": 4, "images_per_label": 1, "images": 1}
+SMALL = {"steps": 4, "diffusion_steps": 4, "images_per_label": 1, "images": 1}
 
 
 def ours(prompt: dict[str, Any]) -> list[str]:
@@ -172,7 +172,7 @@ def test_many_prompts_leave_nothing_behind(comfy, prompts):
     assert leftovers(comfy) <= files
 
 
-SLOW = {"ar_steps": 64, "diffusion_steps": 200}
+SLOW = {"steps": 64, "diffusion_steps": 200}
 # Workflow and class of the node that is interrupted, and changes that make it slow enough.
 RUNS = {
     "MAR": ("FastAR 04 FastHybrid vs MAR", SLOW),

@@ -16,7 +16,7 @@ from comfy_host import Comfy, Rejected, defaults, renamed
 
 SCHEMAS = json.loads((Path(__file__).parents[1] / "nodes" / "schemas.json").read_text(encoding="utf-8"))
 USER_ERROR = "fastar.UserError"
-FEW = {"ar_steps": 2, "diffusion_steps": 2, "guided_steps": 1}
+FEW = {"steps": 2, "diffusion_steps": 2, "guided_steps": 1}
 MAR, TOKENS, DTOK = ["mar", 0], ["gpt", 0], ["dtok", 0]
 LABEL, CODES = ["label", 0], ["codes", 0]
 # One of every node on the demo: key to its type and links.
@@ -29,18 +29,18 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "tar": ("FastARLoadTar", {}),
     "dtok": ("FastARLoadTarDetokenizer", {"checkpoint": "demo-dtok-low"}),
     "label": ("FastARClassLabel", {"labels": "9"}),  # of every model
-    "text": ("FastARTextPrompt", {}),
+    "text": ("FastARLlamaGenPrompt", {}),
     "codes": ("FastARTarPrompt", {"tar": ["tar", 0], "detail": "81"}),
     "picture": ("EmptyImage", {"width": 64, "height": 64, "batch_size": 1, "color": 0}),
     "seen": ("FastARImageToCodes", {"image": ["picture", 0]}),
     "plain": ("FastARMARSampler", {"model": MAR, "condition": LABEL}),
     "hybrid": ("FastARFastHybridSampler", {"model": MAR, "condition": LABEL}),
     "lazy": ("FastARLazyMARSampler", {"model": MAR, "condition": LABEL}),
-    "cache": ("FastARLazyMARFeatureCache", {}),
+    "cache": ("FastARLazyMARCache", {}),
     "cached": ("FastARMARSampler", {"model": MAR, "condition": LABEL, "cache": ["cache", 0]}),
     "cspd": ("FastARCSpDSampler", {"draft": ["draft", 0], "target": MAR, "condition": LABEL}),
     "serial": ("FastARLlamaGenSampler", {"model": TOKENS, "condition": LABEL}),
-    "par": ("FastARPAR", {"model": ["par model", 0], "condition": LABEL}),
+    "par": ("FastARPARSampler", {"model": ["par model", 0], "condition": LABEL}),
     "zipar": ("FastARZipARSampler", {"model": TOKENS, "condition": LABEL}),
     "mulosd": ("FastARMuLoSDSampler", {"target": ["large", 0], "draft": TOKENS, "condition": LABEL}),
     "draw": ("FastARLlamaGenSampler", {"model": DTOK, "condition": CODES}),
@@ -168,14 +168,14 @@ def test_rejected_before_the_run_and_only_what_is_wrong_is_blamed(comfy, info, n
 
 AT_RUN_TIME: dict[str, Case] = {
     "not a number": ("plain", {"cfg": float("nan")}, "cfg"),
-    "another model's picture": ("plain", {"latent": ["empty", 0], "mask": ["mask", 0]}, "latent"),
+    "another model's picture": ("plain", {"latent_image": ["empty", 0], "mask": ["mask", 0]}, "latent_image"),
     "a word for a model": ("plain", {"model": "mar"}, "model"),
     "a dictionary for a report": ("compare", {"report_1": {"a": 1}}, "report_1"),
     "a word for an image": ("compare", {"image_1": "cat.png"}, "image_1"),
     "not a number beside a linked one": ("hybrid", {"lookahead": ["int", 0], "threshold": float("nan")}, "threshold"),
     "a wired label that is unknown": ("label", {"labels": ["typo", 0]}, "labels"),
     "a wired label of nothing": ("label", {"labels": ["blank", 0]}, "labels"),
-    "wired steps beyond the tokens": ("plain", {"ar_steps": ["thousand", 0]}, "ar_steps"),
+    "wired steps beyond the tokens": ("plain", {"steps": ["thousand", 0]}, "steps"),
     "a wired period below its range": ("cache", {"refresh_period": ["below", 0]}, "refresh_period"),
     "a wired -1 for the model's own": ("serial", {"top_k": ["below", 0]}, "top_k"),
     "a text for a model of class labels": ("text", {"allow_download": True}, "condition"),

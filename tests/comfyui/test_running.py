@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 # What makes sweeps and advice short, by node type.
 FEW = {
-    "FastARSweep": {"settings": "ar_steps=4, diffusion_steps=6, threshold=0.8", "x_values": "0, 2", "folder": "shared"},
+    "FastARSweep": {"settings": "steps=4, diffusion_steps=6, threshold=0.8", "x_values": "0, 2", "folder": "shared"},
     "FastARAdvisor": {"repeats": 1, "measure": "PSNR", "least_psnr": 0.0},
     "ImageCompare": {"compare_view": {}},
 }
@@ -27,7 +27,7 @@ FEW = {
 def test_every_shared_workflow_runs(comfy, info, name):
     prompt = to_api(load_workflow(name), info)
     for key, node in list(prompt.items()):  # the same graph, in seconds
-        node["inputs"].update({k: 8 for k in ("ar_steps", "diffusion_steps") if k in node["inputs"]})
+        node["inputs"].update({k: 8 for k in ("steps", "diffusion_steps") if k in node["inputs"]})
         node["inputs"].update(FEW.get(node["class_type"], {}))
         if node["class_type"] == "VAEDecode":  # every sampler's own picture
             prompt[f"see {key}"] = {"class_type": "PreviewImage", "inputs": {"images": [key, 0]}}
@@ -81,14 +81,14 @@ def test_a_photograph_of_any_size_is_edited(comfy, book):
     photo.save(comfy.base / "input" / "photo.png")
     outputs = comfy.run(
         graph(
-            n4={"latent": ["12", 0], "mask": ["9", 1]},
+            n4={"latent_image": ["12", 0], "mask": ["9", 1]},
             n9={"class_type": "LoadImage", "image": "photo.png"},
             n12={"class_type": "VAEEncode", "pixels": ["9", 0], "vae": ["1", 1]},
             n14={"class_type": "SaveImage", "filename_prefix": "photo", "images": ["16", 0]},
             n16={
-                "class_type": "FastARPaste",
+                "class_type": "FastARPasteInpaintedArea",
                 "original": ["9", 0],
-                "redrawn": ["6", 0],
+                "inpainted": ["6", 0],
                 "mask": ["9", 1],
                 "feather": 4,
             },
@@ -102,7 +102,7 @@ def test_a_photograph_of_any_size_is_edited(comfy, book):
 def test_progress_and_previews_arrive(comfy):
     client = uuid.uuid4().hex
     with comfy.events(client) as events:
-        prompt = comfy.queue(graph(n3={"ar_steps": 32, "diffusion_steps": 60, "seed": 1234}), client, EDITOR)
+        prompt = comfy.queue(graph(n3={"steps": 32, "diffusion_steps": 60, "seed": 1234}), client, EDITOR)
         steps, previews, ended = [], [], False
         for kind, data in events:
             if kind == "progress" and data["node"] == "3":
@@ -136,7 +136,7 @@ def test_a_program_gets_no_binary_messages_unless_it_asks(comfy, asked, shown):
     """A widely used client takes each of them for an image; the server was started with previews at none."""
     client, seen = uuid.uuid4().hex, set()
     with comfy.events(client, editor=False) as events:
-        comfy.queue(graph(n3={"ar_steps": 32, "diffusion_steps": 60, "seed": 4300 + shown}), client, asked)
+        comfy.queue(graph(n3={"steps": 32, "diffusion_steps": 60, "seed": 4300 + shown}), client, asked)
         for kind, data in events:
             seen.add(kind)
             assert kind != "execution_error", data

@@ -329,7 +329,7 @@ def widgets(node: str) -> dict[str, Any]:
 
 # A 10 x 10 sweep of small cells, as values of Sweep's widgets.
 TEN = {"x": "threshold", "x_values": "0.1..1 x 10", "y": "lookahead", "y_values": "1..10", "seeds": "7"}
-TEN |= {"settings": "ar_steps=4, diffusion_steps=6, guided_steps=3"}
+TEN |= {"settings": "steps=4, diffusion_steps=6, guided_steps=3"}
 
 
 def sweep_workflow(folder: str) -> dict[str, Any]:
@@ -348,7 +348,7 @@ def graph(**changes: dict[str, Any]) -> dict[str, Any]:
     Args:
         changes: node id with a leading "n" to inputs to set, for example ``n3={"cfg": 2.0}``; None takes an input away.
     """
-    shared = {"model": ["1", 0], "condition": ["2", 0], "seed": 7, "ar_steps": 8, "diffusion_steps": 8, "cfg": 3.0}
+    shared = {"model": ["1", 0], "condition": ["2", 0], "seed": 7, "steps": 8, "diffusion_steps": 8, "cfg": 3.0}
     shared |= {"cfg_schedule": "linear", "temperature": 1.0}
     mar = widgets("FastARMARSampler")
     mar |= shared

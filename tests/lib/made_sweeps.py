@@ -34,7 +34,7 @@ def cell(name: str, sampler: str, asked: Mapping[str, Any], images: int, side: i
         "family": "mar",
         "sampler": sampler,
         "asked": dict(asked),
-        "settings": {"ar_steps": 8, **asked},
+        "settings": {"steps": 8, **asked},
         "seed": 7,
         "images": images,
         "size": (side, side),

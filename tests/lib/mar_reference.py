@@ -88,9 +88,9 @@ def diffuse(
 def schedule(tokens: int, settings) -> list[tuple[int, int, float]]:
     """First entry, last entry + 1 and guidance scale of every AR step, in the order of decision."""
     out, left = [], tokens
-    for s in range(settings.ar_steps):
-        after = max(1, min(left - 1, math.floor(tokens * math.cos(math.pi / 2 * (s + 1) / settings.ar_steps))))
-        last = s + 1 == settings.ar_steps
+    for s in range(settings.steps):
+        after = max(1, min(left - 1, math.floor(tokens * math.cos(math.pi / 2 * (s + 1) / settings.steps))))
+        last = s + 1 == settings.steps
         linear = settings.cfg_schedule == "linear"
         scale = 1 + (settings.cfg - 1) * (tokens - after) / tokens if linear else settings.cfg
         out.append((tokens - left, tokens if last else tokens - after, scale))

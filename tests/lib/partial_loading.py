@@ -100,7 +100,7 @@ def sampled(node, model, condition, **changes):
 def harmon():
     model = loaders.LoadHybrid.execute("demo-hybrid", "auto", "fp32", False, "plain").result[0]
     condition = conditioning.Prompt.execute("a red boat at sunset").result[0]
-    return sampled(samplers.FastHybridSampler, model, condition, ar_steps=8, diffusion_steps=8)
+    return sampled(samplers.FastHybridSampler, model, condition, steps=8, diffusion_steps=8)
 
 
 def llamagen():

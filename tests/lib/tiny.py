@@ -28,7 +28,7 @@ from tiny_files import GPT_SIZE, READER, VQ_SIZE
 from torch import Tensor, nn
 
 LABELS = from_ids([1, 2])
-SHORT = {"ar_steps": 4, "diffusion_steps": 4}
+SHORT = {"steps": 4, "diffusion_steps": 4}
 TEXT_SIZE = replace(GPT_SIZE, condition="text", condition_size=6, text_rows=7)
 DRAWER = replace(DTOK, vocab=VQ_SIZE.codes)
 NODES = {node.node_id: node for node in samplers.NODES if node is not samplers.LazyMARCache}

@@ -16,7 +16,7 @@ from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLCon
 from fastar_nodes.model_loaders.networks.mar import MAR
 from tiny_files import MAR_SIZE, write, write_gpt, write_vq
 
-SETTINGS = {"ar_steps": 4, "diffusion_steps": 4, "fasthybrid.lookahead": 2, "fasthybrid.threshold": [0.5, 0.9]}
+SETTINGS = {"steps": 4, "diffusion_steps": 4, "fasthybrid.lookahead": 2, "fasthybrid.threshold": [0.5, 0.9]}
 
 
 class Files(NamedTuple):

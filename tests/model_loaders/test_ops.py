@@ -196,7 +196,7 @@ def test_mar_samplers(root, sampler):
     entry, found = find(sampler), {}
     for dtype in ("fp32", "int8"):
         model = load_mar(root / "demo" / "checkpoints" / "mar.safetensors", dtype)
-        settings = make(entry.settings, {"ar_steps": 8, "diffusion_steps": 10, "temperature": 0.0})
+        settings = make(entry.settings, {"steps": 8, "diffusion_steps": 10, "temperature": 0.0})
         condition = from_ids([0, 3])
         with torch.inference_mode():
             found[dtype] = finish(entry.run(model, condition, settings, PairedNoise(7, range(2))))

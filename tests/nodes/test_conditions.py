@@ -106,10 +106,14 @@ def test_a_condition_that_does_not_fit_the_model_is_refused_before_it_is_made(mo
     for node in (samplers.LlamaGenSampler, sharing.AnySampler, samplers.MARSampler):
         (socket,) = [i for i in node.define_schema().inputs if i.id == "condition"]
         assert socket.about["lazy"]
-        for model, maker in itertools.product((a_gpt(), a_mar()), ("FastARTextPrompt", "FastARTarPrompt")):
+        for model, maker in itertools.product((a_gpt(), a_mar()), ("FastARLlamaGenPrompt", "FastARTarPrompt")):
             with pytest.raises(UserError, match="^condition: it holds .* is conditioned on class labels"):
                 asked(model, maker)
-        fits = [(a_gpt(), "FastARClassLabel"), (a_gpt(TEXT_SIZE), "FastARTextPrompt"), (a_drawer(), "FastARTarPrompt")]
+        fits = [
+            (a_gpt(), "FastARClassLabel"),
+            (a_gpt(TEXT_SIZE), "FastARLlamaGenPrompt"),
+            (a_drawer(), "FastARTarPrompt"),
+        ]
         assert [asked(model, maker) for model, maker in fits] == [["condition"]] * 3
 
 
@@ -217,7 +221,7 @@ def test_words_that_a_demo_does_not_know_are_named(monkeypatch):
         a_prompt(tar, text=text, detail="81", images=1)
         prompt = conditioning.Prompt.execute(text).result[0]
         sample(samplers.MARSampler, model=hybrid, condition=prompt)
-        sharing.AnySampler.execute(hybrid, prompt, "mar: ar_steps=2, diffusion_steps=2", 1)
+        sharing.AnySampler.execute(hybrid, prompt, "mar: steps=2, diffusion_steps=2", 1)
         monkeypatch.undo()
 
         found = []

@@ -27,7 +27,7 @@ SEEN = [
     (from_ids([1]), "class labels"),
     (LabelText("cat", 1), "class labels"),
     (PROMPT, "a prompt"),
-    (TextCondition(ROWS, ("a cat",)), "a text of Text Prompt (LlamaGen)"),
+    (TextCondition(ROWS, ("a cat",)), "a text of LlamaGen Prompt"),
     (CodeCondition((torch.zeros(4, dtype=torch.int64),), ("a cat",)), "semantic codes"),
     (FeatureCondition(ROWS, ("a cat",)), "semantic features"),
     (tiny.a_report("mar"), "a report"),
@@ -79,7 +79,7 @@ def test_no_message_about_a_wrong_wire_names_a_class(case):
 
 
 def test_a_wrong_condition_is_answered_with_the_node_that_makes_the_right_one():
-    for kind, maker in (("class", "Class Label"), ("prompt", "Prompt"), ("text", "Text Prompt (LlamaGen)")):
+    for kind, maker in (("class", "Class Label"), ("prompt", "Prompt"), ("text", "LlamaGen Prompt")):
         other = PROMPT if kind == "class" else from_ids([1])
         with pytest.raises(UserError, match=f"connect {re.escape(maker)}\\.$"):
             expect_kind(other, kind, "demo")

@@ -17,7 +17,7 @@ def loader(checkpoint, kind="FastARLoadMAR", **inputs):
     return {"class_type": kind, "inputs": {"checkpoint": checkpoint, **inputs}}
 
 
-LLAMAGEN, TAR, HARMON = "FastARLoadLlamaGen", "FastARLoadTarDetokenizer", "FastARLoadHybrid"
+LLAMAGEN, TAR, HARMON = "FastARLoadLlamaGen", "FastARLoadTarDetokenizer", "FastARLoadHarmon"
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ LLAMAGEN, TAR, HARMON = "FastARLoadLlamaGen", "FastARLoadTarDetokenizer", "FastA
             "balanced",
             loader("demo"),
             {
-                "ar_steps": 32,
+                "steps": 32,
                 "diffusion_steps": 50,
                 "cfg": 2.0,
                 "t_max": 950,
@@ -39,11 +39,11 @@ LLAMAGEN, TAR, HARMON = "FastARLoadLlamaGen", "FastARLoadTarDetokenizer", "FastA
             "demo MAR",
         ),
         # FastHybrid's k for MAR-B and MAR-H is 7 and 9.
-        ("FastARFastHybridSampler", "fast", loader("mar-base"), {"lookahead": 7, "ar_steps": 64, "t_max": 999}, ""),
+        ("FastARFastHybridSampler", "fast", loader("mar-base"), {"lookahead": 7, "steps": 64, "t_max": 999}, ""),
         ("FastARFastHybridSampler", "fast", loader("mar-huge"), {"lookahead": 9, "diffusion_steps_end": 100}, ""),
         # 5 of 25 diffusion steps at the end start at 950.
         ("FastARLazyMARSampler", "fast", loader("mar-base"), {"diffusion_steps_end": 10, "t_max": 950, "block": 4}, ""),
-        ("FastARMARSampler", "recommended", loader("unipic-1.5b", HARMON), {"ar_steps": 32, "cfg": 3.0}, ""),
+        ("FastARMARSampler", "recommended", loader("unipic-1.5b", HARMON), {"steps": 32, "cfg": 3.0}, ""),
         # Published guidance: 4 for classes with top-k 2000, 7.5 for text with 1000, 1.435 of PAR-XXL-4x with all.
         ("FastARZipARSampler", "fast", loader("llamagen-l-384", LLAMAGEN), {"cfg": 4.0, "cfg_interval": 576}, ""),
         (
@@ -53,7 +53,7 @@ LLAMAGEN, TAR, HARMON = "FastARLoadLlamaGen", "FastARLoadTarDetokenizer", "FastA
             {"cfg": 7.5, "top_k": 1000},
             "",
         ),
-        ("FastARPAR", "recommended", loader("par-xxl-4x", LLAMAGEN), {"cfg": 1.435, "top_k": 0}, ""),
+        ("FastARPARSampler", "recommended", loader("par-xxl-4x", LLAMAGEN), {"cfg": 1.435, "top_k": 0}, ""),
         # 16 x 16 tokens; LANTERN's 1000 of 16384 codes are 31 of 512.
         (
             "FastARMuLoSDSampler",
@@ -62,7 +62,7 @@ LLAMAGEN, TAR, HARMON = "FastARLoadLlamaGen", "FastARLoadTarDetokenizer", "FastA
             {"cfg_interval": 256, "draft_rows": 16, "neighbours": 31, "tau": 0.1},
             "demo Tar de-tokenizer",
         ),
-        ("FastARLazyMARFeatureCache", "balanced", loader("mar-base"), {"refresh_period": 9, "start_step": 5}, ""),
+        ("FastARLazyMARCache", "balanced", loader("mar-base"), {"refresh_period": 9, "start_step": 5}, ""),
         (
             "FastARTarPrompt",
             "recommended",
@@ -82,7 +82,7 @@ def test_numbers_are_for_the_model(node, preset, model, wanted, words):
 
 def test_a_cache_is_for_the_steps_of_its_sampler():
     """LazyMAR's own values for 32 AR steps."""
-    found = filling.fill("FastARLazyMARFeatureCache", "balanced", loader("mar-base"), 32)["values"]
+    found = filling.fill("FastARLazyMARCache", "balanced", loader("mar-base"), 32)["values"]
     assert (found["refresh_period"], found["start_step"]) == (5, 4)
 
 

@@ -94,9 +94,9 @@ def test_pictures_that_are_not_finite_are_refused_by_every_node_that_takes_them(
         "image_2": lambda: compare.Compare.execute([""], image_1=[good], image_2=[bad], columns=[0], baseline=[0]),
         "image": lambda: compare.TokenMap.execute(report, bad),
         "image_1": lambda: timelapse.TimeLapse.execute("x", 1.0, image_1=bad, report_1=report),
-        "original": lambda: editing.PasteRedrawn.execute(bad, good, mask, feather=0),
-        "redrawn": lambda: editing.PasteRedrawn.execute(good, bad, mask, feather=0),
-        "mask": lambda: editing.PasteRedrawn.execute(good, good, mask * NAN, feather=0),
+        "original": lambda: editing.PasteInpaintedArea.execute(bad, good, mask, feather=0),
+        "inpainted": lambda: editing.PasteInpaintedArea.execute(good, bad, mask, feather=0),
+        "mask": lambda: editing.PasteInpaintedArea.execute(good, good, mask * NAN, feather=0),
     }
     for field, run in runs.items():
         with pytest.raises(UserError, match=f"^{field}: it holds values that are not finite"):
@@ -164,13 +164,15 @@ def test_a_tensor_of_another_kind_is_refused_on_every_socket(kind):
     said = [
         refused("pixels", lambda: a_vae().encode(made(1, 16, 16, 3))),
         refused("samples", lambda: a_vae().decode(made(1, 2, 4, 4))),
-        refused("original", lambda: editing.PasteRedrawn.execute(made(1, 16, 16, 3), picture, mask, feather=0)),
-        refused("mask", lambda: editing.PasteRedrawn.execute(picture, picture, made(1, 16, 16), feather=0)),
+        refused("original", lambda: editing.PasteInpaintedArea.execute(made(1, 16, 16, 3), picture, mask, feather=0)),
+        refused("mask", lambda: editing.PasteInpaintedArea.execute(picture, picture, made(1, 16, 16), feather=0)),
         refused(
-            "latent", lambda: sample(samplers.MARSampler, model=model, latent={"samples": made(1, 2, 4, 4)}, mask=mask)
+            "latent_image",
+            lambda: sample(samplers.MARSampler, model=model, latent_image={"samples": made(1, 2, 4, 4)}, mask=mask),
         ),
         refused(
-            "mask", lambda: sample(samplers.MARSampler, model=model, latent={"samples": latents}, mask=made(1, 8, 8))
+            "mask",
+            lambda: sample(samplers.MARSampler, model=model, latent_image={"samples": latents}, mask=made(1, 8, 8)),
         ),
         refused("image_1", lambda: compare.Compare.execute([""], image_1=[made(1, 16, 16, 3)], columns=[0])),
     ]
@@ -186,9 +188,9 @@ def test_fp8_and_bool_are_what_they_say():
     half = torch.zeros(1, 4, 4)
     half[:, :, :2] = 1
     model, start = a_mar(), {"samples": torch.rand(1, 2, 4, 4)}
-    wanted, _ = sample(samplers.MARSampler, model=model, latent=start, mask=half)
+    wanted, _ = sample(samplers.MARSampler, model=model, latent_image=start, mask=half)
     for mask in (half > 0.5, half.to(torch.float8_e4m3fn), half[0] > 0.5, half[None]):
-        assert torch.equal(sample(samplers.MARSampler, model=model, latent=start, mask=mask)[0], wanted)
+        assert torch.equal(sample(samplers.MARSampler, model=model, latent_image=start, mask=mask)[0], wanted)
 
 
 @pytest.mark.parametrize(
@@ -197,16 +199,17 @@ def test_fp8_and_bool_are_what_they_say():
 def test_latents_of_other_dimensions_are_refused(shape):
     mask = torch.ones(1, 8, 8)
     refused("samples", lambda: a_vae().decode(torch.zeros(shape)))
-    edit = {"latent": {"samples": torch.zeros(shape)}, "mask": mask}
-    refused("latent", lambda: sample(samplers.MARSampler, model=a_mar(), **edit))
-    refused("latent", lambda: sample(samplers.LlamaGenSampler, model=a_gpt(), **edit))
+    edit = {"latent_image": {"samples": torch.zeros(shape)}, "mask": mask}
+    refused("latent_image", lambda: sample(samplers.MARSampler, model=a_mar(), **edit))
+    refused("latent_image", lambda: sample(samplers.LlamaGenSampler, model=a_gpt(), **edit))
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (0, 4, 4), (1, 4, 0), (1, 3, 4, 4), (1, 4, 4, 1), (1, 1, 1, 4, 4)])
 def test_masks_of_other_dimensions_are_refused(shape):
     """Of [batch, height, width, 1] the first row would be taken for the mask."""
     refused(
-        "mask", lambda: sample(samplers.MARSampler, latent={"samples": torch.zeros(1, 2, 4, 4)}, mask=torch.ones(shape))
+        "mask",
+        lambda: sample(samplers.MARSampler, latent_image={"samples": torch.zeros(1, 2, 4, 4)}, mask=torch.ones(shape)),
     )
 
 
@@ -223,10 +226,12 @@ def test_one_frame_is_an_image_and_more_are_refused_with_a_remedy_that_works():
     assert decoded.shape == (6, 16, 16, 3)
     assert torch.equal(decoded[4], a_vae().decode(latents[1:, :, 1])[0])
     mask = torch.ones(1, 8, 8)
-    refused("latent", lambda: sample(samplers.MARSampler, latent={"samples": latents}, mask=mask))
+    refused("latent_image", lambda: sample(samplers.MARSampler, latent_image={"samples": latents}, mask=mask))
     model, one = a_mar(), latents[:1, :, :1]
-    edited, _ = sample(samplers.MARSampler, model=model, latent={"samples": one}, mask=mask)
-    assert torch.equal(edited, sample(samplers.MARSampler, model=model, latent={"samples": one[:, :, 0]}, mask=mask)[0])
+    edited, _ = sample(samplers.MARSampler, model=model, latent_image={"samples": one}, mask=mask)
+    assert torch.equal(
+        edited, sample(samplers.MARSampler, model=model, latent_image={"samples": one[:, :, 0]}, mask=mask)[0]
+    )
 
 
 def test_a_latent_that_no_image_has_is_refused():
@@ -237,10 +242,10 @@ def test_a_latent_that_no_image_has_is_refused():
         start = {"samples": torch.full((1, 2, 4, 4), value)}
         for node, model in ((samplers.MARSampler, a_mar()), (samplers.LlamaGenSampler, a_gpt())):
             assert "no latent of an image" in refused(
-                "latent",
-                lambda: sample(node, model=model, latent=start, mask=mask),  # noqa: B023
+                "latent_image",
+                lambda: sample(node, model=model, latent_image=start, mask=mask),  # noqa: B023
             )
-    largest, _ = sample(samplers.MARSampler, latent={"samples": torch.full((1, 2, 4, 4), 9e3)}, mask=mask)
+    largest, _ = sample(samplers.MARSampler, latent_image={"samples": torch.full((1, 2, 4, 4), 9e3)}, mask=mask)
     assert largest.isfinite().all()
 
 

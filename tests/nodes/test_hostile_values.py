@@ -49,10 +49,10 @@ def sockets() -> dict[str, Any]:
     qwen = Loaded.of(tiny.tiny_tar())
     pictures = torch.rand(1, 8, 8, 3)
     shared = {**dict.fromkeys(("model", "draft", "target"), plain), "condition": from_ids([1]), "tar": qwen}
-    shared |= {"original": pictures, "redrawn": pictures, "mask": pictures[..., 0]}
+    shared |= {"original": pictures, "inpainted": pictures, "mask": pictures[..., 0]}
     shared |= {"image": pictures, "report": record, "image_1": [pictures], "report_1": [record]}
     tokens = {"model": gpt, "draft": gpt, "target": tiny.a_gpt(grid=4)}
-    of_tokens = ("FastARLlamaGenSampler", "FastARPAR", "FastARZipARSampler", "FastARMuLoSDSampler")
+    of_tokens = ("FastARLlamaGenSampler", "FastARPARSampler", "FastARZipARSampler", "FastARMuLoSDSampler")
     drawn = tiny.a_report("mar")
     drawn.maps["step"] = torch.arange(4).view(1, 2, 2).numpy()
     race = {"FastARTimeLapse": {"image_1": pictures, "report_1": drawn}}
@@ -63,7 +63,7 @@ def valid_inputs(node: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Inputs with which the node runs, widgets at small values."""
     about = node.define_schema()
     known = given.get(about.node_id, given[""])
-    small = {"ar_steps": 2, "diffusion_steps": 2, "detail": "81"}
+    small = {"steps": 2, "diffusion_steps": 2, "detail": "81"}
     small |= dict.fromkeys(("images", "images_per_label", "window", "duration"), 1)
     out = {}
     for i in about.inputs:

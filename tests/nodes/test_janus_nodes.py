@@ -75,16 +75,16 @@ def test_a_picture_is_changed_under_a_mask(loaded):
     latent = {"samples": vae.encode(torch.rand(1, 8, 8, 3))}
     mask = torch.zeros(1, 8, 8)
     mask[:, 4:] = 1
-    changed, _ = draw(LlamaGenSampler, model, latent=latent, mask=mask)
+    changed, _ = draw(LlamaGenSampler, model, latent_image=latent, mask=mask)
     kept = vae.first_stage_model.codes(latent["samples"])[:, :2]
     assert torch.equal(vae.first_stage_model.codes(changed)[:, :2], kept) and not torch.equal(changed, first)
-    noted, _ = draw(LlamaGenSampler, model, latent={**latent, "noise_mask": mask[:, None]})
+    noted, _ = draw(LlamaGenSampler, model, latent_image={**latent, "noise_mask": mask[:, None]})
     assert torch.equal(noted, changed)
     with pytest.raises(UserError, match="^mask: "):
-        draw(LlamaGenSampler, model, latent=latent)
+        draw(LlamaGenSampler, model, latent_image=latent)
     for wrong in ({"samples": torch.zeros(1, 4, 4, 4)}, None):
-        with pytest.raises(UserError, match="^latent: "):
-            draw(ZipARSampler, model, preset=FAST, latent=wrong, mask=mask)
+        with pytest.raises(UserError, match="^latent_image: "):
+            draw(ZipARSampler, model, preset=FAST, latent_image=wrong, mask=mask)
 
 
 def test_sweep_and_advisor(loaded, tmp_path, monkeypatch):

@@ -360,7 +360,7 @@ def test_vae_encode_scales_to_the_side_of_a_model_with_patches(tmp_path, monkeyp
     assert start.shape == (1, 4, 8, 8)
     mask = torch.zeros(1, 8, 8)
     mask[:, :, 4:] = 1
-    changed, _ = sample(samplers.MARSampler, model=model, latent={"samples": start}, mask=mask)
+    changed, _ = sample(samplers.MARSampler, model=model, latent_image={"samples": start}, mask=mask)
     assert changed.shape == (2, 4, 8, 8)
     assert torch.equal(changed[:, :, :, :4], start[:, :, :, :4].expand(2, -1, -1, -1))
     assert vae.decode(changed).shape == (2, 16, 16, 3)

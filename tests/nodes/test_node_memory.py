@@ -18,7 +18,7 @@ from faults import Faults
 from test_compare_nodes import compared as compared_cells
 from test_conditions import codes_of, readers, written  # noqa: F401 - fixtures
 
-FEW = {"ar_steps": 2, "diffusion_steps": 2}
+FEW = {"steps": 2, "diffusion_steps": 2}
 
 
 def compared() -> torch.Tensor:

@@ -31,7 +31,7 @@ from fastar_nodes.samplers.settings import make
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
 from tiny import LABELS, a_drawer, a_gpt, a_mar, a_prompt, a_vae
 
-FEW = make(MARSettings, {"ar_steps": 2, "diffusion_steps": 2})
+FEW = make(MARSettings, {"steps": 2, "diffusion_steps": 2})
 
 
 def checked(entry: str, loaded, settings, **sockets):
@@ -55,7 +55,7 @@ def test_a_mars_weights_need_no_working_memory(monkeypatch):
 
 def test_a_draft_mar_is_loaded_too():
     small = a_mar()
-    room = checked("cspd", a_mar(), make(SAMPLERS["cspd"].settings, {"ar_steps": 2}), draft=small).estimate()
+    room = checked("cspd", a_mar(), make(SAMPLERS["cspd"].settings, {"steps": 2}), draft=small).estimate()
     assert room.others == [small.patcher]
 
 
@@ -90,8 +90,8 @@ def test_nothing_is_loaded_before_all_is_checked():
     mask = torch.ones(1, 4, 4)
     wrong = {
         "condition": {"condition": 5},
-        "latent": {"latent": {"samples": mark(torch.zeros(1, 2, 4, 4), VQ)}, "mask": mask},
-        "mask": {"latent": {"samples": torch.zeros(1, 2, 4, 4)}},
+        "latent_image": {"latent_image": {"samples": mark(torch.zeros(1, 2, 4, 4), VQ)}, "mask": mask},
+        "mask": {"latent_image": {"samples": torch.zeros(1, 2, 4, 4)}},
         "cache": {"cache": 5},
     }
     for field, sockets in wrong.items():
@@ -106,9 +106,9 @@ def test_the_mask_of_a_latent_counts_unless_another_is_connected():
     own = torch.zeros(1, 4, 4)
     own[:, 0] = 1
     latent = {"samples": torch.zeros(1, 2, 4, 4), "noise_mask": own}
-    assert torch.equal(checked("mar", a_mar(), FEW, latent=latent).edit.mask, own)
+    assert torch.equal(checked("mar", a_mar(), FEW, latent_image=latent).edit.mask, own)
     other = own.flip(1)
-    assert torch.equal(checked("mar", a_mar(), FEW, latent=latent, mask=other).edit.mask, other)
+    assert torch.equal(checked("mar", a_mar(), FEW, latent_image=latent, mask=other).edit.mask, other)
 
 
 def test_a_part_of_a_batch_gets_its_own_noise_and_edit(monkeypatch):
@@ -181,8 +181,8 @@ def test_settings_of_a_preset_depend_on_the_demo_and_the_width(monkeypatch):
 def test_a_cache_is_planned_for_the_model_and_its_steps(monkeypatch):
     asked = []
 
-    def combine(kind, recommended, preset, values, demo, width, ar_steps):
-        asked.append((preset, values, demo, width, ar_steps))
+    def combine(kind, recommended, preset, values, demo, width, steps):
+        asked.append((preset, values, demo, width, steps))
         return CacheSettings()
 
     monkeypatch.setattr(running.presets, "combine", combine)

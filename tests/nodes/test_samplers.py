@@ -188,7 +188,7 @@ def test_an_upscale_model_enlarges_the_draft_with_cores_node():
 
 
 # What a model's file might recommend; of it a sampler takes what it has.
-MAR_FILE = {"ar_steps": 5, "diffusion_steps": 6, "cfg": 1.5, "temperature": 0.75, "lookahead": 3, "threshold": 0.5}
+MAR_FILE = {"steps": 5, "diffusion_steps": 6, "cfg": 1.5, "temperature": 0.75, "lookahead": 3, "threshold": 0.5}
 TOKEN_FILE = {"cfg": 2.0, "temperature": 0.5, "top_k": 9, "top_p": 0.75, "window": 3}
 
 
@@ -216,7 +216,7 @@ def test_the_preset_is_for_the_model_and_custom_takes_every_widget(node, label_s
     for name in ("balanced", "fast", "exact"):
         if (node, name) == (samplers.LazyMARSampler, "fast"):
             continue  # it asks for more AR steps than the tiny model has tokens
-        meant = presets.values(kind, name, demo, ar_steps=5)
+        meant = presets.values(kind, name, demo, steps=5)
         settings = recommended(node, name, label_set)[1].settings
         assert settings == asdict(kind()) | {k: v for k, v in MAR_FILE.items() if k in settings} | meant, name
     shown = {i.id: default(i) for i in node.define_schema().inputs if i.kind in WIDGETS and i.id in knobs(kind)}
@@ -277,13 +277,13 @@ def a_cache(**changes):
 @pytest.mark.parametrize("node", [samplers.MARSampler, samplers.FastHybridSampler, samplers.CSpDSampler])
 def test_a_cache_combines_with_every_other_sampler(node):
     cache, given = a_cache(refresh_period=3, start_step=1), models(node)
-    first, report = sample(node, **given, ar_steps=8, cache=cache)
+    first, report = sample(node, **given, steps=8, cache=cache)
     name = "lazymar" if node is samplers.MARSampler else f"{node.sampler}+lazymar"
     assert report.sampler == name and report.settings["refresh_period"] == 3
-    again, _ = sample(node, **given, ar_steps=8, cache=cache)
+    again, _ = sample(node, **given, steps=8, cache=cache)
     assert torch.equal(first, again), "one run left something in the cache for the next"
     if node is samplers.MARSampler:
-        own, wanted = sample(samplers.LazyMARSampler, **given, ar_steps=8, refresh_period=3, start_step=1)
+        own, wanted = sample(samplers.LazyMARSampler, **given, steps=8, refresh_period=3, start_step=1)
         assert torch.equal(first, own) and report.counts == wanted.counts
 
 
@@ -292,7 +292,7 @@ def test_presets_of_a_cache_follow_the_model_that_is_sampled():
         cache = samplers.LazyMARCache.execute(preset=name).result[0]
         for label_set in ("picture-book", ""):
             settings = recommended(samplers.MARSampler, label_set=label_set, cache=cache)[1].settings
-            meant = presets.values(CacheSettings, name, label_set == "picture-book", ar_steps=5)
+            meant = presets.values(CacheSettings, name, label_set == "picture-book", steps=5)
             assert {k: settings[k] for k in meant} == meant
 
 
@@ -314,7 +314,7 @@ def half(height: int = 8, width: int = 8) -> torch.Tensor:
 @pytest.mark.parametrize("node", MAR_NODES)
 def test_every_mar_sampler_resamples_the_mask_and_gives_back_the_rest(node):
     start = torch.randn(1, 2, 4, 4)
-    samples, report = sample(node, latent={"samples": start}, mask=half())
+    samples, report = sample(node, latent_image={"samples": start}, mask=half())
     assert torch.equal(samples[..., :2], start[..., :2].expand(2, -1, -1, -1))
     assert not (samples[..., 2:] == start[..., 2:]).any()
     assert (report.maps["outcome"][:, :, :2] == GIVEN).all() and (report.maps["step"][:, :, :2] == -1).all()
@@ -323,27 +323,27 @@ def test_every_mar_sampler_resamples_the_mask_and_gives_back_the_rest(node):
 
 def test_masks_of_every_shape_and_the_latents_own():
     latent, model = {"samples": torch.randn(1, 2, 4, 4)}, a_mar()
-    wanted, _ = sample(samplers.MARSampler, model=model, latent=latent, mask=half(4, 4))
+    wanted, _ = sample(samplers.MARSampler, model=model, latent_image=latent, mask=half(4, 4))
     for mask in (half()[0], half()[:, None], half(64, 32), half().half()):
-        assert torch.equal(sample(samplers.MARSampler, model=model, latent=latent, mask=mask)[0], wanted)
+        assert torch.equal(sample(samplers.MARSampler, model=model, latent_image=latent, mask=mask)[0], wanted)
     own = latent | {"noise_mask": half()[:, None]}
-    assert torch.equal(sample(samplers.MARSampler, model=model, latent=own)[0], wanted)
+    assert torch.equal(sample(samplers.MARSampler, model=model, latent_image=own)[0], wanted)
     # A mask on the socket goes before the latent's own.
     own = latent | {"noise_mask": torch.ones(1, 1, 8, 8)}
-    assert torch.equal(sample(samplers.MARSampler, model=model, latent=own, mask=half())[0], wanted)
+    assert torch.equal(sample(samplers.MARSampler, model=model, latent_image=own, mask=half())[0], wanted)
 
 
 PICTURE = {"samples": torch.zeros(1, 2, 4, 4)}
 EDITS = {
-    "a mask without a picture": ("latent", {"mask": half()}),
-    "a picture without a mask": ("mask", {"latent": PICTURE}),
-    "no picture": ("latent", {"latent": {"samples": 3}, "mask": half()}),
-    "no latent": ("latent", {"latent": "text", "mask": half()}),
-    "tokens": ("latent", {"latent": {"samples": mark(torch.zeros(1, 2, 4, 4), VQ)}, "mask": half()}),
-    "no mask": ("mask", {"latent": PICTURE, "mask": 3}),
-    "an empty mask": ("mask", {"latent": PICTURE, "mask": torch.zeros(1, 8, 8)}),
-    "another size": ("latent", {"latent": {"samples": torch.zeros(1, 2, 3, 3)}, "mask": half()}),
-    "other channels": ("latent", {"latent": {"samples": torch.zeros(1, 4, 4, 4)}, "mask": half()}),
+    "a mask without a picture": ("latent_image", {"mask": half()}),
+    "a picture without a mask": ("mask", {"latent_image": PICTURE}),
+    "no picture": ("latent_image", {"latent_image": {"samples": 3}, "mask": half()}),
+    "no latent": ("latent_image", {"latent_image": "text", "mask": half()}),
+    "tokens": ("latent_image", {"latent_image": {"samples": mark(torch.zeros(1, 2, 4, 4), VQ)}, "mask": half()}),
+    "no mask": ("mask", {"latent_image": PICTURE, "mask": 3}),
+    "an empty mask": ("mask", {"latent_image": PICTURE, "mask": torch.zeros(1, 8, 8)}),
+    "another size": ("latent_image", {"latent_image": {"samples": torch.zeros(1, 2, 3, 3)}, "mask": half()}),
+    "other channels": ("latent_image", {"latent_image": {"samples": torch.zeros(1, 4, 4, 4)}, "mask": half()}),
 }
 
 
@@ -355,8 +355,10 @@ def test_an_edit_that_cannot_be_is_reported(node, name):
         sample(node, **sockets)
 
 
-def paste(original, redrawn, mask, feather=0):
-    return editing.PasteRedrawn.execute(original=original, redrawn=redrawn, mask=mask, feather=feather).result[0]
+def paste(original, inpainted, mask, feather=0):
+    return editing.PasteInpaintedArea.execute(
+        original=original, inpainted=inpainted, mask=mask, feather=feather
+    ).result[0]
 
 
 @pytest.mark.parametrize("feather", [0, 1, 3])
@@ -371,11 +373,11 @@ def test_a_pasted_part_changes_nothing_outside_its_mask_and_fades_in_inside(feat
     assert torch.equal(whole, above)
 
 
-@pytest.mark.parametrize("name", ["original", "redrawn", "mask"])
+@pytest.mark.parametrize("name", ["original", "inpainted", "mask"])
 def test_a_paste_of_different_batches_is_refused(name):
-    given = {"original": torch.rand(2, 8, 8, 3), "redrawn": torch.rand(2, 8, 8, 3), "mask": half().repeat(2, 1, 1)}
+    given = {"original": torch.rand(2, 8, 8, 3), "inpainted": torch.rand(2, 8, 8, 3), "mask": half().repeat(2, 1, 1)}
     given[name] = given[name][[0, 1, 1]]
-    others = {"original", "redrawn"} - {name}
+    others = {"original", "inpainted"} - {name}
     with pytest.raises(UserError, match=f"^({'|'.join(others) if name != 'mask' else name}): "):
         paste(**given)
 

@@ -27,7 +27,7 @@ from tiny import a_gpt, a_mar
 SWEEP = {
     "condition": WHAT,
     "sampler": "fasthybrid",
-    "settings": "ar_steps=4, diffusion_steps=4, guided_steps=2, lookahead=2",
+    "settings": "steps=4, diffusion_steps=4, guided_steps=2, lookahead=2",
     "x": "threshold",
     "x_values": "-1, 0.5..1.01 x 2",
     "y": "lookahead_start",
@@ -57,7 +57,7 @@ def test_a_sweep_runs_every_combination_and_its_baselines(folder):
         assert cell.report.settings["threshold"] == float(found.x.values[cell.x])
         assert cell.report.settings["lookahead_start"] == int(found.y.values[cell.y])
         assert cell.report.seed == cell.baseline.seed == cell.seed and cell.baseline.sampler == "mar"
-        assert cell.baseline.settings["ar_steps"] == 4
+        assert cell.baseline.settings["steps"] == 4
     # Every draft redone is plain MAR: the rounding of 8-bit pictures at most.
     assert all(c.quality.identical or c.quality.psnr > 45 for c in found.cells if c.x == 2)
     assert len(table.splitlines()) == 2 + 6
@@ -98,7 +98,7 @@ def test_a_folder_name_of_any_length_and_content_stays_inside(folder):
 
 
 def test_a_preset_is_a_setting(folder):
-    found, _ = sweep(x="preset", x_values="exact, fast", y="none", settings="ar_steps=4, diffusion_steps=4")
+    found, _ = sweep(x="preset", x_values="exact, fast", y="none", settings="steps=4, diffusion_steps=4")
     assert [c.report.settings["lookahead"] for c in found.cells[:2]] == [0, 8] and found.cells[0].quality.identical
 
 
@@ -154,7 +154,7 @@ def with_hidden(node: type, metadata, prompt=None) -> type:
     return type("Executed", (node,), {"hidden": SimpleNamespace(unique_id="5", extra_pnginfo=metadata, prompt=prompt)})
 
 
-PLAIN = {"preset": "custom", "ar_steps": 4, "diffusion_steps": 4, "cfg": 2.0}
+PLAIN = {"preset": "custom", "steps": 4, "diffusion_steps": 4, "cfg": 2.0}
 FAST = {**PLAIN, "lookahead": 2, "threshold": -1.0, "guided_steps": 2}
 
 
@@ -266,10 +266,10 @@ def test_no_picture_outside_of_comfyuis_folders_is_opened(tmp_path):
 
 
 def test_the_advisor_answers_with_a_line_that_runs(monkeypatch):
-    lines = ("fasthybrid: ar_steps=4, diffusion_steps=4", "mar: ar_steps=2, diffusion_steps=2", "lazymar: block=9")
+    lines = ("fasthybrid: steps=4, diffusion_steps=4", "mar: steps=2, diffusion_steps=2", "lazymar: block=9")
     monkeypatch.setitem(advice._CANDIDATES, "mar", lines)
     model = a_mar()
-    model.recommended = {"ar_steps": 8, "diffusion_steps": 8}
+    model.recommended = {"steps": 8, "diffusion_steps": 8}
     node = with_hidden(advisor.Advisor, {})
     made = node.execute(model, WHAT, 7, measure="PSNR", least_psnr=0.0, repeats=2)
     line, table = made.result
@@ -315,7 +315,7 @@ def test_a_strangers_picture_adds_no_markup(tmp_path, monkeypatch):
         "note": BAD_PICTURE,
     }
     runs = [
-        run | {"sampler": "mar", "label": BAD_PICTURE, "settings": {"ar_steps": 4}},
+        run | {"sampler": "mar", "label": BAD_PICTURE, "settings": {"steps": 4}},
         run | {"sampler": "mar", "label": BAD_TAG, "settings": {"order": BAD_PICTURE}},
         run | {"sampler": f"{BAD_TAG} | x", "settings": {BAD_TAG: BAD_PICTURE}, "seconds": 5.0},
     ]
@@ -335,7 +335,7 @@ def test_a_strangers_picture_adds_no_markup(tmp_path, monkeypatch):
     for text in (table, compared, *texts, *lines):
         assert not re.search(r"[<\[`]|://", text), text
     assert all(line.count("|") == table.splitlines()[0].count("|") for line in table.splitlines())
-    assert lines[0] == "mar: ar_steps=4" and lines[1] == "mar"
+    assert lines[0] == "mar: steps=4" and lines[1] == "mar"
 
 
 @pytest.mark.parametrize("lossless, word", [(True, "same distribution"), (False, "")])

@@ -36,15 +36,15 @@ BY_NAME = {"FastARSweep", "FastARAnySampler"}
 # guidance of a MAR; guidance, temperature and top-k of tokens.
 SAMPLERS = {
     "MAR": ("FastARMARSampler", "FastARFastHybridSampler", "FastARLazyMARSampler", "FastARCSpDSampler"),
-    "tokens": ("FastARLlamaGenSampler", "FastARPAR", "FastARZipARSampler", "FastARMuLoSDSampler"),
+    "tokens": ("FastARLlamaGenSampler", "FastARPARSampler", "FastARZipARSampler", "FastARMuLoSDSampler"),
 }
-SHARED = {"MAR": ("ar_steps", "diffusion_steps", "cfg"), "tokens": ("cfg", "temperature", "top_k")}
+SHARED = {"MAR": ("steps", "diffusion_steps", "cfg"), "tokens": ("cfg", "temperature", "top_k")}
 LOADERS = {
     "FastARLoadMAR": "mar",
     "FastARLoadLlamaGen": "llamagen",
     "FastARLoadTar": "tar",
     "FastARLoadTarDetokenizer": "dtok",
-    "FastARLoadHybrid": "hybrid",
+    "FastARLoadHarmon": "hybrid",
     "FastARLoadJanus": "janus",
 }
 STARTERS = sorted(name for name in GRAPHS if name.endswith(".app.json"))
@@ -217,7 +217,7 @@ def test_a_new_graph_needs_no_file_and_no_download(graph):
 
 # Where it is in the widgets of a loader.
 DTYPE = {
-    **dict.fromkeys(("FastARLoadMAR", "FastARLoadLlamaGen", "FastARLoadHybrid"), 2),
+    **dict.fromkeys(("FastARLoadMAR", "FastARLoadLlamaGen", "FastARLoadHarmon"), 2),
     **dict.fromkeys(("FastARLoadTar", "FastARLoadJanus"), 1),
     "FastARLoadTarDetokenizer": 3,
 }
@@ -243,7 +243,7 @@ def test_samplers_that_are_compared_share_their_settings(graph):
     large = any(n["widgets_values"][0] == "demo-llamagen" for n in graph.of("FastARLoadLlamaGen"))
     asked = token_recipes.defaults(token_recipes.GRID if large else token_recipes.LOW_GRID)
     tokens = LlamaGenSettings(**{name: asked[name] for name in token_recipes.DEFAULTS})
-    masked = hybrid_recipe.DEFAULTS if graph.of("FastARLoadHybrid") else recipes.DEFAULTS
+    masked = hybrid_recipe.DEFAULTS if graph.of("FastARLoadHarmon") else recipes.DEFAULTS
     record = {"MAR": [masked[name] for name in SHARED["MAR"]]}
     record["tokens"] = [getattr(tokens, name) for name in SHARED["tokens"]]
     assert graph.presets() or graph.by_name()
@@ -340,7 +340,7 @@ RELEASED = sorted((FOLDER.parent / "tests" / "workflows").glob("*/*.json"))
 # Others are slow.
 FAST = ("FastAR 01", "FastAR 04", "FastAR 10")
 # Few steps. Sweep and Advisor run samplers of their own; tests/comfyui runs them.
-STEPS = {"ar_steps": 2, "diffusion_steps": 4, "diffusion_steps_end": 4}
+STEPS = {"steps": 2, "diffusion_steps": 4, "diffusion_steps_end": 4}
 RUN = [
     pytest.param(FOLDER / name, id=name, marks=[] if name.startswith(FAST) else [pytest.mark.slow])
     for name in GRAPHS

@@ -60,7 +60,7 @@ def replay(folder, record: Record):
     """The sampler's result for a record's noise and settings."""
     o = record.options
     named = {
-        "ar_steps": "num_iter",
+        "steps": "num_iter",
         "draft_length": "num_draft",
         "prefill_ratio": "ratio",
         "inner_temperature": "inner",

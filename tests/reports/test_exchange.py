@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 
 
 def report(sampler="fasthybrid", seconds=1.5, **counts) -> Report:
-    settings = {"threshold": 0.9, "order": "random", "enabled": True, "ar_steps": 8}
+    settings = {"threshold": 0.9, "order": "random", "enabled": True, "steps": 8}
     out = Report(sampler, "tiny", settings, 7, 2, "cpu", seconds)
     out.phases = {"head": 0.5}
     out.add(**counts)
@@ -114,7 +114,7 @@ def test_one_line():
 
 
 def of(sampler, passes=8, tokens=16, counts=None, **settings) -> Report:
-    out = Report(sampler, "tiny", {"ar_steps": 8, **settings}, 7, 1, "cpu", 1.0)
+    out = Report(sampler, "tiny", {"steps": 8, **settings}, 7, 1, "cpu", 1.0)
     out.add(transformer_passes=passes, **(counts or {}))
     out.maps["step"] = np.arange(tokens).reshape(1, 4, -1)
     return out

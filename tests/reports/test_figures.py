@@ -75,7 +75,7 @@ def test_limits_at_which_nothing_is_gained():
     assert no_gain(run("fasthybrid", settings={**drafted, "threshold": 1.01})).startswith("Nothing was drafted")
     assert no_gain(run("fasthybrid", settings={**drafted, "threshold": 1.01, "acceptance_target": 0.5})) == ""
     # Step start_step is the first refresh, so that the step after it is the first to reuse anything.
-    cached = {"refresh_period": 4, "ar_steps": 8, "head_cache": False}
+    cached = {"refresh_period": 4, "steps": 8, "head_cache": False}
     for start, words in ((8, "Nothing came from the cache"), (7, "Nothing came from the cache"), (6, "")):
         found = no_gain(run("lazymar", settings={**cached, "start_step": start}))
         assert found.startswith(words) and bool(found) == bool(words)

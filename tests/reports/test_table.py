@@ -38,7 +38,7 @@ HOSTILE = {
 }
 # What stands in tables every day stays readable.
 USUAL = [
-    "ar_steps",
+    "steps",
     "fasthybrid: preset=fast, threshold=0.9",
     "FastHybrid + LazyMAR",
     "1.90x",

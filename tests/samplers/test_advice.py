@@ -30,7 +30,7 @@ class Bench:
         self.runs.append((choice.text, seed))
         seconds, error, accepted = KNOWN.get(choice.text, (4.0, 0, None))
         if seconds is None:
-            raise UserError("ar_steps: too many.")
+            raise UserError("steps: too many.")
         out = Report(choice.entry.name, "tiny", dict(choice.values), seed, 1, "cpu", seconds)
         if accepted is not None:
             out.add(accepted=accepted, rejected=10 - accepted)
@@ -66,7 +66,7 @@ def test_the_answer(name):
     assert found.best.text == expected and expected in found.sentence
     line = next(row for row in found.table.splitlines() if row.startswith(f"| {expected} "))
     assert line.rstrip(" |").endswith("yes")
-    assert "cspd: preset=fast was not run: ar_steps: too many." in found.table
+    assert "cspd: preset=fast was not run: steps: too many." in found.table
 
 
 def test_nothing_that_is_slower_is_advised(monkeypatch):

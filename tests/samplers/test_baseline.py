@@ -57,8 +57,8 @@ def test_the_plain_sampler_is_the_baseline_then_an_exact_accelerator_then_the_sl
 
 
 def test_of_several_plain_runs_the_one_with_most_work_or_most_in_common():
-    few, many = run("mar", {"ar_steps": 8}, work=(8, 80)), run("mar", {"ar_steps": 64}, work=(64, 640))
-    own = run("fasthybrid", {"ar_steps": 8})
+    few, many = run("mar", {"steps": 8}, work=(8, 80)), run("mar", {"steps": 64}, work=(64, 640))
+    own = run("fasthybrid", {"steps": 8})
     assert baselines([few, many, own]) == [1, 1, 1]
     assert baselines([few, many, own], alike=True) == [0, 1, 0]
 

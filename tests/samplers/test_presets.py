@@ -34,17 +34,17 @@ def test_values_are_settings_of_the_accelerator(kind, demo, name):
     assert meant, "a preset that sets nothing"
     assert asdict(make(kind, meant)) | meant == asdict(make(kind, meant)), "changed when it was checked"
     shared = {*knobs(MARSettings), *knobs(TokenSettings)}
-    steps = {"ar_steps", "diffusion_steps", "diffusion_steps_end", "order"}
+    steps = {"steps", "diffusion_steps", "diffusion_steps_end", "order"}
     allowed = steps if kind is LazyMARSettings and name == "fast" else set()
     assert set(meant) & shared == allowed, "guidance and, but for LazyMAR's fast, steps are not the preset's"
 
 
 def test_what_is_set_stays():
-    ours = FastHybridSettings(ar_steps=12, cfg=1.5, guidance_schedule="square", threshold=0.5)
+    ours = FastHybridSettings(steps=12, cfg=1.5, guidance_schedule="square", threshold=0.5)
     assert applied(ours, presets.CUSTOM) == ours
     for name in REAL:
         told = applied(ours, name)
-        assert (told.ar_steps, told.cfg, told.guidance_schedule) == (12, 1.5, "square")
+        assert (told.steps, told.cfg, told.guidance_schedule) == (12, 1.5, "square")
         assert told.lookahead == presets.PRESETS[FastHybridSettings][0][name]["lookahead"]
     for plain in (MARSettings(), LlamaGenSettings(), PARSettings()):
         assert applied(plain, "fast") == plain, "it has nothing to set"

@@ -21,7 +21,7 @@ from fastar_nodes.samplers.registry import SAMPLERS
 from stepping import process_state, stepped
 from tiny_models import tiny_mar
 
-FEW = {"ar_steps": 6, "diffusion_steps": 8, "cfg": 2.0}
+FEW = {"steps": 6, "diffusion_steps": 8, "cfg": 2.0}
 HYBRID = FastHybridSettings(**FEW, lookahead=3, threshold=0.97, guided_steps=3)
 CSPD = CSpDSettings(**FEW, draft_length=2)
 LAZY = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.2, "block": 1}
@@ -113,7 +113,7 @@ def test_repeats_itself_and_changes_nothing_global(case):
 
 def test_yields_after_every_step(case):
     seen, _ = whole(case)
-    steps = FEW["ar_steps"]
+    steps = FEW["steps"]
     assert [s.done for s in seen] == list(range(1, steps + 1)) and all(s.total == steps for s in seen)
     assert all(s.latents.shape == (3, 4, 4, 4) and s.decided.shape == (3, 4, 4) for s in seen)
     counts = [int(s.decided.sum()) for s in seen]
@@ -125,13 +125,13 @@ def test_report_adds_up(case):
     report = result.report
     assert report.sampler == case.partition(",")[0]
     if "draft_passes" in report.counts:
-        assert 1 < report.counts["transformer_passes"] - report.counts["draft_passes"] <= settings.ar_steps
+        assert 1 < report.counts["transformer_passes"] - report.counts["draft_passes"] <= settings.steps
     else:
-        assert report.counts["transformer_passes"] == settings.ar_steps
+        assert report.counts["transformer_passes"] == settings.steps
     assert set(report.counts) <= set(COUNTS), "add what is missing to COUNTS, and explain it in docs/report.md"
     step, outcome = report.maps["step"], report.maps["outcome"]
     assert step.shape == outcome.shape == (3, 4, 4)
-    assert step.min() == 0 and step.max() == settings.ar_steps - 1
+    assert step.min() == 0 and step.max() == settings.steps - 1
     assert report.settings == asdict(settings) and report.images == 3 and report.seed == 5
     assert report.seconds > 0 and sum(report.phases.values()) <= report.seconds * 1.05
     if "accepted" in report.counts:
@@ -144,9 +144,9 @@ def test_report_adds_up(case):
 
 def test_too_many_steps_and_bad_labels_say_so(case):
     sampler, settings = CASES[case]
-    more, many = {"draft": DRAFT} if sampler in DRAFTED else {}, replace(settings, ar_steps=17)
+    more, many = {"draft": DRAFT} if sampler in DRAFTED else {}, replace(settings, steps=17)
     for field, chosen, condition in (
-        ("ar_steps", many, from_ids((1,))),
+        ("steps", many, from_ids((1,))),
         ("condition: label 5 ", settings, from_ids((5,))),
         ("condition", settings, Condition((), ())),
         ("condition", settings, from_ids((1, 2))),

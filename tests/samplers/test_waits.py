@@ -11,7 +11,7 @@ from fastar_nodes.samplers.noise import PairedNoise
 from pretended_cuda import META
 from waits import counted_waits, moved, waits_of_steps
 
-FEW = {"ar_steps": 5, "diffusion_steps": 6}
+FEW = {"steps": 5, "diffusion_steps": 6}
 # Samplers to the most waits of an AR step in the middle of a
 # run, which starts after the first and ends before the last.
 MOST = {
@@ -45,7 +45,7 @@ def test_an_ar_step_waits_at_most_so_often(name):
     with counted_waits() as waits:
         found, _ = waits_of_steps(start(name), waits)
     middle = found[1:-2]
-    assert len(middle) == FEW["ar_steps"] - 2
+    assert len(middle) == FEW["steps"] - 2
     assert max(waits.total() for waits in middle) <= MOST[name], middle
 
 

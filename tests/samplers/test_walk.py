@@ -9,7 +9,7 @@ from fastar_nodes.samplers.registry import SAMPLERS
 from tiny_models import tiny_mar
 
 OURS = "fastar_nodes."
-BASE = {"ar_steps": 8, "diffusion_steps": 20, "cfg": 2.0}
+BASE = {"steps": 8, "diffusion_steps": 20, "cfg": 2.0}
 # Sampler and settings to the most functions and files of an AR step.
 # They may fall; what raises them makes the method harder to read.
 WALKS = {
@@ -33,7 +33,7 @@ def test_an_ar_step_enters_few_functions(name):
     steps = entry.run(tiny_mar(), from_ids((1, 4)), entry.settings(**BASE, **settings), PairedNoise(5, (0, 1)))
     walks = []
     next(steps)
-    for _ in range(BASE["ar_steps"] - 2):
+    for _ in range(BASE["steps"] - 2):
         seen.clear()
         sys.setprofile(profile)
         try:

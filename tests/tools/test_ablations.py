@@ -33,7 +33,7 @@ from PIL import Image
 pytestmark = pytest.mark.slow
 
 LOW, HIGH, PAR, DTOK_LOW, DTOK = "llamagen-low", "llamagen", "par", "dtok-low", "dtok"
-FEW = {"ar_steps": 4, "diffusion_steps": 3}
+FEW = {"steps": 4, "diffusion_steps": 3}
 FEWEST = {"detail": "81"}
 # MuLo-SD's pool leaves a few percent of the tokens below 0.001.
 QUICK = {"cfg": 1.0, "draft_window": 1, "resample_window": 1, "neighbours": 12}
@@ -135,7 +135,7 @@ def test_the_hybrid_s_tables_run_on_held_out_prompts(folder, monkeypatch, tmp_pa
     kinds = {row.sampler: row for row in reversed(hybrid.TABLES["hybrid"])}
     monkeypatch.setitem(hybrid.TABLES, "small", tuple(reversed(kinds.values())))
     made = hybrid.HybridBench(Ground(100, tmp_path, seed=777))
-    made.common = {"ar_steps": 6, "diffusion_steps": 2, "cfg": 3.0}
+    made.common = {"steps": 6, "diffusion_steps": 2, "cfg": 3.0}
     made.expect("hybrid-presets")
     results = tables.run_table(made, "small", log=lambda text: None)
     assert [r.sampler for r in results] == ["mar", "fasthybrid", "lazymar", "fasthybrid+lazymar"]

@@ -15,7 +15,7 @@ from .mar import LAZY, MARBench
 from .tables import BATCH, Ground, Row, Table
 from .tar import PromptGround
 
-_COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg", "temperature")}
+_COMMON = {name: DEFAULTS[name] for name in ("steps", "diffusion_steps", "cfg", "temperature")}
 _FAST = {name: DEFAULTS[name] for name in ("lookahead", "guided_steps")}
 
 

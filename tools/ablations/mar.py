@@ -22,7 +22,7 @@ from ..training.recipes import DEFAULTS, to_rgb
 from .tables import BATCH, TEST_SEED, Bench, Result, Row, Table, from_rgb
 
 _LAMBDAS = (0.0, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)
-_COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg", "temperature")}
+_COMMON = {name: DEFAULTS[name] for name in ("steps", "diffusion_steps", "cfg", "temperature")}
 _K = {name: DEFAULTS[name] for name in ("lookahead", "guided_steps")}
 LAZY = {"refresh_period": 5, "start_step": 4}  # the paper's values for 32 AR steps
 _NO_CACHE = dict.fromkeys(("encoder_cache", "token_cache", "condition_cache", "head_cache"), False)
@@ -51,7 +51,7 @@ TABLES: dict[str, Table] = {
     ),
     "mar-settings": (
         *(Row(f"cfg {c:g}", "mar", {"cfg": c}) for c in (1.0, 1.5, 2.0, 3.0)),
-        *(Row(f"{n} AR steps", "mar", {"ar_steps": n}) for n in (8, 16, 64)),
+        *(Row(f"{n} AR steps", "mar", {"steps": n}) for n in (8, 16, 64)),
         *(Row(f"temperature {t:g}", "mar", {"temperature": t}) for t in (0.7, 0.9, 1.0)),
         Row("raster order", "mar", {"order": "raster"}),
         Row("t_max 999", "mar", {"t_max": 999}),
@@ -113,8 +113,8 @@ TABLES: dict[str, Table] = {
         Row("MAR", "mar", {}),
         Row("fast: 12 AR steps, Halton order, DiSA 25 to 5, LazyMAR", "lazymar", _FAST),
         Row("fast, random order", "lazymar", {**_FAST, "order": "random"}),
-        Row("12 AR steps, halton order", "mar", {"ar_steps": 12, "order": "halton"}),
-        Row("12 AR steps, random order", "mar", {"ar_steps": 12}),
+        Row("12 AR steps, halton order", "mar", {"steps": 12, "order": "halton"}),
+        Row("12 AR steps, random order", "mar", {"steps": 12}),
     ),
     "accelerators": (
         Row("MAR", "mar", {}),

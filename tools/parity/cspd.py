@@ -182,7 +182,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         steps, tokens = data[f"{inter}.inter_noise_f16"].shape[2], model.net.config.tokens
         table = tables_at(tuple(round(HIGHEST * i / (steps - 1)) for i in range(steps)))
         ar_steps, length = _schedule(tokens, [len(v.guess) for v in found], len(LABELS))
-        steps_of = {"ar_steps": ar_steps, "diffusion_steps": steps, "draft_length": length, "prefill_ratio": PREFILL}
+        steps_of = {"steps": ar_steps, "diffusion_steps": steps, "draft_length": length, "prefill_ratio": PREFILL}
         settings = CSpDSettings(**steps_of, cfg=CFG, mode="published", inner_temperature=inner)
         condition = from_ids(LABELS)
         full = FullTransformer()

@@ -258,7 +258,7 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
         ids = [row[:n] for row, n in zip(found["input_ids"], lengths, strict=True)]
         lower, upper = entry.get("diff_lower_steps", 0), entry.get("diff_upper_steps", 0)
         named = {name: entry[name] for name in ("cfg", "cfg_schedule", "temperature")}
-        settings = MARSettings(ar_steps=entry["num_iter"], **named, t_max=t_max)
+        settings = MARSettings(steps=entry["num_iter"], **named, t_max=t_max)
         orders = found["orders"].long()
 
         class Orders(PairedNoise):

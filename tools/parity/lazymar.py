@@ -86,7 +86,7 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
         start = next((k for k, s in enumerate(fresh) if s + 1 not in fresh), 0)
         later = [s for s in fresh if s > start]
         period = later[0] - start if later else 4096 if fresh else 1
-        of_steps = {"ar_steps": len(data[f"{of}.n_pred"]), "diffusion_steps": len(steps), "cfg": CFG, "t_max": HIGHEST}
+        of_steps = {"steps": len(data[f"{of}.n_pred"]), "diffusion_steps": len(steps), "cfg": CFG, "t_max": HIGHEST}
         caches = {"start_step": start, "refresh_period": period, "block": BLOCK}
         settings = LazyMARSettings(**of_steps, **caches, head_cache=tag not in (BASELINE, TOKENS))
         kept = {}

@@ -93,7 +93,7 @@ def _head_run(model: MARModel, temperature: float, rows: int) -> Run:
     """A run with the state that the head's denoiser uses."""
     c = model.net.config
     orders = torch.arange(c.tokens).expand(rows, -1)
-    settings = MARSettings(ar_steps=1, temperature=temperature)
+    settings = MARSettings(steps=1, temperature=temperature)
     tokens = torch.zeros(rows, c.tokens, c.channels)
     report, clock = Report("verify", model.name, {}, None, rows, "cpu"), Clock(torch.device("cpu"))
     labels, noise = ClassConditioning(model.net, torch.zeros(rows, dtype=torch.int64)), PairedNoise(0, range(rows))

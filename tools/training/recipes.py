@@ -58,7 +58,7 @@ DRAFT_SCHEDULE = Schedule(steps=2000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998
 T_MAX = 950
 # Sampling defaults of these models, stored in the checkpoint. At temperature
 # 1 a head of this size places some tokens between two colours of the book.
-DEFAULTS = {"ar_steps": 32, "diffusion_steps": 50, "cfg": 2.0, "temperature": 0.8}
+DEFAULTS = {"steps": 32, "diffusion_steps": 50, "cfg": 2.0, "temperature": 0.8}
 DEFAULTS |= {"lookahead": 4, "threshold": 0.95, "guided_steps": 5}
 NULL_LABELS = 0.1
 HEAD_REPEATS = 3

@@ -8,7 +8,7 @@ import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
 
 const CUSTOM = "custom"
-const CACHE = "FastARLazyMARFeatureCache"
+const CACHE = "FastARLazyMARCache"
 // Widgets with a place among the settings that no preset sets.
 const FREE = ["enabled", "preset", "images", "parallel", "draft_parallel", "detail"]
 const KINDS = ["INT", "FLOAT", "BOOLEAN", "COMBO"]
@@ -73,7 +73,7 @@ function question(node) {
     node: node.comfyClass,
     preset: widgetOf(node, "preset").value,
     loader: loader ? { class_type: loader.comfyClass, inputs } : null,
-    ar_steps: node.comfyClass === CACHE ? widgetOf(sampler ?? {}, "ar_steps")?.value : undefined,
+    steps: node.comfyClass === CACHE ? widgetOf(sampler ?? {}, "steps")?.value : undefined,
   }
 }
 
@@ -160,7 +160,7 @@ function watchPreset(node) {
     afterChange(widgetOf(node, name), () => {
       preset.value = CUSTOM
       preset.label = undefined
-      if (name === "ar_steps") cachesOf(node).forEach(fill)
+      if (name === "steps") cachesOf(node).forEach(fill)
     })
 
   const connected = node.onConnectionsChange

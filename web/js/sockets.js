@@ -17,11 +17,11 @@ const COLOURS = {
 // Nodes that make what the model of a loader reads, the likeliest first.
 const MAKERS = {
   FastARLoadMAR: ["FastARClassLabel"],
-  FastARLoadHybrid: ["FastARPrompt"],
+  FastARLoadHarmon: ["FastARPrompt"],
   FastARLoadJanus: ["FastARPrompt"],
   FastARLoadTarDetokenizer: ["FastARTarPrompt", "FastARImageToCodes"],
 }
-const ALL = ["FastARClassLabel", "FastARPrompt", "FastARTextPrompt", "FastARTarPrompt", "FastARImageToCodes"]
+const ALL = ["FastARClassLabel", "FastARPrompt", "FastARLlamaGenPrompt", "FastARTarPrompt", "FastARImageToCodes"]
 
 /** The nodes that make a condition for a sampler. */
 function makersFor(sampler) {
@@ -32,7 +32,7 @@ function makersFor(sampler) {
 
   // A LlamaGen reads labels or texts; the official text models are named t2i.
   const checkpoint = loader.widgets.find(({ name }) => name === "checkpoint").value
-  return [/t2i/i.test(checkpoint) ? "FastARTextPrompt" : "FastARClassLabel"]
+  return [/t2i/i.test(checkpoint) ? "FastARLlamaGenPrompt" : "FastARClassLabel"]
 }
 
 /** The node that a pointer is on; a socket of the classic renderer may lie half outside of it. */

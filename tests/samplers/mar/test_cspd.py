@@ -22,7 +22,7 @@ from fastar_nodes.tools.statistics.toy import ManyImages
 from tiny_hybrids import tiny_hybrid
 from tiny_models import tiny_mar, toy_mar
 
-FEW = {"ar_steps": 6, "diffusion_steps": 8, "cfg": 2.0}
+FEW = {"steps": 6, "diffusion_steps": 8, "cfg": 2.0}
 LABELS, NOISE = from_ids((1, 4, 0)), PairedNoise(5, (0, 1, 2))
 L = "lossless"
 
@@ -113,7 +113,7 @@ class Wrong(FullTransformer):
 
 def drafted(model, draft: Wrong, **changes) -> tuple[list[int], int]:
     """AR steps that were drafted, by a draft model that is the target, and how many passes the target made."""
-    few = {"ar_steps": 16, "diffusion_steps": 4, "cfg": 1.0, "draft_length": 8, "prefill_ratio": 0.0, **changes}
+    few = {"steps": 16, "diffusion_steps": 4, "cfg": 1.0, "draft_length": 8, "prefill_ratio": 0.0, **changes}
     noise = PairedNoise(5, (0,))
     done = finish(cspd(model, from_ids((1,)), CSpDSettings(**few), noise, draft=model, draft_transformer=draft))
     counts = done.report.counts
@@ -226,7 +226,7 @@ def test_the_rows_of_both_models_are_counted():
     transformer are the encoder's, the language model's or the decoder's.
     """
     target, draft, prompt = tiny_hybrid(), tiny_hybrid(1), PromptCondition(("a boat",))
-    settings = CSpDSettings(ar_steps=4, diffusion_steps=4, cfg=1.0, draft_length=2, prefill_ratio=0.0)
+    settings = CSpDSettings(steps=4, diffusion_steps=4, cfg=1.0, draft_length=2, prefill_ratio=0.0)
     counts = finish(cspd(target, prompt, settings, PairedNoise(5, (0,)), draft=draft)).report.counts
     assert counts["prompt_rows"] == 2 * len(target.prompt("a boat")) and counts["draft_passes"]
     assert counts["transformer_tokens"] == sum(counts[f"{part}_rows"] for part in ("encoder", "llm", "decoder"))
@@ -236,7 +236,7 @@ def test_shared_noise_accepts_more():
     """The paper's table 3."""
     labels, noise = from_ids([1] * 50), ManyImages("shared", 50)
     on, off = (
-        run(toy_mar(), toy_mar(off=0.05), labels=labels, noise=noise, mode="published", alignment=a, ar_steps=4)
+        run(toy_mar(), toy_mar(off=0.05), labels=labels, noise=noise, mode="published", alignment=a, steps=4)
         for a in (True, False)
     )
     assert on.report.acceptance > 1.5 * off.report.acceptance

@@ -66,7 +66,7 @@ def test_latents_far_outside_a_decoders_are_refused(largest, shown):
     """
     far = picture()
     far[0, 1, 2, 3] = largest
-    with pytest.raises(UserError, match=f"^latent: it holds numbers up to {re.escape(shown)}, .*VAE Encode"):
+    with pytest.raises(UserError, match=f"^latent_image: it holds numbers up to {re.escape(shown)}, .*VAE Encode"):
         run("mar", Edit(far, LEFT))
     assert run("mar", Edit(picture(), LEFT)).latents.isfinite().all()
 
@@ -92,11 +92,11 @@ FINE, ALL = torch.zeros(1, 4, 4, 4), torch.ones(1, 4, 4)
 @pytest.mark.parametrize(
     ("field", "latents", "mask"),
     [
-        ("latent", torch.zeros(1, 4, 4, 5), ALL),
-        ("latent", torch.zeros(1, 8, 4, 4), ALL),
-        ("latent", torch.zeros(4, 4, 4), ALL),
-        ("latent", torch.zeros(3, 4, 4, 4), ALL),
-        ("latent", torch.tensor([torch.nan] + [0.0] * 63).view(1, 4, 4, 4), ALL),
+        ("latent_image", torch.zeros(1, 4, 4, 5), ALL),
+        ("latent_image", torch.zeros(1, 8, 4, 4), ALL),
+        ("latent_image", torch.zeros(4, 4, 4), ALL),
+        ("latent_image", torch.zeros(3, 4, 4, 4), ALL),
+        ("latent_image", torch.tensor([torch.nan] + [0.0] * 63).view(1, 4, 4, 4), ALL),
         ("mask", FINE, torch.zeros(1, 4, 4)),
         ("mask", FINE, torch.full((1, 4, 4), 0.5)),
         ("mask", FINE, torch.ones(4, 4)),
@@ -134,7 +134,7 @@ def test_latents_of_half_precision_and_patches_of_two():
     patched = dataclasses.replace(tiny_mar(0, 4, channels=4 * 4), latent_scale=0.3, patch=2)
     given, mask = picture().half(), torch.zeros(1, 64, 64)
     mask[:, :20, :20] = 1
-    made = MARSettings(ar_steps=1, diffusion_steps=6, cfg=2.0)
+    made = MARSettings(steps=1, diffusion_steps=6, cfg=2.0)
     out = finish(mar(patched, from_ids((1,)), made, PairedNoise(0, (0,)), edit=Edit(given, mask))).latents
     kept = torch.ones(1, 4, 4, 4, dtype=torch.bool)
     kept[:, :, :2, :2] = False

@@ -14,7 +14,7 @@ from fastar_nodes.samplers.registry import SAMPLERS
 from tiny_hybrids import tiny_hybrid
 from tiny_models import tiny_mar
 
-BASE = {"ar_steps": 6, "diffusion_steps": 30, "cfg": 2.0}
+BASE = {"steps": 6, "diffusion_steps": 30, "cfg": 2.0}
 NOISE = PairedNoise(5, (0, 1))
 CACHED = {"refresh_period": 3, "start_step": 1}
 ANNEALED = {"diffusion_steps_end": 8}

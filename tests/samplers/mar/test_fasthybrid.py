@@ -13,11 +13,11 @@ from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from mar_reference import reference
 
-BASE = {"ar_steps": 8, "diffusion_steps": 12, "cfg": 2.0}
+BASE = {"steps": 8, "diffusion_steps": 12, "cfg": 2.0}
 LABELS = (1, 4, 0)
 
 
-SLOW = {"ar_steps": 6, "diffusion_steps": 6, "cfg": 2.0, "lookahead": 3, "guided_steps": 5, "threshold": 0.97}
+SLOW = {"steps": 6, "diffusion_steps": 6, "cfg": 2.0, "lookahead": 3, "guided_steps": 5, "threshold": 0.97}
 
 
 def run(model, images=(0, 1, 2), **settings):
@@ -128,7 +128,7 @@ def test_guided_steps_run_beside_the_full_ones(model):
 ONE = torch.tensor([1.0, 0, 0, 0] + [0] * 12)
 HALF = torch.tensor([1.0, 1, 1, 1] + [0] * 12)
 # Four AR steps decide 2, 3, 5 and 6 of the tiny model's tokens, in raster order.
-SETTINGS = {"ar_steps": 4, "diffusion_steps": 3, "guided_steps": 2, "lookahead": 4, "cfg": 2.0, "order": "raster"}
+SETTINGS = {"steps": 4, "diffusion_steps": 3, "guided_steps": 2, "lookahead": 4, "cfg": 2.0, "order": "raster"}
 
 
 class Prescribed(FullTransformer):

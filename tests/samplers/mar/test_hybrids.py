@@ -19,7 +19,7 @@ from tiny_models import tiny_mar
 
 SHORT, LONG = "a dog", "two red apples in a blue bowl"
 PROMPTS = PromptCondition((SHORT, LONG))
-FEW = {"ar_steps": 6, "diffusion_steps": 4, "cfg": 3.0, "cfg_schedule": "constant"}
+FEW = {"steps": 6, "diffusion_steps": 4, "cfg": 3.0, "cfg_schedule": "constant"}
 
 
 @pytest.fixture(scope="module")

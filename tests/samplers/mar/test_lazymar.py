@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from lazy_reference import TABLE, SlowLazy, slow_head
 from tiny_models import tiny_mar
 
-BASE = {"ar_steps": 10, "diffusion_steps": 3, "cfg": 2.0}
+BASE = {"steps": 10, "diffusion_steps": 3, "cfg": 2.0}
 QUICK = {"refresh_period": 4, "start_step": 1, "computed_ratio": 0.05}
 NO_HEAD = {**QUICK, "head_cache": False}
 CACHES = "encoder_cache", "token_cache", "condition_cache"
@@ -160,7 +160,7 @@ caches = st.fixed_dictionaries(
 def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, reach, block):
     """Whichever caches are switched off and AR steps skipped; what is wanted or new is always computed."""
     period = {"refresh_period": period, "start_step": start, "block": block}
-    base, calls = LazyMARSettings(ar_steps=16, cfg=2.0, **period, **dict.fromkeys(off, False)), sorted(calls)
+    base, calls = LazyMARSettings(steps=16, cfg=2.0, **period, **dict.fromkeys(off, False)), sorted(calls)
     fast = Watched(base)
     _, got = drive(deep, fast, base, calls, reach)
     slow = SlowLazy(base, block - 1, spare=1, follow=fast.kept)
@@ -170,7 +170,7 @@ def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, rea
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 
 
-ONE = {"ar_steps": 6, "diffusion_steps": 2, "cfg": 1.0, "refresh_period": 20, "start_step": 1}
+ONE = {"steps": 6, "diffusion_steps": 2, "cfg": 1.0, "refresh_period": 20, "start_step": 1}
 
 
 def one(model, **changes):
@@ -198,7 +198,7 @@ def test_rows_that_did_not_change_are_left_out_from_the_last_position_on():
     net = copy.deepcopy(model.net)
     for block in net.decoder_blocks:
         block.attn.proj.weight.zero_()
-    settings = {"order": "raster", "ar_steps": 16, "start_step": 10, "refresh_period": 6, "computed_ratio": 0.5}
+    settings = {"order": "raster", "steps": 16, "start_step": 10, "refresh_period": 6, "computed_ratio": 0.5}
     report = one(dataclasses.replace(model, net=net), **settings).report
     # AR step s decides position s. Steps 0 to 10 compute all 18 rows, steps 11 to 15 half of them: the token decided
     # now, the one decided last, the 2 class rows, and 5 further ones, positions 0 to 4. The others come from the cache.
@@ -219,7 +219,7 @@ def test_only_blocks_before_the_last_leave_rows_out():
 @given(caches, st.sampled_from([1.0, 2.0]), st.integers(1, 12), st.integers(1, 6), st.booleans())
 def test_nothing_is_read_before_it_was_written(deep, cache, cfg, steps, reach, edited):
     """Memory that torch hands out is filled with NaN; none of it may reach a result."""
-    base = LazyMARSettings(ar_steps=steps, cfg=cfg, **cache)
+    base = LazyMARSettings(steps=steps, cfg=cfg, **cache)
     drawn = torch.ones(1, 5, 5)
     drawn[0, :2] = 0
     before = torch.are_deterministic_algorithms_enabled()
@@ -296,7 +296,7 @@ def test_computed_rows_are_counted_block_by_block(encoder_cache):
 
 
 def head_run(model, temperature=0.9):
-    base = MARSettings(ar_steps=1, temperature=temperature)
+    base = MARSettings(steps=1, temperature=temperature)
     return begin("mar", model, LABELS, base, NOISE, None, FullTransformer())
 
 

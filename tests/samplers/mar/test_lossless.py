@@ -36,6 +36,6 @@ def test_the_distribution_is_plain_mars_and_the_controls_are_not(tests: Comparis
 
 
 def test_a_draw_is_repeatable_and_its_noise_is_its_keys():
-    first, again, other = (draw(key, 50, "mar", "", {"ar_steps": 2, "diffusion_steps": 3})[0] for key in "aab")
+    first, again, other = (draw(key, 50, "mar", "", {"steps": 2, "diffusion_steps": 3})[0] for key in "aab")
     assert first.shape == (50, 8) and first.equal(again)
     assert not (first == other).any()

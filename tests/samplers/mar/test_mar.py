@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from mar_reference import reference
 
 CURVES = knobs(MARSettings)["diffusion_steps_curve"][1].choices
-FEW = {"ar_steps": 5, "diffusion_steps": 9, "cfg": 2.5}
-ANNEALED = {"ar_steps": 6, "diffusion_steps": 12, "cfg": 2.0}
+FEW = {"steps": 5, "diffusion_steps": 9, "cfg": 2.5}
+ANNEALED = {"steps": 6, "diffusion_steps": 12, "cfg": 2.0}
 
 
 def run(model, noise=None, **settings):
@@ -42,8 +42,8 @@ THIRTY = tuple(round(999 * i / 29) for i in range(30))
         ({}, NINE),
         ({"cfg": 1.0, "temperature": 0.8}, NINE),
         ({"cfg_schedule": "constant"}, NINE),
-        ({"ar_steps": 16, "diffusion_steps": 4}, FOUR),
-        ({"ar_steps": 2, "t_max": 999, "diffusion_steps": 30}, THIRTY),
+        ({"steps": 16, "diffusion_steps": 4}, FOUR),
+        ({"steps": 2, "t_max": 999, "diffusion_steps": 30}, THIRTY),
     ],
     ids=str,
 )
@@ -62,7 +62,7 @@ def test_modulations_of_as_many_steps_as_fit_the_budget_are_computed_at_once(mod
     found = []
     for budget in (4 * 64 * 8 * 16, 4 * 64 * 8 * 16 - 1, 1):
         monkeypatch.setattr(diffusion, "BUDGET", budget)
-        found.append(run(model, ar_steps=1).latents)
+        found.append(run(model, steps=1).latents)
     torch.testing.assert_close(torch.stack(found[1:]), found[0].expand(2, -1, -1, -1, -1), rtol=1e-5, atol=1e-5)
     assert sizes == [4, 4, 1, 3, 3, 3, *[1] * 9]
 
@@ -71,7 +71,7 @@ def test_every_diffusion_step_evaluates_the_head(model):
     """Of plain MAR, also with more than 100 steps, the unit of LazyMAR's head period: both branches
     of 2 x 16 tokens.
     """
-    counts = run(model, ar_steps=1, diffusion_steps=150, t_max=999).report.counts
+    counts = run(model, steps=1, diffusion_steps=150, t_max=999).report.counts
     assert (counts["head_calls"], counts["head_rows"]) == (150, 150 * 2 * 32)
 
 
@@ -79,7 +79,7 @@ def test_computed_rows_by_hand(model):
     """Both branches of 3 images read 2 class rows and 0, 2, 5
     and 10 tokens, and decode 2 + 16 rows at each of 4 AR steps.
     """
-    settings = MARSettings(ar_steps=4, diffusion_steps=2, cfg=2.0)
+    settings = MARSettings(steps=4, diffusion_steps=2, cfg=2.0)
     counts = finish(mar(model, from_ids((1, 4, 0)), settings, PairedNoise(5, (0, 1, 2)))).report.counts
     assert counts["transformer_tokens"] == 2 * 3 * ((2 + 4 + 7 + 12) + 4 * 18) and counts["transformer_passes"] == 4
 
@@ -104,7 +104,7 @@ def test_the_number_of_masked_tokens_is_rounded_to_fp32_before_the_floor(tokens,
 
 
 def plan(**settings) -> Plan:
-    return Plan(torch.arange(16)[None], MARSettings(ar_steps=4, cfg=3.0, **settings))
+    return Plan(torch.arange(16)[None], MARSettings(steps=4, cfg=3.0, **settings))
 
 
 def test_the_guidance_scale_grows_with_the_decided_tokens():
@@ -114,13 +114,13 @@ def test_the_guidance_scale_grows_with_the_decided_tokens():
 
 
 def test_positions_are_revealed_from_the_end_of_an_order():
-    reveal = Plan(torch.tensor([[3, 0, 2, 1], [0, 1, 2, 3]]), MARSettings(ar_steps=2)).reveal
+    reveal = Plan(torch.tensor([[3, 0, 2, 1], [0, 1, 2, 3]]), MARSettings(steps=2)).reveal
     assert reveal.tolist() == [[1, 2, 0, 3], [3, 2, 1, 0]]
     # Given positions first, each part in the order's own sequence.
     drawn = torch.tensor([[True, False, False, True]])
-    assert Plan(torch.tensor([[3, 0, 2, 1]]), MARSettings(ar_steps=2), drawn).reveal.tolist() == [[1, 2, 0, 3]]
+    assert Plan(torch.tensor([[3, 0, 2, 1]]), MARSettings(steps=2), drawn).reveal.tolist() == [[1, 2, 0, 3]]
     drawn = torch.tensor([[False, True, True, False]])
-    assert Plan(torch.tensor([[3, 0, 2, 1]]), MARSettings(ar_steps=2), drawn).reveal.tolist() == [[0, 3, 1, 2]]
+    assert Plan(torch.tensor([[3, 0, 2, 1]]), MARSettings(steps=2), drawn).reveal.tolist() == [[0, 3, 1, 2]]
 
 
 @given(
@@ -129,7 +129,7 @@ def test_positions_are_revealed_from_the_end_of_an_order():
 )
 def test_plan_partitions_the_picture(sizes, seed):
     tokens, steps, reach = sizes
-    plan = Plan(PairedNoise(seed, (0, 1)).orders(tokens), MARSettings(ar_steps=steps))
+    plan = Plan(PairedNoise(seed, (0, 1)).orders(tokens), MARSettings(steps=steps))
     groups = [plan.ahead(s) for s in range(steps)]
     assert torch.equal(torch.cat(groups, 1).sort(1).values, torch.arange(tokens).expand(2, -1))
     assert all(group.numel() for group in groups)
@@ -237,7 +237,7 @@ def test_fewer_than_30_steps_at_the_end_start_at_950(model, end, own, highest):
 
     def latents(t_max: int | None) -> torch.Tensor:
         # No noise within the diffusion: a table that is clipped has fewer steps and would take other entries.
-        few = {"ar_steps": 3, "diffusion_steps": 32, "cfg": 1.0, "temperature": 0.0}
+        few = {"steps": 3, "diffusion_steps": 32, "cfg": 1.0, "temperature": 0.0}
         return run(official, **few, diffusion_steps_end=end, t_max=t_max).latents
 
     assert torch.equal(latents(own), latents(highest)) and not torch.equal(latents(own), latents(1949 - highest))
@@ -252,7 +252,7 @@ def test_fewer_diffusion_steps_take_evenly_spaced_noise(model, end, entries):
     net = copy.deepcopy(model.net)
     net.z_proj.weight.zero_()
     blind, labels, noise = dataclasses.replace(model, net=net), from_ids((1, 4)), PairedNoise(5, (0, 1))
-    few = MARSettings(ar_steps=2, diffusion_steps=12, cfg=2.0, diffusion_steps_end=end)
+    few = MARSettings(steps=2, diffusion_steps=12, cfg=2.0, diffusion_steps_end=end)
     annealed = finish(mar(blind, labels, few, noise))
     short = dataclasses.replace(few, diffusion_steps=end, diffusion_steps_end=None)
 

@@ -50,8 +50,8 @@ def test_unipic_at_1024_pixels_fits_in_ten_gigabytes(unipic):
     with torch.device("meta"):
         vae = KLAutoencoder(KL16)
     decode = sum(4 * p.numel() for p in vae.parameters()) + vae.decode_bytes(1, 64, 64)
-    plain = memory.estimate(unipic, condition, MARSettings(ar_steps=32, cfg=3.0)) | {memory.DECODE: decode}
-    lazy = LazyMARSettings(ar_steps=32, cfg=3.0)
+    plain = memory.estimate(unipic, condition, MARSettings(steps=32, cfg=3.0)) | {memory.DECODE: decode}
+    lazy = LazyMARSettings(steps=32, cfg=3.0)
     cached = memory.estimate(unipic, condition, lazy, lazy) | {memory.DECODE: decode}
     weights = sum(v for k, v in plain.items() if k.startswith(memory.WEIGHTS))
     assert weights == pytest.approx(5.0 * GB, rel=0.01)
@@ -97,14 +97,14 @@ def test_passes_hold_what_is_estimated(unipic, monkeypatch):
 
 def run(model, sampler=mar, settings=None, **more):
     condition = PromptCondition(("a boat", "a cat"))
-    settings = settings or MARSettings(ar_steps=4, diffusion_steps=4)
+    settings = settings or MARSettings(steps=4, diffusion_steps=4)
     return finish(sampler(model, condition, settings, PairedNoise(3, range(2)), **more)).report
 
 
 def test_reports_hold_the_estimate():
     model = tiny_hybrid()
     report = run(model)
-    settings = MARSettings(ar_steps=4, diffusion_steps=4)
+    settings = MARSettings(steps=4, diffusion_steps=4)
     assert report.memory == memory.estimate(model, PromptCondition(("a boat", "a cat")), settings)
     assert {"weights: language model", "weights: MAR", "weights: head", "prompt cache"} < set(report.memory)
     assert report.to_dict()["memory_estimate_bytes"] == report.memory
@@ -113,13 +113,13 @@ def test_reports_hold_the_estimate():
 
 @pytest.mark.parametrize("condition_cache", [True, False])
 def test_what_lazymar_keeps_is_within_the_estimate(condition_cache):
-    lazy = {"ar_steps": 8, "diffusion_steps": 4, "start_step": 1, "refresh_period": 4}
+    lazy = {"steps": 8, "diffusion_steps": 4, "start_step": 1, "refresh_period": 4}
     report = run(tiny_hybrid(), lazymar, LazyMARSettings(**lazy, condition_cache=condition_cache))
     assert 0 < report.counts["cache_bytes"] <= report.memory["feature cache"] <= 3 * report.counts["cache_bytes"]
 
 
 def test_a_draft_s_weights_are_part_of_it():
-    report = run(tiny_hybrid(), cspd, CSpDSettings(ar_steps=4, diffusion_steps=4), draft=tiny_hybrid(1))
+    report = run(tiny_hybrid(), cspd, CSpDSettings(steps=4, diffusion_steps=4), draft=tiny_hybrid(1))
     assert report.memory["weights: draft language model"] == report.memory["weights: language model"]
 
 
@@ -127,11 +127,11 @@ def test_stages_and_their_sum_by_hand():
     """A pass has both branches of 2 images with 3 class rows and 16 tokens; CSpD verifies three AR steps in one."""
     model, condition = tiny_hybrid(), PromptCondition(("a boat", "a cat"))
     once = model.working_bytes(2 * 2 * (3 + 16))["MAR"]
-    assert memory.estimate(model, condition, MARSettings(ar_steps=4))[memory.MAR] == once
-    assert memory.estimate(model, condition, CSpDSettings(ar_steps=4, draft_length=3))[memory.MAR] == 3 * once
+    assert memory.estimate(model, condition, MARSettings(steps=4))[memory.MAR] == once
+    assert memory.estimate(model, condition, CSpDSettings(steps=4, draft_length=3))[memory.MAR] == 3 * once
     words = [len(model.prompt(text)) for text in condition.texts]
     for cfg, read in ((1.0, sum(words)), (3.0, sum(words) + len(model.instruction(UNCONDITIONAL)))):
-        found = memory.estimate(model, condition, MARSettings(ar_steps=4, cfg=cfg))
+        found = memory.estimate(model, condition, MARSettings(steps=4, cfg=cfg))
         assert found[memory.PROMPTS] == model.prompt_bytes(read) and memory.FEATURES not in found
     parts = {"weights: MAR": 50, "weights: head (streamed)": 1000, "noise": 5}
     parts |= {memory.MAR: 3, memory.HEAD: 7, memory.LLM: 2}
@@ -161,7 +161,7 @@ def test_noise_and_the_head_by_hand():
     assert memory.noise_bytes(model, 3, 5) == 4 * 3 * 7 * 16 * 4
     # floor(16 cos(pi/8 (s + 1))) of 16 tokens are left after AR
     # step s: 14, 11, 6 and 0. The largest step decides 6 tokens.
-    steps = {"ar_steps": 4, "diffusion_steps": 5}
+    steps = {"steps": 4, "diffusion_steps": 5}
     for settings, tokens in (
         (MARSettings(**steps), 6),
         (FastHybridSettings(**steps, lookahead=0), 6),

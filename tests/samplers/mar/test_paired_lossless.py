@@ -28,7 +28,7 @@ from torch import Tensor
 IMAGES, CFG, CLASS = 25, 2.0, 1
 TIMES = [0, 200, 400, 599, 799, 950]
 NOISE = PairedNoise(7, range(IMAGES))
-FEW = {"ar_steps": 2, "diffusion_steps": len(TIMES), "cfg": CFG, "cfg_schedule": "constant"}
+FEW = {"steps": 2, "diffusion_steps": len(TIMES), "cfg": CFG, "cfg_schedule": "constant"}
 Kernel = tuple[Tensor, float | Tensor]  # mean and std, float64 [channels]; a std of 0 is no noise
 
 

@@ -23,7 +23,7 @@ from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
 from tiny_models import tiny_mar
 
-FEW = MARSettings(ar_steps=4, diffusion_steps=8, cfg=2.0)
+FEW = MARSettings(steps=4, diffusion_steps=8, cfg=2.0)
 
 
 def run(model, labels=(1, 4, 0), images=(0, 1, 2), **changes):
@@ -75,7 +75,7 @@ def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(model, monkeypat
     sizes, head = [], type(model.net.head)
     inner = head.denoise
     monkeypatch.setattr(head, "denoise", lambda self, x, m: sizes.append(len(x)) or inner(self, x, m))
-    short = {"labels": (1,), "images": (0,), "ar_steps": 1, "diffusion_steps": 5, "speculation": 4}
+    short = {"labels": (1,), "images": (0,), "steps": 1, "diffusion_steps": 5, "speculation": 4}
     whole = run(model, **short)
     for budget, states in ((2 * 2 * 8 * 16, 2), (2 * 2 * 8 * 16 - 1, 1), (1, 1)):
         sizes.clear()
@@ -108,7 +108,7 @@ def test_a_head_that_is_not_cached_can(model, full):
 @pytest.mark.parametrize("images", [1, 4])
 def test_half_the_sequential_calls_on_the_demo(root, images):
     model = load_mar(root / "demo" / "checkpoints" / "mar.safetensors", "fp32")
-    settings = MARSettings(ar_steps=4, diffusion_steps=100, cfg=2.0, speculation=8)
+    settings = MARSettings(steps=4, diffusion_steps=100, cfg=2.0, speculation=8)
     counts = finish(mar(model, from_ids(range(images)), settings, PairedNoise(7, range(images)))).report.counts
     assert counts["head_calls"] <= 4 * 96 / 2
 

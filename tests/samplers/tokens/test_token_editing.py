@@ -57,7 +57,7 @@ def test_a_token_is_drawn_again_if_any_of_it_is_painted():
 @pytest.mark.parametrize(
     ("codes", "mask", "field"),
     [
-        (torch.zeros(1, 5, 5, dtype=torch.int64), LOW, "latent"),
+        (torch.zeros(1, 5, 5, dtype=torch.int64), LOW, "latent_image"),
         (torch.zeros(1, 4, 4, dtype=torch.int64), LOW[0], "mask"),
     ],
 )
