@@ -300,7 +300,7 @@ class Ready:
 
 
 def listed_family(choice: str) -> str | None:
-    """Family of a catalogue entry, None for a file; a UserError for Tar's language model, which draws no pictures."""
+    """Family of a catalogue entry, None for a file; a UserError for Tar's language model, which draws no images."""
     if choice in _ids("tar"):
         raise UserError(
             f"model: {choice} writes the codes that a de-tokenizer draws from; name it with --tar, and a de-tokenizer "
@@ -497,7 +497,7 @@ class Drafts:
         """
         choice = hub.draft_for(target.choice) if self._choice == AUTO else self._choice
         if choice is None:
-            kind = "a small draft model" if target.masked else "a draft model of a smaller picture"
+            kind = "a small draft model" if target.masked else "a draft model of a smaller image"
             raise UserError(
                 f"draft: {sampler} needs {kind} beside {self._name}; name one with --draft (draft= in Python)."
             )

@@ -55,7 +55,7 @@ Prompt = str | int | Sequence[str | int]
 Callback = Callable[[Step | TokenStep], object]
 # An image, or a batch of them: a PIL image, pixels uint8 [H, W, 3] or [B, H, W, 3], or latents or codes as a sampler
 # returns them.
-Picture = Image.Image | np.ndarray | Tensor
+AnyImage = Image.Image | np.ndarray | Tensor
 
 _log = logging.getLogger(__name__)
 
@@ -198,8 +198,8 @@ class Pipeline:
         first: int = 0,
         negative: str | None = None,
         prompt_settings: Mapping[str, Any] | None = None,
-        image: Picture | None = None,
-        mask: Picture | None = None,
+        image: AnyImage | None = None,
+        mask: AnyImage | None = None,
         callback: Callback | None = None,
         **settings: Any,
     ) -> tuple[list[Image.Image], Report]:
@@ -258,8 +258,8 @@ class Pipeline:
         first: int = 0,
         negative: str | None = None,
         prompt_settings: Mapping[str, Any] | None = None,
-        image: Picture | None = None,
-        mask: Picture | None = None,
+        image: AnyImage | None = None,
+        mask: AnyImage | None = None,
         callback: Callback | None = None,
         **settings: Any,
     ) -> Sampled | TokenSampled:
@@ -465,7 +465,7 @@ class Pipeline:
             )
         return entry
 
-    def _edit(self, entry: Entry, image: Picture | None, mask: Picture | None) -> Edit | None:
+    def _edit(self, entry: Entry, image: AnyImage | None, mask: AnyImage | None) -> Edit | None:
         """The part of an image to sample again; None for whole new images."""
         if image is None and mask is None:
             return None
@@ -489,7 +489,7 @@ class Pipeline:
         return Edit(start, _mask(mask))
 
 
-def _mask(mask: Picture) -> Tensor:
+def _mask(mask: AnyImage) -> Tensor:
     """A mask as floats of 0 to 1, [1 or B, h, w]."""
     if isinstance(mask, Image.Image):
         mask = np.asarray(mask.convert("L"))

@@ -110,7 +110,7 @@ class Point:
         return self.time.speedup if self.time else None
 
     def goodness(self) -> float | None:
-        """A value that is larger for better pictures; infinite for equal ones, None where the measure means nothing."""
+        """A value that is larger for better images; infinite for equal ones, None where the measure means nothing."""
         if self.result is None:
             return None
         if self.result.value is None:
@@ -174,7 +174,7 @@ def _title(points: Sequence[Point], column: tuple[str, str]) -> str:
 
 
 def _of_itself(cell: Cell, column: tuple[str, str]) -> Result | None:
-    """The result of a plain sampler in measures of pairs: its pictures equal its own.
+    """The result of a plain sampler in measures of pairs: its images equal its own.
 
     None for other cells and measures.
     """

@@ -55,7 +55,7 @@ def tasks_of(store: Store, cells: Sequence[Cell], rank: int = 0, world: int = 1)
 def unfinished(store: Store, tasks: Sequence[Task], whole: bool = True) -> tuple[list[Task], int]:
     """The tasks with the cells that lack a finished shard, and how many shards were damaged.
 
-    Records of damaged shards are removed. ``whole``: whether the pictures of a shard are read and compared too.
+    Records of damaged shards are removed. ``whole``: whether the images of a shard are read and compared too.
     """
     tasks_by_cell: dict[str, list[Task]] = {}
     for task in tasks:

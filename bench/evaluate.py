@@ -1,7 +1,7 @@
-"""Measure the pictures of a sweep: distance from the plain sampler's, and quality against reference pictures.
+"""Measure the images of a sweep: distance from the plain sampler's, and quality against reference images.
 
-PSNR and SSIM compare every picture with the plain sampler's picture of the same index. FID, Inception score, KID,
-precision and recall are torch-fidelity's, of features of all pictures and of --reference, or without one of the plain
+PSNR and SSIM compare every image with the plain sampler's image of the same index. FID, Inception score, KID,
+precision and recall are torch-fidelity's, of features of all images and of --reference, or without one of the plain
 sampler's. Figures have a 95 % bootstrap interval; those that have a plain sampler's counterpart also have the interval
 of the paired difference. Results are added to the folder.
 """

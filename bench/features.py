@@ -1,4 +1,4 @@
-"""Networks that turn pictures into features, figures of features, and reference pictures.
+"""Networks that turn images into features, figures of features, and reference images.
 
 FID, Inception score, KID, precision and recall are those of torch-fidelity. It is no dependency of the pack, imports
 torchvision, and is imported when a measure needs it.
@@ -108,13 +108,13 @@ def figure(measure: str, rows: np.ndarray, reference: np.ndarray | None = None) 
 
 @dataclass(frozen=True)
 class Extractor:
-    """A network that turns pictures into features."""
+    """A network that turns images into features."""
 
     name: str  # in tables, and part of what makes two figures comparable
     run: Callable[[Tensor], tuple[Tensor, Tensor | None]]  # uint8 [n, H, W, 3] to features [n, D], and logits [n, C]
 
     def __call__(self, parts: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
-        """Features float32 [N, D] of pictures uint8 [n, H, W, 3] that come in parts, and logits [N, C] or None."""
+        """Features float32 [N, D] of images uint8 [n, H, W, 3] that come in parts, and logits [N, C] or None."""
         all_features = []
         all_logits = []
 
@@ -135,7 +135,7 @@ class Extractor:
 
         if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != n:
             found = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise UserError(f"extractor: {self.name} returned {found} for {n} pictures; return a tensor [{n}, D].")
+            raise UserError(f"extractor: {self.name} returned {found} for {n} images; return a tensor [{n}, D].")
         if not features.isfinite().all():
             raise UserError(f"extractor: {self.name} returned values that are not finite.")
 
@@ -185,7 +185,7 @@ def _inception(weights: Path | None, device: torch.device) -> Extractor:
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Pictures that cells are compared with."""
+    """Images that cells are compared with."""
 
     name: str  # of the file
     pictures: np.ndarray  # uint8 [N, H, W, 3]
@@ -196,10 +196,10 @@ def open_reference(path: Path) -> Reference:
     try:
         pictures = np.load(path, allow_pickle=False)["arr_0"]
     except (KeyError, IndexError, OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as e:
-        raise UserError(f"reference: {path.name} is no npz file with arr_0, pictures ({first_line(e)}).") from None
+        raise UserError(f"reference: {path.name} is no npz file with arr_0, images ({first_line(e)}).") from None
 
     if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[3] != 3 or not pictures.size:
         found = f"{pictures.dtype} {list(pictures.shape)}"
-        raise UserError(f"reference: {path.name} holds {found}, not uint8 pictures [N, H, W, 3].")
+        raise UserError(f"reference: {path.name} holds {found}, not uint8 images [N, H, W, 3].")
 
     return Reference(path.name, pictures)

@@ -1,6 +1,6 @@
 """Measures of a sweep's cells: their names, how they are computed, and their results in the sweep's folder.
 
-Pictures are read shard by shard. Every evaluation adds its results; the plot shows the last.
+Images are read shard by shard. Every evaluation adds its results; the plot shows the last.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .statistics import (
 )
 from .store import Store
 
-# Kinds of measures: of pairs of a cell's picture and its baseline's, of an extractor's features, of the demo's judge.
+# Kinds of measures: of pairs of a cell's image and its baseline's, of an extractor's features, of the demo's judge.
 PAIR = "pair"
 FEATURES = "features"
 JUDGE = "judge"
@@ -75,7 +75,7 @@ MEASURES: dict[str, Measure] = {
     "judge-whole": Measure("whole, %", JUDGE, True, ".1f", 100, share=True),
     "judge-frechet": Measure("Frechet distance, judge", JUDGE, False, ".3f", least=0),
 }
-# Figures of pictures that equal the baseline's; PSNR has none.
+# Figures of images that equal the baseline's; PSNR has none.
 EQUAL = {"ssim": 1.0, "identical": 1.0}
 
 
@@ -186,14 +186,14 @@ class Means:
     """What measures are computed with."""
 
     extractor: Extractor | None = None
-    reference: Reference | None = None  # that features are compared with; None for the baseline's pictures
+    reference: Reference | None = None  # that features are compared with; None for the baseline's images
     judge: Any = None  # a tools.judging.PictureBookJudge
     resamples: int = RESAMPLES
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of matrix products
 
 
 def check(store: Store, measures: Sequence[str], means: Means) -> None:
-    """Check everything that can be checked before a picture is read."""
+    """Check everything that can be checked before an image is read."""
     cells = store.cells()
     kinds = {MEASURES[name].kind for name in measures}
 
@@ -210,7 +210,7 @@ def check(store: Store, measures: Sequence[str], means: Means) -> None:
         own_height, own_width = cell.size
         if cell.size != (height, width):
             raise UserError(
-                f"reference: {means.reference.name} holds pictures of {width} x {height} pixels, "
+                f"reference: {means.reference.name} holds images of {width} x {height} pixels, "
                 f"and {cell.id} of {own_width} x {own_height}; give a reference of that size."
             )
 
@@ -287,7 +287,7 @@ class _Evaluation:
         if shards and kind == FEATURES and (self.means.reference is not None or measure == "is"):
             return True
 
-        # Other measures compare with the plain sampler's pictures.
+        # Other measures compare with the plain sampler's images.
         plain = self._baseline(cell)
         return plain is not None and bool(self._pairs(cell, plain))
 
@@ -308,16 +308,16 @@ class _Evaluation:
         return extractor.name, cell.baseline or ""
 
     def results(self, cell: Cell, names: Sequence[str]) -> list[Result]:
-        """The results of measures, without those that the pictures are too small for."""
+        """The results of measures, without those that the images are too small for."""
         plain = self._baseline(cell)
 
-        # Measures of pairs of pictures.
+        # Measures of pairs of images.
         of_pairs = [name for name in names if MEASURES[name].kind == PAIR]
         paired: dict[str, tuple[Figure, str, int]] = {}
         if plain is not None and of_pairs:
             paired = self._paired(cell, plain, of_pairs)
 
-        # Measures of a set of pictures, and of the plain sampler's set if it holds the same images.
+        # Measures of a set of images, and of the plain sampler's set if it holds the same images.
         own = self._estimates(cell, [name for name in names if MEASURES[name].kind != PAIR])
         base: dict[str, Estimate] = {}
         if plain is not None and len(self._pairs(cell, plain)) == len(self._shards[cell.id]):
@@ -357,14 +357,14 @@ class _Evaluation:
         return out
 
     def _paired(self, cell: Cell, plain: Cell, measures: Sequence[str]) -> dict[str, tuple[Figure, str, int]]:
-        """Figures of pairs of pictures: by measure the figure, the word in its place and the number of pairs."""
+        """Figures of pairs of images: by measure the figure, the word in its place and the number of pairs."""
         pairs = self._pairs(cell, plain)
         n = sum(shard.count for shard, _ in pairs)
         if cell.size != plain.size:
             return {name: (Figure(None), OTHER_SIZE, n) for name in measures}
 
         def each(distance: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-            """A distance of every pair of pictures; one pair of shards is in memory at a time."""
+            """A distance of every pair of images; one pair of shards is in memory at a time."""
             parts = []
             for own, other in pairs:
                 parts.append(distance(self.store.pictures(cell, own), self.store.pictures(plain, other)))
@@ -401,7 +401,7 @@ class _Evaluation:
             return estimate(statistic, n, self.means.resamples, biased, value, report)
 
     def _of_baseline(self, plain: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
-        """Figures of a plain sampler's pictures, which are computed once."""
+        """Figures of a plain sampler's images, which are computed once."""
         known = self._plain.setdefault(plain.id, {})
         unknown = [name for name in measures if name not in known and self.applies(plain, name)]
         known |= self._estimates(plain, unknown)
@@ -425,7 +425,7 @@ class _Evaluation:
         return out
 
     def _pictures(self, cell: Cell) -> Iterator[np.ndarray]:
-        """The pictures of a cell, shard by shard, with a progress bar.
+        """The images of a cell, shard by shard, with a progress bar.
 
         They are of the shards that were finished when this run began.
         """

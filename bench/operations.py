@@ -2,7 +2,7 @@
 
 Every operation that computes or copies is a launch on a GPU; views are not counted. The floor is the sum over matrix
 products and attentions of the larger of arithmetic and memory traffic at the rates measured here. --hybrids prints the
-floating-point operations and the memory of a picture of every official Harmon and UniPic from shapes alone.
+floating-point operations and the memory of an image of every official Harmon and UniPic from shapes alone.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def hybrid_flops(
 
 
 def hybrid_table(prompt: str) -> str:
-    """Markdown table of the official sizes: operations and memory of one picture, from shapes alone."""
+    """Markdown table of the official sizes: operations and memory of one image, from shapes alone."""
     head = [
         "model",
         "pixels",

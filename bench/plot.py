@@ -1,7 +1,7 @@
 """Draw the curve of a sweep: speed-up against quality of every cell with 95 % intervals, one curve a sampler.
 
 The Pareto front is ringed. The figures come from the command evaluate. A CSV file with all of them is written beside
-the plot, and a contact sheet with the same pictures of every cell.
+the plot, and a contact sheet with the same images of every cell.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _series(axes: Any, places: dict[str, Any], points: Sequence[Point], colour: 
 
 
 def pick(store: Store, cell: Cell, indices: Sequence[int]) -> list[np.ndarray | None]:
-    """Pictures of a cell by index, uint8 [H, W, 3]; None for those that are not finished."""
+    """Images of a cell by index, uint8 [H, W, 3]; None for those that are not finished."""
     found: dict[int, np.ndarray] = {}
 
     for shard in store.shards(cell):
@@ -192,7 +192,7 @@ def pick(store: Store, cell: Cell, indices: Sequence[int]) -> list[np.ndarray | 
 
 
 def contact_sheet(store: Store, indices: Sequence[int]) -> Any:
-    """The same pictures of every cell: a row per cell, a column per index, as a matplotlib figure."""
+    """The same images of every cell: a row per cell, a column per index, as a matplotlib figure."""
     cells = store.cells()
     least = min(cell.images for cell in cells)
     if not 0 < len(indices) <= 64 or not all(0 <= i < least for i in indices):
@@ -216,7 +216,7 @@ def contact_sheet(store: Store, indices: Sequence[int]) -> Any:
 
 
 def figure_bytes(figure: Any, path: Path) -> bytes:
-    """The content of a file with a figure, in the format of the path's ending; pictures depend on the figure alone."""
+    """The content of a file with a figure, in the format of the path's ending; images depend on the figure alone."""
     ending = path.suffix.lower()
     metadata = {"Software": None} if ending == ".png" else None
 

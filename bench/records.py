@@ -29,7 +29,7 @@ class Cell:
     """A sampler with settings on a model."""
 
     id: str  # name of its folder: readable words and 8 hexadecimal digits of the key
-    key: str  # digest of all that its pictures depend on
+    key: str  # digest of all that its images depend on
     title: str  # name in tables and plots
     model: str  # what selected the model
     model_digest: str  # of the files of the model, its decoder and its draft model
@@ -55,7 +55,7 @@ class Shard:
     first: int  # index of the first image
     count: int  # number of images
     note: str  # of the report: whether memory was insufficient for the whole batch
-    sha256: str = ""  # of the pictures' bytes
+    sha256: str = ""  # of the images' bytes
     bytes: int = 0  # size of the npz file
     counts: Mapping[str, int] = field(default_factory=dict)  # of the report, see reports.record.COUNTS
 
@@ -92,7 +92,7 @@ def shard_key(cell_key: str, first: int, count: int) -> str:
 
 
 def sha256(pictures: np.ndarray) -> str:
-    """Digest of the bytes of pictures, uint8 [n, H, W, 3]."""
+    """Digest of the bytes of images, uint8 [n, H, W, 3]."""
     return hashlib.sha256(np.ascontiguousarray(pictures).data).hexdigest()
 
 

@@ -113,7 +113,7 @@ def load_weights(theirs: nn.Module, ours: nn.Module) -> nn.Module:
     return theirs.eval().requires_grad_(False)
 
 
-# AR-DTok: features of a picture and their width, image tokens along one side.
+# AR-DTok: features of an image and their width, image tokens along one side.
 FEATURES = 729
 FEATURE_WIDTH = 1152
 DTOK_GRID = 16
@@ -249,7 +249,7 @@ def janus(root: Path, size: str, batch: int, sets: Mapping[str, str], name: str)
     model = JanusModel(
         net.fold(), f"{size}, random weights", grid, tokenize=lambda text: list(text.encode()), template=_AROUND
     )
-    condition = PromptCondition(tuple(f"picture {i:03}" for i in range(batch)))
+    condition = PromptCondition(tuple(f"image {i:03}" for i in range(batch)))
     ids = torch.tensor([model.prompt(text) for text in condition.texts])
 
     def generate(settings: Any) -> Tensor:
@@ -281,7 +281,7 @@ def _janus_reference(hf: ModuleType, networks: ModuleType, net: Any, grid: int) 
     tokens = {"num_embeddings": c.vocab, "projection_dim": c.dim, "image_token_embed_dim": c.projected}
     seen = {"num_hidden_layers": 0, "num_image_tokens": grid**2}
 
-    with torch.device("meta"):  # what reads and decodes pictures stays there
+    with torch.device("meta"):  # what reads and decodes images stays there
         config = networks.JanusConfig(text_config=text, vq_config=tokens, vision_config=seen)
         theirs: Any = networks.JanusForConditionalGeneration(config).eval()
 

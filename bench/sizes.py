@@ -34,7 +34,7 @@ JANUS_SIZES = {"Janus-Pro-1B": (2048, 24, 16, 5632), "Janus-Pro-7B": (4096, 30, 
 # AR-DTok: width, depth, heads.
 DTOK_SIZES = {"AR-DTok-B": (768, 12, 12), "AR-DTok-LP": (1280, 30, 20)}
 # Harmon and UniPic: width, depth, heads, key heads, inner width of the language model; width, depth of encoder and of
-# decoder, head depth and width of the MAR; tokens per side of the stored tables and of a picture; largest beta; AR
+# decoder, head depth and width of the MAR; tokens per side of the stored tables and of an image; largest beta; AR
 # steps.
 HYBRID_SIZES = {
     "Harmon-0.5B": ((896, 24, 14, 2, 4864), (768, 12, 6, 1024), 16, 32, 0.999, 64),
@@ -145,7 +145,7 @@ def _words(text: str) -> list[int]:
 
 
 def random_hybrid(size: str, dtype: torch.dtype, device: str | torch.device) -> HybridModel:
-    """A model of an official size at the size of its pictures, with random weights.
+    """A model of an official size at the size of its images, with random weights.
 
     The weights come from the global random state; on "meta" there are none. Prompts are read as arbitrary ids.
     """

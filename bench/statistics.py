@@ -1,4 +1,4 @@
-"""Figures of sets of pictures with bootstrap intervals: functions of arrays.
+"""Figures of sets of images with bootstrap intervals: functions of arrays.
 
 Every figure is a statistic of weights, one weight an image. Weights of one give the figure; weights that count how
 often each image occurs in a sample of n images with replacement give its bootstrap distribution (Efron 1979). Two cells
@@ -138,13 +138,13 @@ def squared_errors(pictures: np.ndarray, baseline: np.ndarray) -> np.ndarray:
 
 
 def similarities(pictures: np.ndarray, baseline: np.ndarray) -> np.ndarray:
-    """SSIM of every pair of uint8 [N, H, W, 3], float64 [N]; NaN for pictures below 11 pixels."""
+    """SSIM of every pair of uint8 [N, H, W, 3], float64 [N]; NaN for images below 11 pixels."""
     found = [ssim(a[None], b[None]) for a, b in zip(pictures, baseline, strict=True)]
     return np.array([math.nan if value is None else value for value in found])
 
 
 def to_psnr(error: float) -> float:
-    """Peak signal-to-noise ratio in dB of a mean squared error of uint8 pictures; infinite for 0 and below."""
+    """Peak signal-to-noise ratio in dB of a mean squared error of uint8 images; infinite for 0 and below."""
     return 10 * math.log10(PEAK**2 / error) if error > 0 else math.inf
 
 

@@ -1,6 +1,6 @@
 """The folder of a sweep: what was asked, finished shards, and measures.
 
-A shard is the images ``first .. last`` of a cell (sampler and settings). Its pictures and its times are written first,
+A shard is the images ``first .. last`` of a cell (sampler and settings). Its images and its times are written first,
 its record last, each by renaming a finished file: a shard is complete exactly if its record exists. Records hold
 reproducible values only; seconds are in files of their own.
 
@@ -51,7 +51,7 @@ FORMAT = 1
 MOST_CELLS = 1024
 MANIFEST = "manifest.json"
 RESULTS = "results"
-# Bytes of a record, of the manifest with its prompts, and of the pictures of a shard.
+# Bytes of a record, of the manifest with its prompts, and of the images of a shard.
 _MOST_RECORD = 1 << 20
 _MOST_MANIFEST = 1 << 24
 _MOST_SHARD = 1 << 30
@@ -147,7 +147,7 @@ class Store:
         return shards
 
     def complete(self, cell: Cell, shard: Shard) -> bool:
-        """Whether the pictures of a finished shard are as recorded: their digest, and the checksums of the file."""
+        """Whether the images of a finished shard are as recorded: their digest, and the checksums of the file."""
         try:
             self.labels(cell, shard)  # reading an array compares its checksum
             return sha256(self.pictures(cell, shard)) == shard.sha256
@@ -155,7 +155,7 @@ class Store:
             return False
 
     def pictures(self, cell: Cell, shard: Shard) -> np.ndarray:
-        """Pictures of a shard, uint8 [n, H, W, 3]."""
+        """Images of a shard, uint8 [n, H, W, 3]."""
         found = self._array(cell, shard, "arr_0")
         if found.dtype != np.uint8 or found.shape != (shard.count, *cell.size, 3):
             raise self._damaged(f"cells/{cell.id}/{shard.stem}.npz")
@@ -196,7 +196,7 @@ class Store:
         return out
 
     def table(self) -> str:
-        """A Markdown table of the finished images. It is a function of the pictures and counts alone."""
+        """A Markdown table of the finished images. It is a function of the images and counts alone."""
         rows = [["cell", "images", "pictures", "passes", "head calls", "head rows", "accepted"]]
         rows += [_row(cell, self.shards(cell)) for cell in self.cells()]
 
@@ -218,7 +218,7 @@ class Store:
         """Check that the folder holds no sweep, or one that a sweep with this manifest continues.
 
         Samplers, their settings and the number of images may change: finished cells of the folder are then taken as
-        they are. All else decides every picture, so that nothing of the folder could be used.
+        they are. All else decides every image, so that nothing of the folder could be used.
 
         Raises:
             UserError: the folder's manifest has another format, is damaged, or has another value of an entry.

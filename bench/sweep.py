@@ -3,7 +3,7 @@
 SPEC is a TOML or JSON file; docs/scale.md describes it. A cell is one combination. Its images are cut into shards of
 --batch images; a finished shard is never drawn again, so the same command goes on after an interruption, with other
 workers, or with more images. Image i of every cell starts from the noise of (seed, i) and shows the same class or
-prompt. The table printed at the end depends on the pictures alone: it is the same for every number of workers.
+prompt. The table printed at the end depends on the images alone: it is the same for every number of workers.
 
 With RANK and WORLD_SIZE set, as torchrun does, a process takes its part of the images. With --ray they are distributed
 by Ray.
@@ -218,7 +218,7 @@ def _numerics(spec: Spec, files: Source, store: Store | None, cluster: Cluster |
 
 
 def _left(store: Store, tasks: Sequence[Task]) -> list[Task]:
-    """The tasks that are not finished; prints how many shards are. Pictures are read again only of a local folder."""
+    """The tasks that are not finished; prints how many shards are. Images are read again only of a local folder."""
     left, damaged = unfinished(store, tasks, whole=store.folder.local)
     if damaged:
         shards = "shard" if damaged == 1 else "shards"
@@ -258,7 +258,7 @@ def _draw(tasks: Sequence[Task], drawn: Iterator[tuple[str, Shard]]) -> None:
 
 
 def _finish(store: Store, cells: Sequence[Cell], exported: Spec | None) -> None:
-    """Print the table; export the pictures with the prompts of a spec."""
+    """Print the table; export the images with the prompts of a spec."""
     print(store.table())
 
     finished = [cell for cell in cells if len(store.shards(cell)) == len(store.ranges(cell))]
@@ -271,7 +271,7 @@ def _finish(store: Store, cells: Sequence[Cell], exported: Spec | None) -> None:
 
 
 def export(store: Store, cell: Cell, prompts: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Write all pictures of a cell below the folder ``export`` of the sweep; returns the folder."""
+    """Write all images of a cell below the folder ``export`` of the sweep; returns the folder."""
     name = f"export/{cell.id}"
 
     for i, about in enumerate(prompts):
@@ -373,6 +373,6 @@ def estimates(cells: Sequence[Cell], seconds: Mapping[str, float], batch: int) -
 
 
 def disk(cell: Cell) -> int:
-    """Bytes of all pictures of a cell."""
+    """Bytes of all images of a cell."""
     height, width = cell.size
     return cell.images * height * width * 3

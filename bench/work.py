@@ -43,12 +43,12 @@ class Prepared:
     entry: Entry  # with draft model and up-sampler bound
     ready: Ready  # the model
     settings: Any  # all settings
-    digest: str  # of all files that the pictures depend on
-    size: tuple[int, int]  # height and width of a picture
+    digest: str  # of all files that the images depend on
+    size: tuple[int, int]  # height and width of an image
 
 
 def numerics(spec: Spec, source: Source) -> dict[str, Any]:
-    """What decides the last bits of a picture beside the model: device type, dtype, threads."""
+    """What decides the last bits of an image beside the model: device type, dtype, threads."""
     device = (source.compute or source.device).type
 
     threads = 0
@@ -161,7 +161,7 @@ class Models:
 
 
 def _size(ready: Ready) -> tuple[int, int]:
-    """Height and width of the pictures of a model."""
+    """Height and width of the images of a model."""
     model: Any = ready.model
 
     # Latents along one side.
@@ -192,7 +192,7 @@ class Conditions:
         self._about: tuple[Ready, dict[str, Any]] | None = None
 
     def about(self, ready: Ready) -> dict[str, Any]:
-        """What the pictures of a model depend on: its labels, or its prompts.
+        """What the images of a model depend on: its labels, or its prompts.
 
         Prompts come with the digest of the files that read them.
         """
@@ -280,7 +280,7 @@ def _cell(
     about: Mapping[str, Any],
     numbers: Mapping[str, Any],
 ) -> Cell:
-    """A cell without its baseline. Its key is a digest of all that its pictures depend on."""
+    """A cell without its baseline. Its key is a digest of all that its images depend on."""
     name = prepared.entry.name
     family = prepared.ready.family
     settings = asdict(prepared.settings)
@@ -389,7 +389,7 @@ class Worker:
 
 
 def draw(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> tuple[np.ndarray, Report]:
-    """Pictures uint8 [n, H, W, 3] of a condition whose first image has the index ``first``, and the report."""
+    """Images uint8 [n, H, W, 3] of a condition whose first image has the index ``first``, and the report."""
     start = partial(begin, prepared.entry, prepared.ready.model, prepared.settings, condition, seed, first)
     made: Any = finish(in_parts(start, len(condition), prepared.ready.model.net))
     return decode(prepared.ready, made).numpy(), made.report

@@ -53,13 +53,13 @@ def run(options: argparse.Namespace) -> int:
     planned = with_draft(planned, options)
     index_of = {id(choice): i for i, choice in enumerate(choices)}
 
-    def make_pictures(choice: Choice, seed: int) -> tuple[np.ndarray, Report]:
+    def make_images(choice: Choice, seed: int) -> tuple[np.ndarray, Report]:
         i = index_of[id(choice)]
         made = draw(planned[i], what[i], seed)
         return decode(planned[i].on, made).numpy(), made.report
 
     warm_up(planned[0], what[0])
-    advice = finish(calibrate(plain, choices[1:], make_pictures, settings, seed))
+    advice = finish(calibrate(plain, choices[1:], make_images, settings, seed))
 
     print(advice.table)
     best: Choice = advice.best

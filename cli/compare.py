@@ -1,6 +1,6 @@
-"""Run samplers on the same seed and draw their pictures side by side, with their numbers underneath.
+"""Run samplers on the same seed and draw their images side by side, with their numbers underneath.
 
-All samplers of a family start from the same noise, so differences between the pictures come from the method. Samplers
+All samplers of a family start from the same noise, so differences between the images come from the method. Samplers
 of several families may run together: each uses the model of its family, and its speed-up is relative to the baseline of
 its family (mar, llamagen, tar). The baseline runs first, after an untimed warm-up step. Seconds do not include the
 decoder. PSNR and SSIM compare each image with the baseline's; a word takes their place where a method keeps the
@@ -16,7 +16,7 @@ import numpy as np
 
 from ..assembly import DEMO, decode
 from ..errors import UserError
-from ..reports.files import Result, as_text, distinct, encoded, output, picture_endings, save
+from ..reports.files import Result, as_text, distinct, encoded, image_endings, output, save
 from ..reports.grid import MOST_COLUMNS, compare_grid, expect_fits
 from ..reports.maps import token_map
 from ..reports.record import LONGEST_NOTE, PLAIN, Report, to_json, to_table
@@ -36,11 +36,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     condition_options(parser, "seed of the noise")
 
     add = parser.add_argument
-    add("--out", default="compare.png", metavar="FILE", help="the picture; default compare.png")
+    add("--out", default="compare.png", metavar="FILE", help="the image; default compare.png")
     add("--json", metavar="FILE", help="also write the numbers (docs/report.md)")
     add("--maps", metavar="FILE", help="also draw when and how each token was decided")
     add("--differences", action="store_true", help="also draw each image's difference from the baseline's, amplified")
-    add("--columns", default="0", metavar="N", help="pictures a row; default chosen")
+    add("--columns", default="0", metavar="N", help="images a row; default chosen")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,8 +48,8 @@ def run(options: argparse.Namespace) -> int:
     seed = whole(options.seed, "seed", 0, SEEDS - 1)
     batch = whole(options.batch, "batch", 1, MOST_IMAGES)
     columns = whole(options.columns, "columns", 0, MOST_COLUMNS)
-    out = output(options.out, "out", picture_endings())
-    maps = output(options.maps, "maps", picture_endings())
+    out = output(options.out, "out", image_endings())
+    maps = output(options.maps, "maps", image_endings())
     numbers = output(options.json, "json", (".json",))
     assert out is not None
     distinct(out=out, maps=maps, json=numbers)
@@ -61,19 +61,19 @@ def run(options: argparse.Namespace) -> int:
     what = conditions(planned, options.label, options.text, batch, options, seed, asked)
     planned = with_draft(planned, options)
 
-    pictures, reports = _drawn(planned, what, seed)
+    images, reports = _drawn(planned, what, seed)
 
     labels = [p.label for p in planned]
     base = measured_against(planned)
-    quality = qualities(pictures, reports, base)
+    quality = qualities(images, reports, base)
     title = _title(planned, what, seed)
     grid = compare_grid(
-        pictures, labels, reports, columns, base, title=title, quality=quality, differences=options.differences
+        images, labels, reports, columns, base, title=title, quality=quality, differences=options.differences
     )
 
     results = [Result("out", out, encoded(grid, out))]
     if maps:
-        results.append(Result("maps", maps, encoded(_maps(pictures, labels, reports, title), maps)))
+        results.append(Result("maps", maps, encoded(_maps(images, labels, reports, title), maps)))
     if numbers:
         results.append(Result("json", numbers, as_text(to_json(reports, base, quality) + "\n")))
 
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     if unsaved:
         raise UserError(unsaved)
 
-    titles = {"out": "picture", "maps": "token maps", "json": "numbers"}
+    titles = {"out": "image", "maps": "token maps", "json": "numbers"}
     for result in results:
         print(f"{titles[result.field]}: {result.path}")
     return 0
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
 def _drawn(
     planned: Sequence[Planned], what: Sequence[AnyCondition], seed: int
 ) -> tuple[list[np.ndarray], list[Report]]:
-    """The pictures and the report of every sampler."""
+    """The images and the report of every sampler."""
     warmed: set[int] = set()
     for p, condition in zip(planned, what, strict=True):
         # Token samplers check their inputs here. A MAR's first step is expensive, so one sampler warms up for all.
@@ -104,14 +104,14 @@ def _drawn(
             warm_up(p, condition)
         warmed.add(id(p.on))
 
-    pictures: list[np.ndarray] = []
+    images: list[np.ndarray] = []
     reports: list[Report] = []
     for p, condition in zip(planned, what, strict=True):
         made = draw(p, condition, seed)
-        pictures.append(decode(p.on, made).numpy())
+        images.append(decode(p.on, made).numpy())
         reports.append(made.report)
 
-    return pictures, reports
+    return images, reports
 
 
 def _title(planned: Sequence[Planned], what: Sequence[AnyCondition], seed: int) -> str:
@@ -127,12 +127,12 @@ def _title(planned: Sequence[Planned], what: Sequence[AnyCondition], seed: int) 
     return f"{shown}, seed {seed}, {model}"
 
 
-def _maps(pictures: list[np.ndarray], labels: list[str], reports: list[Report], title: str) -> np.ndarray:
+def _maps(images: list[np.ndarray], labels: list[str], reports: list[Report], title: str) -> np.ndarray:
     """Token maps of all runs: the AR step of every token (once if it is the same for all), draft outcomes, islands."""
     cells: list[np.ndarray] = []
     names: list[str] = []
 
-    for i, (picture, label, report) in enumerate(zip(pictures, labels, reports, strict=True)):
+    for i, (image, label, report) in enumerate(zip(images, labels, reports, strict=True)):
         shown = []
 
         same_order = i > 0 and np.array_equal(report.maps["step"], reports[0].maps["step"])
@@ -144,7 +144,7 @@ def _maps(pictures: list[np.ndarray], labels: list[str], reports: list[Report], 
             shown.append("islands")
 
         for what in shown:
-            cells.append(token_map(report, what, picture))
+            cells.append(token_map(report, what, image))
             names.append(f"{label}: {what}")
 
     return compare_grid(cells, names, [None] * len(cells), title=title)

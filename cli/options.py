@@ -24,7 +24,7 @@ MODEL_OPTIONS = {
     "grid": (None, "tokens along one side (16, 24, 32, 64); default what the file states"),
     "draft": (
         AUTO,
-        "draft model of cspd (a smaller one) or mulosd (one of a smaller picture): auto (where the catalogue has one), "
+        "draft model of cspd (a smaller one) or mulosd (one of a smaller image): auto (where the catalogue has one), "
         "an entry of the catalogue or a file",
     ),
     "tar": (AUTO, "language model of Tar: auto (the demo's, or tar-1.5b), an entry, a folder or a file"),

@@ -38,7 +38,7 @@ class Planned:
 
     @property
     def label(self) -> str:
-        """Label of its picture and table row."""
+        """Label of its image and table row."""
         if self.variant:
             return f"{self.entry.title}, {self.variant}"
 

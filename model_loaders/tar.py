@@ -284,8 +284,7 @@ def _grid(file: ck.Checkpoint, config: LlamaConfig, arguments: Mapping[str, Any]
         side = square_root(tokens)
         if side is None or stated not in (None, side) or prefix is not None and rows != tokens + prefix - 1:
             raise file.error(
-                f"has {rows} positions, and arguments of {tokens} picture tokens "
-                f"behind {prefix or 'its'} condition rows"
+                f"has {rows} positions, and arguments of {tokens} image tokens behind {prefix or 'its'} condition rows"
             )
         stated = side
 

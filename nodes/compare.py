@@ -1,4 +1,4 @@
-"""Comparison nodes: pictures side by side, token maps, reports as text."""
+"""Comparison nodes: images side by side, token maps, reports as text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEAST_MAP = 384
 LARGEST_MAP = 1024
 _REPORTED = "a sampler's report"
 # If memory is insufficient.
-SHEET = "image: memory is insufficient to draw these pictures; connect fewer or smaller ones."
+SHEET = "image: memory is insufficient to draw these images; connect fewer or smaller ones."
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class CompareSettings(Settings):
     """Widgets of Compare."""
 
     columns: int = knob(
-        0, "Cells a row; more makes the picture wider. 0 chooses, at most four.", low=0, high=MOST_CELLS, step=1
+        0, "Cells a row; more makes the image wider. 0 chooses, at most four.", low=0, high=MOST_CELLS, step=1
     )
     baseline: int = knob(
         0,
@@ -54,7 +54,7 @@ class CompareSettings(Settings):
     )
     differences: bool = knob(
         False,
-        "Also draw, below each picture, its difference from the baseline's, four times amplified; black is equal.",
+        "Also draw, below each image, its difference from the baseline's, four times amplified; black is equal.",
     )
 
 
@@ -63,7 +63,7 @@ def automatic_labels(reports: Sequence[Report | None]) -> list[str]:
     labels = []
     for i, report in enumerate(reports):
         if report is None:
-            labels.append(f"picture {i + 1}")
+            labels.append(f"image {i + 1}")
             continue
 
         own = _settings_of(report)
@@ -92,7 +92,7 @@ def _title(sampler: str) -> str:
 
 
 class Compare(io.ComfyNode):
-    """Pictures side by side.
+    """Images side by side.
 
     The schema has all pairs of sockets; ``web/js/compare.js`` shows two and adds one when the last is connected.
     ComfyUI's growing input (Autogrow) moves the later links when one is removed, which would pair an image with the
@@ -106,7 +106,7 @@ class Compare(io.ComfyNode):
             image = io.Image.Input(
                 f"image_{i}",
                 optional=i > 1,
-                tooltip=f"Picture or batch {i}; a list (of a sweep, say) fills a cell an entry. One cell shows a batch "
+                tooltip=f"Image or batch {i}; a list (of a sweep, say) fills a cell an entry. One cell shows a batch "
                 "as a sheet.",
             )
             report = REPORT.Input(
@@ -129,7 +129,7 @@ class Compare(io.ComfyNode):
             node_id="FastARCompare",
             display_name="Compare (FastAR)",
             category="FastAR/compare",
-            description="Pictures side by side, each with its label above and its numbers underneath: speed-up "
+            description="Images side by side, each with its label above and its numbers underneath: speed-up "
             "against the baseline, seconds, transformer passes, head calls, acceptance, PSNR and SSIM. Also gives the "
             "numbers as a table.",
             search_aliases=["side by side", "image grid", "xy plot", "speed-up", "benchmark", "compare images"],
@@ -138,7 +138,7 @@ class Compare(io.ComfyNode):
             sockets=pairs,
             widgets=[labels, *widgets(CompareSettings)],
             outputs=[
-                output(io.Image, "image", "All cells as one picture."),
+                output(io.Image, "image", "All cells as one image."),
                 output(io.String, "table", "The numbers of all reports as a Markdown table."),
             ],
         )
@@ -237,7 +237,7 @@ def _tell(
             reports.append(report)
 
     if not order:
-        return "No reports: connect a sampler's report beside its picture.", []
+        return "No reports: connect a sampler's report beside its image.", []
 
     labels = [names[i] for i in order]
     found = [quality[i] for i in order]
@@ -280,7 +280,7 @@ def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | 
         own_reports = _connected(pairs, f"report_{i}")
         if own_reports and len(own_reports) != len(own_images):
             raise UserError(
-                f"report_{i}: it holds {len(own_reports)} reports for {len(own_images)} pictures on image_{i}; "
+                f"report_{i}: it holds {len(own_reports)} reports for {len(own_images)} images on image_{i}; "
                 "connect both outputs of one sampler, or no report."
             )
 
@@ -295,7 +295,7 @@ def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | 
         raise UserError("image_1: there is nothing to compare; connect at least one image.")
     if len(images) > MOST_CELLS:
         raise UserError(
-            f"image_1: {len(images)} pictures are more than the {MOST_CELLS} cells of one grid; compare fewer."
+            f"image_1: {len(images)} images are more than the {MOST_CELLS} cells of one grid; compare fewer."
         )
     return images, reports
 
@@ -365,8 +365,8 @@ class TokenMapSettings(Settings):
     )
     opacity: float = knob(
         0.6,
-        "Strength of the colours over the picture; higher hides more of it, 1 shows only the map. Usual: 0.6. "
-        "Without a picture the map is always opaque.",
+        "Strength of the colours over the image; higher hides more of it, 1 shows only the map. Usual: 0.6. "
+        "Without an image the map is always opaque.",
         low=0.0,
         high=1.0,
         step=0.05,
@@ -376,8 +376,8 @@ class TokenMapSettings(Settings):
 class TokenMap(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        report = REPORT.Input("report", tooltip="The report of the sampler that made the picture.")
-        image = io.Image.Input("image", optional=True, tooltip="The decoded pictures of that run, as backdrop.")
+        report = REPORT.Input("report", tooltip="The report of the sampler that made the image.")
+        image = io.Image.Input("image", optional=True, tooltip="The decoded images of that run, as backdrop.")
 
         return schema(
             node_id="FastARTokenMap",
@@ -389,7 +389,7 @@ class TokenMap(io.ComfyNode):
             search_aliases=["acceptance map", "heat map", "overlay", "token overlay", "visualise tokens"],
             sockets=[report, image],
             widgets=widgets(TokenMapSettings),
-            outputs=[output(io.Image, "image", "One map a picture.")],
+            outputs=[output(io.Image, "image", "One map an image.")],
         )
 
     @classmethod

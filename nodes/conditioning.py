@@ -97,7 +97,7 @@ class LabelSettings(Settings):
         "imagenet-1k: the official models.",
         choices=(AUTO, *label_sets()),
     )
-    images_per_label: int = _images("Pictures of every label")
+    images_per_label: int = _images("Images of every label")
 
 
 @lru_cache(maxsize=1)
@@ -156,7 +156,7 @@ class ClassLabel(io.ComfyNode):
             multiline=True,
             placeholder="names or ids, separated by commas or lines",
             tooltip="Class names or ids, separated by commas or lines; each is one image of the batch, so more labels "
-            f"make more pictures. The demo knows {', '.join(PICTURE_BOOK)}. Usual: cat, or 281 for imagenet-1k's "
+            f"make more images. The demo knows {', '.join(PICTURE_BOOK)}. Usual: cat, or 281 for imagenet-1k's "
             "tabby.",
         )
         add_label = io.Combo.Input(
@@ -230,7 +230,7 @@ _encoder = ModelCache(host.get_text_device, host.get_text_offload_device)
 class PromptSettings(Settings):
     """Widgets of LlamaGen Prompt after text and encoder."""
 
-    images: int = _images("Pictures of the text")
+    images: int = _images("Images of the text")
     dtype: str = knob(
         AUTO,
         "Precision of the text encoder. auto: bf16 on a graphics card that has it, else fp32. fp32 is exact and takes "
@@ -309,7 +309,7 @@ _SUBJECTS = f"The demo draws {', '.join(PICTURE_BOOK)}."
 class PromptImages(Settings):
     """The widget of Prompt and Tar Prompt that is neither text nor a setting of a sampler."""
 
-    images: int = _images("Pictures of the prompt")
+    images: int = _images("Images of the prompt")
 
 
 @dataclass(frozen=True)
@@ -404,7 +404,7 @@ class TarPrompt(io.ComfyNode):
             display_name="Tar Prompt",
             category="FastAR/condition",
             description="What to draw, in words, for Tar. Its language model writes the semantic codes of the "
-            "picture; de-tokenizers of all sizes and all methods can draw from one run.",
+            "image; de-tokenizers of all sizes and all methods can draw from one run.",
             search_aliases=["text to image", "prompt", "tar", "semantic codes", "clip text encode"],
             sockets=[TAR.Input("tar", tooltip="The language model, from Load Tar.")],
             widgets=[
@@ -452,12 +452,12 @@ class ImageToCodesSettings(Settings):
 
     detail: str = knob(
         DETAILS[0],
-        "How many semantic codes tell what the picture shows; fewer keeps less of it. Usual: 729, on which Tar was "
+        "How many semantic codes tell what the image shows; fewer keeps less of it. Usual: 729, on which Tar was "
         "trained most. A TA-Tok with another grid writes its own three numbers in their place.",
         choices=DETAILS,
         symbol="scale",
     )
-    images: int = _images("Variants of each picture")
+    images: int = _images("Variants of each image")
     dtype: str = knob(
         AUTO,
         "Precision of TA-Tok. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 or "
@@ -472,7 +472,7 @@ class ImageToCodes(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input(
             "image",
-            tooltip="Pictures of any size; each is stretched to a square. One entry of the condition each.",
+            tooltip="Images of any size; each is stretched to a square. One entry of the condition each.",
         )
 
         readers = menu("ta-tok")
@@ -480,7 +480,7 @@ class ImageToCodes(io.ComfyNode):
             "ta_tok",
             options=readers,
             default=usual(readers, "demo-ta-tok", "ta-tok"),
-            tooltip="The TA-Tok that reads the pictures: the one that the de-tokenizer was trained with. Entries with "
+            tooltip="The TA-Tok that reads the images: the one that the de-tokenizer was trained with. Entries with "
             "a size are downloads.",
         )
 
@@ -488,7 +488,7 @@ class ImageToCodes(io.ComfyNode):
             node_id="FastARImageToCodes",
             display_name="Image to Codes",
             category="FastAR/condition",
-            description="What a picture shows, as Tar's semantic codes: a de-tokenizer redraws the same content. The "
+            description="What an image shows, as Tar's semantic codes: a de-tokenizer redraws the same content. The "
             "codes hold the content, not the pixels.",
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
             sockets=[image],
@@ -534,7 +534,7 @@ class ImageToCodes(io.ComfyNode):
         names: list[str] = []
         for i, own in enumerate(torch.cat(found)):
             codes += [own] * settings.images
-            names += [f"picture {i + 1}"] * settings.images
+            names += [f"image {i + 1}"] * settings.images
 
         return io.NodeOutput(CodeCondition(tuple(codes), tuple(names), model.net.config.codes))
 

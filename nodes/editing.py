@@ -34,11 +34,11 @@ class PasteInpaintedArea(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         original = io.Image.Input(
-            "original", tooltip="The picture before the edit, of any size; the result has its size."
+            "original", tooltip="The image before the edit, of any size; the result has its size."
         )
         inpainted = io.Image.Input(
             "inpainted",
-            tooltip="The decoded pictures of the sampler; they are scaled to the original's size.",
+            tooltip="The decoded images of the sampler; they are scaled to the original's size.",
         )
         mask = io.Mask.Input("mask", tooltip="The mask of the edit, of any size; white is redrawn.")
 
@@ -67,7 +67,7 @@ class PasteInpaintedArea(io.ComfyNode):
             if count not in (1, images):
                 raise UserError(f"{name}: its batch has {count} entries, not 1 or {images}; connect those of one run.")
 
-        with enough_memory("original: memory is insufficient to paste into it; use a smaller picture."):
+        with enough_memory("original: memory is insufficient to paste into it; use a smaller image."):
             size = (below.shape[2], below.shape[3])
             inside = F.interpolate(area.to(below), size, mode="nearest-exact")
 

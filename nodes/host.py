@@ -140,7 +140,7 @@ def input_image(name: str) -> Path:
         found = False
 
     if not found:
-        raise UserError(f"image: there is no picture {name[:80]!r} in ComfyUI's folders; upload or choose one.")
+        raise UserError(f"image: there is no image {name[:80]!r} in ComfyUI's folders; upload or choose one.")
     return path
 
 

@@ -139,8 +139,8 @@ _TOOLTIPS = {
     "weights": "Which weights are read from a file that holds averaged (EMA) ones beside the trained ones. auto: the "
     "averaged ones, by which papers evaluate. ema: the same, and a file without them is refused. plain: the trained "
     "ones.",
-    "speed": "How the model runs; the picture differs by rounding only. plain starts at once. compile: torch.compile, "
-    "which takes a minute before the first picture and needs a compiler.",
+    "speed": "How the model runs; the image differs by rounding only. plain starts at once. compile: torch.compile, "
+    "which takes a minute before the first image and needs a compiler.",
 }
 
 
@@ -392,13 +392,13 @@ class LoadTarDetokenizer(_Loader):
     family = registry.TAR
     usual = ("demo-dtok", "demo-dtok-low", "ar-dtok-512")
     description = (
-        "Loads what turns Tar's semantic codes into a picture: an AR-DTok of one size, the TA-Tok that reads the "
+        "Loads what turns Tar's semantic codes into an image: an AR-DTok of one size, the TA-Tok that reads the "
         "codes, and the VQ tokenizer that turns tokens into pictures. Fits every Tar language model."
     )
     aliases = ["ar-dtok", "detokenizer", "tar decoder", "ta-tok", "vqgan", "load checkpoint"]
     widgets = ("checkpoint", "ta_tok", "decoder", "dtype", "allow_download", "grid", "speed")
     tooltips = {
-        "checkpoint": "The number is the side of the picture in pixels; larger is sharper and slower: 256, 1024 and "
+        "checkpoint": "The number is the side of the image in pixels; larger is sharper and slower: 256, 1024 and "
         "4096 tokens. Entries that begin with demo are built in. Your own files go into models/fastar (.pth, "
         ".safetensors).",
     }
@@ -411,7 +411,7 @@ class LoadTar(_Loader):
     family = registry.TAR
     usual = ("demo-tar", "tar-1.5b")
     description = (
-        "Loads the language model of Tar, which turns a prompt into the semantic codes of a picture. De-tokenizers of "
+        "Loads the language model of Tar, which turns a prompt into the semantic codes of an image. De-tokenizers of "
         "all sizes take them. The demo is built in; official models can be downloaded."
     )
     aliases = ["tar loader", "text to image", "language model", "qwen", "load checkpoint"]
@@ -460,7 +460,7 @@ class LoadJanus(_Loader):
     widgets = ("checkpoint", "dtype", "allow_download", "speed")
     tooltips = {
         "checkpoint": "Your own files go into models/fastar: a folder with its tokenizer.json, in the layout of "
-        "deepseek-ai or of transformers. Entries with a size are downloads. Memory in bf16 for one picture: 1B 3.6 "
+        "deepseek-ai or of transformers. Entries with a size are downloads. Memory in bf16 for one image: 1B 3.6 "
         "GB, 7B 14.2 GB. A card of 8 GB holds 1B, one of 16 GB or more 7B; on 8 or 12 GB a part of 7B stays in main "
         "memory, which is slower.",
         "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what it was made with, "

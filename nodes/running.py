@@ -494,7 +494,7 @@ def _check_tokens(entry: Entry, loaded: Loaded[TokenModel], settings: Any, seed:
     if upscale_model is not None and not _is_upscale_model(upscale_model):
         raise UserError(
             f"upscale_model: it got {describe(upscale_model)}; connect the output of Load Upscale Model, "
-            "of one for colour pictures."
+            "of one for colour images."
         )
 
     return TokenRun(entry, loaded, vae, settings, condition, seed, edit, draft, upscale_model)
@@ -523,7 +523,7 @@ def _checked_edit(sockets: Sockets, kind: str, loader: str) -> Edit | None:
 
     if latent is None:
         raise UserError(
-            "latent_image: there is a mask but no picture to change; connect VAE Encode's output, or remove the mask."
+            "latent_image: there is a mask but no image to change; connect VAE Encode's output, or remove the mask."
         )
     if not isinstance(latent, dict) or "samples" not in latent:
         raise UserError(f"latent_image: it got {describe(latent)}; connect the output of VAE Encode.")

@@ -67,13 +67,13 @@ _EDIT = [
     io.Latent.Input(
         "latent_image",
         optional=True,
-        tooltip="A picture to change, from VAE Encode with the vae of the same loader. Needs a mask, here or on the "
+        tooltip="An image to change, from VAE Encode with the vae of the same loader. Needs a mask, here or on the "
         "latent itself.",
     ),
     io.Mask.Input(
         "mask",
         optional=True,
-        tooltip="Where the picture is sampled again; the rest comes back unchanged. A token is replaced if any of it "
+        tooltip="Where the image is sampled again; the rest comes back unchanged. A token is replaced if any of it "
         "is painted over.",
     ),
 ]
@@ -82,7 +82,7 @@ _TOKEN_EDIT = [
     io.Mask.Input(
         "mask",
         optional=True,
-        tooltip="Where the picture is drawn again; the tokens of the rest are kept, as the VQ tokenizer reads them. A "
+        tooltip="Where the image is drawn again; the tokens of the rest are kept, as the VQ tokenizer reads them. A "
         "new token follows what is above it and to its left, not what is below. It is replaced if any of it is "
         "painted over.",
     ),
@@ -258,7 +258,7 @@ class CSpDSampler(_Sampler):
     aliases = ["continuous speculative decoding", "speculative", "draft model", "cspd", "accelerated mar"]
     models = {
         "draft": "A small MAR that drafts tokens, from its own Load MAR; same tokens, grid and classes as the target.",
-        "target": "The MAR whose pictures are wanted; it verifies the drafts.",
+        "target": "The MAR whose images are wanted; it verifies the drafts.",
     }
 
 
@@ -302,7 +302,7 @@ class PARSampler(_Sampler):
     node_id = "FastARPARSampler"
     preset = None
     description = (
-        "Cuts the picture into regions and decides one token per region in parallel: distant tokens depend little on "
+        "Cuts the image into regions and decides one token per region in parallel: distant tokens depend little on "
         "each other (CVPR 2025). Needs a PAR; on a plain LlamaGen it shows the paper's ablations."
     )
     aliases = ["par", "parallelized autoregressive", "parallel decoding", "accelerated llamagen"]
@@ -326,20 +326,20 @@ class MuLoSDSampler(_Sampler):
     node_id = "FastARMuLoSDSampler"
     vae = "the target's loader"
     description = (
-        "Drafts the picture small, enlarges it, checks all of it in one pass of the large model, and resamples only "
-        "what is unlikely, with its surroundings, many places at once (CVPR 2026). Lossy: pictures differ from the "
+        "Drafts the image small, enlarges it, checks all of it in one pass of the large model, and resamples only "
+        "what is unlikely, with its surroundings, many places at once (CVPR 2026). Lossy: images differ from the "
         "large model's own."
     )
     aliases = ["mulo-sd", "mulosd", "multi-scale", "speculative decoding", "accelerated tar", "accelerated llamagen"]
     models = {
-        "target": "The model whose picture is wanted: Tar's de-tokenizer of 512 or 1024 pixels from Load Tar "
+        "target": "The model whose image is wanted: Tar's de-tokenizer of 512 or 1024 pixels from Load Tar "
         "De-tokenizer, or a LlamaGen.",
-        "draft": "A model of the same kind and decoder that makes the same picture smaller, by half, a third or a "
+        "draft": "A model of the same kind and decoder that makes the same image smaller, by half, a third or a "
         "quarter of the side: Tar's de-tokenizer of 256 pixels, usually.",
     }
     preset = (
         "balanced and fast keep 70 and 90 of 100 drafted tokens of full-size models, and on the demo what tau 0.1 "
-        "keeps, with wider and narrower windows. exact resamples everything: the target's own picture, without a "
+        "keeps, with wider and narrower windows. exact resamples everything: the target's own image, without a "
         "draft."
     )
 

@@ -171,7 +171,7 @@ def seed_widget() -> io.Input:
         max=SEED_LIMIT,
         control_after_generate=True,
         tooltip="Decides all randomness: token order and noise. With one seed, any difference between samplers comes "
-        "from the method. Image i of a batch uses (seed, i), so it is the same picture as in a batch of its own.",
+        "from the method. Image i of a batch uses (seed, i), so it is the same image as in a batch of its own.",
     )
 
 
@@ -268,12 +268,12 @@ def _expect_floats(value: Any, field: str, source: str, more: Sequence[torch.dty
 
 
 def expect_image(value: Any, field: str) -> Tensor:
-    """Check an IMAGE: finite pictures [B, H, W, C], 1, 3 or 4 channels."""
+    """Check an IMAGE: finite images [B, H, W, C], 1, 3 or 4 channels."""
     source = "a node that gives an IMAGE, such as VAE Decode"
     image = _expect_floats(value, field, source)
 
     if image.ndim != 4 or image.shape[3] not in (1, 3, 4) or 0 in image.shape:
-        raise UserError(f"{field}: it got a tensor {list(image.shape)}; connect pictures [batch, height, width, 3].")
+        raise UserError(f"{field}: it got a tensor {list(image.shape)}; connect images [batch, height, width, 3].")
     return image
 
 

@@ -1,4 +1,4 @@
-"""Nodes that pass results on: the report of a saved picture, and a sampler from one line of text."""
+"""Nodes that pass results on: the report of a saved image, and a sampler from one line of text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LoadReport(io.ComfyNode):
         )
 
         outputs = [
-            output(io.Image, "image", "The picture."),
+            output(io.Image, "image", "The image."),
             output(REPORT, "reports", "One report a run, without token maps.", is_output_list=True),
             output(io.String, "table", "The figures of all runs as a Markdown table."),
             output(
@@ -52,7 +52,7 @@ class LoadReport(io.ComfyNode):
             node_id="FastARLoadReport",
             display_name="Load Report",
             category="FastAR/compare",
-            description="Reads the reports of the samplers from the metadata of a picture that core's Save Image "
+            description="Reads the reports of the samplers from the metadata of an image that core's Save Image "
             "wrote: seconds, passes, acceptance, settings. Nothing is sampled.",
             search_aliases=["png info", "read metadata", "image metadata", "drop image"],
             widgets=[saved_image],

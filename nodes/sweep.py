@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..reports.quality import DISTRIBUTION, Quality, measure
 from ..reports.record import Report
 from ..reports.sweep import Axis, Cell, CellStore, Sweep, combinations, completed, digest, sweep_table, weights_digest
-from ..reports.sweep_pictures import MEASURES, sweep_grid, sweep_plot
+from ..reports.sweep_images import MEASURES, sweep_grid, sweep_plot
 from ..reports.values import parse_values
 from ..samplers import presets
 from ..samplers.baseline import lossless
@@ -239,7 +239,7 @@ def _values(x: Axis, y: Axis, i: int, j: int) -> dict[str, str]:
 def _keys(
     jobs: Sequence[tuple[Choice, int]], loaded: Loaded[Any], draft: Loaded[Any] | None, condition: Any
 ) -> list[str]:
-    """A digest for every cell, of all that its picture and its seconds depend on."""
+    """A digest for every cell, of all that its image and its seconds depend on."""
     assert loaded.vae is not None
     if isinstance(condition, LabelText):
         condition = as_labels(condition, loaded.model.label_set)
@@ -278,14 +278,14 @@ class PlotSettings(Settings):
 
     measure: str = knob(
         MEASURES[0],
-        "What the speed-up is plotted against. PSNR and SSIM: closeness to the plain sampler's picture; "
+        "What the speed-up is plotted against. PSNR and SSIM: closeness to the plain sampler's image; "
         "acceptance: share of drafts kept; passes: evaluations of the transformer.",
         choices=MEASURES,
     )
 
 
-class _SweepPicture(io.ComfyNode):
-    """A sweep as one picture. The classes below hold texts, the class of the widgets, and what draws."""
+class _SweepImage(io.ComfyNode):
+    """A sweep as one image. The classes below hold texts, the class of the widgets, and what draws."""
 
     title: ClassVar[str]
     description: ClassVar[str]
@@ -317,19 +317,19 @@ class _SweepPicture(io.ComfyNode):
         return io.NodeOutput(to_image(drawn[None]))
 
 
-class SweepGrid(_SweepPicture):
+class SweepGrid(_SweepImage):
     title = "Sweep Grid"
     shown = "The grid."
     settings = GridSettings
     draw = staticmethod(sweep_grid)
     description = (
-        "All cells of a sweep as one picture: a column per value of x, a row per value of y and seed, and under each "
-        "cell speed-up, acceptance and its distance from the plain sampler's picture."
+        "All cells of a sweep as one image: a column per value of x, a row per value of y and seed, and under each "
+        "cell speed-up, acceptance and its distance from the plain sampler's image."
     )
     aliases = ["xy plot", "image grid", "sweep", "contact sheet"]
 
 
-class SweepPlot(_SweepPicture):
+class SweepPlot(_SweepImage):
     title = "Sweep Plot"
     shown = "The plot."
     settings = PlotSettings

@@ -1,4 +1,4 @@
-"""Time-lapse: an animated picture of tokens being decided."""
+"""Time-lapse: an animated image of tokens being decided."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TimeLapseSettings(Settings):
     duration: float = knob(
         4.0,
         "Seconds that the slowest run takes in the animation; the others take less in proportion. A longer one shows "
-        "more of the steps. The finished pictures stay for one more second.",
+        "more of the steps. The finished images stay for one more second.",
         low=1.0,
         high=10.0,
         step=0.5,
@@ -42,7 +42,7 @@ class TimeLapse(io.ComfyNode):
             image = io.Image.Input(
                 f"image_{i}",
                 optional=i > 1,
-                tooltip="The decoded pictures of one run, one or a batch.",
+                tooltip="The decoded images of one run, one or a batch.",
             )
             report = REPORT.Input(
                 f"report_{i}",

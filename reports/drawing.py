@@ -133,41 +133,41 @@ class Canvas:
         """Write a text with a dark outline around a point."""
         self.draw.text(centre, text, Ink.TEXT, font(size), "mm", stroke_width=1, stroke_fill=(0, 0, 0))
 
-    def paste(self, picture: np.ndarray, x: int, y: int) -> None:
+    def paste(self, image: np.ndarray, x: int, y: int) -> None:
         """Paste uint8 [H, W, 3] with its top left corner at (x, y)."""
-        self.image.paste(Image.fromarray(picture), (x, y))
+        self.image.paste(Image.fromarray(image), (x, y))
 
 
-def check_batch(pictures: np.ndarray, name: str) -> np.ndarray:
+def check_batch(images: np.ndarray, name: str) -> np.ndarray:
     """Return ``pictures`` if it is a non-empty uint8 array [N, H, W, 3], else raise a UserError."""
-    if not isinstance(pictures, np.ndarray):
-        raise UserError(f"{name}: it holds {type(pictures).__name__}, not uint8 pictures [N, H, W, 3].")
+    if not isinstance(images, np.ndarray):
+        raise UserError(f"{name}: it holds {type(images).__name__}, not uint8 images [N, H, W, 3].")
 
-    is_batch = pictures.ndim == 4 and 0 not in pictures.shape and pictures.shape[3] == 3
-    if not is_batch or pictures.dtype != np.uint8:
-        found = f"{pictures.dtype} {list(pictures.shape)}"
-        raise UserError(f"{name}: it holds {found}, not uint8 pictures [N, H, W, 3].")
+    is_batch = images.ndim == 4 and 0 not in images.shape and images.shape[3] == 3
+    if not is_batch or images.dtype != np.uint8:
+        found = f"{images.dtype} {list(images.shape)}"
+        raise UserError(f"{name}: it holds {found}, not uint8 images [N, H, W, 3].")
 
-    return pictures
+    return images
 
 
-def resize(picture: np.ndarray, width: int, height: int) -> np.ndarray:
+def resize(image: np.ndarray, width: int, height: int) -> np.ndarray:
     """Resize uint8 [H, W, 3]: nearest neighbour for integer factors, Lanczos otherwise."""
-    h, w = picture.shape[:2]
+    h, w = image.shape[:2]
     if (h, w) == (height, width):
-        return picture
+        return image
 
     if width % w == 0 and height % h == 0:
         resample = Image.Resampling.NEAREST
     else:
         resample = Image.Resampling.LANCZOS
 
-    return np.asarray(Image.fromarray(picture).resize((width, height), resample))
+    return np.asarray(Image.fromarray(image).resize((width, height), resample))
 
 
-def contact_sheet(pictures: np.ndarray, columns: int = 0, gap: int = 2) -> np.ndarray:
+def contact_sheet(images: np.ndarray, columns: int = 0, gap: int = 2) -> np.ndarray:
     """Tile a batch uint8 [N, H, W, 3] into one image in row-major order; ``columns`` 0 is a near-square sheet."""
-    n, h, w, _ = check_batch(pictures, "pictures").shape
+    n, h, w, _ = check_batch(images, "images").shape
 
     if columns > 0:
         columns = min(n, columns)
@@ -179,10 +179,10 @@ def contact_sheet(pictures: np.ndarray, columns: int = 0, gap: int = 2) -> np.nd
     width = columns * (w + gap) - gap
     sheet = np.full((height, width, 3), Ink.PANEL, np.uint8)
 
-    for i, picture in enumerate(pictures):
+    for i, image in enumerate(images):
         y = i // columns * (h + gap)
         x = i % columns * (w + gap)
-        sheet[y : y + h, x : x + w] = picture
+        sheet[y : y + h, x : x + w] = image
 
     return sheet
 

@@ -23,7 +23,7 @@ KEY = "fastar"
 MOST_RUNS = 512
 MOST_PIXELS = 1 << 28
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_MOST_CHUNKS = 32 << 20  # bytes of all chunks but the picture's
+_MOST_CHUNKS = 32 << 20  # bytes of all chunks but the image's
 _MOST_TEXT = 4 << 20  # characters of the JSON
 _MOST_NAME = 400  # characters
 _MOST_SETTINGS = 200
@@ -38,7 +38,7 @@ class OtherFormat(UserError):
 
 
 def add_runs(metadata: MutableMapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> None:
-    """Add runs, as :func:`described` makes them, to the metadata of a picture; an entry of the same run is replaced."""
+    """Add runs, as :func:`described` makes them, to the metadata of an image; an entry of the same run is replaced."""
     new = list(runs)
     kept = []
     for run in _runs_of(metadata.get(KEY)):
@@ -89,13 +89,13 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str], list[Qu
     """Read a PNG with FastAR reports.
 
     Returns:
-        The picture, its reports, their labels ("" for none) and their quality.
+        The image, its reports, their labels ("" for none) and their quality.
 
     Raises:
         UserError: the file is no PNG, too large, or without a well-formed report.
         OtherFormat: another version of FastAR wrote the report.
     """
-    shown, text = _read_picture(path)
+    shown, text = _read_image(path)
     runs = _parse_runs(text, path.name)
 
     try:
@@ -108,20 +108,20 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str], list[Qu
     return shown, reports, labels, qualities
 
 
-def _read_picture(path: Path) -> tuple[Image.Image, str | None]:
-    """The picture of a PNG, and the text under our key; None if there is no such text."""
+def _read_image(path: Path) -> tuple[Image.Image, str | None]:
+    """The image of a PNG, and the text under our key; None if there is no such text."""
     try:
         _check_chunks(path)
 
         # No other format: Pillow's reader of EPS, for example, starts a program.
-        with Image.open(path, formats=["PNG"]) as picture:
-            if picture.width * picture.height > MOST_PIXELS:
-                size = f"{picture.width} x {picture.height}"
+        with Image.open(path, formats=["PNG"]) as image:
+            if image.width * image.height > MOST_PIXELS:
+                size = f"{image.width} x {image.height}"
                 raise UserError(f"image: {path.name} has {size} pixels; choose a smaller one.")
 
-            picture.load()
-            text = getattr(picture, "text", {}).get(KEY)
-            return picture.convert("RGB"), text
+            image.load()
+            text = getattr(image, "text", {}).get(KEY)
+            return image.convert("RGB"), text
     except UserError:
         raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
@@ -163,7 +163,7 @@ def _parse_runs(text: str | None, name: str) -> list[Any]:
 def _check_chunks(path: Path) -> None:
     """Raise an error for a file that is no PNG or has large chunks.
 
-    Pillow reads every chunk but the picture's own as a whole.
+    Pillow reads every chunk but the image's own as a whole.
     """
     if not path.is_file():  # a pipe would never end
         raise OSError("it is no file")
@@ -220,7 +220,7 @@ def from_dict(run: Any) -> Report:
 
 
 def _quality(value: Any) -> Quality | None:
-    """The distance from the baseline's pictures, as :meth:`.Quality.to_dict` writes it; None if there is none."""
+    """The distance from the baseline's images, as :meth:`.Quality.to_dict` writes it; None if there is none."""
     if value is None:
         return None
     # A word may stand alone.
@@ -231,7 +231,7 @@ def _quality(value: Any) -> Quality | None:
 
     usual = all(x is None or isinstance(x, (int, float)) and abs(x) < _MOST_NAME for x in (psnr, ssim))
     if not usual or word not in ("", *WORDS):
-        raise UserError("quality: it is no distance between pictures.")
+        raise UserError("quality: it is no distance between images.")
 
     return Quality(psnr, ssim, word)
 

@@ -178,17 +178,17 @@ def _part(path: Path) -> Path:
 # ------------------------------------------------------------------------------------------------ contents
 
 
-def picture_endings() -> tuple[str, ...]:
-    """Endings of the picture files that this Pillow can write."""
+def image_endings() -> tuple[str, ...]:
+    """Endings of the image files that this Pillow can write."""
     formats = Image.registered_extensions()
     usual = (".png", ".jpg", ".jpeg", ".webp")
     return tuple(ending for ending in usual if formats.get(ending) in Image.SAVE)
 
 
-def encoded(picture: np.ndarray, path: Path) -> bytes:
-    """A picture, uint8 [H, W, 3], as the content of a file with the ending of ``path``."""
+def encoded(image: np.ndarray, path: Path) -> bytes:
+    """An image, uint8 [H, W, 3], as the content of a file with the ending of ``path``."""
     out = io.BytesIO()
-    Image.fromarray(picture).save(out, Image.registered_extensions()[path.suffix.lower()])
+    Image.fromarray(image).save(out, Image.registered_extensions()[path.suffix.lower()])
     return out.getvalue()
 
 

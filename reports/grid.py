@@ -24,7 +24,7 @@ MOST_COLUMNS = (LONGEST - _GAP) // (_MIN_WIDTH + 2 * PAD + _GAP)
 
 
 def compare_grid(
-    pictures: Sequence[np.ndarray],
+    images: Sequence[np.ndarray],
     labels: Sequence[str],
     reports: Sequence[Report | None],
     columns: int = 0,
@@ -37,7 +37,7 @@ def compare_grid(
     """Draw image batches side by side, each with its label above and its numbers below.
 
     Args:
-        pictures: one uint8 array [N, H, W, 3] per cell, drawn as a near-square sheet. Sizes and counts may differ.
+        images: one uint8 array [N, H, W, 3] per cell, drawn as a near-square sheet. Sizes and counts may differ.
         labels: one per cell; long labels wrap to two lines and are then shortened.
         reports: one per cell, None where no report exists.
         columns: cells per row, at most 22; 0 chooses (at most four).
@@ -47,26 +47,26 @@ def compare_grid(
         title: one line above the grid, for example the settings all cells share.
         explained: whether a line under the grid says what the numbers mean.
         quality: of each cell against its baseline, None where there is none; () leaves it out.
-        differences: whether a cell whose pictures have the shape of its baseline's shows their difference below them.
+        differences: whether a cell whose images have the shape of its baseline's shows their difference below them.
 
     Returns:
-        uint8 [H, W, 3], at most 8192 pixels a side; pictures are reduced to fit.
+        uint8 [H, W, 3], at most 8192 pixels a side; images are reduced to fit.
 
     Raises:
         UserError: more cells than fit into 8192 pixels, or arrays that are not uint8 batches.
     """
-    n = len(pictures)
+    n = len(images)
     bases = [baseline] * n if isinstance(baseline, int) else list(baseline)
     order = cell_order(bases)
     qualities = list(quality) or [None] * n
 
-    # The cells' pictures, which decide the width of all cells.
+    # The cells' images, which decide the width of all cells.
     columns = _columns(n, columns)
     limit = _cell_limit(columns, math.ceil(n / columns), title, 7 if quality else 5)
     sheets = {}
     for i in order:
-        compared = _baseline_pictures(pictures, bases, i) if differences else None
-        sheets[i] = _cell_picture(check_batch(pictures[i], f"picture {i + 1}"), limit, compared)
+        compared = _baseline_images(images, bases, i) if differences else None
+        sheets[i] = _cell_image(check_batch(images[i], f"image {i + 1}"), limit, compared)
 
     inner = max(_MIN_WIDTH, *(sheet.shape[1] for sheet in sheets.values()))
 
@@ -90,10 +90,10 @@ def compare_grid(
     return _draw_grid(rows, columns, inner, title, below)
 
 
-def _baseline_pictures(pictures: Sequence[np.ndarray], bases: Sequence[int | None], i: int) -> np.ndarray | None:
-    """The pictures of a cell's baseline; None without one, and for a baseline itself."""
+def _baseline_images(images: Sequence[np.ndarray], bases: Sequence[int | None], i: int) -> np.ndarray | None:
+    """The images of a cell's baseline; None without one, and for a baseline itself."""
     base = bases[i]
-    return None if base is None or base == i else pictures[base]
+    return None if base is None or base == i else images[base]
 
 
 def _draw_grid(rows: Sequence[_Row], columns: int, inner: int, title: str, below: str) -> np.ndarray:
@@ -126,7 +126,7 @@ def _draw_grid(rows: Sequence[_Row], columns: int, inner: int, title: str, below
 def expect_fits(cells: int, columns: int) -> None:
     """Raise a UserError if a grid of so many cells, with a title and all figures, would not fit.
 
-    It is called before the cells' pictures are made.
+    It is called before the cells' images are made.
     """
     columns = _columns(cells, columns)
     _cell_limit(columns, math.ceil(cells / columns), "title", 7)
@@ -149,7 +149,7 @@ def _top(title: str) -> int:
 
 
 class _Cell(NamedTuple):
-    """A cell: its picture, the lines of its label, its numbers, and whether it is tagged as a baseline."""
+    """A cell: its image, the lines of its label, its numbers, and whether it is tagged as a baseline."""
 
     sheet: np.ndarray
     label: list[str]
@@ -158,7 +158,7 @@ class _Cell(NamedTuple):
 
 
 class _Row:
-    """Cells side by side, and heights in pixels: of the tallest label and picture, and of the row."""
+    """Cells side by side, and heights in pixels: of the tallest label and image, and of the row."""
 
     def __init__(self, cells: list[_Cell]):
         self.cells = cells
@@ -190,7 +190,7 @@ def cell_order(bases: Sequence[int | None]) -> list[int]:
 
 
 def _cell_limit(columns: int, rows: int, title: str, lines: int) -> tuple[int, int]:
-    """Largest width and height in pixels of a cell's picture, above ``lines`` of numbers.
+    """Largest width and height in pixels of a cell's image, above ``lines`` of numbers.
 
     Raises:
         UserError: the cells do not fit into a sheet.
@@ -201,24 +201,24 @@ def _cell_limit(columns: int, rows: int, title: str, lines: int) -> tuple[int, i
     width = (LONGEST - _GAP) // columns - around
     height = (LONGEST - _top(title)) // rows - around - text
     if height < 32:
-        raise UserError(f"pictures: {columns * rows} cells do not fit into one sheet; compare fewer at a time.")
+        raise UserError(f"images: {columns * rows} cells do not fit into one sheet; compare fewer at a time.")
 
     return min(width, _MAX_WIDTH), min(height, _MAX_HEIGHT)
 
 
-def _cell_picture(batch: np.ndarray, limit: tuple[int, int], baseline: np.ndarray | None = None) -> np.ndarray:
+def _cell_image(batch: np.ndarray, limit: tuple[int, int], baseline: np.ndarray | None = None) -> np.ndarray:
     """A batch as one sheet, enlarged by an integer factor or reduced to ``limit``.
 
     Under it is its difference from a baseline of its shape.
     """
     if baseline is not None and baseline.shape == batch.shape:
         half = (limit[0], (limit[1] - 2) // 2)
-        upper = _cell_picture(batch, half)
-        lower = _cell_picture(difference(batch, baseline), half)
+        upper = _cell_image(batch, half)
+        lower = _cell_image(difference(batch, baseline), half)
         gap = np.zeros_like(upper[:2])
         return np.concatenate([upper, gap, lower])
 
-    # Enlarge the pictures by the factor that brings the sheet closest to the usual width.
+    # Enlarge the images by the factor that brings the sheet closest to the usual width.
     n, h, w, _ = batch.shape
     columns = math.ceil(math.sqrt(n))
     rows = math.ceil(n / columns)

@@ -89,7 +89,7 @@ def token_map(
     grids = _select_map(report, what)
     batch, h, w = grids.shape
     if image is not None and len(check_batch(image, "image")) not in (1, batch):
-        raise UserError(f"image: it holds {len(image)} pictures, the report is of {batch}; connect those of that run.")
+        raise UserError(f"image: it holds {len(image)} images, the report is of {batch}; connect those of that run.")
 
     height = min(_LARGEST, max(1, round(size * h / w)))
     if batch * height * size * 3 > _MOST_BYTES:
@@ -110,14 +110,14 @@ def token_map(
     for i, grid in enumerate(grids):
         colours, weight, _ = coloured[i]
         backdrop = None if image is None else image[i % len(image)]
-        picture = _blend(colours[ys][:, xs], (opacity * weight)[ys][:, xs, None], backdrop)
-        _grid_lines(picture, ys, xs)
+        drawn = _blend(colours[ys][:, xs], (opacity * weight)[ys][:, xs, None], backdrop)
+        _grid_lines(drawn, ys, xs)
 
         if what == "order":
-            picture = _write_steps(picture, grid)
+            drawn = _write_steps(drawn, grid)
         elif what == "islands":
-            picture = _write_islands(picture, grid)
-        out[i, :height] = picture
+            drawn = _write_islands(drawn, grid)
+        out[i, :height] = drawn
 
         if what in _NUMERIC:
             out[i, height:] = _ramp_strip(size, strip, *_ramp_ends(what, low, high))
@@ -286,13 +286,13 @@ def _blend(colours: np.ndarray, weight: np.ndarray, backdrop: np.ndarray | None)
     return np.round(paint).astype(np.uint8)
 
 
-def _grid_lines(picture: np.ndarray, ys: np.ndarray, xs: np.ndarray) -> None:
+def _grid_lines(image: np.ndarray, ys: np.ndarray, xs: np.ndarray) -> None:
     """Darken the first row and column of every token, in place; ys, xs: token index of every pixel row and column."""
     rows = np.flatnonzero(np.diff(ys) > 0) + 1
-    picture[rows] = (picture[rows] * 0.6).astype(np.uint8)
+    image[rows] = (image[rows] * 0.6).astype(np.uint8)
 
     columns = np.flatnonzero(np.diff(xs) > 0) + 1
-    picture[:, columns] = (picture[:, columns] * 0.6).astype(np.uint8)
+    image[:, columns] = (image[:, columns] * 0.6).astype(np.uint8)
 
 
 def _legend_rows(legend: _Legend, width: int) -> list[_Legend]:
@@ -347,17 +347,17 @@ def _ramp_strip(width: int, height: int, left: str, right: str) -> np.ndarray:
     return canvas.pixels
 
 
-def _write_steps(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
+def _write_steps(image: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """Write the step number, from 1, at the centre of every token that is large enough."""
-    size = min(15, int(picture.shape[1] / grid.shape[1] * 0.42))
+    size = min(15, int(image.shape[1] / grid.shape[1] * 0.42))
     if size < 8:
-        return picture
+        return image
 
     numbers = [(y, x, int(step) + 1) for (y, x), step in np.ndenumerate(grid) if step >= 0]
-    return _write(picture, grid, numbers, size)
+    return _write(image, grid, numbers, size)
 
 
-def _write_islands(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
+def _write_islands(image: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """Write each island's number on its token nearest to the centroid."""
     numbers = []
 
@@ -368,17 +368,17 @@ def _write_islands(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
             y, x = cells[distances.argmin()]
             numbers.append((y, x, number))
 
-    size = max(9, min(16, int(picture.shape[1] / grid.shape[1] * 0.6)))
-    return _write(picture, grid, numbers, size)
+    size = max(9, min(16, int(image.shape[1] / grid.shape[1] * 0.6)))
+    return _write(image, grid, numbers, size)
 
 
-def _write(picture: np.ndarray, grid: np.ndarray, numbers: list[tuple[int, int, int]], size: int) -> np.ndarray:
+def _write(image: np.ndarray, grid: np.ndarray, numbers: list[tuple[int, int, int]], size: int) -> np.ndarray:
     """Write numbers (token row, token column, number) at token centres."""
-    canvas = Canvas(picture.shape[1], picture.shape[0])
-    canvas.paste(picture, 0, 0)
+    canvas = Canvas(image.shape[1], image.shape[0])
+    canvas.paste(image, 0, 0)
 
-    token_height = picture.shape[0] / grid.shape[0]
-    token_width = picture.shape[1] / grid.shape[1]
+    token_height = image.shape[0] / grid.shape[0]
+    token_width = image.shape[1] / grid.shape[1]
     for y, x, number in numbers:
         centre = ((x + 0.5) * token_width, (y + 0.5) * token_height)
         canvas.outlined(centre, str(number), size)

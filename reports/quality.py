@@ -1,12 +1,12 @@
-"""Distance of a picture from its baseline's: PSNR, SSIM, equality, and the difference as a picture.
+"""Distance of an image from its baseline's: PSNR, SSIM, equality, and the difference as an image.
 
-PSNR and SSIM compare pictures pixel by pixel. They are defined only between runs that should draw the same picture: one
-model, one seed, one size. For methods that keep the distribution of pictures but not the picture, a word replaces the
+PSNR and SSIM compare images pixel by pixel. They are defined only between runs that should draw the same image: one
+model, one seed, one size. For methods that keep the distribution of images but not the image, a word replaces the
 numbers.
 
 Source of SSIM: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural
 similarity", IEEE TIP 2004: Gaussian window of 11 x 11 pixels with standard deviation 1.5, K1 = 0.01, K2 = 0.03, windows
-inside the picture only, mean over the colour channels.
+inside the image only, mean over the colour channels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WINDOW = 11
 SIGMA = 1.5
 K1 = 0.01
 K2 = 0.03
-GAIN = 4  # of difference pictures
+GAIN = 4  # of difference images
 
 IDENTICAL = "identical"
 DISTRIBUTION = "same distribution"
@@ -37,7 +37,7 @@ OTHER_SIZE = "other size"
 # Words in place of figures, with their meaning.
 WORDS = {
     IDENTICAL: "every pixel equals the baseline's",
-    DISTRIBUTION: "the method keeps the distribution of pictures, not the picture",
+    DISTRIBUTION: "the method keeps the distribution of images, not the image",
     OTHER_SEED: "not compared, because the seeds differ",
     OTHER_MODEL: "not compared, because the models differ",
     OTHER_SIZE: "not compared, because the sizes or batches differ",
@@ -46,7 +46,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Quality:
-    """Distance of a batch of pictures from its baseline's."""
+    """Distance of a batch of images from its baseline's."""
 
     psnr: float | None = None  # in dB, of the mean squared error over the batch; None if they are equal or not compared
     ssim: float | None = None  # at most 1, mean over the batch; None if not compared or a side is below 11 pixels
@@ -72,7 +72,7 @@ class Quality:
     def lines(self) -> list[tuple[str, str]]:
         """(name, value) lines for a cell of a grid."""
         if self.word:
-            return [("picture", self.word)]
+            return [("image", self.word)]
 
         figures = zip(("PSNR", "SSIM"), closeness(self), strict=True)
         return [(name, text) for name, text in figures if text]
@@ -96,7 +96,7 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float | None:
     if min(a.shape[1:3]) < WINDOW:
         return None
 
-    # One channel at a time: a window's products of a picture of 1024 x 1024 pixels take hundreds of megabytes in fp64.
+    # One channel at a time: a window's products of an image of 1024 x 1024 pixels take hundreds of megabytes in fp64.
     values = []
     for x, y in zip(a, b, strict=True):
         for channel in range(x.shape[-1]):
@@ -105,13 +105,13 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float | None:
     return float(np.mean(values))
 
 
-def _channel(picture: np.ndarray, c: int) -> Tensor:
+def _channel(image: np.ndarray, c: int) -> Tensor:
     """One channel of uint8 [H, W, C] as fp64 [1, 1, H, W]."""
-    return torch.from_numpy(picture[..., c].astype(np.float64))[None, None]
+    return torch.from_numpy(image[..., c].astype(np.float64))[None, None]
 
 
 def _ssim(x: Tensor, y: Tensor) -> float:
-    """Equation 13 of the paper at every window of a channel of two pictures [1, 1, H, W], averaged."""
+    """Equation 13 of the paper at every window of a channel of two images [1, 1, H, W], averaged."""
     mean_x = _smooth(x)
     mean_y = _smooth(y)
     variance_x = _smooth(x * x) - mean_x * mean_x
@@ -148,29 +148,29 @@ def _smooth_along(x: Tensor, dim: int) -> Tensor:
     return out
 
 
-def difference(pictures: np.ndarray, baseline: np.ndarray) -> np.ndarray:
+def difference(images: np.ndarray, baseline: np.ndarray) -> np.ndarray:
     """Absolute difference of two uint8 batches of one shape, multiplied by 4 and cut at 255; black is equal."""
-    out = np.empty_like(pictures)
+    out = np.empty_like(images)
 
-    for i, (a, b) in enumerate(zip(pictures, baseline, strict=True)):
+    for i, (a, b) in enumerate(zip(images, baseline, strict=True)):
         out[i] = np.minimum(np.abs(a.astype(np.int16) - b) * GAIN, 255)
 
     return out
 
 
-def measure(pictures: np.ndarray, baseline: np.ndarray, word: str = "") -> Quality:
+def measure(images: np.ndarray, baseline: np.ndarray, word: str = "") -> Quality:
     """Distance of two batches, uint8 [N, H, W, 3].
 
-    ``word`` takes the place of the figures unless the pictures are equal.
+    ``word`` takes the place of the figures unless the images are equal.
     """
-    if pictures.shape != baseline.shape:
+    if images.shape != baseline.shape:
         return Quality(word=OTHER_SIZE)
-    if np.array_equal(pictures, baseline):
+    if np.array_equal(images, baseline):
         return Quality(None, 1.0, IDENTICAL)
     if word:
         return Quality(word=word)
 
-    return Quality(psnr(pictures, baseline), ssim(pictures, baseline))
+    return Quality(psnr(images, baseline), ssim(images, baseline))
 
 
 def closeness(found: Any) -> list[str]:
@@ -193,7 +193,7 @@ def explain_quality(found: Sequence[Quality | None]) -> str:
 
     parts = []
     if any(q.psnr is not None for q in known):
-        parts.append("PSNR and SSIM: closeness to the baseline's picture, higher is closer, SSIM 1 is equal")
+        parts.append("PSNR and SSIM: closeness to the baseline's image, higher is closer, SSIM 1 is equal")
     for word, meaning in WORDS.items():
         if word in words:
             parts.append(f"{word}: {meaning}")

@@ -288,7 +288,7 @@ def against(reports: Sequence[Report | None], baseline: Baseline) -> list[Report
     return [None if i is None else reports[i] for i in indices]
 
 
-# Quality of every run against its baseline's pictures, None where there is none; or () for no such columns.
+# Quality of every run against its baseline's images, None where there is none; or () for no such columns.
 Qualities = Sequence[Quality | None]
 
 # Columns of a table, by their names in CSV.

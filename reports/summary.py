@@ -24,7 +24,7 @@ def one_line(report: Report, baseline: Report | None = None, quality: Quality | 
 
     if quality is not None:
         for name, value in quality.lines():
-            parts.append(value if name == "picture" else f"{name} {value}")
+            parts.append(value if name == "image" else f"{name} {value}")
 
     return ", ".join(part for part in parts if part)
 

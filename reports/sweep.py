@@ -1,7 +1,7 @@
 """A sweep: one sampler over the values of one or two settings and over seeds, one cell a combination.
 
 Cells are written to a folder as they are made, one PNG file a cell with its report in the metadata. A cell's name is a
-digest of all that its picture depends on, so that an interrupted sweep goes on where it stopped and a changed one
+digest of all that its image depends on, so that an interrupted sweep goes on where it stopped and a changed one
 repeats nothing.
 """
 
@@ -96,14 +96,14 @@ class CellStore:
         """The file of a cell."""
         return self.folder / f"{key}.png"
 
-    def write(self, key: str, pictures: np.ndarray, report: Report) -> None:
+    def write(self, key: str, images: np.ndarray, report: Report) -> None:
         """Write a cell: uint8 [N, H, W, 3], one below the other.
 
         Raises:
             UserError: the file cannot be written. It appears complete, or not at all.
         """
-        n, h, w, _ = check_batch(pictures, "pictures").shape
-        column = pictures.reshape(n * h, w, 3)
+        n, h, w, _ = check_batch(images, "images").shape
+        column = images.reshape(n * h, w, 3)
 
         metadata: dict[str, Any] = {}
         add_runs(metadata, described([report]))
@@ -139,7 +139,7 @@ class CellStore:
                 part.unlink(missing_ok=True)
 
     def read(self, key: str) -> tuple[np.ndarray, Report] | None:
-        """Pictures and report of a cell; None if it is missing or damaged, so that it is made again.
+        """Images and report of a cell; None if it is missing or damaged, so that it is made again.
 
         Raises:
             UserError: the file holds a report of another format, which a newer version wrote and this one must not
@@ -185,12 +185,12 @@ class Cell:
     key: str  # name in the store
     report: Report  # without maps
     baseline: Report | None = None  # of the plain sampler with this seed
-    quality: Quality | None = None  # of the pictures against the baseline's
+    quality: Quality | None = None  # of the images against the baseline's
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A finished sweep; its pictures are on disk."""
+    """A finished sweep; its images are on disk."""
 
     title: str  # sampler and the settings that all cells share
     store: CellStore
@@ -273,7 +273,7 @@ def combinations(x: Axis, y: Axis, seeds: Sequence[int]) -> list[tuple[int, int,
 def completed(
     store: CellStore, keys: Sequence[str], make: Callable[[int], tuple[np.ndarray, Report]]
 ) -> Iterator[tuple[int, np.ndarray, Report]]:
-    """Index, pictures and report without maps of every cell in order; one cell is in memory at a time.
+    """Index, images and report without maps of every cell in order; one cell is in memory at a time.
 
     What is on disk under its key is read; the others are made by ``make``, which takes an index, and written.
     """
@@ -284,10 +284,10 @@ def completed(
             continue
 
         store.check(key)
-        pictures, report = make(i)
+        images, report = make(i)
         bare = replace(report, maps={}, similarity=None)
-        store.write(key, pictures, bare)
-        yield i, pictures, bare
+        store.write(key, images, bare)
+        yield i, images, bare
 
 
 _HEAD = ("speed-up", "seconds", "passes", "accepted", "PSNR", "SSIM")

@@ -62,7 +62,7 @@ _LONGEST = 400  # characters of a reason in the table
 # How far from the limit a candidate may be to be run again.
 _MARGINS = {SSIM: 0.1, PSNR: 3.0, ACCEPTANCE: 10.0}
 
-# Samples pictures uint8 [N, H, W, 3] with a choice and a seed.
+# Samples images uint8 [N, H, W, 3] with a choice and a seed.
 Run = Callable[[Choice, int], tuple[np.ndarray, Report]]
 
 
@@ -74,9 +74,9 @@ Run = Callable[[Choice, int], tuple[np.ndarray, Report]]
 class AdviceSettings(Settings):
     """How a calibration is made. Each measure has a limit of its own, because their units differ."""
 
-    measure: str = knob(SSIM, "How the loss is measured. SSIM and PSNR: closeness to the plain sampler's picture with "
+    measure: str = knob(SSIM, "How the loss is measured. SSIM and PSNR: closeness to the plain sampler's image with "
         "the same seed; acceptance: share of drafts kept, where there are drafts; identical: every pixel is equal; "
-        "same distribution: identical, or a lossless method. Identical pictures, and with SSIM and PSNR lossless "
+        "same distribution: identical, or a lossless method. Identical images, and with SSIM and PSNR lossless "
         "methods too, pass whatever the limit.",
         choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS))
     least_ssim: float = knob(0.9, "The least SSIM that is accepted if it is the measure, 0 to 1. Higher is closer to "

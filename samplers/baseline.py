@@ -38,7 +38,7 @@ class Run:
 
     @property
     def exact(self) -> bool:
-        """Whether it gives the plain sampler's picture."""
+        """Whether it gives the plain sampler's image."""
         settings = _settings(self.sampler, self.settings)
         return settings is not None and settings.exact(self.side)
 
@@ -55,7 +55,7 @@ def _settings(sampler: str, values: Mapping[str, Any]) -> Any:
 
 
 def lossless(sampler: str, values: Mapping[str, Any]) -> bool:
-    """Whether a run keeps the distribution of its baseline's pictures but gives other ones."""
+    """Whether a run keeps the distribution of its baseline's images but gives other ones."""
     settings = _settings(sampler, values)
     return settings is not None and settings.lossless()
 
@@ -95,7 +95,7 @@ def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
 
 
 def qualities(
-    pictures: Sequence[np.ndarray], reports: Sequence[Report | None], baseline: Baseline
+    images: Sequence[np.ndarray], reports: Sequence[Report | None], baseline: Baseline
 ) -> list[Quality | None]:
     """Quality of every cell, a uint8 batch [N, H, W, 3], against its baseline; None for baselines and for cells without
     one.
@@ -105,15 +105,15 @@ def qualities(
     Raises:
         UserError: a cell is not a uint8 batch.
     """
-    bases = [baseline] * len(pictures) if isinstance(baseline, int) else baseline
+    bases = [baseline] * len(images) if isinstance(baseline, int) else baseline
     out: list[Quality | None] = []
     for i, (base, report, other) in enumerate(zip(bases, reports, against(reports, bases), strict=True)):
         if base is None or base == i:
             out.append(None)
             continue
 
-        own = check_batch(pictures[i], f"picture {i + 1}")
-        first = check_batch(pictures[base], f"picture {base + 1}")
+        own = check_batch(images[i], f"image {i + 1}")
+        first = check_batch(images[base], f"image {base + 1}")
         out.append(measure(own, first, _word(report, other)))
     return out
 

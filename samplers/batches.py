@@ -109,7 +109,7 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int, net: 
         if len(part) == 1:
             raise UserError(
                 "memory: there is too little for a single image; choose a dtype of half the size (bf16 or fp16) where "
-                "the loader offers it, a smaller model or picture, or unload other models."
+                "the loader offers it, a smaller model or image, or unload other models."
             )
         size = (len(part) + 1) // 2
         logging.getLogger(__name__).warning(

@@ -22,7 +22,7 @@ LARGEST_LATENT = 10_000
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """A picture to start from, and the part to sample again."""
+    """An image to start from, and the part to sample again."""
 
     start: Tensor  # decoder latents [1 or B, C, H, W], any float dtype; for a token sampler codes int64 [1 or B, G, G]
     mask: Tensor  # [1 or B, h, w] of any size, 0..1; a token is sampled again if any mask value over it is above 0.5
@@ -50,7 +50,7 @@ class Edit:
             if not bool(x.isfinite().all()):
                 raise UserError(f"{name}: it holds numbers that are not finite; make it again.")
 
-        # Max pooling: a mask of picture size covers every token it touches.
+        # Max pooling: a mask of image size covers every token it touches.
         tokens = F.adaptive_max_pool2d(mask.to(device, torch.float32)[:, None], grid)[:, 0] > 0.5
         if not bool(tokens.flatten(1).any(1).all()):
             raise UserError("mask: it is empty; paint over the part to sample again.")

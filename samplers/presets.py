@@ -1,6 +1,6 @@
 """Presets of the accelerators: *exact*, *balanced* and *fast* settings, for the demo and for full-size models.
 
-The demo's values come from its tables (docs/benchmarks.md), except MuLo-SD's, which come from a sweep of 100 pictures
+The demo's values come from its tables (docs/benchmarks.md), except MuLo-SD's, which come from a sweep of 100 images
 with an earlier target. Full-size values come from the papers, which measured MAR-B, L and H and LlamaGen-XL. MuLo-SD
 publishes no values, so its full-size presets set the share of accepted drafts, which does not depend on the model; on
 the demo a low tau did better. PAR has no presets: its groups are fixed by training. A preset sets the accelerator's

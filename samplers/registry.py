@@ -70,7 +70,7 @@ class Entry:
     name: str  # its command-line name
     title: str
     # run(model, condition, settings, noise) returns the generator; noise is PairedNoise in the masked families
-    # and PairedDraws in the others. All but MuLo-SD also take edit, part of a picture to sample again.
+    # and PairedDraws in the others. All but MuLo-SD also take edit, part of an image to sample again.
     run: Callable[..., Sampler | TokenSampler]
     settings: type[MARBase] | type[TokenSettings]
     families: tuple[str, ...]  # its model families, keys of FAMILIES; reports are compared with those of the first

@@ -47,16 +47,16 @@ class Settings:
 
 
 class Guarantees(Settings):
-    """Settings of a sampler and what they promise about the pictures; every part of a combination adds its own
+    """Settings of a sampler and what they promise about the images; every part of a combination adds its own
     condition.
     """
 
     def exact(self, side: int) -> bool:
-        """Whether the pictures are the plain sampler's, up to rounding in fp32. ``side``: of the token grid."""
+        """Whether the images are the plain sampler's, up to rounding in fp32. ``side``: of the token grid."""
         return True
 
     def lossless(self) -> bool:
-        """Whether the pictures are others than the plain sampler's, with exactly the same distribution."""
+        """Whether the images are others than the plain sampler's, with exactly the same distribution."""
         return False
 
 
@@ -86,7 +86,7 @@ def named(kind: type, values: Mapping[str, Any], all: bool = False) -> str:
             continue  # the model's own
         if all or not about.advanced or values[name] != default:
             value = shown(values[name])
-            word = name.replace("ar_", "AR_").replace("_", " ")
+            word = "AR steps" if name == "steps" else name.replace("_", " ")
             words.append(f"{value} {word}" if word.endswith(" steps") else f"{word} {value}")
     return ", ".join(words)
 

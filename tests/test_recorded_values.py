@@ -1,4 +1,4 @@
-"""Values that pictures, saved graphs and reports of earlier versions depend on, recorded.
+"""Values that images, saved graphs and reports of earlier versions depend on, recorded.
 
 ``python tests/test_recorded_values.py`` writes them again, if a change is intended.
 """
@@ -70,7 +70,7 @@ def samplers() -> dict[str, Any]:
 
 
 def random_numbers() -> dict[str, Any]:
-    """First numbers of every generator, rounded: pictures of a seed depend on them."""
+    """First numbers of every generator, rounded: images of a seed depend on them."""
     noise, draws = PairedNoise(7, (0, 3)), PairedDraws(7, (0, 3))
     rng = CounterRNG(row_keys(noise, "x", 2)[0])
     cells = torch.tensor([0, 5])

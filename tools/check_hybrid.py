@@ -1,5 +1,5 @@
 """Compare downloaded weights of Harmon or UniPic with what is
-known of the official models, and draw one picture by plain MAR.
+known of the official models, and draw one image by plain MAR.
 
 A line each: the shapes, the largest beta, whether all weights are finite, the ids of prompts, the std of the drawn
 tokens. The exit code is 1 if one differs.
@@ -27,7 +27,7 @@ RECORDED = {
 }
 _BEFORE, _AFTER = [151_644, 872, 198, 31115, 458, 2168, 25], [151_645, 198, 151_644, 77091, 198]
 _UNCONDITIONAL = [*_BEFORE[:-1], 13, *_AFTER]
-# Std of the tokens of a picture, whose latents were scaled to one.
+# Std of the tokens of an image, whose latents were scaled to one.
 _STD = (0.5, 2.0)
 
 

@@ -26,7 +26,7 @@ class PictureBookJudge:
         self._real: dict[tuple[int, int], np.ndarray] = {}
 
     def judges(self, size: tuple[int, int], labels: np.ndarray) -> bool:
-        """Whether pictures of that height and width with these labels
+        """Whether images of that height and width with these labels
         are of the picture book: squares of 64 pixels or a multiple.
         """
         square = size[0] == size[1] and size[0] % RESOLUTION == 0
@@ -40,7 +40,7 @@ class PictureBookJudge:
         return features, {f"judge-{name}": flags for name, flags in found.items()}
 
     def reference(self, images: int, side: int) -> np.ndarray:
-        """Features [images, 64] of real pictures of all classes in turn."""
+        """Features [images, 64] of real images of all classes in turn."""
         if (images, side) not in self._real:
             labels = np.arange(images) % len(picture_book.LABELS)
             rgb, _ = picture_book.render(picture_book.scenes(SEED, images, labels=labels), side)

@@ -1,7 +1,7 @@
-"""Draw the icon and the pictures of the help pages: ``python -m fastar_nodes.tools.pictures [NAME ...]``.
+"""Draw the icon and the images of the help pages: ``python -m fastar_nodes.tools.pictures [NAME ...]``.
 
-Samplers are drawn by the demo on fixed seeds, without seconds, so that a picture changes only if a sampler does.
-Pictures of other nodes are the thumbnails of the templates that show them, smaller.
+Samplers are drawn by the demo on fixed seeds, without seconds, so that an image changes only if a sampler does.
+Images of other nodes are the thumbnails of the templates that show them, smaller.
 """
 
 import argparse
@@ -47,7 +47,7 @@ TEMPLATES = {
 
 
 def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str]) -> np.ndarray:
-    """The pictures of samplers side by side, and token maps of the last one; uint8 [H, W, 3]."""
+    """The images of samplers side by side, and token maps of the last one; uint8 [H, W, 3]."""
     parser = argparse.ArgumentParser()
     compare.arguments(parser)
     words = ["--samplers", samplers, "--label", "cat", "--device", "cpu"]
@@ -86,7 +86,7 @@ def icon(side: int = 256) -> Image.Image:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m fastar_nodes.tools.pictures", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m fastar_nodes.tools.images", description=__doc__)
     both = [*PAGES, *TEMPLATES]
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"icon, or a page; default all: {', '.join(both)}")
     names = parser.parse_args(argv).names or ["icon", *both]
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
             picture.save(FOLDER / f"{name}.jpg", quality=QUALITY, optimize=True)
         else:
-            parser.error(f"there is no picture {name}")
+            parser.error(f"there is no image {name}")
         print(name, flush=True)
 
     return 0

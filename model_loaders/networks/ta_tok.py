@@ -111,7 +111,7 @@ class TATokConfig:
         side = math.isqrt(rows)
         input_size = input_size or (384 if (patch, side) == (14, 27) else patch * side)
         if side < 1 or side**2 != rows or patch < 1 or input_size // patch != side:
-            raise ValueError(f"{rows} positions of {patch} pixels do not fit pictures of {input_size}")
+            raise ValueError(f"{rows} positions of {patch} pixels do not fit images of {input_size}")
 
         heads = heads or ENCODER_HEADS.get(self.width, self.width // 64)
         if heads < 1 or self.width % heads:
@@ -354,10 +354,10 @@ class TATokModel:
         c = self.net.config
         if not c.encoder_depth:
             raise UserError(
-                f"ta_tok: {self.name} holds no picture encoder, only the side of the codes; load a whole one."
+                f"ta_tok: {self.name} holds no image encoder, only the side of the codes; load a whole one."
             )
         if images.ndim != 4 or images.shape[1] != 3 or not images.numel():
-            raise UserError(f"image: pictures have 3 channels, not a shape of {'x'.join(map(str, images.shape))}.")
+            raise UserError(f"image: images have 3 channels, not a shape of {'x'.join(map(str, images.shape))}.")
         if not 1 <= pool <= c.side:
             raise UserError(f"detail: {pool} does not divide a grid of {c.side} x {c.side} codes.")
 

@@ -40,7 +40,7 @@ class HeadBatch:
     cfg: Tensor  # guidance scale fp32 [N, 1]
     x: Tensor  # state before the first step, fp32 [N, channels]: noise, unless the sampler has made the first step
     # Step noise fp32 [T, N, channels], highest timestep first; the last step uses none. Step k of a table of S <= T
-    # steps takes entry k T // S, so that pictures of fewer steps stay comparable.
+    # steps takes entry k T // S, so that images of fewer steps stay comparable.
     noise: Tensor
     table: Tables
     draft: Tensor | None = None  # x' fp32 [N, channels], which the mean is pulled to; None for none

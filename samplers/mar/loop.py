@@ -62,7 +62,7 @@ class Plan:
     """
 
     steps: int  # AR steps
-    tokens: int  # of a picture
+    tokens: int  # of an image
     # Of each AR step: positions decided before and after it, and in it (the same for all images), and guidance scale.
     starts: list[int]
     ends: list[int]

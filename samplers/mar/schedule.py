@@ -22,7 +22,7 @@ def masked_after(tokens: int, steps: int) -> list[int]:
         UserError: more steps than tokens, or none.
     """
     if not 1 <= steps <= tokens:
-        raise UserError(f"steps: {steps} is outside 1 to {tokens}, the tokens of the picture.")
+        raise UserError(f"steps: {steps} is outside 1 to {tokens}, the tokens of the image.")
 
     left = tokens
     out = []

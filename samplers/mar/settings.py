@@ -14,8 +14,8 @@ from ..settings import Guarantees, knob
 class MARBase(Guarantees):
     """Settings of all MAR samplers (Li et al. 2024)."""
 
-    steps: int = knob(64, "How many AR steps decide the picture's tokens; more is slower and finer. Usual: 64 for "
-        "full-size models, 16 to 64 for the demo; never more than the picture has tokens.", low=1, high=4096, step=1,
+    steps: int = knob(64, "How many AR steps decide the image's tokens; more is slower and finer. Usual: 64 for "
+        "full-size models, 16 to 64 for the demo; never more than the image has tokens.", low=1, high=4096, step=1,
         symbol="num_iter")
     diffusion_steps: int = knob(100, "Denoising steps of every token; more is slower and cleaner. Usual: 100. Below "
         "about 30 use t_max 950.", low=1, high=1000, step=1, symbol="T")
@@ -61,7 +61,7 @@ class MARSettings(DiSASettings):
 
     speculation: int = knob(0, "Diffusion steps drafted at a time with a stale prediction and verified in one "
         "evaluation of the head. Higher means fewer but larger evaluations, faster where a device waits. The "
-        "distribution of pictures stays exactly MAR's. Usual: 8. 0 is off.", low=0, high=64, step=1, symbol="L",
+        "distribution of images stays exactly MAR's. Usual: 8. 0 is off.", low=0, high=64, step=1, symbol="L",
         advanced=True)
 
     def exact(self, side: int) -> bool:
@@ -93,7 +93,7 @@ class FastHybridSettings(DiSASettings):
     accepted: str = knob("refine", "What becomes of an accepted draft. refine: guided diffusion (the paper's RG); "
         "keep: it is the token (the paper's R: faster, texture artefacts).", choices=("refine", "keep"), advanced=True)
     lookahead_start: int = knob(0, "AR steps before the first lookahead; they are plain MAR's. The first tokens decide "
-        "the picture's content, so a few of them keep it MAR's own: slower and closer to MAR. Usual: an eighth to a "
+        "the image's content, so a few of them keep it MAR's own: slower and closer to MAR. Usual: an eighth to a "
         "third of the AR steps. 0, as in the paper, drafts from the start.", low=0, high=4096, step=1, unit="AR steps",
         advanced=True)
 
@@ -109,11 +109,11 @@ class CacheSettings(Guarantees):
         "most of it. Higher is faster and less exact. Usual: 9 for 64 AR steps, 5 for 32 (the paper's). 1 keeps "
         "nothing, in the diffusion head neither: plain MAR, exactly.", low=1, high=4096, step=1, symbol="tau",
         unit="AR steps")
-    start_step: int = knob(5, "AR steps whose transformer is computed in full at the beginning, where the picture's "
+    start_step: int = knob(5, "AR steps whose transformer is computed in full at the beginning, where the image's "
         "content is decided; head_cache works from the first step on. Higher is slower and more exact. Usual: 5 for 64 "
         "AR steps, 4 for 32 (the paper's).", low=0, high=4096, step=1, unit="AR steps")
     computed_ratio: float = knob(0.05, "Share of the decoder's rows that the token cache still computes at the end of "
-        "the picture; it falls from all of them along the reference's curve. Lower is faster and less exact. Usual: "
+        "the image; it falls from all of them along the reference's curve. Lower is faster and less exact. Usual: "
         "0.05. 1 computes every row.",
         low=0.0, high=1.0, step=0.01)
     condition_cache: bool = knob(True, "Compute only the class's branch of guidance and add the difference to the null "
@@ -159,7 +159,7 @@ class CSpDSettings(MARBase):
     prefill_ratio: float = knob(0.15, "Share of the AR steps that the target makes alone at the beginning, where "
         "drafts are worst; higher is slower and closer to the target. Usual: 0.05 to 0.15. The first AR step always is "
         "the target's; at 1 all are: plain MAR, exactly.", low=0.0, high=1.0, step=0.01)
-    mode: str = knob("lossless", "lossless: the pictures' distribution is exactly the target's, whatever the draft. "
+    mode: str = knob("lossless", "lossless: the images' distribution is exactly the target's, whatever the draft. "
         "published: approximate, the published code's rule, which keeps most of what a draft makes.",
         choices=("lossless", "published"))
     inner_temperature: float = knob(42.0, "published: widens the last diffusion step's densities that a draft is "

@@ -56,7 +56,7 @@ class TokenSettings(Guarantees):
     cfg_interval: int | None = knob(
         None,
         "Guidance ends after this many decoding steps, which saves half the work from there on. Usual: as many as "
-        "the picture has tokens, or more: guidance to the end. PAR and ZipAR count anew after their sequential start, "
+        "the image has tokens, or more: guidance to the end. PAR and ZipAR count anew after their sequential start, "
         "as published.",
         low=0,
         high=65536,
@@ -72,7 +72,7 @@ def guides(settings: TokenSettings) -> bool:
     return settings.cfg is not None and settings.cfg > 1
 
 
-_EXACT = "In fp32 the same picture token for token; in half precision another picture of the same distribution."
+_EXACT = "In fp32 the same image token for token; in half precision another image of the same distribution."
 
 
 def _window(usual: str, what: str = "Passes") -> Any:
@@ -81,9 +81,9 @@ def _window(usual: str, what: str = "Passes") -> Any:
 
 
 _SIDE = (
-    "Usual: the picture's side in tokens (16 for 256 pixels), twice that for a single picture on a GPU. 0 is one pass "
+    "Usual: the image's side in tokens (16 for 256 pixels), twice that for a single image on a GPU. 0 is one pass "
     "after another, "
-    "about as fast on a CPU from 4 pictures on."
+    "about as fast on a CPU from 4 images on."
 )
 
 
@@ -101,7 +101,7 @@ TRAINED = "from checkpoint"
 
 @dataclass(frozen=True)
 class PARSettings(TokenSettings):
-    """PAR (CVPR 2025): one token per region of the picture in parallel."""
+    """PAR (CVPR 2025): one token per region of the image in parallel."""
 
     grouping: str = knob(
         TRAINED,
@@ -112,7 +112,7 @@ class PARSettings(TokenSettings):
     )
     sequential_start: bool = knob(
         True,
-        "Decide the first token of every region one after another, so that the regions agree on the picture. Off "
+        "Decide the first token of every region one after another, so that the regions agree on the image. Off "
         "is the paper's ablation: all of them at once.",
         advanced=True,
     )
@@ -162,11 +162,11 @@ DETAILS = ("729", "169", "81")
 
 @dataclass(frozen=True)
 class TarPromptSettings(Settings):
-    """Tar (Han et al. 2025): from a prompt to the semantic codes of a picture."""
+    """Tar (Han et al. 2025): from a prompt to the semantic codes of an image."""
 
     detail: str = knob(
         "729",
-        "Number of semantic codes that describe the picture; fewer is faster and vaguer. Usual: 729, on which Tar "
+        "Number of semantic codes that describe the image; fewer is faster and vaguer. Usual: 729, on which Tar "
         "was trained most. A model with another grid has its own three numbers in their place.",
         choices=DETAILS,
         symbol="scale",
@@ -223,7 +223,7 @@ PUBLISHED_CODES = 16384
 
 @dataclass(frozen=True)
 class MuLoSDSettings(TokenSettings):
-    """MuLo-SD (CVPR 2026): drafted small, verified large, repaired locally. Lossy: pictures differ from the target's
+    """MuLo-SD (CVPR 2026): drafted small, verified large, repaired locally. Lossy: images differ from the target's
     own.
     """
 
@@ -231,7 +231,7 @@ class MuLoSDSettings(TokenSettings):
         0.3,
         "Least probability, pooled over similar codes, of a drafted token that is kept; higher draws more tokens "
         "again, slower and closer to the target. No value is published, and it depends on the models. Above 1 "
-        "everything is drawn again: with resample_window 0 exactly the target's own picture. At 0 the enlarged "
+        "everything is drawn again: with resample_window 0 exactly the target's own image. At 0 the enlarged "
         "draft is kept as it is.",
         low=0.0,
         high=1.01,
@@ -250,7 +250,7 @@ class MuLoSDSettings(TokenSettings):
     )
     acceptance_target: float = knob(
         0.0,
-        "Share of the drafted tokens to keep: tau is then chosen for every picture so that this many pass. Higher "
+        "Share of the drafted tokens to keep: tau is then chosen for every image so that this many pass. Higher "
         "is faster. Usual: 0.6 to 0.9. 0 leaves it to tau.",
         low=0.0,
         high=1.0,
@@ -273,7 +273,7 @@ class MuLoSDSettings(TokenSettings):
         None,
         "Rows that the draft model writes before they are verified; then what was verified is made small again "
         "and it goes on from there. Fewer is slower, and the draft sees more of the target's work. Usual: all the "
-        "rows of the draft or more, the whole picture at once (the paper's).",
+        "rows of the draft or more, the whole image at once (the paper's).",
         low=1,
         high=256,
         step=1,

@@ -1,7 +1,7 @@
-"""The number of the algorithms: pictures and counts of every sampler, recorded for the present one.
+"""The number of the algorithms: images and counts of every sampler, recorded for the present one.
 
 After an intended change raise ``ALGORITHM`` in samplers/registry.py and run ``python
-tests/bench/test_algorithm.py``, which records them anew. Pictures may differ from
+tests/bench/test_algorithm.py``, which records them anew. Images may differ from
 the recorded ones by rounding, because processors and versions of PyTorch do.
 """
 
@@ -48,7 +48,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def drawn(folder: Path) -> dict[str, tuple[np.ndarray, dict[str, int]]]:
-    """Two pictures of every sampler on tiny models, and the counts."""
+    """Two images of every sampler on tiny models, and the counts."""
     files = write_files(folder)
     small = {MAR: write_mar(folder / "draft.safetensors", 9), LLAMAGEN: write_gpt(folder / "low.safetensors", 4)}
     par = write_gpt(folder / "par.safetensors", 5, 8, replace(GPT_SIZE, special=3))
@@ -67,7 +67,7 @@ def drawn(folder: Path) -> dict[str, tuple[np.ndarray, dict[str, int]]]:
 
 
 def near(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether pictures differ by rounding only: a token of another value at most."""
+    """Whether images differ by rounding only: a token of another value at most."""
     return a.shape == b.shape and float((np.abs(a.astype(int) - b) <= 2).mean()) > 0.9
 
 
@@ -83,7 +83,7 @@ def test_all_samplers_are_recorded():
 @pytest.mark.parametrize("name", SETTINGS)
 def test_pictures_and_counts_are_those_of_the_number(found, name):
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
-    assert recorded["algorithm"] == ALGORITHM, "record the pictures of the new number"
+    assert recorded["algorithm"] == ALGORITHM, "record the images of the new number"
     pictures, counts = found[name]
     expected = recorded["samplers"][name]
     before = np.frombuffer(base64.b64decode(expected["pictures"]), np.uint8).reshape(expected["shape"])

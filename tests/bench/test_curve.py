@@ -44,7 +44,7 @@ def test_speed_is_measured_and_calls_are_counted(store, tmp_path):
 
 @pytest.mark.parametrize("measure", ["psnr", "ssim", "identical"])
 def test_the_plain_sampler_equals_itself(store, measure):
-    """A cell that is slower than it is not on the front, however close its pictures are."""
+    """A cell that is slower than it is not on the front, however close its images are."""
     found = curve(store, measure)
     plain = next(p for p in found.points if p.cell.id == "mar-0")
     assert plain.result.word == "identical" and not plain.front, "an equal and faster cell is on the front"

@@ -212,7 +212,7 @@ def test_the_table_shows_figures_with_intervals_and_words(store):
 
 
 def test_what_cannot_be_measured_is_refused_before_a_picture_is_read(store, reference, tmp_path, monkeypatch):
-    monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no picture should be read"))
+    monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no image should be read"))
     wrong = dataclasses.replace(reference, pictures=np.zeros((4, 32, 16, 3), np.uint8))
     with pytest.raises(UserError, match="^reference: "):
         evaluate(store, ["fid"], means(extractor=COLOUR, reference=wrong))
@@ -333,7 +333,7 @@ def test_results_that_cannot_be_added_are_still_returned(store, monkeypatch):
 
 
 def test_a_folder_that_is_not_writable_is_refused_before_a_picture_is_read(store, monkeypatch):
-    monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no picture should be read"))
+    monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no image should be read"))
 
     def read_only(self, content):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

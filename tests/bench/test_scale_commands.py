@@ -54,7 +54,7 @@ def test_features_of_a_function_against_a_reference(sweep, cli, tmp_path, colour
 
 
 def test_evaluate_refuses_bad_input_before_any_work(sweep, cli, sentence, tmp_path, monkeypatch, colour):
-    monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no picture should be read"))
+    monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no image should be read"))
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
     np.savez(tmp_path / "large.npz", arr_0=np.zeros((50, 32, 32, 3), np.uint8))
     assert "nowhere" in sentence(cli("evaluate", "nowhere"))

@@ -82,11 +82,11 @@ CASES = {
     "a cell of absurd size": (lambda f: edit(f, "cells/mar-0/cell.json", size=[10**9, 10**9]), "cell.json .* damaged"),
     "an absurd batch": (lambda f: edit(f, "manifest.json", batch=10**18), "manifest.json .* damaged"),
     "images that are not there": (many_claims, "holds no finished shard yet"),
-    "pictures that are a FIFO": (lambda f: os.mkfifo(replaced(f, f"{SHARD}.npz")), "npz .* is no file"),
-    "pictures that are a folder": (lambda f: replaced(f, f"{SHARD}.npz").mkdir(), "npz .* is no file"),
-    "pictures of 40 GB": (lambda f: sparse(f / f"{SHARD}.npz"), "npz .* has 42,949,672,960 bytes"),
-    "pictures elsewhere": (lambda f: out_of(f, f"{SHARD}.npz"), "npz leads out"),
-    "pictures that are encrypted": (lambda f: encrypted(f / f"{SHARD}.npz"), "npz .* damaged"),
+    "images that are a FIFO": (lambda f: os.mkfifo(replaced(f, f"{SHARD}.npz")), "npz .* is no file"),
+    "images that are a folder": (lambda f: replaced(f, f"{SHARD}.npz").mkdir(), "npz .* is no file"),
+    "images of 40 GB": (lambda f: sparse(f / f"{SHARD}.npz"), "npz .* has 42,949,672,960 bytes"),
+    "images elsewhere": (lambda f: out_of(f, f"{SHARD}.npz"), "npz leads out"),
+    "images that are encrypted": (lambda f: encrypted(f / f"{SHARD}.npz"), "npz .* damaged"),
 }
 MANIFESTS = [{"format": 99}, {"cells": None}, {"cells": [7]}, {"cells": []}, {"batch": 0}, {"batch": True}]
 MANIFESTS += [{"cells": ["mar-0"] * 100_000}]

@@ -1,4 +1,4 @@
-"""The folder of a sweep: what is complete is read, what is not is not, damage is found, and pictures are exported."""
+"""The folder of a sweep: what is complete is read, what is not is not, damage is found, and images are exported."""
 
 import errno
 import io

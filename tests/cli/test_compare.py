@@ -1,4 +1,4 @@
-"""compare, end to end on random weights of every family: pictures, numbers, mistakes."""
+"""compare, end to end on random weights of every family: images, numbers, mistakes."""
 
 import json
 from dataclasses import replace
@@ -52,7 +52,7 @@ def runs(path="c.json") -> list[dict]:
 
 
 def cells(path="compare.png") -> tuple[np.ndarray, np.ndarray]:
-    """The insides of the two pictures of a grid."""
+    """The insides of the two images of a grid."""
     picture = np.asarray(Image.open(path)).astype(int)
     step = picture.shape[1] // 2 - 10
     return picture[100:380, 40:340], picture[100:380, 40 + step : 340 + step]
@@ -215,7 +215,7 @@ BAD = {
     ("mar", "seed"): ["--seed -1", "--seed many"],
     ("mar", "batch"): ["--batch 0"],
     ("mar", "device"): ["--device abacus"],
-    ("mar", "out"): ["--out picture.docx"],
+    ("mar", "out"): ["--out image.docx"],
     ("mar", "json"): ["--json numbers.txt"],
     ("mar", "decoder"): ["--decoder nosuch.safetensors"],
     ("mar", "checkpoint"): ["--model nosuch", "--model {kl}"],

@@ -21,7 +21,7 @@ from fastar_nodes.tools import check_hybrid
 
 pytestmark = pytest.mark.slow
 
-# TFLOP of a picture in the authors' code, as computed for the specification by hand.
+# TFLOP of an image in the authors' code, as computed for the specification by hand.
 PUBLISHED = {"Harmon-0.5B": 95, "Harmon-1.5B": 380, "UniPic-1.5B": 934}
 TINY = ((24, 2, 4, 2, 32), (16, 1, 1, 16), 4, 4, 0.999, 4)
 

@@ -227,7 +227,7 @@ REMEDIES = [
     (f"compare {MAR} --samplers mar --label dragon", "picture-book has the ids 0 to 9 (sunset",
      f"compare {MAR} --samplers mar --label sunset"),
     (f"compare {MAR} --samplers mar --device abacus", "there is cpu", f"compare {MAR} --samplers mar --device cpu"),
-    (f"compare {MAR} --samplers mar --out picture.docx", "should end in .png",
+    (f"compare {MAR} --samplers mar --out image.docx", "should end in .png",
      f"compare {MAR} --samplers mar --out picture.png"),
     (f"compare {MAR} --samplers mar --json picture.png", "should end in .json",
      f"compare {MAR} --samplers mar --json c.json"),

@@ -35,7 +35,7 @@ def info(comfy: Comfy) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where screenshots and pictures are kept: $FASTAR_ARTIFACTS, or a temporary folder."""
+    """Where screenshots and images are kept: $FASTAR_ARTIFACTS, or a temporary folder."""
     named = os.environ.get("FASTAR_ARTIFACTS")
     folder = Path(named).resolve() if named else tmp_path_factory.mktemp("artifacts")
     folder.mkdir(parents=True, exist_ok=True)

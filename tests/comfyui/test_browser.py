@@ -120,7 +120,7 @@ def _outside(page: Any) -> list[str]:
     ]
 
 
-# Width on the screen of the picture that a node shows. The classic renderer draws none larger than it is.
+# Width on the screen of the image that a node shows. The classic renderer draws none larger than it is.
 DRAWN = """id => {
     const fit = (box, image) => Math.min(box[0], box[1] * image.naturalWidth / image.naturalHeight)
     const image = document.querySelector(`[data-node-id="${id}"] img`), about = image?.getBoundingClientRect()
@@ -132,7 +132,7 @@ DRAWN = """id => {
 
 
 def _show_all(page: Any) -> None:
-    """A window as large as the graph: text is not drawn when one zooms out, so the picture grows instead."""
+    """A window as large as the graph: text is not drawn when one zooms out, so the image grows instead."""
     scale, x, y = page.evaluate("[app.canvas.ds.scale, ...app.canvas.ds.offset]")
     boxes = page.evaluate(BOXES)
     right, bottom = (max(b[at] + b[size] for b in boxes) for at, size in (("x", "w"), ("y", "h")))
@@ -185,7 +185,7 @@ def test_workflow_opens_and_runs(comfy, editor, info, name, artifacts):
     _show_all(editor)
     editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}.png"))
     _no_complaint(editor)
-    assert _overlaps(editor.evaluate(BOXES)) == [], "nodes grew into each other when their pictures came"
+    assert _overlaps(editor.evaluate(BOXES)) == [], "nodes grew into each other when their images came"
 
     saved = [out for key, out in entry["outputs"].items() if nodes[key] in ("SaveImage", "FastARTimeLapse")]
     grid = max((comfy.picture(out["images"][0]) for out in saved), key=lambda picture: picture.width)
@@ -392,9 +392,9 @@ GROWS = """async steps => {
     for (const step of steps) {
         const sockets = [at(`image_${step.slice(1)}`), at(`report_${step.slice(1)}`)]
         if (step[0] === '+') {
-            const picture = LiteGraph.createNode('EmptyImage')
-            app.graph.add(picture)
-            picture.connect(0, compare, sockets[0]); sampler.connect(1, compare, sockets[1])
+            const image = LiteGraph.createNode('EmptyImage')
+            app.graph.add(image)
+            image.connect(0, compare, sockets[0]); sampler.connect(1, compare, sockets[1])
         } else compare.disconnectInput(sockets[0])
         await settle()
         shown.push(compare.inputs.filter(i => !i.widget).map(i => i.name + (i.link == null ? '' : '*')).join(' '))

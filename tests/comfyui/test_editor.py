@@ -1,4 +1,4 @@
-"""What users do in ComfyUI's editor beside opening and running a graph: drop saved pictures, switch the language."""
+"""What users do in ComfyUI's editor beside opening and running a graph: drop saved images, switch the language."""
 
 import base64
 import json
@@ -58,7 +58,7 @@ def test_a_saved_picture_is_dropped_on_load_report(comfy, editor, artifacts):
     at = editor.evaluate(REPORT)
     editor.wait_for_timeout(1500)
     drop(editor, saved, at)
-    assert editor.evaluate("app.graph._nodes.length") == 2, "the picture was opened as a workflow"
+    assert editor.evaluate("app.graph._nodes.length") == 2, "the image was opened as a workflow"
     assert editor.evaluate(WIDGETS, "FastARLoadReport")["image"].endswith(saved.name)
     entry = _run(comfy, editor)
     assert not comfy.failure(entry)
@@ -82,7 +82,7 @@ SELECT = """([type, selected]) => {
 }"""
 
 
-# Text, and width of the pictures, of what the button "Info" of a selected node opens.
+# Text, and width of the images, of what the button "Info" of a selected node opens.
 SHOWN = """() => {
     const box = document.querySelector('.node-help-content')
     if (!box) return box

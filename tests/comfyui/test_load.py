@@ -121,7 +121,7 @@ def footprint(comfy: Comfy) -> tuple[float, int, int]:
 
 
 def leftovers(comfy: Comfy) -> set[str]:
-    """Files below the server's folder, pictures and its log aside."""
+    """Files below the server's folder, images and its log aside."""
     kept = ("output", "temp", "server.log")
     found = (p.relative_to(comfy.base) for p in comfy.base.rglob("*") if not p.is_symlink() and p.is_file())
     return {str(p) for p in found if p.parts[0] not in kept and "custom_nodes" not in p.parts}

@@ -137,8 +137,8 @@ for key, (kind, _links) in NODES.items():
         BEFORE[f"{key}.{name} wrong wire"] = (key, {name: WIRES.get(type_, MAR)}, name)
         if need == "required":
             BEFORE[f"{key}.{name} muted"] = (key, {name: None}, name)
-BEFORE["a picture without its sampler"] = ("see", {"samples": None}, "samples")
-BEFORE["a picture without its decoder"] = ("see", {"vae": None}, "vae")
+BEFORE["an image without its sampler"] = ("see", {"samples": None}, "samples")
+BEFORE["an image without its decoder"] = ("see", {"vae": None}, "vae")
 BEFORE["a prompt for a MAR"] = ("plain", {"condition": ["text", 0]}, "condition")
 BEFORE["codes for FastHybrid"] = ("hybrid", {"condition": ["seen", 0]}, "condition")
 
@@ -168,7 +168,7 @@ def test_rejected_before_the_run_and_only_what_is_wrong_is_blamed(comfy, info, n
 
 AT_RUN_TIME: dict[str, Case] = {
     "not a number": ("plain", {"cfg": float("nan")}, "cfg"),
-    "another model's picture": ("plain", {"latent_image": ["empty", 0], "mask": ["mask", 0]}, "latent_image"),
+    "another model's image": ("plain", {"latent_image": ["empty", 0], "mask": ["mask", 0]}, "latent_image"),
     "a word for a model": ("plain", {"model": "mar"}, "model"),
     "a dictionary for a report": ("compare", {"report_1": {"a": 1}}, "report_1"),
     "a word for an image": ("compare", {"image_1": "cat.png"}, "image_1"),
@@ -183,7 +183,7 @@ AT_RUN_TIME: dict[str, Case] = {
     "a MAR's latent on a token decoder": ("see", {"vae": ["gpt", 1]}, "samples"),
     "a token latent on a MAR's decoder": ("see", {"samples": ["serial", 0]}, "samples"),
     "latents of another size": ("see", {"samples": ["empty", 0]}, "samples"),
-    "a map of other pictures": ("map", {"image": ["three", 0]}, "image"),
+    "a map of other images": ("map", {"image": ["three", 0]}, "image"),
 }
 
 

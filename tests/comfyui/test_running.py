@@ -29,7 +29,7 @@ def test_every_shared_workflow_runs(comfy, info, name):
     for key, node in list(prompt.items()):  # the same graph, in seconds
         node["inputs"].update({k: 8 for k in ("steps", "diffusion_steps") if k in node["inputs"]})
         node["inputs"].update(FEW.get(node["class_type"], {}))
-        if node["class_type"] == "VAEDecode":  # every sampler's own picture
+        if node["class_type"] == "VAEDecode":  # every sampler's own image
             prompt[f"see {key}"] = {"class_type": "PreviewImage", "inputs": {"images": [key, 0]}}
     outputs = comfy.run(prompt)
     shown = [image for output in outputs.values() for image in output.get("images", [])]
@@ -70,12 +70,12 @@ def test_pictures_are_decoded_and_the_same_for_the_same_seed(comfy):
     other = comfy.run(graph(n3={"seed": 8}, n9=save))["9"]["images"]
     a, b, c, d = (np.asarray(comfy.picture(images[0])) for images in (first, again, fresh, other))
     assert len(first) == 2 and a.shape == (64, 64, 3) and a.std() > 5
-    assert np.array_equal(a, b) and np.array_equal(a, c), "unloading changed the picture"
+    assert np.array_equal(a, b) and np.array_equal(a, c), "unloading changed the image"
     assert not np.array_equal(a, d)
 
 
 def test_a_photograph_of_any_size_is_edited(comfy, book):
-    """Load Image with a painted mask, core's VAE nodes, Paste: the rest of the picture stays, at its own size."""
+    """Load Image with a painted mask, core's VAE nodes, Paste: the rest of the image stays, at its own size."""
     photo = book[0].resize((150, 100)).convert("RGBA")
     photo.paste((0, 0, 0, 0), (75, 0, 150, 100))  # Load Image makes a mask of what is transparent
     photo.save(comfy.base / "input" / "photo.png")
@@ -169,7 +169,7 @@ def book():
 
 
 def _round_trip(comfy, picture: Image.Image, kind: str = "", **sizes: int) -> np.ndarray:
-    """A picture through core's VAE Encode and VAE Decode."""
+    """An image through core's VAE Encode and VAE Decode."""
     name = f"{uuid.uuid4().hex}.png"
     picture.save(comfy.base / "input" / name)
     outputs = comfy.run(

@@ -28,7 +28,7 @@ def one_file(path: Path) -> Path:
 
 
 def in_transformers_layout(folder: Path) -> Path:
-    """The weights of ``original`` under transformers' names, with what pictures do not need."""
+    """The weights of ``original`` under transformers' names, with what images do not need."""
     rules = json.loads((FOLDER / "janus_rename.json").read_text())["rules"]
     state = {}
     for name, tensor in load_file(FOLDER / "original/model.safetensors").items():

@@ -1,4 +1,4 @@
-"""Folders of sweeps with pictures made here: a plain sampler, an accelerator at three thresholds,
+"""Folders of sweeps with images made here: a plain sampler, an accelerator at three thresholds,
 and a lossless one.
 """
 
@@ -14,7 +14,7 @@ SIDE, BATCH = 16, 8
 
 
 def pictures(first: int, count: int, noise: float, seed: int = 0, side: int = SIDE) -> np.ndarray:
-    """Smooth pictures, the same for one index, with noise that grows with ``noise``: uint8 [count, side, side, 3]."""
+    """Smooth images, the same for one index, with noise that grows with ``noise``: uint8 [count, side, side, 3]."""
     out = []
     for i in range(first, first + count):
         own = np.random.default_rng([7, i])
@@ -45,7 +45,7 @@ def cell(name: str, sampler: str, asked: Mapping[str, Any], images: int, side: i
 
 
 def cells(images: int, side: int = SIDE) -> dict[Cell | str, tuple[Cell, float, float]]:
-    """By id the cell, the noise of its pictures and its sequential calls of a shard."""
+    """By id the cell, the noise of its images and its sequential calls of a shard."""
     word = "same distribution"
     made = [
         (cell("mar-0", "mar", {}, images, side), 0.0, 1000),

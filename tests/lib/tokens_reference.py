@@ -80,7 +80,7 @@ class History:
         self.rows = list(prefix)
         self.position = list(range(-self.n, 0))
         self.visible = [set(range(i + 1)) for i in range(self.n)]
-        self.holder: dict[int, int] = {}  # picture slot to the row that holds it
+        self.holder: dict[int, int] = {}  # image slot to the row that holds it
 
     def feed(self, row: Tensor, position: int, slot: int) -> int:
         self.rows.append(row)

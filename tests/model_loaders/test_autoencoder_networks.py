@@ -1,5 +1,5 @@
 """The autoencoders. VQ: shapes, codes and vectors both ways, what a
-LATENT survives. KL: batches of large pictures, memory of decoding.
+LATENT survives. KL: batches of large images, memory of decoding.
 """
 
 import pytest

@@ -21,7 +21,7 @@ from fastar_nodes.model_loaders.captions import clean
         ("<person> rides a horse", "person rides a horse"),
         ("\u732b cat \u72ac", "cat"),
         ("a+b%20c", "a b c"),
-        ("10x20 cm picture page 12", "cm picture"),
+        ("10x20 cm image page 12", "cm image"),
         ('"quoted"', "quoted"),
         (".hidden", ""),
         ("a , b : c", "a , b: c"),

@@ -113,7 +113,7 @@ def test_texts_of_a_batch_differ_in_length(image):
 
 
 def test_prefix_keys_are_zero_and_so_are_transition_tokens():
-    """Zeroed, not left unrotated: with rotation by nothing the picture would see them by content."""
+    """Zeroed, not left unrotated: with rotation by nothing the image would see them by content."""
     net = build(SHAPES["par"])
     _, cache = net.prefill(net.prefix(torch.tensor([1])), 4, 15)
     special = net.spe_tok_embeddings.special_embeddings.weight[None]

@@ -201,7 +201,7 @@ def test_mar_samplers(root, sampler):
         with torch.inference_mode():
             found[dtype] = finish(entry.run(model, condition, settings, PairedNoise(7, range(2))))
     a, b = found["fp32"].latents, found["int8"].latents
-    assert 0 < (a - b).norm() < 0.6 * a.norm()  # another picture, or the same; not noise
+    assert 0 < (a - b).norm() < 0.6 * a.norm()  # another image, or the same; not noise
     assert found["int8"].report.note.startswith("int8 weights") and not found["fp32"].report.note
 
 

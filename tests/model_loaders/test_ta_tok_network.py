@@ -73,7 +73,7 @@ def loaded(net: TATok, decoder: bool) -> nn.Module:
 
 
 def plain_features(net: TATok, codes: Tensor) -> Tensor:
-    """Features float64 [n, C] of one picture's codes [n]."""
+    """Features float64 [n, C] of one image's codes [n]."""
     s, side = {k: v.double() for k, v in net.state_dict().items()}, round(len(codes) ** 0.5)
 
     def linear(name: str, y: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ def test_what_was_saved_from_here_is_read_again(config: TATokConfig) -> None:
         ({"heads": 7}, "7 attention heads do not fit the width 24"),
         ({"encoder_heads": 5}, "5 attention heads of the encoder do not fit the width 24"),
         ({"encoder_heads": None}, "0 attention heads of the encoder"),
-        ({"input_size": 99}, "25 positions of 3 pixels do not fit pictures of 99"),
+        ({"input_size": 99}, "25 positions of 3 pixels do not fit images of 99"),
     ],
 )
 def test_numbers_that_do_not_fit(change: dict, words: str) -> None:
@@ -199,11 +199,11 @@ def test_tables_that_are_no_grid() -> None:
 
 
 def test_pictures_that_are_none() -> None:
-    with pytest.raises(UserError, match="^ta_tok: half holds no picture encoder"):
+    with pytest.raises(UserError, match="^ta_tok: half holds no image encoder"):
         TATokModel(tiny_ta_tok(OF_CODES), "half").codes(torch.rand(1, 3, 16, 16))
     model = TATokModel(tiny_ta_tok(), "tiny")
     for shape in ((3, 16, 16), (1, 4, 16, 16), (0, 3, 16, 16)):
-        with pytest.raises(UserError, match="^image: pictures have 3 channels"):
+        with pytest.raises(UserError, match="^image: images have 3 channels"):
             model.codes(torch.rand(shape))
     for pool in (0, 6):
         with pytest.raises(UserError, match="^detail: "):

@@ -389,7 +389,7 @@ def test_arguments_in_easydict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"vocab_size": 21}, "vocab_size"),
         ({"cond_dim": 1152}, "cond_dim = 1152"),
         ({"n_head": 3}, "heads: 3 does not fit the width 16"),
-        ({"cls_token_num": 5}, "19 positions, and arguments of 16 picture tokens behind 5 condition rows"),
+        ({"cls_token_num": 5}, "19 positions, and arguments of 16 image tokens behind 5 condition rows"),
         ({"max_seq_len": 64}, "19 positions, and arguments of 64"),
         ({"max_seq_len": 17}, "19 positions"),
         ({"max_seq_len": "many"}, "max_seq_len = 'many'"),

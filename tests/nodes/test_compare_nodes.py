@@ -73,7 +73,7 @@ def test_compare_needs_as_many_reports_as_pictures():
 def test_automatic_labels_tell_what_differs():
     fast = [a_report("fasthybrid", threshold=t, k=1) for t in (0.8, 0.9)]
     names = compare.automatic_labels([a_report("mar"), None, *fast, a_report("fasthybrid+lazymar")])
-    assert names == ["MAR", "picture 2", "FastHybrid threshold 0.8", "FastHybrid threshold 0.9", "FastHybrid + LazyMAR"]
+    assert names == ["MAR", "image 2", "FastHybrid threshold 0.8", "FastHybrid threshold 0.9", "FastHybrid + LazyMAR"]
 
 
 def test_token_map_and_a_report():

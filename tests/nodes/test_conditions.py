@@ -1,4 +1,4 @@
-"""Condition nodes: labels, prompts, pictures as codes."""
+"""Condition nodes: labels, prompts, images as codes."""
 
 import itertools
 from dataclasses import replace
@@ -271,7 +271,7 @@ def test_tar_prompts_that_cannot_be(field, value):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A TA-Tok with and one without a picture encoder."""
+    """A TA-Tok with and one without an image encoder."""
     folder = tmp_path_factory.mktemp("models")
     save(folder / "reader.safetensors", {"": tiny_ta_tok(READER).state_dict()}, name="tiny reader")
     seer = tiny_ta_tok(replace(TA_TOK, codes=20)).state_dict()
@@ -298,7 +298,7 @@ def test_pictures_become_codes_each_for_itself(readers):
     for i in (0, 8):
         one = codes_of(pictures[i : i + 1], images=2)
         assert torch.equal(one.codes[0], made.codes[i]) and torch.equal(*one.codes)
-        assert one.names == ("picture 1",) * 2
+        assert one.names == ("image 1",) * 2
     assert codes_of(pictures[:1, ..., :1], detail="169").codes[0].shape == (4,)
     assert [patchers for patchers, _ in fake_comfy.state.loaded[:1]] == [[conditioning._ta_tok._loaded.patcher]]
     assert Progress.updates[-1][:2] == (1, 1)

@@ -150,7 +150,7 @@ def test_vae_falls_back_to_tiles_when_memory_is_insufficient(monkeypatch):
 
 @pytest.mark.parametrize("height, width", [(16, 16), (11, 9), (3, 30), (1, 1), (100, 64)])
 def test_pictures_of_any_size_are_encoded_at_the_models_size(height, width):
-    """The whole picture, not a part of it."""
+    """The whole image, not a part of it."""
     for channels in (1, 3, 4):
         picture = torch.zeros(1, height, width, channels)
         picture[:, : height // 2] = 1

@@ -74,7 +74,7 @@ def test_a_call_that_fails_leaves_the_result(run, monkeypatch):
     assert all(0 < done <= total for done, total, _ in Progress.updates)
 
 
-# Encoding the tiny pictures in tiles needs none of the calls that fail.
+# Encoding the tiny images in tiles needs none of the calls that fail.
 @pytest.mark.parametrize("run", [name for name in NODES if name != "VAE Encode"], indirect=True)
 def test_a_card_that_stays_full_is_a_sentence(run):
     with Faults() as counted:

@@ -58,7 +58,7 @@ def test_token_latents_are_code_vectors_that_core_decodes_and_encodes(node):
     assert report.settings == asdict(kind_of(node)()) | {"cfg": 4.0, "top_k": 2000}
     passes = report.counts["transformer_passes"]
     assert [(done, total) for done, total, _ in Progress.updates] == [(k + 1, passes) for k in range(passes)]
-    assert Progress.updates[-1][2][1].size == (256, 128)  # two pictures of 8 pixels, enlarged
+    assert Progress.updates[-1][2][1].size == (256, 128)  # two images of 8 pixels, enlarged
 
 
 def test_the_node_samples_what_a_script_samples():
@@ -335,9 +335,9 @@ def test_masks_of_every_shape_and_the_latents_own():
 
 PICTURE = {"samples": torch.zeros(1, 2, 4, 4)}
 EDITS = {
-    "a mask without a picture": ("latent_image", {"mask": half()}),
-    "a picture without a mask": ("mask", {"latent_image": PICTURE}),
-    "no picture": ("latent_image", {"latent_image": {"samples": 3}, "mask": half()}),
+    "a mask without an image": ("latent_image", {"mask": half()}),
+    "an image without a mask": ("mask", {"latent_image": PICTURE}),
+    "no image": ("latent_image", {"latent_image": {"samples": 3}, "mask": half()}),
     "no latent": ("latent_image", {"latent_image": "text", "mask": half()}),
     "tokens": ("latent_image", {"latent_image": {"samples": mark(torch.zeros(1, 2, 4, 4), VQ)}, "mask": half()}),
     "no mask": ("mask", {"latent_image": PICTURE, "mask": 3}),
@@ -368,7 +368,7 @@ def test_a_pasted_part_changes_nothing_outside_its_mask_and_fades_in_inside(feat
     assert image.shape == (2, 12, 16, 3) and torch.equal(image[:, :, :8], below[:, :, :8].expand(2, -1, -1, -1))
     weight = paste(torch.zeros(1, 12, 16, 3), torch.ones(1, 8, 8, 3), half(24, 32), feather)[0, 5, 8:, 0]
     steps = torch.arange(1, 9).div(feather + 1).clamp(max=1)
-    assert torch.allclose(weight, steps), "the picture's edge is no edge of the mask"
+    assert torch.allclose(weight, steps), "the image's edge is no edge of the mask"
     whole = paste(torch.zeros(1, 8, 8, 3), above, torch.ones(1, 4, 4), feather)
     assert torch.equal(whole, above)
 

@@ -58,7 +58,7 @@ def test_a_sweep_runs_every_combination_and_its_baselines(folder):
         assert cell.report.settings["lookahead_start"] == int(found.y.values[cell.y])
         assert cell.report.seed == cell.baseline.seed == cell.seed and cell.baseline.sampler == "mar"
         assert cell.baseline.settings["steps"] == 4
-    # Every draft redone is plain MAR: the rounding of 8-bit pictures at most.
+    # Every draft redone is plain MAR: the rounding of 8-bit images at most.
     assert all(c.quality.identical or c.quality.psnr > 45 for c in found.cells if c.x == 2)
     assert len(table.splitlines()) == 2 + 6
     # The cells are what the sampler's own node draws.
@@ -81,7 +81,7 @@ def test_cells_of_other_inputs_are_sampled_again(folder, change, monkeypatch):
     if change == "model":
         with torch.no_grad():
             next(model.model.net.parameters()).add_(1)
-    if change == "speed":  # another time, and the picture differs by rounding
+    if change == "speed":  # another time, and the image differs by rounding
         model = replace(model, speed="compile")
     if change == "device":
         monkeypatch.setattr(fake_comfy.state, "device", "another card")

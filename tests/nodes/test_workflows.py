@@ -222,7 +222,7 @@ DTYPE = {
     "FastARLoadTarDetokenizer": 3,
 }
 # Words of a note that promise an image equal to another sampler's.
-PROMISES = re.compile(r"\bexact|token for token|the same (?:image|picture)\b|identical", re.IGNORECASE)
+PROMISES = re.compile(r"\bexact|token for token|the same image\b|identical", re.IGNORECASE)
 
 
 def test_a_template_that_promises_equal_images_computes_in_fp32(graph):
@@ -230,7 +230,7 @@ def test_a_template_that_promises_equal_images_computes_in_fp32(graph):
     of serial decoding.
     """
     notes = "\n".join(str(n["widgets_values"]) for n in graph.saved["nodes"] if n["type"] == "MarkdownNote")
-    conditional = "in fp32 the picture of serial decoding" in notes  # graph 22, which states both precisions
+    conditional = "in fp32 the image of serial decoding" in notes  # graph 22, which states both precisions
     promised = PROMISES.search(notes) is not None and not conditional
     samplers_decide = [n for n in graph.of(*LOADERS) if n["type"] != "FastARLoadTar"]
     for node in samplers_decide:
@@ -257,7 +257,7 @@ def test_samplers_that_are_compared_share_their_settings(graph):
 
 def test_samplers_share_label_and_seed(graph):
     """One Class Label, or Tar's one prompt, and one seed feed all of them;
-    an edit has one of each for the picture and one for what is painted in.
+    an edit has one of each for the image and one for what is painted in.
     """
     samplers = graph.of(*(kind for kinds in SAMPLERS.values() for kind in kinds), "FastARAnySampler")
     if not graph.compares():
@@ -293,7 +293,7 @@ def test_a_starter_is_small_and_its_app_is_the_same_graph(name):
 
 
 def test_models_drafts_and_decoders_fit(graph):
-    """A draft is the smaller model of its target; a picture is decoded with its own model's decoder."""
+    """A draft is the smaller model of its target; an image is decoded with its own model's decoder."""
     for node in graph.of("FastARMuLoSDSampler"):
         target, draft = (graph.sources(node)[name] for name in ("target", "draft"))
         assert target["type"] == draft["type"]
@@ -316,7 +316,7 @@ def test_every_compared_picture_is_paired_with_its_own_numbers(graph):
                 assert graph.sources(picture)["samples"] is into[name]
         if node["type"] == "FastARCompare":
             labels, pictures = node["widgets_values"][0], sum(name.startswith("image") for name in into)
-            assert not labels or len(labels.split("\n")) == pictures, "a line a picture"
+            assert not labels or len(labels.split("\n")) == pictures, "a line an image"
 
 
 def test_a_note_says_what_to_do_and_its_files_are_offered_when_one_is_missing(graph):

@@ -344,7 +344,7 @@ def test_ta_tok_and_vq_of_another_size(tmp_path):
     save_file(tiny_ta_tok().state_dict(), tmp_path / "tatok_tiny_state.safetensors")
     (tmp_path / "tiny_siglip").mkdir()
     (tmp_path / "tiny_siglip" / "config.json").write_text(json.dumps({"vision_config": {"num_attention_heads": 3}}))
-    # Pictures are as large as the patches cover, which is what is assumed where nothing says more.
+    # Images are as large as the patches cover, which is what is assumed where nothing says more.
     img = torch.rand(2, 3, 15, 15)
     net = TATok(replace(TA_TOK, input_size=15))
     net.load_state_dict(tiny_ta_tok().state_dict())

@@ -1,4 +1,4 @@
-"""Reports in the metadata of pictures: what is written comes
+"""Reports in the metadata of images: what is written comes
 back, and files that others wrote are refused in one sentence.
 """
 

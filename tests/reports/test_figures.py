@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.reports import exchange, maps, sweep_pictures
+from fastar_nodes.reports import exchange, maps, sweep_images
 from fastar_nodes.reports.drawing import ticks
 from fastar_nodes.reports.grid import _numbers, cell_order
 from fastar_nodes.reports.quality import Quality
@@ -143,29 +143,29 @@ def test_ticks_are_round_and_enclose():
 
 def test_a_scale_ends_at_its_marks():
     """Marks 2 and 6 at the pixels 10 and 110: 3 is a quarter of the way."""
-    place = sweep_pictures._scale([2, 4, 6], 10, 110)
+    place = sweep_images._scale([2, 4, 6], 10, 110)
     assert [place(value) for value in (2, 3, 6)] == [10, 35, 110]
 
 
 def test_measures_of_a_plot():
     point = Point(0, 0, 2.0, 1.0, 8.0, 0.75, 31.0, 0.9, "")
-    found = [sweep_pictures._measured(point, name) for name in ("PSNR", "SSIM", "acceptance", "passes")]
+    found = [sweep_images._measured(point, name) for name in ("PSNR", "SSIM", "acceptance", "passes")]
     assert found == [31.0, 0.9, 75.0, 8.0]
 
 
 def test_a_picture_fits_into_its_cell(tmp_path):
-    """A batch of one picture of 10 x 20 pixels in a cell of 64 x 64: three times as large, in the middle."""
+    """A batch of one image of 10 x 20 pixels in a cell of 64 x 64: three times as large, in the middle."""
     store = CellStore(tmp_path)
     store.write("k", np.full((1, 10, 20, 3), 200, np.uint8), run())
     sweep = Sweep("t", store, Axis("a", ("1",)), Axis("", ("",)), (7,), ())
-    drawn = sweep_pictures._picture(sweep, Cell(0, 0, 7, "k", run()), 64, 64)
+    drawn = sweep_images._image(sweep, Cell(0, 0, 7, "k", run()), 64, 64)
     ys, xs = np.nonzero((drawn == 200).all(-1))
     assert (ys.min(), ys.max() + 1, xs.min(), xs.max() + 1) == (17, 47, 2, 62)
 
 
 def test_figures_under_a_cell():
     one = cell(1, 1.0, 4.0, 31.04, 0.93, accepted=9, rejected=1)
-    assert sweep_pictures._figures(one, 400) == ["4.00x, 90 % kept", "PSNR 31.0 dB, SSIM 0.930"]
+    assert sweep_images._figures(one, 400) == ["4.00x, 90 % kept", "PSNR 31.0 dB, SSIM 0.930"]
 
 
 # ------------------------------------------------------------------------------------------------ grids and maps
@@ -270,7 +270,7 @@ def test_only_the_chunks_of_metadata_are_bounded(tmp_path, monkeypatch):
     size = store.path("k").stat().st_size
     assert size > 12_000
     monkeypatch.setattr(exchange, "_MOST_CHUNKS", 5000)
-    assert store.read("k") is not None, "the picture itself is larger than the bound"
+    assert store.read("k") is not None, "the image itself is larger than the bound"
     monkeypatch.setattr(exchange, "_MOST_CHUNKS", 50)
     with pytest.raises(UserError, match="^image: the metadata of k.png is larger"):
         exchange.read_runs(store.path("k"))

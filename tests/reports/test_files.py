@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import files
-from fastar_nodes.reports.files import Result, as_text, distinct, encoded, output, picture_endings, save, typed_path
+from fastar_nodes.reports.files import Result, as_text, distinct, encoded, image_endings, output, save, typed_path
 from PIL import Image
 
 
@@ -137,7 +137,7 @@ def test_without_any_folder_text_is_printed_and_a_picture_is_called_lost(tmp_pat
 
 def test_pictures_are_encoded_by_their_ending(tmp_path):
     picture = np.zeros((8, 12, 3), np.uint8)
-    assert {".png", ".jpg", ".jpeg"} <= {*picture_endings()}
+    assert {".png", ".jpg", ".jpeg"} <= {*image_endings()}
     for ending, kind in ((".png", "PNG"), (".JPG", "JPEG")):
         path = tmp_path / f"x{ending}"
         path.write_bytes(encoded(picture, path))

@@ -79,7 +79,7 @@ def test_unequal_sizes_and_counts_fit():
     cells = [flat(RED, 5), flat(GREEN, 1, 256, 256), flat(BLUE, 2, 40, 90), flat(WHITE, 1, 700, 500)]
     grid = p.compare_grid(cells, ["a", "b", "c", "d"], [report(seconds=1.0), None, report("x", 3.0, accepted=1), None])
     top, bottom, left, right = where(grid, WHITE)
-    assert (bottom - top, right - left) == (700, 500)  # large pictures are not touched
+    assert (bottom - top, right - left) == (700, 500)  # large images are not touched
     assert where(grid, GREEN)[1] - where(grid, GREEN)[0] == 256
     assert {box[0] for box in (where(grid, c) for c in (RED, GREEN, BLUE, WHITE))} == {top}  # aligned at the top
 
@@ -115,8 +115,8 @@ def test_long_labels_wrap_and_are_shortened():
 
 
 NO_BATCHES = (flat(RED).astype(float), flat(RED)[:0], flat(RED)[0], flat(RED)[..., :2], [1, 2])
-MISTAKES = [("pictures", ([flat(RED)] * 300, ["x"] * 300, [None] * 300, 1))]  # more than a sheet holds
-MISTAKES += [("picture 1", ([pictures], ["a"], [None])) for pictures in NO_BATCHES]
+MISTAKES = [("images", ([flat(RED)] * 300, ["x"] * 300, [None] * 300, 1))]  # more than a sheet holds
+MISTAKES += [("image 1", ([pictures], ["a"], [None])) for pictures in NO_BATCHES]
 
 
 @pytest.mark.parametrize("field, args", MISTAKES)

@@ -95,7 +95,7 @@ def test_where_numbers_mean_nothing_a_word_takes_their_place(name):
     first, second = noise(0), noise(1)
     base, found = qualities([first, second], [report(), other], 0)
     assert base is None and found.word == word and (found.psnr is None) == bool(word)
-    # Equal pictures are identical, whatever the method.
+    # Equal images are identical, whatever the method.
     assert qualities([first, first], [report(), other], 0)[1].identical
 
 

@@ -16,7 +16,7 @@ from fastar_nodes.reports import sweep as s
 from fastar_nodes.reports.drawing import Ink
 from fastar_nodes.reports.quality import measure
 from fastar_nodes.reports.record import Report
-from fastar_nodes.reports.sweep_pictures import LONGEST, SERIES, sweep_grid, sweep_plot
+from fastar_nodes.reports.sweep_images import LONGEST, SERIES, sweep_grid, sweep_plot
 from PIL import Image, ImageDraw
 
 
@@ -148,7 +148,7 @@ def test_a_disk_that_fails_is_one_line_and_leaves_what_was_there(tmp_path, monke
 
 @pytest.mark.slow
 def test_a_hundred_large_cells_fit_into_little_memory(tmp_path):
-    """100 cells of 1024 x 1024 pixels: 300 MB of pictures, of which one or two are in memory at a
+    """100 cells of 1024 x 1024 pixels: 300 MB of images, of which one or two are in memory at a
     time, and the grid.
     """
     store = s.CellStore(tmp_path)
@@ -203,7 +203,7 @@ def test_the_table_names_both_axes(tmp_path):
 def test_a_cell_that_has_gone_is_named(tmp_path):
     sweep = made(tmp_path)
     sweep.store.path("c1").unlink()
-    with pytest.raises(UserError, match=r"^sweep: the picture c1\.png has gone"):
+    with pytest.raises(UserError, match=r"^sweep: the image c1\.png has gone"):
         sweep_grid(sweep)
 
 

@@ -12,7 +12,7 @@ RED = (200, 0, 0)
 
 
 def a_run(seconds: float = 1.0, steps: np.ndarray = STEPS, side: int = 64) -> tuple[np.ndarray, str, Report]:
-    """A red picture, its label and its report."""
+    """A red image, its label and its report."""
     report = Report("mar", "m", {}, 1, len(steps), "cpu", seconds=seconds, maps={"step": steps})
     return np.full((len(steps), side, side, 3), RED, np.uint8), "run", report
 
@@ -48,7 +48,7 @@ def test_the_last_second_shows_the_finished_pictures():
 
 
 def test_runs_share_one_clock():
-    """A run of half the seconds is complete in the middle; the grid has a picture as large for each."""
+    """A run of half the seconds is complete in the middle; the grid has an image as large for each."""
     every = np.arange(4, dtype=np.int32).reshape(1, 2, 2)
     slow, fast = a_run(4.0, every), a_run(2.0, every)
     shares = red(lapse(slow, fast, duration=2.0))

@@ -1,4 +1,4 @@
-"""The calibration on runs whose seconds and pictures are given, and the lines of the candidates."""
+"""The calibration on runs whose seconds and images are given, and the lines of the candidates."""
 
 import numpy as np
 import pytest

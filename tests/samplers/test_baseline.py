@@ -36,7 +36,7 @@ def run(sampler: str, own: dict, side: int = 4, **more) -> Run:
 @pytest.mark.parametrize("sampler, own, exact", EXACT)
 def test_which_runs_are_exact(sampler, own, exact):
     assert run(sampler, own).exact is exact
-    assert not lossless(sampler, run(sampler, own).settings), "the same picture, not only the same distribution"
+    assert not lossless(sampler, run(sampler, own).settings), "the same image, not only the same distribution"
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def chosen(calls: int, most: int = 24) -> list[int]:
 
 @pytest.mark.slow
 def test_every_call_that_fails_once(start):
-    """The batch is sampled in two parts, and the pictures are those of the whole batch."""
+    """The batch is sampled in two parts, and the images are those of the whole batch."""
     undisturbed, before = finish(start(range(IMAGES))), state()
     with Faults() as counted:
         finish(start(range(IMAGES)))

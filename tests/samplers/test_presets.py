@@ -73,7 +73,7 @@ UNLIKE = {
 @pytest.mark.parametrize("demo", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_exact_is_exact_and_fast_is_not(kind, demo):
-    """Pictures at such settings: test_exact_settings.py, test_tokens_decoding.py and test_mulosd.py."""
+    """Images at such settings: test_exact_settings.py, test_tokens_decoding.py and test_mulosd.py."""
     exact, fast = (applied(kind(**UNLIKE.get(kind, {})), name, demo) for name in ("exact", "fast"))
     assert exact.exact(8) and (kind is not CSpDSettings or exact.mode == "lossless")
     assert not fast.exact(8)

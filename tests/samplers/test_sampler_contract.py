@@ -86,7 +86,7 @@ def test_an_image_does_not_depend_on_its_batch(case):
 
 def test_latents_that_are_not_finite_are_refused(case):
     """The network's last product gives NaN, as half precision
-    does where it overflows: no sampler returns a picture of it.
+    does where it overflows: no sampler returns an image of it.
     """
 
     def spoilt(model):

@@ -149,11 +149,11 @@ def test_a_table_is_printed_with_its_floors(bench, monkeypatch):
     monkeypatch.setattr(bench, "common", FEW)
     kept: list[np.ndarray] = []
     results, floors = tables.run_table(bench, "small", log=lambda text: None, keep=kept), bench.floors("small")
-    assert floors["real"].frechet < floors["rebuilt"].frechet, "real pictures are real"
+    assert floors["real"].frechet < floors["rebuilt"].frechet, "real images are real"
     lines = tiny.cells_of(to_markdown(results, floors))
     heads = ["setting", "class %", "scene %", "whole %", "Frechet", "accepted %", "transformer rows an image"]
     assert lines[0] == [*heads, "head rows an image", "s an image", "head calls a batch"]
-    assert [line[0] for line in lines[2:]] == ["*real pictures*", "*rebuilt pictures*", "plain", "fast"]
+    assert [line[0] for line in lines[2:]] == ["*real images*", "*rebuilt images*", "plain", "fast"]
     assert lines[4][5] == "" and float(lines[5][5]) > 0 and float(lines[4][7]) == 64 * 3 * 2
     assert [k.shape for k in kept] == [(10, 64, 64, 3)] * 2
     cached = bench.row(Row("cached", "lazymar", {"start_step": 1, "refresh_period": 2}), FEW)[0]
@@ -188,14 +188,14 @@ def test_the_command_runs_tables(folder, tmp_path, monkeypatch, capsys):
     told = capsys.readouterr()
     assert "mar-draft.safetensors is missing" in told.err and "plain" not in told.out
     assert main(["ablation", "small", *options]) == 0
-    assert "| *VQ-rebuilt pictures* |" in capsys.readouterr().out
+    assert "| *VQ-rebuilt images* |" in capsys.readouterr().out
     figures = json.loads(out.read_text())
     assert list(figures) == ["images", "seed", "batch", "floors", "tables"]
     assert set(figures["floors"]) == {"real", "VQ-rebuilt"}
     first, second = figures["tables"]["small"]
     assert (first["more"]["model"], first["more"]["steps"], second["more"]["steps"]) == (LOW, 64, 19)
     with Image.open(sheet) as picture:
-        assert picture.size == (10 * 66 - 2, 2 * 66 - 2), "ten pictures a row, a line a row"
+        assert picture.size == (10 * 66 - 2, 2 * 66 - 2), "ten images a row, a line a row"
 
 
 def high(sampler="mulosd", **settings):

@@ -84,7 +84,7 @@ def test_the_loss_depends_on_the_prompt_and_reaches_every_weight(parts) -> None:
 
 
 def test_the_first_stage_trains_the_prompts_alone(parts, monkeypatch) -> None:
-    """Its error is zero for the encoder's output of the whole picture; the MAR gets no gradient."""
+    """Its error is zero for the encoder's output of the whole image; the MAR gets no gradient."""
     net = hybrid_recipe.build(small())
     net.mar.load_state_dict(parts.start.mar.state_dict())
     net.mar.requires_grad_(False)

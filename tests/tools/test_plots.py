@@ -22,7 +22,7 @@ Text.
 
 | setting | s an image | ratio, batch 1 / 8 | scene % |
 |---|---|---|---|
-| *real pictures* |  |  | 99.0 |
+| *real images* |  |  | 99.0 |
 | MAR | 0.1 | 1.00 / 1.00 | 96.7 |
 | window 4 | 0.2 | 1.25 / 2.50 | {scene} |
 | window 2 | 0.3 |  | 30.0 |

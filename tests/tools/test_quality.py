@@ -59,7 +59,7 @@ def test_real_pictures_agree_with_their_prompts(judge, real):
     assert list(found) == ["thing", "colour", "both", "place", "size", "time", "all"]
     assert min(found.values()) > 0.9 and min(found[name] for name in list(found)[:-1]) > 0.95
     large = prompt_agreement(read(judge[0], shrunk(book.render(s[:100], 128)[0])).scenes, asked(s[:100]))
-    assert min(large[name] for name in ("both", "place", "time")) > 0.93, "large pictures are judged too"
+    assert min(large[name] for name in ("both", "place", "time")) > 0.93, "large images are judged too"
 
 
 def test_shares_are_of_the_stated_parameters(real):

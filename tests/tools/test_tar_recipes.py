@@ -123,7 +123,7 @@ def test_a_step_draws_prompts_with_their_own_codes() -> None:
         assert torch.equal(ids[:, 0] % 100, codes[:, 0]) and torch.equal(ids[:, 0], ends)
         variants |= set((ids[:, 0] // 100).tolist())
         drawn |= set(codes[:, 0].tolist())
-    assert variants == {0, 1, 2} and drawn == set(range(12)), "pictures that are held back are not drawn"
+    assert variants == {0, 1, 2} and drawn == set(range(12)), "images that are held back are not drawn"
 
 
 def test_mistakes_are_few_and_drawn_by_row() -> None:
@@ -181,7 +181,7 @@ def test_now_and_then_the_condition_is_left_out(monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(seen[1], ta_tok.features(codes))
     kept = ~left_out
     same = (seen[0][kept] - seen[1][kept]).abs().flatten(1).amax(1) < 1e-5
-    assert 0.5 < float(same.float().mean()) < 1, "codes of some pictures are wrong"
+    assert 0.5 < float(same.float().mean()) < 1, "codes of some images are wrong"
     rows = net.prefix(seen[1][:1], guided=True)
     torch.testing.assert_close(rows[1:], net.prefix(torch.zeros_like(seen[1][:1])))
 

@@ -23,7 +23,7 @@ from ...errors import UserError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SIZE = (760, 440)
-# Pictures a row of the tables.
+# Images a row of the tables.
 IMAGES = 300
 # Blue, vermilion, bluish green, reddish purple (Okabe and Ito, 2008); grey is for rows without a series.
 COLOURS, GREY = ("#0072b2", "#d55e00", "#00825f", "#aa5587"), "#46464c"
@@ -229,7 +229,7 @@ def figure(plot: Plot, found: Sequence[Point]) -> Any:
 
     for i, (colour, shape) in enumerate(styles):
         rows = [p for p in found if p.series == i]
-        # One standard error of a percentage of IMAGES pictures.
+        # One standard error of a percentage of IMAGES images.
         bars = [sqrt(p.y * (100 - p.y) / IMAGES) for p in rows] if percent else None
         line = "-" if plot.joined and i < len(plot.series) else ""
         name = plot.series[i][0] if i < len(plot.series) else "_"  # "_" is left out of the legend

@@ -241,7 +241,7 @@ def run_table(
 
 def to_markdown(results: Sequence[Result], floors: Mapping[str, Figures]) -> str:
     """Markdown table of docs/benchmarks.md; seconds refer to batches of 100, without the decoder."""
-    rows = [(f"*{name} pictures*", f.cells()) for name, f in floors.items()]
+    rows = [(f"*{name} images*", f.cells()) for name, f in floors.items()]
     rows += [(r.title, {**r.figures.cells(), **r.work}) for r in results]
 
     # Quality columns come first, because the floors have no cost columns.

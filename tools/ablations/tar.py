@@ -42,7 +42,7 @@ from .tokens import TokenBench
 
 LANGUAGE, TA_TOK = "tar", "ta-tok"
 # Value of the prompt setting "codes": TA-Tok's codes of real images, without the language model.
-OF_PICTURES = "of real pictures"
+OF_PICTURES = "of real images"
 # Parameters of a prompt besides the object.
 _SAID = ("colour", "place", "size", "time")
 
@@ -54,7 +54,7 @@ def _tar(title: str, model: str = DTOK_LOW.name, prompt: dict[str, Any] | None =
 TABLES: dict[str, Table] = {
     "tar": tuple(
         _tar(f"{what}{name} codes, {size}", model, {"detail": detail, **more})
-        for what, more in (("", {}), ("a picture's own ", {"codes": OF_PICTURES}))
+        for what, more in (("", {}), ("an image's own ", {"codes": OF_PICTURES}))
         for size, model in (("8 x 8", DTOK_LOW.name), ("16 x 16", DTOK_HIGH.name))
         for name, detail in zip(("all", "fewer", "fewest"), DETAILS, strict=True)
     ),

@@ -129,7 +129,7 @@ def _inside(folder: Path) -> Iterator[Case]:
         wanted = found["z"].gather(1, at[..., None].expand(-1, -1, found["z"].shape[2]))
         yield Check(net.mar.decode(fused, known.repeat(2, 1), at), wanted)
 
-        # The form for training reads the prompts in one sequence with the picture.
+        # The form for training reads the prompts in one sequence with the image.
         tokens, places = (t.repeat(2, *[1] * (t.ndim - 1)) for t in (found["tokens_f16"], known))
         yield Check(conditions(net, tokens, places, ids, seen.sum(1)), found["z"])
 

@@ -167,7 +167,7 @@ def _network(folder: Path, io: Tensors) -> Iterator[Case]:
 
 
 def _sampling(folder: Path, io: Tensors) -> Iterator[Case]:
-    """Greedy and sampled pictures, of one prompt and of two together."""
+    """Greedy and sampled images, of one prompt and of two together."""
 
     def greedy(cfg: str) -> Iterator[Check]:
         net, ids = _model(folder, "original").net, io["j3.ids"]
@@ -219,7 +219,7 @@ def _sampling(folder: Path, io: Tensors) -> Iterator[Case]:
 
 
 def _greedy_run(folder: Path, part: str, ids: Tensor, io: Tensors, name: str, cfg: float) -> Iterator[Check]:
-    """Tokens, logits and picture of a recorded greedy run of one prompt; some files lack logits or the picture."""
+    """Tokens, logits and image of a recorded greedy run of one prompt; some files lack logits or the image."""
     model = _model(folder, part)
     tokens = _tokens(model, [ids], _greedy(cfg), _Gumbel(torch.zeros(1, model.tokens, model.net.config.vocab)))
     yield exact(tokens[0], io[f"{name}.tokens"])

@@ -47,7 +47,7 @@ _TIMES = (
     ("at sunset", "at dusk", "in the evening"),
     ("at night", "by night", "in the night"),
 )
-_LEADS = ("a picture of", "an image of", "a drawing of", "a painting of", "a photo of", "draw", "show me", "there is")
+_LEADS = ("an image of", "an image of", "a drawing of", "a painting of", "a photo of", "draw", "show me", "there is")
 # An adjective outside the vocabulary, and the token of unknown words.
 _STRANGE, _UNKNOWN = "lovely", "[UNK]"
 # Words of the chat template, and other words of prompts.

@@ -39,7 +39,7 @@ COUNT, VARIANTS = 27000, 4
 # Seed of the captions, apart from those of Tar's training.
 CAPTION_SEED = 8000
 # The prompt decides at high timesteps and while few tokens are known: the lowest timestep of the loss, the largest
-# weight of its noise MSE, masked tokens per picture in the loss, and the power of the share of known tokens.
+# weight of its noise MSE, masked tokens per image in the loss, and the power of the share of known tokens.
 LOWEST, MOST, MASKED, POWER = 500, 10.0, 32, 3.0
 
 
@@ -129,7 +129,7 @@ def fuse(net: Hybrid, encoded: Tensor, known: Tensor, ids: Tensor, lengths: Tens
     most, order = ids.shape[1], net.llm_order(known)
     y = pick(net.proj_in(encoded), order)
 
-    # Prompt, picture, then the prompt's padding.
+    # Prompt, image, then the prompt's padding.
     slot = torch.arange(most + y.shape[1], device=ids.device).expand(len(ids), -1).clone()
     padding = torch.arange(most, device=ids.device) >= lengths[:, None]
     slot[:, :most] += padding * y.shape[1]
@@ -165,9 +165,9 @@ def hybrid_loss(
 
 def whole_loss(net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, g: torch.Generator) -> tuple[Tensor, Figures]:
     """Error of the decoder's input rows, given a few tokens and the
-    prompt, as an estimate of the encoder's output for the whole picture.
+    prompt, as an estimate of the encoder's output for the whole image.
 
-    The MAR's decoder draws a picture from the buffer rows of
+    The MAR's decoder draws an image from the buffer rows of
     that output alone, so they are what a prompt has to provide.
     """
     batch, count = tokens.shape[:2]

@@ -1,4 +1,4 @@
-"""Drawing part of a picture anew, in every sampler: what is given comes back bit for bit."""
+"""Drawing part of an image anew, in every sampler: what is given comes back bit for bit."""
 
 import dataclasses
 import re

@@ -247,7 +247,7 @@ def test_tau_above_one_in_raster_order_is_serial_decoding(kind, small, rows, cha
     result = run(kind, small=small, draft_rows=rows, tau=1.01, resample_window=0, **change)
     assert torch.equal(result.codes, serial(kind, **{k: v for k, v in change.items() if k != "expansion"}))
     counts = result.report.counts
-    if rows in (None, small):  # a whole picture costs what serial decoding costs
+    if rows in (None, small):  # a whole image costs what serial decoding costs
         plain = {k: v for k, v in change.items() if k != "expansion"}
         assert counts == serial_run(kind, **plain).report.counts and not result.report.maps["islands"].any()
         assert (result.report.maps["waves"] == -1).all() and result.report.settings["tau"] == 1.01
@@ -578,7 +578,7 @@ def test_reduction_averages_codes_that_share_an_area():
 
 @pytest.mark.parametrize(("room", "images", "parts"), [(1152, 4, [2, 2]), (1152, 5, [2, 2, 1]), (1, 3, [1, 1, 1])])
 def test_the_tokenizer_decodes_as_many_pictures_as_fit(monkeypatch, room, images, parts):
-    """A picture of 6 x 6 codes of 4 x 4 pixels, or one that is enlarged to it, takes 576 pixels."""
+    """An image of 6 x 6 codes of 4 x 4 pixels, or one that is enlarged to it, takes 576 pixels."""
     monkeypatch.setattr("fastar_nodes.samplers.tokens.upsampling._PIXELS", room)
     vq, sampling = pixels()
     down = sampling.down(torch.arange(images * 36).view(images, 6, 6) % 3, 2)

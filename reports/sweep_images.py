@@ -1,4 +1,4 @@
-"""A sweep as a picture: its cells in a grid with the axes' values, and its figures as a plot."""
+"""A sweep as an image: its cells in a grid with the axes' values, and its figures as a plot."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ _HEIGHT = 640
 
 
 def sweep_grid(sweep: Sweep, side: int = 192) -> np.ndarray:
-    """All cells as one picture: a column per value of x, a row per value of y and seed, figures under every cell.
+    """All cells as one image: a column per value of x, a row per value of y and seed, figures under every cell.
 
-    The pictures are read from disk one after another and reduced, so that memory depends on the grid's size and not on
+    The images are read from disk one after another and reduced, so that memory depends on the grid's size and not on
     theirs.
 
     Args:
@@ -72,11 +72,11 @@ def sweep_grid(sweep: Sweep, side: int = 192) -> np.ndarray:
     top = 2 * line_height(Size.BODY) + 2 * PAD
     below = 2 * line_height(Size.TAG) + 4
 
-    # The size of a cell's picture.
+    # The size of a cell's image.
     most_tall = (LONGEST - top - PAD) // rows - _GAP - below
     side = min(side, (LONGEST - left) // columns - _GAP, most_tall)
     if side < _LEAST_CELL:
-        raise UserError(f"sweep: {columns} x {rows} cells do not fit into one picture; sweep fewer values.")
+        raise UserError(f"sweep: {columns} x {rows} cells do not fit into one image; sweep fewer values.")
     tall = _height_of(sweep, side, most_tall)
 
     column_width = side + _GAP
@@ -100,7 +100,7 @@ def sweep_grid(sweep: Sweep, side: int = 192) -> np.ndarray:
         if column == 0:
             canvas.write(PAD, y + 2, names[row], room=left - 2 * PAD)
 
-        canvas.paste(_picture(sweep, cell, side, tall), x, y)
+        canvas.paste(_image(sweep, cell, side, tall), x, y)
         for n, line in enumerate(_figures(cell, side)):
             canvas.write(x, y + tall + 2 + n * line_height(Size.TAG), line, colour=Ink.QUIET if n else Ink.ACCENT)
 
@@ -124,13 +124,13 @@ def _row_name(sweep: Sweep, j: int, seed: int) -> str:
 
 
 def _sheet(sweep: Sweep, cell: Cell) -> np.ndarray:
-    """A cell's batch as one picture; a UserError if its file has gone."""
+    """A cell's batch as one image; a UserError if its file has gone."""
     found = sweep.store.read(cell.key)
     if found is None:
-        raise UserError(f"sweep: the picture {sweep.store.path(cell.key).name} has gone; run the sweep again.")
+        raise UserError(f"sweep: the image {sweep.store.path(cell.key).name} has gone; run the sweep again.")
 
-    pictures, _ = found
-    return contact_sheet(pictures)
+    images, _ = found
+    return contact_sheet(images)
 
 
 def _height_of(sweep: Sweep, side: int, limit: int) -> int:
@@ -139,7 +139,7 @@ def _height_of(sweep: Sweep, side: int, limit: int) -> int:
     return max(_LEAST_CELL, min(limit, round(side * height / width)))
 
 
-def _picture(sweep: Sweep, cell: Cell, side: int, tall: int) -> np.ndarray:
+def _image(sweep: Sweep, cell: Cell, side: int, tall: int) -> np.ndarray:
     """A cell's batch as a sheet, fitted into the cell: uint8 [tall, side, 3]."""
     sheet = _sheet(sweep, cell)
     h, w, _ = sheet.shape
@@ -170,7 +170,7 @@ def _figures(cell: Cell, width: int) -> list[str]:
         first.append(f"{100 * report.acceptance:.0f} % kept")
 
     lines = cell.quality.lines() if cell.quality else []
-    second = [value if name == "picture" else f"{name} {value}" for name, value in lines]
+    second = [value if name == "image" else f"{name} {value}" for name, value in lines]
 
     # Figures without their names are shorter.
     distance = _fitting(second, width)
@@ -194,7 +194,7 @@ def _fitting(parts: list[str], width: int) -> str:
 def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
     """Speed-up (seconds without a baseline) against a measure, one line per value of y, one dot per value of x.
 
-    Dots whose pictures are identical to the baseline's have no PSNR; they are drawn in a column of their own at the
+    Dots whose images are identical to the baseline's have no PSNR; they are drawn in a column of their own at the
     right.
 
     Args:
@@ -237,7 +237,7 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
     _draw_texts(canvas, area, sweep, measure, has_speedups)
     _draw_ticks(canvas, area, xticks, yticks, across, up, "x" if has_speedups else "")
 
-    # The column of identical pictures.
+    # The column of identical images.
     column = area.right + 55.0
     if exact:
         canvas.draw.line((column, area.top, column, area.bottom), fill=Ink.EDGE)
