@@ -85,12 +85,12 @@ def serve(path: str, answer: Callable[[bytes], tuple[int, Any]], most: int) -> N
         answer: from the request's content to a status and what is sent as JSON.
         most: bytes of a request.
     """
-    from aiohttp import web  # noqa: TID251  ComfyUI itself runs on it
-
     # One request at a time: a folder may be slow.
     worker = ThreadPoolExecutor(1, "fastar")
 
     async def handle(request: Any) -> Any:
+        from aiohttp import web  # noqa: TID251  ComfyUI itself runs on it
+
         body = bytearray()
         async for part in request.content.iter_chunked(most):
             body += part

@@ -249,7 +249,7 @@ PROMPTS = ("a red boat", "cat", "a red boat", "")
         temperature=st.sampled_from([0.0, 0.8, 1.3]),
         top_p=st.sampled_from([0.9, 1.0]),
         top_k=st.sampled_from([0, 5]),
-        repetition_penalty=st.sampled_from([0.0, 0.6, 1.0, 1.9]),
+        repetition_penalty=st.sampled_from([0.01, 0.6, 1.0, 1.9]),
     ),
     st.integers(0, 2**32),
 )
