@@ -194,6 +194,7 @@ def install() -> None:
                     send_progress_text=_said,
                     prompt_queue=_Queue,
                     sockets_metadata=state.sockets,
+                    routes=SimpleNamespace(post=lambda path: lambda handler: handler),
                 )
             )
         },
