@@ -229,9 +229,8 @@ function watchPromoted(host) {
 
 function watchHost(host) {
   watchLinks(host)
-  const later = () => requestAnimationFrame(() => watchPromoted(host))
-  host.subgraph.events?.addEventListener("widget-promoted", later)
-  later()
+  host.subgraph.events?.addEventListener("widget-promoted", () => watchPromoted(host))
+  watchPromoted(host)
 }
 
 app.registerExtension({
