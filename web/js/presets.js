@@ -89,10 +89,12 @@ async function ask(instance) {
     answer = { error: `preset: the server did not answer (${problem.message}).` }
   }
   // Another choice, or a number that was changed by hand, came first.
+  noticePromoted()
   if (turn !== turns.get(keyOf(instance)) || preset.value !== asked.preset) return
 
   if (answer.error) {
     preset.value = CUSTOM
+    rememberPromoted()
     app.extensionManager?.toast?.add({ severity: "warn", summary: node.title, detail: answer.error, life: 8000 })
   } else show(instance, answer)
 
@@ -110,6 +112,7 @@ function show(instance, { values, model }) {
     widget.value = value
     for (const other of othersWith(instance, name)) makeCustom(other, preset)
   }
+  rememberPromoted()
   // The label of a promoted widget is the user's, and saved.
   if (preset === widgetOf(instance.node, "preset")) preset.label = `preset (${model})`
 }
@@ -125,6 +128,7 @@ function makeCustom(instance, except) {
   const preset = widgetFor(instance, "preset")
   if (!preset || preset === except) return
   preset.value = CUSTOM
+  rememberPromoted()
   if (preset === widgetOf(instance.node, "preset")) preset.label = undefined
   instance.node.graph?.setDirtyCanvas(true, true)
 }
@@ -212,25 +216,64 @@ function fedThrough(instance, socket) {
   return found.map(([target]) => target)
 }
 
-const watched = new WeakSet() // widgets of subgraph nodes
+// The values of the widgets that were promoted to subgraphs' nodes, when they were last looked at. The editor changes them in several ways,
+// not all of which call the widget: its side panel does not, and it makes the widgets of a subgraph's node again at times.
+const promoted = new Map()
 
-/** Watch the widgets that were promoted to a subgraph's node. The editor makes them again when links in the subgraph change. */
-function watchPromoted(host) {
-  host.inputs.forEach((input, slot) => {
-    const widget = host.getWidgetFromSlot?.(input)
-    if (!widget || watched.has(widget)) return
-    watched.add(widget)
-    afterChange(widget, () => {
-      for (const instance of instancesOf(host))
-        for (const [target, { widget: inner }] of targetsOf(instance, slot)) if (inner) changed(target, inner.name)
+/** The widgets that were promoted to subgraphs' nodes: [[key, value, subgraph's node as an instance, slot], ...]. */
+function promotedValues() {
+  const found = []
+  for (const instance of instances()) {
+    if (!instance.node.subgraph) continue
+    instance.node.inputs.forEach((input, slot) => {
+      const widget = instance.node.getWidgetFromSlot?.(input)
+      if (widget) found.push([`${keyOf(instance)}: ${input.name}`, widget.value, instance, slot])
     })
-  })
+  }
+  return found
+}
+
+function rememberPromoted() {
+  promoted.clear()
+  for (const [key, value] of promotedValues()) promoted.set(key, value)
+}
+
+/** React to the promoted widgets that were changed since they were last looked at. */
+function noticePromoted() {
+  const before = new Map(promoted)
+  rememberPromoted()
+  if (app.configuringGraph) return
+  for (const [key, value, instance, slot] of promotedValues()) {
+    if (!before.has(key) || before.get(key) === value) continue
+    for (const [target, { widget }] of targetsOf(instance, slot)) if (widget) changed(target, widget.name)
+  }
+}
+
+const watched = new WeakSet() // widgets of subgraphs' nodes
+
+function watchPromoted(host) {
+  for (const input of host.inputs) {
+    const widget = host.getWidgetFromSlot?.(input)
+    if (!widget || watched.has(widget)) continue
+    watched.add(widget)
+    afterChange(widget, noticePromoted)
+  }
 }
 
 function watchHost(host) {
   watchLinks(host)
-  host.subgraph.events?.addEventListener("widget-promoted", () => watchPromoted(host))
-  watchPromoted(host)
+  const before = host.onWidgetChanged
+  host.onWidgetChanged = function (...args) {
+    before?.apply(this, args)
+    noticePromoted()
+  }
+  // Deferred: a node that is pasted gets its values after its widgets.
+  const look = () => {
+    watchPromoted(host)
+    requestAnimationFrame(noticePromoted)
+  }
+  host.subgraph.events?.addEventListener("widget-promoted", look)
+  look()
 }
 
 app.registerExtension({
@@ -238,6 +281,7 @@ app.registerExtension({
   init() {
     const toPrompt = app.graphToPrompt
     app.graphToPrompt = async function (...args) {
+      noticePromoted()
       while (waiting.size) await Promise.allSettled([...waiting])
       return toPrompt.apply(this, args)
     }
@@ -258,5 +302,7 @@ app.registerExtension({
   },
   afterConfigureGraph() {
     for (const { node } of instances()) if (node.subgraph) watchPromoted(node)
+    rememberPromoted()
   },
+  setup: () => api.addEventListener("graphChanged", noticePromoted),
 })
