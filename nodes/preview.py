@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 # Colour of undecided tokens.
 GREY = 128
-# Smaller previews are enlarged by an integer factor, to at most this many pixels a side.
+# Smaller previews are enlarged smoothly by an integer factor, to at most this many pixels a side.
 LEAST = 256
 # Seconds between two previews, at least.
 INTERVAL = 0.5
@@ -61,11 +61,15 @@ class Canvas:
         rows = np.arange(height) * known.shape[1] // height
         columns = np.arange(width) * known.shape[2] // width
         pixels = known[:, rows][:, :, columns, None]
-        images = np.where(pixels, images, np.uint8(GREY))
+        is_decided = np.broadcast_to(pixels, images.shape).astype(np.uint8)
 
+        # The image is enlarged smoothly; the grey tokens keep their edges.
         sheet = contact_sheet(images, gap=0)
-        factor = max(1, LEAST // max(sheet.shape[:2]))
-        return sheet.repeat(factor, axis=0).repeat(factor, axis=1)
+        height, width, _ = sheet.shape
+        factor = max(1, LEAST // max(height, width))
+        smooth = Image.fromarray(sheet).resize((width * factor, height * factor), Image.Resampling.BICUBIC)
+        shown = contact_sheet(is_decided, gap=0).repeat(factor, axis=0).repeat(factor, axis=1)
+        return np.where(shown == 1, np.asarray(smooth), np.uint8(GREY))
 
 
 def drive(

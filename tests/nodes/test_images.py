@@ -54,6 +54,15 @@ def test_undecided_tokens_of_a_tall_grid_are_grey():
     assert (sheet[84:168] == 255).all() and (sheet[:84] == 128).all() and (sheet[168:] == 128).all()
 
 
+def test_a_small_preview_is_enlarged_smoothly():
+    """A black and a white half, 2 pixels wide, become 256 pixels with shades between."""
+    half = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1).expand(1, 2, 2, 3)
+    sheet = preview.Canvas(lambda z: half).draw(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, dtype=torch.bool))
+    assert sheet.shape == (256, 256, 3)
+    assert sheet[128, 0, 0] < 10 and sheet[128, 255, 0] > 245
+    assert len(np.unique(sheet[128, :, 0])) > 50
+
+
 def test_the_first_preview_comes_after_half_a_second(monkeypatch):
     now = [7.0]
     monkeypatch.setattr(preview.time, "perf_counter", lambda: now[0])

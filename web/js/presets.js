@@ -4,8 +4,12 @@
 // when a preset is chosen, and while one is chosen also when the loader's checkpoint or the link to a loader changes. A number that is
 // changed by hand makes the preset custom, which changes nothing else. Opening a graph changes nothing. A run that is queued meanwhile waits
 // for the answer. Prompts do not depend on this file: the server fills in what they leave out.
+//
+// All of this holds in subgraphs too. A widget of a node in a subgraph may be promoted to the subgraph's node, which then has a value of its
+// own for it: see graphs.js, which finds the widget that counts.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
+import { behind, instances, instancesOf, isSame, keyOf, targetsOf, widgetFor, widgetOf } from "./graphs.js"
 
 const CUSTOM = "custom"
 const CACHE = "FastARLazyMARCache"
@@ -14,74 +18,68 @@ const FREE = ["enabled", "preset", "images", "parallel", "draft_parallel", "deta
 const KINDS = ["INT", "FLOAT", "BOOLEAN", "COMBO"]
 // Sockets that lead to the loader of the sampled model.
 const MODELS = ["model", "target", "tar"]
-// Identifiers of the editor: the ends of a subgraph, as the source or the target of its links.
-const SUBGRAPH_INPUT = -10
+// Widgets of a loader that decide which numbers a preset has.
+const LOADED = ["checkpoint", "grid", "size", "weights"]
 
 const settings = {} // names of the widgets that a preset sets, by node type
 const waiting = new Set() // answers that have not come yet
+const turns = new Map() // number of the last question, by instance
 
-const widgetOf = (node, name) => node.widgets?.find((widget) => widget.name === name)
+const hasPreset = ({ node }) => Boolean(settings[node.comfyClass])
+const isLoader = ({ node }) => node.comfyClass?.startsWith("FastARLoad") && widgetOf(node, "checkpoint") !== undefined
 
-/** All nodes of the open workflow, those in subgraphs too. */
-function everyNode() {
-  const graphs = [app.rootGraph ?? app.graph]
-  for (const subgraph of graphs[0].subgraphs?.values() ?? []) graphs.push(subgraph)
-  return graphs.flatMap((graph) => graph.nodes)
+/** The instance behind an input of another one. */
+function sourceOf({ node, hosts }, names) {
+  const input = node.inputs?.find(({ name }) => names.includes(name))
+  return input && behind(node.graph, hosts, input.link)
 }
 
-/** The node and output behind a link, through reroutes and in and out of subgraphs; undefined if there is none. */
-function behind(graph, linkId, depth = 0) {
-  const link = linkId == null ? undefined : graph.getLink(linkId)
-  if (!link || depth > 50) return undefined
-
-  if (link.origin_id === SUBGRAPH_INPUT) {
-    const outside = everyNode().find((node) => node.subgraph === graph)
-    return outside && behind(outside.graph, outside.inputs[link.origin_slot]?.link, depth + 1)
-  }
-
-  const node = graph.getNodeById(link.origin_id)
-  if (node?.subgraph) return behind(node.subgraph, node.subgraph.outputs[link.origin_slot]?.linkIds[0], depth + 1)
-  if (node?.type === "Reroute") return behind(graph, node.inputs[0].link, depth + 1)
-  return node
+/** The loader of the model that an instance samples. */
+function loaderOf(sampler) {
+  const found = sourceOf(sampler, MODELS)
+  return found && isLoader(found) ? found : undefined
 }
 
-const isLoader = (node) => node?.comfyClass?.startsWith("FastARLoad") && widgetOf(node, "checkpoint") !== undefined
-
-/** The loader of the model that a node samples. */
-function loaderOf(node) {
-  const input = node.inputs.find(({ name }) => MODELS.includes(name))
-  const found = input && behind(node.graph, input.link)
-  return isLoader(found) ? found : undefined
+/** The LazyMAR Cache of a sampler, as a list. */
+function cachesOf(sampler) {
+  const found = sourceOf(sampler, ["cache"])
+  return found?.node.comfyClass === CACHE ? [found] : []
 }
 
 /** The samplers that a LazyMAR Cache feeds. */
-const fedBy = (cache) => everyNode().filter((node) => cachesOf(node).includes(cache))
+const fedBy = (cache) => instances().filter((sampler) => cachesOf(sampler).some((found) => isSame(found, cache)))
 
-/** The LazyMAR Cache of a sampler, as a list. */
-function cachesOf(node) {
-  const input = node.inputs?.find(({ name }) => name === "cache")
-  const found = input && behind(node.graph, input.link)
-  return found?.comfyClass === CACHE ? [found] : []
+/** Whether the numbers of an instance depend on a loader. */
+function isFrom(instance, loader) {
+  const samplers = instance.node.comfyClass === CACHE ? fedBy(instance) : [instance]
+  return samplers.some((sampler) => {
+    const own = loaderOf(sampler)
+    return own && isSame(own, loader)
+  })
 }
 
-/** What the server needs to know about a node. */
-function question(node) {
-  const sampler = node.comfyClass === CACHE ? fedBy(node)[0] : node
+/** What the server needs to know about an instance. */
+function question(instance) {
+  const { comfyClass } = instance.node
+  const sampler = comfyClass === CACHE ? fedBy(instance)[0] : instance
   const loader = sampler && loaderOf(sampler)
-  const inputs = Object.fromEntries((loader?.widgets ?? []).map(({ name, value }) => [name, value]))
+  const inputs = {}
+  for (const { name } of loader?.node.widgets ?? []) inputs[name] = widgetFor(loader, name)?.value
   return {
-    node: node.comfyClass,
-    preset: widgetOf(node, "preset").value,
-    loader: loader ? { class_type: loader.comfyClass, inputs } : null,
-    steps: node.comfyClass === CACHE ? widgetOf(sampler ?? {}, "steps")?.value : undefined,
+    node: comfyClass,
+    preset: widgetFor(instance, "preset")?.value,
+    loader: loader ? { class_type: loader.node.comfyClass, inputs } : null,
+    steps: comfyClass === CACHE && sampler ? widgetFor(sampler, "steps")?.value : undefined,
   }
 }
 
-/** Ask the server for the numbers of a node's preset and show them. */
-async function ask(node) {
-  const preset = widgetOf(node, "preset")
-  const turn = (node.fastarTurn = (node.fastarTurn ?? 0) + 1)
-  const asked = question(node)
+/** Ask the server for the numbers of an instance's preset and show them. */
+async function ask(instance) {
+  const { node } = instance
+  const preset = widgetFor(instance, "preset")
+  const turn = (turns.get(keyOf(instance)) ?? 0) + 1
+  turns.set(keyOf(instance), turn)
+  const asked = question(instance)
 
   let answer
   try {
@@ -91,48 +89,93 @@ async function ask(node) {
     answer = { error: `preset: the server did not answer (${problem.message}).` }
   }
   // Another choice, or a number that was changed by hand, came first.
-  if (turn !== node.fastarTurn || preset.value !== asked.preset) return
+  noticePromoted()
+  if (turn !== turns.get(keyOf(instance)) || preset.value !== asked.preset) return
 
   if (answer.error) {
     preset.value = CUSTOM
+    rememberPromoted()
     app.extensionManager?.toast?.add({ severity: "warn", summary: node.title, detail: answer.error, life: 8000 })
-  } else {
-    for (const [name, value] of Object.entries(answer.values)) {
-      const widget = widgetOf(node, name)
-      if (widget) widget.value = value
-    }
-    preset.label = `preset (${answer.model})`
-  }
+  } else show(instance, answer)
 
-  node.graph?.setDirtyCanvas(true, true)
+  for (const { graph } of [node, ...instance.hosts]) graph?.setDirtyCanvas(true, true)
   app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.checkState?.()
-  cachesOf(node).forEach(fill)
+  cachesOf(instance).forEach(fill)
 }
 
-/** Fill in the numbers of a node, unless they are custom. */
-function fill(node) {
-  const preset = widgetOf(node, "preset")
-  if (!preset || preset.value === CUSTOM) return
-  const answer = ask(node).finally(() => waiting.delete(answer))
-  waiting.add(answer)
+/** Show the numbers of a preset. */
+function show(instance, { values, model }) {
+  const preset = widgetFor(instance, "preset")
+  for (const [name, value] of Object.entries(values)) {
+    const widget = widgetFor(instance, name)
+    if (!widget || widget.value === value) continue
+    widget.value = value
+    for (const other of othersWith(instance, name)) makeCustom(other, preset)
+  }
+  rememberPromoted()
+  // The label of a promoted widget is the user's, and saved.
+  if (preset === widgetOf(instance.node, "preset")) preset.label = `preset (${model})`
 }
 
-/** Fill in the numbers of a node once the editor has finished changing its links: one that replaces another is removed first. */
-function fillLater(node) {
-  const later = new Promise(requestAnimationFrame).then(() => {
-    if (!node.graph) return
-    fill(node)
-    cachesOf(node).forEach(fill)
-  })
-  const done = later.finally(() => waiting.delete(done))
+/** The other instances of a node for which the same widget holds a value: the widgets inside of a subgraph are shared. */
+function othersWith(instance, name) {
+  const widget = widgetFor(instance, name)
+  return instancesOf(instance.node).filter((other) => !isSame(other, instance) && widgetFor(other, name) === widget)
+}
+
+/** Make the preset of an instance custom: its numbers are no longer those of the preset. */
+function makeCustom(instance, except) {
+  const preset = widgetFor(instance, "preset")
+  if (!preset || preset === except) return
+  preset.value = CUSTOM
+  rememberPromoted()
+  if (preset === widgetOf(instance.node, "preset")) preset.label = undefined
+  instance.node.graph?.setDirtyCanvas(true, true)
+}
+
+/** Let a run wait for what is under way. */
+function waitFor(work) {
+  const done = work.finally(() => waiting.delete(done))
   waiting.add(done)
+}
+
+/** Fill in the numbers of an instance, unless they are custom. */
+function fill(instance) {
+  const preset = widgetFor(instance, "preset")
+  if (preset && preset.value !== CUSTOM) waitFor(ask(instance))
+}
+
+/** Fill in the numbers of instances once the editor has finished changing its links: one that replaces another is removed first. */
+function fillLater(find) {
+  const later = new Promise(requestAnimationFrame).then(() => {
+    for (const instance of find()) {
+      fill(instance)
+      cachesOf(instance).forEach(fill)
+    }
+  })
+  waitFor(later)
+}
+
+/** React to a change by hand of the widget of an instance. */
+function changed(instance, name) {
+  if (isLoader(instance)) {
+    if (LOADED.includes(name)) instances().filter((other) => hasPreset(other) && isFrom(other, instance)).forEach(fill)
+  } else if (hasPreset(instance)) {
+    if (name === "preset") {
+      if (widgetFor(instance, "preset")?.value === CUSTOM) widgetOf(instance.node, "preset").label = undefined
+      fill(instance)
+    } else if (settings[instance.node.comfyClass].includes(name)) {
+      makeCustom(instance)
+      if (name === "steps") cachesOf(instance).forEach(fill)
+    }
+  }
 }
 
 /** Call a function after a widget was changed in the editor, which opening a graph does not do. */
 function afterChange(widget, react) {
-  const changed = widget.callback
+  const before = widget.callback
   widget.callback = function (...args) {
-    const result = changed?.apply(this, args)
+    const result = before?.apply(this, args)
     if (!app.configuringGraph) react()
     return result
   }
@@ -149,43 +192,88 @@ function foldAdvanced(node) {
   }
 }
 
-function watchPreset(node) {
-  const preset = widgetOf(node, "preset")
-  afterChange(preset, () => {
-    if (preset.value === CUSTOM) preset.label = undefined
-    fill(node)
-  })
+/** Watch the widgets of a node, and its links. */
+function watch(node, names) {
+  for (const name of names) {
+    const widget = widgetOf(node, name)
+    if (widget) afterChange(widget, () => instancesOf(node).forEach((instance) => changed(instance, name)))
+  }
+}
 
-  for (const name of settings[node.comfyClass])
-    afterChange(widgetOf(node, name), () => {
-      preset.value = CUSTOM
-      preset.label = undefined
-      if (name === "steps") cachesOf(node).forEach(fill)
-    })
-
-  const connected = node.onConnectionsChange
+function watchLinks(node) {
+  const before = node.onConnectionsChange
   node.onConnectionsChange = function (side, slot, isConnected, link, socket) {
-    connected?.apply(this, arguments)
-    if (app.configuringGraph || !isConnected) return
-    const name = socket?.name
-    if ([...MODELS, "cache"].includes(name)) fillLater(this)
+    before?.apply(this, arguments)
+    if (app.configuringGraph || !isConnected || !socket) return
+    if (side === LiteGraph.INPUT) fillLater(() => (this.graph ? instancesOf(this).flatMap((instance) => fedThrough(instance, socket)) : []))
   }
 }
 
-function watchLoader(loader) {
-  for (const name of ["checkpoint", "grid", "size", "weights"]) {
-    const widget = widgetOf(loader, name)
-    if (widget)
-      afterChange(widget, () => {
-        for (const node of everyNode()) if (settings[node.comfyClass] && isFrom(node, loader)) fill(node)
-      })
+/** The instances whose model or cache arrives through an input of an instance: itself, or those in its subgraph. */
+function fedThrough(instance, socket) {
+  const pairs = instance.node.subgraph ? targetsOf(instance, instance.node.inputs.indexOf(socket)) : [[instance, socket]]
+  const found = pairs.filter(([target, input]) => hasPreset(target) && [...MODELS, "cache"].includes(input?.name))
+  return found.map(([target]) => target)
+}
+
+// The values of the widgets that were promoted to subgraphs' nodes, when they were last looked at. The editor changes them in several ways,
+// not all of which call the widget: its side panel does not, and it makes the widgets of a subgraph's node again at times.
+const promoted = new Map()
+
+/** The widgets that were promoted to subgraphs' nodes: [[key, value, subgraph's node as an instance, slot], ...]. */
+function promotedValues() {
+  const found = []
+  for (const instance of instances()) {
+    if (!instance.node.subgraph) continue
+    instance.node.inputs.forEach((input, slot) => {
+      const widget = instance.node.getWidgetFromSlot?.(input)
+      if (widget) found.push([`${keyOf(instance)}: ${input.name}`, widget.value, instance, slot])
+    })
+  }
+  return found
+}
+
+function rememberPromoted() {
+  promoted.clear()
+  for (const [key, value] of promotedValues()) promoted.set(key, value)
+}
+
+/** React to the promoted widgets that were changed since they were last looked at. */
+function noticePromoted() {
+  const before = new Map(promoted)
+  rememberPromoted()
+  if (app.configuringGraph) return
+  for (const [key, value, instance, slot] of promotedValues()) {
+    if (!before.has(key) || before.get(key) === value) continue
+    for (const [target, { widget }] of targetsOf(instance, slot)) if (widget) changed(target, widget.name)
   }
 }
 
-/** Whether the numbers of a node depend on a loader. */
-function isFrom(node, loader) {
-  const samplers = node.comfyClass === CACHE ? fedBy(node) : [node]
-  return samplers.some((sampler) => loaderOf(sampler) === loader)
+const watched = new WeakSet() // widgets of subgraphs' nodes
+
+function watchPromoted(host) {
+  for (const input of host.inputs) {
+    const widget = host.getWidgetFromSlot?.(input)
+    if (!widget || watched.has(widget)) continue
+    watched.add(widget)
+    afterChange(widget, noticePromoted)
+  }
+}
+
+function watchHost(host) {
+  watchLinks(host)
+  const before = host.onWidgetChanged
+  host.onWidgetChanged = function (...args) {
+    before?.apply(this, args)
+    noticePromoted()
+  }
+  // Deferred: a node that is pasted gets its values after its widgets.
+  const look = () => {
+    watchPromoted(host)
+    requestAnimationFrame(noticePromoted)
+  }
+  host.subgraph.events?.addEventListener("widget-promoted", look)
+  look()
 }
 
 app.registerExtension({
@@ -193,6 +281,7 @@ app.registerExtension({
   init() {
     const toPrompt = app.graphToPrompt
     app.graphToPrompt = async function (...args) {
+      noticePromoted()
       while (waiting.size) await Promise.allSettled([...waiting])
       return toPrompt.apply(this, args)
     }
@@ -204,9 +293,16 @@ app.registerExtension({
     settings[name] = Object.entries(own).filter(isSetting).map(([key]) => key)
   },
   nodeCreated(node) {
-    if (settings[node.comfyClass]) {
+    if (node.subgraph) watchHost(node)
+    else if (settings[node.comfyClass]) {
       foldAdvanced(node)
-      watchPreset(node)
-    } else if (isLoader(node)) watchLoader(node)
+      watch(node, ["preset", ...settings[node.comfyClass]])
+      watchLinks(node)
+    } else if (isLoader({ node })) watch(node, LOADED)
   },
+  afterConfigureGraph() {
+    for (const { node } of instances()) if (node.subgraph) watchPromoted(node)
+    rememberPromoted()
+  },
+  setup: () => api.addEventListener("graphChanged", noticePromoted),
 })
