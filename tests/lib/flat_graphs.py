@@ -10,10 +10,12 @@ def flat(graph: dict[str, Any]) -> dict[str, Any]:
     """The graph with the nodes inside each sub-graph node in its
     place: node 5 inside node 1 is "1:5", as in a prompt of the editor.
 
-    The inputs of this pack's blueprints are widgets, whose values the nodes inside hold too.
+    Inputs of a sub-graph that are widgets are left out: the nodes inside hold their values too.
     """
     definitions = {definition["id"]: definition for definition in graph.get("definitions", {}).get("subgraphs", [])}
+    graph = copy.deepcopy(graph)
     nodes, links = [], {link[0]: link for link in graph["links"]}
+    entering: dict[Any, list[Any]] = {}  # link to a sub-graph's node: the links to the nodes inside that it becomes
     for node in graph["nodes"]:
         if node["type"] not in definitions:
             nodes.append(node)
@@ -23,7 +25,11 @@ def flat(graph: dict[str, Any]) -> dict[str, Any]:
         for link in inside["links"]:
             origin = [f"{node['id']}:{link['origin_id']}", link["origin_slot"]]
             if link["origin_id"] == -10:
-                renamed[link["id"]] = [None]
+                outside = node["inputs"][link["origin_slot"]]["link"]
+                renamed[link["id"]] = [None if outside is None else f"{node['id']}:{link['id']}"]
+                if outside is not None:
+                    target = [f"{node['id']}:{link['target_id']}", link["target_slot"], link["type"]]
+                    entering.setdefault(outside, []).append([*renamed[link["id"]], *target])
             elif link["target_id"] == -20:
                 renamed[link["id"]] = node["outputs"][link["target_slot"]]["links"]
                 for number in renamed[link["id"]]:
@@ -40,4 +46,13 @@ def flat(graph: dict[str, Any]) -> dict[str, Any]:
             for output in inner["outputs"]:
                 output["links"] = [number for link in output["links"] for number in renamed[link]]
             nodes.append(inner)
+
+    for outside, inner_links in entering.items():
+        _, *origin = links.pop(outside)[:3]
+        for number, *target in inner_links:
+            links[number] = [number, *origin, *target]
+    for node in nodes:
+        for output in node["outputs"]:
+            numbers = [entering.get(link, [[link]]) for link in output["links"]]
+            output["links"] = [number for inner_links in numbers for number, *_ in inner_links]
     return {**graph, "nodes": nodes, "links": [*links.values()]}
