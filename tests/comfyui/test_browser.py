@@ -25,8 +25,8 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
 READY = """() => Boolean(window.app?.graph && window.app.extensionManager
     && Object.keys(LiteGraph.registered_node_types).length > 50)"""
-# Where nodes are, in the units of the graph and with title bars, which lie above a node's position. Nodes 2.0 knows what
-# is on the screen; the classic renderer draws nodes at their sizes, a collapsed one as its title bar.
+# Where nodes are, in the units of the graph and with title bars, which lie above a node's position. In Nodes 2.0 the
+# screen knows; the classic renderer draws nodes at their sizes, a collapsed one as its title bar.
 BOXES = """() => app.graph._nodes.map(node => {
     const {scale, offset} = app.canvas.ds, canvas = app.canvas.canvas.getBoundingClientRect()
     const about = {type: node.title ?? node.type}
