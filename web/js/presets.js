@@ -14,13 +14,30 @@ const FREE = ["enabled", "preset", "images", "parallel", "draft_parallel", "deta
 const KINDS = ["INT", "FLOAT", "BOOLEAN", "COMBO"]
 // Sockets that lead to the loader of the sampled model.
 const MODELS = ["model", "target", "tar"]
-// Identifiers of the editor: the ends of a subgraph, as the source or the target of its links.
+// The editor's identifier of the inputs of a subgraph, as the source of links; a number or, in newer frontends, a text.
 const SUBGRAPH_INPUT = -10
 
 const settings = {} // names of the widgets that a preset sets, by node type
 const waiting = new Set() // answers that have not come yet
 
-const widgetOf = (node, name) => node.widgets?.find((widget) => widget.name === name)
+const ownWidget = (node, name) => node.widgets?.find((widget) => widget.name === name)
+
+/** The subgraph's node and the widget on it that stands for a node's widget; undefined if the widget is not promoted. */
+function promoted(node, name) {
+  const socket = node.inputs?.find((input) => input.widget?.name === name)
+  const link = socket?.link == null ? undefined : node.graph?.getLink(socket.link)
+  if (!link || Number(link.origin_id) !== SUBGRAPH_INPUT) return undefined
+
+  const outside = everyNode().find((other) => other.subgraph === node.graph)
+  const outer = outside?.inputs[link.origin_slot]?.widget?.name
+  return outer === undefined ? undefined : [outside, outer]
+}
+
+/** The widget whose value a run takes: the node's own, or the one on the subgraph's node to which it is promoted. */
+function widgetOf(node, name) {
+  const outer = promoted(node, name)
+  return (outer && widgetOf(...outer)) ?? ownWidget(node, name)
+}
 
 /** All nodes of the open workflow, those in subgraphs too. */
 function everyNode() {
@@ -34,7 +51,7 @@ function behind(graph, linkId, depth = 0) {
   const link = linkId == null ? undefined : graph.getLink(linkId)
   if (!link || depth > 50) return undefined
 
-  if (link.origin_id === SUBGRAPH_INPUT) {
+  if (Number(link.origin_id) === SUBGRAPH_INPUT) {
     const outside = everyNode().find((node) => node.subgraph === graph)
     return outside && behind(outside.graph, outside.inputs[link.origin_slot]?.link, depth + 1)
   }
@@ -45,7 +62,7 @@ function behind(graph, linkId, depth = 0) {
   return node
 }
 
-const isLoader = (node) => node?.comfyClass?.startsWith("FastARLoad") && widgetOf(node, "checkpoint") !== undefined
+const isLoader = (node) => node?.comfyClass?.startsWith("FastARLoad") && ownWidget(node, "checkpoint") !== undefined
 
 /** The loader of the model that a node samples. */
 function loaderOf(node) {
@@ -68,7 +85,7 @@ function cachesOf(node) {
 function question(node) {
   const sampler = node.comfyClass === CACHE ? fedBy(node)[0] : node
   const loader = sampler && loaderOf(sampler)
-  const inputs = Object.fromEntries((loader?.widgets ?? []).map(({ name, value }) => [name, value]))
+  const inputs = Object.fromEntries((loader?.widgets ?? []).map(({ name }) => [name, widgetOf(loader, name).value]))
   return {
     node: node.comfyClass,
     preset: widgetOf(node, "preset").value,
@@ -97,10 +114,8 @@ async function ask(node) {
     preset.value = CUSTOM
     app.extensionManager?.toast?.add({ severity: "warn", summary: node.title, detail: answer.error, life: 8000 })
   } else {
-    for (const [name, value] of Object.entries(answer.values)) {
-      const widget = widgetOf(node, name)
-      if (widget) widget.value = value
-    }
+    for (const [name, value] of Object.entries(answer.values))
+      for (const widget of [ownWidget(node, name), widgetOf(node, name)]) if (widget) widget.value = value
     preset.label = `preset (${answer.model})`
   }
 
@@ -149,19 +164,24 @@ function foldAdvanced(node) {
   }
 }
 
-function watchPreset(node) {
+/** What a choice of a node's preset does. */
+function presetChosen(node) {
   const preset = widgetOf(node, "preset")
-  afterChange(preset, () => {
-    if (preset.value === CUSTOM) preset.label = undefined
-    fill(node)
-  })
+  if (preset.value === CUSTOM) preset.label = undefined
+  fill(node)
+}
 
-  for (const name of settings[node.comfyClass])
-    afterChange(widgetOf(node, name), () => {
-      preset.value = CUSTOM
-      preset.label = undefined
-      if (name === "steps") cachesOf(node).forEach(fill)
-    })
+/** What a number that is changed by hand does. */
+function numberChanged(node, name) {
+  const preset = widgetOf(node, "preset")
+  preset.value = CUSTOM
+  preset.label = undefined
+  if (name === "steps") cachesOf(node).forEach(fill)
+}
+
+function watchPreset(node) {
+  afterChange(ownWidget(node, "preset"), () => presetChosen(node))
+  for (const name of settings[node.comfyClass]) afterChange(ownWidget(node, name), () => numberChanged(node, name))
 
   const connected = node.onConnectionsChange
   node.onConnectionsChange = function (side, slot, isConnected, link, socket) {
@@ -172,13 +192,37 @@ function watchPreset(node) {
   }
 }
 
+/** Widgets of a loader on which the numbers depend. */
+const DECIDE = ["checkpoint", "grid", "size", "weights"]
+
+/** What another model in a loader does. */
+function modelChanged(loader) {
+  for (const node of everyNode()) if (settings[node.comfyClass] && isFrom(node, loader)) fill(node)
+}
+
 function watchLoader(loader) {
-  for (const name of ["checkpoint", "grid", "size", "weights"]) {
-    const widget = widgetOf(loader, name)
-    if (widget)
+  for (const name of DECIDE) {
+    const widget = ownWidget(loader, name)
+    if (widget) afterChange(widget, () => modelChanged(loader))
+  }
+}
+
+const watched = new WeakSet() // widgets of subgraphs' nodes
+
+/** The same for the widgets that a subgraph's node has of the nodes inside it: their callbacks are not those of the nodes inside. */
+function watchPromoted() {
+  for (const node of everyNode()) {
+    const preset = settings[node.comfyClass] ? ["preset", ...settings[node.comfyClass]] : []
+    for (const name of isLoader(node) ? DECIDE : preset) {
+      const widget = promoted(node, name) && widgetOf(node, name)
+      if (!widget || watched.has(widget)) continue
+      watched.add(widget)
       afterChange(widget, () => {
-        for (const node of everyNode()) if (settings[node.comfyClass] && isFrom(node, loader)) fill(node)
+        if (isLoader(node)) modelChanged(node)
+        else if (name === "preset") presetChosen(node)
+        else numberChanged(node, name)
       })
+    }
   }
 }
 
@@ -193,6 +237,7 @@ app.registerExtension({
   init() {
     const toPrompt = app.graphToPrompt
     app.graphToPrompt = async function (...args) {
+      watchPromoted() // widgets that were promoted by hand
       while (waiting.size) await Promise.allSettled([...waiting])
       return toPrompt.apply(this, args)
     }
@@ -208,5 +253,8 @@ app.registerExtension({
       foldAdvanced(node)
       watchPreset(node)
     } else if (isLoader(node)) watchLoader(node)
+    // A subgraph's node gets its widgets after it was made.
+    requestAnimationFrame(watchPromoted)
   },
+  afterConfigureGraph: () => requestAnimationFrame(watchPromoted),
 })
