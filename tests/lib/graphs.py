@@ -78,6 +78,13 @@ class Core:
     def ImageFromBatch(self, image, batch_index, length):
         return (image[batch_index : batch_index + length],)
 
+    def LoadImage(self, image, control=None):
+        assert image == "example.png"  # which every ComfyUI has: 768 x 768, nothing transparent
+        return (torch.linspace(0, 1, 768).expand(1, 3, 768, 768).movedim(1, -1), torch.zeros(1, 64, 64))
+
+    def ComfySwitchNode(self, on_false, on_true, switch):
+        return (on_true if switch else on_false,)
+
     def ImageCompare(self, image_a, image_b):
         return ()
 
