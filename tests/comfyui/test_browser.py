@@ -93,6 +93,11 @@ DESKTOP = {"width": 1920, "height": 1080}
 # Texts of nodes that stand on the screen.
 SEEN = """() => [...document.querySelectorAll('textarea')].filter(
     area => area.readOnly && area.checkVisibility()).map(area => area.value).join('|')"""
+# Whether the canvas has followed the window's size.
+FILLED = """() => {
+    const {width, height} = app.canvas.canvas.getBoundingClientRect()
+    return width <= innerWidth && width > innerWidth - 100 && height <= innerHeight && height > innerHeight - 150
+}"""
 OPENED = "app.canvas.ds.scale"
 OPEN_TEMPLATE = "([graph, name]) => app.loadGraphData(graph, true, true, name, {openSource: 'template'})"
 
@@ -155,7 +160,7 @@ def _run(comfy: Comfy, page: Any) -> dict[str, Any]:
 def _open(page: Any, name: str, window: dict[str, int]) -> None:
     """Open a template in a window of this size, and look at how it lies there."""
     page.set_viewport_size(window)
-    page.wait_for_timeout(500)
+    page.wait_for_function(FILLED)
     page.evaluate(OPEN_TEMPLATE, [load_workflow(name), name])
     page.wait_for_timeout(2500)
     _looks_well(page)
