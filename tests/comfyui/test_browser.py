@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,10 +159,13 @@ def _run(comfy: Comfy, page: Any) -> dict[str, Any]:
 
 
 def _open(page: Any, name: str, window: dict[str, int]) -> None:
-    """Open a template in a window of this size, and look at how it lies there."""
+    """Open a template in a window of this size, and look at how it lies there.
+
+    With a new id: of a graph that was open before, the editor restores the view.
+    """
     page.set_viewport_size(window)
     page.wait_for_function(FILLED)
-    page.evaluate(OPEN_TEMPLATE, [load_workflow(name), name])
+    page.evaluate(OPEN_TEMPLATE, [{**load_workflow(name), "id": str(uuid.uuid4())}, name])
     page.wait_for_timeout(2500)
     _looks_well(page)
 
