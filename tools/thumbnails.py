@@ -25,7 +25,8 @@ FOLDER = ROOT / "workflows"
 SIDE, QUALITY = 512, 90
 # Pixels of one of two images that lie one over the other, of one of four, and of the line around them.
 OF_TWO, OF_FOUR, GAP = 328, 252, 4
-STEPS = 16  # of a race
+# AR steps of the two runs of a race that have ended.
+STEPS = (22, 27)
 GREY = 128  # of tokens that are not decided yet
 
 
@@ -76,8 +77,11 @@ def _images(template: Template) -> list[np.ndarray]:
         return [sweep.store.read(cell.key)[0] for cell in sweep.cells[:4]]
 
     if races := template.of("FastARTimeLapse"):
-        race = races[0]
-        return [_begun(template.given(race, f"image_{k}"), template.given(race, f"report_{k}")) for k in (1, 2)]
+        shown = []
+        for number, steps in enumerate(STEPS, start=1):
+            image, report = (template.given(races[0], f"{name}_{number}") for name in ("image", "report"))
+            shown.append(_begun(image, report, steps))
+        return shown
 
     if comparisons := template.of("FastARCompare"):
         # What the Advisor recommends is another sampler on another machine: the plain sampler's image only.
@@ -95,12 +99,12 @@ def _pixels(image: Any) -> np.ndarray:
     return (image[0].clamp(0, 1) * 255).round().to(torch.uint8).numpy()
 
 
-def _begun(image: Any, report: Any) -> np.ndarray:
+def _begun(image: Any, report: Any, steps: int) -> np.ndarray:
     """An image after some AR steps, the tokens to come in grey."""
     pixels = _pixels(image).copy()
     step = np.asarray(report.maps["step"])[0]
     cell = pixels.shape[0] // step.shape[0]
-    to_come = np.kron(step >= STEPS, np.ones((cell, cell), bool))
+    to_come = np.kron(step >= steps, np.ones((cell, cell), bool))
     pixels[to_come] = GREY
     return pixels
 
