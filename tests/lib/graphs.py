@@ -80,7 +80,7 @@ class Core:
         return (image[batch_index : batch_index + length],)
 
     def LoadImage(self, image, control=None):
-        assert image == "example.png"  # which every ComfyUI has: 768 x 768, nothing transparent; here another image
+        assert image in ("example.png", "")  # the file that every ComfyUI has, or none; here another image
         rgb, _ = picture_book.render(picture_book.scenes(1, 4), 64)
         pixels = torch.from_numpy(rgb).movedim(-1, 1) / 255
         large = torch.nn.functional.interpolate(pixels, (768, 768), mode="bicubic").clamp(0, 1)
