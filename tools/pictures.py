@@ -1,7 +1,7 @@
 """Draw the icon and the images of the help pages: ``python -m fastar_nodes.tools.pictures [NAME ...]``.
 
 Samplers are drawn by the demo on fixed seeds, without seconds, so that an image changes only if a sampler does.
-Images of other nodes are the thumbnails of the templates that show them, smaller.
+Images of other nodes are what the templates that have them draw, with the seconds of the run.
 """
 
 import argparse
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw
 
 from ..assembly import decode
@@ -21,6 +22,9 @@ from ..reports.drawing import Ink
 from ..reports.grid import compare_grid
 from ..reports.maps import OUTCOMES, token_map
 from ..reports.record import ACCEPTED, DRAFTED, PLAIN
+from ..reports.timelapse import time_lapse
+from ..samplers.registry import SAMPLERS
+from .thumbnails import Template
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER, ICON = ROOT / "web" / "docs" / "images", ROOT / "docs" / "icon.png"
@@ -36,13 +40,13 @@ PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "FastARZipARSampler": ("llamagen,zipar", (), ("fixed at step",)),
     "FastARMuLoSDSampler": ("llamagen,mulosd", (), ("outcome",)),
 }
-# Help page to the template.
+# Help page to the number of the template.
 TEMPLATES = {
-    "FastARCompare": "FastAR 04 FastHybrid vs MAR",
-    "FastARPasteInpaintedArea": "FastAR 09 Inpaint with MAR",
-    "FastARSweepGrid": "FastAR 20 Sweep FastHybrid",
-    "FastARAdvisor": "FastAR 21 Advisor and slider",
-    "FastARTimeLapse": "FastAR 25 Time-lapse - MAR and FastHybrid race",
+    "FastARCompare": "03",
+    "FastARPasteInpaintedArea": "05",
+    "FastARSweepGrid": "08",
+    "FastARAdvisor": "12",
+    "FastARTimeLapse": "07",
 }
 
 
@@ -66,6 +70,22 @@ def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str]) -> np.ndarray
     return compare_grid(cells, labels, [None] * len(cells), columns=len(cells))
 
 
+def drawn(number: str) -> np.ndarray:
+    """The image that a template saves, of an animation a frame in the middle; uint8 [H, W, 3]."""
+    (path,) = [path for path in (ROOT / "workflows").glob(f"{number} *.json") if not path.stem.endswith(".app")]
+    template = Template(path)
+    races = template.of("FastARTimeLapse")
+    if not races:
+        return template.saved()
+
+    images, reports = [], []
+    for k in (1, 2):
+        images.append((template.given(races[0], f"image_{k}") * 255).round().to(torch.uint8).numpy())
+        reports.append(template.given(races[0], f"report_{k}"))
+    frames = time_lapse(images, [SAMPLERS[report.sampler].title for report in reports], reports, duration=4.0)
+    return frames[len(frames) // 2]
+
+
 def icon(side: int = 256) -> Image.Image:
     """A grid of 8 x 8 tokens in which accepted and drafted ones form two arrow heads."""
     outcome = np.full((8, 8), PLAIN)
@@ -86,7 +106,7 @@ def icon(side: int = 256) -> Image.Image:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m fastar_nodes.tools.images", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m fastar_nodes.tools.pictures", description=__doc__)
     both = [*PAGES, *TEMPLATES]
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"icon, or a page; default all: {', '.join(both)}")
     names = parser.parse_args(argv).names or ["icon", *both]
@@ -96,8 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == "icon":
             icon().save(ICON, optimize=True)
         elif name in both:
-            template = ROOT / "workflows" / f"{TEMPLATES.get(name)}.jpg"
-            picture = Image.open(template) if name in TEMPLATES else Image.fromarray(sheet(*PAGES[name]))
+            picture = Image.fromarray(drawn(TEMPLATES[name]) if name in TEMPLATES else sheet(*PAGES[name]))
             picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
             picture.save(FOLDER / f"{name}.jpg", quality=QUALITY, optimize=True)
         else:

@@ -226,13 +226,13 @@ MENU = "id => app.graph.getNodeById(id).widgets.find(w => w.name === 'checkpoint
 
 
 def test_opening_a_graph_changes_nothing(editor: Any) -> None:
-    graph = load_workflow("FastAR 01 Label to picture - MAR")
-    sampler = next(n for n in graph["nodes"] if n["type"] == "FastARFastHybridSampler")
-    sampler["widgets_values"][4] = 11  # steps, which no preset has
+    graph = load_workflow("01 Cat")
+    sampler = next(n for n in graph["nodes"] if n["type"] == "FastARMARSampler")
+    sampler["widgets_values"][3] = 11  # steps, which no preset has
     editor.evaluate("graph => app.loadGraphData(graph)", graph)
     editor.wait_for_timeout(1500)
     found = shown(editor, sampler["id"])
-    assert (found["preset"], found["steps"]) == ("balanced", 11)
+    assert (found["preset"], found["steps"]) == ("recommended", 11)
 
 
 def test_a_cache_follows_the_model_of_the_sampler_that_it_feeds(editor: Any) -> None:

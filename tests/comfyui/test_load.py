@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comfy_host import WORKFLOWS, Comfy, Missing, Rejected, graph, load_workflow, to_api
+from comfy_host import TEMPLATES, Comfy, Missing, Rejected, defaults, graph, load_workflow, to_api
 
 LONG = os.environ.get("FASTAR_SOAK") == "1"
 PROMPTS, SECONDS = (200, 1200.0) if LONG else (12, 0.0)
@@ -70,7 +70,7 @@ def info(comfy: Comfy) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def prompts(info) -> list[dict[str, Any]]:
     """The shared graphs, shortened, and the small one of the other tests."""
-    found = [to_api(load_workflow(name), info) for name in WORKFLOWS]
+    found = [to_api(load_workflow(name), info) for name in TEMPLATES]
     return [shortened(prompt) for prompt in (graph(), *found)]
 
 
@@ -173,26 +173,53 @@ def test_many_prompts_leave_nothing_behind(comfy, prompts):
 
 
 SLOW = {"steps": 64, "diffusion_steps": 200}
-# Workflow and class of the node that is interrupted, and changes that make it slow enough.
+# Node that is interrupted; the loader of its model and what makes its condition.
 RUNS = {
-    "MAR": ("FastAR 04 FastHybrid vs MAR", SLOW),
-    "FastHybrid": ("FastAR 04 FastHybrid vs MAR", SLOW),
-    "LazyMAR": ("FastAR 05 LazyMAR vs MAR", SLOW),
-    "CSpD": ("FastAR 07 CSpD draft and target", SLOW),
-    "PAR": ("FastAR 10 PAR vs LlamaGen", {}),
-    "ZipAR": ("FastAR 11 ZipAR windows", {}),
-    "LlamaGen": ("FastAR 10 PAR vs LlamaGen", {}),
-    "MuLoSD": ("FastAR 13 MuLo-SD with LlamaGen", {}),
-    "TarPrompt": ("FastAR 14 Tar text to image", {}),
-    "FastHybridSampler": ("FastAR 17 Prompt to picture - Harmon", SLOW),
+    "FastARMARSampler": ("FastARLoadMAR", "FastARClassLabel"),
+    "FastARFastHybridSampler": ("FastARLoadMAR", "FastARClassLabel"),
+    "FastARLazyMARSampler": ("FastARLoadMAR", "FastARClassLabel"),
+    "FastARCSpDSampler": ("FastARLoadMAR", "FastARClassLabel"),
+    "FastARPARSampler": ("FastARLoadLlamaGen", "FastARClassLabel"),
+    "FastARZipARSampler": ("FastARLoadLlamaGen", "FastARClassLabel"),
+    "FastARLlamaGenSampler": ("FastARLoadLlamaGen", "FastARClassLabel"),
+    "FastARMuLoSDSampler": ("FastARLoadLlamaGen", "FastARClassLabel"),
+    "FastARTarPrompt": ("FastARLoadTar", ""),
+}
+DRAFTS = {"FastARLoadMAR": "demo-draft", "FastARLoadLlamaGen": "demo-llamagen-low"}
+# Values of widgets that differ from the defaults.
+CHOSEN = {
+    "FastARLoadLlamaGen": {"checkpoint": "demo-llamagen"},
+    "FastARClassLabel": {"labels": "cat", "label_set": "picture-book"},
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_interrupt_within_a_step(comfy, info, name):
-    workflow, changes = RUNS[name]
-    prompt = to_api(load_workflow(workflow), info)
-    target = next(key for key in prompt if prompt[key]["class_type"].startswith(f"FastAR{name}"))
+def prompt_with(kind: str, info: dict[str, Any]) -> dict[str, Any]:
+    """A prompt whose node "3" is of this type, with the models of the demo."""
+    loader, maker = RUNS[kind]
+    inputs = defaults(info[kind])
+    prompt = {"1": {"class_type": loader, "inputs": defaults(info[loader], **CHOSEN.get(loader, {}))}}
+    prompt["3"] = {"class_type": kind, "inputs": inputs}
+    if maker:
+        prompt["2"] = {"class_type": maker, "inputs": defaults(info[maker], **CHOSEN[maker])}
+        inputs["condition"] = ["2", 0]
+    else:
+        inputs |= {"tar": ["1", 0], "text": "a cat"}
+    sockets = {**info[kind]["input"]["required"], **info[kind]["input"].get("optional", {})}
+    for name in ("model", "target"):
+        if name in sockets:
+            inputs[name] = ["1", 0]
+    if "draft" in sockets:
+        prompt["4"] = {"class_type": loader, "inputs": defaults(info[loader], checkpoint=DRAFTS[loader])}
+        inputs["draft"] = ["4", 0]
+    prompt["5"] = {"class_type": "PreviewAny", "inputs": {"source": ["3", 0]}}
+    return prompt
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_interrupt_within_a_step(comfy, info, kind):
+    prompt = prompt_with(kind, info)
+    target = "3"
+    changes = SLOW if RUNS[kind][0] == "FastARLoadMAR" else {}
     for key in ours(prompt):
         inputs = prompt[key]["inputs"]
         inputs |= {k: v for k, v in changes.items() if k in inputs}
@@ -214,6 +241,6 @@ def test_interrupt_within_a_step(comfy, info, name):
             assert kind not in ("execution_success", "execution_error"), (kind, data)
     late = [at for _, at in steps if asked and at > asked]
     # A step may end between the reading of its event and the arrival of the request, and one is under way.
-    assert len(late) <= 2, f"{name}: {len(late)} steps after the request"
-    print(f"{name}: interrupted {took:.3f} s after the request, {len(late)} steps later")
+    assert len(late) <= 2, f"{kind}: {len(late)} steps after the request"
+    print(f"{kind}: interrupted {took:.3f} s after the request, {len(late)} steps later")
     assert comfy.failure(comfy.wait(queued)) == "interrupted"

@@ -1,19 +1,17 @@
 """What a node says about its run stays on the node: after the run, in saved graphs, in Apps. Both renderers."""
 
+import uuid
 from pathlib import Path
 from typing import Any
 
-from comfy_host import Comfy, load_workflow
-from test_browser import OPEN_TEMPLATE, _no_complaint, _run, browser, editor  # noqa: F401  fixtures
+from comfy_host import APPS, Comfy, load_workflow
+from test_browser import OPEN_TEMPLATE, SEEN, _no_complaint, _run, browser, editor  # noqa: F401  fixtures
 
 # ruff: noqa: F811
 
-PROMPTED = "FastAR 17 Prompt to picture - Harmon"
+PROMPTED = "06 Prompt"
 # Text on the nodes of a type: what the widget holds.
 TEXT = "type => app.graph._nodes.find(n => n.type === type).widgets.find(w => w.name === 'last run').value"
-# The same as it stands on the screen; "" if it is not shown.
-SEEN = """() => [...document.querySelectorAll('textarea')].filter(
-    area => area.readOnly && area.checkVisibility()).map(area => area.value).join('|')"""
 TYPE_PROMPT = """text => {
     const node = app.graph._nodes.find(n => n.type === 'FastARPrompt')
     node.widgets.find(w => w.name === 'text').value = text
@@ -70,30 +68,24 @@ def test_texts_stay_after_a_run_and_in_the_saved_graph(comfy: Comfy, editor: Any
 
 def test_a_result_that_is_reused_says_the_same_again(comfy: Comfy, editor: Any, workflow: dict[str, Any]) -> None:
     """The text of a node that does not run again, in an editor that was opened meanwhile."""
-    graph = load_workflow("FastAR 01 Label to picture - MAR")
-    graph["nodes"] = [
-        {**node, "widgets_values": [7, "fixed"]} if node["type"] == "SeedNode" else node for node in graph["nodes"]
-    ]
+    graph = load_workflow("01 Cat")
     editor.evaluate("graph => app.loadGraphData(graph)", graph)
     editor.wait_for_timeout(1000)
     _run(comfy, editor)
     editor.wait_for_timeout(1000)
-    said = editor.evaluate(TEXT, "FastARFastHybridSampler")
+    said = editor.evaluate(TEXT, "FastARMARSampler")
     editor.evaluate("graph => app.loadGraphData(graph)", graph)
     editor.wait_for_timeout(1000)
-    assert said and editor.evaluate(TEXT, "FastARFastHybridSampler") == ""
+    assert said and editor.evaluate(TEXT, "FastARMARSampler") == ""
     editor.get_by_role("button", name="Run", exact=True).first.click()
     editor.wait_for_timeout(4000)
-    assert editor.evaluate(TEXT, "FastARFastHybridSampler") == said
+    assert editor.evaluate(TEXT, "FastARMARSampler") == said
 
 
 def test_an_app_shows_the_text(comfy: Comfy, editor: Any, artifacts: Path) -> None:
-    """An App that lists the text among its inputs."""
-    name = "FastAR 01 Label to picture - MAR.app"
-    app = load_workflow(name)
-    sampler = next(node["id"] for node in app["nodes"] if node["type"] == "FastARFastHybridSampler")
-    app["extra"]["linearData"]["inputs"].append([sampler, "last run"])
-    editor.evaluate(OPEN_TEMPLATE, [app, name])
+    """Apps list the text among their inputs."""
+    (name,) = [name for name in APPS if name.startswith("01 ")]
+    editor.evaluate(OPEN_TEMPLATE, [load_workflow(name), name])
     editor.wait_for_timeout(2500)
     tour = editor.get_by_role("button", name="Skip", exact=True)
     if tour.count():
@@ -109,8 +101,21 @@ TABLE = """() => [...document.querySelectorAll('.widget-text-preview')].filter(b
     box => [box.querySelector('textarea')?.value ?? '', box.querySelectorAll('table td').length])"""
 
 
+# Preview as Text for the table of the graph's one comparison.
+ADD_TABLE = """() => {
+    const compare = app.graph._nodes.find(node => node.outputs?.some(output => output.name === 'table'))
+    const text = LiteGraph.createNode('PreviewAny')
+    app.graph.add(text)
+    text.pos = [compare.pos[0], compare.pos[1] + 1000]
+    text.size = [700, 300]
+    compare.connect(compare.outputs.findIndex(output => output.name === 'table'), text, 0)
+    app.canvas.centerOnNode(text)
+}"""
+
+
 def test_tables_have_no_raw_pipes(comfy: Comfy, editor: Any, artifacts: Path) -> None:
-    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("FastAR 04 FastHybrid vs MAR"))
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("03 FastHybrid"))
+    editor.evaluate(ADD_TABLE)
     editor.wait_for_timeout(1500)
     assert not comfy.failure(_run(comfy, editor))
     editor.wait_for_timeout(2000)
@@ -127,10 +132,11 @@ def test_tables_have_no_raw_pipes(comfy: Comfy, editor: Any, artifacts: Path) ->
 
 
 def test_texts_of_one_graph_do_not_appear_on_nodes_of_another(comfy: Comfy, editor: Any) -> None:
-    """Both graphs have a sampler of the same id. What was said meanwhile is there when the first is opened again."""
-    first, second = load_workflow("FastAR 01 Label to picture - MAR"), load_workflow(PROMPTED)
-    number = next(node["id"] for node in first["nodes"] if node["type"] == "FastARFastHybridSampler")
-    assert number in [node["id"] for node in second["nodes"] if node["type"] == "FastARFastHybridSampler"]
+    """A template that was saved under another name has nodes of the same ids. What was said meanwhile is there when
+    the first is opened again.
+    """
+    first = load_workflow("01 Cat")
+    second = {**load_workflow("01 Cat"), "id": str(uuid.uuid4())}
     editor.evaluate("graph => app.loadGraphData(graph)", first)
     editor.wait_for_timeout(1000)
     comfy.post("/free", {"unload_models": True, "free_memory": True})
@@ -143,7 +149,7 @@ def test_texts_of_one_graph_do_not_appear_on_nodes_of_another(comfy: Comfy, edit
         if set(comfy.get("/history")) - before:
             break
     editor.wait_for_timeout(1500)
-    assert editor.evaluate(TEXT, "FastARFastHybridSampler") == ""
+    assert editor.evaluate(TEXT, "FastARMARSampler") == ""
     editor.evaluate("graph => app.loadGraphData(graph)", first)
     editor.wait_for_timeout(1500)
-    assert " passes" in editor.evaluate(TEXT, "FastARFastHybridSampler")
+    assert " passes" in editor.evaluate(TEXT, "FastARMARSampler")

@@ -98,6 +98,7 @@ class Comfy:
             shutil.copytree(ROOT, self.base / "custom_nodes" / PACK, ignore=shutil.ignore_patterns(".*", "tests"))
         (self.base / "startup").mkdir()
         (self.base / "startup" / "sitecustomize.py").write_text(_STACKS)
+        self._copy_example()
         # Stands for Janus-Pro-1B: the recorded tiny network on the grid of the real one.
         weights = self.base / "models" / "fastar" / "Janus-Pro-1B"
         shutil.copytree(JANUS, weights, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -118,6 +119,11 @@ class Comfy:
             cwd=self.base,
             env={**os.environ, **own, **(environment or {})},
         )
+
+    def _copy_example(self) -> None:
+        """Give the server the one image that ComfyUI comes with."""
+        (self.base / "input").mkdir()
+        shutil.copy(self.core / "input" / "example.png", self.base / "input")
 
     def __enter__(self) -> "Comfy":
         began = time.monotonic()
@@ -266,8 +272,15 @@ VIRTUAL = ("Note", "MarkdownNote")  # what the editor draws and the server never
 WORKFLOWS = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
 
 
+# Those that are opened as Apps are the same graphs once more.
+APPS = [name for name in WORKFLOWS if name.endswith(".app")]
+TEMPLATES = [name for name in WORKFLOWS if name not in APPS]
+
+
 def load_workflow(name: str) -> dict[str, Any]:
-    """A shared graph of this pack."""
+    """A template of this pack, by its name or by words with which the name of one begins ("03 FastHybrid")."""
+    if name not in WORKFLOWS:
+        (name,) = [known for known in TEMPLATES if known.startswith(f"{name} ")]
     return json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -334,9 +347,10 @@ TEN |= {"settings": "steps=4, diffusion_steps=6, guided_steps=3"}
 
 def sweep_workflow(folder: str) -> dict[str, Any]:
     """The shared sweep with :data:`TEN`."""
-    workflow = load_workflow("FastAR 20 Sweep FastHybrid")
+    workflow = load_workflow("08 Sweep")
     values = {"FastARSweep": {**TEN, "folder": folder}, "FastARClassLabel": {"labels": "cat"}}
-    for node in workflow["nodes"]:
+    inside = [node for about in workflow.get("definitions", {}).get("subgraphs", []) for node in about["nodes"]]
+    for node in [*workflow["nodes"], *inside]:
         for name, value in values.get(node["type"], {}).items():
             node["widgets_values"][[*widgets(node["type"])].index(name)] = value
     return workflow

@@ -5,54 +5,72 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+# Ids that a sub-graph gives to its own inputs and outputs.
+INPUTS = -10
+OUTPUTS = -20
+
 
 def flat(graph: dict[str, Any]) -> dict[str, Any]:
     """The graph with the nodes inside each sub-graph node in its
     place: node 5 inside node 1 is "1:5", as in a prompt of the editor.
 
-    Inputs of a sub-graph that are widgets are left out: the nodes inside hold their values too.
+    Widgets on the sub-graph node need no care: the nodes inside hold their values.
     """
-    definitions = {definition["id"]: definition for definition in graph.get("definitions", {}).get("subgraphs", [])}
-    graph = copy.deepcopy(graph)
-    nodes, links = [], {link[0]: link for link in graph["links"]}
-    entering: dict[Any, list[Any]] = {}  # link to a sub-graph's node: the links to the nodes inside that it becomes
-    for node in graph["nodes"]:
-        if node["type"] not in definitions:
-            nodes.append(node)
-            continue
-        inside = copy.deepcopy(definitions[node["type"]])
-        renamed: dict[int, list[Any]] = {}  # link inside to its links outside
-        for link in inside["links"]:
-            origin = [f"{node['id']}:{link['origin_id']}", link["origin_slot"]]
-            if link["origin_id"] == -10:
-                outside = node["inputs"][link["origin_slot"]]["link"]
-                renamed[link["id"]] = [None if outside is None else f"{node['id']}:{link['id']}"]
-                if outside is not None:
-                    target = [f"{node['id']}:{link['target_id']}", link["target_slot"], link["type"]]
-                    entering.setdefault(outside, []).append([*renamed[link["id"]], *target])
-            elif link["target_id"] == -20:
-                renamed[link["id"]] = node["outputs"][link["target_slot"]]["links"]
-                for number in renamed[link["id"]]:
-                    links[number] = [number, *origin, *links[number][3:]]
-            else:
-                number = f"{node['id']}:{link['id']}"
-                renamed[link["id"]] = [number]
-                target = [f"{node['id']}:{link['target_id']}", link["target_slot"], link["type"]]
-                links[number] = [number, *origin, *target]
-        for inner in inside["nodes"]:
-            inner["id"] = f"{node['id']}:{inner['id']}"
-            for socket in inner["inputs"]:
-                socket["link"] = renamed[socket["link"]][0] if socket["link"] is not None else None
-            for output in inner["outputs"]:
-                output["links"] = [number for link in output["links"] for number in renamed[link]]
-            nodes.append(inner)
+    whole = copy.deepcopy(graph)
+    definitions = {definition["id"]: definition for definition in whole.get("definitions", {}).get("subgraphs", [])}
+    nodes = [node for node in whole["nodes"] if node["type"] not in definitions]
+    inside = {}
+    for node in whole["nodes"]:
+        if node["type"] in definitions:
+            inside[node["id"]] = copy.deepcopy(definitions[node["type"]])
 
-    for outside, inner_links in entering.items():
-        _, *origin = links.pop(outside)[:3]
-        for number, *target in inner_links:
-            links[number] = [number, *origin, *target]
+    links = {link[0]: list(link) for link in whole["links"]}
+    _start_inside(links, inside)
+    entering = {(link[3], link[4]): link for link in links.values() if link[3] in inside}
+    for link in entering.values():
+        del links[link[0]]
+
+    for number, definition in inside.items():
+        for inner in definition["nodes"]:
+            nodes.append({**inner, "id": f"{number}:{inner['id']}"})
+
+        for link in definition["links"]:
+            if link["target_id"] == OUTPUTS:
+                continue
+            origin = [f"{number}:{link['origin_id']}", link["origin_slot"]]
+            if link["origin_id"] == INPUTS:
+                outer = entering.get((number, link["origin_slot"]))
+                if outer is None:  # a widget, or an input that nothing feeds
+                    continue
+                origin = outer[1:3]
+            name = f"{number}:{link['id']}"
+            links[name] = [name, *origin, f"{number}:{link['target_id']}", link["target_slot"], link["type"]]
+
+    _connect(nodes, links)
+    return {**whole, "nodes": nodes, "links": [*links.values()]}
+
+
+def _start_inside(links: dict[Any, list[Any]], inside: dict[int, dict[str, Any]]) -> None:
+    """Let links from a sub-graph node start at the node inside that makes the output."""
+    sources = {}
+    for number, definition in inside.items():
+        for link in definition["links"]:
+            if link["target_id"] == OUTPUTS:
+                sources[number, link["target_slot"]] = [f"{number}:{link['origin_id']}", link["origin_slot"]]
+
+    for link in links.values():
+        link[1:3] = sources.get((link[1], link[2]), link[1:3])
+
+
+def _connect(nodes: list[dict[str, Any]], links: dict[Any, list[Any]]) -> None:
+    """Write the links into the sockets of both ends."""
     for node in nodes:
+        for socket in node["inputs"]:
+            socket["link"] = None
         for output in node["outputs"]:
-            numbers = [entering.get(link, [[link]]) for link in output["links"]]
-            output["links"] = [number for inner_links in numbers for number, *_ in inner_links]
-    return {**graph, "nodes": nodes, "links": [*links.values()]}
+            output["links"] = []
+
+    by_id = {node["id"]: node for node in nodes}
+    for number, source, out, target, into, _ in links.values():
+        by_id[source]["outputs"][out]["links"].append(number)
+        by_id[target]["inputs"][into]["link"] = number

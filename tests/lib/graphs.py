@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import torch
+from fastar_nodes.tools.training import picture_book
 from flat_graphs import flat
 
 # Widget types, as opposed to sockets.
@@ -78,6 +79,16 @@ class Core:
     def ImageFromBatch(self, image, batch_index, length):
         return (image[batch_index : batch_index + length],)
 
+    def LoadImage(self, image, control=None):
+        assert image in ("example.png", "")  # the file that every ComfyUI has, or none; here another image
+        rgb, _ = picture_book.render(picture_book.scenes(1, 4), 64)
+        pixels = torch.from_numpy(rgb).movedim(-1, 1) / 255
+        large = torch.nn.functional.interpolate(pixels, (768, 768), mode="bicubic").clamp(0, 1)
+        return (large.movedim(1, -1), torch.zeros(1, 64, 64))
+
+    def ComfySwitchNode(self, on_false, on_true, switch):
+        return (on_true if switch else on_false,)
+
     def ImageCompare(self, image_a, image_b):
         return ()
 
@@ -106,13 +117,18 @@ class Run:
 
     def graph(self, graph: dict[str, Any]) -> dict[int, tuple[Any, ...]]:
         """Outputs of all nodes by id."""
+        self.open(graph)
+        return {number: self.outputs(number) for number in self.nodes}
+
+    def open(self, graph: dict[str, Any]) -> None:
+        """Take a graph whose nodes run when :meth:`outputs` asks for them."""
         graph = flat(graph)
         self.nodes = {n["id"]: n for n in graph["nodes"] if n["type"] not in VIRTUAL}
         self.links = {link[0]: link for link in graph["links"]}
         self.keys: dict[int, str] = {}
-        return {number: self.outputs(number) for number in self.nodes}
 
     def outputs(self, number: Any) -> tuple[Any, ...]:
+        """Outputs of a node and, before it, of those that it needs."""
         node = self.nodes[number]
         if number not in self.keys:
             linked = {}

@@ -7,6 +7,7 @@ import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import filling
 from fastar_nodes.nodes.schema import FREE
+from flat_graphs import flat
 from graphs import WIDGETS, widget_values
 from test_schemas import NODES
 
@@ -102,24 +103,22 @@ GRAPHS = sorted([*ROOT.glob("workflows/*.json"), *ROOT.glob("subgraphs/*.json")]
 
 @pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
 def test_shared_graphs_show_the_numbers_of_their_presets(path):
-    """A named preset holds its numbers: a run would otherwise begin with a warning."""
-    saved = json.loads(path.read_text(encoding="utf-8"))
-    for graph in [saved, *saved.get("definitions", {}).get("subgraphs", [])]:
-        nodes = {node["id"]: node for node in graph["nodes"]}
-        links = {}
-        for link in graph["links"]:
-            number, source = (link["id"], link["origin_id"]) if isinstance(link, dict) else link[:2]
-            links[number] = nodes.get(source)
+    """A named preset holds its numbers: a run would otherwise begin with a warning. Also with the loader outside of a
+    sub-graph.
+    """
+    graph = flat(json.loads(path.read_text(encoding="utf-8")))
+    nodes = {node["id"]: node for node in graph["nodes"]}
+    sources = {link[0]: nodes[link[1]] for link in graph["links"]}
 
-        for node in nodes.values():
-            sockets = {i["name"]: links.get(i["link"]) for i in node.get("inputs", [])}
-            model = next((sockets[name] for name in ("model", "target", "tar") if sockets.get(name)), None)
-            if node["type"] not in filling._kinds() or model is None:
-                continue
-            values = widget_values(node, NODES[node["type"]])
-            loaded = {"class_type": model["type"], "inputs": widget_values(model, NODES[model["type"]])}
-            numbers = filling.fill(node["type"], values["preset"], loaded)["values"]
-            assert {name: values[name] for name in numbers} == numbers, node["type"]
+    for node in nodes.values():
+        sockets = {i["name"]: sources[i["link"]] for i in node["inputs"] if i["link"] is not None}
+        model = next((sockets[name] for name in ("model", "target", "tar") if name in sockets), None)
+        if node["type"] not in filling._kinds() or model is None:
+            continue
+        values = widget_values(node, NODES[node["type"]])
+        loaded = {"class_type": model["type"], "inputs": widget_values(model, NODES[model["type"]])}
+        numbers = filling.fill(node["type"], values["preset"], loaded)["values"]
+        assert {name: values[name] for name in numbers} == numbers, node["type"]
 
 
 @pytest.mark.parametrize(

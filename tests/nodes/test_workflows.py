@@ -1,9 +1,10 @@
-"""Every shared graph and blueprint: known nodes, values for every
-widget, links that lead somewhere, a layout that can be read, a run.
+"""Every template and blueprint: its name and thumbnail in the gallery, known nodes, values for every widget, links that
+lead somewhere, a layout that fits a laptop, a run.
 
 ``tests/workflows/VERSION`` holds the graphs of every release, which are opened and run as well; there was none so far.
 """
 
+import copy
 import itertools
 import json
 import re
@@ -17,19 +18,28 @@ from fastar_nodes.model_loaders.hub import readable_size
 from fastar_nodes.nodes import host
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.tools.training import hybrid_recipe, recipes, token_recipes
-from flat_graphs import flat
+from flat_graphs import INPUTS, OUTPUTS, flat
 from graphs import WIDGETS, Run, widget_values
 from janus_files import one_file
+from PIL import Image
 from test_schemas import CLASSES, NODES, widgets_of
 
-FOLDER = Path(__file__).resolve().parents[2] / "workflows"
-GRAPHS = sorted(path.name for path in FOLDER.glob("*.json"))
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "workflows"
+FILES = sorted(FOLDER.glob("*.json"))
+APPS = [path for path in FILES if path.stem.endswith(".app")]
+# The graphs; an App is the same graph once more.
+TEMPLATES = [path for path in FILES if path not in APPS]
+BLUEPRINTS = sorted((ROOT / "subgraphs").glob("*.json"))
+
 # In core since 0.27 (Seed) or before, or drawn by the editor alone.
 CORE = {
     *("SeedNode", "VAEDecode", "VAEEncode", "SaveImage", "PreviewImage", "PreviewAny", "PrimitiveInt", "LoadImage"),
     *("MarkdownNote", "SolidMask", "MaskComposite", "EmptyImage", "ImageCompositeMasked", "ImageCompare"),
-    *("PrimitiveStringMultiline", "ImageScale", "ImageFromBatch"),
+    *("PrimitiveStringMultiline", "ImageScale", "ImageFromBatch", "ComfySwitchNode"),
 }
+# Files of Load Image: what every ComfyUI has in its input folder, or none.
+IMAGES = {"example.png", ""}
 # Nodes that run samplers by name, with the settings of the model's file.
 BY_NAME = {"FastARSweep", "FastARAnySampler"}
 # What has to be equal for two runs to be compared: steps and
@@ -47,9 +57,11 @@ LOADERS = {
     "FastARLoadHarmon": "hybrid",
     "FastARLoadJanus": "janus",
 }
-STARTERS = sorted(name for name in GRAPHS if name.endswith(".app.json"))
-# Height by which the live preview and the status line enlarge a sampler, by family.
-PREVIEW = {"MAR": 312, "tokens": 270}
+# The widget of web/js/text.js.
+TEXT = "last run"
+TITLE_BAR = 30
+# Room of the canvas at 1366 x 768, in which a template is as large as the editor draws it.
+WIDTH, HEIGHT = 1300, 740
 
 
 class Graph:
@@ -57,12 +69,13 @@ class Graph:
 
     def __init__(self, path: Path):
         self.saved = json.loads(path.read_text(encoding="utf-8"))
+        self.definitions = self.saved.get("definitions", {}).get("subgraphs", [])
         whole = flat(self.saved)
         self.nodes = {node["id"]: node for node in whole["nodes"]}
         self.links = {link[0]: link for link in whole["links"]}
 
     def of(self, *kinds):
-        """Its nodes of these types."""
+        """Its nodes of these types, those in sub-graphs included."""
         return [node for node in self.nodes.values() if node["type"] in kinds]
 
     def ours(self):
@@ -73,29 +86,27 @@ class Graph:
         """Node behind every connected input of a node."""
         return {i["name"]: self.nodes[self.links[i["link"]][1]] for i in node["inputs"] if i["link"] is not None}
 
+    def samplers(self):
+        return self.of(*(kind for kinds in SAMPLERS.values() for kind in kinds), "FastARAnySampler")
+
     def compares(self):
         return bool(self.of("FastARCompare", "FastARTimeLapse"))
 
     def by_name(self):
         return bool(self.of(*BY_NAME))
 
+    def notes(self):
+        return [node["widgets_values"][0] for node in self.of("MarkdownNote")]
+
     def boxes(self):
         """Left, top, width and height of every node, with title bar; of a collapsed node, of the title bar."""
         for node in self.saved["nodes"]:
             height = 0 if node["flags"].get("collapsed") else node["size"][1]
-            if height and node["type"] in LOADERS:  # the classic renderer enlarges a node whose rows do not fit
-                rows = len([i for i in NODES[node["type"]].inputs if i.kind in WIDGETS])
-                height = max(height, 20 * len(node["outputs"]) + 24 * rows + 14)
-            yield node["type"], (node["pos"][0], node["pos"][1] - 30, node["size"][0], height + 30)
+            box = (node["pos"][0], node["pos"][1] - TITLE_BAR, node["size"][0], height + TITLE_BAR)
+            yield node.get("title", node["type"]), box
 
-    def zoom(self, width=1440, height=900):
-        """Zoom at which the editor opens it as a template: the
-        nodes and a margin of 10 take three quarters of the window.
-        """
-        boxes = [box for _, box in self.boxes()]
-        right, bottom = (max(b[k] + b[k + 2] for b in boxes) for k in (0, 1))
-        left, top = (min(b[k] for b in boxes) for k in (0, 1))
-        return 0.75 * min(width / (right - left + 20), height / (bottom - top + 20))
+    def groups(self):
+        return [(group["title"], group["bounding"]) for group in self.saved["groups"]]
 
     def presets(self):
         """The widgets of its samplers, by family."""
@@ -106,21 +117,81 @@ class Graph:
         return found
 
 
-@pytest.fixture(params=GRAPHS)
-def graph(request):
-    return Graph(FOLDER / request.param)
+@pytest.fixture(params=TEMPLATES, ids=lambda path: path.stem)
+def path(request):
+    return request.param
 
 
-def apart(a, b) -> bool:
-    """Whether two boxes (left, top, width, height) do not overlap."""
-    return a[0] >= b[0] + b[2] or b[0] >= a[0] + a[2] or a[1] >= b[1] + b[3] or b[1] >= a[1] + a[3]
+@pytest.fixture
+def graph(path):
+    return Graph(path)
 
 
-def test_every_graph_has_a_thumbnail_and_every_family_a_starter():
-    assert GRAPHS and len(STARTERS) == 5
-    for name in GRAPHS:
-        picture = (FOLDER / name).with_suffix(".jpg").read_bytes()
-        assert picture[:2] == b"\xff\xd8" and len(picture) < 200_000
+@pytest.fixture(params=APPS, ids=lambda path: path.stem)
+def app(request):
+    return request.param
+
+
+# --- The gallery: names and thumbnails
+
+
+def test_templates_are_numbered_from_one_in_an_order_that_every_file_system_keeps():
+    names = [path.stem for path in TEMPLATES]
+    assert [int(name[:2]) for name in names] == [*range(1, len(names) + 1)] and len(names) >= 10
+    for path in FILES:
+        assert re.fullmatch(r"\d\d [A-Za-z0-9 ,.-]+", path.stem), "characters that every file system and address takes"
+        assert len(path.name) <= 80
+
+
+def test_names_begin_with_words_that_differ_and_name_the_pack():
+    """The gallery shows about 25 characters of a name, and one line."""
+    first = [path.stem.split()[1].lower() for path in TEMPLATES]
+    assert len({*first}) == len(first)
+    assert all("FastAR" in path.stem for path in FILES)
+
+
+def found_by(query):
+    """Numbers of the templates that the gallery finds: every word begins a word of the name, in any case.
+
+    The gallery of frontends 1.49 and 1.58 knows only the names of a pack's templates; parts around "-" are words too.
+    """
+    found = set()
+    for path in TEMPLATES:
+        words = path.stem.lower().split()
+        words += [part for word in words for part in word.split("-")]
+        if all(any(word.startswith(asked) for word in words) for asked in query.lower().split()):
+            found.add(int(path.stem[:2]))
+    return found
+
+
+def test_searches_find_the_templates():
+    everything = {*range(1, len(TEMPLATES) + 1)}
+    assert found_by("FastAR") == everything
+    assert found_by("autoregressive") == {1}
+    assert found_by("cat") == {1}
+    assert {1, 3, 4, 5, 9} <= found_by("MAR") < everything
+    assert 5 in found_by("inpaint") and found_by("Janus") == {13}
+    assert found_by("Harmon") == {6} and found_by("Advisor") == {12} and found_by("sweep") == {8}
+
+
+def test_every_template_has_a_square_thumbnail():
+    """A JPEG beside it, whose name is the template's, is the one thumbnail that the gallery shows of a pack."""
+    for path in FILES:
+        file = path.with_suffix(".jpg")
+        assert file.stat().st_size < 200_000
+        with Image.open(file) as thumbnail:
+            assert (thumbnail.format, thumbnail.size) == ("JPEG", (512, 512)), file.name
+            assert min(high - low for low, high in thumbnail.convert("RGB").getextrema()) > 60, "blank"
+    assert {path.stem for path in FOLDER.glob("*.jpg")} == {path.stem for path in FILES}
+
+
+def test_apps_belong_to_templates():
+    names = {path.stem for path in TEMPLATES}
+    assert {path.stem.removesuffix(".app") for path in APPS} <= names
+    assert {int(path.stem[:2]) for path in APPS} == {1, 5, 6, 13}
+
+
+# --- Nodes and links
 
 
 def links_agree(nodes, links):
@@ -133,9 +204,22 @@ def links_agree(nodes, links):
     assert sorted(used, key=str) == sorted((link for link, *_ in links), key=str)
 
 
-def names_of(about):
-    """Widgets of a node."""
-    return [widget.id for widget in widgets_of(about)]
+def links_inside_agree(definition):
+    """The same for the inside of a sub-graph."""
+    ends = {INPUTS: {"inputs": [], "outputs": [{**s, "links": s["linkIds"]} for s in definition["inputs"]]}}
+    leaving = [{"link": link} for socket in definition["outputs"] for link in socket["linkIds"]]
+    ends[OUTPUTS] = {"inputs": leaving, "outputs": []}
+    keys = ("id", "origin_id", "origin_slot", "target_id", "target_slot", "type")
+    nodes = ends | {node["id"]: node for node in definition["nodes"]}
+    links_agree(nodes, [[link[key] for key in keys] for link in definition["links"]])
+
+
+def names_of(kind):
+    """Widgets that a node can show outside of itself."""
+    if kind not in NODES:
+        return ["value", "seed", "image", "switch"]
+    text = [TEXT] if NODES[kind].hidden else []
+    return [widget.id for widget in widgets_of(NODES[kind])] + text
 
 
 def values_fit(node):
@@ -149,9 +233,11 @@ def values_fit(node):
 
 def test_nodes_are_known_and_links_agree_with_both_ends(graph):
     assert {node["type"] for node in graph.nodes.values()} <= CORE | set(NODES)
-    numbers = {node["id"] for node in graph.saved["nodes"]}
-    assert len(numbers) == len(graph.saved["nodes"]) and graph.saved["last_node_id"] == max(numbers)
-    links_agree(graph.nodes, graph.links.values())
+    nodes = {node["id"]: node for node in graph.saved["nodes"]}
+    assert len(nodes) == len(graph.saved["nodes"])
+    links_agree(nodes, graph.saved["links"])
+    for definition in graph.definitions:
+        links_inside_agree(definition)
 
 
 def test_every_widget_has_a_value_in_range_and_sockets_are_the_nodes_own(graph):
@@ -160,82 +246,149 @@ def test_every_widget_has_a_value_in_range_and_sockets_are_the_nodes_own(graph):
         given = [i["name"] for i in node["inputs"]]
         assert {name.partition(".")[0] for name in given} <= {i.id for i in about.inputs}
         sockets = [i.id for i in about.inputs if i.kind not in WIDGETS]
-        if node["type"] == "FastARCompare":  # the editor shows a free pair behind the last connected one
+        if node["type"] in ("FastARCompare", "FastARTimeLapse"):  # a free pair behind the last connected one
             pairs = [int(i["name"].rpartition("_")[2]) for i in node["inputs"] if i["link"] is not None]
-            sockets = sockets[: 2 * min(8, max(pairs) + 1)]
+            sockets = sockets[: 2 * (max(pairs) + 1)]
         assert given[: len(sockets)] == sockets, f"{node['type']}: a graph lists every socket, connected or not"
         assert [o["name"] for o in node["outputs"]] == [o.id for o in about.outputs]
 
 
-def test_a_graph_opens_readable_and_nothing_overlaps(graph):
-    """Below 60 % the editor draws no text. Every node is in one
-    group, with room for a live preview above the next node.
+def ids_of(saved):
+    """Ids of the nodes of a saved graph and of its links, those in sub-graphs included."""
+    nodes = [node["id"] for node in saved["nodes"]]
+    links = [link[0] for link in saved["links"]]
+    for definition in saved.get("definitions", {}).get("subgraphs", []):
+        nodes += [node["id"] for node in definition["nodes"]]
+        links += [link["id"] for link in definition["links"]]
+    return nodes, links
+
+
+def test_ids_are_in_a_range_of_the_template():
+    """The editor draws a result on the node with its id, also when the graph of another tab is shown."""
+    for path in TEMPLATES:
+        number = int(path.stem[:2])
+        nodes, links = ids_of(json.loads(path.read_text("utf-8")))
+        for ids in (nodes, links):
+            assert len({*ids}) == len(ids), path.stem
+            assert all(100 * number < value < 100 * (number + 1) for value in ids), path.stem
+
+
+def test_the_editor_gives_new_nodes_and_links_free_ids(graph):
+    """It counts on from the last id, of the graph and of a sub-graph."""
+    saved = graph.saved
+    assert saved["last_node_id"] >= max(node["id"] for node in saved["nodes"])
+    assert saved["last_link_id"] >= max(link[0] for link in saved["links"])
+    for definition in graph.definitions:
+        assert definition["state"]["lastNodeId"] >= max(node["id"] for node in definition["nodes"])
+        assert definition["state"]["lastLinkId"] >= max(link["id"] for link in definition["links"])
+
+
+def test_graphs_are_told_apart_by_their_ids():
+    """Also an App from its template; the text of a run belongs to the graph with its id."""
+    found = [json.loads(path.read_text("utf-8"))["id"] for path in FILES]
+    assert len({*found}) == len(found) and all(uuid.UUID(number) for number in found)
+
+
+# --- Layout
+
+
+def apart(a, b) -> bool:
+    """Whether two boxes (left, top, width, height) do not overlap."""
+    return a[0] >= b[0] + b[2] or b[0] >= a[0] + a[2] or a[1] >= b[1] + b[3] or b[1] >= a[1] + a[3]
+
+
+def within(inner, outer) -> bool:
+    """Whether one box lies in another."""
+    sides = [outer[at] <= inner[at] and inner[at] + inner[at + 2] <= outer[at] + outer[at + 2] for at in (0, 1)]
+    return all(sides)
+
+
+def test_a_graph_fits_a_laptop_and_nothing_overlaps(graph):
+    boxes, groups = [*graph.boxes()], graph.groups()
+    for named in (boxes, groups):
+        for (one, a), (other, b) in itertools.combinations(named, 2):
+            assert apart(a, b), f"{one} and {other}"
+
+    whole = [box for _, box in [*boxes, *groups]]
+    left, top = (min(box[at] for box in whole) for at in (0, 1))
+    right, bottom = (max(box[at] + box[at + 2] for box in whole) for at in (0, 1))
+    assert right - left <= WIDTH and bottom - top <= HEIGHT, (right - left, bottom - top)
+
+    if groups:
+        for name, box in boxes:
+            assert [within(box, group) for _, group in groups].count(True) == 1, name
+
+
+def test_the_result_of_a_comparison_is_large(graph):
+    """The one image to look at takes a third of the window or more."""
+    shown = [node for node in graph.saved["nodes"] if node["type"] in ("SaveImage", "PreviewImage", "FastARTimeLapse")]
+    widths = [node["size"][0] for node in shown if not node["flags"].get("collapsed")]
+    widths += [node["size"][0] for node in graph.saved["nodes"] if node["type"] == "ImageCompare"]
+    assert max(widths) >= 450
+
+
+# --- Words
+
+
+def test_a_note_is_short_and_says_what_to_press(graph):
+    (note,) = graph.notes()
+    assert len(note.split()) <= 60, len(note.split())
+    assert "**Run**" in note and re.search(r"\bTry\b", note)
+    assert not re.search(r"\d (seconds|s)\b|picture", note), "figures that hold on any machine"
+
+
+def test_files_are_offered_when_one_is_missing(graph):
+    """The editor's dialog reads ``properties.models`` of a loader:
+    the file's name, its address and its folder in models/.
     """
-    assert graph.zoom() >= 0.6
-    groups = [group["bounding"] for group in graph.saved["groups"]]
-    assert max(y + h for _, y, _, h in groups) * graph.zoom() <= 900
-    grown = {kind: PREVIEW[family] for family, kinds in SAMPLERS.items() for kind in kinds}
-    boxes = list(graph.boxes())
-    assert all(apart(a, b) for (_, a), (_, b) in itertools.combinations(boxes, 2))
-    assert all(apart(a, b) for a, b in itertools.combinations(groups, 2))
-    for kind, (x, y, w, h) in boxes:
-        if kind == "MarkdownNote":
-            continue
-        opened_up = kind in grown and h > 30  # not collapsed
-        high = y + h + (grown[kind] if opened_up else 0)
-        inside = [gx <= x and x + w <= gx + gw and gy <= y and high <= gy + gh for gx, gy, gw, gh in groups]
-        assert inside.count(True) == 1, kind
-        if opened_up:
-            assert all(high <= b[1] for _, b in boxes if b[1] > y and b[0] < x + w and x < b[0] + b[2]), kind
+    entries = {entry.file: entry for family in (*LOADERS.values(), "kl", "vq") for entry in hub.entries(family)}
+    for node in graph.nodes.values():
+        for model in node.get("properties", {}).get("models", []):
+            entry = entries[model["name"]]
+            assert model["url"] == f"https://huggingface.co/{entry.repo}/resolve/main/{entry.file}"
+            assert model["directory"] == "fastar"
 
 
-def test_templates_are_found_by_the_packs_name():
-    """The template browser searches file names only."""
-    assert all(re.match(r"FastAR \d\d \w", name) for name in GRAPHS)
+# --- Models and settings
 
 
-def test_seeds_are_core_seed_nodes(graph):
-    seeds = [
-        source["type"] for n in graph.nodes.values() for name, source in graph.sources(n).items() if name == "seed"
-    ]
-    assert (seeds or graph.by_name()) and {*seeds} <= {"SeedNode"}
+def entry_of(loader):
+    choice = loader["widgets_values"][0]
+    return next(e for e in hub.entries(LOADERS[loader["type"]]) if choice in (e.id, e.label))
 
 
-def test_a_new_graph_needs_no_file_and_no_download(graph):
+def test_a_template_needs_no_file_and_no_download_or_says_so_in_its_name(path, graph):
     """Janus has no demo: its loader says how large the download is, and does not begin it."""
     loaders = graph.of(*LOADERS)
     assert loaders
+    downloads = 0
     for node in loaders:
-        choice, *others = node["widgets_values"]
-        entry = next(entry for entry in hub.entries(LOADERS[node["type"]]) if choice in (entry.id, entry.label))
-        if node["type"] == "FastARLoadJanus":
-            assert choice == entry.label and readable_size(entry.size) in choice
-        else:
-            assert entry.built_in and not entry.missing, f"{choice} does not come with the package"
-        assert set(others) <= {"auto", "fp32", "plain", False}
+        entry = entry_of(node)
+        values = widget_values(node, NODES[node["type"]])
+        assert values.get("allow_download", False) is False
+        assert not entry.missing, f"{entry.id} does not come with the package"
+        if not entry.built_in:
+            downloads += entry.size
+            assert readable_size(entry.size) in node["widgets_values"][0], "the menu says the size"
+    said = re.findall(r"download of (\S+) GB", path.stem)
+    assert said == ([f"{downloads / 1e9:.1f}"] if downloads else [])
+    assert {node["widgets_values"][0] for node in graph.of("LoadImage")} <= IMAGES
 
 
-# Where it is in the widgets of a loader.
-DTYPE = {
-    **dict.fromkeys(("FastARLoadMAR", "FastARLoadLlamaGen", "FastARLoadHarmon"), 2),
-    **dict.fromkeys(("FastARLoadTar", "FastARLoadJanus"), 1),
-    "FastARLoadTarDetokenizer": 3,
-}
 # Words of a note that promise an image equal to another sampler's.
 PROMISES = re.compile(r"\bexact|token for token|the same image\b|identical", re.IGNORECASE)
 
 
-def test_a_template_that_promises_equal_images_computes_in_fp32(graph):
-    """With dtype auto, which is bf16 on most graphics cards, 7 of 25 images of graph 12 equal those
+def test_a_template_that_promises_equal_images_computes_in_fp32(path, graph):
+    """With dtype auto, which is bf16 on most graphics cards, 7 of 25 images of exact parallel decoding equal those
     of serial decoding.
     """
-    notes = "\n".join(str(n["widgets_values"]) for n in graph.saved["nodes"] if n["type"] == "MarkdownNote")
-    conditional = "in fp32 the image of serial decoding" in notes  # graph 22, which states both precisions
-    promised = PROMISES.search(notes) is not None and not conditional
-    samplers_decide = [n for n in graph.of(*LOADERS) if n["type"] != "FastARLoadTar"]
-    for node in samplers_decide:
-        position = DTYPE[node["type"]]
-        assert node["widgets_values"][position] == ("fp32" if promised else "auto"), node["type"]
+    promised = PROMISES.search("\n".join([path.stem, *graph.notes()])) is not None
+    for node in graph.of(*LOADERS):
+        if node["type"] == "FastARLoadTar":  # the sampler decides
+            continue
+        dtype = widget_values(node, NODES[node["type"]])["dtype"]
+        assert dtype in (["fp32"] if promised else ["auto", "fp32"]), node["type"]
 
 
 def test_samplers_that_are_compared_share_their_settings(graph):
@@ -248,48 +401,36 @@ def test_samplers_that_are_compared_share_their_settings(graph):
     record["tokens"] = [getattr(tokens, name) for name in SHARED["tokens"]]
     assert graph.presets() or graph.by_name()
     for family, found in graph.presets().items():
-        # LazyMAR's fast sets the steps too.
-        shared = [[preset[name] for name in SHARED[family]] for preset in found if preset["preset"] != "fast"]
-        large_model = not graph.of("FastARLoadJanus")
-        assert all(values == record[family] for values in shared) or not large_model
+        shared = []
+        for preset in found:
+            if preset["preset"] != "fast":  # LazyMAR's fast sets the steps too
+                shared.append([preset[name] for name in SHARED[family]])
+        assert all(values == record[family] for values in shared) or graph.of("FastARLoadJanus")
         assert len(found) > 1 or not graph.compares() or graph.by_name()
 
 
-def test_samplers_share_label_and_seed(graph):
-    """One Class Label, or Tar's one prompt, and one seed feed all of them;
-    an edit has one of each for the image and one for what is painted in.
-    """
-    samplers = graph.of(*(kind for kinds in SAMPLERS.values() for kind in kinds), "FastARAnySampler")
+def test_samplers_share_condition_and_seed(graph):
+    """One Class Label or Prompt and one seed feed all of them."""
+    samplers = graph.samplers()
     if not graph.compares():
-        assert len(samplers) == 1 or graph.by_name()
+        assert len(samplers) == 1 or graph.by_name() or graph.of("ComfySwitchNode")  # which leaves one out
         return
     inputs = [graph.sources(node) for node in samplers]
-    edits = any("mask" in given for given in inputs)
     for name in ("condition", "seed"):
-        fed = {given[name]["id"]: given[name] for given in inputs}
-        prompts = [graph.sources(node) for node in fed.values() if node["type"] == "FastARTarPrompt"]
-        if len(prompts) > 1:  # in several details: one text, one seed, one model
-            assert len(prompts) == len(fed) and {"tar", "text", "seed"} <= set(prompts[0])
-            assert all(prompt == prompts[0] for prompt in prompts)
-        else:
-            assert len(fed) == (2 if edits else 1)
+        assert len({str(given[name]["id"]) for given in inputs}) == 1 or graph.by_name()
+    for given in inputs:
+        assert given["seed"]["type"] == "SeedNode"
 
 
-@pytest.mark.parametrize("name", STARTERS)
-def test_a_starter_is_small_and_its_app_is_the_same_graph(name):
-    """Five or six nodes, the seed, and the enlargement with its own file."""
-    app, starter = json.loads((FOLDER / name).read_text("utf-8")), Graph(FOLDER / name.replace(".app.", "."))
-    own = [n for n in starter.nodes.values() if n["type"] not in ("MarkdownNote", "SeedNode", "ImageScale")]
-    assert 5 <= len(own) - len(starter.of("ImageScale")) <= 6
-    assert starter.zoom() >= 0.7
-    shown = starter.saved["extra"]["linearData"]
-    assert shown["inputs"] and [starter.nodes[number]["type"] for number in shown["outputs"]] == ["SaveImage"]
-    for number, widget in shown["inputs"]:
-        node = starter.nodes[number]
-        known = names_of(NODES[node["type"]]) if node["type"] in NODES else ["seed"]
-        assert widget in known and widget not in starter.sources(node)
-    assert app["id"] != starter.saved["id"] and app["extra"].pop("linearMode") is True
-    assert "linearMode" not in starter.saved["extra"] and {**app, "id": starter.saved["id"]} == starter.saved
+def test_seeds_are_fixed(graph):
+    """Everyone sees the image of the thumbnail first."""
+    for node in graph.of("SeedNode"):
+        assert node["widgets_values"][1] == "fixed"
+    for node, about in graph.ours():
+        for widget in widgets_of(about):
+            if widget.about.get("control_after_generate"):
+                position = [w.id for w in widgets_of(about)].index(widget.id)
+                assert node["widgets_values"][position + 1] == "fixed", node["type"]
 
 
 def test_models_drafts_and_decoders_fit(graph):
@@ -307,44 +448,80 @@ def test_models_drafts_and_decoders_fit(graph):
             assert model is loader
 
 
-def test_every_compared_picture_is_paired_with_its_own_numbers(graph):
+def test_every_compared_image_is_paired_with_its_own_numbers(graph):
     for node in graph.of("FastARCompare", "FastARTimeLapse", "FastARTokenMap"):
         into = graph.sources(node)
         for name in (name for name in into if name.startswith("report")):
-            picture = into[name.replace("report", "image")]
-            if picture["type"] == "VAEDecode":
-                assert graph.sources(picture)["samples"] is into[name]
+            image = into[name.replace("report", "image")]
+            if image["type"] == "VAEDecode":
+                assert graph.sources(image)["samples"] is into[name]
         if node["type"] == "FastARCompare":
-            labels, pictures = node["widgets_values"][0], sum(name.startswith("image") for name in into)
-            assert not labels or len(labels.split("\n")) == pictures, "a line an image"
+            labels, images = node["widgets_values"][0], sum(name.startswith("image") for name in into)
+            assert not labels or len(labels.split("\n")) == images, "a line an image"
 
 
-def test_a_note_says_what_to_do_and_its_files_are_offered_when_one_is_missing(graph):
-    """The editor's dialog reads ``properties.models`` of a loader:
-    the file's name, its address and its folder in models/.
-    """
-    (note,) = (node["widgets_values"][0] for node in graph.of("MarkdownNote"))
-    assert all(word in note for word in ("Press **Run**", "### Try", "### Official checkpoints"))
-    links = {(link[1], link[2]) for link in re.finditer(r"^- \[(.+?)\]\((\S+?/resolve/\S+)\)$", note, re.MULTILINE)}
-    offered = [model for node in graph.nodes.values() for model in node.get("properties", {}).get("models", [])]
-    assert {(model["name"], model["url"]) for model in offered} == links
-    entries = {entry.file: entry for family in (*LOADERS.values(), "kl", "vq") for entry in hub.entries(family)}
-    for model in offered:
-        entry = entries[model["name"]]
-        assert model["url"] == f"https://huggingface.co/{entry.repo}/resolve/main/{entry.file}"
-        assert model["directory"] == "fastar"
-    assert bool(links) == ("## Model links" in note)
+# --- Apps
 
 
-RELEASED = sorted((FOLDER.parent / "tests" / "workflows").glob("*/*.json"))
+def widget_of(graph, number, widget):
+    """The node whose widget an App lists: of a sub-graph node, the one inside, or None for a value of its own."""
+    node = next(node for node in graph.saved["nodes"] if node["id"] == number)
+    for inner, name in node["properties"].get("proxyWidgets", []):
+        if name == widget:
+            return graph.nodes[f"{number}:{inner}"]
+    if node["type"] in {definition["id"] for definition in graph.definitions}:
+        assert [widget] == [i["widget"]["name"] for i in node["inputs"] if i.get("widget") and i["link"] is None]
+        return None
+    return node
+
+
+def test_an_app_is_its_template_with_inputs_and_a_result(app):
+    saved = json.loads(app.read_text("utf-8"))
+    graph = Graph(app.with_name(app.name.replace(".app.", ".")))
+    shown = graph.saved["extra"]["linearData"]
+    assert shown["inputs"] and [graph.nodes[number]["type"] for number in shown["outputs"]] == ["SaveImage"]
+    for number, widget in shown["inputs"]:
+        node = widget_of(graph, number, widget)
+        if node is not None:
+            assert widget in names_of(node["type"]) and widget not in graph.sources(node), (number, widget)
+
+    same = copy.deepcopy(saved)
+    assert same["id"] != graph.saved["id"] and same["extra"].pop("linearMode") is True
+    assert "linearMode" not in graph.saved["extra"] and {**same, "id": graph.saved["id"]} == graph.saved
+
+
+def test_an_app_shows_the_text_of_the_sampler_and_of_the_prompt(app):
+    """The figures of a run, and the words that the model does not know."""
+    graph = Graph(app)
+    texts = set()
+    for number, widget in graph.saved["extra"]["linearData"]["inputs"]:
+        if widget == TEXT:
+            texts.add(widget_of(graph, number, widget)["type"])
+    assert texts & {node["type"] for node in graph.samplers()}
+    if all(entry_of(node).built_in for node in graph.of(*LOADERS)):  # the demos know few words
+        assert {node["type"] for node in graph.of("FastARPrompt")} <= texts
+
+
+def test_an_app_offers_the_download_that_it_needs(app):
+    graph = Graph(app)
+    inputs = graph.saved["extra"]["linearData"]["inputs"]
+    for node in graph.of(*LOADERS):
+        if not entry_of(node).built_in:
+            assert [node["id"], "allow_download"] in inputs
+
+
+# --- Runs
+
+
+RELEASED = sorted((ROOT / "tests" / "workflows").glob("*/*.json"))
 # Others are slow.
-FAST = ("FastAR 01", "FastAR 04", "FastAR 10")
+FAST = ("01", "03", "05", "10")
 # Few steps. Sweep and Advisor run samplers of their own; tests/comfyui runs them.
 STEPS = {"steps": 2, "diffusion_steps": 4, "diffusion_steps_end": 4}
 RUN = [
-    pytest.param(FOLDER / name, id=name, marks=[] if name.startswith(FAST) else [pytest.mark.slow])
-    for name in GRAPHS
-    if not name.startswith(("FastAR 20", "FastAR 21")) and ".app." not in name
+    pytest.param(path, id=path.stem, marks=[] if path.name.startswith(FAST) else [pytest.mark.slow])
+    for path in TEMPLATES
+    if not Graph(path).of("FastARSweep", "FastARAdvisor")
 ]
 
 
@@ -371,32 +548,49 @@ def test_it_runs(path, run, janus, monkeypatch):
     assert latents and all(latent.isfinite().all() for latent in latents)
 
 
-BLUEPRINTS = sorted((FOLDER.parent / "subgraphs").glob("*.json"))
+# --- Sub-graphs: those of templates, and the blueprints of the node menu
 
 
-@pytest.fixture(params=BLUEPRINTS, ids=lambda path: path.stem)
-def blueprint(request):
-    """File, its one node and that node's definition. A broken file shows an error to every user of the pack."""
-    graph = json.loads(request.param.read_text(encoding="utf-8"))
-    (node,), (definition,) = graph["nodes"], graph["definitions"]["subgraphs"]
-    return request.param, node, definition
+def _subgraphs():
+    """Sub-graph nodes with their definitions, of blueprints and templates."""
+    for path in [*BLUEPRINTS, *TEMPLATES]:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        for definition in saved.get("definitions", {}).get("subgraphs", []):
+            (node,) = [node for node in saved["nodes"] if node["type"] == definition["id"]]
+            yield pytest.param((node, definition), id=f"{definition['name']} in {path.stem}")
 
 
-def test_a_blueprint_is_one_node_with_a_definition(blueprint):
-    path, node, definition = blueprint
-    assert str(uuid.UUID(definition["id"])) == node["type"] and definition["name"] == path.stem
+@pytest.fixture(params=_subgraphs())
+def subgraph(request):
+    """A node and its definition."""
+    return request.param
+
+
+@pytest.mark.parametrize("path", BLUEPRINTS, ids=lambda path: path.stem)
+def test_a_blueprint_is_one_node_and_is_named_as_its_file(path):
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    assert len(saved["nodes"]) == 1
+    (definition,) = saved["definitions"]["subgraphs"]
+    assert definition["name"] == path.stem
+    links_inside_agree(definition)
+
+
+def test_a_subgraph_node_has_the_sockets_of_its_definition_and_widgets_of_nodes_inside(subgraph):
+    node, definition = subgraph
+    assert str(uuid.UUID(definition["id"])) == node["type"]
     for side in ("inputs", "outputs"):
         assert [(s["name"], s["type"]) for s in node[side]] == [(s["name"], s["type"]) for s in definition[side]]
     nodes = {str(n["id"]): n for n in definition["nodes"]}
-    for number, widget in node["properties"].get("proxyWidgets", []):
+    promoted = node["properties"].get("proxyWidgets", [])
+    assert len({widget for _, widget in promoted}) == len(promoted), "every widget has a name of its own"
+    for number, widget in promoted:
         inner = nodes[number]
-        known = names_of(NODES[inner["type"]]) if inner["type"] in NODES else ["value", "seed"]
-        assert widget in known
+        assert widget in names_of(inner["type"])
         assert all(i["link"] is None for i in inner["inputs"] if i["name"] == widget)
 
 
-def test_inner_nodes_of_blueprints_are_known_and_connected(blueprint):
-    _, _, definition = blueprint
+def test_nodes_inside_are_known_and_connected(subgraph):
+    _, definition = subgraph
     for node in definition["nodes"]:
         assert node["type"] in CORE or node["type"] in NODES
         if node["type"] in NODES:
@@ -406,10 +600,12 @@ def test_inner_nodes_of_blueprints_are_known_and_connected(blueprint):
             assert needed <= linked, node["type"]
 
 
-def test_links_of_blueprints_agree_with_both_ends(blueprint):
-    _, _, definition = blueprint
-    ends = {-10: {"inputs": [], "outputs": [{**s, "links": s["linkIds"]} for s in definition["inputs"]]}}
-    ends[-20] = {"inputs": [{"link": link} for s in definition["outputs"] for link in s["linkIds"]], "outputs": []}
-    keys = ("id", "origin_id", "origin_slot", "target_id", "target_slot", "type")
-    nodes = ends | {node["id"]: node for node in definition["nodes"]}
-    links_agree(nodes, [[link[key] for key in keys] for link in definition["links"]])
+def test_comparisons_are_blueprints():
+    """What a template compares with can be added to a graph of one's own."""
+    saved = {path.stem for path in BLUEPRINTS}
+    for path in TEMPLATES:
+        graph = Graph(path)
+        names = {definition["name"] for definition in graph.definitions}
+        assert {name for name in names if name.startswith("Compare ")} <= saved, path.stem
+        if graph.of("FastARCompare"):
+            assert names & saved, path.stem

@@ -1,0 +1,40 @@
+"""The template browser of ComfyUI's editor with the templates of this pack: order, thumbnails, searches."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from comfy_host import APPS, TEMPLATES, WORKFLOWS, Comfy
+from test_browser import _no_complaint, browser, editor  # noqa: F401  fixtures
+
+# ruff: noqa: F811
+
+CARDS = "[data-testid^='template-workflow-']"
+NAMES = f"""() => [...document.querySelectorAll("{CARDS}")].map(
+    card => card.dataset.testid.replace('template-workflow-', ''))"""
+# Width of the thumbnail of every card; 0 if it is not there.
+WIDTHS = f"""() => [...document.querySelectorAll("{CARDS}")].map(
+    card => [...card.querySelectorAll('img')].map(image => image.complete ? image.naturalWidth : 0)[0])"""
+# Words to numbers of the templates that they must find.
+SEARCHES = {"autoregressive": {1}, "janus": {13}, "inpaint": {5}, "cat": {1}, "MAR": {1, 3, 4, 5, 9}, "FastAR": {7, 12}}
+
+
+def test_the_gallery_shows_and_finds_the_templates(comfy: Comfy, editor: Any, artifacts: Path) -> None:
+    editor.set_viewport_size({"width": 1366, "height": 768})
+    editor.evaluate("app.extensionManager.command.execute('Comfy.BrowseTemplates')")
+    editor.get_by_text("FastAR", exact=True).first.click(timeout=60000)
+    editor.locator(CARDS).first.wait_for(timeout=60000)
+    editor.wait_for_timeout(3000)
+    editor.screenshot(path=str(artifacts / f"gallery_{editor.renderer}.png"))
+    names = editor.evaluate(NAMES)
+    assert names == sorted(names) and names[0] == TEMPLATES[0] and names[1] == APPS[0]
+    assert {*editor.evaluate(WIDTHS)} == {512}
+
+    box = editor.get_by_placeholder(re.compile("search", re.IGNORECASE)).last
+    for words, numbers in SEARCHES.items():
+        box.fill(words)
+        editor.wait_for_timeout(2500)
+        found = {int(name[:2]) for name in editor.evaluate(NAMES) if name in WORKFLOWS}
+        assert numbers <= found, words
+        editor.screenshot(path=str(artifacts / f"gallery {words}_{editor.renderer}.png"))
+    _no_complaint(editor)
