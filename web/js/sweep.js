@@ -10,7 +10,7 @@ const settings = {} // by node, in lower case
 function settingsOf(sampler) {
   const [name, cache] = sampler.split("+")
   const own = settings[`fastar${name}sampler`] ?? settings[`fastar${name}`] ?? []
-  return cache ? [...own, ...settings.fastarlazymarfeaturecache] : own
+  return cache ? [...own, ...settings.fastarlazymarcache] : own
 }
 
 app.registerExtension({
