@@ -76,7 +76,7 @@ class FastHybridSettings(DiSASettings):
 
     lookahead: int = knob(8, "Draft this many AR steps together; more is faster, but the drafts fit less well. Usual: "
         "7 to 9 for 64 AR steps; 0 is plain MAR.", low=0, high=256, step=1, symbol="k")
-    threshold: float = knob(0.8, "How similar a draft's condition must be to the real one; higher rejects more "
+    threshold: float = knob(0.8, "How well a draft must fit to be accepted (cosine similarity); higher rejects more "
         "drafts, slower and closer to plain MAR. Usual: 0.8 for full-size models, 0.9 to 0.99 for the demo; above 1 "
         "is plain MAR.", low=-1.0, high=1.01, step=0.01, symbol="lambda")
     acceptance_target: float = knob(0.0, "Share of the drafts to keep, the most similar ones, in place of threshold; "

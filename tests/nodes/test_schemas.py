@@ -172,6 +172,19 @@ def test_the_editor_and_the_server_agree_on_the_pairs_of_compare():
         assert {t for name, t in sockets.items() if name.startswith(f"{kind}_")} == {type_}
 
 
+def test_scripts_of_the_editor_name_nodes_that_exist():
+    """Whole ids, beginnings of ids, and ids in lower case."""
+    known = [*NODES, *map(str.lower, NODES)]
+    named: set[str] = set()
+    for script in (Path(__file__).parents[2] / "web" / "js").glob("*.js"):
+        named |= set(re.findall(r"\b(?:FastAR|fastar)[A-Za-z]*\b(?=[\"`])", script.read_text(encoding="utf-8")))
+        named |= set(re.findall(r"\bsettings\.(fastar[a-z]+)", script.read_text(encoding="utf-8")))
+
+    assert "FastARCompare" in named
+    for name in named:
+        assert any(node.startswith(name) for node in known), name
+
+
 def _widget(part: Any) -> list[Any]:
     """Name, type, default, and choices or range. Menus of files are left out: they depend on the machine."""
     about = part.about
