@@ -28,8 +28,8 @@ class Advisor(ModelFirst):
             node_id="FastARAdvisor",
             display_name="Advisor",
             category="FastAR/compare",
-            description="Runs the plain sampler and every accelerator that suits the model on your device, batch and "
-            "prompt, with the same seeds, and answers which is fastest within the loss that you choose.",
+            description="Tries the accelerators that suit the model on your machine and finds the fastest within the "
+            "loss that you allow. Images are compared with the plain sampler's of the same seeds.",
             search_aliases=["recommend settings", "calibrate", "auto tune", "which sampler", "fastest"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,

@@ -41,20 +41,23 @@ class CompareSettings(Settings):
     """Widgets of Compare."""
 
     columns: int = knob(
-        0, "Cells a row; more makes the image wider. 0 chooses, at most four.", low=0, high=MOST_CELLS, step=1
+        0,
+        "Cells per row; more makes the image wider. Usual: 0, which chooses up to four.",
+        low=0,
+        high=MOST_CELLS,
+        step=1,
     )
     baseline: int = knob(
         0,
-        "Which cell the speed-ups are measured against, counted from 1 in the order of the inputs. It is drawn first. "
-        "0 takes the plain sampler, else the accelerator at its exact setting, else the slowest; MAR samplers, token "
-        "samplers on LlamaGen and those on Tar have one each.",
+        "Number of the cell that speed-ups are measured against, from 1; it is drawn first. Usual: 0, which takes the "
+        "plain sampler.",
         low=0,
         high=MOST_CELLS,
         step=1,
     )
     differences: bool = knob(
         False,
-        "Also draw, below each image, its difference from the baseline's, four times amplified; black is equal.",
+        "Also show, below each image, its difference from the baseline's, four times amplified. Black is equal.",
     )
 
 
@@ -106,13 +109,13 @@ class Compare(io.ComfyNode):
             image = io.Image.Input(
                 f"image_{i}",
                 optional=i > 1,
-                tooltip=f"Image or batch {i}; a list (of a sweep, say) fills a cell an entry. One cell shows a batch "
-                "as a sheet.",
+                tooltip=f"Image or batch {i}, shown in one cell. A list, such as the images of a sweep, fills one cell "
+                "per entry.",
             )
             report = REPORT.Input(
                 f"report_{i}",
                 optional=True,
-                tooltip=f"The report of the sampler that made image_{i}: its numbers stand under it.",
+                tooltip=f"The report of the sampler that made image_{i}; its figures are shown below the image.",
             )
             pairs += [image, report]
 
@@ -120,18 +123,16 @@ class Compare(io.ComfyNode):
             "labels",
             default="",
             multiline=True,
-            placeholder="labels, one line a picture (optional)",
-            tooltip="One line a cell, in the order of the inputs. An empty line takes the method's name, with the "
-            "settings in which cells of one method differ.",
+            placeholder="labels, one line per cell (optional)",
+            tooltip="One line per cell, in the order of the inputs. An empty line takes the sampler's name.",
         )
 
         return schema(
             node_id="FastARCompare",
             display_name="Compare (FastAR)",
             category="FastAR/compare",
-            description="Images side by side, each with its label above and its numbers underneath: speed-up "
-            "against the baseline, seconds, transformer passes, head calls, acceptance, PSNR and SSIM. Also gives the "
-            "numbers as a table.",
+            description="Shows images side by side, each with its label and its figures: speed-up, seconds, passes, "
+            "acceptance, PSNR and SSIM. The figures are also given as a table.",
             search_aliases=["side by side", "image grid", "xy plot", "speed-up", "benchmark", "compare images"],
             is_input_list=True,
             hidden=HIDDEN,
@@ -139,7 +140,7 @@ class Compare(io.ComfyNode):
             widgets=[labels, *widgets(CompareSettings)],
             outputs=[
                 output(io.Image, "image", "All cells as one image."),
-                output(io.String, "table", "The numbers of all reports as a Markdown table."),
+                output(io.String, "table", "The figures of all reports as a Markdown table."),
             ],
         )
 
@@ -355,18 +356,13 @@ class TokenMapSettings(Settings):
 
     what: str = knob(
         WHAT[0],
-        "What to colour. fixed at step: the AR step that decided a token, dark first, yellow last; outcome: accepted "
-        "drafts blue, redone or expanded ones orange, rejected ones vermilion, tokens that had no draft dark grey, "
-        "given ones black; accepted, redone, rejected, drafted: that one alone; order: the steps as numbers too; "
-        "cached: at how many AR steps LazyMAR took the token from its cache; tokens per step: how many tokens were "
-        "decided together with it; islands: what MuLo-SD drew again together, a hue each; waves: in which pass of its "
-        "island, dark first, yellow last; expanded: accepted drafts that were drawn again beside a rejected one.",
+        "What the colours show: fixed at step is the step that decided a token, outcome is what became of its draft. "
+        "The help page explains the others.",
         choices=WHAT,
     )
     opacity: float = knob(
         0.6,
-        "Strength of the colours over the image; higher hides more of it, 1 shows only the map. Usual: 0.6. "
-        "Without an image the map is always opaque.",
+        "Strength of the colours over the image; higher hides more of it, and 1 shows only the map. Usual: 0.6.",
         low=0.0,
         high=1.0,
         step=0.05,
@@ -377,19 +373,18 @@ class TokenMap(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         report = REPORT.Input("report", tooltip="The report of the sampler that made the image.")
-        image = io.Image.Input("image", optional=True, tooltip="The decoded images of that run, as backdrop.")
+        image = io.Image.Input("image", optional=True, tooltip="The decoded images of that run, as the background.")
 
         return schema(
             node_id="FastARTokenMap",
             display_name="Token Map",
             category="FastAR/compare",
             description="Colours every token by what happened to it: when it was decided, whether its draft was "
-            "accepted or redone, how often it came from a cache. The legend stands underneath; colours are safe for "
-            "colour-blind eyes.",
+            "accepted, how often it came from a cache. A legend is drawn below.",
             search_aliases=["acceptance map", "heat map", "overlay", "token overlay", "visualise tokens"],
             sockets=[report, image],
             widgets=widgets(TokenMapSettings),
-            outputs=[output(io.Image, "image", "One map an image.")],
+            outputs=[output(io.Image, "image", "One map per image.")],
         )
 
     @classmethod
@@ -415,8 +410,7 @@ class ReportSettings(Settings):
 
     format: str = knob(
         "text",
-        "text: for reading; json: for programs, always the same names (see the help page); csv: one line for a "
-        "spreadsheet.",
+        "text is for reading, json for programs, csv one line for a spreadsheet. The help page explains the names.",
         choices=("text", "json", "csv"),
     )
 
@@ -428,10 +422,10 @@ class ReportToText(io.ComfyNode):
             node_id="FastARReport",
             display_name="Report (FastAR)",
             category="FastAR/compare",
-            description="What a sampler did, as text, JSON or CSV: seconds by phase, transformer passes, head calls, "
-            "accepted and rejected drafts, settings. Connect Preview as Text or Save Text to see or keep it.",
+            description="Writes what a sampler did as text, JSON or CSV: seconds, passes, accepted and rejected "
+            "drafts, settings. Connect Preview as Text to read it, or Save Text to keep it.",
             search_aliases=["statistics", "report to json", "report to text", "csv", "numbers"],
-            sockets=[REPORT.Input("report", tooltip="A sampler's report.")],
+            sockets=[REPORT.Input("report", tooltip="The report of a sampler.")],
             widgets=widgets(ReportSettings),
             outputs=[output(io.String, "text", "The report in the chosen format.")],
         )

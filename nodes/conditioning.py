@@ -44,7 +44,7 @@ from ..samplers.tokens.tar import TarPrompted, tar_prompt
 from . import graph, host
 from .host import Loaded, ModelCache, load_to_device
 from .images import to_rgb
-from .loaders import allow_download, finder, listed, menu, usual
+from .loaders import PRECISION, PRECISION_WITHOUT_FP16, allow_download, finder, listed, menu, usual
 from .preview import drive
 from .running import READING, LabelText, unlike_preset
 from .schema import (
@@ -71,10 +71,10 @@ NONE = "none"
 
 
 def _images(what: str) -> Any:
-    """The setting of the number of images; ``what`` begins its tooltip."""
+    """The setting of the number of images; ``what`` is the first sentence of its tooltip."""
     return knob(
         1,
-        f"{what}; more makes the batch larger, which costs time and memory but less than separate runs. Usual: 1 to 4.",
+        f"{what}. More takes time and memory, but less than separate runs.",
         low=1,
         high=MOST_IMAGES,
         step=1,
@@ -93,11 +93,11 @@ class LabelSettings(Settings):
 
     label_set: str = knob(
         AUTO,
-        "Which names are meant. auto: those of the model that the condition is connected to. picture-book: the demo; "
-        "imagenet-1k: the official models.",
+        "The list that the names are from. Usual: auto, the list of the connected model; picture-book is the demo's, "
+        "imagenet-1k the official models'.",
         choices=(AUTO, *label_sets()),
     )
-    images_per_label: int = _images("Images of every label")
+    images_per_label: int = _images("Images to draw of every label")
 
 
 @lru_cache(maxsize=1)
@@ -155,24 +155,23 @@ class ClassLabel(io.ComfyNode):
             default="cat",
             multiline=True,
             placeholder="names or ids, separated by commas or lines",
-            tooltip="Class names or ids, separated by commas or lines; each is one image of the batch, so more labels "
-            f"make more images. The demo knows {', '.join(PICTURE_BOOK)}. Usual: cat, or 281 for imagenet-1k's "
-            "tabby.",
+            tooltip="Class names or numbers, one image each, separated by commas or lines. The demo knows "
+            f"{', '.join(PICTURE_BOOK)}; official models know ImageNet's 1000 classes, such as 281, tabby.",
         )
         add_label = io.Combo.Input(
             "add_label",
             options=[NONE, *_found()],
             default=NONE,
-            tooltip="One more label, found by name: open the list and type a part of it. It comes after those in "
-            "labels (which may then be empty) and must be of the same label_set.",
+            tooltip="One more label, added after those in labels. Open the list and type a part of its name; it must "
+            "be of the same label_set.",
         )
 
         return schema(
             node_id="FastARClassLabel",
             display_name="Class Label",
             category="FastAR/condition",
-            description="What to draw, by class name or id: one label an image. Several labels make a batch. For MAR, "
-            "LlamaGen and PAR.",
+            description="Chooses what to draw by class name or number, one label per image; several labels make a "
+            "batch. For MAR, LlamaGen and PAR models.",
             search_aliases=["class conditioning", "imagenet class", "label", "category", "prompt"],
             widgets=[labels, *widgets(LabelSettings), add_label],
             outputs=[output(CONDITION, "condition", "For the samplers of MAR, LlamaGen and PAR models.")],
@@ -230,11 +229,10 @@ _encoder = ModelCache(host.get_text_device, host.get_text_offload_device)
 class PromptSettings(Settings):
     """Widgets of LlamaGen Prompt after text and encoder."""
 
-    images: int = _images("Images of the text")
+    images: int = _images("Images to draw of the prompt")
     dtype: str = knob(
         AUTO,
-        "Precision of the text encoder. auto: bf16 on a graphics card that has it, else fp32. fp32 is exact and takes "
-        "twice the memory; bf16 is what the official models were trained with.",
+        PRECISION_WITHOUT_FP16,
         choices=ENCODER_DTYPES,
         advanced=True,
     )
@@ -248,8 +246,8 @@ class TextPrompt(io.ComfyNode):
             default="a red boat on a calm lake",
             multiline=True,
             placeholder="what to draw, in plain words",
-            tooltip="One prompt, in plain English; lines are joined. A longer text says more, up to "
-            f"{MAX_TOKENS} tokens (about 90 words): what stands beyond is cut off. Usual: one or two sentences.",
+            tooltip="What to draw, in plain English, as one prompt. Usual: one or two sentences; what is beyond "
+            f"{MAX_TOKENS} tokens (about 90 words) is cut off.",
         )
 
         encoders = menu("t5")
@@ -257,16 +255,16 @@ class TextPrompt(io.ComfyNode):
             "encoder",
             options=encoders,
             default=next((choice for choice in encoders if ENCODER in choice), encoders[0]),
-            tooltip="The text encoder. The official models need flan-t5-xl; allow its download, or put it into "
-            "models/text_encoders or models/fastar, as a folder or one file. Another size does not fit.",
+            tooltip="The text encoder; the official models need flan-t5-xl. Allow its download, or put it into "
+            "models/text_encoders or models/fastar.",
         )
 
         return schema(
             node_id="FastARLlamaGenPrompt",
             display_name="LlamaGen Prompt",
             category="FastAR/condition",
-            description="What to draw, in words, for LlamaGen's text-to-image models. The text goes through the "
-            "Flan-T5-XL encoder, cleaned as the models' training captions were.",
+            description="Describes in words what LlamaGen's text-to-image models draw. The Flan-T5-XL encoder, with "
+            "which they were trained, reads the text.",
             search_aliases=["text to image", "prompt", "t5", "flan-t5", "llamagen t2i", "clip text encode"],
             widgets=[text, encoder, allow_download(), *widgets(PromptSettings)],
             outputs=[output(CONDITION, "condition", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")],
@@ -309,7 +307,7 @@ _SUBJECTS = f"The demo draws {', '.join(PICTURE_BOOK)}."
 class PromptImages(Settings):
     """The widget of Prompt and Tar Prompt that is neither text nor a setting of a sampler."""
 
-    images: int = _images("Images of the prompt")
+    images: int = _images("Images to draw of the prompt")
 
 
 @dataclass(frozen=True)
@@ -318,8 +316,7 @@ class PromptLines(PromptImages):
 
     lines: bool = knob(
         False,
-        "On: every line is a prompt of its own, and one batch draws them all; empty lines are left out. Off: the text "
-        "is one prompt.",
+        "Read every line as a prompt of its own and draw all of them in one batch. Off: the whole text is one prompt.",
         advanced=True,
     )
 
@@ -332,8 +329,7 @@ class Prompt(io.ComfyNode):
             default="a red boat at sunset",
             multiline=True,
             placeholder="what to draw",
-            tooltip="The prompt, read as typed; it may be empty. The authors' benchmark prompts ended with a full "
-            f"stop. {_SUBJECTS}",
+            tooltip=f"What to draw, in plain words; it may be empty. {_SUBJECTS}",
         )
         negative = io.String.Input(
             "negative",
@@ -341,21 +337,20 @@ class Prompt(io.ComfyNode):
             multiline=True,
             advanced=True,
             tooltip="What guidance leads away from, in Harmon and UniPic: a whole instruction, not a list of words. "
-            f"Usual, and what the models were trained with: {UNCONDITIONAL} Janus has a null prompt of its own and "
-            "takes no other.",
+            "Usual: the default, with which they were trained; Janus takes no other.",
         )
         condition = output(
             CONDITION,
             "condition",
-            "For the MAR samplers with Harmon or UniPic, and LlamaGen and ZipAR Sampler with Janus.",
+            "For the MAR samplers with Harmon or UniPic, and for LlamaGen and ZipAR Sampler with Janus.",
         )
 
         return schema(
             node_id="FastARPrompt",
             display_name="Prompt (FastAR)",
             category="FastAR/condition",
-            description="What to draw, in words, for Harmon, UniPic and Janus. The model that samples reads the "
-            "prompt itself.",
+            description="Describes in words what Harmon, UniPic or Janus draws. The model of the sampler reads the "
+            "prompt, so one prompt serves several models.",
             search_aliases=["text prompt", "harmon prompt", "unipic prompt", "janus prompt", "positive", "negative"],
             widgets=[text, negative, *widgets(PromptLines)],
             outputs=[condition],
@@ -395,16 +390,15 @@ class TarPrompt(io.ComfyNode):
             default="a red boat at sunset",
             multiline=True,
             placeholder="what to draw",
-            tooltip="One prompt. A longer one says more, as far as the model has room. Whatever is typed is read as "
-            f"text; an empty one makes an unconditional image. Usual: one or two sentences. {_SUBJECTS}",
+            tooltip=f"What to draw, in plain words, usually in one or two sentences. {_SUBJECTS}",
         )
 
         return schema(
             node_id="FastARTarPrompt",
             display_name="Tar Prompt",
             category="FastAR/condition",
-            description="What to draw, in words, for Tar. Its language model writes the semantic codes of the "
-            "image; de-tokenizers of all sizes and all methods can draw from one run.",
+            description="Describes in words what Tar draws: its language model writes the semantic codes of the "
+            "image. Several samplers can draw from the same codes, at any size.",
             search_aliases=["text to image", "prompt", "tar", "semantic codes", "clip text encode"],
             sockets=[TAR.Input("tar", tooltip="The language model, from Load Tar.")],
             widgets=[
@@ -452,16 +446,14 @@ class ImageToCodesSettings(Settings):
 
     detail: str = knob(
         DETAILS[0],
-        "How many semantic codes tell what the image shows; fewer keeps less of it. Usual: 729, on which Tar was "
-        "trained most. A TA-Tok with another grid writes its own three numbers in their place.",
+        "Number of semantic codes that describe the image; fewer keeps less of it. Usual: 729, on which Tar was "
+        "trained most.",
         choices=DETAILS,
-        symbol="scale",
     )
-    images: int = _images("Variants of each image")
+    images: int = _images("Variants to draw of every image")
     dtype: str = knob(
         AUTO,
-        "Precision of TA-Tok. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 or "
-        "fp32. fp32 is exact and takes twice the memory.",
+        PRECISION,
         choices=(AUTO, *DTYPES),
         advanced=True,
     )
@@ -472,7 +464,7 @@ class ImageToCodes(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input(
             "image",
-            tooltip="Images of any size; each is stretched to a square. One entry of the condition each.",
+            tooltip="Images of any size; each is stretched to a square and becomes one entry of the condition.",
         )
 
         readers = menu("ta-tok")
@@ -480,7 +472,7 @@ class ImageToCodes(io.ComfyNode):
             "ta_tok",
             options=readers,
             default=usual(readers, "demo-ta-tok", "ta-tok"),
-            tooltip="The TA-Tok that reads the images: the one that the de-tokenizer was trained with. Entries with "
+            tooltip="The TA-Tok that reads the images: the one with which the de-tokenizer was trained. Entries with "
             "a size are downloads.",
         )
 
@@ -488,8 +480,8 @@ class ImageToCodes(io.ComfyNode):
             node_id="FastARImageToCodes",
             display_name="Image to Codes",
             category="FastAR/condition",
-            description="What an image shows, as Tar's semantic codes: a de-tokenizer redraws the same content. The "
-            "codes hold the content, not the pixels.",
+            description="Reads what an image shows as Tar's semantic codes, from which a de-tokenizer redraws the "
+            "same content. The codes hold the content, not the pixels.",
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
             sockets=[image],
             widgets=[ta_tok, allow_download(), *widgets(ImageToCodesSettings)],

@@ -22,8 +22,8 @@ class PasteSettings(Settings):
 
     feather: int = knob(
         8,
-        "Pixels of the original, inside the mask, over which the inpainted area fades in; more hides the seam and "
-        "keeps more of the original. Usual: 8 for 512 pixels. 0 pastes with a hard edge.",
+        "Pixels inside the mask over which the inpainted area fades in; more hides the seam and keeps more of the "
+        "original. Usual: 8 for 512 pixels; 0 is a hard edge.",
         low=0,
         high=128,
         step=1,
@@ -34,20 +34,20 @@ class PasteInpaintedArea(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         original = io.Image.Input(
-            "original", tooltip="The image before the edit, of any size; the result has its size."
+            "original", tooltip="The image before the edit, of any size; the result has the same size."
         )
         inpainted = io.Image.Input(
             "inpainted",
-            tooltip="The decoded images of the sampler; they are scaled to the original's size.",
+            tooltip="The decoded images of the sampler; they are scaled to the size of the original.",
         )
-        mask = io.Mask.Input("mask", tooltip="The mask of the edit, of any size; white is redrawn.")
+        mask = io.Mask.Input("mask", tooltip="The mask of the edit, of any size; white is replaced.")
 
         return schema(
             node_id="FastARPasteInpaintedArea",
             display_name="Paste Inpainted Area",
             category="FastAR/sample",
-            description="Puts the inpainted area of an image into the original. Outside the mask every pixel is the "
-            "original's, which a decoder alone does not keep. The original may have any size.",
+            description="Puts the inpainted area into the original image, which may have any size. Outside the mask "
+            "every pixel is the original's, which a decoder alone does not keep.",
             search_aliases=["inpaint", "composite", "feather", "blend", "stitch", "keep original"],
             sockets=[original, inpainted, mask],
             widgets=widgets(PasteSettings),

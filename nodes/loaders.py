@@ -104,9 +104,8 @@ def allow_download() -> io.Input:
         "allow_download",
         default=False,
         advanced=True,
-        tooltip="On: files that are missing are downloaded when the graph runs, once, into models/fastar; the node "
-        "shows what, from where and how large. Off: the run stops and says the same. Files below 100 MB are "
-        "downloaded in any case.",
+        tooltip="Download missing files into models/fastar, once, when the graph runs. Off: the run stops and says "
+        "what it would download; files below 100 MB are always downloaded.",
     )
 
 
@@ -121,26 +120,32 @@ def usual(choices: list[str], *ids: str) -> str:
     return choices[0]
 
 
+PRECISION = (
+    "Precision of the weights; auto uses bf16 on graphics cards that support it, else fp16 or fp32. fp32 is the most "
+    "exact and takes twice the memory."
+)
+PRECISION_WITHOUT_FP16 = (
+    "Precision of the weights; auto uses bf16 on graphics cards that support it, else fp32. fp32 is the most exact "
+    "and takes twice the memory."
+)
+
 # Tooltips of the widgets that several loaders have; a loader's own replace them.
 _TOOLTIPS = {
-    "checkpoint": "Entries that begin with demo are built in and need no network. Your own files go into "
-    "models/fastar (.safetensors, .pth, .pt). Entries with a size are downloads. Larger models: better quality, "
-    "slower.",
-    "decoder": "The VQ tokenizer that turns tokens into pictures. auto takes the one the checkpoint was trained with; "
-    "another one's codes mean something else.",
-    "ta_tok": "What turns semantic codes into the features of the de-tokenizer. auto takes the one it was trained "
-    "with; another one's codes mean something else. It takes memory only while the codes are read.",
-    "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what the models were made "
-    "with, else fp16 or fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
-    "grid": "Tokens along one side of the image. auto takes what the file states, or its name. A number that you "
-    "choose goes before both: 16 for 256 pixels, 24 for 384, 32 for 512, 64 for 1024. A wrong value gives noise.",
-    "size": "Pixels per side. auto: the size the model was trained for, 512 for Harmon and 1024 for UniPic. Others "
-    "run and usually look worse; the report notes it.",
-    "weights": "Which weights are read from a file that holds averaged (EMA) ones beside the trained ones. auto: the "
-    "averaged ones, by which papers evaluate. ema: the same, and a file without them is refused. plain: the trained "
-    "ones.",
-    "speed": "How the model runs; the image differs by rounding only. plain starts at once. compile: torch.compile, "
-    "which takes a minute before the first image and needs a compiler.",
+    "checkpoint": "The model: demo models are built in, your own files go into models/fastar, and entries with a size "
+    "are downloads. Larger models draw better and take longer.",
+    "decoder": "The VQ tokenizer that turns tokens into images. Usual: auto, the one that the model was trained with; "
+    "any other misreads the tokens.",
+    "ta_tok": "The TA-Tok that reads the semantic codes for the de-tokenizer. Usual: auto, the one that the "
+    "de-tokenizer was trained with; any other misreads the codes.",
+    "dtype": PRECISION,
+    "grid": "Tokens along one side of the image. Usual: auto, which reads it from the file; else 16 for 256 pixels, "
+    "24 for 384, 32 for 512, 64 for 1024, and a wrong number gives noise.",
+    "size": "Side of the image in pixels. Usual: auto, the trained size (512 for Harmon, 1024 for UniPic); other "
+    "sizes usually look worse.",
+    "weights": "Which weights to read from a file that holds averaged (EMA) ones too. auto and ema take the averaged "
+    "ones, ema refuses a file without them, and plain takes the trained ones.",
+    "speed": "plain starts at once; compile uses torch.compile, which takes about a minute before the first image and "
+    "needs a compiler. The image differs by rounding only.",
 }
 
 
@@ -327,8 +332,8 @@ class _Loader(io.ComfyNode):
         return io.NodeOutput(loaded, vae)
 
 
-_KL = "The autoencoder that turns latents into pictures. auto takes the one the checkpoint was trained with."
-_MAR_OUTPUT = output(MAR, "model", "For MAR Sampler and its accelerated relatives.")
+_KL = "The autoencoder that turns latents into images. Usual: auto, the one that the model was trained with."
+_MAR_OUTPUT = output(MAR, "model", "For MAR, FastHybrid, LazyMAR and CSpD Sampler.")
 
 
 class LoadMAR(_Loader):
@@ -337,14 +342,14 @@ class LoadMAR(_Loader):
     family = registry.MAR
     usual = ("demo",)
     description = (
-        "Loads a MAR and the decoder that turns its latents into pictures. The demo is built in; official models can "
-        "be downloaded."
+        "Loads a MAR model and the decoder that turns its latents into images. The demo model is built in; official "
+        "models can be downloaded."
     )
     aliases = ["mar loader", "masked autoregressive", "load checkpoint", "fastar demo"]
     tooltips = {
         "decoder": _KL,
-        "dtype": "Precision of the MAR. auto: fp16 on a graphics card made for it, else fp32. fp32 is exact and needs "
-        "twice the memory; bf16 is coarser and may show. The diffusion arithmetic and the decoder are fp32.",
+        "dtype": "Precision of the weights; auto uses fp16 on graphics cards made for it, else fp32. fp32 is the most "
+        "exact and takes twice the memory.",
     }
     socket = _MAR_OUTPUT
 
@@ -355,19 +360,17 @@ class LoadHybrid(_Loader):
     family = registry.HYBRID
     usual = ("demo-hybrid", "harmon-0.5b")
     description = (
-        "Loads a Harmon or UniPic, which take a prompt: a MAR with a language model inside. For the same samplers as "
-        "Load MAR. The official weights may not be used commercially."
+        "Loads Harmon or UniPic, a MAR with a language model inside: it draws from a prompt, with the same samplers "
+        "as Load MAR. The official weights may not be used commercially."
     )
     aliases = ["harmon", "unipic", "skywork", "text to image", "hybrid loader", "load checkpoint"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "size", "speed")
     dtypes = (AUTO, "fp32", "bf16", INT8)
     tooltips = {
-        "checkpoint": "Your own files go into models/fastar: a folder, shards, .safetensors, .pth or .bin, with a "
-        "Qwen2.5 tokenizer beside them. Entries with a size are downloads; the official ones are for non-commercial "
-        "use.",
+        "checkpoint": "The model: demo models are built in, and your own files go into models/fastar with a Qwen2.5 "
+        "tokenizer beside them. Entries with a size are downloads; the official ones are for non-commercial use.",
         "decoder": _KL,
-        "dtype": "Precision of the model. auto: bf16 on a graphics card made for it, else fp32. fp32 is exact and "
-        "needs twice the memory. fp16 is not offered, because the language model overflows in it.",
+        "dtype": PRECISION_WITHOUT_FP16,
     }
     socket = _MAR_OUTPUT
 
@@ -378,8 +381,8 @@ class LoadLlamaGen(_Loader):
     family = registry.LLAMAGEN
     usual = ("demo-llamagen",)
     description = (
-        "Loads a LlamaGen (for classes or text) or a PAR, and the VQ tokenizer that turns its tokens into pictures. "
-        "The demo is built in; official models can be downloaded."
+        "Loads a LlamaGen model (for class labels or text) or a PAR model, and the VQ tokenizer that turns its tokens "
+        "into images. The demo model is built in; official models can be downloaded."
     )
     aliases = ["llamagen loader", "par loader", "autoregressive", "vqgan", "load checkpoint", "fastar demo"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "grid", "speed")
@@ -392,15 +395,15 @@ class LoadTarDetokenizer(_Loader):
     family = registry.TAR
     usual = ("demo-dtok", "demo-dtok-low", "ar-dtok-512")
     description = (
-        "Loads what turns Tar's semantic codes into an image: an AR-DTok of one size, the TA-Tok that reads the "
-        "codes, and the VQ tokenizer that turns tokens into pictures. Fits every Tar language model."
+        "Loads the models that turn Tar's semantic codes into an image: the de-tokenizer (AR-DTok), TA-Tok and the VQ "
+        "tokenizer. Fits every Tar language model."
     )
     aliases = ["ar-dtok", "detokenizer", "tar decoder", "ta-tok", "vqgan", "load checkpoint"]
     widgets = ("checkpoint", "ta_tok", "decoder", "dtype", "allow_download", "grid", "speed")
     tooltips = {
-        "checkpoint": "The number is the side of the image in pixels; larger is sharper and slower: 256, 1024 and "
-        "4096 tokens. Entries that begin with demo are built in. Your own files go into models/fastar (.pth, "
-        ".safetensors).",
+        "checkpoint": "The de-tokenizer; the number in its name is the side of the image in pixels, and larger is "
+        "sharper and slower. Demo models are built in, your own files go into models/fastar, and entries with a size "
+        "are downloads.",
     }
     socket = output(TOKEN_MODEL, "model", "For LlamaGen, ZipAR and MuLo-SD Sampler.")
 
@@ -411,17 +414,15 @@ class LoadTar(_Loader):
     family = registry.TAR
     usual = ("demo-tar", "tar-1.5b")
     description = (
-        "Loads the language model of Tar, which turns a prompt into the semantic codes of an image. De-tokenizers of "
-        "all sizes take them. The demo is built in; official models can be downloaded."
+        "Loads the language model of Tar, which turns a prompt into the semantic codes of an image. The demo model is "
+        "built in; official models can be downloaded."
     )
     aliases = ["tar loader", "text to image", "language model", "qwen", "load checkpoint"]
     widgets = ("checkpoint", "dtype", "allow_download")
     tooltips = {
-        "checkpoint": "Entries that begin with demo are built in and need no network. Your own go into models/fastar, "
-        "as a folder with config.json and tokenizer. Entries with a size are downloads. 7b follows prompts better "
-        "than 1.5b, takes five times the memory and is slower.",
-        "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what it was made with, "
-        "else fp16 or fp32. fp32 is exact and takes twice the memory.",
+        "checkpoint": "The model: demo models are built in, your own go into models/fastar as a folder with "
+        "config.json and a tokenizer, and entries with a size are downloads. 7b follows prompts better than 1.5b, but "
+        "is slower and takes five times the memory.",
     }
     socket = output(TAR, "tar", "For Tar Prompt.")
     decodes = False
@@ -453,20 +454,17 @@ class LoadJanus(_Loader):
     family = registry.JANUS
     usual = ("janus-pro-1b",)
     description = (
-        "Loads a Janus-Pro (1B or 7B), which takes a prompt, and the VQ tokenizer in the same file that turns its "
-        "tokens into pictures of 384 pixels. Only what draws is read."
+        "Loads a Janus-Pro model (1B or 7B), which draws images of 384 pixels from a prompt. The VQ tokenizer that "
+        "turns its tokens into images is in the same file."
     )
     aliases = ["janus pro", "deepseek", "text to image", "autoregressive", "load checkpoint"]
     widgets = ("checkpoint", "dtype", "allow_download", "speed")
     tooltips = {
-        "checkpoint": "Your own files go into models/fastar: a folder with its tokenizer.json, in the layout of "
-        "deepseek-ai or of transformers. Entries with a size are downloads. Memory in bf16 for one image: 1B 3.6 "
-        "GB, 7B 14.2 GB. A card of 8 GB holds 1B, one of 16 GB or more 7B; on 8 or 12 GB a part of 7B stays in main "
+        "checkpoint": "The model: your own go into models/fastar as a folder with tokenizer.json, and entries with a "
+        "size are downloads. In bf16 1B needs 3.6 GB of memory and 7B 14.2 GB; with less, a part of 7B stays in main "
         "memory, which is slower.",
-        "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what it was made with, "
-        "else fp16 or fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
     }
-    socket = output(TOKEN_MODEL, "model", "For LlamaGen and ZipAR Sampler, with Prompt.")
+    socket = output(TOKEN_MODEL, "model", "For LlamaGen and ZipAR Sampler, with a condition from Prompt (FastAR).")
 
     @classmethod
     def execute(  # type: ignore[override]

@@ -53,28 +53,28 @@ def sampled(vae: str = "the same loader") -> list[io.Output]:
     """Outputs of a sampler; ``vae`` is the loader whose VAE decodes the latent."""
     return [
         output(io.Latent, "latent", f"Decode it with VAE Decode and the vae of {vae}."),
-        output(REPORT, "report", "What the sampler did; for Compare, Token Map and Report."),
+        output(REPORT, "report", "What the sampler did, for Compare, Token Map and Report."),
     ]
 
 
 _CACHE = CACHE.Input(
     "cache",
     optional=True,
-    tooltip="From LazyMAR Cache: reuse most of the transformer's work from step to step. Unconnected: everything is "
-    "computed.",
+    tooltip="From LazyMAR Cache: reuses most of the transformer's work from one step to the next. Unconnected, "
+    "everything is computed.",
 )
 _EDIT = [
     io.Latent.Input(
         "latent_image",
         optional=True,
-        tooltip="An image to change, from VAE Encode with the vae of the same loader. Needs a mask, here or on the "
+        tooltip="An image to change, from VAE Encode with the vae of the same loader. It needs a mask, here or on the "
         "latent itself.",
     ),
     io.Mask.Input(
         "mask",
         optional=True,
-        tooltip="Where the image is sampled again; the rest comes back unchanged. A token is replaced if any of it "
-        "is painted over.",
+        tooltip="Where the image is drawn again; the rest of the latent stays unchanged. A token is redrawn if any "
+        "part of it is masked.",
     ),
 ]
 _TOKEN_EDIT = [
@@ -82,27 +82,25 @@ _TOKEN_EDIT = [
     io.Mask.Input(
         "mask",
         optional=True,
-        tooltip="Where the image is drawn again; the tokens of the rest are kept, as the VQ tokenizer reads them. A "
-        "new token follows what is above it and to its left, not what is below. It is replaced if any of it is "
-        "painted over.",
+        tooltip="Where the image is drawn again; the tokens of the rest are kept. New tokens follow what is above "
+        "them and to their left, not what is below.",
     ),
 ]
-_MAR_MODEL = "The MAR to sample, from Load MAR, or a Harmon or UniPic from its loader."
-_LLAMAGEN_MODEL = (
-    "The model to sample: a LlamaGen from Load LlamaGen / PAR, or Load Tar De-tokenizer's or Load Janus' model."
-)
+_MAR_MODEL = "The model to sample, from Load MAR or Load Harmon / UniPic."
+_LLAMAGEN_MODEL = "The model to sample: a LlamaGen, a Janus or a de-tokenizer of Tar, each from its own loader."
 _MAR_CONDITION = CONDITION.Input(
     "condition",
-    tooltip="What to draw, one entry an image: Class Label for a MAR, Prompt for Harmon and UniPic.",
+    tooltip="What to draw, one entry per image: from Class Label for a MAR, from Prompt (FastAR) for Harmon and "
+    "UniPic.",
     lazy=True,
 )
 _TOKEN_CONDITION = CONDITION.Input(
     "condition",
-    tooltip="What to draw, one entry an image: from Class Label; for LlamaGen's text-to-image models from LlamaGen "
-    "Prompt; for Janus from Prompt; for Tar's de-tokenizers from Tar Prompt or Image to Codes.",
+    tooltip="What to draw, one entry per image: from Class Label, or from LlamaGen Prompt for LlamaGen's "
+    "text-to-image models. For Janus from Prompt (FastAR), for Tar from Tar Prompt or Image to Codes.",
     lazy=True,
 )
-_SWITCHED_OFF = {registry.MAR: "plain MAR", registry.LLAMAGEN: "plain decoding, one token after another,"}
+_SWITCHED_OFF = {registry.MAR: "plain MAR", registry.LLAMAGEN: "plain decoding"}
 
 
 class _Sampler(ModelFirst):
@@ -142,8 +140,8 @@ class _Sampler(ModelFirst):
                 "enabled",
                 default=True,
                 optional=True,
-                tooltip=f"Off runs {_SWITCHED_OFF[entry.family]} with the same seed and settings, the baseline. "
-                "Bypassing breaks the graph; use this switch.",
+                tooltip=f"Off runs {_SWITCHED_OFF[entry.family]} with the same seed and settings, as the baseline. "
+                "Use this switch instead of bypassing the node, which breaks the graph.",
             )
             main.append(switch)
 
@@ -221,8 +219,8 @@ class MARSampler(_Sampler):
     node_id = "FastARMARSampler"
     preset = None
     description = (
-        "Plain MAR, as published: at every AR step the transformer predicts a condition per token and a full "
-        "diffusion makes each. The baseline that the accelerators are compared with."
+        "Draws an image with plain MAR, as published. This is the baseline with which the accelerated MAR samplers "
+        "are compared."
     )
     aliases = ["masked autoregressive", "mar", "autoregressive sampler", "baseline sampler", "disa", "inpaint"]
 
@@ -231,8 +229,8 @@ class FastHybridSampler(_Sampler):
     sampler = "fasthybrid"
     node_id = "FastARFastHybridSampler"
     description = (
-        "Drafts the tokens of several AR steps in one diffusion pass, checks each draft against its real condition "
-        "when its step comes, and refines the accepted ones in a few guided steps (CVPR 2026)."
+        "Drafts several AR steps at once and finishes the drafts that fit in a few guided steps (FastHybrid, CVPR "
+        "2026). The image differs from MAR's with the same seed and usually shows the same subject."
     )
     aliases = ["fast hybrid", "lookahead", "speculative", "accelerated mar", "fasthybrid"]
 
@@ -241,24 +239,25 @@ class LazyMARSampler(_Sampler):
     sampler = "lazymar"
     node_id = "FastARLazyMARSampler"
     description = (
-        "Plain MAR that computes only what changed since the last step: rows of the transformer that hardly move, the "
-        "null branch of guidance and most of the diffusion head come from caches (ICCV 2025)."
+        "Plain MAR that reuses what hardly changes from one step to the next instead of computing it again (LazyMAR, "
+        "ICCV 2025). Every step takes less work; the image may differ from MAR's."
     )
     aliases = ["lazy mar", "feature cache", "token cache", "condition cache", "accelerated mar"]
-    preset = "fast also sets steps, diffusion_steps, diffusion_steps_end and order."
+    preset = "The preset fast also sets steps, diffusion_steps, diffusion_steps_end and order."
 
 
 class CSpDSampler(_Sampler):
     sampler = "cspd"
     node_id = "FastARCSpDSampler"
     description = (
-        "Continuous speculative decoding: a small MAR drafts the tokens of several AR steps, the target verifies them "
-        "together. lossless keeps the target's distribution exactly; published is the paper's code and approximate."
+        "A small MAR drafts several AR steps and a large one verifies them together (CSpD, 2024). The mode lossless "
+        "keeps the large model's distribution exactly; published is approximate."
     )
     aliases = ["continuous speculative decoding", "speculative", "draft model", "cspd", "accelerated mar"]
     models = {
-        "draft": "A small MAR that drafts tokens, from its own Load MAR; same tokens, grid and classes as the target.",
-        "target": "The MAR whose images are wanted; it verifies the drafts.",
+        "draft": "A small MAR that drafts the tokens, from its own Load MAR. It must have the tokens, grid and "
+        "classes of the target.",
+        "target": "The MAR whose images you want; it verifies the drafts.",
     }
 
 
@@ -270,10 +269,10 @@ class LazyMARCache(io.ComfyNode):
             display_name="LazyMAR Cache",
             category="FastAR/sample",
             description="LazyMAR's caches for the cache input of MAR, FastHybrid and CSpD Sampler. Use it to combine "
-            "LazyMAR with other samplers.",
+            "LazyMAR with another sampler.",
             search_aliases=["lazy mar", "feature cache", "combine accelerators"],
             widgets=[preset_widget(), *setting_widgets(CacheSettings)],
-            outputs=[output(CACHE, "cache", "For the cache input of a MAR sampler.")],
+            outputs=[output(CACHE, "cache", "For the cache input of MAR, FastHybrid and CSpD Sampler.")],
         )
 
     @classmethod
@@ -290,8 +289,8 @@ class LlamaGenSampler(_Sampler):
     node_id = "FastARLlamaGenSampler"
     preset = None
     description = (
-        "Plain LlamaGen, as published: one token after another, row by row. The baseline that PAR and ZipAR are "
-        "compared with. Also for Janus and for the codes of Tar."
+        "Draws an image with plain LlamaGen, as published: one token after another, row by row. The baseline of PAR, "
+        "ZipAR and MuLo-SD; it also runs Janus and Tar."
     )
     aliases = ["llamagen", "tar", "autoregressive sampler", "token sampler", "raster", "baseline sampler"]
     models = {"model": _LLAMAGEN_MODEL}
@@ -302,23 +301,23 @@ class PARSampler(_Sampler):
     node_id = "FastARPARSampler"
     preset = None
     description = (
-        "Cuts the image into regions and decides one token per region in parallel: distant tokens depend little on "
-        "each other (CVPR 2025). Needs a PAR; on a plain LlamaGen it shows the paper's ablations."
+        "Cuts the image into regions and decides one token per region in parallel (PAR, CVPR 2025). Needs a PAR "
+        "model; with a plain LlamaGen it runs the paper's ablations."
     )
     aliases = ["par", "parallelized autoregressive", "parallel decoding", "accelerated llamagen"]
-    models = {"model": "The PAR to sample, from Load LlamaGen / PAR; a plain LlamaGen for the ablations of grouping."}
+    models = {"model": "A PAR model from Load LlamaGen / PAR, or a plain LlamaGen for the ablations of grouping."}
 
 
 class ZipARSampler(_Sampler):
     sampler = "zipar"
     node_id = "FastARZipARSampler"
     description = (
-        "Starts a row as soon as the row above is a window of tokens ahead, so that several rows grow in one pass: "
-        "nearby tokens matter most (ICML 2025). Works with any LlamaGen, with Janus and with Tar, untrained."
+        "Starts a row as soon as the row above is a window of tokens ahead, so that several rows are drawn at once "
+        "(ZipAR, ICML 2025). Works with LlamaGen, Janus and Tar, without training."
     )
     aliases = ["zipar", "parallel decoding", "spatial locality", "accelerated llamagen", "accelerated tar"]
     models = {"model": _LLAMAGEN_MODEL}
-    preset = "exact is a window of a whole row: plain decoding."
+    preset = "The preset exact draws one token after another, as LlamaGen Sampler does."
 
 
 class MuLoSDSampler(_Sampler):
@@ -326,21 +325,18 @@ class MuLoSDSampler(_Sampler):
     node_id = "FastARMuLoSDSampler"
     vae = "the target's loader"
     description = (
-        "Drafts the image small, enlarges it, checks all of it in one pass of the large model, and resamples only "
-        "what is unlikely, with its surroundings, many places at once (CVPR 2026). Lossy: images differ from the "
-        "large model's own."
+        "Drafts a small image, enlarges it and redraws only what the large model finds unlikely (MuLo-SD, CVPR 2026). "
+        "Lossy: the image differs from the large model's own."
     )
     aliases = ["mulo-sd", "mulosd", "multi-scale", "speculative decoding", "accelerated tar", "accelerated llamagen"]
     models = {
-        "target": "The model whose image is wanted: Tar's de-tokenizer of 512 or 1024 pixels from Load Tar "
-        "De-tokenizer, or a LlamaGen.",
-        "draft": "A model of the same kind and decoder that makes the same image smaller, by half, a third or a "
-        "quarter of the side: Tar's de-tokenizer of 256 pixels, usually.",
+        "target": "The large model whose image you want: Tar's de-tokenizer of 512 or 1024 pixels, or a LlamaGen.",
+        "draft": "A model of the same kind and decoder that draws the image at half, a third or a quarter of the "
+        "side. Usual for Tar: the de-tokenizer of 256 pixels.",
     }
     preset = (
-        "balanced and fast keep 70 and 90 of 100 drafted tokens of full-size models, and on the demo what tau 0.1 "
-        "keeps, with wider and narrower windows. exact resamples everything: the target's own image, without a "
-        "draft."
+        "With full-size models balanced keeps 70 % and fast 90 % of the draft; exact uses no draft and gives the "
+        "target's own image."
     )
 
     @classmethod
@@ -348,9 +344,8 @@ class MuLoSDSampler(_Sampler):
         upscale_model = io.UpscaleModel.Input(
             "upscale_model",
             optional=True,
-            tooltip="Enlarges the draft, from Load Upscale Model; without one it is enlarged bicubically. Sharper "
-            "drafts lose fewer tokens. One of the same factor as the two models fits best; any other is brought to "
-            "the size.",
+            tooltip="Enlarges the draft, from Load Upscale Model; of a sharper draft more tokens are kept. "
+            "Unconnected, the draft is enlarged bicubically.",
         )
 
         return [upscale_model]

@@ -33,10 +33,12 @@ CACHE = io.Custom("FASTAR_CACHE")
 
 # Of nodes that run any sampler.
 ANY_SOCKETS = [
-    ANY_MODEL.Input("model", tooltip="The model to sample, from any loader of a MAR or a token model."),
-    CONDITION.Input("condition", tooltip="What to draw, one entry an image; as for the sampler's own node.", lazy=True),
+    ANY_MODEL.Input("model", tooltip="The model to sample, from any loader except Load Tar."),
+    CONDITION.Input(
+        "condition", tooltip="What to draw, one entry per image, as for the sampler's own node.", lazy=True
+    ),
 ]
-ANY_DRAFT = ANY_MODEL.Input("draft", optional=True, tooltip="The draft model of CSpD and MuLo-SD.")
+ANY_DRAFT = ANY_MODEL.Input("draft", optional=True, tooltip="The draft model, which only CSpD and MuLo-SD use.")
 
 # Hidden inputs of nodes that show text and write reports to saved images.
 HIDDEN = [io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.prompt]
@@ -81,7 +83,7 @@ def widgets(settings: type, optional: bool = False) -> list[io.Input]:
 
 def widget(name: str, default: Any, about: Knob, shown: Any = None, optional: bool = False) -> io.Input:
     """The widget of a setting; ``shown`` is its value on a new node, None for the default."""
-    tooltip = f"{about.symbol}: {about.help}" if about.symbol else about.help
+    tooltip = f"{about.help} ({about.symbol} in the paper)" if about.symbol else about.help
     shared: dict[str, Any] = {"tooltip": tooltip, "advanced": about.advanced or None}
     if optional:
         shared["optional"] = True
@@ -130,8 +132,7 @@ def preset_widget(options: Sequence[str] = PRESETS, tooltip: str = "") -> io.Inp
         options=list(options),
         default=options[0],
         optional=True,
-        tooltip="A choice fills in the numbers below for the connected model. A run uses the numbers that stand there. "
-        f"Changing one by hand makes it custom. {tooltip}".rstrip(),
+        tooltip=f"Fills in the numbers below for the connected model; changing one makes it custom. {tooltip}".rstrip(),
     )
 
 
@@ -170,8 +171,8 @@ def seed_widget() -> io.Input:
         min=0,
         max=SEED_LIMIT,
         control_after_generate=True,
-        tooltip="Decides all randomness: token order and noise. With one seed, any difference between samplers comes "
-        "from the method. Image i of a batch uses (seed, i), so it is the same image as in a batch of its own.",
+        tooltip="Decides all random choices. Samplers of one model share the noise of a seed, so their images can be "
+        "compared pixel by pixel.",
     )
 
 

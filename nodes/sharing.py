@@ -38,12 +38,12 @@ class LoadReport(io.ComfyNode):
 
         outputs = [
             output(io.Image, "image", "The image."),
-            output(REPORT, "reports", "One report a run, without token maps.", is_output_list=True),
+            output(REPORT, "reports", "One report per run, without token maps.", is_output_list=True),
             output(io.String, "table", "The figures of all runs as a Markdown table."),
             output(
                 io.String,
                 "samplers",
-                "Each run's sampler and settings as a line for Any Sampler.",
+                "The sampler and settings of each run, as a line for Any Sampler.",
                 is_output_list=True,
             ),
         ]
@@ -52,8 +52,8 @@ class LoadReport(io.ComfyNode):
             node_id="FastARLoadReport",
             display_name="Load Report",
             category="FastAR/compare",
-            description="Reads the reports of the samplers from the metadata of an image that core's Save Image "
-            "wrote: seconds, passes, acceptance, settings. Nothing is sampled.",
+            description="Reads the reports of the samplers from an image that Save Image wrote: seconds, passes, "
+            "acceptance, settings. Nothing is sampled.",
             search_aliases=["png info", "read metadata", "image metadata", "drop image"],
             widgets=[saved_image],
             outputs=outputs,
@@ -100,16 +100,16 @@ class AnySampler(ModelFirst):
             "sampler",
             default="fasthybrid: preset=balanced",
             multiline=True,
-            tooltip="A sampler's name, then settings as name=value, separated by commas. preset is exact, balanced "
-            "or fast; settings that are not named come from the preset, the model's file and the paper.",
+            tooltip="Name of a sampler, then settings as name=value, separated by commas; preset is exact, balanced "
+            "or fast. All others come from the preset, the model's file and the paper.",
         )
 
         return schema(
             node_id="FastARAnySampler",
             display_name="Any Sampler",
             category="FastAR/sample",
-            description="Runs a sampler written as text, with its settings: fasthybrid: preset=fast, threshold=0.9. "
-            "The line comes from Advisor or Load Report, or is typed.",
+            description="Runs a sampler that is written as text with its settings, such as fasthybrid: preset=fast, "
+            "threshold=0.9. The line comes from Advisor or Load Report, or you type it.",
             search_aliases=["sampler from text", "apply settings", "advised sampler"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,

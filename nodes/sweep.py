@@ -49,13 +49,12 @@ class SweepSettings(Settings):
     sampler: str = knob("fasthybrid", "The sampler of all cells; a plus combines two.", choices=tuple(RUNNABLE))
     x: str = knob(
         "threshold",
-        "The setting that changes from column to column. Every setting of every sampler is listed; the sampler must "
-        "have it.",
+        "The setting that changes from column to column. It must be one of the chosen sampler's.",
         choices=tuple(names_of_settings(RUNNABLE)),
     )
     y: str = knob(
         NONE,
-        "The setting that changes from row to row; none for one axis.",
+        "The setting that changes from row to row. Usual: none, for a single row.",
         choices=(NONE, *names_of_settings(RUNNABLE)),
     )
 
@@ -64,30 +63,33 @@ def _text(name: str, default: str, tooltip: str, **about: Any) -> io.Input:
     return io.String.Input(name, default=default, tooltip=tooltip, **about)
 
 
-_VALUES = (
-    "Values, separated by commas. 0.8..1 x 5 are five evenly spaced ones, 4..8 whole numbers in steps of 1; "
-    "words for a choice."
-)
-
-
 class SweepNode(ModelFirst):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        x_values = _text("x_values", "0.8, 0.9, 0.95, 0.99", f"{_VALUES} One column each.")
-        y_values = _text("y_values", "", f"{_VALUES} One row each; left empty without a second setting.")
-        seeds = _text("seeds", "7", "Seeds, written like values: 7, or 7..9. Figures are means over them.")
+        x_values = _text(
+            "x_values",
+            "0.8, 0.9, 0.95, 0.99",
+            "Values of x, one column each, separated by commas. 0.8..1 x 5 means five evenly spaced values, 4..8 whole "
+            "numbers in steps of 1.",
+        )
+        y_values = _text(
+            "y_values",
+            "",
+            "Values of y, one row each, written as in x_values. Leave it empty if y is none.",
+        )
+        seeds = _text("seeds", "7", "Seeds, such as 7, or 7..9 for three. The figures are means over them.")
 
         settings = _text(
             "settings",
             "",
-            "Settings that all cells share, as name=value, separated by commas: preset=balanced, steps=32. The "
-            "others come from the preset, the model's file and the paper.",
+            "Settings that all cells share, as name=value, separated by commas, such as preset=balanced, steps=32. "
+            "All others come from the preset, the model's file and the paper.",
             multiline=True,
         )
         folder = _text(
             "folder",
             "sweep",
-            "Name of a folder in output/fastar_sweeps for the cells. Finished cells in it are not drawn again.",
+            "Folder for the cells, in output/fastar_sweeps. Finished cells in it are not drawn again.",
             advanced=True,
         )
 
@@ -95,9 +97,8 @@ class SweepNode(ModelFirst):
             node_id="FastARSweep",
             display_name="Sweep (FastAR)",
             category="FastAR/compare",
-            description="Runs a sampler for every combination of values of one or two settings and of seeds, and the "
-            "plain sampler once a seed. Cells are written to the output folder as they are made: an interrupted sweep "
-            "goes on where it stopped.",
+            description="Runs a sampler with every combination of values of one or two settings and of seeds, beside "
+            "the plain sampler. Finished cells are saved, so that an interrupted sweep continues where it stopped.",
             search_aliases=["xy plot", "x/y plot", "parameter sweep", "grid search", "benchmark"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,
@@ -264,7 +265,7 @@ class GridSettings(Settings):
 
     cell_size: int = knob(
         192,
-        "Width of a cell in pixels; less where the grid would exceed 4096 pixels.",
+        "Width of a cell in pixels. Usual: 192; less where the grid would exceed 4096 pixels.",
         low=32,
         high=1024,
         step=8,
@@ -278,8 +279,8 @@ class PlotSettings(Settings):
 
     measure: str = knob(
         MEASURES[0],
-        "What the speed-up is plotted against. PSNR and SSIM: closeness to the plain sampler's image; "
-        "acceptance: share of drafts kept; passes: evaluations of the transformer.",
+        "What the speed-up is plotted against: PSNR and SSIM are the closeness to the plain sampler's image. "
+        "acceptance is the share of drafts kept, passes the number of transformer passes.",
         choices=MEASURES,
     )
 
@@ -296,7 +297,7 @@ class _SweepImage(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        sweep = SWEEP.Input("sweep", tooltip="The sweep, from Sweep.")
+        sweep = SWEEP.Input("sweep", tooltip="The sweep, from Sweep (FastAR).")
 
         return schema(
             node_id=f"FastAR{cls.title.replace(' ', '')}",
@@ -323,8 +324,8 @@ class SweepGrid(_SweepImage):
     settings = GridSettings
     draw = staticmethod(sweep_grid)
     description = (
-        "All cells of a sweep as one image: a column per value of x, a row per value of y and seed, and under each "
-        "cell speed-up, acceptance and its distance from the plain sampler's image."
+        "Shows all cells of a sweep as one image: columns for x, rows for y and the seeds. Below each cell are its "
+        "speed-up, its acceptance and its distance from the plain sampler's image."
     )
     aliases = ["xy plot", "image grid", "sweep", "contact sheet"]
 
@@ -335,8 +336,8 @@ class SweepPlot(_SweepImage):
     settings = PlotSettings
     draw = staticmethod(sweep_plot)
     description = (
-        "Speed-up of every combination of a sweep against what it costs: PSNR, SSIM, acceptance or passes. One line "
-        "per value of y, one dot per value of x, means over the seeds."
+        "Plots the speed-up of every cell of a sweep against its cost: PSNR, SSIM, acceptance or passes. One line per "
+        "value of y, one dot per value of x."
     )
     aliases = ["xy plot", "chart", "speed quality plot", "pareto"]
 

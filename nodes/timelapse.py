@@ -26,8 +26,8 @@ class TimeLapseSettings(Settings):
 
     duration: float = knob(
         4.0,
-        "Seconds that the slowest run takes in the animation; the others take less in proportion. A longer one shows "
-        "more of the steps. The finished images stay for one more second.",
+        "Seconds that the slowest run takes in the animation; the others take less in proportion. Usual: 4; longer "
+        "shows more of the steps.",
         low=1.0,
         high=10.0,
         step=0.5,
@@ -42,35 +42,33 @@ class TimeLapse(io.ComfyNode):
             image = io.Image.Input(
                 f"image_{i}",
                 optional=i > 1,
-                tooltip="The decoded images of one run, one or a batch.",
+                tooltip="The decoded image or batch of one run.",
             )
             report = REPORT.Input(
                 f"report_{i}",
                 optional=i > 1,
-                tooltip=f"The report of the sampler that made image_{i}: when each token was decided, and the seconds.",
+                tooltip=f"The report of the sampler that made image_{i}, with the order of its tokens and its seconds.",
             )
             pairs += [image, report]
 
         filename_prefix = io.String.Input(
             "filename_prefix",
             default="FastAR/time_lapse",
-            tooltip="Name of the file in the output folder; a number is added. A slash makes a folder.",
+            tooltip="Name of the file in the output folder, to which a number is added. A slash makes a folder.",
         )
 
         return schema(
             node_id="FastARTimeLapse",
             display_name="Time-lapse",
             category="FastAR/compare",
-            description="An animated WebP in which the tokens of up to four runs appear in the order in which they "
-            "were decided, all runs on one clock of their measured seconds. It is saved in the output folder.",
+            description="Makes an animated WebP of up to four runs, in which the tokens appear in the order and at "
+            "the pace in which they were decided. It is saved in the output folder.",
             search_aliases=["animation", "gif", "animated webp", "race", "timelapse", "video"],
             is_output_node=True,
             hidden=HIDDEN,
             sockets=pairs,
             widgets=[filename_prefix, *widgets(TimeLapseSettings)],
-            outputs=[
-                output(io.Image, "frames", f"All frames, {FPS} a second, for a video: Create Video, then Save Video.")
-            ],
+            outputs=[output(io.Image, "frames", f"All frames, {FPS} per second, for Create Video and Save Video.")],
         )
 
     @classmethod

@@ -74,20 +74,19 @@ Run = Callable[[Choice, int], tuple[np.ndarray, Report]]
 class AdviceSettings(Settings):
     """How a calibration is made. Each measure has a limit of its own, because their units differ."""
 
-    measure: str = knob(SSIM, "How the loss is measured. SSIM and PSNR: closeness to the plain sampler's image with "
-        "the same seed; acceptance: share of drafts kept, where there are drafts; identical: every pixel is equal; "
-        "same distribution: identical, or a lossless method. Identical images, and with SSIM and PSNR lossless "
-        "methods too, pass whatever the limit.",
+    measure: str = knob(SSIM, "How the loss is measured: SSIM and PSNR by closeness to the plain sampler's image, "
+        "acceptance by the share of drafts kept. identical allows equal images only, same distribution also lossless "
+        "methods.",
         choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS))
-    least_ssim: float = knob(0.9, "The least SSIM that is accepted if it is the measure, 0 to 1. Higher is closer to "
-        "plain sampling and slower.", low=0.0, high=1.0, step=0.01)
-    least_psnr: float = knob(25.0, "The least PSNR in dB that is accepted if it is the measure. Higher is closer to "
-        "plain sampling and slower. Usual: 20 to 40.", low=0.0, high=100.0, step=0.5, unit="dB")
-    least_acceptance: float = knob(80.0, "The least share of drafts kept, in percent, that is accepted if it is "
-        "the measure.",
+    least_ssim: float = knob(0.9, "Lowest accepted SSIM, from 0 to 1, if it is the measure; higher is slower and "
+        "closer to plain sampling. Usual: 0.9.", low=0.0, high=1.0, step=0.01)
+    least_psnr: float = knob(25.0, "Lowest accepted PSNR in dB, if it is the measure; higher is slower and closer to "
+        "plain sampling. Usual: 20 to 40.", low=0.0, high=100.0, step=0.5, unit="dB")
+    least_acceptance: float = knob(80.0, "Lowest accepted share of drafts kept, in percent, if acceptance is the "
+        "measure; higher is slower and closer to plain sampling. Usual: 80.",
         low=0.0, high=100.0, step=1.0, unit="%")
-    repeats: int = knob(3, "Rounds with a seed each. More is slower and steadier. Usual: 3.", low=1, high=100, step=1,
-        unit="rounds")
+    repeats: int = knob(3, "Number of rounds, each with a seed of its own; more is slower and steadier. Usual: 3.",
+        low=1, high=100, step=1, unit="rounds")
 
 
 # fmt: on

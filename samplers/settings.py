@@ -18,7 +18,9 @@ from ..errors import UserError, unknown
 class Knob:
     """Metadata of one setting."""
 
-    help: str  # what it is, the effect of a higher value, a usual value, the value at which the method is exact
+    # What it does and what higher or lower does; then the usual value, and one at which the method is off or exact. At
+    # most two sentences: the help page of the node says more.
+    help: str
     # low, high, step: range (inclusive) and widget step; None for choices and switches
     low: float | None = None
     high: float | None = None
@@ -27,7 +29,7 @@ class Knob:
     # Where the default is None, the model's own value: that of a full-size model, which a new node shows. It also tells
     # the type of the setting.
     paper: float | None = None
-    symbol: str = ""  # the paper's symbol, or ""
+    symbol: str = ""  # the paper's symbol where it differs from the name, or ""
     unit: str = ""  # unit, or ""
     advanced: bool = False  # hidden among the advanced widgets
 

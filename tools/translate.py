@@ -1,10 +1,18 @@
-"""Writes locales/<language>/nodeDefs.json, which ComfyUI reads, from the schemas and the tables in tools/translations.
+"""Writes locales/<language>/nodeDefs.json and main.json, which ComfyUI reads, from the schemas and the tables in
+tools/translations.
 
-A table maps an English text to its translation. Names, descriptions and tooltips
-that it lacks, because they are new or were changed, stay English. Names of widgets
-are English everywhere: they are the names in the papers and on the command line.
+A table has these parts:
 
-Run ``python -m fastar_nodes.tools.translate`` after a change of texts; it prints what is missing.
+- ``texts``: display names, descriptions and tooltips, English to translated.
+- ``names``: labels of inputs and outputs by their name. Saved graphs, prompts and messages keep the name.
+- ``categories``: the groups of the node menu.
+- ``templates``: titles in the gallery of templates, by file name. Notes and titles within a template are part of the
+  graph, which the editor does not translate.
+- ``messages``: what the scripts in web/js say; web/js/words.js reads them.
+- ``symbol``: how a tooltip mentions a paper's symbol.
+
+A text that a table lacks stays English; a test finds it. Run ``python -m fastar_nodes.tools.translate`` after a change
+of texts; it prints what is missing.
 """
 
 import json
@@ -15,78 +23,118 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLES, LANGUAGES = ROOT / "tools" / "translations", ("zh", "ja")
-NUMBERED = re.compile(r"(?<=image_)\d|(?<=batch )\d(?=;)")
+TABLES = ROOT / "tools" / "translations"
+LANGUAGES = ("zh", "ja")
+# The folder of the pack, as the registry installs it. The editor finds titles of templates by it.
+FOLDER = "fastar-nodes"
+
+# A number in the names and texts of inputs of which there are several.
+NUMBERED = re.compile(r"(?<=^image_)\d|(?<=^report_)\d|(?<= image_)\d|(?<=Image or batch )\d")
+SYMBOL = re.compile(r" \(([^()]+) in the paper\)$")
 
 
 def texts(nodes: list[Any]) -> dict[str, dict[str, Any]]:
     """Node id to its English texts in the form that ComfyUI reads."""
     out: dict[str, dict[str, Any]] = {}
-    for about in (node.define_schema() for node in nodes):
-        inputs = {i.id: {"tooltip": i.about["tooltip"]} for i in about.inputs}
-        outputs = {str(k): {"tooltip": o.about["tooltip"]} for k, o in enumerate(about.outputs)}
-        out[about.node_id] = {"display_name": about.display_name, "description": about.description}
-        out[about.node_id] |= {"inputs": inputs, "outputs": outputs}
+    for node in nodes:
+        about = node.define_schema()
+        inputs = {part.id: {"name": part.id, "tooltip": part.about["tooltip"]} for part in about.inputs}
 
+        outputs: dict[str, Any] = {}
+        for k, part in enumerate(about.outputs):
+            outputs[str(k)] = {"name": part.about["display_name"], "tooltip": part.about["tooltip"]}
+
+        out[about.node_id] = {
+            "display_name": about.display_name,
+            "description": about.description,
+            "inputs": inputs,
+            "outputs": outputs,
+        }
     return out
 
 
 class Translator:
-    """Translates texts with one table; ``symbols`` stand in front
-    of tooltips and stay; ``missing``: texts that the table lacks.
-    """
+    """Translates texts with one table; ``missing``: what the table lacks."""
 
-    def __init__(self, table: dict[str, str], symbols: set[str]):
-        self.table, self.missing = table, set[str]()
-        self._symbols = sorted(symbols, key=len, reverse=True)
+    def __init__(self, table: dict[str, Any]):
+        self._table = table
+        self.missing: set[str] = set()
 
-    def text(self, english: str) -> str | None:
-        """The translation; None if there is none."""
-        symbol = next((f"{s}: " for s in self._symbols if english.startswith(f"{s}: ")), "")
-        plain = english.removeprefix(symbol)
+    def text(self, english: str, part: str = "texts") -> str | None:
+        """The translation in a part of the table; None if there is none."""
+        symbol = SYMBOL.search(english)
+        plain = SYMBOL.sub("", english)
+
         number = NUMBERED.search(plain)
         plain = NUMBERED.sub("{n}", plain)
-        if plain not in self.table:
+        if plain not in self._table[part]:
             self.missing.add(plain)
             return None
 
-        return symbol + self.table[plain].replace("{n}", number[0] if number else "")
+        translated = self._table[part][plain]
+        if number:
+            translated = translated.replace("{n}", number[0])
+        if symbol:
+            translated += self._table["symbol"].replace("{symbol}", symbol[1])
+        return translated
 
     def all(self, value: dict[str, Any]) -> dict[str, Any]:
-        """The texts of a dictionary that have a translation."""
-        out = {k: self.all(v) if isinstance(v, dict) else self.text(v) for k, v in value.items()}
-        return {k: v for k, v in out.items() if v}
+        """The texts of a dictionary that have a translation. What is under ``name`` is a label."""
+        out: dict[str, Any] = {}
+        for key, entry in value.items():
+            if isinstance(entry, dict):
+                out[key] = self.all(entry)
+            else:
+                out[key] = self.text(entry, "names" if key == "name" else "texts")
+        return {key: entry for key, entry in out.items() if entry}
 
 
-def generated(language: str) -> tuple[str, set[str]]:
+def table_of(language: str) -> dict[str, Any]:
+    """The table of a language."""
+    return json.loads((TABLES / f"{language}.json").read_text(encoding="utf-8"))
+
+
+def node_texts(language: str) -> tuple[str, set[str]]:
     """The text of a language's nodeDefs.json, and the texts that have no translation."""
     sys.path[:0] = [str(ROOT / "tests" / "lib"), str(ROOT / "tests" / "nodes")]
     import_module("fake_comfy").install()
     classes = import_module("test_schemas").CLASSES.values()
-    from ..nodes import conditioning
-    from ..samplers.mar.settings import CacheSettings
-    from ..samplers.registry import SAMPLERS
-    from ..samplers.settings import knobs
-    from ..samplers.tokens.settings import TarPromptSettings
 
-    kinds = {entry.settings for entry in SAMPLERS.values()}
-    kinds |= {CacheSettings, TarPromptSettings, conditioning.ImageToCodesSettings}
-    symbols = {about.symbol for kind in kinds for _, about in knobs(kind).values()} - {""}
-    table = json.loads((TABLES / f"{language}.json").read_text(encoding="utf-8"))
-    translator = Translator(table, symbols)
-    nodes = translator.all(texts(list(classes))).items()
+    translator = Translator(table_of(language))
+    nodes = translator.all(texts(list(classes)))
 
     # One line a node, without spaces: the archive's size is limited.
-    lines = [f'"{n}":{json.dumps(about, ensure_ascii=False, separators=(",", ":"))}' for n, about in nodes]
-
+    lines: list[str] = []
+    for node, about in nodes.items():
+        lines.append(f'"{node}":{json.dumps(about, ensure_ascii=False, separators=(",", ":"))}')
     return "{\n" + ",\n".join(lines) + "\n}\n", translator.missing
+
+
+def other_texts(language: str) -> str:
+    """The text of a language's main.json."""
+    table = table_of(language)
+
+    titles: dict[str, str] = {}
+    for name, title in table["templates"].items():
+        key = name.replace(".", "_")  # in the editor's keys a dot separates
+        titles[key] = title
+        titles[f"{key}_app"] = f"{title} (App)"
+
+    about = {
+        "nodeCategories": table["categories"],
+        "templateWorkflows": {"category": {FOLDER: "FastAR"}, "template": {FOLDER: titles}},
+        "fastar": table["messages"],
+    }
+    return json.dumps(about, ensure_ascii=False, indent=1) + "\n"
 
 
 def main() -> None:
     """Write the files."""
     for language in LANGUAGES:
-        text, missing = generated(language)
-        (ROOT / "locales" / language / "nodeDefs.json").write_text(text, encoding="utf-8")
+        folder = ROOT / "locales" / language
+        text, missing = node_texts(language)
+        (folder / "nodeDefs.json").write_text(text, encoding="utf-8")
+        (folder / "main.json").write_text(other_texts(language), encoding="utf-8")
         print(f"{language}: {len(missing)} texts stay English", *sorted(missing), sep="\n  ")
 
 

@@ -14,55 +14,46 @@ class TokenSettings(Guarantees):
 
     cfg: float | None = knob(
         None,
-        "Guidance towards the condition; higher is more typical and less varied. Usual: the model's published "
-        "value: 4 for classes and for Tar, 5 for Janus, 7.5 for text, 1.3 to 1.5 for PAR. At 1 there is no "
-        "guidance and half the work.",
+        "How closely the image follows the condition; higher is more typical and less varied. Usual: 4 for classes "
+        "and Tar, 5 for Janus, 7.5 for text, 1.3 to 1.5 for PAR; 1 turns guidance off and halves the work.",
         low=1.0,
         high=20.0,
         step=0.05,
         paper=4.0,
-        symbol="cfg scale",
     )
     temperature: float = knob(
         1.0,
-        "Scale of the randomness in every token; lower is safer and less varied. Usual: 1. At 0 the likeliest "
-        "token is taken.",
+        "Randomness of every token; lower is safer and less varied. Usual: 1; 0 always takes the likeliest token.",
         low=0.0,
         high=2.0,
         step=0.01,
-        symbol="temperature",
     )
     top_k: int | None = knob(
         None,
-        "Only this many of the likeliest values of a token can be drawn; fewer is cleaner and less varied. Usual: "
-        "the model's published value: 2000 for classes, 1000 for text, all for Tar, Janus and PAR. 0 allows all; "
-        "1 takes the likeliest.",
+        "Draw only from this many of the likeliest values of a token; fewer is cleaner and less varied. Usual: 2000 "
+        "for classes, 1000 for text; 0 allows all, as for Tar, Janus and PAR.",
         low=0,
         high=65536,
         step=1,
         paper=2000,
-        symbol="top-k",
     )
     top_p: float = knob(
         1.0,
-        "Only the likeliest values that together reach this probability can be drawn; lower is cleaner and less "
-        "varied. Usual: 1, which allows all.",
+        "Draw only from the likeliest values that together reach this probability; lower is cleaner and less varied. "
+        "Usual: 1, which allows all.",
         low=0.0,
         high=1.0,
         step=0.01,
-        symbol="top-p",
         advanced=True,
     )
     cfg_interval: int | None = knob(
         None,
-        "Guidance ends after this many decoding steps, which saves half the work from there on. Usual: as many as "
-        "the image has tokens, or more: guidance to the end. PAR and ZipAR count anew after their sequential start, "
-        "as published.",
+        "Guidance ends after this many decoding steps, which halves the work from there on. Usual: as many as the "
+        "image has tokens, or more, for guidance to the end.",
         low=0,
         high=65536,
         step=1,
         paper=4096,
-        symbol="cfg interval",
         advanced=True,
     )
 
@@ -72,26 +63,27 @@ def guides(settings: TokenSettings) -> bool:
     return settings.cfg is not None and settings.cfg > 1
 
 
-_EXACT = "In fp32 the same image token for token; in half precision another image of the same distribution."
+def _parallel(what: str, usual: str) -> Any:
+    """The setting of Jacobi decoding; ``what`` it predicts, and its usual value."""
+    return knob(
+        0,
+        f"Predict this many {what} at once and verify them: the same image in fp32, often faster on a GPU. "
+        f"Usual: {usual}; 0 is off.",
+        low=0,
+        high=4096,
+        step=1,
+        advanced=True,
+    )
 
 
-def _window(usual: str, what: str = "Passes") -> Any:
-    text = f"{what} that one call guesses ahead and checks; more is fewer calls of more rows. {_EXACT} {usual}"
-    return knob(0, text, low=0, high=4096, step=1, symbol="W", advanced=True)
-
-
-_SIDE = (
-    "Usual: the image's side in tokens (16 for 256 pixels), twice that for a single image on a GPU. 0 is one pass "
-    "after another, "
-    "about as fast on a CPU from 4 images on."
-)
+_SIDE = "the image's side in tokens (16 for 256 pixels)"
 
 
 @dataclass(frozen=True)
 class LlamaGenSettings(TokenSettings):
     """Plain LlamaGen: one token after another, row by row."""
 
-    parallel: int = _window(_SIDE)
+    parallel: int = _parallel("tokens", _SIDE)
 
 
 ADJACENT = "ablation: adjacent"
@@ -105,28 +97,27 @@ class PARSettings(TokenSettings):
 
     grouping: str = knob(
         TRAINED,
-        "Which tokens are decided together. from checkpoint: the groups a PAR was trained for. The other two are "
-        "the paper's ablations, tried on a plain LlamaGen, which was trained for neither: non-local: PAR's "
-        "groups; adjacent: neighbours in a row (the paper finds it much worse).",
+        "Which tokens are decided together. Usual: from checkpoint, as the PAR was trained; the paper's two ablations "
+        "run on a plain LlamaGen, non-local with PAR's groups and adjacent with neighbours in a row.",
         choices=(TRAINED, NON_LOCAL, ADJACENT),
     )
     sequential_start: bool = knob(
         True,
-        "Decide the first token of every region one after another, so that the regions agree on the image. Off "
-        "is the paper's ablation: all of them at once.",
+        "Decide the first token of every region one after another, so that the regions fit together. Off decides them "
+        "all at once, the paper's ablation.",
         advanced=True,
     )
     group: int = knob(
         4,
-        "Tokens decided together in an ablation; more is faster and less coherent. Usual: 4 or 16. A PAR has its "
-        "own number and ignores this.",
+        "Tokens decided together in an ablation; more is faster and less coherent. Usual: 4 or 16; a PAR has its own "
+        "number and ignores this.",
         low=1,
         high=256,
         step=1,
         symbol="n",
         advanced=True,
     )
-    parallel: int = _window(_SIDE)
+    parallel: int = _parallel("passes", _SIDE)
 
     def exact(self, side: int) -> bool:
         return self.grouping != TRAINED and self.group == 1
@@ -138,8 +129,8 @@ class ZipARSettings(TokenSettings):
 
     window: int = knob(
         8,
-        "How many tokens of a row must be there before the next row starts; fewer is faster and less coherent. "
-        "Usual: 8 for 256 and 384 pixels, 16 for more. A whole row or more is plain LlamaGen, exactly.",
+        "Tokens of a row that must be decided before the next row starts; fewer is faster and less coherent. Usual: 8 "
+        "for 256 and 384 pixels, 16 for more; a whole row is plain LlamaGen.",
         low=1,
         high=256,
         step=1,
@@ -147,11 +138,11 @@ class ZipARSettings(TokenSettings):
     )
     mask_undecoded: bool = knob(
         True,
-        "Hide the cells above that are not decided yet. Off is what the published code does: they are seen as "
-        "blanks, which weakens everything else.",
+        "Hide the undecided tokens of the row above. Off lets the model see them as blanks, as the published code "
+        "does, which draws attention from the decided ones.",
         advanced=True,
     )
-    parallel: int = _window(_SIDE)
+    parallel: int = _parallel("passes", _SIDE)
 
     def exact(self, side: int) -> bool:
         return self.window >= side
@@ -166,49 +157,44 @@ class TarPromptSettings(Settings):
 
     detail: str = knob(
         "729",
-        "Number of semantic codes that describe the image; fewer is faster and vaguer. Usual: 729, on which Tar "
-        "was trained most. A model with another grid has its own three numbers in their place.",
+        "Number of semantic codes that describe the image; fewer is faster and vaguer. Usual: 729, on which Tar was "
+        "trained most.",
         choices=DETAILS,
-        symbol="scale",
     )
     temperature: float = knob(
         1.0,
-        "Scale of the randomness in every code; lower is safer and less varied. Usual: 1. At 0 the likeliest code "
-        "is taken.",
+        "Randomness of every code; lower is safer and less varied. Usual: 1; 0 always takes the likeliest code.",
         low=0.0,
         high=2.0,
         step=0.01,
-        symbol="temperature",
     )
     top_p: float = knob(
         0.95,
-        "Only the likeliest codes that together reach this probability can be drawn; lower is safer and less "
-        "varied. Usual: 0.95. 1 allows all.",
+        "Draw only from the likeliest codes that together reach this probability; lower is safer and less varied. "
+        "Usual: 0.95; 1 allows all.",
         low=0.0,
         high=1.0,
         step=0.01,
-        symbol="top-p",
     )
     top_k: int = knob(
         1200,
-        "Only this many of the likeliest codes can be drawn; fewer is safer and less varied. Usual: 1200. 0 "
-        "allows all; 1 takes the likeliest.",
+        "Draw only from this many of the likeliest codes; fewer is safer and less varied. Usual: 1200; 0 allows all, "
+        "1 takes the likeliest.",
         low=0,
         high=65536,
         step=1,
-        symbol="top-k",
     )
     repetition_penalty: float | None = knob(
         None,
-        "Makes codes that were written before less likely (above 1) or likelier (below); higher repeats less. "
-        "Usual: what the checkpoint recommends. 1 is none, exactly.",
+        "Makes codes that were written before less likely; higher repeats less. Usual: what the model's file "
+        "recommends; 1 is off.",
         low=0.01,
         high=2.0,
         step=0.01,
         paper=1.0,
         advanced=True,
     )
-    parallel: int = _window("Usual: 32 on a GPU. 0 is one code after another.", "Codes")
+    parallel: int = _parallel("codes", "32 on a GPU")
 
 
 AT_ONCE = "islands at once"
@@ -229,19 +215,16 @@ class MuLoSDSettings(TokenSettings):
 
     tau: float = knob(
         0.3,
-        "Least probability, pooled over similar codes, of a drafted token that is kept; higher draws more tokens "
-        "again, slower and closer to the target. No value is published, and it depends on the models. Above 1 "
-        "everything is drawn again: with resample_window 0 exactly the target's own image. At 0 the enlarged "
-        "draft is kept as it is.",
+        "Minimum probability for keeping a drafted token; higher is slower and closer to the large model. Start with "
+        "0.3; 0 keeps the whole draft, above 1 everything is redrawn.",
         low=0.0,
         high=1.01,
         step=0.01,
-        symbol="tau",
     )
     expansion: int = knob(
         1,
-        "How far around a rejected token others are drawn again too, in tokens; more is slower and hides seams "
-        "better. Usual: 1. 0 redraws rejected tokens only, which the paper finds bad.",
+        "How far around a rejected token others are redrawn too, in tokens; more is slower and hides seams better. "
+        "Usual: 1; 0 redraws rejected tokens only.",
         low=0,
         high=16,
         step=1,
@@ -250,8 +233,8 @@ class MuLoSDSettings(TokenSettings):
     )
     acceptance_target: float = knob(
         0.0,
-        "Share of the drafted tokens to keep: tau is then chosen for every image so that this many pass. Higher "
-        "is faster. Usual: 0.6 to 0.9. 0 leaves it to tau.",
+        "Share of the drafted tokens to keep, in place of tau; higher is faster and farther from the large model. "
+        "Usual: 0.6 to 0.9; 0 uses tau.",
         low=0.0,
         high=1.0,
         step=0.01,
@@ -259,9 +242,8 @@ class MuLoSDSettings(TokenSettings):
     )
     neighbours: int | None = knob(
         None,
-        "How many similar codes share their probability with a drafted one; more keeps more of the draft. Usual: "
-        "LANTERN's share of the codebook (1000 of 16,384). 0 looks at the drafted code alone, and needs a far "
-        "lower tau.",
+        "Number of similar codes whose probability counts for a drafted one; more keeps more of the draft. Usual: "
+        "1000 of 16,384 codes, or the same share; 0 needs a far lower tau.",
         low=0,
         high=65536,
         step=1,
@@ -271,9 +253,8 @@ class MuLoSDSettings(TokenSettings):
     )
     draft_rows: int | None = knob(
         None,
-        "Rows that the draft model writes before they are verified; then what was verified is made small again "
-        "and it goes on from there. Fewer is slower, and the draft sees more of the target's work. Usual: all the "
-        "rows of the draft or more, the whole image at once (the paper's).",
+        "Rows that are drafted before the large model verifies them; fewer is slower, and the draft follows the large "
+        "model more closely. Usual: all rows, as in the paper.",
         low=1,
         high=256,
         step=1,
@@ -282,8 +263,8 @@ class MuLoSDSettings(TokenSettings):
     )
     draft_window: int = knob(
         8,
-        "ZipAR's window of the draft model: how many tokens of a row must be there before the next one starts. "
-        "Fewer is faster and less coherent. Usual: 8. 0, or a whole row, drafts one token after another.",
+        "Tokens of a row that the draft model decides before its next row starts; fewer is faster and less coherent. "
+        "Usual: 8; 0 drafts one token after another.",
         low=0,
         high=256,
         step=1,
@@ -291,8 +272,8 @@ class MuLoSDSettings(TokenSettings):
     )
     resample_window: int = knob(
         8,
-        "The same within an island of tokens to draw again. Usual: 4 to 16. 0 goes row by row, token by token: "
-        "slower, and what the target would do.",
+        "As draft_window, for what the large model redraws. Usual: 4 to 16; 0 redraws one token after another, slower "
+        "and as the large model alone would.",
         low=0,
         high=256,
         step=1,
@@ -300,21 +281,19 @@ class MuLoSDSettings(TokenSettings):
     )
     resample_order: str = knob(
         AT_ONCE,
-        "islands at once: islands that do not touch are drawn again at the same time (the paper's). one by one: "
-        "all tokens in one raster order, the paper's slower comparison.",
+        "islands at once redraws separate areas at the same time, as in the paper. one by one redraws all of them in "
+        "one order, row by row, which is slower.",
         choices=(AT_ONCE, ONE_BY_ONE),
         advanced=True,
     )
     repair: str = knob(
         LOCAL,
-        "What a rejection costs. local: its neighbourhood. suffix: everything after the first rejected token, as "
-        "in earlier speculative decoding (the paper's comparison).",
+        "What is redrawn after a rejection. Usual: local, the surroundings of the rejected token; suffix redraws "
+        "everything after it, the paper's comparison.",
         choices=(LOCAL, SUFFIX),
         advanced=True,
     )
-    draft_parallel: int = _window(
-        "Usual: the draft's side in tokens. 0 is one pass after another.", "Passes of the draft model"
-    )
+    draft_parallel: int = _parallel("tokens of the draft", "the draft's side in tokens")
 
     def exact(self, side: int) -> bool:
         return self.tau > 1 and not self.acceptance_target and not self.resample_window

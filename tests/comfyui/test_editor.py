@@ -129,7 +129,9 @@ def test_names_and_tooltips_are_translated(translated, comfy, editor, artifacts)
     at = editor.evaluate(SELECT, ["FastARFastHybridSampler", True])
     editor.wait_for_timeout(1000)
     if editor.renderer == "vue":
-        editor.locator(f'[data-node-id="{at["id"]}"]').get_by_text("preset", exact=True).first.hover()
+        editor.locator(f'[data-node-id="{at["id"]}"]').get_by_text(
+            about["inputs"]["preset"]["name"], exact=True
+        ).first.hover()
     else:
         editor.mouse.move(*at["preset"])
     editor.wait_for_timeout(2000)

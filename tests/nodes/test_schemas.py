@@ -76,6 +76,77 @@ def test_everything_has_a_tooltip_and_is_explained_on_a_help_page(root, node):
         assert f"**{name}" in page, f"web/docs/{node}.md does not explain {part.id}: '- **{name}**: ...'"
 
 
+LONGEST_TEXT = 240  # characters of a tooltip or description
+_ABBREVIATIONS = re.compile(r"\b(?:e\.g|i\.e|etc|vs|al)\.(?=[ ,;:)])")
+_SYMBOL = re.compile(r" \([^()]+ in the paper\)$")
+
+
+def sentences(text: str) -> int:
+    """Number of sentences. Neither a decimal point, nor an abbreviation, nor a paper's symbol at the end makes one."""
+    plain = _ABBREVIATIONS.sub("", _SYMBOL.sub("", text))
+    ended = re.findall(r"[.!?]+(?=[ \n)]|$)", plain)
+    return len(ended) + (0 if plain.rstrip(")").endswith((".", "!", "?")) else 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("Usual: 0.8.", 1),
+        ("Usual: 0.8. Higher is slower.", 2),
+        ("Draw it, e.g. a cat, in 0.5 s; 4..8 are values.", 1),
+        ("One. Two! Three?", 3),
+        ("Without an end", 1),
+        ("One. Without an end", 2),
+        ("Steps of a draft. Usual: 8. (k in the paper)", 2),
+        ("Files such as a.pth or config.json, see [Li et al. 2024].", 1),
+    ],
+)
+def test_sentences_are_counted(text, number):
+    assert sentences(text) == number
+
+
+def texts_of(about: Any) -> dict[str, str]:
+    """Every text that a node shows, by what it belongs to."""
+    found = {"description": about.description}
+    for part in [*about.inputs, *about.outputs]:
+        found[part.id] = part.about["tooltip"]
+    return found
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_texts_have_at_most_two_sentences(node):
+    for part, text in texts_of(NODES[node]).items():
+        assert sentences(text) <= 2, f"{node}.{part}: the rest belongs to web/docs/{node}.md: {text}"
+        assert len(text) <= LONGEST_TEXT, f"{node}.{part}: {len(text)} characters: {text}"
+        assert text.endswith((".", ")")), f"{node}.{part}: {text}"
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_texts_use_the_terms_of_core(node):
+    for part, text in texts_of(NODES[node]).items():
+        words = text.lower().replace("picture-book", "")
+        assert not re.search(r"\bpictures?\b", words), f"{node}.{part}: say image: {text}"
+
+
+def id_of(display_name: str) -> str:
+    """The id of a node, in lower case: FastAR and its name, without what is in brackets or after a slash."""
+    name = re.sub(r"\(.*?\)|/.*", "", display_name)
+    return f"fastar{re.sub('[^A-Za-z]', '', name)}".lower()
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_ids_are_the_words_of_the_display_name(node):
+    """Load Harmon / UniPic is FastARLoadHarmon, and Compare (FastAR) is FastARCompare."""
+    about = NODES[node]
+    assert node.startswith("FastAR") and node.lower() == id_of(about.display_name)
+
+    # Every word begins with a capital.
+    place = len("FastAR")
+    for word in re.sub(r"\(.*?\)|/.*", "", about.display_name).split():
+        assert node[place].isupper(), f"{node}: {word}"
+        place += len(re.sub("[^A-Za-z]", "", word))
+
+
 @pytest.mark.parametrize("node", [name for name, about in NODES.items() if about.category[7:] in ("sample", "compare")])
 def test_the_help_page_shows_a_picture(root, node):
     page = (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")
@@ -99,6 +170,19 @@ def test_the_editor_and_the_server_agree_on_the_pairs_of_compare():
     assert len(kinds) == 2
     for kind, type_ in kinds:
         assert {t for name, t in sockets.items() if name.startswith(f"{kind}_")} == {type_}
+
+
+def test_scripts_of_the_editor_name_nodes_that_exist():
+    """Whole ids, beginnings of ids, and ids in lower case."""
+    known = [*NODES, *map(str.lower, NODES)]
+    named: set[str] = set()
+    for script in (Path(__file__).parents[2] / "web" / "js").glob("*.js"):
+        named |= set(re.findall(r"\b(?:FastAR|fastar)[A-Za-z]*\b(?=[\"`])", script.read_text(encoding="utf-8")))
+        named |= set(re.findall(r"\bsettings\.(fastar[a-z]+)", script.read_text(encoding="utf-8")))
+
+    assert "FastARCompare" in named
+    for name in named:
+        assert any(node.startswith(name) for node in known), name
 
 
 def _widget(part: Any) -> list[Any]:

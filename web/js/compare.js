@@ -16,11 +16,13 @@ function fitPairs(node) {
   const connected = node.inputs.filter((input) => input.link != null).map(pairOf)
   const wanted = Math.min(PAIRS, Math.max(2, Math.max(0, ...connected) + 1))
   const before = node.inputs.length
+  // Names in the editor's language; at first the node has all pairs.
+  node.fastarLabels ??= Object.fromEntries(node.inputs.map(({ name, localized_name }) => [name, localized_name]))
   for (let i = node.inputs.length - 1; i >= 0; i--) if (pairOf(node.inputs[i]) > wanted) node.removeInput(i)
   for (let pair = 1; pair <= wanted; pair++)
     for (const [kind, type] of KINDS)
       if (!node.inputs.some((input) => input.name === `${kind}_${pair}`))
-        node.addInput(`${kind}_${pair}`, type, { shape: OPTIONAL })
+        node.addInput(`${kind}_${pair}`, type, { shape: OPTIONAL, localized_name: node.fastarLabels[`${kind}_${pair}`] })
   if (node.inputs.length === before) return
   const [width, height] = node.computeSize()
   node.setSize([Math.max(width, node.size[0]), Math.max(height, node.size[1])])

@@ -9,6 +9,7 @@
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
 import { shownOf, titleOf } from "./graphs.js"
+import { say } from "./words.js"
 
 const USER_ERROR = "fastar.UserError"
 
@@ -104,7 +105,9 @@ function tellReasons(rejected) {
 
   const [id, type, sentence] = reasons[0]
   const others = new Set(reasons.map(([number]) => number)).size - 1
-  const more = others ? ` ${others} more ${others > 1 ? "nodes were" : "node was"} refused.` : ""
+  let more = ""
+  if (others === 1) more = ` ${say("1 more node was refused.")}`
+  if (others > 1) more = ` ${say("{n} more nodes were refused.", others)}`
   tell(id, type, sentence.slice(0, LONGEST - more.length) + more)
 }
 

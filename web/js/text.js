@@ -8,6 +8,7 @@ import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
 import { ComfyWidgets } from "../../../scripts/widgets.js"
 import { nodeOf } from "./graphs.js"
+import { say } from "./words.js"
 
 const NAME = "last run"
 const SAVED = "fastar_text" // the property
@@ -33,6 +34,7 @@ function heightOf(node, text) {
 
 function addText(node) {
   const { widget } = ComfyWidgets.STRING(node, NAME, ["STRING", { multiline: true }], app)
+  widget.label = say(NAME)
   widget.serialize = false // not among the values of widgets
   widget.options.serialize = false // not in prompts
   widget.options.property = SAVED
