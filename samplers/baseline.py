@@ -10,7 +10,15 @@ import numpy as np
 
 from ..errors import UserError
 from ..reports.drawing import check_batch
-from ..reports.quality import DISTRIBUTION, OTHER_MODEL, OTHER_SEED, Quality, measure
+from ..reports.quality import (
+    DISTRIBUTION,
+    OTHER_CONDITION,
+    OTHER_EDIT,
+    OTHER_MODEL,
+    OTHER_SEED,
+    Quality,
+    measure,
+)
 from ..reports.record import Baseline, Report, against
 from .registry import SAMPLERS
 from .settings import knobs, make
@@ -114,18 +122,29 @@ def qualities(
 
         own = check_batch(images[i], f"image {i + 1}")
         first = check_batch(images[base], f"image {base + 1}")
-        out.append(measure(own, first, _word(report, other)))
+        out.append(measure(own, first, word_for(report, other)))
     return out
 
 
-def _word(report: Report | None, baseline: Report | None) -> str:
-    """The word in place of the figures, "" if they apply."""
+def word_for(report: Report | None, baseline: Report | None) -> str:
+    """The word that takes the place of PSNR and SSIM between two runs, "" if the figures apply.
+
+    They apply to two runs that should draw the same image: one model, one prompt, one edit (the same mask and the same
+    image to start from) and one seed. Otherwise they measure that difference, not what the method costs. Of two images
+    without a report nothing is known, and the figures are those of any two images.
+    """
     if report is None or baseline is None:
-        return ""
+        known = report or baseline
+        return OTHER_EDIT if known is not None and known.edits else ""
+
     target = report.model.partition(", drafted by ")[0]
     if target != baseline.model.partition(", drafted by ")[0]:
         return OTHER_MODEL
 
+    if report.conditions != baseline.conditions:
+        return OTHER_CONDITION
+    if report.edits != baseline.edits:
+        return OTHER_EDIT
     if report.seed != baseline.seed:
         return OTHER_SEED
     return DISTRIBUTION if any(lossless(r.sampler, r.settings) for r in (report, baseline)) else ""

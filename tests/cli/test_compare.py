@@ -71,8 +71,9 @@ def test_picture_table_and_json(compare, tmp_path):
     numbers = json.loads((tmp_path / "c.json").read_text())
     assert list(numbers) == ["version", "device", "runs"] and numbers["version"] == 1 and numbers["device"] == "cpu"
     mar, fast = numbers["runs"]
-    keys = "sampler model settings seed images seconds speedup counts acceptance tokens_per_pass phases".split()
-    keys += ["threads", "peak_memory_bytes", "memory_estimate_bytes", "quality", "note"]
+    keys = "sampler model settings seed images seconds repeats speedup speedup_note counts acceptance".split()
+    keys += "tokens_per_pass phases threads dtype process conditions peak_memory_bytes memory_estimate_bytes".split()
+    keys += ["quality", "note"]
     for run in (mar, fast):
         assert list(run) == [k for k in keys if k not in ("acceptance", "quality") or run is fast]
         assert list(run["memory_estimate_bytes"]) == ["weights: MAR", "noise", "MAR", "head", "decode"]
@@ -83,6 +84,9 @@ def test_picture_table_and_json(compare, tmp_path):
         assert run["seconds"] > 0 and run["peak_memory_bytes"] is None
     assert (mar["sampler"], fast["sampler"], mar["speedup"]) == ("mar", "fasthybrid", 1.0)
     assert fast["speedup"] == pytest.approx(mar["seconds"] / fast["seconds"], rel=1e-3)
+    assert (mar["speedup_note"], fast["speedup_note"]) == ("baseline", "one run each")
+    assert mar["conditions"] == fast["conditions"] and len(set(mar["conditions"])) == 2, "two labels, two images each"
+    assert "--repeats 5" in answer.out, "what measures it"
     assert "accepted" not in mar["counts"]  # counts that do not apply are left out
     assert fast["settings"]["threshold"] == 0.5 and fast["settings"]["steps"] == 6
     # Six steps decide 16 tokens of 4 images, and only the first step's have no draft.
@@ -112,7 +116,7 @@ def test_all_families_of_the_demo_in_one_run(cli, tiny_demo):
     rows = table(cli(f"{line} {values} --device cpu --batch 2 --out c.png --json c.json --maps m.png"))
     # Family by family in the order they are named, in each the baseline first.
     assert list(rows) == ["LlamaGen", "ZipAR", "PAR", "MAR", "FastHybrid"]
-    assert rows["LlamaGen"]["speed-up"] == rows["MAR"]["speed-up"] == "1.00x"
+    assert rows["LlamaGen"]["speed-up"] == rows["MAR"]["speed-up"] == "baseline"
     assert [rows[name]["passes"] for name in rows] == ["16", "12", "7", "3", "3"]
     numbers = {run["sampler"]: run for run in runs()}
     assert list(numbers) == ["llamagen", "zipar", "par", "mar", "fasthybrid"]
