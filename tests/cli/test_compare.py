@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.assembly import Ready, defaults, find_file
+from fastar_nodes.cli import running
 from fastar_nodes.cli.planning import Planned, measured_against, plan, with_draft
+from fastar_nodes.cli.running import draw
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import text
 from fastar_nodes.model_loaders.llamagen import load_llamagen
@@ -91,6 +93,41 @@ def test_picture_table_and_json(compare, tmp_path):
     assert fast["settings"]["threshold"] == 0.5 and fast["settings"]["steps"] == 6
     # Six steps decide 16 tokens of 4 images, and only the first step's have no draft.
     assert fast["counts"]["accepted"] + fast["counts"]["rejected"] <= 4 * 15
+
+
+# Seconds of mar and of fasthybrid in three repeats, and what the table says: ratios 1.5, 2, 1.6, then 1.5, 0.8, 0.9.
+REPEATS = {
+    "1.60x (1.50 to 2.00 in 3 repeats)": ([3.0, 4.0, 4.0], [2.0, 2.0, 2.5]),
+    "no measurable difference (0.80 to 1.50 in 3 repeats)": ([3.0, 4.0, 4.5], [2.0, 5.0, 5.0]),
+}
+
+
+@pytest.mark.parametrize("words", REPEATS)
+def test_repeats_run_in_turn_and_tell_the_spread(compare, words, monkeypatch):
+    plain, fast = (list(seconds) for seconds in REPEATS[words])
+    order = []
+
+    def timed(planned, condition, seed):
+        made = draw(planned, condition, seed)
+        name = planned.entry.name
+        order.append((name, seed))
+        made.report.seconds = {"mar": plain, "fasthybrid": fast}[name].pop(0)
+        return made
+
+    monkeypatch.setattr(running, "draw", timed)
+    answer = compare("mar", "--repeats 3 --json c.json --label cat")
+    rows = table(answer)
+    assert [name for name, _ in order] == ["mar", "fasthybrid", "fasthybrid", "mar", "mar", "fasthybrid"]
+    assert {seed for _, seed in order} == {7}, "the same images every time"
+    assert rows["FastHybrid"]["speed-up"] == words and rows["MAR"]["speed-up"] == "baseline"
+    assert rows["FastHybrid"]["seconds"] == f"{sorted(REPEATS[words][1])[1]:.2f} (median of 3)"
+    assert runs()[1]["timings"] == REPEATS[words][1]
+    assert runs()[1].get("speedup_note") == ("no measurable difference" if words.startswith("no") else None)
+    assert "one run" not in answer.out and "--repeats" not in answer.out
+
+
+def test_repeats_are_a_whole_number(compare, sentence):
+    assert sentence(compare("mar", "--repeats 0")).startswith("repeats: ")
 
 
 @pytest.mark.parametrize(
