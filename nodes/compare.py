@@ -45,7 +45,7 @@ class CompareSettings(Settings):
     )
     baseline: int = knob(
         0,
-        "Which cell the others are compared with, counted from 1 in the order of the inputs. It is drawn first. "
+        "Which cell the speed-ups are measured against, counted from 1 in the order of the inputs. It is drawn first. "
         "0 takes the plain sampler, else the accelerator at its exact setting, else the slowest; MAR samplers, token "
         "samplers on LlamaGen and those on Tar have one each.",
         low=0,
@@ -129,8 +129,9 @@ class Compare(io.ComfyNode):
             node_id="FastARCompare",
             display_name="Compare (FastAR)",
             category="FastAR/compare",
-            description="Images side by side, each with its label above and its numbers underneath: transformer "
-            "passes, head calls, acceptance, PSNR and SSIM, seconds and speed-up. Also gives the numbers as a table.",
+            description="Images side by side, each with its label above and its numbers underneath: speed-up "
+            "against the baseline, seconds, transformer passes, head calls, acceptance, PSNR and SSIM. Also gives the "
+            "numbers as a table.",
             search_aliases=["side by side", "image grid", "xy plot", "speed-up", "benchmark", "compare images"],
             is_input_list=True,
             hidden=HIDDEN,

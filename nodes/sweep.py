@@ -323,7 +323,7 @@ class SweepGrid(_SweepImage):
     draw = staticmethod(sweep_grid)
     description = (
         "All cells of a sweep as one image: a column per value of x, a row per value of y and seed, and under each "
-        "cell its work, acceptance, distance from the plain sampler's image, and speed-up."
+        "cell speed-up, acceptance and its distance from the plain sampler's image."
     )
     aliases = ["xy plot", "image grid", "sweep", "contact sheet"]
 
@@ -335,7 +335,7 @@ class SweepPlot(_SweepImage):
     draw = staticmethod(sweep_plot)
     description = (
         "Speed-up of every combination of a sweep against what it costs: PSNR, SSIM, acceptance or passes. One line "
-        "per value of y, one dot per value of x, over the seeds; the axis says of how many runs the speed-up is."
+        "per value of y, one dot per value of x, means over the seeds."
     )
     aliases = ["xy plot", "chart", "speed quality plot", "pareto"]
 
