@@ -46,8 +46,8 @@ class CompareSettings(Settings):
     baseline: int = knob(
         0,
         "Which cell the speed-ups are measured against, counted from 1 in the order of the inputs. It is drawn first. "
-        "0 takes the plain sampler, else the accelerator at its exact setting, else the slowest; MAR samplers, token "
-        "samplers on LlamaGen and those on Tar have one each.",
+        "0 takes the plain sampler, else the accelerator at its exact setting, else the one with most work; MAR "
+        "samplers, token samplers on LlamaGen and those on Tar have one each.",
         low=0,
         high=MOST_CELLS,
         step=1,

@@ -77,10 +77,11 @@ def of_report(report: Report, group: Hashable) -> Run:
 
 def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
     """For each run the index of its baseline: in its group the plain sampler, else an accelerator at its exact setting,
-    else the slowest.
+    else any of the runs.
 
     Of several that could be it the one with most work, then the slowest, then the first; with ``alike`` the one with
-    most settings in common with the run.
+    most settings in common with the run. The work goes before the seconds, which vary from run to run: the baseline
+    stays the same when a comparison is repeated.
     """
     members: dict[Hashable, list[int]] = {}
     for i, run in enumerate(runs):
@@ -94,10 +95,11 @@ def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
     def choose(run: Run) -> int:
         found = candidates[run.group]
         if not found:
-            return max(members[run.group], key=lambda i: runs[i].seconds)
-        if not alike:
-            return max(found, key=lambda i: (runs[i].work, runs[i].seconds))
-        return max(found, key=lambda i: sum(run.settings.get(k) == v for k, v in runs[i].settings.items()))
+            found = members[run.group]
+        elif alike:
+            return max(found, key=lambda i: sum(run.settings.get(k) == v for k, v in runs[i].settings.items()))
+
+        return max(found, key=lambda i: (runs[i].work, runs[i].seconds))
 
     return [choose(run) for run in runs]
 
