@@ -104,7 +104,7 @@ def _draw_grid(rows: Sequence[_Row], columns: int, inner: int, title: str, below
     """Draw rows of cells between a title and a text; ``inner`` is the width in pixels of a cell's content."""
     column_width = inner + 2 * PAD + _GAP
     width = columns * column_width + _GAP
-    lines = wrap(below, Size.TAG, width - 2 * _GAP, 4)
+    lines = wrap(below, Size.TAG, width - 2 * _GAP, 6)
 
     top = _top(title)
     height = top + sum(row.height + _GAP for row in rows)

@@ -159,7 +159,7 @@ class Report:
             return Speedup(note=unlike)
 
         scale = self.images / baseline.images
-        if self.repeats == baseline.repeats > 1:
+        if self.repeats == baseline.repeats > 1 and all(self.timings) and all(baseline.timings):
             pairs = zip(baseline.timings, self.timings, strict=True)
             return speedup_of([scale * other / own for other, own in pairs])
 

@@ -123,8 +123,10 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int, net: 
             "FastAR: memory is insufficient for %d images at once; sampling %d at a time.", len(part), size
         )
 
-    for result in results:
-        _note_first_run(result, net, ran_before)
+    for values in results:
+        for report in values:
+            if isinstance(report, Report):
+                _note_first_run(report, net, ran_before)
     if len(results) == 1:
         return results[0]
 
@@ -132,17 +134,15 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int, net: 
     return type(results[0])(*(_joined(values, note) for values in zip(*results, strict=True)))
 
 
-def _note_first_run(result: Any, net: nn.Module, compiled_before: set[str] | None) -> None:
-    """Say in a result's report whether its seconds include what happens once: initialisation, or compilation.
+def _note_first_run(report: Report, net: nn.Module, ran_before: set[str] | None) -> None:
+    """Say in a report whether its seconds include what happens once: initialisation, or compilation.
 
     Args:
-        compiled_before: samplers that the network had run; None if it had not run at all.
+        ran_before: samplers that the network had run; None if it had not run at all.
     """
-    report: Report = result.report
-    ran = _RAN.setdefault(net, set())
-    compiles = getattr(net, "speed", "") == COMPILE and report.sampler not in (compiled_before or ())
-    report.first_run = compiled_before is None or compiles
-    ran.add(report.sampler)
+    compiles = getattr(net, "speed", "") == COMPILE and report.sampler not in (ran_before or ())
+    report.first_run = ran_before is None or compiles
+    _RAN.setdefault(net, set()).add(report.sampler)
 
 
 def _release_memory() -> None:

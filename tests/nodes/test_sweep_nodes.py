@@ -223,6 +223,46 @@ def test_compare_measures_every_cell_and_says_so():
     assert shown.shape[1] > plain.shape[1] + 300, "differences are drawn below"
 
 
+def test_compare_does_not_measure_an_edit():
+    """An inpainted image beside the whole one, and beside an accelerator with the same mask."""
+    whole, edited, fast = run("mar", 4.0), run("mar", 3.0, steps=8), run("fasthybrid", 2.0)
+    edited.edits = fast.edits = ("right half",)
+    images = {f"image_{i}": [torch.full((1, 16, 16, 3), level)] for i, level in ((1, 0.0), (2, 0.5), (3, 1.0))}
+    widgets = {"labels": ["whole\nedited\nfast"], "columns": [0], "differences": [False]}
+
+    def words(reports, baseline):
+        pairs = {f"report_{i}": [report] for i, report in enumerate(reports, 1)}
+        _, table = compare.Compare.execute(**widgets, **images, **pairs, baseline=[baseline]).result
+        assert ("other edit: not compared" in table) == ("other edit" in table.split("\n\n")[0])
+        return {line.split("|")[1].strip(): line for line in table.splitlines()[2:5]}
+
+    beside_whole = words([whole, edited, fast], 1)
+    assert all("other edit" in beside_whole[name] and " dB" not in beside_whole[name] for name in ("edited", "fast"))
+    beside_edited = words([whole, edited, fast], 2)
+    assert "6.1 dB" in beside_edited["fast"] and "other edit" in beside_edited["whole"]
+    without_report = words([None, edited, fast], 2)
+    assert "6.1 dB" in without_report["fast"]
+
+
+def test_load_report_has_the_baselines_of_the_comparison(tmp_path):
+    """Two families. Against the first run of the file, ZipAR would be 4 times as fast."""
+    reports = [run("mar", 4.0), run("fasthybrid", 2.0), run("llamagen", 3.0), run("zipar", 1.0)]
+    about = PngInfo()
+    entries = exchange.described(reports, "7", ["MAR", "FastHybrid", "LlamaGen", "ZipAR"], [0, 0, 2, 2])
+    about.add_text(exchange.KEY, json.dumps({"version": 1, "runs": entries}))
+    Image.new("RGB", (8, 8)).save(tmp_path / "input" / "a.png", pnginfo=about)
+    _, _, table, _ = sharing.LoadReport.execute("a.png").result
+    rows = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in table.splitlines()[2:]}
+    one = "(one run each)"
+    wanted = {
+        "MAR": "baseline",
+        "FastHybrid": f"about 2.00x {one}",
+        "LlamaGen": "baseline",
+        "ZipAR": f"about 3.00x {one}",
+    }
+    assert rows == wanted
+
+
 def test_a_saved_picture_gives_its_reports_back(tmp_path):
     metadata = {}
     node, model = with_hidden(samplers.FastHybridSampler, metadata), a_mar()

@@ -89,6 +89,12 @@ def test_runs_that_differ_in_more_than_the_method_have_no_ratio(word):
     assert list(csv.DictReader(io.StringIO(to_csv([base, own]))))[1]["speedup"] == ""
 
 
+def test_a_repeat_without_time_divides_nothing():
+    """A stranger's file may say so."""
+    own = run(seconds=2.0, timings=(0.0, 2.0))
+    assert own.speedup(in_repeats(4.0, 4.0)).value == 2.0
+
+
 def test_an_earlier_run_of_the_graph_is_timed_apart():
     base, own = run(seconds=3.0), run(seconds=2.0)
     base.prompt, own.prompt = "one", "two"
