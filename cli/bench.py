@@ -1,8 +1,9 @@
 """Time samplers against each other.
 
-The runs are paired and interleaved (A B A B ...): every repeat runs each sampler on the same noise, one after the
+The runs are paired and interleaved (A B B A ...): every repeat runs each sampler on the same noise, one after the
 other, so that other load on the machine affects all of them. A ratio is the median of the repeats' ratios to the
-baseline of the sampler's family (mar, llamagen, tar), with the smallest and the largest. Each sampler runs an untimed
+baseline of the sampler's family (mar, llamagen, tar), with the smallest and the largest; where some are above 1 and
+others below, there is no measurable difference. Each sampler runs an untimed
 step first. --random times a network of an official size with random weights, which is meaningful for seconds but not
 for acceptance. Models that read a prompt draw "a red boat at sunset" unless --prompt names another.
 """
@@ -23,18 +24,21 @@ from ..assembly import Ready
 from ..errors import UserError
 from ..model_loaders.networks.speed import choose
 from ..reports.files import Result, as_text, output, save
-from ..reports.record import LONGEST_NOTE, VERSION, Report
-from ..reports.table import literal, markdown
+from ..reports.record import LONGEST_NOTE, VERSION, Report, repeated
+from ..reports.table import literal, markdown, percent
+from ..reports.timing import Speedup
 from ..samplers.conditioning import AnyCondition, from_ids
 from ..samplers.registry import FAMILIES, LLAMAGEN, MAR, Entry
 from .conditions import conditions
 from .main import load_module
 from .options import MOST_IMAGES, choose_device, model_options, sampler_options, whole
 from .planning import Planned, measured_against, prepare, with_draft
-from .running import draw, warm_up
+from .running import in_turn, warm_up
 
 _PROMPT = "a red boat at sunset"
-_HEAD = "batch, sampler, seconds, s / image, ratio, spread, transformer, head, sampling, passes, head calls, accepted"
+_HEAD = (
+    "batch, sampler, passes, head calls, accepted, seconds, s / image, speed-up, spread, transformer, head, sampling"
+)
 
 
 def shared_options(parser: argparse.ArgumentParser) -> None:
@@ -89,9 +93,10 @@ def run(options: argparse.Namespace) -> int:
         }
         unsaved = save([Result("json", numbers, as_text(json.dumps(all_found, indent=2) + "\n"))])
 
-    print(about(models, device, repeats))
+    threads = [run["threads"] for group in found for run in group["runs"] if run["threads"] is not None]
+    print(about(models, device, repeats, threads))
     print()
-    print(_table(found, planned))
+    print(_table(found, planned, repeats))
 
     notes = _notes(found, planned)
     if notes:
@@ -157,46 +162,40 @@ def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCon
         warm_up(p, condition)
 
     runs: list[list[Report]] = [[] for _ in planned]
-    for repeat in range(repeats):
-        for reports, p, condition in zip(runs, planned, what, strict=True):
-            report = draw(p, condition, repeat).report
-            if not report.seconds:
-                raise UserError(f"{p.entry.name}: its run took no measurable time; raise --batch.")
-            reports.append(report)
+    for _, i, made in in_turn(planned, what, range(repeats)):
+        if not made.report.seconds:
+            raise UserError(f"{planned[i].entry.name}: its run took no measurable time; raise --batch.")
+        runs[i].append(made.report)
 
+    medians = [repeated(reports) for reports in runs]
     out = []
-    for p, reports, base in zip(planned, runs, measured_against(planned), strict=True):
-        out.append(_figures(p, reports, runs[base], batch))
+    for i, base in enumerate(measured_against(planned)):
+        out.append(_figures(planned[i], runs[i], medians[i], medians[base], batch))
 
     return {"batch": batch, "runs": out}
 
 
-def _figures(p: Planned, reports: list[Report], baseline: list[Report], batch: int) -> dict[str, Any]:
+def _figures(p: Planned, reports: list[Report], medians: Report, baseline: Report, batch: int) -> dict[str, Any]:
     """The timings of a sampler's repeats, their medians, and their ratios to those of the baseline."""
-    seconds = [report.seconds for report in reports]
-    ratios = [base.seconds / report.seconds for base, report in zip(baseline, reports, strict=True)]
-
-    counts = {}
-    for name in reports[0].counts:
-        counts[name] = round(median(report.counts.get(name, 0) for report in reports))
-
-    phases = {}
-    for name in reports[0].phases:
-        phases[name] = round(median(report.phases[name] for report in reports), 6)
+    speedup = medians.speedup(baseline)
+    assert speedup is not None, "every run took time"
 
     out: dict[str, Any] = {
         "sampler": p.entry.name,
         "variant": p.variant,
         "model": p.on.model.name,
         "settings": asdict(p.settings),
-        "seconds": [round(value, 6) for value in seconds],
-        "median_seconds": round(median(seconds), 6),
-        "seconds_per_image": round(median(seconds) / batch, 6),
-        "ratio": round(median(ratios), 4),
-        "ratio_range": [round(min(ratios), 4), round(max(ratios), 4)],
-        "counts": counts,
-        "phases": phases,
-        "peak_memory_bytes": reports[-1].peak_memory_bytes,
+        "seconds": [round(report.seconds, 6) for report in reports],
+        "median_seconds": round(medians.seconds, 6),
+        "seconds_per_image": round(medians.seconds / batch, 6),
+        "ratio": _rounded(speedup.value),
+        "ratio_range": [_rounded(speedup.low), _rounded(speedup.high)],
+        "ratio_note": speedup.note,
+        "counts": medians.counts,
+        "phases": {name: round(seconds, 6) for name, seconds in medians.phases.items()},
+        "peak_memory_bytes": medians.peak_memory_bytes,
+        "threads": medians.threads,
+        "dtype": medians.dtype,
     }
 
     note = " ".join(dict.fromkeys(report.note for report in reports if report.note))
@@ -210,6 +209,11 @@ def _figures(p: Planned, reports: list[Report], baseline: list[Report], batch: i
     return out
 
 
+def _rounded(ratio: float | None) -> float | None:
+    """A ratio for JSON."""
+    return None if ratio is None else round(ratio, 4)
+
+
 def machine(device: torch.device) -> dict[str, Any]:
     """Processor, version of PyTorch and threads."""
     if device.type == "cuda":
@@ -220,13 +224,19 @@ def machine(device: torch.device) -> dict[str, Any]:
     return {"name": name, "torch": torch.__version__, "threads": torch.get_num_threads()}
 
 
-def about(name: str, device: torch.device, repeats: int) -> str:
-    """The line above a table."""
-    found = machine(device)
-    threads = f", {found['threads']} threads" if device.type == "cpu" else ""
-    where = f"{found['name']}{threads}, torch {found['torch']}"
+def about(name: str, device: torch.device, repeats: int, threads: Sequence[int] = ()) -> str:
+    """The line above a table.
 
-    return f"{literal(name)} on {device.type} ({where}); medians of {repeats}, interleaved"
+    Args:
+        threads: of the runs on a CPU, if they are not PyTorch's own number: small networks take one.
+    """
+    found = machine(device)
+    numbers = sorted(set(threads)) or [found["threads"]]
+    words = " or ".join(map(str, numbers)) + (" thread" if numbers == [1] else " threads")
+    where = ", ".join([found["name"], *([words] if device.type == "cpu" else []), f"torch {found['torch']}"])
+    times = f"medians of {repeats}, interleaved" if repeats > 1 else "one run each"
+
+    return f"{literal(name)} on {device.type} ({where}); {times}"
 
 
 def _notes(found: list[dict[str, Any]], planned: list[Planned]) -> list[str]:
@@ -241,28 +251,28 @@ def _notes(found: list[dict[str, Any]], planned: list[Planned]) -> list[str]:
     return notes
 
 
-def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:
+def _table(found: list[dict[str, Any]], planned: list[Planned], repeats: int) -> str:
     """The table of all batches and samplers."""
     rows = [_HEAD.split(", ")]
 
     for group in found:
         for entry, p in zip(group["runs"], planned, strict=True):
-            low, high = entry["ratio_range"]
-            row = [
-                str(group["batch"]),
-                p.label,
-                f"{entry['median_seconds']:.3f}",
-                f"{entry['seconds_per_image']:.3f}",
-                f"{entry['ratio']:.2f}x",
-                f"{low:.2f}-{high:.2f}",
-            ]
-
-            for phase in ("transformer", "head", "sampling"):
-                row.append(f"{entry['phases'][phase]:.3f}" if phase in entry["phases"] else "")
+            speedup = _told(entry, repeats)
+            row = [str(group["batch"]), p.label]
             for count in ("transformer_passes", "head_calls"):
                 row.append(str(entry["counts"].get(count, "")))
-            row.append(f"{100 * entry['acceptance']:.1f} %" if "acceptance" in entry else "")
+            row.append(percent(entry.get("acceptance"), 1))
+
+            row += [f"{entry['median_seconds']:.3f}", f"{entry['seconds_per_image']:.3f}", speedup.short, speedup.range]
+            for phase in ("transformer", "head", "sampling"):
+                row.append(f"{entry['phases'][phase]:.3f}" if phase in entry["phases"] else "")
 
             rows.append(row)
 
     return markdown(rows, empty=False)
+
+
+def _told(entry: Mapping[str, Any], repeats: int) -> Speedup:
+    """The speed-up of a run, from its JSON form."""
+    low, high = entry["ratio_range"]
+    return Speedup(entry["ratio"], low, high, repeats, note=entry["ratio_note"])

@@ -3,8 +3,9 @@
 All samplers of a family start from the same noise, so differences between the images come from the method. Samplers
 of several families may run together: each uses the model of its family, and its speed-up is relative to the baseline of
 its family (mar, llamagen, tar). The baseline runs first, after an untimed warm-up step. Seconds do not include the
-decoder. PSNR and SSIM compare each image with the baseline's; a word takes their place where a method keeps the
-distribution of images only.
+decoder. Those of one run vary with what else the machine does; --repeats 5 times the samplers in turn and tells the
+speed-up with its spread. PSNR and SSIM compare each image with the baseline's; a word takes their place where a method
+keeps the distribution of images only.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from ..errors import UserError
 from ..reports.files import Result, as_text, distinct, encoded, image_endings, output, save
 from ..reports.grid import MOST_COLUMNS, compare_grid, expect_fits
 from ..reports.maps import token_map
-from ..reports.record import LONGEST_NOTE, PLAIN, Report, to_json, to_table
+from ..reports.record import LONGEST_NOTE, PLAIN, Report, repeated, to_json, to_table
 from ..reports.table import literal
 from ..samplers.baseline import qualities
 from ..samplers.conditioning import AnyCondition
 from .conditions import conditions
 from .options import MOST_IMAGES, SEEDS, condition_options, model_options, sampler_options, whole
 from .planning import Planned, measured_against, prepare, with_draft
-from .running import draw, warm_up
+from .running import in_turn, warm_up
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +41,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", metavar="FILE", help="also write the numbers (docs/report.md)")
     add("--maps", metavar="FILE", help="also draw when and how each token was decided")
     add("--differences", action="store_true", help="also draw each image's difference from the baseline's, amplified")
+    add(
+        "--repeats",
+        default="1",
+        metavar="N",
+        help="timed runs of each sampler, in turn; default 1, which measures no speed-up",
+    )
     add("--columns", default="0", metavar="N", help="images a row; default chosen")
 
 
@@ -47,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     seed = whole(options.seed, "seed", 0, SEEDS - 1)
     batch = whole(options.batch, "batch", 1, MOST_IMAGES)
+    repeats = whole(options.repeats, "repeats", 1, 1000)
     columns = whole(options.columns, "columns", 0, MOST_COLUMNS)
     out = output(options.out, "out", image_endings())
     maps = output(options.maps, "maps", image_endings())
@@ -61,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     what = conditions(planned, options.label, options.text, batch, options, seed, asked)
     planned = with_draft(planned, options)
 
-    images, reports = _drawn(planned, what, seed)
+    images, reports = _drawn(planned, what, seed, repeats)
 
     labels = [p.label for p in planned]
     base = measured_against(planned)
@@ -81,6 +89,8 @@ def run(options: argparse.Namespace) -> int:
     unsaved = save(results)
 
     print(to_table(reports, labels, base, quality))
+    if repeats == 1 and len(reports) > 1:
+        print("Seconds are of one run each and vary from run to run: --repeats 5 measures the speed-up in turn.")
     for note in dict.fromkeys(report.note for report in reports if report.note):
         print(f"note: {literal(note, LONGEST_NOTE)}")
 
@@ -94,9 +104,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _drawn(
-    planned: Sequence[Planned], what: Sequence[AnyCondition], seed: int
+    planned: Sequence[Planned], what: Sequence[AnyCondition], seed: int, repeats: int
 ) -> tuple[list[np.ndarray], list[Report]]:
-    """The images and the report of every sampler."""
+    """The images and the report of every sampler, which runs ``repeats`` times with the same seed."""
     warmed: set[int] = set()
     for p, condition in zip(planned, what, strict=True):
         # Token samplers check their inputs here. A MAR's first step is expensive, so one sampler warms up for all.
@@ -105,13 +115,13 @@ def _drawn(
         warmed.add(id(p.on))
 
     images: list[np.ndarray] = []
-    reports: list[Report] = []
-    for p, condition in zip(planned, what, strict=True):
-        made = draw(p, condition, seed)
-        images.append(decode(p.on, made).numpy())
-        reports.append(made.report)
+    runs: list[list[Report]] = [[] for _ in planned]
+    for repeat, i, made in in_turn(planned, what, [seed] * repeats):
+        runs[i].append(made.report)
+        if repeat == 0:  # every repeat draws the same images
+            images.append(decode(planned[i].on, made).numpy())
 
-    return images, reports
+    return images, [repeated(reports) for reports in runs]
 
 
 def _title(planned: Sequence[Planned], what: Sequence[AnyCondition], seed: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -39,3 +40,20 @@ def drive(sampler: Any, title: str, unit: str) -> Any:
 def warm_up(planned: Planned, condition: AnyCondition) -> None:
     """See :func:`samplers.batches.warm_up`."""
     batches.warm_up(planned.entry, planned.on.model, planned.settings, condition)
+
+
+def in_turn(
+    planned: Sequence[Planned], what: Sequence[AnyCondition], seeds: Sequence[int]
+) -> Iterator[tuple[int, int, Any]]:
+    """Run all samplers once a seed, one after the other, in every second repeat the last one first.
+
+    Other load on the machine, and what a run leaves in caches, affects all of them. Yields (repeat, sampler, result);
+    samplers are counted in the order given.
+    """
+    for repeat, seed in enumerate(seeds):
+        order = list(range(len(planned)))
+        if repeat % 2:
+            order.reverse()
+
+        for i in order:
+            yield repeat, i, draw(planned[i], what[i], seed)

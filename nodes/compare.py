@@ -267,7 +267,7 @@ def _tell(
 
     # 4. The table and what its columns mean.
     table = to_table(reports, labels, within, found)
-    meanings = filter(None, [explain(reports), explain_quality(found)])
+    meanings = filter(None, [explain(reports, within), explain_quality(found)])
     text = "\n\n".join([table, f"{'; '.join(meanings)}.", *map(literal, without_gain)])
     return text, lines
 

@@ -72,10 +72,10 @@ class LoadReport(io.ComfyNode):
 
     @classmethod
     def execute(cls, image: str) -> io.NodeOutput:
-        shown, reports, labels, quality = read_runs(host.input_image(str(image)))
+        shown, reports, labels, quality, baselines = read_runs(host.input_image(str(image)))
 
         names = [label or report.sampler for label, report in zip(labels, reports, strict=True)]
-        table = to_table(reports, names, quality=quality)
+        table = to_table(reports, names, baselines, quality)
         lines = [_line(report.sampler, report.settings) for report in reports]
 
         batch = np.asarray(shown)[None]

@@ -11,13 +11,13 @@ import numpy as np
 from comfy_api.latest import io
 
 from ..errors import UserError
-from ..reports.quality import DISTRIBUTION, Quality, measure
+from ..reports.quality import Quality, measure
 from ..reports.record import Report
 from ..reports.sweep import Axis, Cell, CellStore, Sweep, combinations, completed, digest, sweep_table, weights_digest
 from ..reports.sweep_images import MEASURES, sweep_grid, sweep_plot
 from ..reports.values import parse_values
 from ..samplers import presets
-from ..samplers.baseline import lossless
+from ..samplers.baseline import word_for
 from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_settings
 from ..samplers.settings import Settings, knob, knobs, make, number_of
 from . import host
@@ -173,9 +173,8 @@ def _quality(images: np.ndarray, report: Report, reference: tuple[np.ndarray, Re
     if reference is None:
         return None
 
-    plain_images, _ = reference
-    same_distribution = lossless(report.sampler, report.settings)
-    return measure(images, plain_images, DISTRIBUTION if same_distribution else "")
+    plain_images, plain_report = reference
+    return measure(images, plain_images, word_for(report, plain_report))
 
 
 def _folder_name(text: str) -> str:

@@ -11,13 +11,13 @@ import math
 import os
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
 from ..errors import UserError
 from .quality import WORDS, Quality
-from .record import COUNTS, VERSION, Baseline, Qualities, Report, against
+from .record import COUNTS, VERSION, Baseline, Qualities, Report, against, fingerprint
 
 KEY = "fastar"
 MOST_RUNS = 512
@@ -27,6 +27,7 @@ _MOST_CHUNKS = 32 << 20  # bytes of all chunks but the image's
 _MOST_TEXT = 4 << 20  # characters of the JSON
 _MOST_NAME = 400  # characters
 _MOST_SETTINGS = 200
+_MOST_ENTRIES = 1024  # of a list: an entry an image, or a repeat
 # What identifies a run: two entries that agree in it are the same run.
 _IDENTITY = ("sampler", "model", "settings", "seed", "seconds")
 
@@ -66,9 +67,16 @@ def described(
         known = {name: value for name, value in about.items() if value}
 
         run = report.to_dict(base, quality[i] if quality else None)
+        if base is not None:
+            known["baseline"] = _reference(base.to_dict())
         out.append(known | run)
 
     return out
+
+
+def _reference(run: Mapping[str, Any]) -> str:
+    """A short digest of what identifies a run: how a run names its baseline."""
+    return fingerprint(json.dumps([run.get(name) for name in _IDENTITY], sort_keys=True))
 
 
 def _runs_of(value: Any) -> list[Any]:
@@ -85,11 +93,18 @@ def _same(run: Any, other: Mapping[str, Any]) -> bool:
 # ------------------------------------------------------------------------------------------------ reading
 
 
-def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str], list[Quality | None]]:
-    """Read a PNG with FastAR reports.
+class Saved(NamedTuple):
+    """A PNG with reports: one report, label, quality and baseline a run."""
 
-    Returns:
-        The image, its reports, their labels ("" for none) and their quality.
+    image: Image.Image
+    reports: list[Report]
+    labels: list[str]  # "" for none
+    qualities: list[Quality | None]
+    baselines: list[int | None]  # the index of the run that a comparison measured it against
+
+
+def read_runs(path: Path) -> Saved:
+    """Read a PNG with FastAR reports.
 
     Raises:
         UserError: the file is no PNG, too large, or without a well-formed report.
@@ -105,7 +120,11 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str], list[Qu
     except UserError as problem:
         raise UserError(f"image: a report of {path.name} is damaged ({str(problem).rstrip('.')}).") from None
 
-    return shown, reports, labels, qualities
+    # A run names its baseline, which may be gone: the newest runs are kept.
+    places = {_reference(run): i for i, run in enumerate(runs)}
+    baselines = [places.get(_words(run, "baseline")) for run in runs]
+
+    return Saved(shown, reports, labels, qualities, baselines)
 
 
 def _read_image(path: Path) -> tuple[Image.Image, str | None]:
@@ -216,7 +235,34 @@ def from_dict(run: Any) -> Report:
         phases={str(name)[:_MOST_NAME]: _number(phases, name) for name in phases},
         counts={name: int(_number(counts, name, whole=True)) for name in COUNTS if name in counts},
         note=_words(run, "note", 4 * _MOST_NAME),
+        threads=None if run.get("threads") is None else int(_number(run, "threads", whole=True)),
+        dtype=_words(run, "dtype"),
+        process=_words(run, "process"),
+        first_run=run.get("first_run") is True,
+        timings=tuple(_number({"timings": value}, "timings") for value in _entries(run, "timings")),
+        conditions=tuple(_digests(run, "conditions")),
+        edits=tuple(_digests(run, "edits")),
     )
+
+
+def _entries(run: Mapping[str, Any], name: str) -> list[Any]:
+    """An optional list of at most 1024 entries; [] if there is none."""
+    value = run.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) > _MOST_ENTRIES:
+        raise UserError(f"{name}: it is no list of at most {_MOST_ENTRIES} entries.")
+
+    return value
+
+
+def _digests(run: Mapping[str, Any], name: str) -> list[str]:
+    """An optional list of digests."""
+    entries = _entries(run, name)
+    if not all(isinstance(entry, str) and len(entry) <= _MOST_NAME for entry in entries):
+        raise UserError(f"{name}: an entry is no text of at most {_MOST_NAME} characters.")
+
+    return entries
 
 
 def _quality(value: Any) -> Quality | None:

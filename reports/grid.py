@@ -12,8 +12,12 @@ from ..errors import UserError
 from .drawing import LONGEST, PAD, Canvas, Ink, Size, check_batch, contact_sheet, line_height, resize, text_width, wrap
 from .quality import IDENTICAL, Quality, difference, explain_quality
 from .record import Baseline, Qualities, Report, against, explain
-from .table import figure
+from .table import figure, percent
+from .timing import BASELINE
 
+# Lines of figures under a cell at most, without and with those of quality.
+_LINES = 7
+_QUALITY_LINES = 2
 _GAP = 20  # pixels between cells and around them
 _TARGET_WIDTH = 352  # small images are enlarged by the integer factor closest to this width
 _TARGET_HEIGHT = 4 * _TARGET_WIDTH  # elongated ones at most to this height
@@ -62,7 +66,7 @@ def compare_grid(
 
     # The cells' images, which decide the width of all cells.
     columns = _columns(n, columns)
-    limit = _cell_limit(columns, math.ceil(n / columns), title, 7 if quality else 5)
+    limit = _cell_limit(columns, math.ceil(n / columns), title, _LINES + (_QUALITY_LINES if quality else 0))
     sheets = {}
     for i in order:
         compared = _baseline_images(images, bases, i) if differences else None
@@ -84,7 +88,7 @@ def compare_grid(
         cells.append(_Cell(sheets[i], label, _numbers(reports[i], measured[i], qualities[i]), tagged))
 
     rows = [_Row(cells[start : start + columns]) for start in range(0, n, columns)]
-    explanations = [explain(reports), explain_quality(qualities)] if explained else []
+    explanations = [explain(reports, bases), explain_quality(qualities)] if explained else []
     below = "; ".join(text for text in explanations if text)
 
     return _draw_grid(rows, columns, inner, title, below)
@@ -100,7 +104,7 @@ def _draw_grid(rows: Sequence[_Row], columns: int, inner: int, title: str, below
     """Draw rows of cells between a title and a text; ``inner`` is the width in pixels of a cell's content."""
     column_width = inner + 2 * PAD + _GAP
     width = columns * column_width + _GAP
-    lines = wrap(below, Size.TAG, width - 2 * _GAP, 4)
+    lines = wrap(below, Size.TAG, width - 2 * _GAP, 6)
 
     top = _top(title)
     height = top + sum(row.height + _GAP for row in rows)
@@ -129,7 +133,7 @@ def expect_fits(cells: int, columns: int) -> None:
     It is called before the cells' images are made.
     """
     columns = _columns(cells, columns)
-    _cell_limit(columns, math.ceil(cells / columns), "title", 7)
+    _cell_limit(columns, math.ceil(cells / columns), "title", _LINES + _QUALITY_LINES)
 
 
 def _columns(cells: int, columns: int) -> int:
@@ -236,21 +240,28 @@ def _cell_image(batch: np.ndarray, limit: tuple[int, int], baseline: np.ndarray 
 
 
 def _numbers(report: Report | None, baseline: Report | None, quality: Quality | None = None) -> list[tuple[str, str]]:
-    """(name, value) lines of a cell in a fixed order, without values that are missing."""
+    """(name, value) lines of a cell in a fixed order, without values that are missing.
+
+    The work is first and the seconds are last: what does not depend on the machine, then the distance from the
+    baseline's image, then what varies from run to run.
+    """
     distance = quality.lines() if quality is not None else []
     if report is None:
         return distance
 
-    lines = [
-        ("speed-up", figure(report.speedup(baseline), ".2f", "x")),
-        ("seconds", figure(report.seconds or None, ".2f")),
+    work = [
         ("transformer passes", figure(report.counts.get("transformer_passes"), ",")),
         ("head calls", figure(report.counts.get("head_calls"), ",")),
-        ("acceptance", figure(report.acceptance, ".1f", " %", 100)),
+        ("head rows", figure(report.counts.get("head_rows"), ",")),
+        ("acceptance", percent(report.acceptance, 1)),
     ]
-    known = [(name, value) for name, value in lines if value]
 
-    return known + distance
+    time = [("seconds", report.timed if report.seconds else "")]
+    speedup = report.speedup(baseline)
+    if speedup is not None and speedup.note != BASELINE:
+        time += [("speed-up", speedup.short), ("spread", speedup.range)]
+
+    return [(name, value) for name, value in [*work, *distance, *time] if value]
 
 
 def _draw_cell(canvas: Canvas, cell: _Cell, row: _Row, x: int, y: int, inner: int) -> None:
@@ -273,9 +284,10 @@ def _draw_cell(canvas: Canvas, cell: _Cell, row: _Row, x: int, y: int, inner: in
     first_number = top + row.label + row.sheet + PAD
     for k, (name, value) in enumerate(cell.numbers):
         line_top = first_number + k * line_height(Size.BODY)
+        room = inner - text_width(name, Size.BODY) - PAD
         if k:
             canvas.draw.line((left, line_top - 2, right, line_top - 2), fill=Ink.EDGE)
 
-        strong = name == "speed-up" or value == IDENTICAL
+        strong = value == IDENTICAL
         canvas.write(left, line_top, name, Size.BODY, Ink.TEXT if strong else Ink.QUIET)
-        canvas.write(right, line_top, value, Size.BODY, Ink.ACCENT if strong else Ink.TEXT, before=1)
+        canvas.write(right, line_top, value, Size.BODY, Ink.ACCENT if strong else Ink.TEXT, room, 1)

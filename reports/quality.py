@@ -1,8 +1,8 @@
 """Distance of an image from its baseline's: PSNR, SSIM, equality, and the difference as an image.
 
 PSNR and SSIM compare images pixel by pixel. They are defined only between runs that should draw the same image: one
-model, one seed, one size. For methods that keep the distribution of images but not the image, a word replaces the
-numbers.
+model, one seed, one prompt, one edit, one size. For methods that keep the distribution of images but not the image, a
+word replaces the numbers.
 
 Source of SSIM: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural
 similarity", IEEE TIP 2004: Gaussian window of 11 x 11 pixels with standard deviation 1.5, K1 = 0.01, K2 = 0.03, windows
@@ -33,6 +33,8 @@ IDENTICAL = "identical"
 DISTRIBUTION = "same distribution"
 OTHER_SEED = "other seed"
 OTHER_MODEL = "other model"
+OTHER_CONDITION = "other prompt"
+OTHER_EDIT = "other edit"
 OTHER_SIZE = "other size"
 # Words in place of figures, with their meaning.
 WORDS = {
@@ -40,6 +42,8 @@ WORDS = {
     DISTRIBUTION: "the method keeps the distribution of images, not the image",
     OTHER_SEED: "not compared, because the seeds differ",
     OTHER_MODEL: "not compared, because the models differ",
+    OTHER_CONDITION: "not compared, because the labels or prompts differ",
+    OTHER_EDIT: "not compared, because one image is edited and the other is not, or their masks or starts differ",
     OTHER_SIZE: "not compared, because the sizes or batches differ",
 }
 
@@ -63,7 +67,8 @@ class Quality:
         if self.psnr is not None:
             out["psnr"] = round(self.psnr, 4)
         if self.ssim is not None:
-            out["ssim"] = round(self.ssim, 6)
+            most = 1.0 if self.identical else 0.999999
+            out["ssim"] = min(round(self.ssim, 6), most)
         if self.word:
             out["word"] = self.word
 
@@ -183,7 +188,10 @@ def closeness(found: Any) -> list[str]:
     if found.word:
         return [found.word, ""]
 
-    return [figure(found.psnr, ".1f", " dB"), figure(found.ssim, ".3f")]
+    ssim = figure(found.ssim, ".3f")
+    if ssim == "1.000":  # the images are not equal
+        ssim = "0.999"
+    return [figure(found.psnr, ".1f", " dB"), ssim]
 
 
 def explain_quality(found: Sequence[Quality | None]) -> str:

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
 
 from .quality import Quality, closeness
-from .table import figure, literal, markdown
+from .table import figure, literal, markdown, percent
+from .timing import (
+    APART,
+    BASELINE,
+    FIRST_RUN,
+    MEANINGS,
+    ONE_RUN,
+    OTHER_DEVICE,
+    OTHER_DTYPE,
+    OTHER_PROCESS,
+    OTHER_THREADS,
+    Speedup,
+    how_timed,
+    shown_seconds,
+    speedup_of,
+)
 
 # Outcomes of a token: the values of the map "outcome".
 PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN, EXPANDED = range(8)
@@ -47,6 +65,8 @@ COUNTS = (
 # Counts of models with prompts only.
 PROMPT_COUNTS = COUNTS[-4:]
 VERSION = 1
+# Name of this process: seconds of two processes are not compared.
+PROCESS = uuid4().hex[:8]
 # Characters of a note in the text form.
 LONGEST_NOTE = 1600
 # First characters of a spreadsheet's formula.
@@ -63,7 +83,7 @@ class Report:
     seed: int | None  # None when noise was injected
     images: int  # batch size
     device: str  # torch device type
-    seconds: float = 0.0  # wall time of the sampler, without the decoder
+    seconds: float = 0.0  # wall time of the sampler, without the decoder; the median if it ran several times
     # Seconds of "transformer", "head", "draft" (CSpD), "sampling" (discrete tokens) and "decoder".
     phases: dict[str, float] = field(default_factory=dict)
     # Name from COUNTS to a sum over the batch; counts that do not apply are absent. docs/report.md explains each.
@@ -79,6 +99,13 @@ class Report:
     similarity: np.ndarray | None = None  # of all verified drafts, float32 [n]
     note: str = ""  # a remark about the settings
     prompt: str = field(default="", compare=False)  # id of ComfyUI's run in which it was timed
+    timings: tuple[float, ...] = ()  # seconds of every repeat, in turn with the baseline's; () of a single run
+    first_run: bool = False  # whether the network had not run before, so that the seconds include warm-up
+    process: str = field(default="", compare=False)  # in which it was timed
+    dtype: str = ""  # of most weights: "fp32", "bf16", "fp16", "int8"
+    # What was drawn and what was edited: a digest an image; () where it is unknown, and without an edit.
+    conditions: tuple[str, ...] = ()
+    edits: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """For people: what core's Preview as Text shows."""
@@ -107,15 +134,42 @@ class Report:
         fixed = float((step >= 0).sum())
         return fixed / len(step) / passes
 
-    def speedup(self, baseline: Report | None) -> float | None:
-        """Seconds per image of ``baseline`` over seconds per image of this run, or None if either has no time."""
+    @property
+    def repeats(self) -> int:
+        """How many times it was timed."""
+        return max(1, len(self.timings))
+
+    @property
+    def timed(self) -> str:
+        """The seconds and how they were measured: "0.861 (one run)", "0.861 (median of 5)"."""
+        return f"{shown_seconds(self.seconds)} ({how_timed(self.repeats, self.first_run)})"
+
+    def speedup(self, baseline: Report | None) -> Speedup | None:
+        """Seconds per image of ``baseline`` over seconds per image of this run, or None if either has no time.
+
+        If both ran several times in turn, each repeat is a pair.
+        """
         if baseline is None or not (self.seconds and baseline.seconds):
             return None
+        if baseline is self:
+            return Speedup(1.0, 1.0, 1.0, note=BASELINE)
 
-        return (baseline.seconds / baseline.images) / (self.seconds / self.images)
+        unlike = _unlike(self, baseline)
+        if unlike:
+            return Speedup(note=unlike)
+
+        scale = self.images / baseline.images
+        if self.repeats == baseline.repeats > 1 and all(self.timings) and all(baseline.timings):
+            pairs = zip(baseline.timings, self.timings, strict=True)
+            return speedup_of([scale * other / own for other, own in pairs])
+
+        together = self.prompt == baseline.prompt and self.repeats == baseline.repeats
+        note = ONE_RUN if together else APART
+        return speedup_of([scale * baseline.seconds / self.seconds], note=note)
 
     def to_dict(self, baseline: Report | None = None, quality: Quality | None = None) -> dict[str, Any]:
         """The stable JSON form of one run (docs/report.md)."""
+        speedup = self.speedup(baseline)
         out = {
             "sampler": self.sampler,
             "model": self.model,
@@ -123,12 +177,19 @@ class Report:
             "seed": self.seed,
             "images": self.images,
             "seconds": round(self.seconds, 6),
-            "speedup": _rounded(self.speedup(baseline), 4),
+            "repeats": self.repeats,
+            "timings": [round(seconds, 6) for seconds in self.timings] or None,
+            "first_run": self.first_run or None,
+            **(speedup.to_dict() if speedup else {}),
             "counts": {name: self.counts[name] for name in COUNTS if name in self.counts},
             "acceptance": _rounded(self.acceptance, 6),
             "tokens_per_pass": _rounded(self.tokens_per_pass, 4),
             "phases": {name: round(seconds, 6) for name, seconds in self.phases.items()},
             "threads": self.threads,
+            "dtype": self.dtype or None,
+            "process": self.process or None,
+            "conditions": list(self.conditions) or None,
+            "edits": list(self.edits) or None,
             "peak_memory_bytes": self.peak_memory_bytes,
             "memory_estimate_bytes": dict(self.memory) or None,
             "quality": quality.to_dict() if quality else None,
@@ -137,6 +198,48 @@ class Report:
 
         always = ("seed", "peak_memory_bytes")
         return {name: value for name, value in out.items() if value is not None or name in always}
+
+
+def fingerprint(*parts: Any) -> str:
+    """Eight hexadecimal digits by content, of tensors and of what has a text."""
+    found = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, torch.Tensor):
+            flat = part.detach().cpu().contiguous().reshape(-1)
+            found.update(f"{part.dtype} {list(part.shape)}".encode())
+            found.update(flat.view(torch.uint8).numpy().tobytes())
+        else:
+            found.update(str(part).encode(errors="replace"))
+        found.update(b"\0")
+
+    return found.hexdigest()[:8]
+
+
+def dtype_of(net: torch.nn.Module) -> str:
+    """Name of the dtype of most of a network's weights: "fp32", "bf16", "fp16", "int8"."""
+    numbers: dict[torch.dtype, int] = {}
+    for weight in net.parameters():
+        numbers[weight.dtype] = numbers.get(weight.dtype, 0) + weight.numel()
+    if not numbers:
+        return ""
+
+    most = max(numbers, key=lambda dtype: numbers[dtype])
+    name = str(most).removeprefix("torch.")
+    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(name, name)
+
+
+def _unlike(run: Report, baseline: Report) -> str:
+    """In what two runs differ so that the ratio of their seconds says nothing about the method; "" if in nothing."""
+    if run.device != baseline.device:
+        return OTHER_DEVICE
+    if run.dtype != baseline.dtype:
+        return OTHER_DTYPE
+    if run.threads != baseline.threads:
+        return OTHER_THREADS
+    if run.process != baseline.process:
+        return OTHER_PROCESS
+
+    return FIRST_RUN if run.first_run or baseline.first_run else ""
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
@@ -150,10 +253,15 @@ def joined(reports: Sequence[Report], note: str = "") -> Report:
     images = sum(report.images for report in reports)
     out = Report(first.sampler, first.model, first.settings, first.seed, images, first.device)
     out.threads = first.threads
+    out.process = first.process
+    out.dtype = first.dtype
+    out.first_run = any(report.first_run for report in reports)
     out.note = " ".join(filter(None, (first.note, note)))
 
     # Times and counts add up.
     for report in reports:
+        out.conditions += report.conditions
+        out.edits += report.edits
         out.seconds += report.seconds
         out.add(**report.counts)
         for name, seconds in report.phases.items():
@@ -178,6 +286,36 @@ def joined(reports: Sequence[Report], note: str = "") -> Report:
         out.similarity = np.concatenate(similarities)
 
     return out
+
+
+def repeated(reports: Sequence[Report]) -> Report:
+    """The report of a run that was repeated, in turn with others: medians of seconds, phases and counts.
+
+    The images are those of the first run.
+    """
+    first = reports[0]
+    if len(reports) == 1:
+        return first
+
+    phases: dict[str, float] = {}
+    for name in first.phases:
+        phases[name] = median(report.phases[name] for report in reports if name in report.phases)
+
+    counts: dict[str, int] = {}
+    for name in first.counts:
+        counts[name] = round(median(report.counts[name] for report in reports if name in report.counts))
+
+    peaks = [report.peak_memory_bytes for report in reports if report.peak_memory_bytes is not None]
+    timings = tuple(report.seconds for report in reports)
+    return replace(
+        first,
+        seconds=median(timings),
+        timings=timings,
+        first_run=False,
+        phases=phases,
+        counts=counts,
+        peak_memory_bytes=max(peaks, default=None),
+    )
 
 
 class Clock:
@@ -228,6 +366,7 @@ class Clock:
         elif self._device.type == "cpu":
             report.threads = torch.get_num_threads()
 
+        report.process = PROCESS
         report.seconds = self._between(self._start, end)
         for began, ended in self._pauses:
             report.seconds -= self._between(began, ended)
@@ -254,28 +393,40 @@ class Clock:
 
 # Names of figures, as grids and tables show them, to what they mean.
 EXPLAINED = {
-    "speed-up": "the baseline's seconds an image, divided by this run's",
     "passes": "sequential evaluations of the large network",
     "head calls": "sequential evaluations of the small diffusion network",
+    "head rows": "tokens that these evaluations computed",
     "acceptance": "drafts that were kept",
+    "speed-up": "the baseline's seconds an image, divided by this run's",
 }
 
 
-def explain(reports: Sequence[Report | None]) -> str:
+def explain(reports: Sequence[Report | None], baseline: Baseline = 0) -> str:
     """One line that explains the figures that these reports show; "" without reports."""
     known = [report for report in reports if report is not None]
+    speedups: list[Speedup] = []
+    for report, base in zip(reports, against(reports, baseline), strict=True):
+        found = None if report is None else report.speedup(base)
+        if found is not None and found.note != BASELINE:
+            speedups.append(found)
 
     shown = []
-    if len(known) > 1:
-        shown.append("speed-up")
     if any("transformer_passes" in report.counts for report in known):
         shown.append("passes")
     if any("head_calls" in report.counts for report in known):
         shown.append("head calls")
+    if any("head_rows" in report.counts for report in known):
+        shown.append("head rows")
     if any(report.acceptance is not None for report in known):
         shown.append("acceptance")
+    if speedups:
+        shown.append("speed-up")
 
-    return "; ".join(f"{name}: {EXPLAINED[name]}" for name in shown)
+    parts = [f"{name}: {EXPLAINED[name]}" for name in shown]
+    notes = {found.note for found in speedups}
+    parts += [f"{note}: {meaning}" for note, meaning in MEANINGS.items() if note in notes]
+
+    return "; ".join(parts)
 
 
 # Index of the baseline of all reports, or one index per report; None for no baseline.
@@ -291,19 +442,36 @@ def against(reports: Sequence[Report | None], baseline: Baseline) -> list[Report
 # Quality of every run against its baseline's images, None where there is none; or () for no such columns.
 Qualities = Sequence[Quality | None]
 
-# Columns of a table, by their names in CSV.
-_COLUMNS = {
-    "sampler": "sampler",
-    "speedup": "speed-up",
-    "seconds": "seconds",
-    "transformer_passes": "passes",
-    "head_calls": "head calls",
-    "head_rows": "head rows",
-    "acceptance": "accepted",
-    "restarts": "restarts",
-    "psnr": "PSNR",
-    "ssim": "SSIM",
-}
+# Columns of a table: the work first, which does not depend on the machine.
+_COLUMNS = (
+    "sampler",
+    "passes",
+    "head calls",
+    "head rows",
+    "accepted",
+    "restarts",
+    "PSNR",
+    "SSIM",
+    "seconds",
+    "speed-up",
+)
+# Columns of a CSV file.
+_CSV_COLUMNS = (
+    "sampler",
+    "transformer_passes",
+    "head_calls",
+    "head_rows",
+    "acceptance",
+    "restarts",
+    "psnr",
+    "ssim",
+    "seconds",
+    "repeats",
+    "first_run",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+)
 
 
 def _rows(
@@ -316,16 +484,17 @@ def _rows(
 
     rows = []
     for name, report, base, found in zip(names, reports, bases, qualities, strict=True):
+        speedup = report.speedup(base)
         row = [
             name,
-            figure(report.speedup(base), ".2f", "x"),
-            figure(report.seconds, ".2f"),
             figure(report.counts.get("transformer_passes"), "d"),
             figure(report.counts.get("head_calls"), "d"),
             figure(report.counts.get("head_rows"), "d"),
-            figure(report.acceptance, ".1f", " %", 100),
+            percent(report.acceptance, 1),
             figure(report.counts.get("restarts"), "d"),
             *closeness(found),
+            report.timed if report.seconds else "",
+            speedup.text if speedup else "",
         ]
         rows.append(row)
 
@@ -336,16 +505,17 @@ def to_table(
     reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0, quality: Qualities = ()
 ) -> str:
     """A Markdown table with one row per run; empty columns are omitted."""
-    head = list(_COLUMNS.values())
-    return markdown([head, *_rows(reports, labels, baseline, quality)], empty=False)
+    return markdown([list(_COLUMNS), *_rows(reports, labels, baseline, quality)], empty=False)
 
 
 def to_csv(
     reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0, quality: Qualities = ()
 ) -> str:
-    """The columns of :func:`to_table` as CSV, as numbers without units: the acceptance is a fraction from 0 to 1.
+    """The figures of :func:`to_table` as CSV, as numbers without units: the acceptance is a fraction from 0 to 1.
 
-    An unknown figure is an empty cell. A name that a spreadsheet would compute as a formula begins with a quote.
+    ``repeats`` says from how many runs seconds and speed-up are; ``speedup_low`` and ``speedup_high`` are the spread of
+    the repeats. An unknown figure is an empty cell. A name that a spreadsheet would compute as a formula begins with a
+    quote.
     """
     names = labels or [report.sampler for report in reports]
     bases = against(reports, baseline)
@@ -356,13 +526,15 @@ def to_csv(
         figures = report.to_dict(base, found)
         figures.update(figures["counts"])
         figures.update(figures.get("quality") or {})
+        figures["first_run"] = int(report.first_run)
+        figures["speedup_low"], figures["speedup_high"] = figures.get("speedup_range", ("", ""))
         figures["sampler"] = f"'{name}" if name.startswith(_FORMULA) else name
 
-        rows.append([figures.get(column, "") for column in _COLUMNS])
+        rows.append([figures.get(column, "") for column in _CSV_COLUMNS])
 
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+    writer.writerow(_CSV_COLUMNS)
     writer.writerows(rows)
     return out.getvalue()
 
@@ -385,11 +557,12 @@ def to_text(report: Report) -> str:
     images = "1 image" if report.images == 1 else f"{report.images} images"
     lines = [
         f"{literal(report.sampler)} on {literal(report.model)}, {images}, seed {report.seed}",
-        f"seconds: {report.seconds:.3f} on {literal(report.device)}",
+        f"seconds: {report.timed} on {_where(report)}",
     ]
 
     for name, seconds in report.phases.items():
-        lines.append(f"  {literal(name)}: {seconds:.3f} s")
+        apart = ", not part of the seconds" if name == "decoder" else ""
+        lines.append(f"  {literal(name)}: {seconds:.3f} s{apart}")
 
     for name in COUNTS:
         if name in report.counts:
@@ -397,7 +570,7 @@ def to_text(report: Report) -> str:
 
     more = {
         "tokens per pass": figure(report.tokens_per_pass, ".2f"),
-        "acceptance": figure(report.acceptance, ".1f", " %", 100),
+        "acceptance": percent(report.acceptance, 1),
         "peak memory": figure(report.peak_memory_bytes, ".0f", " MiB", 2**-20),
         "memory, estimated": ", ".join(f"{stage} {size / 2**20:.0f} MiB" for stage, size in report.memory.items()),
         "note": literal(report.note, LONGEST_NOTE),
@@ -410,3 +583,14 @@ def to_text(report: Report) -> str:
     lines.append(f"settings: {', '.join(settings)}")
 
     return "\n".join(lines)
+
+
+def _where(report: Report) -> str:
+    """Device, threads and dtype of a run as text."""
+    parts = [literal(report.device)]
+    if report.threads is not None:
+        parts.append(f"{report.threads} thread" if report.threads == 1 else f"{report.threads} threads")
+    if report.dtype:
+        parts.append(literal(report.dtype))
+
+    return ", ".join(parts)

@@ -29,7 +29,8 @@ from .drawing import check_batch
 from .exchange import KEY, OtherFormat, add_runs, described, read_runs
 from .quality import Quality, closeness
 from .record import Report
-from .table import figure, markdown
+from .table import figure, markdown, percent
+from .timing import Speedup, how_timed, shown_seconds, speedup_of
 
 MOST_CELLS = 1024
 # Values of a weight that its digest reads.
@@ -146,7 +147,7 @@ class CellStore:
                 overwrite.
         """
         try:
-            shown, reports, _, _ = read_runs(self.path(key))
+            saved = read_runs(self.path(key))
         except OtherFormat:
             raise UserError(
                 f"sweep: {self.path(key).name} in {self.folder.name} was written by another version of FastAR; "
@@ -155,8 +156,8 @@ class CellStore:
         except UserError:
             return None
 
-        report = reports[0]
-        column = np.asarray(shown)
+        report = saved.reports[0]
+        column = np.asarray(saved.image)
         if len(column) % report.images:
             return None
 
@@ -220,13 +221,22 @@ class Point:
 
     x: int
     y: int
-    speedup: float | None
+    speedup: Speedup | None
     seconds: float
     passes: float
     acceptance: float | None
     psnr: float | None
     ssim: float | None
     word: str
+    head_calls: float | None = None
+    seeds: int = 1
+    first_run: bool = False  # whether a run of it was the first of its network
+
+    @property
+    def timed(self) -> str:
+        """The seconds and how they were measured."""
+        how = how_timed(self.seeds, self.first_run)
+        return f"{shown_seconds(self.seconds)} ({how})"
 
 
 def summary(cells: Sequence[Cell]) -> Point:
@@ -234,10 +244,11 @@ def summary(cells: Sequence[Cell]) -> Point:
     reports = [cell.report for cell in cells]
     qualities = [cell.quality for cell in cells if cell.quality is not None]
 
-    speedups = _known(cell.report.speedup(cell.baseline) for cell in cells)
     acceptances = _known(report.acceptance for report in reports)
     psnrs = _known(quality.psnr for quality in qualities)
     ssims = _known(quality.ssim for quality in qualities)
+
+    calls = _known(report.counts.get("head_calls") for report in reports)
 
     # A word that holds for all.
     words = {quality.word for quality in qualities}
@@ -245,14 +256,33 @@ def summary(cells: Sequence[Cell]) -> Point:
     return Point(
         x=cells[0].x,
         y=cells[0].y,
-        speedup=median(speedups) if speedups else None,
+        speedup=_over_seeds([cell.report.speedup(cell.baseline) for cell in cells]),
         seconds=median(report.seconds for report in reports),
         passes=mean(report.counts.get("transformer_passes", 0) for report in reports),
         acceptance=mean(acceptances) if acceptances else None,
         psnr=mean(psnrs) if psnrs else None,
         ssim=mean(ssims) if ssims else None,
         word=words.pop() if len(words) == 1 else "",
+        head_calls=mean(calls) if calls else None,
+        seeds=len(cells),
+        first_run=any(report.first_run for report in reports),
     )
+
+
+def _over_seeds(found: Sequence[Speedup | None]) -> Speedup | None:
+    """The speed-ups of a combination of values, one a seed, as one; None if one is unknown.
+
+    The plain sampler's runs are the first of a sweep, so that other load on the machine may affect one of a pair alone:
+    they are no repeats in turn.
+    """
+    known = [speedup for speedup in found if speedup is not None]
+    if not known or len(known) < len(found):
+        return None
+
+    ratios = _known(speedup.value for speedup in known)
+    if len(known) == 1 or len(ratios) < len(known):
+        return next((speedup for speedup in known if speedup.value is None), known[0])
+    return speedup_of(ratios, of="seeds")
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
@@ -290,7 +320,7 @@ def completed(
         yield i, images, bare
 
 
-_HEAD = ("speed-up", "seconds", "passes", "accepted", "PSNR", "SSIM")
+_HEAD = ("passes", "head calls", "accepted", "PSNR", "SSIM", "seconds", "speed-up")
 
 
 def sweep_table(sweep: Sweep) -> str:
@@ -307,11 +337,12 @@ def sweep_table(sweep: Sweep) -> str:
 
         row = [
             *values,
-            figure(point.speedup, ".2f", "x"),
-            figure(point.seconds, ".2f"),
             figure(point.passes, "g"),
-            figure(point.acceptance, ".1f", " %", 100),
+            figure(point.head_calls, "g"),
+            percent(point.acceptance, 1),
             *closeness(point),
+            point.timed,
+            point.speedup.text if point.speedup else "",
         ]
         rows.append(row)
 

@@ -12,7 +12,8 @@ from ..errors import UserError
 from .drawing import PAD, Canvas, Colour, Ink, Size, annotate, contact_sheet, line_height, resize, text_width, ticks
 from .quality import IDENTICAL
 from .sweep import Cell, Point, Sweep
-from .table import figure
+from .table import percent
+from .timing import shown_seconds
 
 # Longest side of a grid in pixels. As an IMAGE, four bytes a channel, a square of it takes 200 MB.
 LONGEST = 4096
@@ -70,7 +71,7 @@ def sweep_grid(sweep: Sweep, side: int = 192) -> np.ndarray:
     widest = max(text_width(name, Size.TAG) for name in [sweep.x.name, *names])
     left = round(min(260, widest)) + 2 * PAD
     top = 2 * line_height(Size.BODY) + 2 * PAD
-    below = 2 * line_height(Size.TAG) + 4
+    below = 3 * line_height(Size.TAG) + 4
 
     # The size of a cell's image.
     most_tall = (LONGEST - top - PAD) // rows - _GAP - below
@@ -160,24 +161,35 @@ def _image(sweep: Sweep, cell: Cell, side: int, tall: int) -> np.ndarray:
 
 
 def _figures(cell: Cell, width: int) -> list[str]:
-    """The two lines under a cell: time and acceptance, distance from the baseline.
+    """The three lines under a cell: its work and acceptance, distance from the baseline, and time.
 
-    What does not fit is left out, the last first.
+    The work is first, because it does not depend on the machine. What does not fit is left out, the last first.
     """
     report = cell.report
-    first = [figure(report.speedup(cell.baseline), ".2f", "x") or f"{report.seconds:.2f} s"]
+    first = []
+    for name, unit in (("transformer_passes", "passes"), ("head_calls", "head calls")):
+        if name in report.counts:
+            first.append(f"{report.counts[name]} {unit}")
     if report.acceptance is not None:
-        first.append(f"{100 * report.acceptance:.0f} % kept")
+        first.insert(1, f"{percent(report.acceptance)} kept")
 
     lines = cell.quality.lines() if cell.quality else []
     second = [value if name == "image" else f"{name} {value}" for name, value in lines]
+
+    # A ratio is shown with its mark, or else the seconds.
+    time = ""
+    speedup = report.speedup(cell.baseline)
+    if speedup is not None and speedup.value is not None:
+        time = _fitting([speedup.short], width)
+    if not time:
+        time = _fitting([f"{shown_seconds(report.seconds)} s"], width)
 
     # Figures without their names are shorter.
     distance = _fitting(second, width)
     if not distance:
         distance = _fitting([part.partition(" ")[2] for part in second], width)
 
-    return [_fitting(first, width), distance]
+    return [_fitting(first, width), distance, time]
 
 
 def _fitting(parts: list[str], width: int) -> str:
@@ -218,10 +230,11 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
         raise UserError(f"measure: no cell of this sweep has a {measure}; choose another of {', '.join(MEASURES)}.")
 
     # The axes.
-    has_speedups = all(point.speedup is not None for point in points)
+    speedups = {point: point.speedup.value for point in points if point.speedup and point.speedup.value is not None}
+    has_speedups = len(speedups) == len(points)
     heights = {}
     for point in points:
-        heights[point] = point.speedup if has_speedups and point.speedup is not None else point.seconds
+        heights[point] = speedups[point] if has_speedups else point.seconds
 
     xticks = ticks([value for value in found.values() if value is not None] or [0.0, 1.0])
     one = [1.0] if has_speedups else []  # the baseline's own speed-up is always on the axis
@@ -270,7 +283,11 @@ def _draw_texts(canvas: Canvas, area: _Area, sweep: Sweep, measure: str, has_spe
     canvas.write(PAD, PAD, sweep.title, Size.BODY, room=_WIDTH - 2 * PAD)
 
     above = area.top - line_height(Size.TAG) - 2
-    canvas.write(PAD, above, "speed-up" if has_speedups else "seconds", colour=Ink.QUIET)
+    # One pair of runs a dot, or one a seed: never repeats in turn.
+    seeds = len(sweep.seeds)
+    how = "one run each" if seeds == 1 else f"medians of {seeds} seeds"
+    axis = f"speed-up, about ({how})" if has_speedups else f"seconds ({how})"
+    canvas.write(PAD, above, axis, colour=Ink.QUIET)
 
     centre = (area.left + area.right) / 2
     below = area.bottom + 6 + line_height(Size.TAG)

@@ -82,3 +82,18 @@ def markdown(rows: Sequence[Sequence[str]], empty: bool = True, markup: bool = F
 def figure(value: float | None, form: str, unit: str = "", scale: float = 1) -> str:
     """A number, multiplied by ``scale``, as text with its unit; "" for None."""
     return "" if value is None else f"{value * scale:{form}}{unit}"
+
+
+def percent(share: float | None, decimals: int = 0) -> str:
+    """A share of 0 to 1 in percent; "" for None. Only all is 100 %, and only nothing is 0 %."""
+    if share is None:
+        return ""
+
+    text = f"{100 * share:.{decimals}f} %"
+    least = 10.0**-decimals
+    if share < 1 and text == f"{100:.{decimals}f} %":
+        return f"{100 - least:.{decimals}f} %"
+    if share > 0 and text == f"{0:.{decimals}f} %":
+        return f"{least:.{decimals}f} %"
+
+    return text

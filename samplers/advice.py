@@ -2,13 +2,14 @@
 
 Every round has one seed. The first runs the plain sampler once and then all candidates. In the later rounds each
 candidate that can still win runs next to the plain sampler, before and after it in turn, so that other load on the
-machine affects both. The figures are the median of the rounds' time ratios and the mean of their distances.
+machine affects both. The figures are the median of the pairs' time ratios and the mean of the rounds' distances. The
+first round has no pairs; its ratios only decide what runs again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +18,9 @@ from ..errors import UserError
 from ..reports.quality import DISTRIBUTION, IDENTICAL, closeness, measure
 from ..reports.record import Report
 from ..reports.sweep import Cell, Point, summary
-from ..reports.table import figure, literal, markdown
-from .baseline import lossless
+from ..reports.table import literal, markdown, percent
+from ..reports.timing import ONE_RUN, Speedup, speedup_of
+from .baseline import word_for
 from .choice import Choice, parse_choice
 from .settings import Settings, knob, knobs
 
@@ -61,6 +63,8 @@ _CLOSE = 0.6
 _LONGEST = 400  # characters of a reason in the table
 # How far from the limit a candidate may be to be run again.
 _MARGINS = {SSIM: 0.1, PSNR: 3.0, ACCEPTANCE: 10.0}
+# Decimals of a figure in the table. It is judged as it is shown: what reads 0.900 passes a limit of 0.9.
+_DECIMALS = {SSIM: 3, PSNR: 1, ACCEPTANCE: 1}
 
 # Samples images uint8 [N, H, W, 3] with a choice and a seed.
 Run = Callable[[Choice, int], tuple[np.ndarray, Report]]
@@ -108,26 +112,32 @@ class Measured:
 
     @property
     def point(self) -> Point:
-        """Figures over the rounds: the ratio of those in pairs, or else of the first one."""
-        paired = [replace(self.cells[0], baseline=None), *self.cells[1:]] if len(self.cells) > 1 else self.cells
-        return summary(paired)
+        """Figures over the rounds."""
+        return summary(self.cells)
+
+    @property
+    def speedup(self) -> Speedup | None:
+        """Speed-up of the rounds in pairs, or of the first round if there are none; None if it did not run."""
+        paired = self.cells[1:] or self.cells
+        ratios = []
+        for cell in paired:
+            found = cell.report.speedup(cell.baseline)
+            if found is not None and found.value is not None:
+                ratios.append(found.value)
+
+        return speedup_of(ratios, note=ONE_RUN) if ratios else None
 
     @property
     def ratio(self) -> float:
-        """Speed-up; 0 if it did not run."""
-        return (self.point.speedup or 0.0) if self.cells else 0.0
-
-    @property
-    def spread(self) -> tuple[float, float]:
-        """The lowest and the highest speed-up of the rounds in pairs, or of the first round if there are none."""
-        paired = self.cells[1:] or self.cells
-        ratios = [cell.report.speedup(cell.baseline) or 0.0 for cell in paired]
-        return min(ratios, default=0.0), max(ratios, default=0.0)
+        """Median speed-up; 0 if it did not run."""
+        found = self.speedup
+        return found.value if found is not None and found.value is not None else 0.0
 
     @property
     def faster(self) -> bool:
         """Whether it was faster than the plain sampler in every round in pairs: more than the rounds differ."""
-        return self.spread[0] > 1
+        found = self.speedup
+        return found is not None and found.low is not None and round(found.low, 2) > 1
 
     def passes(self, settings: AdviceSettings, margin: float = 0.0) -> bool:
         """Whether its loss is within the limit, or at most ``margin`` beyond it."""
@@ -143,7 +153,7 @@ class Measured:
         found = value.get(settings.measure)
         if found is None or settings.least is None:
             return False
-        return found >= settings.least - margin
+        return round(found, _DECIMALS[settings.measure]) >= settings.least - margin
 
 
 class Advice(NamedTuple):
@@ -211,7 +221,7 @@ def calibrate(
 
             own, report = made[False]
             other, base = made[True]
-            quality = measure(own, other, DISTRIBUTION if lossless(report.sampler, report.settings) else "")
+            quality = measure(own, other, word_for(report, base))
             m.cells.append(Cell(i, 0, at, "", report, base, quality))
 
         # Worth another round: not much slower than the best that passes, and not far from the limit.
@@ -236,30 +246,25 @@ def _answer(plain: Choice, won: Measured | None, settings: AdviceSettings) -> st
     if won is None:
         return f"No candidate is measurably faster than {plain.entry.title} with {limit}: keep it."
 
-    low, high = won.spread
-    rounds = len(won.cells) - 1
-    if rounds:
-        spread = f"{low:.2f} to {high:.2f} in {rounds} {'repeats' if rounds > 1 else 'repeat'}"
-    else:
-        spread = "measured once; raise repeats for its spread"
+    speedup = won.speedup
+    spread = speedup.range if speedup is not None else ""
+    if not spread:
+        spread = "one run each; raise repeats to measure it in turn"
     return f"Fastest with {limit}: {won.choice.text}, {won.ratio:.2f} times as fast as {plain.entry.title} ({spread})."
 
 
 def _table(answer: str, ranked: Sequence[Measured], settings: AdviceSettings) -> str:
     """The answer and a Markdown table of all candidates."""
-    rows = [["sampler", "speed-up", "range", "acceptance", "PSNR", "SSIM", "within the limit"]]
+    rows = [["sampler", "acceptance", "PSNR", "SSIM", "speed-up", "within the limit"]]
     for m in ranked:
         if not m.cells:
-            rows.append([m.choice.text, *[""] * 5, "not run"])
+            rows.append([m.choice.text, *[""] * 4, "not run"])
             continue
 
-        low, high = m.spread
-        kept = figure(m.point.acceptance, ".0f", " %", 100)
+        kept = percent(m.point.acceptance, _DECIMALS[ACCEPTANCE])
         passes = "yes" if m.passes(settings) else "no"
-        speed = [figure(m.ratio, ".2f", "x"), f"{low:.2f} to {high:.2f}"]
-        if low <= 1 <= high and low < high:
-            speed[0] = "no measurable difference"
-        rows.append([m.choice.text, *speed, kept, *closeness(m.point), passes])
+        speedup = m.speedup.text if m.speedup is not None else ""
+        rows.append([m.choice.text, kept, *closeness(m.point), speedup, passes])
 
     failed = [f"{m.choice.text} was not run: {literal(m.problem, _LONGEST)}" for m in ranked if m.problem]
 

@@ -10,7 +10,15 @@ import numpy as np
 
 from ..errors import UserError
 from ..reports.drawing import check_batch
-from ..reports.quality import DISTRIBUTION, OTHER_MODEL, OTHER_SEED, Quality, measure
+from ..reports.quality import (
+    DISTRIBUTION,
+    OTHER_CONDITION,
+    OTHER_EDIT,
+    OTHER_MODEL,
+    OTHER_SEED,
+    Quality,
+    measure,
+)
 from ..reports.record import Baseline, Report, against
 from .registry import SAMPLERS
 from .settings import knobs, make
@@ -69,10 +77,11 @@ def of_report(report: Report, group: Hashable) -> Run:
 
 def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
     """For each run the index of its baseline: in its group the plain sampler, else an accelerator at its exact setting,
-    else the slowest.
+    else any of the runs.
 
     Of several that could be it the one with most work, then the slowest, then the first; with ``alike`` the one with
-    most settings in common with the run.
+    most settings in common with the run. The work goes before the seconds, which vary from run to run: the baseline
+    stays the same when a comparison is repeated.
     """
     members: dict[Hashable, list[int]] = {}
     for i, run in enumerate(runs):
@@ -86,10 +95,11 @@ def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
     def choose(run: Run) -> int:
         found = candidates[run.group]
         if not found:
-            return max(members[run.group], key=lambda i: runs[i].seconds)
-        if not alike:
-            return max(found, key=lambda i: (runs[i].work, runs[i].seconds))
-        return max(found, key=lambda i: sum(run.settings.get(k) == v for k, v in runs[i].settings.items()))
+            found = members[run.group]
+        elif alike:
+            return max(found, key=lambda i: sum(run.settings.get(k) == v for k, v in runs[i].settings.items()))
+
+        return max(found, key=lambda i: (runs[i].work, runs[i].seconds))
 
     return [choose(run) for run in runs]
 
@@ -114,18 +124,29 @@ def qualities(
 
         own = check_batch(images[i], f"image {i + 1}")
         first = check_batch(images[base], f"image {base + 1}")
-        out.append(measure(own, first, _word(report, other)))
+        out.append(measure(own, first, word_for(report, other)))
     return out
 
 
-def _word(report: Report | None, baseline: Report | None) -> str:
-    """The word in place of the figures, "" if they apply."""
+def word_for(report: Report | None, baseline: Report | None) -> str:
+    """The word that takes the place of PSNR and SSIM between two runs, "" if the figures apply.
+
+    They apply to two runs that should draw the same image: one model, one prompt, one edit (the same mask and the same
+    image to start from) and one seed. Otherwise they measure that difference, not what the method costs. Of two images
+    without a report nothing is known, and the figures are those of any two images.
+    """
     if report is None or baseline is None:
-        return ""
+        known = report or baseline
+        return OTHER_EDIT if known is not None and known.edits else ""
+
     target = report.model.partition(", drafted by ")[0]
     if target != baseline.model.partition(", drafted by ")[0]:
         return OTHER_MODEL
 
+    if report.conditions != baseline.conditions:
+        return OTHER_CONDITION
+    if report.edits != baseline.edits:
+        return OTHER_EDIT
     if report.seed != baseline.seed:
         return OTHER_SEED
     return DISTRIBUTION if any(lossless(r.sampler, r.settings) for r in (report, baseline)) else ""

@@ -13,13 +13,14 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import out_of_memory
-from ..model_loaders.networks.speed import suited_threads
+from ..model_loaders.networks.speed import COMPILE, suited_threads
 from ..reports.record import Report, joined
 from .conditioning import AnyCondition
 from .noise import PairedNoise
@@ -29,6 +30,9 @@ from .tokens.draws import PairedDraws
 
 # First words of the note of a batch that was sampled in parts.
 SPLIT = "Memory was insufficient for"
+
+# Networks that have run in this process; of compiled ones by which samplers, because each compiles what it needs.
+_RAN: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 S = TypeVar("S")
 R = TypeVar("R", bound=tuple)
@@ -69,13 +73,15 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int, net: 
     ``start`` begins the sampler for some of the images, by their place in the batch, and may be called again for an
     image. In the steps of a batch in parts, tensors hold all images (zero where not begun), and ``done`` and ``total``
     count steps times images. Its report says so in its note; its seconds and counts are the sums over the parts,
-    without attempts that ran out of memory. A small network ``net`` on a CPU takes one thread,
-    see :func:`.suited_threads`.
+    without attempts that ran out of memory. It also says whether the network had not run before. A small network
+    ``net`` on a CPU takes one thread, see :func:`.suited_threads`.
 
     Raises:
         UserError: memory is insufficient for a single image.
     """
 
+    ran = _RAN.get(net)
+    ran_before = None if ran is None else set(ran)
     results: list[R] = []
     shown: dict[str, Tensor] = {}  # tensors of the last step, of all images
     size = images
@@ -91,6 +97,7 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int, net: 
                     except StopIteration as end:
                         result = end.value
                     else:
+                        _RAN.setdefault(net, set())
                         yield step if len(part) == images else _of_batch(step, part, images, shown)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
@@ -116,11 +123,26 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int, net: 
             "FastAR: memory is insufficient for %d images at once; sampling %d at a time.", len(part), size
         )
 
+    for values in results:
+        for report in values:
+            if isinstance(report, Report):
+                _note_first_run(report, net, ran_before)
     if len(results) == 1:
         return results[0]
 
     note = f"{SPLIT} {images} images at once; they were sampled {size} at a time."
     return type(results[0])(*(_joined(values, note) for values in zip(*results, strict=True)))
+
+
+def _note_first_run(report: Report, net: nn.Module, ran_before: set[str] | None) -> None:
+    """Say in a report whether its seconds include what happens once: initialisation, or compilation.
+
+    Args:
+        ran_before: samplers that the network had run; None if it had not run at all.
+    """
+    compiles = getattr(net, "speed", "") == COMPILE and report.sampler not in (ran_before or ())
+    report.first_run = ran_before is None or compiles
+    _RAN.setdefault(net, set()).add(report.sampler)
 
 
 def _release_memory() -> None:

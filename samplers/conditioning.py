@@ -21,6 +21,7 @@ from ..errors import UserError
 from ..model_loaders.networks.chat import MOST_TEXT
 from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.mar import ClassConditioning, Conditioning, MARModel
+from ..reports.record import fingerprint
 
 E = TypeVar("E", bound="_Entries")
 
@@ -46,6 +47,8 @@ MAKERS = {
 class _Entries:
     """A condition whose tuples have one entry per image."""
 
+    kind: ClassVar[str] = ""
+
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
 
@@ -57,6 +60,12 @@ class _Entries:
             own[f.name] = tuple(value[i] for i in images) if isinstance(value, tuple) else value
 
         return replace(self, **own)
+
+    def digests(self) -> tuple[str, ...]:
+        """A short digest an image, by content: equal if the images have the same label, prompt, features or codes."""
+        entries = getattr(self, fields(self)[0].name)
+        against = getattr(self, "unconditional", "")
+        return tuple(fingerprint(self.kind, entry, against) for entry in entries)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UserError
+from ..reports.record import fingerprint
 
 # Largest absolute value of a latent that an edit starts from. Latents of images have a standard deviation of at most
 # about 5; far beyond this limit norms and fp16 overflow, and half of the image would be NaN.
@@ -56,3 +57,15 @@ class Edit:
             raise UserError("mask: it is empty; paint over the part to sample again.")
 
         return tokens.flatten(1).expand(images, -1)
+
+
+def edit_digests(kept: Tensor, again: Tensor) -> tuple[str, ...]:
+    """A short digest an image of an edit: equal if the same tokens are kept.
+
+    Args:
+        kept: the tokens of the image to change, [1 or B, L, ...].
+        again: which tokens are sampled again, bool [B, L].
+    """
+    images = len(again)
+    given = torch.where(again.unflatten(1, (-1, *[1] * (kept.ndim - 2))), 0, kept.expand(images, *kept.shape[1:]))
+    return tuple(fingerprint(given[i], again[i]) for i in range(images))

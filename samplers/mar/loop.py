@@ -16,10 +16,10 @@ from torch import Tensor
 from ...errors import UserError, not_finite
 from ...model_loaders.networks import ops
 from ...model_loaders.networks.mar import Conditioning, MARModel
-from ...reports.record import GIVEN, PLAIN, Clock, Report
+from ...reports.record import GIVEN, PLAIN, Clock, Report, dtype_of
 from ..conditioning import MaskedCondition, expect_kind
 from ..driver import to_device
-from ..editing import LARGEST_LATENT, Edit
+from ..editing import LARGEST_LATENT, Edit, edit_digests
 from ..noise import PairedNoise
 from .diffusion import denoise
 from .memory import estimate
@@ -254,12 +254,15 @@ def begin(
     report = Report(name, model.name, asdict(settings), noise.seed, batch, device.type, memory=memory)
     notes = (model.note, ops.remark(*model.parts.values()), model.net.remark)
     report.note = "; ".join(filter(None, notes))
+    report.dtype = dtype_of(model.net)
+    report.conditions = condition.digests()
 
     tokens = torch.zeros(batch, c.tokens, c.channels, device=device)
     edit_mask = start = None
     if edit is not None:
         start, edit_mask = edited(model, edit, batch, device)
         tokens = model.to_tokens(start.expand(batch, -1, -1, -1))
+        report.edits = edit_digests(tokens, edit_mask)
 
     clock = Clock(device)
     plan = Plan(ORDERS[settings.order](orders).to(device), settings, edit_mask)

@@ -17,10 +17,10 @@ from ...model_loaders.networks import ops
 from ...model_loaders.networks.janus import JanusModel
 from ...model_loaders.networks.llama import Cache, Llama, TokenModel
 from ...model_loaders.networks.tar import TarModel
-from ...reports.record import GIVEN, Clock, Report
+from ...reports.record import GIVEN, Clock, Report, dtype_of
 from ..conditioning import AnyCondition
 from ..driver import to_device
-from ..editing import Edit
+from ..editing import Edit, edit_digests
 from .conditioning import PreparedCondition, prepare
 from .draws import PairedDraws, draw, penalised
 from .schedule import Schedule
@@ -174,11 +174,17 @@ def begin(
     if len(draws) != len(condition):
         raise UserError(f"condition: it asks for {len(condition)} images, the draws are for {len(draws)}.")
 
+    # What the report says of condition and edit, before the clock starts.
+    conditions = condition.digests()
+    edits: tuple[str, ...] = ()
     given = None
     if edit is not None:
         given = given_tokens(edit, model.grid, len(condition)).to(device)
+        edits = edit_digests(given, given < 0)
 
     report, clock = new_report(name, model, settings, draws.seed, len(condition))
+    report.conditions = conditions
+    report.edits = edits
     return TokenRun(model.net, model.grid, prepared, settings, draws, report, clock, given)
 
 
@@ -207,6 +213,7 @@ def new_report(
     device = model.net.compute_device
     report = Report(name, model.name, asdict(settings), seed, images, device.type)  # type: ignore[call-overload]
     stated = model.note if isinstance(model, TokenModel) else ""
+    report.dtype = dtype_of(model.net)
     report.note = "; ".join(filter(None, (stated, ops.remark(model.net), model.net.remark)))
     return report, Clock(device)
 

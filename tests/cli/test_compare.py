@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.assembly import Ready, defaults, find_file
+from fastar_nodes.cli import running
 from fastar_nodes.cli.planning import Planned, measured_against, plan, with_draft
+from fastar_nodes.cli.running import draw
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import text
 from fastar_nodes.model_loaders.llamagen import load_llamagen
@@ -71,8 +73,9 @@ def test_picture_table_and_json(compare, tmp_path):
     numbers = json.loads((tmp_path / "c.json").read_text())
     assert list(numbers) == ["version", "device", "runs"] and numbers["version"] == 1 and numbers["device"] == "cpu"
     mar, fast = numbers["runs"]
-    keys = "sampler model settings seed images seconds speedup counts acceptance tokens_per_pass phases".split()
-    keys += ["threads", "peak_memory_bytes", "memory_estimate_bytes", "quality", "note"]
+    keys = "sampler model settings seed images seconds repeats speedup speedup_note counts acceptance".split()
+    keys += "tokens_per_pass phases threads dtype process conditions peak_memory_bytes memory_estimate_bytes".split()
+    keys += ["quality", "note"]
     for run in (mar, fast):
         assert list(run) == [k for k in keys if k not in ("acceptance", "quality") or run is fast]
         assert list(run["memory_estimate_bytes"]) == ["weights: MAR", "noise", "MAR", "head", "decode"]
@@ -83,10 +86,48 @@ def test_picture_table_and_json(compare, tmp_path):
         assert run["seconds"] > 0 and run["peak_memory_bytes"] is None
     assert (mar["sampler"], fast["sampler"], mar["speedup"]) == ("mar", "fasthybrid", 1.0)
     assert fast["speedup"] == pytest.approx(mar["seconds"] / fast["seconds"], rel=1e-3)
+    assert (mar["speedup_note"], fast["speedup_note"]) == ("baseline", "one run each")
+    assert mar["conditions"] == fast["conditions"] and len(set(mar["conditions"])) == 2, "two labels, two images each"
+    assert "--repeats 5" in answer.out, "what measures it"
     assert "accepted" not in mar["counts"]  # counts that do not apply are left out
     assert fast["settings"]["threshold"] == 0.5 and fast["settings"]["steps"] == 6
     # Six steps decide 16 tokens of 4 images, and only the first step's have no draft.
     assert fast["counts"]["accepted"] + fast["counts"]["rejected"] <= 4 * 15
+
+
+# Seconds of mar and of fasthybrid in three repeats, and what the table says: ratios 1.5, 2, 1.6, then 1.5, 0.8, 0.9.
+REPEATS = {
+    "1.60x (1.50 to 2.00 in 3 repeats)": ([3.0, 4.0, 4.0], [2.0, 2.0, 2.5]),
+    "no measurable difference (0.80 to 1.50 in 3 repeats)": ([3.0, 4.0, 4.5], [2.0, 5.0, 5.0]),
+}
+
+
+@pytest.mark.parametrize("words", REPEATS)
+def test_repeats_run_in_turn_and_tell_the_spread(compare, words, monkeypatch):
+    plain, fast = (list(seconds) for seconds in REPEATS[words])
+    order = []
+
+    def timed(planned, condition, seed):
+        made = draw(planned, condition, seed)
+        name = planned.entry.name
+        order.append((name, seed))
+        made.report.seconds = {"mar": plain, "fasthybrid": fast}[name].pop(0)
+        return made
+
+    monkeypatch.setattr(running, "draw", timed)
+    answer = compare("mar", "--repeats 3 --json c.json --label cat")
+    rows = table(answer)
+    assert [name for name, _ in order] == ["mar", "fasthybrid", "fasthybrid", "mar", "mar", "fasthybrid"]
+    assert {seed for _, seed in order} == {7}, "the same images every time"
+    assert rows["FastHybrid"]["speed-up"] == words and rows["MAR"]["speed-up"] == "baseline"
+    assert rows["FastHybrid"]["seconds"] == f"{sorted(REPEATS[words][1])[1]:.2f} (median of 3)"
+    assert runs()[1]["timings"] == REPEATS[words][1]
+    assert runs()[1].get("speedup_note") == ("no measurable difference" if words.startswith("no") else None)
+    assert "one run" not in answer.out and "--repeats" not in answer.out
+
+
+def test_repeats_are_a_whole_number(compare, sentence):
+    assert sentence(compare("mar", "--repeats 0")).startswith("repeats: ")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +153,7 @@ def test_all_families_of_the_demo_in_one_run(cli, tiny_demo):
     rows = table(cli(f"{line} {values} --device cpu --batch 2 --out c.png --json c.json --maps m.png"))
     # Family by family in the order they are named, in each the baseline first.
     assert list(rows) == ["LlamaGen", "ZipAR", "PAR", "MAR", "FastHybrid"]
-    assert rows["LlamaGen"]["speed-up"] == rows["MAR"]["speed-up"] == "1.00x"
+    assert rows["LlamaGen"]["speed-up"] == rows["MAR"]["speed-up"] == "baseline"
     assert [rows[name]["passes"] for name in rows] == ["16", "12", "7", "3", "3"]
     numbers = {run["sampler"]: run for run in runs()}
     assert list(numbers) == ["llamagen", "zipar", "par", "mar", "fasthybrid"]

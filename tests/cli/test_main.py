@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 from fastar_nodes.bench import sizes
-from fastar_nodes.cli import compare, progress
+from fastar_nodes.cli import compare, progress, running
 from fastar_nodes.cli.main import COMMANDS
+from fastar_nodes.cli.running import draw
 from fastar_nodes.model_loaders.networks.llama import LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.samplers.registry import SAMPLERS
@@ -92,6 +93,36 @@ def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo,
     assert runs["par"]["counts"]["transformer_passes"] == 7 and runs["llamagen"]["counts"]["transformer_passes"] == 16
     heading = next(line for line in answer.out.splitlines() if line.startswith("| batch"))
     assert "sampling" in heading and "passes" in heading and "accepted" not in heading
+    rows = {line.split("|")[2].strip(): line for line in answer.out.splitlines() if line.startswith("| 1 ")}
+    assert "| baseline " in rows["LlamaGen"] and " in 2 repeats " in rows["PAR"]
+
+
+# Seconds of mar and of lazymar to the columns speed-up and spread.
+BENCHED = [
+    ([2.0, 3.0], [1.0, 1.0], ["2.50x", "2.00 to 3.00 in 2 repeats"]),
+    ([2.0, 3.0], [1.0, 4.0], ["no measurable difference", "0.75 to 2.00 in 2 repeats"]),
+    ([2.0], [1.0], ["about 2.00x (one run each)", ""]),
+]
+
+
+@pytest.mark.parametrize(("plain", "lazy", "said"), BENCHED)
+def test_bench_tells_a_difference_beyond_the_spread_only(cli, tiny_demo, monkeypatch, plain, lazy, said):
+    left = {"mar": list(plain), "lazymar": list(lazy)}
+
+    def timed(planned, condition, seed):
+        made = draw(planned, condition, seed)
+        made.report.seconds = left[planned.entry.name].pop(0)
+        made.report.threads = 1
+        return made
+
+    monkeypatch.setattr(running, "draw", timed)
+    line = f"bench --samplers mar,lazymar --repeats {len(plain)} --set steps=2 --set diffusion_steps=4 --device cpu"
+    answer = cli(line)
+    assert answer.code == 0, answer.err
+    heading, *rows = ([cell.strip() for cell in row.split("|")] for row in answer.out.splitlines() if row[:2] == "| ")
+    found = dict(zip(heading, rows[-1], strict=True))
+    assert [found["speed-up"], found.get("spread", "")] == said
+    assert ", 1 thread, torch " in answer.out.splitlines()[0], "those of the runs, not PyTorch's own number"
 
 
 def test_bench_draws_prompts(cli, tiny_demo, sentence, tmp_path):

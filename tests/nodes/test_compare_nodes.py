@@ -18,9 +18,10 @@ def compared(**about):
 
 
 def table(**about) -> list[list[str]]:
-    """Label and speed-up of every row."""
+    """Label and speed-up of every row, without the remark that it is of one run each."""
     lines = compared(**about)[1].partition("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("| ").split("|")][:2] for line in lines]
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+    return [[row[0], row[-1].removeprefix("about ").removesuffix(" (one run each)")] for row in rows]
 
 
 def cells(reports) -> dict:
@@ -35,7 +36,7 @@ def test_compare_measures_against_the_plain_sampler():
     grid, table = compared(**pairs)
     assert grid.shape[0] == 1 and grid.shape[3] == 3 and 0 <= grid.min() and grid.max() <= 1
     lines, below = (part.splitlines() for part in table.split("\n\n"))
-    assert len(lines) == 4 and "MAR" in lines[2] and "1.00x" in lines[2] and "2.00x" in lines[3]
+    assert len(lines) == 4 and "MAR" in lines[2] and "baseline" in lines[2] and "2.00x" in lines[3]
     assert len(below) == 1 and "passes: sequential evaluations of the large network" in below[0]
     with pytest.raises(UserError, match="^baseline: .*no report"):
         compared(**pairs, baseline=[1])
@@ -100,11 +101,11 @@ def test_every_family_is_compared_with_its_own_baseline():
     for report, seconds in zip(reports, (4.0, 1.0, 2.0, 3.0, 0.5), strict=True):
         report.seconds = seconds
     pairs = cells(reports)
-    ratios = {"MAR": "1.00x", "FastHybrid": "2.00x", "LlamaGen": "1.00x", "ZipAR": "3.00x", "PAR": "6.00x"}
+    ratios = {"MAR": "baseline", "FastHybrid": "2.00x", "LlamaGen": "baseline", "ZipAR": "3.00x", "PAR": "6.00x"}
     assert table(**pairs) == [[*pair] for pair in ratios.items()]
-    assert table(**pairs, baseline=[4])[:2] == [["LlamaGen", "1.00x"], ["MAR", "0.75x"]]
+    assert table(**pairs, baseline=[4])[:2] == [["LlamaGen", "baseline"], ["MAR", "0.75x"]]
     fewer = {**pairs, "report_2": [None], "report_4": [None], "report_5": [None]}
-    assert table(**fewer) == [["MAR", "1.00x"], ["FastHybrid", "2.00x"]]
+    assert table(**fewer) == [["MAR", "baseline"], ["FastHybrid", "2.00x"]]
 
 
 def test_tar_has_a_baseline_of_its_own():
@@ -117,7 +118,9 @@ def test_tar_has_a_baseline_of_its_own():
     reports = [report for _, report in runs]
     for report, seconds in zip(reports, (2.0, 4.0, 1.0, 3.0, 1.5), strict=True):
         report.seconds = seconds
-    ratios = [["Tar", "1.00x"], ["ZipAR", "2.00x"], ["MuLo-SD", "4.00x"], ["LlamaGen", "1.00x"], ["ZipAR", "2.00x"]]
+        report.first_run = False
+    accelerated = [["ZipAR", "2.00x"], ["MuLo-SD", "4.00x"], ["ZipAR", "2.00x"]]
+    ratios = [["Tar", "baseline"], ["LlamaGen", "baseline"], *accelerated]
     assert sorted([name.split()[0], ratio] for name, ratio in table(**cells(reports))) == sorted(ratios)
 
 

@@ -321,6 +321,42 @@ def test_every_mar_sampler_resamples_the_mask_and_gives_back_the_rest(node):
     assert (report.maps["outcome"][:, :, 2:] != GIVEN).all() and (report.maps["step"][:, :, 2:] >= 0).all()
 
 
+def test_the_report_says_which_edit_and_label_it_is_of():
+    """The kept tokens and the mask on the grid decide, whatever the mask's size and what was below it."""
+    latent, model = {"samples": torch.randn(1, 2, 4, 4)}, a_mar()
+    below = {"samples": latent["samples"].clone()}
+    below["samples"][..., 3] += 1
+    beside = {"samples": latent["samples"].clone()}
+    beside["samples"][..., 0] += 1
+
+    def edits(node=samplers.MARSampler, given=latent, mask=None, **more):
+        mask = half() if mask is None else mask
+        return sample(node, model=model, latent_image=given, mask=mask, **more)[1].edits
+
+    wanted = edits()
+    assert len(wanted) == 2 and wanted[0] == wanted[1], "one mask and start for two images"
+    assert wanted == edits(samplers.FastHybridSampler) == edits(mask=half(64, 32)) == edits(given=below)
+    assert edits(given=beside) != wanted and edits(mask=1 - half()) != wanted
+
+    plain = sample(samplers.MARSampler, model=model)[1]
+    other = sample(samplers.MARSampler, model=model, condition=from_ids([1, 4]))[1]
+    assert plain.edits == () and len(set(plain.conditions)) == 2
+    assert other.conditions != plain.conditions
+
+
+def test_the_report_of_a_token_sampler_says_which_edit_it_is_of():
+    model = a_gpt()
+    whole, _ = sample(samplers.LlamaGenSampler, model=model)
+    latent = {"samples": mark(whole, VQ)}
+
+    def edits(node, mask):
+        return sample(node, model=model, latent_image=latent, mask=mask)[1].edits
+
+    wanted = edits(samplers.LlamaGenSampler, half())
+    assert len(wanted) == 2 and wanted == edits(samplers.ZipARSampler, half())
+    assert wanted != edits(samplers.ZipARSampler, 1 - half())
+
+
 def test_masks_of_every_shape_and_the_latents_own():
     latent, model = {"samples": torch.randn(1, 2, 4, 4)}, a_mar()
     wanted, _ = sample(samplers.MARSampler, model=model, latent_image=latent, mask=half(4, 4))

@@ -16,7 +16,7 @@ from fastar_nodes.nodes import advisor, compare, samplers, sharing
 from fastar_nodes.nodes import sweep as sweep_nodes
 from fastar_nodes.reports import exchange
 from fastar_nodes.reports.record import Report
-from fastar_nodes.samplers import advice
+from fastar_nodes.samplers import advice, baseline
 from fastar_nodes.samplers.choice import parse_choice
 from fastar_nodes.samplers.conditioning import from_ids
 from PIL import Image
@@ -168,18 +168,22 @@ def test_samplers_show_a_line_and_write_their_report():
     node = with_hidden(samplers.FastHybridSampler, metadata)
     made = node.execute(model=a_mar(), condition=WHAT, seed=7, **FAST)
     report = made.result[1]
-    figures = f"{report.seconds:.2f} s, 4 passes, {100 * report.acceptance:.0f} % of drafts kept"
     first, second = said(made)
-    assert first == figures and second.startswith("4 AR steps, ")
+    work = f"4 passes, {report.counts['head_calls']} head calls, {100 * report.acceptance:.0f} % of drafts kept"
+    assert first.startswith(f"{work}, ") and first.endswith(" s (first run)") and second.startswith("4 AR steps, ")
     assert not fake_comfy.state.said, "the editor removes progress texts when a run ends"
     (run,) = metadata[exchange.KEY]["runs"]
     assert run["node"] == "5" and run["settings"] == report.settings and metadata["workflow"] == {"nodes": []}
     json.dumps(metadata)
     warning, figures, settings = said(node.execute(model=a_mar(), condition=WHAT, seed=7, **{**PLAIN, "lookahead": 0}))
-    assert warning.startswith("Nothing was drafted") and " s, " in figures and settings.startswith("4 AR steps, ")
+    assert (
+        warning.startswith("Nothing was drafted")
+        and " s (first run)" in figures
+        and settings.startswith("4 AR steps, ")
+    )
     plain = with_hidden(samplers.MARSampler, None)  # a prompt that holds no graph
     figures, settings = said(plain.execute(model=a_mar(), condition=WHAT, seed=7, **PLAIN))
-    assert " s, 4 passes" in figures and settings.startswith("4 AR steps, ")
+    assert figures.startswith("4 passes, ") and settings.startswith("4 AR steps, ")
 
 
 def run(sampler, seconds, **settings) -> Report:
@@ -197,23 +201,64 @@ def test_compare_measures_every_cell_and_says_so():
         "image_2": [grey],
         "report_2": [run("fasthybrid", 2.0, threshold=0.5)],
         "image_3": [black],
-        "report_3": [run("lazymar", 8.0)],
+        "report_3": [run("lazymar", 8.0, refresh_period=1)],
     }
     node = with_hidden(compare.Compare, metadata)
     made = node.execute(labels=[""], columns=[0], baseline=[0], differences=[True], **pairs)
     shown, table = made.result
     lines = table.splitlines()
     assert "PSNR" in lines[0] and "6.0 dB" in lines[3] and "identical" in lines[4]
-    assert "LazyMAR: No gain here. It took 2.00 times the baseline's seconds." in table
+    nothing = "LazyMAR: Nothing came from the cache: every AR step was computed in full."
+    assert nothing in table and "It took" not in table, "one run says nothing about seconds"
     warning, fast, lazy = said(made)
-    assert warning == "LazyMAR: No gain here. It took 2.00 times the baseline's seconds."
-    assert fast.startswith("FastHybrid: 2.00x, 2.00 s, 4 passes, PSNR 6.0 dB") and lazy.startswith("LazyMAR: 0.50x")
+    assert warning == nothing
+    assert fast.startswith("FastHybrid: 4 passes, PSNR 6.0 dB")
+    assert fast.endswith(", 2.00 s (one run), about 2.00x (one run each)")
+    assert lazy == "LazyMAR: 4 passes, identical, 8.00 s (one run), about 0.50x (one run each)"
     node.hidden.prompt = {"9": {"inputs": {"source": ["5", 1]}}}
     assert said(node.execute(labels=[""], columns=[0], baseline=[0], **pairs)) == [warning], "the table has the figures"
     runs = metadata[exchange.KEY]["runs"]
     assert [r["label"] for r in runs] == ["MAR", "FastHybrid", "LazyMAR"] and runs[1]["speedup"] == 2.0
     (plain, _) = node.execute(labels=[""], columns=[0], baseline=[0], **pairs).result
     assert shown.shape[1] > plain.shape[1] + 300, "differences are drawn below"
+
+
+def test_compare_does_not_measure_an_edit():
+    """An inpainted image beside the whole one, and beside an accelerator with the same mask."""
+    whole, edited, fast = run("mar", 4.0), run("mar", 3.0, steps=8), run("fasthybrid", 2.0)
+    edited.edits = fast.edits = ("right half",)
+    images = {f"image_{i}": [torch.full((1, 16, 16, 3), level)] for i, level in ((1, 0.0), (2, 0.5), (3, 1.0))}
+    widgets = {"labels": ["whole\nedited\nfast"], "columns": [0], "differences": [False]}
+
+    def words(reports, baseline):
+        pairs = {f"report_{i}": [report] for i, report in enumerate(reports, 1)}
+        _, table = compare.Compare.execute(**widgets, **images, **pairs, baseline=[baseline]).result
+        assert ("other edit: not compared" in table) == ("other edit" in table.split("\n\n")[0])
+        return {line.split("|")[1].strip(): line for line in table.splitlines()[2:5]}
+
+    beside_whole = words([whole, edited, fast], 1)
+    assert all("other edit" in beside_whole[name] and " dB" not in beside_whole[name] for name in ("edited", "fast"))
+    beside_edited = words([whole, edited, fast], 2)
+    assert "6.1 dB" in beside_edited["fast"] and "other edit" in beside_edited["whole"]
+
+
+def test_load_report_has_the_baselines_of_the_comparison(tmp_path):
+    """Two families. Against the first run of the file, ZipAR would be 4 times as fast."""
+    reports = [run("mar", 4.0), run("fasthybrid", 2.0), run("llamagen", 3.0), run("zipar", 1.0)]
+    about = PngInfo()
+    entries = exchange.described(reports, "7", ["MAR", "FastHybrid", "LlamaGen", "ZipAR"], [0, 0, 2, 2])
+    about.add_text(exchange.KEY, json.dumps({"version": 1, "runs": entries}))
+    Image.new("RGB", (8, 8)).save(tmp_path / "input" / "a.png", pnginfo=about)
+    _, _, table, _ = sharing.LoadReport.execute("a.png").result
+    rows = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in table.splitlines()[2:]}
+    one = "(one run each)"
+    wanted = {
+        "MAR": "baseline",
+        "FastHybrid": f"about 2.00x {one}",
+        "LlamaGen": "baseline",
+        "ZipAR": f"about 3.00x {one}",
+    }
+    assert rows == wanted
 
 
 def test_a_saved_picture_gives_its_reports_back(tmp_path):
@@ -341,10 +386,10 @@ def test_a_strangers_picture_adds_no_markup(tmp_path, monkeypatch):
 @pytest.mark.parametrize("lossless, word", [(True, "same distribution"), (False, "")])
 def test_lossless_cells_are_of_the_same_distribution(lossless, word, monkeypatch):
     words = []
-    monkeypatch.setattr(sweep_nodes, "lossless", lambda sampler, settings: lossless)
+    monkeypatch.setattr(baseline, "lossless", lambda sampler, settings: lossless)
     monkeypatch.setattr(sweep_nodes, "measure", lambda images, reference, word: words.append(word))
     sweep(**SMALL)
-    assert words == [sweep_nodes.DISTRIBUTION if word else ""]
+    assert words == [word]
 
 
 def test_a_sweep_says_how_many_cells_it_found(monkeypatch):

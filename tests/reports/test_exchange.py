@@ -44,10 +44,38 @@ def test_what_is_written_comes_back(tmp_path):
     runs = metadata[exchange.KEY]["runs"]
     assert [run["node"] for run in runs] == ["7", "7"]
     assert runs[1]["speedup"] == 2.0 and runs[1]["quality"]["psnr"] == 30.0
-    shown, reports, labels, found = exchange.read_runs(write(tmp_path / "a.png", json.dumps(metadata[exchange.KEY])))
-    assert shown.size == (4, 6) and labels == ["MAR", "ours"]
-    assert found == quality
-    assert reports == [plain, fast] and reports[1].acceptance == 0.75
+    saved = exchange.read_runs(write(tmp_path / "a.png", json.dumps(metadata[exchange.KEY])))
+    assert saved.image.size == (4, 6) and saved.labels == ["MAR", "ours"]
+    assert saved.qualities == quality and saved.baselines == [0, 0]
+    assert saved.reports == [plain, fast] and saved.reports[1].acceptance == 0.75
+
+
+def test_how_a_run_was_timed_and_what_it_drew_comes_back(tmp_path):
+    run = report()
+    run.timings, run.threads, run.dtype, run.process = (1.0, 1.5, 4.0), 2, "bf16", "one"
+    run.conditions, run.edits, run.first_run = ("ab", "cd"), ("ef", "ef"), True
+    text = json.dumps({"version": 1, "runs": exchange.described([run])})
+    (found,) = exchange.read_runs(write(tmp_path / "a.png", text)).reports
+    assert found == run and found.process == "one"
+
+
+def test_a_run_names_its_baseline(tmp_path):
+    """Two families with a baseline each; a baseline that is not in the file is none."""
+    runs = [report("zipar", 1.0), report("mar", 3.0), report("llamagen", 4.0), report("fasthybrid", 2.0)]
+    entries = exchange.described(runs, "7", (), [2, 1, 2, 1])
+    saved = exchange.read_runs(write(tmp_path / "a.png", json.dumps({"version": 1, "runs": entries})))
+    assert saved.baselines == [2, 1, 2, 1]
+    saved = exchange.read_runs(write(tmp_path / "b.png", json.dumps({"version": 1, "runs": entries[:2]})))
+    assert saved.baselines == [None, 1]
+
+
+@pytest.mark.parametrize(
+    "entry", [{"timings": 3}, {"timings": ["x"]}, {"timings": [-1.0]}, {"edits": [3]}, {"conditions": ["x"] * 2000}]
+)
+def test_damaged_lists_are_refused(tmp_path, entry):
+    text = json.dumps({"version": 1, "runs": [{**GOOD["runs"][0], **entry}]})
+    with pytest.raises(UserError, match=f"^image: .*{next(iter(entry))}"):
+        exchange.read_runs(write(tmp_path / "a.png", text))
 
 
 GOOD = json.loads(json.dumps({"version": 1, "runs": exchange.described([report(accepted=3, rejected=1)])}))
@@ -107,10 +135,11 @@ def test_pictures_without_a_report_and_files_that_are_none(tmp_path):
 
 def test_one_line():
     fast = report(accepted=97, rejected=3, transformer_passes=8)
-    assert one_line(fast) == "1.50 s, 8 passes, 97 % of drafts kept"
+    assert one_line(fast) == "8 passes, 97 % of drafts kept, 1.50 s (one run)"
     line = one_line(fast, report("mar", 3.0), Quality(31.04, 0.93))
-    assert line == "2.00x, 1.50 s, 8 passes, 97 % of drafts kept, PSNR 31.0 dB, SSIM 0.930"
-    assert one_line(fast, None, Quality(word="identical")).endswith(", identical")
+    work = "8 passes, 97 % of drafts kept, PSNR 31.0 dB, SSIM 0.930"
+    assert line == f"{work}, 1.50 s (one run), about 2.00x (one run each)"
+    assert one_line(fast, None, Quality(word="identical")).endswith(", identical, 1.50 s (one run)")
 
 
 def of(sampler, passes=8, tokens=16, counts=None, **settings) -> Report:
@@ -161,9 +190,7 @@ def test_a_run_that_gained_nothing_says_so():
         assert sentence.startswith(words) and sentence.endswith(".")
     for useless in CACHES_OF_NO_USE:
         assert no_gain(of("lazymar", **useless)).startswith("Nothing came from the cache"), useless
-    slow = no_gain(of("zipar", window=2), report("llamagen", 1.0))  # 2 images a second against 1
-    assert slow == "No gain here. It took 2.00 times the baseline's seconds."
-    assert no_gain(of("zipar"), report("llamagen", 4.0)) == ""
+    assert no_gain(of("zipar", window=2), report("llamagen", 0.1)) == "", "single runs may differ by any factor"
 
 
 def nested(depth: int) -> list:
@@ -179,14 +206,15 @@ def test_deep_values_are_no_text(tmp_path, name, depth):
     """They are read as JSON and are too deep to be printed."""
     text = json.dumps({"version": 1, "runs": [{**GOOD["runs"][0], name: nested(depth)}]})
     try:
-        _, reports, labels, _ = exchange.read_runs(write(tmp_path / "a.png", text))
+        saved = exchange.read_runs(write(tmp_path / "a.png", text))
     except UserError as sentence:
         assert name not in ("label", "device", "note") and str(sentence).startswith(
             "image: a report of a.png is damaged"
         )
         return
     assert name in ("label", "device", "note")
-    assert labels == [""] and reports[0].note == "" and (name != "device" or reports[0].device == "")
+    (found,) = saved.reports
+    assert saved.labels == [""] and found.note == "" and (name != "device" or found.device == "")
 
 
 @pytest.mark.parametrize("version", [2, 0, "1", None, [1]])

@@ -7,7 +7,7 @@ from fastar_nodes.reports import exchange, maps, sweep_images
 from fastar_nodes.reports.drawing import ticks
 from fastar_nodes.reports.grid import _numbers, cell_order
 from fastar_nodes.reports.quality import Quality
-from fastar_nodes.reports.record import Report, joined, to_text
+from fastar_nodes.reports.record import Report, joined, repeated, to_text
 from fastar_nodes.reports.summary import no_gain
 from fastar_nodes.reports.sweep import Axis, Cell, CellStore, Point, Sweep, combinations, summary
 from fastar_nodes.reports.timelapse import FPS, time_lapse
@@ -61,12 +61,14 @@ def test_quality_in_json_is_rounded():
 # ------------------------------------------------------------------------------------------------ summary
 
 
-def test_a_loss_within_two_percent_is_none():
-    """Ratios 1.01, 0.99 and 0.97 of the baseline's seconds to the run's."""
-    plain = run("mar", 1.0)
-    assert [no_gain(run("mar", 1 / ratio), plain) for ratio in (1.01, 0.99)] == ["", ""]
-    assert no_gain(run("mar", 1 / 0.8), plain) == "No gain here. It took 1.25 times the baseline's seconds."
-    assert no_gain(run("mar", 1 / 0.97), plain).startswith("No gain here.")
+def test_a_loss_is_told_from_repeats_that_all_lost():
+    """Three repeats beside 1 s of the baseline: 1.25 s each, then two of them slower and one faster."""
+    plain = repeated([run("mar", 1.0) for _ in range(3)])
+    slow = repeated([run("mar", 1.25) for _ in range(3)])
+    mixed = repeated([run("mar", seconds) for seconds in (1.25, 0.9, 1.4)])
+    assert no_gain(slow, plain) == "No gain here. It took 1.25 times the baseline's seconds."
+    assert no_gain(mixed, plain) == ""
+    assert no_gain(run("mar", 9.0), run("mar", 1.0)) == "", "one run each says nothing"
 
 
 def test_limits_at_which_nothing_is_gained():
@@ -103,7 +105,9 @@ def test_a_point_takes_medians_of_times_and_means_of_the_rest():
         cell(3, 6.0, 3.0, 70.0, 0.7, transformer_passes=11, accepted=1, rejected=3),
     ]
     point = summary(cells)
-    assert (point.speedup, point.seconds, point.passes) == (1.5, 2.0, 9.0)
+    assert (point.speedup.value, point.seconds, point.passes) == (1.5, 2.0, 9.0)
+    assert point.speedup.text == "no measurable difference (0.50 to 4.00 over 3 seeds)"
+    assert point.timed == "2.00 (median of 3)"
     assert point.psnr == 40.0 and point.ssim == pytest.approx(0.4) and point.acceptance == pytest.approx(0.75)
     assert point.word == ""
 
@@ -164,8 +168,12 @@ def test_a_picture_fits_into_its_cell(tmp_path):
 
 
 def test_figures_under_a_cell():
-    one = cell(1, 1.0, 4.0, 31.04, 0.93, accepted=9, rejected=1)
-    assert sweep_images._figures(one, 400) == ["4.00x, 90 % kept", "PSNR 31.0 dB, SSIM 0.930"]
+    one = cell(1, 1.0, 4.0, 31.04, 0.93, transformer_passes=8, head_calls=20, accepted=9, rejected=1)
+    work, distance, time = sweep_images._figures(one, 400)
+    assert work == "8 passes, 90 % kept, 20 head calls" and distance == "PSNR 31.0 dB, SSIM 0.930"
+    assert time == "about 4.00x (one run each)"
+    one.baseline.process = "another"
+    assert sweep_images._figures(one, 400)[2] == "1.00 s", "a ratio of two processes is none"
 
 
 # ------------------------------------------------------------------------------------------------ grids and maps
@@ -178,7 +186,18 @@ def test_baselines_come_before_their_cells_and_cells_without_one_last():
 
 def test_numbers_of_a_cell():
     lines = dict(_numbers(run(seconds=2.0, images=2, accepted=1, rejected=7), run(seconds=5.0)))
-    assert lines == {"speed-up": "5.00x", "seconds": "2.00", "acceptance": "12.5 %"}
+    assert lines == {"acceptance": "12.5 %", "seconds": "2.00 (one run)", "speed-up": "about 5.00x (one run each)"}
+    assert list(lines)[-1] == "speed-up", "the work first"
+    plain = run(seconds=5.0)
+    assert dict(_numbers(plain, plain)) == {"seconds": "5.00 (one run)"}, "a baseline has no speed-up"
+
+
+def test_repeats_have_a_spread_under_their_cell():
+    """Seconds 2, 2, 4 beside 3, 5, 5 of the baseline: ratios 1.5, 2.5 and 1.25."""
+    base = repeated([run(seconds=seconds) for seconds in (3.0, 5.0, 5.0)])
+    own = repeated([run(seconds=seconds) for seconds in (2.0, 2.0, 4.0)])
+    lines = dict(_numbers(own, base))
+    assert lines == {"seconds": "2.00 (median of 3)", "speed-up": "1.50x", "spread": "1.25 to 2.50 in 3 repeats"}
 
 
 def test_tokens_per_step_of_each_image():

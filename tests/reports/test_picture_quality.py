@@ -15,8 +15,8 @@ def noise(seed, n=1, side=24) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (n, side, side, 3), dtype=np.uint8)
 
 
-def report(sampler="mar", seed=7, model="tiny", **settings) -> Report:
-    return Report(sampler, model, settings, seed, 1, "cpu", 2.0)
+def report(sampler="mar", seed=7, model="tiny", conditions=("cat",), edits=(), **settings) -> Report:
+    return Report(sampler, model, settings, seed, 1, "cpu", 2.0, conditions=conditions, edits=edits)
 
 
 def plain_ssim(a: np.ndarray, b: np.ndarray) -> float:
@@ -87,6 +87,27 @@ CASES = {
     "drafted": (report("cspd", mode="published", model="tiny, drafted by small"), ""),
     "no report": (None, ""),
 }
+
+
+# Two runs, whether they have the same label and the same edit, to the word in place of the figures.
+EDITS = {
+    "the same edit": (report(edits=("right half",)), report("zipar", edits=("right half",)), ""),
+    "another mask or start": (report(edits=("right half",)), report("zipar", edits=("left half",)), q.OTHER_EDIT),
+    "an edit beside a whole image": (report(), report("zipar", edits=("right half",)), q.OTHER_EDIT),
+    "a whole image beside an edit": (report(edits=("right half",)), report("zipar"), q.OTHER_EDIT),
+    "an edit beside the image that it changed": (report(edits=("right half",)), None, q.OTHER_EDIT),
+    "an edit to another label": (report(), report(conditions=("boat",), edits=("half",)), q.OTHER_CONDITION),
+    "another label": (report(), report("zipar", conditions=("boat",)), q.OTHER_CONDITION),
+    "an edit of another seed": (report(edits=("a",)), report(seed=8, edits=("a",)), q.OTHER_SEED),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_is_measured_against_the_same_edit_only(name):
+    base, other, word = EDITS[name]
+    _, found = qualities([noise(0), noise(1)], [base, other], 0)
+    assert found.word == word and (found.psnr is None) == (found.ssim is None) == bool(word)
+    assert word in q.explain_quality([found])
 
 
 @pytest.mark.parametrize("name", CASES)

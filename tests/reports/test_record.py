@@ -19,8 +19,8 @@ def runs() -> list[Report]:
 
 def test_speed_up_is_per_image_and_never_typed_in():
     slow, fast = runs()
-    assert fast.speedup(slow) == pytest.approx(4.0)  # 4 s an image against 1 s
-    assert slow.speedup(slow) == 1.0
+    assert fast.speedup(slow).value == pytest.approx(4.0)  # 4 s an image against 1 s
+    assert slow.speedup(slow).text == "baseline"
     assert Report("x", "", {}, 0, 1, "cpu").speedup(slow) is None
 
 
@@ -35,7 +35,8 @@ def test_json_is_the_documented_form(root):
     told = json.loads(to_json(runs()))
     assert list(told) == ["version", "device", "runs"]
     slow, fast = told["runs"]
-    assert slow["speedup"] == 1.0 and fast["speedup"] == 4.0
+    assert (slow["speedup"], slow["speedup_note"]) == (1.0, "baseline")
+    assert (fast["speedup"], fast["speedup_note"], fast["repeats"]) == (4.0, "one run each", 1)
     assert list(fast["counts"]) == [name for name in COUNTS if name in fast["counts"]]
     assert "acceptance" not in slow and fast["acceptance"] == pytest.approx(0.833333)
     text = (root / "docs" / "report.md").read_text(encoding="utf-8")
@@ -46,8 +47,8 @@ def test_json_is_the_documented_form(root):
 def test_table_leaves_out_what_nobody_has():
     lines = to_table(runs(), ["MAR", "FastHybrid"]).splitlines()
     heads = [cell.strip() for cell in lines[0].strip("|").split("|")]
-    assert heads == ["sampler", "speed-up", "seconds", "passes", "head calls", "accepted", "restarts"]
-    assert "4.00x" in lines[3] and "83.3 %" in lines[3] and "MAR" in lines[2]
+    assert heads == ["sampler", "passes", "head calls", "accepted", "restarts", "seconds", "speed-up"]
+    assert "about 4.00x (one run each)" in lines[3] and "83.3 %" in lines[3] and "MAR" in lines[2]
     assert len({len(line) for line in lines}) == 1
     assert "accepted" not in to_table(runs()[:1])
 
@@ -69,6 +70,9 @@ def test_only_figures_that_are_shown_are_explained():
     plain, judged = Report("mar", "m", {}, 1, 1, "cpu"), Report("fasthybrid", "m", {}, 1, 1, "cpu")
     plain.add(transformer_passes=1)
     judged.add(transformer_passes=1, head_calls=2, accepted=1, rejected=1)
+    judged.add(head_rows=3)
+    plain.seconds = judged.seconds = 1.0
     assert explain([plain]) == "passes: sequential evaluations of the large network" == explain([None, plain])
-    assert [line.split(":")[0] for line in explain([plain, judged]).split("; ")] == [*EXPLAINED]
+    assert [line.split(":")[0] for line in explain([plain, judged]).split("; ")[:5]] == [*EXPLAINED]
+    assert explain([plain, judged]).endswith("one run each: the ratio of two single runs, which varies from run to run")
     assert explain([None]) == ""

@@ -96,7 +96,7 @@ def test_it_stays_in_its_line_in_a_report_as_text(text):
     lines, shown = to_text(a_run(text)).splitlines(), HOSTILE[text]
     assert lines == [
         f"{shown} on {shown}, 1 image, seed 1",
-        f"seconds: 1.000 on {shown}",
+        f"seconds: 1.00 (one run) on {shown}",
         f"  {shown}: 0.500 s",
         "transformer passes: 3",
         f"note: {shown}",

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
+from fastar_nodes.reports.quality import Quality
 from fastar_nodes.reports.record import Report
+from fastar_nodes.reports.sweep import Cell
 from fastar_nodes.samplers import advice as a
 from fastar_nodes.samplers.choice import choose
 from stepping import stepped
@@ -46,7 +48,7 @@ def advise(seed=7, run=None, **settings):
 
 
 def ratios(measured):
-    return [cell.report.speedup(cell.baseline) for cell in measured.cells]
+    return [cell.report.speedup(cell.baseline).value for cell in measured.cells]
 
 
 ANSWERS = {
@@ -107,7 +109,40 @@ def test_a_difference_within_the_spread_is_none(name):
 
 def test_a_single_round_is_said_to_be_one():
     found, _, _ = advise(measure="identical", repeats=1)
-    assert found.sentence.endswith("1.60 times as fast as MAR (measured once; raise repeats for its spread).")
+    assert found.sentence.endswith("1.60 times as fast as MAR (one run each; raise repeats to measure it in turn).")
+    assert "about 1.60x (one run each)" in found.table
+
+
+# Figures of a candidate as the table shows them, and whether it passes: (SSIM limit 0.9, PSNR 25 dB, acceptance 80 %).
+ROUNDED = {
+    ("SSIM", 0.8996): ("0.900", True),
+    ("SSIM", 0.8994): ("0.899", False),
+    ("PSNR", 24.96): ("25.0 dB", True),
+    ("PSNR", 24.94): ("24.9 dB", False),
+    ("acceptance", 0.7996): ("80.0 %", True),
+    ("acceptance", 0.7994): ("79.9 %", False),
+}
+
+
+@pytest.mark.parametrize(("measure", "value"), ROUNDED)
+def test_a_figure_is_judged_as_it_is_shown(measure, value):
+    shown, passes = ROUNDED[measure, value]
+    report = Report("fasthybrid", "tiny", {}, 7, 1, "cpu", 1.0)
+    report.add(accepted=round(1e4 * value), rejected=round(1e4 * (1 - value)))
+    quality = Quality(value if measure == "PSNR" else 20.0, value if measure == "SSIM" else 0.5)
+    measured = a.Measured(PLAIN, [Cell(0, 0, 7, "", report, Report("mar", "tiny", {}, 7, 1, "cpu", 2.0), quality)])
+    settings = a.AdviceSettings(measure=measure)
+    assert measured.passes(settings) is passes
+    row = a._table("", [measured], settings).splitlines()[-1]
+    assert f"| {shown} " in row and row.rstrip(" |").endswith("yes" if passes else "no")
+
+
+def test_what_ran_once_is_marked_beside_what_was_repeated():
+    """A candidate that is too far from the limit runs in the first round only."""
+    found, _, _ = advise(measure="PSNR", least_psnr=30.0, repeats=3)
+    rows = {row.split(" | ")[0].strip("| "): row for row in found.table.splitlines()}
+    assert "about 4.00x (one run each)" in rows["fasthybrid: preset=fast"]
+    assert "| 2.00x (2.00 to 2.00 in 2 repeats) " in rows["fasthybrid: preset=balanced"]
 
 
 LIMITS = {

@@ -56,6 +56,14 @@ def test_the_plain_sampler_is_the_baseline_then_an_exact_accelerator_then_the_sl
     assert baselines([]) == []
 
 
+def test_without_a_plain_run_the_work_decides_whatever_the_seconds_of_this_run():
+    """Two accelerators, of which now the one and now the other is slower."""
+    for first, second in ((1.0, 2.0), (2.0, 1.0)):
+        few = run("fasthybrid", {}, work=(32, 700), seconds=first)
+        many = run("fasthybrid", {"threshold": 0.99}, work=(32, 900), seconds=second)
+        assert baselines([few, many]) == [1, 1]
+
+
 def test_of_several_plain_runs_the_one_with_most_work_or_most_in_common():
     few, many = run("mar", {"steps": 8}, work=(8, 80)), run("mar", {"steps": 64}, work=(64, 640))
     own = run("fasthybrid", {"steps": 8})

@@ -20,7 +20,7 @@ from fastar_nodes.memory import in_chunks, out_of_memory
 from fastar_nodes.model_loaders.networks import ops, speed
 from fastar_nodes.reports import record
 from fastar_nodes.reports.record import Report
-from fastar_nodes.samplers.batches import in_parts
+from fastar_nodes.samplers.batches import in_parts, run_beginning
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
@@ -184,6 +184,31 @@ def test_parts(images, most, parts, caplog):
     assert [step.done == step.total for step in steps].count(True) == 1 and steps[-1].done == steps[-1].total
     assert steps[-1].codes.tolist() == [[20 + i] for i in range(images)]
     assert all(len(step.codes) == images for step in steps)
+
+
+def test_the_first_run_of_a_network_is_marked():
+    """A warm-up counts, and a compiled network compiles what each sampler needs."""
+    net, warmed, compiled = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+
+    def first_run(net, name="s", most=9):
+        result = finish(in_parts(Limited(most), 4, net))
+        return result.report.first_run
+
+    assert [first_run(net), first_run(net)] == [True, False]
+    assert first_run(torch.nn.Linear(1, 1), most=2), "in parts too"
+
+    run_beginning(in_parts(Limited(9), 4, warmed))
+    assert not first_run(warmed)
+
+    compiled.speed = speed.COMPILE
+    run_beginning(in_parts(Limited(9), 4, compiled))
+    assert [first_run(compiled), first_run(compiled)] == [True, False]
+
+
+def test_the_parts_of_a_batch_have_the_labels_of_the_whole():
+    whole = finish(CASES["mar"](range(2))).report
+    parts = [finish(CASES["mar"](range(i, i + 1))).report for i in range(2)]
+    assert record.joined(parts).conditions == whole.conditions and len(whole.conditions) == 2
 
 
 def test_progress_of_parts_grows():
