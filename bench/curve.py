@@ -32,8 +32,11 @@ class Time:
     pairs: int = 0  # their number
 
 
-def paired(store: Store) -> dict[str, Time]:
-    """Times of all cells that have any, by id."""
+def paired(store: Store, plain: Cell | None = None) -> dict[str, Time]:
+    """Times of all cells that have any, by id.
+
+    ``plain``: the cell that speed-ups are relative to; None for each cell's own plain sampler.
+    """
     cells = store.cells()
     times = {cell.id: _whole(store.times(cell)) for cell in cells}
 
@@ -43,11 +46,12 @@ def paired(store: Store) -> dict[str, Time]:
         if not own:
             continue
 
-        base = times.get(cell.baseline or "", {})
+        name = cell.baseline if plain is None else plain.id
+        base = times.get(name or "", {})
         ratios = _ratios(own, base)
 
         speedup: float | None = None
-        if cell.baseline is None:
+        if name is None:
             speedup = 1.0
         elif ratios:
             speedup = median(ratios)

@@ -4,13 +4,16 @@ PSNR and SSIM compare every image with the plain sampler's image of the same ind
 precision and recall are torch-fidelity's, of features of all images and of --reference, or without one of the plain
 sampler's. Figures have a 95 % bootstrap interval; those that have a plain sampler's counterpart also have the interval
 of the paired difference. Results are added to the folder.
+
+In the folder of a paper (bench/papers) every sweep is measured, and the paper's tables are printed with our figures
+beside the paper's.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -19,8 +22,11 @@ from ..cli.options import choose_device, whole
 from ..errors import UserError
 from ..reports.files import typed_path
 from ..reports.table import markdown
+from . import paper as papers
 from .features import INCEPTION, load_extractor, open_reference
+from .folder import Folder
 from .measures import FEATURES, JUDGE, MEASURES, Means, Result, check, evaluate, results_table
+from .paper import Paper
 from .statistics import RESAMPLES
 from .store import Store
 
@@ -31,14 +37,19 @@ _OF_OTHERS = ("frechet", "kid", "precision", "recall")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("folder", help="folder or fsspec address of a sweep")
+    parser.add_argument("folder", help="folder or fsspec address of a sweep, or of a paper's sweeps")
     parser.add_argument(
         "--measures",
         metavar="NAMES",
         help=f"separated by commas: {', '.join(MEASURES)}, judge (all of the demo's judge); "
         "default those of pairs, and with --reference or --extractor those of features",
     )
-    parser.add_argument("--reference", metavar="FILE", help="npz with arr_0; default the plain sampler's")
+    parser.add_argument(
+        "--reference",
+        metavar="FILE",
+        help="npz with arr_0, and mu and sigma if FID is that of their statistics; default the plain sampler's",
+    )
+    parser.add_argument("--resize", action="store_true", help="measure images at the size of the reference's")
     parser.add_argument(
         "--extractor",
         metavar="NAME",
@@ -52,19 +63,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    measures = _measures(options.measures, options.reference is not None, options.extractor)
+    folder = Folder(options.folder)
+    paper = papers.stored(folder)
+    stores = {"": Store(options.folder)} if paper is None else papers.stores(folder, paper)
+    measures = _measures_of(paper, stores, options)
+
     resamples = whole(options.resamples, "resamples", 10, 100_000)
-    store = Store(options.folder)
     device = choose_device(options.device)
 
     # Frechet distances are computed in fp64, which MPS does not have.
     means = Means(resamples=resamples, device=torch.device("cpu") if device.type == "mps" else device)
     if options.reference is not None:
         means.reference = open_reference(typed_path(options.reference, "reference"))
-    check(store, measures, means)
+        means.resize = options.resize
+    elif options.resize:
+        raise UserError("resize: there is no size to take; name the --reference, or leave it out.")
+
+    for name, own in measures.items():
+        check(stores[name], own, means)
 
     # Networks are loaded after the check, and only those that a measure needs.
-    kinds = {MEASURES[name].kind for name in measures}
+    kinds = {MEASURES[measure].kind for own in measures.values() for measure in own}
     if FEATURES in kinds:
         weights = None if options.inception is None else typed_path(options.inception, "inception")
         means.extractor = load_extractor(options.extractor or INCEPTION, weights, device)
@@ -72,16 +91,62 @@ def run(options: argparse.Namespace) -> int:
         means.judge = load_judge()
 
     unsaved: list[str] = []
+    for name, own in measures.items():
+        _measure(name, stores[name], own, means, unsaved)
+
+    if paper is not None:
+        print(papers.comparison(paper, stores))
+
+    if unsaved:
+        raise UserError(f"{unsaved[0].rstrip('.')}; the tables above are all that is left of this evaluation.")
+    return 0
+
+
+def _measure(name: str, store: Store, measures: Sequence[str], means: Means, unsaved: list[str]) -> None:
+    """Measure a sweep and print its tables; ``name`` is that of a paper's sweep, or "".
+
+    ``unsaved`` as of :func:`.measures.evaluate`.
+    """
     results = evaluate(store, measures, means, lambda text: print(text, file=sys.stderr, flush=True), unsaved)
+
+    if name:
+        print(f"{name}\n")
 
     print(results_table(store, results))
     differences = _differences(store, results)
     if differences:
         print(f"\nDifference from the plain sampler, paired:\n\n{differences}")
 
-    if unsaved:
-        raise UserError(f"{unsaved[0].rstrip('.')}; the tables above are all that is left of this evaluation.")
-    return 0
+    if name:
+        print()
+
+
+def _measures_of(paper: Paper | None, stores: Mapping[str, Store], options: argparse.Namespace) -> dict[str, list[str]]:
+    """The measures of each sweep that is measured, by its name: those that the options name, or the usual ones.
+
+    Of a paper's sweeps these are the ones in its tables. They compare with reference images: without these nothing is
+    measured, and only what a sweep records is printed.
+    """
+    named = options.measures is not None
+    if paper is None:
+        return {name: _measures(options.measures, options.reference is not None, options.extractor) for name in stores}
+
+    found = {}
+    for name, store in stores.items():
+        own = paper.measures(name)
+        drawn = any(store.shards(cell) for cell in store.cells())
+        if own and drawn:
+            found[name] = own
+
+    if named:
+        asked = _measures(options.measures, options.reference is not None, options.extractor)
+        return {name: asked for name in found}
+
+    if options.reference is None and found:
+        print("Only times and counts are shown: name the images to compare with by --reference.", file=sys.stderr)
+        return {}
+
+    return found
 
 
 def _measures(text: str | None, reference: bool, extractor: str | None) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UserError, first_line
@@ -189,17 +190,63 @@ class Reference:
 
     name: str  # of the file
     pictures: np.ndarray  # uint8 [N, H, W, 3]
+    # Mean float64 [2048] and covariance [2048, 2048] of Inception's features of a larger set, which FID is of; None for
+    # those of the images.
+    moments: tuple[np.ndarray, np.ndarray] | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of an image."""
+        return int(self.pictures.shape[1]), int(self.pictures.shape[2])
 
 
 def open_reference(path: Path) -> Reference:
-    """A reference: an npz file with ``arr_0`` uint8 [N, H, W, 3], as the ADM evaluator writes it."""
+    """A reference: an npz file with ``arr_0`` uint8 [N, H, W, 3], as the ADM evaluator writes it.
+
+    The ADM evaluator's own files also have ``mu`` and ``sigma``, of all images of the training set.
+    """
     try:
-        pictures = np.load(path, allow_pickle=False)["arr_0"]
-    except (KeyError, IndexError, OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as e:
+        with np.load(path, allow_pickle=False) as file:
+            pictures = file["arr_0"]
+            moments = (file["mu"], file["sigma"]) if "mu" in file and "sigma" in file else None
+    except (AttributeError, KeyError, IndexError, OSError, TypeError, ValueError, EOFError, MemoryError) as e:
+        raise UserError(f"reference: {path.name} is no npz file with arr_0, images ({first_line(e)}).") from None
+    except zipfile.BadZipFile as e:
         raise UserError(f"reference: {path.name} is no npz file with arr_0, images ({first_line(e)}).") from None
 
     if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[3] != 3 or not pictures.size:
         found = f"{pictures.dtype} {list(pictures.shape)}"
         raise UserError(f"reference: {path.name} holds {found}, not uint8 images [N, H, W, 3].")
 
-    return Reference(path.name, pictures)
+    if moments is not None:
+        _expect_moments(path.name, *moments)
+
+    return Reference(path.name, pictures, moments)
+
+
+# Features of Inception.
+_FEATURES = 2048
+
+
+def _expect_moments(name: str, mean: np.ndarray, covariance: np.ndarray) -> None:
+    """Check the statistics of a reference."""
+    shapes = (mean.shape, covariance.shape)
+    if shapes != ((_FEATURES,), (_FEATURES, _FEATURES)):
+        raise UserError(
+            f"reference: mu and sigma of {name} are {list(mean.shape)} and {list(covariance.shape)}, not those of the "
+            f"{_FEATURES} features of Inception; leave them out of the file, and FID is that of its images."
+        )
+
+    if not all(part.dtype.kind == "f" and np.isfinite(part).all() for part in (mean, covariance)):
+        raise UserError(f"reference: mu or sigma of {name} has values that are not finite; get the file again.")
+
+
+def resized(pictures: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Images uint8 [n, H, W, 3] at another height and width: bicubic without antialiasing, as LlamaGen does."""
+    if pictures.shape[1:3] == size:
+        return pictures
+
+    planes = torch.from_numpy(pictures).permute(0, 3, 1, 2).float()
+    scaled = F.interpolate(planes, size=size, mode="bicubic")
+
+    return scaled.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()

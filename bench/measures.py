@@ -17,7 +17,7 @@ from ..cli.progress import Bar
 from ..errors import UserError
 from ..reports.quality import IDENTICAL, OTHER_SIZE
 from ..reports.table import markdown
-from .features import INCEPTION, Extractor, Reference, figure
+from .features import INCEPTION, Extractor, Reference, figure, resized
 from .records import Cell, Shard
 from .statistics import (
     RESAMPLES,
@@ -26,6 +26,7 @@ from .statistics import (
     Statistic,
     estimate,
     frechet,
+    frechet_from,
     mean,
     similarities,
     squared_errors,
@@ -187,6 +188,7 @@ class Means:
 
     extractor: Extractor | None = None
     reference: Reference | None = None  # that features are compared with; None for the baseline's images
+    resize: bool = False  # whether images get the reference's size before features are extracted
     judge: Any = None  # a tools.judging.PictureBookJudge
     resamples: int = RESAMPLES
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of matrix products
@@ -202,16 +204,16 @@ def check(store: Store, measures: Sequence[str], means: Means) -> None:
     if kinds == {PAIR} and all(cell.baseline is None for cell in cells):
         raise UserError("measures: no cell has a plain sampler's to be compared with; add the plain sampler.")
 
-    if means.reference is None or FEATURES not in kinds:
+    if means.reference is None or means.resize or FEATURES not in kinds:
         return
 
-    height, width = means.reference.pictures.shape[1:3]
+    height, width = means.reference.size
     for cell in cells:
         own_height, own_width = cell.size
         if cell.size != (height, width):
             raise UserError(
                 f"reference: {means.reference.name} holds images of {width} x {height} pixels, "
-                f"and {cell.id} of {own_width} x {own_height}; give a reference of that size."
+                f"and {cell.id} of {own_width} x {own_height}; give a reference of that size, or add --resize."
             )
 
 
@@ -303,8 +305,11 @@ class _Evaluation:
 
         if measure == "is":
             return extractor.name, ""
-        if self.means.reference is not None:
-            return extractor.name, self.means.reference.name
+        reference = self.means.reference
+        if reference is not None:
+            height, width = reference.size
+            at = f", at {width} x {height}" if cell.size != reference.size else ""
+            return extractor.name, f"{reference.name}{at}"
         return extractor.name, cell.baseline or ""
 
     def results(self, cell: Cell, names: Sequence[str]) -> list[Result]:
@@ -434,7 +439,15 @@ class _Evaluation:
         with Bar(f"features of {cell.title}") as bar:
             for done, shard in enumerate(shards):
                 bar(done, len(shards), "shards")
-                yield self.store.pictures(cell, shard)
+                yield self._sized(self.store.pictures(cell, shard))
+
+    def _sized(self, pictures: np.ndarray) -> np.ndarray:
+        """Images at the size at which they are measured."""
+        reference = self.means.reference
+        if reference is None or not self.means.resize:
+            return pictures
+
+        return resized(pictures, reference.size)
 
     def _others(self, cell: Cell) -> np.ndarray:
         """Features that those of a cell are compared with. One set is in memory at a time."""
@@ -459,6 +472,7 @@ class _Evaluation:
         other = self._others(cell) if set(measures) != {"is"} else rows
         n = len(rows)
         fewest = min(n, len(other))
+        moments = None if self.means.reference is None else self.means.reference.moments
 
         out = {}
         for name in measures:
@@ -466,7 +480,9 @@ class _Evaluation:
             if fewest < least:
                 raise UserError(f"{name}: {fewest} images are too few; it takes {least} or more.")
 
-            if name in ("fid", "frechet"):
+            if name == "fid" and moments is not None:
+                out[name] = self._estimate(name, frechet_from(rows, moments, self.means.device), n, True)
+            elif name in ("fid", "frechet"):
                 value = figure("fid", rows, other) if name == "fid" else None
                 out[name] = self._estimate(name, frechet(rows, other, self.means.device), n, True, value)
             elif name == "is":

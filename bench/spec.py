@@ -100,6 +100,11 @@ _NAMES = ("dtype", "model", "decoder", "draft", "tar", "ta_tok", "encoder")
 
 def read_spec(path: Path) -> Spec:
     """The spec in a TOML or JSON file, checked as far as possible without a model."""
+    return from_table(read_table(path))
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The entries of a TOML or JSON file, with the prompts of the file that it names."""
     data = _bytes(path, "spec")
 
     try:
@@ -114,7 +119,7 @@ def read_spec(path: Path) -> Spec:
     if isinstance(table.get("prompts"), str):
         table["prompts"] = read_prompts(path.parent / typed_path(table["prompts"], "prompts"))
 
-    return from_table(table)
+    return table
 
 
 def _bytes(path: Path, name: str) -> bytes:

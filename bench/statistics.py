@@ -158,14 +158,23 @@ def moments(features: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def frechet(features: np.ndarray, reference: np.ndarray, device: torch.device | None = None) -> Statistic:
-    """Squared Frechet distance of the Gaussian fit to features [N, D] from that to a reference [M, D].
+    """Squared Frechet distance of the Gaussian fit to features [N, D] from that to a reference [M, D]."""
+    y = torch.from_numpy(np.asarray(reference, np.float64)).to(device or "cpu")
+    centre, covariance = moments(y, torch.ones(len(y), dtype=y.dtype, device=y.device))
+
+    return frechet_from(features, (centre.cpu().numpy(), covariance.cpu().numpy()), device)
+
+
+def frechet_from(
+    features: np.ndarray, reference: tuple[np.ndarray, np.ndarray], device: torch.device | None = None
+) -> Statistic:
+    """Squared Frechet distance of the Gaussian fit to features [N, D] from that of a mean [D] and covariance [D, D].
 
     The trace of sqrt(A B) is the sum of the roots of the eigenvalues of a symmetric matrix. With fewer images than
     features that is a matrix [N, N], most of which does not depend on the weights; otherwise it is a matrix [D, D].
     """
     x = torch.from_numpy(np.asarray(features, np.float64)).to(device or "cpu")
-    y = torch.from_numpy(np.asarray(reference, np.float64)).to(device or "cpu")
-    target, covariance = moments(y, torch.ones(len(y), dtype=y.dtype, device=y.device))
+    target, covariance = (torch.from_numpy(np.asarray(part, np.float64)).to(x.device) for part in reference)
 
     if len(x) < x.shape[1]:
         cross = _cross_of_images(x, covariance)

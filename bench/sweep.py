@@ -5,6 +5,9 @@ SPEC is a TOML or JSON file; docs/scale.md describes it. A cell is one combinati
 workers, or with more images. Image i of every cell starts from the noise of (seed, i) and shows the same class or
 prompt. The table printed at the end depends on the images alone: it is the same for every number of workers.
 
+The file of a paper (bench/papers) holds several sweeps, which are drawn one after the other, and the paper's figures,
+which are printed beside ours.
+
 With RANK and WORLD_SIZE set, as torchrun does, a process takes its part of the images. With --ray they are distributed
 by Ray.
 """
@@ -19,7 +22,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,10 +36,13 @@ from ..model_loaders.families import DTYPES, INT8
 from ..model_loaders.networks.speed import PLAIN
 from ..reports.files import typed_path
 from ..reports.table import markdown
+from . import paper as papers
 from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unfinished
+from .folder import Folder
+from .paper import Paper
 from .records import Cell, Shard, ranges
 from .records import whole as in_range
-from .spec import LIMITS, Spec, read_spec, with_values
+from .spec import LIMITS, Spec, from_table, read_prompts, read_table, with_values
 from .store import Store
 from .work import Conditions, Models, Prepared, Worker, draw, manifest, numerics, plan, use
 
@@ -56,6 +62,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--images", metavar="N", help="images of every cell; default the spec's")
     add("--batch", metavar="N", help="images of a shard, sampled at once; default the spec's, or 50")
     add("--seed", metavar="N", help="seed of the noise; default the spec's, or 0")
+    add("--prompts", metavar="FILE", help="a text file with one prompt a line, or JSON Lines; default the spec's")
 
     add("--dry-run", action="store_true", help="print cells, shards, time and disk; draw nothing")
     add("--png", action="store_true", help="also write PNG files, with prompts in GenEval's folders")
@@ -100,20 +107,49 @@ def _ranks() -> tuple[int, int, int]:
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     rank, world, local = _ranks()
-    spec = _spec(options)
+    paper, specs = _specs(options)
     if not options.out and not options.dry_run:
         raise UserError("out: no folder is named; give --out DIR, or --dry-run to see what would be drawn.")
 
-    cluster = _cluster(options, world)
-    files = _files(options, spec, local if world > 1 else 0, cluster)
-    store = Store(options.out) if options.out else None
+    place = Place(rank, world, local, _cluster(options, world))
+    folder = Folder(options.out) if options.out else None
+    if paper is not None and folder is not None and not options.dry_run:
+        folder.check("out")
+        papers.keep(folder, paper)
+
+    for name, spec in specs.items():
+        if name:
+            print(f"\n{name}\n", flush=True)
+        _run(options, spec, papers.place(options.out, name) if options.out and name else options.out, place)
+
+    if paper is not None and folder is not None and rank == 0 and not options.dry_run:
+        print(f"\n{papers.comparison(paper, papers.stores(folder, paper))}")
+    return 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process draws."""
+
+    rank: int
+    world: int  # number of processes
+    local: int  # rank on this machine
+    cluster: Cluster | None  # None without --ray
+
+
+def _run(options: argparse.Namespace, spec: Spec, out: str | None, place: Place) -> None:
+    """Draw a sweep to the folder ``out``, or print what it would cost."""
+    cluster = place.cluster
+    files = _files(options, spec, place.local if place.world > 1 else 0, cluster)
+    store = Store(out) if out else None
     numbers = _numerics(spec, files, store, cluster)
     use(numbers)
 
     models = Models(spec, files)
     conditions = Conditions(spec, models)
     if store is None or options.dry_run:
-        return _dry_run(spec, models, conditions, numbers, store)
+        _dry_run(spec, models, conditions, numbers, store)
+        return
 
     # What is asked, compared with what the folder holds, before a model is loaded.
     store.folder.check("out")
@@ -121,7 +157,7 @@ def run(options: argparse.Namespace) -> int:
 
     cells = plan(spec, models, conditions, numbers)
     store.write_manifest(manifest(spec, numbers), cells)
-    tasks = _left(store, tasks_of(store, cells, rank, world))
+    tasks = _left(store, tasks_of(store, cells, place.rank, place.world))
 
     if cluster is None:
         _draw(tasks, run_here(Worker(store, models, conditions), tasks))
@@ -129,25 +165,40 @@ def run(options: argparse.Namespace) -> int:
         own = replace(cluster, cpus=cluster.cpus or numbers["threads"] or 1)
         _draw(tasks, run_on_ray(store, spec, tasks, own, models_folder(options.models), numbers))
 
-    if rank == 0:
+    if place.rank == 0:
         _finish(store, cells, spec if options.png else None)
-    return 0
 
 
-def _spec(options: argparse.Namespace) -> Spec:
-    """The spec with the options in place of its entries."""
+def _specs(options: argparse.Namespace) -> tuple[Paper | None, dict[str, Spec]]:
+    """The sweeps of the file by name, with the options in place of their entries, and the paper that they are of.
+
+    A spec that is no paper's has the name "".
+    """
+    path = typed_path(options.spec, "spec")
+    table = read_table(path)
+
+    paper = None
+    specs: Mapping[str, Spec]
+    if papers.is_paper(table):
+        paper = papers.paper_of(table)
+        specs = paper.sweeps
+    else:
+        specs = {"": from_table(table)}
+
     values: dict[str, Any] = {"dtype": options.dtype}
     for name in _NUMBERS:
         text = getattr(options, name)
         if text is not None:
             low, high = LIMITS[name]
             values[name] = whole(text, name, low, high)
+    if options.prompts is not None:
+        values["prompts"] = read_prompts(typed_path(options.prompts, "prompts"))
 
-    spec = with_values(read_spec(typed_path(options.spec, "spec")), **values)
-    if not spec.images:
+    changed = {name: with_values(spec, **values) for name, spec in specs.items()}
+    if not all(spec.images for spec in changed.values()):
         raise UserError("images: the spec names no number of images; give --images.")
 
-    return spec
+    return paper, changed
 
 
 def _cluster(options: argparse.Namespace, world: int) -> Cluster | None:
@@ -291,7 +342,7 @@ def export(store: Store, cell: Cell, prompts: Sequence[Mapping[str, Any]] = ()) 
     return name
 
 
-def _dry_run(spec: Spec, models: Models, conditions: Conditions, numbers: dict[str, Any], store: Store | None) -> int:
+def _dry_run(spec: Spec, models: Models, conditions: Conditions, numbers: dict[str, Any], store: Store | None) -> None:
     """Print what a sweep would cost; nothing is written."""
     seconds: dict[str, float] = {}
 
@@ -314,7 +365,6 @@ def _dry_run(spec: Spec, models: Models, conditions: Conditions, numbers: dict[s
         done = _finished(store, cells, spec.batch)
         if done:
             print(f"{done} shards are finished already.")
-    return 0
 
 
 def _finished(store: Store, cells: Sequence[Cell], batch: int) -> int:

@@ -209,7 +209,9 @@ class Conditions:
             return {"labels": list(self._labels(ready).labels)}
 
         if not self.spec.prompts:
-            raise UserError(f"prompts: {ready.model.name} draws from text; name a file of prompts in the spec.")
+            raise UserError(
+                f"prompts: {ready.model.name} draws from text; name a file of prompts with --prompts, or in the spec."
+            )
         if self.spec.labels:
             raise UserError(f"labels: {ready.model.name} draws from text; leave the labels out.")
 

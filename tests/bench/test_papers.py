@@ -1,0 +1,403 @@
+"""The papers' files: what they hold, that every cell of them runs, and our figures beside the papers'."""
+
+import copy
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import made_sweeps
+import numpy as np
+import pytest
+import tiny_papers
+import torch
+from fastar_nodes.bench import paper as papers
+from fastar_nodes.bench.features import INCEPTION, Extractor, open_reference, resized
+from fastar_nodes.bench.measures import Means, Result, evaluate, latest
+from fastar_nodes.bench.records import Shard, shard_key
+from fastar_nodes.bench.spec import expand, read_table
+from fastar_nodes.bench.store import Store
+from fastar_nodes.cli import options
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders import hub, text
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("cspd", "fasthybrid", "lazymar", "mulosd", "par")
+
+tomllib = pytest.importorskip("tomllib")
+
+
+def path_of(name):
+    return ROOT / "bench" / "papers" / f"{name}.toml"
+
+
+def paper_of(name):
+    return papers.paper_of(read_table(path_of(name)))
+
+
+def cells_of(table):
+    """Rows of a Markdown table."""
+    lines = [line for line in table.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    return tiny_papers.write_models(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture
+def tiny(models, monkeypatch):
+    """Tiny models in the place of the catalogue's."""
+    monkeypatch.setattr(options, "find_file", tiny_papers.finder(models))
+    monkeypatch.setattr(text, "load_text_encoder", lambda *_: tiny_papers.TextEncoder())
+
+
+OPTIONS = "--images 1 --batch 1 --threads 1 --dtype fp32 --device cpu"
+
+
+@pytest.mark.fast_cases("par", "lazymar")
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_of_every_paper_runs(name, tiny, cli, tmp_path):
+    tiny_papers.with_few_steps(path_of(name), tmp_path / "paper.json")
+    (tmp_path / "prompts.txt").write_text("a red boat\na blue cat\n")
+    prompts = "--prompts prompts.txt" if name == "mulosd" else ""
+    answer = cli(f"sweep paper.json {OPTIONS} {prompts} --out drawn")
+    assert answer.code == 0, answer.err
+
+    paper = paper_of(name)
+    for sweep, spec in paper.sweeps.items():
+        store = Store(tmp_path / "drawn" / sweep)
+        assert len(store.cells()) == len(expand(spec)), "no two cells are the same"
+        assert all(len(store.shards(cell)) == 1 for cell in store.cells())
+
+    # Every row that can be run has an image, and its times; every other one the reason.
+    printed = answer.out[answer.out.index(f"# {paper.paper}") :].split("\n## ")[1:]
+    assert len(printed) == len(paper.tables)
+    for table, shown in zip(paper.tables, printed, strict=True):
+        head, *rows = cells_of(shown)
+        for row, cells in zip(table.rows, rows, strict=True):
+            found = dict(zip(head, cells, strict=True))
+            assert found.get("not run", "") == row.skipped
+            assert found.get("images", "") == ("" if row.skipped else "1"), row
+            for title in ("s / image", "speed-up", "passes"):
+                if f"{title}, here" in found:
+                    assert bool(found[f"{title}, here"]) != bool(row.skipped), (row, title)
+
+
+def printed(name):
+    """The figures of a file by table and row, as one text each."""
+    found = {}
+    for table in paper_of(name).tables:
+        for row in table.rows:
+            found[table.title, row.row] = ", ".join(f"{figure} {value}" for figure, value in row.figures.items())
+
+    return found
+
+
+def test_figures_are_those_that_the_papers_print():
+    """A row of every table, copied by hand."""
+    fast = printed("fasthybrid")
+    main = "Main results, ImageNet 256 x 256"
+    own = "#Param 943M, fid 1.70, is 309.2, memory 7074, seconds 21.0, speedup 1.69"
+    assert fast[main, "FastHybrid-H-64"] == own
+    assert fast["Ablation: threshold and guidance, MAR-B", "RG-0.6"] == "fid 4.98, is 216.2, seconds 8.60"
+    weights = "Ablation: guidance method and weight schedule, MAR-B"
+    assert fast[weights, "inverse(15*0.9)"] == "fid 4.87, is 225.6, seconds 7.64"
+
+    lazy = printed("lazymar")
+    assert lazy["Table 1: ImageNet 256 x 256", "LazyMAR-L, 32"] == (
+        "seconds 0.30, Latency (CPU/s) 17.07, FLOPs (T) 9.41, speedup 3.72, Param 479M, fid 2.11, is 284.4"
+    )
+    selected = "Table 3: token selection, MAR-H, 64 AR steps"
+    assert lazy[selected, "+Unpredicted Token (I)"].endswith("speedup 3.06, fid 3.61, is 248.1")
+    caches = "Table 2: the two caches, MAR-H, 64 AR steps"
+    assert lazy[caches, "token cache"].endswith("speedup 1.59, fid 1.62, is 297.9")
+
+    cspd = printed("cspd")
+    for batch, speedup in ((1, "1.44"), (8, "1.61"), (128, "2.17"), (256, "2.33")):
+        wanted = f"acceptance 0.19, speedup {speedup}"
+        assert cspd[f"Table 1: speed-up at batch size {batch}", "MAR-H, MAR-B, 32"] == wanted
+    guided = "Table 2: FID and IS with guidance"
+    assert cspd[guided, "MAR-L, MAR-B"] == "fid 1.81 ± 0.05, is 303.7 ± 4.3"
+    aligned = "Table 3: acceptance without and with trajectory alignment"
+    assert cspd[aligned, "MAR-H, MAR-L, 16: w/o align"] == "acceptance 0.08"
+    assert cspd[aligned, "MAR-H, MAR-L, 16: w/ align"] == "acceptance 0.35"
+    filled = "Table 4: acceptance and speed-up by share of pre-filled tokens"
+    assert cspd[filled, "MAR-L, MAR-B, 8: 5 %"] == "acceptance 0.39, speedup 1.13"
+
+    par = printed("par")
+    assert par[main, "PAR-XXL (4×)"] == "Params 1.4B, fid 2.29, is 271.4, passes 147, seconds 3.46"
+    assert par["Ablation: parallel strategies", "Naive Parallel (Adjacent Tokens)"] == "fid 10.05, is 150.2"
+
+    mulo = printed("mulosd")
+    assert mulo["Main results", "Tar-7B (1024p): MuLo-SD (4×)"] == (
+        "speedup 5.33, GenEval 85.4, DPG-Bench 80.8, fid 34.8, HPSv2 29.5"
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_models_are_in_the_catalogue(name):
+    """The sweeps name no file that only one machine has."""
+    families = ("mar", "llamagen", "dtok", "tar")
+    ids = {entry.id for family in families for entry in hub.entries(family)}
+    for spec in paper_of(name).sweeps.values():
+        assert {spec.model, spec.draft, spec.tar} <= ids | {"auto"}
+
+
+def test_settings_of_a_cell_are_those_of_its_row():
+    """Of a few cells, by hand: shared settings, then the sweep's, then the cell's own."""
+    cells = {}
+    for name in ("fasthybrid", "cspd", "par"):
+        for sweep, spec in paper_of(name).sweeps.items():
+            for combination in expand(spec):
+                cells[sweep, combination.title] = (spec, dict(combination.asked))
+
+    spec, asked = cells["mar-huge", "FastHybrid"]
+    assert (spec.model, spec.images, spec.batch) == ("mar-huge", 50000, 8)
+    assert asked == {
+        "steps": 64,
+        "diffusion_steps": 100,
+        "cfg": 3.2,
+        "lookahead": 9,
+        "threshold": 0.8,
+        "guided_steps": 10,
+    }
+    spec, asked = cells["guidance", "MAR, d30"]
+    assert spec.images == 10000 and asked == {"steps": 64, "diffusion_steps": 30, "cfg": 2.9}
+
+    spec, asked = cells["huge-by-large-batch-8", "CSpD, 16 no align"]
+    assert (spec.model, spec.draft, spec.images, spec.batch) == ("mar-huge", "mar-large", 64, 8)
+    assert asked == {
+        "steps": 256,
+        "diffusion_steps": 100,
+        "cfg": 3.2,
+        "mode": "published",
+        "draft_length": 16,
+        "prefill_ratio": 0.05,
+        "alignment": False,
+    }
+    spec, asked = cells["par-xxl-4x", "PAR"]
+    assert spec.model == "par-xxl-4x" and asked == {"top_k": 0, "cfg": 1.435}
+
+
+# A paper of one sweep whose figures are made here.
+MADE = {
+    "paper": "Made",
+    "images": 4,
+    "set": {"steps": 8},
+    "not_measured": {"GenEval": "it needs a detector"},
+    "notes": ["A note."],
+    "sweeps": [
+        {
+            "name": "base",
+            "samplers": ["mar", "mar:4", "cspd"],
+            "set": {"mar:4.steps": 4, "cspd.draft_length": 2},
+        }
+    ],
+    "tables": [
+        {
+            "title": "Table 1",
+            "rows": [
+                {"row": "MAR", "cell": "base/mar", "figures": {"fid": "2.32", "speedup": "1.00", "GenEval": "85.1"}},
+                {"row": "MAR-4", "cell": "base/mar:4", "figures": {"fid": "2.47", "speedup": "1.96"}},
+                {"row": "CSpD", "cell": "base/cspd", "figures": {"fid": "3.45", "acceptance": "0.30", "memory": "7"}},
+                {"row": "DiT", "skipped": "not a model of this pack", "figures": {"fid": "2.27 ± 0.1"}},
+            ],
+        }
+    ],
+}
+
+
+@pytest.fixture
+def made(tmp_path):
+    """The folder of the made paper: two shards of two images a cell, in 4, 1 and 2 seconds each."""
+    folder = tmp_path / "made"
+    store = Store(folder / "base")
+    about = {"images": 4, "side": 8, "baseline": None}
+    cells = [
+        made_sweeps.cell("mar-0", "mar", {}, title="MAR", **about),
+        made_sweeps.cell("mar-4", "mar", {"steps": 4}, title="MAR, 4", **about),
+        made_sweeps.cell("cspd-0", "cspd", {}, title="CSpD", **about),
+    ]
+    store.write_manifest({"batch": 2}, cells)
+    for cell, seconds in zip(cells, (4.0, 1.0, 2.0), strict=True):
+        for first in (0, 2):
+            counts = {"transformer_passes": 8, "accepted": 3, "rejected": 1} if cell.sampler == "cspd" else {}
+            shard = Shard(shard_key(cell.key, first, 2), first, 2, "", counts=counts)
+            times = {"seconds": seconds, "worker": "one", "peak_memory_bytes": (first + 3) << 20}
+            images = made_sweeps.pictures(first, 2, 1.0, side=8)
+            store.write_shard(cell, shard, images, np.arange(2), times)
+
+    (folder / "paper.json").write_text(json.dumps(MADE))
+    return folder
+
+
+def test_our_figures_stand_beside_the_papers(made, cli):
+    """By hand: 4 s for 2 images are 2 s an image; the cell "mar:4" is four times as fast as the sweep's first; 5 MiB is
+    the larger peak; a figure against another cell is no paper's.
+    """
+    store = Store(made / "base")
+    found = [
+        Result("mar-4", "fid", INCEPTION, "real.npz", 4, value=2.5),
+        Result("mar-4", "fid", INCEPTION, "mar-0", 4, value=9.9),
+    ]
+    store.append_results([asdict(result) for result in found])
+    answer = cli("evaluate made")
+    assert answer.code == 0 and "--reference" in answer.err
+    assert answer.out.startswith("# Made\n\n## Table 1\n\n")
+
+    head = ["row", "images", "FID, paper", "FID, here", "speed-up, paper", "speed-up, here", "GenEval, paper"]
+    head += ["acceptance, paper", "acceptance, here", "memory, MB, paper", "memory, MB, here", "not run"]
+    assert cells_of(answer.out) == [
+        head,
+        ["MAR", "4", "2.32", "", "1.00", "1.00", "85.1", "", "", "", "5", ""],
+        ["MAR-4", "4", "2.47", "2.50", "1.96", "4.00", "", "", "", "", "5", ""],
+        ["CSpD", "4", "3.45", "", "", "2.00", "", "0.30", "0.75", "7", "5", ""],
+        ["DiT", "", "2.27 ± 0.1", "", "", "", "", "", "", "", "", "not a model of this pack"],
+    ]
+    assert answer.out.endswith("- GenEval is not measured here: it needs a detector.\n- A note.\n")
+
+
+def test_evaluate_measures_every_sweep_of_a_paper(made, cli, tmp_path, monkeypatch, fake_fidelity):
+    """FID is that of the stand-in for torch-fidelity, by hand: the squared distance of the mean colours."""
+    np.savez(tmp_path / "real.npz", arr_0=np.zeros((4, 4, 4, 3), np.uint8))
+    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    weights = tmp_path / "w.pth"
+    torch.save({"fc.weight": torch.ones(4, 3), "fc.bias": torch.zeros(4)}, weights)
+
+    line = f"evaluate made --reference real.npz --inception {weights.as_posix()} --resamples 10 --device cpu"
+    refused = cli(line)
+    assert refused.code == 2 and "--resize" in refused.err
+    answer = cli(f"{line} --resize")
+    assert answer.code == 0, answer.err
+
+    small = resized(made_sweeps.pictures(0, 4, 1.0, side=8), (4, 4))
+    distance = float(np.square(small.astype(float).mean((0, 1, 2))).sum())
+    (mar,) = (cells for cells in cells_of(answer.out[answer.out.index("# Made") :]) if cells[0] == "MAR")
+    assert float(mar[3]) == pytest.approx(distance, abs=0.006)
+    assert (
+        "real.npz, at 4 x 4"
+        in (made / "base" / "results").joinpath(next(p.name for p in (made / "base" / "results").iterdir())).read_text()
+    )
+
+
+def test_images_are_resized_without_antialiasing():
+    """Bicubic by hand: halving takes the middle of each four with weights -3, 19, 19, -3 of 32 (a = -0.75)."""
+    row = np.array([10, 20, 60, 80, 90, 30, 50, 70], np.uint8)
+    pictures = np.repeat(np.broadcast_to(row[None, None, :, None], (1, 8, 8, 1)), 3, axis=3)
+    small = resized(np.ascontiguousarray(pictures), (4, 4))
+    inner = [(-3 * 20 + 19 * 60 + 19 * 80 - 3 * 90) / 32, (-3 * 80 + 19 * 90 + 19 * 30 - 3 * 50) / 32]
+    assert small.shape == (1, 4, 4, 3)
+    assert small[0, 2, 1:3, 0].tolist() == [round(value) for value in inner]
+    assert resized(pictures, (8, 8)) is pictures
+
+
+def of_colour(pictures):
+    """2048 features, of which the first is the mean of an image."""
+    features = torch.zeros(len(pictures), 2048)
+    features[:, 0] = pictures.float().mean((1, 2, 3))
+    return features, None
+
+
+def test_fid_is_of_the_references_statistics(tmp_path):
+    """By hand: against mean m and no variance the distance is (mean - m)^2 plus the variance."""
+    store = made_sweeps.write(tmp_path / "sweep", images=16)
+    mean = np.zeros(2048)
+    mean[0] = 100.0
+    images = np.zeros((4, 16, 16, 3), np.uint8)
+    np.savez(tmp_path / "real.npz", arr_0=images, mu=mean, sigma=np.zeros((2048, 2048)))
+    means = Means(Extractor(INCEPTION, of_colour), open_reference(tmp_path / "real.npz"), resamples=10)
+
+    found = latest(evaluate(store, ["fid"], means))["mar-0", ("fid", INCEPTION)]
+    own = made_sweeps.pictures(0, 16, 0.0).astype(float).mean((1, 2, 3))
+    assert found.value == pytest.approx((own.mean() - 100) ** 2 + own.var(ddof=1), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "mean, covariance, says",
+    [
+        (np.zeros(64), np.zeros((64, 64)), "2048"),
+        (np.full(2048, np.nan), np.zeros((2048, 2048)), "not finite"),
+        (np.zeros(2048, int), np.zeros((2048, 2048)), "not finite"),
+    ],
+    ids=["size", "nan", "type"],
+)
+def test_statistics_that_are_not_inceptions_are_refused(tmp_path, mean, covariance, says):
+    np.savez(tmp_path / "bad.npz", arr_0=np.zeros((2, 4, 4, 3), np.uint8), mu=mean, sigma=covariance)
+    with pytest.raises(UserError, match=f"^reference: .*{says}"):
+        open_reference(tmp_path / "bad.npz")
+
+
+def broken(*path, value):
+    """The made paper with one entry replaced; ``...`` removes it."""
+    table = copy.deepcopy(MADE)
+    at = table
+    for step in path[:-1]:
+        at = at[step]
+    if value is ...:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return table
+
+
+ROW = ("tables", 0, "rows", 0)
+BAD = [
+    ("paper: ", broken("paper", value=5)),
+    ("sweeps: there are none", broken("sweeps", value=...)),
+    ("sweeps: .*folder", broken("sweeps", 0, "name", value="../out")),
+    ("sweeps: in base, spec: .*imges", broken("sweeps", 0, "imges", value=3)),
+    ("sweeps: two are named", broken("sweeps", value=MADE["sweeps"] * 2)),
+    ("sweeps: in base, set: .*stps", broken("set", value={"stps": 8})),
+    ("tables: there are none", broken("tables", value=[])),
+    ("rows: .*'bas'; there are base", broken(*ROW, "cell", value="bas/mar")),
+    ("rows: .*'lazymar' in base; there are mar, mar:4, cspd", broken(*ROW, "cell", value="base/lazymar")),
+    ("rows: .*list of values", broken("sweeps", 0, "set", "mar:4.steps", value=[2, 4])),
+    ("rows: MAR needs either a cell, or skipped", broken(*ROW, "cell", value=...)),
+    ("rows: MAR needs either a cell, or skipped", broken(*ROW, "skipped", value="why")),
+    ("rows: .*'celll'", broken(*ROW, "celll", value="base/mar")),
+    ("rows: fid of MAR is 'low'; write a number", broken(*ROW, "figures", "fid", value="low")),
+    (
+        "rows: fid of MAR: 2.32 is no text|rows: fid of MAR: '2.32' is no text",
+        broken(*ROW, "figures", "fid", value=2.32),
+    ),
+    ("figures: 'HPSv2' .*not_measured", broken(*ROW, "figures", "HPSv2", value="23")),
+    ("figures: 'GenEval' .*not_measured", broken("not_measured", value=...)),
+    ("notes: ", broken("notes", value="a note")),
+]
+
+
+@pytest.mark.parametrize("says, table", BAD, ids=[says for says, _ in BAD])
+def test_a_wrong_paper_is_refused_in_a_sentence(says, table, tmp_path, cli, sentence):
+    with pytest.raises(UserError, match=f"^({says})"):
+        papers.paper_of(table)
+
+    (tmp_path / "paper.json").write_text(json.dumps(table))
+    if papers.is_paper(table):
+        sentence(cli("sweep paper.json --out drawn"))
+        assert not (tmp_path / "drawn").exists()
+
+
+def test_a_folder_holds_the_sweeps_of_one_paper(made, cli, sentence, tmp_path):
+    (tmp_path / "other.json").write_text(json.dumps({**MADE, "paper": "Another"}))
+    assert "holds the sweeps of Made" in sentence(cli("sweep other.json --out made"))
+
+    (made / "paper.json").write_text("[")
+    assert "paper.json" in sentence(cli("evaluate made"))
+    (made / "paper.json").write_text(json.dumps({**MADE, "tables": 3}))
+    sentence(cli("evaluate made"))
+
+
+def test_models_that_read_text_need_prompts(tiny, cli, tmp_path):
+    """The remedy of the message works: a file of prompts."""
+    table = read_table(tiny_papers.with_few_steps(path_of("mulosd"), tmp_path / "paper.json"))
+    table["sweeps"] = [sweep for sweep in table["sweeps"] if sweep["name"] == "tar-7b-512"]
+    table["tables"] = [{"title": "One", "rows": [{"row": "MuLo-SD", "cell": "tar-7b-512/mulosd"}]}]
+    (tmp_path / "one.json").write_text(json.dumps(table))
+    refused = cli(f"sweep one.json {OPTIONS} --out drawn")
+    assert refused.code == 2 and "name a file of prompts with --prompts" in refused.err
+
+    (tmp_path / "prompts.txt").write_text("a red boat\n")
+    answer = cli(f"sweep one.json {OPTIONS} --prompts prompts.txt --out drawn")
+    assert answer.code == 0, answer.err
+    assert cells_of(answer.out)[-1][:2] == ["MuLo-SD", "1"]
