@@ -93,7 +93,10 @@ def run(options: argparse.Namespace) -> int:
         }
         unsaved = save([Result("json", numbers, as_text(json.dumps(all_found, indent=2) + "\n"))])
 
-    threads = [run["threads"] for group in found for run in group["runs"] if run["threads"] is not None]
+    threads: list[int] = []
+    for group in found:
+        threads += [run["threads"] for run in group["runs"] if run["threads"] is not None]
+
     print(about(models, device, repeats, threads))
     print()
     print(_table(found, planned, repeats))

@@ -527,7 +527,9 @@ def to_csv(
         figures.update(figures["counts"])
         figures.update(figures.get("quality") or {})
         figures["first_run"] = int(report.first_run)
-        figures["speedup_low"], figures["speedup_high"] = figures.get("speedup_range", ("", ""))
+        low, high = figures.get("speedup_range", ("", ""))
+        figures["speedup_low"] = low
+        figures["speedup_high"] = high
         figures["sampler"] = f"'{name}" if name.startswith(_FORMULA) else name
 
         rows.append([figures.get(column, "") for column in _CSV_COLUMNS])

@@ -119,19 +119,24 @@ class Measured:
     def speedup(self) -> Speedup | None:
         """Speed-up of the rounds in pairs, or of the first round if there are none; None if it did not run."""
         paired = self.cells[1:] or self.cells
-        ratios = []
-        for cell in paired:
-            found = cell.report.speedup(cell.baseline)
-            if found is not None and found.value is not None:
-                ratios.append(found.value)
+        found = [cell.report.speedup(cell.baseline) for cell in paired]
+        ratios = [one.value for one in found if one is not None and one.value is not None]
+        if ratios:
+            return speedup_of(ratios, note=ONE_RUN)
 
-        return speedup_of(ratios, note=ONE_RUN) if ratios else None
+        # A first run, which compiles: its note says so.
+        return next((one for one in found if one is not None), None)
 
     @property
     def ratio(self) -> float:
         """Median speed-up; 0 if it did not run."""
         found = self.speedup
         return found.value if found is not None and found.value is not None else 0.0
+
+    @property
+    def timed(self) -> bool:
+        """Whether its speed-up is known; not after a first run, which compiles."""
+        return self.ratio > 0
 
     @property
     def faster(self) -> bool:
@@ -226,7 +231,8 @@ def calibrate(
 
         # Worth another round: not much slower than the best that passes, and not far from the limit.
         fastest = max((m.ratio for m in left if m.passes(settings)), default=0.0)
-        left = [m for m in left if m.ratio >= _CLOSE * max(fastest, 1.0) and m.passes(settings, margin)]
+        least = _CLOSE * max(fastest, 1.0)
+        left = [m for m in left if (m.ratio >= least or not m.timed) and m.passes(settings, margin)]
 
     # One baseline of the first round says little on a busy machine: what was measured in pairs comes first.
     ranked = sorted(measured, key=lambda m: (not m.passes(settings), len(m.cells) < 2, -m.ratio))

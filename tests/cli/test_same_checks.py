@@ -254,10 +254,10 @@ def test_every_remedy_followed_works(cli, tiny_demo, sentence, refused, words, f
 
 
 def test_latents_that_are_not_finite_name_the_model(cli, tiny_demo, sentence, monkeypatch):
-    from fastar_nodes.cli import compare
+    from fastar_nodes.cli import running
     from fastar_nodes.samplers.mar.loop import Sampled
 
-    draw = compare.draw
-    monkeypatch.setattr(compare, "draw", lambda *a: Sampled(draw(*a).latents * np.nan, draw(*a).report))
+    draw = running.draw
+    monkeypatch.setattr(running, "draw", lambda *a: Sampled(draw(*a).latents * np.nan, draw(*a).report))
     text = sentence(cli(f"compare {QUICK} --samplers mar"))
     assert text.startswith("model: tiny mar computed latents that are not finite"), text

@@ -137,6 +137,24 @@ def test_a_figure_is_judged_as_it_is_shown(measure, value):
     assert f"| {shown} " in row and row.rstrip(" |").endswith("yes" if passes else "no")
 
 
+def test_a_first_run_does_not_rule_a_candidate_out():
+    """With speed compile the first round compiles: it takes 100 s, and says nothing."""
+    bench = Bench()
+
+    def compiling(choice, seed):
+        images, report = bench(choice, seed)
+        if seed == 7:
+            report.seconds = 100.0
+            report.first_run = True
+        return images, report
+
+    found, _, _ = advise(run=compiling, measure="identical", repeats=3)
+    assert found.best.text == "lazymar: preset=balanced"
+    assert "1.60 times as fast as MAR (1.60 to 1.60 in 2 repeats)" in found.sentence
+    found, _, _ = advise(run=compiling, measure="identical", repeats=1)
+    assert found.best is PLAIN and "not compared (first run)" in found.table
+
+
 def test_what_ran_once_is_marked_beside_what_was_repeated():
     """A candidate that is too far from the limit runs in the first round only."""
     found, _, _ = advise(measure="PSNR", least_psnr=30.0, repeats=3)
