@@ -27,7 +27,7 @@ from ..reports.exchange import add_runs, described
 from ..reports.record import Baseline, Qualities, Report
 from ..reports.summary import no_gain, one_line
 from ..samplers import presets, registry
-from ..samplers.batches import in_parts, run_beginning, short
+from ..samplers.batches import has_run, in_parts, run_beginning, short
 from ..samplers.choice import Choice, choose
 from ..samplers.conditioning import (
     AnyCondition,
@@ -579,7 +579,14 @@ def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: So
 
     ``loaded`` was checked to be of the sampler's family.
     """
-    steps, checked = start(entry, loaded, settings, checked_seed(seed), sockets)
+    seed = checked_seed(seed)
+    if not has_run(loaded.model.net):
+        # Otherwise the seconds would include the initialisation of libraries, and the first sampler of a comparison
+        # would look slow.
+        beginning, _ = start(entry, loaded, short(entry, settings), seed, sockets)
+        run_beginning(beginning)
+
+    steps, checked = start(entry, loaded, settings, seed, sockets)
     done = drive(steps, loaded.vae, checked.latents)
 
     with enough_memory(READING):
