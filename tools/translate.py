@@ -6,10 +6,10 @@ A table has these parts:
 - ``texts``: display names, descriptions and tooltips, English to translated.
 - ``names``: labels of inputs and outputs by their name. Saved graphs, prompts and messages keep the name.
 - ``categories``: the groups of the node menu.
-- ``templates``: titles in the gallery of templates, by file name. Notes and titles within a template are part of the
-  graph, which the editor does not translate.
 - ``messages``: what the scripts in web/js say; web/js/words.js reads them.
 - ``symbol``: how a tooltip mentions a paper's symbol.
+
+The editor translates neither the titles of a pack's templates, nor the notes and titles in a graph.
 
 A text that a table lacks stays English; a test finds it. Run ``python -m fastar_nodes.tools.translate`` after a change
 of texts; it prints what is missing.
@@ -25,8 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = ROOT / "tools" / "translations"
 LANGUAGES = ("zh", "ja")
-# The folder of the pack, as the registry installs it. The editor finds titles of templates by it.
-FOLDER = "fastar-nodes"
+PACK = "fastar-nodes"  # the folder of the pack, by which the editor groups its templates
 
 # A number in the names and texts of inputs of which there are several.
 NUMBERED = re.compile(r"(?<=^image_)\d|(?<=^report_)\d|(?<= image_)\d|(?<=Image or batch )\d")
@@ -113,16 +112,9 @@ def node_texts(language: str) -> tuple[str, set[str]]:
 def other_texts(language: str) -> str:
     """The text of a language's main.json."""
     table = table_of(language)
-
-    titles: dict[str, str] = {}
-    for name, title in table["templates"].items():
-        key = name.replace(".", "_")  # in the editor's keys a dot separates
-        titles[key] = title
-        titles[f"{key}_app"] = f"{title} (App)"
-
     about = {
         "nodeCategories": table["categories"],
-        "templateWorkflows": {"category": {FOLDER: "FastAR"}, "template": {FOLDER: titles}},
+        "templateWorkflows": {"category": {PACK: "FastAR"}},
         "fastar": table["messages"],
     }
     return json.dumps(about, ensure_ascii=False, indent=1) + "\n"

@@ -5,7 +5,6 @@ import re
 
 import pytest
 from fastar_nodes.tools.translate import (
-    FOLDER,
     LANGUAGES,
     NUMBERED,
     ROOT,
@@ -82,7 +81,7 @@ def test_a_table_holds_no_stale_texts(language):
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_translations_are_in_their_language_and_keep_what_is_typed(language):
     table = table_of(language)
-    for part in ("texts", "names", "categories", "templates", "messages"):
+    for part in ("texts", "names", "categories", "messages"):
         for english, other in table[part].items():
             if english not in INTERNATIONAL:
                 assert re.search(LETTERS[language], other), f"{other!r} is not in {language}"
@@ -118,18 +117,9 @@ def messages() -> set[str]:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_groups_messages_and_titles_of_templates_are_translated(language):
+def test_groups_of_the_menu_and_messages_are_translated(language):
     table = table_of(language)
     assert table["categories"].keys() == categories()
 
     assert "last run" in messages()
     assert table["messages"].keys() == messages()
-
-    # Templates whose file names begin with their number.
-    files = {path.stem.removesuffix(".app") for path in (ROOT / "workflows").glob("[0-9][0-9] *.json")}
-    assert files <= table["templates"].keys(), "translate their titles in tools/translations"
-    for english, other in table["templates"].items():
-        assert other[:3] == english[:3], "titles keep their number, by which the gallery is sorted"
-
-    titles = json.loads(other_texts(language))["templateWorkflows"]["template"][FOLDER]
-    assert not any("." in key for key in titles)
