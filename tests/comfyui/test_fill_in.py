@@ -193,3 +193,39 @@ def test_the_server_answers_a_mistake_with_a_sentence(comfy: Comfy) -> None:
     assert status == 400 and answer["error"].startswith("checkpoint: ")
     status, answer = asked(comfy, node="x" * 100_000)
     assert status == 400 and answer["error"] == "the request has more than 65536 bytes."
+
+
+# What a user's choice does to a widget on a subgraph's node.
+SUBGRAPH = "app.graph._nodes.find(n => n.subgraph).id"
+# The numbers that a run of FastHybrid in it would take, and those that its node shows.
+INSIDE = """async () => {
+    const prompt = (await app.graphToPrompt()).output
+    const {inputs} = Object.values(prompt).find(node => node.class_type === 'FastARFastHybridSampler')
+    const shown = app.graph._nodes.find(n => n.subgraph).widgets.map(w => [w.name, w.value])
+    return [inputs, Object.fromEntries(shown)]
+}"""
+
+
+def test_a_preset_that_a_subgraph_shows_fills_in_its_numbers(editor: Any) -> None:
+    """The demo's *fast* has lookahead 8, threshold 0.8, no lookahead_start; its *balanced* 4, 0.95 and 8."""
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("03 FastHybrid beside MAR - FastAR"))
+    editor.wait_for_timeout(1500)
+    node = editor.evaluate(SUBGRAPH)
+
+    editor.evaluate(SET, [node, "preset", "fast"])
+    inside, outside = editor.evaluate(INSIDE)
+    assert (inside["preset"], inside["lookahead"], inside["threshold"], inside["lookahead_start"]) == (
+        "fast",
+        8,
+        0.8,
+        0,
+    )
+    assert (outside["preset"], outside["lookahead"], outside["threshold"]) == ("fast", 8, 0.8)
+
+    editor.evaluate(SET, [node, "lookahead", 5])
+    inside, outside = editor.evaluate(INSIDE)
+    assert (inside["preset"], inside["lookahead"], outside["preset"], outside["lookahead"]) == ("custom", 5) * 2
+
+    editor.evaluate(SET, [node, "preset", "balanced"])
+    inside, outside = editor.evaluate(INSIDE)
+    assert (inside["lookahead"], inside["lookahead_start"], outside["lookahead"]) == (4, 8, 4)
