@@ -1,9 +1,9 @@
 """Draw the thumbnails of the templates: ``python -m fastar_nodes.tools.thumbnails [NUMBER ...]``.
 
 A template is run as it is opened, on the nodes of this checkout without a ComfyUI, and what it draws is enlarged
-smoothly to 512 x 512 pixels: one image, or those that are compared, without labels and figures. ComfyUI's example.png
-is replaced by a page of the picture book. A template that needs a download gets a sign instead. The frontend shows
-``NAME.jpg`` beside ``NAME.json``, of Apps too.
+smoothly to 512 x 512 pixels: one image, those that are compared, or an image before and after an edit, without labels
+and figures. A template that needs a download gets a sign instead. The frontend shows ``NAME.jpg`` beside
+``NAME.json``, of Apps too.
 """
 
 import argparse
@@ -74,7 +74,8 @@ def _images(template: Template) -> list[np.ndarray]:
     """What a template draws, each uint8 [H, W, 3]."""
     if sweeps := template.of("FastARSweep"):
         sweep = template.output(sweeps[0])
-        return [sweep.store.read(cell.key)[0] for cell in sweep.cells[:4]]
+        cells = [sweep.store.read(cell.key) for cell in sweep.cells[:4]]
+        return [images[0] for images, _ in cells]
 
     if races := template.of("FastARTimeLapse"):
         shown = []
@@ -87,6 +88,9 @@ def _images(template: Template) -> list[np.ndarray]:
         # What the Advisor recommends is another sampler on another machine: the plain sampler's image only.
         names = ["image_1"] if template.of("FastARAdvisor") else ["image_1", "image_2"]
         return [_pixels(template.given(comparisons[0], name)) for name in names]
+
+    if edits := template.of("FastARPasteInpaintedArea"):
+        return [_pixels(template.given(edits[0], "original")), _pixels(template.output(edits[0]))]
 
     node, slot = template.source(template.of("SaveImage")[0], "images")
     if node["type"] == "ImageScale":
