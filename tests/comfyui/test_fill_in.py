@@ -195,7 +195,7 @@ def test_the_server_answers_a_mistake_with_a_sentence(comfy: Comfy) -> None:
     assert status == 400 and answer["error"] == "the request has more than 65536 bytes."
 
 
-# What a user's choice does to a widget on a subgraph's node.
+# The node of a subgraph.
 SUBGRAPH = "app.graph._nodes.find(n => n.subgraph).id"
 # The numbers that a run of FastHybrid in it would take, and those that its node shows.
 INSIDE = """async () => {
