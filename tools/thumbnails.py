@@ -9,6 +9,7 @@ and figures. A template that needs a download gets a sign instead. The frontend 
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -35,7 +36,10 @@ class Template:
 
     def __init__(self, path: Path):
         sys.path[:0] = [str(ROOT / "tests" / "lib"), str(ROOT / "tests" / "nodes")]
-        import_module("fake_comfy").install()
+        fake_comfy = import_module("fake_comfy")
+        fake_comfy.install()
+        self._folder = tempfile.TemporaryDirectory()
+        fake_comfy.state.folder = Path(self._folder.name)  # for the cells of a sweep
         self._run = import_module("graphs").Run(import_module("test_schemas").CLASSES, {})
         self._run.open(json.loads(path.read_text(encoding="utf-8")))
 
