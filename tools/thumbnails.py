@@ -38,8 +38,8 @@ class Template:
         sys.path[:0] = [str(ROOT / "tests" / "lib"), str(ROOT / "tests" / "nodes")]
         fake_comfy = import_module("fake_comfy")
         fake_comfy.install()
-        self._folder = tempfile.TemporaryDirectory()
-        fake_comfy.state.folder = Path(self._folder.name)  # for the cells of a sweep
+        self._folder = tempfile.TemporaryDirectory()  # for the cells of a sweep
+        self._state = fake_comfy.state
         self._run = import_module("graphs").Run(import_module("test_schemas").CLASSES, {})
         self._run.open(json.loads(path.read_text(encoding="utf-8")))
 
@@ -55,8 +55,13 @@ class Template:
 
     def output(self, node: dict[str, Any], slot: int = 0) -> Any:
         """An output of a node."""
-        with torch.inference_mode():  # as ComfyUI runs nodes
-            return self._run.outputs(node["id"])[slot]
+        before = self._state.folder
+        self._state.folder = Path(self._folder.name)
+        try:
+            with torch.inference_mode():  # as ComfyUI runs nodes
+                return self._run.outputs(node["id"])[slot]
+        finally:
+            self._state.folder = before
 
     def given(self, node: dict[str, Any], name: str) -> Any:
         """What a connected input of a node gets."""
