@@ -17,7 +17,12 @@ from safetensors.torch import load_file, save_file
 
 # What makes sweeps and advice short, by node type.
 FEW = {
-    "FastARSweep": {"settings": "steps=4, diffusion_steps=6, threshold=0.8", "x_values": "0, 2", "folder": "shared"},
+    "FastARSweep": {
+        "settings": "steps=4, diffusion_steps=6, threshold=0.8",
+        "x": "lookahead",
+        "x_values": "0, 2",
+        "folder": "shared",
+    },
     "FastARAdvisor": {"repeats": 1, "measure": "PSNR", "least_psnr": 0.0},
     "ImageCompare": {"compare_view": {}},
 }
