@@ -1,14 +1,15 @@
 """Draw the thumbnails of the templates: ``python -m fastar_nodes.tools.thumbnails [NUMBER ...]``.
 
 A template is run as it is opened, on the nodes of this checkout without a ComfyUI, and what it draws is enlarged
-smoothly to 512 x 512 pixels: one image, or those that are compared, without labels and figures. ComfyUI's example.png
-is replaced by a page of the picture book. A template that needs a download gets a sign instead. The frontend shows
-``NAME.jpg`` beside ``NAME.json``, of Apps too.
+smoothly to 512 x 512 pixels: one image, those that are compared, or an image before and after an edit, without labels
+and figures. A template that needs a download gets a sign instead. The frontend shows ``NAME.jpg`` beside
+``NAME.json``, of Apps too.
 """
 
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -35,7 +36,10 @@ class Template:
 
     def __init__(self, path: Path):
         sys.path[:0] = [str(ROOT / "tests" / "lib"), str(ROOT / "tests" / "nodes")]
-        import_module("fake_comfy").install()
+        fake_comfy = import_module("fake_comfy")
+        fake_comfy.install()
+        self._folder = tempfile.TemporaryDirectory()  # for the cells of a sweep
+        self._state = fake_comfy.state
         self._run = import_module("graphs").Run(import_module("test_schemas").CLASSES, {})
         self._run.open(json.loads(path.read_text(encoding="utf-8")))
 
@@ -51,8 +55,13 @@ class Template:
 
     def output(self, node: dict[str, Any], slot: int = 0) -> Any:
         """An output of a node."""
-        with torch.inference_mode():  # as ComfyUI runs nodes
-            return self._run.outputs(node["id"])[slot]
+        before = self._state.folder
+        self._state.folder = Path(self._folder.name)
+        try:
+            with torch.inference_mode():  # as ComfyUI runs nodes
+                return self._run.outputs(node["id"])[slot]
+        finally:
+            self._state.folder = before
 
     def given(self, node: dict[str, Any], name: str) -> Any:
         """What a connected input of a node gets."""
@@ -74,7 +83,8 @@ def _images(template: Template) -> list[np.ndarray]:
     """What a template draws, each uint8 [H, W, 3]."""
     if sweeps := template.of("FastARSweep"):
         sweep = template.output(sweeps[0])
-        return [sweep.store.read(cell.key)[0] for cell in sweep.cells[:4]]
+        cells = [sweep.store.read(cell.key) for cell in sweep.cells[:4]]
+        return [images[0] for images, _ in cells]
 
     if races := template.of("FastARTimeLapse"):
         shown = []
@@ -87,6 +97,9 @@ def _images(template: Template) -> list[np.ndarray]:
         # What the Advisor recommends is another sampler on another machine: the plain sampler's image only.
         names = ["image_1"] if template.of("FastARAdvisor") else ["image_1", "image_2"]
         return [_pixels(template.given(comparisons[0], name)) for name in names]
+
+    if edits := template.of("FastARPasteInpaintedArea"):
+        return [_pixels(template.given(edits[0], "original")), _pixels(template.output(edits[0]))]
 
     node, slot = template.source(template.of("SaveImage")[0], "images")
     if node["type"] == "ImageScale":

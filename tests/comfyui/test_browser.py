@@ -203,7 +203,8 @@ def test_a_template_reads_on_a_laptop_and_runs(comfy, editor, info, name, artifa
     editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}_1920.png"))
     _open(editor, name, LAPTOP)
     editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}_1366.png"))
-    assert editor.evaluate("app.graph._nodes.map(n => n.id).sort()") == sorted(n["id"] for n in workflow["nodes"])
+    opened = editor.evaluate("app.graph._nodes.map(node => String(node.id))")
+    assert sorted(opened) == sorted(str(node["id"]) for node in workflow["nodes"])
     prompt = _sends_what_the_file_says(editor, workflow, info)
     (artifacts / f"{name}.api.json").write_text(json.dumps(prompt, indent=1), encoding="utf-8")
 
