@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comfy_host import Comfy, Rejected, defaults, renamed
+from comfy_host import Comfy, Rejected, defaults
 
 SCHEMAS = json.loads((Path(__file__).parents[1] / "nodes" / "schemas.json").read_text(encoding="utf-8"))
 USER_ERROR = "fastar.UserError"
@@ -76,9 +76,9 @@ def prompt(info: dict[str, Any], key: str, **inputs: Any) -> dict[str, Any]:
     def add(name: str) -> None:
         kind, links = NODES[name]
         values = defaults(info[kind], **links) if kind.startswith("FastAR") else dict(links)
-        values |= {k: v for k, v in renamed(values, FEW).items() if k in values}
+        values |= {k: v for k, v in FEW.items() if k in values}
         if name == key:
-            values = {k: v for k, v in {**values, **renamed(values, inputs)}.items() if v is not None}
+            values = {k: v for k, v in {**values, **inputs}.items() if v is not None}
         if name == "serial" and key == "text":
             values["condition"] = ["text", 0]
         built[name] = {"class_type": kind, "inputs": values}

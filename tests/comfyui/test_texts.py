@@ -83,7 +83,7 @@ def test_a_result_that_is_reused_says_the_same_again(comfy: Comfy, editor: Any, 
     editor.wait_for_timeout(1000)
     assert said and editor.evaluate(TEXT, "FastARFastHybridSampler") == ""
     editor.get_by_role("button", name="Run", exact=True).first.click()
-    editor.wait_for_timeout(4000)
+    editor.wait_for_function(f"type => ({TEXT})(type)", arg="FastARFastHybridSampler", timeout=60000)
     assert editor.evaluate(TEXT, "FastARFastHybridSampler") == said
 
 

@@ -101,6 +101,17 @@ def test_the_editor_and_the_server_agree_on_the_pairs_of_compare():
         assert {t for name, t in sockets.items() if name.startswith(f"{kind}_")} == {type_}
 
 
+def test_the_scripts_name_nodes_that_there_are():
+    """A name that was changed in Python only would go unnoticed until someone uses the editor."""
+    named = set()
+    for script in (Path(__file__).parents[2] / "web" / "js").glob("*.js"):
+        text = script.read_text(encoding="utf-8")
+        named |= set(re.findall(r'"(FastAR[A-Za-z]+)"', text)) - {"FastARLoad"}  # how the loaders begin
+        lower = {name.lower() for name in NODES}
+        assert set(re.findall(r"settings\.(fastar\w+)", text)) <= lower, script.name
+    assert len(named) > 5 and named <= NODES.keys()
+
+
 def _widget(part: Any) -> list[Any]:
     """Name, type, default, and choices or range. Menus of files are left out: they depend on the machine."""
     about = part.about
