@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from comfy_host import ROOT, Comfy, load_workflow
+from PIL import Image
 from test_browser import _no_complaint, _run, browser, editor  # noqa: F401  fixtures
 
 # ruff: noqa: F811
@@ -138,4 +139,57 @@ def test_names_and_tooltips_are_translated(translated, comfy, editor, artifacts)
     tooltip = about["inputs"]["preset"]["tooltip"]
     editor.screenshot(path=str(artifacts / f"tooltip {translated}_{editor.renderer}.png"))
     assert tooltip in editor.locator("body").inner_text().replace("\n", " ")
+    _no_complaint(editor)
+
+
+# Core's Compare Images with a red and a blue image, beside a node of ours.
+TWO_IMAGES = """async () => {
+    const add = (type, x, y) => {
+        const node = LiteGraph.createNode(type)
+        app.graph.add(node)
+        node.pos = [x, y]
+        return node
+    }
+    const compare = add('ImageCompare', 400, 100)
+    add('FastARClassLabel', 400, 600)
+    for (const [k, colour] of [0xff0000, 0x0000ff].entries()) {
+        const image = add('EmptyImage', 0, 100 + 250 * k)
+        for (const [name, value] of Object.entries({width: 64, height: 64, color: colour}))
+            image.widgets.find(w => w.name === name).value = value
+        image.connect(0, compare, compare.inputs.findIndex(i => i.name === ['image_a', 'image_b'][k]))
+    }
+    app.canvas.ds.scale = 1
+    app.canvas.centerOnNode(compare)
+    return compare.id
+}"""
+# The middle of the node's lower half on the screen.
+MIDDLE = """id => {
+    const {pos, size} = app.graph.getNodeById(id), {scale, offset} = app.canvas.ds
+    const box = app.canvas.canvas.getBoundingClientRect()
+    return [(pos[0] + size[0] / 2 + offset[0]) * scale + box.x, (pos[1] + size[1] / 2 + offset[1]) * scale + box.y]
+}"""
+
+
+def test_two_images_are_compared_with_a_divider(comfy: Comfy, editor: Any, artifacts: Path) -> None:
+    """Core's node shows them in Nodes 2.0 only; web/js/slider.js does in the classic renderer."""
+    editor.set_viewport_size({"width": 1200, "height": 800})
+    node = editor.evaluate(TWO_IMAGES)
+    assert not comfy.failure(_run(comfy, editor))
+    x, y = editor.evaluate(MIDDLE, node)
+
+    def colours(name: str) -> list[str]:
+        """What stands on both sides of the middle."""
+        path = artifacts / f"divider {name}_{editor.renderer}.png"
+        editor.screenshot(path=str(path))
+        shown = Image.open(path).convert("RGB")
+        names = {(255, 0, 0): "red", (0, 0, 255): "blue"}
+        return [names.get(shown.getpixel((round(x + side), round(y))), "other") for side in (-60, 60)]
+
+    editor.mouse.move(x, y)
+    editor.wait_for_timeout(1500)
+    middle = colours("in the middle")
+    editor.mouse.move(x + 100, y, steps=5)
+    editor.wait_for_timeout(1000)
+    right = colours("on the right")
+    assert (middle, right) == (["red", "blue"], ["red", "red"])
     _no_complaint(editor)

@@ -8,11 +8,12 @@ every failed run; the toast does not (test_browser.py).
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from comfy_host import Comfy, Rejected, defaults, renamed
+from comfy_host import Comfy, Rejected, defaults
 
 SCHEMAS = json.loads((Path(__file__).parents[1] / "nodes" / "schemas.json").read_text(encoding="utf-8"))
 USER_ERROR = "fastar.UserError"
@@ -76,9 +77,9 @@ def prompt(info: dict[str, Any], key: str, **inputs: Any) -> dict[str, Any]:
     def add(name: str) -> None:
         kind, links = NODES[name]
         values = defaults(info[kind], **links) if kind.startswith("FastAR") else dict(links)
-        values |= {k: v for k, v in renamed(values, FEW).items() if k in values}
+        values |= {k: v for k, v in FEW.items() if k in values}
         if name == key:
-            values = {k: v for k, v in {**values, **renamed(values, inputs)}.items() if v is not None}
+            values = {k: v for k, v in {**values, **inputs}.items() if v is not None}
         if name == "serial" and key == "text":
             values["condition"] = ["text", 0]
         built[name] = {"class_type": kind, "inputs": values}
@@ -111,6 +112,8 @@ LOADERS |= {"dtok": ("checkpoint", "ta_tok", "decoder"), "seen": ("ta_tok",), "t
 for key, fields in LOADERS.items():
     for field in fields:
         for name in FILES:
+            if (key, field) == ("mar", "checkpoint") and name in ("demo ", "mar-base"):
+                continue  # other spellings of entries of its menu
             BEFORE[f"{key}.{field} {name!r}"] = (key, {field: name}, field)
 # Numbers outside their range, words for numbers, choices that are none: of every node.
 for key, (kind, _) in NODES.items():
@@ -139,8 +142,6 @@ for key, (kind, _links) in NODES.items():
             BEFORE[f"{key}.{name} muted"] = (key, {name: None}, name)
 BEFORE["an image without its sampler"] = ("see", {"samples": None}, "samples")
 BEFORE["an image without its decoder"] = ("see", {"vae": None}, "vae")
-BEFORE["a prompt for a MAR"] = ("plain", {"condition": ["text", 0]}, "condition")
-BEFORE["codes for FastHybrid"] = ("hybrid", {"condition": ["seen", 0]}, "condition")
 
 
 def is_plain(text: str) -> bool:
@@ -155,13 +156,20 @@ def rejection(comfy: Comfy, graph: dict[str, Any]) -> dict[str, Any]:
     return json.loads(str(problem.value))
 
 
+def blamed(error: dict[str, Any]) -> str:
+    """The input that a sentence is about: ComfyUI puts the sentence of a node that checks several inputs on each."""
+    name = error["extra_info"]["input_name"]
+    own = re.match(r"(\w+): ", error["details"].removeprefix(f"{name} - "))
+    return own[1] if own else name
+
+
 @pytest.mark.parametrize("name", BEFORE)
 def test_rejected_before_the_run_and_only_what_is_wrong_is_blamed(comfy, info, name):
     key, inputs, field = BEFORE[name]
     answer = rejection(comfy, prompt(info, key, **inputs))
     assert set(answer["node_errors"]) == {key}, answer
     errors = answer["node_errors"][key]["errors"]
-    assert {error["extra_info"]["input_name"] for error in errors} == {field}, errors
+    assert {blamed(error) for error in errors} == {field}, errors
     told = " ".join(f"{error['message']}: {error['details']}" for error in errors)
     assert is_plain(told) and len(told) < 1500, told
 
@@ -179,6 +187,7 @@ AT_RUN_TIME: dict[str, Case] = {
     "a wired period below its range": ("cache", {"refresh_period": ["below", 0]}, "refresh_period"),
     "a wired -1 for the model's own": ("serial", {"top_k": ["below", 0]}, "top_k"),
     "a text for a model of class labels": ("text", {"allow_download": True}, "condition"),
+    "codes for a MAR": ("hybrid", {"condition": ["seen", 0]}, "condition"),
     "a wired column count": ("compare", {"columns": ["thousand", 0]}, "columns"),
     "a MAR's latent on a token decoder": ("see", {"vae": ["gpt", 1]}, "samples"),
     "a token latent on a MAR's decoder": ("see", {"samples": ["serial", 0]}, "samples"),

@@ -78,7 +78,7 @@ def test_a_result_that_is_reused_says_the_same_again(comfy: Comfy, editor: Any, 
     editor.wait_for_timeout(1000)
     assert said and editor.evaluate(TEXT, "FastARMARSampler") == ""
     editor.get_by_role("button", name="Run", exact=True).first.click()
-    editor.wait_for_timeout(4000)
+    editor.wait_for_function(f"type => ({TEXT})(type)", arg="FastARMARSampler", timeout=60000)
     assert editor.evaluate(TEXT, "FastARMARSampler") == said
 
 

@@ -94,13 +94,20 @@ function tellFailure({ detail }) {
   if (detail?.exception_type === USER_ERROR) tell(detail.node_id, detail.node_type, String(detail.exception_message).trim())
 }
 
-/** The first reason that our nodes gave for rejecting a graph, and how many more there are; ComfyUI writes "input - reason". */
+/** ComfyUI writes "input - reason", for every input that the node checks; a reason of a node that checks several names the input itself. */
+function sentenceOf(details) {
+  const [input, ...rest] = details.split(" - ")
+  const reason = rest.join(" - ")
+  return /^\w+: /.test(reason) ? reason : `${input}: ${reason}`
+}
+
+/** The first reason that our nodes gave for rejecting a graph, and how many more there are. */
 function tellReasons(rejected) {
   const reasons = []
   for (const [id, { class_type, errors }] of Object.entries(rejected ?? {}))
     for (const { type, details } of errors)
       if (class_type.startsWith("FastAR") && type === "custom_validation_failed")
-        reasons.push([id, class_type, details.replace(" - ", ": ")])
+        reasons.push([id, class_type, sentenceOf(details)])
   if (!reasons.length) return
 
   const [id, type, sentence] = reasons[0]
