@@ -22,11 +22,11 @@ from ..cli.options import choose_device, whole
 from ..errors import UserError
 from ..reports.files import typed_path
 from ..reports.table import markdown
-from . import paper as papers
+from . import paper_files
 from .features import INCEPTION, load_extractor, open_reference
 from .folder import Folder
 from .measures import FEATURES, JUDGE, MEASURES, Means, Result, check, evaluate, results_table
-from .paper import Paper
+from .paper_files import Paper
 from .statistics import RESAMPLES
 from .store import Store
 
@@ -64,8 +64,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     folder = Folder(options.folder)
-    paper = papers.stored(folder)
-    stores = {"": Store(options.folder)} if paper is None else papers.stores(folder, paper)
+    paper = paper_files.stored(folder)
+    stores = {"": Store(options.folder)} if paper is None else paper_files.stores(folder, paper)
     measures = _measures_of(paper, stores, options)
 
     resamples = whole(options.resamples, "resamples", 10, 100_000)
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
         _measure(name, stores[name], own, means, unsaved)
 
     if paper is not None:
-        print(papers.comparison(paper, stores))
+        print(paper_files.comparison(paper, stores))
 
     if unsaved:
         raise UserError(f"{unsaved[0].rstrip('.')}; the tables above are all that is left of this evaluation.")

@@ -36,10 +36,10 @@ from ..model_loaders.families import DTYPES, INT8
 from ..model_loaders.networks.speed import PLAIN
 from ..reports.files import typed_path
 from ..reports.table import markdown
-from . import paper as papers
+from . import paper_files
 from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unfinished
 from .folder import Folder
-from .paper import Paper
+from .paper_files import Paper
 from .records import Cell, Shard, ranges
 from .records import whole as in_range
 from .spec import LIMITS, Spec, from_table, read_prompts, read_table, with_values
@@ -115,15 +115,15 @@ def run(options: argparse.Namespace) -> int:
     folder = Folder(options.out) if options.out else None
     if paper is not None and folder is not None and not options.dry_run:
         folder.check("out")
-        papers.keep(folder, paper)
+        paper_files.keep(folder, paper)
 
     for name, spec in specs.items():
         if name:
             print(f"\n{name}\n", flush=True)
-        _run(options, spec, papers.place(options.out, name) if options.out and name else options.out, place)
+        _run(options, spec, paper_files.place(options.out, name) if options.out and name else options.out, place)
 
     if paper is not None and folder is not None and rank == 0 and not options.dry_run:
-        print(f"\n{papers.comparison(paper, papers.stores(folder, paper))}")
+        print(f"\n{paper_files.comparison(paper, paper_files.stores(folder, paper))}")
     return 0
 
 
@@ -179,8 +179,8 @@ def _specs(options: argparse.Namespace) -> tuple[Paper | None, dict[str, Spec]]:
 
     paper = None
     specs: Mapping[str, Spec]
-    if papers.is_paper(table):
-        paper = papers.paper_of(table)
+    if paper_files.is_paper(table):
+        paper = paper_files.paper_of(table)
         specs = paper.sweeps
     else:
         specs = {"": from_table(table)}

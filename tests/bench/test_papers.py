@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import tiny_papers
 import torch
-from fastar_nodes.bench import paper as papers
+from fastar_nodes.assembly import Source
+from fastar_nodes.bench import paper_files, sweep
+from fastar_nodes.bench.engines import run_here
 from fastar_nodes.bench.features import INCEPTION, Extractor, open_reference, resized
 from fastar_nodes.bench.measures import Means, Result, evaluate, latest
 from fastar_nodes.bench.records import Shard, shard_key
 from fastar_nodes.bench.spec import expand, read_table
 from fastar_nodes.bench.store import Store
+from fastar_nodes.bench.work import Models, Worker
 from fastar_nodes.cli import options
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub, text
@@ -31,7 +34,7 @@ def path_of(name):
 
 
 def paper_of(name):
-    return papers.paper_of(read_table(path_of(name)))
+    return paper_files.paper_of(read_table(path_of(name)))
 
 
 def cells_of(table):
@@ -47,9 +50,10 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def tiny(models, monkeypatch):
-    """Tiny models in the place of the catalogue's."""
+    """Tiny models in the place of the catalogue's; their files by id."""
     monkeypatch.setattr(options, "find_file", tiny_papers.finder(models))
     monkeypatch.setattr(text, "load_text_encoder", lambda *_: tiny_papers.TextEncoder())
+    return models
 
 
 OPTIONS = "--images 1 --batch 1 --threads 1 --dtype fp32 --device cpu"
@@ -65,8 +69,8 @@ def test_every_cell_of_every_paper_runs(name, tiny, cli, tmp_path):
     assert answer.code == 0, answer.err
 
     paper = paper_of(name)
-    for sweep, spec in paper.sweeps.items():
-        store = Store(tmp_path / "drawn" / sweep)
+    for name, spec in paper.sweeps.items():
+        store = Store(tmp_path / "drawn" / name)
         assert len(store.cells()) == len(expand(spec)), "no two cells are the same"
         assert all(len(store.shards(cell)) == 1 for cell in store.cells())
 
@@ -148,9 +152,9 @@ def test_settings_of_a_cell_are_those_of_its_row():
     """Of a few cells, by hand: shared settings, then the sweep's, then the cell's own."""
     cells = {}
     for name in ("fasthybrid", "cspd", "par"):
-        for sweep, spec in paper_of(name).sweeps.items():
+        for of, spec in paper_of(name).sweeps.items():
             for combination in expand(spec):
-                cells[sweep, combination.title] = (spec, dict(combination.asked))
+                cells[of, combination.title] = (spec, dict(combination.asked))
 
     spec, asked = cells["mar-huge", "FastHybrid"]
     assert (spec.model, spec.images, spec.batch) == ("mar-huge", 50000, 8)
@@ -370,10 +374,10 @@ BAD = [
 @pytest.mark.parametrize("says, table", BAD, ids=[says for says, _ in BAD])
 def test_a_wrong_paper_is_refused_in_a_sentence(says, table, tmp_path, cli, sentence):
     with pytest.raises(UserError, match=f"^({says})"):
-        papers.paper_of(table)
+        paper_files.paper_of(table)
 
     (tmp_path / "paper.json").write_text(json.dumps(table))
-    if papers.is_paper(table):
+    if paper_files.is_paper(table):
         sentence(cli("sweep paper.json --out drawn"))
         assert not (tmp_path / "drawn").exists()
 
@@ -391,7 +395,7 @@ def test_a_folder_holds_the_sweeps_of_one_paper(made, cli, sentence, tmp_path):
 def test_models_that_read_text_need_prompts(tiny, cli, tmp_path):
     """The remedy of the message works: a file of prompts."""
     table = read_table(tiny_papers.with_few_steps(path_of("mulosd"), tmp_path / "paper.json"))
-    table["sweeps"] = [sweep for sweep in table["sweeps"] if sweep["name"] == "tar-7b-512"]
+    table["sweeps"] = [entry for entry in table["sweeps"] if entry["name"] == "tar-7b-512"]
     table["tables"] = [{"title": "One", "rows": [{"row": "MuLo-SD", "cell": "tar-7b-512/mulosd"}]}]
     (tmp_path / "one.json").write_text(json.dumps(table))
     refused = cli(f"sweep one.json {OPTIONS} --out drawn")
@@ -401,3 +405,28 @@ def test_models_that_read_text_need_prompts(tiny, cli, tmp_path):
     answer = cli(f"sweep one.json {OPTIONS} --prompts prompts.txt --out drawn")
     assert answer.code == 0, answer.err
     assert cells_of(answer.out)[-1][:2] == ["MuLo-SD", "1"]
+
+
+def test_every_sweep_of_a_paper_goes_to_ray(tiny, cli, tmp_path, monkeypatch):
+    """A cluster is connected once, and gets every sweep with the folder of its own."""
+    connected, asked = [], []
+
+    class Ray:
+        cluster_resources = staticmethod(dict)
+
+    def connect(cluster):
+        connected.append(cluster.address)
+        return Ray
+
+    def run_on_ray(store, spec, tasks, cluster, models, numbers):
+        asked.append((Path(store.folder.address).name, spec.model, len(tasks), cluster.workers))
+        files = Source(tiny_papers.finder(tiny), torch.device("cpu"), spec.dtype)
+        return run_here(Worker(store, Models(spec, files)), tasks)
+
+    monkeypatch.setattr(sweep, "connect", connect)
+    monkeypatch.setattr(sweep, "run_on_ray", run_on_ray)
+    answer = cli("sweep", path_of("par"), *OPTIONS.split(), "--out", "drawn", "--ray", "head:6379", "--workers", 3)
+    assert answer.code == 0, answer.err
+    assert connected == ["head:6379"]
+    assert [entry[1:] for entry in asked] == [(spec.model, 1, 3) for spec in paper_of("par").sweeps.values()]
+    assert [entry[0] for entry in asked] == list(paper_of("par").sweeps)
