@@ -113,7 +113,7 @@ class Paper:
 
     def measures(self, sweep: str) -> list[str]:
         """Measures of the command evaluate that the tables have of a sweep; [] for one whose times alone they have."""
-        wanted = set()
+        wanted: set[str] = set()
         for table in self.tables:
             if any(row.cell[0] == sweep for row in table.rows):
                 wanted.update(table.columns)
@@ -190,7 +190,7 @@ def _sweep(shared: Mapping[str, Any], entry: Mapping[str, Any]) -> tuple[str, Sp
         )
 
     own = {key: value for key, value in entry.items() if key != "name"}
-    settings = {}
+    settings: dict[str, Any] = {}
     for table in (shared.get("set", {}), own.get("set", {})):
         if not isinstance(table, Mapping):
             raise UserError(
@@ -442,7 +442,7 @@ def _of_shards(store: Store, cell: Cell) -> dict[str, float | None]:
         found["acceptance"] = total["accepted"] / verified
 
     peaks = [times.get("peak_memory_bytes") for times in store.times(cell).values()]
-    known = [peak for peak in peaks if in_range(peak, 1, 1 << 50)]
+    known = [int(peak) for peak in peaks if peak is not None and in_range(peak, 1, 1 << 50)]
     if known:
         found["memory"] = max(known)
 

@@ -174,6 +174,13 @@ def _specs(options: argparse.Namespace) -> tuple[Paper | None, dict[str, Spec]]:
 
     A spec that is no paper's has the name "".
     """
+    values: dict[str, Any] = {"dtype": options.dtype}
+    for name in _NUMBERS:
+        text = getattr(options, name)
+        if text is not None:
+            low, high = LIMITS[name]
+            values[name] = whole(text, name, low, high)
+
     path = typed_path(options.spec, "spec")
     table = read_table(path)
 
@@ -185,12 +192,6 @@ def _specs(options: argparse.Namespace) -> tuple[Paper | None, dict[str, Spec]]:
     else:
         specs = {"": from_table(table)}
 
-    values: dict[str, Any] = {"dtype": options.dtype}
-    for name in _NUMBERS:
-        text = getattr(options, name)
-        if text is not None:
-            low, high = LIMITS[name]
-            values[name] = whole(text, name, low, high)
     if options.prompts is not None:
         values["prompts"] = read_prompts(typed_path(options.prompts, "prompts"))
 

@@ -497,3 +497,12 @@ def test_an_unknown_preset_is_quoted(node):
     assert "the text 'fastest', none of " in said("fastest") and ", custom; choose one of them" in said("fastest")
     assert "the number 5, none of " in said(5)
     assert len(said("x" * 1_000_000)) < 200
+
+
+def test_the_first_run_of_a_network_begins_untimed(cold):
+    """Its seconds can be compared with those of the next: libraries were initialised before."""
+    model = a_mar()
+    _, first = sample(samplers.MARSampler, model=model, steps=4, diffusion_steps=4)
+    _, second = sample(samplers.FastHybridSampler, model=model, steps=4, diffusion_steps=4)
+    assert not first.first_run and not second.first_run
+    assert first.counts["transformer_passes"] == 4
