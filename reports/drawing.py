@@ -152,17 +152,11 @@ def check_batch(images: np.ndarray, name: str) -> np.ndarray:
 
 
 def resize(image: np.ndarray, width: int, height: int) -> np.ndarray:
-    """Resize uint8 [H, W, 3]: nearest neighbour for integer factors, Lanczos otherwise."""
-    h, w = image.shape[:2]
-    if (h, w) == (height, width):
+    """Resize uint8 [H, W, 3] smoothly (Lanczos)."""
+    if image.shape[:2] == (height, width):
         return image
 
-    if width % w == 0 and height % h == 0:
-        resample = Image.Resampling.NEAREST
-    else:
-        resample = Image.Resampling.LANCZOS
-
-    return np.asarray(Image.fromarray(image).resize((width, height), resample))
+    return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.LANCZOS))
 
 
 def contact_sheet(images: np.ndarray, columns: int = 0, gap: int = 2) -> np.ndarray:

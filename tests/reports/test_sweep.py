@@ -257,7 +257,7 @@ def test_names_are_beside_their_rows_and_above_their_columns(tmp_path, pen):
     sweep = made(tmp_path, (7, 8))
     pasted = []
     grid = sweep_grid(sweep, 128)
-    cell = picture(99)[0].repeat(8, 0).repeat(8, 1)
+    cell = drawing.resize(picture(99)[0], 128, 128)
     for y, x in zip(*np.nonzero((grid == cell[0, 0]).all(-1)), strict=True):
         found = grid[y : y + 128, x : x + 128]
         if found.shape == cell.shape and (found == cell).all():
