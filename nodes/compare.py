@@ -73,7 +73,7 @@ def automatic_labels(reports: Sequence[Report | None]) -> list[str]:
         same_method = [_settings_of(r) for r in reports if r is not None and r.sampler == report.sampler]
         varied = []
         for name, value in own.items():
-            if any(other.get(name) != value for other in same_method):
+            if value is not None and any(other.get(name) != value for other in same_method):
                 varied.append(f"{name.replace('_', ' ')} {value}")
         labels.append(f"{_title(report.sampler)} {', '.join(varied)}".strip())
 

@@ -21,7 +21,8 @@ from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR
+from fastar_nodes.samplers.registry import FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR
+from janus_files import one_file
 from tiny_files import GPT_SIZE, MAR_SIZE, write, write_gpt, write_vq
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -284,3 +285,10 @@ def test_latents_that_are_not_finite_are_not_the_decoders_fault(demo):
     result = SimpleNamespace(latents=latents, report=Report("mar", "m", {}, 1, 1, "cpu"))
     with pytest.raises(UserError, match=f"^model: {demo.model.name} computed latents that are not finite"):
         assembly.decode(demo, result)
+
+
+def test_the_outline_of_a_janus_needs_no_weights(tmp_path):
+    """Its image tokens are computed once from two networks."""
+    ready = assembly.outline(JANUS, "mine", one_file(tmp_path / "janus.safetensors"))
+    assert ready.model.grid == 4
+    assert all(parameter.device.type == "meta" for parameter in ready.model.net.parameters())

@@ -104,8 +104,9 @@ class Janus(Llama):
         device = self.compute_device
         table = torch.empty(vocab, self.config.dim, dtype=self.norm.weight.dtype, device=device)
         with torch.no_grad():
-            for tokens in torch.arange(vocab, device=device).split(_ROWS):
-                table[tokens[0] : tokens[-1] + 1] = self.tok_embeddings(tokens)
+            for first in range(0, vocab, _ROWS):
+                tokens = torch.arange(first, min(first + _ROWS, vocab), device=device)
+                table[first : first + len(tokens)] = self.tok_embeddings(tokens)
 
         self.tok_embeddings = Embedding.from_pretrained(table)
         return self

@@ -75,6 +75,8 @@ def test_automatic_labels_tell_what_differs():
     fast = [a_report("fasthybrid", threshold=t, k=1) for t in (0.8, 0.9)]
     names = compare.automatic_labels([a_report("mar"), None, *fast, a_report("fasthybrid+lazymar")])
     assert names == ["MAR", "image 2", "FastHybrid threshold 0.8", "FastHybrid threshold 0.9", "FastHybrid + LazyMAR"]
+    own, other = (a_report("mar", t_max=t) for t in (None, 950))
+    assert compare.automatic_labels([own, other]) == ["MAR", "MAR t max 950"]
 
 
 def test_token_map_and_a_report():
