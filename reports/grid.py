@@ -227,7 +227,7 @@ def _cell_image(batch: np.ndarray, limit: tuple[int, int], baseline: np.ndarray 
     columns = math.ceil(math.sqrt(n))
     rows = math.ceil(n / columns)
     factor = max(1, min(round(_TARGET_WIDTH / (columns * w)), _TARGET_HEIGHT // (rows * h)))
-    enlarged = batch.repeat(factor, axis=1).repeat(factor, axis=2)
+    enlarged = np.stack([resize(image, w * factor, h * factor) for image in batch])
     sheet = contact_sheet(enlarged, columns, gap=2 if n > 1 else 0)
 
     # Reduce a sheet that is too large.

@@ -137,7 +137,7 @@ def test_elongated_and_large_pictures_are_fitted(shape) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cells", "columns"), [(60, 60), (30, 1), (60, 0)])
+@pytest.mark.parametrize(("cells", "columns"), [(60, 60), (26, 1), (60, 0)])
 def test_many_cells_are_reduced_to_fit(cells: int, columns: int) -> None:
     colours = [(i, 255 - i, 7) for i in range(cells)]
     out = p.compare_grid([flat(colour) for colour in colours], ["x"] * cells, [None] * cells, columns)

@@ -25,6 +25,7 @@ from ...model_loaders.networks.hybrid import (
     PromptConditioning,
 )
 from ...model_loaders.tokenizer import load_tokenizer
+from ...reports.record import fingerprint
 from ...samplers.mar.diffusion import HeadBatch, denoise
 from ...samplers.mar.loop import FullTransformer, begin
 from ...samplers.mar.mar import annealed_steps
@@ -207,6 +208,9 @@ class _Recorded:
 
     def __len__(self) -> int:
         return self.images
+
+    def digests(self) -> tuple[str, ...]:
+        return tuple(fingerprint(self.kind, ids.tolist()) for ids in self.ids[: self.images])
 
     def rows(self, model: Any, guided: bool) -> PromptConditioning:
         read = [model.hybrid.read(ids) for ids in self.ids[: self.images + guided]]
