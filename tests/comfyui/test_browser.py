@@ -252,19 +252,25 @@ TO_THE_BOTTOM = """type => {
 
 
 def test_a_message_covers_neither_the_node_nor_other_messages_and_ends_with_the_next_run(comfy, editor, artifacts):
-    """Two nodes that are refused, one of them in a subgraph: one message, which names both titles."""
-    blueprint = json.loads((ROOT / "subgraphs" / "Compare FastHybrid with MAR.json").read_text(encoding="utf-8"))
+    """A node in a subgraph that is refused: one message, which names both titles."""
+    blueprint = json.loads((ROOT / "subgraphs" / "Inpaint (MAR).json").read_text(encoding="utf-8"))
     editor.set_viewport_size({"width": 1366, "height": 768})
     editor.evaluate("graph => app.loadGraphData(graph)", blueprint)
     editor.wait_for_timeout(1500)
     title = editor.evaluate("app.graph._nodes[0].title")
     inner = """text => {
-        for (const node of app.graph._nodes[0].subgraph.nodes)
+        const outer = app.graph._nodes[0]
+        for (const node of outer.subgraph.nodes)
             if (node.type === 'FastARClassLabel') node.widgets.find(w => w.name === 'labels').value = text
-        for (const widget of app.graph._nodes[0].widgets) if (widget.name === 'labels') widget.value = text
+        for (const widget of outer.widgets) if (widget.name === 'labels') widget.value = text
+        for (const [type, input] of [['EmptyImage', 'image'], ['SolidMask', 'mask']]) {
+            const source = LiteGraph.createNode(type)
+            app.graph.add(source)
+            source.connect(0, outer, outer.inputs.findIndex(i => i.name === input))
+        }
         const saved = LiteGraph.createNode('PreviewImage')
         app.graph.add(saved)
-        app.graph._nodes[0].connect(0, saved, 0)
+        outer.connect(0, saved, 0)
     }"""
     editor.evaluate(inner, "catt")
     editor.get_by_role("button", name="Run", exact=True).first.click()
