@@ -581,6 +581,9 @@ def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: So
     """
     seed = checked_seed(seed)
     if not has_run(loaded.model.net):
+        # What is wrong on a socket is told before anything runs.
+        check(entry, loaded, settings, seed, sockets)
+
         # Otherwise the seconds would include the initialisation of libraries, and the first sampler of a comparison
         # would look slow.
         beginning, _ = start(entry, loaded, short(entry, settings), seed, sockets)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import conditioning, editing, host, loaders, samplers
+from fastar_nodes.nodes import conditioning, editing, host, loaders, running, samplers
 from fastar_nodes.nodes.host import Loaded
 from fastar_nodes.nodes.vae import VQ, mark
 from fastar_nodes.reports.record import GIVEN
@@ -499,10 +499,22 @@ def test_an_unknown_preset_is_quoted(node):
     assert len(said("x" * 1_000_000)) < 200
 
 
-def test_the_first_run_of_a_network_begins_untimed(cold):
-    """Its seconds can be compared with those of the next: libraries were initialised before."""
-    model = a_mar()
-    _, first = sample(samplers.MARSampler, model=model, steps=4, diffusion_steps=4)
-    _, second = sample(samplers.FastHybridSampler, model=model, steps=4, diffusion_steps=4)
-    assert not first.first_run and not second.first_run
-    assert first.counts["transformer_passes"] == 4
+@pytest.mark.parametrize("node", NODES.values())
+def test_the_first_run_of_a_network_begins_untimed(node, cold):
+    """Its seconds can be compared with those of the next, and its result is that of any other run."""
+    few = {name: number for name, number in SHORT.items() if name in knobs(kind_of(node))}
+    for preset in {"custom", "balanced", "fast"} & {*node.options()}:
+        networks = models(node)
+        first, report = sample(node, **networks, **few, preset=preset)
+        again, second = sample(node, **networks, **few, preset=preset)
+        assert torch.equal(first, again)
+        assert report.counts == second.counts
+        assert not report.first_run and not second.first_run
+
+
+def test_a_mistake_is_told_before_the_untimed_beginning(cold, monkeypatch):
+    ran = []
+    monkeypatch.setattr(running, "run_beginning", ran.append)
+    with pytest.raises(UserError, match="^mask: "):
+        sample(samplers.MARSampler, model=a_mar(), latent_image=PICTURE)
+    assert not ran
