@@ -6,16 +6,18 @@ folder, links followed.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import posixpath
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, first_line
-from ..reports.files import FULL, typed_path, writable
+from ..reports.files import FULL, as_text, typed_path, writable
 
 # Between a file's name and the mark of the process that writes it.
 PART = ".part-"
@@ -104,6 +106,34 @@ class Folder:
             raise
         except (OSError, ValueError) as e:
             raise UserError(f"folder: {name[:200]} in {self.address} cannot be read ({first_line(e)}).") from None
+
+    def read_json(self, name: str, most: int) -> dict[str, Any] | None:
+        """An object in a JSON file of at most ``most`` bytes; None if there is no such file.
+
+        Raises:
+            UserError: it holds something else.
+        """
+        data = self.read(name, most)
+        if data is None:
+            return None
+
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            found = None
+
+        if not isinstance(found, dict):
+            raise self.damaged(name)
+
+        return found
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write an object as a JSON file."""
+        self.write(name, as_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n"))
+
+    def damaged(self, name: str) -> UserError:
+        """The error for a file that is missing or damaged."""
+        return UserError(f"folder: {name} in {self.address} is missing or damaged; delete it and run again.")
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file, unless it has this content already: under a temporary name, which is replaced at the end."""

@@ -28,7 +28,6 @@ of the file, and the folder of each sweep under its name.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -37,7 +36,6 @@ from typing import Any
 
 from ..cli.planning import by_key
 from ..errors import UserError
-from ..reports.files import as_text
 from ..reports.table import figure, markdown
 from .curve import Time, paired
 from .features import INCEPTION
@@ -311,23 +309,13 @@ def keep(folder: Folder, paper: Paper) -> None:
             "name another --out."
         )
 
-    folder.write(PAPER, as_text(json.dumps(paper.source, indent=1, ensure_ascii=False) + "\n"))
+    folder.write_json(PAPER, paper.source)
 
 
 def stored(folder: Folder) -> Paper | None:
     """The paper whose sweeps a folder holds; None if it holds none."""
-    data = folder.read(PAPER, _MOST_PAPER)
-    if data is None:
-        return None
-
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        found = None
-
-    if not isinstance(found, dict):
-        raise UserError(f"folder: {PAPER} in {folder.address} is damaged; run the sweep again, which writes it.")
-    return paper_of(found)
+    found = folder.read_json(PAPER, _MOST_PAPER)
+    return None if found is None else paper_of(found)
 
 
 def stores(folder: Folder, paper: Paper) -> dict[str, Store]:

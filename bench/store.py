@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..reports.files import as_text
 from ..reports.table import markdown
 from ..samplers.batches import SPLIT
 from .folder import Folder
@@ -67,7 +66,7 @@ class Store:
 
     def manifest(self) -> dict[str, Any] | None:
         """What was asked; None if the folder holds no sweep."""
-        found = self._json(MANIFEST, _MOST_MANIFEST)
+        found = self.folder.read_json(MANIFEST, _MOST_MANIFEST)
 
         if found is not None and found.get("format") != FORMAT:
             form = str(found.get("format"))[:40]
@@ -85,9 +84,9 @@ class Store:
             names: Any = found.get("cells")
             batch: Any = found.get("batch")
             if not isinstance(names, list) or not 0 < len(names) <= MOST_CELLS or not whole(batch, 1, MOST_BATCH):
-                raise self._damaged(MANIFEST)
+                raise self.folder.damaged(MANIFEST)
             if not all(isinstance(name, str) and ID.fullmatch(name) for name in names):
-                raise self._damaged(MANIFEST)
+                raise self.folder.damaged(MANIFEST)
 
             self._batch = batch
             self._cells = {name: self._cell(name, names) for name in names}
@@ -97,15 +96,15 @@ class Store:
     def _cell(self, name: str, names: Sequence[str]) -> Cell:
         """The record of a cell; its id is the name of its folder, and its baseline one of the cells."""
         path = f"cells/{name}/cell.json"
-        found = self._json(path) or {}
+        found = self.folder.read_json(path, _MOST_RECORD) or {}
 
         try:
             cell = checked(Cell, found)
         except ValueError:
-            raise self._damaged(path) from None
+            raise self.folder.damaged(path) from None
 
         if cell.id != name or cell.baseline not in (None, *names):
-            raise self._damaged(path)
+            raise self.folder.damaged(path)
 
         return cell
 
@@ -121,7 +120,7 @@ class Store:
     def shard(self, cell: Cell, first: int, count: int) -> Shard | None:
         """A finished shard; None if it is missing, damaged, or belongs to another cell."""
         try:
-            found = self._json(f"cells/{cell.id}/{stem(first, count)}.json") or {}
+            found = self.folder.read_json(f"cells/{cell.id}/{stem(first, count)}.json", _MOST_RECORD) or {}
             shard = checked(Shard, found)
         except ValueError:  # a UserError for a damaged file among them
             return None
@@ -158,14 +157,14 @@ class Store:
         """Images of a shard, uint8 [n, H, W, 3]."""
         found = self._array(cell, shard, "arr_0")
         if found.dtype != np.uint8 or found.shape != (shard.count, *cell.size, 3):
-            raise self._damaged(f"cells/{cell.id}/{shard.stem}.npz")
+            raise self.folder.damaged(f"cells/{cell.id}/{shard.stem}.npz")
         return found
 
     def labels(self, cell: Cell, shard: Shard) -> np.ndarray:
         """Class ids of a shard, int64 [n], or its prompts, text [n]; raises as :meth:`pictures`."""
         found = self._array(cell, shard, "labels")
         if found.shape != (shard.count,) or found.dtype != np.int64 and found.dtype.kind != "U":
-            raise self._damaged(f"cells/{cell.id}/{shard.stem}.npz")
+            raise self.folder.damaged(f"cells/{cell.id}/{shard.stem}.npz")
         return found
 
     def _array(self, cell: Cell, shard: Shard, name: str) -> np.ndarray:
@@ -176,7 +175,7 @@ class Store:
         try:
             return from_npz(data or b"", name)
         except ValueError:
-            raise self._damaged(path) from None
+            raise self.folder.damaged(path) from None
 
     def times(self, cell: Cell) -> dict[int, dict[str, Any]]:
         """What a worker recorded of each shard that was drawn at once, with its count, by first image.
@@ -185,7 +184,7 @@ class Store:
         """
         out = {}
         for shard in self.shards(cell):
-            found = self._json(f"cells/{cell.id}/{shard.stem}.time.json") or {}
+            found = self.folder.read_json(f"cells/{cell.id}/{shard.stem}.time.json", _MOST_RECORD) or {}
 
             at_once = SPLIT not in shard.note
             seconds: Any = found.get("seconds")
@@ -210,7 +209,7 @@ class Store:
             try:
                 lines = [json.loads(line) for line in data.splitlines() if line.strip()]
             except (ValueError, RecursionError):
-                raise self._damaged(f"{RESULTS}/{name}") from None
+                raise self.folder.damaged(f"{RESULTS}/{name}") from None
 
             yield from lines
 
@@ -252,8 +251,8 @@ class Store:
             )
 
         for cell in cells:
-            self._write(f"cells/{cell.id}/cell.json", asdict(cell))
-        self._write(MANIFEST, {"format": FORMAT, **manifest, "cells": names})
+            self.folder.write_json(f"cells/{cell.id}/cell.json", asdict(cell))
+        self.folder.write_json(MANIFEST, {"format": FORMAT, **manifest, "cells": names})
 
         self._cells = None
 
@@ -268,10 +267,10 @@ class Store:
         data = to_npz(arr_0=pictures, labels=labels)
 
         self.folder.write(f"{name}.npz", data)
-        self._write(f"{name}.time.json", times)
+        self.folder.write_json(f"{name}.time.json", times)
 
         record = replace(shard, bytes=len(data), sha256=sha256(pictures))
-        self._write(f"{name}.json", asdict(record))
+        self.folder.write_json(f"{name}.json", asdict(record))
         return record
 
     def discard(self, cell: Cell, first: int, count: int) -> None:
@@ -283,30 +282,6 @@ class Store:
         text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
         name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.jsonl"
         self.folder.write(f"{RESULTS}/{name}", text.encode())
-
-    def _json(self, name: str, most: int = _MOST_RECORD) -> dict[str, Any] | None:
-        """An object in a JSON file; None if there is no such file. Raises a UserError if it holds something else."""
-        data = self.folder.read(name, most)
-        if data is None:
-            return None
-
-        try:
-            found = json.loads(data)
-        except (ValueError, RecursionError):
-            found = None
-
-        if not isinstance(found, dict):
-            raise self._damaged(name)
-
-        return found
-
-    def _write(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write an object as a JSON file."""
-        self.folder.write(name, as_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n"))
-
-    def _damaged(self, name: str) -> UserError:
-        """The error for a file that is missing or damaged."""
-        return UserError(f"folder: {name} in {self.folder.address} is missing or damaged; delete it and run again.")
 
 
 # Entries of a spec that may change between two runs of a sweep. Files may move: cells are compared by the digests of
