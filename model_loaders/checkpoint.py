@@ -461,8 +461,12 @@ def _deeper(value: Any, most: int) -> bool:
     """Whether a JSON value holds others more than ``most`` levels deep."""
     level = [value]
     for _ in range(most):
-        inner = [v.values() if isinstance(v, dict) else v for v in level]
-        level = [child for children in inner for child in children if isinstance(child, (dict, list))]
+        below: list[Any] = []
+        for node in level:
+            children = node.values() if isinstance(node, dict) else node
+            below += [child for child in children if isinstance(child, (dict, list))]
+
+        level = below
         if not level:
             return False
 

@@ -191,7 +191,7 @@ IGNORED = frozenset(
 
 # Fields with a rule of their own: here and, whether the embedding is the output matrix, in :mod:`.tar`.
 OWN_RULE = frozenset(("model_type", "sliding_window", "tie_word_embeddings", "vocab_size"))
-KNOWN = {*PROVED, *SAME, *FIXED, *IGNORED, *OWN_RULE, *(name for number in READ.values() for name in number.names)}
+KNOWN = {*PROVED, *SAME, *FIXED, *IGNORED, *OWN_RULE}.union(*(number.names for number in READ.values()))
 
 # Names of fields that change what a network computes, although no table knows them.
 _UNKNOWN = re.compile(r"rope|rotary|alibi|softcap|sliding|logits?_scal|multiplier|qk_norm|yarn|ntk|mup_", re.IGNORECASE)

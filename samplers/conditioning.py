@@ -274,7 +274,10 @@ def unknown_words(model: Any, texts: Sequence[str]) -> str:
     if len(unknown) != 1 or unknown != model.tokenize("xqz"):
         return ""
 
-    found = dict.fromkeys(word for text in texts for word in re.findall(r"\w+", text[:MOST_TEXT]))
+    found: dict[str, None] = {}  # in the order of the texts
+    for text in texts:
+        found |= dict.fromkeys(re.findall(r"\w+", text[:MOST_TEXT]))
+
     looked_up = islice(found, _MOST_WORDS)
     words = [word for word in looked_up if len(word) > _LONGEST or model.tokenize(word) == unknown]
     if not words:
