@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ..model_loaders import hub
 from ..model_loaders.captions import prompt_of
 from ..model_loaders.families import DTYPES, choose_dtype
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
+from ..model_loaders.networks.ops import TORCH
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..model_loaders.networks.tar import TarModel
 from ..model_loaders.tar import load_ta_tok
@@ -383,6 +385,14 @@ class Prompt(io.ComfyNode):
 
 
 _ta_tok = ModelCache(host.get_compute_device, host.get_offload_device)
+
+
+def _load_ta_tok(path: Path, dtype: str) -> TATokModel:
+    """Load a TA-Tok, for the compute device, on the device of networks that are not in use."""
+    operations = host.operations(host.get_compute_device()) or TORCH
+    return load_ta_tok(path, dtype, host.get_offload_device(), operations=operations)
+
+
 # Images per batch of TA-Tok's encoder; the codebook is projected once per batch.
 _BATCH = 8
 
@@ -514,7 +524,7 @@ class ImageToCodes(io.ComfyNode):
         find = finder(cls, allow_download)
         path = find(listed(ta_tok, "ta-tok"), "ta-tok")
         with enough_memory(READING):
-            loaded = _ta_tok.get((path, dtype), lambda: load_ta_tok(path, dtype, host.get_offload_device()))
+            loaded = _ta_tok.get((path, dtype), lambda: _load_ta_tok(path, dtype))
         model: TATokModel = loaded.model
         load_to_device(loaded, _ENCODER_BYTES)
 

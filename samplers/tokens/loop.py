@@ -207,7 +207,9 @@ def new_report(
     device = model.net.compute_device
     report = Report(name, model.name, asdict(settings), seed, images, device.type)  # type: ignore[call-overload]
     stated = model.note if isinstance(model, TokenModel) else ""
-    report.note = "; ".join(filter(None, (stated, ops.remark(model.net), model.net.remark)))
+    report.note = "; ".join(
+        filter(None, (stated, ops.remark(model.net, operations=model.net.operations), model.net.remark))
+    )
     return report, Clock(device)
 
 
