@@ -19,7 +19,6 @@ from ..model_loaders import hub
 from ..model_loaders.captions import prompt_of
 from ..model_loaders.families import DTYPES, choose_dtype
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
-from ..model_loaders.networks.ops import TORCH
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..model_loaders.networks.tar import TarModel
 from ..model_loaders.tar import load_ta_tok
@@ -389,7 +388,10 @@ _ta_tok = ModelCache(host.get_compute_device, host.get_offload_device)
 
 def _load_ta_tok(path: Path, dtype: str) -> TATokModel:
     """Load a TA-Tok, for the compute device, on the device of networks that are not in use."""
-    operations = host.operations(host.get_compute_device()) or TORCH
+    operations = host.operations(host.get_compute_device())
+    if operations is None:
+        return load_ta_tok(path, dtype, host.get_offload_device())
+
     return load_ta_tok(path, dtype, host.get_offload_device(), operations=operations)
 
 

@@ -241,7 +241,8 @@ def empty_cache() -> None:
 class _CoreOperations(Operations):
     """ComfyUI's operations: it casts and copies the weights of their layers, and decides which stay on the device.
 
-    ComfyUI sets ``comfy_cast_weights`` on a layer whose weight it leaves on the offload device.
+    ComfyUI sets ``comfy_cast_weights`` on a layer whose weight it leaves on the offload device. DynamicVRAM sets it on
+    every layer, and gives it a place on the device, ``_v``, in which a copy stays as long as there is room.
     """
 
     Linear = comfy.ops.disable_weight_init.Linear
@@ -250,6 +251,10 @@ class _CoreOperations(Operations):
 
     @contextmanager
     def weight(self, layer: Any, x: Tensor) -> Iterator[Tensor]:
+        if not layer.comfy_cast_weights and not layer.weight_function:  # as ComfyUI's layers decide
+            yield layer.weight
+            return
+
         weight, bias, stream = comfy.ops.cast_bias_weight(layer, x, offloadable=True)
         try:
             yield weight
@@ -257,7 +262,12 @@ class _CoreOperations(Operations):
             comfy.ops.uncast_bias_weight(layer, weight, bias, stream)
 
     def offloaded(self, net: nn.Module) -> list[nn.Module]:
-        return [layer for layer in net.modules() if getattr(layer, "comfy_cast_weights", False)]
+        found = []
+        for layer in net.modules():
+            if getattr(layer, "comfy_cast_weights", False) and not hasattr(layer, "_v"):
+                found.append(layer)
+
+        return found
 
 
 _CORE_OPERATIONS = _CoreOperations()

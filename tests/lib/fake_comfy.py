@@ -86,12 +86,15 @@ class Layers:
 
     class Linear(nn.Linear):
         comfy_cast_weights = False
+        weight_function: list[Any] = []
 
     class Embedding(nn.Embedding):
         comfy_cast_weights = False
+        weight_function: list[Any] = []
 
     class Conv2d(nn.Conv2d):
         comfy_cast_weights = False
+        weight_function: list[Any] = []
 
 
 class CallbacksMP:

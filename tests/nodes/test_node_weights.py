@@ -47,9 +47,13 @@ def test_networks_for_a_card_are_built_of_comfyuis_layers_and_those_for_a_cpu_of
     assert linear and all(isinstance(layer, layers.Linear) for layer in linear)
 
 
-def test_a_weight_that_is_read_is_cast_by_comfyui_and_released(calls):
+def test_a_weight_that_is_read_is_cast_by_comfyui_while_it_is_left_out_and_released(calls):
     net = of_core(tiny_qwen())
-    assert torch.equal(language_logits(net, IDS, (4, 9)), language_logits(tiny_qwen(), IDS, (4, 9)))
+    expected = language_logits(tiny_qwen(), IDS, (4, 9))
+    assert torch.equal(language_logits(net, IDS, (4, 9)), expected) and not calls
+
+    net.tok_embeddings.comfy_cast_weights = True
+    assert torch.equal(language_logits(net, IDS, (4, 9)), expected)
     assert calls == [net.tok_embeddings, "stream"]  # the embedding is also the output layer
 
 
@@ -58,6 +62,14 @@ def test_a_layer_that_comfyui_leaves_out_is_known():
     assert net.operations.offloaded(net) == []
     net.layers[0].feed_forward.w1.comfy_cast_weights = True
     assert net.operations.offloaded(net) == [net.layers[0].feed_forward.w1]
+
+
+def test_a_layer_with_a_place_on_the_device_is_not_said_to_stream():
+    net = of_core(tiny_qwen())
+    for layer in (net.layers[0].feed_forward.w1, net.layers[0].feed_forward.w2):
+        layer.comfy_cast_weights = True
+    net.layers[0].feed_forward.w1._v = object()  # DynamicVRAM's
+    assert net.operations.offloaded(net) == [net.layers[0].feed_forward.w2]
 
 
 def test_nothing_streams_on_a_cpu():
