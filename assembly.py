@@ -37,6 +37,7 @@ from .model_loaders.networks.autoencoder import (
 )
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
+from .model_loaders.networks.ops import Operations
 from .model_loaders.networks.speed import PLAIN, choose
 from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.tar import TarModel
@@ -96,6 +97,12 @@ class Source:
     dtype: str = AUTO  # "auto", "fp32", "bf16", "fp16" or "int8"
     compute: torch.device | None = None  # device for which "auto" selects the dtype; None for ``device``
     speed: str = PLAIN  # how the networks run, see speed.SPEEDS
+    operations: Operations | None = None  # a host's, of which the networks are built; None for their own
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Further arguments of every loader."""
+        return {} if self.operations is None else {"operations": self.operations}
 
     def precision(self, family: str) -> str:
         """Name of the dtype of a family's networks; a UserError if ``dtype`` is unknown or not for the device."""
@@ -353,7 +360,7 @@ def load(
 
     # 2. The decoder in the same file, or the one that is chosen or stated.
     if decoder == AUTO and family == JANUS:
-        janus_vq = load_janus_vq(path, AUTO, source.device)
+        janus_vq = load_janus_vq(path, AUTO, source.device, **source.about)
         expect_codes(janus_vq, model)
         return Ready(family, model, janus_vq, metadata, choice)
 
@@ -366,10 +373,10 @@ def load(
     file = source.find(decoder, kind)
     made: KLModel | VQModel
     if about.masked:
-        made = load_kl(file, AUTO, source.device)
+        made = load_kl(file, AUTO, source.device, **source.about)
         _expect_latents(made, model)
     else:
-        made = load_vq(file, AUTO, source.device)
+        made = load_vq(file, AUTO, source.device, **source.about)
         expect_codes(made, model)
 
     # 3. Say so if the model may have been trained with another one.
@@ -422,7 +429,7 @@ def _with_note(model: Any, note: str) -> Any:
 
 def _load_model(family: str, path: Path, source: Source, grid: int | None = None, weights: str = AUTO) -> Model:
     """Load a model without its decoder."""
-    more: dict[str, Any] = {"weights": weights}
+    more: dict[str, Any] = {"weights": weights, **source.about}
     if family != MAR:
         more["grid"] = grid
     if family == HYBRID:
@@ -450,7 +457,7 @@ def load_language_model(choice: str, source: Source) -> tuple[TarModel, dict[str
     dtype = source.precision(TAR)
     path = source.find(choice, "tar")
 
-    model = load_tar(path, dtype, source.device)
+    model = load_tar(path, dtype, source.device, **source.about)
     return model, stated_defaults(ck.read_metadata(path))
 
 
@@ -465,7 +472,7 @@ def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel:
         choice = hub.ta_tok_for(ready.metadata.get("ta_tok"))
 
     path = source.find(choice, "ta-tok")
-    reader = load_ta_tok(path, source.precision(TAR), source.device, encoder=False)
+    reader = load_ta_tok(path, source.precision(TAR), source.device, encoder=False, **source.about)
     expect_features(reader, cast(TokenModel, ready.model))
     return reader
 

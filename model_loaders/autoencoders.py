@@ -15,45 +15,62 @@ from . import checkpoint as ck
 from .families import choose_dtype, read
 from .networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, KLModel, VQAutoencoder, VQConfig, VQModel
 from .networks.llama import TokenModel
+from .networks.ops import TORCH, Operations
 from .wrappers import AUTO
 
 
-def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", weights: str = AUTO) -> KLModel:
+def load_kl(
+    path: str | Path,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    weights: str = AUTO,
+    operations: Operations = TORCH,
+) -> KLModel:
     """Load a KL autoencoder (KL-16 or any other size) with the official parameter names; see :mod:`.checkpoint`.
 
     ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds
-    both.
+    both. The network is built of ``operations``, see :class:`.ops.Operations`.
     """
     compute = choose_dtype(dtype, device, "kl")
     file = read(path, "kl", weights=weights).filter(lambda name: not name.startswith("loss."))
     groups = file.number("groups", 32, 1, 1024)
 
-    def make() -> KLAutoencoder:
-        return KLAutoencoder(KLConfig.from_state_dict(file.state, groups))
+    def make(operations: Operations) -> KLAutoencoder:
+        return KLAutoencoder(KLConfig.from_state_dict(file.state, groups), operations)
 
-    return KLModel(ck.load_strictly(file, make, dtype=compute, device=device), file.name)
+    net = ck.load_strictly(file, make, operations=operations, dtype=compute, device=device)
+    return KLModel(net, file.name)
 
 
-def load_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", weights: str = AUTO) -> VQModel:
+def load_vq(
+    path: str | Path,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    weights: str = AUTO,
+    operations: Operations = TORCH,
+) -> VQModel:
     """Load a VQ tokenizer (VQ-16, VQ-8 or any other size) with the official parameter names; see :mod:`.checkpoint`.
 
     ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file
     holds both, as upstream. Code usage statistics are ignored. The codebook is always fp32, so that
-    nearest-neighbour codes do not change.
+    nearest-neighbour codes do not change. The network is built of ``operations``, see :class:`.ops.Operations`.
     """
     compute = choose_dtype(dtype, device, "vq")
-    return build_vq(read(path, "vq", weights=weights), compute, device)
+    return build_vq(read(path, "vq", weights=weights), compute, device, operations)
 
 
-def build_vq(file: ck.Checkpoint, compute: torch.dtype, device: str | torch.device) -> VQModel:
+def build_vq(
+    file: ck.Checkpoint, compute: torch.dtype, device: str | torch.device, operations: Operations = TORCH
+) -> VQModel:
     """The VQ tokenizer of a file that was read; see :func:`load_vq`."""
     file = file.filter(lambda name: name != HISTORY)
     groups = file.number("groups", 32, 1, 1024)
 
-    def make() -> VQAutoencoder:
-        return VQAutoencoder(VQConfig.from_state_dict(file.state, groups))
+    def make(operations: Operations) -> VQAutoencoder:
+        return VQAutoencoder(VQConfig.from_state_dict(file.state, groups), operations)
 
-    return VQModel(ck.load_strictly(file, make, dtype=compute, fp32=("quantize.",), device=device), file.name)
+    net = ck.load_strictly(file, make, operations=operations, dtype=compute, fp32=("quantize.",), device=device)
+    return VQModel(net, file.name)
 
 
 def expect_codes(vq: VQModel, model: TokenModel) -> None:

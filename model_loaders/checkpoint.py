@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from ..errors import UserError, first_line
 from . import archive
 from .formats import other_format
-from .networks.ops import limit_packing, quantize
+from .networks.ops import FAST, TORCH, Operations, limit_packing, quantize
 from .wrappers import AUTO, WEIGHTS, NoWeights, unpack, unwrapped
 
 _HEADER_LIMIT = 25_000_000  # bytes; a header with Tar's tokenizer has 12 MB
@@ -490,8 +490,9 @@ def misfits(file: Checkpoint) -> Iterator[None]:
 
 def load_strictly(
     file: Checkpoint,
-    make: Callable[[], N],
+    make: Callable[[Operations], N],
     *,
+    operations: Operations = FAST,
     dtype: torch.dtype = torch.float32,
     fp32: Collection[str] = (),
     device: str | torch.device = "cpu",
@@ -501,7 +502,8 @@ def load_strictly(
 
     Args:
         file: the weights.
-        make: constructs the network, on the device "meta", where weights take no memory.
+        make: constructs the network of operations, on the device "meta", where weights take no memory.
+        operations: see :class:`.ops.Operations`.
         dtype: of the weights.
         fp32: name prefixes of weights that are fp32 regardless of ``dtype``.
         device: of the weights. On "meta" the network has shapes only, and no weight is read.
@@ -511,8 +513,11 @@ def load_strictly(
         UserError: if names are missing, unexpected or misshaped, or weights are no finite floating-point numbers.
     """
     with misfits(file), torch.device("meta"):
-        net = make()
-    _expect_same_weights(file, net.state_dict())
+        own = operations in (FAST, TORCH)
+        net = make(operations if own else TORCH)
+        _expect_same_weights(file, net.state_dict())
+        if not own:  # a host's layers may have no weights before they are loaded
+            net = make(operations)
 
     loaded = {}
     for name, tensor in file.state.items():

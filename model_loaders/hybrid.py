@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from .networks.hybrid import (
     resize_table,
 )
 from .networks.mar import OFFICIAL_HEADS as MAR_HEADS
+from .networks.ops import FAST, Operations
 from .tokenizer import Tokenizer, has_tokenizer, load_tokenizer
 from .wrappers import AUTO
 
@@ -62,6 +64,7 @@ def load_hybrid(
     grid: int | None = None,
     find_tokenizer: Callable[[], Path] | None = None,
     weights: str = AUTO,
+    operations: Operations = FAST,
 ) -> HybridModel:
     """Load a Harmon or UniPic of any size, and its tokenizer. Shared arguments and errors: see :mod:`.checkpoint`.
 
@@ -78,6 +81,7 @@ def load_hybrid(
         find_tokenizer: called for the folder of a Qwen2.5 tokenizer if the model comes without one.
         weights: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds
             both.
+        operations: of which the network is built, see :class:`.ops.Operations`.
 
     Metadata entries of a single safetensors file: ``config`` and ``tokenizer`` (contents of the JSON files), ``grid``
     (tokens per side of the images it was trained for; officially twice that of the stored tables), ``max_beta``
@@ -101,7 +105,9 @@ def load_hybrid(
 
     max_beta = _max_beta(file, settings, config)
     tokenizer, chat = _tokenizer(file, config, find_tokenizer)
-    net = load_network(file, config, side, side, dtype=compute, device=device, int8=dtype == INT8)
+    net = load_network(
+        file, config, side, side, operations=operations, dtype=compute, device=device, int8=dtype == INT8
+    )
     return HybridModel(
         net=net.mar,
         name=file.name,
@@ -156,7 +162,7 @@ def load_network(file: ck.Checkpoint, config: HybridConfig, height: int, width: 
 
     resized = replace(config, mar=replace(config.mar, tokens=height * width))
     fp32 = [MAR_PREFIX + prefix for prefix in FP32_WEIGHTS]
-    return ck.load_strictly(file, lambda: Hybrid(resized), fp32=fp32, **load)
+    return ck.load_strictly(file, partial(Hybrid, resized), fp32=fp32, **load)
 
 
 def config_of(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from .families import INT8, KINDS, choose_dtype, read
 from .llamagen import LARGEST_GRID
 from .networks.autoencoder import VQModel
 from .networks.janus import TRUNK, Janus, JanusConfig, JanusModel, Template
+from .networks.ops import FAST, TORCH, Operations
 from .shards import weight_files
 from .tokenizer import Tokenizer, load_tokenizer
 from .wrappers import AUTO
@@ -74,6 +76,7 @@ def load_janus(
     device: str | torch.device = "cpu",
     grid: int | None = None,
     weights: str = AUTO,
+    operations: Operations = FAST,
 ) -> JanusModel:
     """Load a Janus-Pro of any size, or Janus 1.3B, with its tokenizer.
 
@@ -86,7 +89,7 @@ def load_janus(
     ``grid`` (24).
 
     ``path`` is a model folder, one of its shards, or a weight file, in the authors' or in transformers' layout; the
-    dtype "auto" prefers bf16, as upstream.
+    dtype "auto" prefers bf16, as upstream. The network is built of ``operations``, see :class:`.ops.Operations`.
 
     Raises:
         UserError: also if the tokenizer lacks a special token, or ``grid`` is another than the one that the model
@@ -112,13 +115,17 @@ def load_janus(
             f"grid: a Janus draws {side}x{side} tokens and no other size; choose auto, and enlarge the image"
         )
 
-    net = ck.load_strictly(file, lambda: Janus(config), dtype=compute, device=device, int8=dtype == INT8)
+    net = ck.load_strictly(
+        file, partial(Janus, config), operations=operations, dtype=compute, device=device, int8=dtype == INT8
+    )
     return JanusModel(
         net=net.fold(), name=file.name, grid=side, tokenize=tokenizer.encode, template=template, note=file.note
     )
 
 
-def load_janus_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> VQModel:
+def load_janus_vq(
+    path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", operations: Operations = TORCH
+) -> VQModel:
     """Load the VQ tokenizer of a Janus.
 
     Arguments and errors as :func:`.autoencoders.load_vq`, the path as :func:`load_janus`.
@@ -134,7 +141,7 @@ def load_janus_vq(path: str | Path, dtype: str = "auto", device: str | torch.dev
         raise file.error("stores convolutions in MLX's order", "choose a copy for PyTorch")
 
     state = {name.removeprefix(_VQ): tensor for name, tensor in file.state.items()}
-    return build_vq(replace(file, state=state, what="a VQ autoencoder"), compute, device)
+    return build_vq(replace(file, state=state, what="a VQ autoencoder"), compute, device, operations)
 
 
 def _renamed(file: ck.Checkpoint) -> ck.Checkpoint:

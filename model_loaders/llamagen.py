@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from . import checkpoint as ck
 from .families import INT8, choose_dtype, read
 from .known import is_published
 from .networks.llama import CLASS, OFFICIAL_HEADS, Llama, LlamaConfig, TokenModel
+from .networks.ops import FAST, Operations
 from .wrappers import AUTO
 
 LARGEST_GRID = 128
@@ -47,6 +49,7 @@ def load_llamagen(
     heads: int | None = None,
     classes: int | None = None,
     weights: str = AUTO,
+    operations: Operations = FAST,
 ) -> TokenModel:
     """Load a LlamaGen (class- or text-conditional) or a PAR of any size.
 
@@ -69,6 +72,7 @@ def load_llamagen(
             default the last row is the null class.
         weights: "ema" for averaged weights, "plain" for the trained ones, "auto" for
             averaged ones where a file holds both.
+        operations: of which the network is built, see :class:`.ops.Operations`.
 
     Other metadata entries: ``label_set`` ("imagenet-1k" for 1000 classes) and ``name``.
 
@@ -86,7 +90,9 @@ def load_llamagen(
     note_defaults(file, "llamagen", heads, config.heads, labels)
 
     plain = file.filter(lambda name: _BUFFERS.fullmatch(name) is None)
-    net = ck.load_strictly(plain, lambda: Llama(config), dtype=compute, device=device, int8=dtype == INT8)
+    net = ck.load_strictly(
+        plain, partial(Llama, config), operations=operations, dtype=compute, device=device, int8=dtype == INT8
+    )
     return TokenModel(
         net=net,
         name=file.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from . import checkpoint as ck
 from .families import INT8, choose_dtype, read
 from .llamagen import HEADS, IMAGENET, expect_heads, note_defaults
 from .networks.mar import MAR, OFFICIAL_HEADS, MARConfig, MARModel
+from .networks.ops import FAST, Operations
 from .wrappers import AUTO
 
 OFFICIAL_T_MAX = 999
@@ -25,6 +27,7 @@ def load_mar(
     device: str | torch.device = "cpu",
     heads: int | None = None,
     weights: str = AUTO,
+    operations: Operations = FAST,
 ) -> MARModel:
     """Load a MAR of any size with the official parameter names. Shared arguments and errors: see :mod:`.checkpoint`.
 
@@ -38,6 +41,7 @@ def load_mar(
             of the official model of that width.
         weights: "ema" for averaged weights, "plain" for the trained ones, "auto" for
             averaged ones where a file holds both.
+        operations: of which the network is built, see :class:`.ops.Operations`.
 
     Other metadata entries: ``latent_scale`` (default 0.2325); ``t_max`` (last diffusion timestep, 999); ``patch``
     (patch size of a token, 1; also read from ``args.patch_size``); ``label_set`` ("imagenet-1k" for 1000 classes);
@@ -59,7 +63,13 @@ def load_mar(
         file.assume("it was trained without dropping labels (label_drop_prob 0), so that guidance (cfg) has no meaning")
 
     net = ck.load_strictly(
-        file, lambda: MAR(config), dtype=compute, fp32=FP32_WEIGHTS, device=device, int8=dtype == INT8
+        file,
+        partial(MAR, config),
+        operations=operations,
+        dtype=compute,
+        fp32=FP32_WEIGHTS,
+        device=device,
+        int8=dtype == INT8,
     )
     return MARModel(
         net=net,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from .families import INT8, choose_dtype, read
 from .known import is_published
 from .llamagen import LARGEST_GRID, find_grid, gpt_config, square_root
 from .networks.llama import EMBEDDING, HEAD, Llama, LlamaConfig, TokenModel
+from .networks.ops import FAST, TORCH, Operations
 from .networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
 from .networks.tar import SpecialTokens, TarModel
 from .tokenizer import load_tokenizer
@@ -42,7 +44,9 @@ _OFFICIAL_IDS = {
 }
 
 
-def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> TarModel:
+def load_tar(
+    path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", operations: Operations = FAST
+) -> TarModel:
     """Load Tar's language model, of any size, with its tokenizer. Shared arguments and errors: see :mod:`.checkpoint`.
 
     Head count, norm epsilon, RoPE base and ids of special tokens come from ``config.json``, else they are the official
@@ -70,7 +74,9 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
 
     # A tied output matrix is the embedding; older files contain RoPE frequencies, which are recomputed.
     weights = file.filter(lambda name: not (name == HEAD and config.tied) and not name.endswith(".inv_freq"))
-    net = ck.load_strictly(weights, lambda: Llama(config), dtype=compute, device=device, int8=dtype == INT8)
+    net = ck.load_strictly(
+        weights, partial(Llama, config), operations=operations, dtype=compute, device=device, int8=dtype == INT8
+    )
     return TarModel(
         net=net,
         name=file.name,
@@ -160,7 +166,11 @@ def _special_tokens(
 
 
 def load_ta_tok(
-    path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", encoder: bool = True
+    path: str | Path,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    encoder: bool = True,
+    operations: Operations = TORCH,
 ) -> TATokModel:
     """Load a TA-Tok of any size with the official parameter names. Shared arguments and errors: see :mod:`.checkpoint`.
 
@@ -185,7 +195,8 @@ def load_ta_tok(
     if not config.encoder_depth:
         weights = weights.filter(lambda name: not name.startswith(ENCODING))
 
-    return TATokModel(ck.load_strictly(weights, lambda: TATok(config), dtype=compute, device=device), file.name)
+    net = ck.load_strictly(weights, partial(TATok, config), operations=operations, dtype=compute, device=device)
+    return TATokModel(net, file.name)
 
 
 def load_detokenizer(
@@ -196,6 +207,7 @@ def load_detokenizer(
     heads: int | None = None,
     ta_tok: TATokModel | None = None,
     weights: str = AUTO,
+    operations: Operations = FAST,
 ) -> TokenModel:
     """Load an AR-DTok of any size with the official parameter names.
 
@@ -212,6 +224,7 @@ def load_detokenizer(
         ta_tok: computes the condition's features from semantic codes.
         weights: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds
             both.
+        operations: of which the network is built, see :class:`.ops.Operations`.
 
     Other metadata entries: ``grid``, ``name`` and ``label_set``, the training data ("picture-book" for the demo).
 
@@ -226,8 +239,11 @@ def load_detokenizer(
     config = _detokenizer_config(file, arguments, heads)
     side = _grid(file, config, arguments, grid)
 
+    net = ck.load_strictly(
+        file, partial(Llama, config), operations=operations, dtype=compute, device=device, int8=dtype == INT8
+    )
     model = TokenModel(
-        net=ck.load_strictly(file, lambda: Llama(config), dtype=compute, device=device, int8=dtype == INT8),
+        net=net,
         name=file.name,
         grid=side,
         label_set=file.text("label_set", ""),

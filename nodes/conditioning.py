@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -378,6 +379,17 @@ class Prompt(io.ComfyNode):
 
 
 _ta_tok = ModelCache(host.get_compute_device, host.get_offload_device)
+
+
+def _load_ta_tok(path: Path, dtype: str) -> TATokModel:
+    """Load a TA-Tok, for the compute device, on the device of networks that are not in use."""
+    operations = host.operations(host.get_compute_device())
+    if operations is None:
+        return load_ta_tok(path, dtype, host.get_offload_device())
+
+    return load_ta_tok(path, dtype, host.get_offload_device(), operations=operations)
+
+
 # Images per batch of TA-Tok's encoder; the codebook is projected once per batch.
 _BATCH = 8
 
@@ -506,7 +518,7 @@ class ImageToCodes(io.ComfyNode):
         find = finder(cls, allow_download)
         path = find(listed(ta_tok, "ta-tok"), "ta-tok")
         with enough_memory(READING):
-            loaded = _ta_tok.get((path, dtype), lambda: load_ta_tok(path, dtype, host.get_offload_device()))
+            loaded = _ta_tok.get((path, dtype), lambda: _load_ta_tok(path, dtype))
         model: TATokModel = loaded.model
         load_to_device(loaded, _ENCODER_BYTES)
 

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import comfy.model_management as mm
+import comfy.model_patcher
 import comfy.ops
 import comfy.utils
 import folder_paths
 import torch
-import torch.nn.functional as F
 from comfy.cli_args import args
 from comfy.model_patcher import ModelPatcher
+from comfy.patcher_extension import CallbacksMP
 from comfy.utils import ProgressBar
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
@@ -31,7 +32,8 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders.networks.mar import MARModel
-from ..model_loaders.networks.ops import Streamed, streamed_layers
+from ..model_loaders.networks.ops import Operations
+from ..model_loaders.networks.speed import COMPILE, PLAIN
 from ..reports.files import expect_name, writable
 from ..reports.table import literal, printable
 
@@ -236,10 +238,66 @@ def empty_cache() -> None:
     mm.soft_empty_cache()
 
 
+class _CoreOperations(Operations):
+    """ComfyUI's operations: it casts and copies the weights of their layers, and decides which stay on the device.
+
+    ComfyUI sets ``comfy_cast_weights`` on a layer whose weight it leaves on the offload device. DynamicVRAM sets it on
+    every layer, and gives it a place on the device, ``_v``, in which a copy stays as long as there is room.
+    """
+
+    Linear = comfy.ops.disable_weight_init.Linear
+    Embedding = comfy.ops.disable_weight_init.Embedding
+    Conv2d = comfy.ops.disable_weight_init.Conv2d
+
+    @contextmanager
+    def weight(self, layer: Any, x: Tensor) -> Iterator[Tensor]:
+        if not layer.comfy_cast_weights and not layer.weight_function:  # as ComfyUI's layers decide
+            yield layer.weight
+            return
+
+        weight, bias, stream = comfy.ops.cast_bias_weight(layer, x, offloadable=True)
+        try:
+            yield weight
+        finally:
+            comfy.ops.uncast_bias_weight(layer, weight, bias, stream)
+
+    def offloaded(self, net: nn.Module) -> list[nn.Module]:
+        found = []
+        for layer in net.modules():
+            if getattr(layer, "comfy_cast_weights", False) and not hasattr(layer, "_v"):
+                found.append(layer)
+
+        return found
+
+
+_CORE_OPERATIONS = _CoreOperations()
+
+
+def operations(device: torch.device) -> Operations | None:
+    """The operations of networks that compute on a device: ComfyUI's.
+
+    None on a CPU, where all weights stay in place: there the networks' own operations are faster.
+    """
+    return None if mm.is_device_cpu(device) else _CORE_OPERATIONS
+
+
+def make_patcher(net: nn.Module, device: torch.device, offload: torch.device, speed: str = PLAIN) -> ModelPatcher:
+    """What moves a network between the device on which it computes and ``offload``.
+
+    It is that of ComfyUI's own models, which on graphics cards copies weights to the device when a layer first needs
+    them (DynamicVRAM). Two kinds of networks take the one that loads weights before the run: compiled ones, whose
+    weights must be in place, and those without layers of ComfyUI's operations, which it would load one by one.
+    """
+    if speed == COMPILE or not _may_stream(net):
+        return ModelPatcher(net, device, offload)
+
+    return comfy.model_patcher.CoreModelPatcher(net, device, offload)
+
+
 def load_weights(patchers: list[ModelPatcher], memory: float) -> None:
     """Load networks with ``memory`` bytes free to work in.
 
-    Large layers may stay on the offload device where memory is insufficient, see :class:`_Streamed`.
+    Large layers may stay on the offload device where memory is insufficient, see :func:`operations`.
     """
     streaming = [patcher for patcher in patchers if _may_stream(patcher.model)]
     complete = [patcher for patcher in patchers if patcher not in streaming]
@@ -255,61 +313,25 @@ def load_weights(patchers: list[ModelPatcher], memory: float) -> None:
             place(patcher.model, patcher.load_device)
 
 
+def _can_stay(layer: nn.Module) -> bool:
+    """Whether the weight of a layer may stay on the offload device: whether it is one of ComfyUI's operations."""
+    return hasattr(layer, "comfy_cast_weights")
+
+
 def _may_stream(net: nn.Module) -> bool:
     """Whether layers of a network may stay on the offload device."""
-    return any(layer.source is not None for layer in streamed_layers(net))
-
-
-class _Streamed:
-    """The source of weights that stay on the offload device and are copied for every call; see ``networks/ops.py``.
-
-    ComfyUI recognises layers that can do without their weight by attributes (``comfy_cast_weights`` and the functions
-    of patches), and sets ``comfy_cast_weights`` on those that it leaves out.
-    """
-
-    def is_offloaded(self, layer: Any) -> bool:
-        return bool(layer.comfy_cast_weights)
-
-    @contextmanager
-    def stream_weight(
-        self, layer: Any, x: Tensor, rows: tuple[int, int] | None = None
-    ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        if rows is not None:  # ComfyUI would copy all rows, of an embedding ten times as many
-            first, end = rows
-            yield layer.weight[first:end].to(x.device, x.dtype), None
-            return
-
-        weight, bias, stream = comfy.ops.cast_bias_weight(layer, x, offloadable=True)
-        try:
-            yield weight, bias
-        finally:
-            comfy.ops.uncast_bias_weight(layer, weight, bias, stream)
-
-    def look_up(self, layer: Any, ids: Tensor) -> Tensor:
-        return F.embedding(ids.to(layer.weight.device), layer.weight).to(ids.device)
-
-
-def allow_streaming(net: nn.Module, device: torch.device) -> nn.Module:
-    """Allow ComfyUI to load a network partially, unless it computes on a CPU; returns ``net``."""
-    if device.type == "cpu":
-        return net
-
-    for layer in streamed_layers(net):
-        layer.source = _Streamed()
-        # Attributes by which ComfyUI recognises such layers; tests/comfyui/test_partial_loading.py names them.
-        vars(layer).update(comfy_cast_weights=False, weight_function=[], bias_function=[])
-    return net
+    return any(map(_can_stay, net.modules()))
 
 
 def always_loaded(net: nn.Module) -> list[Tensor]:
     """Parameters and buffers that cannot be left out."""
-    can_stay: set[int] = set()
-    for layer in streamed_layers(net):
-        if layer.source is not None:
-            can_stay.update(id(tensor) for tensor in layer.tensors())
+    found: list[Tensor] = []
+    for module in net.modules():
+        if not _can_stay(module):
+            found += module.parameters(recurse=False)
+            found += module.buffers(recurse=False)
 
-    every = [*net.parameters(), *net.buffers()]
-    return [tensor for tensor in every if id(tensor) not in can_stay]
+    return found
 
 
 def place(net: nn.Module, device: torch.device) -> None:
@@ -322,8 +344,7 @@ def place(net: nn.Module, device: torch.device) -> None:
         return tensor if tensor.device.type == device.type else tensor.to(device)
 
     for module in net.modules():
-        can_stay = isinstance(module, Streamed) and module.source is not None
-        if not can_stay:
+        if not _can_stay(module):
             module._apply(moved, recurse=False)
 
 
@@ -417,8 +438,7 @@ class Loaded(Generic[M]):
         nets = list(model.parts.values()) if isinstance(model, MARModel) else [model.net]
         patchers: list[ModelPatcher] = []
         for net in nets:
-            allow_streaming(net, compute)
-            patchers.append(_NotifyingPatcher(net, compute, offload))
+            patchers.append(make_patcher(net, compute, offload, speed or PLAIN))
 
         return Loaded(
             model,
@@ -479,28 +499,15 @@ class ModelCache:
         self._loaded = None  # frees memory before the next model is loaded
         model = load()
 
-        patcher = _NotifyingPatcher(model.net, self._get_compute(), self._get_offload())
-        patcher.on_detach = self._drop
+        patcher = make_patcher(model.net, self._get_compute(), self._get_offload())
+        patcher.add_callback(CallbacksMP.ON_DETACH, self._drop)
         self._loaded = Loaded(model, patcher)
         self._key = key
         return self._loaded
 
-    def _drop(self, patcher: ModelPatcher) -> None:
+    def _drop(self, patcher: ModelPatcher, unpatch_all: bool) -> None:
         if self._loaded is not None and self._loaded.patcher is patcher:
             self._loaded = None
-
-
-class _NotifyingPatcher(ModelPatcher):  # type: ignore[misc]
-    """A patcher that calls ``on_detach`` when weights are unloaded."""
-
-    on_detach: Callable[[ModelPatcher], None] | None = None
-
-    def detach(self, unpatch_all: bool = True) -> Any:
-        out = super().detach(unpatch_all)
-
-        if self.on_detach is not None:
-            self.on_detach(self)
-        return out
 
 
 # ------------------------------------------------------------------------------------------------ the prompt that runs

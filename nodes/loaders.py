@@ -310,6 +310,7 @@ class _Loader(io.ComfyNode):
             dtype=menus["dtype"],
             compute=host.get_compute_device(),
             speed=menus["speed"],
+            operations=host.operations(host.get_compute_device()),
         )
         side = tokens_per_side(menus["grid"], menus["size"])
         ready = assembly.load(cls.family, checkpoint, source, decoder, side, menus["weights"])
@@ -438,6 +439,7 @@ class LoadTar(_Loader):
             device=host.get_offload_device(),
             dtype=dtype,
             compute=host.get_compute_device(),
+            operations=host.operations(host.get_compute_device()),
         )
 
         with enough_memory(

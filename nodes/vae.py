@@ -99,7 +99,7 @@ class FastARVAE:
         self.device = host.get_vae_device()
         self.output_device = host.get_output_device()
         self.vae_dtype = next(net.parameters()).dtype
-        self.patcher = host.ModelPatcher(net, self.device, host.get_vae_offload_device())
+        self.patcher = host.make_patcher(net, self.device, host.get_vae_offload_device())
 
     def spacial_compression_decode(self) -> int:
         return self.upscale_ratio

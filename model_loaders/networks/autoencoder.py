@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ...errors import UserError, not_finite
 from ...memory import enough_memory, in_chunks
+from .ops import TORCH, Operations
 from .structure import MOST_LEVELS, depth, official_names
 
 # Buffer of the official VQ files that inference does not use: the codes that training used last.
@@ -137,13 +138,13 @@ class _ResBlock(nn.Module):
     A 1x1 convolution is on the skip path if the width changes.
     """
 
-    def __init__(self, c_in: int, c_out: int, groups: int):
+    def __init__(self, c_in: int, c_out: int, groups: int, operations: Operations):
         super().__init__()
         self.norm1 = _group_norm(c_in, groups)
-        self.conv1 = nn.Conv2d(c_in, c_out, 3, padding=1)
+        self.conv1 = operations.Conv2d(c_in, c_out, 3, padding=1)
         self.norm2 = _group_norm(c_out, groups)
-        self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1)
-        self.nin_shortcut = nn.Conv2d(c_in, c_out, 1) if c_in != c_out else nn.Identity()
+        self.conv2 = operations.Conv2d(c_out, c_out, 3, padding=1)
+        self.nin_shortcut = operations.Conv2d(c_in, c_out, 1) if c_in != c_out else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv1(F.silu(self.norm1(x)))
@@ -154,13 +155,13 @@ class _ResBlock(nn.Module):
 class _Attention(nn.Module):
     """Single-head self-attention over positions with a residual connection; projections are 1x1 convolutions."""
 
-    def __init__(self, c: int, groups: int):
+    def __init__(self, c: int, groups: int, operations: Operations):
         super().__init__()
         self.norm = _group_norm(c, groups)
-        self.q = nn.Conv2d(c, c, 1)
-        self.k = nn.Conv2d(c, c, 1)
-        self.v = nn.Conv2d(c, c, 1)
-        self.proj_out = nn.Conv2d(c, c, 1)
+        self.q = operations.Conv2d(c, c, 1)
+        self.k = operations.Conv2d(c, c, 1)
+        self.v = operations.Conv2d(c, c, 1)
+        self.proj_out = operations.Conv2d(c, c, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
@@ -180,10 +181,11 @@ def _rows(maps: Tensor) -> Tensor:
 class _Level(nn.Module):
     """One resolution: residual blocks, each with optional attention. The parent adds the resampling module."""
 
-    def __init__(self, c_in: int, c_out: int, blocks: int, attention: bool, groups: int):
+    def __init__(self, c_in: int, c_out: int, blocks: int, attention: bool, groups: int, operations: Operations):
         super().__init__()
-        self.block = nn.ModuleList(_ResBlock(c_in if i == 0 else c_out, c_out, groups) for i in range(blocks))
-        self.attn = nn.ModuleList(_Attention(c_out, groups) for _ in range(blocks if attention else 0))
+        widths = [c_in, *[c_out] * blocks]
+        self.block = nn.ModuleList(_ResBlock(widths[i], c_out, groups, operations) for i in range(blocks))
+        self.attn = nn.ModuleList(_Attention(c_out, groups, operations) for _ in range(blocks if attention else 0))
 
     def forward(self, x: Tensor) -> Tensor:
         for i, block in enumerate(self.block):
@@ -194,35 +196,35 @@ class _Level(nn.Module):
         return x
 
 
-def _mid(c: int, groups: int) -> nn.Sequential:
+def _mid(c: int, groups: int, operations: Operations) -> nn.Sequential:
     """The part at the lowest resolution."""
     parts: OrderedDict[str, nn.Module] = OrderedDict()
-    parts["block_1"] = _ResBlock(c, c, groups)
-    parts["attn_1"] = _Attention(c, groups)
-    parts["block_2"] = _ResBlock(c, c, groups)
+    parts["block_1"] = _ResBlock(c, c, groups, operations)
+    parts["attn_1"] = _Attention(c, groups, operations)
+    parts["block_2"] = _ResBlock(c, c, groups, operations)
     return nn.Sequential(parts)
 
 
 class _Encoder(nn.Module):
     """Images [B, 3, H, W] to features [B, out_channels, H / stride, W / stride]."""
 
-    def __init__(self, c: Config, out_channels: int):
+    def __init__(self, c: Config, out_channels: int, operations: Operations):
         super().__init__()
         widths = c.widths
-        self.conv_in = nn.Conv2d(3, c.ch, 3, padding=1)
+        self.conv_in = operations.Conv2d(3, c.ch, 3, padding=1)
 
         self.down = nn.ModuleList()
         for i, (before, width) in enumerate(zip([c.ch, *widths], widths, strict=False)):
-            level = _Level(before, width, c.blocks, i in c.encoder_attention, c.groups)
+            level = _Level(before, width, c.blocks, i in c.encoder_attention, c.groups, operations)
             level.downsample = nn.Identity()
             if i + 1 < len(widths):  # padded at the right and at the bottom only
-                half = OrderedDict(pad=nn.ZeroPad2d((0, 1, 0, 1)), conv=nn.Conv2d(width, width, 3, stride=2))
-                level.downsample = nn.Sequential(half)
+                half = operations.Conv2d(width, width, 3, stride=2)
+                level.downsample = nn.Sequential(OrderedDict(pad=nn.ZeroPad2d((0, 1, 0, 1)), conv=half))
             self.down.append(level)
 
-        self.mid = _mid(widths[-1], c.groups)
+        self.mid = _mid(widths[-1], c.groups, operations)
         self.norm_out = _group_norm(widths[-1], c.groups)
-        self.conv_out = nn.Conv2d(widths[-1], out_channels, 3, padding=1)
+        self.conv_out = operations.Conv2d(widths[-1], out_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_in(x)
@@ -235,23 +237,23 @@ class _Encoder(nn.Module):
 class _Decoder(nn.Module):
     """Latents [B, z, h, w] to images [B, 3, h * stride, w * stride]; ``up.0`` is the full resolution."""
 
-    def __init__(self, c: Config):
+    def __init__(self, c: Config, operations: Operations):
         super().__init__()
         widths = c.widths
-        self.conv_in = nn.Conv2d(c.z_channels, widths[-1], 3, padding=1)
-        self.mid = _mid(widths[-1], c.groups)
+        self.conv_in = operations.Conv2d(c.z_channels, widths[-1], 3, padding=1)
+        self.mid = _mid(widths[-1], c.groups, operations)
 
         self.up = nn.ModuleList()
         for i, (below, width) in enumerate(zip([*widths[1:], widths[-1]], widths, strict=True)):
-            level = _Level(below, width, c.blocks + 1, i in c.decoder_attention, c.groups)
+            level = _Level(below, width, c.blocks + 1, i in c.decoder_attention, c.groups, operations)
             level.upsample = nn.Identity()
             if i:
-                twice = OrderedDict(enlarge=nn.Upsample(scale_factor=2.0), conv=nn.Conv2d(width, width, 3, padding=1))
-                level.upsample = nn.Sequential(twice)
+                smooth = operations.Conv2d(width, width, 3, padding=1)
+                level.upsample = nn.Sequential(OrderedDict(enlarge=nn.Upsample(scale_factor=2.0), conv=smooth))
             self.up.append(level)
 
         self.norm_out = _group_norm(widths[0], c.groups)
-        self.conv_out = nn.Conv2d(widths[0], 3, 3, padding=1)
+        self.conv_out = operations.Conv2d(widths[0], 3, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:
         x = self.mid(self.conv_in(z))
@@ -264,13 +266,13 @@ class _Decoder(nn.Module):
 class KLAutoencoder(nn.Module):
     """Encoder and decoder between images in -1..1 and Gaussian latents (before any latent scale)."""
 
-    def __init__(self, config: KLConfig):
+    def __init__(self, config: KLConfig, operations: Operations = TORCH):
         super().__init__()
         self.config = config
-        self.encoder = _Encoder(config, 2 * config.z_channels)
-        self.decoder = _Decoder(config)
-        self.quant_conv = nn.Conv2d(2 * config.z_channels, 2 * config.z_channels, 1)
-        self.post_quant_conv = nn.Conv2d(config.z_channels, config.z_channels, 1)
+        self.encoder = _Encoder(config, 2 * config.z_channels, operations)
+        self.decoder = _Decoder(config, operations)
+        self.quant_conv = operations.Conv2d(2 * config.z_channels, 2 * config.z_channels, 1)
+        self.post_quant_conv = operations.Conv2d(config.z_channels, config.z_channels, 1)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and std, each [B, z_channels, H / stride, W / stride], of images [B, 3, H, W] in -1..1."""
@@ -404,14 +406,14 @@ class Codebook(nn.Module):
 class VQAutoencoder(nn.Module):
     """Images in -1..1 to a grid of codes and back, by way of code vectors."""
 
-    def __init__(self, config: VQConfig):
+    def __init__(self, config: VQConfig, operations: Operations = TORCH):
         super().__init__()
         self.config = config
-        self.encoder = _Encoder(config, config.z_channels)
-        self.decoder = _Decoder(config)
+        self.encoder = _Encoder(config, config.z_channels, operations)
+        self.decoder = _Decoder(config, operations)
         self.quantize = Codebook(config.codes, config.code_channels)
-        self.quant_conv = nn.Conv2d(config.z_channels, config.code_channels, 1)
-        self.post_quant_conv = nn.Conv2d(config.code_channels, config.z_channels, 1)
+        self.quant_conv = operations.Conv2d(config.z_channels, config.code_channels, 1)
+        self.post_quant_conv = operations.Conv2d(config.code_channels, config.z_channels, 1)
         official_names(self, self._official)
 
     def _official(self, name: str) -> str:

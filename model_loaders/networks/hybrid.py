@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from .chat import chat, checked, expect_text, without_special
 from .llama import Llama, LlamaConfig, attend, cache_bytes
 from .mar import MAR, Conditioning, DiffusionHead, MARConfig, MARModel, pick
+from .ops import FAST, Operations
 
 MAR_PREFIX = "mar."
 LLM_PREFIX = "llm."
@@ -191,11 +192,11 @@ def _mlp(inner: int, width: int, out: int) -> nn.Sequential:
 class Hybrid(nn.Module):
     """MAR encoder, language model, MAR decoder and diffusion head."""
 
-    def __init__(self, config: HybridConfig):
+    def __init__(self, config: HybridConfig, operations: Operations = FAST):
         super().__init__()
         self.config = config
-        self.mar = MAR(config.mar)
-        self.llm = Llama(replace(config.llm, tied=True))
+        self.mar = MAR(config.mar, operations)
+        self.llm = Llama(replace(config.llm, tied=True), operations)
         c = config.mar.dim
         h = config.llm.dim
         self.proj_in = _mlp(c, h, h)

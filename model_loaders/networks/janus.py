@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .chat import checked, expect_text
 from .llama import Llama, LlamaConfig, TokenModel
-from .ops import Embedding, Linear
+from .ops import FAST, Operations
 
 # Prefix of the transformer's official names.
 TRUNK = "language_model."
@@ -64,11 +64,11 @@ class JanusConfig(LlamaConfig):
 class ImageTokens(nn.Module):
     """Rows of image tokens int64 [...] to [..., C]: a narrow table and an MLP."""
 
-    def __init__(self, c: JanusConfig):
+    def __init__(self, c: JanusConfig, operations: Operations = FAST):
         super().__init__()
         self.table = nn.Embedding(c.vocab, c.narrow)
-        self.fc1 = Linear(c.narrow, c.dim, bias=True)
-        self.fc2 = Linear(c.dim, c.dim, bias=True)
+        self.fc1 = operations.Linear(c.narrow, c.dim)
+        self.fc2 = operations.Linear(c.dim, c.dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc1(self.table(tokens))))
@@ -79,12 +79,12 @@ class Janus(Llama):
 
     config: JanusConfig
 
-    def __init__(self, config: JanusConfig):
-        super().__init__(config)
-        self.words = Embedding(config.words, config.dim)
-        self.tok_embeddings = ImageTokens(config)  # type: ignore[assignment]
-        self.projector = Linear(config.dim, config.projected, bias=True)
-        self.output = Linear(config.projected, config.vocab, bias=True)
+    def __init__(self, config: JanusConfig, operations: Operations = FAST):
+        super().__init__(config, operations)
+        self.words = operations.Embedding(config.words, config.dim)
+        self.tok_embeddings = ImageTokens(config, operations)
+        self.projector = operations.Linear(config.dim, config.projected)
+        self.output = operations.Linear(config.projected, config.vocab)
 
     @staticmethod
     def official_name(name: str) -> str:
@@ -108,7 +108,8 @@ class Janus(Llama):
                 tokens = torch.arange(first, min(first + _ROWS, vocab), device=device)
                 table[first : first + len(tokens)] = self.tok_embeddings(tokens)
 
-        self.tok_embeddings = Embedding.from_pretrained(table)
+        self.tok_embeddings = self.operations.Embedding(vocab, self.config.dim, device="meta")
+        self.tok_embeddings.weight = nn.Parameter(table, requires_grad=False)
         return self
 
     def prefix(self, condition: Tensor, lengths: Tensor | None = None, guided: bool = False) -> Tensor:

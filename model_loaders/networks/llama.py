@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .ops import Embedding, Linear, linear
+from .ops import FAST, Operations, linear
 from .speed import Regional
 from .structure import depth, official_names
 from .ta_tok import TATokModel
@@ -321,18 +321,18 @@ class Cache:
 class Attention(nn.Module):
     """Projections of self-attention; a language model's file has three where LlamaGen's has one."""
 
-    def __init__(self, c: LlamaConfig):
+    def __init__(self, c: LlamaConfig, operations: Operations = FAST):
         super().__init__()
         self.config = c
         queries = c.heads * c.head_dim
         keys = c.kv_heads * c.head_dim
         if c.condition == PROMPT:
-            self.wq = Linear(c.dim, queries, c.bias)
-            self.wk = Linear(c.dim, keys, c.bias)
-            self.wv = Linear(c.dim, keys, c.bias)
+            self.wq = operations.Linear(c.dim, queries, bias=c.bias)
+            self.wk = operations.Linear(c.dim, keys, bias=c.bias)
+            self.wv = operations.Linear(c.dim, keys, bias=c.bias)
         else:
-            self.wqkv = Linear(c.dim, queries + 2 * keys, c.bias)
-        self.wo = Linear(queries, c.dim)
+            self.wqkv = operations.Linear(c.dim, queries + 2 * keys, bias=c.bias)
+        self.wo = operations.Linear(queries, c.dim, bias=False)
 
     def project(self, x: Tensor, rope: Rope | None) -> tuple[Tensor, Tensor]:
         """x [R, n, C] to queries [R, heads, n, D], and keys and values [R, 2 kv heads, n, D].
@@ -358,11 +358,11 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU: w2(silu(w1 x) * w3 x)."""
 
-    def __init__(self, dim: int, hidden: int):
+    def __init__(self, dim: int, hidden: int, operations: Operations = FAST):
         super().__init__()
-        self.w1 = Linear(dim, hidden)
-        self.w3 = Linear(dim, hidden)
-        self.w2 = Linear(hidden, dim)
+        self.w1 = operations.Linear(dim, hidden, bias=False)
+        self.w3 = operations.Linear(dim, hidden, bias=False)
+        self.w2 = operations.Linear(hidden, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
@@ -371,12 +371,12 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Pre-norm block; ``attention`` maps what :meth:`Attention.project` returns to the attention output [R, n, C]."""
 
-    def __init__(self, c: LlamaConfig):
+    def __init__(self, c: LlamaConfig, operations: Operations = FAST):
         super().__init__()
         self.attention_norm = nn.RMSNorm(c.dim, c.eps)
-        self.attention = Attention(c)
+        self.attention = Attention(c, operations)
         self.ffn_norm = nn.RMSNorm(c.dim, c.eps)
-        self.feed_forward = FeedForward(c.dim, c.hidden)
+        self.feed_forward = FeedForward(c.dim, c.hidden, operations)
 
     def forward(self, x: Tensor, rope: Rope | None, attention: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         q, kv = self.attention.project(self.attention_norm(x), rope)
@@ -403,28 +403,31 @@ class Llama(Regional):
     are zero, so every image token attends to all of them equally.
     """
 
-    def __init__(self, config: LlamaConfig):
-        super().__init__()
+    def __init__(self, config: LlamaConfig, operations: Operations = FAST):
+        super().__init__(operations)
         c = self.config = config
         if c.condition == CLASS:
             self.cls_embedding = nn.ModuleDict({"embedding_table": nn.Embedding(c.condition_size + c.null, c.dim)})
         elif c.condition == TEXT:
-            projection = {"fc1": Linear(c.condition_size, c.dim), "fc2": Linear(c.dim, c.dim)}
-            self.cls_embedding = nn.ModuleDict({"cap_proj": nn.ModuleDict(projection)})
+            fc1 = operations.Linear(c.condition_size, c.dim, bias=False)
+            fc2 = operations.Linear(c.dim, c.dim, bias=False)
+            self.cls_embedding = nn.ModuleDict({"cap_proj": nn.ModuleDict({"fc1": fc1, "fc2": fc2})})
             self.cls_embedding.register_buffer("uncond_embedding", torch.zeros(c.text_rows, c.condition_size))
         elif c.condition == FEATURES:
             self.clip_proj = nn.Linear(c.condition_size, c.dim)
 
         if c.absolute:
             self.abs_pe = nn.Parameter(torch.zeros(1, c.absolute, c.dim))
-        self.tok_embeddings = (Embedding if c.condition == PROMPT else nn.Embedding)(c.vocab, c.dim)
+        # The table of a language model has up to a billion numbers.
+        table = operations.Embedding if c.condition == PROMPT else nn.Embedding
+        self.tok_embeddings = table(c.vocab, c.dim)
         if c.special:
             self.spe_tok_embeddings = nn.ModuleDict({"special_embeddings": nn.Embedding(c.special, c.dim)})
 
-        self.layers = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.layers = nn.ModuleList(Block(c, operations) for _ in range(c.depth))
         self.norm = nn.RMSNorm(c.dim, c.eps)
         if not c.tied:
-            self.output = Linear(c.dim, c.vocab)
+            self.output = operations.Linear(c.dim, c.vocab, bias=False)
 
         if c.condition == PROMPT:
             official_names(self, self.official_name)
@@ -487,11 +490,8 @@ class Llama(Regional):
 
         head = self.tok_embeddings if self.config.tied else self.output
         low, high = span or (0, self.config.vocab)
-        if head.is_offloaded():
-            with head.source.stream_weight(head, x, (low, high)) as (weight, _):
-                return linear(x, weight).float()
-
-        return linear(x, head.weight[low:high]).float()
+        with self.operations.weight(head, x) as weight:
+            return linear(x, weight[low:high]).float()
 
     def rope(self, position: Tensor) -> Tensor:
         """1-D RoPE, fp32 [..., 2, D] of :func:`rope_table`, of the places int64 [...] of a sequence."""

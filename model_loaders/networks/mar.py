@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .ops import Linear
+from .ops import FAST, Operations
 from .speed import Regional
 from .structure import depth
 
@@ -84,35 +84,35 @@ BUDGET = 1 << 24
 
 def modulated(x: Tensor, norm: nn.LayerNorm, shift: Tensor, scale: Tensor) -> Tensor:
     """norm(x) * scale + shift of rows x [R, w], with shift and scale [R, w] of their own."""
-    return torch.addcmul(shift, F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps), scale)
+    return torch.addcmul(shift, norm(x), scale)
 
 
 class HeadBlock(nn.Module):
     """Residual MLP block modulated by time and condition (adaLN): x + gate * MLP(LN(x) (1 + scale) + shift)."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, operations: Operations = FAST):
         super().__init__()
         self.in_ln = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = nn.Sequential(Linear(width, width, bias=True), nn.SiLU(), Linear(width, width, bias=True))
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 3 * width, bias=True))
+        self.mlp = nn.Sequential(operations.Linear(width, width), nn.SiLU(), operations.Linear(width, width))
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), operations.Linear(width, 3 * width))
 
 
 class _Final(nn.Module):
     """The last layer, modulated by time and condition."""
 
-    def __init__(self, width: int, out: int):
+    def __init__(self, width: int, out: int, operations: Operations = FAST):
         super().__init__()
         self.norm_final = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
-        self.linear = Linear(width, out, bias=True)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 2 * width, bias=True))
+        self.linear = operations.Linear(width, out)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), operations.Linear(width, 2 * width))
 
 
 class _TimeEmbedding(nn.Module):
     """Timesteps [N] to vectors [N, w]: cosines and sines of 128 frequencies, then an MLP."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, operations: Operations = FAST):
         super().__init__()
-        self.mlp = nn.Sequential(Linear(256, width, bias=True), nn.SiLU(), Linear(width, width, bias=True))
+        self.mlp = nn.Sequential(operations.Linear(256, width), nn.SiLU(), operations.Linear(width, width))
 
     def forward(self, t: Tensor) -> Tensor:
         rates = torch.exp(-math.log(10000) * torch.arange(128, dtype=torch.float32, device=t.device) / 128)
@@ -124,14 +124,14 @@ class _TimeEmbedding(nn.Module):
 class DiffusionHead(nn.Module):
     """MAR's per-token denoiser (SimpleMLPAdaLN): noisy token, timestep and condition z to noise and variance logits."""
 
-    def __init__(self, channels: int, width: int, depth: int, z_channels: int):
+    def __init__(self, channels: int, width: int, depth: int, z_channels: int, operations: Operations = FAST):
         super().__init__()
         self.channels = channels
-        self.time_embed = _TimeEmbedding(width)
-        self.cond_embed = Linear(z_channels, width, bias=True)
-        self.input_proj = Linear(channels, width, bias=True)
-        self.res_blocks = nn.ModuleList(HeadBlock(width) for _ in range(depth))
-        self.final_layer = _Final(width, 2 * channels)
+        self.time_embed = _TimeEmbedding(width, operations)
+        self.cond_embed = operations.Linear(z_channels, width)
+        self.input_proj = operations.Linear(channels, width)
+        self.res_blocks = nn.ModuleList(HeadBlock(width, operations) for _ in range(depth))
+        self.final_layer = _Final(width, 2 * channels, operations)
 
     def modulations(self, embedding: Tensor, blocks: Iterable[nn.Module] | None = None) -> list[Tensor]:
         """adaLN modulations [..., w]: shift, 1 + scale and gate of each block, shift and 1 + scale of the last layer.
@@ -176,11 +176,11 @@ class Attention(nn.Module):
     The block computes the attention itself, so that a cache can be applied after the projection.
     """
 
-    def __init__(self, dim: int, heads: int):
+    def __init__(self, dim: int, heads: int, operations: Operations = FAST):
         super().__init__()
         self.heads = heads
-        self.qkv = Linear(dim, 3 * dim, bias=True)
-        self.proj = Linear(dim, dim, bias=True)
+        self.qkv = operations.Linear(dim, 3 * dim)
+        self.proj = operations.Linear(dim, dim)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, N, C] to query, key, value, each [B, heads, N, C / heads]."""
@@ -193,13 +193,14 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Pre-norm ViT block: exact GELU, no layer scale, no query/key norm."""
 
-    def __init__(self, dim: int, heads: int):
+    def __init__(self, dim: int, heads: int, operations: Operations = FAST):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
-        self.attn = Attention(dim, heads)
+        self.attn = Attention(dim, heads, operations)
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
-        layers = OrderedDict(fc1=Linear(dim, 4 * dim, bias=True), act=nn.GELU(), fc2=Linear(4 * dim, dim, bias=True))
-        self.mlp = nn.Sequential(layers)
+        fc1 = operations.Linear(dim, 4 * dim)
+        fc2 = operations.Linear(4 * dim, dim)
+        self.mlp = nn.Sequential(OrderedDict(fc1=fc1, act=nn.GELU(), fc2=fc2))
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """Output [B, N, C], or at ``rows`` int64 [B, M] only; keys and values come from all rows of x.
@@ -224,9 +225,9 @@ class Block(nn.Module):
         return x + self.attn.proj(out.transpose(1, 2).flatten(2))
 
 
-def _blocks(c: MARConfig, count: int) -> list[Block]:
+def _blocks(c: MARConfig, count: int, operations: Operations) -> list[Block]:
     """A ModuleList, typed by its entries."""
-    return cast(list[Block], nn.ModuleList(Block(c.dim, c.heads) for _ in range(count)))
+    return cast(list[Block], nn.ModuleList(Block(c.dim, c.heads, operations) for _ in range(count)))
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
@@ -238,8 +239,8 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
 class MAR(Regional):
     """Masked autoregressive transformer over continuous tokens, with its diffusion head."""
 
-    def __init__(self, config: MARConfig):
-        super().__init__()
+    def __init__(self, config: MARConfig, operations: Operations = FAST):
+        super().__init__(operations)
         c = self.config = config
         if c.classes:
             self.class_emb = nn.Embedding(c.classes, c.dim)
@@ -250,16 +251,18 @@ class MAR(Regional):
         self.decoder_pos_embed_learned = nn.Parameter(torch.empty(1, c.buffer + c.tokens, c.dim))
         self.diffusion_pos_embed_learned = nn.Parameter(torch.empty(1, c.tokens, c.dim))
 
-        self.z_proj = Linear(c.channels, c.dim, bias=True)
+        self.z_proj = operations.Linear(c.channels, c.dim)
         self.z_proj_ln = nn.LayerNorm(c.dim, eps=1e-6)
-        self.encoder_blocks = _blocks(c, c.encoder_depth)
+        self.encoder_blocks = _blocks(c, c.encoder_depth, operations)
         self.encoder_norm = nn.LayerNorm(c.dim, eps=1e-6)
 
-        self.decoder_embed = Linear(c.dim, c.dim, bias=True)
-        self.decoder_blocks = _blocks(c, c.decoder_depth)
+        self.decoder_embed = operations.Linear(c.dim, c.dim)
+        self.decoder_blocks = _blocks(c, c.decoder_depth, operations)
         self.decoder_norm = nn.LayerNorm(c.dim, eps=1e-6)
 
-        self.diffloss = nn.ModuleDict({"net": DiffusionHead(c.channels, c.head_width, c.head_depth, c.dim)})
+        # Of plain layers, which stay on the device: it runs once for every diffusion step.
+        head = DiffusionHead(c.channels, c.head_width, c.head_depth, c.dim, FAST)
+        self.diffloss = nn.ModuleDict({"net": head})
 
     @property
     def head(self) -> DiffusionHead:

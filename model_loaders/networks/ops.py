@@ -1,17 +1,18 @@
-"""The linear layers and embeddings of all networks: fast products on a CPU, int8 weights, and offloaded weights.
+"""The layers that networks are built of, :class:`Operations`: fast products on a CPU, and int8 weights.
 
 On a CPU a step multiplies large matrices by a handful of rows, and its time goes into reading the weights. The library
 call that reads them best follows from the number of rows and the processor's vendor, see :func:`linear`, and never from
 timing: equal calls give equal bits in every process on one machine with the same number of threads.
 
-A host with little device memory (ComfyUI) loads a network partially: it gives layers a ``source``, which copies their
-weights for a call.
+A host with memory management of its own (ComfyUI) passes its own operations to the networks. Their layers may keep a
+weight off the device, or in another form, and make a copy for every call.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,12 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Containers whose linear layers may be int8; those that may be off the device, and further ones by their last name.
-# Embeddings, norms, input and output layers keep their dtype, because their errors are visible first; the diffusion
-# head is always loaded.
+# Containers whose linear layers may be int8. Embeddings, norms, input and output layers keep their dtype, because their
+# errors are visible first.
 _INT8_BLOCKS = frozenset(("encoder_blocks", "decoder_blocks", "res_blocks", "layers"))
-_STREAMED_BLOCKS = _INT8_BLOCKS - {"res_blocks"}
-_STREAMED_NAMES = frozenset(("tok_embeddings", "words", "output"))
 _LARGEST = 127.0  # magnitude of an int8 number
 
 N = TypeVar("N", bound=nn.Module)
@@ -92,45 +90,17 @@ def _is_amd() -> bool:
         return "AuthenticAMD" in platform.processor()
 
 
-class Streamed:
-    """Mixin of layers with ``weight`` and ``bias``, which a host's ``source`` provides while they are off the device.
-
-    A source has three methods: ``is_offloaded(layer)``; ``stream_weight(layer, x, rows=None)``, a context manager that
-    gives weight and bias on the device and in the dtype of ``x`` (some rows of the weight without bias); and
-    ``look_up(layer, ids)``, rows ``ids`` int64 [...] of an embedding's weight, on the device of ``ids``.
-    """
-
-    source: Any = None
-
-    def is_offloaded(self) -> bool:
-        """Whether the weight is off the device now."""
-        return self.source is not None and self.source.is_offloaded(self)
-
-    def tensors(self) -> list[Tensor]:
-        """Weight and bias."""
-        held: list[Tensor | None] = [getattr(self, name) for name in ("weight", "bias")]
-        return [tensor for tensor in held if tensor is not None]
-
-
 # Address and version of a layer's weight, and its packed copy.
 _PACKED: WeakKeyDictionary[Linear, tuple[tuple[int, int], Tensor]] = WeakKeyDictionary()
 
 
-class Linear(Streamed, nn.Linear):  # type: ignore[misc]
+class Linear(nn.Linear):
     """``nn.Linear``, computed by :func:`linear`."""
 
     packs = True  # whether a packed copy of the weight may be kept, see limit_packing
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = False):
-        super().__init__(in_features, out_features, bias=bias)
-
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
-        # Not is_offloaded: a call more for each layer of every step.
-        if self.source is not None and self.source.is_offloaded(self):
-            with self.source.stream_weight(self, x) as (weight, bias):
-                return linear(x, weight, bias)
-
         return linear(x, self.weight, self.bias, self)
 
     def packed(self) -> Tensor:
@@ -148,17 +118,40 @@ class Linear(Streamed, nn.Linear):  # type: ignore[misc]
         return held[1]
 
 
-class Embedding(Streamed, nn.Embedding):  # type: ignore[misc]
-    """``nn.Embedding``. Off the device, rows are looked up where the weight is, and only they are copied."""
+class Operations:
+    """The layers that a network is built of, and how it reads their weights.
 
-    bias = None
+    Every network takes an object of this class or of a host's subclass, and passes it on to its parts. ``Linear``,
+    ``Embedding`` and ``Conv2d`` take the arguments of the layers of :mod:`torch.nn`, and their parameters have the same
+    names. A weight of such a layer may be off the device, so a network reads it by :meth:`weight` or calls the layer;
+    the shape and the dtype of ``layer.weight`` are always right.
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """int64 [...] to [..., C]."""
-        if self.source is not None and self.source.is_offloaded(self):
-            return self.source.look_up(self, ids)
+    Norms, small tables and small projections are layers of :mod:`torch.nn` in every network, and those of MAR's
+    diffusion head are :data:`FAST` in every case: they are always on the device. The former have few weights, and the
+    head runs once for every diffusion step.
+    """
 
-        return super().forward(ids)
+    Linear: Any = nn.Linear
+    Embedding: Any = nn.Embedding
+    Conv2d: Any = nn.Conv2d
+
+    def weight(self, layer: nn.Module, x: Tensor) -> AbstractContextManager[Tensor]:
+        """The weight of a layer, on the device and in the dtype of ``x``, as long as the context lasts."""
+        return nullcontext(layer.weight)  # type: ignore[arg-type]
+
+    def offloaded(self, net: nn.Module) -> list[nn.Module]:
+        """The layers of a network whose weights are off the device now; every call copies them."""
+        return []
+
+
+class _FastOperations(Operations):
+    """Of networks that run for every token: a CPU takes the fastest product for a few rows."""
+
+    Linear = Linear
+
+
+TORCH = Operations()
+FAST = _FastOperations()
 
 
 def limit_packing(net: nn.Module) -> None:
@@ -173,38 +166,25 @@ def limit_packing(net: nn.Module) -> None:
             layer.packs = used <= PACKED_BYTES
 
 
-def streamed_layers(net: nn.Module) -> list[Streamed]:
-    """The layers of a network that may be off the device: of its blocks, and its large tables.
-
-    The latter are the output layer and a language model's embedding.
-    """
-    layers = []
-    for name, module in net.named_modules():
-        path = name.split(".")
-        may_stream = path[-1] in _STREAMED_NAMES or not _STREAMED_BLOCKS.isdisjoint(path)
-        if may_stream and isinstance(module, Streamed):
-            layers.append(module)
-
-    return layers
-
-
-def offloaded_bytes(net: nn.Module) -> int:
-    """Bytes of the weights that are off the device now."""
+def offloaded_bytes(net: nn.Module, operations: Operations = FAST) -> int:
+    """Bytes of the weights of a network, or of a part of it, that are off the device now."""
     count = 0
-    for layer in streamed_layers(net):
-        if layer.is_offloaded():
-            count += sum(tensor.nbytes for tensor in layer.tensors())
+    for layer in operations.offloaded(net):
+        count += sum(parameter.nbytes for parameter in layer.parameters(recurse=False))
 
     return count
 
 
-def remark(*nets: nn.Module) -> str:
-    """What a report says about networks with int8 weights, or with weights off the device; "" for others."""
+def remark(*nets: nn.Module, operations: Operations = FAST) -> str:
+    """What a report says about networks with int8 weights, or with weights off the device; "" for others.
+
+    ``operations``: of which they are built.
+    """
     together = nn.ModuleList(nets)
     if any(isinstance(module, Int8Linear) for module in together.modules()):
         return "int8 weights: the images differ from those of fp32, see docs/benchmarks/speed.md"
 
-    offloaded = sum(map(offloaded_bytes, nets))
+    offloaded = offloaded_bytes(together, operations)
     if not offloaded:
         return ""
 

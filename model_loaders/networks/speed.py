@@ -18,7 +18,7 @@ from torch import nn
 from torch.fx.experimental import _config
 
 from ...errors import UserError
-from .ops import Streamed, streamed_layers
+from .ops import FAST, Operations
 
 PLAIN = "plain"
 COMPILE = "compile"
@@ -54,11 +54,11 @@ def suited_threads(net: nn.Module) -> Iterator[None]:
 class Regional(nn.Module):
     """A network of which some functions may be compiled."""
 
-    def __init__(self) -> None:
+    def __init__(self, operations: Operations = FAST) -> None:
         super().__init__()
+        self.operations = operations  # of which it is built
         self.speed = PLAIN  # one of SPEEDS, set by choose
         self._regions: dict[Any, Any] = {}
-        self._streamed: list[Streamed] = []
 
     @property
     def remark(self) -> str:
@@ -67,7 +67,7 @@ class Regional(nn.Module):
 
     def region(self, function: Callable[P, R]) -> Callable[P, R]:
         """``function``, compiled if this network is and all its weights are on the device."""
-        if self.speed != COMPILE or any(layer.is_offloaded() for layer in self._streamed):
+        if self.speed != COMPILE or self.operations.offloaded(self):
             return function
 
         if function not in self._regions:
@@ -117,7 +117,6 @@ def choose(net: Regional, speed: str, device: torch.device) -> None:
     if speed == COMPILE:
         _expect_compiler(device)
 
-    net._streamed = streamed_layers(net)
     net.speed = speed
 
 

@@ -36,9 +36,16 @@ def official_names(net: nn.Module, official: Callable[[str], str]) -> None:
             state[prefix + official(name.removeprefix(prefix))] = state.pop(name)
 
     def loaded(net: nn.Module, state: dict[str, Any], prefix: str, *about: object) -> None:
-        own = [name for name, _ in (*net.named_parameters(), *net.named_buffers())]
-        found = {name: state.pop(prefix + official(name), None) for name in own}
-        state.update({prefix + name: tensor for name, tensor in found.items() if tensor is not None})
+        # By layers, not by parameters: a host's layer may create its parameters only now, or store further ones.
+        layers = {}
+        for path, layer in net.named_modules():
+            if not any(layer.children()):
+                layers[official(f"{path}.")] = f"{path}."
+
+        given = {name: state.pop(name) for name in [*state] if name.startswith(prefix)}
+        for name, tensor in given.items():
+            path, dot, last = name.removeprefix(prefix).rpartition(".")
+            state[prefix + layers.get(path + dot, path + dot) + last] = tensor
 
     net.register_state_dict_post_hook(saved)
     net.register_load_state_dict_pre_hook(loaded)

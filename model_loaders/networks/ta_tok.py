@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import UserError, not_finite
+from .ops import TORCH, Operations
 from .structure import depth
 
 TABLE = "bottleneck.regularizer.embedding.weight"
@@ -148,13 +149,13 @@ def unused(state: Mapping[str, object]) -> set[str]:
 class _Attention(nn.Module):
     """Multi-head self-attention."""
 
-    def __init__(self, width: int, heads: int):
+    def __init__(self, width: int, heads: int, operations: Operations):
         super().__init__()
         self.heads = heads
-        self.k_proj = nn.Linear(width, width)
-        self.v_proj = nn.Linear(width, width)
-        self.q_proj = nn.Linear(width, width)
-        self.out_proj = nn.Linear(width, width)
+        self.k_proj = operations.Linear(width, width)
+        self.v_proj = operations.Linear(width, width)
+        self.q_proj = operations.Linear(width, width)
+        self.out_proj = operations.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         q = self._heads(self.q_proj(x))
@@ -172,11 +173,12 @@ class _Attention(nn.Module):
 class _Layer(nn.Module):
     """Pre-norm block of a vision transformer."""
 
-    def __init__(self, width: int, heads: int, hidden: int):
+    def __init__(self, width: int, heads: int, hidden: int, operations: Operations):
         super().__init__()
-        self.self_attn = _Attention(width, heads)
-        layers = OrderedDict(fc1=nn.Linear(width, hidden), act=nn.GELU("tanh"), fc2=nn.Linear(hidden, width))
-        self.mlp = nn.Sequential(layers)
+        self.self_attn = _Attention(width, heads, operations)
+        fc1 = operations.Linear(width, hidden)
+        fc2 = operations.Linear(hidden, width)
+        self.mlp = nn.Sequential(OrderedDict(fc1=fc1, act=nn.GELU("tanh"), fc2=fc2))
         self.layer_norm1 = nn.LayerNorm(width, NORM_EPS)
         self.layer_norm2 = nn.LayerNorm(width, NORM_EPS)
 
@@ -188,11 +190,21 @@ class _Layer(nn.Module):
 class _Tower(nn.Module):
     """A vision transformer with full attention."""
 
-    def __init__(self, patches: nn.Module, positions: int, width: int, depth: int, heads: int, hidden: int, norm: bool):
+    def __init__(
+        self,
+        patches: nn.Module,
+        positions: int,
+        width: int,
+        depth: int,
+        heads: int,
+        hidden: int,
+        norm: bool,
+        operations: Operations,
+    ):
         super().__init__()
         embeddings = {"patch_embedding": patches, "position_embedding": nn.Embedding(positions, width)}
         self.embeddings = nn.ModuleDict(embeddings)
-        layers = nn.ModuleList(_Layer(width, heads, hidden) for _ in range(depth))
+        layers = nn.ModuleList(_Layer(width, heads, hidden, operations) for _ in range(depth))
         self.encoder = nn.ModuleDict({"layers": layers})
         self.post_layernorm = nn.LayerNorm(width, NORM_EPS) if norm else nn.Identity()
 
@@ -262,7 +274,7 @@ class Bottleneck(nn.Module):
 class TATok(nn.Module):
     """The tokenizer."""
 
-    def __init__(self, config: TATokConfig):
+    def __init__(self, config: TATokConfig, operations: Operations = TORCH):
         super().__init__()
         c = self.config = config
         if c.encoder_depth:
@@ -274,6 +286,7 @@ class TATok(nn.Module):
                 heads=c.encoder_heads,
                 hidden=c.encoder_hidden,
                 norm=False,
+                operations=operations,
             )
             self.encode_task_layer = nn.Sequential(nn.Linear(c.width, c.width), nn.Tanh())
             self.scale_layer = nn.Module()
@@ -288,6 +301,7 @@ class TATok(nn.Module):
             heads=c.heads,
             hidden=c.hidden,
             norm=True,
+            operations=operations,
         )
         self.decoder = nn.ModuleDict({"vision_model": tower})
         self.decode_task_layer = nn.Sequential(nn.Linear(c.width, c.width), nn.Tanh(), nn.Linear(c.width, c.width))

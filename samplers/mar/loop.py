@@ -252,7 +252,7 @@ def begin(
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
 
     report = Report(name, model.name, asdict(settings), noise.seed, batch, device.type, memory=memory)
-    notes = (model.note, ops.remark(*model.parts.values()), model.net.remark)
+    notes = (model.note, ops.remark(*model.parts.values(), operations=model.net.operations), model.net.remark)
     report.note = "; ".join(filter(None, notes))
     report.dtype = dtype_of(model.net)
     report.conditions = condition.digests()

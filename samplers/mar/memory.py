@@ -76,7 +76,7 @@ def estimate(
     # Kept during the whole generation.
     out = {f"{WEIGHTS}{name}": count for name, count in model.weights().items()}
     for name, part in model.parts.items():
-        if offloaded := offloaded_bytes(part):
+        if offloaded := offloaded_bytes(part, model.net.operations):
             out[f"{WEIGHTS}{name}"] -= offloaded
             out[f"{WEIGHTS}{name}{STREAMED}"] = offloaded
     if isinstance(condition, PromptCondition):

@@ -214,7 +214,10 @@ def new_report(
     report = Report(name, model.name, asdict(settings), seed, images, device.type)  # type: ignore[call-overload]
     stated = model.note if isinstance(model, TokenModel) else ""
     report.dtype = dtype_of(model.net)
-    report.note = "; ".join(filter(None, (stated, ops.remark(model.net), model.net.remark)))
+
+    operations = model.net.operations
+    remarks = (stated, ops.remark(model.net, operations=operations), model.net.remark)
+    report.note = "; ".join(remark for remark in remarks if remark)
     return report, Clock(device)
 
 

@@ -20,9 +20,9 @@ def run_in_core(script: str):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_core_has_what_partial_loading_needs():
-    """The private attributes of core and torch that nodes/host.py
-    relies on. If this fails, read the release notes of core first.
+def test_core_has_what_we_need_of_its_operations_and_memory_management():
+    """The attributes of core and torch that nodes/host.py relies
+    on. If this fails, read the release notes of core first.
     """
     needs = run_in_core("partial_loading_needs.py")
     assert [need for need, there in needs.items() if not there] == []
@@ -44,3 +44,16 @@ def test_a_partially_loaded_network_gives_the_same_result(found, model):
     assert 0 < half["casts"] < none["casts"]
     if model != "words":
         assert "GB of weights streamed from main memory" in half["note"]
+
+
+@pytest.fixture(scope="module")
+def dynamic():
+    return run_in_core("dynamic_patcher.py")
+
+
+@pytest.mark.parametrize("model", ["llamagen", "tar", "mar", "kl"])
+def test_a_network_under_the_patcher_of_dynamic_vram_gives_the_same_result(dynamic, model):
+    run = dynamic[model]
+    assert run["equal"] and run["dynamic"]
+    assert run["cast"] == run["layers"] > 0, "DynamicVRAM casts every layer of core's operations"
+    assert not run["compiled"], "a compiled network has its weights in place"

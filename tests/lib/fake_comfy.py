@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
 
 
 class Interrupted(BaseException):
@@ -68,9 +69,36 @@ class Progress:
 class Patcher:
     def __init__(self, model: Any, load_device: Any, offload_device: Any):
         self.model, self.load_device, self.offload_device = model, load_device, offload_device
+        self.callbacks: list[Any] = []
+
+    def add_callback(self, kind: str, callback: Any) -> None:
+        assert kind == CallbacksMP.ON_DETACH
+        self.callbacks.append(callback)
 
     def detach(self, unpatch_all: bool = True) -> Any:
+        for callback in self.callbacks:
+            callback(self, unpatch_all)
         return self.model
+
+
+class Layers:
+    """comfy.ops.disable_weight_init: layers of PyTorch with the attributes by which core knows them."""
+
+    class Linear(nn.Linear):
+        comfy_cast_weights = False
+        weight_function: list[Any] = []
+
+    class Embedding(nn.Embedding):
+        comfy_cast_weights = False
+        weight_function: list[Any] = []
+
+    class Conv2d(nn.Conv2d):
+        comfy_cast_weights = False
+        weight_function: list[Any] = []
+
+
+class CallbacksMP:
+    ON_DETACH = "on_detach_after"
 
 
 class ComfyNode:
@@ -170,11 +198,13 @@ def install() -> None:
             "get_torch_device_name": lambda device: state.device,
             "get_free_memory": lambda device: 1e9,
             "load_models_gpu": lambda models, **about: state.loaded.append((models, about)),
+            "is_device_cpu": lambda device: device.type == "cpu",
             "soft_empty_cache": lambda: None,
             "dtype_size": lambda dtype: dtype.itemsize,
             "throw_exception_if_processing_interrupted": _check,
         },
-        "comfy.ops": {"cast_bias_weight": None, "uncast_bias_weight": None},
+        "comfy.ops": {"cast_bias_weight": None, "uncast_bias_weight": None, "disable_weight_init": Layers},
+        "comfy.patcher_extension": {"CallbacksMP": CallbacksMP},
         "comfy.utils": {
             "ProgressBar": Progress,
             "tiled_scale": _tiled_scale,
@@ -187,7 +217,7 @@ def install() -> None:
         "comfy.cli_args": {
             "args": SimpleNamespace(preview_size=512, preview_method=SimpleNamespace(value="none")),
         },
-        "comfy.model_patcher": {"ModelPatcher": Patcher},
+        "comfy.model_patcher": {"ModelPatcher": Patcher, "CoreModelPatcher": Patcher},
         "server": {
             "PromptServer": SimpleNamespace(
                 instance=SimpleNamespace(

@@ -45,11 +45,15 @@ host.register_folders()
 running = [(0, host.prompt_id(), {}, {"preview_method": "none"})]
 PromptServer.instance = SimpleNamespace(prompt_queue=SimpleNamespace(get_current_queue_volatile=lambda: (running, [])))
 
-# A card: ComfyUI does not load partially on a CPU.
-mm.is_device_cpu, mm.MIN_WEIGHT_MEMORY_RATIO, mm.lowvram_available = (lambda device: False), 0, True
-allow_streaming = host.allow_streaming
-host.allow_streaming = lambda net, device: allow_streaming(net, torch.device("cuda"))
 share, load, casts = 1.0, mm.load_models_gpu, 0
+is_device_cpu = mm.is_device_cpu
+
+
+def pass_for_a_card():
+    """ComfyUI does not load partially on a CPU."""
+    mm.is_device_cpu, mm.MIN_WEIGHT_MEMORY_RATIO, mm.lowvram_available = (lambda device: False), 0, True
+
+
 cast = comfy.ops.cast_bias_weight
 
 
@@ -108,23 +112,39 @@ def llamagen():
     return sampled(samplers.LlamaGenSampler, model, module("samplers.conditioning").from_ids([1]), cfg=2.0, top_k=0)
 
 
+def own_layers(net):
+    """The layers of core's operations."""
+    return [layer for layer in net.modules() if hasattr(layer, "comfy_cast_weights")]
+
+
+def offloaded(nets):
+    return sum(ops.offloaded_bytes(net, host.operations(CARD)) for net in nets)
+
+
+CARD = torch.device("cuda")
 found = {}
 with torch.inference_mode():
     for make in (words, harmon, llamagen):
+        mm.is_device_cpu = is_device_cpu
+        model, run = make()
+        assert not any(own_layers(p.model) for p in (model.patcher, *model.further))
+        expected, _ = run()  # of our own operations, on a CPU
+        mm.unload_all_models()
+
+        pass_for_a_card()
         model, run = make()
         nets = [p.model for p in (model.patcher, *model.further)]
-        whole = None
+        whole = expected
         for share in (10.0, 0.5, 0, 10.0):
             mm.unload_all_models()
             casts = 0
             out, note = run()
-            whole = out if whole is None else whole
             found.setdefault(make.__name__, []).append(
                 {
                     "share": share,
                     "equal": torch.equal(out, whole),
-                    "offloaded": sum(map(ops.offloaded_bytes, nets)),
-                    "may": sum(t.nbytes for net in nets for x in ops.streamed_layers(net) for t in x.tensors()),
+                    "offloaded": offloaded(nets),
+                    "may": sum(t.nbytes for net in nets for layer in own_layers(net) for t in layer.parameters()),
                     "loaded": sum(p.loaded_size() for p in (model.patcher, *model.further)),
                     "bytes": sum(p.nbytes for net in nets for p in net.parameters()),
                     "casts": casts,
@@ -132,7 +152,7 @@ with torch.inference_mode():
                 }
             )
         model.patcher.partially_unload(model.patcher.offload_device, 1 << 19)  # another node needs memory
-        taken = sum(map(ops.offloaded_bytes, nets))
+        taken = offloaded(nets)
         share = 0.9
         found[make.__name__].append({"equal": torch.equal(run()[0], whole), "taken": taken})
 print(json.dumps(found))

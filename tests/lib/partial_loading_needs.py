@@ -1,5 +1,5 @@
-"""Run by test_partial_loading.py in ComfyUI: what of core, and
-of torch, our partial loading needs, and whether it is there.
+"""Run by test_partial_loading.py in ComfyUI: what nodes/host.py needs of core's
+operations and memory management, and of torch, and whether it is there.
 
 Argument: ComfyUI's folder. Prints a JSON object of sentences and booleans.
 """
@@ -19,32 +19,44 @@ comfy.options.enable_args_parsing()
 import comfy.model_management as mm  # noqa: E402
 import comfy.ops  # noqa: E402
 import torch  # noqa: E402
-from comfy.model_patcher import ModelPatcher  # noqa: E402
+from comfy.model_patcher import ModelPatcher, ModelPatcherDynamic  # noqa: E402
+from comfy.patcher_extension import CallbacksMP  # noqa: E402
 from torch import nn  # noqa: E402
 
 CPU = torch.device("cpu")
+OPS = comfy.ops.disable_weight_init
 
 
-def layer() -> nn.Linear:
-    """A layer that core may leave out, as nodes/host.py marks it."""
-    made = nn.Linear(512, 512)
-    vars(made).update(comfy_cast_weights=False, weight_function=[], bias_function=[])
-    return made
+def filled(layer: nn.Module) -> nn.Module:
+    """A layer with weights; core's have none at first."""
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter.requires_grad_(False))
+    return layer
 
 
-net = nn.Sequential(layer(), layer(), nn.Linear(512, 512))
+net = nn.Sequential(filled(OPS.Linear(512, 512)), filled(OPS.Linear(512, 512)), nn.Linear(512, 512))
+detached = []
 patcher = ModelPatcher(net, CPU, CPU)
+patcher.add_callback(CallbacksMP.ON_DETACH, lambda patcher, unpatch_all: detached.append(patcher))
+on_a_cpu = type(ModelPatcherDynamic(nn.Linear(2, 2), CPU, CPU))
 mm.is_device_cpu = lambda device: False
 patcher.load(CPU, lowvram_model_memory=1)
+cast = net[0].comfy_cast_weights
 
 x = torch.ones(1, 512)
 weight, bias, stream = comfy.ops.cast_bias_weight(net[0], x, offloadable=True)
 comfy.ops.uncast_bias_weight(net[0], weight, bias, stream)
+patcher.detach()
 
 print(
     json.dumps(
         {
-            "core sets comfy_cast_weights on a layer that it leaves out": net[0].comfy_cast_weights is True,
+            "core sets comfy_cast_weights on a layer that it leaves out": cast is True,
+            "core's layers have their weights in place at first": not any(
+                layer.comfy_cast_weights or layer.weight_function
+                for layer in (OPS.Linear(2, 2), OPS.Embedding(2, 2), OPS.Conv2d(2, 2, 1))
+            ),
+            "DynamicVRAM's patcher is the other one on a CPU": on_a_cpu is ModelPatcher,
             "core loads a layer without comfy_cast_weights": not hasattr(net[2], "comfy_cast_weights"),
             "cast_bias_weight gives the weight and the bias": torch.equal(weight, net[0].weight)
             and torch.equal(bias, net[0].bias),
@@ -53,6 +65,7 @@ print(
             "Module._apply takes a function and recurse": [*inspect.signature(nn.Module._apply).parameters]
             == ["self", "fn", "recurse"],
             "a patcher calls detach when it is unloaded": "detach" in inspect.getsource(mm.LoadedModel.model_unload),
+            "detach calls ON_DETACH": detached == [patcher],
         }
     )
 )

@@ -466,7 +466,7 @@ def test_records_that_two_readers_may_take_for_another(tmp_path: Path) -> None:
 def load(state: dict, net: nn.Module | None = None, **options) -> nn.Module:
     net = net or nn.ModuleDict({"a": nn.Linear(3, 2)})
     return load_strictly(
-        Checkpoint(dict(state), {}, Path("some/x.safetensors"), what="a layer"), lambda: net, **options
+        Checkpoint(dict(state), {}, Path("some/x.safetensors"), what="a layer"), lambda operations: net, **options
     )
 
 

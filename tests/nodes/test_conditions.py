@@ -415,7 +415,7 @@ def test_auto_chooses_the_dtype_of_encoders_for_the_device_that_computes(encoder
     asked = []
     one = conditioning.load_ta_tok
     monkeypatch.setattr(
-        conditioning, "load_ta_tok", lambda path, dtype, device: asked.append(dtype) or one(path, dtype, device)
+        conditioning, "load_ta_tok", lambda path, dtype, device, **more: asked.append(dtype) or one(path, dtype, device)
     )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(host, "place", lambda net, device: None)  # there is no card

@@ -12,7 +12,8 @@ import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks import speed
+from fastar_nodes.model_loaders.networks import ops, speed
+from fastar_nodes.model_loaders.networks.mar import MAR
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.noise import PairedNoise
@@ -90,15 +91,17 @@ def test_a_region_is_plain_beyond_the_compilers_limit(counters, caplog):
 
 
 def test_a_region_is_plain_while_weights_are_off_the_device(counters):
-    net = tiny_mar().net
+    class Host(ops.Operations):
+        away = False
+
+        def offloaded(self, net):
+            return [net.decoder_blocks[0].mlp.fc1] if self.away else []
+
+    host = Host()
+    net = MAR(tiny_mar().net.config, host)
     speed.choose(net, speed.COMPILE, CPU)
     assert net.region(_doubled) is not _doubled
-
-    class Source:
-        def is_offloaded(self, layer):
-            return True
-
-    net.decoder_blocks[0].mlp.fc1.source = Source()
+    host.away = True
     assert net.region(_doubled) is _doubled
 
 

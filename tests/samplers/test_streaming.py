@@ -1,6 +1,5 @@
 """Weights off the device: every sampler takes them through the layers, with equal results and bounded memory."""
 
-import copy
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -10,8 +9,10 @@ import pytest
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
+import torch.nn.functional as F
 from fastar_nodes.model_loaders.networks import ops
 from fastar_nodes.model_loaders.networks.autoencoder import VQModel
+from fastar_nodes.model_loaders.networks.hybrid import HybridModel
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.memory import STREAMED, WEIGHTS, total
@@ -26,48 +27,83 @@ PROMPTS = PromptCondition(("a dog", "two red apples in a blue bowl", ""))
 UNTIED = tiny_tar(replace(TINY, tied=False))
 
 
-class Storage:
-    """A device of its own for weights: layers hold meta tensors,
-    and copies of the weights exist only while they are lent.
-    """
+class Storage(ops.Operations):
+    """A host's operations: their layers hold meta tensors, and copies of the weights exist only while they are lent."""
 
-    def __init__(self, *nets: nn.Module):
-        self.held: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
-        self.now = self.most = 0
-        self.used: set[int] = set()
-        for layer in (layer for net in nets for layer in ops.streamed_layers(net)):
-            held = [None if t is None else t.detach().clone() for t in (layer.weight, getattr(layer, "bias", None))]
-            self.held[id(layer)] = held[0], held[1]
-            for name, t in zip(("weight", "bias"), held, strict=True):
-                if t is not None:
-                    setattr(layer, name, nn.Parameter(t.to("meta"), requires_grad=False))
-            layer.source = self
+    def __init__(self) -> None:
+        self.held: dict[nn.Module, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self.now = 0
+        self.most = 0
+        self.used: set[nn.Module] = set()
+
+    def Linear(self, *shape: int, bias: bool = True) -> nn.Module:
+        layer = nn.Linear(*shape, bias=bias)
+        layer.forward = partial(self._linear, layer)
+        return self._added(layer)
+
+    def Embedding(self, *shape: int) -> nn.Module:
+        layer = nn.Embedding(*shape)
+        layer.forward = partial(self._embedding, layer)
+        return self._added(layer)
+
+    def _added(self, layer: nn.Module) -> nn.Module:
+        self.held[layer] = (torch.empty(0), None)
+        return layer
+
+    def build(self, net: Any) -> Any:
+        """The same network of these operations, with its weights off the device."""
+        built = type(net)(net.config, self)
+        built.load_state_dict(net.state_dict())
+        for layer in self.held:
+            weight, bias = layer.weight.detach(), getattr(layer, "bias", None)
+            self.held[layer] = weight, None if bias is None else bias.detach()
+            for name, parameter in list(layer.named_parameters()):
+                setattr(layer, name, nn.Parameter(parameter.to("meta"), requires_grad=False))
+
+        return built.eval().requires_grad_(False)
 
     @property
     def largest(self) -> int:
         return max(sum(t.nbytes for t in held if t is not None) for held in self.held.values())
 
-    def is_offloaded(self, layer: Any) -> bool:
-        return True
-
     @contextmanager
-    def stream_weight(self, layer, x, rows=None):
-        copies = [None if t is None else t.clone() for t in self.held[id(layer)]]
-        if rows is not None:
-            copies = [copies[0][slice(*rows)].clone(), None]
+    def _lent(self, layer):
+        copies = [None if t is None else t.clone() for t in self.held[layer]]
         size = sum(t.nbytes for t in copies if t is not None)
         self.now += size
         self.most = max(self.most, self.now)
-        self.used.add(id(layer))
-        yield tuple(copies)
+        self.used.add(layer)
+        yield copies
         self.now -= size
         for t in copies:
             if t is not None:
                 t.fill_(torch.nan)  # a later use would spoil the result
 
-    def look_up(self, layer, ids):
-        self.used.add(id(layer))
-        return self.held[id(layer)][0][ids]
+    def _linear(self, layer, x):
+        with self._lent(layer) as (weight, bias):
+            return F.linear(x, weight, bias)
+
+    def _embedding(self, layer, ids):
+        with self._lent(layer) as (weight, _):
+            return F.embedding(ids, weight)
+
+    @contextmanager
+    def weight(self, layer, x):
+        with self._lent(layer) as (weight, _):
+            yield weight
+
+    def offloaded(self, net):
+        return [layer for layer in net.modules() if layer in self.held]
+
+
+def stored(model: Any) -> tuple[Any, Storage]:
+    """A model whose weights are off the device."""
+    storage = Storage()
+    if isinstance(model, HybridModel):
+        hybrid = storage.build(model.hybrid)
+        return replace(model, hybrid=hybrid, net=hybrid.mar), storage
+
+    return replace(model, net=storage.build(model.net)), storage
 
 
 def harmon(name, move):
@@ -96,11 +132,13 @@ def test_weights_off_the_device_give_the_same_result_in_little_memory(name):
     nets, stores = [], []
 
     def move(model):
-        model = copy.deepcopy(model)
-        if not isinstance(model, VQModel):
-            nets.extend(parts(model))
-            everything.append(sum(p.nbytes for part in parts(model) for p in part.parameters()))
-            stores.append(Storage(*parts(model)))
+        if isinstance(model, VQModel):
+            return model
+
+        model, storage = stored(model)
+        stores.append(storage)
+        nets.extend(parts(model))
+        everything.append(sum(p.nbytes for part in parts(model) for p in part.parameters()))
         return model
 
     everything: list[int] = []
@@ -116,27 +154,25 @@ def test_weights_off_the_device_give_the_same_result_in_little_memory(name):
 
 
 def test_a_report_says_what_streams_and_counts_only_what_is_loaded():
-    model = tiny_hybrid()
+    model, storage = stored(tiny_hybrid())
 
-    def memory():
+    def memory(model):
         return finish(masked.start("mar", model=model, condition=PROMPTS)).report.memory
 
-    whole = memory()
-    Storage(*parts(model))
-    partly = memory()
+    whole = memory(tiny_hybrid())
+    partly = memory(model)
     names = [name for name in partly if name.endswith(STREAMED)]
     assert names == [f"{WEIGHTS}{part}{STREAMED}" for part in ("language model", "MAR")]
     away = sum(partly[name] for name in names)
-    assert away == sum(t.nbytes for p in parts(model) for layer in ops.streamed_layers(p) for t in layer.tensors())
+    assert away == sum(p.nbytes for layer in storage.held for p in layer.parameters())
     assert total(partly) == total(whole) - away
     assert sum(whole.values()) == sum(partly.values())
 
 
 def test_the_head_tables_and_norms_are_always_loaded():
-    model = tiny_hybrid()
-    assert not ops.streamed_layers(model.net.head)
-    streamed = {id(t) for layer in ops.streamed_layers(model.hybrid) for t in layer.tensors()}
-    loaded = [name for name, p in model.hybrid.named_parameters() if id(p) not in streamed]
+    model, _ = stored(tiny_hybrid())
+    loaded = [name for name, p in model.hybrid.named_parameters() if not p.is_meta]
     blocks = [n for n in loaded if "_blocks." in n or ".layers." in n]
     assert blocks and all("norm" in n or ".diffloss." in n for n in blocks)
-    assert {"mar.mask_token", "mar.z_proj.weight", "proj_in.0.weight"} < set(loaded)
+    assert {n for n, _ in model.hybrid.named_parameters() if ".diffloss." in n} < set(loaded)
+    assert {"mar.mask_token", "mar.encoder_norm.weight", "proj_in.0.weight"} < set(loaded)

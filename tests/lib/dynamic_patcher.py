@@ -1,0 +1,118 @@
+"""Run by test_partial_loading.py in ComfyUI: networks under
+the patcher of DynamicVRAM, on a CPU that passes for a card.
+
+Its memory on the card and pinned memory need one and are left out; core then casts every weight from where it is.
+Arguments: ComfyUI's folder, the pack's folder. Prints a JSON object.
+"""
+
+import importlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+CORE, PACK = sys.argv[1:3]
+sys.argv = ["main.py", "--cpu"]
+sys.path.insert(0, CORE)
+
+import comfy.options  # noqa: E402
+
+comfy.options.enable_args_parsing()
+
+import comfy.memory_management  # noqa: E402
+import comfy.model_management as mm  # noqa: E402
+import comfy.model_patcher  # noqa: E402
+import comfy_aimdo.host_buffer  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
+spec = importlib.util.spec_from_file_location(
+    "fastar", str(Path(PACK) / "__init__.py"), submodule_search_locations=[PACK]
+)
+assert spec is not None and spec.loader is not None
+sys.modules["fastar"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["fastar"])
+
+
+class HostBuffer:
+    """Pinned memory, of which nothing is used."""
+
+    size = 0
+
+    def __init__(self, *sizes):
+        pass
+
+    def truncate(self, *about, **more):
+        pass
+
+
+# What main.py does where comfy-aimdo works.
+comfy_aimdo.host_buffer.HostBuffer = HostBuffer
+comfy.memory_management.aimdo_enabled = True
+comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
+mm.is_device_cpu = lambda device: False
+
+CPU = torch.device("cpu")
+DEMO = Path(PACK) / "demo" / "checkpoints"
+host = importlib.import_module("fastar.nodes.host")
+loaders = importlib.import_module("fastar.model_loaders.llamagen")
+tar = importlib.import_module("fastar.model_loaders.tar")
+mar = importlib.import_module("fastar.model_loaders.mar")
+autoencoders = importlib.import_module("fastar.model_loaders.autoencoders")
+conditioning = importlib.import_module("fastar.samplers.conditioning")
+samplers = importlib.import_module("fastar.samplers.mar.mar")
+settings = importlib.import_module("fastar.samplers.mar.settings")
+noise = importlib.import_module("fastar.samplers.noise")
+driver = importlib.import_module("fastar.samplers.driver")
+
+
+def logits(model):
+    """Of a prompt, or of the first token of a class."""
+    net = model.net
+    if net.config.condition == "prompt":
+        ids = torch.tensor([[3, 1, 2]])
+        hidden, _ = net.prefill(net.prefix(ids), 2, 4)
+        return net.logits(hidden, (2, 90))
+
+    hidden, _ = net.prefill(net.prefix(torch.tensor([1])), 8, 64)
+    return net.logits(hidden)
+
+
+def latents(model):
+    """Of a short run."""
+    chosen = settings.MARSettings(steps=3, diffusion_steps=4)
+    condition = conditioning.from_ids([1])
+    return driver.finish(samplers.mar(model, condition, chosen, noise.PairedNoise(3, range(1)))).latents
+
+
+def image(model):
+    return model.net.decode(torch.linspace(-1, 1, 16 * model.net.config.z_channels).view(1, -1, 4, 4))
+
+
+CASES = {
+    "llamagen": (loaders.load_llamagen, "llamagen-low", logits),
+    "tar": (tar.load_tar, "tar", logits),
+    "mar": (mar.load_mar, "mar", latents),
+    "kl": (autoencoders.load_kl, "kl", image),
+}
+found = {}
+with torch.inference_mode():
+    for name, (load, file, run) in CASES.items():
+        path = DEMO / f"{file}.safetensors"
+        expected = run(load(path, "fp32"))
+
+        model = load(path, "fp32", operations=host.operations(torch.device("cuda")))
+        patcher = host.make_patcher(model.net, CPU, CPU)
+        host.load_weights([patcher], 0)
+        own = [layer for layer in model.net.modules() if hasattr(layer, "comfy_cast_weights")]
+        found[name] = {
+            "dynamic": patcher.is_dynamic(),
+            "equal": torch.equal(run(model), expected),
+            "cast": sum(layer.comfy_cast_weights for layer in own),
+            "layers": len(own),
+        }
+        again = load(path, "fp32", operations=host.operations(torch.device("cuda")))
+        compiled = host.make_patcher(again.net, CPU, CPU, "compile")
+        found[name]["compiled"] = compiled.is_dynamic()
+
+print(json.dumps(found))
