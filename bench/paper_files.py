@@ -36,7 +36,7 @@ from typing import Any
 
 from ..cli.planning import by_key
 from ..errors import UserError
-from ..reports.table import figure, markdown
+from ..reports.table import figure, literal, markdown
 from .curve import Time, paired
 from .features import INCEPTION
 from .folder import Folder
@@ -154,8 +154,10 @@ def paper_of(source: Mapping[str, Any]) -> Paper:
     tables = tuple(_table(entry, sweeps, known) for entry in _tables_of(source.get("tables"), "tables"))
 
     notes = source.get("notes", [])
-    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+    if not isinstance(notes, list):
         raise UserError('notes: they are no list of texts; write notes = ["..."].')
+    for note in notes:
+        _text(note, "notes")
 
     return Paper(_text(source.get("paper"), "paper"), sweeps, tables, dict(not_measured), tuple(notes), source)
 
@@ -336,13 +338,18 @@ def comparison(paper: Paper, begun: Mapping[str, Store]) -> str:
         for sampler, figures in _figures(store, paper.sweeps[name]).items():
             ours[name, sampler] = figures
 
-    parts = [f"# {paper.paper}"]
+    parts = [f"# {literal(paper.paper)}"]
     for table in paper.tables:
-        parts.append(f"## {table.title}\n\n{_compared(table, ours)}")
+        parts.append(f"## {literal(table.title)}\n\n{_compared(table, ours)}")
 
     shown = {name for table in paper.tables for name in table.columns}
-    missing = [f"- {title} is not measured here: {why}." for title, why in paper.not_measured.items() if title in shown]
-    remarks = [*missing, *(f"- {note}" for note in paper.notes)]
+    remarks = []
+    for title, why in paper.not_measured.items():
+        if title in shown:
+            remarks.append(f"- {literal(title)} is not measured here: {literal(why)}.")
+    for note in paper.notes:
+        remarks.append(f"- {literal(note)}")
+
     if remarks:
         parts.append("\n".join(remarks))
 
@@ -429,9 +436,12 @@ def _of_shards(store: Store, cell: Cell) -> dict[str, float | None]:
     if verified:
         found["acceptance"] = total["accepted"] / verified
 
-    peaks = [times.get("peak_memory_bytes") for times in store.times(cell).values()]
-    known = [int(peak) for peak in peaks if peak is not None and in_range(peak, 1, 1 << 50)]
-    if known:
-        found["memory"] = max(known)
+    peaks: list[int] = []
+    for times in store.times(cell).values():
+        peak: Any = times.get("peak_memory_bytes")
+        if in_range(peak, 1, 1 << 50):
+            peaks.append(peak)
+    if peaks:
+        found["memory"] = max(peaks)
 
     return found

@@ -118,9 +118,13 @@ def run(options: argparse.Namespace) -> int:
         paper_files.keep(folder, paper)
 
     for name, spec in specs.items():
-        if name:
+        if name and rank == 0:
             print(f"\n{name}\n", flush=True)
-        _run(options, spec, paper_files.place(options.out, name) if options.out and name else options.out, place)
+
+        out = options.out
+        if name and out:
+            out = paper_files.place(out, name)
+        _run(options, spec, out, place)
 
     if paper is not None and folder is not None and rank == 0 and not options.dry_run:
         print(f"\n{paper_files.comparison(paper, paper_files.stores(folder, paper))}")
