@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import math
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import yaml  # a requirement of huggingface-hub
 from fastar_nodes import errors
 from fastar_nodes.tools import release
 from PIL import Image
+from safetensors import safe_open
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -232,14 +234,24 @@ def test_the_release_check_names_what_is_open(capsys):
     assert "first entry is not [1.2.4]" in release.version_problems("1.2.4", dated, None)[0]
     assert "no date" in release.version_problems("1.2.3", dated.replace("2026-01-31", "unreleased"), None)[0]
     empty = {"project": {}, "tool": {"comfy": {"PublisherId": ""}}}
-    assert len(release.owner_fields(empty)) == 3
+    assert len(release.owner_fields(empty, "")) == 4
     address = "https://raw.githubusercontent.com/someone/pack/HEAD/docs/icon.png"
     for repository in ("https://github.com/someone/pack", "https://github.com/someone/pack.git"):
         comfy = {"PublisherId": "x", "Icon": address}
         filled = {"project": {"urls": {"Repository": repository}}, "tool": {"comfy": comfy}}
-        assert release.owner_fields(filled) == []
+        readme = f"git clone --depth 1 {repository} fastar-nodes"
+        assert release.owner_fields(filled, readme) == []
+        assert release.owner_fields(filled, "git clone ADDRESS") == [f"README.md: {readme}"]
         comfy["Icon"] = "docs/icon.png"
-        assert release.owner_fields(filled) == [f"[tool.comfy] Icon: {address}"]
+        assert release.owner_fields(filled, readme) == [f"[tool.comfy] Icon: {address}"]
+
+
+def test_only_the_owner_of_the_repository_stands_between_this_checkout_and_a_release(shipped, capsys):
+    release.main([])
+    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("open: ")]
+    owners = ("[project.urls]", "[tool.comfy]", "README.md: git clone")
+    dates = f"CHANGELOG.md: [{PROJECT['project']['version']}] has no date"
+    assert [line for line in found if not line.removeprefix("open: ").startswith((*owners, dates))] == []
 
 
 def test_the_icon_is_what_the_registry_accepts():
@@ -253,6 +265,46 @@ def test_workflows_cover_the_supported_versions():
     matrix = jobs["test"]["strategy"]["matrix"]
     versions = [c.split()[-1] for c in PROJECT["project"]["classifiers"] if re.search(r":: 3\.\d+$", c)]
     assert matrix["python"] == versions and {os.split("-")[0] for os in matrix["os"]} == {"ubuntu", "windows", "macos"}
+    host = PROJECT["tool"]["comfy"]["requires-comfyui"].removeprefix(">=")
+    assert jobs["comfyui"]["strategy"]["matrix"]["version"] == [f"v{host}", "master"]
     oldest = " ".join(step.get("run", "") for step in jobs["oldest"]["steps"])
     for requirement in PROJECT["project"]["optional-dependencies"]["standalone"]:
         assert ">=" not in requirement or f'"{requirement.replace(">=", "==")}.0"' in oldest, requirement
+
+
+def test_a_release_waits_for_all_tests():
+    publish = yaml.safe_load((ROOT / ".github" / "workflows" / "publish.yml").read_text(encoding="utf-8"))
+    assert publish["jobs"]["test"]["uses"] == "./.github/workflows/test.yml"
+    assert publish["jobs"]["publish"]["needs"] == "test"
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors", "type"} <= citation.keys()
+    assert (citation["version"], citation["license"]) == (PROJECT["project"]["version"], PROJECT["project"]["license"])
+
+
+def test_issue_forms_are_complete():
+    for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        form = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if path.name == "config.yml":
+            continue
+        assert {"name", "description", "body"} <= form.keys(), path.name
+        names = [part["id"] for part in form["body"]]
+        assert len(names) == len(set(names)) and all(part["attributes"]["label"] for part in form["body"])
+
+
+def test_the_model_card_states_every_demo_file_and_its_size():
+    card = (ROOT / "demo" / "README.md").read_text(encoding="utf-8")
+    rows = [
+        line.strip("| ").split(" | ") for line in card.splitlines() if line.startswith("| ") and "safetensors" in line
+    ]
+    stated = {row[0]: (int(row[3].replace(",", "")), float(row[4])) for row in rows}
+
+    found = {}
+    for path in (ROOT / "demo" / "checkpoints").iterdir():
+        with safe_open(path, "np") as file:
+            weights = sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())
+        found[path.name] = (weights, round(path.stat().st_size / 1e6, 1))
+    assert stated == found
+    assert (ROOT / "demo" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()

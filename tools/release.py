@@ -53,15 +53,21 @@ def icon_address(repository: str) -> str:
     return f"https://raw.githubusercontent.com/{owner_and_name}/HEAD/{ICON}"
 
 
-def owner_fields(project: dict[str, Any]) -> list[str]:
-    """Fields of ``pyproject.toml`` that only the owner of the repository can fill in, and that are empty or wrong."""
-    urls, comfy = project["project"].get("urls", {}), project["tool"]["comfy"]
+def owner_fields(project: dict[str, Any], readme: str) -> list[str]:
+    """What only the owner of the repository can fill in, and what is empty or wrong of it.
+
+    The address of the repository is stated once, in ``pyproject.toml``; the icon and README follow from it.
+    """
+    urls = project["project"].get("urls", {})
+    comfy = project["tool"]["comfy"]
     repository = urls.get("Repository") or "https://github.com/OWNER/NAME"
     icon = icon_address(repository)
+    clone = f"git clone --depth 1 {repository} fastar-nodes"
     required = {
         "[project.urls] Repository: the address of the public repository": urls.get("Repository"),
         "[tool.comfy] PublisherId: the id of the publisher at registry.comfy.org": comfy.get("PublisherId"),
         f"[tool.comfy] Icon: {icon}": comfy.get("Icon") == icon,
+        f"README.md: {clone}": clone in readme,
     }
     return [what for what, value in required.items() if not value]
 
@@ -89,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     version, files = project["project"]["version"], shipped()
     volume, lines = size(files)
     print(f"{version}: {len(files)} files, {volume / 1e6:.1f} MB, {lines} lines of Python")
-    problems = owner_fields(project)
+    problems = owner_fields(project, (ROOT / "README.md").read_text(encoding="utf-8"))
     problems += version_problems(version, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), tag)
     if volume > MOST_BYTES:
         problems.append(f"archive: {volume / 1e6:.1f} MB is more than {MOST_BYTES / 1e6:.0f} MB")
