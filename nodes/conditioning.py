@@ -448,7 +448,7 @@ class TarPrompt(io.ComfyNode):
             return tar_prompt(model, prompts, settings, PairedDraws(number, part))
 
         done: TarPrompted = drive(in_parts(start, count, model.net))
-        said = host.text_output([unknown_words(model, [prompt]), warning])
+        said = host.text_output([], [unknown_words(model, [prompt]), warning])
         return io.NodeOutput(done.condition, ui=said)
 
 
