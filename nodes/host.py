@@ -586,9 +586,9 @@ def preview_size() -> int:
 # Lines of text on a node, and characters of each.
 MOST_LINES = 8
 LONGEST_LINE = 400
-# Names in the output of a node for the editor: its text, the parts of it that a subgraph's node shows, and texts for the
-# prompts that it sampled. ``web/js/text.js`` reads them. They are not named ``text``, because ComfyUI lists a text of
-# that name among the results of a run.
+# Names in the output of a node for the editor: its text, the parts of it that a subgraph's node shows, and texts for
+# the prompts that it sampled. ``web/js/text.js`` reads them. They are not named ``text``, because ComfyUI lists a text
+# of that name among the results of a run.
 TEXT = "fastar_text"
 PARTS = "fastar_text_parts"
 PROMPT_TEXTS = "fastar_prompt_texts"

@@ -96,7 +96,8 @@ SEEN = """() => [...document.querySelectorAll('textarea')].filter(
     area => area.readOnly && area.checkVisibility()).map(area => area.value).join('|')"""
 # Whether the canvas has followed the window's size.
 FILLED = """() => {
-    const {width, height} = app.canvas.canvas.getBoundingClientRect(), drawn = app.canvas.canvas.width / devicePixelRatio
+    const {width, height} = app.canvas.canvas.getBoundingClientRect()
+    const drawn = app.canvas.canvas.width / devicePixelRatio
     return width <= innerWidth && width > innerWidth - 100 && height <= innerHeight && height > innerHeight - 150
         && Math.abs(drawn - width) < 2
 }"""
