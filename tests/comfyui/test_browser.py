@@ -163,11 +163,12 @@ def _run(comfy: Comfy, page: Any) -> dict[str, Any]:
 def _open(page: Any, name: str, window: dict[str, int]) -> None:
     """Open a template in a window of this size, and look at how it lies there.
 
-    With a new id: of a graph that was open before, the editor restores the view.
+    With a new id and name: of a graph that was open before, the editor restores the view.
     """
     page.set_viewport_size(window)
     page.wait_for_function(FILLED)
-    page.evaluate(OPEN_TEMPLATE, [{**load_workflow(name), "id": str(uuid.uuid4())}, name])
+    graph = {**load_workflow(name), "id": str(uuid.uuid4())}
+    page.evaluate(OPEN_TEMPLATE, [graph, f"{name} at {window['width']}"])
     page.wait_for_timeout(2500)
     _looks_well(page)
 
