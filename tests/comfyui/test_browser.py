@@ -50,6 +50,17 @@ HIDDEN = """boxes => {
             || y + box.h * scale > innerHeight
     }).map(box => box.type)
 }"""
+# Nodes of which the editor's minimap covers more than the border, which is at most 16 pixels; their titles.
+UNDER_MINIMAP = """boxes => {
+    const map = document.querySelector('.minimap-main-container')?.getBoundingClientRect()
+    if (!map) return []
+    const {scale, offset} = app.canvas.ds, canvas = app.canvas.canvas.getBoundingClientRect()
+    return boxes.filter(box => {
+        const right = (box.x + box.w + offset[0]) * scale + canvas.x
+        const bottom = (box.y + box.h + offset[1]) * scale + canvas.y
+        return right > map.left + 16 && bottom > map.top + 16
+    }).map(box => box.type)
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +185,12 @@ def _open(page: Any, name: str, window: dict[str, int]) -> None:
 
 
 def _looks_well(page: Any) -> None:
-    """Text is drawn, everything is in the window, and no node covers another."""
+    """Text is drawn, everything is in the window, and neither a node nor the minimap covers a node."""
     assert page.evaluate(OPENED) >= 0.6, "below, the classic renderer draws no text"
     boxes = page.evaluate(BOXES)
     assert page.evaluate(HIDDEN, boxes) == []
     assert _overlaps(boxes) == []
+    assert page.evaluate(UNDER_MINIMAP, boxes) == []
 
 
 def _sends_what_the_file_says(page: Any, workflow: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
