@@ -97,6 +97,7 @@ function tellWithHosts(run, said) {
 /** The warnings of several nodes, then their figures, each with the title of its node. */
 function summaryOf(all) {
   const speaking = all.filter(({ warnings, figures }) => warnings.length + figures.length)
+  speaking.sort((a, b) => a.id.localeCompare(b.id, undefined, { numeric: true }))
   const isComparison = ({ id }) => nodeOf(id)?.comfyClass === "FastARCompare"
   // A comparison gives the figures of all, with their names.
   const counting = speaking.some(isComparison) ? speaking.filter(isComparison) : speaking
