@@ -171,8 +171,8 @@ class Compare(io.ComfyNode):
             )
             image = to_image(grid[None])
 
-        table, lines = _tell(cls, reports, names, base, quality)
-        return io.NodeOutput(image, table, ui=host.text_output(lines))
+        table, figures, without_gain = _tell(cls, reports, names, base, quality)
+        return io.NodeOutput(image, table, ui=host.text_output(figures, without_gain))
 
 
 ELSEWHERE = "(timed in another run)"
@@ -222,11 +222,11 @@ def _tell(
     names: Sequence[str],
     bases: Sequence[int | None],
     quality: Qualities,
-) -> tuple[str, list[str]]:
+) -> tuple[str, list[str], list[str]]:
     """Write all reports to the metadata of saved images.
 
-    Returns the table of the cells that have a report, a line that explains its columns, and a sentence for each run
-    without a gain; and the lines that the node shows.
+    Returns the table of the cells that have a report with a line that explains its columns; and what the node shows:
+    lines of figures, and a sentence for each run without a gain.
     """
     # 1. The cells that have a report, in the order in which they are drawn.
     order: list[int] = []
@@ -238,7 +238,7 @@ def _tell(
             reports.append(report)
 
     if not order:
-        return "No reports: connect a sampler's report beside its image.", []
+        return "No reports: connect a sampler's report beside its image.", [], []
 
     labels = [names[i] for i in order]
     found = [quality[i] for i in order]
@@ -263,13 +263,13 @@ def _tell(
             without_gain.append(f"{labels[k]}: {sentence}")
 
     # A table that is connected has the same figures.
-    lines = without_gain if graph.taken(node, 1) else [*without_gain, *figures]
+    shown = [] if graph.taken(node, 1) else figures
 
     # 4. The table and what its columns mean.
     table = to_table(reports, labels, within, found)
     meanings = filter(None, [explain(reports, within), explain_quality(found)])
     text = "\n\n".join([table, f"{'; '.join(meanings)}.", *map(literal, without_gain)])
-    return text, lines
+    return text, shown, without_gain
 
 
 def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | None]]:

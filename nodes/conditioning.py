@@ -155,7 +155,7 @@ class ClassLabel(io.ComfyNode):
             "labels",
             default="cat",
             multiline=True,
-            placeholder="names or ids, separated by commas or lines",
+            placeholder=f"names or ids, separated by commas or lines; the demo knows {', '.join(PICTURE_BOOK)}",
             tooltip="Class names or numbers, one image each, separated by commas or lines. The demo knows "
             f"{', '.join(PICTURE_BOOK)}; official models know ImageNet's 1000 classes, such as 281, tabby.",
         )
@@ -302,6 +302,8 @@ class TextPrompt(io.ComfyNode):
 
 
 _SUBJECTS = f"The demo draws {', '.join(PICTURE_BOOK)}."
+# What an empty field shows, in Apps too.
+_PLACEHOLDER = f"what to draw; the demo knows {', '.join(PICTURE_BOOK)}, colours, small, large, left, right, at night"
 
 
 @dataclass(frozen=True)
@@ -329,7 +331,7 @@ class Prompt(io.ComfyNode):
             "text",
             default="a red boat at sunset",
             multiline=True,
-            placeholder="what to draw",
+            placeholder=_PLACEHOLDER,
             tooltip=f"What to draw, in plain words; it may be empty. {_SUBJECTS}",
         )
         negative = io.String.Input(
@@ -401,7 +403,7 @@ class TarPrompt(io.ComfyNode):
             "text",
             default="a red boat at sunset",
             multiline=True,
-            placeholder="what to draw",
+            placeholder=_PLACEHOLDER,
             tooltip=f"What to draw, in plain words, usually in one or two sentences. {_SUBJECTS}",
         )
 
@@ -448,7 +450,7 @@ class TarPrompt(io.ComfyNode):
             return tar_prompt(model, prompts, settings, PairedDraws(number, part))
 
         done: TarPrompted = drive(in_parts(start, count, model.net))
-        said = host.text_output([unknown_words(model, [prompt]), warning])
+        said = host.text_output([], [unknown_words(model, [prompt]), warning])
         return io.NodeOutput(done.condition, ui=said)
 
 

@@ -586,9 +586,11 @@ def preview_size() -> int:
 # Lines of text on a node, and characters of each.
 MOST_LINES = 8
 LONGEST_LINE = 400
-# Names in the output of a node for the editor: its text, and texts for the prompts that it sampled. ``web/js/text.js``
-# reads them. They are not named ``text``, because ComfyUI lists a text of that name among the results of a run.
+# Names in the output of a node for the editor: its text, the parts of it that a subgraph's node shows, and texts for
+# the prompts that it sampled. ``web/js/text.js`` reads them. They are not named ``text``, because ComfyUI lists a text
+# of that name among the results of a run.
 TEXT = "fastar_text"
+PARTS = "fastar_text_parts"
 PROMPT_TEXTS = "fastar_prompt_texts"
 
 
@@ -609,23 +611,28 @@ def show(node: Any, line: str) -> None:
         logging.info("FastAR: %s", printable(line, LONGEST_LINE))
 
 
-def text_output(lines: Sequence[str], prompts: Mapping[str, str] | None = None) -> dict[str, list[Any]]:
+def text_output(
+    figures: Sequence[str],
+    warnings: Sequence[str] = (),
+    settings: str = "",
+    prompts: Mapping[str, str] | None = None,
+) -> dict[str, list[Any]]:
     """What a node says about its run, as the ``ui`` of its output: the editor keeps it on the node and in saved graphs.
 
-    The editor shows the characters as they are. ComfyUI stores the text with the result and sends it again when the
-    result is reused. For a client that is not the editor the lines are written to the log.
+    The node shows the warnings, then the figures, then the settings used; the node of a subgraph shows the warnings and
+    figures of the nodes inside. The editor shows the characters as they are. ComfyUI stores the text with the result
+    and sends it again when the result is reused. For a client that is not the editor the lines are written to the log.
 
     Args:
-        lines: most important first. Empty ones are left out; the others are cut to 8 lines of 400 characters.
+        figures, warnings: lines, the most important first.
+        settings: the settings used, in a line.
         prompts: texts for other nodes by their id: what the model does not know of their prompts.
+
+    Empty lines are left out; the others are cut to 8 lines of 400 characters.
     """
-    shown: list[str] = []
-    for part in lines:
-        for line in part[: MOST_LINES * LONGEST_LINE].splitlines():
-            plain = printable(line, LONGEST_LINE)
-            if plain:
-                shown.append(plain)
-    shown = shown[:MOST_LINES]
+    warned = _lines(warnings)[:MOST_LINES]
+    counted = _lines(figures)[: MOST_LINES - len(warned)]
+    shown = [*warned, *counted, *_lines([settings])][:MOST_LINES]
 
     others = [[number, printable(text, LONGEST_LINE)] for number, text in (prompts or {}).items()]
 
@@ -634,7 +641,19 @@ def text_output(lines: Sequence[str], prompts: Mapping[str, str] | None = None) 
         logging.info("FastAR: %s", " ".join(said))
 
     # ComfyUI joins the lists if a node runs once for each value of a list; all runs must have the same names.
-    return {TEXT: ["\n".join(shown)], PROMPT_TEXTS: others}
+    parts = {"warnings": warned, "figures": counted}
+    return {TEXT: ["\n".join(shown)], PARTS: [parts], PROMPT_TEXTS: others}
+
+
+def _lines(texts: Sequence[str]) -> list[str]:
+    """The lines of texts that are not empty, as printable characters."""
+    found: list[str] = []
+    for text in texts:
+        for line in text[: MOST_LINES * LONGEST_LINE].splitlines():
+            plain = printable(line, LONGEST_LINE)
+            if plain:
+                found.append(plain)
+    return found
 
 
 def stop_if_cancelled() -> None:

@@ -710,10 +710,10 @@ def reported(
     # 2. The lines of this node.
     kind = registry.find(report.sampler).settings
     used = named(kind, _remarkable(kind, report.settings, own or {}))
-    lines = [unknown, *warnings, no_gain(report), one_line(report), f"{used}."]
+    told = host.text_output([one_line(report)], [unknown, *warnings, no_gain(report)], f"{used}.", prompts)
 
     write_reports(node, [report])
-    return io.NodeOutput(latent, report, ui=host.text_output(lines, prompts))
+    return io.NodeOutput(latent, report, ui=told)
 
 
 def _remarkable(kind: type, settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

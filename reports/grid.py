@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import UserError
 from .drawing import LONGEST, PAD, Canvas, Ink, Size, check_batch, contact_sheet, line_height, resize, text_width, wrap
 from .quality import IDENTICAL, Quality, difference, explain_quality
-from .record import Baseline, Qualities, Report, against, explain
+from .record import Baseline, Qualities, Report, against, counted, explain
 from .table import figure, percent
 from .timing import BASELINE
 
@@ -250,8 +250,8 @@ def _numbers(report: Report | None, baseline: Report | None, quality: Quality | 
         return distance
 
     work = [
-        ("transformer passes", figure(report.counts.get("transformer_passes"), ",")),
-        ("head calls", figure(report.counts.get("head_calls"), ",")),
+        ("transformer passes", counted(report, "transformer_passes", ",")),
+        ("head calls", counted(report, "head_calls", ",")),
         ("head rows", figure(report.counts.get("head_rows"), ",")),
         ("acceptance", percent(report.acceptance, 1)),
     ]

@@ -62,6 +62,8 @@ COUNTS = (
     "llm_rows",
     "prompt_rows",
 )
+# Counts of both models together, to the draft model's part of them.
+_OF_DRAFT = {"transformer_passes": "draft_passes", "head_calls": "draft_head_calls"}
 # Counts of models with prompts only.
 PROMPT_COUNTS = COUNTS[-4:]
 VERSION = 1
@@ -122,6 +124,15 @@ class Report:
         accepted = self.counts.get("accepted", 0)
         verified = accepted + self.counts.get("rejected", 0)
         return accepted / verified if verified else None
+
+    def own(self, count: str) -> int | None:
+        """A count of work without the draft model's part of it; None if the sampler does not have it."""
+        total = self.counts.get(count)
+        return None if total is None else total - self.of_draft(count)
+
+    def of_draft(self, count: str) -> int:
+        """The draft model's part of a count of work; 0 without a draft model."""
+        return self.counts.get(_OF_DRAFT.get(count, ""), 0)
 
     @property
     def tokens_per_pass(self) -> float | None:
@@ -391,10 +402,21 @@ class Clock:
 # ------------------------------------------------------------------------------------------------ text forms
 
 
+def counted(report: Report, count: str, form: str, unit: str = "") -> str:
+    """A count of work with the draft model's part apart: "32 passes", "12 passes (draft 27)"; "" if there is none.
+
+    A draft model is smaller than its target, so that the sum of both would say nothing.
+    """
+    own = figure(report.own(count) or None, form, unit)
+    drafted = figure(report.of_draft(count) or None, form)
+    return f"{own} (draft {drafted})" if own and drafted else own
+
+
 # Names of figures, as grids and tables show them, to what they mean.
 EXPLAINED = {
     "passes": "sequential evaluations of the large network",
     "head calls": "sequential evaluations of the small diffusion network",
+    "draft": "those of the draft model",
     "head rows": "tokens that these evaluations computed",
     "acceptance": "drafts that were kept",
     "speed-up": "the baseline's seconds an image, divided by this run's",
@@ -415,6 +437,8 @@ def explain(reports: Sequence[Report | None], baseline: Baseline = 0) -> str:
         shown.append("passes")
     if any("head_calls" in report.counts for report in known):
         shown.append("head calls")
+    if any(report.of_draft("transformer_passes") for report in known):
+        shown.append("draft")
     if any("head_rows" in report.counts for report in known):
         shown.append("head rows")
     if any(report.acceptance is not None for report in known):
@@ -461,6 +485,8 @@ _CSV_COLUMNS = (
     "transformer_passes",
     "head_calls",
     "head_rows",
+    "draft_passes",
+    "draft_head_calls",
     "acceptance",
     "restarts",
     "psnr",
@@ -487,8 +513,8 @@ def _rows(
         speedup = report.speedup(base)
         row = [
             name,
-            figure(report.counts.get("transformer_passes"), "d"),
-            figure(report.counts.get("head_calls"), "d"),
+            counted(report, "transformer_passes", "d"),
+            counted(report, "head_calls", "d"),
             figure(report.counts.get("head_rows"), "d"),
             percent(report.acceptance, 1),
             figure(report.counts.get("restarts"), "d"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .quality import Quality
-from .record import Report
-from .table import figure, percent
+from .record import Report, counted
+from .table import percent
 from .timing import BASELINE, how_timed, shown_seconds
 
 
@@ -15,8 +15,8 @@ def one_line(report: Report, baseline: Report | None = None, quality: Quality | 
     """
     kept = percent(report.acceptance)
     parts = [
-        figure(report.counts.get("transformer_passes") or None, ",", " passes"),
-        figure(report.counts.get("head_calls") or None, ",", " head calls"),
+        counted(report, "transformer_passes", ",", " passes"),
+        counted(report, "head_calls", ",", " head calls"),
         f"{kept} of drafts kept" if kept else "",
     ]
 

@@ -217,7 +217,10 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Point:
-    """Figures of a combination of values over the seeds: medians of times and means of the rest; None where unknown."""
+    """Figures of a combination of values over the seeds: medians of times and means of the rest; None where unknown.
+
+    Passes and head calls are without those of a draft model.
+    """
 
     x: int
     y: int
@@ -248,7 +251,7 @@ def summary(cells: Sequence[Cell]) -> Point:
     psnrs = _known(quality.psnr for quality in qualities)
     ssims = _known(quality.ssim for quality in qualities)
 
-    calls = _known(report.counts.get("head_calls") for report in reports)
+    calls = _known(report.own("head_calls") for report in reports)
 
     # A word that holds for all.
     words = {quality.word for quality in qualities}
@@ -258,7 +261,7 @@ def summary(cells: Sequence[Cell]) -> Point:
         y=cells[0].y,
         speedup=_over_seeds([cell.report.speedup(cell.baseline) for cell in cells]),
         seconds=median(report.seconds for report in reports),
-        passes=mean(report.counts.get("transformer_passes", 0) for report in reports),
+        passes=mean(report.own("transformer_passes") or 0 for report in reports),
         acceptance=mean(acceptances) if acceptances else None,
         psnr=mean(psnrs) if psnrs else None,
         ssim=mean(ssims) if ssims else None,

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import UserError
 from .drawing import PAD, Canvas, Colour, Ink, Size, annotate, contact_sheet, line_height, resize, text_width, ticks
 from .quality import IDENTICAL
+from .record import counted
 from .sweep import Cell, Point, Sweep
 from .table import percent
 from .timing import shown_seconds
@@ -168,8 +169,9 @@ def _figures(cell: Cell, width: int) -> list[str]:
     report = cell.report
     first = []
     for name, unit in (("transformer_passes", "passes"), ("head_calls", "head calls")):
-        if name in report.counts:
-            first.append(f"{report.counts[name]} {unit}")
+        count = counted(report, name, "d", f" {unit}")
+        if count:
+            first.append(count)
     if report.acceptance is not None:
         first.insert(1, f"{percent(report.acceptance)} kept")
 

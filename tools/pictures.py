@@ -8,6 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from ..reports.maps import OUTCOMES, token_map
 from ..reports.record import ACCEPTED, DRAFTED, PLAIN
 from ..reports.timelapse import time_lapse
 from ..samplers.registry import SAMPLERS
-from .thumbnails import Template
+from .thumbnails import Template, pixels
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER, ICON = ROOT / "web" / "docs" / "images", ROOT / "docs" / "icon.png"
@@ -45,6 +46,7 @@ TEMPLATES = {
     "FastARCompare": "03",
     "FastARPasteInpaintedArea": "05",
     "FastARSweepGrid": "08",
+    "FastARSweepPlot": "08",
     "FastARAdvisor": "12",
     "FastARTimeLapse": "07",
 }
@@ -70,18 +72,28 @@ def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str]) -> np.ndarray
     return compare_grid(cells, labels, [None] * len(cells), columns=len(cells))
 
 
-def drawn(number: str) -> np.ndarray:
-    """The image that a template saves, of an animation a frame in the middle; uint8 [H, W, 3]."""
+def drawn(name: str) -> np.ndarray:
+    """What the node of a page draws in its template; uint8 [H, W, 3]."""
+    number = TEMPLATES[name]
     (path,) = [path for path in (ROOT / "workflows").glob(f"{number} *.json") if not path.stem.endswith(".app")]
     template = Template(path)
-    races = template.of("FastARTimeLapse")
-    if not races:
-        return template.saved()
+    (node,) = template.of(name)
 
+    if name == "FastARTimeLapse":
+        return _frame(template, node)
+    if name == "FastARPasteInpaintedArea":
+        return np.concatenate([pixels(template.given(node, "original")), pixels(template.output(node))], axis=1)
+    if name == "FastARAdvisor":  # it draws nothing itself
+        return template.saved()
+    return pixels(template.output(node))
+
+
+def _frame(template: Template, race: dict[str, Any]) -> np.ndarray:
+    """A frame in the middle of an animation."""
     images, reports = [], []
     for k in (1, 2):
-        images.append((template.given(races[0], f"image_{k}") * 255).round().to(torch.uint8).numpy())
-        reports.append(template.given(races[0], f"report_{k}"))
+        images.append((template.given(race, f"image_{k}") * 255).round().to(torch.uint8).numpy())
+        reports.append(template.given(race, f"report_{k}"))
     frames = time_lapse(images, [SAMPLERS[report.sampler].title for report in reports], reports, duration=4.0)
     return frames[len(frames) // 2]
 
@@ -116,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == "icon":
             icon().save(ICON, optimize=True)
         elif name in both:
-            picture = Image.fromarray(drawn(TEMPLATES[name]) if name in TEMPLATES else sheet(*PAGES[name]))
+            picture = Image.fromarray(drawn(name) if name in TEMPLATES else sheet(*PAGES[name]))
             picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
             picture.save(FOLDER / f"{name}.jpg", quality=QUALITY, optimize=True)
         else:

@@ -69,7 +69,7 @@ class Template:
 
     def saved(self) -> np.ndarray:
         """The image of the first node that saves one, uint8 [H, W, 3]."""
-        return _pixels(self.given(self.of("SaveImage")[0], "images"))
+        return pixels(self.given(self.of("SaveImage")[0], "images"))
 
 
 def drawing(path: Path) -> Image.Image:
@@ -96,30 +96,30 @@ def _images(template: Template) -> list[np.ndarray]:
     if comparisons := template.of("FastARCompare"):
         # What the Advisor recommends is another sampler on another machine: the plain sampler's image only.
         names = ["image_1"] if template.of("FastARAdvisor") else ["image_1", "image_2"]
-        return [_pixels(template.given(comparisons[0], name)) for name in names]
+        return [pixels(template.given(comparisons[0], name)) for name in names]
 
     if edits := template.of("FastARPasteInpaintedArea"):
-        return [_pixels(template.given(edits[0], "original")), _pixels(template.output(edits[0]))]
+        return [pixels(template.given(edits[0], "original")), pixels(template.output(edits[0]))]
 
     node, slot = template.source(template.of("SaveImage")[0], "images")
     if node["type"] == "ImageScale":
         node, slot = template.source(node, "image")
-    return [_pixels(template.output(node, slot))]
+    return [pixels(template.output(node, slot))]
 
 
-def _pixels(image: Any) -> np.ndarray:
+def pixels(image: Any) -> np.ndarray:
     """The first image of a batch."""
     return (image[0].clamp(0, 1) * 255).round().to(torch.uint8).numpy()
 
 
 def _begun(image: Any, report: Any, steps: int) -> np.ndarray:
     """An image after some AR steps, the tokens to come in grey."""
-    pixels = _pixels(image).copy()
+    shown = pixels(image).copy()
     step = np.asarray(report.maps["step"])[0]
-    cell = pixels.shape[0] // step.shape[0]
+    cell = shown.shape[0] // step.shape[0]
     to_come = np.kron(step >= steps, np.ones((cell, cell), bool))
-    pixels[to_come] = GREY
-    return pixels
+    shown[to_come] = GREY
+    return shown
 
 
 def _arranged(images: Sequence[np.ndarray]) -> Image.Image:

@@ -50,6 +50,17 @@ HIDDEN = """boxes => {
             || y + box.h * scale > innerHeight
     }).map(box => box.type)
 }"""
+# Nodes of which the editor's minimap covers more than the border, which is at most 16 pixels; their titles.
+UNDER_MINIMAP = """boxes => {
+    const map = document.querySelector('.minimap-main-container')?.getBoundingClientRect()
+    if (!map) return []
+    const {scale, offset} = app.canvas.ds, canvas = app.canvas.canvas.getBoundingClientRect()
+    return boxes.filter(box => {
+        const right = (box.x + box.w + offset[0]) * scale + canvas.x
+        const bottom = (box.y + box.h + offset[1]) * scale + canvas.y
+        return right > map.left + 16 && bottom > map.top + 16
+    }).map(box => box.type)
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +108,9 @@ SEEN = """() => [...document.querySelectorAll('textarea')].filter(
 # Whether the canvas has followed the window's size.
 FILLED = """() => {
     const {width, height} = app.canvas.canvas.getBoundingClientRect()
+    const drawn = app.canvas.canvas.width / devicePixelRatio
     return width <= innerWidth && width > innerWidth - 100 && height <= innerHeight && height > innerHeight - 150
+        && Math.abs(drawn - width) < 2
 }"""
 OPENED = "app.canvas.ds.scale"
 OPEN_TEMPLATE = "([graph, name]) => app.loadGraphData(graph, true, true, name, {openSource: 'template'})"
@@ -161,21 +174,23 @@ def _run(comfy: Comfy, page: Any) -> dict[str, Any]:
 def _open(page: Any, name: str, window: dict[str, int]) -> None:
     """Open a template in a window of this size, and look at how it lies there.
 
-    With a new id: of a graph that was open before, the editor restores the view.
+    With a new id and name: of a graph that was open before, the editor restores the view.
     """
     page.set_viewport_size(window)
     page.wait_for_function(FILLED)
-    page.evaluate(OPEN_TEMPLATE, [{**load_workflow(name), "id": str(uuid.uuid4())}, name])
+    graph = {**load_workflow(name), "id": str(uuid.uuid4())}
+    page.evaluate(OPEN_TEMPLATE, [graph, f"{name} at {window['width']}"])
     page.wait_for_timeout(2500)
     _looks_well(page)
 
 
 def _looks_well(page: Any) -> None:
-    """Text is drawn, everything is in the window, and no node covers another."""
+    """Text is drawn, everything is in the window, and neither a node nor the minimap covers a node."""
     assert page.evaluate(OPENED) >= 0.6, "below, the classic renderer draws no text"
     boxes = page.evaluate(BOXES)
     assert page.evaluate(HIDDEN, boxes) == []
     assert _overlaps(boxes) == []
+    assert page.evaluate(UNDER_MINIMAP, boxes) == []
 
 
 def _sends_what_the_file_says(page: Any, workflow: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:

@@ -66,6 +66,45 @@ def test_texts_stay_after_a_run_and_in_the_saved_graph(comfy: Comfy, editor: Any
     _no_complaint(editor)
 
 
+# The text on the node of the graph's one subgraph, and a new value of one of its widgets.
+TEXT_OF_SUBGRAPH = """() => app.graph._nodes.find(node => node.subgraph).widgets.find(
+    widget => widget.name === 'last run')?.value ?? ''"""
+SET_IN_SUBGRAPH = """([name, value]) => {
+    const widget = app.graph._nodes.find(node => node.subgraph).widgets.find(widget => widget.name === name)
+    widget.value = value
+    widget.callback?.(value)
+}"""
+
+
+def test_the_node_of_a_subgraph_shows_what_the_nodes_inside_said(comfy: Comfy, editor: Any, artifacts: Path) -> None:
+    """Warnings first and once, then the figures of the comparison; not the samplers' again, and no settings."""
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("03 FastHybrid"))
+    editor.wait_for_timeout(1500)
+    assert editor.evaluate(TEXT_OF_SUBGRAPH) == ""
+    assert not comfy.failure(_run(comfy, editor))
+    editor.wait_for_timeout(1500)
+    editor.screenshot(path=str(artifacts / f"texts of a subgraph_{editor.renderer}.png"))
+    (figures,) = editor.evaluate(TEXT_OF_SUBGRAPH).split("\n")
+    assert figures.startswith("FastHybrid: 32 passes, 744 head calls") and "PSNR" in figures
+    assert figures in editor.evaluate(SEEN)
+
+    editor.evaluate(SET_IN_SUBGRAPH, ["lookahead", 0])
+    assert not comfy.failure(_run(comfy, editor))
+    editor.wait_for_timeout(1500)
+    said = editor.evaluate(TEXT_OF_SUBGRAPH)
+    warning, figures = said.split("\n")
+    assert warning.startswith("FastHybrid: Nothing was drafted: lookahead 0")
+    assert figures.startswith("FastHybrid: 32 passes, 1,536 head calls") and "identical" in figures
+
+    assert "last run" not in editor.evaluate(SENT)
+    saved = editor.evaluate(SAVED)
+    editor.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4})")
+    editor.evaluate("graph => app.loadGraphData(graph)", saved)
+    editor.wait_for_timeout(2000)
+    assert editor.evaluate(TEXT_OF_SUBGRAPH) == said and said in editor.evaluate(SEEN)
+    _no_complaint(editor)
+
+
 def test_a_result_that_is_reused_says_the_same_again(comfy: Comfy, editor: Any, workflow: dict[str, Any]) -> None:
     """The text of a node that does not run again, in an editor that was opened meanwhile."""
     graph = load_workflow("01 Cat")

@@ -81,10 +81,14 @@ def test_previews_and_texts_are_for_the_editor_or_for_who_asks(client, monkeypat
     node = SimpleNamespace(hidden=SimpleNamespace(unique_id="7"))
     with caplog.at_level("INFO"):
         host.show(node, "cell 1 of 2")
-        stays = host.text_output(["", "32 AR steps.", ""], {"4": "Words."})
+        stays = host.text_output(["", "32 passes."], ["No gain here.", ""], "32 AR steps.", {"4": "Words."})
     assert fake_comfy.state.said == ([("7", "cell 1 of 2")] if told else [])
-    assert stays == {"fastar_text": ["32 AR steps."], "fastar_prompt_texts": [["4", "Words."]]}
-    logged = ["FastAR: cell 1 of 2", "FastAR: Words. 32 AR steps."]
+    assert stays == {
+        "fastar_text": ["No gain here.\n32 passes.\n32 AR steps."],
+        "fastar_text_parts": [{"warnings": ["No gain here."], "figures": ["32 passes."]}],
+        "fastar_prompt_texts": [["4", "Words."]],
+    }
+    logged = ["FastAR: cell 1 of 2", "FastAR: Words. No gain here. 32 passes. 32 AR steps."]
     assert caplog.messages == ([] if told else logged), "it is not lost"
 
 
@@ -108,7 +112,12 @@ def test_a_text_that_stays_is_short_and_as_it_is():
     assert first == STRANGE and second == "a b" and third == "x" * 397 + "..."
     (text,) = host.text_output([f"line {i}" for i in range(1000)])["fastar_text"]
     assert text.split("\n") == [f"line {i}" for i in range(8)]
-    assert host.text_output([]) == {"fastar_text": [""], "fastar_prompt_texts": []}, "the same names, for list runs"
+    nothing = {"warnings": [], "figures": []}
+    assert host.text_output([]) == {
+        "fastar_text": [""],
+        "fastar_text_parts": [nothing],
+        "fastar_prompt_texts": [],
+    }, "the same names, for list runs"
 
 
 def test_the_t5_tokenizer_of_comfyui_is_found_beside_its_folders(tmp_path, monkeypatch):

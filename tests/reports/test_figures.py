@@ -7,8 +7,8 @@ from fastar_nodes.reports import exchange, maps, sweep_images
 from fastar_nodes.reports.drawing import ticks
 from fastar_nodes.reports.grid import _numbers, cell_order
 from fastar_nodes.reports.quality import Quality
-from fastar_nodes.reports.record import Report, joined, repeated, to_text
-from fastar_nodes.reports.summary import no_gain
+from fastar_nodes.reports.record import Report, joined, repeated, to_csv, to_table, to_text
+from fastar_nodes.reports.summary import no_gain, one_line
 from fastar_nodes.reports.sweep import Axis, Cell, CellStore, Point, Sweep, combinations, summary
 from fastar_nodes.reports.timelapse import FPS, time_lapse
 
@@ -44,6 +44,25 @@ def test_a_batch_in_parts_adds_up():
     assert out.maps["step"].ravel().tolist() == [0, 0, 1] and out.similarity.tolist() == [0.5, 0.25, 0.75]
     second.peak_memory_bytes = None
     assert joined([second]).peak_memory_bytes is None
+
+
+def test_the_work_of_a_draft_model_is_shown_apart():
+    """A sum of both would say nothing: the draft model is smaller than its target."""
+    report = Report("cspd", "m", {"steps": 32}, 1, 1, "cpu", seconds=1.0)
+    report.add(transformer_passes=39, draft_passes=27, head_calls=1872, draft_head_calls=1296, head_rows=11808)
+    assert (report.own("transformer_passes"), report.of_draft("transformer_passes")) == (12, 27)
+    assert report.own("restarts") is None
+    assert _numbers(report, None)[:3] == [
+        ("transformer passes", "12 (draft 27)"),
+        ("head calls", "576 (draft 1,296)"),
+        ("head rows", "11,808"),
+    ]
+    assert one_line(report) == "12 passes (draft 27), 576 head calls (draft 1,296), 1.00 s (one run)"
+    assert "| 12 (draft 27) | 576 (draft 1296) |" in to_table([report])
+    head, row = to_csv([report]).split()
+    found = dict(zip(head.split(","), row.split(","), strict=True))
+    assert (found["transformer_passes"], found["draft_passes"], found["draft_head_calls"]) == ("39", "27", "1296")
+    assert summary([Cell(0, 0, 7, "k", report, report, None)]).passes == 12
 
 
 def test_text_has_units():

@@ -73,6 +73,10 @@ def test_only_figures_that_are_shown_are_explained():
     judged.add(head_rows=3)
     plain.seconds = judged.seconds = 1.0
     assert explain([plain]) == "passes: sequential evaluations of the large network" == explain([None, plain])
-    assert [line.split(":")[0] for line in explain([plain, judged]).split("; ")[:5]] == [*EXPLAINED]
+    names = [line.split(":")[0] for line in explain([plain, judged]).split("; ")[:5]]
+    assert names == [name for name in EXPLAINED if name != "draft"]
+    drafted = Report("cspd", "m", {}, 1, 1, "cpu")
+    drafted.add(transformer_passes=3, draft_passes=2)
+    assert explain([drafted]).endswith("; draft: those of the draft model")
     assert explain([plain, judged]).endswith("one run each: the ratio of two single runs, which varies from run to run")
     assert explain([None]) == ""

@@ -29,6 +29,17 @@ export const nodeOf = (id) => pathTo(id).at(-1) ?? null
 /** What the screen shows of it: itself, or the node of the subgraph that holds it; null if the screen shows another graph. */
 export const shownOf = (id) => pathTo(id).find((node) => node.graph === app.canvas.graph) ?? null
 
+/** The ids in a prompt of the nodes of the subgraphs around it, the innermost first. */
+export function hostsOf(id) {
+  const parts = String(id).split(":")
+  const hosts = []
+  while (parts.length > 1) {
+    parts.pop()
+    hosts.push(parts.join(":"))
+  }
+  return hosts
+}
+
 /** Its title, in a subgraph after that one's, or null. */
 export const titleOf = (id) => pathTo(id).map((node) => node.title).join(" > ") || null
 

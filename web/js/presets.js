@@ -10,6 +10,7 @@
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
 import { behind, instances, instancesOf, isSame, keyOf, targetsOf, widgetFor, widgetOf } from "./graphs.js"
+import { say } from "./words.js"
 
 const CUSTOM = "custom"
 const CACHE = "FastARLazyMARCache"
@@ -113,8 +114,27 @@ function show(instance, { values, model }) {
     for (const other of othersWith(instance, name)) makeCustom(other, preset)
   }
   rememberPromoted()
+  nameModel(instance, model)
+}
+
+const firstLabels = new WeakMap() // of preset widgets: in the editor's language, or undefined
+
+/** Show in the label of a preset for which model its numbers are; without a model the label is what it was at first. */
+function nameModel(instance, model) {
+  const preset = widgetFor(instance, "preset")
   // The label of a promoted widget is the user's, and saved.
-  if (preset === widgetOf(instance.node, "preset")) preset.label = `preset (${model})`
+  if (preset !== widgetOf(instance.node, "preset")) return
+  if (!firstLabels.has(preset)) firstLabels.set(preset, preset.label)
+  const first = firstLabels.get(preset)
+  preset.label = model ? `${first ?? preset.name} (${wordsOf(model)})` : first
+}
+
+/** The words for a model, such as "demo MAR" or "full-size model", in the editor's language. */
+function wordsOf(model) {
+  const [size, ...family] = model.split(" ")
+  const name = family.join(" ")
+  if (size === "demo") return say("demo {n}", name)
+  return name === "model" ? say("full-size model") : say("full-size {n}", name)
 }
 
 /** The other instances of a node for which the same widget holds a value: the widgets inside of a subgraph are shared. */
@@ -129,7 +149,7 @@ function makeCustom(instance, except) {
   if (!preset || preset === except) return
   preset.value = CUSTOM
   rememberPromoted()
-  if (preset === widgetOf(instance.node, "preset")) preset.label = undefined
+  nameModel(instance, "")
   instance.node.graph?.setDirtyCanvas(true, true)
 }
 
@@ -162,7 +182,7 @@ function changed(instance, name) {
     if (LOADED.includes(name)) instances().filter((other) => hasPreset(other) && isFrom(other, instance)).forEach(fill)
   } else if (hasPreset(instance)) {
     if (name === "preset") {
-      if (widgetFor(instance, "preset")?.value === CUSTOM) widgetOf(instance.node, "preset").label = undefined
+      if (widgetFor(instance, "preset")?.value === CUSTOM) nameModel(instance, "")
       fill(instance)
     } else if (settings[instance.node.comfyClass].includes(name)) {
       makeCustom(instance)

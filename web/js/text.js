@@ -2,17 +2,20 @@
 //
 // Kept because the editor has no such widget for nodes of packs, and removes the text that a server sends when a run ends.
 //
+// The node of a subgraph shows the warnings and figures of the nodes inside: what they show themselves is only seen in the subgraph.
+//
 // The text is saved in the node's properties, not among the values of its widgets: those are saved by position, and a widget
 // that is added later would take its place. It is not sent in prompts.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
 import { ComfyWidgets } from "../../../scripts/widgets.js"
-import { nodeOf } from "./graphs.js"
+import { hostsOf, nodeOf } from "./graphs.js"
 import { say } from "./words.js"
 
 const NAME = "last run"
 const SAVED = "fastar_text" // the property
 const SENT = "fastar_text" // in the output of a node; see nodes/host.py
+const SENT_PARTS = "fastar_text_parts"
 const SENT_FOR_PROMPTS = "fastar_prompt_texts"
 const PROGRESS = "$$node-text-preview" // the editor's own widget for the text of a run that lasts
 
@@ -67,6 +70,7 @@ function fit(node, widget) {
 const widgetOf = (node) => node?.widgets?.find(({ name }) => name === NAME)
 
 function tell(node, text) {
+  if (node?.subgraph && text && !widgetOf(node)) addText(node)
   const widget = widgetOf(node)
   if (!widget) return
   node.properties[SAVED] = text
@@ -74,6 +78,41 @@ function tell(node, text) {
   const progress = node.widgets.find(({ name }) => name === PROGRESS)
   if (progress) node.removeWidget?.(progress)
   fit(node, widget)
+}
+
+// What the nodes of a subgraph said: by the id of the subgraph's node in a prompt, the run, and the parts of each node's text by its id.
+const inside = new Map()
+
+/** Show what a node said, {id, text, warnings, figures}, on the node and on the nodes of the subgraphs around it. */
+function tellWithHosts(run, said) {
+  tell(nodeOf(said.id), said.text)
+  for (const host of hostsOf(said.id)) {
+    if (inside.get(host)?.run !== run) inside.set(host, { run, all: new Map() })
+    const { all } = inside.get(host)
+    all.set(said.id, said)
+    tell(nodeOf(host), summaryOf([...all.values()]))
+  }
+}
+
+/** The warnings of several nodes, then their figures, each with the title of its node. */
+function summaryOf(all) {
+  const speaking = all.filter(({ warnings, figures }) => warnings.length + figures.length)
+  speaking.sort((a, b) => a.id.localeCompare(b.id, undefined, { numeric: true }))
+  const isComparison = ({ id }) => nodeOf(id)?.comfyClass === "FastARCompare"
+  // A comparison gives the figures of all, with their names.
+  const counting = speaking.some(isComparison) ? speaking.filter(isComparison) : speaking
+  const named = (said, line) => (isComparison(said) || speaking.length === 1 ? line : `${nodeOf(said.id)?.title}: ${line}`)
+
+  // And it repeats a sampler's warning.
+  const warned = speaking.flatMap(({ warnings }) => warnings)
+  const isRepeated = (line) => warned.some((other) => other !== line && other.includes(line))
+
+  const lines = []
+  for (const said of speaking)
+    for (const line of said.warnings) if (!isRepeated(line)) lines.push(named(said, line))
+  for (const said of counting)
+    for (const line of said.figures) lines.push(named(said, line))
+  return lines.join("\n")
 }
 
 const texts = new Set() // types of nodes that show text
@@ -95,17 +134,32 @@ function rememberRuns() {
   }
 }
 
-/** Texts for nodes [[id, text], ...] of the graph of a run, now or when it is opened. */
-function tellGraph(run, said) {
+/** Show what nodes of the graph of a run said, now or when it is opened. */
+function tellGraph(run, all) {
   const graph = graphs.get(run) ?? openGraph()
-  if (graph === openGraph()) for (const [id, text] of said) tell(nodeOf(id), text)
-  else waiting.set(graph, [...(waiting.get(graph) ?? []), ...said])
+  if (graph !== openGraph()) {
+    const before = waiting.get(graph) ?? []
+    waiting.set(graph, [...before, ...all.map((said) => [run, said])])
+    return
+  }
+  for (const said of all) tellWithHosts(run, said)
 }
 
 function tellWaiting() {
-  const said = waiting.get(openGraph())
+  const all = waiting.get(openGraph())
   waiting.delete(openGraph())
-  for (const [id, text] of said ?? []) tell(nodeOf(id), text)
+  for (const [run, said] of all ?? []) tellWithHosts(run, said)
+}
+
+/** What an output of a node says: {id, text, warnings, figures} of the node, and of the prompts that it sampled. */
+function saidIn({ display_node, node, output }) {
+  const own = { id: String(display_node ?? node), text: output[SENT].filter(Boolean).join("\n"), warnings: [], figures: [] }
+  for (const parts of output[SENT_PARTS] ?? []) {
+    own.warnings.push(...parts.warnings)
+    own.figures.push(...parts.figures)
+  }
+  const prompts = (output[SENT_FOR_PROMPTS] ?? []).map(([id, text]) => ({ id, text, warnings: text ? [text] : [], figures: [] }))
+  return [own, ...prompts]
 }
 
 app.registerExtension({
@@ -118,6 +172,7 @@ app.registerExtension({
     if (texts.has(node.comfyClass)) addText(node)
   },
   loadedGraphNode(node) {
+    if (node.subgraph && node.properties?.[SAVED]) addText(node)
     const widget = widgetOf(node)
     if (!widget) return
     widget.value = node.properties[SAVED] ?? ""
@@ -127,10 +182,7 @@ app.registerExtension({
   afterConfigureGraph: () => requestAnimationFrame(tellWaiting),
   setup() {
     api.addEventListener("executed", ({ detail }) => {
-      const said = detail?.output?.[SENT]
-      if (!said) return
-      const own = [detail.display_node ?? detail.node, said.filter(Boolean).join("\n")]
-      tellGraph(detail.prompt_id, [own, ...(detail.output[SENT_FOR_PROMPTS] ?? [])])
+      if (detail?.output?.[SENT]) tellGraph(detail.prompt_id, saidIn(detail))
     })
     rememberRuns()
   },

@@ -6,7 +6,7 @@ import { app } from "../../../scripts/app.js"
 
 let words = {}
 
-/** An English sentence in the editor's language; "{n}" in it stands for a number. */
+/** An English sentence in the editor's language; "{n}" in it stands for a number or a name. */
 export const say = (english, n = "") => (words[english] ?? english).replace("{n}", n)
 
 app.registerExtension({
