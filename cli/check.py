@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..assembly import AUTO, Source, models_folder
@@ -88,11 +90,12 @@ def run(options: argparse.Namespace) -> int:
         weights=options.weights,
         quick=options.quick,
     )
-    lines = run_steps(check, names, seconds, lambda line: None)
+    lines = run_steps(check, names, seconds, _tell)
 
     # 3. The files before the table: a reader of the table, such as head, may end this program.
     found = _record(check, lines, options)
-    private = private_folders(models_folder(options.models))
+    choices = (options.model, options.decoder, options.tar, options.ta_tok, options.encoder, options.out, options.json)
+    private = private_folders(models_folder(options.models), choices)
     text = json.dumps(anonymous(found, private), indent=2, ensure_ascii=False)
     results = [Result("json", numbers, as_text(text + "\n"))]
     if check.image is not None:
@@ -124,6 +127,12 @@ def _steps(only: str | None) -> list[str]:
             hint = did_you_mean(name, STEPS)
             raise UserError(f"only: there is no step {name[:40]!r}; {hint} There are {', '.join(STEPS)}.")
     return [name for name in STEPS if name in ("files", "weights", *asked)]
+
+
+def _tell(line: Line) -> None:
+    """Show a line as soon as it is there: a check takes minutes."""
+    with suppress(OSError):
+        print(f"{line.check}: {line.result}", file=sys.stderr, flush=True)
 
 
 def table(lines: Sequence[Line]) -> str:

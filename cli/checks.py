@@ -26,6 +26,7 @@ from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
+from ..model_loaders.networks.ops import packed_bytes
 from ..model_loaders.networks.speed import COMPILE, PLAIN, choose
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.tokenizer import load_tokenizer
@@ -276,7 +277,7 @@ def _load(check: Check) -> Any:
     if what.family:
         ready = assembly.load(what.family, what.choice, check.files, check.decoder, None, check.weights)
         check.pipe = Pipeline(ready, Drafts(check.files, AUTO, what.choice), check.readers)
-        return ready.model.hybrid if isinstance(ready.model, HybridModel) else ready.model.net
+        return own_net(ready.model)
 
     check.result = _load_component(check, check.path)
     return getattr(check.result, "net", torch.nn.Module())
@@ -403,7 +404,7 @@ def _component_step(check: Check) -> Iterator[Line]:
             found = f"features {_times(model.encode([check.prompt])[0].shape)} of a prompt"
         elif check.subject.files == "tar":
             settings = assembly.prompt_settings({}, {})
-            need = estimate_prompt(model, settings, check.prompt, 1)
+            need = packed_bytes(model.net) + estimate_prompt(model, settings, check.prompt, 1)
             found = _first_codes(model, check.prompt, settings, check.seed)
         elif check.subject.files == "ta-tok":
             codes = torch.randint(model.net.config.codes, (_GRID**2,), generator=generator)
@@ -430,12 +431,20 @@ def _pixels(images: Tensor) -> str:
 
 
 def working_bytes(pipe: Pipeline, settings: Any, condition: AnyCondition) -> float:
-    """The estimate of a run's memory beside the weights, as the nodes ask it of ComfyUI."""
+    """The estimate of a run's memory beside the weights, as the nodes ask it of ComfyUI; on a CPU with packed copies of
+    the weights, which these networks keep outside of ComfyUI.
+    """
+    packed = packed_bytes(own_net(pipe.model))
     if isinstance(pipe.model, MARModel):
         stages = masked_memory(pipe.model, cast(Any, condition), settings)
-        return sum(count for name, count in stages.items() if not name.startswith(WEIGHTS))
+        return packed + sum(count for name, count in stages.items() if not name.startswith(WEIGHTS))
 
-    return token_memory(pipe.model, condition, settings)
+    return packed + token_memory(pipe.model, condition, settings)
+
+
+def own_net(model: MARModel | TokenModel) -> torch.nn.Module:
+    """All of a model without its decoder."""
+    return model.hybrid if isinstance(model, HybridModel) else model.net
 
 
 def _memory_line(check: str, found: int | None, need: float, why: str, expected: str = "") -> Line:

@@ -6,7 +6,7 @@ import platform
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -33,7 +33,7 @@ _STATUS = Path("/proc/self/status")
 _MEMORY = Path("/proc/meminfo")
 _VERSION = re.compile(r'^version\s*=\s*"([^"]+)"', re.MULTILINE)
 # An absolute path on any system: only its last part is kept.
-_PATH = re.compile(r"(?<![\w./\\])(?:~|[A-Za-z]:)?[/\\]{1,2}(?:[^\s/\\:;,'\"<>|]+[/\\]+)+([^\s/\\:;,'\"<>|]*)")
+_PATH = re.compile(r"(?<![\w./\\:>])(?:~|[A-Za-z]:)?[/\\]{1,2}(?:[^\s/\\:;,'\"<>|]+[/\\]+)+([^\s/\\:;,'\"<>|]*)")
 # Seconds between two looks at a process' memory.
 _LOOK = 0.002
 
@@ -131,9 +131,18 @@ def _without_paths(text: str, folders: Mapping[str, Path]) -> str:
     return _PATH.sub(lambda found: f"<path>/{found[1]}", text)
 
 
-def private_folders(models: Path | None) -> dict[str, Path]:
-    """The folders of this user and their words, for :func:`anonymous`."""
+def private_folders(models: Path | None, named: Iterable[str]) -> dict[str, Path]:
+    """The folders of this user and their words, for :func:`anonymous`.
+
+    Args:
+        models: folder of weight files.
+        named: files and folders that the user named, and other words.
+    """
     found: dict[str, Path] = {}
+    for i, name in enumerate(named):
+        parent = Path(name).expanduser().parent
+        if parent != Path():
+            found[f"folder {i + 1}"] = parent
     if models is not None:
         found["models"] = models
     found["pack"] = Path(__file__).resolve().parents[1]
