@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..assembly import AUTO, Source, models_folder
+from ..conditions import ENCODER
 from ..errors import UserError, did_you_mean
 from ..model_loaders.families import DTYPES
 from ..model_loaders.networks.speed import PLAIN
@@ -24,13 +25,12 @@ from ..model_loaders.wrappers import WEIGHTS
 from ..reports.files import Result, as_text, distinct, encoded, image_endings, output, save
 from ..reports.record import VERSION
 from ..reports.table import markdown
-from .checks import STEPS, Check, Line, run_steps
+from .checks import LABEL, PROMPT, STEPS, Check, Line, run_steps
 from .conditions import builder
 from .machine import anonymous, environment, private_folders
 from .options import MODEL_OPTIONS, SEEDS, source, whole
 from .subject import Subject, all_entries, expect_disk, expect_memory, needed, precision, subject
 
-_PROMPT = "a red boat at sunset"
 _SECONDS = 1500
 
 
@@ -44,8 +44,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default=AUTO, choices=(AUTO, *DTYPES), help="weights; default auto")
     add("--weights", default=AUTO, choices=WEIGHTS, help="of a training's file: auto (default), ema or plain")
     add("--models", metavar="DIR", help="folder of weight files, where downloads go too; default as in compare")
-    add("--label", default="0", help="class of the image, of models of classes; default 0")
-    add("--prompt", default=_PROMPT, metavar="TEXT", help=f"prompt of the image; default {_PROMPT!r}")
+    add("--label", help=f"class of the image, of models of classes; default {LABEL}")
+    add("--prompt", metavar="TEXT", help=f"prompt of the image, of models that read one; default {PROMPT!r}")
     add("--seed", default="7", help="seed of the noise; default 7")
     add("--quick", action="store_true", help="an image of few steps, and none of the long steps")
     add("--only", metavar="STEPS", help=f"steps separated by commas, of {', '.join(STEPS)}; files and weights always")
@@ -71,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
     distinct(out=out, json=numbers)
 
     what = subject(options.model, options.models)
+    _expect_used(what, options)
     files = source(options)
     draws = bool({"image", "dtype"} & set(names))
     wanted = needed(what, options.decoder, options.tar, options.ta_tok, options.encoder, draws)
@@ -109,7 +110,26 @@ def run(options: argparse.Namespace) -> int:
     for result in results:
         print(f"{'results' if result.field == 'json' else 'image'}: {result.path}")
 
+    if check.stopped:
+        raise KeyboardInterrupt
     return int(any(line.broken for line in lines))
+
+
+def _expect_used(what: Subject, options: argparse.Namespace) -> None:
+    """Raise a UserError if an option was given that the model does not use: it would be ignored without a word."""
+    reads_codes = what.files == "dtok"
+    reads_text = what.network.endswith("-T2I") or what.files == "llamagen" and what.entry is None
+    used = {
+        "decoder": (bool(what.family), AUTO, "it is for models that draw"),
+        "tar": (reads_codes, AUTO, "it is for Tar's de-tokenizers"),
+        "ta_tok": (reads_codes, AUTO, "it is for Tar's de-tokenizers"),
+        "encoder": (reads_text, ENCODER, "it is for text-to-image models of LlamaGen"),
+    }
+
+    for name, (fits, usual, whose) in used.items():
+        if not fits and getattr(options, name) != usual:
+            option = name.replace("_", "-")
+            raise UserError(f"{option}: {what.name} does not use it, {whose}; leave it out.")
 
 
 def _steps(only: str | None) -> list[str]:

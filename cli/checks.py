@@ -24,6 +24,7 @@ from ..model_loaders import families, hub, official
 from ..model_loaders.autoencoders import load_kl, load_vq
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
+from ..model_loaders.networks.janus import JanusModel
 from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.ops import packed_bytes
@@ -36,7 +37,7 @@ from ..reports.quality import psnr
 from ..reports.record import Report, dtype_of
 from ..reports.table import percent
 from ..samplers import batches
-from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, TextCondition
+from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, PromptCondition, TextCondition
 from ..samplers.driver import finish
 from ..samplers.mar.memory import WEIGHTS
 from ..samplers.mar.memory import estimate as masked_memory
@@ -81,6 +82,19 @@ _COUNTED = 4
 _STD = (0.5, 2.0)
 # Differences between the largest and the smallest pixel, of 255, below which an image is constant.
 _CONTRAST = 3
+# A prompt of models that read one, and the label of the others.
+PROMPT = "a red boat at sunset"
+LABEL = "0"
+# The first tokens of Janus-Pro-1B in bf16 on CUDA, drawn greedily at guidance 5 from a text without the template, as a
+# test of transformers states them.
+_JANUS_TEXT = "A portrait of young girl. masterpiece, film grained, best quality."
+_JANUS_TOKENS = [
+    *(4484, 4015, 15750, 506, 3758, 11651, 8597, 5739, 4861, 971),
+    *(14985, 14834, 15438, 7548, 1820, 1465, 13529, 12761, 10503, 12761),
+    *(14303, 6155, 4015, 11766, 705, 15736, 14146, 10417, 1951, 7713),
+    *(14305, 15617, 6169, 2706, 8006, 14893, 3855, 10188, 15652, 6297),
+    *(1097, 12108, 15038, 311, 14998, 15165, 897, 4044, 1762, 4676),
+]
 # Ids of the Qwen2.5 tokenizer, as recorded; the template is part of them.
 RECORDED = {
     "a photo of a pink stop sign.": [264, 6548, 315, 264, 18217, 2936, 1841, 13],
@@ -120,9 +134,9 @@ class Check:
     subject: Subject
     files: Source
     readers: ConditionBuilder  # reads prompts
-    prompt: str
-    label: str
     seed: int
+    prompt: str | None = None  # None: the usual one
+    label: str | None = None
     decoder: str = AUTO
     weights: str = AUTO
     quick: bool = False
@@ -132,6 +146,12 @@ class Check:
     image: np.ndarray | None = None  # uint8 [H, W, 3], once it was drawn
     result: Any = None  # what it was decoded from
     reports: list[Report] = field(default_factory=list)
+    stopped: bool = False  # by Ctrl-C
+
+    @property
+    def text(self) -> str:
+        """The prompt of a model that reads one."""
+        return self.prompt or PROMPT
 
     @property
     def loaded(self) -> Pipeline:
@@ -155,9 +175,19 @@ class Check:
         return self.files.device
 
     def read_condition(self) -> AnyCondition:
-        """The condition of IMAGES images: the label, or the prompt, for which further networks may be loaded."""
+        """The condition of IMAGES images: the label, or the prompt, for which further networks may be loaded.
+
+        Raises:
+            UserError: a prompt for a model of classes, or a label for one that reads prompts.
+        """
         if self.condition is None:
-            what = self.label if self.ready.condition == "class" else self.prompt
+            classes = self.ready.condition == "class"
+            if classes and self.prompt is not None:
+                raise UserError(f"prompt: {self.loaded.model.name} draws classes; name one with --label.")
+            if not classes and self.label is not None:
+                raise UserError(f"label: {self.loaded.model.name} reads prompts; give one with --prompt.")
+
+            what = (self.label or LABEL) if classes else self.text
             self.condition = self.loaded.condition(what, images=IMAGES, seed=self.seed)
             self.readers.forget()
 
@@ -173,7 +203,7 @@ class Check:
         rows = config.text_rows if kind == "text" else config.absolute - self.ready.tokens + 1
         features = torch.randn(rows, config.condition_size, generator=torch.Generator().manual_seed(0))
         made = TextCondition if kind == "text" else FeatureCondition
-        return made((features.to(self.device),) * IMAGES, (self.prompt,) * IMAGES)
+        return made((features.to(self.device),) * IMAGES, (self.text,) * IMAGES)
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -401,17 +431,17 @@ def _component_step(check: Check) -> Iterator[Line]:
             codes = torch.randint(model.net.config.codes, (1, _GRID, _GRID), generator=generator)
             found = _pixels(model.decode(codes.to(check.device)))
         elif check.subject.files == "t5":
-            found = f"features {_times(model.encode([check.prompt])[0].shape)} of a prompt"
+            found = f"features {_times(model.encode([check.text])[0].shape)} of a prompt"
         elif check.subject.files == "tar":
             settings = assembly.prompt_settings({}, {})
-            need = packed_bytes(model.net) + estimate_prompt(model, settings, check.prompt, 1)
-            found = _first_codes(model, check.prompt, settings, check.seed)
+            need = packed_bytes(model.net) + estimate_prompt(model, settings, check.text, 1)
+            found = _first_codes(model, check.text, settings, check.seed)
         elif check.subject.files == "ta-tok":
             codes = torch.randint(model.net.config.codes, (_GRID**2,), generator=generator)
             features = features_of(CodeCondition((codes,), ("",)), model).features[0]
             found = f"features {_times(features.shape)} of {len(codes)} codes"
         else:
-            ids = model.encode(check.prompt)
+            ids = model.encode(check.text)
             found = f"{len(ids)} ids of a prompt"
     seconds = time.perf_counter() - began
 
@@ -494,6 +524,34 @@ def image(check: Check) -> Iterator[Line]:
     found = f"{report.seconds:.2f} s: {phases}"
     yield Line("seconds of an image", "no published figure", found, MEASURED, False, {"seconds": report.seconds})
     yield _launches(check, entry, settings, condition)
+    if check.subject.network == "Janus-Pro-1B":
+        yield _janus_tokens(check)
+
+
+def _janus_tokens(check: Check) -> Line:
+    """The published first tokens of Janus-Pro-1B. Another GPU may give others, so that they need not be equal."""
+    name = "published first tokens"
+    expected = f"{len(_JANUS_TOKENS)} tokens of a test of transformers, on CUDA in bf16"
+    model = cast(JanusModel, check.loaded.model)
+    if check.device.type != "cuda" or dtype_of(model.net) != "bf16":
+        found = f"the model runs on {check.device.type} in {dtype_of(model.net)}"
+        return Line(name, expected, found, NOT_MEASURED, False)
+
+    ids = model.tokenize(_JANUS_TEXT)
+    template = replace(model.template, user=None, assistant=None)
+    bare = replace(model, tokenize=lambda _: ids, template=template)
+    settings = check.loaded.settings(check.plain.name, top_k=1)
+    condition = PromptCondition(("",))
+
+    steps = begin(check.loaded, check.plain, settings, condition, 0, 0, bare)
+    current = next(steps)
+    while int(current.decided.sum()) < len(_JANUS_TOKENS):
+        current = next(steps)
+    steps.close()
+
+    found = current.codes.flatten()[: len(_JANUS_TOKENS)].tolist()
+    equal = sum(a == b for a, b in zip(found, _JANUS_TOKENS, strict=True))
+    return holds(name, equal == len(_JANUS_TOKENS), expected, f"{equal} equal", False, equal=equal)
 
 
 def _quick_values(check: Check, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -837,6 +895,10 @@ def run_steps(check: Check, names: Sequence[str], seconds: float, tell: Callable
                 if time.perf_counter() - began > seconds:
                     add(Line(name, f"the rest of: {one.about}", _OVER.format(seconds), NOT_MEASURED, False))
                     break
+        except KeyboardInterrupt:
+            check.stopped = True
+            add(Line(name, one.about, "stopped", NOT_MEASURED, False))
+            break
         except UserError as error:
             add(Line(name, one.about, str(error), FAILED if one.must else NOT_MEASURED, one.must))
         except Exception as error:  # whatever a step of an unknown machine raises, the others may run

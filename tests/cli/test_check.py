@@ -148,7 +148,7 @@ def test_no_line_begins_after_the_time(files, monkeypatch):
         yield Line("two", "", "", PASS)
 
     monkeypatch.setattr(checks, "STEPS", {n: checks.Step(two, f"about {n}", loaded=False, draws=False) for n in names})
-    check = checks.Check(subject.Subject("x", "kl"), None, None, "", "", 0)
+    check = checks.Check(subject.Subject("x", "kl"), None, None, 0)
     lines = checks.run_steps(check, names, 4, lambda line: None)
     # Looks at 1 (a), 2 and 3 (its lines), 4 (b), 5 (its first line, over), 6 (c).
     assert [(line.check, line.result) for line in lines] == [
@@ -159,6 +159,16 @@ def test_no_line_begins_after_the_time(files, monkeypatch):
         ("c", NOT_MEASURED),
     ]
     assert lines[-1].found == "the 4 seconds were over" and not any(line.broken for line in lines)
+
+
+def test_ctrl_c_keeps_what_was_found(cli, files, monkeypatch):
+    def stopped(check):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setitem(checks.STEPS, "step", checks.Step(stopped, "waits", draws=False))
+    answer, lines = checked(cli, "--model", files.kl, "--only", "step")
+    assert answer.code == 130 and lines["step"]["found"] == "stopped" and lines["weights"]["result"] == PASS
 
 
 # ------------------------------------------------------------------------------------------------ refusals
@@ -176,6 +186,28 @@ def test_an_unknown_model_is_suggested(cli, sentence, offline):
     said = sentence(cli("check --model qqqqqq --device cpu"))
     assert said.endswith("name a file, or one of the entries that check --help lists.")
     assert "mar-base" in cli("check --help").out
+
+
+@pytest.mark.parametrize("option", ["decoder", "tar", "ta-tok", "encoder"])
+def test_an_option_that_the_model_does_not_use(cli, sentence, offline, option):
+    said = sentence(cli(f"check --model kl16 --device cpu --{option} x"))
+    assert said.startswith(f"{option}: kl16 does not use it, it is for ") and said.endswith("; leave it out.")
+    assert "does not use" not in cli("check --model demo-kl --device cpu").err, "the remedy helps"
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "words"),
+    [
+        ("llamagen", "--prompt red", "prompt: tiny llamagen draws classes"),
+        ("hybrid", "--label cat", "label: tiny hybrid reads"),
+    ],
+)
+def test_a_prompt_for_classes_and_a_label_for_prompts(cli, files, kind, given, words):
+    decoder = files.vq if kind == "llamagen" else files.kl
+    answer, lines = checked(
+        cli, "--model", getattr(files, kind), "--decoder", decoder, "--only", "image", *given.split()
+    )
+    assert answer.code == 1 and lines["image"]["found"].startswith(words)
 
 
 def test_an_unknown_step_is_suggested(cli, sentence):
@@ -374,6 +406,7 @@ RECORDED = {
 }
 
 
+@pytest.mark.fast_cases("MAR-B", "KL-16", "VQ-16", "LlamaGen-B", "LlamaGen-XL-T2I", "PAR-3B-16x")
 @pytest.mark.parametrize("name", RECORDED)
 def test_published_names_and_shapes_are_the_recorded_ones(name):
     path, unread = RECORDED[name]
