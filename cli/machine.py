@@ -101,7 +101,7 @@ def _driver() -> str | None:
             return found[0]
 
     with suppress(AttributeError, RuntimeError):
-        number = int(torch._C._cuda_getDriverVersion())
+        number = int(getattr(torch._C, "_cuda_getDriverVersion")())  # noqa: B009  it is there in builds for CUDA
         return f"CUDA {number // 1000}.{number % 1000 // 10}"
     return None
 
