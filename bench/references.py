@@ -28,6 +28,7 @@ from ..assembly import Ready
 from ..cli.options import whole
 from ..errors import UserError
 from ..model_loaders import janus as loader
+from ..model_loaders import official
 from ..model_loaders.networks.janus import JanusModel, Template
 from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
@@ -189,13 +190,13 @@ def llamagen(root: Path, size: str, batch: int, sets: Mapping[str, str], name: s
 
 def tar(root: Path, size: str, batch: int, sets: Mapping[str, str], name: str) -> Pair:
     """csuhan/Tar: its de-tokenizer AR-DTok."""
-    dim, depth, heads = sizes.DTOK_SIZES[size]
+    dim, depth, heads = official.DTOK_SIZES[size]
     count = DTOK_GRID**2
     about = {"condition": "features", "condition_size": FEATURE_WIDTH, "absolute": count + FEATURES - 1}
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        ours = sizes.random_gpt(sizes.llama_config(dim, depth, heads, **about))
+        ours = sizes.random_gpt(official.llama_config(dim, depth, heads, **about))
         features = torch.randn(FEATURES, FEATURE_WIDTH)
 
     with checkout(root, "tok") as load:
@@ -463,8 +464,8 @@ REFERENCES = {
     ),
     "par": Reference("autoregressive/models/gpt.py", sizes.TOKEN_SIZES, llamagen, word="spe_tok"),
     "llamagen": Reference("autoregressive/models/gpt.py", sizes.TOKEN_SIZES, llamagen),
-    "tar": Reference("tok/ar_dtok/ar_model.py", sizes.DTOK_SIZES, tar),
-    "janus": Reference("transformers/models/janus/modeling_janus.py", sizes.JANUS_SIZES, janus),
+    "tar": Reference("tok/ar_dtok/ar_model.py", official.DTOK_SIZES, tar),
+    "janus": Reference("transformers/models/janus/modeling_janus.py", official.JANUS_SIZES, janus),
 }
 
 

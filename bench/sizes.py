@@ -1,8 +1,7 @@
-"""Official sizes of the published models, and models of these sizes with random weights."""
+"""Models of the official sizes with random weights."""
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Iterable
 
@@ -11,77 +10,29 @@ import torch
 from ..assembly import Ready
 from ..errors import UserError
 from ..model_loaders.families import choose_dtype
-from ..model_loaders.networks.hybrid import Hybrid, HybridConfig, HybridModel
-from ..model_loaders.networks.janus import Janus, JanusConfig
-from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel, qwen_config
-from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
+from ..model_loaders.networks.hybrid import Hybrid, HybridModel
+from ..model_loaders.networks.janus import Janus
+from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
+from ..model_loaders.networks.mar import MAR, MARModel
+from ..model_loaders.official import (
+    HYBRID_SIZES,
+    SIZES,
+    TOKEN_SIZES,
+    official,
+    official_gpt,
+    official_hybrid,
+    official_janus,
+)
 from ..samplers.registry import HYBRID, LLAMAGEN, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
 from .initialise import initialise_hybrid, initialise_llama, initialise_mar
 
-# Li et al. 2024, table of models: width, depth of encoder and of decoder, attention heads, head depth and width.
-SIZES = {"MAR-B": (768, 12, 12, 6, 1024), "MAR-L": (1024, 16, 16, 8, 1280), "MAR-H": (1280, 20, 16, 12, 1536)}
-# LlamaGen and PAR (Sun et al. 2024, table of models): width, depth, heads, and the grid of the official files.
-TOKEN_SIZES = {
-    "LlamaGen-B": (768, 12, 12, 16),
-    "LlamaGen-L": (1024, 24, 16, 16),
-    "LlamaGen-XL": (1280, 36, 20, 24),
-    "LlamaGen-XXL": (1536, 48, 24, 24),
-    "LlamaGen-3B": (3200, 24, 32, 24),
-}
-# Janus-Pro (Chen et al. 2025): width, depth, heads, inner width.
-JANUS_SIZES = {"Janus-Pro-1B": (2048, 24, 16, 5632), "Janus-Pro-7B": (4096, 30, 32, 11008)}
-# AR-DTok: width, depth, heads.
-DTOK_SIZES = {"AR-DTok-B": (768, 12, 12), "AR-DTok-LP": (1280, 30, 20)}
-# Harmon and UniPic: width, depth, heads, key heads, inner width of the language model; width, depth of encoder and of
-# decoder, head depth and width of the MAR; tokens per side of the stored tables and of an image; largest beta; AR
-# steps.
-HYBRID_SIZES = {
-    "Harmon-0.5B": ((896, 24, 14, 2, 4864), (768, 12, 6, 1024), 16, 32, 0.999, 64),
-    "Harmon-1.5B": ((1536, 28, 12, 2, 8960), (1280, 20, 12, 1536), 16, 32, 0.999, 64),
-    "UniPic-1.5B": ((1536, 28, 12, 2, 8960), (1280, 20, 12, 1536), 32, 64, 0.2, 32),
-}
-# Qwen2's vocabulary: rows of its table, how many ids are text, and the ids around a turn of a conversation.
-_VOCAB = 151_936
+# Qwen2's vocabulary: how many ids are text, and the ids around a turn of a conversation.
 _TEXT = 151_643
 _TURN = (151_644, 151_645)
 ALL_SIZES = (*SIZES, *TOKEN_SIZES, *HYBRID_SIZES)
 # Transition tokens of a random PAR: PAR-4x.
 PAR_SPECIAL = 3
-
-
-def official(size: str) -> MARConfig:
-    """Configuration of an official size of MAR."""
-    dim, depth, heads, head_depth, head_width = SIZES[size]
-
-    return MARConfig(
-        dim=dim,
-        encoder_depth=depth,
-        decoder_depth=depth,
-        heads=heads,
-        buffer=64,
-        tokens=256,
-        channels=16,
-        classes=1000,
-        head_depth=head_depth,
-        head_width=head_width,
-    )
-
-
-def llama_config(dim: int, depth: int, heads: int, **more: object) -> LlamaConfig:
-    """Configuration of a token model with the official inner width.
-
-    That is two thirds of four times the width, in steps of 256.
-    """
-    hidden = math.ceil((8 * dim // 3) / 256) * 256
-    about = {"dim": dim, "depth": depth, "heads": heads, "kv_heads": heads, "hidden": hidden, "vocab": 16384}
-    return LlamaConfig(**{**about, **more})  # type: ignore[arg-type]
-
-
-def official_gpt(size: str, special: int = 0) -> LlamaConfig:
-    """Configuration of an official size of LlamaGen; with ``special`` transition tokens, of a PAR."""
-    dim, depth, heads, _ = TOKEN_SIZES[size]
-    return llama_config(dim, depth, heads, condition="class", condition_size=1000, special=special)
 
 
 def random_gpt(config: LlamaConfig) -> Llama:
@@ -96,47 +47,9 @@ def random_gpt(config: LlamaConfig) -> Llama:
 
 def random_janus(size: str) -> Janus:
     """A Janus with random weights, before its table of image tokens is folded."""
-    dim, depth, heads, hidden = JANUS_SIZES[size]
-    shape = qwen_config(dim, depth, heads, heads, dim // heads, hidden, 16384, bias=False, tied=False, positions=16384)
-    about = vars(shape) | {"theta": 1e4, "words": 102_400, "narrow": 8, "projected": dim}
-
-    net = Janus(JanusConfig(**about))
+    net = Janus(official_janus(size))
     initialise_llama(net)
     return net.eval().requires_grad_(False)
-
-
-def official_hybrid(size: str, grid: int | None = None) -> HybridConfig:
-    """Configuration of an official size of Harmon or UniPic.
-
-    Args:
-        grid: tokens per side; None for those of the stored position tables.
-    """
-    (dim, depth, heads, keys, hidden), (width, blocks, head_depth, head_width), stored, _, _, _ = HYBRID_SIZES[size]
-
-    mar = MARConfig(
-        dim=width,
-        encoder_depth=blocks,
-        decoder_depth=blocks,
-        heads={768: 12, 1280: 16}[width],
-        buffer=64,
-        tokens=(grid or stored) ** 2,
-        channels=16,
-        classes=0,
-        head_depth=head_depth,
-        head_width=head_width,
-    )
-    llm = qwen_config(
-        dim=dim,
-        depth=depth,
-        heads=heads,
-        kv_heads=keys,
-        head_dim=dim // heads,
-        hidden=hidden,
-        vocab=_VOCAB,
-        tied=True,
-        positions=32768,
-    )
-    return HybridConfig(mar, llm)
 
 
 def _words(text: str) -> list[int]:

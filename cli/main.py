@@ -23,12 +23,12 @@ COMMANDS = {
     "bench": (".bench", "time samplers against each other in one interleaved run"),
     "evaluate": ("..bench.evaluate", "measure the images of a sweep: PSNR, SSIM, FID and others, with intervals"),
     "plot": ("..bench.plot", "draw speed-up against quality of a sweep, with its Pareto front"),
+    "check": (".check", "check a model on this machine, from its files to its images; writes a file for an issue"),
     "advise": (".advise", "find the fastest sampler and settings within a loss, on this machine"),
     "sweep": ("..bench.sweep", "draw many images of every sampler and setting, on any number of workers"),
     "against": ("..bench.against", "time reference implementations beside ours, from checkouts of them"),
     "operations": ("..bench.operations", "count the operations of samplers, and the least time for them"),
     "verify": ("..tools.parity.command", "compare this code with recorded results of the reference implementations"),
-    "check": ("..tools.check_hybrid", "compare downloaded weights of Harmon or UniPic with the official models"),
     "ablation": ("..tools.ablations.command", "measure the demo's image quality over a table of settings"),
     "train-demo": ("..tools.training.command", "train the built-in demo checkpoints"),
 }

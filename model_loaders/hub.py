@@ -62,6 +62,8 @@ class Entry:
     parts: Mapping[str, str | None] = field(default_factory=dict)
     draft: str | None = None
     note: str = ""
+    network: str = ""
+    dtype: str = ""
 
     @property
     def built_in(self) -> bool:

@@ -132,6 +132,19 @@ def spoiled(path: Path) -> str:
         return ""
 
 
+def arrived(path: Path) -> int:
+    """Bytes of a file that are here: its own, or those of the partial file of an interrupted download."""
+    if path.is_file():
+        return path.stat().st_size
+
+    return max((part.stat().st_size for part in _parts(path)), default=0)
+
+
+def _parts(path: Path) -> list[Path]:
+    """Partial files of interrupted downloads of a file."""
+    return list(path.parent.glob(f".{path.name}.*.part"))
+
+
 def download(remote: Remote, path: Path, field: str, report: Report) -> None:
     """Download a file of a repository to ``path``.
 
@@ -255,7 +268,7 @@ def _download(remote: Remote, path: Path, report: Report) -> None:
 
 def _remove_parts(path: Path, but: Path | None = None) -> None:
     """Remove the partial files of a file, all or all but one."""
-    for part in path.parent.glob(f".{path.name}.*.part"):
+    for part in _parts(path):
         if part != but:
             part.unlink()
 

@@ -114,7 +114,7 @@ OURS = {
     "model_loaders.networks": {"model_loaders.networks"},
     "conditions": {"assembly", "samplers", "model_loaders"},
     "pipeline": {"assembly", "conditions", "samplers", "model_loaders", "reports"},
-    "cli": {"cli", "conditions", "assembly", "samplers", "model_loaders", "reports"},
+    "cli": {"cli", "pipeline", "conditions", "assembly", "samplers", "model_loaders", "reports"},
     "bench": {"bench", "cli", "assembly", "samplers", "model_loaders", "reports"},
     "tools": {"tools", "nodes", "bench", "cli", "assembly", "samplers", "model_loaders", "reports"},
 }

@@ -166,6 +166,27 @@ def limit_packing(net: nn.Module) -> None:
             layer.packs = used <= PACKED_BYTES
 
 
+def packed_bytes(net: nn.Module) -> int:
+    """Bytes that the products of a network on a CPU take for packed copies of its weights, at most.
+
+    A weight that may not be packed for good is packed for every product.
+    """
+    kept = 0
+    largest = 0
+    for layer in net.modules():
+        if not isinstance(layer, Linear) or layer.weight.numel() < LARGE_WEIGHT:
+            continue
+        if not layer.weight.is_cpu or layer.weight.dtype is not torch.float32:
+            continue
+
+        if layer.packs:
+            kept += layer.weight.nbytes
+        else:
+            largest = max(largest, layer.weight.nbytes)
+
+    return kept + largest
+
+
 def offloaded_bytes(net: nn.Module, operations: Operations = FAST) -> int:
     """Bytes of the weights of a network, or of a part of it, that are off the device now."""
     count = 0

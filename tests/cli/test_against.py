@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from fastar_nodes.bench import references, sizes
+from fastar_nodes.model_loaders import official
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 
 pytestmark = pytest.mark.slow
@@ -106,7 +107,7 @@ def test_checkouts_are_recognised(tmp_path):
 def test_janus_beside_transformers(cli, monkeypatch):
     """The package itself, with our very tensors; the prompts of a batch differ."""
     folder = Path(pytest.importorskip("transformers.models.janus").__file__).parents[3]
-    monkeypatch.setitem(sizes.JANUS_SIZES, "Janus-Pro-1B", (32, 2, 2, 48))
+    monkeypatch.setitem(official.JANUS_SIZES, "Janus-Pro-1B", (32, 2, 2, 48))
     done = cli("against", folder, "--repeats", "1", "--batch", "1,2", "--set", "grid=3")
     assert done.code == 0 and done.out.count("| yes ") == 2, done
     assert "| Janus-Pro-1B, 3 x 3, batch 2 |" in done.out

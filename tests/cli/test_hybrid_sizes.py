@@ -8,6 +8,8 @@ import pytest
 import torch
 from fastar_nodes.bench import operations, sizes
 from fastar_nodes.bench.sizes import random_models
+from fastar_nodes.cli import checks
+from fastar_nodes.model_loaders import official
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig, HybridModel
 from fastar_nodes.model_loaders.networks.llama import attend
 from fastar_nodes.model_loaders.networks.mar import Block
@@ -17,7 +19,6 @@ from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import find
-from fastar_nodes.tools import check_hybrid
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,7 @@ def test_shapes_are_those_of_the_recorded_key_lists(size, root):
 def tiny(monkeypatch) -> HybridModel:
     """A tiny model that is the only official size, whose head counts are listed."""
     config = hybrid_files.config(vocab=151936, tied=True)
-    for module in (sizes, check_hybrid):
+    for module in (sizes, official):
         monkeypatch.setattr(module, "HYBRID_SIZES", {"tiny": TINY})
         monkeypatch.setattr(module, "official_hybrid", lambda size, grid=None: config)
     with torch.random.fork_rng():
@@ -87,26 +88,21 @@ def test_random_weights_are_drawn_from_and_repeatable(tiny):
 def ids(text: str) -> list[int]:
     """A tokenizer with the recorded words only."""
     known = {"user\nGenerate an image.": [872, 198, 31115, 458, 2168, 13], "\n": [198], "assistant\n": [77091, 198]}
-    for words, numbers in check_hybrid.RECORDED.items():
+    for words, numbers in checks.RECORDED.items():
         known[f"user\nGenerate an image: {words}"] = [872, 198, 31115, 458, 2168, 25, *numbers]
     return known[text]
 
 
-def test_a_right_model_passes_the_check_and_a_wrong_one_does_not(tiny):
+def test_what_is_known_of_a_hybrid_beside_its_shapes(tiny):
     right = replace(tiny, tokenize=ids)
-    assert all(good for _, good, _ in check_hybrid.check(right)) and len(list(check_hybrid.check(right))) == 4
     shifted = replace(tiny, tokenize=lambda text: [n + 1 for n in ids(text)])
     beta = replace(right, max_beta=0.2)
-    other = replace(right, trained=8)
-    broken = replace(right)
-    broken.hybrid.proj_in[0].weight[0, 0] = float("nan")
-    for model, wrong in ((shifted, "prompt ids"), (beta, "largest beta"), (other, "shapes"), (broken, "weights")):
-        assert wrong in [name for name, good, _ in check_hybrid.check(model) if not good], wrong
-
-
-def test_tokens_far_from_unit_variance_fail_the_check(tiny):
-    unit = torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(0)) / tiny.latent_scale
-    assert check_hybrid.check_tokens(tiny, unit)[1] and not check_hybrid.check_tokens(tiny, 10 * unit)[1]
+    wrong = {"": right, "ids of prompts": shifted, "largest beta": beta}
+    for name, model in wrong.items():
+        lines = list(checks.hybrid_facts(model, "tiny"))
+        assert [line.check for line in lines] == ["largest beta", "ids of prompts"]
+        assert [line.check for line in lines if line.broken] == [name] * bool(name)
+    assert not list(checks.hybrid_facts(right, ""))  # a file of no published size
 
 
 def test_the_work_of_every_size_is_printed_and_the_authors_is_the_specification_s(cli):
@@ -117,12 +113,6 @@ def test_the_work_of_every_size_is_printed_and_the_authors_is_the_specification_
     ours, theirs = ([float(row[column]) for row in rows] for column in (3, 4))
     assert theirs == pytest.approx(list(PUBLISHED.values()), rel=0.01)
     assert all(0.9 * b < a < 0.94 * b for a, b in zip(ours, theirs, strict=True))
-
-
-def test_the_demo_is_none_of_the_official_models(cli):
-    answer = cli("check", "--model", "demo-hybrid", "--prompt", "a red boat", "--set", "steps=2", "--device", "cpu")
-    assert answer.code == 1 and "FAIL shapes: none of Harmon-0.5B" in answer.out and "ok   weights" in answer.out
-    assert "ok   token std" in answer.out
 
 
 def test_operations_of_the_head_are_those_of_its_matrices():

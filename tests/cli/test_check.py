@@ -1,0 +1,448 @@
+"""The command check: a tiny model of every family, what it refuses before it downloads, and what it writes."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import janus_files
+import pytest
+import torch
+from fastar_nodes.cli import checks, machine, subject
+from fastar_nodes.cli.checks import DIFFERS, FAILED, MARGIN, NOT_MEASURED, PASS, Line
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders import hub, official
+from safetensors.torch import load_file, save_file
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = ("--device", "cpu", "--quick")
+# Lines that a model of each kind has, beside those of its files and weights.
+MASKED = {
+    "an image alone and in a batch (fp32)",
+    "FastHybrid, exact (fp32)",
+    "LazyMAR, exact (fp32)",
+    "CSpD, exact (fp32)",
+    "FastHybrid + LazyMAR, exact (fp32)",
+    "CSpD + LazyMAR, exact (fp32)",
+}
+TOKENS = {"an image alone and in a batch (fp32)", "parallel decoding (fp32)", "ZipAR, exact (fp32)"}
+
+
+def checked(cli, *arguments):
+    """The answer of the command, and the lines in its JSON file by name."""
+    answer = cli("check", *arguments, *OPTIONS)
+    lines = json.loads(Path("check.json").read_text(encoding="utf-8"))["lines"]
+    return answer, {line["check"]: line for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [
+        ("mar", "--decoder {kl}", MASKED),
+        ("hybrid", "--decoder {kl} --prompt red", MASKED),
+        ("llamagen", "--decoder {vq}", TOKENS),
+        ("par", "--decoder {vq}", TOKENS - {"ZipAR, exact (fp32)"}),
+        ("low", "--decoder {vq} --tar {tar} --ta-tok {ta_tok} --prompt red", TOKENS),
+        ("janus", "--prompt red", TOKENS),
+    ],
+)
+def test_a_tiny_model_of_every_family(cli, files, tmp_path, kind, options, expected):
+    """Random weights draw images whose tokens need not have unit variance; all else holds."""
+    model = janus_files.one_file(tmp_path / "j.safetensors") if kind == "janus" else getattr(files, kind)
+    answer, lines = checked(cli, "--model", model, *options.format(**files._asdict()).split())
+
+    assert answer.code == int("std of the tokens" in lines and lines["std of the tokens"]["result"] == DIFFERS), answer
+    assert {name for name, line in lines.items() if "(fp32)" in name} == expected
+    assert all(line["result"] == PASS for name, line in lines.items() if "(fp32)" in name), lines
+    for name in ("files", "weights", "first step", "image"):
+        assert lines[name]["result"] == PASS, lines[name]
+    long = {name: lines[name]["found"] for name in ("samplers", "compile", "dtype")}
+    assert long == dict.fromkeys(("samplers", "compile", "dtype"), "left out with --quick")
+    assert Path("check.png").stat().st_size > 50
+    for line in lines.values():
+        assert f"| {line['check']} " in answer.out and line["expected"]
+
+
+@pytest.mark.parametrize("kind", ["kl", "vq", "tar", "ta_tok"])
+def test_a_part_of_a_model(cli, files, kind):
+    answer, lines = checked(cli, "--model", getattr(files, kind), "--prompt", "red")
+    assert answer.code == 0, answer
+    assert lines["first evaluation"]["result"] == PASS and "image" not in lines
+    assert not Path("check.png").exists()
+
+
+def test_the_long_steps(cli, tiny_demo):
+    """Each sampler's seconds beside the plain one's; the demo's draft models are there."""
+    answer = cli("check --model demo-llamagen-low --device cpu --only samplers,dtype")
+    assert answer.code == 0, answer
+    rows = {row.split("|")[1].strip(): row for row in answer.out.splitlines() if row.startswith("| ")}
+    assert "x" in rows["seconds of ZipAR"].split("|")[3] and "no published figure" in rows["seconds of LlamaGen"]
+    assert "the catalogue has no draft model for it" in rows["seconds of MuLo-SD"]
+    assert "the model is in fp32" in rows["dtype against fp32"]
+
+
+def test_another_dtype_beside_fp32(cli, tiny_demo):
+    """Exactness must hold in fp32, and is told in bf16."""
+    cli("check --model demo-llamagen-low --device cpu --only image,exact,dtype --dtype bf16")
+    lines = {line["check"]: line for line in json.loads(Path("check.json").read_text())["lines"]}
+    assert lines["parallel decoding (bf16)"]["must"] is False
+    assert lines["parallel decoding (fp32)"]["must"] is True
+    assert lines["parallel decoding (fp32)"]["result"] == PASS
+    assert 0 <= lines["bf16 against fp32"]["figures"]["equal_tokens"] <= 1
+
+
+@pytest.mark.slow
+def test_compiled_and_plain(cli, tiny_demo, monkeypatch):
+    from fastar_nodes.model_loaders.networks import speed
+
+    monkeypatch.setattr(speed, "BACKEND", "eager")
+    answer = cli("check --model demo-llamagen-low --device cpu --only compile")
+    assert answer.code == 0 and "| compiled and plain (fp32) " in answer.out, answer
+    torch._dynamo.reset()
+
+
+def test_a_method_that_is_not_exact_ends_with_code_1(cli, files, monkeypatch):
+    """The window of ZipAR's exact preset takes no effect."""
+    from fastar_nodes.samplers import presets
+    from fastar_nodes.samplers.tokens.settings import ZipARSettings
+
+    monkeypatch.setattr(ZipARSettings, "exact", lambda self, side: True)
+    monkeypatch.setitem(presets._WINDOWS, "exact", {"window": 1})
+    answer, lines = checked(cli, "--model", files.llamagen, "--decoder", files.vq, "--only", "exact")
+    assert answer.code == 1 and lines["ZipAR, exact (fp32)"]["result"] == DIFFERS
+    assert "what must hold and does not: ZipAR, exact (fp32)." in answer.out
+    assert lines["parallel decoding (fp32)"]["result"] == PASS, "the others went on"
+
+
+def test_weights_that_are_not_finite(cli, files, tmp_path):
+    """The sentence is a line, and what needs the model says that it is not there."""
+    state = load_file(files.kl)
+    next(iter(state.values())).view(-1)[0] = math.nan
+    save_file(state, tmp_path / "broken.safetensors", metadata={"groups": "4"})
+    answer, lines = checked(cli, "--model", tmp_path / "broken.safetensors")
+    assert answer.code == 1 and lines["weights"]["result"] == FAILED
+    assert "NaN or infinite weights in" in lines["weights"]["found"]
+    assert lines["step"]["result"] == NOT_MEASURED and lines["step"]["found"] == "the model could not be loaded"
+
+
+def test_a_step_that_raises_is_a_line(cli, files, monkeypatch):
+    def broken(check):
+        yield Line("first", "all", "some", PASS)
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setitem(checks.STEPS, "step", checks.Step(broken, "divides", draws=False))
+    answer, lines = checked(cli, "--model", files.llamagen, "--decoder", files.vq, "--only", "step,exact")
+    assert answer.code == 1 and lines["first"]["result"] == PASS
+    assert lines["step"]["found"] == "ZeroDivisionError: a fault" and lines["step"]["result"] == FAILED
+    assert lines["parallel decoding (fp32)"]["result"] == PASS
+
+
+def test_no_line_begins_after_the_time(files, monkeypatch):
+    """A clock that goes on by a second at every look, of five steps with two lines each."""
+    ticks = iter(range(1000))
+    monkeypatch.setattr(checks.time, "perf_counter", lambda: float(next(ticks)))
+    names = ["a", "b", "c"]
+
+    def two(check):
+        yield Line("one", "", "", PASS)
+        yield Line("two", "", "", PASS)
+
+    monkeypatch.setattr(checks, "STEPS", {n: checks.Step(two, f"about {n}", loaded=False, draws=False) for n in names})
+    check = checks.Check(subject.Subject("x", "kl"), None, None, 0)
+    lines = checks.run_steps(check, names, 4, lambda line: None)
+    # Looks at 1 (a), 2 and 3 (its lines), 4 (b), 5 (its first line, over), 6 (c).
+    assert [(line.check, line.result) for line in lines] == [
+        ("one", PASS),
+        ("two", PASS),
+        ("one", PASS),
+        ("b", NOT_MEASURED),
+        ("c", NOT_MEASURED),
+    ]
+    assert lines[-1].found == "the 4 seconds were over" and not any(line.broken for line in lines)
+
+
+def test_ctrl_c_keeps_what_was_found(cli, files, monkeypatch):
+    def stopped(check):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setitem(checks.STEPS, "step", checks.Step(stopped, "waits", draws=False))
+    answer, lines = checked(cli, "--model", files.kl, "--only", "step")
+    assert answer.code == 130 and lines["step"]["found"] == "stopped" and lines["weights"]["result"] == PASS
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """A download fails the test."""
+    monkeypatch.setattr(hub, "download", lambda *_: pytest.fail("something was downloaded"))
+
+
+def test_an_unknown_model_is_suggested(cli, sentence, offline):
+    said = sentence(cli("check --model mar-bsae --device cpu"))
+    assert said == "model: 'mar-bsae' is neither an entry of the catalogue nor a file; did you mean mar-base?"
+    said = sentence(cli("check --model qqqqqq --device cpu"))
+    assert said.endswith("name a file, or one of the entries that check --help lists.")
+    assert "mar-base" in cli("check --help").out
+
+
+@pytest.mark.parametrize("option", ["decoder", "tar", "ta-tok", "encoder"])
+def test_an_option_that_the_model_does_not_use(cli, sentence, offline, option):
+    said = sentence(cli(f"check --model kl16 --device cpu --{option} x"))
+    assert said.startswith(f"{option}: kl16 does not use it, it is for ") and said.endswith("; leave it out.")
+    assert "does not use" not in cli("check --model demo-kl --device cpu").err, "the remedy helps"
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "words"),
+    [
+        ("llamagen", "--prompt red", "prompt: tiny llamagen draws classes"),
+        ("hybrid", "--label cat", "label: tiny hybrid reads"),
+    ],
+)
+def test_a_prompt_for_classes_and_a_label_for_prompts(cli, files, kind, given, words):
+    decoder = files.vq if kind == "llamagen" else files.kl
+    answer, lines = checked(
+        cli, "--model", getattr(files, kind), "--decoder", decoder, "--only", "image", *given.split()
+    )
+    assert answer.code == 1 and lines["image"]["found"].startswith(words)
+
+
+def test_an_unknown_step_is_suggested(cli, sentence):
+    assert "did you mean exact?" in sentence(cli("check --model demo --only exat"))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "names", "need"),
+    [
+        # The bytes of the files that the catalogue states: 831,736,456 + 265,856,244.
+        ("mar-base", "", "mar-base, kl16", "1.10 GB"),
+        # 3,111,800,170 + 287,920,306 + 11,399,097,584.
+        ("llamagen-t2i-xl-256", "", "llamagen-t2i-xl-256, vq16-t2i, flan-t5-xl", "14.80 GB"),
+        # The encoder is not needed for a step with random features.
+        ("llamagen-t2i-xl-256", "--only step", "llamagen-t2i-xl-256, vq16-t2i", "3.40 GB"),
+        # 654,241,280 weights in fp32, which no record states, 287,920,306, 3,287,938,048 and 147,308,544 in fp32.
+        ("ar-dtok-256", "", "ar-dtok-256, vq16-t2i, tar-1.5b, ta-tok", "6.78 GB"),
+        ("harmon-1.5b", "", "harmon-1.5b, qwen2.5-tokenizer, kl16", "5.26 GB"),
+    ],
+)
+def test_a_disk_without_room_is_named_before_the_download(
+    cli, sentence, offline, monkeypatch, tmp_path, model, options, names, need
+):
+    monkeypatch.setattr(subject, "free_space", lambda folder: 500_000_000)
+    said = sentence(cli(f"check --model {model} --device cpu {options} --models", tmp_path))
+    assert said.startswith(f"models: the downloads of {names} need {need}, and 500 MB are free on the disk of ")
+
+
+def test_what_has_arrived_needs_no_room(cli, offline, monkeypatch, tmp_path):
+    """Of 266 MB 166 are here."""
+    with (tmp_path / ".kl16.safetensors.ae6e66b66cce6424.part").open("wb") as part:
+        part.truncate(166_000_000)
+    monkeypatch.setattr(subject, "free_space", lambda folder: 99_000_000)
+    entry = ("kl16", "kl")
+    with pytest.raises(UserError, match="the downloads of kl16 need 100 MB, and 99 MB are free"):
+        subject.expect_disk([entry], tmp_path)
+    monkeypatch.setattr(subject, "free_space", lambda folder: 100_000_000)
+    subject.expect_disk([entry], tmp_path)
+
+
+def test_too_little_memory_is_named_before_the_download_and_the_remedy_helps(
+    cli, sentence, offline, monkeypatch, tmp_path
+):
+    """MAR-H has 942,403,104 weights."""
+    monkeypatch.setattr(subject, "free_memory", lambda device: 2_000_000_000)
+    said = sentence(cli("check --model mar-huge --device cpu --models", tmp_path))
+    assert said == (
+        "memory: the weights of mar-huge need 3.77 GB in fp32 on cpu, and 2.00 GB are free; choose --dtype bf16, which "
+        "needs 1.88 GB."
+    )
+    with pytest.raises(pytest.fail.Exception, match="downloaded"):
+        cli("check --model mar-huge --device cpu --dtype bf16 --models", tmp_path)
+
+    monkeypatch.setattr(subject, "free_memory", lambda device: 1_000_000_000)
+    said = sentence(cli("check --model mar-huge --device cpu --models", tmp_path))
+    assert said.endswith("close other programs, or choose a smaller model or another --device.")
+
+
+# ------------------------------------------------------------------------------------------------ the JSON file
+
+
+def test_the_file_for_an_issue_says_what_ran_and_not_who(cli, files, tmp_path, monkeypatch):
+    home = tmp_path / "Jane Doe"
+    (home / "models").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("USERPROFILE", str(home))
+    model = home / "models" / "mine.safetensors"
+    model.write_bytes(Path(files.mar).read_bytes())
+    cli("check", "--model", model, "--decoder", home / "models" / "absent.safetensors", *OPTIONS)
+    text = Path("check.json").read_text(encoding="utf-8")
+    found = json.loads(text)
+
+    assert "Jane" not in text and str(tmp_path) not in text
+    assert found["model"] == "mine.safetensors" and found["family"] == "mar"
+    failed = {line["check"]: line["found"] for line in found["lines"] if line["result"] == FAILED}
+    assert "absent.safetensors" in failed["weights"], "the sentence says which file"
+    about = found["environment"]
+    assert about["fastar"] == "0.1.0" and about["packages"]["torch"] == torch.__version__
+    assert about["device"]["type"] == "cpu" and about["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("put it into /home/jane doe/models/a.pt, or", "put it into <home>/models/a.pt, or"),
+        ("no file /mnt/disk of jane/b.pt", "no file <folder 1>/b.pt"),
+        ("no file /srv/x/c.pt; get", "no file <path>/c.pt; get"),
+        (r"no file D:\Models\sub\b.pt; get", "no file <path>/b.pt; get"),
+        ("the ratio 3/4 of 16x16, and/or https://huggingface.co/a/b", None),
+        ("transformer 0.27, head 0.87", None),
+    ],
+)
+def test_paths_become_their_last_part(text, expected, monkeypatch):
+    monkeypatch.setattr(machine.Path, "home", lambda: Path("/home/jane doe"))
+    folders = machine.private_folders(None, ("/mnt/disk of jane/b.pt", "mar-base"))
+    found = machine.anonymous({"lines": [text, 3]}, folders)
+    assert found == {"lines": [text if expected is None else expected, 3]}
+
+
+def test_what_is_known_of_a_cuda_device(monkeypatch):
+    class About:
+        name, major, minor, total_memory = "NVIDIA GeForce RTX 3060", 8, 6, 12 << 30
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: About)
+    monkeypatch.setattr(machine, "_DRIVER", Path("nowhere"))
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 12040, raising=False)
+    found = machine.environment(torch.device("cuda"))["device"]
+    assert found["name"] == "NVIDIA GeForce RTX 3060" and found["capability"] == "8.6"
+    assert found["memory_bytes"] == 12884901888 and found["driver"] == "CUDA 12.4"
+
+
+def test_the_driver_is_read_where_linux_states_it(monkeypatch, tmp_path):
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5 UTC 2024\n")
+    monkeypatch.setattr(machine, "_DRIVER", tmp_path / "version")
+    assert machine._driver() == "550.54.15"
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+def test_memory_beyond_the_estimate_is_a_fault():
+    need = 100_000_000
+    results = [checks._memory_line("m", found, need, "").result for found in (need, need + MARGIN, need + MARGIN + 1)]
+    assert results == [PASS, PASS, DIFFERS]
+    assert checks._memory_line("m", None, need, "nobody knows").result == NOT_MEASURED
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the memory that no file backs")
+def test_the_growth_of_memory_is_measured():
+    with machine.watched(torch.device("cpu")) as peak:
+        torch.ones(30_000_000)
+    assert 110_000_000 < peak.bytes < 200_000_000
+
+
+@pytest.mark.parametrize(
+    ("found", "result"),
+    [([1, 2, 3, 4], PASS), ([1, 2, 3, 5], DIFFERS)],
+)
+def test_tokens_are_equal_or_not(found, result):
+    line = checks.compared("c", torch.tensor([found]), torch.tensor([[1, 2, 3, 4]]), "fp32")
+    assert line.result == result and line.broken == (result == DIFFERS)
+    assert not checks.compared("c", torch.tensor([found]), torch.tensor([[1, 2, 3, 4]]), "bf16").broken
+    assert line.figures["equal_tokens"] == (1.0 if result == PASS else 0.75)
+
+
+@pytest.mark.parametrize(("error", "result"), [(0.019, PASS), (0.021, DIFFERS)])
+def test_latents_are_equal_up_to_rounding(error, result):
+    """The largest latent is 2: 0.02 is one hundredth of it."""
+    expected = torch.tensor([1.0, -2.0])
+    assert checks.compared("c", expected + torch.tensor([error, 0.0]), expected, "fp32").result == result
+
+
+def test_differences_of_names_and_shapes():
+    right = {"a": (2, 3), "b": (4,)}
+    assert checks.differences(right, dict(right)) == ""
+    assert checks.differences(right, {"a": (2, 3)}) == "b is missing"
+    assert checks.differences(right, {"a": (3, 2), "b": (4,)}) == "a is 3x2, not 2x3"
+    assert checks.differences(right, {**right, "c": (1,)}) == "c is none of its weights"
+
+
+def test_long_runs_are_extrapolated(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(checks.time, "perf_counter", lambda: float(next(clock)))
+
+    class Step:
+        total = 20
+
+        def __init__(self, i):
+            self.done, self.report = i + 1, i
+
+    # One second a look at the clock: the fourth step is the first beyond 3 s, and the end is read a second later.
+    assert checks.timed((Step(i) for i in range(20)), torch.device("cpu"), 3.0) == (5 * 20 / 4, True, 3)
+
+
+# ------------------------------------------------------------------------------------------------ published networks
+
+
+# Recorded names and shapes of official files, and what of them an image does not need.
+RECORDED = {
+    "MAR-B": ("mar/mar_b_keys", ()),
+    "MAR-L": ("mar/mar_l_keys", ()),
+    "MAR-H": ("mar/mar_h_keys", ()),
+    "KL-16": ("mar/kl16_keys", ()),
+    "VQ-16": ("vq/keys_vq_16", ("quantize.codebook_used",)),
+    "VQ-8": ("vq/keys_vq_8", ("quantize.codebook_used",)),
+    "LlamaGen-B": ("llamagen/keys_c2i_B", ()),
+    "LlamaGen-L": ("llamagen/keys_c2i_L", ()),
+    "LlamaGen-XL": ("llamagen/keys_c2i_XL", ()),
+    "LlamaGen-XXL": ("llamagen/keys_c2i_XXL", ()),
+    "LlamaGen-3B": ("llamagen/keys_c2i_3B", ()),
+    "LlamaGen-XL-T2I": ("llamagen/keys_t2i_XL", ()),
+    "PAR-XL-4x": ("llamagen/keys_par_XL_4x", ()),
+    "PAR-XXL-4x": ("llamagen/keys_par_XXL_4x", ()),
+    "PAR-3B-4x": ("llamagen/keys_par_3B_4x", ()),
+    "PAR-3B-16x": ("llamagen/keys_par_3B_16x", ()),
+}
+
+
+@pytest.mark.fast_cases("MAR-B", "KL-16", "VQ-16", "LlamaGen-B", "LlamaGen-XL-T2I", "PAR-3B-16x")
+@pytest.mark.parametrize("name", RECORDED)
+def test_published_names_and_shapes_are_the_recorded_ones(name):
+    path, unread = RECORDED[name]
+    recorded = json.loads((ROOT / "tests" / "parity" / f"{path}.json").read_text())
+    recorded = recorded.get("keys", recorded)
+    assert official.shapes(name) == {
+        k: tuple(shape) for k, shape in recorded.items() if not k.startswith(unread or "?")
+    }
+
+
+def test_every_download_names_its_network():
+    for entry in subject.all_entries():
+        if entry.built_in or entry.family == "tokenizer":
+            assert not entry.network
+        else:
+            assert entry.network in official.NETWORKS, entry.id
+            assert entry.dtype in ("", "fp32", "bf16")
+    # Weights of the language models of the paper (test_qwen_network.py), and of MAR-B's recorded keys.
+    known = {"tar-1.5b": 1_643_969_024, "tar-7b": 8_082_554_368, "mar-base": 207_924_768}
+    assert {e.id: subject.parameters(e) for e in subject.all_entries() if e.id in known} == known
+
+
+def test_a_smaller_grid_keeps_the_regions_of_a_par():
+    class Net:
+        pass
+
+    from fastar_nodes.model_loaders.networks.llama import TokenModel
+
+    net = Net()
+    net.config = Net()
+    for regions, grid, most, expected in (
+        (1, 24, 16, 16),
+        (16, 24, 16, 16),
+        (16, 24, 10, 8),
+        (9, 24, 8, 6),
+        (1, 4, 8, 4),
+    ):
+        net.config.regions = regions
+        assert checks.smaller(TokenModel(net, "", grid), most).grid == expected

@@ -1,0 +1,407 @@
+"""Rehearse the check of every catalogue entry, with files of the official names, shapes and dtypes but no real weights.
+
+    python -m fastar_nodes.tools.rehearse                # all entries, smallest first
+    python -m fastar_nodes.tools.rehearse mar-base kl16
+
+A hub on this machine offers the files. For each entry a new process downloads them, checks them, and runs one AR step
+(of a decoder, encoder or language model one evaluation) on the CPU. The table lists what that took beside what was
+estimated. Large matrices are zero, so the files take little space where they are offered, but their full size where
+they are downloaded to; they are deleted after their entry, and a decoder that several entries need at the end.
+"""
+
+import argparse
+import hashlib
+import http.server
+import json
+import math
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..cli.subject import Subject, all_entries, needed, parameters
+from ..model_loaders import hub, official
+from ..model_loaders.networks.ta_tok import TATok
+from ..reports.table import markdown
+from .training.captions import word_level
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDED = ROOT / "tests" / "parity"
+# Recorded names and shapes of official files, where they hold more than the network needs.
+KEYS = {
+    "MAR-B": "mar/mar_b_keys",
+    "MAR-L": "mar/mar_l_keys",
+    "MAR-H": "mar/mar_h_keys",
+    "KL-16": "mar/kl16_keys",
+    "VQ-16": "vq/keys_vq_16",
+    "VQ-8": "vq/keys_vq_8",
+    "Harmon-0.5B": "harmon/hybrid_shapes_harmon_0_5b",
+    "Harmon-1.5B": "harmon/hybrid_shapes_harmon_1_5b",
+    "UniPic-1.5B": "unipic/hybrid_shapes_unipic_1_5b",
+    "Janus-Pro-1B": "janus/janus_keys_1b_original",
+    "Janus-Pro-7B": "janus/janus_keys_7b_transformers",
+}
+TYPES = {"fp32": (torch.float32, np.float32, "F32"), "bf16": (torch.bfloat16, np.uint16, "BF16")}
+# Tensors up to this many numbers get random values.
+SMALL = 1 << 18
+# Bytes that are written at once; zeros are left out of the file.
+BLOCK = 1 << 20
+# Bytes that the weights may take, in GB.
+MOST = 9.0
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def shapes_of(entry: hub.Entry) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the weights in the official files of an entry."""
+    if entry.network in KEYS:
+        recorded = json.loads((RECORDED / f"{KEYS[entry.network]}.json").read_text(encoding="utf-8"))
+        return {name: tuple(shape) for name, shape in recorded.get("keys", recorded).items()}
+
+    if entry.network == "TA-Tok":
+        config = replace(
+            official.official_ta_tok(),
+            encoder_depth=26,
+            encoder_heads=16,
+            encoder_hidden=4304,
+            patch=14,
+            side=27,
+            input_size=384,
+        )
+        with torch.device("meta"):
+            return official.shapes_of(TATok(config))
+
+    shapes = dict(official.shapes(entry.network))
+    if entry.family == "t5":  # the rest of the file is the decoder
+        width = shapes["shared.weight"][1]
+        rest = (entry.size or 0) // 4 - sum(map(math.prod, shapes.values()))
+        shapes["decoder.rest"] = (rest // width, width)
+    return shapes
+
+
+def tensor_of(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """A weight: random if it is small, else zero, without the memory that the zeros would take."""
+    kind, numbers, _ = TYPES[dtype]
+    if math.prod(shape) > SMALL:
+        zeros: Any = torch.from_numpy(np.zeros(shape, numbers))
+        return zeros.view(kind) if dtype == "bf16" else zeros
+
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    values = torch.randn(shape, generator=generator) * 0.02
+    is_norm = len(shape) == 1 and name.endswith("weight")
+    return (values + is_norm).to(kind)
+
+
+class Sparse:
+    """A file for torch.save whose blocks of zeros take no space, and its digest."""
+
+    def __init__(self, opened: BinaryIO):
+        self.opened = opened
+        self.digest = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self.digest.update(view)
+        for first in range(0, len(view), BLOCK):
+            block = view[first : first + BLOCK]
+            if np.frombuffer(block, np.uint8).any():
+                self.opened.write(block)
+            else:
+                self.opened.seek(len(block), os.SEEK_CUR)
+        return len(view)
+
+    def flush(self) -> None:
+        self.opened.flush()
+
+
+def write_weights(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str, copies: bool) -> str:
+    """Write weights in the format of the file's ending; returns the digest. ``copies``: also as averaged weights."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as opened:
+        sparse = Sparse(opened)
+        if path.suffix == ".safetensors":
+            _write_safetensors(sparse, shapes, dtype)
+        else:
+            state: dict[str, Any] = {name: tensor_of(name, shape, dtype) for name, shape in shapes.items()}
+            if path.suffix == ".bin":
+                content: Any = state
+            elif copies:
+                content = {"model": state, "model_ema": {name: tensor.clone() for name, tensor in state.items()}}
+            else:
+                content = {"model": state}
+            torch.save(content, sparse)
+        opened.truncate(opened.tell())
+
+    return sparse.digest.hexdigest()
+
+
+def _write_safetensors(sparse: Sparse, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> None:
+    """Header and tensors, one after another."""
+    _, numbers, label = TYPES[dtype]
+    size = np.dtype(numbers).itemsize
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + size * math.prod(shape)
+        header[name] = {"dtype": label, "shape": list(shape), "data_offsets": [begin, end]}
+
+    text = json.dumps(header).encode()
+    sparse.write(struct.pack("<Q", len(text)) + text)
+    for name, shape in shapes.items():
+        tensor = tensor_of(name, shape, dtype).contiguous()
+        sparse.write(tensor.view(torch.int16 if size == 2 else torch.int32).numpy())
+
+
+def write_entry(entry: hub.Entry, folder: Path) -> dict[str, str]:
+    """Write the files of an entry below ``folder``, by their names in the repository; their digests by name."""
+    dtype = entry.dtype or "fp32"
+    place = folder / str(entry.repo)
+    weights = [part.name for part in entry.files if part.name in entry.weights or not entry.parts]
+    digests: dict[str, str] = {}
+
+    if entry.network:
+        shapes = shapes_of(entry)
+        for name, share in zip(weights, _shards(shapes, len(weights)), strict=True):
+            digests[name] = write_weights(place / name, share, dtype, copies=entry.id == "mar-base-ema")
+
+    for part in entry.files:
+        if part.name not in digests and not part.optional:
+            (place / part.name).parent.mkdir(parents=True, exist_ok=True)
+            text = text_of(entry, part.name).encode()
+            (place / part.name).write_bytes(text)
+            digests[part.name] = hashlib.sha256(text).hexdigest()
+
+    return digests
+
+
+def _shards(shapes: Mapping[str, tuple[int, ...]], count: int) -> Iterator[dict[str, tuple[int, ...]]]:
+    """The weights in ``count`` parts of about equal size."""
+    whole = sum(map(math.prod, shapes.values()))
+    parts: list[dict[str, tuple[int, ...]]] = [{} for _ in range(count)]
+    done = 0
+    for name, shape in shapes.items():
+        parts[min(count - 1, done * count // whole)][name] = shape
+        done += math.prod(shape)
+
+    yield from parts
+
+
+def text_of(entry: hub.Entry, name: str) -> str:
+    """The content of a configuration or tokenizer."""
+    if name == "tokenizer.json":
+        return _tokenizer(entry.family)
+    if name == "vocab.json":
+        signs = [chr(n) for n in (*range(33, 127), *range(161, 173), *range(174, 256))]
+        signs += [chr(256 + i) for i in range(256 - len(signs))]
+        return json.dumps({sign: i for i, sign in enumerate(signs)})
+    if name == "merges.txt":
+        return "#version: 0.2\n"
+    if entry.family == "tar":
+        _, depth, heads, keys, _, tied = official.TAR_SIZES[entry.network]
+        stated = {"model_type": "qwen2", "num_attention_heads": heads, "num_key_value_heads": keys}
+        return json.dumps({**stated, "num_hidden_layers": depth, "tie_word_embeddings": tied})
+    return "{}"
+
+
+def _tokenizer(family: str) -> str:
+    """A tokenizer with the special tokens of a family."""
+    if family == "janus":
+        return (RECORDED / "janus" / "original" / "tokenizer.json").read_text(encoding="utf-8")
+    if family == "t5":
+        words = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581a", "\u2581red", "\u2581boat"]
+        pieces = [[word, -float(i)] for i, word in enumerate(words)]
+        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        end = {"id": 1, "content": "</s>", "special": True, **plain}
+        before = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+        model = {"type": "Unigram", "unk_id": 2, "vocab": pieces, "byte_fallback": False}
+        made = {"version": "1.0", "added_tokens": [end], "pre_tokenizer": before, "model": model}
+        return json.dumps({**made, "normalizer": None, "post_processor": None, "decoder": None})
+
+    words = ["[UNK]", "user", "assistant", "generate", "an", "image", "a", "red", "boat", ":", "."]
+    return json.dumps(word_level(words, ["<|im_start|>", "<|im_end|>"]))
+
+
+# ------------------------------------------------------------------------------------------------ hub
+
+
+@contextmanager
+def offered(folder: Path, digests: Mapping[str, str]) -> Iterator[str]:
+    """A model hub on this machine; yields its address.
+
+    Args:
+        folder: its files, by repository and name.
+        digests: their sha256, by "repository/name".
+    """
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self.answer(False)
+
+        def do_GET(self) -> None:
+            self.answer(True)
+
+        def answer(self, whole: bool) -> None:
+            repo, _, rest = self.path.lstrip("/").partition("/resolve/")
+            name = rest.partition("/")[2].partition("?")[0]
+            key = f"{repo}/{name}"
+            if key not in digests:
+                self.send_response(404)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+
+            path = folder / key
+            self.send_response(200)
+            self.send_header("ETag", f'"{digests[key]}"')
+            self.send_header("X-Repo-Commit", "0" * 40)
+            self.send_header("Content-Length", str(path.stat().st_size))
+            self.end_headers()
+            if whole:
+                with path.open("rb") as opened:
+                    self.wfile.flush()
+                    self.connection.sendfile(opened)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+# ------------------------------------------------------------------------------------------------ one entry
+
+
+def child(arguments: list[str]) -> int:
+    """Check an entry whose digests are those of the rehearsal: (file of the digests, arguments of check)."""
+    from ..cli.main import main as command
+
+    known = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    entries = []
+    for entry in hub._catalogue():
+        own = known.get(entry.id)
+        if own is not None:
+            single = None if entry.parts else next(iter(own.values()))
+            parts = {name: own.get(name.removesuffix("?")) for name in entry.parts}
+            entry = replace(entry, sha256=single, parts=parts)
+        entries.append(entry)
+
+    hub._catalogue = lambda: tuple(entries)  # type: ignore[assignment]
+    return command(["check", *arguments[1:]])
+
+
+def rehearse(entry: hub.Entry, work: Path, most: float) -> list[str]:
+    """Rehearse one entry; returns its row of the table."""
+    count = parameters(entry)
+    dtype = "fp32" if 4 * count <= most * 1e9 else "bf16"
+    if 2 * count > most * 1e9:
+        return [entry.id, dtype, "", "", "", "", f"not run: {2 * count / 1e9:.1f} GB in bf16 are more than {most:g}"]
+
+    # 1. The files, on a hub.
+    models = work / "models"
+    _delete(models, work / "hub", entry)
+    files = needed(Subject(entry.id, entry.family, entry), "auto", "auto", "auto", "flan-t5-xl", prompts=False)
+    by_id = {one.id: one for one in all_entries()}
+    digests: dict[str, dict[str, str]] = {}
+    offers: dict[str, str] = {}
+    for choice, kind in files:
+        one = by_id[choice]
+        if hub.absent(choice, kind, [models]) is None:  # a decoder that an earlier entry needed
+            continue
+        digests[choice] = write_entry(one, work / "hub")
+        offers |= {f"{one.repo}/{name}": digest for name, digest in digests[choice].items()}
+    (work / "digests.json").write_text(json.dumps(digests), encoding="utf-8")
+
+    # 2. The check, in a process of its own.
+    command = [sys.executable, "-m", "fastar_nodes.tools.rehearse", "--child", str(work / "digests.json")]
+    command += ["--model", entry.id, "--only", "step", "--quick", "--models", str(models), "--device", "cpu"]
+    command += ["--dtype", "auto" if dtype == "fp32" else dtype]
+    command += ["--json", str(work / "check.json"), "--out", str(work / "check.png")]
+    began = time.monotonic()
+    with offered(work / "hub", offers) as address:
+        environment = {**os.environ, "HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
+    seconds = time.monotonic() - began
+
+    # 3. The row.
+    _delete(models, work / "hub", entry)
+    if not (work / "check.json").is_file():
+        return [entry.id, dtype, "", "", "", f"{seconds:.0f}", f"failed: {done.stderr.strip()[-300:]}"]
+    found = json.loads((work / "check.json").read_text(encoding="utf-8"))
+    (work / "check.json").unlink()
+    return _row(entry, dtype, found, seconds)
+
+
+def _row(entry: hub.Entry, dtype: str, found: Mapping[str, Any], seconds: float) -> list[str]:
+    """The row of an entry by the results of its check."""
+    lines = {line["check"]: line for line in found["lines"]}
+    size = lines["files"]["figures"]["bytes"] / 1e9
+    memory = []
+    for name in ("memory of the weights", "memory of a step", "memory of an evaluation"):
+        figures = lines.get(name, {}).get("figures", {})
+        if figures:
+            memory.append(f"{figures['bytes'] / 1e6:,.0f} of {figures['estimate'] / 1e6:,.0f}")
+    broken = [f"{line['check']}: {line['found']}" for line in found["lines"] if line["result"] in ("differs", "failed")]
+    passed = sum(line["result"] == "pass" for line in found["lines"])
+    told = "; ".join(broken) or f"{passed} lines pass"
+    return [entry.id, dtype, f"{size:.2f}", *(memory + ["", ""])[:2], f"{seconds:.0f}", told]
+
+
+def _delete(models: Path, offers: Path, entry: hub.Entry) -> None:
+    """Delete the files of an entry."""
+    shutil.rmtree(offers / str(entry.repo), ignore_errors=True)
+    for part in entry.files:
+        (models / part.path).unlink(missing_ok=True)
+    shutil.rmtree(models / entry.file, ignore_errors=True)
+
+
+def main() -> int:
+    """Run the command; exit code 1 if a line of an entry does not hold."""
+    if sys.argv[1:2] == ["--child"]:
+        return child(sys.argv[2:])
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("entries", nargs="*", help="of the catalogue; default all that are downloads")
+    parser.add_argument("--most", type=float, default=MOST, help=f"GB that the weights may take; default {MOST:g}")
+    parser.add_argument("--out", help="file for the table")
+    options = parser.parse_args()
+
+    chosen = [entry for entry in all_entries() if not entry.built_in]
+    chosen.sort(key=lambda entry: (parameters(entry), entry.id))
+    if options.entries:
+        by_id = {entry.id: entry for entry in chosen}
+        chosen = [by_id[name] for name in options.entries]
+
+    rows = [["entry", "dtype", "GB", "weights, MB", "step, MB", "s", "result"]]
+    with tempfile.TemporaryDirectory(prefix="rehearse-") as work:
+        for entry in chosen:
+            rows.append(rehearse(entry, Path(work), options.most))
+            print(" | ".join(rows[-1]), flush=True)
+            if options.out:
+                Path(options.out).write_text(markdown(rows) + "\n", encoding="utf-8")
+
+    print(markdown(rows))
+    return int(any(" pass" not in row[-1] for row in rows[1:]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
