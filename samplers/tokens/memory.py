@@ -6,6 +6,7 @@ import math
 from typing import Any, cast
 
 from ...model_loaders.networks.llama import TokenModel
+from ...model_loaders.networks.ops import unpacking_bytes
 from ...model_loaders.networks.tar import TarModel
 from ..conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, PromptCondition
 from .conditioning import prompt_ids
@@ -62,7 +63,7 @@ def estimate_prompt(model: TarModel, settings: TarPromptSettings, text: str, ima
     hidden = max(rows, images) * (8 * config.dim + 3 * config.hidden) * size
     # Mixed, cut, sorted (values and indices), and the random numbers, in fp32.
     logits = 4.0 * model.special.codes * images * 10
-    return cache + hidden + logits
+    return cache + hidden + logits + unpacking_bytes(model.net)
 
 
 def _cells(model: TokenModel, settings: Any) -> int:
@@ -82,4 +83,5 @@ def _decoding(model: TokenModel, images: int, settings: Any, prefix: int, cells:
     hidden = rows * (8 * c.dim + 3 * c.hidden) * size
     # Logits of both branches, mixed, cut, sorted (values and indices), and the random numbers, in fp32.
     logits = 4.0 * c.vocab * images * cells * (branches + 8)
-    return model.cache_bytes(images, branches > 1, prefix) + hidden + logits
+    cache = model.cache_bytes(images, branches > 1, prefix)
+    return cache + hidden + logits + unpacking_bytes(model.net)
