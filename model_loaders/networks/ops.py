@@ -215,9 +215,9 @@ def remark(*nets: nn.Module, operations: Operations = FAST) -> str:
 
 
 def unpacking_bytes(net: nn.Module) -> int:
-    """Working memory in which the weight of a layer of 8 bits is converted for a product: of the largest layer."""
-    largest = max((p.numel() for p in net.parameters() if kind_of(p)), default=0)
-    return (torch.float32.itemsize + next(net.parameters()).element_size()) * largest
+    """Most working memory in which the weight of a layer of 8 bits is converted for a product: twice in fp32."""
+    largest = max((weight.numel() for weight in net.parameters() if kind_of(weight)), default=0)
+    return 2 * torch.float32.itemsize * largest
 
 
 class EightBitLinear(nn.Module):

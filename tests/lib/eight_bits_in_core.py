@@ -1,5 +1,6 @@
-"""Run by test_eight_bits_in_core.py in ComfyUI, on a CPU that passes for a card: files in core's formats of 8 bits, made
-by core, and the dtypes int8 and fp8.
+"""Run by test_eight_bits_in_core.py in ComfyUI, on a CPU that
+passes for a card: files in core's formats of 8 bits, made by core,
+and the dtypes int8 and fp8.
 
 Arguments: ComfyUI's folder, the pack's folder, a folder for files. Prints a JSON object.
 """
