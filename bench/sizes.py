@@ -10,11 +10,12 @@ import torch
 
 from ..assembly import Ready
 from ..errors import UserError
-from ..model_loaders.families import choose_dtype
+from ..model_loaders.families import EIGHT_BITS, choose_dtype
 from ..model_loaders.networks.hybrid import Hybrid, HybridConfig, HybridModel
 from ..model_loaders.networks.janus import Janus, JanusConfig
 from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel, qwen_config
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
+from ..model_loaders.networks.ops import quantize
 from ..samplers.registry import HYBRID, LLAMAGEN, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
 from .initialise import initialise_hybrid, initialise_llama, initialise_mar
@@ -31,6 +32,9 @@ TOKEN_SIZES = {
 }
 # Janus-Pro (Chen et al. 2025): width, depth, heads, inner width.
 JANUS_SIZES = {"Janus-Pro-1B": (2048, 24, 16, 5632), "Janus-Pro-7B": (4096, 30, 32, 11008)}
+# Qwen2.5, the language model of Tar: width, depth, heads, key heads, inner width, and whether the embedding is also the
+# output layer.
+TAR_SIZES = {"Tar-1.5B": (1536, 28, 12, 2, 8960, True), "Tar-7B": (3584, 28, 28, 4, 18_944, False)}
 # AR-DTok: width, depth, heads.
 DTOK_SIZES = {"AR-DTok-B": (768, 12, 12), "AR-DTok-LP": (1280, 30, 20)}
 # Harmon and UniPic: width, depth, heads, key heads, inner width of the language model; width, depth of encoder and of
@@ -45,6 +49,12 @@ HYBRID_SIZES = {
 _VOCAB = 151_936
 _TEXT = 151_643
 _TURN = (151_644, 151_645)
+# Tar's: the words of Qwen2.5, marks of an image and of its scales, and the codes.
+_TAR_VOCAB = 151_665 + 5 + 65_536
+# Width of a row of LlamaGen's texts (Flan-T5-XL) and of Tar's features, and rows of a text.
+_TEXT_WIDTH = 2048
+_TEXT_ROWS = 120
+_FEATURE_WIDTH = 1152
 ALL_SIZES = (*SIZES, *TOKEN_SIZES, *HYBRID_SIZES)
 # Transition tokens of a random PAR: PAR-4x.
 PAR_SPECIAL = 3
@@ -94,13 +104,35 @@ def random_gpt(config: LlamaConfig) -> Llama:
     return net
 
 
-def random_janus(size: str) -> Janus:
-    """A Janus with random weights, before its table of image tokens is folded."""
+def official_text_gpt() -> LlamaConfig:
+    """Configuration of LlamaGen's text-to-image models, both of size XL."""
+    dim, depth, heads, _ = TOKEN_SIZES["LlamaGen-XL"]
+    return llama_config(dim, depth, heads, condition="text", condition_size=_TEXT_WIDTH, text_rows=_TEXT_ROWS)
+
+
+def dtok_config(size: str) -> LlamaConfig:
+    """Configuration of an official size of Tar's de-tokenizers."""
+    dim, depth, heads = DTOK_SIZES[size]
+    return llama_config(dim, depth, heads, condition="features", condition_size=_FEATURE_WIDTH)
+
+
+def language_config(size: str) -> LlamaConfig:
+    """Configuration of an official size of Tar's language model."""
+    dim, depth, heads, keys, hidden, tied = TAR_SIZES[size]
+    return qwen_config(dim, depth, heads, keys, dim // heads, hidden, _TAR_VOCAB, tied=tied)
+
+
+def janus_config(size: str) -> JanusConfig:
+    """Configuration of an official size of Janus-Pro."""
     dim, depth, heads, hidden = JANUS_SIZES[size]
     shape = qwen_config(dim, depth, heads, heads, dim // heads, hidden, 16384, bias=False, tied=False, positions=16384)
     about = vars(shape) | {"theta": 1e4, "words": 102_400, "narrow": 8, "projected": dim}
+    return JanusConfig(**about)
 
-    net = Janus(JanusConfig(**about))
+
+def random_janus(size: str) -> Janus:
+    """A Janus with random weights, before its table of image tokens is folded."""
+    net = Janus(janus_config(size))
     initialise_llama(net)
     return net.eval().requires_grad_(False)
 
@@ -172,6 +204,14 @@ def random_model(size: str, dtype: str, device: torch.device, special: int = 0) 
     family = _family(size)
     compute = choose_dtype(dtype, device, family)
 
+    made = _random_model(size, family, compute, device, special)
+    if dtype in EIGHT_BITS:
+        quantize(made.model.hybrid if isinstance(made.model, HybridModel) else made.model.net, dtype)
+    return made
+
+
+def _random_model(size: str, family: str, compute: torch.dtype, device: torch.device, special: int) -> Ready:
+    """See :func:`random_model`; all weights in the dtype of the computation."""
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
 

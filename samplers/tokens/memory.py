@@ -24,15 +24,15 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     prefix = _prefix(model, condition)
     if draft is None:
         cells = min(model.tokens, _cells(model, settings) * max(1, settings.parallel))
-        return _decoding(model, images, settings, prefix, cells)
+        return decoding(model, images, settings, prefix, cells)
 
     # Islands are separated, so a wave has at most one cell of every second row and column.
     vocab = model.net.config.vocab
     wave = min(math.ceil(model.grid / 2) ** 2, _WAVE)
-    verifying = _decoding(model, images, settings, prefix, wave, block=model.tokens)
+    verifying = decoding(model, images, settings, prefix, wave, block=model.tokens)
 
     rows = draft.grid * max(1, settings.draft_parallel)
-    drafting = _decoding(draft, images, settings, prefix, min(draft.tokens, rows))
+    drafting = decoding(draft, images, settings, prefix, min(draft.tokens, rows))
 
     table = 4.0 * vocab * (neighbours_of(settings, vocab) + 4096)
     return verifying + drafting + table
@@ -73,7 +73,7 @@ def _cells(model: TokenModel, settings: Any) -> int:
     return math.ceil(model.grid / settings.window) if isinstance(settings, ZipARSettings) else 1
 
 
-def _decoding(model: TokenModel, images: int, settings: Any, prefix: int, cells: int, block: int = 0) -> float:
+def decoding(model: TokenModel, images: int, settings: Any, prefix: int, cells: int, block: int = 0) -> float:
     """One model's part; ``block`` are further rows of its largest pass beyond the prefix."""
     c = model.net.config
     size = next(model.net.parameters()).element_size()
