@@ -94,7 +94,7 @@ class Source:
 
     find: Callable[[str, str], Path]  # (choice, file family) to the path; downloads the file if necessary
     device: torch.device  # device of the weights
-    dtype: str = AUTO  # "auto", "fp32", "bf16", "fp16" or "int8"
+    dtype: str = AUTO  # "auto", "fp32", "bf16", "fp16", "int8" or "fp8"
     compute: torch.device | None = None  # device for which "auto" selects the dtype; None for ``device``
     speed: str = PLAIN  # how the networks run, see speed.SPEEDS
     operations: Operations | None = None  # a host's, of which the networks are built; None for their own
@@ -104,14 +104,18 @@ class Source:
         """Further arguments of every loader."""
         return {} if self.operations is None else {"operations": self.operations}
 
-    def precision(self, family: str) -> str:
-        """Name of the dtype of a family's networks; a UserError if ``dtype`` is unknown or not for the device."""
+    def precision(self, family: str) -> families.Precision:
+        """What a family's networks compute in; a UserError if ``dtype`` is unknown or not for the device."""
         device = self.compute or self.device
         dtype = families.choose_dtype(self.dtype, device, FAMILIES[family].files)
 
-        if self.dtype == families.INT8:
-            return self.dtype
-        return dtype_name(dtype)
+        return families.Precision(dtype, families.choose_bits(self.dtype, device))
+
+    def precision_name(self, family: str) -> str:
+        """The name of :meth:`precision`: "fp32", "bf16", "fp16", "int8" or "fp8"."""
+        dtype = self.precision(family).compute
+
+        return self.dtype if self.dtype in families.EIGHT_BITS else dtype_name(dtype)
 
 
 def choose_device(name: str) -> torch.device:

@@ -87,7 +87,8 @@ def load(
         ta_tok: TA-Tok, for de-tokenizers; "auto" is the de-tokenizer's.
         encoder: text encoder of LlamaGen's text-to-image models.
         device: "auto" is CUDA, then MPS, then the CPU.
-        dtype: of the weights: "auto", "fp32", "bf16", "fp16", "int8" (on a CPU), or a torch.dtype.
+        dtype: of the weights: "auto", "fp32", "bf16", "fp16", "int8" or "fp8" (8 bits in the blocks), or a
+            torch.dtype.
         speed: "plain", or "compile" for torch.compile.
         grid: tokens along one side of a token model; None is what its file states.
         weights: "ema" or "plain" of a training's file that holds both; "auto" is the averaged ones.

@@ -9,11 +9,12 @@ import torch
 
 from ..assembly import Ready
 from ..errors import UserError
-from ..model_loaders.families import choose_dtype
+from ..model_loaders.families import EIGHT_BITS, choose_dtype
 from ..model_loaders.networks.hybrid import Hybrid, HybridModel
 from ..model_loaders.networks.janus import Janus
 from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
+from ..model_loaders.networks.ops import quantize
 from ..model_loaders.official import (
     HYBRID_SIZES,
     SIZES,
@@ -85,6 +86,14 @@ def random_model(size: str, dtype: str, device: torch.device, special: int = 0) 
     family = _family(size)
     compute = choose_dtype(dtype, device, family)
 
+    made = _random_model(size, family, compute, device, special)
+    if dtype in EIGHT_BITS:
+        quantize(made.model.hybrid if isinstance(made.model, HybridModel) else made.model.net, dtype)
+    return made
+
+
+def _random_model(size: str, family: str, compute: torch.dtype, device: torch.device, special: int) -> Ready:
+    """See :func:`random_model`; all weights in the dtype of the computation."""
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
 

@@ -23,7 +23,7 @@ from typing import Any
 from ..assembly import AUTO, DEMO
 from ..cli.planning import PROMPT, assigned, by_key
 from ..errors import UserError, first_line
-from ..model_loaders.families import DTYPES, INT8
+from ..model_loaders.families import DTYPES, EIGHT_BITS
 from ..reports.files import typed_path
 from ..samplers.choice import Choice, choose
 from ..samplers.settings import make
@@ -94,7 +94,7 @@ LIMITS = {
     "grid": (2, 128),
     "threads": (0, 1024),
 }
-_DTYPES = (AUTO, *DTYPES, INT8)
+_DTYPES = (AUTO, *DTYPES, *EIGHT_BITS)
 _NAMES = ("dtype", "model", "decoder", "draft", "tar", "ta_tok", "encoder")
 
 

@@ -32,7 +32,7 @@ from ..assembly import AUTO, Source
 from ..cli.options import models_folder, source, whole
 from ..cli.progress import Bar
 from ..errors import UserError
-from ..model_loaders.families import DTYPES, INT8
+from ..model_loaders.families import DTYPES, EIGHT_BITS
 from ..model_loaders.networks.speed import PLAIN
 from ..reports.files import typed_path
 from ..reports.table import markdown
@@ -68,7 +68,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--png", action="store_true", help="also write PNG files, with prompts in GenEval's folders")
 
     add("--device", default=AUTO, help="auto (default), cpu, cuda, cuda:1 or mps")
-    add("--dtype", choices=(AUTO, *DTYPES, INT8), help="weights; default the spec's, or auto")
+    add("--dtype", choices=(AUTO, *DTYPES, *EIGHT_BITS), help="weights; default the spec's, or auto")
     add("--threads", metavar="N", help="threads of a worker on a CPU; default this process's")
 
     add(

@@ -264,7 +264,7 @@ def plan(
     for combination in combinations:
         family, choice = chosen[combination.choice.entry.name]
         prepared = models.prepare(combination.choice, family, choice)
-        numbers = {**numbers, "dtype": models.source.precision(family)}
+        numbers = {**numbers, "dtype": models.source.precision_name(family)}
         cell = _cell(spec, combination, choice, prepared, conditions.about(prepared.ready), numbers)
 
         if cell.key not in cells:  # two combinations may come to the same settings, by a preset and by a value

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..assembly import AUTO, DEMO, Source, choose_device, find_file, models_folder
 from ..conditions import ENCODER
 from ..errors import UserError
-from ..model_loaders.families import DTYPES, INT8
+from ..model_loaders.families import DTYPES, EIGHT_BITS
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from ..model_loaders.wrappers import WEIGHTS
 from .progress import Bar
@@ -40,7 +40,12 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", default=default, help=about)
 
     add = parser.add_argument
-    add("--dtype", default=AUTO, choices=(AUTO, *DTYPES, INT8), help="weights; default auto; int8: lossy, on a CPU")
+    add(
+        "--dtype",
+        default=AUTO,
+        choices=(AUTO, *DTYPES, *EIGHT_BITS),
+        help="weights; default auto; int8 and fp8: 8 bits in the blocks, lossy",
+    )
     add(
         "--weights",
         default=AUTO,

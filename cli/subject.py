@@ -19,7 +19,7 @@ from ..samplers.registry import FAMILIES
 from .machine import free_memory, free_space
 
 # Bytes of a weight.
-_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 # Tokenizer of Harmon and UniPic files that come without one (a catalogue entry).
 _TOKENIZER = "qwen2.5-tokenizer"
 

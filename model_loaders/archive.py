@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from .formats import SUFFIXES
+from .formats import INSTEAD, SUFFIXES
 
 _MAX_RECORDS = 20_000
 _MAX_PICKLE = 1 << 24  # bytes; a checkpoint of 1000 tensors has 150 kB
@@ -62,8 +62,8 @@ _OTHER_TENSORS = {
         "a tensor without numbers (of the device meta)",
         "save it again from the model with its weights",
     ),
-    "torch._utils _rebuild_qtensor": ("a quantised tensor", "get the fp32, bf16 or fp16 file of the same model"),
-    "torchao.": ("weights that torchao quantised", "get the fp32, bf16 or fp16 file of the same model"),
+    "torch._utils _rebuild_qtensor": ("a quantised tensor", INSTEAD),
+    "torchao.": ("weights that torchao quantised", INSTEAD),
     "numpy": (
         "NumPy arrays or numbers, which may hold code",
         "use a .safetensors version of it, or if you trust it, load it with torch.load(weights_only=False) "

@@ -29,9 +29,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ..errors import UserError, first_line
-from . import archive
-from .formats import other_format
-from .networks.ops import FAST, TORCH, Operations, limit_packing, quantize
+from . import archive, quantized
+from .formats import INSTEAD, other_format
+from .networks.eight_bits import Quantized, kind_of, round_to
+from .networks.ops import FAST, TORCH, Operations, blocks_layers, limit_packing
 from .wrappers import AUTO, WEIGHTS, NoWeights, unpack, unwrapped
 
 _HEADER_LIMIT = 25_000_000  # bytes; a header with Tar's tokenizer has 12 MB
@@ -56,7 +57,8 @@ _EasyDict = type("EasyDict", (), {"__module__": "easydict", "__new__": lambda cl
 class Checkpoint:
     """Contents of a weight file."""
 
-    state: dict[str, Tensor]  # parameter names to CPU tensors in the file's dtype, memory-mapped
+    # Parameter names to CPU tensors in the file's dtype, memory-mapped; a weight of 8 bits with a scale is a Quantized.
+    state: dict[str, Tensor]
     # Text entries of a safetensors header; of a pickle with arguments of its training the entry "args", the plain ones
     # as JSON.
     metadata: dict[str, str]
@@ -197,14 +199,18 @@ def read(
     Raises:
         UserError: if a file is missing, damaged, of another format, or holds other objects than plain
             values and tensors, no tensor, more than 100,000, or an empty one, if two shards hold the same
-            weight, or if ``weights`` is unknown.
+            weight, if weights of 8 bits do not fit their scales, or if ``weights`` is unknown.
     """
     if weights not in WEIGHTS:
         raise UserError(f"weights: {str(weights)[:40]!r} is not known; choose {', '.join(WEIGHTS)}")
 
+    def left_out(name: str) -> bool:
+        """Whether a tensor, or the weight that it describes, is left out."""
+        return skip is not None and (skip(name) or skip(quantized.weight_of(name)))
+
     whole = Checkpoint({}, {}, Path(path), field)
     for shard in shards or [whole.path]:
-        file = _read_file(Checkpoint({}, {}, shard, field, notes=whole.notes), skip, weights)
+        file = _read_file(Checkpoint({}, {}, shard, field, notes=whole.notes), skip and left_out, weights)
         if twice := file.state.keys() & whole.state.keys():
             raise file.error(f"holds {min(twice)[:80]}, which another shard holds too", "get the shards again")
 
@@ -212,7 +218,21 @@ def read(
         whole.metadata.update(file.metadata)
         whole = replace(whole, averaged=whole.averaged or file.averaged)
 
-    return whole
+    return _gathered(whole, skip)
+
+
+def _gathered(file: Checkpoint, skip: Callable[[str], bool] | None) -> Checkpoint:
+    """A file whose weights of 8 bits are together with their scales, see :mod:`.quantized`."""
+
+    def parse(text: str, where: str) -> dict[str, Any]:
+        return parse_json(text, f"the entry {where} in {file.path.name}", file.field)
+
+    try:
+        state, metadata = quantized.gather(file.state, file.metadata, parse, skip)
+    except quantized.Unreadable as e:
+        raise file.error(str(e), e.remedy) from e
+
+    return replace(file, state=state, metadata=metadata)
 
 
 def _read_file(file: Checkpoint, skip: Callable[[str], bool] | None, weights: str) -> Checkpoint:
@@ -229,7 +249,7 @@ def _read_file(file: Checkpoint, skip: Callable[[str], bool] | None, weights: st
 
     state = {name: tensor for name, tensor in state.items() if not (skip and skip(name))}
     for name, tensor in state.items():
-        if not all(1 <= n <= _LONGEST_AXIS for n in tensor.shape):
+        if not all(1 <= n <= _LONGEST_AXIS for n in tensor.shape) and not quantized.is_mark(name):
             raise file.error(f"holds a tensor that is empty or too large ({name[:80]}: {_shape(tensor)})")
 
     return replace(file, state=state, metadata=metadata, averaged=averaged or counted)
@@ -496,9 +516,11 @@ def load_strictly(
     dtype: torch.dtype = torch.float32,
     fp32: Collection[str] = (),
     device: str | torch.device = "cpu",
-    int8: bool = False,
+    bits: str = "",
 ) -> N:
     """A network in eval mode, without gradients, with copies of all weights of a file.
+
+    Weights are converted one by one as they are read, so that beside the network itself there is one weight in memory.
 
     Args:
         file: the weights.
@@ -507,7 +529,7 @@ def load_strictly(
         dtype: of the weights.
         fp32: name prefixes of weights that are fp32 regardless of ``dtype``.
         device: of the weights. On "meta" the network has shapes only, and no weight is read.
-        int8: whether the blocks are rounded to int8.
+        bits: of the weights in the blocks, see :class:`.families.Precision`.
 
     Raises:
         UserError: if names are missing, unexpected or misshaped, or weights are no finite floating-point numbers.
@@ -516,29 +538,58 @@ def load_strictly(
         own = operations in (FAST, TORCH)
         net = make(operations if own else TORCH)
         _expect_same_weights(file, net.state_dict())
+
+        layers = _eight_bit_layers(file, net, bits)
+        kinds = {weight: kind for weight, kind in layers.values()}
+        if kinds:
+            operations = operations.eight_bit(dtype)
         if not own:  # a host's layers may have no weights before they are loaded
             net = make(operations)
+        operations.make_room(net, layers)
 
-    loaded = {}
+    loaded: dict[str, Tensor] = {}
     for name, tensor in file.state.items():
         _expect_plain(file, name, tensor)
+        if name in kinds:
+            _expect_finite(file, name, tensor)
+            loaded.update(operations.entries(name, _rounded(tensor, kinds[name], device)))
+            continue
+
         target = torch.float32 if name.startswith(tuple(fp32)) else dtype
         loaded[name] = tensor.to(device=device, dtype=target, copy=True).contiguous()
-
         if not loaded[name].is_meta and not _finite(loaded[name]):
-            if _finite(tensor):
-                raise file.error(f"has weights too large for {dtype} in {name[:80]}", "choose dtype bf16 or fp32")
-            raise file.error(
-                f"holds NaN or infinite weights in {name[:80]}, so it is damaged or from a training that diverged",
-                "get it again, or choose another file",
-            )
+            _expect_finite(file, name, tensor)
+            raise file.error(f"has weights too large for {dtype} in {name[:80]}", "choose dtype bf16 or fp32")
 
     net.load_state_dict(loaded, strict=True, assign=True)
     limit_packing(net)
-    if int8:
-        net = quantize(net)
-
     return net.eval().requires_grad_(False)
+
+
+def _eight_bit_layers(file: Checkpoint, net: nn.Module, bits: str) -> dict[str, tuple[str, str]]:
+    """The layers of a network that get weights of 8 bits: by name the weight in the file, and INT8 or FP8."""
+    if not bits:
+        return {}
+
+    names = {id(parameter): name for name, parameter in net.state_dict(keep_vars=True).items()}
+    found = {}
+    for layer in blocks_layers(net):
+        weight = names[id(net.get_submodule(layer).weight)]
+        kind = kind_of(file.state[weight]) if bits == AUTO else bits
+        if kind:
+            found[layer] = weight, kind
+
+    return found
+
+
+def _rounded(tensor: Tensor, kind: str, device: str | torch.device) -> Quantized:
+    """A weight in INT8 or FP8, on a device: as the file holds it, or rounded."""
+    if kind_of(tensor) != kind:
+        return round_to(tensor.to(device), kind)
+    if isinstance(tensor, Quantized):
+        return tensor.placed(device)
+
+    return Quantized(tensor, torch.ones(())).placed(device)  # fp8 without a scale
 
 
 def _expect_same_weights(file: Checkpoint, expected: Mapping[str, Tensor]) -> None:
@@ -565,6 +616,17 @@ def _expect_same_weights(file: Checkpoint, expected: Mapping[str, Tensor]) -> No
     raise file.error(f"does not fit {file.what}: {', '.join(found)}", remedy)
 
 
+def _expect_finite(file: Checkpoint, name: str, tensor: Tensor) -> None:
+    """Raise a UserError unless all numbers of a weight are finite."""
+    if tensor.is_meta or _finite(tensor):
+        return
+
+    raise file.error(
+        f"holds NaN or infinite weights in {name[:80]}, so it is damaged or from a training that diverged",
+        "get it again, or choose another file",
+    )
+
+
 def _expect_plain(file: Checkpoint, name: str, tensor: Tensor) -> None:
     """Raise a UserError unless a weight is a dense tensor of floating-point numbers."""
     if tensor.is_floating_point() and tensor.layout is torch.strided:
@@ -573,7 +635,7 @@ def _expect_plain(file: Checkpoint, name: str, tensor: Tensor) -> None:
     kind = str(tensor.dtype).removeprefix("torch.")
     raise file.error(
         f"holds {kind} and no plain weights in {name[:80]}, so it is quantised or packed",
-        "get the fp32, bf16 or fp16 file of the same model",
+        INSTEAD,
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from ..errors import UserError
 from . import checkpoint as ck
 from .formats import packed_format
+from .networks.eight_bits import FP8, INT8
 from .shards import weight_files
 from .wrappers import AUTO, EMA, PLAIN, is_averaged, listed
 
@@ -19,8 +20,15 @@ from .wrappers import AUTO, EMA, PLAIN, is_averaged, listed
 _MOST_PREFIXES = 32
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Of models, on a CPU: int8 weights in the blocks, see networks/ops.py; everything else is fp32.
-INT8 = "int8"
+# Of models: 8 bits for the weights in the blocks, see networks/ops.py; everything else is as with "auto".
+EIGHT_BITS = (INT8, FP8)
+
+
+class Precision(NamedTuple):
+    """A dtype that was chosen for a device."""
+
+    compute: torch.dtype  # of the computation, and of the weights that have not 8 bits
+    bits: str = ""  # weights in the blocks: "int8" or "fp8", "auto": as the file holds them, "": as ``compute``
 
 
 class Kind(NamedTuple):
@@ -36,6 +44,7 @@ class Kind(NamedTuple):
     decoder: str = ""  # catalogue id of its official decoder
     auto: str = "fp16"  # what the dtype "auto" prefers on a GPU; "bf16" for networks that were trained in it
     overflows: bool = False  # whether it overflows in fp16
+    blocks: bool = False  # whether it has blocks whose weights may have 8 bits
 
 
 _JANUS = ("gen_head.vision_head.", "model.generation_head.vision_head.")
@@ -56,6 +65,7 @@ KINDS = {
         folder=True,
         loader="Load Janus",
         auto="bf16",
+        blocks=True,
     ),
     "hybrid": Kind(
         noun="a Harmon or UniPic",
@@ -66,6 +76,7 @@ KINDS = {
         decoder="kl16",
         auto="bf16",
         overflows=True,
+        blocks=True,
     ),
     "mar": Kind(
         noun="a MAR",
@@ -73,6 +84,7 @@ KINDS = {
         prefixes=("diffloss.net.",),
         loader="Load MAR",
         decoder="kl16",
+        blocks=True,
     ),
     "vq": Kind(
         noun="a VQ autoencoder",
@@ -93,6 +105,7 @@ KINDS = {
         loader="Load LlamaGen / PAR",
         decoder="vq16-c2i",
         auto="bf16",
+        blocks=True,
     ),
     "dtok": Kind(
         noun="a Tar de-tokenizer",
@@ -101,6 +114,7 @@ KINDS = {
         loader="Load Tar De-tokenizer",
         decoder="vq16-t2i",
         auto="bf16",
+        blocks=True,
     ),
     "ta-tok": Kind(
         noun="a TA-Tok",
@@ -123,23 +137,27 @@ KINDS = {
         folder=True,
         loader="Load Tar",
         auto="bf16",
+        blocks=True,
     ),
     "tokenizer": Kind(noun="a tokenizer", field="checkpoint", folder=True),
 }
 
 
-def choose_dtype(name: str, device: str | torch.device, family: str) -> torch.dtype:
+def choose_dtype(name: str | Precision, device: str | torch.device, family: str) -> torch.dtype:
     """The compute dtype of a network of ``family``, a key of :data:`KINDS`, on a device.
 
-    ``name`` is "fp32", "bf16", "fp16"; "int8": fp32, and the loaders round the blocks; or "auto": the family's own,
-    where a GPU computes it at full speed, else fp32. For a MAR that is fp16, in which it was evaluated, not bf16: the
-    first diffusion step multiplies a denoiser's rounding error by hundreds (316 at 100 diffusion steps), to 0.15 in
-    fp16 and about 1 in bf16.
+    ``name`` is "fp32", "bf16", "fp16"; "auto": the family's own, where a GPU computes it at full speed, else fp32;
+    "int8" or "fp8": as "auto", and the loaders round the blocks, see :func:`choose_bits`; or what was chosen already.
+    A MAR's own is fp16, in which it was evaluated, not bf16: the first diffusion step multiplies a denoiser's rounding
+    error by hundreds (316 at 100 diffusion steps), to 0.15 in fp16 and about 1 in bf16.
 
     Raises:
-        UserError: for an unknown name, fp16 where it overflows, and int8 on another device than a CPU or without its
-            product in PyTorch.
+        UserError: for an unknown name, fp16 where it overflows, 8 bits for a network without such blocks, and fp8 on
+            a device without it.
     """
+    if isinstance(name, Precision):
+        return name.compute
+
     kind = KINDS[family]
     device = torch.device(device)
     if name == "fp16" and kind.overflows:
@@ -147,15 +165,13 @@ def choose_dtype(name: str, device: str | torch.device, family: str) -> torch.dt
     if isinstance(name, str) and name in DTYPES:
         return DTYPES[name]
 
-    if name == INT8:
-        if device.type != "cpu" or not hasattr(torch, "_int_mm"):
-            raise UserError(
-                f"dtype: int8 needs a CPU and its int8 product, and the models run on {device}; choose auto."
-            )
-        return torch.float32
-
-    if name != "auto":
-        raise UserError(f"dtype: {name!r} is not known; choose auto, {', '.join(DTYPES)}, {INT8}")
+    known = [AUTO, *DTYPES, *(EIGHT_BITS if kind.blocks else ())]
+    if kind.overflows:
+        known.remove("fp16")
+    if name not in known:
+        raise UserError(f"dtype: {name!r} is not known for {kind.noun}; choose {', '.join(known)}")
+    if name == FP8 and not holds_fp8(device):
+        raise UserError(f"dtype: there is no fp8 on {device}; choose {INT8}, which takes as little memory")
 
     fp16_is_fast = device.type in ("mps", "xpu")
     if device.type == "cuda":
@@ -167,6 +183,21 @@ def choose_dtype(name: str, device: str | torch.device, family: str) -> torch.dt
     if fp16_is_fast and kind.auto != "fp32" and not kind.overflows:
         return torch.float16
     return torch.float32
+
+
+def choose_bits(name: str | Precision, device: str | torch.device) -> str:
+    """The 8 bits of a network's blocks on a device by the name of its dtype, see :class:`Precision`."""
+    if isinstance(name, Precision):
+        return name.bits
+    if name == AUTO:
+        return AUTO if holds_fp8(torch.device(device)) else ""
+
+    return name if name in EIGHT_BITS else ""
+
+
+def holds_fp8(device: torch.device) -> bool:
+    """Whether a device can hold and convert fp8 numbers."""
+    return device.type != "mps"
 
 
 def identify(names: Iterable[str]) -> str:

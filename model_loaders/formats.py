@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt", ".bin")
 
 _CHOOSE = "choose a .safetensors file or a torch checkpoint"
+# What to get in the place of weights that cannot be read.
+INSTEAD = "get the fp32, bf16 or fp16 file of the same model, or its fp8 or int8 file for ComfyUI"
 _SHORTEST = 8  # bytes; fewer than any file of weights has
 _UNPACK = "unpack it and choose the file inside"
 # First bytes of a file, without a byte order mark and blanks in front.
@@ -23,7 +25,10 @@ _BEGINNINGS: dict[bytes, tuple[str, str]] = {
         "get the file with 'git lfs pull' or from its page",
     ),
     b"<": ("is a web page, not weights", "open the address in a browser, log in if it asks, and get the file there"),
-    b"GGUF": ("is a GGUF file", "get the .safetensors file of the same model"),
+    b"GGUF": (
+        "is a GGUF file",
+        "get the .safetensors file of the same model (fp32, bf16, fp16, or fp8 or int8 for ComfyUI)",
+    ),
     b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.": (
         "is a checkpoint in torch's format of before 2020, which may hold code",
         "if you trust it, load it with torch.load and save its weights again with torch.save",
@@ -44,24 +49,36 @@ _BEGINNINGS: dict[bytes, tuple[str, str]] = {
 }
 _TAR = slice(257, 262)  # where a tar archive says "ustar"
 
-# Parts of weight names that only one format has, and the format.
+# Parts of weight names that only one format has, and the format. The first that is found counts.
 _PACKED: dict[str, re.Pattern[str]] = {
+    "weights that bitsandbytes quantised to nf4": re.compile(r"\.quant_state\.bitsandbytes__nf4$"),
+    "weights that bitsandbytes quantised to fp4": re.compile(r"\.quant_state\.bitsandbytes__fp4$"),
     "weights that bitsandbytes quantised": re.compile(
         r"\.(absmax|quant_map|nested_absmax|nested_quant_map|SCB|weight_format)$|\.quant_state\."
     ),
-    "quantised weights of ComfyUI (comfy_quant)": re.compile(r"(^|\.)comfy_quant$"),
-    "fp8 weights with a scale (scaled_fp8)": re.compile(
-        r"(^|\.)(scaled_fp8|scale_weight|scale_input|weight_scale|weight_scale_inv|input_scale)$"
+    "weights that Nunchaku quantised (SVDQuant)": re.compile(
+        r"\.(wscales|wzeros|wtscale|wcscales|smooth|smooth_factor|smooth_factor_orig)$"
     ),
-    "weights that GPTQ or AWQ quantised": re.compile(r"\.(qweight|qzeros|g_idx)$"),
+    "weights that GPTQ quantised": re.compile(r"\.g_idx$"),
+    "weights that AWQ quantised": re.compile(r"\.(qweight|qzeros)$"),
+    "weights that ExLlamaV2 quantised (EXL2)": re.compile(r"\.(q_weight|q_scale_max|q_group_map|q_invperm)$"),
+    "NVFP4 weights": re.compile(r"\.(weight_scale_2|weight_global_scale)$"),
+    "MXFP4 weights": re.compile(r"(_blocks|\.weight_blocks)$"),
+    "weights with a ComfyUI format of 4 bits": re.compile(r"\.(weight_s_rel|weight_s_channel|weight_codebook)$"),
+    "weights with smoothed inputs (pre_quant_scale)": re.compile(r"\.pre_quant_scale$"),
+    "fp8 weights with a scale for every block, as of DeepSeek": re.compile(r"\.weight_scale_inv$"),
     "packed weights of compressed-tensors": re.compile(r"\.(weight_packed|weight_zero_point|weight_g_idx)$"),
     "weights that HQQ quantised": re.compile(r"\.W_q$"),
     "weights that quanto quantised": re.compile(r"\.weight\._(data|scale|shift)$"),
+    # Scales whose weights are not of 8 bits; those of 8 bits are read.
+    "a scale beside weights that are not of 8 bits": re.compile(
+        r"\.(scale_weight|scale_input|weight_scale|input_scale)$"
+    ),
 }
 _MLX = re.compile(r"\.scales$")
 _MLX_TOO = re.compile(r"\.biases$")
 _LORA = re.compile(r"(^|[._])lora_?(A|B|up|down|E|magnitude_vector)([._]|$)|\.(hada_w1_a|lokr_w1|oft_blocks)$")
-_NAMED = ("_quantization_metadata", "quantization_config")
+_NAMED = ("quantization_config",)
 
 
 def other_format(head: bytes, size: int) -> tuple[str, str]:
@@ -111,20 +128,19 @@ def packed_format(names: Iterable[str], metadata: Mapping[str, str]) -> tuple[st
     None for anything else.
     """
     names = list(names)
-    plain = "get the fp32, bf16 or fp16 file of the same model"
 
     for kind, pattern in _PACKED.items():
         found = next((name for name in names if pattern.search(name)), None)
         if found is not None:
-            return f"holds {kind}, which FastAR cannot read ({found[:80]})", plain
+            return f"holds {kind}, which FastAR cannot read ({found[:80]})", INSTEAD
 
     scales = next((name for name in names if _MLX.search(name)), None)
     if scales is not None and any(_MLX_TOO.search(name) for name in names):
-        return f"holds weights that MLX quantised, which FastAR cannot read ({scales[:80]})", plain
+        return f"holds weights that MLX quantised, which FastAR cannot read ({scales[:80]})", INSTEAD
 
     stated = next((key for key in _NAMED if key in metadata), None)
     if stated is not None:
-        return f"holds quantised weights, which FastAR cannot read ({stated} in its metadata)", plain
+        return f"holds quantised weights, which FastAR cannot read ({stated} in its metadata)", INSTEAD
 
     changed = next((name for name in names if _LORA.search(name)), None)
     if changed is not None:

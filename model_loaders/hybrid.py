@@ -13,7 +13,7 @@ import torch
 from ..errors import UserError
 from . import checkpoint as ck
 from .configs import REMEDY, expect_fixed, expect_language, expect_stated, inner, language_numbers, language_part
-from .families import INT8, choose_dtype, read
+from .families import Precision, choose_bits, choose_dtype, read
 from .mar import FP32_WEIGHTS, latent_metadata
 from .networks.hybrid import (
     LLM_PREFIX,
@@ -59,7 +59,7 @@ PROVED = {
 
 def load_hybrid(
     path: str | Path,
-    dtype: str = "auto",
+    dtype: str | Precision = "auto",
     device: str | torch.device = "cpu",
     grid: int | None = None,
     find_tokenizer: Callable[[], Path] | None = None,
@@ -106,7 +106,7 @@ def load_hybrid(
     max_beta = _max_beta(file, settings, config)
     tokenizer, chat = _tokenizer(file, config, find_tokenizer)
     net = load_network(
-        file, config, side, side, operations=operations, dtype=compute, device=device, int8=dtype == INT8
+        file, config, side, side, operations=operations, dtype=compute, device=device, bits=choose_bits(dtype, device)
     )
     return HybridModel(
         net=net.mar,

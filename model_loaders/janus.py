@@ -19,7 +19,7 @@ from ..errors import UserError
 from . import checkpoint as ck
 from .autoencoders import build_vq
 from .configs import expect_fixed, expect_language, expect_stated, inner, language_numbers, language_part
-from .families import INT8, KINDS, choose_dtype, read
+from .families import KINDS, Precision, choose_bits, choose_dtype, read
 from .llamagen import LARGEST_GRID
 from .networks.autoencoder import VQModel
 from .networks.janus import TRUNK, Janus, JanusConfig, JanusModel, Template
@@ -72,7 +72,7 @@ _FIRST_GENERATION = re.compile(r"(?<!\d)1[._]3b", re.IGNORECASE)
 
 def load_janus(
     path: str | Path,
-    dtype: str = "auto",
+    dtype: str | Precision = "auto",
     device: str | torch.device = "cpu",
     grid: int | None = None,
     weights: str = AUTO,
@@ -116,7 +116,12 @@ def load_janus(
         )
 
     net = ck.load_strictly(
-        file, partial(Janus, config), operations=operations, dtype=compute, device=device, int8=dtype == INT8
+        file,
+        partial(Janus, config),
+        operations=operations,
+        dtype=compute,
+        device=device,
+        bits=choose_bits(dtype, device),
     )
     return JanusModel(
         net=net.fold(), name=file.name, grid=side, tokenize=tokenizer.encode, template=template, note=file.note

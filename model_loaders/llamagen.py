@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from . import checkpoint as ck
-from .families import INT8, choose_dtype, read
+from .families import Precision, choose_bits, choose_dtype, read
 from .known import is_published
 from .networks.llama import CLASS, OFFICIAL_HEADS, Llama, LlamaConfig, TokenModel
 from .networks.ops import FAST, Operations
@@ -43,7 +43,7 @@ IMAGENET = 1000
 
 def load_llamagen(
     path: str | Path,
-    dtype: str = "auto",
+    dtype: str | Precision = "auto",
     device: str | torch.device = "cpu",
     grid: int | None = None,
     heads: int | None = None,
@@ -91,7 +91,12 @@ def load_llamagen(
 
     plain = file.filter(lambda name: _BUFFERS.fullmatch(name) is None)
     net = ck.load_strictly(
-        plain, partial(Llama, config), operations=operations, dtype=compute, device=device, int8=dtype == INT8
+        plain,
+        partial(Llama, config),
+        operations=operations,
+        dtype=compute,
+        device=device,
+        bits=choose_bits(dtype, device),
     )
     return TokenModel(
         net=net,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import checkpoint as ck
-from .families import INT8, choose_dtype, read
+from .families import Precision, choose_bits, choose_dtype, read
 from .llamagen import HEADS, IMAGENET, expect_heads, note_defaults
 from .networks.mar import MAR, OFFICIAL_HEADS, MARConfig, MARModel
 from .networks.ops import FAST, Operations
@@ -23,7 +23,7 @@ FP32_WEIGHTS = ("diffloss.net.final_layer.linear.",)
 
 def load_mar(
     path: str | Path,
-    dtype: str = "auto",
+    dtype: str | Precision = "auto",
     device: str | torch.device = "cpu",
     heads: int | None = None,
     weights: str = AUTO,
@@ -69,7 +69,7 @@ def load_mar(
         dtype=compute,
         fp32=FP32_WEIGHTS,
         device=device,
-        int8=dtype == INT8,
+        bits=choose_bits(dtype, device),
     )
     return MARModel(
         net=net,

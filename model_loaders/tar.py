@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import UserError
 from . import checkpoint as ck
 from .configs import REMEDY, expect_fixed, expect_language, expect_stated, language_numbers, language_part
-from .families import INT8, choose_dtype, read
+from .families import Precision, choose_bits, choose_dtype, read
 from .known import is_published
 from .llamagen import LARGEST_GRID, find_grid, gpt_config, square_root
 from .networks.llama import EMBEDDING, HEAD, Llama, LlamaConfig, TokenModel
@@ -45,7 +45,7 @@ _OFFICIAL_IDS = {
 
 
 def load_tar(
-    path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", operations: Operations = FAST
+    path: str | Path, dtype: str | Precision = "auto", device: str | torch.device = "cpu", operations: Operations = FAST
 ) -> TarModel:
     """Load Tar's language model, of any size, with its tokenizer. Shared arguments and errors: see :mod:`.checkpoint`.
 
@@ -75,7 +75,12 @@ def load_tar(
     # A tied output matrix is the embedding; older files contain RoPE frequencies, which are recomputed.
     weights = file.filter(lambda name: not (name == HEAD and config.tied) and not name.endswith(".inv_freq"))
     net = ck.load_strictly(
-        weights, partial(Llama, config), operations=operations, dtype=compute, device=device, int8=dtype == INT8
+        weights,
+        partial(Llama, config),
+        operations=operations,
+        dtype=compute,
+        device=device,
+        bits=choose_bits(dtype, device),
     )
     return TarModel(
         net=net,
@@ -167,7 +172,7 @@ def _special_tokens(
 
 def load_ta_tok(
     path: str | Path,
-    dtype: str = "auto",
+    dtype: str | Precision = "auto",
     device: str | torch.device = "cpu",
     encoder: bool = True,
     operations: Operations = TORCH,
@@ -201,7 +206,7 @@ def load_ta_tok(
 
 def load_detokenizer(
     path: str | Path,
-    dtype: str = "auto",
+    dtype: str | Precision = "auto",
     device: str | torch.device = "cpu",
     grid: int | None = None,
     heads: int | None = None,
@@ -240,7 +245,12 @@ def load_detokenizer(
     side = _grid(file, config, arguments, grid)
 
     net = ck.load_strictly(
-        file, partial(Llama, config), operations=operations, dtype=compute, device=device, int8=dtype == INT8
+        file,
+        partial(Llama, config),
+        operations=operations,
+        dtype=compute,
+        device=device,
+        bits=choose_bits(dtype, device),
     )
     model = TokenModel(
         net=net,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders.networks.eight_bits import FP8, INT8, Quantized, round_to, statement
 from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.ops import Operations
 from ..model_loaders.networks.speed import COMPILE, PLAIN
@@ -267,6 +268,40 @@ class _CoreOperations(Operations):
             if getattr(layer, "comfy_cast_weights", False) and not hasattr(layer, "_v"):
                 found.append(layer)
 
+        return found
+
+    def eight_bit(self, dtype: torch.dtype) -> Operations:
+        return _EightBitOperations(dtype)
+
+
+class _EightBitOperations(_CoreOperations):
+    """ComfyUI's operations for networks with quantised weights, some of whose linear layers have 8 bits.
+
+    ComfyUI multiplies int8 weights by an input that it rounds row by row, and fp8 weights by an input that is not
+    rounded, unless the file has a measured scale for it and the device a product of fp8 matrices.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        disabled = set()
+        if not mm.supports_fp8_compute(get_compute_device()):
+            disabled.update(("float8_e4m3fn", "float8_e5m2"))
+
+        self.Linear = comfy.ops.mixed_precision_ops({}, dtype, disabled=disabled).Linear
+
+    def make_room(self, net: nn.Module, layers: Iterable[str]) -> None:
+        pass  # these layers take weights of any form
+
+    def entries(self, name: str, weight: Quantized) -> Mapping[str, Tensor]:
+        if weight.kind == FP8 and weight.scale.ndim:  # for which ComfyUI has no layout
+            weight = round_to(weight.numbers(), INT8)
+
+        found = {
+            name: weight.stored,
+            f"{name}_scale": weight.scale,
+            f"{name.removesuffix('weight')}comfy_quant": statement(weight),
+        }
+        if not weight.exact_input:
+            found[f"{name.removesuffix('weight')}input_scale"] = weight.input_scale
         return found
 
 

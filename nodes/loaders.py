@@ -16,7 +16,7 @@ from ..assembly import AUTO, Source
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders import hub
-from ..model_loaders.families import DTYPES, INT8, KINDS
+from ..model_loaders.families import DTYPES, EIGHT_BITS, KINDS
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
@@ -198,7 +198,7 @@ class _Loader(io.ComfyNode):
     family: ClassVar[str]  # of the registry
     usual: ClassVar[tuple[str, ...]]  # the first of these entries that is on the menu is the default
     widgets: ClassVar[tuple[str, ...]] = ("checkpoint", "decoder", "dtype", "allow_download", "speed", "weights")
-    dtypes: ClassVar[tuple[str, ...]] = (AUTO, *DTYPES, INT8)
+    dtypes: ClassVar[tuple[str, ...]] = (AUTO, *DTYPES, *EIGHT_BITS)
     tooltips: ClassVar[dict[str, str]] = {}  # where they differ from those of other loaders
     socket: ClassVar[io.Output]  # of the model
     decodes: ClassVar[bool] = True  # whether it also loads a decoder
@@ -366,7 +366,7 @@ class LoadHybrid(_Loader):
     )
     aliases = ["harmon", "unipic", "skywork", "text to image", "hybrid loader", "load checkpoint"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "size", "speed")
-    dtypes = (AUTO, "fp32", "bf16", INT8)
+    dtypes = (AUTO, "fp32", "bf16", *EIGHT_BITS)
     tooltips = {
         "checkpoint": "The model: demo models are built in, and your own files go into models/fastar with a Qwen2.5 "
         "tokenizer beside them. Entries with a size are downloads; the official ones are for non-commercial use.",

@@ -104,7 +104,7 @@ class Report:
     timings: tuple[float, ...] = ()  # seconds of every repeat, in turn with the baseline's; () of a single run
     first_run: bool = False  # whether the network had not run before, so that the seconds include warm-up
     process: str = field(default="", compare=False)  # in which it was timed
-    dtype: str = ""  # of most weights: "fp32", "bf16", "fp16", "int8"
+    dtype: str = ""  # of most weights: "fp32", "bf16", "fp16", "int8", "fp8"
     # What was drawn and what was edited: a digest an image; () where it is unknown, and without an edit.
     conditions: tuple[str, ...] = ()
     edits: tuple[str, ...] = ()
@@ -226,17 +226,27 @@ def fingerprint(*parts: Any) -> str:
     return found.hexdigest()[:8]
 
 
+_DTYPE_NAMES = {
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}
+
+
 def dtype_of(net: torch.nn.Module) -> str:
-    """Name of the dtype of most of a network's weights: "fp32", "bf16", "fp16", "int8"."""
+    """Name of the dtype of most of a network's weights: "fp32", "bf16", "fp16", "int8", "fp8"."""
     numbers: dict[torch.dtype, int] = {}
     for weight in net.parameters():
-        numbers[weight.dtype] = numbers.get(weight.dtype, 0) + weight.numel()
+        dtype = getattr(weight, "storage_dtype", weight.dtype)  # of a quantised weight of ComfyUI
+        numbers[dtype] = numbers.get(dtype, 0) + weight.numel()
     if not numbers:
         return ""
 
     most = max(numbers, key=lambda dtype: numbers[dtype])
     name = str(most).removeprefix("torch.")
-    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(name, name)
+    return _DTYPE_NAMES.get(name, name)
 
 
 def _unlike(run: Report, baseline: Report) -> str:

@@ -84,8 +84,11 @@ def test_weights_are_placed_in_the_precision_of_the_compute_device(monkeypatch, 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     families = {MAR: "fp16", LLAMAGEN: "bf16", TAR: "bf16", HYBRID: "bf16"}
     for family, name in families.items():
-        assert Source(built_in, CPU, "auto", torch.device("cuda")).precision(family) == name
-        assert Source(built_in, CPU, "int8").precision(family) == "int8"
+        assert Source(built_in, CPU, "auto", torch.device("cuda")).precision_name(family) == name
+        for dtype in ("int8", "fp8"):
+            source = Source(built_in, CPU, dtype, torch.device("cuda"))
+            assert source.precision_name(family) == dtype and source.precision(family).bits == dtype
+            assert assembly.dtype_name(source.precision(family).compute) == name
     with pytest.raises(UserError, match="^dtype: 'int4'"):
         assembly.load(MAR, "demo", Source(built_in, CPU, "int4"))
 

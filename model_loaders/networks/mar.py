@@ -429,7 +429,7 @@ class MARModel:
         """Bytes of the weights by part."""
         sizes = {}
         for name, part in self.parts.items():
-            sizes[name] = sum(p.numel() * p.element_size() for p in part.parameters())
+            sizes[name] = sum(p.nbytes for p in part.parameters())
 
         return sizes
 

@@ -1,4 +1,4 @@
-"""The layers that networks are built of, :class:`Operations`: fast products on a CPU, and int8 weights.
+"""The layers that networks are built of, :class:`Operations`: fast products on a CPU, and weights of 8 bits.
 
 On a CPU a step multiplies large matrices by a handful of rows, and its time goes into reading the weights. The library
 call that reads them best follows from the number of rows and the processor's vendor, see :func:`linear`, and never from
@@ -11,7 +11,7 @@ weight off the device, or in another form, and make a copy for every call.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,10 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Containers whose linear layers may be int8. Embeddings, norms, input and output layers keep their dtype, because their
-# errors are visible first.
-_INT8_BLOCKS = frozenset(("encoder_blocks", "decoder_blocks", "res_blocks", "layers"))
-_LARGEST = 127.0  # magnitude of an int8 number
+from .eight_bits import Quantized, kind_of, round_to
+
+# Containers whose linear layers may have weights of 8 bits: the blocks of the transformers, nearly all of a model's
+# weights. Embeddings, norms, input and output layers keep their dtype, because their errors are visible first, and so
+# does MAR's diffusion head: few weights, which run for every diffusion step.
+_BLOCKS = frozenset(("encoder_blocks", "decoder_blocks", "layers"))
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -143,6 +145,21 @@ class Operations:
         """The layers of a network whose weights are off the device now; every call copies them."""
         return []
 
+    def eight_bit(self, dtype: torch.dtype) -> Operations:
+        """The operations of a network some of whose linear layers get weights of 8 bits, and that computes in
+        ``dtype``.
+        """
+        return self
+
+    def make_room(self, net: nn.Module, layers: Iterable[str]) -> None:
+        """Prepare the linear layers of these names for weights of 8 bits, before the weights are loaded."""
+        for name in layers:
+            replace_layer(net, name, EightBitLinear.like)
+
+    def entries(self, name: str, weight: Quantized) -> Mapping[str, Tensor]:
+        """What such a layer loads in the place of its weight ``name``."""
+        return {name: weight.stored, f"{name}_scale": weight.scale}
+
 
 class _FastOperations(Operations):
     """Of networks that run for every token: a CPU takes the fastest product for a few rows."""
@@ -197,76 +214,113 @@ def offloaded_bytes(net: nn.Module, operations: Operations = FAST) -> int:
 
 
 def remark(*nets: nn.Module, operations: Operations = FAST) -> str:
-    """What a report says about networks with int8 weights, or with weights off the device; "" for others.
+    """What a report says about networks with weights of 8 bits, or with weights off the device; "" for others.
 
     ``operations``: of which they are built.
     """
     together = nn.ModuleList(nets)
-    if any(isinstance(module, Int8Linear) for module in together.modules()):
-        return "int8 weights: the images differ from those of fp32, see docs/benchmarks/speed.md"
+    remarks = []
+
+    kinds = sorted({kind_of(parameter) for parameter in together.parameters()} - {""})
+    if kinds:
+        remarks.append(f"{' and '.join(kinds)} weights: the images differ, see docs/benchmarks/eight_bits.md")
 
     offloaded = offloaded_bytes(together, operations)
-    if not offloaded:
-        return ""
+    if offloaded:
+        total = sum(parameter.nbytes for parameter in together.parameters())
+        remarks.append(
+            f"{offloaded / 1e9:.2g} of {total / 1e9:.2g} GB of weights streamed from main memory, which is slower"
+        )
 
-    total = sum(parameter.nbytes for parameter in together.parameters())
-    return f"{offloaded / 1e9:.2g} of {total / 1e9:.2g} GB of weights streamed from main memory, which is slower"
+    return "; ".join(remarks)
 
 
-class Int8Linear(nn.Module):
-    """A linear layer on a CPU whose weight is int8, one scale per output. Lossy.
+def unpacking_bytes(net: nn.Module) -> int:
+    """Most working memory in which the weight of a layer of 8 bits is converted for a product: twice in fp32."""
+    largest = max((weight.numel() for weight in net.parameters() if kind_of(weight)), default=0)
+    return 2 * torch.float32.itemsize * largest
 
-    Each row of activations is rounded with its own scale. The product is ``torch._int_mm``, whose sums are exact in
-    int32.
-    """
 
-    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None):
+class EightBitLinear(nn.Module):
+    """A linear layer whose weight has 8 bits. Its input is not rounded."""
+
+    def __init__(self, in_features: int, out_features: int, bias: nn.Parameter | None, device: torch.device):
         super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)  # int8 [out, in]
-        self.scale = nn.Parameter(scale, requires_grad=False)  # fp32 [out]; a weight is scale * weight
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # fp32 [out]
-        self.out_features, self.in_features = weight.shape
+        self.in_features = in_features
+        self.out_features = out_features
+        stored = torch.empty(out_features, in_features, dtype=torch.int8, device=device)
+        self.weight = nn.Parameter(stored, requires_grad=False)  # int8 or float8 [out, in]
+        scale = torch.empty(out_features, 1, device=device)
+        self.weight_scale = nn.Parameter(scale, requires_grad=False)  # fp32 [out, 1], or one number []
+        self.register_parameter("bias", bias)  # [out], in the dtype of the computation
 
     @classmethod
-    def of(cls, layer: nn.Linear) -> Int8Linear:
-        """The rounded layer: largest magnitude of an output channel to 127."""
-        weight = layer.weight.detach().float()
-        scale = weight.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / _LARGEST
-        rounded = (weight / scale[:, None]).round_().to(torch.int8)
+    def like(cls, layer: nn.Linear) -> EightBitLinear:
+        """A layer of the same shape and with the same bias, for a weight that is loaded later."""
+        return cls(layer.in_features, layer.out_features, layer.bias, layer.weight.device)
 
-        bias = None if layer.bias is None else layer.bias.detach().float()
-        return cls(rounded, scale, bias)
+    @classmethod
+    def of(cls, layer: nn.Linear, kind: str) -> EightBitLinear:
+        """The rounded layer."""
+        made = cls.like(layer)
+        weight = round_to(layer.weight.detach(), kind)
+        made.hold(weight)
+        return made
+
+    def hold(self, weight: Quantized) -> None:
+        """Take a weight."""
+        self.weight = nn.Parameter(weight.stored, requires_grad=False)
+        self.weight_scale = nn.Parameter(weight.scale, requires_grad=False)
+
+    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *about: Any) -> None:
+        # The shape of the scale, and the dtypes, are those of the weight that is loaded.
+        stored = state.get(f"{prefix}weight")
+        scale = state.get(f"{prefix}weight_scale")
+        if stored is not None and scale is not None:
+            self.hold(Quantized(stored, scale))
+
+        super()._load_from_state_dict(state, prefix, *about)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x fp32 [..., in] to fp32 [..., out]."""
-        rows = x.reshape(-1, self.in_features)
-        if not len(rows):
-            return x.new_empty(*x.shape[:-1], self.out_features)
+        """x [..., in] to [..., out]."""
+        if x.dtype is torch.float16:
+            # A product with the stored numbers alone could exceed fp16.
+            weight = (self.weight.float() * self.weight_scale).to(x.dtype)
+            return F.linear(x, weight, self.bias)
 
-        largest = rows.abs().amax(1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny)
-        rounded = (rows * (_LARGEST / largest)).round_().to(torch.int8)
-        out = torch._int_mm(rounded, self.weight.t()).float().mul_(largest * (1 / _LARGEST))
-        out = out.mul_(self.scale) if self.bias is None else torch.addcmul(self.bias, out, self.scale)
-        return out.view(*x.shape[:-1], self.out_features)
+        # In other dtypes the stored numbers are exact, and one multiplication an output is less work than one a weight.
+        out = linear(x, self.weight.to(x.dtype)) * self.weight_scale.flatten()
+        if self.bias is not None:
+            out = out + self.bias
+        return out.to(x.dtype)
 
 
-def quantize(net: N) -> N:
-    """Replace the linear layers within the blocks by int8 ones, in place; return ``net``."""
-    for name, module in list(net.named_modules()):
-        if _INT8_BLOCKS.isdisjoint(name.split(".")):
-            continue
+def blocks_layers(net: nn.Module) -> list[str]:
+    """Names of the linear layers in a network's blocks, whose weights may have 8 bits."""
+    found = []
+    for name, layer in net.named_modules():
+        if isinstance(layer, nn.Linear) and not _BLOCKS.isdisjoint(name.split(".")):
+            found.append(name)
 
-        for child, layer in list(module.named_children()):
-            if isinstance(layer, nn.Linear):
-                setattr(module, child, Int8Linear.of(layer))
+    return found
+
+
+def replace_layer(net: nn.Module, name: str, make: Callable[[Any], nn.Module]) -> None:
+    """Replace the layer of that name by what ``make`` makes of it."""
+    above, _, last = name.rpartition(".")
+    parent = net.get_submodule(above)
+    setattr(parent, last, make(getattr(parent, last)))
+
+
+def quantize(net: N, kind: str) -> N:
+    """Round the weights in the blocks of a network to INT8 or FP8, in place; return ``net``."""
+    for name in blocks_layers(net):
+        replace_layer(net, name, partial(EightBitLinear.of, kind=kind))
 
     return net
 
 
-def outputs(layer: nn.Linear | Int8Linear, start: int, stop: int) -> Callable[[Tensor], Tensor]:
+def outputs(layer: nn.Linear, start: int, stop: int) -> Callable[[Tensor], Tensor]:
     """The layer of outputs ``start`` to ``stop`` alone; it shares the weight."""
     bias = None if layer.bias is None else layer.bias[start:stop]
-    if isinstance(layer, Int8Linear):
-        return Int8Linear(layer.weight[start:stop], layer.scale[start:stop], bias)
-
     return partial(F.linear, weight=layer.weight[start:stop], bias=bias)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ...errors import UserError
 from ...model_loaders.networks.mar import BUDGET, MARModel
-from ...model_loaders.networks.ops import offloaded_bytes
+from ...model_loaders.networks.ops import offloaded_bytes, unpacking_bytes
 from ..conditioning import MaskedCondition, PromptCondition
 from .schedule import masked_after
 from .settings import CacheSettings, MARBase
@@ -87,7 +87,7 @@ def estimate(
 
     # Working memory of one evaluation each.
     for name, count in model.working_bytes(rows).items():
-        out[name] = segment * count
+        out[name] = segment * count + unpacking_bytes(model.parts[name])
     modulations = tokens * c.head_width * (3 * c.head_depth + 2)
     out[HEAD] = 3 * max(modulations, min(BUDGET, modulations * settings.diffusion_steps)) * size
     return out

@@ -6,6 +6,7 @@ import math
 from typing import Any, cast
 
 from ...model_loaders.networks.llama import TokenModel
+from ...model_loaders.networks.ops import unpacking_bytes
 from ...model_loaders.networks.tar import TarModel
 from ..conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, PromptCondition
 from .conditioning import prompt_ids
@@ -23,15 +24,15 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     prefix = _prefix(model, condition)
     if draft is None:
         cells = min(model.tokens, _cells(model, settings) * max(1, settings.parallel))
-        return _decoding(model, images, settings, prefix, cells)
+        return decoding(model, images, settings, prefix, cells)
 
     # Islands are separated, so a wave has at most one cell of every second row and column.
     vocab = model.net.config.vocab
     wave = min(math.ceil(model.grid / 2) ** 2, _WAVE)
-    verifying = _decoding(model, images, settings, prefix, wave, block=model.tokens)
+    verifying = decoding(model, images, settings, prefix, wave, block=model.tokens)
 
     rows = draft.grid * max(1, settings.draft_parallel)
-    drafting = _decoding(draft, images, settings, prefix, min(draft.tokens, rows))
+    drafting = decoding(draft, images, settings, prefix, min(draft.tokens, rows))
 
     table = 4.0 * vocab * (neighbours_of(settings, vocab) + 4096)
     return verifying + drafting + table
@@ -62,7 +63,7 @@ def estimate_prompt(model: TarModel, settings: TarPromptSettings, text: str, ima
     hidden = max(rows, images) * (8 * config.dim + 3 * config.hidden) * size
     # Mixed, cut, sorted (values and indices), and the random numbers, in fp32.
     logits = 4.0 * model.special.codes * images * 10
-    return cache + hidden + logits
+    return cache + hidden + logits + unpacking_bytes(model.net)
 
 
 def _cells(model: TokenModel, settings: Any) -> int:
@@ -72,7 +73,7 @@ def _cells(model: TokenModel, settings: Any) -> int:
     return math.ceil(model.grid / settings.window) if isinstance(settings, ZipARSettings) else 1
 
 
-def _decoding(model: TokenModel, images: int, settings: Any, prefix: int, cells: int, block: int = 0) -> float:
+def decoding(model: TokenModel, images: int, settings: Any, prefix: int, cells: int, block: int = 0) -> float:
     """One model's part; ``block`` are further rows of its largest pass beyond the prefix."""
     c = model.net.config
     size = next(model.net.parameters()).element_size()
@@ -82,4 +83,5 @@ def _decoding(model: TokenModel, images: int, settings: Any, prefix: int, cells:
     hidden = rows * (8 * c.dim + 3 * c.hidden) * size
     # Logits of both branches, mixed, cut, sorted (values and indices), and the random numbers, in fp32.
     logits = 4.0 * c.vocab * images * cells * (branches + 8)
-    return model.cache_bytes(images, branches > 1, prefix) + hidden + logits
+    cache = model.cache_bytes(images, branches > 1, prefix)
+    return cache + hidden + logits + unpacking_bytes(model.net)

@@ -51,7 +51,7 @@ def dynamic():
     return run_in_core("dynamic_patcher.py")
 
 
-@pytest.mark.parametrize("model", ["llamagen", "tar", "mar", "kl"])
+@pytest.mark.parametrize("model", ["llamagen", "llamagen in fp8", "tar", "tar in fp8", "mar", "kl"])
 def test_a_network_under_the_patcher_of_dynamic_vram_gives_the_same_result(dynamic, model):
     run = dynamic[model]
     assert run["equal"] and run["dynamic"]

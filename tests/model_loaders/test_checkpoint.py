@@ -20,7 +20,7 @@ from attacks import hidden_pickle
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import archive, checkpoint
 from fastar_nodes.model_loaders.checkpoint import Checkpoint, load_strictly, read, read_metadata
-from fastar_nodes.model_loaders.families import choose_dtype, identify
+from fastar_nodes.model_loaders.families import choose_bits, choose_dtype, identify
 from fastar_nodes.model_loaders.tokenizer import check_components, load_tokenizer
 from payload import Payload
 from safetensors.torch import save_file
@@ -540,7 +540,22 @@ def test_choose_dtype() -> None:
     assert choose_dtype("bf16", "cpu", "mar") == torch.bfloat16 and choose_dtype("fp32", "cuda", "mar") == torch.float32
     for call in (
         lambda: choose_dtype("float32", "cpu", "mar"),
-        lambda: choose_dtype("int8", "cuda:0", "mar"),
+        lambda: choose_dtype("fp8", "mps", "mar"),
+        lambda: choose_dtype("int8", "cpu", "vq"),
+        lambda: choose_dtype("fp8", "cpu", "t5"),
         lambda: choose_dtype("fp16", "cpu", "hybrid"),
     ):
         refused(call, "dtype: ")
+
+
+def test_8_bits_compute_in_the_familys_own_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    for name in ("int8", "fp8"):
+        assert choose_dtype(name, "cuda", "mar") == torch.float16 and choose_bits(name, "cuda") == name
+        assert choose_dtype(name, "cuda", "tar") == torch.bfloat16
+        assert choose_dtype(name, "cpu", "janus") == torch.float32
+    assert choose_bits("auto", "cuda") == choose_bits("auto", "cpu") == "auto"
+    # A device without fp8 takes the numbers; int8 in a file stays if it is chosen.
+    assert choose_bits("auto", "mps") == choose_bits("bf16", "cuda") == "" and choose_bits("int8", "mps") == "int8"
+    refused(lambda: choose_dtype("fp8", "mps", "tar"), "dtype: there is no fp8 on mps; choose int8")
+    assert choose_dtype("int8", "mps", "tar") == torch.float16

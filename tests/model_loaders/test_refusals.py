@@ -8,6 +8,7 @@ there the valid file itself is loaded in its place.
 import argparse
 import gzip
 import io
+import json
 import pickle
 import tarfile
 import warnings
@@ -212,7 +213,26 @@ def beside(suffix: str) -> Callable[[], bytes]:
     return stored(STATE | {name.removesuffix("weight") + suffix: torch.ones(1) for name in MATRICES})
 
 
-PLAIN = "get the fp32, bf16 or fp16 file of the same model"
+def in_format(layer: dict[str, torch.Tensor], **metadata: str) -> Callable[[], bytes]:
+    """The weights, those of every block in another program's format: the tensors that it has in the place of each."""
+    state = dict(STATE)
+    for name in BLOCKS:
+        del state[name]
+        state |= {name.removesuffix("weight") + part: tensor.clone() for part, tensor in layer.items()}
+    return stored(state, **metadata)
+
+
+def text(**about: Any) -> torch.Tensor:
+    """A statement of ComfyUI about a layer."""
+    return torch.tensor([*json.dumps(about).encode()], dtype=torch.uint8)
+
+
+BLOCKS = [name for name in MATRICES if "_blocks." in name]
+BYTES, WORDS, HALVES = torch.ones(16, 8, dtype=torch.uint8), torch.ones(2, 16, dtype=torch.int32), torch.ones(16, 2)
+FP8, SCALES = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1).to(torch.float8_e4m3fn)
+ONE, INDEX = torch.ones(1), torch.zeros(16, dtype=torch.int32)
+
+PLAIN = "get the fp32, bf16 or fp16 file of the same model, or its fp8 or int8 file for ComfyUI"
 UNPACK, CHOOSE = "unpack it and choose the file inside", "choose a .safetensors file or a torch checkpoint"
 AGAIN, COPY = "get the file again", "get an unchanged copy of the file"
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
@@ -230,7 +250,7 @@ ROWS = (
     Row("server's error", lambda: b'{"error":"Invalid user"}', "is a JSON text, not weights ('{\"error\":", CHOOSE),
     Row("server's text", lambda: b"Entry not found", "is a text, not weights ('Entry not found')", CHOOSE),
     Row("index", lambda: b'{"metadata":{},"weight_map":{}}', "is the index of several weight files", "that it names"),
-    Row("GGUF", lambda: b"GGUF\3\0\0\0\0\0", "is a GGUF file", "get the .safetensors file of the same model"),
+    Row("GGUF", lambda: b"GGUF\3\0\0\0\0\0", "is a GGUF file", "get the .safetensors file of the same model (fp32, "),
     Row("noise", lambda: bytes(range(256)), "is no weight file of a known format", CHOOSE),
     Row("gzip", lambda: gzip.compress(VALID), "is a gzip archive", UNPACK, gunzip, "x.safetensors.gz"),
     Row("7z", lambda: b"7z\xbc\xaf\x27\x1c" + bytes(64), "is a 7z archive", UNPACK),
@@ -276,18 +296,55 @@ ROWS = (
     Row("no weights", saved({"epoch": 3}), "holds no tensors, only epoch", "choose a file with a model's weights",
         name="x.pt"),
     # 4. Weights for another program.
-    Row("scaled fp8", beside("scale_weight"), "holds fp8 weights with a scale (scaled_fp8)", PLAIN),
-    Row("fp8 of DeepSeek", beside("weight_scale_inv"), "holds fp8 weights with a scale", PLAIN),
-    Row("ComfyUI", beside("comfy_quant"), "quantised weights of ComfyUI (comfy_quant)", PLAIN),
-    Row("bitsandbytes", beside("weight.absmax"), "weights that bitsandbytes quantised", PLAIN),
-    Row("bitsandbytes nf4", beside("weight.quant_state.bitsandbytes__nf4"), "that bitsandbytes quantised", PLAIN),
-    Row("bitsandbytes int8", beside("SCB"), "weights that bitsandbytes quantised", PLAIN),
-    Row("GPTQ", beside("qweight"), "weights that GPTQ or AWQ quantised", PLAIN),
-    Row("compressed-tensors", beside("weight_packed"), "packed weights of compressed-tensors", PLAIN),
-    Row("HQQ", beside("W_q"), "weights that HQQ quantised", PLAIN),
-    Row("quanto", beside("weight._scale"), "weights that quanto quantised", PLAIN),
-    Row("MLX", stored(STATE | {"a.scales": torch.ones(1), "a.biases": torch.ones(1)}), "that MLX quantised", PLAIN),
-    Row("by metadata", stored(STATE, _quantization_metadata="{}"), "holds quantised weights", PLAIN),
+    Row("bitsandbytes nf4", in_format({"weight": BYTES, "weight.absmax": ONE, "weight.quant_map": ONE,
+        "weight.nested_absmax": ONE, "weight.quant_state.bitsandbytes__nf4": BYTES}), "quantised to nf4", PLAIN),
+    Row("bitsandbytes fp4", in_format({"weight": BYTES, "weight.absmax": ONE, "weight.quant_map": ONE,
+        "weight.quant_state.bitsandbytes__fp4": BYTES}), "quantised to fp4", PLAIN),
+    Row("bitsandbytes int8", in_format({"weight": BYTES.to(torch.int8), "SCB": ONE, "weight_format": BYTES[0]}),
+        "weights that bitsandbytes quantised", PLAIN),
+    Row("GPTQ", in_format({"qweight": WORDS, "qzeros": WORDS, "scales": HALVES, "g_idx": INDEX}),
+        "weights that GPTQ quantised", PLAIN),
+    Row("AWQ", in_format({"qweight": WORDS, "qzeros": WORDS, "scales": HALVES}), "weights that AWQ quantised", PLAIN),
+    Row("EXL2", in_format({"q_weight": WORDS, "q_scale": WORDS, "q_scale_max": ONE, "q_groups": INDEX,
+        "q_invperm": INDEX}), "ExLlamaV2 quantised", PLAIN),
+    Row("Nunchaku, int4", in_format({"qweight": BYTES.to(torch.int8), "wscales": HALVES, "smooth_factor": ONE,
+        "smooth_factor_orig": ONE, "proj_down": HALVES, "proj_up": HALVES}), "Nunchaku quantised (SVDQuant)", PLAIN),
+    Row("Nunchaku, nvfp4", in_format({"qweight": BYTES.to(torch.int8), "wscales": SCALES, "wtscale": ONE,
+        "wcscales": ONE, "lora_down": HALVES, "lora_up": HALVES}), "weights that Nunchaku quantised (SVDQuant)", PLAIN),
+    Row("ComfyUI nvfp4", in_format({"weight": BYTES, "weight_scale": SCALES, "weight_scale_2": ONE,
+        "comfy_quant": text(format="nvfp4")}), "weights in ComfyUI's format nvfp4", PLAIN),
+    Row("ModelOpt nvfp4", in_format({"weight": BYTES, "weight_scale": SCALES, "weight_scale_2": ONE,
+        "input_scale": ONE}), "holds NVFP4 weights", PLAIN),
+    Row("compressed-tensors nvfp4", in_format({"weight_packed": BYTES, "weight_scale": SCALES,
+        "weight_global_scale": ONE}), "holds NVFP4 weights, which", PLAIN),
+    Row("ComfyUI mxfp8", in_format({"weight": FP8, "weight_scale": BYTES[:, :1], "comfy_quant": text(format="mxfp8")}),
+        "weights in ComfyUI's format mxfp8", PLAIN),
+    Row("mxfp8", in_format({"weight": FP8, "weight_scale": BYTES[:, :1]}), "holds MXFP8 weights", PLAIN),
+    Row("mxfp4", stored(STATE | {"a.gate_up_proj_blocks": BYTES, "a.gate_up_proj_scales": BYTES.clone()}),
+        "holds MXFP4 weights", PLAIN),
+    Row("ComfyUI, 4 bits rotated", in_format({"weight": BYTES.to(torch.int8), "weight_scale": HALVES,
+        "comfy_quant": text(format="convrot_w4a4")}), "ComfyUI's format convrot_w4a4", PLAIN),
+    Row("ComfyUI, 4 and 8 bits", in_format({"weight": BYTES.to(torch.int8), "weight_s_rel": SCALES,
+        "weight_s_channel": ONE, "comfy_quant": text(format="asym_w4a8_int8")}), "format asym_w4a8_int8", PLAIN),
+    Row("ComfyUI, int8 rotated", in_format({"weight": FP8.to(torch.int8), "weight_scale": ONE,
+        "comfy_quant": text(format="int8_tensorwise", convrot=True)}), "rotated weights (ConvRot, int8_ten", PLAIN),
+    Row("ComfyUI, a later format", stored(STATE, _quantization_metadata=json.dumps({"layers": {
+        BLOCKS[0].removesuffix(".weight"): {"format": "fp6_new"}}})), "ComfyUI's format fp6_new", PLAIN),
+    Row("smoothed inputs", in_format({"weight": FP8, "weight_scale": ONE, "pre_quant_scale": ONE}),
+        "weights with smoothed inputs (pre_quant_scale)", PLAIN),
+    Row("fp8 of DeepSeek", in_format({"weight": FP8, "weight_scale_inv": torch.ones(1, 1)}),
+        "fp8 weights with a scale for every block, as of DeepSeek", PLAIN),
+    Row("fp8 in blocks", in_format({"weight": FP8, "weight_scale": torch.ones(16, 2)}),
+        "fp8 weights with a scale for every block, which", PLAIN),
+    Row("scale of plain weights", beside("weight_scale"), "a scale beside weights that are not of 8 bits", PLAIN),
+    Row("compressed-tensors", in_format({"weight_packed": WORDS, "weight_scale": HALVES, "weight_shape": INDEX[:2]}),
+        "packed weights of compressed-tensors", PLAIN),
+    Row("HQQ", in_format({"W_q": BYTES, "meta": ONE}), "weights that HQQ quantised", PLAIN),
+    Row("quanto", in_format({"weight._data": BYTES.to(torch.int8), "weight._scale": HALVES, "input_scale": ONE}),
+        "weights that quanto quantised", PLAIN),
+    Row("MLX", in_format({"weight": WORDS.to(torch.int64), "scales": HALVES, "biases": HALVES}), "that MLX quantised",
+        PLAIN),
+    Row("by metadata", stored(STATE, quantization_config="{}"), "holds quantised weights", PLAIN),
     Row("packed bytes", changed(lambda t: t.to(torch.uint8)), "uint8 and no plain weights in class_emb.weight", PLAIN),
     Row("LoRA", stored({f"base_model.model.{FIRST}.lora_A.weight": torch.ones(2, 2)}), "holds a LoRA", "merge it into"),
     Row("LoRA of kohya", stored({"lora_unet_x.lora_down.weight": torch.ones(2, 2)}), "holds a LoRA", "merge it into"),

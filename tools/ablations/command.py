@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", default=str(SEED), metavar="N", help=chose)
     parser.add_argument("--batch", default=str(BATCH), metavar="N", help=f"images sampled at once; default {BATCH}")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
-    kinds = ("fp32", "bf16", "int8")
+    kinds = ("fp32", "bf16", "fp16", "int8", "fp8")
     parser.add_argument("--dtype", default="fp32", choices=kinds, help="weights of the models; default fp32")
     parser.add_argument("--out", metavar="FILE", help="write the figures as JSON")
     drawn = "draw the first 10 images of every row of all tables, one line per row"

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...model_loaders.autoencoders import expect_codes, load_vq
 from ...model_loaders.checkpoint import read_metadata
@@ -142,7 +143,11 @@ class TokenBench(Bench):
         condition, draws = self.condition(row, images), PairedDraws(self.ground.seed, images)
         more, run = self.companions(row, settings), find(row.sampler).run
         codes, report = finish(run(self.model(row.model), condition, settings, draws, **more))
-        return np.concatenate([to_rgb(self.vq.net.decode_codes(part)) for part in codes.split(_CHUNK)]), report
+        return self.decode(codes), report
+
+    def decode(self, codes: Tensor) -> np.ndarray:
+        """Codes [n, G, G] to images uint8 [n, S, S, 3]."""
+        return np.concatenate([to_rgb(self.vq.net.decode_codes(part)) for part in codes.split(_CHUNK)])
 
     def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:
         first = reports[0]

@@ -1,0 +1,138 @@
+"""Print what a generation of one image needs of a graphics card, for every model of the catalogue, and what fits.
+
+``python -m fastar_nodes.bench.fits`` prints the table of docs/benchmarks/eight_bits.md. Everything is computed from
+shapes: the weights of the network that draws, in 16 bits or with blocks of 8 bits, and the working memory of one image
+with guidance. Nothing was measured on a card.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from ..model_loaders import hub, official
+from ..model_loaders.networks.eight_bits import INT8
+from ..model_loaders.networks.llama import Llama, TokenModel
+from ..model_loaders.networks.mar import MAR, MARModel
+from ..model_loaders.networks.ops import quantize
+from ..reports.table import markdown
+from ..samplers.conditioning import Condition, PromptCondition
+from ..samplers.mar import memory as mar_memory
+from ..samplers.mar.settings import MARSettings
+from ..samplers.tokens import memory as token_memory
+from ..samplers.tokens.settings import LlamaGenSettings, PARSettings
+from .sizes import random_hybrid
+
+# Memory of the cards, GiB, of which the driver, PyTorch and a desktop take about one.
+CARDS = (8, 12, 16, 24)
+TAKEN = 1.0
+GIB = 1 << 30
+# Families of networks that draw an image, or write the codes of one.
+DRAWING = ("mar", "llamagen", "dtok", "tar", "hybrid", "janus")
+# Rows of a prompt: those of the longest text that LlamaGen was trained with.
+PROMPT_ROWS = 120
+# Semantic codes of an image of Tar at the finest of its scales.
+SEMANTIC_SIDE = 27
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of a generation of one image."""
+
+    weights: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        """All bytes at once."""
+        return self.weights + self.working
+
+    def fits(self, card: int) -> bool:
+        """Whether it fits a card of so many GiB."""
+        return self.total + TAKEN * GIB <= card * GIB
+
+
+def need(entry: hub.Entry, eight: bool) -> Need:
+    """What a generation of one image of an entry needs.
+
+    Args:
+        entry: of a family in :data:`DRAWING`.
+        eight: whether the blocks have 8 bits; all weights have 16 otherwise.
+    """
+    if entry.family == "hybrid":
+        return _hybrid(entry.network, eight)
+
+    with torch.device("meta"):
+        net = official.NETWORKS[entry.network](entry.network).to(torch.bfloat16).requires_grad_(False)
+    if eight:
+        quantize(net, INT8)
+
+    weights = sum(parameter.nbytes for parameter in net.parameters())
+    if isinstance(net, MAR):
+        bytes_by_stage = mar_memory.estimate(MARModel(net, entry.id), Condition((1,), ("",), ""), MARSettings())
+        return Need(weights, mar_memory.total(bytes_by_stage) - weights)
+
+    assert isinstance(net, Llama)
+    model = TokenModel(net, entry.id, _side(entry))
+    settings = PARSettings() if net.config.special else LlamaGenSettings()
+    working = token_memory.decoding(model, 1, settings, _prefix(entry), net.config.regions)
+    return Need(weights, int(working))
+
+
+def _hybrid(size: str, eight: bool) -> Need:
+    """Of a Harmon or UniPic."""
+    model = random_hybrid(size, torch.bfloat16, "meta")
+    if eight:
+        quantize(model.hybrid, INT8)
+
+    weights = sum(model.weights().values())
+    bytes_by_stage = mar_memory.estimate(model, PromptCondition(("word " * PROMPT_ROWS,)), MARSettings())
+    return Need(weights, mar_memory.total(bytes_by_stage) - weights)
+
+
+def _side(entry: hub.Entry) -> int:
+    """Tokens per side of what a token model draws: pixels of its name by 16, or of 384 pixels."""
+    if entry.family == "tar":
+        return SEMANTIC_SIDE
+
+    pixels = entry.id.rpartition("-")[2]
+    return int(pixels) // 16 if pixels.isdigit() else 24
+
+
+def _prefix(entry: hub.Entry) -> int:
+    """Rows of the condition of a token model."""
+    if entry.family == "dtok":
+        return SEMANTIC_SIDE**2
+
+    return PROMPT_ROWS if entry.family in ("tar", "janus") or entry.network.endswith("-T2I") else 1
+
+
+def drawing_entries() -> list[hub.Entry]:
+    """The downloads of the catalogue with a network that draws."""
+    return [entry for family in DRAWING for entry in hub.entries(family) if entry.repo]
+
+
+def row(entry: hub.Entry) -> list[str]:
+    """An entry's row of the table: weights and all memory of both precisions, and the smallest card for each."""
+    needs = [need(entry, eight) for eight in (False, True)]
+    sizes = [f"{part / 1e9:.2f}" for need in needs for part in (need.weights, need.total)]
+
+    cards = []
+    for card in CARDS:
+        whole, eight = (need.fits(card) for need in needs)
+        cards.append("bf16" if whole else "8 bits" if eight else "no")
+    return [entry.id, *sizes, *cards]
+
+
+def table() -> str:
+    """The table as Markdown."""
+    sizes = ["bf16: weights, GB", "with one image", "8 bits: weights, GB", "with one image"]
+    head = ["entry", *sizes, *(f"{card} GB card" for card in CARDS)]
+    return markdown([head, *(row(entry) for entry in drawing_entries())], markup=True)
+
+
+if __name__ == "__main__":
+    print(table())
+    sys.exit(0)

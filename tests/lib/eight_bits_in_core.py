@@ -1,0 +1,272 @@
+"""Run by test_eight_bits_in_core.py in ComfyUI, on a CPU that
+passes for a card: files in core's formats of 8 bits, made by core,
+and the dtypes int8 and fp8.
+
+Arguments: ComfyUI's folder, the pack's folder, a folder for files. Prints a JSON object.
+"""
+
+import importlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+CORE, PACK, FOLDER = sys.argv[1:4]
+sys.argv = ["main.py", "--cpu"]
+sys.path.insert(0, CORE)
+
+import comfy.options  # noqa: E402
+
+comfy.options.enable_args_parsing()
+
+import comfy.model_management as mm  # noqa: E402
+import comfy.ops  # noqa: E402
+import comfy.utils  # noqa: E402
+import torch  # noqa: E402
+from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+from server import PromptServer  # noqa: E402
+
+torch.set_num_threads(1)
+spec = importlib.util.spec_from_file_location(
+    "fastar", str(Path(PACK) / "__init__.py"), submodule_search_locations=[PACK]
+)
+assert spec is not None and spec.loader is not None
+sys.modules["fastar"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["fastar"])
+
+
+def module(name):
+    return importlib.import_module(f"fastar.{name}")
+
+
+host, loaders, samplers = (module(f"nodes.{name}") for name in ("host", "loaders", "samplers"))
+host.register_folders()
+# A prompt without previews, whose decoder would be loaded too.
+running = [(0, host.prompt_id(), {}, {"preview_method": "none"})]
+PromptServer.instance = SimpleNamespace(prompt_queue=SimpleNamespace(get_current_queue_volatile=lambda: (running, [])))
+ops = module("model_loaders.networks.ops")
+eight_bits = module("model_loaders.networks.eight_bits")
+families = module("model_loaders.families")
+record = module("reports.record")
+LOADERS = {
+    "llamagen-low": module("model_loaders.llamagen").load_llamagen,
+    "tar": module("model_loaders.tar").load_tar,
+    "mar": module("model_loaders.mar").load_mar,
+}
+DEMO = Path(PACK) / "demo" / "checkpoints"
+CARD = torch.device("cuda")
+CPU = torch.device("cpu")
+BLOCKS = ("layers.", "encoder_blocks.", "decoder_blocks.")
+
+
+def in_block(name, tensor):
+    return tensor.ndim == 2 and name.removeprefix("model.").startswith(BLOCKS)
+
+
+# 1. Files, by core's own layers and layouts.
+
+
+def layer_of_core(weight, format_name, **options):
+    """What core saves of a linear layer that it quantised."""
+    layout = QUANT_ALGOS[format_name]["comfy_tensor_layout"]
+    layer = comfy.ops.mixed_precision_ops({}, torch.float32).Linear(*reversed(weight.shape), bias=False)
+    layer.quant_format = format_name
+    layer.layout_type = layout
+    quantised = QuantizedTensor.from_float(weight, layout, **options)
+    layer.weight = torch.nn.Parameter(quantised, requires_grad=False)
+    return {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+
+
+def made(file, format_name, **options):
+    state, out = load_file(DEMO / f"{file}.safetensors"), {}
+    for name, tensor in state.items():
+        if not in_block(name, tensor):
+            out[name] = tensor
+            continue
+        for part, value in layer_of_core(tensor.float(), format_name, **options).items():
+            out[name.removesuffix("weight") + part] = value
+    return out
+
+
+def with_metadata(state):
+    """Statements in the file's metadata in place of tensors beside the weights."""
+    layers, out = {}, {}
+    for name, tensor in state.items():
+        if name.endswith(".comfy_quant"):
+            layers[name.removesuffix(".comfy_quant")] = json.loads(tensor.numpy().tobytes())
+        else:
+            out[name] = tensor
+    return out, {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers})}
+
+
+def before_comfy_quant(state):
+    """The older form: scale_weight beside the weights, and one mark in the file."""
+    out = {"scaled_fp8": torch.empty(0, dtype=torch.float8_e4m3fn)}
+    for name, tensor in state.items():
+        if not name.endswith(".comfy_quant"):
+            out[name.replace(".weight_scale", ".scale_weight")] = tensor
+    converted, _ = comfy.utils.convert_old_quants(dict(out))
+    assert converted.keys() - state.keys() == set(), "core takes it for the same file"
+    return out
+
+
+def with_input_scales(state):
+    out = dict(state)
+    for name in state:
+        if name.endswith(".weight_scale"):
+            out[name.replace("weight_scale", "input_scale")] = torch.tensor(0.02)
+    return out
+
+
+FP8 = {"format_name": "float8_e4m3fn", "scale": "recalculate"}
+CASES = {
+    "fp8": lambda file: (made(file, **FP8), {}),
+    "fp8, e5m2": lambda file: (made(file, "float8_e5m2", scale="recalculate"), {}),
+    "fp8, metadata": lambda file: with_metadata(made(file, **FP8)),
+    "fp8, older": lambda file: (before_comfy_quant(made(file, **FP8)), {}),
+    "fp8, input scales": lambda file: (with_input_scales(made(file, **FP8)), {}),
+    "int8": lambda file: (made(file, "int8_tensorwise"), {}),
+    "int8, channels": lambda file: (made(file, "int8_tensorwise", per_channel=True), {}),
+}
+
+
+def written(file, case):
+    state, more = CASES[case](file)
+    with safe_open(DEMO / f"{file}.safetensors", "pt") as opened:
+        metadata = opened.metadata() | more
+    path = Path(FOLDER) / f"{file}-{case.replace(', ', '-')}.safetensors"
+    save_file(state, path, metadata=metadata)
+    return path
+
+
+# 2. Networks on a CPU that passes for a card, with more or less memory.
+
+share, load_models = 1.0, mm.load_models_gpu
+
+
+def low(models, memory_required=0, **about):
+    """Free memory for a share of the weights, beside the working memory."""
+    room = max(mm.minimum_inference_memory(), memory_required + mm.extra_reserved_memory())
+    room += share * sum(m.model_size() for m in models)
+
+    def free(device=None, torch_free_too=False):
+        left = room - sum(m.loaded_size() for m in models)
+        return (left, 0) if torch_free_too else left
+
+    mm.get_free_memory = free
+    mm.vram_state = mm.VRAMState.NO_VRAM if share == 0 else mm.VRAMState.NORMAL_VRAM
+    load_models(models, memory_required=memory_required, **about)
+
+
+def pass_for_a_card():
+    mm.is_device_cpu, mm.MIN_WEIGHT_MEMORY_RATIO, mm.lowvram_available = (lambda device: False), 0, True
+    mm.load_models_gpu = low
+
+
+def hidden(model):
+    """Numbers that all blocks had a part in."""
+    net = model.net
+    if hasattr(net, "diffloss"):
+        tokens = torch.linspace(-1, 1, net.config.tokens * net.config.channels).view(1, -1, net.config.channels)
+        known = torch.arange(4)[None]
+        return net.decode(net.encode(tokens, known, net.class_rows(torch.tensor([1]), 1)), known)
+    if net.config.condition == "prompt":
+        return net.logits(net.prefill(net.prefix(torch.tensor([[3, 1, 2]])), 2, 4)[0], (2, 90))
+    return net.logits(net.prefill(net.prefix(torch.tensor([1])), 8, 64)[0])
+
+
+def relative(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+def stored_kinds(net):
+    return sorted({eight_bits.kind_of(p) for p in net.parameters()})
+
+
+def sizes(net):
+    return sum(p.nbytes for p in net.parameters())
+
+
+def run(file, path, bits, compute=torch.float32):
+    global share
+    load = LOADERS[file]
+    plain = load(DEMO / f"{file}.safetensors", "fp32")
+    numbers = load(path, "fp32") if bits == "auto" else load(path, bits)
+    expected = hidden(numbers)
+
+    model = load(path, families.Precision(compute, bits), operations=host.operations(CARD))
+    patcher = host.make_patcher(model.net, CPU, CPU)
+    runs = []
+    for part in (10.0, 0.5, 0, 10.0):
+        share = part
+        mm.unload_all_models()
+        host.load_weights([patcher], 0)
+        offloaded = ops.offloaded_bytes(model.net, model.net.operations)
+        runs.append({"offloaded": offloaded, "values": hidden(model)})
+    patcher.partially_unload(CPU, 1 << 16)
+    taken = ops.offloaded_bytes(model.net, model.net.operations)
+    runs.append({"offloaded": taken, "values": hidden(model)})
+
+    first = runs[0]["values"]
+    return {
+        "kinds": stored_kinds(model.net),
+        "dtype": record.dtype_of(model.net),
+        "size": sizes(model.net),
+        "plain size": sizes(plain.net),
+        "patcher": patcher.model_size(),
+        "error": relative(first, expected),
+        "loss": relative(first, hidden(plain)),
+        "equal": [torch.equal(run["values"], first) for run in runs],
+        "offloaded": [run["offloaded"] for run in runs],
+        "note": ops.remark(model.net, operations=model.net.operations),
+    }
+
+
+def sampled(bits):
+    """The codes that nodes make on a card, beside those of a CPU's own operations."""
+    condition = module("samplers.conditioning").from_ids([1, 3])
+    codes = []
+    for is_cpu in (True, False):
+        mm.is_device_cpu = lambda device, answer=is_cpu: answer
+        model = loaders.LoadLlamaGen.execute("demo-llamagen-low", "auto", bits, False, "plain").result[0]
+        latent, report = samplers.LlamaGenSampler.execute(
+            model=model, condition=condition, seed=3, preset="custom", cfg=2.0, top_k=0
+        ).result
+        codes.append(latent["samples"])
+    return {
+        "dtype": report.dtype,
+        "note": report.note,
+        "equal codes": float((codes[0] == codes[1]).all(1).float().mean()),
+    }
+
+
+found = {}
+with torch.inference_mode():
+    paths = {(file, case): written(file, case) for file in LOADERS for case in CASES}
+    pass_for_a_card()
+    for (file, case), path in paths.items():
+        found[f"{file}: {case}"] = run(file, path, "auto")
+    for file in LOADERS:
+        for bits in ("int8", "fp8"):
+            found[f"{file}: dtype {bits}"] = run(file, DEMO / f"{file}.safetensors", bits)
+
+    share = 10.0
+    for bits in ("int8", "fp8"):
+        found[f"nodes: {bits}"] = sampled(bits)
+
+    weight = torch.linspace(-3, 2, 96).view(8, 12) ** 3
+    for kind, format_name, options in (
+        ("int8", "int8_tensorwise", {"per_channel": True}),
+        ("fp8", "float8_e4m3fn", {"scale": "recalculate"}),
+    ):
+        theirs = layer_of_core(weight, format_name, **options)
+        ours = eight_bits.round_to(weight, kind)
+        found[f"rounding to {kind}"] = {
+            "numbers": float((ours.stored.float() - theirs["weight"].float()).abs().max()),
+            "scales": relative(ours.scale.flatten(), theirs["weight_scale"].flatten()),
+        }
+
+print(json.dumps(found))
