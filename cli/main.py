@@ -27,6 +27,7 @@ COMMANDS = {
     "sweep": ("..bench.sweep", "draw many images of every sampler and setting, on any number of workers"),
     "against": ("..bench.against", "time reference implementations beside ours, from checkouts of them"),
     "operations": ("..bench.operations", "count the operations of samplers, and the least time for them"),
+    "equal": ("..bench.equal", "count equal images of exact parallel decoding and of serial decoding, by dtype"),
     "verify": ("..tools.parity.command", "compare this code with recorded results of the reference implementations"),
     "check": ("..tools.check_hybrid", "compare downloaded weights of Harmon or UniPic with the official models"),
     "ablation": ("..tools.ablations.command", "measure the demo's image quality over a table of settings"),
