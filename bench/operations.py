@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +89,13 @@ def measure_speed(clock: Callable[[], float] = time.perf_counter) -> Speed:
         return Speed(2 * 1024**3 / product, long.nbytes / best(long.sum, 4))
 
 
+def _share_storage(out: Any, args: Sequence[Any]) -> bool:
+    """Whether the result of an operation, or its first one, is in the memory of an argument."""
+    first = out[0] if isinstance(out, (list, tuple)) else out
+    place = first.untyped_storage()._cdata
+    return any(isinstance(arg, Tensor) and arg.untyped_storage()._cdata == place for arg in args)
+
+
 class _Counter(TorchDispatchMode):
     def __init__(self, work: Work):
         super().__init__()
@@ -97,8 +104,9 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
 
-        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-        if not is_view:
+        # Some operations return a view or a copy, as needed: "to", "reshape", "contiguous".
+        may_be_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        if not may_be_view or not _share_storage(out, args):
             self.work.operations += 1
 
         name = func._schema.name.split("::")[1]

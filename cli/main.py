@@ -28,6 +28,7 @@ COMMANDS = {
     "sweep": ("..bench.sweep", "draw many images of every sampler and setting, on any number of workers"),
     "against": ("..bench.against", "time reference implementations beside ours, from checkouts of them"),
     "operations": ("..bench.operations", "count the operations of samplers, and the least time for them"),
+    "equal": ("..bench.equal", "count equal images of exact parallel decoding and of serial decoding, by dtype"),
     "verify": ("..tools.parity.command", "compare this code with recorded results of the reference implementations"),
     "ablation": ("..tools.ablations.command", "measure the demo's image quality over a table of settings"),
     "train-demo": ("..tools.training.command", "train the built-in demo checkpoints"),

@@ -42,7 +42,10 @@ class Kind(NamedTuple):
     folder: bool = False  # whether it may be a model folder
     loader: str = ""  # the node that loads it, if it has one of its own
     decoder: str = ""  # catalogue id of its official decoder
-    auto: str = "fp16"  # what the dtype "auto" prefers on a GPU; "bf16" for networks that were trained in it
+    # 16-bit dtypes that the authors' code offers, and in which tests/model_loaders/test_precision.py compares the
+    # family with fp32; "auto" takes the first one that a GPU computes at full speed, and never another. See also
+    # networks/precision.py.
+    checked: tuple[str, ...] = ()
     overflows: bool = False  # whether it overflows in fp16
     blocks: bool = False  # whether it has blocks whose weights may have 8 bits
 
@@ -64,7 +67,7 @@ KINDS = {
         prefixes=(_JANUS,),
         folder=True,
         loader="Load Janus",
-        auto="bf16",
+        checked=("bf16",),
         blocks=True,
     ),
     "hybrid": Kind(
@@ -74,7 +77,7 @@ KINDS = {
         folder=True,
         loader="Load Harmon / UniPic",
         decoder="kl16",
-        auto="bf16",
+        checked=("bf16",),
         overflows=True,
         blocks=True,
     ),
@@ -84,19 +87,18 @@ KINDS = {
         prefixes=("diffloss.net.",),
         loader="Load MAR",
         decoder="kl16",
+        checked=("fp16",),
         blocks=True,
     ),
     "vq": Kind(
         noun="a VQ autoencoder",
         field="decoder",
         prefixes=("quantize.embedding.weight",),
-        auto="fp32",
     ),
     "kl": Kind(
         noun="a KL autoencoder",
         field="decoder",
         prefixes=("post_quant_conv.weight", "decoder."),
-        auto="fp32",
     ),
     "llamagen": Kind(
         noun="a LlamaGen",
@@ -104,7 +106,7 @@ KINDS = {
         prefixes=("tok_embeddings.weight", "cls_embedding."),
         loader="Load LlamaGen / PAR",
         decoder="vq16-c2i",
-        auto="bf16",
+        checked=("bf16", "fp16"),
         blocks=True,
     ),
     "dtok": Kind(
@@ -113,21 +115,21 @@ KINDS = {
         prefixes=("tok_embeddings.weight", "clip_proj."),
         loader="Load Tar De-tokenizer",
         decoder="vq16-t2i",
-        auto="bf16",
+        checked=("bf16",),
         blocks=True,
     ),
     "ta-tok": Kind(
         noun="a TA-Tok",
         field="ta_tok",
         prefixes=("bottleneck.regularizer.",),
-        auto="bf16",
+        checked=("bf16",),
     ),
     "t5": Kind(
         noun="a T5 text encoder",
         field="encoder",
         prefixes=("encoder.block.0.layer.0.SelfAttention.",),
         folder=True,
-        auto="bf16",
+        checked=("bf16",),
         overflows=True,
     ),
     "tar": Kind(
@@ -136,7 +138,7 @@ KINDS = {
         prefixes=(_WORDS,),
         folder=True,
         loader="Load Tar",
-        auto="bf16",
+        checked=("bf16",),
         blocks=True,
     ),
     "tokenizer": Kind(noun="a tokenizer", field="checkpoint", folder=True),
@@ -146,10 +148,11 @@ KINDS = {
 def choose_dtype(name: str | Precision, device: str | torch.device, family: str) -> torch.dtype:
     """The compute dtype of a network of ``family``, a key of :data:`KINDS`, on a device.
 
-    ``name`` is "fp32", "bf16", "fp16"; "auto": the family's own, where a GPU computes it at full speed, else fp32;
-    "int8" or "fp8": as "auto", and the loaders round the blocks, see :func:`choose_bits`; or what was chosen already.
-    A MAR's own is fp16, in which it was evaluated, not bf16: the first diffusion step multiplies a denoiser's rounding
-    error by hundreds (316 at 100 diffusion steps), to 0.15 in fp16 and about 1 in bf16.
+    ``name`` is "fp32", "bf16", "fp16"; "auto": a 16-bit dtype in which the family was checked, where a GPU computes it
+    at full speed, else fp32; "int8" or "fp8": as "auto", and the loaders round the blocks, see :func:`choose_bits`; or
+    what was chosen already. For a MAR "auto" is fp16, in which it was evaluated under autocast, not bf16: the first
+    diffusion step multiplies a denoiser's rounding error by hundreds (316 at 100 diffusion steps), to 0.15 in fp16 and
+    about 1 in bf16.
 
     Raises:
         UserError: for an unknown name, fp16 where it overflows, 8 bits for a network without such blocks, and fp8 on
@@ -173,16 +176,27 @@ def choose_dtype(name: str | Precision, device: str | torch.device, family: str)
     if name == FP8 and not holds_fp8(device):
         raise UserError(f"dtype: there is no fp8 on {device}; choose {INT8}, which takes as little memory")
 
-    fp16_is_fast = device.type in ("mps", "xpu")
-    if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        if kind.auto == "bf16" and capability >= (8, 0):
-            return torch.bfloat16
-        fp16_is_fast = capability >= (7, 0)  # before Volta it is not faster than fp32, and on some cards much slower
+    fast = _fast_halves(device)
+    for half in kind.checked:
+        if half in fast:
+            return DTYPES[half]
 
-    if fp16_is_fast and kind.auto != "fp32" and not kind.overflows:
-        return torch.float16
     return torch.float32
+
+
+def _fast_halves(device: torch.device) -> tuple[str, ...]:
+    """The 16-bit dtypes that a device computes faster than fp32."""
+    if device.type in ("mps", "xpu"):
+        return ("fp16",)
+    if device.type != "cuda":
+        return ()
+
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= (8, 0):
+        return ("bf16", "fp16")
+
+    # Before Volta fp16 is not faster than fp32, and on some cards much slower.
+    return ("fp16",) if capability >= (7, 0) else ()
 
 
 def choose_bits(name: str | Precision, device: str | torch.device) -> str:

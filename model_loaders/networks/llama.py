@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .ops import FAST, Operations, linear
+from .precision import HALVES
 from .speed import Regional
 from .structure import depth, official_names
 from .ta_tok import TATokModel
@@ -191,37 +192,39 @@ def qwen_config(
     )
 
 
-# Cosines and sines fp32 [n or R x n, 1, D], the second with the signs of :func:`rotate_`.
-Rope = tuple[Tensor, Tensor]
-
-
 def rope_table(angle: Tensor, pairs: bool) -> Tensor:
-    """Cosines and signed sines fp32 [..., 2, D] of the angles [..., D / 2] of a head's pairs of numbers.
+    """Cosines and sines fp32 of the angles [..., D / 2] of a head's pairs of numbers, for :func:`rotate_`.
 
-    ``pairs``: adjacent numbers are a pair; else the halves of a head pair up. Su et al. 2021, "RoFormer" (arXiv
+    ``pairs``: adjacent numbers are a pair; the table is [..., D / 2, 2], a cosine and a sine for each. Else the halves
+    of a head pair up; the table is [..., 2, D], with the signs of the sines. Su et al. 2021, "RoFormer" (arXiv
     2104.09864).
     """
     cos = angle.cos()
     sin = angle.sin()
     if pairs:
-        cosines = cos.repeat_interleave(2, -1)
-        sines = torch.stack([-sin, sin], -1).flatten(-2)
-    else:
-        cosines = torch.cat([cos, cos], -1)
-        sines = torch.cat([-sin, sin], -1)
+        return torch.stack([cos, sin], -1)
 
-    return torch.stack([cosines, sines], -2)
+    return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], -2)
 
 
-def rotate_(x: Tensor, rope: Rope, pairs: bool) -> None:
-    """Rotate each pair (a, b) of x fp32 [R, n, heads, D] to (a cos - b sin, b cos + a sin), in place."""
-    cos, sin = rope
-    if pairs:
-        swapped = x.view(*x.shape[:-1], -1, 2).flip(-1).view(x.shape)
-    else:
+def rotate_(x: Tensor, rope: Tensor, pairs: bool) -> None:
+    """Rotate each pair (a, b) of x fp32 [R, n, heads, D] to (a cos - b sin, b cos + a sin), in place.
+
+    ``rope`` fp32 [n or R x n, 1, ...] are the rows of :func:`rope_table`.
+    """
+    if not pairs:
+        cos, sin = rope.unbind(-2)
         swapped = x.roll(x.shape[-1] // 2, -1)
+        x.mul_(cos).addcmul_(swapped, sin)
+        return
 
-    x.mul_(cos).addcmul_(swapped, sin)
+    numbers = x.unflatten(-1, (-1, 2))
+    if torch.compiler.is_compiling():  # it fuses these, and has no complex numbers
+        a, b = numbers.unbind(-1)
+        cos, sin = rope.unbind(-1)
+        numbers.copy_(torch.stack([a * cos - b * sin, b * cos + a * sin], -1))
+    else:
+        torch.view_as_complex(numbers).mul_(torch.view_as_complex(rope))
 
 
 def _frequencies(count: int, theta: float, device: torch.device) -> Tensor:
@@ -232,7 +235,7 @@ def _frequencies(count: int, theta: float, device: torch.device) -> Tensor:
 class Positions(NamedTuple):
     """Position encodings of a run."""
 
-    table: Tensor  # fp32 [L, 2, D] of rope_table, or additive embeddings [L, C]
+    table: Tensor  # fp32 [L, ...] of rope_table, or additive embeddings [L, C]
     offset: int | Tensor  # index of position 0; int64 [R, 1] if prefixes differ in length
 
     def rows(self, position: Tensor, batch: int) -> Tensor:
@@ -267,12 +270,13 @@ def update(store: Tensor, slot: Tensor, kv: Tensor, end: int) -> tuple[Tensor, T
     Args:
         store: the cache of the block [R', 2 kv heads, slots, D], of which the first R rows are used.
         slot: slots to write, int64 [n] or [R, n].
-        kv: keys and values [R, 2 kv heads, n, D] of the block's rows.
+        kv: keys and values [R, 2 kv heads, n or more, D] of the block's rows; those behind n are padding.
         end: see above.
 
     Returns keys and values, each [R, kv heads, end, D].
     """
     store = store[: len(kv)]
+    kv = kv[:, :, : slot.shape[-1]]
     if slot.ndim == 1:
         store.index_copy_(2, slot, kv)
     else:
@@ -334,7 +338,7 @@ class Attention(nn.Module):
             self.wqkv = operations.Linear(c.dim, queries + 2 * keys, bias=c.bias)
         self.wo = operations.Linear(queries, c.dim, bias=False)
 
-    def project(self, x: Tensor, rope: Rope | None) -> tuple[Tensor, Tensor]:
+    def project(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
         """x [R, n, C] to queries [R, heads, n, D], and keys and values [R, 2 kv heads, n, D].
 
         RoPE is applied in fp32.
@@ -355,6 +359,16 @@ class Attention(nn.Module):
         return q, kv
 
 
+class Norm(nn.RMSNorm):
+    """RMSNorm, whose output has the dtype of its weights, that of the next product; computed in fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is self.weight.dtype:
+            return super().forward(x)
+
+        return F.rms_norm(x, self.normalized_shape, self.weight.float(), self.eps).to(self.weight.dtype)
+
+
 class FeedForward(nn.Module):
     """SwiGLU: w2(silu(w1 x) * w3 x)."""
 
@@ -373,19 +387,26 @@ class Block(nn.Module):
 
     def __init__(self, c: LlamaConfig, operations: Operations = FAST):
         super().__init__()
-        self.attention_norm = nn.RMSNorm(c.dim, c.eps)
+        self.attention_norm = Norm(c.dim, c.eps)
         self.attention = Attention(c, operations)
-        self.ffn_norm = nn.RMSNorm(c.dim, c.eps)
+        self.ffn_norm = Norm(c.dim, c.eps)
         self.feed_forward = FeedForward(c.dim, c.hidden, operations)
 
-    def forward(self, x: Tensor, rope: Rope | None, attention: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def forward(self, x: Tensor, rope: Tensor | None, attention: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         q, kv = self.attention.project(self.attention_norm(x), rope)
         x = x + self.attention.wo(attention(q, kv))
         return x + self.feed_forward(self.ffn_norm(x))
 
 
 def cached_block(
-    block: Block, x: Tensor, rope: Rope | None, store: Tensor, slot: Tensor, end: int, mask: Tensor | None, causal: bool
+    block: Block,
+    x: Tensor,
+    rope: Tensor | None,
+    store: Tensor,
+    slot: Tensor,
+    end: int,
+    mask: Tensor | None,
+    causal: bool,
 ) -> Tensor:
     """A block whose rows attend to the cache; arguments as for :meth:`Llama.feed`."""
 
@@ -394,6 +415,39 @@ def cached_block(
         return attend(q, keys, values, mask, causal)
 
     return block(x, rope, attention)
+
+
+def one_shape(
+    x: Tensor, rope: Tensor | None, mask: Tensor | None, rows: int, end: int, slots: int
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """A pass over all slots of a cache, padded to a number of rows.
+
+    In 16 bits a result depends on the order of its sums, and that on the kernel, which a library chooses by the shape.
+    Passes of one shape take the same kernels, and these compute each row alike, whatever the other rows are and
+    whichever of the slots that it does not attend to are written.
+
+    Args:
+        x: rows [R, n, C].
+        rope: see :func:`rotate_`; None: none.
+        mask: bool [..., n, end]; None: every row attends to all slots below ``end``.
+        rows: n with the padding.
+        end: slots that the mask covers.
+        slots: slots of the cache.
+
+    Returns x [R, rows, C], and rope and mask [..., rows, slots] for it.
+    """
+    n = x.shape[1]
+    more = rows - n
+    if mask is None:
+        mask = torch.ones(n, end, dtype=torch.bool, device=x.device)
+    mask = F.pad(mask, (0, slots - end))
+    # Padding attends to all slots, because a softmax over none is NaN.
+    mask = F.pad(mask, (0, 0, 0, more), value=True)
+
+    x = F.pad(x, (0, 0, 0, more))
+    if rope is not None:
+        rope = F.pad(rope, (0, 0, 0, 0, 0, 0, 0, more))
+    return x, rope, mask
 
 
 class Llama(Regional):
@@ -425,7 +479,7 @@ class Llama(Regional):
             self.spe_tok_embeddings = nn.ModuleDict({"special_embeddings": nn.Embedding(c.special, c.dim)})
 
         self.layers = nn.ModuleList(Block(c, operations) for _ in range(c.depth))
-        self.norm = nn.RMSNorm(c.dim, c.eps)
+        self.norm = Norm(c.dim, c.eps)
         if not c.tied:
             self.output = operations.Linear(c.dim, c.vocab, bias=False)
 
@@ -518,13 +572,18 @@ class Llama(Regional):
         table = rope_table(torch.cat([down, across], -1).flatten(0, 1), pairs=True)
         return Positions(table=torch.cat([torch.zeros_like(table[:1]), table]), offset=1)
 
-    def _encode(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Rope | None]:
-        """The blocks' input and RoPE, from rows of the position table."""
+    def _encode(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The blocks' input and RoPE, from rows of the position table.
+
+        The input begins the residual stream, which is fp32 in fp16, see :mod:`.precision`.
+        """
+        if x.dtype is torch.float16:
+            x = x.float()
+
         if self.config.absolute:
             return x + rows, None
 
-        cos, sin = rows.unsqueeze(-3).unbind(-2)
-        return x, (cos, sin)
+        return x, rows.unsqueeze(-3)
 
     def forward(
         self,
@@ -611,6 +670,7 @@ class Llama(Regional):
         end: int,
         mask: Tensor | None = None,
         causal: bool = False,
+        rows: int = 0,
     ) -> Tensor:
         """Feed rows behind the cached ones, and write their keys and values into the cache.
 
@@ -622,15 +682,26 @@ class Llama(Regional):
             end: slots below this one are attended to.
             mask: bool [n, end] or [R, n, end], True where a row attends to a slot; None: everywhere.
             causal: the rows fill the cache from its first slot on, and each attends to those up to its own.
+            rows: see :func:`one_shape`; 0: the pass has the shape of its rows. Not with ``causal``.
         """
+        fed = x.shape[1]
         x, rope = self._encode(x, cache.positions.rows(position, len(x)))
-        mask = None if causal else cache.mask(mask, len(x), x.shape[1], end)
+        mask = None if causal else cache.mask(mask, len(x), fed, end)
+        if rows:
+            slots = cache.blocks[0].shape[2]
+            x, rope, mask = one_shape(x, rope, mask, rows, end, slots)
+            end = slots
 
         run = cached_block if causal else self.region(cached_block)
         for block, store in zip(self.layers, cache.blocks, strict=True):
             x = run(block, x, rope, store, slot, end, mask, causal)
 
-        return x
+        return x[:, :fed]
+
+
+def is_16_bit(net: Llama) -> bool:
+    """Whether a network computes in fp16 or bf16."""
+    return net.norm.weight.dtype in HALVES
 
 
 @dataclass(frozen=True, eq=False)

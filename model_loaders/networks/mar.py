@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .ops import FAST, Operations
+from .precision import widened
 from .speed import Regional
 from .structure import depth
 
@@ -83,7 +84,7 @@ BUDGET = 1 << 24
 
 
 def modulated(x: Tensor, norm: nn.LayerNorm, shift: Tensor, scale: Tensor) -> Tensor:
-    """norm(x) * scale + shift of rows x [R, w], with shift and scale [R, w] of their own."""
+    """norm(x) * scale + shift of rows x [..., w], with shift and scale [..., w] of their own."""
     return torch.addcmul(shift, norm(x), scale)
 
 
@@ -151,9 +152,10 @@ class DiffusionHead(nn.Module):
         return out
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """Predicted noise, then variance logits, of tokens fp32 [N, channels]; fp32 [N, 2 channels].
+        """Predicted noise, then variance logits, of tokens fp32 [N, channels]; fp32 [..., N, 2 channels].
 
-        A variance logit is -1..1 between the two bounds.
+        A variance logit is -1..1 between the two bounds. ``modulations`` [..., N, w] may be of several conditions, the
+        branches of guidance: up to the first modulation they share their rows.
         """
         h = self.input_proj(x.to(self.input_proj.weight.dtype))
         for i, block in enumerate(self.res_blocks):
@@ -190,14 +192,26 @@ class Attention(nn.Module):
         return q, k, v
 
 
+class Norm(nn.LayerNorm):
+    """LayerNorm in fp32, as under autocast; its output has the dtype of its weights, that of the next product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = widened(self.weight)
+        bias = widened(self.bias)
+        return F.layer_norm(widened(x), self.normalized_shape, weight, bias, self.eps).to(self.weight.dtype)
+
+
 class Block(nn.Module):
-    """Pre-norm ViT block: exact GELU, no layer scale, no query/key norm."""
+    """Pre-norm ViT block: exact GELU, no layer scale, no query/key norm.
+
+    The residual stream is fp32, see :mod:`.precision`.
+    """
 
     def __init__(self, dim: int, heads: int, operations: Operations = FAST):
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.norm1 = Norm(dim, eps=1e-6)
         self.attn = Attention(dim, heads, operations)
-        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.norm2 = Norm(dim, eps=1e-6)
         fc1 = operations.Linear(dim, 4 * dim)
         fc2 = operations.Linear(4 * dim, dim)
         self.mlp = nn.Sequential(OrderedDict(fc1=fc1, act=nn.GELU(), fc2=fc2))
@@ -216,13 +230,13 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Rows x [B, M, C] plus the attention of their queries q [B, heads, M, d].
+        """Rows x [B, M, C] plus the attention of their queries q [B, heads, M, d]; fp32 in 16 bits too.
 
         Keys and values are [B, heads, N, d].
         """
         mask = None if key_mask is None else key_mask[:, None, None]
         out = F.scaled_dot_product_attention(q, k, v, mask)
-        return x + self.attn.proj(out.transpose(1, 2).flatten(2))
+        return widened(x) + self.attn.proj(out.transpose(1, 2).flatten(2))
 
 
 def _blocks(c: MARConfig, count: int, operations: Operations) -> list[Block]:
@@ -252,13 +266,13 @@ class MAR(Regional):
         self.diffusion_pos_embed_learned = nn.Parameter(torch.empty(1, c.tokens, c.dim))
 
         self.z_proj = operations.Linear(c.channels, c.dim)
-        self.z_proj_ln = nn.LayerNorm(c.dim, eps=1e-6)
+        self.z_proj_ln = Norm(c.dim, eps=1e-6)
         self.encoder_blocks = _blocks(c, c.encoder_depth, operations)
-        self.encoder_norm = nn.LayerNorm(c.dim, eps=1e-6)
+        self.encoder_norm = Norm(c.dim, eps=1e-6)
 
         self.decoder_embed = operations.Linear(c.dim, c.dim)
         self.decoder_blocks = _blocks(c, c.decoder_depth, operations)
-        self.decoder_norm = nn.LayerNorm(c.dim, eps=1e-6)
+        self.decoder_norm = Norm(c.dim, eps=1e-6)
 
         # Of plain layers, which stay on the device: it runs once for every diffusion step.
         head = DiffusionHead(c.channels, c.head_width, c.head_depth, c.dim, FAST)
@@ -444,7 +458,8 @@ class MARModel:
         ``rows`` are the rows of the decoder over the batch and both branches.
         """
         element = next(self.net.parameters()).element_size()
-        return {"MAR": 16 * rows * self.net.config.dim * element}
+        # Two rows of the residual stream are fp32.
+        return {"MAR": rows * self.net.config.dim * (14 * element + 8)}
 
     def prompt_bytes(self, tokens: int) -> int:
         """Memory of the keys and values of that many rows of a language model; 0 without one."""

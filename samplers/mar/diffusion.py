@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -60,12 +60,12 @@ def guide(out: Tensor, cfg: Tensor | float) -> tuple[Tensor, Tensor]:
     eps, logits = out[0].chunk(2, -1)
     if len(out) == 2:
         null = out[1, :, : eps.shape[1]]
-        eps = null + cfg * (eps - null)
+        eps = torch.lerp(null, eps, cfg)  # null + cfg (eps - null)
     return eps, logits
 
 
 def ancestral_step(
-    numbers: Sequence[float] | Sequence[Tensor],
+    numbers: Sequence[Tensor],
     cfg: Tensor,
     noise: Tensor,
     draft: Tensor | None,
@@ -77,19 +77,18 @@ def ancestral_step(
     With a draft x' of weight gamma: mu' = (1 - gamma) mu + gamma x'.
 
     Args:
-        numbers: ``Tables.steps`` of the step, and gamma; tensors for the compiler, which treats other numbers as
-            constants.
+        numbers: a step's ``of_x`` and ``of_eps``, with which mu = of_x x - of_eps eps, its ``middle`` and ``slope``
+            of :class:`StepNumbers`, and gamma; fp32 [] each.
         noise, draft, x: fp32 [N, channels]; the noise includes the temperature.
         cfg, out: see :func:`guide`.
     """
-    recip, recipm1, coef1, coef2, middle, slope, gamma = numbers
+    of_x, of_eps, middle, slope, gamma = numbers
     eps, logits = guide(out, cfg)
-    x0 = recip * x - recipm1 * eps
-    mean = coef1 * x0 + coef2 * x
+    mean = torch.addcmul(of_x * x, of_eps, eps, value=-1)
     if draft is not None:
-        mean = (1 - gamma) * mean + gamma * draft
-    log_std = middle + slope * logits
-    return mean + log_std.exp() * noise, mean, log_std
+        mean = torch.lerp(mean, draft, gamma)
+    log_std = torch.addcmul(middle, slope, logits)
+    return torch.addcmul(mean, log_std.exp(), noise), mean, log_std
 
 
 def ancestral_steps(
@@ -105,13 +104,16 @@ def ancestral_steps(
     noise[-1] = 0
     noise_of = [noise[k * len(noise) // count] if k + 1 < count else noise[-1] for k in steps]
 
-    numbers: list[Any] = [(*batch.table.steps[k], batch.gamma[k] if batch.gamma else 0.0) for k in steps]
+    rows = []
+    for k in steps:
+        step = batch.table.steps[k]
+        gamma = batch.gamma[k] if batch.gamma else 0.0
+        rows.append((step.of_x, step.of_eps, step.middle, step.slope, gamma))
+    numbers = to_device(torch.tensor(rows), batch.x.device)
     advance = run.model.net.region(ancestral_step)
-    if advance is not ancestral_step:  # compiled
-        numbers = [row.unbind() for row in to_device(torch.tensor(numbers), batch.x.device)]
 
     return [
-        partial(advance, step_numbers, batch.cfg, step_noise, batch.draft)
+        partial(advance, step_numbers.unbind(), batch.cfg, step_noise, batch.draft)
         for step_numbers, step_noise in zip(numbers, noise_of, strict=True)
     ]
 
@@ -147,9 +149,8 @@ class Head:
         place = k % self._at_once
         if place == 0:
             embedding = self._times[k : k + self._at_once] + self._condition
-            self._modulations = list(zip(*self._head.modulations(embedding.flatten(1, 2)), strict=True))
-        rows = torch.cat([x] * self.branches)
-        return self._evaluate(self._head, rows, self._modulations[place]).view(self.branches, self.tokens, -1)
+            self._modulations = list(zip(*self._head.modulations(embedding), strict=True))
+        return self._evaluate(self._head, x, self._modulations[place])
 
 
 def denoise(run: Generation, batch: HeadBatch) -> Tensor:

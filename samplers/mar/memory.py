@@ -102,8 +102,9 @@ def feature_bytes(model: MARModel, images: int, settings: MARBase, cache: CacheS
     encoded = images * (1 + (settings.cfg != 1.0))
     rows = c.buffer + c.tokens
 
-    kept = 2 * encoded * c.encoder_depth + live * (2 * c.decoder_depth + 3)
-    return kept * rows * c.dim * size + (model.prompt_bytes(live * rows) if cache.encoder_cache else 0)
+    # Of the decoder also its input, the values of a block, and a difference of the residual stream, which is fp32.
+    kept = (2 * encoded * c.encoder_depth + live * (2 * c.decoder_depth + 2)) * size + live * 4
+    return kept * rows * c.dim + (model.prompt_bytes(live * rows) if cache.encoder_cache else 0)
 
 
 def total(memory: Mapping[str, int]) -> int:

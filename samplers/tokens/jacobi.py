@@ -7,12 +7,18 @@ are other ones than those of serial decoding. Here the random numbers belong to 
 token is a function of its logits: the fixed point of the iteration is the image of serial decoding itself, and no test
 is needed.
 
+In 16 bits a token is the same function of its input only if its pass has the same shape, because the shape decides
+the order of the sums. Every call is then padded to one shape (``one_shape`` in ``networks/llama.py``), so that windows
+of all widths, 1 among them, draw the same image. Serial decoding has other shapes, and draws another image of the same
+distribution. ``docs/benchmarks/precision.md`` counts equal images.
+
 A call evaluates the W passes from the first one that is not certain, in every image. Images advance independently. The
 host reads their positions after each call, and waits for the device there only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,14 +27,16 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.llama import Cache
-from ...reports.record import ACCEPTED, PLAIN
+from ...model_loaders.networks.llama import Cache, is_16_bit
+from ...reports.record import ACCEPTED, PLAIN, dtype_of
 from ..driver import to_device
 from .loop import TokenRun, TokenSampled, TokenSampler, decide, feed_tokens, guided_logits, prefill, sample
-from .schedule import DeviceTable, Schedule, attention_mask
+from .schedule import DeviceTable, Schedule, Table, attention_mask
 
 # On a CPU, batches of this size and more gain little or nothing from a window.
 _CPU_BATCH = 4
+# Rows of an image in a call of 16-bit weights, or a multiple where a window has more.
+ROWS = 32
 
 
 @dataclass(eq=False)
@@ -85,7 +93,7 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
             # 1. Feed the rows of the W passes at once, with the tokens so far: certain ones and guesses. Every row
             #    attends to the slots that it attends to in its own serial pass. Keys and values replace those of the
             #    last call.
-            null = bool(active.first_uncertain.min() <= last_guided)
+            null = bool(last_guided >= 0 if run.rows else active.first_uncertain.min() <= last_guided)
             with run.clock.phase(run.phases[0]):
                 hidden = _feed(active.run, cache, table, w, null)
 
@@ -110,7 +118,7 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
 
             # 5. Drop finished images.
             left = np.flatnonzero(active.first_uncertain < passes)
-            if shrink and 0 < len(left) < len(active.image_ids):
+            if shrink and not run.rows and 0 < len(left) < len(active.image_ids):
                 active = _keep(active, cache, left)
         yield all_first_uncertain
 
@@ -261,8 +269,17 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
         hint = f"parallel: a window feeds 4 times the rows; on a CPU with {_CPU_BATCH} images or more, compare with 0."
         run.report.note = "; ".join(filter(None, (run.report.note, hint)))
 
-    # 1. Prefill, which predicts the cells of the first pass.
     t = schedule.ahead
+    if is_16_bit(run.net):
+        run.rows = padded_rows(t, window)
+        name = dtype_of(run.net)
+        hint = (
+            f"parallel in {name}: the same image for every window of up to {run.rows} rows and for parallel 1; "
+            "parallel 0 rounds differently. In fp32 all are equal."
+        )
+        run.report.note = "; ".join(filter(None, (run.report.note, hint)))
+
+    # 1. Prefill, which predicts the cells of the first pass.
     guided = run.guided(schedule)
     with torch.inference_mode():
         first = to_device(np.array(schedule.passes[0].cells, np.int64), run.device)
@@ -280,6 +297,14 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
         with run.clock.paused():
             yield run.step(int(t.cell_start[first_uncertain.min()]), run.count)
     return _reported(run, schedule, window, np.stack(history))
+
+
+def padded_rows(t: Table, window: int) -> int:
+    """Rows of an image in the calls of a window of 16-bit weights; no call has more rows or cells."""
+    stop = np.minimum(np.arange(t.passes) + window, t.passes)
+    rows = (t.row_start[stop] - t.row_start[:-1]).max()
+    cells = (t.cell_start[stop] - t.cell_start[:-1]).max()
+    return ROWS * math.ceil(max(rows, cells) / ROWS)
 
 
 def _reported(run: TokenRun, schedule: Schedule, window: int, history: np.ndarray) -> TokenSampled:

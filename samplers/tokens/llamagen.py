@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ...model_loaders.networks.llama import TokenModel
+from ...model_loaders.networks.llama import TokenModel, is_16_bit
 from ...reports.record import PLAIN
 from ..conditioning import AnyCondition
 from ..editing import Edit
@@ -55,6 +55,9 @@ def llamagen(
 def decode(run: TokenRun, schedule: Schedule, parallel: int = 0) -> TokenSampler:
     """Decode a schedule pass by pass or, with ``parallel`` above 1, in windows of as many passes (``jacobi.py``).
 
+    With 16-bit weights, ``parallel`` 1 is a window too, whose image those of larger windows equal; in fp32 it is the
+    same as 0.
+
     Yields :class:`TokenStep` after the prefill and after each pass, or call of a window. The map "step" is the pass or
     call that decided a cell, -1 if it was given.
 
@@ -62,7 +65,8 @@ def decode(run: TokenRun, schedule: Schedule, parallel: int = 0) -> TokenSampler
         UserError: a window of a schedule whose rows attend to slots that are not written yet, or logits that were not
             finite.
     """
-    return windows(run, schedule, parallel) if parallel > 1 else serial(run, schedule)
+    in_windows = parallel > 1 or (parallel == 1 and is_16_bit(run.net))
+    return windows(run, schedule, parallel) if in_windows else serial(run, schedule)
 
 
 def serial(run: TokenRun, schedule: Schedule) -> TokenSampler:

@@ -71,6 +71,7 @@ class TokenRun:
     stream: str = "token"  # stream of the random numbers
     span: tuple[int, int] | None = None  # token values that are image codes, half-open; None: all
     penalty: float = 1.0  # repetition penalty; 1 is none
+    rows: int = 0  # rows of an image that every pass is padded to, see one_shape in networks/llama.py; 0: none
     phases: tuple[str, str] = ("transformer", "sampling")  # names of the time spent in the transformer and in drawing
 
     # tokens, decided: int64 and bool [B, N + 1]; the last column receives the padding of passes in which images differ
@@ -287,7 +288,7 @@ def feed_tokens(
             slot = torch.cat([slot, slot])
             mask = None if mask is None else torch.cat([mask, mask])
     run.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
-    return run.net.feed(x, position, slot, cache, end, mask)
+    return run.net.feed(x, position, slot, cache, end, mask, rows=run.rows)
 
 
 def guidance_applies(settings: TokenSettings, step: int | Tensor) -> bool | Tensor:
@@ -307,12 +308,14 @@ def guided_logits(run: TokenRun, hidden: Tensor, guided: bool | Tensor) -> Tenso
     ``guided``: whether it is applied, to all tokens or bool [m] or [B, m].
     """
 
-    logits = run.net.logits(hidden, run.span)
+    cells = hidden.shape[1]
+    padded = F.pad(hidden, (0, 0, 0, run.rows - cells)) if run.rows else hidden
+    logits = run.net.logits(padded, run.span)[:, :cells]
     images = len(run.tokens)
     mixed = cond = logits[:images]
     if guided is not False and len(logits) > images:
         null = logits[images:]
-        mixed = torch.add(null, cond - null, alpha=run.settings.cfg)  # null + cfg (cond - null)
+        mixed = torch.lerp(null, cond, run.settings.cfg)
         if guided is not True:
             mixed = torch.where(guided[..., None], mixed, cond)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
-from ...model_loaders.networks.llama import TokenModel
+from ...model_loaders.networks.llama import TokenModel, is_16_bit
 from ...model_loaders.networks.ops import unpacking_bytes
 from ...model_loaders.networks.tar import TarModel
 from ..conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, PromptCondition
 from .conditioning import prompt_ids
+from .jacobi import ROWS
 from .settings import DETAILS, PARSettings, TarPromptSettings, ZipARSettings, guides, neighbours_of
 
 # Places that a wave of MuLo-SD decides in one pass, at most.
@@ -24,6 +25,8 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     prefix = _prefix(model, condition)
     if draft is None:
         cells = min(model.tokens, _cells(model, settings) * max(1, settings.parallel))
+        if settings.parallel and is_16_bit(model.net):
+            cells = max(cells, ROWS)
         return decoding(model, images, settings, prefix, cells)
 
     # Islands are separated, so a wave has at most one cell of every second row and column.

@@ -521,8 +521,8 @@ def test_weights_in_fp8_are_read(dtype: torch.dtype) -> None:
     ("capability", "plain", "bf16", "overflows"),
     [
         ((6, 1), torch.float32, torch.float32, torch.float32),
-        ((7, 5), torch.float16, torch.float16, torch.float32),
-        ((7, 9), torch.float16, torch.float16, torch.float32),
+        ((7, 5), torch.float16, torch.float32, torch.float32),
+        ((7, 9), torch.float16, torch.float32, torch.float32),
         ((8, 0), torch.float16, torch.bfloat16, torch.bfloat16),
         ((9, 0), torch.float16, torch.bfloat16, torch.bfloat16),
     ],
@@ -532,6 +532,8 @@ def test_auto_on_graphics_cards(monkeypatch: pytest.MonkeyPatch, capability, pla
     assert choose_dtype("auto", "cuda:0", "mar") == plain and choose_dtype("auto", "cuda", "tar") == bf16
     assert choose_dtype("auto", "cuda", "t5") == overflows
     assert choose_dtype("auto", "cuda", "vq") == torch.float32
+    # LlamaGen's own program offers fp16 beside bf16; Tar's and Janus' do not.
+    assert choose_dtype("auto", "cuda", "llamagen") == (torch.float16 if capability[0] == 7 else bf16)
 
 
 def test_choose_dtype() -> None:

@@ -306,16 +306,17 @@ def card(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    "capability, llamagen, mar", [((8, 0), "bf16", "fp16"), ((7, 5), "fp16", "fp16"), ((6, 1), "fp32", "fp32")]
+    "capability, llamagen, tar, mar",
+    [((8, 0), "bf16", "bf16", "fp16"), ((7, 5), "fp16", "fp32", "fp16"), ((6, 1), "fp32", "fp32", "fp32")],
 )
-def test_auto_chooses_the_dtype_for_the_device_that_computes(folder, card, capability, llamagen, mar):
+def test_auto_chooses_the_dtype_for_the_device_that_computes(folder, card, capability, llamagen, tar, mar):
     """The weights are placed on the other device, the CPU, for which auto is fp32."""
     kinds = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     assert next(load(LLAMAGEN)[0].model.net.parameters()).dtype == torch.float32
     card(*capability)
     for node, changes, wanted in (
         (LLAMAGEN, {}, llamagen),
-        (DTOK, {"dtype": "auto"}, llamagen),
+        (DTOK, {"dtype": "auto"}, tar),
         (loaders.LoadMAR, {"checkpoint": "demo", "decoder": "auto"}, mar),
     ):
         model, vae = load(node, **changes)
@@ -325,8 +326,8 @@ def test_auto_chooses_the_dtype_for_the_device_that_computes(folder, card, capab
         )
         assert {weight.device.type for weight in model.model.net.parameters()} == {"cpu"}
         assert next(vae.first_stage_model.parameters()).dtype == torch.float32
-    tar = loaders.LoadTar.execute("tar", "auto", False).result[0]
-    assert next(tar.model.net.parameters()).dtype == kinds[llamagen]
+    loaded = loaders.LoadTar.execute("tar", "auto", False).result[0]
+    assert next(loaded.model.net.parameters()).dtype == kinds[tar]
 
 
 @pytest.mark.parametrize(

@@ -274,3 +274,54 @@ def test_the_demo_is_identical_in_less_than_half_of_the_calls(root: Path):
     assert torch.equal(made.codes, serial.codes)
     calls = made.report.maps["step"].max(axis=(1, 2)) + 1
     assert calls.mean() < 32 and made.report.counts["transformer_passes"] == calls.max() < 64
+
+
+# ------------------------------------------------------------------------------------------ 16 bits
+
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def halved(model, dtype):
+    model = copy.deepcopy(model)
+    model.net.to(dtype)
+    return model
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("name", [name for name in CASES if "text" not in name])
+def test_in_16_bits_all_windows_draw_the_image_of_window_1(name, half):
+    """Also with guidance that ends within the image; images of a batch advance independently."""
+    sampler, model, chosen = CASES[name]
+    model = halved(model, HALVES[half])
+    for values in ({"cfg": 4.0}, {"cfg": 4.0, "cfg_interval": 5}):
+        one = run(sampler, model, chosen, parallel=1, **values)
+        for window in (2, 7):
+            made = run(sampler, model, chosen, parallel=window, **values)
+            assert torch.equal(made.codes, one.codes), (window, values)
+            assert f"parallel in {half}: the same image" in made.report.note
+
+
+def test_in_16_bits_tars_codes_are_those_of_window_1():
+    for half, dtype in HALVES.items():
+        model = halved(tiny_tar(), dtype)
+        made = [
+            finish(tar_prompt(model, ["a cat", "dog"], TarPromptSettings("729", parallel=w), PairedDraws(3, (0, 1))))
+            for w in (1, 4)
+        ]
+        assert torch.equal(made[0].codes, made[1].codes), half
+
+
+def test_in_fp32_window_1_is_serial_decoding():
+    """Bit for bit, without a call of a window: a network of fp32 needs no padding."""
+    model = tiny_gpt(grid=4)
+    chosen = LlamaGenSettings(**FEW)
+    serial = run(llamagen, model, chosen)
+    one = run(llamagen, model, chosen, parallel=1)
+    assert torch.equal(one.codes, serial.codes) and not one.report.note
+    assert one.report.counts == serial.report.counts
+
+
+def test_rows_of_a_call_by_hand():
+    """A window of 40 passes of one row and one cell each takes the next multiple of 32."""
+    table = raster(8).ahead
+    assert [module.padded_rows(table, window) for window in (1, 32, 33, 40, 64, 100)] == [32, 32, 64, 64, 64, 64]
