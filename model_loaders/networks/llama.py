@@ -13,7 +13,7 @@ padded on the right, every cell has the same slot of the cache in all images, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .ops import FAST, Operations, linear
-from .speed import Regional
+from .speed import STATIC, TOKEN_SPEEDS, Regional
 from .structure import depth, official_names
 from .ta_tok import TATokModel
 
@@ -396,12 +396,32 @@ def cached_block(
     return block(x, rope, attention)
 
 
+def cached_blocks(
+    layers: Sequence[nn.Module], x: Tensor, rope: Rope | None, stores: list[Tensor], slot: Tensor, mask: Tensor
+) -> Tensor:
+    """All blocks, as one function for the compiler; the rows attend to all slots that ``mask`` allows."""
+    for i, block in enumerate(layers):
+        x = cached_block(block, x, rope, stores[i], slot, stores[i].shape[2], mask, False)
+    return x
+
+
+def whole_mask(mask: Tensor | None, rows: int, end: int, slots: int, device: torch.device) -> Tensor:
+    """A mask of the slots below ``end`` as one of all slots, bool [n, slots] or [R, n, slots]; arguments as of
+    :meth:`Llama.feed`.
+    """
+    if mask is None:
+        return (torch.arange(slots, device=device) < end).expand(rows, -1)
+    return F.pad(mask, (0, slots - end))
+
+
 class Llama(Regional):
     """The transformer.
 
     With 2-D RoPE the official table is *zero* for the prefix and for PAR's transition tokens: their queries and keys
     are zero, so every image token attends to all of them equally.
     """
+
+    speeds = TOKEN_SPEEDS
 
     def __init__(self, config: LlamaConfig, operations: Operations = FAST):
         super().__init__(operations)
@@ -580,6 +600,9 @@ class Llama(Regional):
         c = self.config
         batch, n, _ = x.shape
         blocks = [x.new_zeros(batch, 2 * c.kv_heads, n + slots, c.head_dim) for _ in self.layers]
+        if self.speed == STATIC:
+            for store in blocks:  # a CUDA graph may write to tensors of known addresses only
+                torch._dynamo.mark_static_address(store, guard=False)
         valid = None
         if lengths is not None:
             slot = torch.arange(n + slots, device=x.device)
@@ -624,9 +647,15 @@ class Llama(Regional):
             causal: the rows fill the cache from its first slot on, and each attends to those up to its own.
         """
         x, rope = self._encode(x, cache.positions.rows(position, len(x)))
-        mask = None if causal else cache.mask(mask, len(x), x.shape[1], end)
+        rows = x.shape[1]
 
-        run = cached_block if causal else self.region(cached_block)
+        if self.speed == STATIC and not causal:
+            slots = cache.blocks[0].shape[2]
+            visible = cache.mask(whole_mask(mask, rows, end, slots, x.device), len(x), rows, slots)
+            return self.region(cached_blocks, "decode steps")(self.layers, x, rope, cache.blocks, slot, visible)
+
+        mask = None if causal else cache.mask(mask, len(x), rows, end)
+        run = cached_block if causal else self.region(cached_block, "decode steps")
         for block, store in zip(self.layers, cache.blocks, strict=True):
             x = run(block, x, rope, store, slot, end, mask, causal)
 

@@ -106,7 +106,7 @@ def ancestral_steps(
     noise_of = [noise[k * len(noise) // count] if k + 1 < count else noise[-1] for k in steps]
 
     numbers: list[Any] = [(*batch.table.steps[k], batch.gamma[k] if batch.gamma else 0.0) for k in steps]
-    advance = run.model.net.region(ancestral_step)
+    advance = run.model.net.region(ancestral_step, "diffusion steps")
     if advance is not ancestral_step:  # compiled
         numbers = [row.unbind() for row in to_device(torch.tensor(numbers), batch.x.device)]
 
@@ -124,7 +124,7 @@ class Head:
 
     def __init__(self, net: MAR, *batches: HeadBatch):
         head = self._head = net.head
-        self._evaluate = net.region(type(head).denoise)
+        self._evaluate = net.region(type(head).denoise, "diffusion head")
 
         # Condition embeddings [P, N, w] and time embeddings [S, 1, 1 or N, w].
         z = [batch.z for batch in batches]

@@ -80,11 +80,11 @@ def _parallel(what: str, usual: str) -> Any:
 
 
 def _entropy_temperature(what: str) -> Any:
-    """The setting of entropy-dependent temperature (``draws.py``) of ``what`` is drawn."""
+    """The setting of the temperature by entropy (``draws.py``); ``what`` is drawn with it."""
     return knob(
         0.0,
-        f"Warms every {what} of which the model is certain and cools the others; higher does so more. Usual: 0, the "
-        f"same temperature for every {what}; 1 is the published strength.",
+        f"Gives a {what} of which the model is certain a higher temperature and an uncertain one a lower one; higher "
+        f"does so more. Usual: 0, the same temperature for every {what}; 1 is the published strength.",
         low=0.0,
         high=1.0,
         step=0.05,
