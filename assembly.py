@@ -96,7 +96,7 @@ class Source:
     device: torch.device  # device of the weights
     dtype: str = AUTO  # "auto", "fp32", "bf16", "fp16", "int8" or "fp8"
     compute: torch.device | None = None  # device for which "auto" selects the dtype; None for ``device``
-    speed: str = PLAIN  # how the networks run, see speed.SPEEDS
+    speed: str = PLAIN  # how the networks run, see speed.TOKEN_SPEEDS
     operations: Operations | None = None  # a host's, of which the networks are built; None for their own
 
     @property

@@ -31,7 +31,7 @@ from .model_loaders.families import DTYPES
 from .model_loaders.networks.autoencoder import KLModel, VQModel, expect_finite
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
-from .model_loaders.networks.speed import PLAIN, SPEEDS
+from .model_loaders.networks.speed import PLAIN, TOKEN_SPEEDS
 from .model_loaders.wrappers import WEIGHTS
 from .reports.record import Report
 from .samplers.batches import begin, in_parts
@@ -103,7 +103,7 @@ def load(
     precision = _dtype(dtype)
     if grid is not None:
         grid = _whole(grid, "grid", 2, 128)
-    _expect_choice("speed", speed, SPEEDS)
+    _expect_choice("speed", speed, TOKEN_SPEEDS)
     _expect_choice("weights", weights, WEIGHTS)
 
     # 2. Load the model with its decoder.

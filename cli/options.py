@@ -9,7 +9,7 @@ from ..assembly import AUTO, DEMO, Source, choose_device, find_file, models_fold
 from ..conditions import ENCODER
 from ..errors import UserError
 from ..model_loaders.families import DTYPES, EIGHT_BITS
-from ..model_loaders.networks.speed import PLAIN, SPEEDS
+from ..model_loaders.networks.speed import PLAIN, TOKEN_SPEEDS
 from ..model_loaders.wrappers import WEIGHTS
 from .progress import Bar
 
@@ -56,9 +56,10 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--speed",
         default=PLAIN,
-        choices=SPEEDS,
+        choices=TOKEN_SPEEDS,
         help="plain (default); "
-        "compile: transformer blocks and diffusion steps by torch.compile, which takes a minute at first",
+        "compile: transformer blocks and diffusion steps by torch.compile, which takes a minute at first; "
+        "compile-static: of token models, with decode steps of one shape, which has not been measured on a GPU",
     )
 
     add(

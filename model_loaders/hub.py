@@ -23,6 +23,7 @@ from typing import NamedTuple
 from ..errors import UserError
 from .families import KINDS
 from .formats import SUFFIXES
+from .shards import INDEX, named_by_index
 from .transfer import Missing, Remote, download, readable_size, spoiled
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -89,8 +90,25 @@ class Entry:
         return parts
 
     @property
+    def index(self) -> str | None:
+        """Name of the file that names the shards of the weights; None where the catalogue names the weights."""
+        return next((part.name for part in self.files if part.name.endswith(INDEX)), None)
+
+    def shards(self, folder: Path) -> list[Part]:
+        """The shards that the index in the entry's ``folder`` names; none without an index.
+
+        Raises:
+            UserError: the index is damaged.
+        """
+        if self.index is None or not os.path.isfile(folder / self.index):
+            return []
+
+        names = named_by_index(folder / self.index, KINDS[self.family].field)
+        return [Part(path=f"{self.file}/{name}", name=name, sha256=None, optional=False) for name in names]
+
+    @property
     def weights(self) -> set[str]:
-        """Names of the weight files in the folder of an entry of several files."""
+        """Names of the weight files in the folder of an entry of several files, as far as the catalogue has them."""
         return {part.name for part in self.files if part.name.endswith(SUFFIXES)}
 
     @property
@@ -126,6 +144,14 @@ class Entry:
             return path.is_file() and not spoiled(path)
 
         paths = [path / part.name for part in self.files if not part.optional]
+        if self.index is not None:
+            # The weights are the shards of an index, or a single file.
+            try:
+                shards = self.shards(path)
+            except UserError:  # a damaged index
+                return False
+            paths += [path / name for name in ([part.name for part in shards] or self.weights)]
+
         return all(path.is_file() and not spoiled(path) for path in paths)
 
 
@@ -394,6 +420,10 @@ def _usable(path: Path, entry: Entry) -> bool:
     if path.is_file():
         return not spoiled(path)
 
+    # An index stands for a download; without one there are weights of the user's own, if any.
+    if entry.index is not None and os.path.isfile(path / entry.index):
+        return entry._whole(path)
+
     weights = entry.weights
     names = {file.name for file in path.iterdir() if file.suffix in SUFFIXES}
     return _complete(entry, {name for name in names if name not in weights or not spoiled(path / name)})
@@ -468,7 +498,7 @@ def _fetch(entry: Entry, download_to: Path, field: str, progress: Progress) -> P
         if progress is not None:
             progress(done + received, (entry.size or 0) if entry.parts else total)
 
-    for part in entry.files:
+    for part in _to_fetch(entry, download_to / entry.file):
         path = download_to / part.path
         found = spoiled(path) if path.is_file() else ""
         if found:
@@ -486,6 +516,12 @@ def _fetch(entry: Entry, download_to: Path, field: str, progress: Progress) -> P
         done += path.stat().st_size
 
     return download_to / entry.file
+
+
+def _to_fetch(entry: Entry, folder: Path) -> Iterator[Part]:
+    """The files of an entry, then the shards that its index names, which is in ``folder`` by then."""
+    yield from entry.files
+    yield from entry.shards(folder)
 
 
 def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = False) -> Path | None:

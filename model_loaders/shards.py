@@ -14,7 +14,7 @@ from .formats import SUFFIXES
 from .wrappers import listed
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.(?P<suffix>\w+)")
-_INDEX = ".index.json"
+INDEX = ".index.json"  # how the name of an index ends
 # Files of a model folder in order of preference: Hugging Face's tools write the same weights in both formats.
 _SINGLE = (("model", "safetensors"), ("pytorch_model", "bin"))
 _MOST_SHARDS = 1000
@@ -51,8 +51,8 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
     if not os.path.exists(path):  # Path.exists can raise
         raise UserError(f"{field}: there is no file or folder {path}; put it there or choose another")
     if not os.path.isdir(path):
-        if path.name.endswith(_INDEX):
-            return _complete(path.parent, _named(path, field), field)
+        if path.name.endswith(INDEX):
+            return _complete(path.parent, named_by_index(path, field), field)
         chosen = _set_of(path.name)
         return [path] if chosen is None else _complete(path.parent, chosen.names(), field)
 
@@ -92,8 +92,8 @@ def _candidates(folder: Path, field: str) -> dict[str, list[str]]:
     for stem, suffix in _SINGLE:
         found = {str(shards): shards.names() for shards in sets if shards.suffix == suffix}
         single = f"{stem}.{suffix}"
-        index = folder / f"{single}{_INDEX}"
-        stated = _named(index, field) if found and os.path.lexists(index) else []
+        index = folder / f"{single}{INDEX}"
+        stated = named_by_index(index, field) if found and os.path.lexists(index) else []
 
         if single in names:
             found[single] = [single]
@@ -105,7 +105,7 @@ def _candidates(folder: Path, field: str) -> dict[str, list[str]]:
     return {}
 
 
-def _named(index: Path, field: str) -> list[str]:
+def named_by_index(index: Path, field: str) -> list[str]:
     """Names of the files in an index of Hugging Face's tools."""
     weights = read_json(index, field).get("weight_map")
     names = sorted({str(name) for name in weights.values()}) if isinstance(weights, dict) else []

@@ -34,7 +34,7 @@ from ..memory import enough_memory
 from ..model_loaders.networks.eight_bits import FP8, INT8, Quantized, round_to, statement
 from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.ops import Operations
-from ..model_loaders.networks.speed import COMPILE, PLAIN
+from ..model_loaders.networks.speed import PLAIN
 from ..reports.files import expect_name, writable
 from ..reports.table import literal, printable
 
@@ -323,7 +323,7 @@ def make_patcher(net: nn.Module, device: torch.device, offload: torch.device, sp
     them (DynamicVRAM). Two kinds of networks take the one that loads weights before the run: compiled ones, whose
     weights must be in place, and those without layers of ComfyUI's operations, which it would load one by one.
     """
-    if speed == COMPILE or not _may_stream(net):
+    if speed != PLAIN or not _may_stream(net):
         return ModelPatcher(net, device, offload)
 
     return comfy.model_patcher.CoreModelPatcher(net, device, offload)

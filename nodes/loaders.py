@@ -20,7 +20,7 @@ from ..model_loaders.families import DTYPES, EIGHT_BITS, KINDS
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
-from ..model_loaders.networks.speed import PLAIN, SPEEDS
+from ..model_loaders.networks.speed import PLAIN, SPEEDS, TOKEN_SPEEDS
 from ..model_loaders.wrappers import WEIGHTS
 from ..samplers import registry
 from . import host
@@ -147,6 +147,10 @@ _TOOLTIPS = {
     "speed": "plain starts at once; compile uses torch.compile, which takes about a minute before the first image and "
     "needs a compiler. The image differs by rounding only.",
 }
+_TOKEN_SPEED = (
+    "plain starts at once; compile uses torch.compile, about a minute before the first image, and needs a compiler. "
+    "compile-static also gives decode steps one shape, for CUDA graphs, and has not been measured on a GPU."
+)
 
 
 # Menus among the advanced widgets.
@@ -222,7 +226,7 @@ class _Loader(io.ComfyNode):
             "dtype": list(cls.dtypes),
             "grid": [AUTO, *map(str, GRIDS)],
             "size": [AUTO, *map(str, SIZES)],
-            "speed": list(SPEEDS),
+            "speed": list(SPEEDS if registry.FAMILIES[cls.family].masked else TOKEN_SPEEDS),
             "weights": list(WEIGHTS),
         }
         return menus[widget]
@@ -260,6 +264,8 @@ class _Loader(io.ComfyNode):
             default = AUTO
 
         tooltips = {**_TOOLTIPS, **cls.tooltips}
+        if not registry.FAMILIES[cls.family].masked:
+            tooltips["speed"] = _TOKEN_SPEED
         return io.Combo.Input(
             name,
             options=options,

@@ -13,7 +13,7 @@ padded on the right, every cell has the same slot of the cache in all images, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from .ops import FAST, Operations, linear
 from .precision import HALVES
-from .speed import Regional
+from .speed import STATIC, TOKEN_SPEEDS, Regional
 from .structure import depth, official_names
 from .ta_tok import TATokModel
 
@@ -417,10 +417,24 @@ def cached_block(
     return block(x, rope, attention)
 
 
-def one_shape(
-    x: Tensor, rope: Tensor | None, mask: Tensor | None, rows: int, end: int, slots: int
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """A pass over all slots of a cache, padded to a number of rows.
+def cached_blocks(
+    layers: Sequence[nn.Module], x: Tensor, rope: Tensor | None, stores: list[Tensor], slot: Tensor, mask: Tensor
+) -> Tensor:
+    """All blocks, as one function for the compiler; the rows attend to all slots that ``mask`` allows."""
+    for i, block in enumerate(layers):
+        x = cached_block(block, x, rope, stores[i], slot, stores[i].shape[2], mask, False)
+    return x
+
+
+def whole_mask(mask: Tensor | None, rows: int, end: int, slots: int, device: torch.device) -> Tensor:
+    """A mask of the slots below ``end`` as one of all slots, bool [..., n, slots]; see :meth:`Llama.feed`."""
+    if mask is None:
+        return (torch.arange(slots, device=device) < end).expand(rows, -1)
+    return F.pad(mask, (0, slots - end))
+
+
+def one_shape(x: Tensor, rope: Tensor | None, mask: Tensor, rows: int) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The rows of a pass over all slots of a cache, padded to a number of rows.
 
     In 16 bits a result depends on the order of its sums, and that on the kernel, which a library chooses by the shape.
     Passes of one shape take the same kernels, and these compute each row alike, whatever the other rows are and
@@ -429,18 +443,12 @@ def one_shape(
     Args:
         x: rows [R, n, C].
         rope: see :func:`rotate_`; None: none.
-        mask: bool [..., n, end]; None: every row attends to all slots below ``end``.
+        mask: bool [..., n, slots].
         rows: n with the padding.
-        end: slots that the mask covers.
-        slots: slots of the cache.
 
     Returns x [R, rows, C], and rope and mask [..., rows, slots] for it.
     """
-    n = x.shape[1]
-    more = rows - n
-    if mask is None:
-        mask = torch.ones(n, end, dtype=torch.bool, device=x.device)
-    mask = F.pad(mask, (0, slots - end))
+    more = rows - x.shape[1]
     # Padding attends to all slots, because a softmax over none is NaN.
     mask = F.pad(mask, (0, 0, 0, more), value=True)
 
@@ -456,6 +464,8 @@ class Llama(Regional):
     With 2-D RoPE the official table is *zero* for the prefix and for PAR's transition tokens: their queries and keys
     are zero, so every image token attends to all of them equally.
     """
+
+    speeds = TOKEN_SPEEDS
 
     def __init__(self, config: LlamaConfig, operations: Operations = FAST):
         super().__init__(operations)
@@ -639,6 +649,9 @@ class Llama(Regional):
         c = self.config
         batch, n, _ = x.shape
         blocks = [x.new_zeros(batch, 2 * c.kv_heads, n + slots, c.head_dim) for _ in self.layers]
+        if self.speed == STATIC:
+            for store in blocks:  # a CUDA graph may write to tensors of known addresses only
+                torch._dynamo.mark_static_address(store, guard=False)
         valid = None
         if lengths is not None:
             slot = torch.arange(n + slots, device=x.device)
@@ -687,12 +700,19 @@ class Llama(Regional):
         fed = x.shape[1]
         x, rope = self._encode(x, cache.positions.rows(position, len(x)))
         mask = None if causal else cache.mask(mask, len(x), fed, end)
-        if rows:
+        is_static = self.speed == STATIC and not causal
+        if rows or is_static:
             slots = cache.blocks[0].shape[2]
-            x, rope, mask = one_shape(x, rope, mask, rows, end, slots)
+            mask = whole_mask(mask, fed, end, slots, x.device)
             end = slots
+            if rows:
+                x, rope, mask = one_shape(x, rope, mask, rows)
 
-        run = cached_block if causal else self.region(cached_block)
+        if is_static:
+            run_all = self.region(cached_blocks, "decode steps")
+            return run_all(self.layers, x, rope, cache.blocks, slot, mask)[:, :fed]
+
+        run = cached_block if causal else self.region(cached_block, "decode steps")
         for block, store in zip(self.layers, cache.blocks, strict=True):
             x = run(block, x, rope, store, slot, end, mask, causal)
 

@@ -314,7 +314,7 @@ class MAR(Regional):
         if padding_mask is not None:
             key_mask = F.pad(padding_mask, (self.config.buffer, 0), value=True)
 
-        run = self.region(Block.forward)
+        run = self.region(Block.forward, "transformer blocks")
         for block in self.encoder_blocks:
             x = run(block, x, key_mask)
         return self.encoder_norm(x)
@@ -343,7 +343,7 @@ class MAR(Regional):
         """
         x = self.canvas(encoded, known, padding_mask)
         *blocks, last = self.decoder_blocks
-        run = self.region(Block.forward)
+        run = self.region(Block.forward, "transformer blocks")
         for block in blocks:
             x = run(block, x)
 
@@ -351,7 +351,7 @@ class MAR(Regional):
         if wanted is None:
             return self.decoder_norm(run(last, x)[:, self.config.buffer :]) + place
 
-        z = self.decoder_norm(last(x, rows=wanted + self.config.buffer))
+        z = self.decoder_norm(run(last, x, None, wanted + self.config.buffer))
         return z + pick(place.expand(len(wanted), -1, -1), wanted)
 
 

@@ -3,6 +3,11 @@
 Compilation is regional: one function that runs many times (a transformer block, a diffusion step, a decode step) is
 compiled and reused for every block and step. Row counts and key lengths are symbolic, so that a run needs a few
 compilations, in the seconds after its start.
+
+Token models can also be compiled for fixed sizes: a decode step then attends to all slots of the KV cache, with a mask
+by position, and is one function of one shape for each number of rows. PyTorch can record it once as a CUDA graph and
+launch it as a whole (mode "reduce-overhead"), as gpt-fast does (https://github.com/meta-pytorch/gpt-fast). That has
+never run on a GPU.
 """
 
 from __future__ import annotations
@@ -10,8 +15,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FunctionType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 import torch
 from torch import nn
@@ -22,7 +28,9 @@ from .ops import FAST, Operations
 
 PLAIN = "plain"
 COMPILE = "compile"
+STATIC = "compile-static"
 SPEEDS = (PLAIN, COMPILE)
+TOKEN_SPEEDS = (*SPEEDS, STATIC)
 # PyTorch's compiler of the regions. Tests count compilations with one that needs no C++ compiler.
 BACKEND = "inductor"
 
@@ -54,24 +62,47 @@ def suited_threads(net: nn.Module) -> Iterator[None]:
 class Regional(nn.Module):
     """A network of which some functions may be compiled."""
 
+    speeds: ClassVar[tuple[str, ...]] = SPEEDS  # what it can be set to
+
     def __init__(self, operations: Operations = FAST) -> None:
         super().__init__()
         self.operations = operations  # of which it is built
-        self.speed = PLAIN  # one of SPEEDS, set by choose
+        self.speed = PLAIN  # one of speeds, set by choose
         self._regions: dict[Any, Any] = {}
+        # Repeated parts that ran plain since the run began although the network is compiled, in the order of their
+        # first calls; the values are not used.
+        self._ran_plain: dict[str, None] = {}
+
+    def begin_run(self) -> None:
+        """Forget what earlier runs recorded for :attr:`remark`."""
+        self._ran_plain.clear()
 
     @property
     def remark(self) -> str:
-        """What a report says about the speed, or ""."""
-        return "" if self.speed == PLAIN else f"speed: {self.speed}"
+        """What the report of a run says about the speed at its end, or ""."""
+        if self.speed == PLAIN:
+            return ""
+        if not self._ran_plain:
+            return f"speed: {self.speed}"
+        return f"speed: {self.speed}, but plain: {', '.join(self._ran_plain)}"
 
-    def region(self, function: Callable[P, R]) -> Callable[P, R]:
-        """``function``, compiled if this network is and all its weights are on the device."""
-        if self.speed != COMPILE or self.operations.offloaded(self):
+    def runs_plain(self, part: str) -> None:
+        """Record for :attr:`remark` that a repeated ``part`` runs plain, whatever the speed."""
+        self._ran_plain[part] = None
+
+    def region(self, function: Callable[P, R], part: str) -> Callable[P, R]:
+        """``function``, compiled if this network is and all its weights are on the device.
+
+        ``part``: what it computes, for :attr:`remark`.
+        """
+        if self.speed == PLAIN:
+            return function
+        if self.operations.offloaded(self):
+            self.runs_plain(f"{part} (weights are in main memory)")
             return function
 
         if function not in self._regions:
-            self._regions[function] = _Compiled(function)
+            self._regions[function] = _Compiled(function, self.speed == STATIC, partial(self.runs_plain, part))
 
         return cast(Callable[P, R], self._regions[function])
 
@@ -82,12 +113,17 @@ class _Compiled:
     The compiler keeps at most a few results of a code object; every network has its own copy of the code.
     """
 
-    def __init__(self, function: Any):
+    def __init__(self, function: Any, static: bool, record_plain: Callable[[], None]):
+        """``static``: for the sizes of a call and no others; ``record_plain`` is called when it runs plain."""
         code = function.__code__.replace()
         own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
         own.__kwdefaults__ = function.__kwdefaults__
         self.plain = function
-        self.compiled: Any = torch.compile(own, fullgraph=True, dynamic=True, backend=BACKEND)
+        self.record_plain = record_plain
+        if static and BACKEND == "inductor":
+            self.compiled: Any = torch.compile(own, fullgraph=True, dynamic=False, mode="reduce-overhead")
+        else:
+            self.compiled = torch.compile(own, fullgraph=True, dynamic=not static, backend=BACKEND)
         # Sizes that happen to be equal are symbols of their own.
         self.own_sizes = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
 
@@ -103,6 +139,7 @@ class _Compiled:
                     self.plain.__qualname__,
                 )
 
+        self.record_plain()
         return self.plain(*args)
 
 
@@ -110,13 +147,17 @@ def choose(net: Regional, speed: str, device: torch.device) -> None:
     """Set how a network runs, which will compute on ``device``.
 
     Raises:
-        UserError: for an unknown ``speed``, and "compile" without a compiler.
+        UserError: for an unknown ``speed`` or one that the network does not have, and without a compiler.
     """
-    if speed not in SPEEDS:
-        raise UserError(f"speed: {speed!r} is none of {', '.join(SPEEDS)}; choose one of them.")
-    if speed == COMPILE:
+    if speed == STATIC and speed not in net.speeds:
+        raise UserError(f"speed: {speed} is for token models, which have decode steps of one shape; choose compile.")
+    if speed not in net.speeds:
+        raise UserError(f"speed: {speed!r} is none of {', '.join(net.speeds)}; choose one of them.")
+    if speed != PLAIN:
         _expect_compiler(device)
 
+    if speed != net.speed:
+        net._regions.clear()  # compiled in another way
     net.speed = speed
 
 

@@ -110,7 +110,7 @@ def ancestral_steps(
         gamma = batch.gamma[k] if batch.gamma else 0.0
         rows.append((step.of_x, step.of_eps, step.middle, step.slope, gamma))
     numbers = to_device(torch.tensor(rows), batch.x.device)
-    advance = run.model.net.region(ancestral_step)
+    advance = run.model.net.region(ancestral_step, "diffusion steps")
 
     return [
         partial(advance, step_numbers.unbind(), batch.cfg, step_noise, batch.draft)
@@ -126,7 +126,7 @@ class Head:
 
     def __init__(self, net: MAR, *batches: HeadBatch):
         head = self._head = net.head
-        self._evaluate = net.region(type(head).denoise)
+        self._evaluate = net.region(type(head).denoise, "diffusion head")
 
         # Condition embeddings [P, N, w] and time embeddings [S, 1, 1 or N, w].
         z = [batch.z for batch in batches]

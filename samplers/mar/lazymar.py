@@ -191,7 +191,8 @@ class LazyTransformer(Transformer):
 
         self.full.begin(run)
         self.vectors = self.full.vectors
-        self.feed_forward = run.model.net.region(feed_forward)
+        self.feed_forward = run.model.net.region(feed_forward, "transformer blocks")
+        run.model.net.runs_plain("attention with LazyMAR's caches")
         # int32 [B, L], how often each token's decoder rows came from the cache; None where they never do.
         self.cached: Tensor | None = None
         if s.refresh_period > 1 and s.token_cache:
@@ -549,8 +550,8 @@ class CachedHead:
         self.branches, self.tokens = batch.z.shape[:2]
         self.own = [j for j in range(len(head.res_blocks)) if j not in MIDDLE]
         self.rows = 0  # evaluated so far
-        self._evaluate = net.region(evaluated)
-        self._reuse = net.region(reused)
+        self._evaluate = net.region(evaluated, "diffusion head")
+        self._reuse = net.region(reused, "diffusion head")
 
         # The modulations of each kind of step; a reused step needs gates and the last layer's only.
         own = [cast(HeadBlock, head.res_blocks[j]) for j in self.own]

@@ -221,6 +221,7 @@ class Run:
         if not bool(latents.isfinite().all()):
             raise not_finite("model", self.model.name, "latents")
         self.clock.stop(self.report)
+        self.report.note = "; ".join(filter(None, (self.report.note, self.model.net.remark)))
         return Sampled(latents, self.report)
 
 
@@ -252,7 +253,7 @@ def begin(
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
 
     report = Report(name, model.name, asdict(settings), noise.seed, batch, device.type, memory=memory)
-    notes = (model.note, ops.remark(*model.parts.values(), operations=model.net.operations), model.net.remark)
+    notes = (model.note, ops.remark(*model.parts.values(), operations=model.net.operations))
     report.note = "; ".join(filter(None, notes))
     report.dtype = dtype_of(model.net)
     report.conditions = condition.digests()
@@ -264,6 +265,7 @@ def begin(
         tokens = model.to_tokens(start.expand(batch, -1, -1, -1))
         report.edits = edit_digests(tokens, edit_mask)
 
+    model.net.begin_run()
     clock = Clock(device)
     plan = Plan(ORDERS[settings.order](orders).to(device), settings, edit_mask)
     run = Run(model, rows, settings, noise, plan, tokens, report, clock, edit_mask, start)

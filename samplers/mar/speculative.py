@@ -83,6 +83,8 @@ class Paths:
         self.window = window if temperature > 0 else 1
         self.steps = len(batch.table.steps)
         self.device = batch.x.device
+        self._denoise = run.model.net.region(type(self.head).denoise, "diffusion head")
+        self._couple = run.model.net.region(couple, "verification of speculation")
 
         # The first draft uses x0 = 0, the middle of the data; a rejected draft costs no further call.
         self.done = np.zeros(len(batch.x), np.int64)
@@ -115,7 +117,6 @@ class Paths:
 
         The states x fp32 [M, channels] are those of rows ``row`` at diffusion steps ``step``, int64 [M] on the device.
         """
-        denoise = self.run.model.net.region(type(self.head).denoise)
         branches = len(self.batch.z)
         most = max(1, BUDGET // (self._width * branches))
         x0s = []
@@ -130,7 +131,7 @@ class Paths:
                 modulations = [m[steps, rows] for m in self._modulations]
 
             # 2. The head, and x0 of its guided noise.
-            out = denoise(self.head, state.repeat(branches, 1), modulations).view(branches, len(some), -1)
+            out = self._denoise(self.head, state.repeat(branches, 1), modulations).view(branches, len(some), -1)
             eps, logit = guide(out, self.batch.cfg[some])
             recip, recipm1, _, _, _, _ = self._numbers(k)
             x0s.append(recip * state - recipm1 * eps)
@@ -149,6 +150,7 @@ class Paths:
         Returns the states fp32 [R, W + 1, channels], the current one first, and the distribution of each step, fp32
         [R, W, channels]. A row with fewer steps left repeats its last one, which is not used.
         """
+        self.run.model.net.runs_plain("drafts of speculation")
         width = int(self._widths(rows, self.window).max())
         row, done = self._on_device(rows, self.done[rows])
         step = (done[:, None] + torch.arange(width, device=self.device)).clamp(max=self.steps - 1)
@@ -188,7 +190,7 @@ class Paths:
 
         # 3. The coupling accepts drafts or replaces them. Of each row the accepted prefix is used, and the first
         # rejected step, which is its last evaluation that is.
-        coupled = couple(states.draft, states.q, states.p, states.uniforms)
+        coupled = self._couple(states.draft, states.q, states.p, states.uniforms)
         ok = torch.zeros(len(rows), path.shape[1] - 1, dtype=torch.int64, device=self.device)
         ok[of, column] = coupled.accepted.to(torch.int64)
         accepted = ok.cumprod(1).sum(1)

@@ -97,7 +97,8 @@ def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
-    """Logits fp32 [..., V] of the sampling distribution: after temperature, top-k and top-p.
+    """Logits fp32 [..., V] of the sampling distribution: after temperature, top-k, top-p and the factor of
+    ``entropy_temperature``.
 
     At temperature 0 the likeliest value has the whole probability.
     """
@@ -105,10 +106,33 @@ def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
         likeliest = logits.argmax(-1, keepdim=True)
         return torch.full_like(logits, -torch.inf).scatter_(-1, likeliest, 0.0)
 
-    if settings.temperature != 1:
-        logits = logits / max(settings.temperature, 1e-5)
+    kept = logits if settings.temperature == 1 else logits / max(settings.temperature, 1e-5)
     top_k = 0 if settings.top_k is None else settings.top_k  # the model's own replaced it, see loop.resolve
-    return allowed(logits, top_k, settings.top_p)
+    kept = allowed(kept, top_k, settings.top_p)
+    if settings.entropy_temperature == 0:
+        return kept
+
+    # The entropy is that of the values that may be drawn, before any temperature.
+    untempered = logits.masked_fill(kept.isneginf(), -torch.inf)
+    return kept / entropy_factor(untempered, settings.entropy_temperature)
+
+
+def entropy_factor(logits: Tensor, strength: float) -> Tensor:
+    """Factor of the temperature by the entropy of a distribution; fp32 [..., 1] of its logits fp32 [..., V].
+
+    Source: Ma et al. 2025, "Towards Better & Faster Autoregressive Image Generation: From the Perspective of Entropy"
+    (NeurIPS 2025, arXiv 2510.09012), equation 2 with LlamaGen's constants: 2.5 exp(-H / 3) + 0.6. Where the published
+    code is more definite than the text, this follows the code: H is in nats, of the logits after guidance, top-k and
+    top-p and before the temperature, which the factor multiplies. Regions of which the model is certain get more
+    randomness (a factor of 3.1 at H 0), uncertain ones less (below 1 from H 5.5 on).
+
+    ``strength`` 1 is that factor, 0 is 1 for every distribution, and between them it changes in proportion, which is
+    not in the paper. Where logits are equal, factors are, whatever else is drawn beside them.
+    """
+    entropy = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
+
+    published = 2.5 * torch.exp(-entropy / 3) + 0.6
+    return 1 + strength * (published - 1)
 
 
 def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:

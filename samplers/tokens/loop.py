@@ -152,6 +152,7 @@ class TokenRun:
 
         codes = self.codes()
         self.clock.stop(self.report)
+        self.report.note = "; ".join(filter(None, (self.report.note, self.net.remark)))
         self.check_logits("model", self.report.model)
         return TokenSampled(codes, self.report)
 
@@ -217,8 +218,9 @@ def new_report(
     report.dtype = dtype_of(model.net)
 
     operations = model.net.operations
-    remarks = (stated, ops.remark(model.net, operations=operations), model.net.remark)
+    remarks = (stated, ops.remark(model.net, operations=operations))
     report.note = "; ".join(remark for remark in remarks if remark)
+    model.net.begin_run()
     return report, Clock(device)
 
 

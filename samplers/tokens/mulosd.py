@@ -12,7 +12,7 @@ Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026
 
 There is no public code. Where the paper leaves a choice open:
 
-- p is the sampling distribution of the target: after guidance, temperature, top-k and top-p.
+- p is the sampling distribution of the target: after guidance, temperature, top-k, top-p and ``entropy_temperature``.
 - A later wave feeds the cells before its own and the cells drawn since, at their own positions. A query attends to
   every position before it, including drafts of other islands: the context has no holes.
 - Keys and values of accepted tokens behind a change are not updated until the next cycle. This is the locality that the

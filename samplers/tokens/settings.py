@@ -56,6 +56,9 @@ class TokenSettings(Guarantees):
         paper=4096,
         advanced=True,
     )
+    # A setting of every sampler. Each declares it as its last one: a saved graph keeps the values of widgets in their
+    # order.
+    entropy_temperature = 0.0
 
 
 def guides(settings: TokenSettings) -> bool:
@@ -76,6 +79,19 @@ def _parallel(what: str, usual: str) -> Any:
     )
 
 
+def _entropy_temperature(what: str) -> Any:
+    """The setting of the temperature by entropy (``draws.py``); ``what`` is drawn with it."""
+    return knob(
+        0.0,
+        f"Gives a {what} of which the model is certain a higher temperature and an uncertain one a lower one; higher "
+        f"does so more. Usual: 0, the same temperature for every {what}; 1 is the published strength.",
+        low=0.0,
+        high=1.0,
+        step=0.05,
+        advanced=True,
+    )
+
+
 _SIDE = "the image's side in tokens (16 for 256 pixels)"
 
 
@@ -84,6 +100,7 @@ class LlamaGenSettings(TokenSettings):
     """Plain LlamaGen: one token after another, row by row."""
 
     parallel: int = _parallel("tokens", _SIDE)
+    entropy_temperature: float = _entropy_temperature("token")
 
 
 ADJACENT = "ablation: adjacent"
@@ -118,6 +135,7 @@ class PARSettings(TokenSettings):
         advanced=True,
     )
     parallel: int = _parallel("passes", _SIDE)
+    entropy_temperature: float = _entropy_temperature("token")
 
     def exact(self, side: int) -> bool:
         return self.grouping != TRAINED and self.group == 1
@@ -143,6 +161,7 @@ class ZipARSettings(TokenSettings):
         advanced=True,
     )
     parallel: int = _parallel("passes", _SIDE)
+    entropy_temperature: float = _entropy_temperature("token")
 
     def exact(self, side: int) -> bool:
         return self.window >= side
@@ -195,6 +214,7 @@ class TarPromptSettings(Settings):
         advanced=True,
     )
     parallel: int = _parallel("codes", "32 on a GPU")
+    entropy_temperature: float = _entropy_temperature("code")
 
 
 AT_ONCE = "islands at once"
@@ -294,6 +314,7 @@ class MuLoSDSettings(TokenSettings):
         advanced=True,
     )
     draft_parallel: int = _parallel("tokens of the draft", "the draft's side in tokens")
+    entropy_temperature: float = _entropy_temperature("token")
 
     def exact(self, side: int) -> bool:
         return self.tau > 1 and not self.acceptance_target and not self.resample_window

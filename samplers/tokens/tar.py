@@ -25,7 +25,7 @@ from .draws import PairedDraws
 from .llamagen import decode
 from .loop import TokenRun, TokenStep, new_report
 from .schedule import raster
-from .settings import DETAILS, TarPromptSettings, TokenSettings
+from .settings import DETAILS, LlamaGenSettings, TarPromptSettings
 
 
 class TarPrompted(NamedTuple):
@@ -41,7 +41,7 @@ def tar_prompt(
 ) -> Generator[TokenStep, None, TarPrompted]:
     """Generate the semantic codes of prompts, one image per prompt. Equal prompts are run once.
 
-    Repetition penalty, temperature, top-k and top-p are applied in this order.
+    Repetition penalty, temperature, top-k, top-p and the factor of ``entropy_temperature`` are applied in this order.
 
     Args:
         model: the language model with its metadata.
@@ -67,7 +67,13 @@ def tar_prompt(
     if penalty is None:
         penalty = model.repetition_penalty
         settings = replace(settings, repetition_penalty=penalty)
-    plain = TokenSettings(cfg=1.0, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
+    plain = LlamaGenSettings(
+        cfg=1.0,
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        entropy_temperature=settings.entropy_temperature,
+    )
     report, clock = new_report("tar-prompt", model, settings, noise.seed, len(prompts))
     side = model.sides[scale]
     run = TokenRun(

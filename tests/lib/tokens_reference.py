@@ -4,6 +4,8 @@ The reference keeps every row that was fed, derives from the history which rows 
 network's uncached pass over all of them for every token. Prefixes have their full length; texts are not collapsed.
 """
 
+import math
+
 import torch
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.samplers.conditioning import FeatureCondition, TextCondition, from_ids
@@ -116,7 +118,19 @@ def pick(logits: Tensor, settings, gumbel: Tensor) -> int:
             break
         within.append(v)
         reached += p
-    return max(within, key=lambda v: scaled[v] + float(gumbel[v]))
+    factor = entropy_factor([float(logits[v]) for v in within], settings.entropy_temperature)
+    return max(within, key=lambda v: scaled[v] / factor + float(gumbel[v]))
+
+
+def entropy_factor(logits: list[float], strength: float) -> float:
+    """Factor of the temperature of some values by the entropy of their distribution, in plain arithmetic."""
+    weights = [math.exp(value - max(logits)) for value in logits]
+    entropy = 0.0
+    for weight in weights:
+        probability = weight / sum(weights)
+        if probability > 0:
+            entropy -= probability * math.log(probability)
+    return (1 - strength) + strength * (2.5 * math.exp(-entropy / 3) + 0.6)
 
 
 @torch.no_grad()

@@ -96,6 +96,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.promises: int | None = None  # the length that it states before the transfer
         self.states_length = True
         self.accepts_token = True
+        self.lacks = ""  # the name of a file that is not in the repository
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def ranges(self) -> list[str | None]:
@@ -124,7 +125,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        status = server.status
+        status = 404 if Path(self.path).name == server.lacks else server.status
         if not server.accepts_token and "Authorization" in self.headers:
             status = 401
         whole = HELD.get(Path(self.path).suffix, CONTENT) if server.sends is None else server.sends
@@ -693,6 +694,56 @@ def test_an_optional_part_is_skipped_only_if_it_does_not_exist(
     whole_folder(monkeypatch, "extra.json")
     with pytest.raises(hub.Missing):
         hub._fetch(hub.entries("tar")[0], tmp_path, "checkpoint", None)
+
+
+def janus_of_unknown_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry like Janus-4o-7B, of which no record names the files of the weights."""
+    parts = dict.fromkeys(("config.json", "model.safetensors.index.json?", "model.safetensors?"))
+    janus = entry(id="janus-4o-7b", family="janus", file="Janus-4o-7B", size=None, decoder=None, parts=parts)
+    monkeypatch.setattr(hub, "_catalogue", lambda: (janus,))
+
+
+def test_shards_are_those_that_the_index_names(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    janus_of_unknown_files(monkeypatch)
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    index = {"weight_map": {"a": names[0], "b": names[1], "c": names[0]}}
+    monkeypatch.setitem(HELD, ".json", json.dumps(index).encode().ljust(10_000))
+
+    def get(choice: str = "janus-4o-7b") -> list[str]:
+        folder = hub.resolve(choice, "janus", [tmp_path], tmp_path)
+        assert folder == tmp_path / "Janus-4o-7B"
+        return sorted(path.name for path in folder.iterdir())
+
+    server.lacks = "model.safetensors"
+    everything = ["config.json", *names, "model.safetensors.index.json"]
+    assert get() == everything
+    server.requests.clear()
+    assert get() == everything and not server.requests
+
+    # A shard that is missing is downloaded, whatever the entry is called in the graph.
+    for choice in ("janus-4o-7b", "Janus-4o-7B"):
+        (tmp_path / "Janus-4o-7B" / names[1]).unlink()
+        server.requests.clear()
+        assert get(choice) == everything
+        assert names[1] in {Path(path).name for _, path, _ in server.requests}
+
+    # An index that leads elsewhere downloads nothing.
+    shutil.rmtree(tmp_path / "Janus-4o-7B")
+    monkeypatch.setitem(HELD, ".json", b'{"weight_map": {"a": "../x.safetensors"}}'.ljust(10_000))
+    with pytest.raises(UserError, match="^checkpoint: model.safetensors.index.json .*does not name weight files"):
+        get()
+    assert [path.name for path in tmp_path.rglob("*.safetensors")] == []
+
+
+def test_a_single_file_takes_the_place_of_an_index(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    janus_of_unknown_files(monkeypatch)
+    server.lacks = "model.safetensors.index.json"
+    folder = hub.resolve("janus-4o-7b", "janus", [tmp_path], tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    server.requests.clear()
+    assert hub.resolve("janus-4o-7b", "janus", [tmp_path], tmp_path) == folder and not server.requests
 
 
 SCRIPT = """

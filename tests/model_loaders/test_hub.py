@@ -38,12 +38,16 @@ def test_catalogue_is_sound() -> None:
     licences |= dict.fromkeys(("wusize/Harmon-0_5B", "wusize/harmon"), "LicenseRef-S-Lab-1.0")
     licences |= {f"deepseek-ai/Janus-Pro-{n}B": "LicenseRef-DeepSeek-Model-1.0" for n in (1, 7)}
     licences |= dict.fromkeys(apache, "Apache-2.0")
+    # Of the second no record was found.
+    licences |= {"midbee/Janus-Pro-R1-7B": "Apache-2.0", "FreedomIntelligence/Janus-4o-7B": "NOASSERTION"}
     extensions = dict.fromkeys(("mar", "kl"), (".safetensors", ".pth", ".ckpt"))
     extensions |= dict.fromkeys(("ta-tok", "dtok", "hybrid"), (".pth",))
     for e in everything:
         # The first two do not state the precision.
         unknown = e.repo in ("Epiphqny/PAR", "csuhan/TA-Tok", "Skywork/Skywork-UniPic-1.5B") or e.family == "tokenizer"
-        assert bool(e.note) == (e.family == "hybrid" and not e.built_in or e.id == "mar-base")
+        finetuned = e.id in ("janus-4o-7b", "janus-pro-r1-7b")
+        unknown = unknown or finetuned
+        assert bool(e.note) == (e.family == "hybrid" and not e.built_in or e.id == "mar-base" or finetuned)
         assert (e.size is None) == (e.built_in or unknown)
         assert e.licence == licences.get(e.repo, "MIT")
         assert e.decoder in {d.id for d in decoders[e.family]} if e.family in decoders else e.decoder is None
@@ -59,6 +63,10 @@ def test_catalogue_is_sound() -> None:
     published = ("mar", "kl", "llamagen", "vq")
     unpinned = [e.id for e in everything if e.family in published and not e.built_in and not e.pinned]
     assert unpinned == ["par-xl-4x", "par-xxl-4x", "par-3b-4x", "par-3b-16x"], "no record was found"
+    assert hub.menu("janus", [])[-2:] == [
+        "janus-4o-7b (download, 15 GB or more, not pinned)",
+        "janus-pro-r1-7b (download, 15 GB or more, not pinned)",
+    ]
     assert hub.menu("hybrid", [])[-1] == "unipic-1.5b (download, non-commercial, not pinned)"
     # The files hold four bytes a number of the official names and shapes,
     # and names and offsets beside them. The first has two copies.

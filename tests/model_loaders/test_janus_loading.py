@@ -174,6 +174,19 @@ def test_wrong_tokenizers(folder, state, change):
         load_janus(folder)
 
 
+@pytest.mark.parametrize("name", ["Janus-Pro-7B", "Janus-4o-7B", "Janus-Pro-R1-7B"])
+def test_finetuned_models_have_the_prompts_of_janus_pro(tmp_path, name):
+    """Both authors' text-to-image code writes "<|User|>: TEXT", two line feeds and "<|Assistant|>:<begin_of_image>"."""
+    shutil.copytree(ORIGINAL, tmp_path / name)
+    model = load_janus(tmp_path / name)
+    special = model.tokenize  # of the text between the special tokens
+    named = json.loads((tmp_path / name / "tokenizer.json").read_text())["added_tokens"]
+    ids = {token["content"]: token["id"] for token in named}
+    begin = ids["<\uff5cbegin\u2581of\u2581sentence\uff5c>"]
+    turns = [begin, ids["<|User|>"], *special(": a cat\n\n"), ids["<|Assistant|>"], *special(":")]
+    assert model.prompt("a cat") == [*turns, ids["<begin_of_image>"]]
+
+
 def test_identification(tmp_path, state):
     renamed = in_transformers_layout(tmp_path / "t")
     assert identify(state) == identify(load_file(renamed / "model.safetensors")) == "janus"

@@ -12,7 +12,7 @@ import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks import ops, speed
+from fastar_nodes.model_loaders.networks import llama, ops, speed
 from fastar_nodes.model_loaders.networks.mar import MAR
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
@@ -21,12 +21,23 @@ from tiny_models import tiny_mar
 
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
-# Most compilations of a run.
+# Most compilations of a run with one network, and with a draft model.
 MOST = 9
+MOST_OF_TWO = 12
 # Of every sampler the settings with the most compilations.
 NAMES = ("mar", "fasthybrid, no guidance", "lazymar", "lazymar, cached head", "cspd, no guidance")
 NAMES += ("fasthybrid+lazymar", "cspd+lazymar", "mar, speculation", "cspd, speculation")
 NAMES += ("llamagen, text", "window, llamagen", "par, text", "zipar", "mulosd")
+_LAZY = "speed: compile, but plain: attention with LazyMAR's caches"
+# What the reports of these say.
+PLAIN_PARTS = {
+    "lazymar": _LAZY,
+    "lazymar, cached head": _LAZY,
+    "fasthybrid+lazymar": _LAZY,
+    "cspd+lazymar": _LAZY,
+    "mar, speculation": "speed: compile, but plain: drafts of speculation",
+    "cspd, speculation": "speed: compile, but plain: drafts of speculation",
+}
 
 
 @pytest.fixture
@@ -41,7 +52,7 @@ def counters(monkeypatch):
     torch._dynamo.reset()
 
 
-def run(name, how):
+def run(name, how, images=None):
     """The result of a case of the contracts with all networks but the tokenizer at a ``speed``."""
 
     def chosen(model):
@@ -51,20 +62,23 @@ def run(name, how):
         speed.choose(net, how, CPU)
         return dataclasses.replace(model, net=net)
 
-    return finish((masked if name in masked.CASES else tokens).start(name, move=chosen))
+    contract = masked if name in masked.CASES else tokens
+    more = {} if images is None else {"images": images}
+    return finish(contract.start(name, move=chosen, **more))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_compilations_of_a_run(name, counters):
     plain, compiled = run(name, speed.PLAIN), run(name, speed.COMPILE)
     assert not counters["graph_break"]
-    assert 1 <= counters["stats"]["unique_graphs"] <= MOST
+    assert 1 <= counters["stats"]["unique_graphs"] <= (MOST_OF_TWO if "cspd" in name else MOST)
     if name in masked.CASES:  # rounding; the tokens of the tiny model are about 1
         torch.testing.assert_close(compiled.latents, plain.latents, rtol=1e-4, atol=1e-4)
     else:
         assert torch.equal(compiled.codes, plain.codes)
     assert compiled.report.counts == plain.report.counts
-    assert (plain.report.note, compiled.report.note) == ("", "speed: compile")
+    assert plain.report.note == ""
+    assert compiled.report.note == PLAIN_PARTS.get(name, "speed: compile")
 
 
 def test_another_run_compiles_nothing(counters):
@@ -79,15 +93,63 @@ def test_another_run_compiles_nothing(counters):
     assert counters["stats"]["unique_graphs"] == before > 0
 
 
+@pytest.mark.parametrize(
+    "name", ["llamagen, text", "llamagen, features, grouped heads", "par, text", "zipar", "mulosd"]
+)
+@pytest.mark.parametrize("images", [(0, 1, 2), (1,)])
+def test_static_decode_steps_equal_plain_ones(name, images, counters):
+    """Prefixes of several lengths, grouped heads, transition tokens, stand-ins and islands."""
+    plain = run(name, speed.PLAIN, images)
+    static = run(name, speed.STATIC, images)
+    assert torch.equal(static.codes, plain.codes)
+    assert static.report.counts == plain.report.counts
+    assert static.report.note == "speed: compile-static"
+    assert not counters["graph_break"]
+
+
+def test_a_static_decode_has_one_shape(counters, monkeypatch):
+    """One function for all blocks, compiled once for the passes of both branches and once for those without guidance;
+    every pass has all slots of the cache.
+    """
+    shapes = []
+    blocks = llama.cached_blocks
+
+    def watched(layers, x, rope, stores, slot, mask):
+        shapes.append((tuple(x.shape), tuple(mask.shape)))
+        return blocks(layers, x, rope, stores, slot, mask)
+
+    run("llamagen, guided at first", speed.STATIC)
+    assert counters["stats"]["unique_graphs"] == 2
+
+    monkeypatch.setattr(llama, "cached_blocks", watched)
+    monkeypatch.setattr(speed.Regional, "region", lambda self, function, part: function)
+    run("llamagen, guided at first", speed.STATIC)
+    # One row of the condition and 15 image slots: the last token is not fed. Guidance ends behind token 4.
+    assert shapes == [((6, 1, 16), (1, 16))] * 5 + [((3, 1, 16), (1, 16))] * 10
+
+
+def test_mar_has_no_static_decode():
+    net = tiny_mar().net
+    with pytest.raises(UserError, match="^speed: compile-static is for token models.*choose compile"):
+        speed.choose(net, speed.STATIC, CPU)
+    speed.choose(net, speed.COMPILE, CPU)
+    assert net.speed == speed.COMPILE
+
+
 def test_a_region_is_plain_beyond_the_compilers_limit(counters, caplog):
     net = speed.Regional()
     speed.choose(net, speed.COMPILE, CPU)
-    region = net.region(_doubled)
-    assert region is net.region(_doubled) and speed.Regional().region(_doubled) is _doubled
+    region = net.region(_doubled, "doubling")
+    assert region is net.region(_doubled, "doubling") and speed.Regional().region(_doubled, "doubling") is _doubled
     for n in range(20):  # strings are constants to the compiler
         assert region(torch.ones(2), str(n)).tolist() == [2.0 + n, 2.0 + n]
     assert counters["stats"]["unique_graphs"] == torch._dynamo.config.recompile_limit
     assert [r.message for r in caplog.records if "it runs plain from now on" in r.message]
+    assert net.remark == "speed: compile, but plain: doubling"
+    net.begin_run()
+    assert net.remark == "speed: compile"
+    region(torch.ones(2), "1")
+    assert net.remark == "speed: compile, but plain: doubling"
 
 
 def test_a_region_is_plain_while_weights_are_off_the_device(counters):
@@ -100,9 +162,11 @@ def test_a_region_is_plain_while_weights_are_off_the_device(counters):
     host = Host()
     net = MAR(tiny_mar().net.config, host)
     speed.choose(net, speed.COMPILE, CPU)
-    assert net.region(_doubled) is not _doubled
+    assert net.region(_doubled, "doubling") is not _doubled
+    assert net.remark == "speed: compile"
     host.away = True
-    assert net.region(_doubled) is _doubled
+    assert net.region(_doubled, "doubling") is _doubled
+    assert net.remark == "speed: compile, but plain: doubling (weights are in main memory)"
 
 
 def _doubled(x, text):

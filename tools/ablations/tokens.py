@@ -44,6 +44,7 @@ _N = PAR.config.regions
 _NO_START = {"sequential_start": False}
 _SCATTERED, _NEIGHBOURS = {"grouping": NON_LOCAL, "group": _N}, {"grouping": ADJACENT, "group": _N}
 _ALL = {"top_p": 1.0}
+_BY_ENTROPY = {"entropy_temperature": 1.0}
 _WINDOWS = (8, 6, 4, 3, 2, 1)
 
 TABLES: dict[str, Table] = {
@@ -61,6 +62,20 @@ TABLES: dict[str, Table] = {
             for t in (0.6, 0.7, 0.8, 0.9)
         ),
         *(Row(f"top-k {k}, top-p 1", "llamagen", {**_ALL, "top_k": k}, GPT_LOW.name) for k in (100, 20)),
+    ),
+    # Each at its own temperature and at about 0.7 times that, with and without the published factor of the entropy.
+    "entropy": (
+        Row("LlamaGen, 8 x 8", "llamagen", {}, GPT_LOW.name),
+        Row("temperature 0.85", "llamagen", {"temperature": 0.85}, GPT_LOW.name),
+        Row("temperature 0.7", "llamagen", {"temperature": 0.7}, GPT_LOW.name),
+        Row("temperature 0.7, by entropy", "llamagen", {"temperature": 0.7, **_BY_ENTROPY}, GPT_LOW.name),
+        Row("PAR, 8 x 8", "par", {}, PAR.name),
+        Row("PAR, temperature 0.85", "par", {"temperature": 0.85}, PAR.name),
+        Row("PAR, temperature 0.7", "par", {"temperature": 0.7}, PAR.name),
+        Row("PAR, temperature 0.7, by entropy", "par", {"temperature": 0.7, **_BY_ENTROPY}, PAR.name),
+        Row("LlamaGen, 16 x 16 (temperature 0.7)", "llamagen", {}, GPT_HIGH.name),
+        Row("16 x 16, temperature 0.5", "llamagen", {"temperature": 0.5}, GPT_HIGH.name),
+        Row("16 x 16, temperature 0.5, by entropy", "llamagen", {"temperature": 0.5, **_BY_ENTROPY}, GPT_HIGH.name),
     ),
     "par": (
         _PLAIN,

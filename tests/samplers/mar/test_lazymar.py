@@ -343,7 +343,7 @@ def test_every_step_of_a_cached_head_is_of_a_region_that_may_be_compiled(deep, m
     calls = []
     own = {evaluated: "full", reused: "reused"}
 
-    def region(self, function):
+    def region(self, function, part):
         if function not in own:
             return function
         return lambda *args: calls.append(own[function]) or function(*args)

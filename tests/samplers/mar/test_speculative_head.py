@@ -130,7 +130,7 @@ def test_every_evaluation_of_the_head_is_of_the_region_that_may_be_compiled(mode
     """Else a report would say "speed: compile" of a head that ran plain."""
     calls: list[int] = []
 
-    def region(self, function):
+    def region(self, function, part):
         if function is not DiffusionHead.denoise:
             return function
         return lambda *args: calls.append(1) or function(*args)

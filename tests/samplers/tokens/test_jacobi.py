@@ -68,6 +68,7 @@ def run(sampler, model, chosen, images=(0, 1, 2), seed=5, **changes):
             "top_p": st.sampled_from([0.8, 1.0]),
             "top_k": st.sampled_from([0, 1, 7]),
             "cfg_interval": st.sampled_from([None, 0, 5]),
+            "entropy_temperature": st.sampled_from([0.0, 0.3, 1.0]),
         }
     ),
     st.integers(0, 2**32),

@@ -33,9 +33,20 @@ from test_token_contract import FEW
 from test_token_contract import LARGE as TARGETS
 from test_token_contract import SMALL as DRAFTS
 from tiny_tokens import CODES, UP, VQ, other_vocabulary, tiny_vq
-from tokens_reference import KINDS, History, condition_of, pick, prefix_rows, reference_codes, tiny_gpt, visible
+from tokens_reference import (
+    KINDS,
+    History,
+    condition_of,
+    entropy_factor,
+    pick,
+    prefix_rows,
+    reference_codes,
+    tiny_gpt,
+    visible,
+)
 
 ALL = {"top_k": 0, "top_p": 1.0}
+BY_ENTROPY = {"entropy_temperature": 1.0, "tau": 0.2}
 GRID = 6
 
 
@@ -129,7 +140,9 @@ def plain_repair(model, condition, chosen, draws, drafts: torch.Tensor) -> tuple
                 scaled = scaled.masked_fill(scaled < scaled.topk(chosen.top_k).values[-1], -torch.inf)
             order = scaled.softmax(-1).sort(descending=True)
             beyond = order.values.cumsum(-1) - order.values > chosen.top_p
-            p = scaled.index_fill(0, order.indices[beyond], -torch.inf).softmax(-1)
+            scaled = scaled.index_fill(0, order.indices[beyond], -torch.inf)
+            factor = entropy_factor(logits[scaled.isfinite()].tolist(), chosen.entropy_temperature)
+            p = (scaled / factor).softmax(-1)
             down[cell // grid, cell % grid] = float(p[table[tokens[cell]].long()].sum()) < chosen.tau
         cells = plain_expansion(down, chosen.expansion) if down.any() else set()
         waves = plain_waves(plain_islands(cells, grid), grid, chosen.resample_window or None)
@@ -151,7 +164,13 @@ def plain_repair(model, condition, chosen, draws, drafts: torch.Tensor) -> tuple
 @pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize(
     "change",
-    [{}, {"resample_window": 0, "tau": 0.1}, {"expansion": 0, "tau": 0.05}, {**ALL, "cfg_interval": 12, "tau": 0.15}],
+    [
+        {},
+        {"resample_window": 0, "tau": 0.1},
+        {"expansion": 0, "tau": 0.05},
+        {**ALL, "cfg_interval": 12, "tau": 0.15},
+        BY_ENTROPY,
+    ],
     ids=str,
 )
 @pytest.mark.fast_cases(1)
@@ -159,7 +178,7 @@ def test_equals_a_plain_program_without_a_cache(kind, change):
     draws = PairedDraws(5, (0, 1, 2))
     drafts = torch.randint(CODES, (3, GRID, GRID), generator=torch.Generator().manual_seed(3))
     # Half of the draft is what the target itself would say, so that some of it is accepted.
-    own = serial(kind, **{k: v for k, v in change.items() if k in FEW or k == "cfg_interval"})
+    own = serial(kind, **{k: v for k, v in change.items() if k in (*FEW, "cfg_interval", "entropy_temperature")})
     drafts = torch.where(torch.rand(drafts.shape, generator=torch.Generator().manual_seed(4)) < 0.9, own, drafts)
     result = run(kind, up=Fixed(drafts), **change)
     chosen = MuLoSDSettings(**{**FEW, "tau": 0.2, "resample_window": 2, **change})

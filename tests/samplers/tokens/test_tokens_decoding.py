@@ -30,6 +30,7 @@ SCHEDULES = {
     "par, adjacent": ablation_schedule(4, 3, True, True),
     "par, adjacent, at once": ablation_schedule(4, 4, True, False),
     "zipar": windowed(4, 2),
+    "zipar, by entropy": windowed(4, 1),
     "zipar, guided at first": windowed(4, 1),
     "zipar, grouped heads": windowed(4, 3),
 }

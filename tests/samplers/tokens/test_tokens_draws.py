@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from fastar_nodes.samplers.tokens.draws import PairedDraws, allowed, draw, tempered
+from fastar_nodes.samplers.tokens.draws import PairedDraws, allowed, draw, entropy_factor, tempered
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -153,3 +153,53 @@ def test_temperature_divides_the_logits():
     ):
         logits, gumbel = torch.tensor([[[0.0, gap]]]), torch.tensor([[[noise, 0.0]]])
         assert int(draw(logits, LlamaGenSettings(temperature=temperature, top_k=0, top_p=1.0), gumbel)) == token
+
+
+@pytest.mark.parametrize(
+    ("equal", "factor"),
+    # Of n equal values exp(-H / 3) is the inverse of n's cube root, so the factor is 2.5 / cube root + 0.6.
+    [(1, 3.1), (8, 1.85), (64, 1.225), (512, 0.9125), (4096, 0.75625)],
+)
+@pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
+def test_the_factor_of_a_temperature_by_entropy(equal, factor, strength):
+    logits = torch.full((2, 3, 5000), -torch.inf)
+    logits[..., :equal] = -7.0
+    found = entropy_factor(logits, strength)
+    assert found.shape == (2, 3, 1)
+    expected = 1 + strength * (factor - 1)
+    torch.testing.assert_close(found, torch.full((2, 3, 1), expected), rtol=1e-5, atol=0)
+
+
+def test_the_factor_of_unequal_values():
+    """H of 1/2, 1/4, 1/8 and 1/8 is 1.75 ln 2, in nats, and exp(-H / 3) is 2 to the power of -0.58333, 0.667420."""
+    logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log() + 3.0
+    assert float(entropy_factor(logits, 1.0)) == pytest.approx(2.5 * 0.667420 + 0.6, rel=1e-5)
+
+
+def test_the_entropy_is_that_of_the_values_that_may_be_drawn_before_the_temperature():
+    """Eight equal values, which top-k or top-p leave of sixteen, have a factor of 1.85 at every temperature."""
+    logits = torch.tensor([[2.0] * 8 + [-2.0] * 8])
+    for temperature in (0.5, 1.0, 1.4):
+        for cut in ({"top_k": 8}, {"top_k": 0, "top_p": 0.9}):
+            chosen = LlamaGenSettings(temperature=temperature, entropy_temperature=1.0, **cut)
+            found = tempered(logits, chosen)[0]
+            assert found[8:].tolist() == [-torch.inf] * 8
+            torch.testing.assert_close(found[:8], torch.full((8,), 2.0 / (1.85 * temperature)))
+
+
+def test_the_temperature_by_entropy_does_not_depend_on_other_positions():
+    logits = 3 * torch.randn(2, 5, 40, generator=torch.Generator().manual_seed(1))
+    chosen = LlamaGenSettings(entropy_temperature=1.0, top_k=20)
+    together = tempered(logits, chosen)
+    for image in range(2):
+        for cell in range(5):
+            alone = tempered(logits[image, cell][None, None], chosen)
+            assert torch.equal(alone[0, 0], together[image, cell])
+
+
+def test_without_strength_the_distribution_is_that_of_the_temperature():
+    logits = torch.randn(1, 2, 40, generator=torch.Generator().manual_seed(2))
+    plain = {"temperature": 0.8, "top_k": 12, "top_p": 0.9}
+    found = tempered(logits, LlamaGenSettings(entropy_temperature=0.0, **plain))
+    assert torch.equal(found, allowed(logits / 0.8, 12, 0.9))
+    assert not torch.equal(found, tempered(logits, LlamaGenSettings(entropy_temperature=0.05, **plain)))
