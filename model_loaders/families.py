@@ -36,6 +36,8 @@ class Kind(NamedTuple):
     decoder: str = ""  # catalogue id of its official decoder
     auto: str = "fp16"  # what the dtype "auto" prefers on a GPU; "bf16" for networks that were trained in it
     overflows: bool = False  # whether it overflows in fp16
+    untested: bool = False  # whether it was trained in bf16 and never tried in fp16
+    remedy: str = ""  # what to choose in place of a file of the family where another one is expected
 
 
 _JANUS = ("gen_head.vision_head.", "model.generation_head.vision_head.")
@@ -108,6 +110,28 @@ KINDS = {
         prefixes=("bottleneck.regularizer.",),
         auto="bf16",
     ),
+    "bitdance": Kind(
+        noun="a BitDance",
+        field="checkpoint",
+        # An ImageNet model; or the language model of a text model, whose other parts lie beside it.
+        prefixes=(("head.net.ada_ln_blocks.", "model.layers.0.self_attn.q_norm."),),
+        folder=True,
+        loader="Load BitDance",
+        auto="bf16",
+        untested=True,
+    ),
+    "bitdance-head": Kind(
+        noun="the diffusion head of a BitDance only",
+        field="checkpoint",
+        prefixes=("net.ada_ln_blocks.",),
+        remedy="choose the folder with config.json and the shards of the language model",
+    ),
+    "bitdance-ae": Kind(
+        noun="a binary autoencoder",
+        field="decoder",
+        prefixes=("decoder.adaptive.0.gamma.", "encoder.down."),
+        auto="fp32",
+    ),
     "t5": Kind(
         noun="a T5 text encoder",
         field="encoder",
@@ -144,6 +168,8 @@ def choose_dtype(name: str, device: str | torch.device, family: str) -> torch.dt
     device = torch.device(device)
     if name == "fp16" and kind.overflows:
         raise UserError(f"dtype: fp16 overflows in {kind.noun}; choose bf16, fp32 or auto")
+    if name == "fp16" and kind.untested:
+        raise UserError(f"dtype: {kind.noun} was trained in bf16 and is not tested in fp16; choose bf16, fp32 or auto")
     if isinstance(name, str) and name in DTYPES:
         return DTYPES[name]
 
@@ -164,7 +190,7 @@ def choose_dtype(name: str, device: str | torch.device, family: str) -> torch.dt
             return torch.bfloat16
         fp16_is_fast = capability >= (7, 0)  # before Volta it is not faster than fp32, and on some cards much slower
 
-    if fp16_is_fast and kind.auto != "fp32" and not kind.overflows:
+    if fp16_is_fast and kind.auto != "fp32" and not kind.overflows and not kind.untested:
         return torch.float16
     return torch.float32
 
@@ -217,7 +243,9 @@ def read(
         )
 
     kind = KINDS[found]
-    if kind.loader:
+    if kind.remedy:
+        remedy = kind.remedy
+    elif kind.loader:
         remedy = f"load it with {kind.loader}"
     elif kind.field == expected.field:
         remedy = "choose another file"

@@ -1,5 +1,6 @@
 """Train the built-in demo checkpoints: the autoencoder, the MAR, its draft model and the judge; the VQ tokenizer, two
-LlamaGens and the PAR; TA-Tok, the Tar language model and two de-tokenizers; the hybrid, a MAR of prompts.
+LlamaGens and the PAR; TA-Tok, the Tar language model and two de-tokenizers; the hybrid, a MAR of prompts; the binary
+autoencoder and the BitDance.
 
 An interrupted training resumes from its state in --work. All
 trainings take many hours on two CPU cores. A GPU is faster.
@@ -22,7 +23,7 @@ from ...model_loaders.mar import load_mar
 from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from ...reports.files import typed_path, writable
 from .. import files
-from . import hybrid_recipe, judge, recipes, ta_tok_recipe, tar_recipes, token_recipes
+from . import binary_recipe, hybrid_recipe, judge, recipes, ta_tok_recipe, tar_recipes, token_recipes
 from .training import Job
 
 IMPROVE = (
@@ -98,6 +99,9 @@ class Trainings:
             start = hybrid_recipe.joined(mar, load_tar(tar, "fp32", self.job.device))
         hybrid_recipe.train_hybrid(self.job, self.path("hybrid"), kl, start, not self.improve)
 
+    def binary(self) -> None:
+        binary_recipe.train_binary(self.job, self.path("binary"), self._net(load_kl, "kl"))
+
 
 # Checkpoint to its training, in the order of their dependencies. The file is NAME.safetensors.
 PROGRAMS: dict[str, Callable[[Trainings], None]] = {
@@ -111,6 +115,7 @@ PROGRAMS: dict[str, Callable[[Trainings], None]] = {
     "tar": Trainings.tar,
     **{name: partial(Trainings.detokenizer, name=name) for name in tar_recipes.DETOKENIZERS},
     "hybrid": Trainings.hybrid,
+    "binary": Trainings.binary,
 }
 
 
@@ -123,6 +128,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--improve", action="store_true", help=IMPROVE)
     parser.add_argument("--steps", metavar="N", help="optimiser steps of each training; default: the recipe's")
     parser.add_argument("--pictures", metavar="N", help="training images; default: the recipe's")
+    parser.add_argument("--fp32", action="store_true", help="train in fp32, for a CPU without instructions for bf16")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
 
 
@@ -136,7 +142,7 @@ def run(options: argparse.Namespace) -> int:
     images = whole(options.pictures, "pictures", 64, 10**7) if options.pictures else None
     out = None if options.out is None else typed_path(options.out, "out")
     work = typed_path(options.work, "work")
-    job = Job(work, choose_device(options.device), log, steps, images)
+    job = Job(work, choose_device(options.device), log, steps, images, options.fp32)
     trainings = Trainings(job, out, options.improve)
 
     # Hours pass before the first of them is written.

@@ -94,7 +94,7 @@ def seeded(seed: int, make: Callable[[], Net], start: nn.Module | None = None) -
 @dataclass(frozen=True)
 class Job:
     """What the trainings of a run have in common; ``steps`` and
-    ``images`` replace the recipes'. MPS trains in fp32, others in bf16.
+    ``images`` replace the recipes'. MPS trains in fp32, others in bf16 unless ``fp32`` is set.
     """
 
     folder: Path
@@ -102,6 +102,7 @@ class Job:
     log: Callable[[str], None] = print
     steps: int | None = None
     images: int | None = None
+    fp32: bool = False  # many times as fast on a CPU without instructions for bf16
 
     def count(self, usual: int) -> int:
         """Number of training images."""
@@ -143,6 +144,7 @@ def train(job: Job, name: str, module: Net, loss: Loss, usual: Schedule, save_ev
         torch.save(state, path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)
 
+    half = device.type != "mps" and not job.fp32
     began = logged = saved = time.monotonic()
     seen: dict[str, float] = {}
 
@@ -152,7 +154,7 @@ def train(job: Job, name: str, module: Net, loss: Loss, usual: Schedule, save_ev
                 g["lr"] = g["peak"] * schedule.rate(step)
         # On CPUs the backward pass of fused attention is slower than that of plain attention at these sizes.
         plain = sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
-        with plain, torch.autocast(device.type, torch.bfloat16, enabled=device.type != "mps"):
+        with plain, torch.autocast(device.type, torch.bfloat16, enabled=half):
             value, figures = loss(module, step)
         value.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
