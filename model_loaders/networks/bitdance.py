@@ -302,6 +302,30 @@ class BlockNetwork(Llama):
         """Position encodings of the fed rows; row 0 is the first one behind the prefix."""
         raise NotImplementedError
 
+    def predictors(self, prefix: Tensor, rows: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Hidden rows [R, m, D] of whole sequences, without a cache; for training and tests.
+
+        Args:
+            prefix: rows [R, n, D], of one length.
+            rows: [R, m, D], the first block of rows, then the embedded tokens of blocks.
+            grid: tokens (height, width).
+        """
+        n = prefix.shape[1]
+        m = rows.shape[1]
+        place = torch.arange(-n, m, device=rows.device)
+        last = torch.where(place < 0, place, place // self.block * self.block + self.block - 1)
+        mask = place <= last[:, None]
+
+        def attention(q: Tensor, kv: Tensor) -> Tensor:
+            k, v = kv.chunk(2, 1)
+            return attend(q, k, v, mask)
+
+        x, rope = self._encode(torch.cat([prefix, rows], 1), self.encodings(grid, n, None).rows(place, len(rows)))
+        for block in self.layers:
+            x = block(x, rope, attention)
+
+        return self.norm(x[:, n:])
+
     def begin(
         self, prefix: Tensor, lengths: Tensor | None, first: Tensor, grid: tuple[int, int]
     ) -> tuple[Tensor, Cache]:
@@ -514,7 +538,14 @@ class BlockModel:
             side = self.net.config.grid * self.stride
             return side, side
 
-        return self.sizes[0] if self.sizes else (8 * self.net.side * self.stride,) * 2
+        if self.sizes:
+            return self.sizes[0]
+
+        # Of a text model of another kind: at most eight blocks along a side, whose number a token must say.
+        assert self.marks is not None, "a text model"
+        unit = self.net.side
+        blocks = max((side // unit for side in self.marks.sizes if side % unit == 0 and side <= 8 * unit), default=1)
+        return blocks * unit * self.stride, blocks * unit * self.stride
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:

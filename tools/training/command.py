@@ -17,17 +17,19 @@ from typing import Any
 from ...cli.options import choose_device, whole
 from ...errors import UserError
 from ...model_loaders.autoencoders import load_kl, load_vq
+from ...model_loaders.bitdance import load_binary, load_bitdance
 from ...model_loaders.hybrid import load_hybrid
 from ...model_loaders.llamagen import load_llamagen
 from ...model_loaders.mar import load_mar
 from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from ...reports.files import typed_path, writable
 from .. import files
-from . import binary_recipe, hybrid_recipe, judge, recipes, ta_tok_recipe, tar_recipes, token_recipes
+from . import binary_recipe, bitdance_recipe, hybrid_recipe, judge, recipes, ta_tok_recipe, tar_recipes, token_recipes
 from .training import Job
 
 IMPROVE = (
-    "start from the existing checkpoints: MARs, LlamaGens, PAR, Tar, hybrid; of the autoencoder, train only the decoder"
+    "start from the existing checkpoints: MARs, LlamaGens, PAR, Tar, hybrid, BitDance; of the KL autoencoder, train "
+    "only the decoder"
 )
 
 
@@ -102,6 +104,10 @@ class Trainings:
     def binary(self) -> None:
         binary_recipe.train_binary(self.job, self.path("binary"), self._net(load_kl, "kl"))
 
+    def bitdance(self) -> None:
+        binary, start = self._net(load_binary, "binary"), self._start(load_bitdance, "bitdance")
+        bitdance_recipe.train_bitdance(self.job, self.path("bitdance"), binary, start)
+
 
 # Checkpoint to its training, in the order of their dependencies. The file is NAME.safetensors.
 PROGRAMS: dict[str, Callable[[Trainings], None]] = {
@@ -116,6 +122,7 @@ PROGRAMS: dict[str, Callable[[Trainings], None]] = {
     **{name: partial(Trainings.detokenizer, name=name) for name in tar_recipes.DETOKENIZERS},
     "hybrid": Trainings.hybrid,
     "binary": Trainings.binary,
+    "bitdance": Trainings.bitdance,
 }
 
 

@@ -52,11 +52,12 @@ class Schedule:
         return max(0.0, min(1.0, (step + 1) / max(1, self.warmup), (self.steps - step) / tail))
 
 
-def _optimisers(module: nn.Module, s: Schedule) -> list[torch.optim.Optimizer]:
-    muon = getattr(torch.optim, "Muon", None) if s.muon_lr else None  # torch >= 2.9
+def _optimisers(module: nn.Module, s: Schedule, fp32: bool = False) -> list[torch.optim.Optimizer]:
+    # Of torch >= 2.9. Its products are bf16.
+    muon = getattr(torch.optim, "Muon", None) if s.muon_lr and not fp32 else None
     hidden, matrices, vectors = [], [], []
     for name, p in module.named_parameters():
-        plain = not any(part in name for part in ("emb", "final", "latent", "output"))
+        plain = not any(part in name for part in ("emb", "final", "latent", "output", "pos_for_diff"))
         inner = p.ndim == 2 and min(p.shape) >= 32 and plain
         (hidden if muon and inner else matrices if p.ndim >= 2 else vectors).append(p)
 
@@ -102,7 +103,7 @@ class Job:
     log: Callable[[str], None] = print
     steps: int | None = None
     images: int | None = None
-    fp32: bool = False  # many times as fast on a CPU without instructions for bf16
+    fp32: bool = False  # without bf16, and without Muon: many times as fast on a CPU that has no instructions for bf16
 
     def count(self, usual: int) -> int:
         """Number of training images."""
@@ -124,7 +125,7 @@ def train(job: Job, name: str, module: Net, loss: Loss, usual: Schedule, save_ev
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.state.pt"
     module.to(device).train()
-    optimisers = _optimisers(module, schedule)
+    optimisers = _optimisers(module, schedule, job.fp32)
     average = {k: v.detach().clone().float() for k, v in module.state_dict().items()}
     start = 0
     if path.exists():
