@@ -448,7 +448,7 @@ class BitDanceClass(BlockNetwork):
         Regional.__init__(self, operations)  # it has other tables than a Llama
         c = self.config = config
         self.block = c.block
-        self.cls_embedding = nn.Embedding(c.condition_size + 1, c.rows * c.dim)
+        self.cls_embedding = nn.Embedding(c.condition_size + 1, c.rows * c.dim)  # type: ignore[assignment]
         if c.block > 1:
             self.query_token = nn.Parameter(torch.zeros(1, c.block - 1, c.dim))
         self.proj_in = SwiGLU(head.channels, c.dim * 3 // 2, c.dim, bias=True, operations=operations)
@@ -457,7 +457,8 @@ class BitDanceClass(BlockNetwork):
         self.layers = nn.ModuleList()
         for _ in range(c.depth):
             layer = Block(c, operations)
-            layer.feed_forward = SwiGLU(c.dim, c.hidden, c.dim, bias=False, operations=operations)
+            mlp = SwiGLU(c.dim, c.hidden, c.dim, bias=False, operations=operations)
+            layer.feed_forward = mlp  # type: ignore[assignment]
             self.layers.append(layer)
 
         self.norm = nn.RMSNorm(c.dim, c.eps)

@@ -54,9 +54,11 @@ class BlockRun:
         self.fixed_at = torch.full(self.again.shape, -1, dtype=torch.int32, device=self.again.device)
         self.finite = torch.ones((), dtype=torch.bool, device=self.again.device)
 
-        # Blocks to draw; those of an edit whose tokens are all given are only read.
-        drawn = self.again.unflatten(1, (-1, self.block)).any(2).any(0)
-        self.drawn: list[int] = drawn.nonzero().flatten().tolist()
+        # Blocks to draw, and those of which every token is drawn in every image. Of an edit, others are only read, or
+        # drawn in part. The host reads this once.
+        of_blocks = self.again.cpu().unflatten(1, (-1, self.block))
+        self.drawn = [i for i, any_drawn in enumerate(of_blocks.any(2).any(0).tolist()) if any_drawn]
+        self.whole = of_blocks.all(2).all(0).tolist()
 
     @property
     def blocks(self) -> int:
@@ -167,7 +169,7 @@ def bitdance(
         if run.guided and branches == 1:
             x, e = with_null_noise(run, x, e)
         known = None
-        if not bool(run.again[:, at].all()):
+        if not run.whole[block]:
             times_images = len(x) // run.images
             known = Known(run.tokens[: len(x), at].clone(), run.again[:, at, None].repeat(times_images, 1, 1))
 
