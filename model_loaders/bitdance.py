@@ -19,7 +19,7 @@ import torch
 
 from ..errors import UserError
 from . import checkpoint as ck
-from .configs import REMEDY, expect_language, expect_stated, inner, language_numbers
+from .configs import REMEDY, expect_language, expect_stated, inner, language_numbers, language_part
 from .families import INT8, choose_dtype, read
 from .llamagen import HEADS, IMAGENET, expect_heads, note_defaults
 from .networks.binary import BinaryAutoencoder, BinaryConfig, BinaryModel
@@ -134,10 +134,11 @@ def _within(file: ck.Checkpoint, prefix: str) -> dict[str, torch.Tensor]:
 def _load_text(file: ck.Checkpoint, about: dict[str, Any]) -> BlockModel:
     """A text model; ``file`` is its language model."""
     root = _root(file.folder)
-    settings = file.settings("config", beside=True)
+    fields = language_part(file, file.settings("config", beside=True))
+    numbers = language_numbers(file, fields, file.state)
     with ck.misfits(file):
-        config = LlamaConfig.of_qwen(file.state, tied=True, **language_numbers(file, settings, file.state))
-    expect_language(file, settings, config, config.vocab)
+        config = LlamaConfig.of_qwen(file.state, tied=True, **numbers)
+    expect_language(file, fields, config, config.vocab)
 
     head_file, stated = _part(root, "vision_head", file)
     with ck.misfits(head_file):
@@ -303,8 +304,18 @@ def autoencoder_path(path: str | Path) -> Path | None:
     if path.is_dir():
         inside = [name for name in (folder / "transformer" / _DIFFUSERS, folder / _DIFFUSERS) if name.is_file()]
         path = inside[0] if inside else path
-    if path.is_file() and any(f"{_VAE}decoder.adaptive." in name for name in ck.read(path).state):
+    if path.is_file() and _prefix_inside(ck.read(path)) is not None:
         return path
+
+    return None
+
+
+def _prefix_inside(file: ck.Checkpoint) -> str | None:
+    """What stands in front of the names of the autoencoder inside an ImageNet model; None if there is none."""
+    for name in file.state:
+        prefix, found, _ = name.partition(f"{_VAE}decoder.adaptive.")
+        if found and (not prefix or prefix.endswith(".")):
+            return prefix + _VAE
 
     return None
 
@@ -324,9 +335,9 @@ def load_binary(
     """
     compute = choose_dtype(dtype, device, "bitdance-ae")
     file = ck.read(path, "decoder", weights=weights)
-    inside = any(name.startswith(f"{_VAE}decoder.adaptive.") for name in file.state)
-    if inside:
-        file = replace(file, state=_within(file, _VAE), what="a binary autoencoder")
+    prefix = _prefix_inside(file)
+    if prefix is not None:
+        file = replace(file, state=_within(file, prefix), what="a binary autoencoder")
     else:
         file = read(path, "bitdance-ae", weights=weights)
 

@@ -117,6 +117,7 @@ KINDS = {
         prefixes=(("head.net.ada_ln_blocks.", "model.layers.0.self_attn.q_norm."),),
         folder=True,
         loader="Load BitDance",
+        decoder="bitdance-ae",
         auto="bf16",
         untested=True,
     ),

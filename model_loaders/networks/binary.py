@@ -122,8 +122,7 @@ class _AdaptiveNorm(nn.Module):
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         cells = bits.flatten(2)
-        unbiased = min(1, cells.shape[2] - 1)  # a map of one cell has no variance
-        std = (cells.var(2, correction=unbiased) + 1e-6).sqrt()
+        std = (cells.var(2) + 1e-6).sqrt()
         gamma = self.gamma(std)[..., None, None]
         beta = self.beta(cells.mean(2))[..., None, None]
         return torch.addcmul(beta, F.group_norm(x, self.groups, eps=1e-6), gamma)
