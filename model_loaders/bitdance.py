@@ -329,9 +329,9 @@ def load_binary(
 ) -> BinaryModel:
     """Load a binary autoencoder with the official parameter names; see :mod:`.checkpoint`.
 
-    It may lie in the file of an ImageNet model; other networks in the file are ignored, as the reference does. Metadata
-    entries: ``groups`` (GroupNorm groups, 32) and ``name``. The dtype "auto" is fp32. Arguments as
-    :func:`.autoencoders.load_kl`.
+    It may lie in the file of an ImageNet model. Of a training's file of ``torch.save`` other networks (a discriminator)
+    are ignored, as by the reference. Metadata entries: ``groups`` (GroupNorm groups, 32) and ``name``. The dtype "auto"
+    is fp32. Arguments as :func:`.autoencoders.load_kl`.
     """
     compute = choose_dtype(dtype, device, "bitdance-ae")
     file = ck.read(path, "decoder", weights=weights)
@@ -341,7 +341,8 @@ def load_binary(
     else:
         file = read(path, "bitdance-ae", weights=weights)
 
-    file = file.filter(lambda name: name.startswith(("encoder.", "decoder.")))
+    if file.path.suffix != ".safetensors":
+        file = file.filter(lambda name: name.startswith(("encoder.", "decoder.")))
     groups = file.number("groups", 32, 1, 1024)
     with ck.misfits(file):
         config = BinaryConfig.from_state_dict(file.state, groups)

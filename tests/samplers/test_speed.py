@@ -8,6 +8,7 @@ import copy
 import dataclasses
 
 import pytest
+import test_block_contract as blocks
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
@@ -26,7 +27,7 @@ MOST = 9
 # Of every sampler the settings with the most compilations.
 NAMES = ("mar", "fasthybrid, no guidance", "lazymar", "lazymar, cached head", "cspd, no guidance")
 NAMES += ("fasthybrid+lazymar", "cspd+lazymar", "mar, speculation", "cspd, speculation")
-NAMES += ("llamagen, text", "window, llamagen", "par, text", "zipar", "mulosd")
+NAMES += ("llamagen, text", "window, llamagen", "par, text", "zipar", "mulosd", "bitdance, annealed")
 
 
 @pytest.fixture
@@ -51,7 +52,8 @@ def run(name, how):
         speed.choose(net, how, CPU)
         return dataclasses.replace(model, net=net)
 
-    return finish((masked if name in masked.CASES else tokens).start(name, move=chosen))
+    contract = next(module for module in (masked, tokens, blocks) if name in module.CASES)
+    return finish(contract.start(name, move=chosen))
 
 
 @pytest.mark.parametrize("name", NAMES)
