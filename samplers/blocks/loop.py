@@ -6,7 +6,7 @@ D, and R rows of the batch: those of the condition, then with guidance those of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from ..editing import Edit, edit_digests
 from ..mar.loop import Sampled, Sampler, Step
 from ..mar.mar import annealed_steps
 from ..noise import PairedNoise
-from .diffusion import Denoiser, Known, diffuse, table
+from .diffusion import Denoiser, Known, Table, diffuse, table
 from .settings import BlockSettings
 
 # Weights of the diffusion head above which a CPU is refused: the largest ImageNet model has less than half of it.
@@ -70,6 +70,30 @@ class BlockRun:
         if self.settings.cfg_schedule == "linear":
             return 1 + (self.settings.cfg - 1) * block / self.blocks
         return self.settings.cfg
+
+    def span(self, block: int) -> slice:
+        """The tokens of a block."""
+        return slice(block * self.block, (block + 1) * self.block)
+
+    def known(self, block: int, rows: int) -> Known | None:
+        """The given tokens of a block, for so many rows of the batch; None if there are none."""
+        if self.whole[block]:
+            return None
+
+        again = self.again[:, self.span(block), None].repeat(rows // self.images, 1, 1)
+        return Known(self.tokens[:rows, self.span(block)].clone(), again)
+
+    def decide(self, block: int, prediction: Tensor) -> None:
+        """Take the signs of a prediction [B or R, P, C] as the tokens of a block, in both branches."""
+        self.finite &= prediction.isfinite().all()
+        drawn = torch.where(prediction >= 0, 1.0, -1.0)
+        known = self.known(block, len(drawn))
+        if known is not None:
+            drawn = torch.where(known.again, drawn, known.tokens)
+
+        at = self.span(block)
+        self.tokens[:, at] = drawn.repeat(len(self.tokens) // len(drawn), 1, 1)
+        self.fixed_at[:, at] = torch.where(self.again[:, at], block, -1).to(torch.int32)
 
     def to_grid(self, values: Tensor) -> Tensor:
         """Values [B, L, ...] in the order of the tokens to the grid, [B, h, w, ...]."""
@@ -129,16 +153,7 @@ def bitdance(
     run = begin(model, condition, settings, noise, edit)
     net = model.net
     places = net.places(run.grid)
-    start, step_noise = draws(run)
-
-    # The diffusion steps of every block, and the embeddings of their times.
-    last = settings.diffusion_steps if settings.diffusion_steps_end is None else settings.diffusion_steps_end
-    counts = annealed_steps(settings.diffusion_steps, last, settings.diffusion_steps_curve, run.blocks)
-    tables = {count: table(count, model.time_shift) for count in set(counts)}
-    times = {}
-    for count, steps in tables.items():
-        times[count] = net.denoiser.times(to_device(torch.tensor(steps.times), places.device))
-    total = sum(counts[block] + 1 for block in run.drawn)
+    plan = Plan(run)
     done = 0
 
     # 1. Prefill the condition, and the first block of rows.
@@ -150,63 +165,97 @@ def bitdance(
     fed = 0  # tokens in the cache
 
     for block in run.drawn:
-        at = slice(block * run.block, (block + 1) * run.block)
-        earlier = slice(fed, at.start)
+        at = run.span(block)
 
         # 2. Feed the blocks since the last pass, both branches together.
-        if earlier.stop > earlier.start:
+        if at.start > fed:
             with run.clock.phase("transformer"):
-                rows = net.embed(run.tokens[:, earlier], places[earlier])
+                rows = net.embed(run.tokens[:, fed : at.start], places[fed : at.start])
                 hidden = net.advance(rows, run.block + fed, cache)[:, -run.block :]
                 run.report.add(transformer_passes=1, transformer_tokens=rows.shape[0] * rows.shape[1])
             fed = at.start
 
-        # 3. Denoise the block. Where the scale of guidance is 1, the branches are independent images: so the published
-        #    code draws the first block with linear guidance.
-        cfg = run.cfg(block)
-        branches = 2 if run.guided and cfg != 1 else 1
-        x, e = start[:, at], step_noise[:, :, at]
-        if run.guided and branches == 1:
-            x, e = with_null_noise(run, x, e)
-        known = None
-        if not run.whole[block]:
-            times_images = len(x) // run.images
-            known = Known(run.tokens[: len(x), at].clone(), run.again[:, at, None].repeat(times_images, 1, 1))
-
-        with run.clock.phase("head"):
-            conditions = hidden.float() + places[at]
-            denoiser = Denoiser(net, conditions, times[counts[block]])
-            steps = diffuse(denoiser, tables[counts[block]], x, e, cfg, branches, known)
+        # 3. Denoise the block.
         latents = run.latents()
         decided = run.decided()
-        prediction = x
-        while True:
-            with run.clock.phase("head"):
-                made = next(steps, None)
-            if made is None:
-                break
-
+        for made in timed(run.clock, "head", denoised(run, plan, block, hidden + places[at])):
             prediction = made
             done += 1
-            if done < total:
+            if done < plan.total:
                 with run.clock.paused():
-                    yield Step(done, total, latents, decided, run.report)
+                    yield Step(done, plan.total, latents, decided, run.report)
 
-        # 4. The signs are the tokens, of both branches.
-        rows_of_block = conditions.shape[0] * conditions.shape[1]
-        evaluations = counts[block] + 1
-        run.report.add(head_calls=evaluations, head_rows=evaluations * rows_of_block)
-        run.finite &= prediction.isfinite().all()
-        drawn = torch.where(prediction >= 0, 1.0, -1.0)
-        if known is not None:
-            drawn = torch.where(known.again, drawn, known.tokens)
-        run.tokens[:, at] = drawn.repeat(len(run.tokens) // len(drawn), 1, 1)
-        run.fixed_at[:, at] = torch.where(run.again[:, at], block, -1).to(torch.int32)
+        # 4. The signs are the tokens.
+        run.decide(block, prediction)
 
     with run.clock.paused():
-        yield Step(total, total, run.latents(), run.decided(), run.report)
+        yield Step(plan.total, plan.total, run.latents(), run.decided(), run.report)
 
     return run.finish()
+
+
+class Plan:
+    """The diffusion steps of every block, with their tables, and the noise."""
+
+    counts: list[int]  # diffusion steps of every block
+    total: int  # evaluations of the head in the whole run
+    start: Tensor  # noise of every token in its order, fp32 [B, L, C]
+    noise: Tensor  # of the steps, fp32 [T, B, L, C]
+
+    def __init__(self, run: BlockRun):
+        settings = run.settings
+        first = settings.diffusion_steps
+        last = first if settings.diffusion_steps_end is None else settings.diffusion_steps_end
+        self.counts = annealed_steps(first, last, settings.diffusion_steps_curve, run.blocks)
+        self.total = sum(self.counts[block] + 1 for block in run.drawn)
+        self.start, self.noise = draws(run)
+
+        self._tables = {}
+        self._times = {}
+        for count in set(self.counts):
+            made = table(count, run.model.time_shift)
+            self._tables[count] = made
+            self._times[count] = run.model.net.denoiser.times(to_device(torch.tensor(made.times), run.order.device))
+
+    def table(self, block: int) -> Table:
+        """The table of a block."""
+        return self._tables[self.counts[block]]
+
+    def times(self, block: int) -> Tensor:
+        """The embeddings [N + 1, W] of its times."""
+        return self._times[self.counts[block]]
+
+
+def denoised(run: BlockRun, plan: Plan, block: int, conditions: Tensor) -> Iterator[Tensor]:
+    """The predictions of a block, see :func:`.diffuse`; ``conditions``: rows fp32 [R, P, D].
+
+    Where the scale of guidance is 1, both branches are independent images with noise of their own; so the published
+    code draws the first block with linear guidance.
+    """
+    at = run.span(block)
+    cfg = run.cfg(block)
+    start = plan.start[:, at]
+    noise = plan.noise[:, :, at]
+    together = run.guided and cfg != 1
+    if run.guided and not together:
+        start, noise = with_null_noise(run, start, noise)
+
+    denoiser = Denoiser(run.model.net, conditions, plan.times(block))
+    yield from diffuse(denoiser, plan.table(block), start, noise, cfg, 1 + together, run.known(block, len(start)))
+
+    evaluations = plan.counts[block] + 1
+    run.report.add(head_calls=evaluations, head_rows=evaluations * conditions.shape[0] * conditions.shape[1])
+
+
+def timed(clock: Clock, phase: str, steps: Iterator[Tensor]) -> Iterator[Tensor]:
+    """The same steps, each timed as part of a phase."""
+    while True:
+        with clock.phase(phase):
+            made = next(steps, None)
+        if made is None:
+            return
+
+        yield made
 
 
 def draws(run: BlockRun) -> tuple[Tensor, Tensor]:
