@@ -22,6 +22,7 @@ from .memory import enough_memory
 from .model_loaders import checkpoint as ck
 from .model_loaders import families, hub
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
+from .model_loaders.bitdance import autoencoder_path, expect_bits, load_binary, load_bitdance
 from .model_loaders.hybrid import load_hybrid
 from .model_loaders.janus import load_janus, load_janus_vq
 from .model_loaders.known import entry_of
@@ -35,6 +36,7 @@ from .model_loaders.networks.autoencoder import (
     decode_in_chunks,
     to_pixels,
 )
+from .model_loaders.networks.bitdance import BitDanceClass, BlockModel
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.ops import Operations
@@ -46,7 +48,7 @@ from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, l
 from .reports.files import typed_path
 from .reports.record import Clock, Report
 from .samplers.mar.memory import DECODE
-from .samplers.registry import FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, UP_SAMPLER, Entry
+from .samplers.registry import BITDANCE, FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, UP_SAMPLER, Entry
 from .samplers.settings import knobs, make
 from .samplers.tokens.loop import published
 from .samplers.tokens.settings import TarPromptSettings
@@ -72,7 +74,7 @@ OFFICIAL_TAR = "tar-1.5b"
 # Code vectors from two loaders of one file are equal; from two files of one tokenizer they differ by rounding.
 _SAME_CODE = 1e-2
 
-Model = MARModel | TokenModel
+Model = MARModel | TokenModel | BlockModel
 
 _LOADERS: dict[str, Callable[..., Any]] = {
     MAR: load_mar,
@@ -80,6 +82,7 @@ _LOADERS: dict[str, Callable[..., Any]] = {
     TAR: load_detokenizer,
     HYBRID: load_hybrid,
     JANUS: load_janus,
+    BITDANCE: load_bitdance,
 }
 
 
@@ -279,13 +282,23 @@ class Ready:
         return FAMILIES[self.family].masked
 
     @property
+    def latents(self) -> bool:
+        """Whether its samplers draw latents, rather than codes."""
+        return FAMILIES[self.family].latents
+
+    @property
     def condition(self) -> str:
         """Kind of condition, a key of :data:`.conditioning.KINDS`."""
-        return cast(MARModel, self.model).condition if self.masked else self.config.condition
+        if isinstance(self.model, MARModel):
+            return self.model.condition
+        return self.config.condition
 
     @property
     def tokens(self) -> int:
         """Tokens per image."""
+        if isinstance(self.model, BlockModel):
+            height, width = self.model.grid(None, None)
+            return height * width
         return self.config.tokens if self.masked else cast(TokenModel, self.model).tokens
 
     @property
@@ -302,7 +315,7 @@ class Ready:
     def latent_channels(self) -> int:
         """Channels of the decoder's latents."""
         config: Any = self.vq.net.config
-        return config.z_channels if self.masked else config.code_channels
+        return config.z_channels if self.latents else config.code_channels
 
     @property
     def device(self) -> torch.device:
@@ -367,16 +380,24 @@ def load(
         janus_vq = load_janus_vq(path, AUTO, source.device, **source.about)
         expect_codes(janus_vq, model)
         return Ready(family, model, janus_vq, metadata, choice)
+    inside = autoencoder_path(path) if family == BITDANCE and decoder == AUTO else None
+    if inside is not None:
+        binary = load_binary(inside, AUTO, source.device, **source.about)
+        expect_bits(binary, model)
+        return Ready(family, model, binary, metadata, choice)
 
     stated = hub.stated_decoder(choice, about.files, metadata.get("decoder"))
     if decoder == AUTO:
-        text = not about.masked and model.net.config.condition == "text"
+        text = not about.latents and model.net.config.condition == "text"
         decoder = hub.decoder_for(choice, about.files, metadata.get("decoder"), text)
 
-    kind = "kl" if about.masked else "vq"
+    kind = about.decoder
     file = source.find(decoder, kind)
     made: KLModel | VQModel
-    if about.masked:
+    if family == BITDANCE:
+        made = load_binary(file, AUTO, source.device, **source.about)
+        expect_bits(made, model)
+    elif about.masked:
         made = load_kl(file, AUTO, source.device, **source.about)
         _expect_latents(made, model)
     else:
@@ -434,7 +455,7 @@ def _with_note(model: Any, note: str) -> Any:
 def _load_model(family: str, path: Path, source: Source, grid: int | None = None, weights: str = AUTO) -> Model:
     """Load a model without its decoder."""
     more: dict[str, Any] = {"weights": weights, **source.about}
-    if family != MAR:
+    if family not in (MAR, BITDANCE):
         more["grid"] = grid
     if family == HYBRID:
         more["find_tokenizer"] = lambda: source.find(_TOKENIZER, "tokenizer")
@@ -626,6 +647,8 @@ def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> Tar
 
 def _published(ready: Ready) -> dict[str, Any]:
     """The published settings of a model."""
+    if isinstance(ready.model, BlockModel):
+        return published_blocks(ready.model)
     if not ready.masked:
         return published(cast(TokenModel, ready.model))
 
@@ -636,6 +659,17 @@ def _published(ready: Ready) -> dict[str, Any]:
 
     unipic = cast(MARModel, ready.model).max_beta < _HYBRID_BETA
     return published_masked(HYBRID, unipic)
+
+
+def published_blocks(model: BlockModel) -> dict[str, Any]:
+    """The published settings of a BitDance: of ImageNet by width, for B also by the tokens of a block."""
+    if not isinstance(model.net, BitDanceClass):
+        return {"diffusion_steps": 50, "cfg": 7.5, "cfg_schedule": "constant"}
+
+    scales: dict[Any, float] = {(768, 4): 3.9, (768, 16): 6.1, 1024: 4.0, 1280: 4.55}
+    width = model.net.config.dim
+    cfg = scales.get((width, model.net.block), scales.get(width, 3.2))
+    return {"diffusion_steps": 100, "cfg": cfg, "cfg_schedule": "linear"}
 
 
 def published_masked(family: str, unipic: bool = False) -> dict[str, Any]:
@@ -658,7 +692,7 @@ def decode(ready: Ready, result: Any) -> Tensor:
     """
     decoder = cast(VQModel, ready.decoder)
     report: Report = result.report
-    latents = result.latents if ready.masked else decoder.net.vectors(result.codes)
+    latents = result.latents if ready.latents else decoder.net.vectors(result.codes)
     if not bool(latents.isfinite().all()):
         raise not_finite("model", ready.model.name, "latents")
 

@@ -29,6 +29,7 @@ from .errors import UserError, unknown
 from .memory import enough_memory
 from .model_loaders.families import DTYPES
 from .model_loaders.networks.autoencoder import KLModel, VQModel, expect_finite
+from .model_loaders.networks.bitdance import BlockModel
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.speed import PLAIN, TOKEN_SPEEDS
@@ -43,7 +44,7 @@ from .samplers.mar.loop import Sampled, Step
 from .samplers.mar.memory import expect_little_noise
 from .samplers.presets import CUSTOM, NAMES
 from .samplers.presets import values as preset_values
-from .samplers.registry import LLAMAGEN, MAR, SAMPLERS, Entry, find
+from .samplers.registry import BITDANCE, LLAMAGEN, MAR, SAMPLERS, Entry, find
 from .samplers.settings import knobs, make
 from .samplers.tokens.loop import TokenSampled, TokenStep
 from .samplers.tokens.settings import TarPromptSettings
@@ -125,6 +126,7 @@ def load(
     has_draft = any(SAMPLERS[name].needs_draft for name in pipe.samplers)
     detokenizer = ready.condition == "features"
     _expect_used(ready, "grid", grid is None or family != MAR, "a MAR has one grid")
+    _expect_used(ready, "grid", grid is None or family != BITDANCE, "width and height of its sampler set the size")
     _expect_used(ready, "draft", draft == AUTO or has_draft, "no sampler of it has one")
     _expect_used(ready, "tar", tar == AUTO or detokenizer, "it is for Tar's de-tokenizers")
     _expect_used(ready, "ta_tok", ta_tok == AUTO or detokenizer, "it is for Tar's de-tokenizers")
@@ -159,7 +161,7 @@ class Pipeline:
     readers: ConditionBuilder
 
     @property
-    def model(self) -> MARModel | TokenModel:
+    def model(self) -> MARModel | TokenModel | BlockModel:
         """The model, for the samplers as functions."""
         return self.ready.model
 
@@ -177,7 +179,7 @@ class Pipeline:
     @property
     def samplers(self) -> list[str]:
         """Names of the samplers that suit the model; the first one is the plain sampler."""
-        ordered_as_par = not self.ready.masked and cast(TokenModel, self.model).regions > 1
+        ordered_as_par = isinstance(self.model, TokenModel) and self.model.regions > 1
         if ordered_as_par:
             return [PAR]
 
@@ -283,7 +285,7 @@ class Pipeline:
         condition = self.condition(
             prompt, images=images, seed=seed, first=first, negative=negative, prompt_settings=prompt_settings
         )
-        edit = self._edit(entry, image, mask)
+        edit = self._edit(entry, image, mask, made)
         if self.ready.masked:
             expect_little_noise(cast(MARModel, self.model), len(condition), made.diffusion_steps, "images")
 
@@ -401,13 +403,14 @@ class Pipeline:
         return self.decoder.decode(latents).numpy()
 
     @torch.no_grad()
-    def encode(self, image: Image.Image | np.ndarray) -> Tensor:
+    def encode(self, image: Image.Image | np.ndarray, grid: tuple[int, int] | None = None) -> Tensor:
         """Latents fp32 [B, C, h, w], or codes int64 [B, h, w] for a token model, of an image or several of one size.
 
         The image is scaled to the size that the model generates.
 
         Args:
             image: a PIL image, or pixels uint8 [H, W, 3] or [B, H, W, 3].
+            grid: latents along the height and the width, for a BitDance of several sizes; None: of the usual one.
 
         Raises:
             UserError: an image of another form, features that are not finite, or insufficient memory.
@@ -425,26 +428,32 @@ class Pipeline:
 
         net: Any = self.decoder.net
         weight = next(net.parameters())
-        side = self._side * net.config.stride
+        height, width = grid or self._grid
+        size = (height * net.config.stride, width * net.config.stride)
         pixels = torch.tensor(image).permute(0, 3, 1, 2).float() / 255
-        if pixels.shape[2:] != (side, side):
-            pixels = F.interpolate(pixels, (side, side), mode="bicubic", antialias=True).clamp(0, 1)
+        if pixels.shape[2:] != size:
+            pixels = F.interpolate(pixels, size, mode="bicubic", antialias=True).clamp(0, 1)
         pixels = (pixels * 2 - 1).to(weight.device, weight.dtype)
 
         with enough_memory("memory: there is too little to encode the image; choose another device."):
-            if self.ready.masked:
-                latents = net.encode(pixels)[0]
-                return expect_finite(latents, self.decoder.name, "features").float()
+            if self.ready.latents:
+                # Of bits, the features before the sign tell whether they are finite.
+                latents, other = net.encode(pixels)
+                for made in (latents, other):
+                    expect_finite(made, self.decoder.name, "features")
+                return latents.float()
 
             features = expect_finite(net.features(pixels), self.decoder.name, "features")
             return net.codes(features)
 
     @property
-    def _side(self) -> int:
-        """Latents or codes along one side of an image."""
-        if isinstance(self.model, MARModel):
-            return self.model.net.config.grid * self.model.patch
-        return self.model.grid
+    def _grid(self) -> tuple[int, int]:
+        """Latents or codes along the height and the width of an image."""
+        if isinstance(self.model, BlockModel):
+            return self.model.grid(None, None)
+
+        side = self.model.net.config.grid * self.model.patch if isinstance(self.model, MARModel) else self.model.grid
+        return side, side
 
     def _entry(self, sampler: str | None) -> Entry:
         """The sampler of that name. Raises UserError: there is none, or it is for other models."""
@@ -466,7 +475,7 @@ class Pipeline:
             )
         return entry
 
-    def _edit(self, entry: Entry, image: AnyImage | None, mask: AnyImage | None) -> Edit | None:
+    def _edit(self, entry: Entry, image: AnyImage | None, mask: AnyImage | None, settings: Any) -> Edit | None:
         """The part of an image to sample again; None for whole new images."""
         if image is None and mask is None:
             return None
@@ -478,10 +487,15 @@ class Pipeline:
         if entry.needs_codes:
             raise UserError(f"mask: {entry.name} samples whole images only; choose another sampler for an edit.")
 
-        start = image if isinstance(image, Tensor) else self.encode(image)
-        expected = 4 if self.ready.masked else 3
-        if start.ndim != expected or start.is_floating_point() != self.ready.masked:
-            form = "latents [1 or batch, C, h, w]" if self.ready.masked else "codes int64 [1 or batch, h, w]"
+        if isinstance(image, Tensor):
+            start = image
+        elif isinstance(self.model, BlockModel):
+            start = self.encode(image, self.model.grid(settings.height, settings.width, settings.any_size))
+        else:
+            start = self.encode(image)
+        expected = 4 if self.ready.latents else 3
+        if start.ndim != expected or start.is_floating_point() != self.ready.latents:
+            form = "latents [1 or batch, C, h, w]" if self.ready.latents else "codes int64 [1 or batch, h, w]"
             raise UserError(
                 f"image: it is a tensor {start.dtype} of the shape {list(start.shape)}; give {form} as sample() "
                 "returns them, or an image."

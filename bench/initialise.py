@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from ..model_loaders.networks.bitdance import BitDanceClass
 from ..model_loaders.networks.hybrid import Hybrid
 from ..model_loaders.networks.llama import PROMPT, Llama
 from ..model_loaders.networks.mar import MAR
@@ -43,6 +44,21 @@ def initialise_llama(net: Llama) -> Llama:
         elif p.ndim > 1:
             nn.init.normal_(p, std=0.02)
 
+    return net
+
+
+def initialise_bitdance(net: BitDanceClass) -> BitDanceClass:
+    """Std 0.02 in the transformer; Xavier matrices in the diffusion head, whose adaLN and last layer are zero."""
+    for name, p in net.named_parameters():
+        if name.endswith(".bias"):
+            nn.init.zeros_(p)
+        elif p.ndim > 1:
+            nn.init.normal_(p, std=0.02)
+
+    _xavier(net.denoiser)
+    for layer in (*net.denoiser.ada_ln_blocks, net.denoiser.final_layer.ada_ln_modulation):
+        nn.init.zeros_(layer.weight)
+    nn.init.zeros_(net.denoiser.final_layer.linear.weight)
     return net
 
 

@@ -160,7 +160,7 @@ class Checkpoint:
 
         The folder's name takes the place of a stem that says nothing.
         """
-        says_nothing = self.stem in ("", "model", "checkpoint-last")
+        says_nothing = self.stem in ("", "model", "diffusion_pytorch_model", "checkpoint-last")
         default = self.folder.name if says_nothing and self.folder.name else self.stem
         return self.text("name", default)
 

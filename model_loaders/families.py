@@ -48,6 +48,8 @@ class Kind(NamedTuple):
     checked: tuple[str, ...] = ()
     overflows: bool = False  # whether it overflows in fp16
     blocks: bool = False  # whether it has blocks whose weights may have 8 bits
+    untested: bool = False  # whether it was trained in bf16 and never tried in fp16
+    remedy: str = ""  # what to choose in place of a file of the family where another one is expected
 
 
 _JANUS = ("gen_head.vision_head.", "model.generation_head.vision_head.")
@@ -124,6 +126,28 @@ KINDS = {
         prefixes=("bottleneck.regularizer.",),
         checked=("bf16",),
     ),
+    "bitdance": Kind(
+        noun="a BitDance",
+        field="checkpoint",
+        # An ImageNet model; or the language model of a text model, whose other parts lie beside it.
+        prefixes=(("head.net.ada_ln_blocks.", "model.layers.0.self_attn.q_norm."),),
+        folder=True,
+        loader="Load BitDance",
+        decoder="bitdance-ae",
+        checked=("bf16",),
+        untested=True,
+    ),
+    "bitdance-head": Kind(
+        noun="the diffusion head of a BitDance only",
+        field="checkpoint",
+        prefixes=("net.ada_ln_blocks.",),
+        remedy="choose the folder with config.json and the shards of the language model",
+    ),
+    "bitdance-ae": Kind(
+        noun="a binary autoencoder",
+        field="decoder",
+        prefixes=("decoder.adaptive.0.gamma.", "encoder.down."),
+    ),
     "t5": Kind(
         noun="a T5 text encoder",
         field="encoder",
@@ -165,11 +189,13 @@ def choose_dtype(name: str | Precision, device: str | torch.device, family: str)
     device = torch.device(device)
     if name == "fp16" and kind.overflows:
         raise UserError(f"dtype: fp16 overflows in {kind.noun}; choose bf16, fp32 or auto")
+    if name == "fp16" and kind.untested:
+        raise UserError(f"dtype: {kind.noun} was trained in bf16 and is not tested in fp16; choose bf16, fp32 or auto")
     if isinstance(name, str) and name in DTYPES:
         return DTYPES[name]
 
     known = [AUTO, *DTYPES, *(EIGHT_BITS if kind.blocks else ())]
-    if kind.overflows:
+    if kind.overflows or kind.untested:
         known.remove("fp16")
     if name not in known:
         raise UserError(f"dtype: {name!r} is not known for {kind.noun}; choose {', '.join(known)}")
@@ -262,7 +288,9 @@ def read(
         )
 
     kind = KINDS[found]
-    if kind.loader:
+    if kind.remedy:
+        remedy = kind.remedy
+    elif kind.loader:
         remedy = f"load it with {kind.loader}"
     elif kind.field == expected.field:
         remedy = "choose another file"

@@ -16,7 +16,9 @@ from .wrappers import listed
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.(?P<suffix>\w+)")
 INDEX = ".index.json"  # how the name of an index ends
 # Files of a model folder in order of preference: Hugging Face's tools write the same weights in both formats.
-_SINGLE = (("model", "safetensors"), ("pytorch_model", "bin"))
+_SINGLE = (("model", "safetensors"), ("diffusion_pytorch_model", "safetensors"), ("pytorch_model", "bin"))
+# Folders of a diffusers pipeline, of which one has the weights that a model is identified by.
+_PIPELINE = ("text_encoder", "transformer")
 _MOST_SHARDS = 1000
 
 
@@ -57,6 +59,11 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
         return [path] if chosen is None else _complete(path.parent, chosen.names(), field)
 
     candidates = _candidates(path, field)
+    for part in _PIPELINE:
+        if not candidates and (path / part).is_dir():
+            path = path / part
+            candidates = _candidates(path, field)
+
     if not candidates:
         others = [name for name in os.listdir(path) if name.lower().endswith(SUFFIXES)]
         only = f", only {listed(others)}" if others else ""

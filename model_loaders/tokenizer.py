@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -119,21 +119,26 @@ def has_tokenizer(folder: Path, stem: str, metadata: Mapping[str, str]) -> bool:
 
 
 def load_tokenizer(
-    folder: Path, stem: str, metadata: Mapping[str, str], field: str = "checkpoint", letters: bool = False
+    folder: Path,
+    stem: str,
+    metadata: Mapping[str, str],
+    field: str = "checkpoint",
+    letters: bool = False,
+    words: bool = False,
 ) -> Tokenizer:
     """Load the tokenizer of a model, whose folder, stem ("" for a folder) and metadata are given.
 
     The first source found is used: the metadata entry ``tokenizer`` (the content of a ``tokenizer.json``), then the
     files ``<stem>.tokenizer.json``, ``tokenizer.json``, ``vocab.json`` with ``merges.txt``. ``letters``: an added token
-    of one character is encoded as itself, rather than as its bytes. A UserError if there is none, it is damaged, or
-    of one character is encoded as itself, rather than as its bytes.
+    of one character is encoded as itself, rather than as its bytes. ``words``: so is one that the file does not call
+    special, such as "<think>".
 
     Raises:
         UserError: if there is no tokenizer, it is damaged, or ``tokenizers`` is missing.
     """
     if "tokenizer" in metadata:
         where = "the tokenizer within the file"
-        return _build(parse_json(metadata["tokenizer"], where, field), where, field, letters)
+        return _build(parse_json(metadata["tokenizer"], where, field), where, field, letters, words)
 
     name = _source(folder, stem)
     if name is None:
@@ -144,7 +149,7 @@ def load_tokenizer(
         merges = read_text(folder / "merges.txt", field)
         spec = _qwen(spec, merges, read_json(folder / "added_tokens.json", field))
 
-    return _build(spec, f"{name} in {folder}", field, letters)
+    return _build(spec, f"{name} in {folder}", field, letters, words)
 
 
 def _qwen(vocabulary: Mapping[str, Any], merges: str, added: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,7 +167,7 @@ def _qwen(vocabulary: Mapping[str, Any], merges: str, added: Mapping[str, Any]) 
     }
 
 
-def _build(spec: dict[str, Any], where: str, field: str, letters: bool) -> Tokenizer:
+def _build(spec: dict[str, Any], where: str, field: str, letters: bool, words: bool) -> Tokenizer:
     """Construct a tokenizer from the content of a ``tokenizer.json``; a UserError if it is invalid."""
     try:
         import tokenizers
@@ -177,7 +182,12 @@ def _build(spec: dict[str, Any], where: str, field: str, letters: bool) -> Token
         check_components(plain, where, field)
         _check_pieces(plain["model"])
 
-        kept = _kept(special_tokens) if letters else []
+        plain_words = set()
+        for entry in (spec.get("added_tokens") or []) if words else []:
+            if entry.get("special") is False:
+                plain_words.add(str(entry["content"]))
+
+        kept = _kept(special_tokens, letters, plain_words) if letters or words else []
         library = Library.from_str(json.dumps({**plain, "added_tokens": kept}))
         library.encode_special_tokens = True
         if any(library.token_to_id(entry["content"]) != entry["id"] for entry in kept):
@@ -217,15 +227,23 @@ def _without_added(spec: Mapping[str, Any], special_tokens: Mapping[str, int]) -
     }
 
 
-def _kept(special_tokens: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Added tokens as the library reads them; a ValueError if there are too many, or one is too long."""
+def _kept(special_tokens: Mapping[str, int], letters: bool, words: Collection[str]) -> list[dict[str, Any]]:
+    """Added tokens as the library reads them; a ValueError if there are too many, or one is too long.
+
+    Those of one character with ``letters``, and the ``words``, are encoded as themselves in a text, others are not.
+    """
     if len(special_tokens) > _MOST_KEPT:
         raise ValueError(f"it has {len(special_tokens)} added tokens")
     if any(len(name) > _LONGEST_KEPT for name in special_tokens):
         raise ValueError(f"it has an added token of more than {_LONGEST_KEPT} characters")
 
     flags = dict.fromkeys(_FLAGS, False)
-    return [{"id": n, "content": name, "special": len(name) > 1, **flags} for name, n in special_tokens.items()]
+    kept: list[dict[str, Any]] = []
+    for name, number in special_tokens.items():
+        is_plain = letters and len(name) == 1 or name in words
+        kept.append({"id": number, "content": name, "special": not is_plain, **flags})
+
+    return kept
 
 
 def _expect_version(version: str, field: str) -> None:

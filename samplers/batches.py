@@ -43,7 +43,7 @@ def begin(
 ) -> Generator[Any, None, Any]:
     """Begin a sampler on some of the images of a condition; image i uses the noise of (seed, first + i)."""
     images = range(first + part.start, first + part.stop)
-    noise = PairedNoise(seed, images) if entry.masked else PairedDraws(seed, images)
+    noise = PairedNoise(seed, images) if entry.latents else PairedDraws(seed, images)
     return entry.run(model, condition.of(part), settings, noise)
 
 
@@ -61,8 +61,12 @@ def has_run(net: nn.Module) -> bool:
 
 
 def short(entry: Entry, settings: Any) -> Any:
-    """Settings of a masked sampler for one AR step with two diffusion steps; of a token sampler as they are."""
-    return make(entry.settings, {"steps": 1, "diffusion_steps": 2}) if entry.masked else settings
+    """Settings of a masked sampler for one AR step with two diffusion steps, of one of blocks for two diffusion steps;
+    of a token sampler as they are.
+    """
+    if entry.masked:
+        return make(entry.settings, {"steps": 1, "diffusion_steps": 2})
+    return replace(settings, diffusion_steps=2) if entry.latents else settings
 
 
 def run_beginning(steps: Generator[Any, None, Any]) -> None:

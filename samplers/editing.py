@@ -32,8 +32,8 @@ class Edit:
         """The edit of some of the images, by their place in the batch; a single start or mask is for all of them."""
         return Edit(*(x if len(x) == 1 else x[list(images)] for x in (self.start, self.mask)))
 
-    def token_mask(self, grid: int, images: int, device: torch.device) -> Tensor:
-        """The tokens to sample again, bool [B, G * G] on ``device``, for B images of a grid of side G.
+    def token_mask(self, grid: int | tuple[int, int], images: int, device: torch.device) -> Tensor:
+        """The tokens to sample again, bool [B, L] on ``device``, for B images of a grid (a side, or height and width).
 
         Raises:
             UserError: a mask of another shape or empty, batches that do not fit, or numbers that are not finite.

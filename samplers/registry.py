@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import unknown
+from .blocks.loop import bitdance
+from .blocks.settings import BlockSettings
 from .mar.cspd import cspd
 from .mar.fasthybrid import fasthybrid
 from .mar.lazymar import LazyTransformer, lazymar
@@ -37,6 +39,7 @@ LLAMAGEN = "llamagen"
 TAR = "tar"
 HYBRID = "hybrid"
 JANUS = "janus"
+BITDANCE = "bitdance"
 # What needs_codes of an entry may be: the tokenizer argument of its function.
 UP_SAMPLER = "up_sampler"
 
@@ -51,6 +54,19 @@ class Family:
     usual: str  # samplers of a run that names none
     drafted: str = ""  # and what a draft model adds to them
     masked: bool = False  # whether it is sampled by the masked loop, to latents; otherwise token by token, to codes
+    blocks: bool = False  # whether it is sampled block by block, to latents of bits
+
+    @property
+    def latents(self) -> bool:
+        """Whether its samplers draw latents with paired noise, rather than codes."""
+        return self.masked or self.blocks
+
+    @property
+    def decoder(self) -> str:
+        """Family of the files of its decoders."""
+        if self.blocks:
+            return "bitdance-ae"
+        return "kl" if self.masked else "vq"
 
 
 FAMILIES = {
@@ -60,6 +76,7 @@ FAMILIES = {
     TAR: Family("a Tar de-tokenizer", "dtok", ("demo-dtok", "demo-dtok-low"), "tar,zipar", ",mulosd"),
     HYBRID: Family("a Harmon or UniPic", "hybrid", ("demo-hybrid",), "mar,fasthybrid", masked=True),
     JANUS: Family("a Janus", "janus", (), "llamagen,zipar"),
+    BITDANCE: Family("a BitDance", "bitdance", (), "bitdance", blocks=True),
 }
 
 
@@ -69,10 +86,10 @@ class Entry:
 
     name: str  # its command-line name
     title: str
-    # run(model, condition, settings, noise) returns the generator; noise is PairedNoise in the masked families
+    # run(model, condition, settings, noise) returns the generator; noise is PairedNoise in the families of latents
     # and PairedDraws in the others. All but MuLo-SD also take edit, part of an image to sample again.
     run: Callable[..., Sampler | TokenSampler]
-    settings: type[MARBase] | type[TokenSettings]
+    settings: type[MARBase] | type[TokenSettings] | type[BlockSettings]
     families: tuple[str, ...]  # its model families, keys of FAMILIES; reports are compared with those of the first
     baseline: bool = False  # whether the others of its family are measured against it
     needs_draft: bool = False  # whether run also takes draft, a second model
@@ -88,6 +105,11 @@ class Entry:
     def masked(self) -> bool:
         """Whether its models are sampled by the masked loop."""
         return FAMILIES[self.family].masked
+
+    @property
+    def latents(self) -> bool:
+        """Whether it draws latents with paired noise, rather than codes."""
+        return FAMILIES[self.family].latents
 
     @property
     def models(self) -> str:
@@ -130,6 +152,7 @@ SAMPLERS: dict[str, Entry] = {
         Entry("par", "PAR", par, PARSettings, (LLAMAGEN,), demo=("demo-par",)),
         Entry("tar", "Tar", llamagen, LlamaGenSettings, (TAR,), baseline=True),
         Entry("zipar", "ZipAR", zipar, ZipARSettings, (*_TOKENS, JANUS)),
+        Entry("bitdance", "BitDance", bitdance, BlockSettings, (BITDANCE,), baseline=True),
         Entry("mulosd", "MuLo-SD", mulosd, MuLoSDSettings, _TOKENS, needs_draft=True, needs_codes=UP_SAMPLER),
     )
 }

@@ -119,7 +119,11 @@ OURS = {
     "tools": {"tools", "nodes", "bench", "cli", "assembly", "samplers", "model_loaders", "reports"},
 }
 # Within these packages, the other one is excluded.
-APART = {"samplers.mar": "samplers.tokens", "samplers.tokens": "samplers.mar"}
+APART = {
+    "samplers.mar": "samplers.tokens",
+    "samplers.tokens": "samplers.mar",
+    "samplers.blocks": "samplers.tokens",
+}
 PICTURES = {"torch", "numpy", "PIL"}
 # Third-party modules; the standard library is allowed everywhere.
 OTHERS = {

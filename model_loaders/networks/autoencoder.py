@@ -128,23 +128,24 @@ class VQConfig(_Shape):
 Config = KLConfig | VQConfig
 
 
-def _group_norm(channels: int, groups: int) -> nn.GroupNorm:
+def group_norm(channels: int, groups: int) -> nn.GroupNorm:
+    """The GroupNorm of these autoencoders."""
     return nn.GroupNorm(groups, channels, eps=1e-6)
 
 
-class _ResBlock(nn.Module):
+class ResBlock(nn.Module):
     """Residual block of two GroupNorm, SiLU, 3x3 convolution.
 
     A 1x1 convolution is on the skip path if the width changes.
     """
 
-    def __init__(self, c_in: int, c_out: int, groups: int, operations: Operations):
+    def __init__(self, c_in: int, c_out: int, groups: int, operations: Operations, bias: bool = True):
         super().__init__()
-        self.norm1 = _group_norm(c_in, groups)
-        self.conv1 = operations.Conv2d(c_in, c_out, 3, padding=1)
-        self.norm2 = _group_norm(c_out, groups)
-        self.conv2 = operations.Conv2d(c_out, c_out, 3, padding=1)
-        self.nin_shortcut = operations.Conv2d(c_in, c_out, 1) if c_in != c_out else nn.Identity()
+        self.norm1 = group_norm(c_in, groups)
+        self.conv1 = operations.Conv2d(c_in, c_out, 3, padding=1, bias=bias)
+        self.norm2 = group_norm(c_out, groups)
+        self.conv2 = operations.Conv2d(c_out, c_out, 3, padding=1, bias=bias)
+        self.nin_shortcut = operations.Conv2d(c_in, c_out, 1, bias=bias) if c_in != c_out else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv1(F.silu(self.norm1(x)))
@@ -157,7 +158,7 @@ class _Attention(nn.Module):
 
     def __init__(self, c: int, groups: int, operations: Operations):
         super().__init__()
-        self.norm = _group_norm(c, groups)
+        self.norm = group_norm(c, groups)
         self.q = operations.Conv2d(c, c, 1)
         self.k = operations.Conv2d(c, c, 1)
         self.v = operations.Conv2d(c, c, 1)
@@ -184,7 +185,7 @@ class _Level(nn.Module):
     def __init__(self, c_in: int, c_out: int, blocks: int, attention: bool, groups: int, operations: Operations):
         super().__init__()
         widths = [c_in, *[c_out] * blocks]
-        self.block = nn.ModuleList(_ResBlock(widths[i], c_out, groups, operations) for i in range(blocks))
+        self.block = nn.ModuleList(ResBlock(widths[i], c_out, groups, operations) for i in range(blocks))
         self.attn = nn.ModuleList(_Attention(c_out, groups, operations) for _ in range(blocks if attention else 0))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -199,9 +200,9 @@ class _Level(nn.Module):
 def _mid(c: int, groups: int, operations: Operations) -> nn.Sequential:
     """The part at the lowest resolution."""
     parts: OrderedDict[str, nn.Module] = OrderedDict()
-    parts["block_1"] = _ResBlock(c, c, groups, operations)
+    parts["block_1"] = ResBlock(c, c, groups, operations)
     parts["attn_1"] = _Attention(c, groups, operations)
-    parts["block_2"] = _ResBlock(c, c, groups, operations)
+    parts["block_2"] = ResBlock(c, c, groups, operations)
     return nn.Sequential(parts)
 
 
@@ -223,7 +224,7 @@ class _Encoder(nn.Module):
             self.down.append(level)
 
         self.mid = _mid(widths[-1], c.groups, operations)
-        self.norm_out = _group_norm(widths[-1], c.groups)
+        self.norm_out = group_norm(widths[-1], c.groups)
         self.conv_out = operations.Conv2d(widths[-1], out_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -252,7 +253,7 @@ class _Decoder(nn.Module):
                 level.upsample = nn.Sequential(OrderedDict(enlarge=nn.Upsample(scale_factor=2.0), conv=smooth))
             self.up.append(level)
 
-        self.norm_out = _group_norm(widths[0], c.groups)
+        self.norm_out = group_norm(widths[0], c.groups)
         self.conv_out = operations.Conv2d(widths[0], 3, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:

@@ -5,6 +5,8 @@
   2025, arXiv 2506.18898): 2-D RoPE on adjacent pairs, or additive positions. Dropout is omitted.
 - Qwen2.5 (Qwen Team 2024, arXiv 2412.15115): the language model of Tar, whose vocabulary also has image codes, and of
   Harmon and UniPic. 1-D RoPE on halves, biases, and the embedding as output layer.
+- Qwen3 (Qwen Team 2025, arXiv 2505.09388): the language model of BitDance. The same with norms of queries and keys in
+  place of biases. BitDance has no use for its output layer.
 
 A sequence is a *prefix* (the condition), then image tokens. A row's *position* is its cell of the grid in raster order;
 the last row of the prefix has position -1, the one before it -2. Prefixes of a batch may differ in length: they are
@@ -57,6 +59,8 @@ _NAMES = {
     ".attention.wk.": ".self_attn.k_proj.",
     ".attention.wv.": ".self_attn.v_proj.",
     ".attention.wo.": ".self_attn.o_proj.",
+    ".attention.q_norm.": ".self_attn.q_norm.",
+    ".attention.k_norm.": ".self_attn.k_norm.",
     ".feed_forward.w1.": ".mlp.gate_proj.",
     ".feed_forward.w3.": ".mlp.up_proj.",
     ".feed_forward.w2.": ".mlp.down_proj.",
@@ -81,6 +85,7 @@ class LlamaConfig:
     special: int = 0  # number of PAR's learned transition tokens; 0 for a plain model
     queries: int = 0  # width of all queries of a row; 0 is dim
     bias: bool = False  # whether queries, keys and values have biases
+    norms: bool = False  # whether every head of queries and keys is normalised before its rotation
     tied: bool = False  # whether the embedding is also the output layer
     positions: int = 0  # maximum sequence length of a language model
     theta: float = 1e4  # base of RoPE
@@ -162,6 +167,7 @@ class LlamaConfig:
                 f"{heads} attention heads do not fit keys of {keys} numbers; num_attention_heads must be right"
             )
 
+        norms = "model.layers.0.self_attn.q_norm.weight" in state
         return qwen_config(
             dim=dim,
             depth=depth(state, "model.layers."),
@@ -170,7 +176,7 @@ class LlamaConfig:
             head_dim=head_dim,
             hidden=state["model.layers.0.mlp.gate_proj.weight"].shape[0],
             vocab=vocab,
-            **{"tied": HEAD not in state, **about},
+            **{"tied": HEAD not in state, "norms": norms, "bias": not norms, **about},
         )
 
 
@@ -337,6 +343,9 @@ class Attention(nn.Module):
         else:
             self.wqkv = operations.Linear(c.dim, queries + 2 * keys, bias=c.bias)
         self.wo = operations.Linear(queries, c.dim, bias=False)
+        if c.norms:
+            self.q_norm = nn.RMSNorm(c.head_dim, c.eps)
+            self.k_norm = nn.RMSNorm(c.head_dim, c.eps)
 
     def project(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
         """x [R, n, C] to queries [R, heads, n, D], and keys and values [R, 2 kv heads, n, D].
@@ -349,6 +358,9 @@ class Attention(nn.Module):
         else:
             joint = self.wqkv(x)
         joint = joint.unflatten(-1, (-1, c.head_dim))
+        if c.norms:
+            q, k, v = joint.split([c.heads, c.kv_heads, c.kv_heads], 2)
+            joint = torch.cat([self.q_norm(q), self.k_norm(k), v], 2)
 
         if rope is not None:
             joint = joint.float()
@@ -632,7 +644,13 @@ class Llama(Regional):
         return self.norm(x)
 
     def prefill(
-        self, x: Tensor, grid: int, slots: int, lengths: Tensor | None = None, image: Tensor | None = None
+        self,
+        x: Tensor,
+        grid: int,
+        slots: int,
+        lengths: Tensor | None = None,
+        image: Tensor | None = None,
+        positions: Positions | None = None,
     ) -> tuple[Tensor, Cache]:
         """Allocate the cache and run the prefix, alone or with the first cells of an image.
 
@@ -642,6 +660,7 @@ class Llama(Regional):
             slots: image slots of the cache.
             lengths: int64 [R], valid rows of each prefix; None: all.
             image: rows [R, m, C] of the cells 0 to m - 1; each attends to the prefix and to the cells up to itself.
+            positions: encodings of the run; None: those of the grid.
 
         Returns hidden rows [R, 1 + m, C] of the last valid prefix row and of the cells (row i predicts cell i), and the
         cache.
@@ -656,7 +675,9 @@ class Llama(Regional):
         if lengths is not None:
             slot = torch.arange(n + slots, device=x.device)
             valid = ((slot < lengths[:, None]) | (slot >= n))[:, None, None]
-        cache = Cache(blocks=blocks, prefix=n, positions=self.positions(grid, n, lengths), valid=valid)
+        if positions is None:
+            positions = self.positions(grid, n, lengths)
+        cache = Cache(blocks=blocks, prefix=n, positions=positions, valid=valid)
 
         if image is not None:
             x = torch.cat([x, image], 1)

@@ -108,7 +108,7 @@ class _Final(nn.Module):
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), operations.Linear(width, 2 * width))
 
 
-class _TimeEmbedding(nn.Module):
+class TimeEmbedding(nn.Module):
     """Timesteps [N] to vectors [N, w]: cosines and sines of 128 frequencies, then an MLP."""
 
     def __init__(self, width: int, operations: Operations = FAST):
@@ -128,7 +128,7 @@ class DiffusionHead(nn.Module):
     def __init__(self, channels: int, width: int, depth: int, z_channels: int, operations: Operations = FAST):
         super().__init__()
         self.channels = channels
-        self.time_embed = _TimeEmbedding(width, operations)
+        self.time_embed = TimeEmbedding(width, operations)
         self.cond_embed = operations.Linear(z_channels, width)
         self.input_proj = operations.Linear(channels, width)
         self.res_blocks = nn.ModuleList(HeadBlock(width, operations) for _ in range(depth))

@@ -2,20 +2,24 @@
 
 import argparse
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import block_models
 import hybrid_files
 import janus_files
 import tar_files
 import torch
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
+from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
 from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.janus import load_janus, load_janus_vq
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
+from fastar_nodes.model_loaders.networks.binary import BinaryAutoencoder, BinaryConfig
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
@@ -61,6 +65,10 @@ def build(folder: Path) -> list[Seed]:
     add("gpt", lambda p: load_llamagen(p, grid=4, heads=2), weights(Llama(gpt)), grid="4", heads="2", name="tiny")
     vq = VQConfig(ch=32, ch_mult=(1, 2), blocks=1, z_channels=8, codes=24, code_channels=4, groups=32)
     add("vq", load_vq, weights(VQAutoencoder(vq)), groups="32")
+    block = block_models.tiny_bitdance().net.state_dict()
+    add("bitdance", lambda p: load_bitdance(p, heads=2), block, heads="2", name="tiny")
+    binary = BinaryConfig(widths=(32, 32), blocks=1, z_channels=6)
+    add("binary", load_binary, weights(BinaryAutoencoder(binary)))
     add("dtok", lambda p: load_detokenizer(p, grid=4, heads=2), tar_files.detokenizer_state(), heads="2", grid="4")
     ta_tok = replace(tar_files.TA_TOK, width=192, input_size=15)  # head counts as in the official sizes
     add("ta_tok", load_ta_tok, tar_files.tiny_ta_tok(ta_tok).state_dict(), encoder_heads="3")
@@ -80,7 +88,13 @@ def build(folder: Path) -> list[Seed]:
     out.extend(Seed(path, use_hybrid) for path in write_hybrids(folder))
     out.append(Seed(janus_files.one_file(folder / "janus.safetensors"), use_janus))
     out.append(Seed(janus_files.in_transformers_layout(folder / "janus"), use_janus))
+    out.append(Seed(Path(shutil.copytree(block_models.FOLDER / "native", folder / "block")), use_bitdance))
     return out
+
+
+def use_bitdance(path: Path) -> object:
+    """Load a text model, and encode a prompt."""
+    return load_bitdance(path).prompt(PROMPT)
 
 
 def use_janus(path: Path) -> object:

@@ -14,6 +14,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import configs, families
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
+from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
 from fastar_nodes.model_loaders.families import KINDS, identify
 from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.janus import load_janus
@@ -40,9 +41,11 @@ LOADERS: dict[str, tuple[Callable[..., Any], str]] = {
     "tar": (load_tar, "tar"),
     "hybrid": (load_hybrid, "hybrid"),
     "janus": (load_janus, "janus"),
+    "bitdance": (load_bitdance, "bitdance"),
+    "binary": (load_binary, "bitdance-ae"),
 }
-# A JanusFlow is not loaded; the others have tests of their own.
-NOT_HERE = {"janusflow", "t5", "tokenizer"}
+# A JanusFlow and a diffusion head alone are not loaded; the others have tests of their own.
+NOT_HERE = {"janusflow", "t5", "tokenizer", "bitdance-head"}
 FP32 = ("diffloss.net.final_layer.linear.", "quantize.")
 
 
@@ -125,7 +128,7 @@ class TestEveryLoader:
         monkeypatch.setattr(sys.modules[LOADERS[stem][0].__module__], "choose_dtype", chosen)
         with pytest.raises(KeyboardInterrupt):
             LOADERS[stem][0](tmp_path / "x", "auto", torch.device("cuda"))
-        expected = {"kl": torch.float32, "vq": torch.float32, "mar": torch.float16}
+        expected = {"kl": torch.float32, "vq": torch.float32, "binary": torch.float32, "mar": torch.float16}
         assert seen == [expected.get(stem, torch.bfloat16)]
 
     def test_names_are_strict(self, stem, write) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 
+import test_block_contract as blocks
 import test_sampler_contract as masked
 import test_speed
 import test_token_contract as tokens
@@ -10,10 +11,11 @@ import test_token_waits
 import test_waits
 from fastar_nodes.samplers import advice
 from fastar_nodes.samplers.choice import parse_choice
-from fastar_nodes.samplers.registry import MAR, SAMPLERS
+from fastar_nodes.samplers.registry import BITDANCE, MAR, SAMPLERS
 
 MASKED = {name for name, entry in SAMPLERS.items() if entry.family == MAR}
-TOKENS = set(SAMPLERS) - MASKED
+BLOCKS = {name for name, entry in SAMPLERS.items() if entry.family == BITDANCE}
+TOKENS = set(SAMPLERS) - MASKED - BLOCKS
 
 
 def holds_all(place: str, functions: Iterable[object], wanted: Iterable[str]) -> None:
@@ -26,6 +28,8 @@ def holds_all(place: str, functions: Iterable[object], wanted: Iterable[str]) ->
 def test_the_contracts() -> None:
     holds_all("CASES in tests/samplers/test_sampler_contract.py", (case[0] for case in masked.CASES.values()), MASKED)
     holds_all("CASES in tests/samplers/test_token_contract.py", (case[0] for case in tokens.CASES.values()), TOKENS)
+    place = "CASES in tests/samplers/test_block_contract.py"
+    holds_all(place, (case[0] for case in blocks.CASES.values()), BLOCKS)
     settings = {(case[0], type(case[2])) for case in tokens.CASES.values()}
     other = [name for name in TOKENS if (SAMPLERS[name].run, SAMPLERS[name].settings) not in settings]
     assert not other, (
@@ -41,7 +45,7 @@ def test_what_waits() -> None:
 
 
 def test_what_is_compiled() -> None:
-    cases = masked.CASES | tokens.CASES
+    cases = masked.CASES | tokens.CASES | blocks.CASES
     holds_all("NAMES in tests/samplers/test_speed.py", (cases[name][0] for name in test_speed.NAMES), SAMPLERS)
 
 

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 
 import pytest
+import test_block_contract as blocks
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
@@ -27,7 +28,7 @@ MOST_OF_TWO = 12
 # Of every sampler the settings with the most compilations.
 NAMES = ("mar", "fasthybrid, no guidance", "lazymar", "lazymar, cached head", "cspd, no guidance")
 NAMES += ("fasthybrid+lazymar", "cspd+lazymar", "mar, speculation", "cspd, speculation")
-NAMES += ("llamagen, text", "window, llamagen", "par, text", "zipar", "mulosd")
+NAMES += ("llamagen, text", "window, llamagen", "par, text", "zipar", "mulosd", "bitdance, annealed")
 _LAZY = "speed: compile, but plain: attention with LazyMAR's caches"
 # What the reports of these say.
 PLAIN_PARTS = {
@@ -62,7 +63,7 @@ def run(name, how, images=None):
         speed.choose(net, how, CPU)
         return dataclasses.replace(model, net=net)
 
-    contract = masked if name in masked.CASES else tokens
+    contract = next(module for module in (masked, tokens, blocks) if name in module.CASES)
     more = {} if images is None else {"images": images}
     return finish(contract.start(name, move=chosen, **more))
 

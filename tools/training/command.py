@@ -1,5 +1,6 @@
 """Train the built-in demo checkpoints: the autoencoder, the MAR, its draft model and the judge; the VQ tokenizer, two
-LlamaGens and the PAR; TA-Tok, the Tar language model and two de-tokenizers; the hybrid, a MAR of prompts.
+LlamaGens and the PAR; TA-Tok, the Tar language model and two de-tokenizers; the hybrid, a MAR of prompts; the binary
+autoencoder and the BitDance.
 
 An interrupted training resumes from its state in --work. All
 trainings take many hours on two CPU cores. A GPU is faster.
@@ -16,17 +17,19 @@ from typing import Any
 from ...cli.options import choose_device, whole
 from ...errors import UserError
 from ...model_loaders.autoencoders import load_kl, load_vq
+from ...model_loaders.bitdance import load_binary, load_bitdance
 from ...model_loaders.hybrid import load_hybrid
 from ...model_loaders.llamagen import load_llamagen
 from ...model_loaders.mar import load_mar
 from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from ...reports.files import typed_path, writable
 from .. import files
-from . import hybrid_recipe, judge, recipes, ta_tok_recipe, tar_recipes, token_recipes
+from . import binary_recipe, bitdance_recipe, hybrid_recipe, judge, recipes, ta_tok_recipe, tar_recipes, token_recipes
 from .training import Job
 
 IMPROVE = (
-    "start from the existing checkpoints: MARs, LlamaGens, PAR, Tar, hybrid; of the autoencoder, train only the decoder"
+    "start from the existing checkpoints: MARs, LlamaGens, PAR, Tar, hybrid, BitDance; of the KL autoencoder, train "
+    "only the decoder"
 )
 
 
@@ -98,6 +101,13 @@ class Trainings:
             start = hybrid_recipe.joined(mar, load_tar(tar, "fp32", self.job.device))
         hybrid_recipe.train_hybrid(self.job, self.path("hybrid"), kl, start, not self.improve)
 
+    def binary(self) -> None:
+        binary_recipe.train_binary(self.job, self.path("binary"), self._net(load_kl, "kl"))
+
+    def bitdance(self) -> None:
+        binary, start = self._net(load_binary, "binary"), self._start(load_bitdance, "bitdance")
+        bitdance_recipe.train_bitdance(self.job, self.path("bitdance"), binary, start)
+
 
 # Checkpoint to its training, in the order of their dependencies. The file is NAME.safetensors.
 PROGRAMS: dict[str, Callable[[Trainings], None]] = {
@@ -111,6 +121,8 @@ PROGRAMS: dict[str, Callable[[Trainings], None]] = {
     "tar": Trainings.tar,
     **{name: partial(Trainings.detokenizer, name=name) for name in tar_recipes.DETOKENIZERS},
     "hybrid": Trainings.hybrid,
+    "binary": Trainings.binary,
+    "bitdance": Trainings.bitdance,
 }
 
 
@@ -123,6 +135,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--improve", action="store_true", help=IMPROVE)
     parser.add_argument("--steps", metavar="N", help="optimiser steps of each training; default: the recipe's")
     parser.add_argument("--pictures", metavar="N", help="training images; default: the recipe's")
+    parser.add_argument("--fp32", action="store_true", help="train in fp32, for a CPU without instructions for bf16")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
 
 
@@ -136,7 +149,7 @@ def run(options: argparse.Namespace) -> int:
     images = whole(options.pictures, "pictures", 64, 10**7) if options.pictures else None
     out = None if options.out is None else typed_path(options.out, "out")
     work = typed_path(options.work, "work")
-    job = Job(work, choose_device(options.device), log, steps, images)
+    job = Job(work, choose_device(options.device), log, steps, images, options.fp32)
     trainings = Trainings(job, out, options.improve)
 
     # Hours pass before the first of them is written.

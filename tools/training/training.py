@@ -52,11 +52,12 @@ class Schedule:
         return max(0.0, min(1.0, (step + 1) / max(1, self.warmup), (self.steps - step) / tail))
 
 
-def _optimisers(module: nn.Module, s: Schedule) -> list[torch.optim.Optimizer]:
-    muon = getattr(torch.optim, "Muon", None) if s.muon_lr else None  # torch >= 2.9
+def _optimisers(module: nn.Module, s: Schedule, fp32: bool = False) -> list[torch.optim.Optimizer]:
+    # Of torch >= 2.9. Its products are bf16.
+    muon = getattr(torch.optim, "Muon", None) if s.muon_lr and not fp32 else None
     hidden, matrices, vectors = [], [], []
     for name, p in module.named_parameters():
-        plain = not any(part in name for part in ("emb", "final", "latent", "output"))
+        plain = not any(part in name for part in ("emb", "final", "latent", "output", "pos_for_diff"))
         inner = p.ndim == 2 and min(p.shape) >= 32 and plain
         (hidden if muon and inner else matrices if p.ndim >= 2 else vectors).append(p)
 
@@ -94,7 +95,7 @@ def seeded(seed: int, make: Callable[[], Net], start: nn.Module | None = None) -
 @dataclass(frozen=True)
 class Job:
     """What the trainings of a run have in common; ``steps`` and
-    ``images`` replace the recipes'. MPS trains in fp32, others in bf16.
+    ``images`` replace the recipes'. MPS trains in fp32, others in bf16 unless ``fp32`` is set.
     """
 
     folder: Path
@@ -102,6 +103,7 @@ class Job:
     log: Callable[[str], None] = print
     steps: int | None = None
     images: int | None = None
+    fp32: bool = False  # without bf16, and without Muon: many times as fast on a CPU that has no instructions for bf16
 
     def count(self, usual: int) -> int:
         """Number of training images."""
@@ -123,7 +125,7 @@ def train(job: Job, name: str, module: Net, loss: Loss, usual: Schedule, save_ev
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.state.pt"
     module.to(device).train()
-    optimisers = _optimisers(module, schedule)
+    optimisers = _optimisers(module, schedule, job.fp32)
     average = {k: v.detach().clone().float() for k, v in module.state_dict().items()}
     start = 0
     if path.exists():
@@ -143,6 +145,7 @@ def train(job: Job, name: str, module: Net, loss: Loss, usual: Schedule, save_ev
         torch.save(state, path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)
 
+    half = device.type != "mps" and not job.fp32
     began = logged = saved = time.monotonic()
     seen: dict[str, float] = {}
 
@@ -152,7 +155,7 @@ def train(job: Job, name: str, module: Net, loss: Loss, usual: Schedule, save_ev
                 g["lr"] = g["peak"] * schedule.rate(step)
         # On CPUs the backward pass of fused attention is slower than that of plain attention at these sizes.
         plain = sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
-        with plain, torch.autocast(device.type, torch.bfloat16, enabled=device.type != "mps"):
+        with plain, torch.autocast(device.type, torch.bfloat16, enabled=half):
             value, figures = loss(module, step)
         value.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)

@@ -1,0 +1,1 @@
+"""Samplers of BitDance, which draws blocks of binary tokens one after another."""

@@ -1,0 +1,312 @@
+"""BitDance's loaders: layouts, shards, pickles, what is not read, and every refusal with its remedy."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from block_models import FOLDER, bits, tiny_bitdance
+from fastar_nodes import assembly, load
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.bitdance import autoencoder_path, load_binary, load_bitdance
+from fastar_nodes.model_loaders.families import identify
+from fastar_nodes.model_loaders.networks.binary import BinaryAutoencoder, BinaryConfig
+from fastar_nodes.model_loaders.tar import load_tar
+from safetensors.torch import load_file, save_file
+from tiny_models import drawn
+
+NATIVE = FOLDER / "native"
+DIFFUSERS = FOLDER / "diffusers"
+IMAGENET = FOLDER / "imagenet"
+BINARY = BinaryConfig(widths=(32, 32), blocks=1, z_channels=6)
+
+
+def same(a: Path, b: Path) -> bool:
+    """Whether two folders or files give equal networks."""
+    mine, other = load_bitdance(a).net.state_dict(), load_bitdance(b).net.state_dict()
+    return mine.keys() == other.keys() and all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+@pytest.fixture
+def native(tmp_path: Path) -> Path:
+    """A copy of the recorded model in the authors' layout."""
+    return Path(shutil.copytree(NATIVE, tmp_path / "native"))
+
+
+def change(path: Path, **values) -> None:
+    """Change entries of a JSON file; None removes one."""
+    settings = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({name: value for name, value in settings.items() if value is not None}))
+
+
+def edit(path: Path, change) -> None:
+    """Change the weights of a file."""
+    state = load_file(path)
+    change(state)
+    save_file(state, path)
+
+
+def one_file(path: Path, seed: int = 0, **metadata: str) -> Path:
+    """A random ImageNet model with its autoencoder inside."""
+    model = tiny_bitdance(seed=seed)
+    vae = drawn(BinaryAutoencoder(BINARY), seed, 0.1, 0.1).state_dict()
+    state = {**model.net.state_dict(), **{f"vae.{name}": tensor for name, tensor in vae.items()}}
+    save_file(state, path, metadata={"heads": "2", "bounded": "1", **metadata})
+    return path
+
+
+# ------------------------------------------------------------------------------------------------ layouts
+
+
+def test_the_layout_of_diffusers_is_the_authors_under_other_file_names(tmp_path, native):
+    moved = tmp_path / "moved"
+    places = {
+        "vision_head": "diffusion_head/diffusion_pytorch_model",
+        "projector": "projector/diffusion_pytorch_model",
+        "ae": "autoencoder/diffusion_pytorch_model",
+    }
+    shutil.copytree(NATIVE, moved / "text_encoder")
+    (moved / "tokenizer").mkdir()
+    shutil.move(moved / "text_encoder" / "tokenizer.json", moved / "tokenizer" / "tokenizer.json")
+    for ours, theirs in places.items():
+        (moved / theirs).parent.mkdir()
+        shutil.move(moved / "text_encoder" / f"{ours}.safetensors", moved / f"{theirs}.safetensors")
+        config = moved / "text_encoder" / f"{ours}_config.json"
+        if config.exists():
+            shutil.move(config, (moved / theirs).parent / "config.json")
+
+    assert same(moved, native) and same(moved / "text_encoder", native)
+    model = load_bitdance(moved)
+    assert (model.name, model.stride, model.net.block) == ("moved", 2, 16)
+    assert autoencoder_path(moved) == moved / "autoencoder" / "diffusion_pytorch_model.safetensors"
+    assert autoencoder_path(native) == native / "ae.safetensors"
+
+
+def test_a_shard_and_the_index_stand_for_the_folder(native):
+    assert same(native / "model-00002-of-00002.safetensors", native)
+    assert same(native / "model.safetensors.index.json", native)
+    (native / "model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(UserError, match="^checkpoint: native holds 1 of 2 shards"):
+        load_bitdance(native)
+
+
+def test_the_output_layer_for_words_is_not_read(native):
+    """Its weights are NaN here, which every weight that is read would be refused for."""
+
+    def spoil(state):
+        state["lm_head.weight"].fill_(torch.nan)
+
+    edit(native / "model-00001-of-00002.safetensors", spoil)
+    assert same(native, NATIVE)
+    assert not any("lm_head" in name for name in load_bitdance(native).net.state_dict())
+    edit(native / "model-00001-of-00002.safetensors", lambda state: state.pop("lm_head.weight"))
+    assert same(native, NATIVE)
+
+
+def test_imagenet_files_pickles_and_prefixes_are_the_same(tmp_path):
+    path = one_file(tmp_path / "x.safetensors")
+    state = load_file(path)
+    torch.save({"ema": state, "args": {"n_head": 2}}, tmp_path / "x.pt")
+    save_file({f"runtime_model.{name}": t for name, t in state.items()}, tmp_path / "p.safetensors", {"heads": "2"})
+    folder = tmp_path / "BitDance_B" / "transformer"
+    folder.mkdir(parents=True)
+    shutil.copy(path, folder / "diffusion_pytorch_model.safetensors")
+
+    for other in (tmp_path / "x.pt", tmp_path / "p.safetensors", folder.parent, folder):
+        assert same(other, path), other
+        assert identify(load_file(path)) == "bitdance"
+        assert load_bitdance(other).stride == 2
+    assert load_bitdance(path).net.head_config.bounded and not load_bitdance(tmp_path / "x.pt").net.head_config.bounded
+
+    vae = load_binary(path).net.state_dict()
+    for other in (tmp_path / "x.pt", tmp_path / "p.safetensors", folder.parent):
+        found = autoencoder_path(other)
+        assert found is not None
+        assert all(torch.equal(tensor, vae[name]) for name, tensor in load_binary(found).net.state_dict().items())
+
+
+def test_the_recorded_imagenet_files_hold_their_autoencoders():
+    for name, expected in (("1x.pt", True), ("1x.safetensors", False), ("4x.safetensors", True)):
+        path = IMAGENET / f"BitDance_tiny_{name}"
+        assert (autoencoder_path(path) == path) == expected
+    assert load_bitdance(IMAGENET / "BitDance_tiny_1x.pt", heads=4).stride == 1
+    assert load_bitdance(IMAGENET / "BitDance_tiny_1x.safetensors", heads=4).stride == 16
+
+
+def test_an_autoencoder_of_a_training_beside_other_networks(tmp_path):
+    """The published file of the ImageNet models has further ones, which the reference ignores."""
+    state = drawn(BinaryAutoencoder(BINARY), 0, 0.1, 0.1).state_dict()
+    more = {**state, "loss.discriminator.weight": torch.ones(3), "quantize.weight": torch.ones(2)}
+    torch.save({"state_dict": more, "epoch": 3}, tmp_path / "ae_d16c32.pt")
+    model = load_binary(tmp_path / "ae_d16c32.pt")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.net.state_dict().items())
+
+
+@pytest.mark.slow
+def test_load_draws_an_image_of_a_tiny_folder(tmp_path):
+    folder = tmp_path / "BitDance_tiny" / "transformer"
+    folder.mkdir(parents=True)
+    one_file(folder / "diffusion_pytorch_model.safetensors")
+    pipe = load(folder.parent, device="cpu")
+    assert pipe.samplers == ["bitdance"] and pipe.model.name == "transformer"
+    images, report = pipe([1, 3], diffusion_steps=3)
+    assert [image.size for image in images] == [(8, 8)] * 2 and report.counts["head_calls"] == 16
+    assert assembly.defaults(pipe.ready) == {"diffusion_steps": 100, "cfg": 3.2, "cfg_schedule": "linear"}
+
+    changed, _ = pipe(1, diffusion_steps=3, image=images[0], mask=torch.ones(4, 4))
+    assert changed[0].tobytes() == images[0].tobytes(), "all of it is drawn again"
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda p: (p / "vision_head.safetensors").unlink(), "holds a language model, and native has no vision_head"),
+        (lambda p: (p / "projector.safetensors").unlink(), "holds a language model, and native has no projector"),
+        (
+            lambda p: change(p / "vision_head_config.json", parallel_num=15),
+            "has blocks of parallel_num = 15 tokens, which is no square number",
+        ),
+        (
+            lambda p: change(p / "vision_head_config.json", parallel_num=64),
+            r"has parallel_num = 64, which needs the tokens <\|query_1\|> to <\|query_63\|> in the tokenizer, "
+            "and this one ends at 15; put the tokenizer of the same model there; this one is that of blocks of 16",
+        ),
+        (lambda p: change(p / "vision_head_config.json", ch_cond=65), "has ch_cond = 65 .* and weights of 64"),
+        (lambda p: change(p / "vision_head_config.json", use_swiglu=False), "has use_swiglu = false .*, and other"),
+        (lambda p: change(p / "ae_config.json", ddconfig={"ch_mult": 3}), "states ch_mult = 3 for its autoencoder"),
+        (lambda p: change(p / "config.json", rope_scaling={"rope_type": "yarn"}), "states rope_scaling.rope_type"),
+        (lambda p: change(p / "config.json", head_dim=20), "has head_dim = 20"),
+        (lambda p: (p / "tokenizer.json").unlink(), "has no tokenizer"),
+        (
+            lambda p: edit(p / "vision_head.safetensors", lambda s: s.pop("net.input_proj.bias")),
+            "1 missing .head.net.input_proj.bias",
+        ),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_a_text_model_that_does_not_fit_says_so(native, spoil, words):
+    spoil(native)
+    with pytest.raises(UserError, match=f"^checkpoint: .*{words}"):
+        load_bitdance(native)
+
+
+def test_parts_of_two_models_are_refused_with_both_numbers_and_files(native):
+    """The other model's head reads rows of 48 numbers; both files are named."""
+    shutil.copy(
+        DIFFUSERS / "diffusion_head" / "diffusion_pytorch_model.safetensors", native / "vision_head.safetensors"
+    )
+    (native / "vision_head_config.json").unlink()
+    expected = "^checkpoint: vision_head.safetensors reads conditions of 48 numbers, .* in native makes 64; choose the"
+    with pytest.raises(UserError, match=expected):
+        load_bitdance(native)
+    shutil.copy(NATIVE / "vision_head.safetensors", native / "vision_head.safetensors")
+    assert load_bitdance(native).net.block == 16, "the tokenizer has 15 query tokens"
+
+
+def test_a_small_table_of_words_is_refused(native):
+    def cut(state):
+        state["model.embed_tokens.weight"] = state["model.embed_tokens.weight"][:350].clone()
+
+    edit(native / "model-00001-of-00002.safetensors", cut)
+    change(native / "config.json", vocab_size=350)
+    with pytest.raises(UserError, match="^checkpoint: native has 350 token ids, .* special tokens up to 356"):
+        load_bitdance(native)
+
+
+@pytest.mark.parametrize("name", ["<|im_start|>", "<|vision_start|>"])
+def test_a_tokenizer_without_a_mark_is_refused(native, name):
+    tokenizer = json.loads((native / "tokenizer.json").read_text())
+    for entry in tokenizer["added_tokens"]:
+        if entry["content"] == name:
+            entry["content"] = "<|other|>"
+    (native / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match="^checkpoint: native has a tokenizer without "):
+        load_bitdance(native)
+
+
+def test_a_head_alone_names_the_folder_to_choose():
+    with pytest.raises(UserError) as error:
+        load_bitdance(NATIVE / "vision_head.safetensors")
+    assert str(error.value) == (
+        "checkpoint: vision_head.safetensors holds the diffusion head of a BitDance only, not a BitDance; "
+        "choose the folder with config.json and the shards of the language model"
+    )
+    load_bitdance(NATIVE)
+
+
+def test_other_loaders_name_the_node_for_a_bitdance():
+    with pytest.raises(UserError, match="holds a BitDance, not a Tar language model; load it with Load BitDance"):
+        load_tar(NATIVE)
+
+
+def test_fp16_is_refused(tmp_path):
+    path = one_file(tmp_path / "x.safetensors")
+    with pytest.raises(UserError) as error:
+        load_bitdance(path, "fp16")
+    assert str(error.value) == (
+        "dtype: a BitDance was trained in bf16 and is not tested in fp16; choose bf16, fp32 or auto"
+    )
+    assert load_bitdance(path, "bf16").net.norm.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.update({"pos_for_diff.weight": torch.ones(15, 32)}), "its 15 tokens are not a square"),
+        (lambda s: s.update({"query_token": torch.ones(1, 2, 32)}), "are not a square of square blocks of 3"),
+        (lambda s: s.update({"cls_embedding.weight": torch.ones(6, 40)}), "its classes have 40 numbers"),
+        (lambda s: s.pop("head.net.ada_ln_blocks.0.weight"), ""),
+        (lambda s: s.pop("query_token"), "its head is not that of blocks of 1 tokens"),
+    ],
+)
+def test_an_imagenet_model_that_does_not_fit_says_so(tmp_path, change, words):
+    path = one_file(tmp_path / "x.safetensors")
+    state = load_file(path)
+    change(state)
+    save_file(state, path, {"heads": "2"})
+    with pytest.raises(UserError, match=f"^checkpoint: x.safetensors does not fit a BitDance.*{words}"):
+        load_bitdance(path)
+
+
+def test_the_number_of_heads_must_be_stated(tmp_path):
+    path = one_file(tmp_path / "x.safetensors")
+    save_file(load_file(path), path)
+    with pytest.raises(UserError, match="^checkpoint: x.safetensors has the width 32, .* an entry 'heads'"):
+        load_bitdance(path)
+
+
+def test_an_autoencoder_of_other_tokens_is_refused_with_both_numbers(tmp_path):
+    path = one_file(tmp_path / "x.safetensors")
+    other = drawn(BinaryAutoencoder(BinaryConfig((32,), 1, 8)), 0, 0.1, 0.1)
+    save_file(other.state_dict(), tmp_path / "other.safetensors")
+    with pytest.raises(UserError) as error:
+        load(path, decoder=tmp_path / "other.safetensors", device="cpu")
+    assert str(error.value) == (
+        "decoder: x draws tokens of 6 channels at stride 2, and other has 8 at 1; choose auto, or the autoencoder that "
+        "the model was trained with."
+    )
+    load(path, device="cpu")
+
+
+def test_an_autoencoder_with_noise_is_refused(tmp_path):
+    net = drawn(BinaryAutoencoder(BinaryConfig((32,), 1, 8, noisy=True)), 0, 0.1, 0.1)
+    save_file(net.state_dict(), tmp_path / "gan.safetensors")
+    with pytest.raises(UserError, match="^decoder: gan.safetensors decodes bits together with noise"):
+        load_binary(tmp_path / "gan.safetensors")
+
+
+# ------------------------------------------------------------------------------------------------ autoencoder
+
+
+def test_decoding_reads_signs_and_encoding_gives_them():
+    net = drawn(BinaryAutoencoder(BINARY), 0, 1.0, 0.1)
+    latents = bits(2, tiny_bitdance(), (3, 5))
+    assert torch.equal(net.decode(0.01 * latents), net.decode(latents))
+    image = net.decode(latents)
+    assert image.shape == (2, 3, 6, 10)
+    found, features = net.encode(image)
+    assert torch.equal(found, torch.where(features > 0, 1.0, -1.0)) and found.shape == latents.shape

@@ -1,0 +1,249 @@
+"""What every sampler of blocks must do. A new one is added to CASES and passes all of it."""
+
+import copy
+import functools
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+from block_models import text_bitdance, tiny_bitdance
+from fastar_nodes.errors import UserError
+from fastar_nodes.reports.record import COUNTS
+from fastar_nodes.samplers.blocks.loop import bitdance
+from fastar_nodes.samplers.blocks.settings import BlockSettings
+from fastar_nodes.samplers.conditioning import Condition, PromptCondition, from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.noise import PairedNoise
+from stepping import process_state, stepped
+from waits import counted_waits, moved, waits_of_steps
+
+FEW = BlockSettings(diffusion_steps=4, cfg=2.0)
+LINEAR = replace(FEW, cfg_schedule="linear")
+SMALL = {"width": 8, "height": 16}
+# Sampler, model, settings.
+CASES = {
+    "bitdance": (bitdance, tiny_bitdance(), FEW),
+    "bitdance, no guidance": (bitdance, tiny_bitdance(), replace(FEW, cfg=1.0)),
+    "bitdance, linear guidance": (bitdance, tiny_bitdance(), LINEAR),
+    "bitdance, annealed": (bitdance, tiny_bitdance(), replace(LINEAR, diffusion_steps_end=1)),
+    "bitdance, single tokens": (bitdance, tiny_bitdance(block=1, grid=3), LINEAR),
+    "bitdance, one block": (bitdance, tiny_bitdance(block=16), FEW),
+    "bitdance, prompts": (bitdance, text_bitdance(), replace(FEW, **SMALL)),
+}
+# Images of a batch; the prompts differ in length.
+LABELS = (1, 4, 0)
+PROMPTS = ("a red house", "", "An old boat by the sea")
+
+
+def start(case, images=(0, 1, 2), which=(0, 1, 2), seed=5, move=lambda m: m, **more):
+    """The steps of a case; ``move`` changes the model."""
+    sampler, model, settings = CASES[case]
+    condition = from_ids([LABELS[i] for i in which])
+    if model.condition == "prompt":
+        condition = PromptCondition(tuple(PROMPTS[i] for i in which))
+    return sampler(
+        move(model), **{"condition": condition, "settings": settings, **more}, noise=PairedNoise(seed, images)
+    )
+
+
+whole = functools.cache(lambda case: stepped(start(case)))
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request):
+    return request.param
+
+
+def evaluations(case) -> list[int]:
+    """Evaluations of the head, block by block, by hand."""
+    _, model, settings = CASES[case]
+    height, width = model.grid(settings.height, settings.width)
+    blocks = height * width // model.net.block
+    if settings.diffusion_steps_end is None:
+        return [settings.diffusion_steps + 1] * blocks
+
+    assert (settings.diffusion_steps, settings.diffusion_steps_end, blocks) == (4, 1, 4)
+    return [5, 4, 3, 2]
+
+
+def test_tokens_are_bits_and_another_seed_is_another_image(case):
+    latents = whole(case)[1].latents
+    assert latents.dtype == torch.float32 and bool((latents.abs() == 1).all())
+    assert not torch.equal(latents, finish(start(case, seed=6)).latents)
+    assert not torch.equal(latents[0], latents[1])
+
+
+def test_an_image_does_not_depend_on_its_batch(case):
+    _, together = whole(case)
+    for i in range(3):
+        alone = finish(start(case, (i,), (i,)))
+        assert torch.equal(alone.latents[0], together.latents[i])
+        for name, values in alone.report.maps.items():
+            assert np.array_equal(values[0], together.report.maps[name][i]), name
+
+
+def test_predictions_that_are_not_finite_are_refused(case):
+    """The sign of NaN would be a token."""
+
+    def spoilt(model):
+        model = copy.deepcopy(model)
+        with torch.no_grad():
+            model.net.denoiser.final_layer.linear.weight[0, 0] = torch.nan
+        return model
+
+    with pytest.raises(UserError, match="^model: .*latents that are not finite"):
+        finish(start(case, move=spoilt))
+
+
+def test_repeats_itself_and_changes_nothing_global(case):
+    model = CASES[case][1]
+    before, weights = process_state(), {k: v.clone() for k, v in model.net.state_dict().items()}
+    left = start(case)
+    next(left)
+    assert process_state() == before, "in the middle of a run"
+    left.close()
+    again = finish(start(case))
+    assert process_state() == before
+    assert all(torch.equal(v, weights[k]) for k, v in model.net.state_dict().items())
+    assert torch.equal(again.latents, whole(case)[1].latents) and again.report.counts == whole(case)[1].report.counts
+
+
+def test_yields_after_every_evaluation_so_that_a_run_can_be_cancelled_within_a_block(case):
+    seen, result = whole(case)
+    counts = evaluations(case)
+    total = sum(counts)
+    assert [s.done for s in seen] == list(range(1, total + 1)) and all(s.total == total for s in seen)
+
+    # The tokens of a block are there when its last evaluation is done.
+    block = CASES[case][1].net.block
+    images, _, height, width = result.latents.shape
+    done = 0
+    for i, count in enumerate(counts):
+        for step in seen[done : done + count]:
+            assert step.decided.shape == (images, height, width)
+            assert int(step.decided[0].sum()) == block * (i + (step.done == total))
+            assert bool((step.latents.abs().sum(1) > 0).eq(step.decided).all())
+        done += count
+    assert torch.equal(seen[-1].latents, result.latents)
+
+
+def test_report_adds_up(case):
+    _, model, settings = CASES[case]
+    result = whole(case)[1]
+    report = result.report
+    counts = evaluations(case)
+    branches = 1 + (settings.cfg != 1)
+    block = model.net.block
+
+    assert report.sampler == "bitdance" and set(report.counts) <= set(COUNTS)
+    assert report.counts["transformer_passes"] == len(counts) + 1  # prompt, first rows, all blocks but the last
+    assert report.counts["head_calls"] == sum(counts)
+    assert report.counts["head_rows"] == sum(counts) * branches * 3 * block
+    step, outcome = report.maps["step"], report.maps["outcome"]
+    assert step.min() == 0 and step.max() == len(counts) - 1 and not outcome.any()
+    assert np.array_equal(np.bincount(step[0].flatten()), [block] * len(counts))
+    assert report.settings == asdict(settings) and report.images == 3 and report.seed == 5
+    assert report.seconds > 0 and sum(report.phases.values()) <= report.seconds * 1.05
+
+
+def test_an_evaluation_makes_the_host_wait_for_nothing(case):
+    with counted_waits() as waits:
+        found, _ = waits_of_steps(start(case, move=moved), waits)
+    assert max(part.total() for part in found[1:-1]) == 0, found
+
+
+def test_bad_conditions_say_so(case):
+    _, model, _ = CASES[case]
+    wrong = from_ids((5,)) if model.condition == "class" else from_ids((1,))
+    for condition in (wrong, Condition((), ()) if model.condition == "class" else PromptCondition(())):
+        with pytest.raises(UserError, match="^condition"):
+            finish(start(case, range(len(condition)), condition=condition))
+    with pytest.raises(UserError, match="^condition: it asks for 3 images, the noise was drawn for 2"):
+        finish(start(case, (0, 1)))
+
+
+# ------------------------------------------------------------------------------------------------ a plain reference
+
+
+def reference(model, condition, settings, noise):
+    """Latents of the equations as published, without caches: every pass reads the whole sequence of one image and one
+    branch, and the head is computed from scratch. v = (x1 - x) / (1 - t), score = (t v - x) / (1 - t).
+    """
+    net = model.net
+    grid = model.grid(settings.height, settings.width)
+    order = net.order(grid)
+    length, size = len(order), net.block
+    places = net.places(grid)
+    blocks = length // size
+    out = []
+
+    for image in range(len(condition)):
+        alone = PairedNoise(noise.seed, noise.images[image : image + 1])
+        start = alone.first("full", length, net.channels)[0, order]
+        steps = alone.steps("full", settings.diffusion_steps, length, net.channels)[0][:, order]
+        null_start = alone.first("null", size, net.channels)[0]
+        null_steps = alone.steps("null", settings.diffusion_steps, size, net.channels)[0]
+
+        if model.condition == "class":
+            labels = [torch.tensor([condition.labels[image]]), torch.tensor([5])]
+            inputs = [net.class_rows(label) for label in labels]
+        else:
+            ids = [model.prompt(condition.texts[image]), model.null_prompt()]
+            rows = [model.prompt_rows([one], grid) for one in ids]
+            inputs = [(prefix, first) for prefix, _, first in rows]
+
+        tokens = [torch.zeros(1, 0, net.channels)] * 2
+        for block in range(blocks):
+            at = slice(block * size, (block + 1) * size)
+            hidden = []
+            for (prefix, first), known in zip(inputs, tokens, strict=True):
+                fed = [first] if not block else [first, net.embed(known, places[: at.start])]
+                hidden.append(net.predictors(prefix, torch.cat(fed, 1), grid)[:, -size:] + places[at])
+
+            linear = 1 + (settings.cfg - 1) * block / blocks
+            cfg = linear if settings.cfg_schedule == "linear" else settings.cfg
+            if cfg == 1:
+                made = sampled(net, hidden[:1], start[at], steps[:, at], 1.0, settings)
+                null = made if settings.cfg == 1 else sampled(net, hidden[1:], null_start, null_steps, 1.0, settings)
+            else:
+                made = null = sampled(net, hidden, start[at], steps[:, at], cfg, settings)
+            tokens = [torch.cat([tokens[0], made], 1), torch.cat([tokens[1], null], 1)]
+
+        cells = torch.empty_like(tokens[0])
+        cells[:, order] = tokens[0]
+        out.append(cells.transpose(1, 2).unflatten(2, grid))
+
+    return torch.cat(out)
+
+
+def sampled(net, hidden, x, noise, cfg, settings):
+    """The signs of a block [1, P, C] by Euler-Maruyama steps from t = 0 to 0.95, and an evaluation there."""
+    x = x[None]
+    count = settings.diffusion_steps
+    dt = 0.95 / count
+    for i in range(count + 1):
+        t = dt * i
+        predictions = [net.denoiser(x, torch.tensor([t]), rows) for rows in hidden]
+        velocities = [(one - x) / max(1 - t, 0.05) for one in predictions]
+        v = velocities[0]
+        if len(velocities) == 2:
+            v = velocities[1] + cfg * (velocities[0] - velocities[1])
+        if i == count:
+            x = x + 0.05 * v
+            break
+
+        score = (t * v - x) / (1 - t)
+        x = x + (v + (1 - t) * score) * dt + math.sqrt(2 * (1 - t) * dt) * noise[i]
+
+    return torch.where(x >= 0, 1.0, -1.0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", [name for name in CASES if name != "bitdance, annealed"])
+def test_a_plain_reference_draws_the_same(case):
+    _, model, settings = CASES[case]
+    condition = from_ids(LABELS) if model.condition == "class" else PromptCondition(PROMPTS)
+    expected = reference(model, condition, settings, PairedNoise(5, (0, 1, 2)))
+    assert torch.equal(whole(case)[1].latents, expected)
