@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
+from .networks.binary import BinaryAutoencoder, BinaryConfig
 from .networks.hybrid import Hybrid, HybridConfig
 from .networks.janus import Janus, JanusConfig
 from .networks.llama import CLASS, FEATURES, TEXT, Llama, LlamaConfig, qwen_config
@@ -193,6 +194,11 @@ def _of_autoencoder(name: str) -> nn.Module:
     return VQAutoencoder(VQConfig(ch=128, ch_mult=ch_mult, blocks=2, z_channels=256, codes=16384))
 
 
+def official_binary() -> BinaryConfig:
+    """Configuration of BitDance's autoencoder of stride 16 and 32 bits a token, ae_d16c32."""
+    return BinaryConfig(widths=(256, 256, 512, 512, 1024), blocks=4, z_channels=32)
+
+
 def _of_text(name: str) -> nn.Module:
     """The encoder of flan-t5-xl."""
     from transformers import T5Config, T5EncoderModel
@@ -211,6 +217,7 @@ NETWORKS: dict[str, Callable[[str], nn.Module]] = {
     **dict.fromkeys(HYBRID_SIZES, lambda name: Hybrid(official_hybrid(name, HYBRID_SIZES[name][3]))),
     **dict.fromkeys(TAR_SIZES, lambda name: Llama(official_tar(name))),
     **dict.fromkeys(("KL-16", "VQ-16", "VQ-8"), _of_autoencoder),
+    "BitDance-AE": lambda name: BinaryAutoencoder(official_binary()),
     "TA-Tok": lambda name: TATok(official_ta_tok()),
     "Flan-T5-XL": _of_text,
 }
