@@ -117,6 +117,9 @@ function summaryOf(all) {
 
 const texts = new Set() // types of nodes that show text
 
+/** Whether a node shows text: itself, or as the node of a subgraph with such nodes. */
+const showsText = (node) => (node.subgraph ? node.subgraph.nodes.some(showsText) : texts.has(node.comfyClass))
+
 // Graphs in other tabs may have nodes of the same ids. Graph by the id of a run, and what was said to graphs that are not open.
 const graphs = new Map()
 const waiting = new Map()
@@ -169,10 +172,11 @@ app.registerExtension({
     if (name.startsWith("FastAR") && input?.hidden?.unique_id) texts.add(name)
   },
   nodeCreated(node) {
-    if (texts.has(node.comfyClass)) addText(node)
+    if (!node.subgraph && showsText(node)) addText(node)
   },
   loadedGraphNode(node) {
-    if (node.subgraph && node.properties?.[SAVED]) addText(node)
+    // Apps list the widgets that are there when they are opened.
+    if (node.subgraph && showsText(node) && !widgetOf(node)) addText(node)
     const widget = widgetOf(node)
     if (!widget) return
     widget.value = node.properties[SAVED] ?? ""
