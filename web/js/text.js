@@ -69,8 +69,13 @@ function fit(node, widget) {
 
 const widgetOf = (node) => node?.widgets?.find(({ name }) => name === NAME)
 
+/** Add the widget to the node of a subgraph. Before frontend 1.49 such nodes have promoted widgets only and would lose it. */
+function addToSubgraph(node) {
+  if (node?.subgraph && "_extraWidgets" in node && !widgetOf(node)) addText(node)
+}
+
 function tell(node, text) {
-  if (node?.subgraph && text && !widgetOf(node)) addText(node)
+  if (text) addToSubgraph(node)
   const widget = widgetOf(node)
   if (!widget) return
   node.properties[SAVED] = text
@@ -176,7 +181,7 @@ app.registerExtension({
   },
   loadedGraphNode(node) {
     // Apps list the widgets that are there when they are opened.
-    if (node.subgraph && showsText(node) && !widgetOf(node)) addText(node)
+    if (showsText(node)) addToSubgraph(node)
     const widget = widgetOf(node)
     if (!widget) return
     widget.value = node.properties[SAVED] ?? ""
