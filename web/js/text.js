@@ -69,7 +69,7 @@ function fit(node, widget) {
 
 const widgetOf = (node) => node?.widgets?.find(({ name }) => name === NAME)
 
-/** Add the widget to the node of a subgraph. Before frontend 1.49 such nodes have promoted widgets only and would lose it. */
+/** Add the widget to the node of a subgraph. In older frontends, such as 1.45, it would lose it. */
 function addToSubgraph(node) {
   if (node?.subgraph && "_extraWidgets" in node && !widgetOf(node)) addText(node)
 }
