@@ -20,7 +20,7 @@ import torch
 from ..errors import UserError
 from . import checkpoint as ck
 from .configs import REMEDY, expect_language, expect_stated, inner, language_numbers, language_part
-from .families import INT8, choose_dtype, read
+from .families import Precision, choose_bits, choose_dtype, read
 from .llamagen import HEADS, IMAGENET, expect_heads, note_defaults
 from .networks.binary import BinaryAutoencoder, BinaryConfig, BinaryModel
 from .networks.bitdance import (
@@ -57,7 +57,7 @@ _QUERY = re.compile(r"<\|query_(\d{1,4})\|>")
 
 def load_bitdance(
     path: str | Path,
-    dtype: str = "auto",
+    dtype: str | Precision = "auto",
     device: str | torch.device = "cpu",
     heads: int | None = None,
     weights: str = AUTO,
@@ -86,7 +86,7 @@ def load_bitdance(
     """
     compute = choose_dtype(dtype, device, "bitdance")
     file = read(path, "bitdance", lambda name: _UNUSED.match(name) is not None, weights)
-    about = {"operations": operations, "dtype": compute, "device": device, "int8": dtype == INT8}
+    about = {"operations": operations, "dtype": compute, "device": device, "bits": choose_bits(dtype, device)}
     if any(name.startswith("head.net.") for name in file.state):
         return _load_class(file, heads, about)
 

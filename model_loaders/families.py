@@ -135,6 +135,7 @@ KINDS = {
         loader="Load BitDance",
         decoder="bitdance-ae",
         checked=("bf16",),
+        blocks=True,
         untested=True,
     ),
     "bitdance-head": Kind(

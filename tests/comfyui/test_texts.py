@@ -92,7 +92,8 @@ def test_the_node_of_a_subgraph_shows_what_the_nodes_inside_said(comfy: Comfy, e
     assert not comfy.failure(_run(comfy, editor))
     editor.wait_for_timeout(1500)
     said = editor.evaluate(TEXT_OF_SUBGRAPH)
-    warning, figures = said.split("\n")
+    hint, warning, figures = said.split("\n")
+    assert hint == "FastHybrid Sampler: This model's file recommends lookahead 4."
     assert warning.startswith("FastHybrid: Nothing was drafted: lookahead 0")
     assert figures.startswith("FastHybrid: 32 passes, 1,536 head calls") and "identical" in figures
 

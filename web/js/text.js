@@ -69,8 +69,13 @@ function fit(node, widget) {
 
 const widgetOf = (node) => node?.widgets?.find(({ name }) => name === NAME)
 
+/** Add the widget to the node of a subgraph. In older frontends, such as 1.45, it would lose it. */
+function addToSubgraph(node) {
+  if (node?.subgraph && "_extraWidgets" in node && !widgetOf(node)) addText(node)
+}
+
 function tell(node, text) {
-  if (node?.subgraph && text && !widgetOf(node)) addText(node)
+  if (text) addToSubgraph(node)
   const widget = widgetOf(node)
   if (!widget) return
   node.properties[SAVED] = text
@@ -116,6 +121,9 @@ function summaryOf(all) {
 }
 
 const texts = new Set() // types of nodes that show text
+
+/** Whether a node shows text: itself, or as the node of a subgraph with such nodes. */
+const showsText = (node) => (node.subgraph ? node.subgraph.nodes.some(showsText) : texts.has(node.comfyClass))
 
 // Graphs in other tabs may have nodes of the same ids. Graph by the id of a run, and what was said to graphs that are not open.
 const graphs = new Map()
@@ -169,10 +177,11 @@ app.registerExtension({
     if (name.startsWith("FastAR") && input?.hidden?.unique_id) texts.add(name)
   },
   nodeCreated(node) {
-    if (texts.has(node.comfyClass)) addText(node)
+    if (!node.subgraph && showsText(node)) addText(node)
   },
   loadedGraphNode(node) {
-    if (node.subgraph && node.properties?.[SAVED]) addText(node)
+    // Apps list the widgets that are there when they are opened.
+    if (showsText(node)) addToSubgraph(node)
     const widget = widgetOf(node)
     if (!widget) return
     widget.value = node.properties[SAVED] ?? ""
