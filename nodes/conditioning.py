@@ -45,7 +45,7 @@ from ..samplers.tokens.tar import TarPrompted, tar_prompt
 from . import graph, host
 from .host import Loaded, ModelCache, load_to_device
 from .images import to_rgb
-from .loaders import PRECISION, PRECISION_WITHOUT_FP16, allow_download, finder, listed, menu, usual
+from .loaders import PRECISION, allow_download, finder, listed, menu, usual
 from .preview import drive
 from .running import READING, LabelText, unlike_preset
 from .schema import (
@@ -233,7 +233,7 @@ class PromptSettings(Settings):
     images: int = _images("Images to draw of the prompt")
     dtype: str = knob(
         AUTO,
-        PRECISION_WITHOUT_FP16,
+        PRECISION,
         choices=ENCODER_DTYPES,
         advanced=True,
     )

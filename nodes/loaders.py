@@ -121,10 +121,6 @@ def usual(choices: list[str], *ids: str) -> str:
 
 
 PRECISION = (
-    "Precision of the weights; auto uses bf16 on graphics cards that support it, else fp16 or fp32. fp32 is the most "
-    "exact and takes twice the memory."
-)
-PRECISION_WITHOUT_FP16 = (
     "Precision of the weights; auto uses bf16 on graphics cards that support it, else fp32. fp32 is the most exact "
     "and takes twice the memory."
 )
@@ -377,7 +373,6 @@ class LoadHybrid(_Loader):
         "checkpoint": "The model: demo models are built in, and your own files go into models/fastar with a Qwen2.5 "
         "tokenizer beside them. Entries with a size are downloads; the official ones are for non-commercial use.",
         "decoder": _KL,
-        "dtype": PRECISION_WITHOUT_FP16,
     }
     socket = _MAR_OUTPUT
 
@@ -393,6 +388,10 @@ class LoadLlamaGen(_Loader):
     )
     aliases = ["llamagen loader", "par loader", "autoregressive", "vqgan", "load checkpoint", "fastar demo"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "grid", "speed")
+    tooltips = {
+        "dtype": "Precision of the weights; auto uses bf16 on graphics cards that support it, else fp16 or fp32. fp32 "
+        "is the most exact and takes twice the memory."
+    }
     socket = output(TOKEN_MODEL, "model", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")
 
 

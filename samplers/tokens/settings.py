@@ -66,12 +66,11 @@ def guides(settings: TokenSettings) -> bool:
     return settings.cfg is not None and settings.cfg > 1
 
 
-def _parallel(what: str, usual: str) -> Any:
-    """The setting of Jacobi decoding; ``what`` it predicts, and its usual value."""
+def _parallel(what: str, usual: str, same: str = "the image of 0 in fp32, of 1 in half precision") -> Any:
+    """The setting of Jacobi decoding: ``what`` it predicts, its usual value, and which image is the ``same``."""
     return knob(
         0,
-        f"Predict this many {what} at once and verify them: the same image in fp32, often faster on a GPU. "
-        f"Usual: {usual}; 0 is off.",
+        f"Predict this many {what} at once and verify them: {same}, often faster on a GPU. Usual: {usual}; 0 is off.",
         low=0,
         high=4096,
         step=1,
@@ -313,7 +312,7 @@ class MuLoSDSettings(TokenSettings):
         choices=(LOCAL, SUFFIX),
         advanced=True,
     )
-    draft_parallel: int = _parallel("tokens of the draft", "the draft's side in tokens")
+    draft_parallel: int = _parallel("tokens of the draft", "the draft's side in tokens", "the same image in fp32")
     entropy_temperature: float = _entropy_temperature("token")
 
     def exact(self, side: int) -> bool:
