@@ -31,10 +31,10 @@ def test_a_card_keeps_one_gibibyte_for_others():
 def test_weights_are_those_of_the_released_shapes(name, keys):
     """Two bytes a weight; with 8 bits, one in the blocks, and a scale in fp32 for every output."""
     recorded = json.loads((ROOT / "tests" / "parity" / "llamagen" / f"keys_{keys}.json").read_text())
-    shapes = {key: shape for key, shape in recorded.items() if key != "freqs_cis"}
+    shapes = recorded["keys"]
     whole = sum(math.prod(shape) for shape in shapes.values())
     blocks = [shape for key, shape in shapes.items() if key.startswith("layers.") and len(shape) == 2]
-    assert NEEDS[name](False).weights == 2 * whole
+    assert NEEDS[name](False).weights == 2 * whole == 2 * recorded["total_elements"]
     saved = sum(math.prod(shape) - 4 * shape[0] for shape in blocks)
     assert NEEDS[name](True).weights == 2 * whole - saved
 

@@ -50,6 +50,16 @@ def test_partial_loading_unloading_and_reloading_change_nothing(found, model, ca
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize("family", ["janus", "hybrid", "dtok-low", "par"])
+def test_the_layers_of_further_families(found, family, kind):
+    run = found[f"{family}: dtype {kind}"]
+    assert run["layers"] > 0 and run["worst"] < (1e-5 if kind == "fp8" else 0.02)
+    assert run["dtypes"][0] == run["dtypes"][1]
+    # ComfyUI's scales lie beside the weights, and are no parameters.
+    assert 0.9 * run["sizes"][0] < run["sizes"][1] <= run["sizes"][0]
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_weights_are_rounded_as_by_core(found, kind):
     assert found[f"rounding to {kind}"] == {"numbers": 0, "scales": 0}
 

@@ -225,6 +225,34 @@ def run(file, path, bits, compute=torch.float32):
     }
 
 
+OTHERS = {
+    "janus": ("janus", Path(PACK) / "tests" / "parity" / "janus" / "original"),
+    "hybrid": ("hybrid", DEMO / "hybrid.safetensors"),
+    "dtok-low": ("tar", DEMO / "dtok-low.safetensors"),
+    "par": ("llamagen", DEMO / "par.safetensors"),
+}
+LOADS = {"dtok-low": "load_detokenizer"}
+
+
+def other(family, bits):
+    """The quantised layers of a further family, beside those of a CPU's own operations, and one product of each."""
+    file, path = OTHERS[family]
+    load = getattr(module(f"model_loaders.{file}"), LOADS.get(family, f"load_{file}"))
+    own, on_card = (
+        load(path, families.Precision(torch.float32, bits), **more)
+        for more in ({}, {"operations": host.operations(CARD)})
+    )
+    nets = [getattr(model, "hybrid", None) or model.net for model in (own, on_card)]
+    worst, count = 0.0, 0
+    for name, layer in nets[0].named_modules():
+        if isinstance(layer, ops.EightBitLinear):
+            x = torch.linspace(-1, 1, 2 * layer.in_features).view(2, -1)
+            worst = max(worst, relative(nets[1].get_submodule(name)(x), layer(x)))
+            count += 1
+    kinds = [record.dtype_of(net) for net in nets]
+    return {"layers": count, "worst": worst, "dtypes": kinds, "sizes": [sizes(net) for net in nets]}
+
+
 def sampled(bits):
     """The codes that nodes make on a card, beside those of a CPU's own operations."""
     condition = module("samplers.conditioning").from_ids([1, 3])
@@ -255,6 +283,8 @@ with torch.inference_mode():
 
     share = 10.0
     for bits in ("int8", "fp8"):
+        for family in OTHERS:
+            found[f"{family}: dtype {bits}"] = other(family, bits)
         found[f"nodes: {bits}"] = sampled(bits)
 
     weight = torch.linspace(-3, 2, 96).view(8, 12) ** 3
