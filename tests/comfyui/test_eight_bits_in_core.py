@@ -64,6 +64,13 @@ def test_weights_are_rounded_as_by_core(found, kind):
     assert found[f"rounding to {kind}"] == {"numbers": 0, "scales": 0}
 
 
+def test_a_scale_for_every_output_of_fp8_becomes_int8(found):
+    """ComfyUI's layout of fp8 has one scale."""
+    run = found["fp8 with a scale for every output"]
+    assert run["names"] == ["a.comfy_quant", "a.weight", "a.weight_scale"] and run["format"] == "int8_tensorwise"
+    assert run["numbers"] == pytest.approx([448, -14])
+
+
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_the_loader_gives_the_dtype_to_a_card(found, kind):
     run = found[f"nodes: {kind}"]

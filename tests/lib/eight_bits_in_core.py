@@ -287,6 +287,14 @@ with torch.inference_mode():
             found[f"{family}: dtype {bits}"] = other(family, bits)
         found[f"nodes: {bits}"] = sampled(bits)
 
+    rows = eight_bits.Quantized(torch.tensor([[448.0], [-7.0]]).to(torch.float8_e4m3fn), torch.tensor([[1.0], [2.0]]))
+    stored = host.operations(CARD).eight_bit(torch.float32).entries("a.weight", rows)
+    found["fp8 with a scale for every output"] = {
+        "names": sorted(stored),
+        "format": json.loads(stored["a.comfy_quant"].numpy().tobytes())["format"],
+        "numbers": (stored["a.weight"].float() * stored["a.weight_scale"]).flatten().tolist(),
+    }
+
     weight = torch.linspace(-3, 2, 96).view(8, 12) ** 3
     for kind, format_name, options in (
         ("int8", "int8_tensorwise", {"per_channel": True}),
