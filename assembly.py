@@ -352,7 +352,7 @@ def identify(path: Path) -> str:
     return ""
 
 
-@enough_memory("dtype: memory is insufficient to load this model; choose bf16 or fp16, or unload others.")
+@enough_memory("dtype: memory is insufficient to load this model; choose int8, bf16 or fp16, or unload others.")
 def load(
     family: str, choice: str, source: Source, decoder: str = AUTO, grid: int | None = None, weights: str = AUTO
 ) -> Ready:

@@ -82,6 +82,9 @@ def gather(
             raise Unreadable(f"states a format of {name[:80]}, which it does not hold", "get the file again")
 
     for name in [name for name, tensor in weights.items() if tensor.dtype in STORED]:
+        if name not in weights:  # it was the scale of another one
+            continue
+
         layer = name.removesuffix(_WEIGHT)
         scale = _take_scale(weights, name)
         about = stated.pop(layer, {}) if name.endswith(_WEIGHT) else {}
@@ -170,9 +173,11 @@ def _quantized(
         scale = torch.ones(())
 
     kind = STORED[stored.dtype]
-    if not scale.is_floating_point() or scale.element_size() == 1:
-        shape = "x".join(map(str, scale.shape))
-        raise Unreadable(f"holds MXFP8 weights, whose scales are powers of two ({shape} for {name[:80]})")
+    if scale.dtype in (torch.uint8, torch.float8_e8m0fnu):
+        raise Unreadable(f"holds MXFP8 weights, whose scales are powers of two ({name[:80]})")
+    if not scale.is_floating_point():
+        found = str(scale.dtype).removeprefix("torch.")
+        raise Unreadable(f"holds a scale of {name[:80]} that is {found}", "get the file again")
 
     outputs = stored.shape[:1]
     single = scale.numel() == 1

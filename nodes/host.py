@@ -341,7 +341,7 @@ def load_weights(patchers: list[ModelPatcher], memory: float) -> None:
         memory += sum(weight.nbytes for weight in always_loaded(patcher.model))
 
     ordered = [*streaming, *complete]  # ComfyUI loads the last one first
-    with enough_memory("dtype: the weights do not fit into memory; choose bf16 or fp16, or a smaller model."):
+    with enough_memory("dtype: the weights do not fit into memory; choose int8, bf16 or fp16, or a smaller model."):
         mm.load_models_gpu(ordered, memory_required=memory, force_full_load=not streaming)
 
         for patcher in ordered:

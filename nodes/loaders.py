@@ -120,6 +120,7 @@ def usual(choices: list[str], *ids: str) -> str:
     return choices[0]
 
 
+# Tooltips of networks without weights of 8 bits.
 PRECISION = (
     "Precision of the weights; auto uses bf16 on graphics cards that support it, else fp32. fp32 is the most exact "
     "and takes twice the memory."
@@ -133,7 +134,8 @@ _TOOLTIPS = {
     "any other misreads the tokens.",
     "ta_tok": "The TA-Tok that reads the semantic codes for the de-tokenizer. Usual: auto, the one that the "
     "de-tokenizer was trained with; any other misreads the codes.",
-    "dtype": PRECISION,
+    "dtype": "Precision of the weights; auto uses bf16 on graphics cards that support it, else fp32. fp32 is the most "
+    "exact and takes twice the memory; int8 and fp8 take about half, and the image differs.",
     "grid": "Tokens along one side of the image. Usual: auto, which reads it from the file; else 16 for 256 pixels, "
     "24 for 384, 32 for 512, 64 for 1024, and a wrong number gives noise.",
     "size": "Side of the image in pixels. Usual: auto, the trained size (512 for Harmon, 1024 for UniPic); other "
@@ -352,7 +354,7 @@ class LoadMAR(_Loader):
     tooltips = {
         "decoder": _KL,
         "dtype": "Precision of the weights; auto uses fp16 on graphics cards made for it, else fp32. fp32 is the most "
-        "exact and takes twice the memory.",
+        "exact and takes twice the memory; int8 and fp8 take about half, and the image differs.",
     }
     socket = _MAR_OUTPUT
 
@@ -390,7 +392,7 @@ class LoadLlamaGen(_Loader):
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "grid", "speed")
     tooltips = {
         "dtype": "Precision of the weights; auto uses bf16 on graphics cards that support it, else fp16 or fp32. fp32 "
-        "is the most exact and takes twice the memory."
+        "is the most exact and takes twice the memory; int8 and fp8 take about half, and the image differs."
     }
     socket = output(TOKEN_MODEL, "model", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")
 
@@ -448,7 +450,8 @@ class LoadTar(_Loader):
         )
 
         with enough_memory(
-            "dtype: memory is insufficient to load this model; choose bf16 or fp16, a smaller model, or unload others."
+            "dtype: memory is insufficient to load this model; choose int8, bf16 or fp16, a smaller model, or unload "
+            "others."
         ):
             model, stated = assembly.load_language_model(listed(checkpoint, "tar"), source)
 

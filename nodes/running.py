@@ -80,7 +80,8 @@ TOKEN_LOADERS = "Load LlamaGen / PAR, Load Tar De-tokenizer or Load Janus"
 CONDITIONS = "Class Label, Prompt, LlamaGen Prompt, Tar Prompt or Image to Codes"
 # If memory is insufficient to encode texts, images or codes.
 READING = (
-    "dtype: memory is insufficient for this model; choose bf16 or fp16 where it is offered, or unload other models."
+    "dtype: memory is insufficient for this model; choose int8, bf16 or fp16 where it is offered, or unload other "
+    "models."
 )
 
 # Upper estimate of a TA-Tok's activations for the codes of one image; images are read one at a time.

@@ -124,7 +124,7 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int, net: 
             whole[first:] = 0
         if len(part) == 1:
             raise UserError(
-                "memory: there is too little for a single image; choose a dtype of half the size (bf16 or fp16) where "
+                "memory: there is too little for a single image; choose a smaller dtype (int8, bf16 or fp16) where "
                 "the loader offers it, a smaller model or image, or unload other models."
             )
         size = (len(part) + 1) // 2

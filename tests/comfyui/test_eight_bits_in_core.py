@@ -6,9 +6,10 @@ import subprocess
 import pytest
 from comfy_host import ROOT, Missing, find_core, find_python
 
-MODELS = ("llamagen-low", "tar", "mar")
 FILES = ("fp8", "fp8, e5m2", "fp8, metadata", "fp8, older", "fp8, input scales", "int8", "int8, channels")
 DTYPES = ("dtype fp8", "dtype int8")
+RUNS = [("llamagen-low", case) for case in (*FILES, *DTYPES)]
+RUNS += [(model, case) for model in ("tar", "mar") for case in ("fp8", "int8, channels", *DTYPES)]
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +26,7 @@ def found(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("case", (*FILES, *DTYPES))
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "case"), RUNS)
 def test_the_blocks_have_8_bits_and_the_right_values(found, model, case):
     run = found[f"{model}: {case}"]
     kind = "int8" if "int8" in case else "fp8"
@@ -40,8 +40,7 @@ def test_the_blocks_have_8_bits_and_the_right_values(found, model, case):
     assert 0 < run["loss"] < (0.08 if "e5m2" in case else 0.04)
 
 
-@pytest.mark.parametrize("case", (*FILES, *DTYPES))
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "case"), RUNS)
 def test_partial_loading_unloading_and_reloading_change_nothing(found, model, case):
     run = found[f"{model}: {case}"]
     whole, half, none, again, unloaded = run["offloaded"]
@@ -50,8 +49,25 @@ def test_partial_loading_unloading_and_reloading_change_nothing(found, model, ca
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize("family", ["janus", "hybrid", "dtok-low", "par"])
+def test_the_layers_of_further_families(found, family, kind):
+    run = found[f"{family}: dtype {kind}"]
+    assert run["layers"] > 0 and run["worst"] < (1e-5 if kind == "fp8" else 0.02)
+    assert run["dtypes"][0] == run["dtypes"][1]
+    # ComfyUI's scales lie beside the weights, and are no parameters.
+    assert 0.9 * run["sizes"][0] < run["sizes"][1] <= run["sizes"][0]
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_weights_are_rounded_as_by_core(found, kind):
     assert found[f"rounding to {kind}"] == {"numbers": 0, "scales": 0}
+
+
+def test_a_scale_for_every_output_of_fp8_becomes_int8(found):
+    """ComfyUI's layout of fp8 has one scale."""
+    run = found["fp8 with a scale for every output"]
+    assert run["names"] == ["a.comfy_quant", "a.weight", "a.weight_scale"] and run["format"] == "int8_tensorwise"
+    assert run["numbers"] == pytest.approx([448, -14])
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])

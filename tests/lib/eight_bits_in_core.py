@@ -133,6 +133,10 @@ CASES = {
 }
 
 
+# All forms for one model, and the usual ones for the others.
+FORMS = {"llamagen-low": [*CASES], "tar": ["fp8", "int8, channels"], "mar": ["fp8", "int8, channels"]}
+
+
 def written(file, case):
     state, more = CASES[case](file)
     with safe_open(DEMO / f"{file}.safetensors", "pt") as opened:
@@ -225,6 +229,34 @@ def run(file, path, bits, compute=torch.float32):
     }
 
 
+OTHERS = {
+    "janus": ("janus", Path(PACK) / "tests" / "parity" / "janus" / "original"),
+    "hybrid": ("hybrid", DEMO / "hybrid.safetensors"),
+    "dtok-low": ("tar", DEMO / "dtok-low.safetensors"),
+    "par": ("llamagen", DEMO / "par.safetensors"),
+}
+LOADS = {"dtok-low": "load_detokenizer"}
+
+
+def other(family, bits):
+    """The quantised layers of a further family, beside those of a CPU's own operations, and one product of each."""
+    file, path = OTHERS[family]
+    load = getattr(module(f"model_loaders.{file}"), LOADS.get(family, f"load_{file}"))
+    own, on_card = (
+        load(path, families.Precision(torch.float32, bits), **more)
+        for more in ({}, {"operations": host.operations(CARD)})
+    )
+    nets = [getattr(model, "hybrid", None) or model.net for model in (own, on_card)]
+    worst, count = 0.0, 0
+    for name, layer in nets[0].named_modules():
+        if isinstance(layer, ops.EightBitLinear):
+            x = torch.linspace(-1, 1, 2 * layer.in_features).view(2, -1)
+            worst = max(worst, relative(nets[1].get_submodule(name)(x), layer(x)))
+            count += 1
+    kinds = [record.dtype_of(net) for net in nets]
+    return {"layers": count, "worst": worst, "dtypes": kinds, "sizes": [sizes(net) for net in nets]}
+
+
 def sampled(bits):
     """The codes that nodes make on a card, beside those of a CPU's own operations."""
     condition = module("samplers.conditioning").from_ids([1, 3])
@@ -245,7 +277,7 @@ def sampled(bits):
 
 found = {}
 with torch.inference_mode():
-    paths = {(file, case): written(file, case) for file in LOADERS for case in CASES}
+    paths = {(file, case): written(file, case) for file in LOADERS for case in FORMS[file]}
     pass_for_a_card()
     for (file, case), path in paths.items():
         found[f"{file}: {case}"] = run(file, path, "auto")
@@ -255,7 +287,17 @@ with torch.inference_mode():
 
     share = 10.0
     for bits in ("int8", "fp8"):
+        for family in OTHERS:
+            found[f"{family}: dtype {bits}"] = other(family, bits)
         found[f"nodes: {bits}"] = sampled(bits)
+
+    rows = eight_bits.Quantized(torch.tensor([[448.0], [-7.0]]).to(torch.float8_e4m3fn), torch.tensor([[1.0], [2.0]]))
+    stored = host.operations(CARD).eight_bit(torch.float32).entries("a.weight", rows)
+    found["fp8 with a scale for every output"] = {
+        "names": sorted(stored),
+        "format": json.loads(stored["a.comfy_quant"].numpy().tobytes())["format"],
+        "numbers": (stored["a.weight"].float() * stored["a.weight_scale"]).flatten().tolist(),
+    }
 
     weight = torch.linspace(-3, 2, 96).view(8, 12) ** 3
     for kind, format_name, options in (

@@ -341,6 +341,11 @@ WRONG = {
     "two scales": ({f"{OUT}.scale_weight": torch.ones(())}, f"two scales of {OUT}.weight"),
     "a scale of another shape": ({f"{OUT}.weight_scale": torch.ones(16, 2)}, "a scale for every block"),
     "a scale of no numbers": ({f"{OUT}.weight_scale": torch.ones(16, 2, dtype=torch.uint8)}, "MXFP8"),
+    "a scale of integers": ({f"{OUT}.weight_scale": torch.ones((), dtype=torch.int32)}, "that is int32"),
+    "a scale of a scale": (
+        {f"{OUT}.weight_scale": torch.ones(()).to(E4M3), f"{OUT}.weight_scale_scale": torch.ones(())},
+        f"1 unexpected ({OUT}.weight_scale_scale)",
+    ),
     "scales of an input": ({f"{OUT}.input_scale": torch.ones(2)}, "input_scale, which is no single number"),
     "an infinite scale": ({f"{OUT}.weight_scale": torch.tensor(float("inf"))}, "NaN or infinite weights"),
     "an unknown key": ({f"{OUT}.weight_zero": torch.ones(())}, f"1 unexpected ({OUT}.weight_zero)"),

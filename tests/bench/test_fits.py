@@ -1,0 +1,52 @@
+"""What fits a graphics card: every entry of the catalogue, the bytes of recorded shapes, and the table of the docs."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from fastar_nodes.bench import fits
+from fastar_nodes.bench.fits import GIB, NEEDS, Need, drawing_entries, row
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "benchmarks" / "eight_bits.md"
+
+
+def cells(text: str) -> list[str]:
+    return [cell.strip() for cell in text.strip().strip("|").split("|")]
+
+
+def test_every_entry_is_in_the_table():
+    written = {cells(line)[0] for line in PAGE.read_text().splitlines() if line.startswith("|")}
+    assert set(drawing_entries()) == set(NEEDS) and set(NEEDS) <= written
+
+
+def test_a_card_keeps_one_gibibyte_for_others():
+    assert Need(5 * GIB, 2 * GIB).fits(8) and not Need(5 * GIB, 2 * GIB + 1).fits(8)
+    assert Need(5 * GIB, 2 * GIB + 1).fits(12)
+
+
+@pytest.mark.parametrize(("name", "keys"), [("llamagen-b-256", "c2i_B"), ("llamagen-l-384", "c2i_L")])
+def test_weights_are_those_of_the_released_shapes(name, keys):
+    """Two bytes a weight; with 8 bits, one in the blocks, and a scale in fp32 for every output."""
+    recorded = json.loads((ROOT / "tests" / "parity" / "llamagen" / f"keys_{keys}.json").read_text())
+    shapes = recorded["keys"]
+    whole = sum(math.prod(shape) for shape in shapes.values())
+    blocks = [shape for key, shape in shapes.items() if key.startswith("layers.") and len(shape) == 2]
+    assert NEEDS[name](False).weights == 2 * whole == 2 * recorded["total_elements"]
+    saved = sum(math.prod(shape) - 4 * shape[0] for shape in blocks)
+    assert NEEDS[name](True).weights == 2 * whole - saved
+
+
+@pytest.mark.parametrize("name", ["mar-base", "llamagen-b-256", "harmon-0.5b"])
+@pytest.mark.fast_cases(2)
+def test_the_page_has_the_figures_of_the_command(name):
+    (written,) = (cells(line) for line in PAGE.read_text().splitlines() if re.match(rf"\| *{name} *\|", line))
+    assert written == row(name)
+
+
+def test_8_bits_are_named_where_only_they_fit(monkeypatch):
+    needs = {False: Need(9 * GIB, GIB), True: Need(5 * GIB, GIB)}
+    monkeypatch.setitem(fits.NEEDS, "mar-base", lambda eight: needs[eight])
+    assert row("mar-base")[5:] == ["8 bits", "bf16", "bf16", "bf16"]
