@@ -13,7 +13,7 @@ padded on the right, every cell has the same slot of the cache in all images, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -397,7 +397,7 @@ def cached_block(
 
 
 def cached_blocks(
-    layers: Sequence[nn.Module], x: Tensor, rope: Rope | None, stores: list[Tensor], slot: Tensor, mask: Tensor
+    layers: nn.ModuleList, x: Tensor, rope: Rope | None, stores: list[Tensor], slot: Tensor, mask: Tensor
 ) -> Tensor:
     """All blocks, as one function for the compiler; the rows attend to all slots that ``mask`` allows."""
     for i, block in enumerate(layers):
@@ -410,7 +410,7 @@ def whole_mask(mask: Tensor | None, rows: int, end: int, slots: int, device: tor
     :meth:`Llama.feed`.
     """
     if mask is None:
-        return (torch.arange(slots, device=device) < end).expand(rows, -1)
+        return (torch.arange(slots, device=device) < end).repeat(rows, 1)
     return F.pad(mask, (0, slots - end))
 
 
