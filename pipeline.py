@@ -90,7 +90,8 @@ def load(
         device: "auto" is CUDA, then MPS, then the CPU.
         dtype: of the weights: "auto", "fp32", "bf16", "fp16", "int8" or "fp8" (8 bits in the blocks), or a
             torch.dtype.
-        speed: "plain", or "compile" for torch.compile.
+        speed: "plain", "compile" for torch.compile, or of token models "compile-static", which gives decode steps one
+            shape for CUDA graphs and has not been measured on a GPU.
         grid: tokens along one side of a token model; None is what its file states.
         weights: "ema" or "plain" of a training's file that holds both; "auto" is the averaged ones.
         models: folder of weight files, where downloads go too; None is ComfyUI's models/fastar or ~/.cache/fastar.

@@ -15,7 +15,7 @@ padded on the right, every cell has the same slot of the cache in all images, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -430,7 +430,7 @@ def cached_block(
 
 
 def cached_blocks(
-    layers: Sequence[nn.Module], x: Tensor, rope: Tensor | None, stores: list[Tensor], slot: Tensor, mask: Tensor
+    layers: nn.ModuleList, x: Tensor, rope: Tensor | None, stores: list[Tensor], slot: Tensor, mask: Tensor
 ) -> Tensor:
     """All blocks, as one function for the compiler; the rows attend to all slots that ``mask`` allows."""
     for i, block in enumerate(layers):
@@ -441,7 +441,7 @@ def cached_blocks(
 def whole_mask(mask: Tensor | None, rows: int, end: int, slots: int, device: torch.device) -> Tensor:
     """A mask of the slots below ``end`` as one of all slots, bool [..., n, slots]; see :meth:`Llama.feed`."""
     if mask is None:
-        return (torch.arange(slots, device=device) < end).expand(rows, -1)
+        return (torch.arange(slots, device=device) < end).repeat(rows, 1)
     return F.pad(mask, (0, slots - end))
 
 

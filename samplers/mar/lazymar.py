@@ -192,7 +192,6 @@ class LazyTransformer(Transformer):
         self.full.begin(run)
         self.vectors = self.full.vectors
         self.feed_forward = run.model.net.region(feed_forward, "transformer blocks")
-        run.model.net.runs_plain("attention with LazyMAR's caches")
         # int32 [B, L], how often each token's decoder rows came from the cache; None where they never do.
         self.cached: Tensor | None = None
         if s.refresh_period > 1 and s.token_cache:
@@ -272,6 +271,7 @@ class LazyTransformer(Transformer):
         if step + 1 >= until or not (s.encoder_cache or prunes or halves):
             return self.full(run, step, wanted)
 
+        net.runs_plain("attention with LazyMAR's caches")
         batch = len(run.tokens)
         branches = 1 + run.guided
         live = batch if halves else batch * branches

@@ -124,7 +124,8 @@ def entropy_factor(logits: Tensor, strength: float) -> Tensor:
     (NeurIPS 2025, arXiv 2510.09012), equation 2 with LlamaGen's constants: 2.5 exp(-H / 3) + 0.6. Where the published
     code is more definite than the text, this follows the code: H is in nats, of the logits after guidance, top-k and
     top-p and before the temperature, which the factor multiplies. Regions of which the model is certain get more
-    randomness (a factor of 3.1 at H 0), uncertain ones less (below 1 from H 5.5 on).
+    randomness (a factor of 3.1 at H 0), uncertain ones less (below 1 from H 5.5 on). At a temperature other than 1
+    top-p keeps other values than there, because it follows the temperature here, as in LlamaGen.
 
     ``strength`` 1 is that factor, 0 is 1 for every distribution, and between them it changes in proportion, which is
     not in the paper. Where logits are equal, factors are, whatever else is drawn beside them.

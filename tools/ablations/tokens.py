@@ -63,6 +63,12 @@ TABLES: dict[str, Table] = {
         ),
         *(Row(f"top-k {k}, top-p 1", "llamagen", {**_ALL, "top_k": k}, GPT_LOW.name) for k in (100, 20)),
     ),
+    # Of the PAR, by temperature and strength.
+    "entropy-strength": tuple(
+        Row(f"temperature {t:g}, strength {e:g}", "par", {"temperature": t, "entropy_temperature": e}, PAR.name)
+        for t in (1.0, 0.7, 0.5)
+        for e in (0.0, 0.1, 0.25, 0.5, 1.0)
+    ),
     # Each at its own temperature and at about 0.7 times that, with and without the published factor of the entropy.
     "entropy": (
         Row("LlamaGen, 8 x 8", "llamagen", {}, GPT_LOW.name),

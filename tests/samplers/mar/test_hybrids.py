@@ -6,6 +6,7 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.hybrid import UNCONDITIONAL, PromptBatch
+from fastar_nodes.model_loaders.networks.speed import Regional
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
@@ -55,6 +56,13 @@ def test_the_prompt_and_the_unconditional_text_matter(hybrid, plain):
     close(other[1], plain.latents[1], 1e-4)
     away = sampled(hybrid, "mar", replace(PROMPTS, unconditional="blurred")).latents
     assert (away - plain.latents).abs().max() > 1e-2
+
+
+def test_a_compiled_hybrid_names_its_language_model_which_runs_plain(hybrid, monkeypatch):
+    assert "plain" not in sampled(hybrid).report.note
+    monkeypatch.setattr(hybrid.net, "speed", "compile")
+    monkeypatch.setattr(Regional, "region", lambda self, function, part: function)
+    assert sampled(hybrid).report.note.endswith("speed: compile, but plain: language model")
 
 
 def test_without_guidance_the_unconditional_text_is_not_read(hybrid):
