@@ -681,7 +681,7 @@ def compared(check: str, found: Tensor, expected: Tensor, dtype: str, must: bool
         difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
         told = f"largest difference {difference:.1e} of the largest latent"
         return holds(
-            name, difference <= ROUNDING, f"equal up to rounding ({ROUNDING:g})", told, strict, share=difference
+            name, difference <= ROUNDING, f"equal up to rounding ({ROUNDING:g})", told, strict, difference=difference
         )
 
     equal = float((found == expected).float().mean())
