@@ -43,7 +43,7 @@ soak: $(READY)
 
 # Every sampler on a pretended CUDA device. Needs no GPU, but a CUDA build of PyTorch: several GB in an environment of its own.
 dry-run: .venv-cuda/.ready
-	.venv-cuda/bin/python -m pytest -m "" -rs tests/samplers/test_cuda_dry_run.py
+	.venv-cuda/bin/python -m pytest -m "" -rs tests/samplers/test_cuda_dry_run.py tests/cli/test_check_dry_run.py
 
 # "===" excludes builds with a local version, such as 2.13.0+cpu.
 CUDA_TORCH ?= 2.13.0

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..assembly import AUTO, Source, models_folder
 from ..conditions import ENCODER
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, unknown
 from ..model_loaders.families import DTYPES
 from ..model_loaders.networks.speed import PLAIN
 from ..model_loaders.wrappers import WEIGHTS
@@ -144,8 +144,7 @@ def _steps(only: str | None) -> list[str]:
     asked = [name.strip() for name in only.split(",")]
     for name in asked:
         if name not in STEPS:
-            hint = did_you_mean(name, STEPS)
-            raise UserError(f"only: there is no step {name[:40]!r}; {hint} There are {', '.join(STEPS)}.")
+            raise unknown("only", f"there is no step {name[:40]!r}", name, STEPS)
     return [name for name in STEPS if name in ("files", "weights", *asked)]
 
 

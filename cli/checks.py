@@ -219,17 +219,16 @@ def files(check: Check) -> Iterator[Line]:
         yield Line("files", "found", f"{check.path.name}, {readable_size(size)}", PASS)
         return
 
-    parts = entry.files
-    single = not entry.parts
-    here = {part.name: check.path if single else check.path / part.name for part in parts}
-    missing = [part.name for part in parts if not part.optional and not here[part.name].is_file()]
+    required = [part.name for part in entry.files if not part.optional]
+    here = {part.name: check.path if not entry.parts else check.path / part.name for part in entry.files}
+    missing = [name for name in required if not here[name].is_file()]
     size = sum(path.stat().st_size for path in here.values() if path.is_file())
-    found = f"{len(parts) - len(missing)} of {len(parts)}, {readable_size(size)}"
+    found = f"{len(required) - len(missing)}, {readable_size(size)}"
     if missing:
         found += f"; {missing[0]} is missing"
-    yield holds("files", not missing, f"the {len(parts)} of the catalogue", found, bytes=size)
+    yield holds("files", not missing, f"the {len(required)} of the catalogue", found, bytes=size)
 
-    pinned = {part.name: part.sha256 for part in parts if part.sha256}
+    pinned = {part.name: part.sha256 for part in entry.files if part.sha256}
     if not pinned:
         yield Line("sha256", "that of the catalogue", "no public record states it", NOT_MEASURED)
     elif check.quick:
@@ -682,7 +681,7 @@ def compared(check: str, found: Tensor, expected: Tensor, dtype: str, must: bool
         difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
         told = f"largest difference {difference:.1e} of the largest latent"
         return holds(
-            name, difference <= ROUNDING, f"equal up to rounding ({ROUNDING:g})", told, strict, share=difference
+            name, difference <= ROUNDING, f"equal up to rounding ({ROUNDING:g})", told, strict, difference=difference
         )
 
     equal = float((found == expected).float().mean())

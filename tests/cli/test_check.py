@@ -1,5 +1,6 @@
 """The command check: a tiny model of every family, what it refuses before it downloads, and what it writes."""
 
+import hashlib
 import json
 import math
 import sys
@@ -12,6 +13,7 @@ from fastar_nodes.cli import checks, machine, subject
 from fastar_nodes.cli.checks import DIFFERS, FAILED, MARGIN, NOT_MEASURED, PASS, Line
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub, official
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from safetensors.torch import load_file, save_file
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +63,52 @@ def test_a_tiny_model_of_every_family(cli, files, tmp_path, kind, options, expec
     assert Path("check.png").stat().st_size > 50
     for line in lines.values():
         assert f"| {line['check']} " in answer.out and line["expected"]
+
+
+@pytest.fixture
+def entry(files, tmp_path, monkeypatch):
+    """Lists a tiny KL autoencoder, which is here, in the catalogue; gives a function that changes its entry."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    content = files.kl.read_bytes()
+    (folder / "tiny.safetensors").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    about = {
+        "id": "tiny",
+        "family": "kl",
+        "file": "tiny.safetensors",
+        "repo": "a/b",
+        "revision": None,
+        "sha256": digest,
+    }
+    about |= {"size": len(content), "licence": "MIT", "decoder": None, "network": "tiny", "dtype": "fp32"}
+    config = KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, groups=4)
+    monkeypatch.setitem(official.NETWORKS, "tiny", lambda name: KLAutoencoder(config))
+
+    def change(**changes):
+        monkeypatch.setattr(hub, "_catalogue", lambda: (hub.Entry(**{**about, **changes}),))
+        return folder
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, ""),
+        ({"sha256": "0" * 64}, "sha256"),
+        ({"network": "VQ-8"}, "names and shapes"),
+        ({"network": "KL-16"}, "names and shapes"),
+        ({"dtype": "bf16"}, "dtype of the file"),
+    ],
+)
+def test_an_entry_beside_the_catalogue(cli, entry, changes, wrong):
+    folder = entry(**changes)
+    answer = cli("check --model tiny --device cpu --models", folder)
+    lines = {line["check"]: line for line in json.loads(Path("check.json").read_text())["lines"]}
+    named = ("files", "sha256", "names and shapes", "dtype of the file")
+    assert [name for name in named if lines[name]["result"] != PASS] == [wrong] * bool(wrong)
+    assert answer.code == bool(wrong)
 
 
 @pytest.mark.parametrize("kind", ["kl", "vq", "tar", "ta_tok"])
