@@ -37,9 +37,10 @@ def test_catalogue_is_sound() -> None:
     licences = dict.fromkeys(("Epiphqny/PAR", "Skywork/Skywork-UniPic-1.5B"), "NOASSERTION")
     licences |= dict.fromkeys(("wusize/Harmon-0_5B", "wusize/harmon"), "LicenseRef-S-Lab-1.0")
     licences |= {f"deepseek-ai/Janus-Pro-{n}B": "LicenseRef-DeepSeek-Model-1.0" for n in (1, 7)}
-    licences |= dict.fromkeys(apache, "Apache-2.0")
+    licences |= dict.fromkeys((*apache, "shallowdream204/BitDance-Tokenizer"), "Apache-2.0")
     extensions = dict.fromkeys(("mar", "kl"), (".safetensors", ".pth", ".ckpt"))
     extensions |= dict.fromkeys(("ta-tok", "dtok", "hybrid"), (".pth",))
+    extensions["bitdance-ae"] = (".safetensors",)
     for e in everything:
         # The first two do not state the precision.
         unknown = e.repo in ("Epiphqny/PAR", "csuhan/TA-Tok", "Skywork/Skywork-UniPic-1.5B") or e.family == "tokenizer"
