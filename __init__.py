@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .errors import UserError as UserError
     from .model_loaders.autoencoders import load_kl as load_kl
     from .model_loaders.autoencoders import load_vq as load_vq
+    from .model_loaders.bitdance import load_binary as load_binary
+    from .model_loaders.bitdance import load_bitdance as load_bitdance
     from .model_loaders.hybrid import load_hybrid as load_hybrid
     from .model_loaders.janus import load_janus as load_janus
     from .model_loaders.janus import load_janus_vq as load_janus_vq
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from .model_loaders.mar import load_mar as load_mar
     from .model_loaders.networks.autoencoder import KLModel as KLModel
     from .model_loaders.networks.autoencoder import VQModel as VQModel
+    from .model_loaders.networks.binary import BinaryModel as BinaryModel
+    from .model_loaders.networks.bitdance import BlockModel as BlockModel
     from .model_loaders.networks.llama import TokenModel as TokenModel
     from .model_loaders.networks.mar import MARModel as MARModel
     from .model_loaders.tar import load_detokenizer as load_detokenizer
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
     from .pipeline import load as load
     from .reports.record import Report as Report
     from .samplers import presets as presets
+    from .samplers.blocks.loop import bitdance as bitdance
+    from .samplers.blocks.settings import BlockSettings as BlockSettings
     from .samplers.conditioning import CodeCondition as CodeCondition
     from .samplers.conditioning import Condition as Condition
     from .samplers.conditioning import FeatureCondition as FeatureCondition
@@ -71,17 +77,22 @@ _MODULES = {
     "assembly": "resolve",
     "errors": "UserError",
     "model_loaders.autoencoders": "load_kl load_vq",
+    "model_loaders.bitdance": "load_binary load_bitdance",
     "model_loaders.hybrid": "load_hybrid",
     "model_loaders.janus": "load_janus load_janus_vq",
     "model_loaders.llamagen": "load_llamagen",
     "model_loaders.mar": "load_mar",
     "model_loaders.networks.autoencoder": "KLModel VQModel",
+    "model_loaders.networks.binary": "BinaryModel",
+    "model_loaders.networks.bitdance": "BlockModel",
     "model_loaders.networks.llama": "TokenModel",
     "model_loaders.networks.mar": "MARModel",
     "model_loaders.tar": "load_detokenizer load_ta_tok load_tar",
     "model_loaders.text": "load_text_encoder",
     "pipeline": "Pipeline load",
     "reports.record": "Report",
+    "samplers.blocks.loop": "bitdance",
+    "samplers.blocks.settings": "BlockSettings",
     "samplers.conditioning": "CodeCondition Condition FeatureCondition PromptCondition TextCondition resolve_labels",
     "samplers.driver": "finish",
     "samplers.editing": "Edit",

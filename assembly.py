@@ -289,9 +289,7 @@ class Ready:
     @property
     def condition(self) -> str:
         """Kind of condition, a key of :data:`.conditioning.KINDS`."""
-        if isinstance(self.model, MARModel):
-            return self.model.condition
-        return self.config.condition
+        return cast(MARModel, self.model).condition if self.masked else self.config.condition
 
     @property
     def tokens(self) -> int:

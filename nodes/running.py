@@ -89,8 +89,8 @@ _READER_BYTES = 256 << 20
 # Pixels that pass through the decoder at once when a draft is enlarged.
 _PIXELS = 1 << 21
 
-# Samplers that run here: all but the comparison that needs a codebook, and the second name of LlamaGen.
-RUNNABLE = {name: entry for name, entry in SAMPLERS.items() if name != registry.TAR}
+# Samplers that run here: all but the second name of LlamaGen, and BitDance, whose models no node loads.
+RUNNABLE = {name: entry for name, entry in SAMPLERS.items() if name not in (registry.TAR, registry.BITDANCE)}
 
 
 # ------------------------------------------------------------------------------------------------ models on sockets

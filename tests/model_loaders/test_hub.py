@@ -37,11 +37,12 @@ def test_catalogue_is_sound() -> None:
     licences = dict.fromkeys(("Epiphqny/PAR", "Skywork/Skywork-UniPic-1.5B"), "NOASSERTION")
     licences |= dict.fromkeys(("wusize/Harmon-0_5B", "wusize/harmon"), "LicenseRef-S-Lab-1.0")
     licences |= {f"deepseek-ai/Janus-Pro-{n}B": "LicenseRef-DeepSeek-Model-1.0" for n in (1, 7)}
-    licences |= dict.fromkeys(apache, "Apache-2.0")
+    licences |= dict.fromkeys((*apache, "shallowdream204/BitDance-Tokenizer"), "Apache-2.0")
     # Of the second no record was found.
     licences |= {"midbee/Janus-Pro-R1-7B": "Apache-2.0", "FreedomIntelligence/Janus-4o-7B": "NOASSERTION"}
     extensions = dict.fromkeys(("mar", "kl"), (".safetensors", ".pth", ".ckpt"))
     extensions |= dict.fromkeys(("ta-tok", "dtok", "hybrid"), (".pth",))
+    extensions["bitdance-ae"] = (".safetensors",)
     for e in everything:
         # The first two do not state the precision.
         unknown = e.repo in ("Epiphqny/PAR", "csuhan/TA-Tok", "Skywork/Skywork-UniPic-1.5B") or e.family == "tokenizer"
@@ -71,13 +72,19 @@ def test_catalogue_is_sound() -> None:
     # The files hold four bytes a number of the official names and shapes,
     # and names and offsets beside them. The first has two copies.
     sizes = [2 * 831_699_072]
-    for path in (Path(__file__).parents[1] / "parity").glob("*/*keys*.json"):
+    parity = Path(__file__).parents[1] / "parity"
+    for path in parity.glob("*/*keys*.json"):
+        if path.parent.name == "bitdance":
+            continue
         shapes = json.loads(path.read_text())
         sizes.append(4 * sum(math.prod(shape) for shape in shapes.get("keys", shapes).values()))
     for e in everything:
         if e.family in published and e.size:
             assert any(0 <= e.size - size <= 300_000 for size in sizes), e.id
     assert {e.size for e in everything if e.id in ("harmon-1.5b", "harmon-1.5b-o")} == {2 * 2_494_774_048}
+    shapes = json.loads((parity / "bitdance" / "bitdance_keys_14b.json").read_text())["files"]["ae"]
+    numbers = sum(math.prod(shape) for shape in shapes.values())
+    assert {e.size for e in everything if e.id == "bitdance-ae"} == {2 * numbers}
 
 
 MAR_LARGE = "mar-large (download 1.91 GB)"
