@@ -76,9 +76,12 @@ def gather(
     stated = _statements(weights, metadata, parse)
 
     for layer, about in stated.items():
-        _expect_readable(layer, about)
         name = layer + _WEIGHT
-        if name not in weights and not (skip and skip(name)):
+        if skip is not None and skip(name):
+            continue
+
+        _expect_readable(layer, about)
+        if name not in weights:
             raise Unreadable(f"states a format of {name[:80]}, which it does not hold", "get the file again")
 
     for name in [name for name, tensor in weights.items() if tensor.dtype in STORED]:
@@ -125,7 +128,7 @@ def _statements(weights: dict[str, Tensor], metadata: Mapping[str, str], parse: 
 def _expect_readable(layer: str, about: Mapping[str, Any]) -> None:
     """Raise Unreadable if a layer has another format than those of 8 bits that are read here."""
     kind = about.get("format")
-    if kind not in FORMATS:
+    if not isinstance(kind, str) or kind not in FORMATS:
         raise Unreadable(f"holds weights in ComfyUI's format {str(kind)[:40]}, which FastAR cannot read ({layer[:80]})")
 
     further = about.get("params")
@@ -188,4 +191,5 @@ def _quantized(
         )
 
     scale = scale.float().reshape(() if single else (*outputs, *(1,) * (stored.ndim - 1)))
-    return Quantized(stored, scale, measured, exact or measured is None or bool(about.get(EXACT_INPUT)))
+    exact = exact or kind == INT8 or measured is None or bool(about.get(EXACT_INPUT))
+    return Quantized(stored, scale, measured, exact)

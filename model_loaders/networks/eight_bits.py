@@ -40,7 +40,7 @@ class Quantized(Tensor):
     stored: Tensor  # int8 or float8 [out, ...]
     scale: Tensor  # fp32: one number [], or one for every output [out, 1, ...]
     input_scale: Tensor | None  # fp32 []: the measured scale of a layer's input, which a file may state
-    exact_input: bool  # whether the input of the layer is never rounded
+    exact_input: bool  # whether the input of the layer is never rounded by ``input_scale``
 
     @staticmethod
     def __new__(

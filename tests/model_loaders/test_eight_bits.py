@@ -299,6 +299,8 @@ def test_scales_of_inputs_are_kept_for_a_host(tmp_path):
     assert read(save(tmp_path, stated)).state[f"{OUT}.weight"].exact_input
     assert read(save(tmp_path, older(2))).state[f"{OUT}.weight"].exact_input
     assert load_llamagen(save(tmp_path, state)).net is not None, "other layers have no use for it"
+    whole = comfy(INT8) | {f"{OUT}.input_scale": torch.tensor([0.5])}
+    assert read(save(tmp_path, whole)).state[f"{OUT}.weight"].exact_input, "ComfyUI's int8 has no such scale"
 
 
 def test_scales_may_be_in_another_shard(tmp_path):
@@ -316,7 +318,8 @@ def test_what_is_left_out_is_left_out_with_its_scales(tmp_path):
     def skip(name: str) -> bool:
         return name == f"{OUT}.weight"
 
-    for state, metadata in ((comfy(FP8), {}), (rounded(FP8), {"_quantization_metadata": table()})):
+    other = comfy(FP8) | {f"{OUT}.comfy_quant": statement(format="nvfp4")}
+    for state, metadata in ((comfy(FP8), {}), (other, {}), (rounded(FP8), {"_quantization_metadata": table()})):
         file = read(save(tmp_path, state, **metadata), skip=skip)
         assert file.state.keys() == STATE.keys() - {f"{OUT}.weight"}
 
@@ -338,6 +341,7 @@ WRONG = {
     ),
     "a statement that is no text": ({f"{OUT}.comfy_quant": torch.ones(3)}, "a statement that is no short text"),
     "a statement that is no JSON": ({f"{OUT}.comfy_quant": torch.ones(3, dtype=torch.uint8)}, "cannot be read"),
+    "a format that is no text": ({f"{OUT}.comfy_quant": statement(format=[])}, "in ComfyUI's format [], which"),
     "two scales": ({f"{OUT}.scale_weight": torch.ones(())}, f"two scales of {OUT}.weight"),
     "a scale of another shape": ({f"{OUT}.weight_scale": torch.ones(16, 2)}, "a scale for every block"),
     "a scale of no numbers": ({f"{OUT}.weight_scale": torch.ones(16, 2, dtype=torch.uint8)}, "MXFP8"),
