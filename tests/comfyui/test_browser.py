@@ -483,7 +483,8 @@ def test_an_app_shows_inputs_and_image(comfy, editor, name, artifacts):
     editor.locator("img").last.wait_for(timeout=10000)
     editor.wait_for_timeout(1500)
     editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}_ran.png"))
-    assert " passes" in editor.evaluate(SEEN), "the figures of the run"
+    if "last run" in names:  # of the nodes of subgraphs, Apps show promoted widgets only
+        assert " passes" in editor.evaluate(SEEN), "the figures of the run"
     _no_complaint(editor)
 
 

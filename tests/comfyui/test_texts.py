@@ -101,6 +101,7 @@ def test_the_node_of_a_subgraph_shows_what_the_nodes_inside_said(comfy: Comfy, e
     saved = editor.evaluate(SAVED)
     editor.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4})")
     editor.evaluate("graph => app.loadGraphData(graph)", saved)
+    editor.wait_for_function("app.graph._nodes.some(node => node.subgraph)", timeout=60000)
     editor.wait_for_timeout(2000)
     assert editor.evaluate(TEXT_OF_SUBGRAPH) == said and said in editor.evaluate(SEEN)
     _no_complaint(editor)

@@ -472,8 +472,6 @@ def widget_of(graph, number, widget):
         if name == widget:
             return graph.nodes[f"{number}:{inner}"]
     if node["type"] in {definition["id"] for definition in graph.definitions}:
-        if widget == TEXT:  # of the nodes inside, see web/js/text.js
-            return None
         assert [widget] == [i["widget"]["name"] for i in node["inputs"] if i.get("widget") and i["link"] is None]
         return None
     return node
@@ -500,9 +498,10 @@ def test_an_app_shows_the_text_of_the_sampler_and_of_the_prompt(app):
     texts = set()
     for number, widget in graph.saved["extra"]["linearData"]["inputs"]:
         if widget == TEXT:
-            inside = [node for key, node in graph.nodes.items() if str(key).startswith(f"{number}:")]
-            texts |= {node["type"] for node in inside or [graph.nodes[number]]}
-    assert texts & {node["type"] for node in graph.samplers()}
+            texts.add(widget_of(graph, number, widget)["type"])
+    # Of the nodes of subgraphs, Apps show promoted widgets only.
+    kinds = {node["type"] for node in graph.samplers()}
+    assert texts & kinds or not kinds & {node["type"] for node in graph.saved["nodes"]}
     if all(entry_of(node).built_in for node in graph.of(*LOADERS)):  # the demos know few words
         assert {node["type"] for node in graph.of("FastARPrompt")} <= texts
 

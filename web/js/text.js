@@ -2,7 +2,8 @@
 //
 // Kept because the editor has no such widget for nodes of packs, and removes the text that a server sends when a run ends.
 //
-// The node of a subgraph shows the warnings and figures of the nodes inside: what they show themselves is only seen in the subgraph.
+// The node of a subgraph shows the warnings and figures of the nodes inside: what they show themselves is only seen in the subgraph. Apps
+// show only promoted widgets of such a node, not this one.
 //
 // The text is saved in the node's properties, not among the values of its widgets: those are saved by position, and a widget
 // that is added later would take its place. It is not sent in prompts.
@@ -122,9 +123,6 @@ function summaryOf(all) {
 
 const texts = new Set() // types of nodes that show text
 
-/** Whether a node shows text: itself, or as the node of a subgraph with such nodes. */
-const showsText = (node) => (node.subgraph ? node.subgraph.nodes.some(showsText) : texts.has(node.comfyClass))
-
 // Graphs in other tabs may have nodes of the same ids. Graph by the id of a run, and what was said to graphs that are not open.
 const graphs = new Map()
 const waiting = new Map()
@@ -177,11 +175,10 @@ app.registerExtension({
     if (name.startsWith("FastAR") && input?.hidden?.unique_id) texts.add(name)
   },
   nodeCreated(node) {
-    if (!node.subgraph && showsText(node)) addText(node)
+    if (texts.has(node.comfyClass)) addText(node)
   },
   loadedGraphNode(node) {
-    // Apps list the widgets that are there when they are opened.
-    if (showsText(node)) addToSubgraph(node)
+    if (node.properties?.[SAVED]) addToSubgraph(node)
     const widget = widgetOf(node)
     if (!widget) return
     widget.value = node.properties[SAVED] ?? ""
