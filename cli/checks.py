@@ -650,7 +650,7 @@ def _exact_settings(check: Check, pipe: Pipeline, model: Any, plain: Entry) -> I
             continue
 
         settings = pipe.settings(name, EXACT, **values)
-        side = pipe.model.net.config.grid if entry.masked else model.grid
+        side = cast(MARModel, pipe.model).net.config.grid if entry.masked else model.grid
         if settings.exact(side):
             yield entry, settings
 

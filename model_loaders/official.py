@@ -56,7 +56,7 @@ _FEATURE_WIDTH = 1152
 _TEXT_ROWS = 120
 _TEXT_WIDTH = 2048
 # The encoder of flan-t5-xl, under the names of transformers' T5Config.
-_FLAN_T5_XL = {
+_FLAN_T5_XL: dict[str, Any] = {
     "vocab_size": 32128,
     "d_model": 2048,
     "d_kv": 64,
@@ -176,6 +176,12 @@ def _of_tokens(name: str) -> Llama:
     return Llama(config)
 
 
+def _of_dtok(name: str) -> Llama:
+    """An AR-DTok by the pixels of its images, "AR-DTok-LP-512"."""
+    pixels = int(name.rpartition("-")[2])
+    return Llama(official_dtok(pixels // 16))
+
+
 def _of_autoencoder(name: str) -> nn.Module:
     """KL-16, VQ-16 or VQ-8."""
     if name == "KL-16":
@@ -212,7 +218,7 @@ NETWORKS: dict[str, Callable[[str], nn.Module]] = {
     **dict.fromkeys(TOKEN_SIZES, _of_tokens),
     "LlamaGen-XL-T2I": _of_tokens,
     **dict.fromkeys(("PAR-XL-4x", "PAR-XXL-4x", "PAR-3B-4x", "PAR-3B-16x"), _of_tokens),
-    **{f"AR-DTok-LP-{16 * grid}": lambda name, grid=grid: Llama(official_dtok(grid)) for grid in (16, 32, 64)},
+    **dict.fromkeys(("AR-DTok-LP-256", "AR-DTok-LP-512", "AR-DTok-LP-1024"), _of_dtok),
     **dict.fromkeys(JANUS_SIZES, lambda name: Janus(official_janus(name)).fold()),
     **dict.fromkeys(HYBRID_SIZES, lambda name: Hybrid(official_hybrid(name, HYBRID_SIZES[name][3]))),
     **dict.fromkeys(TAR_SIZES, lambda name: Llama(official_tar(name))),

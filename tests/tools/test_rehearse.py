@@ -2,11 +2,20 @@
 
 import hashlib
 import math
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from fastar_nodes.cli.subject import all_entries
 from fastar_nodes.model_loaders import hub, official
+from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.checkpoint import read
+from fastar_nodes.model_loaders.hybrid import load_hybrid
+from fastar_nodes.model_loaders.janus import load_janus
+from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.tools import rehearse
 
 SHAPES = {"small.weight": (2, 3), "norm.weight": (5,), "large": (600, 1000)}
@@ -38,6 +47,38 @@ def test_the_sizes_of_the_catalogue_are_those_of_the_shapes():
             numbers = sum(map(math.prod, rehearse.shapes_of(entry).values()))
             assert entry.size == pytest.approx(4 * numbers, rel=0.01)
     assert set(rehearse.KEYS) <= set(official.NETWORKS)
+
+
+DOWNLOADS = {e.id: e for e in all_entries() if e.network}
+LOAD = {
+    "mar": load_mar,
+    "kl": load_kl,
+    "vq": load_vq,
+    "llamagen": load_llamagen,
+    "dtok": load_detokenizer,
+    "hybrid": load_hybrid,
+    "janus": load_janus,
+    "tar": load_tar,
+    "ta-tok": partial(load_ta_tok, encoder=False),
+}
+
+
+@pytest.mark.fast_cases("mar-base", "kl16", "llamagen-b-256", "ar-dtok-256", "harmon-0.5b", "janus-pro-1b", "tar-1.5b")
+@pytest.mark.parametrize("name", [name for name, entry in DOWNLOADS.items() if entry.family != "t5"])
+def test_the_official_names_load_as_the_published_network(tmp_path, name):
+    """Of the file there is the header alone: the loader runs on the device "meta", where no weight is read."""
+    entry = DOWNLOADS[name]
+    header, size = rehearse.header_of(rehearse.shapes_of(entry), entry.dtype or "fp32")
+    file = tmp_path / (f"{Path(entry.file).stem}.safetensors" if not entry.parts else "model.safetensors")
+    with file.open("wb") as opened:
+        opened.write(header)
+        opened.truncate(len(header) + size)
+    for part in ("config.json", "tokenizer.json"):
+        (tmp_path / part).write_text(rehearse.text_of(entry, part))
+
+    model = LOAD[entry.family](file if not entry.parts else tmp_path, "fp32", "meta")
+    net = model.hybrid if entry.family == "hybrid" else model.net
+    assert official.shapes_of(net) == official.shapes(entry.network)
 
 
 @pytest.mark.slow
