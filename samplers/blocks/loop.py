@@ -210,8 +210,8 @@ class Plan:
         self.total = sum(self.counts[block] + 1 for block in run.drawn)
         self.start, self.noise = draws(run)
 
-        self._tables = {}
-        self._times = {}
+        self._tables: dict[int, Table] = {}
+        self._times: dict[int, Tensor] = {}
         for count in set(self.counts):
             made = table(count, run.model.time_shift)
             self._tables[count] = made
