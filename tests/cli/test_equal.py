@@ -1,0 +1,21 @@
+"""The command that counts equal images."""
+
+import pytest
+
+
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_windows_are_counted_against_the_first_value(cli, tiny_demo, dtype):
+    """Windows of both dtypes draw the image of parallel 1, and an image alone is that of the batch."""
+    done = cli(f"equal --samplers llamagen --device cpu --dtype {dtype} --images 3 --batch 2 --parallel 1,2 --alone")
+    assert done.code == 0, done
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.splitlines()]
+    assert rows[0][3:] == ["equal to parallel 1", "of", "equal tokens %"]
+    assert [row[2:] for row in rows[2:]] == [["parallel 2", "3", "3", "100.0"], ["alone", "3", "3", "100.0"]]
+
+
+def test_what_cannot_be_compared_is_refused(cli, tiny_demo):
+    one = cli("equal --samplers llamagen --device cpu --parallel 8")
+    assert one.code == 2 and "parallel: one value has nothing to be compared with" in one.err
+    masked = cli("equal --samplers mar --device cpu")
+    assert masked.code == 2 and "samplers: mar has no setting parallel" in masked.err
