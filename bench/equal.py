@@ -22,6 +22,8 @@ from ..cli.options import MOST_IMAGES, whole
 from ..cli.planning import Planned
 from ..cli.running import draw
 from ..errors import UserError
+from ..model_loaders.networks.llama import TokenModel
+from ..reports.record import dtype_of
 from ..reports.table import markdown
 from ..samplers.conditioning import AnyCondition
 
@@ -51,14 +53,14 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("parallel: one value has nothing to be compared with; give at least two, for example 1,8.")
 
     planned, asked = planned_for(options)
+    for p in planned:
+        if not hasattr(p.settings, "parallel"):
+            raise UserError(f"samplers: {p.entry.name} has no setting parallel; name a sampler of tokens.")
     if options.random:
         planned = [_few_blocks(p) for p in planned]
 
     rows = [["sampler", "dtype", "compared", f"equal to parallel {windows[0]}", "of", "equal tokens %"]]
     for p in planned:
-        if not hasattr(p.settings, "parallel"):
-            raise UserError(f"samplers: {p.entry.name} has no setting parallel; name a sampler of tokens.")
-
         counts = dict.fromkeys([*map(_name, windows[1:]), *([ALONE] if options.alone else [])], (0, 0))
         for first in range(0, images, batch):
             count = min(batch, images - first)
@@ -73,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         reference_tokens = reference.shape[1]
         for name, (equal, tokens) in counts.items():
             share = 100 * tokens / (images * reference_tokens)
-            row = [p.label, str(p.on.model.net.norm.weight.dtype).removeprefix("torch."), name]
+            row = [p.label, dtype_of(p.on.model.net), name]
             rows.append([*row, str(equal), str(images), f"{share:.1f}"])
 
     print(markdown(rows, empty=False))
@@ -110,5 +112,6 @@ def _codes(p: Planned, window: int, condition: AnyCondition, seed: int, first: i
 def _few_blocks(p: Planned) -> Planned:
     """The sampler on the first blocks of its network and a small image."""
     model = p.on.model
+    assert isinstance(model, TokenModel)  # run() refuses others
     model.net.layers = model.net.layers[:_BLOCKS]
     return replace(p, ready=replace(p.on, model=replace(model, grid=_GRID)))

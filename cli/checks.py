@@ -23,6 +23,7 @@ from ..memory import out_of_memory
 from ..model_loaders import families, hub, official
 from ..model_loaders.autoencoders import load_kl, load_vq
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
+from ..model_loaders.networks.bitdance import BlockModel
 from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.janus import JanusModel
 from ..model_loaders.networks.llama import TokenModel
@@ -468,10 +469,11 @@ def working_bytes(pipe: Pipeline, settings: Any, condition: AnyCondition) -> flo
         stages = masked_memory(pipe.model, cast(Any, condition), settings)
         return packed + sum(count for name, count in stages.items() if not name.startswith(WEIGHTS))
 
+    assert isinstance(pipe.model, TokenModel), "subject() refuses the others"
     return packed + token_memory(pipe.model, condition, settings)
 
 
-def own_net(model: MARModel | TokenModel) -> torch.nn.Module:
+def own_net(model: MARModel | TokenModel | BlockModel) -> torch.nn.Module:
     """All of a model without its decoder."""
     return model.hybrid if isinstance(model, HybridModel) else model.net
 

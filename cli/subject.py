@@ -84,6 +84,10 @@ def subject(choice: str, models: str | None) -> Subject:
     _, kind = families.identified(read)
     if kind not in families.KINDS or kind == "janusflow":
         raise UserError(f"model: {path.name} holds no model that this pack knows; choose another file.")
+    if kind == "bitdance":
+        raise UserError(
+            f"model: {path.name} is a BitDance, which has no checks yet; draw an image with compare, or choose another model."
+        )
     return Subject(str(path), kind)
 
 
@@ -201,7 +205,7 @@ def expect_memory(what: Subject, files: Source) -> None:
 def precision(what: Subject, files: Source) -> str:
     """Name of the dtype in which a model is loaded."""
     if what.family:
-        return files.precision(what.family)
+        return files.precision_name(what.family)
 
     # Decoders, encoders and language models choose their own.
     wanted = files.dtype if what.files in ("tar", "ta-tok") else AUTO

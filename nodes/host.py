@@ -282,7 +282,7 @@ class _EightBitOperations(_CoreOperations):
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        disabled = set()
+        disabled: set[str] = set()
         if not mm.supports_fp8_compute(get_compute_device()):
             disabled.update(("float8_e4m3fn", "float8_e5m2"))
 
@@ -300,7 +300,7 @@ class _EightBitOperations(_CoreOperations):
             f"{name}_scale": weight.scale,
             f"{name.removesuffix('weight')}comfy_quant": statement(weight),
         }
-        if not weight.exact_input:
+        if weight.input_scale is not None and not weight.exact_input:
             found[f"{name.removesuffix('weight')}input_scale"] = weight.input_scale
         return found
 

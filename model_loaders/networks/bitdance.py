@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 from .chat import chat, checked, expect_text
-from .llama import CLASS, PROMPT, Block, Cache, Llama, LlamaConfig, Positions, attend, rope_table
+from .llama import CLASS, PROMPT, Block, Cache, Llama, LlamaConfig, Norm, Positions, attend, rope_table
 from .mar import TimeEmbedding
 from .ops import FAST, Operations
 from .speed import Regional
@@ -452,7 +452,7 @@ class BitDanceClass(BlockNetwork):
         if c.block > 1:
             self.query_token = nn.Parameter(torch.zeros(1, c.block - 1, c.dim))
         self.proj_in = SwiGLU(head.channels, c.dim * 3 // 2, c.dim, bias=True, operations=operations)
-        self.emb_norm = nn.RMSNorm(c.dim, c.eps)
+        self.emb_norm = Norm(c.dim, c.eps)
 
         self.layers = nn.ModuleList()
         for _ in range(c.depth):
@@ -461,7 +461,7 @@ class BitDanceClass(BlockNetwork):
             layer.feed_forward = mlp  # type: ignore[assignment]
             self.layers.append(layer)
 
-        self.norm = nn.RMSNorm(c.dim, c.eps)
+        self.norm = Norm(c.dim, c.eps)
         self.pos_for_diff = nn.Embedding(c.tokens, c.dim)
         self._add_head(head)
 

@@ -77,11 +77,11 @@ class Quantized(Tensor):
             self.exact_input,
         )
 
-    def __repr__(self, **about: Any) -> str:
+    def __repr__(self, **about: Any) -> str:  # type: ignore[override]
         return f"Quantized({self.kind}, {list(self.shape)})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         function: Callable[..., Any],
         types: Sequence[type],

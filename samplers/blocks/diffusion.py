@@ -58,7 +58,7 @@ class Denoiser:
     def __init__(self, net: BlockNetwork, conditions: Tensor, of_times: Tensor):
         """``conditions``: rows [R, P, D]; ``of_times``: embeddings [N + 1, W] of the times of all evaluations."""
         head = self._head = net.denoiser
-        self._evaluate = net.region(type(head).denoise)
+        self._evaluate = net.region(type(head).denoise, "diffusion head")
         self._condition = head.conditions(conditions)
         self._times = of_times[:, None, None]
 

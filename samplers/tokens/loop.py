@@ -317,6 +317,7 @@ def guided_logits(run: TokenRun, hidden: Tensor, guided: bool | Tensor) -> Tenso
     mixed = cond = logits[:images]
     if guided is not False and len(logits) > images:
         null = logits[images:]
+        assert run.settings.cfg is not None  # filled in from the model's defaults
         mixed = torch.lerp(null, cond, run.settings.cfg)
         if guided is not True:
             mixed = torch.where(guided[..., None], mixed, cond)

@@ -46,7 +46,8 @@ def step():
         modulations = net.head.modulations(torch.randn(2 * TOKENS, 64))
         x, noise = torch.randn(2, TOKENS, c.channels)
         out, cfg = torch.randn(2, TOKENS, 2 * c.channels), torch.full((TOKENS, 1), 3.0)
-        numbers = torch.tensor([*tables(10, 950).steps[0], 0.0]).unbind()
+        first = tables(10, 950).steps[0]
+        numbers = torch.tensor([first.of_x, first.of_eps, first.middle, first.slope, 0.0]).unbind()
         yield net.head, (torch.cat([x, x]), modulations), (numbers, cfg, noise, None, x, out)
 
 

@@ -65,7 +65,7 @@ def made(kind: type[Bench], row: Row, dtype: str, ground: Ground) -> Made:
             codes.append(found)
             return decode(found)
 
-        bench.decode = kept  # type: ignore[method-assign]
+        bench.decode = kept  # type: ignore[method-assign, assignment]
 
     rgb, _ = bench.pictures(row, bench.settings(row, bench.common))
     size = sum(parameter.nbytes for net in networks for parameter in net.parameters())

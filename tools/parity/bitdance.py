@@ -178,7 +178,7 @@ def _run(
     yield Check(torch.cat(predictions, 1), io[f"{name}.pre"], PLAIN if settings.cfg == 1 else GUIDED)
 
     yield exact(out.latents, grid.float())
-    cells = block_order(*grid.shape[2:], net.side)
+    cells = block_order(grid.shape[2], grid.shape[3], net.side)
     yield exact(out.latents.flatten(2).transpose(1, 2)[:, cells], io[f"{name}.tokens"].float())
 
 
@@ -340,7 +340,7 @@ def _codes(folder: Path, io: Tensors) -> Iterator[Check]:
     yield Check(features, io["b8.encoded"], INSIDE)
     yield exact(bits, io["b8.codes"].float())
     yield Check(net.decode(bits), io["b8.recon"], INSIDE)
-    cells = block_order(*bits.shape[2:], _model(folder).net.side)
+    cells = block_order(bits.shape[2], bits.shape[3], _model(folder).net.side)
     yield exact(bits.flatten(2).transpose(1, 2)[:, cells], io["b8.in_order"].float())
 
 
