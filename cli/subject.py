@@ -86,7 +86,8 @@ def subject(choice: str, models: str | None) -> Subject:
         raise UserError(f"model: {path.name} holds no model that this pack knows; choose another file.")
     if kind == "bitdance":
         raise UserError(
-            f"model: {path.name} is a BitDance, which has no checks yet; draw an image with compare, or choose another model."
+            f"model: {path.name} is a BitDance, which has no checks yet; draw an image with compare, or choose another "
+            "model."
         )
     return Subject(str(path), kind)
 
