@@ -77,7 +77,7 @@ def ancestral_step(
     With a draft x' of weight gamma: mu' = (1 - gamma) mu + gamma x'.
 
     Args:
-        numbers: a step's ``of_x`` and ``of_eps``, with which mu = of_x x - of_eps eps, its ``middle`` and ``slope``
+        numbers: of a step the factors with which mu = of_x x - of_eps eps, its ``middle`` and ``slope``
             of :class:`StepNumbers`, and gamma; fp32 [] each.
         noise, draft, x: fp32 [N, channels]; the noise includes the temperature.
         cfg, out: see :func:`guide`.
@@ -107,8 +107,11 @@ def ancestral_steps(
     rows = []
     for k in steps:
         step = batch.table.steps[k]
+        # The mean without x0: coef1 (recip x - recipm1 eps) + coef2 x = of_x x - of_eps eps.
+        of_x = step.coef1 * step.recip + step.coef2
+        of_eps = step.coef1 * step.recipm1
         gamma = batch.gamma[k] if batch.gamma else 0.0
-        rows.append((step.of_x, step.of_eps, step.middle, step.slope, gamma))
+        rows.append((of_x, of_eps, step.middle, step.slope, gamma))
     numbers = to_device(torch.tensor(rows), batch.x.device)
     advance = run.model.net.region(ancestral_step, "diffusion steps")
 

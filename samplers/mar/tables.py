@@ -64,10 +64,7 @@ class Constants:
 
 
 class StepNumbers(NamedTuple):
-    """One diffusion step: x0 = recip x - recipm1 eps; mu = coef1 x0 + coef2 x; log sigma = middle + slope logits.
-
-    Without x0, mu = of_x x - of_eps eps.
-    """
+    """One diffusion step: x0 = recip x - recipm1 eps; mu = coef1 x0 + coef2 x; log sigma = middle + slope logits."""
 
     recip: float
     recipm1: float
@@ -75,16 +72,6 @@ class StepNumbers(NamedTuple):
     coef2: float
     middle: float
     slope: float
-
-    @property
-    def of_x(self) -> float:
-        """Factor of the state in mu."""
-        return self.coef1 * self.recip + self.coef2
-
-    @property
-    def of_eps(self) -> float:
-        """Factor of the noise in mu, which is subtracted."""
-        return self.coef1 * self.recipm1
 
 
 @dataclass(frozen=True)

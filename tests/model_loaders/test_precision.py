@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import seeds
 import torch
+from fastar_nodes.model_loaders.bitdance import load_bitdance
 from fastar_nodes.model_loaders.families import DTYPES, KINDS
 from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.llamagen import load_llamagen
@@ -20,6 +21,7 @@ from tiny_models import tiny_mar
 from tokens_reference import tiny_gpt
 
 DEMO = Path(sys.modules["fastar_nodes"].__file__).parent / "demo" / "checkpoints"
+PARITY = Path(__file__).resolve().parents[1] / "parity" / "bitdance"
 # Rounding of a number: 2^-8 in bf16, 2^-11 in fp16. A network adds a few of them.
 MOST = {"bf16": 0.04, "fp16": 0.005}
 
@@ -47,6 +49,14 @@ def tar(dtype):
 def janus(dtype):
     net = tiny_janus(dtype).net
     return token_logits(net, net.prefix(torch.arange(9)[None]))
+
+
+def bitdance(dtype):
+    """Predictors of two blocks of the recorded model of four tokens a block."""
+    net = load_bitdance(PARITY / "imagenet" / "BitDance_tiny_4x.safetensors", dtype, heads=4).net
+    prefix, first = net.class_rows(torch.tensor([1]))
+    rows = torch.cat([first, first.flip(1)], 1)
+    return net.predictors(prefix, rows, (net.side, 2 * net.side)).float()
 
 
 def ta_tok(dtype):
@@ -84,6 +94,7 @@ def t5(dtype, folder):
 
 
 FAMILIES = {
+    "bitdance": bitdance,
     "janus": janus,
     "hybrid": hybrid,
     "mar": mar,

@@ -198,12 +198,17 @@ def test_of_several_averages_the_one_that_is_taken_is_said(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_plain_fp8_is_read_from_both_formats(tmp_path: Path, dtype: torch.dtype) -> None:
-    """Without scales every fp8 number is exact in fp32."""
+    """Without scales every fp8 number is exact in fp32, and the blocks keep their 8 bits with the dtype "auto"."""
     small = {name: tensor.to(dtype) for name, tensor in TRAINED.items()}
     exact = {name: tensor.float() for name, tensor in small.items()}
-    assert holds(load(tmp_path, {"model": small}), exact)
+    torch.save({"model": small}, tmp_path / "x.pth")
     save_file(small, tmp_path / "x.safetensors")
-    assert holds(load_mar(tmp_path / "x.safetensors", heads=2), exact)
+    for path in (tmp_path / "x.pth", tmp_path / "x.safetensors"):
+        assert holds(load_mar(path, "fp32", heads=2), exact)
+        layer = load_mar(path, heads=2).net.encoder_blocks[0].attn.qkv
+        assert layer.weight.dtype == dtype
+        kept = layer.weight.float() * layer.weight_scale
+        assert torch.equal(kept, exact["encoder_blocks.0.attn.qkv.weight"])
 
 
 def test_networks_beside_each_other(tmp_path: Path) -> None:

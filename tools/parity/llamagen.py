@@ -93,15 +93,13 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
         if f"{tag}.cap_proj" in io:
             yield Check(prefix, io[f"{tag}.cap_proj"])
         x, place = rows(prefix)
-        rope = net.positions(grid, prefix.shape[1]).rows(place, len(x)).unbind(-2)
-        cos, sin = (t[..., 1::2] for t in rope)  # of each pair
-        yield Check(torch.stack([cos, sin], -1), io["freqs_cis"])
+        rope = net.positions(grid, prefix.shape[1]).rows(place, len(x))
+        yield Check(rope, io["freqs_cis"])
         if f"{tag}.l0_out" in io:
             first = net.layers[0]
             assert isinstance(first, Block)
             norm = first.attention_norm(x)
-            cos, sin = (t[:, None] for t in rope)
-            q, kv = first.attention.project(norm, (cos, sin))
+            q, kv = first.attention.project(norm, rope[:, None])
             k, v = kv.chunk(2, 1)
             attention = first.attention.wo(attend(q, k, v, causal=True))
             out = x + attention

@@ -35,12 +35,12 @@ class ToyHead(nn.Module):
         return [embedding]
 
     def denoise(self, x: Tensor, modulations: list[Tensor]) -> Tensor:
-        abar, centre = modulations[0][:, :1], modulations[0][:, 1:]
+        abar, centre = modulations[0][..., :1], modulations[0][..., 1:]
         root, var = abar.sqrt(), abar * self.spread**2 + 1 - abar
         means = [centre + side * self.apart for side in (-1, 1)]
         weight = torch.softmax(torch.stack([-0.5 * (x - root * m) ** 2 / var for m in means]), 0)
         x0 = sum(w * (m + root * self.spread**2 / var * (x - root * m)) for w, m in zip(weight, means, strict=True))
-        return torch.cat([(x - root * x0) / (1 - abar).sqrt(), torch.tanh(x + centre)], 1)
+        return torch.cat([(x - root * x0) / (1 - abar).sqrt(), torch.tanh(x + centre)], -1)
 
 
 def toy_mar(seed: int = 0, perturbation: float = 0.0) -> MARModel:
