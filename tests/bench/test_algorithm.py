@@ -77,7 +77,8 @@ def found(tmp_path_factory):
 
 
 def test_all_samplers_are_recorded():
-    assert set(SETTINGS) == set(SAMPLERS) - {"tar"} and SAMPLERS["tar"].run is SAMPLERS["llamagen"].run
+    # BitDance has no demo that a command could draw.
+    assert set(SETTINGS) == set(SAMPLERS) - {"tar", "bitdance"} and SAMPLERS["tar"].run is SAMPLERS["llamagen"].run
 
 
 @pytest.mark.parametrize("name", SETTINGS)

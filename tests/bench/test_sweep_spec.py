@@ -72,7 +72,7 @@ BAD = {
     "prompts": [{"prompts": []}],
     "prompts: .*1": [{"prompts": [" "]}, {"prompts": [{"text": "x"}]}],
 }
-OTHER_TYPES = {"model": ["demo"], "batch": 0, "seed": -1, "dtype": "fp8", "decoder": 5, "set": [1]}
+OTHER_TYPES = {"model": ["demo"], "batch": 0, "seed": -1, "dtype": "fp4", "decoder": 5, "set": [1]}
 BAD |= {name: [{name: value}] for name, value in OTHER_TYPES.items()}
 
 

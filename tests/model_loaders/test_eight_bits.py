@@ -401,7 +401,8 @@ def test_mar_samplers(demo, sampler, kind):
         with torch.inference_mode():
             found[dtype] = finish(entry.run(model, from_ids([0, 3]), settings, PairedNoise(7, range(2))))
     a, b = found["fp32"].latents, found[kind].latents
-    assert 0 < (a - b).norm() < 0.6 * a.norm()  # another image, or the same; not noise
+    # Another image, or the same; not noise. Two images of other seeds differ by 1.2 to 1.4 of their norm.
+    assert 0 < (a - b).norm() < 0.8 * a.norm()
     assert found[kind].report.note.startswith(f"{kind} weights") and not found["fp32"].report.note
     assert found[kind].report.dtype == kind
 

@@ -25,6 +25,7 @@ def digests(reverse: bool) -> dict[str, str]:
     """Digest of the output of every sampler on tiny models whose
     weights all count as large, so that the rule for products applies.
     """
+    import test_block_contract as blocks
     import torch
     from fastar_nodes.model_loaders.networks import ops
     from fastar_nodes.samplers.driver import finish
@@ -32,7 +33,7 @@ def digests(reverse: bool) -> dict[str, str]:
 
     ops.LARGE_WEIGHT = 1
     starts = {"hybrid": partial(CASES["hybrid"], range(IMAGES))}
-    for contract in (masked, tokens):
+    for contract in (masked, tokens, blocks):
         starts |= {name: partial(contract.start, name) for name in contract.CASES}
     found = {}
     for name in sorted(starts, reverse=reverse):
