@@ -10,6 +10,7 @@ import torch
 from fastar_nodes.cli.subject import all_entries
 from fastar_nodes.model_loaders import hub, official
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
+from fastar_nodes.model_loaders.bitdance import load_binary
 from fastar_nodes.model_loaders.checkpoint import read
 from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.janus import load_janus
@@ -60,6 +61,7 @@ LOAD = {
     "janus": load_janus,
     "tar": load_tar,
     "ta-tok": partial(load_ta_tok, encoder=False),
+    "bitdance-ae": load_binary,
 }
 
 
@@ -68,7 +70,7 @@ LOAD = {
 def test_the_official_names_load_as_the_published_network(tmp_path, name):
     """Of the file there is the header alone: the loader runs on the device "meta", where no weight is read."""
     entry = DOWNLOADS[name]
-    header, size = rehearse.header_of(rehearse.shapes_of(entry), entry.dtype or "fp32")
+    header, size = rehearse.header_of(rehearse.shapes_of(entry), entry.dtype or "bf16")
     file = tmp_path / (f"{Path(entry.file).stem}.safetensors" if not entry.parts else "model.safetensors")
     with file.open("wb") as opened:
         opened.write(header)
