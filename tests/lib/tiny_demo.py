@@ -10,7 +10,15 @@ from fastar_nodes.model_loaders.networks.autoencoder import KLConfig, VQConfig
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.model_loaders.networks.ta_tok import TATokConfig
-from fastar_nodes.tools.training import hybrid_recipe, recipes, ta_tok_recipe, tar_recipes, token_recipes
+from fastar_nodes.tools.training import (
+    binary_recipe,
+    bitdance_recipe,
+    hybrid_recipe,
+    recipes,
+    ta_tok_recipe,
+    tar_recipes,
+    token_recipes,
+)
 
 KL = KLConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, groups=4)
 MAR = MARConfig(32, 1, 1, 2, buffer=2, tokens=64, channels=8, classes=10, head_depth=1, head_width=16)
@@ -20,6 +28,9 @@ TA_TOK = TATokConfig(
     width=24, code_width=8, codes=16, depth=1, heads=2, hidden=16, places=6, encoder_depth=1, encoder_heads=2,
     encoder_hidden=16, patch=4, side=6, input_size=24,
 )  # fmt: skip
+BINARY = replace(binary_recipe.BINARY, widths=(8, 8, 8, 8), blocks=1, groups=4)
+BITDANCE = replace(bitdance_recipe.BITDANCE, dim=24, depth=1, heads=2, kv_heads=2, hidden=16)
+BITDANCE_HEAD = replace(bitdance_recipe.HEAD, condition=BITDANCE.dim, width=64, depth=1, heads=1)
 _language_config, _detokenizer_config = tar_recipes.language_config, tar_recipes.detokenizer_config
 
 
@@ -48,6 +59,9 @@ def shrink_demo(patch: pytest.MonkeyPatch) -> None:
     for module in (tar_recipes, hybrid_recipe):
         patch.setattr(module, "language_config", language)
     patch.setattr(tar_recipes, "detokenizer_config", detokenizer)
+    patch.setattr(binary_recipe, "BINARY", BINARY)
+    patch.setattr(bitdance_recipe, "BITDANCE", BITDANCE)
+    patch.setattr(bitdance_recipe, "HEAD", BITDANCE_HEAD)
 
 
 def scattered(net: torch.nn.Module, seed: int) -> torch.nn.Module:

@@ -9,6 +9,7 @@ import tiny_demo as tiny
 import torch
 from fastar_nodes.cli.main import main
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
+from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
 from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
@@ -56,6 +57,9 @@ def test_every_checkpoint_loads(made):
     for name, grid in (("dtok-low", 8), ("dtok", 16)):
         model = load_detokenizer(path(name), "fp32", ta_tok=ta_tok)
         assert (model.grid, model.label_set) == (grid, "picture-book") and model.net.config == tiny.detokenizer(grid)
+    assert load_binary(path("binary"), "fp32").net.config == tiny.BINARY
+    bitdance = load_bitdance(path("bitdance"), "fp32")
+    assert bitdance.net.config == tiny.BITDANCE and bitdance.label_set == "picture-book"
     own = tar_recipes.tar_model(tar.net, tiny.TA_TOK.codes)
     hybrid = load_hybrid(path("hybrid"), "fp32")
     for text in (*PROMPTS, "", "<|im_end|> <I3>", "\U0001f600"):
