@@ -263,9 +263,8 @@ def weights(check: Check) -> Iterator[Line]:
     assert check.path is not None
     yield _stored_dtype(check, check.path)
 
-    with torch.device(
-        "meta"
-    ):  # the first use of that device loads a part of PyTorch, which is no memory of the weights
+    # The first use of this device loads a part of PyTorch, which is no memory of the weights.
+    with torch.device("meta"):
         torch.nn.Linear(2, 2)(torch.zeros(1, 2))
 
     began = time.perf_counter()
@@ -278,7 +277,10 @@ def weights(check: Check) -> Iterator[Line]:
     if check.pipe is not None and isinstance(check.pipe.model, HybridModel):
         yield from hybrid_facts(check.pipe.model, check.subject.network)
 
-    held = sum(p.numel() * p.element_size() for part in _all_nets(check, net) for p in part.parameters())
+    held = 0
+    for part in _all_nets(check, net):
+        held += sum(parameter.nbytes for parameter in part.parameters())
+
     yield _memory_line("memory of the weights", peak.bytes, held, peak.why, f"{readable_size(held)} of weights")
     yield Line("seconds to load", "no published figure", f"{seconds:.1f} s", MEASURED, False, {"seconds": seconds})
 

@@ -150,7 +150,8 @@ class Entry:
                 shards = self.shards(path)
             except UserError:  # a damaged index
                 return False
-            paths += [path / name for name in ([part.name for part in shards] or self.weights)]
+            names = [part.name for part in shards]
+            paths += [path / name for name in names or self.weights]
 
         return all(path.is_file() and not spoiled(path) for path in paths)
 

@@ -118,6 +118,11 @@ class Report:
         for name, n in counts.items():
             self.counts[name] = self.counts.get(name, 0) + int(n)
 
+    def remark(self, *texts: str) -> None:
+        """Add remarks to the note; empty ones are left out."""
+        remarks = [text for text in (self.note, *texts) if text]
+        self.note = "; ".join(remarks)
+
     @property
     def acceptance(self) -> float | None:
         """Accepted drafts as a fraction of verified drafts, 0..1; None if no draft was verified."""

@@ -557,8 +557,12 @@ class BlockModel:
             return ()
 
         listed = LARGE_SIZES if self.net.block == 64 else LARGE_SIZES + SMALL_SIZES
-        both = [pair for size in listed for pair in (size, size[::-1])]
-        return tuple(dict.fromkeys(both))
+        both: dict[tuple[int, int], None] = {}  # in the order of the list, squares once
+        for height, width in listed:
+            both[height, width] = None
+            both[width, height] = None
+
+        return tuple(both)
 
     def grid(self, height: int | None, width: int | None, any_size: bool = False) -> tuple[int, int]:
         """Tokens (height, width) of an image of so many pixels; None: of the usual size.

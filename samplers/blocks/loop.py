@@ -121,6 +121,7 @@ class BlockRun:
         outcome = torch.where(self.again, PLAIN, GIVEN).to(torch.uint8)
         for name, values in (("step", self.fixed_at), ("outcome", outcome)):
             self.report.maps[name] = self.to_grid(values).cpu().numpy()
+        self.report.remark(self.model.net.remark)
         self.clock.stop(self.report)
         return Sampled(self.latents(), self.report)
 
@@ -308,8 +309,8 @@ def begin(
     guided = settings.cfg != 1
     inputs = _inputs(model, condition, guided, grid)
     report = Report("bitdance", model.name, asdict(settings), noise.seed, images, device.type)
-    notes = (model.note, ops.remark(net, operations=net.operations), net.remark)
-    report.note = "; ".join(filter(None, notes))
+    report.remark(model.note, ops.remark(net, operations=net.operations))
+    net.begin_run()
     report.dtype = dtype_of(net)
     report.conditions = condition.digests()
 

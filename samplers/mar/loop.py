@@ -221,7 +221,7 @@ class Run:
         if not bool(latents.isfinite().all()):
             raise not_finite("model", self.model.name, "latents")
         self.clock.stop(self.report)
-        self.report.note = "; ".join(filter(None, (self.report.note, self.model.net.remark)))
+        self.report.remark(self.model.net.remark)
         return Sampled(latents, self.report)
 
 
@@ -253,8 +253,7 @@ def begin(
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
 
     report = Report(name, model.name, asdict(settings), noise.seed, batch, device.type, memory=memory)
-    notes = (model.note, ops.remark(*model.parts.values(), operations=model.net.operations))
-    report.note = "; ".join(filter(None, notes))
+    report.remark(model.note, ops.remark(*model.parts.values(), operations=model.net.operations))
     report.dtype = dtype_of(model.net)
     report.conditions = condition.digests()
 

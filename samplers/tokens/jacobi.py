@@ -93,7 +93,8 @@ def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink
             # 1. Feed the rows of the W passes at once, with the tokens so far: certain ones and guesses. Every row
             #    attends to the slots that it attends to in its own serial pass. Keys and values replace those of the
             #    last call.
-            null = bool(last_guided >= 0 if run.rows else active.first_uncertain.min() <= last_guided)
+            first = 0 if run.rows else int(active.first_uncertain.min())  # of one shape: always with the null rows
+            null = first <= last_guided
             with run.clock.phase(run.phases[0]):
                 hidden = _feed(active.run, cache, table, w, null)
 
@@ -267,7 +268,7 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
         )
     if run.device.type == "cpu" and len(run.tokens) >= _CPU_BATCH:
         hint = f"parallel: a window feeds 4 times the rows; on a CPU with {_CPU_BATCH} images or more, compare with 0."
-        run.report.note = "; ".join(filter(None, (run.report.note, hint)))
+        run.report.remark(hint)
 
     t = schedule.ahead
     if is_16_bit(run.net):
@@ -277,7 +278,7 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
             f"parallel in {name}: the same image for every window of up to {run.rows} rows and for parallel 1; "
             "parallel 0 rounds differently. In fp32 all are equal."
         )
-        run.report.note = "; ".join(filter(None, (run.report.note, hint)))
+        run.report.remark(hint)
 
     # 1. Prefill, which predicts the cells of the first pass.
     guided = run.guided(schedule)

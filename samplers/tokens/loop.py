@@ -152,7 +152,7 @@ class TokenRun:
 
         codes = self.codes()
         self.clock.stop(self.report)
-        self.report.note = "; ".join(filter(None, (self.report.note, self.net.remark)))
+        self.report.remark(self.net.remark)
         self.check_logits("model", self.report.model)
         return TokenSampled(codes, self.report)
 
@@ -216,10 +216,7 @@ def new_report(
     report = Report(name, model.name, asdict(settings), seed, images, device.type)  # type: ignore[call-overload]
     stated = model.note if isinstance(model, TokenModel) else ""
     report.dtype = dtype_of(model.net)
-
-    operations = model.net.operations
-    remarks = (stated, ops.remark(model.net, operations=operations))
-    report.note = "; ".join(remark for remark in remarks if remark)
+    report.remark(stated, ops.remark(model.net, operations=model.net.operations))
     model.net.begin_run()
     return report, Clock(device)
 

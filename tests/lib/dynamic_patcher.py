@@ -5,33 +5,17 @@ Its memory on the card and pinned memory need one and are left out; core then ca
 Arguments: ComfyUI's folder, the pack's folder. Prints a JSON object.
 """
 
-import importlib
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
-CORE, PACK = sys.argv[1:3]
-sys.argv = ["main.py", "--cpu"]
-sys.path.insert(0, CORE)
+# ComfyUI must not be imported before it.
+from pack_in_core import PACK, module  # isort: skip
 
-import comfy.options  # noqa: E402
-
-comfy.options.enable_args_parsing()
-
-import comfy.memory_management  # noqa: E402
-import comfy.model_management as mm  # noqa: E402
-import comfy.model_patcher  # noqa: E402
-import comfy_aimdo.host_buffer  # noqa: E402
-import torch  # noqa: E402
-
-torch.set_num_threads(1)
-spec = importlib.util.spec_from_file_location(
-    "fastar", str(Path(PACK) / "__init__.py"), submodule_search_locations=[PACK]
-)
-assert spec is not None and spec.loader is not None
-sys.modules["fastar"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["fastar"])
+import comfy.memory_management
+import comfy.model_management as mm
+import comfy.model_patcher
+import comfy_aimdo.host_buffer
+import torch
 
 
 class HostBuffer:
@@ -54,16 +38,16 @@ mm.is_device_cpu = lambda device: False
 
 CPU = torch.device("cpu")
 DEMO = Path(PACK) / "demo" / "checkpoints"
-host = importlib.import_module("fastar.nodes.host")
-loaders = importlib.import_module("fastar.model_loaders.llamagen")
-tar = importlib.import_module("fastar.model_loaders.tar")
-mar = importlib.import_module("fastar.model_loaders.mar")
-autoencoders = importlib.import_module("fastar.model_loaders.autoencoders")
-conditioning = importlib.import_module("fastar.samplers.conditioning")
-samplers = importlib.import_module("fastar.samplers.mar.mar")
-settings = importlib.import_module("fastar.samplers.mar.settings")
-noise = importlib.import_module("fastar.samplers.noise")
-driver = importlib.import_module("fastar.samplers.driver")
+host = module("nodes.host")
+loaders = module("model_loaders.llamagen")
+tar = module("model_loaders.tar")
+mar = module("model_loaders.mar")
+autoencoders = module("model_loaders.autoencoders")
+conditioning = module("samplers.conditioning")
+samplers = module("samplers.mar.mar")
+settings = module("samplers.mar.settings")
+noise = module("samplers.noise")
+driver = module("samplers.driver")
 
 
 def logits(model):

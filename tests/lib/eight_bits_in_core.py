@@ -5,48 +5,26 @@ and the dtypes int8 and fp8.
 Arguments: ComfyUI's folder, the pack's folder, a folder for files. Prints a JSON object.
 """
 
-import importlib
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-CORE, PACK, FOLDER = sys.argv[1:4]
-sys.argv = ["main.py", "--cpu"]
-sys.path.insert(0, CORE)
+# ComfyUI must not be imported before it.
+from pack_in_core import MORE, PACK, module, run_without_previews  # isort: skip
 
-import comfy.options  # noqa: E402
+import comfy.model_management as mm
+import comfy.ops
+import comfy.utils
+import torch
+from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
-comfy.options.enable_args_parsing()
-
-import comfy.model_management as mm  # noqa: E402
-import comfy.ops  # noqa: E402
-import comfy.utils  # noqa: E402
-import torch  # noqa: E402
-from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor  # noqa: E402
-from safetensors import safe_open  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
-from server import PromptServer  # noqa: E402
-
-torch.set_num_threads(1)
-spec = importlib.util.spec_from_file_location(
-    "fastar", str(Path(PACK) / "__init__.py"), submodule_search_locations=[PACK]
-)
-assert spec is not None and spec.loader is not None
-sys.modules["fastar"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["fastar"])
-
-
-def module(name):
-    return importlib.import_module(f"fastar.{name}")
+(FOLDER,) = MORE
 
 
 host, loaders, samplers = (module(f"nodes.{name}") for name in ("host", "loaders", "samplers"))
 host.register_folders()
-# A prompt without previews, whose decoder would be loaded too.
-running = [(0, host.prompt_id(), {}, {"preview_method": "none"})]
-PromptServer.instance = SimpleNamespace(prompt_queue=SimpleNamespace(get_current_queue_volatile=lambda: (running, [])))
+run_without_previews()
 ops = module("model_loaders.networks.ops")
 eight_bits = module("model_loaders.networks.eight_bits")
 families = module("model_loaders.families")

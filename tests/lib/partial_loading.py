@@ -4,46 +4,20 @@ networks ComfyUI loads partially, on a CPU that passes for a card.
 Arguments: ComfyUI's folder, the pack's folder. Prints a JSON object.
 """
 
-import importlib
-import importlib.util
 import json
-import sys
-from pathlib import Path
-from types import SimpleNamespace
 
-CORE, PACK = sys.argv[1:3]
-sys.argv = ["main.py", "--cpu"]
-sys.path.insert(0, CORE)
+# ComfyUI must not be imported before it.
+from pack_in_core import module, run_without_previews  # isort: skip
 
-import comfy.options  # noqa: E402
-
-comfy.options.enable_args_parsing()
-
-import comfy.model_management as mm  # noqa: E402
-import comfy.ops  # noqa: E402
-import torch  # noqa: E402
-from server import PromptServer  # noqa: E402
-
-torch.set_num_threads(1)
-spec = importlib.util.spec_from_file_location(
-    "fastar", str(Path(PACK) / "__init__.py"), submodule_search_locations=[PACK]
-)
-assert spec is not None and spec.loader is not None
-sys.modules["fastar"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["fastar"])
-
-
-def module(name):
-    return importlib.import_module(f"fastar.{name}")
-
+import comfy.model_management as mm
+import comfy.ops
+import torch
 
 host, loaders = (module(f"nodes.{name}") for name in ("host", "loaders"))
 conditioning, samplers = (module(f"nodes.{name}") for name in ("conditioning", "samplers"))
 ops = module("model_loaders.networks.ops")
 host.register_folders()
-# A prompt without previews, whose decoder would be loaded too.
-running = [(0, host.prompt_id(), {}, {"preview_method": "none"})]
-PromptServer.instance = SimpleNamespace(prompt_queue=SimpleNamespace(get_current_queue_volatile=lambda: (running, [])))
+run_without_previews()
 
 share, load, casts = 1.0, mm.load_models_gpu, 0
 is_device_cpu = mm.is_device_cpu

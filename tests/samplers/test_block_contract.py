@@ -10,6 +10,7 @@ import pytest
 import torch
 from block_models import text_bitdance, tiny_bitdance
 from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks import speed
 from fastar_nodes.reports.record import COUNTS
 from fastar_nodes.samplers.blocks.loop import bitdance
 from fastar_nodes.samplers.blocks.settings import BlockSettings
@@ -247,3 +248,15 @@ def test_a_plain_reference_draws_the_same(case):
     condition = from_ids(LABELS) if model.condition == "class" else PromptCondition(PROMPTS)
     expected = reference(model, condition, settings, PairedNoise(5, (0, 1, 2)))
     assert torch.equal(whole(case)[1].latents, expected)
+
+
+def test_the_report_says_what_this_run_ran_plain_and_not_an_earlier_one(monkeypatch):
+    model = tiny_bitdance(seed=1)
+    monkeypatch.setattr(speed.Regional, "region", lambda self, function, part: function)
+    model.net.speed = speed.COMPILE
+    model.net.runs_plain("a part of an earlier run")
+
+    steps = bitdance(model, from_ids((1,)), FEW, PairedNoise(5, (0,)))
+    next(steps)
+    model.net.runs_plain("diffusion head")
+    assert finish(steps).report.note == "speed: compile, but plain: diffusion head"
