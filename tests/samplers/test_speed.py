@@ -131,7 +131,7 @@ def test_a_static_decode_has_one_shape(counters, monkeypatch):
     assert shapes == [((6, 1, 16), (1, 16))] * 5 + [((3, 1, 16), (1, 16))] * 10
 
 
-def test_mar_has_no_static_decode():
+def test_mar_has_no_static_decode(counters):
     net = tiny_mar().net
     with pytest.raises(UserError, match="^speed: compile-static is for token models.*choose compile"):
         speed.choose(net, speed.STATIC, CPU)
