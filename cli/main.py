@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": (".compare", "run samplers with one seed; draw the images side by side, with their figures"),
     "bench": (".bench", "time samplers against each other in one interleaved run"),
     "evaluate": ("..bench.evaluate", "measure the images of a sweep: PSNR, SSIM, FID and others, with intervals"),
+    "table": ("..bench.table", "print speed, work and quality of every cell of a sweep"),
     "plot": ("..bench.plot", "draw speed-up against quality of a sweep, with its Pareto front"),
     "advise": (".advise", "find the fastest sampler and settings within a loss, on this machine"),
     "sweep": ("..bench.sweep", "draw many images of every sampler and setting, on any number of workers"),
