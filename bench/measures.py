@@ -75,7 +75,7 @@ MEASURES: dict[str, Measure] = {
     "judge-scene": Measure("scene, %", JUDGE, True, ".1f", 100, share=True),
     "judge-prompt": Measure("prompt, %", JUDGE, True, ".1f", 100, share=True),
     "judge-whole": Measure("whole, %", JUDGE, True, ".1f", 100, share=True),
-    "judge-frechet": Measure("Frechet distance, judge", JUDGE, False, ".3f", least=0),
+    "judge-frechet": Measure("Frechet distance, judge", JUDGE, False, ".1f", least=0),
 }
 # Figures of images that equal the baseline's; PSNR has none.
 EQUAL = {"ssim": 1.0, "identical": 1.0}

@@ -30,7 +30,6 @@ COMMANDS = {
     "operations": ("..bench.operations", "count the operations of samplers, and the least time for them"),
     "verify": ("..tools.parity.command", "compare this code with recorded results of the reference implementations"),
     "check": ("..tools.check_hybrid", "compare downloaded weights of Harmon or UniPic with the official models"),
-    "ablation": ("..tools.ablations.command", "measure the demo's image quality over a table of settings"),
     "train-demo": ("..tools.training.command", "train the built-in demo checkpoints"),
 }
 DEVELOPMENT = tuple(name for name, (module, _) in COMMANDS.items() if module.startswith(".."))

@@ -41,6 +41,8 @@ KEPT = ROOT / "build" / "figures"
 # First parts of paths in commands: the folder of a figure, and a checkout of a paper's code.
 OF_FIGURES = "figures/"
 OF_CHECKOUTS = "checkouts/"
+# Commands whose output is not for the page. The others print the tables of a figure.
+_PREPARE = ("sweep", "evaluate", "plot")
 # The code that images, seconds and measures depend on, and the weights.
 CODE = (
     "assembly.py",
@@ -202,7 +204,7 @@ class Maker:
         else:
             outputs = []
             for number, command in enumerate(figure.commands, 1):
-                if command.split()[0] == figure.commands[-1].split()[0]:
+                if command.split()[0] not in _PREPARE:
                     outputs.append((folder / f"step-{number}.txt").read_text(encoding="utf-8"))
             shown = joined(outputs)
 
@@ -346,6 +348,8 @@ def _tiny_words(words: Sequence[str], folder: Path) -> list[str]:
         out += ["--resamples", "10"]
     elif out[0] == "plot":
         out += ["--indices", "0"]
+    elif out[0] == "bench":
+        out += ["--repeats", "1", "--batch", "1"]
 
     return out
 

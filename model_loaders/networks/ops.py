@@ -182,7 +182,7 @@ def remark(*nets: nn.Module, operations: Operations = FAST) -> str:
     """
     together = nn.ModuleList(nets)
     if any(isinstance(module, Int8Linear) for module in together.modules()):
-        return "int8 weights: the images differ from those of fp32, see docs/benchmarks/speed.md"
+        return "int8 weights: the images differ from those of fp32, see docs/weights.md"
 
     offloaded = offloaded_bytes(together, operations)
     if not offloaded:
