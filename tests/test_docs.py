@@ -72,8 +72,8 @@ DOCUMENTED = documented()
 def test_every_documented_command_parses(page, line):
     command, *words = shlex.split(line)
     assert command in COMMANDS, f"{page}: there is no command {command}"
-    if not words:
-        return  # a command that is only named
+    if not words or "<" in line:
+        return  # a command that is only named, or has a placeholder
 
     try:
         options = parser_of(command).parse_args(words)
@@ -86,8 +86,8 @@ def test_every_documented_command_parses(page, line):
 
 
 def test_commands_are_found_in_every_form():
-    page = "`python -m fastar_nodes compare\n--label cat`\n```\npython -m fastar_nodes bench --batch 1,8   # seconds\n```\n"
-    assert sorted(commands(page)) == [["bench", "--batch", "1,8"], ["compare", "--label", "cat"]]
+    page = "`python -m fastar_nodes compare\n--label cat`\n```\npython -m fastar_nodes bench   # seconds\n```\n"
+    assert sorted(commands(page)) == [["bench"], ["compare", "--label", "cat"]]
     assert list(commands("#     python -m fastar_nodes sweep a.toml \\\n   --out b\n")) == [
         ["sweep", "a.toml", "--out", "b"]
     ]
@@ -174,7 +174,7 @@ def test_files_that_help_pages_name_ship():
             assert name in shipped, f"{page.name}: {name}"
 
 
-def test_a_dead_link_is_found(tmp_path, monkeypatch):
+def test_a_dead_link_is_found(monkeypatch):
     page = Path("docs/report.md")
     monkeypatch.setattr(
         f"{__name__}.text_of", lambda path: "# One two\n[a](#one-two) [b](#three) [c](gone.md) `[d](x.md)`\n"

@@ -27,7 +27,7 @@ DEVELOPMENT = ("tools", "tests", ".github", ".ci")
 
 
 def tracked(root: Path = ROOT) -> list[Path]:
-    """Files that git does not ignore, relative to ``root`` and sorted. Untracked files count: they are committed next."""
+    """Files that git does not ignore, relative to ``root`` and sorted, whether they are committed yet or not."""
     return _existing(_listed(root, "--exclude-standard"), root)
 
 
