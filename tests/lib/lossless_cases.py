@@ -1,22 +1,16 @@
-"""Statistical tests of the samplers that claim plain MAR's distribution, with the power of each test:
+"""Samplers that claim plain MAR's distribution, and approximate ones that a test of it has to reject.
 
-    python -m fastar_nodes.tools.statistics.lossless --draws 100000
-
-A case draws toy images (4 tokens of 2 channels, ``toy.py``) with lossless CSpD or with the speculative diffusion head,
-and as many with plain MAR from independent noise, and gives the p-values of three two-sample tests
-(``two_samples.py``). Its controls are approximate samplers with the same models and settings, which the same tests have
-to reject:
+A case draws toy images (4 tokens of 2 channels, ``toy_models.py``) with lossless CSpD or with the speculative diffusion
+head, and as many with plain MAR from independent noise, and gives the p-values of three two-sample tests
+(``two_samples.py``). Its controls have the same models and settings:
 
 - ``published``: CSpD's approximate mode; ``no alignment``: published mode, draft and target with noise of their own.
 - ``careless``: a rejected diffusion step is drawn from the target's kernel instead of from the residual distribution.
 - ``temperature + 2 %``: plain MAR at a temperature that is 2 % higher; shows how small a difference the test detects.
 
-All seeds are fixed. A case fails if the smallest of its p-values is at most
-0.001, a control if it is above that. Exit code 0 if nothing fails, else 1.
+All seeds are fixed.
 """
 
-import argparse
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,16 +19,14 @@ from typing import Any
 from unittest import mock
 
 import torch
+from fastar_nodes.model_loaders.networks.mar import MARModel
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar import coupling, speculative
+from fastar_nodes.samplers.registry import SAMPLERS
 from torch import Tensor
-
-from ...model_loaders.networks.mar import MARModel
-from ...reports.table import figure, markdown
-from ...samplers.conditioning import from_ids
-from ...samplers.driver import finish
-from ...samplers.mar import coupling, speculative
-from ...samplers.registry import SAMPLERS
-from .toy import ManyImages, toy_mar
-from .two_samples import p_values
+from toy_models import ManyImages, toy_mar
+from two_samples import p_values
 
 SEED, ALPHA = 90210, 0.001
 # Images drawn together.
@@ -164,40 +156,3 @@ class Comparisons:
         settings = {**_COMMON, **case.common, **case.settings}
         found, counts = draw(case.title, self.draws, case.sampler, case.draft, settings)
         return p_values(self.plain(case.common), found), counts
-
-
-def run(draws: int, cases: tuple[Case, ...] = CASES) -> list[str]:
-    """Test all cases and print the table; a line for each test
-    that rejects a case and each control that no test rejects.
-    """
-    tests, failures = Comparisons(draws), []
-    rows = [["case", "tokens accepted %", "steps accepted %", "Hotelling", "energy", "KS", "controls"]]
-
-    for case in cases:
-        print(case.title, flush=True)
-        p, n = tests.case(case)
-        controls = {name: tests.control(case, name) for name in case.controls}
-        failures += [f"{case.title}: {test} p = {value:.2g}" for test, value in p.items() if value <= ALPHA]
-        failures += [f"{case.title}: {name} p = {value:.2g}" for name, value in controls.items() if value > ALPHA]
-        tokens = n["accepted"] / (n["accepted"] + n["rejected"]) if case.draft else None
-        steps = f"{100 * n['accepted_steps'] / n['drafted_steps']:.1f}"
-        rows.append([case.title, figure(tokens, ".1f", scale=100), steps])
-        rows[-1] += [f"{value:.3f}" for value in p.values()]
-        rows[-1].append(", ".join(f"{name} {max(value, 1e-300):.0e}" for name, value in controls.items()))
-
-    print(markdown(rows))
-    return failures
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Test all cases; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=100_000, metavar="N", help="images of every case; default 100000")
-    failures = run(parser.parse_args(argv).draws)
-    for line in failures:
-        print(f"FAIL {line}")
-    return int(bool(failures))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,14 +1,8 @@
-"""The two-sample tests: right p-values where nothing differs, small ones where something does; and
-the tool's verdict.
-"""
-
-import re
+"""The two-sample tests: right p-values where nothing differs, small ones where something does."""
 
 import pytest
 import torch
-from fastar_nodes.tools.statistics import lossless
-from fastar_nodes.tools.statistics.lossless import Case
-from fastar_nodes.tools.statistics.two_samples import energy, hotelling, ks, least_ks, p_values
+from two_samples import energy, hotelling, ks, least_ks, p_values
 
 pytestmark = pytest.mark.slow
 
@@ -55,18 +49,3 @@ def test_least_ks_counts_its_dimensions():
     x, y = normal(1), normal(2)
     single = min(ks(a, b) for a, b in zip(x.T, y.T, strict=True))
     assert least_ks(x, y) == pytest.approx(min(1.0, 3 * single))
-
-
-def test_the_verdict(monkeypatch, capsys):
-    case = Case("cspd", "near", {"cfg": 1.0}, lossless._CSPD, {"published": {"mode": "published"}})
-    assert case.title == "cspd, near draft, cfg 1"
-    monkeypatch.setattr(lossless.run, "__defaults__", ((case,),))
-    counts = {"accepted": 5, "rejected": 5, "accepted_steps": 1, "drafted_steps": 2}
-    for p, control, code in ((0.3, 1e-9, 0), (1e-5, 1e-9, 1), (0.3, 0.4, 1)):
-        found = {"Hotelling": 0.3, "energy": 0.3, "KS": p}, counts
-        monkeypatch.setattr(lossless.Comparisons, "case", lambda self, case, found=found: found)
-        monkeypatch.setattr(lossless.Comparisons, "control", lambda self, case, name, p=control: p)
-        assert lossless.main([]) == code
-        out = capsys.readouterr().out
-        assert ("FAIL cspd, near draft, cfg 1" in out) == bool(code)
-        assert re.search(r"\| cspd, near draft, cfg 1 \| 50.0 +\| 50.0 +\|", out)
