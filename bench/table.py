@@ -64,6 +64,7 @@ class Sweep:
     shards: Mapping[str, Sequence[Shard]]
     times: Mapping[str, Time]
     results: Mapping[tuple[str, str], Result]  # the last of every cell and measure
+    dtype: str  # of the weights, "" if it is not recorded
 
     @property
     def batch(self) -> int:
@@ -75,7 +76,11 @@ def read(store: Store) -> Sweep:
     """The content of a folder."""
     cells = store.cells()
     results = {(cell, column[0]): result for (cell, column), result in latest(read_results(store)).items()}
-    return Sweep(cells, {cell.id: store.shards(cell) for cell in cells}, paired(store), results)
+
+    numerics = (store.manifest() or {}).get("numerics")
+    dtype = str(numerics.get("dtype", "")) if isinstance(numerics, Mapping) else ""
+
+    return Sweep(cells, {cell.id: store.shards(cell) for cell in cells}, paired(store), results, dtype)
 
 
 def columns_of(text: str | None, sweeps: Sequence[Sweep]) -> list[str]:
@@ -94,9 +99,9 @@ def columns_of(text: str | None, sweeps: Sequence[Sweep]) -> list[str]:
     return names
 
 
-def same(cell: Cell) -> str:
-    """A text that is equal for cells of two folders with the same model, sampler and settings."""
-    return json.dumps([cell.model_digest, cell.sampler, dict(cell.settings), cell.title], sort_keys=True)
+def same(cell: Cell, dtype: str) -> str:
+    """A text that is equal for cells of two folders with the same model, dtype, sampler and settings."""
+    return json.dumps([cell.model_digest, dtype, cell.sampler, dict(cell.settings), cell.title], sort_keys=True)
 
 
 def table(sweeps: Sequence[Sweep], columns: Sequence[str], plain: bool = False) -> str:
@@ -109,15 +114,21 @@ def table(sweeps: Sequence[Sweep], columns: Sequence[str], plain: bool = False) 
     for i, sweep in enumerate(sweeps):
         for cell in sweep.cells:
             if not plain or cell.baseline is None:
-                rows.setdefault(same(cell), {})[i] = cell
+                rows.setdefault(same(cell, sweep.dtype), {})[i] = cell
 
-    several = len({cell.model for own in rows.values() for cell in own.values()}) > 1
+    several_models = len({cell.model for own in rows.values() for cell in own.values()}) > 1
+    several_dtypes = len({sweep.dtype for sweep in sweeps}) > 1
     head = ["cell", *_heads(sweeps, columns)]
 
     out = [head]
     for own in rows.values():
-        first = next(iter(own.values()))
-        title = f"{first.title} ({first.model})" if several else first.title
+        at, first = next(iter(own.items()))
+        title = first.title
+        if several_models:
+            title = f"{title} ({first.model})"
+        if several_dtypes:
+            title = f"{title}, {sweeps[at].dtype}"
+
         row = [title]
         for name in columns:
             row += _entries(name, sweeps, own)

@@ -48,6 +48,18 @@ def test_folders_of_one_spec_share_the_rows(few, many):
     assert len(found) == 6
 
 
+def test_two_dtypes_are_two_rows(tmp_path):
+    stores = []
+    for dtype in ("fp32", "int8"):
+        store = made_sweeps.write(tmp_path / dtype, images=8)
+        store.write_manifest({"batch": made_sweeps.BATCH, "numerics": {"dtype": dtype}}, store.cells())
+        stores.append(Store(tmp_path / dtype))
+
+    found = cells(table([read(store) for store in stores], ["head-calls"]))
+    assert len(found) == 11
+    assert found[1] == ["mar-0, fp32", "1000"] and found[6] == ["mar-0, int8", "1000"]
+
+
 def test_plain_samplers_alone(many):
     assert [row[0] for row in cells(table([read(many)], ["head-calls"], plain=True))] == ["cell", "mar-0"]
 
