@@ -1,13 +1,12 @@
 """Print what a generation of one image needs of a graphics card, for every model of the catalogue, and what fits.
 
-``python -m fastar_nodes.bench.fits`` prints the table of docs/benchmarks/eight_bits.md. Everything is computed from
-shapes: the weights of the network that draws, in 16 bits or with blocks of 8 bits, and the working memory of one image
-with guidance. Nothing was measured on a card.
+Everything is computed from shapes: the weights of the network that draws, in 16 bits or with blocks of 8 bits, and the
+working memory of one image with guidance. Nothing was measured on a card.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from dataclasses import dataclass
 
 import torch
@@ -133,6 +132,11 @@ def table() -> str:
     return markdown([head, *(row(entry) for entry in drawing_entries())], markup=True)
 
 
-if __name__ == "__main__":
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command has no options."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
     print(table())
-    sys.exit(0)
+    return 0

@@ -73,8 +73,9 @@ MEASURES: dict[str, Measure] = {
     "recall": Measure("recall, %", FEATURES, True, ".1f", 100, share=True),
     "judge-class": Measure("class, %", JUDGE, True, ".1f", 100, share=True),
     "judge-scene": Measure("scene, %", JUDGE, True, ".1f", 100, share=True),
+    "judge-prompt": Measure("prompt, %", JUDGE, True, ".1f", 100, share=True),
     "judge-whole": Measure("whole, %", JUDGE, True, ".1f", 100, share=True),
-    "judge-frechet": Measure("Frechet distance, judge", JUDGE, False, ".3f", least=0),
+    "judge-frechet": Measure("Frechet distance, judge", JUDGE, False, ".1f", least=0),
 }
 # Figures of images that equal the baseline's; PSNR has none.
 EQUAL = {"ssim": 1.0, "identical": 1.0}
@@ -285,7 +286,7 @@ class _Evaluation:
         shards = self._shards[cell.id]
 
         if shards and kind == JUDGE and self.means.judge is not None:
-            return self.means.judge.judges(cell.size, self.store.labels(cell, shards[0]))
+            return measure in self.means.judge.measures(cell.size, self.store.labels(cell, shards[0]))
         if shards and kind == FEATURES and (self.means.reference is not None or measure == "is"):
             return True
 
@@ -505,10 +506,13 @@ class _Evaluation:
 
         all_features = []
         all_flags = []
+        all_labels = []
         for shard in self._shards[cell.id]:
-            part, flags = judge.read(self.store.pictures(cell, shard), self.store.labels(cell, shard))
+            labels = self.store.labels(cell, shard)
+            part, flags = judge.read(self.store.pictures(cell, shard), labels)
             all_features.append(part)
             all_flags.append(flags)
+            all_labels.append(labels)
 
         features = np.concatenate(all_features)
         n = len(features)
@@ -516,7 +520,7 @@ class _Evaluation:
         out = {}
         for name in measures:
             if name == "judge-frechet":
-                real = judge.reference(n, cell.size[0])
+                real = judge.reference(np.concatenate(all_labels), cell.size[0])
                 out[name] = self._estimate(name, frechet(features, real, self.means.device), n, True)
             else:
                 judged = np.concatenate([flags[name] for flags in all_flags])

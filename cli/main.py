@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": (".compare", "run samplers with one seed; draw the images side by side, with their figures"),
     "bench": (".bench", "time samplers against each other in one interleaved run"),
     "evaluate": ("..bench.evaluate", "measure the images of a sweep: PSNR, SSIM, FID and others, with intervals"),
+    "table": ("..bench.table", "print speed, work and quality of every cell of a sweep"),
     "plot": ("..bench.plot", "draw speed-up against quality of a sweep, with its Pareto front"),
     "check": (".check", "check a model on this machine, from its files to its images; writes a file for an issue"),
     "advise": (".advise", "find the fastest sampler and settings within a loss, on this machine"),
@@ -29,8 +30,8 @@ COMMANDS = {
     "against": ("..bench.against", "time reference implementations beside ours, from checkouts of them"),
     "operations": ("..bench.operations", "count the operations of samplers, and the least time for them"),
     "equal": ("..bench.equal", "count equal images of exact parallel decoding and of serial decoding, by dtype"),
+    "fits": ("..bench.fits", "print what every model needs of a graphics card, in 16 and in 8 bits"),
     "verify": ("..tools.parity.command", "compare this code with recorded results of the reference implementations"),
-    "ablation": ("..tools.ablations.command", "measure the demo's image quality over a table of settings"),
     "train-demo": ("..tools.training.command", "train the built-in demo checkpoints"),
 }
 DEVELOPMENT = tuple(name for name, (module, _) in COMMANDS.items() if module.startswith(".."))

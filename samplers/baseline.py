@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,9 +80,9 @@ def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
     """For each run the index of its baseline: in its group the plain sampler, else an accelerator at its exact setting,
     else any of the runs.
 
-    Of several that could be it the one with most work, then the slowest, then the first; with ``alike`` the one with
-    most settings in common with the run. The work goes before the seconds, which vary from run to run: the baseline
-    stays the same when a comparison is repeated.
+    Of several that could be it the one with most work, then the slowest, then the first; with ``alike`` one that
+    decodes serially, and of those the one with most settings in common with the run. The work goes before the seconds,
+    which vary from run to run: the baseline stays the same when a comparison is repeated.
     """
     members: dict[Hashable, list[int]] = {}
     for i, run in enumerate(runs):
@@ -92,12 +93,16 @@ def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
         exact = [i for i in own if runs[i].exact]
         candidates[group] = [i for i in exact if runs[i].plain] or exact
 
+    def likeness(run: Run, i: int) -> tuple[bool, int]:
+        is_serial = not runs[i].settings.get("parallel")
+        return is_serial, sum(run.settings.get(name) == value for name, value in runs[i].settings.items())
+
     def choose(run: Run) -> int:
         found = candidates[run.group]
         if not found:
             found = members[run.group]
         elif alike:
-            return max(found, key=lambda i: sum(run.settings.get(k) == v for k, v in runs[i].settings.items()))
+            return max(found, key=partial(likeness, run))
 
         return max(found, key=lambda i: (runs[i].work, runs[i].seconds))
 

@@ -1,11 +1,10 @@
 """Presets of the accelerators: *exact*, *balanced* and *fast* settings, for the demo and for full-size models.
 
-The demo's values come from its tables (docs/benchmarks.md), except MuLo-SD's, which come from a sweep of 100 images
-with an earlier target. Full-size values come from the papers, which measured MAR-B, L and H and LlamaGen-XL. MuLo-SD
-publishes no values, so its full-size presets set the share of accepted drafts, which does not depend on the model; on
-the demo a low tau did better. PAR has no presets: its groups are fixed by training. A preset sets the accelerator's
-own settings, not seed or guidance; LazyMAR's *fast* also sets the numbers of steps. *exact* costs what the baseline
-costs.
+The demo's values were chosen on its own images; docs/benchmarks.md measures them at a seed that chose nothing.
+Full-size values come from the papers, which measured MAR-B, L and H and LlamaGen-XL. MuLo-SD publishes no values, so
+its full-size presets set the share of accepted drafts, which does not depend on the model; on the demo a low tau did
+better. PAR has no presets: its groups are fixed by training. A preset sets the accelerator's own settings, not seed or
+guidance; LazyMAR's *fast* also sets the numbers of steps. *exact* costs what the baseline costs.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _WINDOWS: Values = {
     "balanced": {"window": 8, "mask_undecoded": True},
     "fast": {"window": 4, "mask_undecoded": True},
 }
-# Halton order: in random order the demo loses more scenes (docs/benchmarks/lazymar.md).
+# Halton order: with few AR steps the demo loses more scenes in random order.
 _CACHES = {"refresh_period": 3, "start_step": 3, "computed_ratio": 0.05, "head_cache": True, "head_period": 7}
 _FEW_STEPS = {"order": "halton", **_CACHES, "steps": 12, "diffusion_steps": 25, "diffusion_steps_end": 5}
 _SCALED = {"steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10, "start_step": 6}
@@ -92,9 +91,8 @@ PRESETS: dict[type, tuple[Values, Values]] = {
         },
     ),
     ZipARSettings: (_WINDOWS, _WINDOWS),
-    # The demo's were first swept on the two LlamaGens, in line with the table on Tar (docs/benchmarks.md). A share of
-    # drafts makes the unlikeliest of good drafts be drawn again; and narrow windows cost more in the draft, which has 8
-    # x 8 tokens, than in the repair.
+    # The demo's were chosen by sweeps on the two LlamaGens and on Tar. A share of drafts makes the unlikeliest of good
+    # drafts be drawn again; and narrow windows cost more in the draft, which has 8 x 8 tokens, than in the repair.
     MuLoSDSettings: (
         {
             "exact": _ALL_AGAIN,

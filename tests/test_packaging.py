@@ -171,7 +171,7 @@ print(json.dumps({
     "modules": modules,
     "nodes": [node.define_schema().node_id for node in nodes],
     "compared": compared,
-    "codes": [main([name, "x"]) for name in ("verify", "ablation", "train-demo", "sweep")],
+    "codes": [main([name, "x"]) for name in ("verify", "table", "train-demo", "sweep")],
 }))
 """
 
@@ -193,7 +193,7 @@ def test_the_archive_holds_no_development_files(shipped):
         "demo/checkpoints/mar.safetensors",
         "web/docs/FastARCompare.md",
     } <= names
-    for word in "bench/ tools/ tests/ .github/ CONTRIBUTING Makefile judge train ablation parity".split():
+    for word in "bench/ tools/ tests/ .github/ CONTRIBUTING Makefile judge train parity".split():
         assert not [name for name in names if word in name], word
     size, lines = release.size(shipped)
     print(f"shipped: {len(names)} files, {size / 1e6:.1f} MB, {lines} lines of Python")
@@ -218,7 +218,7 @@ def test_the_archive_works_alone(shipped, tmp_path):
     assert found["compared"] == 0 and (tmp_path / "out.png").is_file()
     assert found["codes"] == [2, 2, 2, 2]
     sentences = [line for line in done.stderr.splitlines() if "checkout" in line]
-    assert [line.split(":")[0] for line in sentences] == ["verify", "ablation", "train-demo", "sweep"]
+    assert [line.split(":")[0] for line in sentences] == ["verify", "table", "train-demo", "sweep"]
 
 
 def test_the_changelog_agrees_with_the_version():

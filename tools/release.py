@@ -26,18 +26,29 @@ ICON = "docs/icon.png"
 DEVELOPMENT = ("tools", "tests", ".github", ".ci")
 
 
+def tracked(root: Path = ROOT) -> list[Path]:
+    """Files that git does not ignore, relative to ``root`` and sorted, whether they are committed yet or not."""
+    return _existing(_listed(root, "--exclude-standard"), root)
+
+
 def shipped(root: Path = ROOT) -> list[Path]:
     """Files of the shipped archive, relative to ``root`` and sorted: what git does not ignore, less ``.comfyignore``.
 
     Untracked files count, so that the result before a commit is that after it.
     """
+    names = _listed(root, "--exclude-standard") - _listed(root, "--ignored", "--exclude-from=.comfyignore")
+    return _existing(names, root)
 
-    def listed(*options: str) -> set[str]:
-        command = ["git", "ls-files", "-z", "--cached", "--others", *options]
-        output = subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=60).stdout
-        return set(output.decode().split("\0")) - {""}
 
-    names = listed("--exclude-standard") - listed("--ignored", "--exclude-from=.comfyignore")
+def _listed(root: Path, *options: str) -> set[str]:
+    """Names of files that git lists."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", *options]
+    output = subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=60).stdout
+    return set(output.decode().split("\0")) - {""}
+
+
+def _existing(names: set[str], root: Path) -> list[Path]:
+    """The files among names, sorted."""
     return sorted(Path(name) for name in names if (root / name).is_file())
 
 

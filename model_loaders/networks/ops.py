@@ -223,7 +223,7 @@ def remark(*nets: nn.Module, operations: Operations = FAST) -> str:
 
     kinds = sorted({kind_of(parameter) for parameter in together.parameters()} - {""})
     if kinds:
-        remarks.append(f"{' and '.join(kinds)} weights: the images differ, see docs/benchmarks/eight_bits.md")
+        remarks.append(f"{' and '.join(kinds)} weights: the images differ, see docs/weights.md")
 
     offloaded = offloaded_bytes(together, operations)
     if offloaded:

@@ -10,7 +10,7 @@ from fastar_nodes.bench import fits
 from fastar_nodes.bench.fits import GIB, Need, drawing_entries, need, row
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "benchmarks" / "eight_bits.md"
+PAGE = ROOT / "docs" / "benchmarks.md"
 ENTRIES = {entry.id: entry for entry in drawing_entries()}
 
 

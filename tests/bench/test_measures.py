@@ -129,15 +129,15 @@ def test_without_a_reference_the_plain_sampler_is_one(shared, monkeypatch):
 class FakeJudge:
     """Reads brightness; whole where it is above 100."""
 
-    def judges(self, size, labels):
-        return labels.dtype == np.int64
+    def measures(self, size, labels):
+        return ("judge-class", "judge-scene", "judge-whole", "judge-frechet")
 
     def read(self, pictures, labels):
         x = pictures.astype(np.float32).mean((1, 2))
         return x, {"judge-class": labels < 5, "judge-scene": labels < 3, "judge-whole": x.mean(1) > 100}
 
-    def reference(self, images, side):
-        return made_sweeps.pictures(500, images, 0.0, side=side).astype(np.float32).mean((1, 2))
+    def reference(self, labels, side):
+        return made_sweeps.pictures(500, len(labels), 0.0, side=side).astype(np.float32).mean((1, 2))
 
 
 def test_the_judge_reads_labels_and_pictures(shared, monkeypatch):
@@ -149,6 +149,7 @@ def test_the_judge_reads_labels_and_pictures(shared, monkeypatch):
     whole = pictures_of(shared, "cspd-0").astype(np.float32).mean((1, 2, 3)) > 100
     assert found["cspd-0", ("judge-whole", "judge")].value == pytest.approx(whole.mean())
     assert found["cspd-0", ("judge-frechet", "judge")].difference[0] is not None
+    assert ("mar-0", ("judge-prompt", "judge")) not in found, "a measure that these images do not have"
 
 
 def test_the_demo_judge_recognises_its_own_pictures():
@@ -162,9 +163,29 @@ def test_the_demo_judge_recognises_its_own_pictures():
     features, flags = judge.read(rgb, labels)
     assert features.shape == (40, 64) and [*flags] == ["judge-class", "judge-scene", "judge-whole"]
     assert flags["judge-class"].mean() > 0.9 and flags["judge-scene"].mean() > 0.7 and flags["judge-whole"].mean() > 0.9
-    assert judge.judges((64, 64), labels) and not judge.judges((96, 96), labels)
-    assert not judge.judges((64, 128), labels) and not judge.judges((64, 64), np.array(["a cat"]))
-    assert not judge.judges((64, 64), labels + 100)
+    assert judge.measures((64, 64), labels) == judging.OF_LABELS and not judge.measures((96, 96), labels)
+    assert not judge.measures((64, 128), labels) and not judge.measures((64, 64), np.array(["a lovely cat"]))
+    assert not judge.measures((64, 64), labels + 100)
+
+
+def test_the_demo_judge_recognises_what_prompts_ask_for():
+    """Scenes that fulfil the prompts do; the same images beside other prompts do not."""
+    judging = pytest.importorskip("fastar_nodes.tools.judging")
+    from fastar_nodes.tools.training import captions, picture_book
+
+    judge = judging.PictureBookJudge()
+    wanted = captions.wishes(47, 3)
+    prompts = np.array(wanted.captions())
+    assert judge.measures((128, 128), prompts) == judging.OF_PROMPTS
+
+    rgb, _ = picture_book.render(captions.fulfilling(wanted, 5), 128)
+    features, flags = judge.read(rgb, prompts)
+    assert [*flags] == ["judge-class", "judge-prompt", "judge-whole"]
+    assert flags["judge-class"].mean() > 0.95 and flags["judge-prompt"].mean() > 0.9
+
+    _, wrong = judge.read(rgb, np.roll(prompts, 1))
+    assert wrong["judge-prompt"].mean() == 0 and wrong["judge-whole"].mean() > 0.9
+    assert judge.reference(prompts, 128).shape == features.shape
 
 
 def test_new_pictures_are_measured_and_old_figures_kept(tmp_path):

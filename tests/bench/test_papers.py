@@ -43,6 +43,14 @@ def cells_of(table):
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
+def test_the_page_states_how_many_sweeps_and_cells_there_are():
+    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    for name in NAMES:
+        sweeps = paper_of(name).sweeps.values()
+        cells = sum(len(expand(spec)) for spec in sweeps)
+        assert f"| `{name}.toml` | {len(sweeps)}, {cells} |" in page
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
     return tiny_papers.write_models(tmp_path_factory.mktemp("papers"))

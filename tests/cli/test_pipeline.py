@@ -208,7 +208,7 @@ def test_samplers_of_each_model(pipeline):
 
 
 def test_presets_and_settings(pipeline):
-    """The demo's values of FastHybrid, from docs/benchmarks.md; the tiny model states the demo's labels."""
+    """The demo's values of FastHybrid; the tiny model states the demo's labels."""
     pipe = pipeline(**SAME["mar"][0])
     found = pipe.presets("fasthybrid")
     assert {*found} == {"exact", "balanced", "fast"} and found["exact"] == {"lookahead": 0}

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
-from fastar_nodes.tools.statistics.toy import ToyHead
 from torch import Tensor, nn
+from toy_models import ToyHead
 
 
 def tiny_mar(seed: int = 0, tokens: int = 16, heads: int = 2, **shape: int) -> MARModel:

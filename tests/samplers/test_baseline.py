@@ -71,6 +71,14 @@ def test_of_several_plain_runs_the_one_with_most_work_or_most_in_common():
     assert baselines([few, many, own], alike=True) == [0, 1, 0]
 
 
+def test_exact_parallel_decoding_is_compared_with_serial_decoding():
+    """Also where the parallel run has more settings in common with an accelerator."""
+    serial, parallel = run("llamagen", {}), run("llamagen", {"parallel": 8})
+    both = run("zipar", {"window": 2, "parallel": 8})
+    assert baselines([serial, parallel, both], alike=True) == [0, 0, 0]
+    assert baselines([parallel, both], alike=True) == [0, 0], "where there is no serial one"
+
+
 def test_groups_have_baselines_of_their_own():
     runs = [Run(group, "zipar", {"window": 2}, 4, seconds=s) for group, s in (("a", 1.0), ("b", 2.0), ("a", 3.0))]
     assert baselines(runs) == [2, 1, 2]

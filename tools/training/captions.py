@@ -7,7 +7,9 @@ so they ask for compositions that are new to the language model, in known words.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -121,6 +123,39 @@ def wishes(count: int, seed: int = 0) -> Wishes:
         rows.append([wish[name] for name in SAID])
 
     return Wishes(*np.array(rows, np.int64).reshape(-1, len(SAID)).T)
+
+
+@lru_cache
+def _requests_by_caption() -> dict[str, tuple[int, ...]]:
+    """The values of a request, by the names of :class:`Wishes`, by its caption in the words of the evaluation."""
+    counts = (len(picture_book.COLOURS), len(_SIZES), len(_PLACES), len(_TIMES))
+    every = product(range(len(_THINGS)), *(range(UNSAID, count) for count in counts))
+
+    return {_plain(dict(zip(SAID, values, strict=True))): values for values in every}
+
+
+def requests(texts: Sequence[str]) -> Wishes | None:
+    """The requests whose captions these are, see :meth:`Wishes.captions`; None if one is not, or names no object."""
+    known = _requests_by_caption()
+    if not texts or not all(text in known for text in texts):
+        return None
+
+    return Wishes(*np.array([known[text] for text in texts], np.int64).T)
+
+
+def fulfilling(wanted: Wishes, seed: int) -> Scenes:
+    """Scenes of the book ``seed`` that fulfil the requests, one each; unstated parameters are those of the book."""
+    s = picture_book.scenes(seed, len(wanted), labels=wanted.label.tolist())
+
+    said = {}
+    for name in ("colour", "place", "size", "time"):
+        asked = getattr(wanted, name)
+        said[name] = np.where(asked == UNSAID, getattr(s, name), asked)
+
+    # Place and size change; the random offset from their centre remains.
+    x = s.x + ((said["place"] - s.place) * picture_book.PLACE_STEP).astype(np.float32)
+    scales = np.array(picture_book.SCALES, np.float32)
+    return replace(s, **said, x=x, scale=s.scale + scales[said["size"]] - scales[s.size])
 
 
 def _plain(wish: dict[str, int]) -> str:

@@ -38,7 +38,7 @@ LOW_GRID, GRID = 8, 16
 # the gap to held-out images is 0.05 nats per token after 20,000 steps.
 SMALL_PICTURES, LARGE_PICTURES = 120_000, 100_000
 # Sampling defaults of these models, stored in the checkpoint. The tail of the distribution contains most errors of a
-# model of this size (docs/benchmarks.md).
+# model of this size.
 DEFAULTS = {"cfg": 1.5, "temperature": 1.0, "top_k": 0, "top_p": 0.8}
 # ZipAR's window by grid. A window of 8 on the 8 x 8 grid would be raster order.
 WINDOWS = {LOW_GRID: 6, GRID: 8}

@@ -6,9 +6,9 @@ import pytest
 import torch
 from fastar_nodes.samplers.mar.coupling import ROUNDING, Gaussian, Redraws, couple, reflect, reshape
 from fastar_nodes.samplers.noise import CounterRNG
-from fastar_nodes.tools.statistics.two_samples import energy, ks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from two_samples import energy, ks
 
 N = 20_000
 

@@ -18,9 +18,9 @@ from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.tools.statistics.toy import ManyImages
 from tiny_hybrids import tiny_hybrid
 from tiny_models import tiny_mar, toy_mar
+from toy_models import ManyImages
 
 FEW = {"steps": 6, "diffusion_steps": 8, "cfg": 2.0}
 LABELS, NOISE = from_ids((1, 4, 0)), PairedNoise(5, (0, 1, 2))

@@ -1,14 +1,12 @@
 """Lossless CSpD and the speculative head draw plain MAR's distribution; the same tests reject approximate samplers.
 
-5,000 draws a case; ``python -m fastar_nodes.tools.statistics.lossless`` repeats this with 100,000.
-
 Errors of a temperature of 1.02 or an acceptance 3 % too ready (u <= 1.03 p / q) pass with 5,000 draws and are noticed
 with 80,000; a temperature of 1.1 or an acceptance 10 % too ready is noticed with 5,000. ``test_paired_lossless.py``
 notices a temperature of 1.01 and an acceptance 3 % too ready with 50 tokens, because it compares token by token.
 """
 
 import pytest
-from fastar_nodes.tools.statistics.lossless import ALPHA, CARELESS, CASES, WARMER, Case, Comparisons, draw
+from lossless_cases import ALPHA, CARELESS, CASES, WARMER, Case, Comparisons, draw
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,185 @@
+"""The documentation: commands parse, links lead somewhere, and what ships links to what ships."""
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastar_nodes.cli.main import COMMANDS, load_module
+from fastar_nodes.cli.planning import of_prompt, plan
+from fastar_nodes.tools import figures, release
+
+ROOT = Path(__file__).resolve().parents[1]
+TRACKED = release.tracked(ROOT) if (ROOT / ".git").exists() else []
+PAGES = [path for path in TRACKED if path.suffix == ".md"]
+# Documents with commands, and specs whose comments state them.
+WITH_COMMANDS = [
+    path for path in TRACKED if path in PAGES or path.suffix == ".toml" and path.parts[0] in ("docs", "bench")
+]
+
+if not TRACKED:
+    pytest.skip("NOT TESTED: the documentation needs a git checkout", allow_module_level=True)
+
+
+def text_of(path: Path) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+# ---------------------------------------------------------------------------------------------------------- commands
+
+
+_COMMAND = re.compile(r"(?:python3?|Scripts\\python|\$\(PY\)) -m fastar_nodes ([a-z][^#|>*]*)")
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The command lines in a text, each as words after the program: in a line of its own, or as inline code.
+
+    Inline code may go on in the next line, and so does a line that ends with a backslash.
+    """
+    text = re.sub(r"\\\n[ #]*", " ", text)
+    outside = re.sub(r"```.*?```", "", text, flags=re.S)
+    pieces = [re.sub(r"\s+", " ", code) for code in re.findall(r"`([^`]+)`", outside)]
+    pieces += [line for line in text.splitlines() if "`" not in line and line.count('"') % 2 == 0]
+
+    for piece in pieces:
+        for found in _COMMAND.findall(piece):
+            yield shlex.split(found)
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    load_module(COMMANDS[command][0], command).arguments(parser)
+    return parser
+
+
+def documented() -> list[tuple[str, str]]:
+    """Pages with the commands on them, and the list of figures with its commands."""
+    found = []
+    for path in WITH_COMMANDS:
+        found += [(str(path), shlex.join(words)) for words in commands(text_of(path))]
+    for name, figure in figures.listed().items():
+        found += [(f"figure {name}", command) for command in figure.commands]
+
+    return sorted(set(found))
+
+
+DOCUMENTED = documented()
+
+
+@pytest.mark.parametrize(("page", "line"), DOCUMENTED)
+def test_every_documented_command_parses(page, line):
+    command, *words = shlex.split(line)
+    assert command in COMMANDS, f"{page}: there is no command {command}"
+    if not words or "<" in line:
+        return  # a command that is only named, or has a placeholder
+
+    try:
+        options = parser_of(command).parse_args(words)
+    except (argparse.ArgumentError, SystemExit) as problem:
+        pytest.fail(f"{page}: {line}: {problem}")
+
+    if getattr(options, "samplers", None):
+        sets, _ = of_prompt(options.sets)
+        plan(options.samplers, sets, {})  # raises an error for an unknown sampler, setting or value
+
+
+def test_commands_are_found_in_every_form():
+    page = "`python -m fastar_nodes compare\n--label cat`\n```\npython -m fastar_nodes bench   # seconds\n```\n"
+    assert sorted(commands(page)) == [["bench"], ["compare", "--label", "cat"]]
+    assert list(commands("#     python -m fastar_nodes sweep a.toml \\\n   --out b\n")) == [
+        ["sweep", "a.toml", "--out", "b"]
+    ]
+    assert len({page for page, _ in DOCUMENTED}) >= 8, "documents with commands"
+
+
+@pytest.mark.parametrize(("page", "line"), DOCUMENTED)
+def test_files_of_documented_commands_exist(page, line):
+    """Files of this repository that a command reads: specs and prompts."""
+    for word in shlex.split(line):
+        if word.startswith(("docs/", "bench/", "tests/")):
+            assert (ROOT / word).exists(), f"{page}: {line}"
+
+
+# ------------------------------------------------------------------------------------------------------------- links
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of the headings of a page, as GitHub makes them."""
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower().replace(" ", "-")
+        found.add(re.sub(r"[^\w-]", "", words))
+
+    return found
+
+
+def links(text: str) -> list[str]:
+    """The targets of the links and images of a page."""
+    plain = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.M | re.S)
+    return re.findall(r"\]\(([^)\s]+)(?: \"[^\"]*\")?\)", plain)
+
+
+def broken(page: Path, files: set[Path]) -> list[str]:
+    """The relative links of a page that lead to none of these files, or to no heading of one."""
+    wrong = []
+    for link in links(text_of(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+
+        name, _, anchor = link.partition("#")
+        target = Path(*_parts(page.parent / name)) if name else page
+        is_folder = any(target in file.parents for file in files)
+        if target not in files and not is_folder:
+            wrong.append(f"{page}: {link} leads nowhere")
+        elif anchor and anchor not in anchors(text_of(target)):
+            wrong.append(f"{page}: {link} is no heading of {target}")
+
+    return wrong
+
+
+def _parts(path: Path) -> list[str]:
+    """The parts of a path without those that go up."""
+    parts: list[str] = []
+    for part in path.parts:
+        if part == "..":
+            parts.pop()
+        else:
+            parts.append(part)
+
+    return parts
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_link_leads_somewhere(page):
+    assert broken(page, set(TRACKED)) == []
+
+
+def test_what_ships_links_to_what_ships():
+    shipped = release.shipped(ROOT)
+    wrong = []
+    for page in shipped:
+        if page.suffix == ".md":
+            wrong += broken(page, set(shipped))
+
+    assert wrong == []
+
+
+def test_files_that_help_pages_name_ship():
+    """A help page names a page of the docs by its path, because the editor shows the page without the repository."""
+    shipped = {path.as_posix() for path in release.shipped(ROOT)}
+    for page in (ROOT / "web" / "docs").glob("*.md"):
+        for name in re.findall(r"\bdocs/[\w/]+\.\w+", page.read_text(encoding="utf-8")):
+            assert name in shipped, f"{page.name}: {name}"
+
+
+def test_a_dead_link_is_found(monkeypatch):
+    page = Path("docs/report.md")
+    monkeypatch.setattr(
+        f"{__name__}.text_of", lambda path: "# One two\n[a](#one-two) [b](#three) [c](gone.md) `[d](x.md)`\n"
+    )
+    assert broken(page, {page}) == [
+        "docs/report.md: #three is no heading of docs/report.md",
+        "docs/report.md: gone.md leads nowhere",
+    ]
