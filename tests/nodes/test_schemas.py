@@ -154,6 +154,23 @@ def test_the_help_page_shows_a_picture(root, node):
     assert (root / "web" / "docs" / picture).stat().st_size < 30_000
 
 
+SECTIONS = ("Inputs", "Outputs", "Reading the result", "Memory", "Notes", "Papers")
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_help_pages_have_the_same_sections_in_the_same_order(root, node):
+    page = (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")
+    found = re.findall(r"^#{2,} *(.+)$", page, re.MULTILINE)
+    assert found == [name for name in SECTIONS if name in found]
+    assert found[:2] == ["Inputs", "Outputs"]
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_help_pages_use_the_terms_of_core(root, node):
+    page = (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8").lower()
+    assert not re.search(r"\bpictures?\b", page), "say image"
+
+
 @pytest.mark.parametrize("node", NODES)
 def test_every_node_is_found_by_other_words(node):
     """What users of other packs type; the name itself is searched anyway."""
