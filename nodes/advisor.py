@@ -20,7 +20,7 @@ class Advisor(ModelFirst):
     @classmethod
     def define_schema(cls) -> io.Schema:
         outputs = [
-            output(io.String, "sampler", "The answer as a line for Any Sampler."),
+            output(io.String, "sampler", "The answer as text for Any Sampler."),
             output(io.String, "table", "The answer and all candidates as a Markdown table."),
         ]
 
@@ -28,8 +28,8 @@ class Advisor(ModelFirst):
             node_id="FastARAdvisor",
             display_name="Advisor",
             category="FastAR/compare",
-            description="Tries the accelerators that suit the model on your machine and finds the fastest within the "
-            "loss that you allow. Images are compared with the plain sampler's of the same seeds.",
+            description="Tries the accelerators that suit the model on your computer and finds the fastest one whose "
+            "images stay close enough to the plain sampler's. All use the same seeds.",
             search_aliases=["recommend settings", "calibrate", "auto tune", "which sampler", "fastest"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,

@@ -49,15 +49,16 @@ class CompareSettings(Settings):
     )
     baseline: int = knob(
         0,
-        "Number of the cell that speed-ups are measured against, from 1; it is drawn first. Usual: 0, which takes the "
-        "plain sampler.",
+        "Number of the cell that speed-ups are measured against, from 1; it is shown first. Usual: 0, the plain "
+        "sampler.",
         low=0,
         high=MOST_CELLS,
         step=1,
     )
     differences: bool = knob(
         False,
-        "Also show, below each image, its difference from the baseline's, four times amplified. Black is equal.",
+        "Also show, below each image, its difference from the baseline's image, amplified four times. Black means "
+        "equal.",
     )
 
 
@@ -124,7 +125,7 @@ class Compare(io.ComfyNode):
             default="",
             multiline=True,
             placeholder="labels, one line per cell (optional)",
-            tooltip="One line per cell, in the order of the inputs. An empty line takes the sampler's name.",
+            tooltip="One line per cell, in the order of the inputs. An empty line uses the sampler's name.",
         )
 
         return schema(
@@ -356,7 +357,7 @@ class TokenMapSettings(Settings):
 
     what: str = knob(
         WHAT[0],
-        "What the colours show: fixed at step is the step that decided a token, outcome is what became of its draft. "
+        "What the colours show: fixed at step is the step that decided a token, outcome is what happened to its draft. "
         "The help page explains the others.",
         choices=WHAT,
     )

@@ -75,7 +75,7 @@ def _images(what: str) -> Any:
     """The setting of the number of images; ``what`` is the first sentence of its tooltip."""
     return knob(
         1,
-        f"{what}. More takes time and memory, but less than separate runs.",
+        f"{what}. More takes more time and memory, but less than separate runs.",
         low=1,
         high=MOST_IMAGES,
         step=1,
@@ -94,11 +94,11 @@ class LabelSettings(Settings):
 
     label_set: str = knob(
         AUTO,
-        "The list that the names are from. Usual: auto, the list of the connected model; picture-book is the demo's, "
-        "imagenet-1k the official models'.",
+        "The list of class names. Usual: auto, the list of the connected model; picture-book is the demo's list, "
+        "imagenet-1k that of the official models.",
         choices=(AUTO, *label_sets()),
     )
-    images_per_label: int = _images("Images to draw of every label")
+    images_per_label: int = _images("Number of images of every label")
 
 
 @lru_cache(maxsize=1)
@@ -230,7 +230,7 @@ _encoder = ModelCache(host.get_text_device, host.get_text_offload_device)
 class PromptSettings(Settings):
     """Widgets of LlamaGen Prompt after text and encoder."""
 
-    images: int = _images("Images to draw of the prompt")
+    images: int = _images("Number of images of the prompt")
     dtype: str = knob(
         AUTO,
         PRECISION,
@@ -247,7 +247,7 @@ class TextPrompt(io.ComfyNode):
             default="a red boat on a calm lake",
             multiline=True,
             placeholder="what to draw, in plain words",
-            tooltip="What to draw, in plain English, as one prompt. Usual: one or two sentences; what is beyond "
+            tooltip="What to draw, in plain English, as one prompt. Usual: one or two sentences; text beyond "
             f"{MAX_TOKENS} tokens (about 90 words) is cut off.",
         )
 
@@ -310,7 +310,7 @@ _PLACEHOLDER = f"what to draw; the demo knows {', '.join(PICTURE_BOOK)}, colours
 class PromptImages(Settings):
     """The widget of Prompt and Tar Prompt that is neither text nor a setting of a sampler."""
 
-    images: int = _images("Images to draw of the prompt")
+    images: int = _images("Number of images of the prompt")
 
 
 @dataclass(frozen=True)
@@ -339,8 +339,8 @@ class Prompt(io.ComfyNode):
             default=UNCONDITIONAL,
             multiline=True,
             advanced=True,
-            tooltip="What guidance leads away from, in Harmon and UniPic: a whole instruction, not a list of words. "
-            "Usual: the default, with which they were trained; Janus takes no other.",
+            tooltip="For Harmon and UniPic, the instruction that guidance moves away from: a whole sentence, not a "
+            "list of words. Usual: the default, with which they were trained; Janus accepts only the default.",
         )
         condition = output(
             CONDITION,
@@ -353,7 +353,7 @@ class Prompt(io.ComfyNode):
             display_name="Prompt (FastAR)",
             category="FastAR/condition",
             description="Describes in words what Harmon, UniPic or Janus draws. The model of the sampler reads the "
-            "prompt, so one prompt serves several models.",
+            "prompt, so one prompt can serve several models.",
             search_aliases=["text prompt", "harmon prompt", "unipic prompt", "janus prompt", "positive", "negative"],
             widgets=[text, negative, *widgets(PromptLines)],
             outputs=[condition],
@@ -464,7 +464,7 @@ class ImageToCodesSettings(Settings):
         "trained most.",
         choices=DETAILS,
     )
-    images: int = _images("Variants to draw of every image")
+    images: int = _images("Number of variants of every image")
     dtype: str = knob(
         AUTO,
         PRECISION,
@@ -494,8 +494,8 @@ class ImageToCodes(io.ComfyNode):
             node_id="FastARImageToCodes",
             display_name="Image to Codes",
             category="FastAR/condition",
-            description="Reads what an image shows as Tar's semantic codes, from which a de-tokenizer redraws the "
-            "same content. The codes hold the content, not the pixels.",
+            description="Reads the content of an image as Tar's semantic codes, from which a de-tokenizer draws new "
+            "images. They show the same content but are not copies.",
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
             sockets=[image],
             widgets=[ta_tok, allow_download(), *widgets(ImageToCodesSettings)],

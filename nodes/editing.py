@@ -46,8 +46,8 @@ class PasteInpaintedArea(io.ComfyNode):
             node_id="FastARPasteInpaintedArea",
             display_name="Paste Inpainted Area",
             category="FastAR/sample",
-            description="Puts the inpainted area into the original image, which may have any size. Outside the mask "
-            "every pixel is the original's, which a decoder alone does not keep.",
+            description="Puts the inpainted area into the original image, which may have any size. Decoding changes "
+            "all pixels; after this node, those outside the mask are the original's.",
             search_aliases=["inpaint", "composite", "feather", "blend", "stitch", "keep original"],
             sockets=[original, inpainted, mask],
             widgets=widgets(PasteSettings),

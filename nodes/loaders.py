@@ -104,7 +104,7 @@ def allow_download() -> io.Input:
         "allow_download",
         default=False,
         advanced=True,
-        tooltip="Download missing files into models/fastar, once, when the graph runs. Off: the run stops and says "
+        tooltip="Download missing files once, into models/fastar, when the graph runs. Off: the run stops and shows "
         "what it would download; files below 100 MB are always downloaded.",
     )
 
@@ -122,32 +122,32 @@ def usual(choices: list[str], *ids: str) -> str:
 
 # Tooltips of networks without weights of 8 bits.
 PRECISION = (
-    "Precision of the weights; auto uses bf16 on graphics cards that support it, else fp32. fp32 is the most exact "
-    "and takes twice the memory."
+    "Precision of the weights; auto uses bf16 on GPUs that support it, else fp32. fp32 is the most exact and takes "
+    "twice the memory."
 )
 
 # Tooltips of the widgets that several loaders have; a loader's own replace them.
 _TOOLTIPS = {
     "checkpoint": "The model: demo models are built in, your own files go into models/fastar, and entries with a size "
-    "are downloads. Larger models draw better and take longer.",
+    "are downloads. Larger models give better images and are slower.",
     "decoder": "The VQ tokenizer that turns tokens into images. Usual: auto, the one that the model was trained with; "
-    "any other misreads the tokens.",
+    "another one gives wrong images.",
     "ta_tok": "The TA-Tok that reads the semantic codes for the de-tokenizer. Usual: auto, the one that the "
-    "de-tokenizer was trained with; any other misreads the codes.",
-    "dtype": "Precision of the weights; auto uses bf16 on graphics cards that support it, else fp32. fp32 is the most "
-    "exact and takes twice the memory; int8 and fp8 take about half, and the image differs.",
-    "grid": "Tokens along one side of the image. Usual: auto, which reads it from the file; else 16 for 256 pixels, "
-    "24 for 384, 32 for 512, 64 for 1024, and a wrong number gives noise.",
+    "de-tokenizer was trained with; another one gives wrong images.",
+    "dtype": "Precision of the weights; auto uses bf16 on GPUs that support it, else fp32. fp32 is the most exact and "
+    "takes twice the memory of bf16; int8 and fp8 take about half of it and change the image.",
+    "grid": "Tokens along one side of the image; a wrong number gives noise. Usual: auto, which reads it from the "
+    "file, or else 16 for 256 pixels, 24 for 384, 32 for 512, 64 for 1024.",
     "size": "Side of the image in pixels. Usual: auto, the trained size (512 for Harmon, 1024 for UniPic); other "
     "sizes usually look worse.",
-    "weights": "Which weights to read from a file that holds averaged (EMA) ones too. auto and ema take the averaged "
-    "ones, ema refuses a file without them, and plain takes the trained ones.",
+    "weights": "Which weights to read from a training checkpoint that also holds averaged (EMA) weights. auto and ema "
+    "use the averaged weights (ema refuses a file without them), plain uses the trained weights.",
     "speed": "plain starts at once; compile uses torch.compile, which takes about a minute before the first image and "
     "needs a compiler. The image differs by rounding only.",
 }
 _TOKEN_SPEED = (
-    "plain starts at once; compile uses torch.compile, about a minute before the first image, and needs a compiler. "
-    "compile-static also gives decode steps one shape, for CUDA graphs, and has not been measured on a GPU."
+    "plain starts at once; compile uses torch.compile, which takes about a minute before the first image and needs a "
+    "compiler. compile-static also compiles decode steps for fixed shapes, as CUDA graphs need."
 )
 
 
@@ -353,8 +353,8 @@ class LoadMAR(_Loader):
     aliases = ["mar loader", "masked autoregressive", "load checkpoint", "fastar demo"]
     tooltips = {
         "decoder": _KL,
-        "dtype": "Precision of the weights; auto uses fp16 on graphics cards made for it, else fp32. fp32 is the most "
-        "exact and takes twice the memory; int8 and fp8 take about half, and the image differs.",
+        "dtype": "Precision of the weights; auto uses fp16 on GPUs with fast fp16, else fp32. fp32 is the most exact "
+        "and takes twice the memory of fp16; int8 and fp8 take about half of it and change the image.",
     }
     socket = _MAR_OUTPUT
 
@@ -391,8 +391,8 @@ class LoadLlamaGen(_Loader):
     aliases = ["llamagen loader", "par loader", "autoregressive", "vqgan", "load checkpoint", "fastar demo"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "grid", "speed")
     tooltips = {
-        "dtype": "Precision of the weights; auto uses bf16 on graphics cards that support it, else fp16 or fp32. fp32 "
-        "is the most exact and takes twice the memory; int8 and fp8 take about half, and the image differs."
+        "dtype": "Precision of the weights; auto uses bf16 on GPUs that support it, else fp16 or fp32. fp32 is the "
+        "most exact and takes twice the memory of bf16; int8 and fp8 take about half of it and change the image."
     }
     socket = output(TOKEN_MODEL, "model", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")
 
@@ -471,7 +471,7 @@ class LoadJanus(_Loader):
     widgets = ("checkpoint", "dtype", "allow_download", "speed")
     tooltips = {
         "checkpoint": "The model: your own go into models/fastar as a folder with tokenizer.json, and entries with a "
-        "size are downloads. In bf16 1B needs 3.6 GB of memory and 7B 14.2 GB; with less, a part of 7B stays in main "
+        "size are downloads. In bf16, 1B needs 3.6 GB of memory and 7B 14.2 GB; with less, a part of 7B stays in main "
         "memory, which is slower.",
     }
     socket = output(TOKEN_MODEL, "model", "For LlamaGen and ZipAR Sampler, with a condition from Prompt (FastAR).")

@@ -67,8 +67,8 @@ _EDIT = [
     io.Latent.Input(
         "latent_image",
         optional=True,
-        tooltip="An image to change, from VAE Encode with the vae of the same loader. It needs a mask, here or on the "
-        "latent itself.",
+        tooltip="The image to inpaint, from VAE Encode with the vae of the same loader. It needs a mask, here or on "
+        "the latent itself.",
     ),
     io.Mask.Input(
         "mask",
@@ -82,8 +82,8 @@ _TOKEN_EDIT = [
     io.Mask.Input(
         "mask",
         optional=True,
-        tooltip="Where the image is drawn again; the tokens of the rest are kept. New tokens follow what is above "
-        "them and to their left, not what is below.",
+        tooltip="Where the image is drawn again; the other tokens are kept. New tokens fit what is above and to the "
+        "left of them, not what is below or to the right.",
     ),
 ]
 _MAR_MODEL = "The model to sample, from Load MAR or Load Harmon / UniPic."
@@ -219,8 +219,8 @@ class MARSampler(_Sampler):
     node_id = "FastARMARSampler"
     preset = None
     description = (
-        "Draws an image with plain MAR, as published. This is the baseline with which the accelerated MAR samplers "
-        "are compared."
+        "Draws an image with plain MAR, as published. It is the baseline that the accelerated MAR samplers are "
+        "compared with."
     )
     aliases = ["masked autoregressive", "mar", "autoregressive sampler", "baseline sampler", "disa", "inpaint"]
 
@@ -229,8 +229,8 @@ class FastHybridSampler(_Sampler):
     sampler = "fasthybrid"
     node_id = "FastARFastHybridSampler"
     description = (
-        "Drafts several AR steps at once and finishes the drafts that fit in a few guided steps (FastHybrid, CVPR "
-        "2026). The image differs from MAR's with the same seed and usually shows the same subject."
+        "Drafts several AR steps at once and refines drafts that are close enough with a few guided steps (FastHybrid, "
+        "CVPR 2026). The image differs from MAR's with the same seed and usually shows the same subject."
     )
     aliases = ["fast hybrid", "lookahead", "speculative", "accelerated mar", "fasthybrid"]
 
@@ -239,8 +239,8 @@ class LazyMARSampler(_Sampler):
     sampler = "lazymar"
     node_id = "FastARLazyMARSampler"
     description = (
-        "Plain MAR that reuses what hardly changes from one step to the next instead of computing it again (LazyMAR, "
-        "ICCV 2025). Every step takes less work; the image may differ from MAR's."
+        "Plain MAR with feature caching: what hardly changes from one step to the next is reused (LazyMAR, ICCV 2025). "
+        "Every step takes less work; the image may differ from MAR's."
     )
     aliases = ["lazy mar", "feature cache", "token cache", "condition cache", "accelerated mar"]
     preset = "The preset fast also sets steps, diffusion_steps, diffusion_steps_end and order."
@@ -268,8 +268,8 @@ class LazyMARCache(io.ComfyNode):
             node_id="FastARLazyMARCache",
             display_name="LazyMAR Cache",
             category="FastAR/sample",
-            description="LazyMAR's caches for the cache input of MAR, FastHybrid and CSpD Sampler. Use it to combine "
-            "LazyMAR with another sampler.",
+            description="Adds LazyMAR's caches to MAR, FastHybrid or CSpD Sampler. Use it to combine LazyMAR with "
+            "another sampler.",
             search_aliases=["lazy mar", "feature cache", "combine accelerators"],
             widgets=[preset_widget(), *setting_widgets(CacheSettings)],
             outputs=[output(CACHE, "cache", "For the cache input of MAR, FastHybrid and CSpD Sampler.")],
@@ -289,8 +289,8 @@ class LlamaGenSampler(_Sampler):
     node_id = "FastARLlamaGenSampler"
     preset = None
     description = (
-        "Draws an image with plain LlamaGen, as published: one token after another, row by row. The baseline of PAR, "
-        "ZipAR and MuLo-SD; it also runs Janus and Tar."
+        "Draws an image with plain LlamaGen, as published: one token after another, row by row. It also runs Janus and "
+        "Tar, and is the baseline of PAR, ZipAR and MuLo-SD."
     )
     aliases = ["llamagen", "tar", "autoregressive sampler", "token sampler", "raster", "baseline sampler"]
     models = {"model": _LLAMAGEN_MODEL}
@@ -301,7 +301,7 @@ class PARSampler(_Sampler):
     node_id = "FastARPARSampler"
     preset = None
     description = (
-        "Cuts the image into regions and decides one token per region in parallel (PAR, CVPR 2025). Needs a PAR "
+        "Divides the image into regions and decides one token per region in parallel (PAR, CVPR 2025). It needs a PAR "
         "model; with a plain LlamaGen it runs the paper's ablations."
     )
     aliases = ["par", "parallelized autoregressive", "parallel decoding", "accelerated llamagen"]
@@ -331,11 +331,11 @@ class MuLoSDSampler(_Sampler):
     aliases = ["mulo-sd", "mulosd", "multi-scale", "speculative decoding", "accelerated tar", "accelerated llamagen"]
     models = {
         "target": "The large model whose image you want: Tar's de-tokenizer of 512 or 1024 pixels, or a LlamaGen.",
-        "draft": "A model of the same kind and decoder that draws the image at half, a third or a quarter of the "
+        "draft": "A model of the same kind and decoder whose images have half, a third or a quarter of the target's "
         "side. Usual for Tar: the de-tokenizer of 256 pixels.",
     }
     preset = (
-        "With full-size models balanced keeps 70 % and fast 90 % of the draft; exact uses no draft and gives the "
+        "For full-size models, balanced keeps 70 % of the draft and fast 90 %; exact uses no draft and gives the "
         "target's own image."
     )
 
@@ -344,8 +344,8 @@ class MuLoSDSampler(_Sampler):
         upscale_model = io.UpscaleModel.Input(
             "upscale_model",
             optional=True,
-            tooltip="Enlarges the draft, from Load Upscale Model; of a sharper draft more tokens are kept. "
-            "Unconnected, the draft is enlarged bicubically.",
+            tooltip="Enlarges the draft, from Load Upscale Model; a sharper draft keeps more tokens. Unconnected, the "
+            "draft is enlarged bicubically.",
         )
 
         return [upscale_model]

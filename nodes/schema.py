@@ -127,12 +127,13 @@ def preset_widget(options: Sequence[str] = PRESETS, tooltip: str = "") -> io.Inp
 
     A choice in it fills in the numbers below, see ``filling`` and web/js/presets.js.
     """
+    text = f"Sets the numbers below for the connected model; changing one of them selects custom. {tooltip}"
     return io.Combo.Input(
         "preset",
         options=list(options),
         default=options[0],
         optional=True,
-        tooltip=f"Fills in the numbers below for the connected model; changing one makes it custom. {tooltip}".rstrip(),
+        tooltip=text.rstrip(),
     )
 
 

@@ -43,7 +43,7 @@ class LoadReport(io.ComfyNode):
             output(
                 io.String,
                 "samplers",
-                "The sampler and settings of each run, as a line for Any Sampler.",
+                "The sampler and settings of each run, as text for Any Sampler.",
                 is_output_list=True,
             ),
         ]

@@ -46,7 +46,7 @@ _NAME = re.compile(r"[^A-Za-z0-9 ._-]+")
 class SweepSettings(Settings):
     """Choices of the node Sweep."""
 
-    sampler: str = knob("fasthybrid", "The sampler of all cells; a plus combines two.", choices=tuple(RUNNABLE))
+    sampler: str = knob("fasthybrid", "The sampler of all cells. A plus combines two methods.", choices=tuple(RUNNABLE))
     x: str = knob(
         "threshold",
         "The setting that changes from column to column. It must be one of the chosen sampler's.",
@@ -97,8 +97,9 @@ class SweepNode(ModelFirst):
             node_id="FastARSweep",
             display_name="Sweep (FastAR)",
             category="FastAR/compare",
-            description="Runs a sampler with every combination of values of one or two settings and of seeds, beside "
-            "the plain sampler. Finished cells are saved, so that an interrupted sweep continues where it stopped.",
+            description="Runs a sampler for every combination of values of one or two settings and of seeds, and the "
+            "plain sampler for comparison. Finished cells are saved, so that an interrupted sweep continues where it "
+            "stopped.",
             search_aliases=["xy plot", "x/y plot", "parameter sweep", "grid search", "benchmark"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,
@@ -264,7 +265,7 @@ class GridSettings(Settings):
 
     cell_size: int = knob(
         192,
-        "Width of a cell in pixels. Usual: 192; less where the grid would exceed 4096 pixels.",
+        "Width of a cell in pixels. Usual: 192; it is reduced if the grid would be larger than 4096 pixels.",
         low=32,
         high=1024,
         step=8,
@@ -278,8 +279,8 @@ class PlotSettings(Settings):
 
     measure: str = knob(
         MEASURES[0],
-        "What the speed-up is plotted against: PSNR and SSIM are the closeness to the plain sampler's image. "
-        "acceptance is the share of drafts kept, passes the number of transformer passes.",
+        "The horizontal axis: PSNR and SSIM are closeness to the plain sampler's image. acceptance is the share of "
+        "drafts that were accepted, passes the number of transformer passes.",
         choices=MEASURES,
     )
 
@@ -324,7 +325,7 @@ class SweepGrid(_SweepImage):
     draw = staticmethod(sweep_grid)
     description = (
         "Shows all cells of a sweep as one image: columns for x, rows for y and the seeds. Below each cell are its "
-        "speed-up, its acceptance and its distance from the plain sampler's image."
+        "speed-up, its acceptance and how close it is to the plain sampler's image."
     )
     aliases = ["xy plot", "image grid", "sweep", "contact sheet"]
 
@@ -335,8 +336,8 @@ class SweepPlot(_SweepImage):
     settings = PlotSettings
     draw = staticmethod(sweep_plot)
     description = (
-        "Plots the speed-up of every cell of a sweep against its cost: PSNR, SSIM, acceptance or passes. One line per "
-        "value of y, one dot per value of x."
+        "Plots the speed-up of every cell of a sweep against PSNR, SSIM, acceptance or passes. It draws one line per "
+        "value of y and one dot per value of x."
     )
     aliases = ["xy plot", "chart", "speed quality plot", "pareto"]
 

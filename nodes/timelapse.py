@@ -61,8 +61,8 @@ class TimeLapse(io.ComfyNode):
             node_id="FastARTimeLapse",
             display_name="Time-lapse",
             category="FastAR/compare",
-            description="Makes an animated WebP of up to four runs, in which the tokens appear in the order and at "
-            "the pace in which they were decided. It is saved in the output folder.",
+            description="Makes an animated WebP of up to four runs, in which the tokens appear in the order and at the "
+            "speed of each run. It is saved in the output folder.",
             search_aliases=["animation", "gif", "animated webp", "race", "timelapse", "video"],
             is_output_node=True,
             hidden=HIDDEN,

@@ -79,18 +79,19 @@ Run = Callable[[Choice, int], tuple[np.ndarray, Report]]
 class AdviceSettings(Settings):
     """How a calibration is made. Each measure has a limit of its own, because their units differ."""
 
-    measure: str = knob(SSIM, "How the loss is measured: SSIM and PSNR by closeness to the plain sampler's image, "
-        "acceptance by the share of drafts kept. identical allows equal images only, same distribution also lossless "
-        "methods.",
+    measure: str = knob(SSIM, "How closeness is measured: SSIM and PSNR compare with the plain sampler's image, "
+        "acceptance is the share of drafts that were accepted. identical allows only equal images, same distribution "
+        "also lossless methods.",
         choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS))
-    least_ssim: float = knob(0.9, "Lowest accepted SSIM, from 0 to 1, if it is the measure; higher is slower and "
-        "closer to plain sampling. Usual: 0.9.", low=0.0, high=1.0, step=0.01)
-    least_psnr: float = knob(25.0, "Lowest accepted PSNR in dB, if it is the measure; higher is slower and closer to "
+    least_ssim: float = knob(0.9, "Lowest SSIM to accept, from 0 to 1, if measure is SSIM; higher is slower and closer "
+        "to plain sampling. Usual: 0.9.", low=0.0, high=1.0, step=0.01)
+    least_psnr: float = knob(25.0, "Lowest PSNR to accept, in dB, if measure is PSNR; higher is slower and closer to "
         "plain sampling. Usual: 20 to 40.", low=0.0, high=100.0, step=0.5, unit="dB")
-    least_acceptance: float = knob(80.0, "Lowest accepted share of drafts kept, in percent, if acceptance is the "
-        "measure; higher is slower and closer to plain sampling. Usual: 80.",
+    least_acceptance: float = knob(80.0, "Lowest share of accepted drafts, in percent, if measure is acceptance; "
+        "higher is slower and closer to plain sampling. Usual: 80.",
         low=0.0, high=100.0, step=1.0, unit="%")
-    repeats: int = knob(3, "Number of rounds, each with a seed of its own; more is slower and steadier. Usual: 3.",
+    repeats: int = knob(3, "Number of rounds, each with its own seed; more takes longer and gives steadier results. "
+        "Usual: 3.",
         low=1, high=100, step=1, unit="rounds")
 
 

@@ -26,8 +26,8 @@ class MARBase(Guarantees):
     temperature: float = knob(1.0, "Amount of noise in every diffusion step; lower is smoother and less varied. "
         "Usual: 1.",
         low=0.0, high=2.0, step=0.01, advanced=True)
-    order: str = knob("random", "Order in which the tokens are decided. Usual: random, a new one for every image, as "
-        "MAR was trained; raster goes row by row, halton is evenly spread.", choices=("random", "raster", "halton"),
+    order: str = knob("random", "Order in which the tokens are decided. Usual: random, a new order for every image, as "
+        "in training; raster goes row by row, halton is spread evenly.", choices=("random", "raster", "halton"),
         advanced=True)
     t_max: int | None = knob(None, "Diffusion timestep to start from; lower starts with less noise. Usual: the "
         "model's own, 999 or 950; 950 prevents coloured squares with few steps or half precision.",
@@ -74,17 +74,18 @@ class MARSettings(DiSASettings):
 class FastHybridSettings(DiSASettings):
     """FastHybrid (CVPR 2026): lookahead drafts, verification by similarity, guided few-step refinement."""
 
-    lookahead: int = knob(8, "Draft this many AR steps together; more is faster, but the drafts fit less well. Usual: "
+    lookahead: int = knob(8, "Draft this many AR steps together; more is faster, but fewer drafts are accepted. Usual: "
         "7 to 9 for 64 AR steps; 0 is plain MAR.", low=0, high=256, step=1, symbol="k")
-    threshold: float = knob(0.8, "How well a draft must fit to be accepted (cosine similarity); higher rejects more "
-        "drafts, slower and closer to plain MAR. Usual: 0.8 for full-size models, 0.9 to 0.99 for the demo; above 1 "
-        "is plain MAR.", low=-1.0, high=1.01, step=0.01, symbol="lambda")
-    acceptance_target: float = knob(0.0, "Share of the drafts to keep, the most similar ones, in place of threshold; "
-        "higher is faster and farther from plain MAR. Usual: 0.8; 0 uses threshold.", low=0.0, high=1.0, step=0.01)
+    threshold: float = knob(0.8, "Lowest cosine similarity at which a draft is accepted; higher is slower and closer "
+        "to plain MAR. Usual: 0.8 for full-size models, 0.9 to 0.99 for the demo; above 1 is plain MAR.",
+        low=-1.0, high=1.01, step=0.01, symbol="lambda")
+    acceptance_target: float = knob(0.0, "Share of the drafts to accept, in place of threshold; the most similar ones "
+        "are taken, and higher is faster and less like plain MAR. Usual: 0.8; 0 uses threshold.",
+        low=0.0, high=1.0, step=0.01)
     guided_steps: int = knob(10, "Denoising steps of an accepted draft; more is slower and finer. Usual: 10.",
         low=1, high=1000, step=1, symbol="T_g")
-    guidance_schedule: str = knob("cos", "How the draft's influence changes over the guided steps: cos, linear-down "
-        "and square fade, linear-up grows, none has no influence. Usual: cos, as in the paper.",
+    guidance_schedule: str = knob("cos", "How the draft's influence changes over the guided steps: it decreases with "
+        "cos, linear-down and square, increases with linear-up, and none turns it off. Usual: cos, as in the paper.",
         choices=("cos", "linear-down", "linear-up", "square", "none"), advanced=True)
     accepted: str = knob("refine", "What happens to an accepted draft. Usual: refine, in a few guided steps; keep "
         "uses it as it is, which is faster but leaves artefacts in textures.",
@@ -105,8 +106,8 @@ class CacheSettings(Guarantees):
     refresh_period: int = knob(9, "AR steps from one full computation to the next; higher is faster and less exact. "
         "Usual: 9 for 64 AR steps, 5 for 32; 1 is plain MAR.", low=1, high=4096, step=1, symbol="tau",
         unit="AR steps")
-    start_step: int = knob(5, "AR steps at the beginning whose transformer is computed in full, because they decide "
-        "the content; higher is slower and more exact. Usual: 5 for 64 AR steps, 4 for 32.",
+    start_step: int = knob(5, "AR steps at the beginning in which the transformer computes everything, because they "
+        "decide the content; higher is slower and more exact. Usual: 5 for 64 AR steps, 4 for 32.",
         low=0, high=4096, step=1, unit="AR steps")
     computed_ratio: float = knob(0.05, "Share of the tokens that the decoder still computes at the end of the image; "
         "lower is faster and less exact. Usual: 0.05; 1 computes all.",
@@ -121,10 +122,10 @@ class CacheSettings(Guarantees):
         "code does. Off is slower and more exact.",
         advanced=True)
     block: int | None = knob(None, "Decoder block that measures how much a token changed; higher measures better and "
-        "saves less. Usual: 4, as in the paper, or in a shallower decoder the one after a quarter of its blocks.",
+        "saves less. Usual: 4, as in the paper, or less for a decoder with few blocks.",
         low=1, high=256, step=1, paper=4, advanced=True)
-    head_period: int = knob(7, "With head_cache: diffusion steps from one full computation of the diffusion head to "
-        "the next, if there are 100; higher is faster and less exact. Usual: 7; 1 computes every step in full.",
+    head_period: int = knob(7, "With head_cache: diffusion steps between full computations of the diffusion head, "
+        "counted for 100 diffusion steps; higher is faster and less exact. Usual: 7; 1 computes every step in full.",
         low=1, high=100, step=1, unit="% of the diffusion steps",
         advanced=True)
 
@@ -146,21 +147,21 @@ class FastHybridLazyMARSettings(CacheSettings, FastHybridSettings):
 class CSpDSettings(MARBase):
     """CSpD (arXiv 2411.11925): a small MAR drafts, the large one verifies."""
 
-    draft_length: int = knob(8, "AR steps to draft before the target verifies them; more takes fewer passes of the "
+    draft_length: int = knob(8, "AR steps to draft before the target verifies them; more needs fewer passes of the "
         "target, but more drafts are rejected. Usual: an eighth of the AR steps.",
         low=1, high=256, step=1, symbol="gamma", unit="AR steps")
-    prefill_ratio: float = knob(0.15, "Share of the AR steps that the target makes alone at the beginning; higher is "
-        "slower and closer to the target. Usual: 0.05 to 0.15; 1 is plain MAR.", low=0.0, high=1.0, step=0.01)
+    prefill_ratio: float = knob(0.15, "Share of the AR steps that the target computes alone at the beginning; higher "
+        "is slower and closer to the target. Usual: 0.05 to 0.15; 1 is plain MAR.", low=0.0, high=1.0, step=0.01)
     mode: str = knob("lossless", "lossless keeps the distribution of the target's images exactly. published is the "
-        "rule of the paper's code: approximate, and it keeps more of the draft.",
+        "rule of the authors' code, which accepts more drafts and is approximate.",
         choices=("lossless", "published"))
-    inner_temperature: float = knob(42.0, "With published: how generously drafts are judged; higher accepts more and "
-        "worse drafts. Usual: 42, as in the published code.",
+    inner_temperature: float = knob(42.0, "With published: how much the densities are widened before they are "
+        "compared; higher accepts more and worse drafts. Usual: 42, as in the published code.",
         low=0.5, high=1000.0, step=0.5, advanced=True)
-    alignment: bool = knob(True, "With published: draft and target share the noise of every token, so that they tend "
-        "to agree. Off rejects more drafts.", advanced=True)
-    speculation: int = knob(0, "Draft this many diffusion steps at once where the target works alone, and verify them "
-        "in one call of the diffusion head: the distribution stays the same. Usual: 8; 0 is off.",
+    alignment: bool = knob(True, "With published: draft and target use the same noise for every token, so that they "
+        "tend to agree. Off rejects more drafts.", advanced=True)
+    speculation: int = knob(0, "Diffusion steps that the target drafts for itself and verifies in one call of the "
+        "diffusion head; the distribution stays the same. Usual: 8; 0 is off.",
         low=0, high=64, step=1, symbol="L", advanced=True)
 
     def exact(self, side: int) -> bool:

@@ -66,11 +66,11 @@ def guides(settings: TokenSettings) -> bool:
     return settings.cfg is not None and settings.cfg > 1
 
 
-def _parallel(what: str, usual: str, same: str = "the image of 0 in fp32, of 1 in half precision") -> Any:
+def _parallel(what: str, usual: str, same: str = "the same image (in half precision, that of 1)") -> Any:
     """The setting of Jacobi decoding: ``what`` it predicts, its usual value, and which image is the ``same``."""
     return knob(
         0,
-        f"Predict this many {what} at once and verify them: {same}, often faster on a GPU. Usual: {usual}; 0 is off.",
+        f"Predict this many {what} in one call and verify them: fewer calls, {same}. Usual: {usual}; 0 is off.",
         low=0,
         high=4096,
         step=1,
@@ -82,8 +82,8 @@ def _entropy_temperature(what: str) -> Any:
     """The setting of the temperature by entropy (``draws.py``); ``what`` is drawn with it."""
     return knob(
         0.0,
-        f"Gives a {what} of which the model is certain a higher temperature and an uncertain one a lower one; higher "
-        f"does so more. Usual: 0, the same temperature for every {what}; 1 is the published strength.",
+        f"Raises the temperature of a {what} of which the model is certain and lowers that of an uncertain one; higher "
+        f"has more effect. Usual: 0, the same temperature for every {what}; 1 is the published strength.",
         low=0.0,
         high=1.0,
         step=0.05,
@@ -155,8 +155,8 @@ class ZipARSettings(TokenSettings):
     )
     mask_undecoded: bool = knob(
         True,
-        "Hide the undecided tokens of the row above. Off lets the model see them as blanks, as the published code "
-        "does, which draws attention from the decided ones.",
+        "Hide the undecided tokens of the row above from the model. Off shows them as blanks, as the published code "
+        "does, which takes attention from the decided tokens.",
         advanced=True,
     )
     parallel: int = _parallel("passes", _SIDE)
@@ -204,15 +204,15 @@ class TarPromptSettings(Settings):
     )
     repetition_penalty: float | None = knob(
         None,
-        "Makes codes that were written before less likely; higher repeats less. Usual: what the model's file "
-        "recommends; 1 is off.",
+        "Makes codes that already occurred less likely; higher repeats less. Usual: what the model's file recommends; "
+        "1 is off.",
         low=0.01,
         high=2.0,
         step=0.01,
         paper=1.0,
         advanced=True,
     )
-    parallel: int = _parallel("codes", "32 on a GPU")
+    parallel: int = _parallel("codes", "32 on a GPU", "the same codes (in half precision, those of 1)")
     entropy_temperature: float = _entropy_temperature("code")
 
 
@@ -242,8 +242,8 @@ class MuLoSDSettings(TokenSettings):
     )
     expansion: int = knob(
         1,
-        "How far around a rejected token others are redrawn too, in tokens; more is slower and hides seams better. "
-        "Usual: 1; 0 redraws rejected tokens only.",
+        "Radius in tokens around a rejected token that is redrawn too; more is slower and hides seams better. Usual: "
+        "1; 0 redraws rejected tokens only.",
         low=0,
         high=16,
         step=1,
@@ -252,8 +252,8 @@ class MuLoSDSettings(TokenSettings):
     )
     acceptance_target: float = knob(
         0.0,
-        "Share of the drafted tokens to keep, in place of tau; higher is faster and farther from the large model. "
-        "Usual: 0.6 to 0.9; 0 uses tau.",
+        "Share of the drafted tokens to keep, in place of tau; higher is faster and less like the large model. Usual: "
+        "0.6 to 0.9; 0 uses tau.",
         low=0.0,
         high=1.0,
         step=0.01,
@@ -261,8 +261,8 @@ class MuLoSDSettings(TokenSettings):
     )
     neighbours: int | None = knob(
         None,
-        "Number of similar codes whose probability counts for a drafted one; more keeps more of the draft. Usual: "
-        "1000 of 16,384 codes, or the same share; 0 needs a far lower tau.",
+        "Number of similar codes whose probability is added to the drafted code's; more keeps more of the draft. "
+        "Usual: 1000 of 16,384 codes, or the same share; 0 needs a much lower tau.",
         low=0,
         high=65536,
         step=1,
@@ -291,8 +291,8 @@ class MuLoSDSettings(TokenSettings):
     )
     resample_window: int = knob(
         8,
-        "As draft_window, for what the large model redraws. Usual: 4 to 16; 0 redraws one token after another, slower "
-        "and as the large model alone would.",
+        "The same as draft_window, for the areas that the large model redraws. Usual: 4 to 16; 0 redraws one token "
+        "after another, as the large model alone would, and is slower.",
         low=0,
         high=256,
         step=1,
@@ -307,12 +307,12 @@ class MuLoSDSettings(TokenSettings):
     )
     repair: str = knob(
         LOCAL,
-        "What is redrawn after a rejection. Usual: local, the surroundings of the rejected token; suffix redraws "
-        "everything after it, the paper's comparison.",
+        "What is redrawn after a rejection. Usual: local, the area around the rejected token; suffix redraws "
+        "everything after it, for comparison as in the paper.",
         choices=(LOCAL, SUFFIX),
         advanced=True,
     )
-    draft_parallel: int = _parallel("tokens of the draft", "the draft's side in tokens", "the same image in fp32")
+    draft_parallel: int = _parallel("tokens of the draft", "the draft's side in tokens", "the same draft in fp32")
     entropy_temperature: float = _entropy_temperature("token")
 
     def exact(self, side: int) -> bool:
