@@ -190,7 +190,7 @@ def resolve(
         UserError: an unknown family, no such file, or a failed download.
     """
     if family not in families.KINDS:
-        raise UserError(f"family: {family!r} is unknown; there are {', '.join(families.KINDS)}.")
+        raise UserError(f"family: {family!r} is unknown; choose one of {', '.join(families.KINDS)}.")
 
     if isinstance(folders, (str, Path)):
         folders = [folders]

@@ -82,8 +82,8 @@ def unknown(field: str, problem: str, name: object, choices: Iterable[str]) -> U
     hint = did_you_mean(str(name), names)
 
     if hint:
-        return UserError(f"{field}: {problem}; {hint} There are {listed}.")
-    return UserError(f"{field}: {problem}; there are {listed}.")
+        return UserError(f"{field}: {problem}; {hint} Choose one of {listed}.")
+    return UserError(f"{field}: {problem}; choose one of {listed}.")
 
 
 def missing_packages() -> str:

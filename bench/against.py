@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         known = REFERENCES[name]
         size = options.random or next(iter(known.sizes))
         if size not in known.sizes:
-            raise UserError(f"random: {name} has no size {size}; there are {', '.join(known.sizes)}.")
+            raise UserError(f"random: {name} has no size {size}; choose one of {', '.join(known.sizes)}.")
 
         for batch in batches:
             work = known.pair(root, size, batch, sets, name)

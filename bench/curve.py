@@ -208,7 +208,7 @@ def _column(store: Store, results: Sequence[Result], measure: str | None) -> tup
             return column
 
     names = ", ".join(":".join(column).rstrip(":") for column in there)
-    raise UserError(f"measure: {measure!r} was not measured; there are {names}.")
+    raise UserError(f"measure: {measure!r} was not measured; choose one of {names}.")
 
 
 def _calls(shards: Sequence[Shard]) -> float:

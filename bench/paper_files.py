@@ -209,7 +209,7 @@ def _table(entry: Mapping[str, Any], sweeps: Mapping[str, Spec], known: Sequence
     title = _text(entry.get("title"), "tables: a title")
     for name in entry:
         if name not in _OF_TABLE:
-            raise UserError(f"tables: {title} has an entry {name[:60]!r}; there are {', '.join(_OF_TABLE)}.")
+            raise UserError(f"tables: {title} has an entry {name[:60]!r}; choose one of {', '.join(_OF_TABLE)}.")
 
     rows = tuple(_row(row, sweeps, known) for row in _tables_of(entry.get("rows"), "rows"))
 
@@ -230,7 +230,7 @@ def _row(entry: Mapping[str, Any], sweeps: Mapping[str, Spec], known: Sequence[s
     allowed = [f.name for f in fields(Row)]
     for key in entry:
         if key not in allowed:
-            raise UserError(f"rows: {name} has an entry {key[:60]!r}; there are {', '.join(allowed)}.")
+            raise UserError(f"rows: {name} has an entry {key[:60]!r}; choose one of {', '.join(allowed)}.")
 
     figures = _printed(entry.get("figures", {}), name, known)
     skipped = entry.get("skipped", "")
@@ -270,12 +270,12 @@ def _place(text: Any, row: str, sweeps: Mapping[str, Spec]) -> tuple[str, str]:
     """Sweep and sampler of "sweep/sampler"; the sampler has one cell in the sweep."""
     sweep, _, sampler = str(text).partition("/")
     if sweep not in sweeps:
-        raise UserError(f"rows: {row} names the sweep {sweep[:60]!r}; there are {', '.join(sweeps)}.")
+        raise UserError(f"rows: {row} names the sweep {sweep[:60]!r}; choose one of {', '.join(sweeps)}.")
 
     found = [combination.title for combination in expand(sweeps[sweep])]
     keys = by_key(sweeps[sweep].samplers)
     if sampler not in keys:
-        raise UserError(f"rows: {row} names {sampler[:60]!r} in {sweep}; there are {', '.join(keys)}.")
+        raise UserError(f"rows: {row} names {sampler[:60]!r} in {sweep}; choose one of {', '.join(keys)}.")
     if title_of(sampler) not in found:
         raise UserError(
             f"rows: {row} names {sampler} in {sweep}, which has a list of values; write a variant for each value, "

@@ -164,7 +164,7 @@ def from_table(table: Mapping[str, Any]) -> Spec:
     names = [f.name for f in fields(Spec)]
     for name in table:
         if name not in names:
-            raise UserError(f"spec: it has no entry {name!r}; there are {', '.join(names)}.")
+            raise UserError(f"spec: it has no entry {name!r}; choose one of {', '.join(names)}.")
 
     spec = Spec(**{name: _value(name, value) for name, value in table.items()})
     if not spec.samplers:

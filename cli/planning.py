@@ -201,7 +201,7 @@ def assigned(
         known = names_of_settings({sampler: entries[sampler]} if dot else dict(entries))
         if name not in known:
             whose = f"{sampler} has no" if dot else "no sampler of this run has a"
-            hint = did_you_mean(name, known) or f"there are {', '.join(known)}."
+            hint = did_you_mean(name, known) or f"choose one of {', '.join(known)}."
             raise UserError(f"set: {whose} setting {name[:60]}; {hint}")
 
         if dot:

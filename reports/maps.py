@@ -160,7 +160,7 @@ def _oklch(lightness: np.ndarray, chroma: np.ndarray, degrees: np.ndarray) -> np
 def _select_map(report: Report, what: str) -> np.ndarray:
     """The array [B, h, w] that ``what`` draws; a UserError for an unknown name, or if the report has no such map."""
     if what not in WHAT:
-        raise UserError(f"what: {what!r} is no token map; there are {', '.join(WHAT)}.")
+        raise UserError(f"what: {what!r} is no token map; choose one of {', '.join(WHAT)}.")
 
     if what in _NUMERIC:
         name = _NUMERIC[what]

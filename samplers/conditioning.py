@@ -244,7 +244,7 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
     if repeat < 1:
         raise UserError(f"{field}: {repeat} images of each label are asked for; 1 is the least.")
     if label_set and label_set not in label_sets():
-        raise UserError(f"label_set: {label_set!r} is unknown; there are {', '.join(label_sets())}.")
+        raise UserError(f"label_set: {label_set!r} is unknown; choose one of {', '.join(label_sets())}.")
 
     names = label_sets()[label_set] if label_set else ()
     found = {word: _class_id(word, label_set) for word in words}

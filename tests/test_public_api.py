@@ -80,10 +80,10 @@ def test_the_closest_word():
 def test_an_unknown_name_is_answered_with_the_closest_and_all():
     names = ["cfg", "threshold"]
     assert str(unknown("preset", "there is no preset 'x'", "x", names)) == (
-        "preset: there is no preset 'x'; there are cfg, threshold."
+        "preset: there is no preset 'x'; choose one of cfg, threshold."
     )
     assert str(unknown("set", "no such setting", "threshhold", iter(names))) == (
-        "set: no such setting; did you mean threshold? There are cfg, threshold."
+        "set: no such setting; did you mean threshold? Choose one of cfg, threshold."
     )
 
 
@@ -121,5 +121,5 @@ def test_files_are_resolved_without_a_folder(tmp_path):
     assert fastar_nodes.resolve("other.safetensors", "mar", tmp_path / "models") == other
     assert fastar_nodes.resolve("other.safetensors", "mar", [tmp_path, tmp_path / "models"], tmp_path) == other
     assert fastar_nodes.resolve("demo", "mar", [], tmp_path) == checkpoints / "mar.safetensors"
-    with pytest.raises(UserError, match="^family: 'mra' is unknown; there are janusflow, janus, "):
+    with pytest.raises(UserError, match="^family: 'mra' is unknown; choose one of janusflow, janus, "):
         fastar_nodes.resolve("demo", "mra")

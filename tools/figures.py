@@ -396,7 +396,7 @@ def _run(options: argparse.Namespace) -> int:
     names = [name for text in options.names for name in text.split(",") if name] or list(every)
     for name in names:
         if name not in every:
-            raise UserError(f"figures: there is no {name!r}; there are {', '.join(every)}.")
+            raise UserError(f"figures: there is no {name!r}; choose one of {', '.join(every)}.")
 
     if options.tiny:
         codes = []

@@ -58,7 +58,7 @@ BAD = {
     "samplers": [{"samplers": []}, {"samplers": [3.5]}],
     "'vroom'": [{"samplers": ["vroom"]}, {"set": {"vroom.x": 1}}],
     "images": [{"images": "many"}, {"images": True}],
-    "there are model, ": [{"imges": 5}],
+    "choose one of model, ": [{"imges": 5}],
     "did you mean threshold": [{"set": {"treshold": 1}}],
     "window": [{"set": {"fasthybrid.window": 1}}],
     "lazymar": [{"set": {"lazymar.refresh_period": 1}}],

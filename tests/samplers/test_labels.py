@@ -83,14 +83,14 @@ def test_samplers_by_name():
         assert all(entry.demos(family) for family in entry.families if FAMILIES[family].demo)
     assert find("lazymar + FastHybrid") is SAMPLERS["fasthybrid+lazymar"], "the order of the parts does not matter"
     for name in ("fasthybrid+cspd", "mulosd+zipar"):
-        with pytest.raises(UserError, match="^samplers: there is no sampler .* There are mar, fasthybrid"):
+        with pytest.raises(UserError, match="^samplers: there is no sampler .* Choose one of mar, fasthybrid"):
             find(name)
     with pytest.raises(
-        UserError, match=r"no sampler 'FastHybird'; did you mean fasthybrid\? There are mar, fasthybrid"
+        UserError, match=r"no sampler 'FastHybird'; did you mean fasthybrid\? Choose one of mar, fasthybrid"
     ):
         find(" FastHybird ")
     for name in ("", "ddim", "mar+ddim"):
-        with pytest.raises(UserError, match="^samplers: there is no sampler '.*'; there are mar, fasthybrid"):
+        with pytest.raises(UserError, match="^samplers: there is no sampler '.*'; choose one of mar, fasthybrid"):
             find(name)
 
 

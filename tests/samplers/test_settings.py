@@ -46,9 +46,9 @@ def test_values_of_another_kind(name, value):
 
 
 def test_an_unknown_setting_is_answered_with_the_closest_and_all():
-    with pytest.raises(UserError, match=r"^ar_setps: no such setting; did you mean steps\? There are steps, diff"):
+    with pytest.raises(UserError, match=r"^ar_setps: no such setting; did you mean steps\? Choose one of steps, diff"):
         make(MARSettings, {"ar_setps": 3})
-    with pytest.raises(UserError, match="^window: no such setting; there are steps, diffusion_steps"):
+    with pytest.raises(UserError, match="^window: no such setting; choose one of steps, diffusion_steps"):
         make(MARSettings, {"window": 3})
     assert make(MARSettings, {"steps": 3}).steps == 3, "the remedy"
 

@@ -126,7 +126,7 @@ def test_a_dry_run_runs_nothing(capsys, monkeypatch):
     assert "  python -m fastar_nodes sweep docs/benchmarks/mar.toml --out figures/mar/many" in out
     assert out.endswith(" minutes in all\n")
     assert figures.main(["nothing"]) == 2
-    assert "figures: there is no 'nothing'; there are mar, " in capsys.readouterr().err
+    assert "figures: there is no 'nothing'; choose one of mar, " in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def run(options: argparse.Namespace) -> int:
     names = [name.strip() for name in options.only.split(",") if name.strip()]
     unknown = [name for name in names if name not in PROGRAMS]
     if unknown or not names:
-        raise UserError(f"only: {', '.join(unknown) or 'nothing'} cannot be trained; there are {', '.join(PROGRAMS)}.")
+        raise UserError(f"only: {', '.join(unknown) or 'nothing'} cannot be trained; choose one of {', '.join(PROGRAMS)}.")
     steps = whole(options.steps, "steps", 1, 10**7) if options.steps else None
     images = whole(options.pictures, "pictures", 64, 10**7) if options.pictures else None
     out = None if options.out is None else typed_path(options.out, "out")
