@@ -133,7 +133,7 @@ def choose_device(name: str) -> torch.device:
         have = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         if torch.backends.mps.is_available():
             have.append("mps")
-        raise UserError(f"device: {name} cannot be used here; there is {', '.join(have)}.") from None
+        raise UserError(f"device: {name} is not available here; choose one of {', '.join(have)}.") from None
 
     return device
 
@@ -470,8 +470,8 @@ def _expect_latents(decoder: KLModel, model: MARModel) -> None:
 
     if makes != reads:
         raise UserError(
-            f"decoder: {decoder.name} decodes {reads} latent channels, {model.name} makes {makes}; choose auto, or the "
-            "decoder it was trained with."
+            f"decoder: {decoder.name} decodes {reads} latent channels, and {model.name} makes {makes}; choose auto, or "
+            "the decoder it was trained with."
         )
 
 
@@ -595,7 +595,7 @@ def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
     same = own.shape == other.shape and torch.allclose(own, other, rtol=0, atol=_SAME_CODE)
     if not same:
         raise UserError(
-            f"draft: its decoder is {draft.name}, {model}'s is {target.name}, whose codes mean something else; load "
+            f"draft: its decoder is {draft.name}, {model}'s is {target.name}, which has other codes; load "
             "both with the same decoder."
         )
 

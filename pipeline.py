@@ -385,7 +385,7 @@ class Pipeline:
         texts: list[str] = []
         for one in prompts:
             if not isinstance(one, str):
-                raise UserError(f"prompt: {one!r} is no text, and {self.model.name} reads prompts.")
+                raise UserError(f"prompt: {one!r} is not a text; {self.model.name} reads prompts.")
             texts += [one] * images
         if not texts or len(texts) > MOST_IMAGES:
             raise UserError(f"prompt: it asks for {len(texts)} images; ask for 1 to {MOST_IMAGES}.")
@@ -482,11 +482,11 @@ class Pipeline:
             return None
 
         if image is None:
-            raise UserError("image: there is a mask but no image to change; give both, or neither.")
+            raise UserError("image: there is a mask but no image to inpaint; give both, or neither.")
         if mask is None:
-            raise UserError("mask: without one nothing of the image would be kept; give both, or neither.")
+            raise UserError("mask: inpainting needs a mask; give both, or neither.")
         if entry.needs_codes:
-            raise UserError(f"mask: {entry.name} samples whole images only; choose another sampler for an edit.")
+            raise UserError(f"mask: {entry.name} samples whole images only; choose another sampler for inpainting.")
 
         if isinstance(image, Tensor):
             start = image

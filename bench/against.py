@@ -1,10 +1,10 @@
 """Time reference implementations beside ours.
 
-They are checkouts of MAR, LazyMAR, CSpD, LlamaGen, PAR, ZipAR or Tar, and transformers for Janus.
+DIR is a checkout of MAR, LazyMAR, CSpD, LlamaGen, PAR, ZipAR or Tar, or of transformers for Janus.
 
-Both programs have the same random weights of an official size and run in one process, in turn, on the CPU. The results
-are compared first. With one thread the seconds are CPU seconds of the process, which other load on the machine changes
-little; otherwise they are wall seconds. The floor is the least time for our matrix products on this CPU.
+Both programs use the same random weights of an official size and run in one process, in turn, on the CPU. The results
+are compared first. With one thread, seconds are CPU seconds of the process, on which other load has little effect;
+otherwise they are wall-clock seconds. The floor is the minimum time for our matrix products on this CPU.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def connect(cluster: Cluster) -> Any:
         ray.init(address or None, log_to_driver=False)
     except (Exception, SystemExit) as e:  # Ray raises Exception itself where a node does not start in time
         at = address or "this machine"
-        raise UserError(f"ray: no cluster answers at {at} ({first_line(e)}); run ray start --head there.") from None
+        raise UserError(f"ray: no cluster was found at {at} ({first_line(e)}); run ray start --head there.") from None
 
     return ray
 

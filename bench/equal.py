@@ -1,10 +1,10 @@
-"""Count the images of exact parallel decoding that equal those of other shapes of computation, by dtype.
+"""Count the images of exact parallel decoding that equal those of serial decoding, by dtype.
 
-Every image is drawn from the same noise with each value of *parallel*; the first one is the reference. "alone" draws
-the reference again, image by image. Results are equal if all tokens are. In fp32 all rows should count (nearly) all
-images. In 16 bits the order of a sum shows: windows and parallel 1 have one shape and should be equal, serial decoding
-(0) has another. A CPU's kernels for bf16 and fp16 are not those of a GPU; run the command on the device in question.
---random draws with an official width, random weights and a few blocks.
+Every image is drawn from the same noise with each value of *parallel*; the first value is the reference. --alone draws
+the reference again, one image at a time. Two images are equal if all their tokens are. In fp32, (nearly) all images
+should be equal. In 16 bits the order of a sum affects the result: all values from 1 on compute in the same shape and
+should give equal images; serial decoding (0) uses another shape. A CPU has other kernels for bf16 and fp16 than a GPU,
+so run the command on the device in question. --random draws with an official width, random weights and a few blocks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measure the images of a sweep: distance from the plain sampler's, and quality against reference images.
 
-PSNR and SSIM compare every image with the plain sampler's image of the same index. FID, Inception score, KID,
-precision and recall are torch-fidelity's, of features of all images and of --reference, or without one of the plain
-sampler's. Figures have a 95 % bootstrap interval; those that have a plain sampler's counterpart also have the interval
-of the paired difference. Results are added to the folder.
+PSNR and SSIM compare every image with the plain sampler's image of the same index. torch-fidelity computes FID,
+Inception score, KID, precision and recall from the features of all images and of --reference, or of the plain sampler's
+images if there is no reference. Figures have a 95 % bootstrap interval. Figures that can be compared with the plain
+sampler's also have the interval of the paired difference. Results are added to the folder.
 
 In the folder of a paper (bench/papers) every sweep is measured, and the paper's tables are printed with our figures
 beside the paper's.
@@ -42,12 +42,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--measures",
         metavar="NAMES",
         help=f"separated by commas: {', '.join(MEASURES)}, judge (all of the demo's judge); "
-        "default those of pairs, and with --reference or --extractor those of features",
+        "default psnr, ssim and identical, and with --reference or --extractor those of features",
     )
     parser.add_argument(
         "--reference",
         metavar="FILE",
-        help="npz with arr_0, and mu and sigma if FID is that of their statistics; default the plain sampler's",
+        help="npz file of images (arr_0), and optionally the statistics for FID (mu, sigma); default the plain "
+        "sampler's images",
     )
     parser.add_argument("--resize", action="store_true", help="measure images at the size of the reference's")
     parser.add_argument(
@@ -55,9 +56,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"{INCEPTION} (default), or module:function from uint8 [N, H, W, 3] to features [N, D]",
     )
-    parser.add_argument("--inception", metavar="FILE", help="weights; default where torch.hub keeps them")
+    parser.add_argument("--inception", metavar="FILE", help="weights of Inception; default in the folder of torch.hub")
 
-    parser.add_argument("--resamples", default=str(RESAMPLES), metavar="N", help=f"of an interval; default {RESAMPLES}")
+    parser.add_argument(
+        "--resamples",
+        default=str(RESAMPLES),
+        metavar="N",
+        help=f"bootstrap resamples of an interval; default {RESAMPLES}",
+    )
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
 
 
@@ -77,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         means.reference = open_reference(typed_path(options.reference, "reference"))
         means.resize = options.resize
     elif options.resize:
-        raise UserError("resize: there is no size to take; name the --reference, or leave it out.")
+        raise UserError("resize: it needs the size of a reference; give --reference, or leave --resize out.")
 
     for name, own in measures.items():
         check(stores[name], own, means)

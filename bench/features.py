@@ -210,9 +210,9 @@ def open_reference(path: Path) -> Reference:
             pictures = file["arr_0"]
             moments = (file["mu"], file["sigma"]) if "mu" in file and "sigma" in file else None
     except (AttributeError, KeyError, IndexError, OSError, TypeError, ValueError, EOFError, MemoryError) as e:
-        raise UserError(f"reference: {path.name} is no npz file with arr_0, images ({first_line(e)}).") from None
+        raise UserError(f"reference: {path.name} is not an npz file of images (arr_0) ({first_line(e)}).") from None
     except zipfile.BadZipFile as e:
-        raise UserError(f"reference: {path.name} is no npz file with arr_0, images ({first_line(e)}).") from None
+        raise UserError(f"reference: {path.name} is not an npz file of images (arr_0) ({first_line(e)}).") from None
 
     if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[3] != 3 or not pictures.size:
         found = f"{pictures.dtype} {list(pictures.shape)}"

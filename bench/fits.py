@@ -1,7 +1,7 @@
-"""Print what a generation of one image needs of a graphics card, for every model of the catalogue, and what fits.
+"""Print the GPU memory that one image needs with every model of the catalogue, and the cards that it fits.
 
 Everything is computed from shapes: the weights of the network that draws, in 16 bits or with blocks of 8 bits, and the
-working memory of one image with guidance. Nothing was measured on a card.
+working memory of one image with guidance. Nothing was measured on a GPU.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ TAKEN = 1.0
 GIB = 1 << 30
 # Families of networks that draw an image, or write the codes of one.
 DRAWING = ("mar", "llamagen", "dtok", "tar", "hybrid", "janus")
+# A guidance scale at which the null branch is evaluated too; the memory is the same for all of these.
+GUIDED = 2.0
 # Rows of a prompt: those of the longest text that LlamaGen was trained with.
 PROMPT_ROWS = 120
 # Semantic codes of an image of Tar at the finest of its scales.
@@ -75,7 +77,8 @@ def need(entry: hub.Entry, eight: bool) -> Need:
 
     assert isinstance(net, Llama)
     model = TokenModel(net, entry.id, _side(entry))
-    settings = PARSettings() if net.config.special else LlamaGenSettings()
+    scale = 1.0 if entry.family == "tar" else GUIDED  # Tar's language model has no guidance
+    settings = PARSettings(cfg=scale) if net.config.special else LlamaGenSettings(cfg=scale)
     working = token_memory.decoding(model, 1, settings, _prefix(entry), net.config.regions)
     return Need(weights, int(working))
 

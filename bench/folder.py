@@ -95,7 +95,7 @@ class Folder:
             about = self._fs.info(path)
 
             if about["type"] != "file":
-                raise UserError(f"folder: {name} in {self.address} is no file; remove it.")
+                raise UserError(f"folder: {name} in {self.address} is not a file; remove it.")
             if about["size"] > most:
                 raise UserError(f"folder: {name} in {self.address} has {about['size']:,} bytes; {most:,} are possible.")
 

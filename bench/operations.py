@@ -1,8 +1,9 @@
-"""Count the operations of one run of each sampler, and the least time for them on this CPU.
+"""Count the operations of one run of each sampler, and the minimum time for them on this CPU.
 
-Every operation that computes or copies is a launch on a GPU; views are not counted. The floor is the sum over matrix
-products and attentions of the larger of arithmetic and memory traffic at the rates measured here. --hybrids prints the
-floating-point operations and the memory of an image of every official Harmon and UniPic from shapes alone.
+Every operation that computes or copies counts as one kernel launch on a GPU; views are not counted. The floor is the
+minimum time: for every matrix product and attention, the larger of the times for arithmetic and for memory traffic at
+the rates measured here. --hybrids prints the floating-point operations and the memory of an image of every official
+Harmon and UniPic, computed from shapes.
 """
 
 from __future__ import annotations

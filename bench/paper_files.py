@@ -145,7 +145,7 @@ def paper_of(source: Mapping[str, Any]) -> Paper:
 
     not_measured = source.get("not_measured", {})
     if not isinstance(not_measured, Mapping):
-        raise UserError('not_measured: it is no table; write lines such as GenEval = "it needs a detector".')
+        raise UserError('not_measured: it is not a table; write lines such as GenEval = "it needs a detector".')
     for title, why in not_measured.items():
         _text(title, "not_measured")
         _text(why, f"not_measured: {title[:60]}")
@@ -155,7 +155,7 @@ def paper_of(source: Mapping[str, Any]) -> Paper:
 
     notes = source.get("notes", [])
     if not isinstance(notes, list):
-        raise UserError('notes: they are no list of texts; write notes = ["..."].')
+        raise UserError('notes: they are not a list of texts; write notes = ["..."].')
     for note in notes:
         _text(note, "notes")
 
@@ -176,7 +176,7 @@ def _tables_of(found: Any, name: str) -> list[Mapping[str, Any]]:
 def _text(value: Any, name: str) -> str:
     """An entry that is a text."""
     if not isinstance(value, str) or not 0 < len(value) <= _MOST_TEXT:
-        raise UserError(f"{name}: {str(value)[:60]!r} is no text of at most {_MOST_TEXT} characters.")
+        raise UserError(f"{name}: {str(value)[:60]!r} is not a text of at most {_MOST_TEXT} characters.")
 
     return value
 
@@ -194,7 +194,7 @@ def _sweep(shared: Mapping[str, Any], entry: Mapping[str, Any]) -> tuple[str, Sp
     for table in (shared.get("set", {}), own.get("set", {})):
         if not isinstance(table, Mapping):
             raise UserError(
-                f"sweeps: set of {name} is no table; write [sweeps.set] and below it lines such as cfg = 2."
+                f"sweeps: set of {name} is not a table; write [sweeps.set] and below it lines such as cfg = 2."
             )
         settings.update(table)
 
@@ -217,7 +217,7 @@ def _table(entry: Mapping[str, Any], sweeps: Mapping[str, Spec], known: Sequence
     if columns is None:
         columns = list(dict.fromkeys(name for row in rows for name in row.figures))
     elif not isinstance(columns, list):
-        raise UserError(f'tables: the columns of {title} are no list; name figures, for example ["fid"].')
+        raise UserError(f'tables: the columns of {title} are not a list; name figures, for example ["fid"].')
     for name in columns:
         _known_figure(name, known)
 
@@ -247,7 +247,7 @@ def _row(entry: Mapping[str, Any], sweeps: Mapping[str, Spec], known: Sequence[s
 def _printed(figures: Any, row: str, known: Sequence[str]) -> dict[str, str]:
     """The paper's figures of a row, checked."""
     if not isinstance(figures, Mapping):
-        raise UserError(f'rows: the figures of {row} are no table; write figures = {{ fid = "2.32" }}.')
+        raise UserError(f'rows: the figures of {row} are not a table; write figures = {{ fid = "2.32" }}.')
 
     for name, value in figures.items():
         _known_figure(name, known)

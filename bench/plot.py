@@ -1,7 +1,7 @@
-"""Draw the curve of a sweep: speed-up against quality of every cell with 95 % intervals, one curve a sampler.
+"""Plot a sweep: speed-up against quality of every cell with 95 % intervals, one curve per sampler.
 
-The Pareto front is ringed. The figures come from the command evaluate. A CSV file with all of them is written beside
-the plot, and a contact sheet with the same images of every cell.
+Cells of the Pareto front have a ring. The figures come from the command evaluate. A CSV file with all figures and a
+contact sheet with the same images of every cell are written beside the plot.
 """
 
 from __future__ import annotations

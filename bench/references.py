@@ -476,5 +476,5 @@ def identify(folder: Path) -> tuple[str, Path]:
         if file.is_file() and known.word in file.read_text(encoding="utf-8"):
             return name, folder / known.inside
     raise UserError(
-        f"against: {folder} is no checkout of MAR, LazyMAR, CSpD, LlamaGen, PAR, ZipAR, Tar or transformers."
+        f"against: {folder} is not a checkout of MAR, LazyMAR, CSpD, LlamaGen, PAR, ZipAR, Tar or transformers."
     )

@@ -124,7 +124,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def _bytes(path: Path, name: str) -> bytes:
     """The content of a file of a bounded size; ``name`` is of the input, for messages."""
-    why = f"it is no file of at most {_MOST_BYTES >> 20} MB"
+    why = f"it is not a file of at most {_MOST_BYTES >> 20} MB"
 
     try:
         if path.is_file() and path.stat().st_size <= _MOST_BYTES:
@@ -235,7 +235,7 @@ def _list_of_names(name: str, value: Any) -> tuple[str, ...]:
 def _settings(table: Any) -> dict[str, tuple[Any, ...]]:
     """Settings by dotted name; nested tables, which TOML makes of unquoted dotted names, are flattened."""
     if not isinstance(table, Mapping):
-        raise UserError("spec: set is no table; write [set] and below it lines such as cfg = 2.")
+        raise UserError("spec: set is not a table; write [set] and below it lines such as cfg = 2.")
 
     out: dict[str, tuple[Any, ...]] = {}
     for name, value in table.items():

@@ -247,7 +247,7 @@ class Store:
         if isinstance(before, list) and before and set(names).isdisjoint(map(str, before)):
             raise UserError(
                 f"out: {self.folder.address} holds a sweep of other cells, {_brief(before[0])} for example; "
-                f"name another --out, or remove {MANIFEST} there to begin anew."
+                f"name another --out, or remove {MANIFEST} there to start again."
             )
 
         for cell in cells:

@@ -1,15 +1,15 @@
 """Draw many images of every combination of samplers and settings, to compare them, on any number of workers.
 
-SPEC is a TOML or JSON file; docs/scale.md describes it. A cell is one combination. Its images are cut into shards of
---batch images; a finished shard is never drawn again, so the same command goes on after an interruption, with other
-workers, or with more images. Image i of every cell starts from the noise of (seed, i) and shows the same class or
-prompt. The table printed at the end depends on the images alone: it is the same for every number of workers.
+SPEC is a TOML or JSON file; docs/scale.md describes it. A cell is one combination. Its images are divided into shards
+of --batch images. A finished shard is never drawn again, so the same command continues after an interruption, with
+other workers, or with more images. Image i of every cell starts from the noise of (seed, i) and shows the same class or
+prompt. The table printed at the end depends only on the images, not on the number of workers.
 
-The file of a paper (bench/papers) holds several sweeps, which are drawn one after the other, and the paper's figures,
+The file of a paper (bench/papers) holds several sweeps, which are drawn one after another, and the paper's figures,
 which are printed beside ours.
 
-With RANK and WORLD_SIZE set, as torchrun does, a process takes its part of the images. With --ray they are distributed
-by Ray.
+If RANK and WORLD_SIZE are set, as by torchrun, the process draws its part of the images. With --ray, Ray distributes
+them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--png", action="store_true", help="also write PNG files, with prompts in GenEval's folders")
 
     add("--device", default=AUTO, help="auto (default), cpu, cuda, cuda:1 or mps")
-    add("--dtype", choices=(AUTO, *DTYPES, *EIGHT_BITS), help="weights; default the spec's, or auto")
+    add("--dtype", choices=(AUTO, *DTYPES, *EIGHT_BITS), help="precision of the weights; default the spec's, or auto")
     add("--threads", metavar="N", help="threads of a worker on a CPU; default this process's")
 
     add(

@@ -1,9 +1,9 @@
 """Print one table of a sweep: speed, work and quality of every cell.
 
-Several folders of one spec share the rows: a folder of many images that was evaluated for the quality, and folders with
-other numbers of images in a shard for the speed at these batch sizes. Speed-ups are medians of the pairs of shards that
-one worker drew one after the other, with the first and the third quartile. Passes and calls are means of a shard of the
-first folder, rows means of an image. Figures of quality come from the command evaluate.
+Several folders of one spec can be given, for example one with many images that was evaluated for quality, and others
+with smaller or larger shards for the speed at these batch sizes. Speed-ups are medians over pairs of shards that one
+worker drew one after the other, with the first and third quartile. Passes and calls are means per shard of the first
+folder, rows are means per image. Figures of quality come from the command evaluate.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _OF_IMAGES = {"transformer-rows": "transformer_tokens", "head-rows": "head_rows"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
-    add("folders", nargs="+", metavar="DIR", help="folders of sweeps; those of one spec share the rows")
+    add("folders", nargs="+", metavar="DIR", help="folders of sweeps; those of one spec are printed in the same rows")
     add(
         "--columns",
         metavar="NAMES",
         help=f"separated by commas: {', '.join(WORK)}, and measures of evaluate ({', '.join(MEASURES)}); "
         "default speedup, passes, head-calls and all measures",
     )
-    add("--plain", action="store_true", help="only the cells of plain samplers, which others are compared with")
+    add("--plain", action="store_true", help="only the cells of plain samplers, the baselines")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,9 +1,8 @@
-"""Find the fastest accelerator within a loss, on this machine.
+"""Find the fastest sampler on this machine whose images stay close enough to the plain sampler's.
 
-The plain sampler and every accelerator that suits the model run one after another on the same seeds, several rounds.
-The answer is the fastest one whose loss against the plain sampler's images is within the limit, as a line for the node
-Any Sampler and as options for compare and bench. After the first round only candidates that can still win are run
-again.
+The plain sampler and every accelerator that suits the model run one after another on the same seeds, for several
+rounds. The answer is printed as a line for the node Any Sampler and as options for compare and bench. After the first
+round, only candidates that can still win are run again.
 """
 
 from __future__ import annotations

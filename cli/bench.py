@@ -1,11 +1,11 @@
 """Time samplers against each other.
 
 The runs are paired and interleaved (A B B A ...): every repeat runs each sampler on the same noise, one after the
-other, so that other load on the machine affects all of them. A ratio is the median of the repeats' ratios to the
-baseline of the sampler's family (mar, llamagen, tar), with the smallest and the largest; where some are above 1 and
-others below, there is no measurable difference. Each sampler runs an untimed
-step first. --random times a network of an official size with random weights, which is meaningful for seconds but not
-for acceptance. Models that read a prompt draw "a red boat at sunset" unless --prompt names another.
+other, so that other load on the machine affects all of them. The speed-up of a sampler is the median of its ratios to
+the baseline of its family (mar, llamagen, tar) over the repeats, with the smallest and the largest. If some ratios are
+above 1 and others below, there is no measurable difference. Each sampler runs an untimed step first. --random times a
+network of an official size with random weights: its seconds are meaningful, its acceptance is not. Models that read a
+prompt draw "a red boat at sunset" unless --prompt gives another.
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ def shared_options(parser: argparse.ArgumentParser) -> None:
     sampler_options(parser)
 
     parser.add_argument(
-        "--random", metavar="SIZE", help="an official size (MAR-B, LlamaGen-XL, ...) with random weights; in a checkout"
+        "--random",
+        metavar="SIZE",
+        help="an official size (MAR-B, LlamaGen-XL, ...) with random weights; needs a checkout",
     )
     parser.add_argument(
         "--prompt",
         action="append",
         metavar="TEXT",
         dest="text",
-        help="what models that read text draw, in turn; may be repeated",
+        help="prompt for models that read text; if it is repeated, the images use the prompts in turn",
     )
 
 

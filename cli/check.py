@@ -1,8 +1,8 @@
 """Check a model on this machine, from its files to its images, and write the results for an issue.
 
 Every line of the table says what is expected, what was found, and whether it holds. Lines that need not hold, such as
-seconds, are told for comparison. The JSON file holds the same lines with versions, device and driver, and no name of a
-user, a computer or a folder: it can be attached to an issue as it is.
+seconds, are shown for comparison. The JSON file holds the same lines with versions, device and driver. It contains no
+names of users, computers or folders, so you can attach it to an issue as it is.
 """
 
 from __future__ import annotations
@@ -41,15 +41,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default, about = MODEL_OPTIONS[name]
         add(f"--{name}", default=default, help=about)
 
-    add("--dtype", default=AUTO, choices=(AUTO, *DTYPES), help="weights; default auto")
-    add("--weights", default=AUTO, choices=WEIGHTS, help="of a training's file: auto (default), ema or plain")
-    add("--models", metavar="DIR", help="folder of weight files, where downloads go too; default as in compare")
-    add("--label", help=f"class of the image, of models of classes; default {LABEL}")
-    add("--prompt", metavar="TEXT", help=f"prompt of the image, of models that read one; default {PROMPT!r}")
+    add("--dtype", default=AUTO, choices=(AUTO, *DTYPES), help="precision of the weights; default auto")
+    add(
+        "--weights",
+        default=AUTO,
+        choices=WEIGHTS,
+        help="which weights to read from a training checkpoint: auto (default), ema or plain",
+    )
+    add("--models", metavar="DIR", help="folder of weight files and downloads; default as in compare")
+    add("--label", help=f"class of the image, for models of class labels; default {LABEL}")
+    add("--prompt", metavar="TEXT", help=f"prompt of the image, for models that read one; default {PROMPT!r}")
     add("--seed", default="7", help="seed of the noise; default 7")
-    add("--quick", action="store_true", help="an image of few steps, and none of the long steps")
-    add("--only", metavar="STEPS", help=f"steps separated by commas, of {', '.join(STEPS)}; files and weights always")
-    add("--seconds", default=str(_SECONDS), metavar="N", help=f"begin no line after N seconds; default {_SECONDS}")
+    add("--quick", action="store_true", help="draw an image with few steps and skip the long checks")
+    add("--only", metavar="STEPS", help=f"steps separated by commas: {', '.join(STEPS)}; files and weights always run")
+    add(
+        "--seconds",
+        default=str(_SECONDS),
+        metavar="N",
+        help=f"start no further line after N seconds; default {_SECONDS}",
+    )
     add("--out", default="check.png", metavar="FILE", help="the image; default check.png")
     add("--json", default="check.json", metavar="FILE", help="the results; default check.json")
     parser.set_defaults(speed=PLAIN)

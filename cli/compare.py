@@ -1,11 +1,11 @@
-"""Run samplers on the same seed and draw their images side by side, with their numbers underneath.
+"""Run samplers with the same seed and save their images side by side, with their figures.
 
-All samplers of a family start from the same noise, so differences between the images come from the method. Samplers
-of several families may run together: each uses the model of its family, and its speed-up is relative to the baseline of
-its family (mar, llamagen, tar). The baseline runs first, after an untimed warm-up step. Seconds do not include the
-decoder. Those of one run vary with what else the machine does; --repeats 5 times the samplers in turn and tells the
-speed-up with its spread. PSNR and SSIM compare each image with the baseline's; a word takes their place where a method
-keeps the distribution of images only.
+All samplers of a family start from the same noise, so differences between the images come from the method. Samplers of
+several families can run together: each uses the model of its family and is compared with the baseline of that family
+(mar, llamagen, tar). The baseline runs first, after an untimed warm-up step. Seconds do not include decoding. Those of
+a single run vary with what else the machine does: --repeats 5 runs the samplers in turn and gives the speed-up with its
+spread. PSNR and SSIM compare each image with the baseline's; "same distribution" stands in their place for methods that
+keep only the distribution of the images.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
     add = parser.add_argument
     add("--out", default="compare.png", metavar="FILE", help="the image; default compare.png")
-    add("--json", metavar="FILE", help="also write the numbers (docs/report.md)")
+    add("--json", metavar="FILE", help="also write the figures as JSON (see docs/report.md)")
     add("--maps", metavar="FILE", help="also draw when and how each token was decided")
     add("--differences", action="store_true", help="also draw each image's difference from the baseline's, amplified")
     add(
         "--repeats",
         default="1",
         metavar="N",
-        help="timed runs of each sampler, in turn; default 1, which measures no speed-up",
+        help="timed runs of each sampler, in turn; default 1, which is too few to measure a speed-up",
     )
-    add("--columns", default="0", metavar="N", help="images a row; default chosen")
+    add("--columns", default="0", metavar="N", help="images per row; default: chosen automatically")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -19,18 +19,18 @@ PROGRAM = "python -m fastar_nodes"
 # Command: (module, help). A module has `arguments(parser)` and `run(options) -> exit code`.
 # The modules of bench/ and tools/ are not part of the shipped pack.
 COMMANDS = {
-    "compare": (".compare", "run samplers with one seed; draw the images side by side, with their figures"),
+    "compare": (".compare", "run samplers with one seed and save their images side by side, with figures"),
     "bench": (".bench", "time samplers against each other in one interleaved run"),
     "evaluate": ("..bench.evaluate", "measure the images of a sweep: PSNR, SSIM, FID and others, with intervals"),
     "table": ("..bench.table", "print speed, work and quality of every cell of a sweep"),
     "plot": ("..bench.plot", "draw speed-up against quality of a sweep, with its Pareto front"),
-    "check": (".check", "check a model on this machine, from its files to its images; writes a file for an issue"),
-    "advise": (".advise", "find the fastest sampler and settings within a loss, on this machine"),
+    "check": (".check", "check a model on this machine, from its files to its images, and write a file for an issue"),
+    "advise": (".advise", "find the fastest sampler whose images stay close enough, on this machine"),
     "sweep": ("..bench.sweep", "draw many images of every sampler and setting, on any number of workers"),
     "against": ("..bench.against", "time reference implementations beside ours, from checkouts of them"),
-    "operations": ("..bench.operations", "count the operations of samplers, and the least time for them"),
-    "equal": ("..bench.equal", "count equal images of exact parallel decoding and of serial decoding, by dtype"),
-    "fits": ("..bench.fits", "print what every model needs of a graphics card, in 16 and in 8 bits"),
+    "operations": ("..bench.operations", "count the operations of samplers and the minimum time for them"),
+    "equal": ("..bench.equal", "count the images of parallel decoding that equal those of serial decoding, by dtype"),
+    "fits": ("..bench.fits", "print the GPU memory that every model needs, in 16 and in 8 bits"),
     "verify": ("..tools.parity.command", "compare this code with recorded results of the reference implementations"),
     "train-demo": ("..tools.training.command", "train the built-in demo checkpoints"),
 }
@@ -102,7 +102,7 @@ def _command(args: list[str]) -> int:
     except (MemoryError, RuntimeError) as e:
         if not out_of_memory(e):
             raise
-        return _say("memory: there is not enough of it; ask for fewer images (--batch), or choose another --device")
+        return _say("memory: there is not enough; ask for fewer images (--batch), or choose another --device")
     except KeyboardInterrupt:
         _say("stopped")
         return 130

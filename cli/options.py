@@ -21,7 +21,7 @@ MOST_IMAGES = 1024
 MODEL_OPTIONS = {
     "model": (DEMO, "demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ar-dtok-512, ...) or a file"),
     "decoder": (AUTO, "KL or VQ autoencoder: auto, an entry of the catalogue or a file"),
-    "grid": (None, "tokens along one side (16, 24, 32, 64); default what the file states"),
+    "grid": (None, "tokens along one side (16, 24, 32, 64); default: as the file states"),
     "draft": (
         AUTO,
         "draft model of cspd (a smaller one) or mulosd (one of a smaller image): auto (where the catalogue has one), "
@@ -44,13 +44,14 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         default=AUTO,
         choices=(AUTO, *DTYPES, *EIGHT_BITS),
-        help="weights; default auto; int8 and fp8: 8 bits in the blocks, lossy",
+        help="precision of the weights; default auto; int8 and fp8 store the transformer blocks in 8 bits, which "
+        "changes the image",
     )
     add(
         "--weights",
         default=AUTO,
         choices=WEIGHTS,
-        help="of a training's file with averaged (EMA) weights beside the trained ones: "
+        help="which weights to read from a training checkpoint that also holds averaged (EMA) weights: "
         "auto (default, the averaged ones), ema or plain",
     )
     add(
@@ -58,14 +59,14 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         default=PLAIN,
         choices=TOKEN_SPEEDS,
         help="plain (default); "
-        "compile: transformer blocks and diffusion steps by torch.compile, which takes a minute at first; "
-        "compile-static: of token models, with decode steps of one shape, which has not been measured on a GPU",
+        "compile: transformer blocks and diffusion steps with torch.compile, which takes about a minute at first; "
+        "compile-static: for token models, also decode steps for fixed shapes; not tested on a GPU",
     )
 
     add(
         "--models",
         metavar="DIR",
-        help="folder of weight files, where downloads go too; default ComfyUI's models/fastar, or ~/.cache/fastar",
+        help="folder of weight files and downloads; default ComfyUI's models/fastar, or ~/.cache/fastar",
     )
 
 
@@ -85,7 +86,7 @@ def condition_options(parser: argparse.ArgumentParser, seed: str) -> None:
     add(
         "--negative",
         metavar="TEXT",
-        help="what guidance leads away from, for Harmon and UniPic: a whole instruction; default 'Generate an image.'",
+        help="for Harmon and UniPic: the whole instruction that guidance moves away from; default 'Generate an image.'",
     )
 
     add("--seed", default="7", help=f"{seed}; default 7")

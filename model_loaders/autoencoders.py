@@ -81,5 +81,6 @@ def expect_codes(vq: VQModel, model: TokenModel) -> None:
         return
 
     raise UserError(
-        f"decoder: {vq.name} has {codes} codes, {model.name} writes {vocab}; choose the decoder it was trained with."
+        f"decoder: {vq.name} has {codes} codes, and {model.name} has {vocab}; choose the decoder that the model was "
+        "trained with."
     )

@@ -87,7 +87,7 @@ def prompt_of(text: str, field: str) -> str:
     """
     prompt = " ".join(text.split())
     if not prompt:
-        raise UserError(f"{field}: it is empty; say in words what to draw.")
+        raise UserError(f"{field}: it is empty; describe the image in words.")
     if not clean(prompt):
         raise UserError(
             f"{field}: addresses, file names and signs are left out, and nothing else is there; "

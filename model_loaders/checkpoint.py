@@ -419,7 +419,7 @@ def read_text(path: Path, field: str) -> str:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ValueError("it is too large")
         if not path.is_file():  # a pipe, say, which would be waited for
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         return path.read_text(encoding="utf-8-sig")  # editors on Windows begin a text with a byte order mark
     except (OSError, ValueError) as e:
         raise UserError(
@@ -459,7 +459,7 @@ def parse_json(text: str, where: str, field: str) -> dict[str, Any]:
     try:
         value = json.loads(text, parse_int=integer, parse_float=finite, parse_constant=finite)
         if not isinstance(value, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         if _deeper(value, _MAX_DEPTH):
             raise ValueError(f"its values are nested deeper than {_MAX_DEPTH}")
         return value

@@ -108,7 +108,7 @@ def other_format(head: bytes, size: int) -> tuple[str, str]:
     if size <= _SHORTEST:
         return f"is cut short: it has {size} bytes", "get the file again"
 
-    return "is no weight file of a known format", _CHOOSE
+    return "is not a weight file of a known format", _CHOOSE
 
 
 def printable(text: bytes) -> str:
@@ -144,6 +144,6 @@ def packed_format(names: Iterable[str], metadata: Mapping[str, str]) -> tuple[st
 
     changed = next((name for name in names if _LORA.search(name)), None)
     if changed is not None:
-        return f"holds a LoRA, which changes a model and is none ({changed[:80]})", "merge it into the model first"
+        return f"holds a LoRA, which changes a model but is not one ({changed[:80]})", "merge it into the model first"
 
     return None

@@ -478,7 +478,7 @@ def _entry(choice: str, family: str) -> Entry | None:
         raise UserError(f"{wanted.field}: it got a {type(choice).__name__}, not a name; choose one from the list")
     if len(choice) > _LONGEST_CHOICE:
         raise UserError(
-            f"{wanted.field}: {choice[:80]!a}... has {len(choice)} characters, which no file's name has; "
+            f"{wanted.field}: {choice[:80]!a}... is too long for a file name ({len(choice)} characters); "
             "choose one from the list"
         )
 

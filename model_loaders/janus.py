@@ -111,9 +111,7 @@ def load_janus(
     side = file.number("num_patches", _GRID, 2, LARGEST_GRID, inner(file, settings, "vq_config"))
     side = file.number("grid", side, 2, LARGEST_GRID)
     if grid not in (None, side):
-        raise UserError(
-            f"grid: a Janus draws {side}x{side} tokens and no other size; choose auto, and enlarge the image"
-        )
+        raise UserError(f"grid: Janus only draws {side}x{side} tokens; choose auto, and enlarge the image")
 
     net = ck.load_strictly(
         file,

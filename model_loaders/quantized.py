@@ -111,7 +111,7 @@ def _statements(weights: dict[str, Tensor], metadata: Mapping[str, str], parse: 
     for name in [name for name in weights if name.endswith(_STATEMENT)]:
         text = weights.pop(name)
         if text.dtype != torch.uint8 or text.ndim != 1 or len(text) > _LONGEST_STATEMENT:
-            raise Unreadable(f"holds a statement that is no short text ({name[:80]})", "get the file again")
+            raise Unreadable(f"holds an entry that is not a short text ({name[:80]})", "get the file again")
 
         characters = text.numpy().tobytes().decode(errors="replace")
         found[name.removesuffix(_STATEMENT)] = parse(characters, name[:80])
@@ -156,7 +156,7 @@ def _take_input_scale(weights: dict[str, Tensor], layer: str) -> Tensor | None:
         if name in weights:
             scale = weights.pop(name)
             if scale.numel() != 1 or not scale.is_floating_point():
-                raise Unreadable(f"holds {name[:80]}, which is no single number", "get the file again")
+                raise Unreadable(f"holds {name[:80]}, which is not a single number", "get the file again")
             return scale.float().reshape(())
 
     return None

@@ -274,8 +274,8 @@ def expect_features(ta_tok: TATokModel, model: TokenModel) -> None:
         return
 
     raise UserError(
-        f"ta_tok: {ta_tok.name} has features of width {width}, {model.name} needs {expected}; "
-        "choose the TA-Tok it was trained with."
+        f"ta_tok: {ta_tok.name} has features of width {width}, and {model.name} needs {expected}; "
+        "choose the TA-Tok that the model was trained with."
     )
 
 

@@ -176,7 +176,7 @@ def _build(spec: dict[str, Any], where: str, field: str, letters: bool, words: b
         raise import_error("tokenizers", field, e) from e
     _expect_version(tokenizers.__version__, field)
 
-    with library_errors(f"{field}: {where} is no tokenizer"):
+    with library_errors(f"{field}: {where} is not a tokenizer"):
         special_tokens = {str(entry["content"]): _id(entry["id"]) for entry in spec.get("added_tokens") or []}
         plain = _without_added(spec, special_tokens)
         check_components(plain, where, field)
@@ -281,7 +281,7 @@ def _check_pieces(model: Mapping[str, Any]) -> None:
 def _id(value: Any) -> int:
     """A token id; a ValueError if it is no integer from 0 to 2^31 - 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
-        raise ValueError(f"{str(value)[:20]} is no token id")
+        raise ValueError(f"{str(value)[:20]} is not a token id")
 
     return value
 

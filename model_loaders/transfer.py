@@ -579,9 +579,9 @@ def _damage(path: Path, suffix: str) -> str:
         if suffix == ".json":
             json.loads(path.read_text(encoding="utf-8"))
         elif suffix in SUFFIXES and not zipfile.is_zipfile(path):
-            return "is no whole torch checkpoint"
+            return "is not a complete torch checkpoint"
     except Exception as error:  # a damaged file can raise any exception
-        return f"is no whole {suffix} file ({first_line(error)})"
+        return f"is not a complete {suffix} file ({first_line(error)})"
 
     return ""
 
@@ -645,6 +645,6 @@ def _of_the_disk(error: OSError, folder: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of {folder} is full ({found}); make room and run again, which resumes it"
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        return f"{folder} is no folder ({found}); rename the file that is in its place"
+        return f"{folder} is not a folder ({found}); rename the file that is in its place"
 
     return f"{folder} cannot be written to ({found}); allow that"

@@ -310,7 +310,7 @@ def _connected(pairs: dict[str, list[Any]], name: str) -> list[Any]:
 def _baselines(cell: int, reports: Sequence[Report | None]) -> list[int | None]:
     """For each cell the index of its baseline: ``cell`` counted from 1, for 0 the one that suits its family."""
     if cell > len(reports):
-        raise UserError(f"baseline: there is no cell {cell}, only {len(reports)}; choose one of them, or 0.")
+        raise UserError(f"baseline: there is no cell {cell}; choose 1 to {len(reports)}, or 0.")
 
     with_report = [i for i, report in enumerate(reports) if report is not None]
     if cell and with_report and cell - 1 not in with_report:

@@ -85,7 +85,7 @@ def _images(what: str) -> Any:
 def _check_count(field: str, images: int) -> None:
     """Raise a UserError if the input ``field`` asks for too many images."""
     if images > MOST_IMAGES:
-        raise UserError(f"{field}: {images} images are asked for; {MOST_IMAGES} at once are the most.")
+        raise UserError(f"{field}: {images} images are too many; ask for at most {MOST_IMAGES}.")
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ def _kinds() -> dict[str, tuple[Any, tuple[str, ...]]]:
 def _settings_of(node: Any) -> tuple[Any, tuple[str, ...]]:
     """The class of a node's settings and the options of its preset widget."""
     if not isinstance(node, str) or node not in _kinds():
-        raise UserError(f"node: it got {describe(node)}, which is no node with a preset.")
+        raise UserError(f"node: it got {describe(node)}, which is not a node with a preset.")
 
     return _kinds()[node]
 
@@ -166,7 +166,7 @@ def _model_of(loader: Any) -> Model:
     kind = loader.get("class_type") if isinstance(loader, Mapping) else None
     inputs = loader.get("inputs") if isinstance(loader, Mapping) else None
     if not isinstance(kind, str) or kind not in _families() or not isinstance(inputs, Mapping):
-        raise UserError("loader: it is no loader of FastAR with its inputs.")
+        raise UserError("loader: it is not a FastAR loader with its inputs.")
 
     family = _families()[kind]
     files = "tar" if family == _LANGUAGE else registry.FAMILIES[family].files

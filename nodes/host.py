@@ -166,7 +166,8 @@ def expect_writable(prefix: str, ending: str, field: str) -> None:
     path = Path(os.path.realpath(os.path.join(folder, os.path.normpath(prefix))))
     if not path.is_relative_to(folder) or path == Path(folder):
         raise UserError(
-            f"{field}: {prefix[:80]!r} is no name in the output folder; give one without .. and without a root."
+            f"{field}: {prefix[:80]!r} is not a name in the output folder; give one without '..' and without a drive "
+            "or a leading slash."
         )
 
     writable(path.parent, field, f"{path.name}_00001_{ending}")
@@ -406,7 +407,7 @@ def in_tiles(
     tiles = comfy.utils.get_tiled_scale_steps(x.shape[3], x.shape[2], tile_x=width, tile_y=height, overlap=overlap)
     bar = ProgressBar(len(x) * tiles)
 
-    with enough_memory("memory: it is insufficient for one tile; take smaller tiles, or unload other models."):
+    with enough_memory("memory: it is insufficient for one tile; use smaller tiles, or unload other models."):
         return comfy.utils.tiled_scale(
             x,
             work,

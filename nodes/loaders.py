@@ -86,7 +86,7 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
             download = f"{entry.id} ({size}) from the Hugging Face repository {entry.repo} into models/{host.FOLDER}"
             if not allowed:
                 raise UserError(
-                    f"{KINDS[family].field}: the run would download {download}; switch allow_download on, among the "
+                    f"{KINDS[family].field}: the run would download {download}; switch on allow_download, one of the "
                     "advanced inputs, or choose another."
                 )
 
@@ -158,7 +158,7 @@ _ADVANCED = ("grid", "size", "speed", "weights")
 def _one_of(field: str, value: Any, options: Sequence[str]) -> str:
     """Check a choice of a menu without files."""
     if str(value) not in options:
-        raise UserError(f"{field}: {value!r} is none of {', '.join(options)}; choose one of them.")
+        raise UserError(f"{field}: {value!r} is not one of {', '.join(options)}.")
 
     return str(value)
 

@@ -134,7 +134,7 @@ def expect_runnable(choice: Choice, loaded: Loaded[Any], draft: Any) -> None:
 
     if isinstance(loaded.model, MARModel) != entry.masked:
         raise UserError(
-            f"sampler: {entry.name} samples {entry.models}, and {loaded.model.name} is none; choose another."
+            f"sampler: {entry.name} samples {entry.models}, and {loaded.model.name} is not one; choose another sampler."
         )
 
     if entry.needs_draft and draft is None:
@@ -494,8 +494,8 @@ def _check_tokens(entry: Entry, loaded: Loaded[TokenModel], settings: Any, seed:
     upscale_model = sockets.upscale_model
     if upscale_model is not None and not _is_upscale_model(upscale_model):
         raise UserError(
-            f"upscale_model: it got {describe(upscale_model)}; connect the output of Load Upscale Model, "
-            "of one for colour images."
+            f"upscale_model: it got {describe(upscale_model)}; connect the output of Load Upscale Model "
+            "with a model for colour images."
         )
 
     return TokenRun(entry, loaded, vae, settings, condition, seed, edit, draft, upscale_model)
@@ -524,20 +524,20 @@ def _checked_edit(sockets: Sockets, kind: str, loader: str) -> Edit | None:
 
     if latent is None:
         raise UserError(
-            "latent_image: there is a mask but no image to change; connect VAE Encode's output, or remove the mask."
+            "latent_image: there is a mask but no image to inpaint; connect the output of VAE Encode, or disconnect "
+            "mask."
         )
     if not isinstance(latent, dict) or "samples" not in latent:
         raise UserError(f"latent_image: it got {describe(latent)}; connect the output of VAE Encode.")
     if kind_of(latent["samples"]) not in ("", kind):
         raise UserError(
-            "latent_image: it is of another family, which has other latents; connect VAE Encode with the vae of "
-            f"{loader}."
+            f"latent_image: it is from a model of another family; connect VAE Encode with the vae of {loader}."
         )
 
     if mask is None:
         mask = latent.get("noise_mask")
     if mask is None:
-        raise UserError("mask: without one nothing of the latent would be kept; paint a mask, or remove the latent.")
+        raise UserError("mask: inpainting needs a mask; connect one, or disconnect latent_image.")
 
     start = expect_latents(latent["samples"], "latent_image")
     expect_usual_size(start, "latent_image")
@@ -652,7 +652,7 @@ def _edit_codes(edit: Edit, vae: FastARVAE) -> Edit:
     latents = edit.start
     if latents.shape[1] != channels:
         raise UserError(
-            f"latent_image: it has the shape {list(latents.shape)}, the model makes {channels} channels; "
+            f"latent_image: it has the shape {list(latents.shape)}, and the model has latents of {channels} channels; "
             "connect VAE Encode with the vae of the same loader."
         )
 

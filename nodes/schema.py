@@ -154,7 +154,7 @@ def setting_widgets(kind: type[Settings], options: Sequence[str] = PRESETS) -> l
 def checked_preset(value: Any, options: Sequence[str] = PRESETS) -> str:
     """Check that a value is one of the options of a preset widget; what arrives over a link is not checked before."""
     if not isinstance(value, str) or value not in options:
-        raise UserError(f"preset: it got {describe(value)}, none of {', '.join(options)}; choose one of them.")
+        raise UserError(f"preset: it got {describe(value)}; choose one of {', '.join(options)}.")
 
     return value
 
@@ -263,7 +263,7 @@ def _expect_floats(value: Any, field: str, source: str, more: Sequence[torch.dty
 
     if not bool(tensor.isfinite().all()):
         raise UserError(
-            f"{field}: it holds values that are not finite (NaN or infinity); look for the node before it that made "
+            f"{field}: it holds values that are not finite (NaN or infinity); find the node that made "
             "them, often a model or a decoder in fp16."
         )
     return tensor

@@ -198,12 +198,12 @@ def _plan(
     for name in (x, y):
         preset_given = name == PRESET and base.preset != presets.CUSTOM
         if name in base.values or preset_given:
-            raise UserError(f"settings: {name} is an axis; leave it out.")
+            raise UserError(f"settings: {name} is already an axis; leave it out here.")
 
     numbers: list[int] = []
     for text in parse_values(seeds, "seeds", whole=True):
         if not text.isdecimal() or int(text) > SEED_LIMIT:
-            raise UserError("seeds: they are whole numbers from 0, such as 7, or 7..9.")
+            raise UserError("seeds: give whole numbers from 0 up, such as 7, or 7..9.")
         numbers.append(int(text))
 
     return base, x_axis, y_axis, numbers

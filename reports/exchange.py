@@ -145,7 +145,7 @@ def _read_image(path: Path) -> tuple[Image.Image, str | None]:
         raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
         raise UserError(
-            f"image: {path.name} cannot be read as a picture ({problem}); choose a PNG file that Save Image wrote."
+            f"image: {path.name} cannot be read as an image ({problem}); choose a PNG file that Save Image wrote."
         ) from None
 
 
@@ -185,12 +185,12 @@ def _check_chunks(path: Path) -> None:
     Pillow reads every chunk but the image's own as a whole.
     """
     if not path.is_file():  # a pipe would never end
-        raise OSError("it is no file")
+        raise OSError("it is not a file")
 
     total = 0
     with path.open("rb") as file:
         if file.read(len(_SIGNATURE)) != _SIGNATURE:
-            raise OSError("it is no PNG")
+            raise OSError("it is not a PNG file")
 
         # A chunk begins with four bytes of its size and four of its name, and ends with four of a checksum.
         while len(head := file.read(8)) == 8:
@@ -211,18 +211,18 @@ def from_dict(run: Any) -> Report:
         UserError: a value, which the message names, is missing or of another type.
     """
     if not isinstance(run, Mapping):
-        raise UserError("run: it is no object.")
+        raise UserError("run: it is not an object.")
 
     settings = run.get("settings")
     if not isinstance(settings, Mapping) or len(settings) > _MOST_SETTINGS:
-        raise UserError("settings: they are no object.")
+        raise UserError("settings: they are not an object.")
     if not all(isinstance(name, str) and _usual(value) for name, value in settings.items()):
         raise UserError("settings: a value is neither text nor a number.")
 
     counts = run.get("counts", {})
     phases = run.get("phases", {})
     if not isinstance(counts, Mapping) or not isinstance(phases, Mapping) or len(phases) > len(COUNTS):
-        raise UserError("counts: they are no object.")
+        raise UserError("counts: they are not an object.")
 
     return Report(
         sampler=_text(run, "sampler"),
@@ -251,7 +251,7 @@ def _entries(run: Mapping[str, Any], name: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list) or len(value) > _MOST_ENTRIES:
-        raise UserError(f"{name}: it is no list of at most {_MOST_ENTRIES} entries.")
+        raise UserError(f"{name}: it is not a list of at most {_MOST_ENTRIES} entries.")
 
     return value
 
@@ -260,7 +260,7 @@ def _digests(run: Mapping[str, Any], name: str) -> list[str]:
     """An optional list of digests."""
     entries = _entries(run, name)
     if not all(isinstance(entry, str) and len(entry) <= _MOST_NAME for entry in entries):
-        raise UserError(f"{name}: an entry is no text of at most {_MOST_NAME} characters.")
+        raise UserError(f"{name}: an entry is not a text of at most {_MOST_NAME} characters.")
 
     return entries
 
@@ -277,7 +277,7 @@ def _quality(value: Any) -> Quality | None:
 
     usual = all(x is None or isinstance(x, (int, float)) and abs(x) < _MOST_NAME for x in (psnr, ssim))
     if not usual or word not in ("", *WORDS):
-        raise UserError("quality: it is no distance between images.")
+        raise UserError("quality: it is not a distance between images.")
 
     return Quality(psnr, ssim, word)
 
@@ -297,7 +297,7 @@ def _text(values: Mapping[str, Any], name: str) -> str:
     """A text that has to be there."""
     value = values.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= _MOST_NAME:
-        raise UserError(f"{name}: it is no text of 1 to {_MOST_NAME} characters.")
+        raise UserError(f"{name}: it is not a text of 1 to {_MOST_NAME} characters.")
 
     return value
 
@@ -315,6 +315,6 @@ def _number(values: Mapping[str, Any], name: str, whole: bool = False) -> float:
 
     if isinstance(value, bool) or not isinstance(value, types) or not 0 <= value < 1 << 64:
         expected = "whole number" if whole else "number"
-        raise UserError(f"{name}: it is no {expected} from 0.")
+        raise UserError(f"{name}: it is not a {expected} from 0.")
 
     return value

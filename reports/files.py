@@ -69,7 +69,7 @@ def expect_name(text: str, field: str) -> None:
         UserError: it holds a zero byte, or characters that the file system cannot encode.
     """
     if "\0" in text:
-        raise UserError(f"{field}: {text[:_SHOWN]!a} holds a zero byte, which no path can; give another.")
+        raise UserError(f"{field}: {text[:_SHOWN]!a} contains a zero byte; give another path.")
 
     try:
         os.fsencode(text)
@@ -148,7 +148,7 @@ def distinct(**files: Path | None) -> None:
 
         key = os.path.normcase(os.path.realpath(path))
         if key in seen:
-            raise UserError(f"{field}: {_short(path)} is the file of {seen[key]} too; name another.")
+            raise UserError(f"{field}: {_short(path)} is also the file of {seen[key]}; name another.")
         seen[key] = field
 
 

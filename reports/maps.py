@@ -89,7 +89,9 @@ def token_map(
     grids = _select_map(report, what)
     batch, h, w = grids.shape
     if image is not None and len(check_batch(image, "image")) not in (1, batch):
-        raise UserError(f"image: it holds {len(image)} images, the report is of {batch}; connect those of that run.")
+        raise UserError(
+            f"image: it holds {len(image)} images, and the report is of {batch}; connect the images of that run."
+        )
 
     height = min(_LARGEST, max(1, round(size * h / w)))
     if batch * height * size * 3 > _MOST_BYTES:
@@ -160,7 +162,7 @@ def _oklch(lightness: np.ndarray, chroma: np.ndarray, degrees: np.ndarray) -> np
 def _select_map(report: Report, what: str) -> np.ndarray:
     """The array [B, h, w] that ``what`` draws; a UserError for an unknown name, or if the report has no such map."""
     if what not in WHAT:
-        raise UserError(f"what: {what!r} is no token map; choose one of {', '.join(WHAT)}.")
+        raise UserError(f"what: {what!r} is not a token map; choose one of {', '.join(WHAT)}.")
 
     if what in _NUMERIC:
         name = _NUMERIC[what]

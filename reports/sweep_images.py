@@ -129,7 +129,7 @@ def _sheet(sweep: Sweep, cell: Cell) -> np.ndarray:
     """A cell's batch as one image; a UserError if its file has gone."""
     found = sweep.store.read(cell.key)
     if found is None:
-        raise UserError(f"sweep: the image {sweep.store.path(cell.key).name} has gone; run the sweep again.")
+        raise UserError(f"sweep: the image {sweep.store.path(cell.key).name} is missing; run the sweep again.")
 
     images, _ = found
     return contact_sheet(images)

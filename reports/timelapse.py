@@ -67,14 +67,14 @@ class _Run:
     def __init__(self, images: np.ndarray, label: str, report: Report | None):
         if report is None or "step" not in report.maps or not report.seconds > 0:
             raise UserError(
-                f"report: {label[:60]!r} has none that says when its tokens were decided; "
+                f"report: the report of {label[:60]!r} does not say when its tokens were decided; "
                 "connect the report of the sampler that made the image."
             )
 
         steps = report.maps["step"]
         if len(check_batch(images, "image")) != len(steps):
             raise UserError(
-                f"image: {label[:60]!r} holds {len(images)} images, its report is of {len(steps)}; "
+                f"image: {label[:60]!r} holds {len(images)} images, and its report is of {len(steps)}; "
                 "connect those of one run."
             )
 

@@ -98,7 +98,7 @@ def parse_choice(text: str, field: str) -> Choice:
 
     if len(sampler) > _MOST_NAME:
         raise UserError(
-            f"{field}: the name of the sampler has {len(sampler)} characters, which none has; give for example "
+            f"{field}: the name of the sampler is too long ({len(sampler)} characters); give for example "
             "fasthybrid: preset=fast."
         )
 

@@ -87,13 +87,13 @@ class Condition(_Entries):
             raise UserError("condition: it holds no label; name at least one.")
         if self.label_set and label_set and self.label_set != label_set:
             raise UserError(
-                f"condition: its labels are from {self.label_set}, the model was trained on {label_set}; "
+                f"condition: its labels are from {self.label_set}, and the model was trained on {label_set}; "
                 f"choose label_set {label_set} in Class Label."
             )
 
         bad = [n for n in self.labels if not 0 <= n < classes]
         if bad:
-            raise UserError(f"condition: label {bad[0]} is outside the model's 0 to {classes - 1}.")
+            raise UserError(f"condition: label {bad[0]} is outside 0 to {classes - 1}, the classes of the model.")
         return torch.tensor(self.labels, dtype=torch.int64, device=device)
 
     def rows(self, model: MARModel, guided: bool) -> Conditioning:
@@ -240,9 +240,9 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
     """
     words = split_labels(text, field)
     if not words:
-        raise UserError(f"{field}: nothing is named; give a class name or id, or several separated by commas.")
+        raise UserError(f"{field}: it is empty; give a class name or id, or several separated by commas.")
     if repeat < 1:
-        raise UserError(f"{field}: {repeat} images of each label are asked for; 1 is the least.")
+        raise UserError(f"{field}: {repeat} images of each label are too few; ask for at least 1.")
     if label_set and label_set not in label_sets():
         raise UserError(f"label_set: {label_set!r} is unknown; choose one of {', '.join(label_sets())}.")
 

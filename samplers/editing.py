@@ -45,16 +45,16 @@ class Edit:
         for name, x in (("latent_image", self.start), ("mask", mask)):
             if len(x) not in (1, images):
                 raise UserError(
-                    f"{name}: its batch has {len(x)} entries, the condition asks for {images} images; use one, or "
+                    f"{name}: its batch has {len(x)} entries, and the condition asks for {images} images; use one, or "
                     "as many."
                 )
             if not bool(x.isfinite().all()):
-                raise UserError(f"{name}: it holds numbers that are not finite; make it again.")
+                raise UserError(f"{name}: it holds values that are not finite (NaN or infinity); make it again.")
 
         # Max pooling: a mask of image size covers every token it touches.
         tokens = F.adaptive_max_pool2d(mask.to(device, torch.float32)[:, None], grid)[:, 0] > 0.5
         if not bool(tokens.flatten(1).any(1).all()):
-            raise UserError("mask: it is empty; paint over the part to sample again.")
+            raise UserError("mask: it is empty; paint over the area to draw again.")
 
         return tokens.flatten(1).expand(images, -1)
 

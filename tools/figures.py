@@ -1,11 +1,11 @@
 """Make the tables and plots of the docs: ``python -m fastar_nodes.tools.figures [NAME ...]``.
 
 ``docs/benchmarks/figures.toml`` lists them with their commands. Without names all are made. Each command runs in a
-process of its own with one thread, and the result goes into the page, between the markers of the figure. What is
-finished is kept in ``build/figures`` under a digest of the commands, of the files that they name and of the code that
-draws and measures: the same call goes on after an interruption, and only what a change concerns is made again.
+process of its own with one thread, and the result goes into the page, between the markers of the figure. Finished
+figures are kept in ``build/figures``, under a digest of their commands, files and code: the same call continues after
+an interruption, and makes only those figures again that a change affects.
 
-Seconds are measured. Let the machine have no other work.
+Seconds are measured: run it on an otherwise idle machine.
 """
 
 import argparse

@@ -48,11 +48,13 @@ def checked(ids: list[int], vocab: int, most: int, name: str, field: str = "text
     wrong = [i for i in ids if not 0 <= i < vocab]
     if wrong:
         raise UserError(
-            f"{field}: the tokenizer makes token {wrong[0]} of it, {name} has {vocab}; use the tokenizer of the model."
+            f"{field}: the tokenizer gives token {wrong[0]}, and {name} has {vocab} tokens; use the tokenizer of the "
+            "model."
         )
     if len(ids) > most:
         raise UserError(
-            f"{field}: the prompt takes {len(ids)} tokens with its template, {name} reads {max(0, most)}; shorten it."
+            f"{field}: the prompt takes {len(ids)} tokens with its template, and {name} reads {max(0, most)}; shorten "
+            "it."
         )
 
     return ids

@@ -74,7 +74,7 @@ class HybridConfig:
         heads = heads or OFFICIAL_HEADS.get(width)
         if heads is None:
             raise ValueError(
-                f"a language model of width {width} is none of the official sizes; "
+                f"a language model of width {width} is not one of the official sizes; "
                 "state llm.num_attention_heads in config.json"
             )
 

@@ -150,9 +150,9 @@ def choose(net: Regional, speed: str, device: torch.device) -> None:
         UserError: for an unknown ``speed`` or one that the network does not have, and without a compiler.
     """
     if speed == STATIC and speed not in net.speeds:
-        raise UserError(f"speed: {speed} is for token models, which have decode steps of one shape; choose compile.")
+        raise UserError(f"speed: {speed} is only for token models; choose compile.")
     if speed not in net.speeds:
-        raise UserError(f"speed: {speed!r} is none of {', '.join(net.speeds)}; choose one of them.")
+        raise UserError(f"speed: {speed!r} is not one of {', '.join(net.speeds)}.")
     if speed != PLAIN:
         _expect_compiler(device)
 

@@ -90,7 +90,7 @@ class TATokConfig:
         rows = state[f"decoder.vision_model.{_POSITIONS}"].shape[0]
         places = math.isqrt(rows)
         if places < 1 or places**2 != rows:
-            raise ValueError(f"{rows} positions are no square grid")
+            raise ValueError(f"{rows} positions are not a square grid")
 
         decoder = TATokConfig(
             width=width,
@@ -368,7 +368,7 @@ class TATokModel:
         c = self.net.config
         if not c.encoder_depth:
             raise UserError(
-                f"ta_tok: {self.name} holds no image encoder, only the side of the codes; load a whole one."
+                f"ta_tok: {self.name} has no image encoder, only the part that reads codes; load a complete TA-Tok."
             )
         if images.ndim != 4 or images.shape[1] != 3 or not images.numel():
             raise UserError(f"image: images have 3 channels, not a shape of {'x'.join(map(str, images.shape))}.")

@@ -56,7 +56,7 @@ class TarModel:
         """
         if not 0 <= scale < len(self.sides):
             known = " or ".join(str(side**2) for side in self.sides)
-            raise UserError(f"detail: {self.name} knows {known} codes and no other number; choose a finer one.")
+            raise UserError(f"detail: {self.name} only knows {known} codes; choose one of these.")
         expect_text(text)
 
         special = self.special

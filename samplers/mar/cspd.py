@@ -45,7 +45,7 @@ def _check(draft: MARModel, target: MARModel) -> None:
         if found != expected:
             raise UserError(
                 f"draft: {draft.name} and the target {target.name} differ in {what}, {found} and {expected}; "
-                "take a draft that was trained on the target's tokens and classes."
+                "use a draft model that was trained on the target's tokens and classes."
             )
 
     device = next(target.net.parameters()).device

@@ -181,7 +181,8 @@ class LazyTransformer(Transformer):
         block = usual_block(c.decoder_depth) if s.block is None else s.block
         if block > c.decoder_depth:
             raise UserError(
-                f"block: {block} is outside 1 to {c.decoder_depth}, the decoder's blocks; lower it, or leave it out."
+                f"block: {block} is outside 1 to {c.decoder_depth}, the blocks of the decoder; lower it, or leave it "
+                "out."
             )
         self.block = block - 1
         # The last block saves nothing: it computes the wanted rows only, in plain MAR too.

@@ -298,7 +298,7 @@ def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tu
     if min(counts) != max(counts):
         raise UserError(
             f"mask: the images' masks cover different numbers of tokens ({min(counts)} to {max(counts)}); "
-            "use one mask for the batch, or run the images apart."
+            "use one mask for the batch, or run the images separately."
         )
     return edit.start.to(device, torch.float32), mask
 

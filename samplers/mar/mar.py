@@ -75,7 +75,7 @@ def plain_steps(
     window = speculation if run.settings.temperature > 0 else 0
     if window and any(transformer.caches_head(len(table.steps)) for table in tables):
         raise UserError(
-            "speculation: it needs the diffusion head uncached; switch the cache's head_cache off, or set it to 0."
+            "speculation: it cannot be combined with head_cache; switch head_cache off, or set speculation to 0."
         )
     plan = run.plan
     start, noise = run.draws("full", len(run.tables.steps))

@@ -37,8 +37,8 @@ def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureConditio
     device = ta_tok.net.bottleneck.out_linear.weight.device
     if condition.size and condition.size != size:
         raise UserError(
-            f"condition: its codes are of a codebook of {condition.size}, {ta_tok.name} has {size}; use the TA-Tok "
-            "that they were made for."
+            f"condition: its codes are from a codebook of {condition.size}, and {ta_tok.name} has {size}; use the "
+            "TA-Tok that made them."
         )
     _check_codes(condition, size, ta_tok.name)
 
@@ -74,9 +74,8 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     if isinstance(condition, CodeCondition) and c.condition == "features":
         if model.ta_tok is None:
             raise UserError(
-                f"condition: it holds semantic codes, {name} is conditioned on {KINDS[c.condition]}; load it with the "
-                "TA-Tok that makes "
-                "those of them."
+                f"condition: it holds semantic codes, and {name} is conditioned on {KINDS[c.condition]}; load the "
+                "model with the TA-Tok that turns codes into features."
             )
         condition = features_of(condition, model.ta_tok)
     expect_kind(condition, c.condition, name)
@@ -92,9 +91,8 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
         for rows in entries:
             if rows.shape[-1] != c.condition_size:
                 raise UserError(
-                    f"condition: its rows hold {rows.shape[-1]} numbers, {name} reads {c.condition_size}; use the "
-                    "encoder that belongs "
-                    "to it."
+                    f"condition: its features have width {rows.shape[-1]}, and {name} reads width {c.condition_size}; "
+                    "use the encoder that the model was trained with."
                 )
 
     # 3. Their lengths.
@@ -102,15 +100,14 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     least = min(counts)
     most = max(counts)
     if c.condition == "text" and most > c.text_rows:
-        raise UserError(f"condition: a text has {most} tokens, {name} reads {c.text_rows}; shorten it.")
+        raise UserError(f"condition: a text has {most} tokens, and {name} reads {c.text_rows}; shorten it.")
     if c.absolute and most != least:
-        raise UserError(f"condition: images have {least} to {most} codes; run those of one detail at a time.")
+        raise UserError(f"condition: images have {least} to {most} codes; use the same detail for all of them.")
     needed = most + model.tokens - 1
     if c.absolute and needed > c.absolute:
         raise UserError(
-            f"grid: {model.grid} x {model.grid} tokens behind {most} condition rows need {needed} positions, {name} "
-            f"has {c.absolute}; "
-            "choose the grid that the checkpoint was made for."
+            f"grid: {model.grid} x {model.grid} tokens behind {most} condition rows need {needed} positions, and "
+            f"{name} has {c.absolute}; choose the grid that the checkpoint was made for."
         )
 
     # 4. Rows are padded to the longest image's.
@@ -142,7 +139,7 @@ def _check_entries(entries: tuple[Tensor, ...]) -> None:
     if not entries:
         raise UserError("condition: it is empty; ask for at least one image.")
     if min(map(len, entries)) < 1:
-        raise UserError("condition: an image has no rows at all; make the condition again.")
+        raise UserError("condition: an image has no features or codes; make the condition again.")
 
 
 def _check_codes(condition: CodeCondition, size: int, owner: str) -> None:
@@ -157,6 +154,5 @@ def _check_codes(condition: CodeCondition, size: int, owner: str) -> None:
     if low < 0 or high >= size:
         wrong = low if low < 0 else high
         raise UserError(
-            f"condition: code {wrong} is outside {owner}'s 0 to {size - 1}; use the TA-Tok that the codes were made "
-            "for."
+            f"condition: code {wrong} is outside 0 to {size - 1}, the codes of {owner}; use the TA-Tok that made them."
         )

@@ -262,10 +262,7 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
         UserError: a schedule whose rows attend to slots that are not written yet, or logits that were not finite.
     """
     if schedule.unwritten_visible:  # a window writes slots before the rows that should see them blank
-        raise UserError(
-            "parallel: the blanks of mask_undecoded off cannot be decoded in a window; switch mask_undecoded on, or "
-            "set parallel to 0."
-        )
+        raise UserError("parallel: it needs mask_undecoded; switch mask_undecoded on, or set parallel to 0.")
     if run.device.type == "cpu" and len(run.tokens) >= _CPU_BATCH:
         hint = f"parallel: a window feeds 4 times the rows; on a CPU with {_CPU_BATCH} images or more, compare with 0."
         run.report.remark(hint)

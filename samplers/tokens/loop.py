@@ -200,8 +200,8 @@ def given_tokens(edit: Edit, grid: int, images: int) -> Tensor:
     _, height, width = codes.shape
     if (height, width) != (grid, grid):
         raise UserError(
-            f"latent_image: it has {height} x {width} tokens, the model draws {grid} x {grid}; encode an image of the "
-            "model's own size with VAE Encode and the vae of the same loader."
+            f"latent_image: it has {height} x {width} tokens, and the model draws {grid} x {grid}; encode an image of "
+            "the model's own size with VAE Encode and the vae of the same loader."
         )
 
     again = edit.token_mask(grid, images, codes.device)

@@ -170,14 +170,14 @@ def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) 
     of_draft = draft.net.config.vocab
     if of_draft != of_target:
         raise UserError(
-            f"draft: {draft.name} writes {of_draft} codes, {target.name} {of_target}; choose two models of one VQ "
-            "tokenizer."
+            f"draft: {draft.name} has {of_draft} codes, and {target.name} has {of_target}; choose two models that use "
+            "the same VQ tokenizer."
         )
 
     if of_target != codes:
         raise UserError(
-            f"decoder: it has {codes} codes, {target.name} writes {of_target}; choose the VQ tokenizer that it was "
-            "trained with."
+            f"decoder: it has {codes} codes, and {target.name} has {of_target}; choose the VQ tokenizer that the model "
+            "was trained with."
         )
 
 
@@ -190,9 +190,8 @@ def check_grids(target: TokenModel, draft: TokenModel) -> int:
     ratio, rest = divmod(target.grid, draft.grid)
     if rest or ratio < 2:
         raise UserError(
-            f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x "
-            f"{target.grid}, which is not two, three or more times the side; choose a draft of half, a third or a "
-            "quarter of the side."
+            f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, and {target.name} draws {target.grid} x "
+            f"{target.grid}; choose a draft of half, a third or a quarter of the side."
         )
     return ratio
 

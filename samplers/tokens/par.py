@@ -151,7 +151,7 @@ def par(
 
     if not trained and settings.grouping == TRAINED:
         raise UserError(
-            f"grouping: {model.name} is a plain LlamaGen, which was trained for no groups; load a PAR, or choose "
+            f"grouping: {model.name} is a plain LlamaGen, which was not trained for groups; load a PAR, or choose "
             f"{NON_LOCAL!r} or {ADJACENT!r}."
         )
 

@@ -40,6 +40,12 @@ def test_weights_are_those_of_the_released_shapes(name, keys):
     assert need(ENTRIES[name], True).weights == 2 * whole - saved
 
 
+def test_the_image_of_a_token_model_has_guidance():
+    """LlamaGen-B: keys and values of 12 layers of width 768, for 256 tokens of both branches, in 16 bits."""
+    keys_and_values = 2 * 12 * 768 * 256 * 2
+    assert need(ENTRIES["llamagen-b-256"], False).working > 2 * keys_and_values
+
+
 @pytest.mark.parametrize("name", ["mar-base", "llamagen-b-256", "harmon-0.5b"])
 @pytest.mark.fast_cases(2)
 def test_the_page_has_the_figures_of_the_command(name):

@@ -370,7 +370,7 @@ BAD = [
     ("rows: .*'celll'", broken(*ROW, "celll", value="base/mar")),
     ("rows: fid of MAR is 'low'; write a number", broken(*ROW, "figures", "fid", value="low")),
     (
-        "rows: fid of MAR: 2.32 is no text|rows: fid of MAR: '2.32' is no text",
+        "rows: fid of MAR: 2.32 is not a text|rows: fid of MAR: '2.32' is not a text",
         broken(*ROW, "figures", "fid", value=2.32),
     ),
     ("figures: 'HPSv2' .*not_measured", broken(*ROW, "figures", "HPSv2", value="23")),

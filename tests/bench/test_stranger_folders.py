@@ -73,7 +73,7 @@ def many_claims(folder: Path) -> None:
 
 # Name, what is done to the folder, and words of the line.
 CASES = {
-    "a manifest that is a FIFO": (lambda f: os.mkfifo(replaced(f, "manifest.json")), "manifest.json .* is no file"),
+    "a manifest that is a FIFO": (lambda f: os.mkfifo(replaced(f, "manifest.json")), "manifest.json .* is not a file"),
     "a manifest of 40 GB": (lambda f: sparse(f / "manifest.json"), "manifest.json .* has 42,949,672,960 bytes"),
     "a manifest that is a device": (lambda f: replaced(f, "manifest.json").symlink_to("/dev/zero"), "leads out"),
     "a manifest elsewhere": (lambda f: out_of(f, "manifest.json"), "manifest.json leads out"),
@@ -82,8 +82,8 @@ CASES = {
     "a cell of absurd size": (lambda f: edit(f, "cells/mar-0/cell.json", size=[10**9, 10**9]), "cell.json .* damaged"),
     "an absurd batch": (lambda f: edit(f, "manifest.json", batch=10**18), "manifest.json .* damaged"),
     "images that are not there": (many_claims, "holds no finished shard yet"),
-    "images that are a FIFO": (lambda f: os.mkfifo(replaced(f, f"{SHARD}.npz")), "npz .* is no file"),
-    "images that are a folder": (lambda f: replaced(f, f"{SHARD}.npz").mkdir(), "npz .* is no file"),
+    "images that are a FIFO": (lambda f: os.mkfifo(replaced(f, f"{SHARD}.npz")), "npz .* is not a file"),
+    "images that are a folder": (lambda f: replaced(f, f"{SHARD}.npz").mkdir(), "npz .* is not a file"),
     "images of 40 GB": (lambda f: sparse(f / f"{SHARD}.npz"), "npz .* has 42,949,672,960 bytes"),
     "images elsewhere": (lambda f: out_of(f, f"{SHARD}.npz"), "npz leads out"),
     "images that are encrypted": (lambda f: encrypted(f / f"{SHARD}.npz"), "npz .* damaged"),

@@ -324,7 +324,7 @@ def test_latents_that_are_not_finite_are_reported(compare, sentence, monkeypatch
 
 @pytest.mark.parametrize("label", ["''", "' '", "', ;'"])
 def test_an_empty_label_is_not_class_0(compare, sentence, label):
-    assert sentence(compare("mar", f"--label {label}")).startswith("label: nothing is named")
+    assert sentence(compare("mar", f"--label {label}")).startswith("label: it is empty")
 
 
 def test_words_that_a_model_does_not_know_are_named_as_on_the_node(cli):

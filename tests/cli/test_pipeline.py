@@ -241,12 +241,12 @@ def test_no_setting_has_the_name_of_an_argument():
     ({"images": 0}, "^images: 0 is outside 1 to 1024"),
     ({"first": -1}, "^first: -1 is outside"),
     ({"prompt": "dog"}, "^prompt: there is no class 'dog'"),
-    ({"prompt": []}, "^prompt: nothing is named"),
+    ({"prompt": []}, "^prompt: it is empty"),
     ({"prompt": ["cat"] * 600, "images": 2}, "^batch: 1200 images are more than 1024"),
     ({"negative": "Draw."}, "^negative: it is for Harmon and UniPic, and tiny mar reads class labels"),
     ({"prompt_settings": {"top_k": 1}}, "^prompt_settings: they are for Tar's language model"),
     ({"mask": np.zeros((4, 4))}, "^image: there is a mask but no image"),
-    ({"image": np.zeros((8, 8, 3), np.uint8)}, "^mask: without one nothing"),
+    ({"image": np.zeros((8, 8, 3), np.uint8)}, "^mask: inpainting needs a mask"),
     ({"image": np.zeros((8, 8)), "mask": np.ones((4, 4))}, "^image: it is float64"),
     ({"image": torch.zeros(1, 4, 4, dtype=torch.int64), "mask": np.ones((4, 4))}, "^image: it is a tensor torch.int64"),
     ({"image": torch.zeros(1, 4, 4, 4), "mask": np.zeros((4, 4))}, "^mask: it is empty"),
@@ -264,7 +264,7 @@ def test_wrong_arguments_of_models_that_read_prompts(pipeline):
         UserError, match="^detial: Tar's language model has no such setting; did you mean detail. There"
     ):
         tar("a boat", prompt_settings={"detial": 81})
-    with pytest.raises(UserError, match="^prompt: 3 is no text, and tiny hybrid reads prompts"):
+    with pytest.raises(UserError, match="^prompt: 3 is not a text; tiny hybrid reads prompts"):
         hybrid([3])
     with pytest.raises(UserError, match="^mask: mulosd samples whole images only"):
         tar("a boat", sampler="mulosd", image=np.zeros((8, 8, 3), np.uint8), mask=np.ones((4, 4)))
@@ -277,7 +277,7 @@ def test_wrong_arguments_of_models_that_read_prompts(pipeline):
     ({"grid": 8}, "^grid: tiny mar does not use it, a MAR has one grid"),
     ({"tar": "demo-tar"}, "^tar: tiny mar does not use it"),
     ({"encoder": "x"}, "^encoder: tiny mar does not use it"),
-    ({"device": "meta"}, "^device: meta cannot be used here"),
+    ({"device": "meta"}, "^device: meta is not available here"),
     ({"dtype": torch.float64}, "^dtype: torch.float64 is not one of torch.float32"),
     ({"model": "demo-kl.pth"}, "^checkpoint: "),
     ({"model": "tar-1.5b"}, r'^model: tar-1.5b writes the codes .*load\("ar-dtok-512", tar="tar-1.5b"\)'),

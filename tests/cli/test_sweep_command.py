@@ -160,7 +160,7 @@ def test_an_unreachable_cluster_is_refused(cli, sentence, spec, tmp_path, monkey
         closed_port = f"127.0.0.1:{closed.getsockname()[1]}"
         for address in (closed_port, f"ray://{closed_port}", "auto", "nonsense", "host:port"):
             says = sentence(cli("sweep", spec(), "--out", "x", "--ray", address))
-            assert f"no cluster answers at {address} (" in says
+            assert f"no cluster was found at {address} (" in says
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "WORLD_SIZE is set too" in sentence(cli("sweep", spec(), "--out", "x", "--ray"))
     assert not (tmp_path / "x").exists()

@@ -381,7 +381,7 @@ FOLDERS = (
     # It reads another row of the embedding.
     (
         "negative_token_id",
-        "-15 is no token id",
+        "-15 is not a token id",
         {
             "config__json": json.dumps(tar_files.CONFIG),
             "tokenizer__json": tokens(added={**tar_files.ADDED, "<im_start>": -15}),

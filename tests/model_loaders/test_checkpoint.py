@@ -559,6 +559,6 @@ def test_8_bits_compute_in_the_familys_own_dtype(monkeypatch: pytest.MonkeyPatch
     assert choose_bits("auto", "cuda") == choose_bits("auto", "cpu") == "auto"
     # A device without fp8 takes the numbers; int8 in a file stays if it is chosen.
     assert choose_bits("auto", "mps") == choose_bits("bf16", "cuda") == "" and choose_bits("int8", "mps") == "int8"
-    refused(lambda: choose_dtype("fp8", "mps", "tar"), "dtype: there is no fp8 on mps; choose int8")
+    refused(lambda: choose_dtype("fp8", "mps", "tar"), "dtype: fp8 is not supported on mps; choose int8")
     assert choose_dtype("int8", "mps", "llamagen") == torch.float16
     assert choose_dtype("int8", "mps", "tar") == torch.float32, "Tar was not checked in fp16"

@@ -589,7 +589,7 @@ def test_nobody_answers(server: Server, tmp_path: Path) -> None:
 def test_nowhere_to_put_it(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(
-        UserError, match="^checkpoint: .* is no folder .(File exists|Not a directory).*; rename the file"
+        UserError, match="^checkpoint: .* is not a folder .(File exists|Not a directory).*; rename the file"
     ):
         hub.resolve("mar-base", "mar", [], tmp_path / "file")
 

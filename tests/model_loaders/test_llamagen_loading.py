@@ -173,7 +173,7 @@ class TestNullClass:
         assert last(settings).codes.shape == (1, 4, 4)
         with pytest.raises(UserError, match="^cfg: x was trained without a null class.* choose cfg 1"):
             last(replace(settings, cfg=2.0))
-        with pytest.raises(UserError, match="^condition: label 10 is outside the model's 0 to 9"):
+        with pytest.raises(UserError, match="^condition: label 10 is outside 0 to 9, the classes"):
             list(llamagen(model, from_ids([10]), settings, PairedDraws(0, (0,))))
 
 

@@ -217,7 +217,7 @@ SPECIAL = "spe_tok_embeddings.special_embeddings.weight"
         ("vq", without("post_quant_conv.weight"), "post_quant_conv.weight is missing"),
         ("vq", with_("encoder.conv_blocks.99999999.weight", 1), "not numbered 0 to 2"),
         ("vq", with_("post_quant_conv.weight", 5, 8, 1, 1), "misshaped"),
-        ("vq", widened, "widths 32, 80 are no multiples of 32"),
+        ("vq", widened, "widths 32, 80 are not multiples of 32"),
         ("gpt", lambda s: [s.pop(k) for k in list(s) if k.startswith("layers.0.")], f"{QKV} is missing"),
         ("gpt", with_("layers.7.ffn_norm.weight", 16), "not numbered 0 to 2"),
         ("gpt", with_(QKV, 47, 16), "does not fit the attention weights"),

@@ -251,7 +251,7 @@ ROWS = (
     Row("server's text", lambda: b"Entry not found", "is a text, not weights ('Entry not found')", CHOOSE),
     Row("index", lambda: b'{"metadata":{},"weight_map":{}}', "is the index of several weight files", "that it names"),
     Row("GGUF", lambda: b"GGUF\3\0\0\0\0\0", "is a GGUF file", "get the .safetensors file of the same model (fp32, "),
-    Row("noise", lambda: bytes(range(256)), "is no weight file of a known format", CHOOSE),
+    Row("noise", lambda: bytes(range(256)), "is not a weight file of a known format", CHOOSE),
     Row("gzip", lambda: gzip.compress(VALID), "is a gzip archive", UNPACK, gunzip, "x.safetensors.gz"),
     Row("7z", lambda: b"7z\xbc\xaf\x27\x1c" + bytes(64), "is a 7z archive", UNPACK),
     Row("RAR", lambda: b"Rar!\x1a\x07\x01\0" + bytes(64), "is a RAR archive", UNPACK),

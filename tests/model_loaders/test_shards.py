@@ -163,7 +163,7 @@ def test_a_configuration_with_a_byte_order_mark_and_one_that_is_a_pipe(tmp_path:
     assert read_json(tmp_path / "config.json", "checkpoint") == {"heads": 2}
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe.json")
-        with pytest.raises(UserError, match="pipe.json in .* cannot be read .it is no regular file.; get the file"):
+        with pytest.raises(UserError, match="pipe.json in .* cannot be read .it is not a regular file.; get the file"):
             read_json(tmp_path / "pipe.json", "checkpoint")
 
 

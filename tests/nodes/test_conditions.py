@@ -338,7 +338,7 @@ def test_an_empty_text_names_no_class():
     """It is not class 0."""
     for text in ("", "  \n", ", ;\n,"):
         for label_set in ("auto", "picture-book", "imagenet-1k"):
-            with pytest.raises(UserError, match="^labels: nothing is named"):
+            with pytest.raises(UserError, match="^labels: it is empty"):
                 label(text, label_set=label_set)
 
 

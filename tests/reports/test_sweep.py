@@ -205,7 +205,7 @@ def test_the_table_names_both_axes(tmp_path):
 def test_a_cell_that_has_gone_is_named(tmp_path):
     sweep = made(tmp_path)
     sweep.store.path("c1").unlink()
-    with pytest.raises(UserError, match=r"^sweep: the image c1\.png has gone"):
+    with pytest.raises(UserError, match=r"^sweep: the image c1\.png is missing"):
         sweep_grid(sweep)
 
 

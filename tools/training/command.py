@@ -2,8 +2,8 @@
 LlamaGens and the PAR; TA-Tok, the Tar language model and two de-tokenizers; the hybrid, a MAR of prompts; the binary
 autoencoder and the BitDance.
 
-An interrupted training resumes from its state in --work. All
-trainings take many hours on two CPU cores. A GPU is faster.
+An interrupted training resumes from its state in --work. All trainings together take many hours on two CPU cores; a
+GPU is faster.
 """
 
 import argparse
@@ -144,7 +144,9 @@ def run(options: argparse.Namespace) -> int:
     names = [name.strip() for name in options.only.split(",") if name.strip()]
     unknown = [name for name in names if name not in PROGRAMS]
     if unknown or not names:
-        raise UserError(f"only: {', '.join(unknown) or 'nothing'} cannot be trained; choose one of {', '.join(PROGRAMS)}.")
+        raise UserError(
+            f"only: {', '.join(unknown) or 'nothing'} cannot be trained; choose one of {', '.join(PROGRAMS)}."
+        )
     steps = whole(options.steps, "steps", 1, 10**7) if options.steps else None
     images = whole(options.pictures, "pictures", 64, 10**7) if options.pictures else None
     out = None if options.out is None else typed_path(options.out, "out")

@@ -287,7 +287,7 @@ def changed(model: MARModel, **shape) -> MARModel:
 )
 def test_a_draft_of_another_kind_is_refused_before_any_work(model, draft, says):
     named = dataclasses.replace(model, label_set="picture-book")
-    with pytest.raises(UserError, match=f"^draft: .*{says}; take a draft"):
+    with pytest.raises(UserError, match=f"^draft: .*{says}; use a draft"):
         next(cspd(named, LABELS, CSpDSettings(**FEW), NOISE, draft=draft(model)))
     # A draft without a label set is taken at its word.
     next(cspd(named, LABELS, CSpDSettings(**FEW), NOISE, draft=model))

@@ -231,7 +231,7 @@ def test_a_report_says_where_a_window_costs_time():
 
 
 def test_blanks_cannot_be_decoded_in_a_window():
-    with pytest.raises(UserError, match="parallel: the blanks of mask_undecoded off"):
+    with pytest.raises(UserError, match="parallel: it needs mask_undecoded"):
         run(*CASES["zipar"], mask_undecoded=False, parallel=2)
     assert run(*CASES["zipar"], mask_undecoded=False, parallel=1).codes.shape == (3, 4, 4)
 

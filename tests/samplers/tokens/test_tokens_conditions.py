@@ -34,7 +34,7 @@ def test_labels_pass_as_they_are():
         ("text", TextCondition((), ()), "condition: it is empty"),
         ("text", TextCondition(features(0), ("",)), "condition: .* no rows"),
         ("text", TextCondition(features(8), ("",)), "condition: .* 8 tokens, tiny reads 7"),
-        ("text", TextCondition(features(3, width=5), ("",)), "condition: .* 5 numbers, tiny reads 6"),
+        ("text", TextCondition(features(3, width=5), ("",)), "condition: .* width 5, and tiny reads width 6"),
         ("text", FeatureCondition(features(3), ("",)), "condition: .* semantic features"),
         ("features", CodeCondition((torch.tensor([1]),), ("",)), "condition: .* semantic codes"),
         ("features", FeatureCondition(features(3, 4), ("", "")), "condition: .* 3 to 4 codes"),
@@ -55,5 +55,5 @@ def test_as_many_rows_as_the_model_reads_fit():
 
 def test_labels_of_another_list_are_refused():
     model = dataclasses.replace(tiny_gpt(), label_set="picture-book")
-    with pytest.raises(UserError, match="labels are from imagenet-1k, the model was trained on picture-book"):
+    with pytest.raises(UserError, match="labels are from imagenet-1k, and the model was trained on picture-book"):
         prepare(model, Condition((1,), ("tench",), "imagenet-1k"), CPU)
