@@ -67,7 +67,7 @@ class _Run:
     def __init__(self, images: np.ndarray, label: str, report: Report | None):
         if report is None or "step" not in report.maps or not report.seconds > 0:
             raise UserError(
-                f"report: the report of {label[:60]!r} does not say when its tokens were decided; "
+                f"report: {label[:60]!r} has no record of when its tokens were decided; "
                 "connect the report of the sampler that made the image."
             )
 

@@ -109,7 +109,7 @@ def test_a_token_holds_the_latent_channels_of_patch_times_patch_positions(tmp_pa
         return
     makes = channels // patch**2
     with pytest.raises(
-        UserError, match=f"^decoder: kl decodes {reads} latent channels, mar makes {makes}; choose auto"
+        UserError, match=f"^decoder: kl decodes {reads} latent channels, and mar makes {makes}; choose auto"
     ):
         assembly.load(MAR, "mar.safetensors", files, "kl.safetensors")
 

@@ -28,7 +28,7 @@ def decoder(channels):
 def test_channels_of_a_token_are_divided_by_the_patch_squared(channels, patch, reads):
     assembly._expect_latents(decoder(reads), mar(channels, patch))
     for other in (reads // 2, reads * 2):
-        words = f"^decoder: a KL decodes {other} latent channels, a MAR makes {reads};"
+        words = f"^decoder: a KL decodes {other} latent channels, and a MAR makes {reads};"
         with pytest.raises(UserError, match=words):
             assembly._expect_latents(decoder(other), mar(channels, patch))
 

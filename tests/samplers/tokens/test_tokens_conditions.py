@@ -32,13 +32,13 @@ def test_labels_pass_as_they_are():
     ("kind", "condition", "found"),
     [
         ("text", TextCondition((), ()), "condition: it is empty"),
-        ("text", TextCondition(features(0), ("",)), "condition: .* no rows"),
-        ("text", TextCondition(features(8), ("",)), "condition: .* 8 tokens, tiny reads 7"),
+        ("text", TextCondition(features(0), ("",)), "condition: .* no features or codes"),
+        ("text", TextCondition(features(8), ("",)), "condition: .* 8 tokens, and tiny reads 7"),
         ("text", TextCondition(features(3, width=5), ("",)), "condition: .* width 5, and tiny reads width 6"),
         ("text", FeatureCondition(features(3), ("",)), "condition: .* semantic features"),
         ("features", CodeCondition((torch.tensor([1]),), ("",)), "condition: .* semantic codes"),
         ("features", FeatureCondition(features(3, 4), ("", "")), "condition: .* 3 to 4 codes"),
-        ("features", FeatureCondition(features(50), ("",)), "grid: .* 65 positions, tiny has 64"),
+        ("features", FeatureCondition(features(50), ("",)), "grid: .* 65 positions, and tiny has 64"),
         ("class", Condition((9,), ("nine",)), "label 9 "),
     ],
 )
