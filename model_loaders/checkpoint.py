@@ -273,7 +273,7 @@ def _is_pickled(file: Checkpoint) -> bool:
     if not os.path.exists(file.path):  # Path.exists can raise
         raise UserError(f"{file.field}: there is no file {file.path}; put it there or choose another")
     if not os.path.isfile(file.path):
-        raise file.error("is a folder or no regular file", "choose a weight file")
+        raise file.error("is a folder or not a regular file", "choose a weight file")
     try:
         with file.path.open("rb") as opened:
             head = opened.read(512)
@@ -391,7 +391,7 @@ def _unpickled(file: Checkpoint) -> Any:
     except MemoryError:
         raise
     except Exception as e:  # a damaged file can raise any exception
-        raise file.error(f"is damaged or no checkpoint ({first_line(e)})") from e
+        raise file.error(f"is damaged or not a checkpoint ({first_line(e)})") from e
 
 
 def member(path: Path, field: str) -> Path:

@@ -52,9 +52,9 @@ def no_gain(report: Report, baseline: Report | None = None) -> str:
 
     # Drafts that were all rejected.
     if counts.get("rejected") and not counts.get("accepted"):
-        return f"No draft was kept: all drafts were extra work; use a lower threshold or shorter drafts.{slower}"
+        return f"No draft was accepted, so all drafts were extra work; use a lower threshold or shorter drafts.{slower}"
     if counts.get("drafted_steps") and not counts.get("accepted_steps"):
-        return f"No drafted diffusion step was kept; use a lower speculation.{slower}"
+        return f"No drafted diffusion step was accepted; use a lower speculation.{slower}"
 
     # Settings at which a method is plain sampling.
     accepts_none = settings.get("threshold", 0) > 1 and not settings.get("acceptance_target")

@@ -264,7 +264,10 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
     if schedule.unwritten_visible:  # a window writes slots before the rows that should see them blank
         raise UserError("parallel: it needs mask_undecoded; switch mask_undecoded on, or set parallel to 0.")
     if run.device.type == "cpu" and len(run.tokens) >= _CPU_BATCH:
-        hint = f"parallel: a window feeds 4 times the rows; on a CPU with {_CPU_BATCH} images or more, compare with 0."
+        hint = (
+            f"parallel: it computes about 4 times as many rows; on a CPU with {_CPU_BATCH} or more images, compare the "
+            "time with 0."
+        )
         run.report.remark(hint)
 
     t = schedule.ahead
@@ -272,8 +275,8 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
         run.rows = padded_rows(t, window)
         name = dtype_of(run.net)
         hint = (
-            f"parallel in {name}: the same image for every window of up to {run.rows} rows and for parallel 1; "
-            "parallel 0 rounds differently. In fp32 all are equal."
+            f"parallel in {name}: windows of up to {run.rows} rows, parallel 1 among them, give the same image; "
+            "parallel 0 gives another one. In fp32 all are equal."
         )
         run.report.remark(hint)
 

@@ -174,7 +174,7 @@ GAINS = [
     of("cspd", counts={"drafted_steps": 4, "accepted_steps": 1}),
 ]
 NO_GAINS = {
-    "No draft was kept": of("fasthybrid", counts={"rejected": 9}, lookahead=4, threshold=0.9),
+    "No draft was accepted": of("fasthybrid", counts={"rejected": 9}, lookahead=4, threshold=0.9),
     "Nothing was drafted": of("fasthybrid", lookahead=0, threshold=0.9),
     "Nothing came from the cache": of("fasthybrid+lazymar", refresh_period=1, lookahead=4, threshold=0.9),
     "Every pass decided one token": of("zipar", 16),
