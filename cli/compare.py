@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
 
     print(to_table(reports, labels, base, quality))
     if repeats == 1 and len(reports) > 1:
-        print("Seconds are of one run each and vary from run to run: --repeats 5 measures the speed-up in turn.")
+        print("Seconds are from one run each and vary from run to run; measure the speed-up with --repeats 5.")
     for note in dict.fromkeys(report.note for report in reports if report.note):
         print(f"note: {literal(note, LONGEST_NOTE)}")
 
