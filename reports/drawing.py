@@ -139,7 +139,7 @@ class Canvas:
 
 
 def check_batch(images: np.ndarray, name: str) -> np.ndarray:
-    """Return ``pictures`` if it is a non-empty uint8 array [N, H, W, 3], else raise a UserError."""
+    """Return ``images`` if it is a non-empty uint8 array [N, H, W, 3], else raise a UserError."""
     if not isinstance(images, np.ndarray):
         raise UserError(f"{name}: it holds {type(images).__name__}, not uint8 images [N, H, W, 3].")
 

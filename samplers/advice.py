@@ -200,7 +200,7 @@ def calibrate(
     left = list(measured)
     done = 0
     margin = _MARGINS.get(settings.measure, 0.0)
-    made: dict[bool, tuple[np.ndarray, Report]] = {}  # whether it is the plain sampler's to pictures and report
+    made: dict[bool, tuple[np.ndarray, Report]] = {}  # whether it is the plain sampler's to images and report
     for k in range(settings.repeats):
         at = (seed + k) % SEEDS
         paired = k > 0

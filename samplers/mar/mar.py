@@ -52,7 +52,7 @@ def mar(
         settings: see :class:`MARSettings`.
         noise: noise of B images.
         transformer: how the transformer is evaluated; None for in full.
-        edit: part of a picture to sample again; None for a whole new one.
+        edit: part of an image to sample again; None for a whole new one.
 
     Yields:
         :class:`Step` after every AR step; returns :class:`Sampled`.
