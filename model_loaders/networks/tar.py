@@ -56,7 +56,7 @@ class TarModel:
         """
         if not 0 <= scale < len(self.sides):
             known = " or ".join(str(side**2) for side in self.sides)
-            raise UserError(f"detail: {self.name} only knows {known} codes; choose one of these.")
+            raise UserError(f"detail: {self.name} only knows {known} codes; choose a finer detail.")
         expect_text(text)
 
         special = self.special

@@ -233,7 +233,7 @@ def test_no_setting_has_the_name_of_an_argument():
      "^preset: there is no preset 'balancd'; did you mean balanced. Choose one of balanced, fast, exact"),
     ({"preset": None}, "^preset: there is no preset None; choose one of balanced"),
     ({"sampler": "fasthybrid", "threshhold": 1},
-     "^threshhold: fasthybrid has no such setting; did you mean threshold. There"),
+     "^threshhold: fasthybrid has no such setting; did you mean threshold. Choose one of"),
     ({"window": 4}, "^window: mar has no such setting; choose one of steps, "),
     ({"cfg": "much"}, "^cfg: 'much' is not a number"),
     ({"seed": -1}, "^seed: -1 is outside 0 to 18446744073709551615"),
@@ -261,7 +261,7 @@ def test_a_wrong_argument_is_one_sentence(pipeline, wrong, message):
 def test_wrong_arguments_of_models_that_read_prompts(pipeline):
     tar, hybrid = pipeline(**SAME["tar"][0]), pipeline(**SAME["hybrid"][0])
     with pytest.raises(
-        UserError, match="^detial: Tar's language model has no such setting; did you mean detail. There"
+        UserError, match="^detial: Tar's language model has no such setting; did you mean detail. Choose one of"
     ):
         tar("a boat", prompt_settings={"detial": 81})
     with pytest.raises(UserError, match="^prompt: 3 is not a text; tiny hybrid reads prompts"):

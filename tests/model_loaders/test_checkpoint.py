@@ -142,7 +142,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     refused(lambda: read(tmp_path), "folder")
     if hasattr(os, "mkfifo"):  # is not waited for
         os.mkfifo(tmp_path / "x.safetensors")
-        refused(lambda: read(tmp_path / "x.safetensors"), "no regular file")
+        refused(lambda: read(tmp_path / "x.safetensors"), "not a regular file")
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         (b"GGUF\x03\x00\x00\x00\x00\x00", "a GGUF file"),
         (b"\x80\x04N.", "a bare pickle"),
         (b"\x00\x01", "cut short: it has 2 bytes"),
-        (bytes(range(256)) * 4, "no weight file"),
+        (bytes(range(256)) * 4, "not a weight file"),
         (b"PK\x03\x04 and then nothing", "rename it"),
         (b"PK\x03\x04"[:3], "cut short: it has 3 bytes"),
         ((2).to_bytes(8, "little") + b"{}", "holds no tensors"),
         ((900).to_bytes(8, "little") + b'{"a": ', "cut short"),
         ((8).to_bytes(8, "little") + b"{not it}", "damaged or cut short"),
         ((7).to_bytes(8, "little") + b"{" + b"[" * 6, "damaged or cut short"),
-        ((2**62).to_bytes(8, "little") + b"{}", "no weight file"),
+        ((2**62).to_bytes(8, "little") + b"{}", "not a weight file"),
     ],
 )
 def test_what_is_no_checkpoint(tmp_path: Path, content: bytes, words: str) -> None:

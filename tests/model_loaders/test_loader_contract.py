@@ -228,7 +228,7 @@ SPECIAL = "spe_tok_embeddings.special_embeddings.weight"
         ("dtok", with_("abs_pe", 19), "misshaped"),
         ("dtok", with_("clip_proj.weight", 16), "misshaped"),
         ("ta_tok", without(f"{TA_TOK}encoder.layers.0.mlp.fc1.weight"), "fc1.weight is missing"),
-        ("ta_tok", with_(f"{TA_TOK}embeddings.position_embedding.weight", 15, 24), "no square grid"),
+        ("ta_tok", with_(f"{TA_TOK}embeddings.position_embedding.weight", 15, 24), "not a square grid"),
         ("tar", without(f"{QWEN}self_attn.q_proj.weight"), "q_proj.weight is missing"),
     ],
 )

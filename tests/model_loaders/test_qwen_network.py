@@ -150,13 +150,13 @@ def test_prompts_that_do_not_fit() -> None:
     assert len(model.prompt("a " * 46, 0)) == 48
     with pytest.raises(
         UserError,
-        match="^text: the prompt takes 49 tokens with its template, tiny reads 48; shorten it.$",
+        match="^text: the prompt takes 49 tokens with its template, and tiny reads 48; shorten it.$",
     ):
         model.prompt("a " * 47, 0)
     assert model.prompt("a " * 58, 1)
-    with pytest.raises(UserError, match=r"^detail: tiny knows 16 codes"):
+    with pytest.raises(UserError, match=r"^detail: tiny only knows 16 codes; choose a finer detail"):
         tiny_tar(sides=(4,)).prompt("a", 1)
     with pytest.raises(UserError, match="^text: a prompt must be text, not int"):
         model.prompt(3, 0)
-    with pytest.raises(UserError, match="^text: the tokenizer makes token 40 of it, tiny has 40"):
+    with pytest.raises(UserError, match="^text: the tokenizer gives token 40, and tiny has 40"):
         replace(model, tokenize=lambda text: [40]).prompt("x", 0)

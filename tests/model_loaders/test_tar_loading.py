@@ -442,5 +442,5 @@ def test_parts_are_checked(tmp_path: Path) -> None:
     other = TATokModel(tiny_ta_tok(replace(TINY_TA_TOK, width=36)), "other")
     refused(load_detokenizer, tmp_path / "d.safetensors", "^ta_tok: other has features of width 36", ta_tok=other)
     vq = VQModel(VQAutoencoder(VQConfig(ch=8, ch_mult=(1,), blocks=1, z_channels=4, codes=21, groups=4)), "vq")
-    with pytest.raises(UserError, match="^decoder: vq has 21 codes, d writes 20"):
+    with pytest.raises(UserError, match="^decoder: vq has 21 codes, and d has 20"):
         expect_codes(vq, model)

@@ -239,5 +239,5 @@ def test_an_id_outside_the_table(copy: Path) -> None:
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
     encoder = load_text_encoder(copy)
     encoder.encode(["cat"])
-    with pytest.raises(UserError, match="^text: the tokenizer makes token 500 of it, t5 has 120"):
+    with pytest.raises(UserError, match="^text: the tokenizer gives token 500, and t5 has 120"):
         encoder.encode(["boat"])
