@@ -114,21 +114,27 @@ def drawing_entries() -> list[hub.Entry]:
 
 
 def row(entry: hub.Entry) -> list[str]:
-    """An entry's row of the table: weights and all memory of both precisions, and the smallest card for each."""
-    needs = [need(entry, eight) for eight in (False, True)]
-    sizes = [f"{part / 1e9:.2f}" for need in needs for part in (need.weights, need.total)]
+    """An entry's row of the table: all memory in both precisions, and the smallest card for each."""
+    cells = [entry.id]
+    for eight in (False, True):
+        needed = need(entry, eight)
+        cells += [f"{needed.total / 1e9:.2f}", smallest_card(needed)]
 
-    cards = []
+    return cells
+
+
+def smallest_card(needed: Need) -> str:
+    """The smallest of the cards that a generation fits, in GB."""
     for card in CARDS:
-        whole, eight = (need.fits(card) for need in needs)
-        cards.append("bf16" if whole else "8 bits" if eight else "no")
-    return [entry.id, *sizes, *cards]
+        if needed.fits(card):
+            return str(card)
+
+    return "none"
 
 
 def table() -> str:
     """The table as Markdown."""
-    sizes = ["bf16: weights, GB", "with one image", "8 bits: weights, GB", "with one image"]
-    head = ["entry", *sizes, *(f"{card} GB card" for card in CARDS)]
+    head = ["model", "bf16, GB", "card, GB", "8 bits, GB", "card, GB"]
     return markdown([head, *(row(entry) for entry in drawing_entries())], markup=True)
 
 

@@ -47,7 +47,8 @@ def test_the_page_has_the_figures_of_the_command(name):
     assert written == row(ENTRIES[name])
 
 
-def test_8_bits_are_named_where_only_they_fit(monkeypatch):
+def test_the_smallest_card_is_named(monkeypatch):
     needs = {False: Need(9 * GIB, GIB), True: Need(5 * GIB, GIB)}
     monkeypatch.setattr(fits, "need", lambda entry, eight: needs[eight])
-    assert row(ENTRIES["mar-base"])[5:] == ["8 bits", "bf16", "bf16", "bf16"]
+    assert row(ENTRIES["mar-base"]) == ["mar-base", "10.74", "12", "6.44", "8"]
+    assert fits.smallest_card(Need(23 * GIB, 1)) == "none"
