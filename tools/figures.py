@@ -281,16 +281,25 @@ def joined(outputs: Sequence[str]) -> str:
 def conditions(figure: Listed, made: Mapping[str, str]) -> str:
     """The line below a figure: its command, seed and number of images, machine, version and date."""
     parts = [f"`make figures ONLY={figure.name}`"]
-    for spec in figure.specs[-1:]:
-        words = f" {' '.join(figure.commands)} "
-        seed = re.search(r" --seed (\d+) ", words)
-        images = [int(number) for number in re.findall(r" --images (\d+) ", words)]
-        if len(images) < len(figure.specs):
-            images.append(spec.images)  # the sweep without the option
-        parts.append(f"seed {seed[1] if seed else spec.seed}, {max(images)} images a cell")
+    images = []
+    seeds = set()
+    for command in figure.commands:
+        words = shlex.split(command)
+        if words[0] == "sweep":
+            spec = read_spec(ROOT / words[1])
+            images.append(int(_option(words, "--images") or spec.images))
+            seeds.add(_option(words, "--seed") or str(spec.seed))
+
+    if images:
+        parts.append(f"seed {', '.join(sorted(seeds))}, {max(images)} images a cell")
 
     parts.append("{cpu}, PyTorch {torch}, {date}".format_map(made))
     return f"*{'; '.join(parts)}.*"
+
+
+def _option(words: Sequence[str], name: str) -> str:
+    """The value after an option of a command, "" without it."""
+    return words[words.index(name) + 1] if name in words else ""
 
 
 def machine() -> dict[str, str]:
