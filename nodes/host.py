@@ -262,6 +262,9 @@ class _CoreOperations(Operations):
         finally:
             comfy.ops.uncast_bias_weight(layer, weight, bias, stream)
 
+    def is_plain(self, layer: nn.Module) -> bool:
+        return type(layer) is comfy.ops.disable_weight_init.Linear  # others may have quantised weights
+
     def offloaded(self, net: nn.Module) -> list[nn.Module]:
         found = []
         for layer in net.modules():

@@ -87,22 +87,26 @@ class HeadConfig:
         )
 
 
-def swiglu(w1: nn.Module, w2: nn.Module, x: Tensor) -> Tensor:
-    """w2(silu(a) * b), where a and b are the halves of w1(x)."""
-    a, b = w1(x).chunk(2, -1)
-    return w2(F.silu(a) * b)
+def silu_gated(halves: Tensor) -> Tensor:
+    """silu(a) * b of the two halves a and b of the numbers of a row."""
+    a, b = halves.chunk(2, -1)
+    return F.silu(a) * b
 
 
 class SwiGLU(nn.Module):
-    """:func:`swiglu` with an inner width."""
+    """SwiGLU: w2(silu(a) * b), where a and b are the halves of w1(x)."""
 
     def __init__(self, c_in: int, hidden: int, c_out: int, bias: bool, operations: Operations = FAST):
         super().__init__()
         self.w1 = operations.Linear(c_in, 2 * hidden, bias=bias)
         self.w2 = operations.Linear(hidden, c_out, bias=bias)
 
+    def inner(self, x: Tensor) -> Tensor:
+        """The input of w2."""
+        return silu_gated(self.w1(x))
+
     def forward(self, x: Tensor) -> Tensor:
-        return swiglu(self.w1, self.w2, x)
+        return self.w2(self.inner(x))
 
 
 class _HeadAttention(nn.Module):
@@ -149,7 +153,7 @@ class _HeadBlock(nn.Module):
 
         scale, shift, gate = parts[-3:]
         h = modulated(x, norm, scale, shift)
-        h = swiglu(self.w1, self.w2, h) if self.gated else self.mlp(h)
+        h = self.w2(silu_gated(self.w1(h))) if self.gated else self.mlp(h)
         return torch.addcmul(x, gate, h)
 
 

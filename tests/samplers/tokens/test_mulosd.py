@@ -323,7 +323,7 @@ def test_a_verification_by_hand():
         config = SimpleNamespace(vocab=4)
         logits = staticmethod(lambda hidden, span: hidden.log())
 
-    state = SimpleNamespace(net=Net, span=None, tokens=tokens, settings=None, rows=0, largest_logit=torch.zeros(()))
+    state = SimpleNamespace(net=Net, span=None, tokens=tokens, settings=None, rows=0, norms=[])
     common = {"cfg": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     for chosen, wanted in (
         # Below tau, not at it.
@@ -380,7 +380,7 @@ def test_guidance_of_a_verification_by_hand():
         logits = staticmethod(lambda hidden, span: hidden.log())
 
     chosen = MuLoSDSettings(cfg=2.0, top_k=0, top_p=1.0, cfg_interval=7)
-    state = SimpleNamespace(net=Net, span=None, tokens=tokens, settings=chosen, rows=0, largest_logit=torch.zeros(()))
+    state = SimpleNamespace(net=Net, span=None, tokens=tokens, settings=chosen, rows=0, norms=[])
     pool, _ = module.verify(state, chosen, torch.cat([p, torch.full_like(p, 0.25)]), 6, table)
     torch.testing.assert_close(pool, torch.tensor([[0.02 / 0.52, 0.02 / 0.52, 0.1 / 0.36, 0.7]]))
 
