@@ -120,7 +120,7 @@ def table() -> str:
         "bf16, GB",
         "8 bits, GB",
         "licence of the weights",
-        "checked by",
+        "checked",
     ]
     known = {entry.id: entry for entry in drawing_entries()}
     for family in ("kl", "vq", "t5", "ta-tok"):
