@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders.networks.bitdance import BlockModel
 from ..model_loaders.networks.eight_bits import FP8, INT8, Quantized, round_to, statement
 from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.ops import Operations
@@ -444,7 +445,7 @@ class Loaded(Generic[M]):
     """Value of a model socket. It owns the patchers, because ComfyUI's list of loaded models holds no reference."""
 
     model: M
-    # Moves the weights of ``net``, or of the first of a MAR's parts.
+    # Moves the weights of ``net``, or of the first of the parts of a MAR or BitDance.
     patcher: ModelPatcher
     # The FastARVAE of the same loader, for live previews; None without one. Not typed, because vae.py imports this
     # module.
@@ -466,11 +467,11 @@ class Loaded(Generic[M]):
         recommended: Mapping[str, Any] | None = None,
         speed: str = "",
     ) -> Loaded[M]:
-        """Place a model under ComfyUI's memory management: the parts of a MAR one by one, of other models ``net``."""
+        """Place a model under ComfyUI's memory management: the parts of a MAR or BitDance one by one, else ``net``."""
         compute = get_compute_device()
         offload = get_offload_device()
 
-        nets = list(model.parts.values()) if isinstance(model, MARModel) else [model.net]
+        nets = list(model.parts.values()) if isinstance(model, MARModel | BlockModel) else [model.net]
         patchers: list[ModelPatcher] = []
         for net in nets:
             patchers.append(make_patcher(net, compute, offload, speed or PLAIN))

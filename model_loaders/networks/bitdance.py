@@ -27,7 +27,7 @@ from .llama import CLASS, PROMPT, Block, Cache, Llama, LlamaConfig, Norm, Positi
 from .mar import TimeEmbedding
 from .ops import FAST, Operations
 from .speed import Regional
-from .structure import depth
+from .structure import depth, without
 
 # Attention heads of the ImageNet models by width, which no state dict holds: sizes B, L, H.
 OFFICIAL_HEADS = {768: 12, 1024: 16, 1280: 20}
@@ -531,6 +531,11 @@ class BlockModel:
     def condition(self) -> str:
         """Kind of condition it is sampled with."""
         return self.net.config.condition
+
+    @property
+    def parts(self) -> Mapping[str, nn.Module]:
+        """All weights, in modules that a host may place and offload one by one."""
+        return {"transformer": without(self.net, self.net.head), "head": self.net.head}
 
     @property
     def usual_size(self) -> tuple[int, int]:
