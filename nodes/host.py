@@ -494,20 +494,30 @@ class Loaded(Generic[M]):
 
 def to_device(
     loaded: Loaded[Any], memory: float, latents: tuple[int, int, int, int], others: Sequence[ModelPatcher] = ()
-) -> None:
+) -> Any:
     """Load a model and other networks with ``memory`` bytes free to work in.
 
-    The decoder is loaded too, if there are previews of ``latents`` [B, C, h, w].
+    The decoder is loaded too, if there are previews of ``latents`` [B, C, h, w]: if they are wanted, and the device can
+    hold the decoder beside the rest. Otherwise weights would have to stay in main memory for the sake of previews.
+
+    Returns:
+        The FastARVAE of the previews; None without previews.
     """
-    patchers = [*loaded.patchers, *others]
+    patchers = list(dict.fromkeys([*loaded.patchers, *others]))
 
     vae = loaded.vae
     if vae is not None and previews_wanted():
-        patchers.append(vae.patcher)
         shown = min(MOST_IMAGES, latents[0])
-        memory += shown * vae.memory_used_decode(latents, vae.vae_dtype)
+        decoding = shown * vae.memory_used_decode(latents, vae.vae_dtype)
 
-    load_weights(list(dict.fromkeys(patchers)), memory)
+        together = list(dict.fromkeys([*patchers, vae.patcher]))
+        weights = sum(weight.nbytes for patcher in together for weight in patcher.model.parameters())
+        if weights + memory + decoding <= mm.get_total_memory(loaded.patcher.load_device):
+            load_weights(together, memory + decoding)
+            return vae
+
+    load_weights(patchers, memory)
+    return None
 
 
 def load_to_device(loaded: Loaded[Any], memory: float) -> None:

@@ -504,7 +504,7 @@ class LoadBitDance(_Loader):
     dtypes = (AUTO, "fp32", "bf16", *EIGHT_BITS)
     tooltips = {
         "checkpoint": "The model: your own go into models/fastar, a 14B as a folder with all its parts, and entries "
-        "with a size are downloads. A 14B needs about 20 GB of graphics memory in 8 bits and 34 GB in bf16.",
+        "with a size are downloads. A 14B needs about 21 GB of graphics memory in 8 bits and 34 GB in bf16.",
         "decoder": "The binary autoencoder that turns bits into images. Usual: auto, the one that the model was "
         "trained with, which often lies in or beside its file.",
     }

@@ -385,10 +385,10 @@ class LatentRun:
         """Channels, height and width of an image's latents."""
         raise NotImplementedError
 
-    def start(self, room: Room) -> Steps:
-        """Load the weights and begin the sampler."""
-        to_device(self.loaded, room.memory, room.latents, room.others)
-        return in_parts(self._sample, self.images, self.loaded.model.net)
+    def start(self, room: Room) -> tuple[Steps, FastARVAE | None]:
+        """Load the weights and begin the sampler; returns its steps, and the decoder of previews if there are any."""
+        vae = to_device(self.loaded, room.memory, room.latents, room.others)
+        return in_parts(self._sample, self.images, self.loaded.model.net), vae
 
     def _sample(self, part: range) -> Steps:
         """The sampler on some of the images."""
@@ -472,14 +472,17 @@ class TokenRun:
         encoding = at_once * vae.memory_used_encode((1, 3, side, side), vae.vae_dtype)
         return Room(memory + encoding, latents, [*self.draft.patchers, vae.patcher])
 
-    def start(self, room: Room) -> Steps:
-        """Read the condition, load the weights, turn the image to change into codes, and begin the sampler."""
+    def start(self, room: Room) -> tuple[Steps, FastARVAE | None]:
+        """Read the condition, load the weights, turn the image to change into codes, and begin the sampler.
+
+        Returns its steps, and the decoder of previews if there are any.
+        """
         condition = _read_codes(self.condition, self.loaded)
 
-        def place() -> None:
-            to_device(self.loaded, room.memory, room.latents, room.others)
+        def place() -> FastARVAE | None:
+            return to_device(self.loaded, room.memory, room.latents, room.others)
 
-        place()
+        vae = place()
         edit = None if self.edit is None else _edit_codes(self.edit, self.vae)
 
         drafted: dict[str, Any] = {}
@@ -492,9 +495,9 @@ class TokenRun:
             draws = PairedDraws(self.seed, part)
             return self.entry.run(self.loaded.model, condition.of(part), self.settings, draws, **more)
 
-        return in_parts(sample, self.images, self.loaded.model.net)
+        return in_parts(sample, self.images, self.loaded.model.net), vae
 
-    def _up_sampling(self, place: Callable[[], None]) -> UpSampling:
+    def _up_sampling(self, place: Callable[[], Any]) -> UpSampling:
         """What enlarges the draft; ``place`` loads the run's networks again after an upscale model."""
         if self.upscale_model is None:
             return UpSampling(self.vae.tokenizer, None, "bicubic")
@@ -630,13 +633,15 @@ def _upscale_name(upscale_model: Any) -> str:
 # ------------------------------------------------------------------------------------------------ 3. run
 
 
-def start(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: Sockets) -> tuple[Steps, Run]:
-    """Check, estimate and begin a run; returns its steps."""
+def start(
+    entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: Sockets
+) -> tuple[Steps, Run, FastARVAE | None]:
+    """Check, estimate and begin a run; returns its steps, the run, and the decoder of previews if there are any."""
     checked = check(entry, loaded, settings, seed, sockets)
     room = checked.estimate()
-    steps = checked.start(room)
+    steps, vae = checked.start(room)
 
-    return steps, checked
+    return steps, checked, vae
 
 
 def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: Sockets) -> io.NodeOutput:
@@ -651,11 +656,11 @@ def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: So
 
         # Otherwise the seconds would include the initialisation of libraries, and the first sampler of a comparison
         # would look slow.
-        beginning, _ = start(entry, loaded, short(entry, settings), seed, sockets)
+        beginning, _, _ = start(entry, loaded, short(entry, settings), seed, sockets)
         run_beginning(beginning)
 
-    steps, checked = start(entry, loaded, settings, seed, sockets)
-    done = drive(steps, loaded.vae, checked.latents)
+    steps, checked, vae = start(entry, loaded, settings, seed, sockets)
+    done = drive(steps, vae, checked.latents)
 
     with enough_memory(READING):
         samples = host.to_output(checked.latents(done))
@@ -692,7 +697,7 @@ def warm_up(loaded: Loaded[Any], condition: Any) -> None:
     plain = choose(baseline_of(loaded), {})
     settings = short(plain.entry, settings_for(plain, loaded))
 
-    steps, _ = start(plain.entry, loaded, settings, 0, Sockets(condition))
+    steps, _, _ = start(plain.entry, loaded, settings, 0, Sockets(condition))
     run_beginning(steps)
 
 

@@ -456,10 +456,8 @@ class BitDanceClass(BlockNetwork):
 
         self.layers = nn.ModuleList()
         for _ in range(c.depth):
-            layer = Block(c, operations)
             mlp = SwiGLU(c.dim, c.hidden, c.dim, bias=False, operations=operations)
-            layer.feed_forward = mlp  # type: ignore[assignment]
-            self.layers.append(layer)
+            self.layers.append(Block(c, operations, mlp))
 
         self.norm = Norm(c.dim, c.eps)
         self.pos_for_diff = nn.Embedding(c.tokens, c.dim)
