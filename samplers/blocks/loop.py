@@ -7,6 +7,7 @@ D, and R rows of the batch: those of the condition, then with guidance those of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 import torch
@@ -368,7 +369,8 @@ def given_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: t
         height, width = (side * model.stride for side in grid)
         own_height, own_width = (side * model.stride for side in start.shape[2:])
         remedy = f"encode an image of {width} x {height} with VAE Encode"
-        if (own_height, own_width) in model.sizes:
+        with suppress(UserError):
+            model.grid(own_height, own_width)  # raises for a size that it does not draw
             remedy = f"set width to {own_width} and height to {own_height}, or {remedy}"
         raise UserError(
             f"latent_image: it is of {own_width} x {own_height} pixels, and the image to draw of {width} x {height}; "
