@@ -133,7 +133,7 @@ def test_an_edit_of_another_size_names_the_numbers_to_set():
     start = {"samples": bits(1, model.model, (4, 4))}
     edit = {"latent_image": start, "mask": right_half(), "condition": text}
     with pytest.raises(
-        UserError, match="^latent_image: it is of 8 x 8 pixels, .* of 8 x 16; encode an image of 8 x 16"
+        UserError, match="^latent_image: .* 8 x 8 pixels, .* 8 x 16; set width to 8 and height to 8, or"
     ):
         sample(NODE, model=model, **FEW, width=8, height=16, **edit)
     assert sample(NODE, model=model, **FEW, width=8, height=8, **edit)[0].shape == (1, 12, 4, 4)
@@ -159,11 +159,9 @@ def test_without_memory_for_a_whole_image_it_says_so(monkeypatch):
     vae = a_block().vae
     monkeypatch.setattr(vae, "_decode", full)
     monkeypatch.setattr(vae, "_encode", full)
-    with pytest.raises(
-        UserError, match="^samples: .* tiles would change it; memory is insufficient to decode it whole"
-    ):
+    with pytest.raises(UserError, match="^samples: .* tiles would change it; memory is insufficient to decode it w"):
         vae.decode(torch.ones(1, 6, 4, 4))
-    with pytest.raises(UserError, match="^pixels: .* tiles would change it; memory is insufficient to encode it whole"):
+    with pytest.raises(UserError, match="^pixels: .* tiles would change it; memory is insufficient to encode it w"):
         vae.encode(torch.rand(1, 8, 8, 3))
 
 
@@ -185,9 +183,7 @@ def test_the_memory_of_the_decoder_is_the_networks_own_estimate():
 
 def test_latents_of_other_families_are_refused_both_ways():
     model = a_block()
-    with pytest.raises(
-        UserError, match="^samples: these latents are of a MAR, the decoder tiny bits is for .* a BitDa"
-    ):
+    with pytest.raises(UserError, match="^samples: these latents are of a MAR, the decoder tiny bits is for .* a Bit"):
         model.vae.decode(mark(torch.zeros(1, 6, 4, 4), KL))
     with pytest.raises(UserError, match="^samples: these latents are of a BitDance"):
         a_gpt().vae.decode(sample(NODE, model=model, **FEW)[0])
@@ -206,7 +202,7 @@ REFUSED = {
     "euler": ("bitdance: sampler=euler", "^sampler: a BitDance has one sampler.* euler .*; leave it out"),
     "AR steps": (
         "bitdance: steps=32",
-        "^steps: the size of the image sets the number of blocks.*; set diffusion_steps",
+        "^steps: the size of the image sets the number of blocks.*; set diffusion_",
     ),
 }
 
@@ -228,9 +224,7 @@ def test_a_bitdance_at_the_node_of_another_sampler_and_the_reverse():
     for other in (a_mar(), a_gpt()):
         with pytest.raises(UserError, match="^model: it got a .*; connect the output of Load BitDance"):
             sample(NODE, model=other, **FEW)
-    with pytest.raises(
-        UserError, match="^sampler: bitdance samples a BitDance, and this is a MAR .*; choose mar, fast"
-    ):
+    with pytest.raises(UserError, match="^sampler: bitdance samples a BitDance, and this is a MAR .*; choose mar, "):
         AnySampler.execute(a_mar(), LABELS, "bitdance", 3)
 
 
@@ -339,12 +333,8 @@ def test_a_preset_fills_in_the_size_of_the_file_and_the_published_settings(folde
     # Published: 100 diffusion steps and guidance of 3.9 for B with blocks of 4, 50 and 7.5 for a 14B.
     small, large = filled("bitdance-b-4x")["values"], filled("bitdance-14b-64x")["values"]
     assert (small["width"], small["diffusion_steps"], small["cfg"], small["cfg_schedule"]) == (256, 100, 3.9, "linear")
-    assert (large["width"], large["diffusion_steps"], large["cfg"], large["cfg_schedule"]) == (
-        1024,
-        50,
-        7.5,
-        "constant",
-    )
+    assert (large["width"], large["diffusion_steps"], large["cfg"]) == (1024, 50, 7.5)
+    assert large["cfg_schedule"] == "constant"
 
 
 # ------------------------------------------------------------------------------------------------ any sampler
