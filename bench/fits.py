@@ -7,16 +7,20 @@ working memory of one image with guidance. Nothing was measured on a card.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from ..assembly import official_blocks, published_blocks
 from ..model_loaders import hub, official
+from ..model_loaders.networks.bitdance import Marks
 from ..model_loaders.networks.eight_bits import INT8
 from ..model_loaders.networks.llama import Llama, TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
 from ..model_loaders.networks.ops import quantize
 from ..reports.table import markdown
+from ..samplers.blocks import memory as block_memory
+from ..samplers.blocks.settings import BlockSettings
 from ..samplers.conditioning import Condition, PromptCondition
 from ..samplers.mar import memory as mar_memory
 from ..samplers.mar.settings import MARSettings
@@ -29,7 +33,7 @@ CARDS = (8, 12, 16, 24)
 TAKEN = 1.0
 GIB = 1 << 30
 # Families of networks that draw an image, or write the codes of one.
-DRAWING = ("mar", "llamagen", "dtok", "tar", "hybrid", "janus")
+DRAWING = ("mar", "llamagen", "dtok", "tar", "hybrid", "janus", "bitdance")
 # Rows of a prompt: those of the longest text that LlamaGen was trained with.
 PROMPT_ROWS = 120
 # Semantic codes of an image of Tar at the finest of its scales.
@@ -62,6 +66,8 @@ def need(entry: hub.Entry, eight: bool) -> Need:
     """
     if entry.family == "hybrid":
         return _hybrid(entry.network, eight)
+    if entry.family == "bitdance":
+        return _bitdance(entry, eight)
 
     with torch.device("meta"):
         net = official.NETWORKS[entry.network](entry.network).to(torch.bfloat16).requires_grad_(False)
@@ -88,6 +94,27 @@ def _hybrid(size: str, eight: bool) -> Need:
 
     weights = sum(model.weights().values())
     bytes_by_stage = mar_memory.estimate(model, PromptCondition(("word " * PROMPT_ROWS,)), MARSettings())
+    return Need(weights, mar_memory.total(bytes_by_stage) - weights)
+
+
+def _bitdance(entry: hub.Entry, eight: bool) -> Need:
+    """Of a BitDance, at the size that it draws if nothing else is asked."""
+    model = official_blocks(entry)
+    model.net.to(torch.bfloat16).requires_grad_(False)
+    if eight:
+        quantize(model.net, INT8)
+
+    condition: Condition | PromptCondition = Condition((1,), ("",), "")
+    if model.condition == PromptCondition.kind:
+        # A token a word; the ids do not matter here.
+        sides = dict.fromkeys(range(1, 129), 0)
+        marks = Marks(begin=0, end=0, image=0, sizes=sides, queries=(0,) * (model.net.block - 1))
+        model = replace(model, tokenize=lambda text: [0] * len(text.split()), marks=marks)
+        condition = PromptCondition(("word " * PROMPT_ROWS,))
+
+    settings = BlockSettings(**published_blocks(model))
+    bytes_by_stage = block_memory.estimate(model, condition, settings)
+    weights = sum(parameter.nbytes for parameter in model.net.parameters())
     return Need(weights, mar_memory.total(bytes_by_stage) - weights)
 
 

@@ -15,7 +15,7 @@ from ..samplers import presets
 from ..samplers.baseline import Run, baselines
 from ..samplers.choice import PRESET, assignment, names_of_settings
 from ..samplers.registry import FAMILIES, MAR, TAR, Entry, find
-from ..samplers.settings import make
+from ..samplers.settings import make, no_setting
 from ..samplers.tokens.settings import TarPromptSettings
 from .models import choose_models
 from .options import MODEL_OPTIONS, source, whole
@@ -200,6 +200,9 @@ def assigned(
 
         known = names_of_settings({sampler: entries[sampler]} if dot else dict(entries))
         if name not in known:
+            concerned = [entries[sampler]] if dot else list(entries.values())
+            if all(name in entry.settings.refused for entry in concerned):
+                raise no_setting(concerned[0].settings, name, "set", "")
             whose = f"{sampler} has no" if dot else "no sampler of this run has a"
             hint = did_you_mean(name, known) or f"there are {', '.join(known)}."
             raise UserError(f"set: {whose} setting {name[:60]}; {hint}")

@@ -55,6 +55,8 @@ ROWS = (
     Row("Janus-Pro 1B, 7B", "prompt", "384", ("janus-pro-1b", "janus-pro-7b")),
     Row("Janus-4o-7B", "prompt", "384", ("janus-4o-7b",), READ),
     Row("Janus-Pro-R1-7B", "prompt", "384", ("janus-pro-r1-7b",), READ),
+    Row("BitDance B, L, H", "class", "256", ("bitdance-b-4x", "bitdance-l-1x", "bitdance-h-1x")),
+    Row("BitDance 14B", "prompt", "512, 1024", ("bitdance-14b-16x", "bitdance-14b-64x")),
 )
 
 

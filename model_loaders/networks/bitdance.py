@@ -27,7 +27,7 @@ from .llama import CLASS, PROMPT, Block, Cache, Llama, LlamaConfig, Norm, Positi
 from .mar import TimeEmbedding
 from .ops import FAST, Operations
 from .speed import Regional
-from .structure import depth
+from .structure import depth, without
 
 # Attention heads of the ImageNet models by width, which no state dict holds: sizes B, L, H.
 OFFICIAL_HEADS = {768: 12, 1024: 16, 1280: 20}
@@ -460,10 +460,8 @@ class BitDanceClass(BlockNetwork):
 
         self.layers = nn.ModuleList()
         for _ in range(c.depth):
-            layer = Block(c, operations)
             mlp = SwiGLU(c.dim, c.hidden, c.dim, bias=False, operations=operations)
-            layer.feed_forward = mlp  # type: ignore[assignment]
-            self.layers.append(layer)
+            self.layers.append(Block(c, operations, mlp))
 
         self.norm = Norm(c.dim, c.eps)
         self.pos_for_diff = nn.Embedding(c.tokens, c.dim)
@@ -535,6 +533,11 @@ class BlockModel:
     def condition(self) -> str:
         """Kind of condition it is sampled with."""
         return self.net.config.condition
+
+    @property
+    def parts(self) -> Mapping[str, nn.Module]:
+        """All weights, in modules that a host may place and offload one by one."""
+        return {"transformer": without(self.net, self.net.head), "head": self.net.head}
 
     @property
     def usual_size(self) -> tuple[int, int]:

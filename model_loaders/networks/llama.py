@@ -398,16 +398,17 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Pre-norm block; ``attention`` maps what :meth:`Attention.project` returns to the attention output [R, n, C].
 
-    The residual stream x is overwritten where :meth:`Operations.add_product` can do so.
+    ``feed_forward`` takes the place of the usual one. The residual stream x is overwritten where
+    :meth:`Operations.add_product` can do so.
     """
 
-    def __init__(self, c: LlamaConfig, operations: Operations = FAST):
+    def __init__(self, c: LlamaConfig, operations: Operations = FAST, feed_forward: nn.Module | None = None):
         super().__init__()
         self.operations = operations
         self.attention_norm = Norm(c.dim, c.eps)
         self.attention = Attention(c, operations)
         self.ffn_norm = Norm(c.dim, c.eps)
-        self.feed_forward = FeedForward(c.dim, c.hidden, operations)
+        self.feed_forward = feed_forward or FeedForward(c.dim, c.hidden, operations)
 
     def forward(self, x: Tensor, rope: Tensor | None, attention: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         q, kv = self.attention.project(self.attention_norm(x), rope)

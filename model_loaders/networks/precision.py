@@ -12,6 +12,7 @@ Harmon, UniPic         bf16; MAR blocks fp32   norms of MAR, last layer, tokens 
 LlamaGen, PAR          bf16; fp32 in fp16      RoPE, logits                        ``.to(bf16)``; fp16 is an option
 AR-DTok                bf16; fp32 in fp16      logits                              as LlamaGen
 Tar, Janus             bf16; fp32 in fp16      RoPE, logits                        transformers in bf16
+BitDance               bf16                    position rows, RoPE, predictions    autocast to bf16; rows of tokens fp32
 TA-Tok, T5             weights                                                     bf16
 VQ, KL autoencoders    fp32 (dtype "auto")     all                                 fp32
 =====================  ======================  ==================================  =====================================

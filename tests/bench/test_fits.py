@@ -40,7 +40,7 @@ def test_weights_are_those_of_the_released_shapes(name, keys):
     assert need(ENTRIES[name], True).weights == 2 * whole - saved
 
 
-@pytest.mark.parametrize("name", ["mar-base", "llamagen-b-256", "harmon-0.5b"])
+@pytest.mark.parametrize("name", ["mar-base", "llamagen-b-256", "harmon-0.5b", "bitdance-14b-64x"])
 @pytest.mark.fast_cases(2)
 def test_the_page_has_the_figures_of_the_command(name):
     (written,) = (cells(line) for line in PAGE.read_text().splitlines() if re.match(rf"\| *{name} *\|", line))

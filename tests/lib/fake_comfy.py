@@ -197,6 +197,7 @@ def install() -> None:
             **{f"{part}_device": partial(_device, part) for part in PLACES},
             "get_torch_device_name": lambda device: state.device,
             "get_free_memory": lambda device: 1e9,
+            "get_total_memory": lambda device: 1e12,
             "load_models_gpu": lambda models, **about: state.loaded.append((models, about)),
             "is_device_cpu": lambda device: device.type == "cpu",
             "soft_empty_cache": lambda: None,

@@ -356,7 +356,7 @@ def test_vae_encode_scales_to_the_side_of_a_model_with_patches(tmp_path, monkeyp
     monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
     monkeypatch.setattr(host, "local_files", lambda *kinds: ["patches.safetensors", "kl.safetensors"])
     model, vae = load(loaders.LoadMAR, checkpoint="patches.safetensors", decoder="kl.safetensors", dtype="fp32")
-    assert (model.model.patch, vae.downscale_ratio, vae.side) == (2, 2, 16)
+    assert (model.model.patch, vae.downscale_ratio, vae.sizes) == (2, 2, ((16, 16),))
     start = vae.encode(torch.rand(1, 40, 30, 3))
     assert start.shape == (1, 4, 8, 8)
     mask = torch.zeros(1, 8, 8)

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import fake_comfy
 import pytest
+import tiny
 import torch
+from fake_comfy import Progress
 from fastar_nodes.bench.initialise import initialise_mar
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
-from fastar_nodes.nodes import graph, running
+from fastar_nodes.nodes import graph, host, running, samplers
 from fastar_nodes.nodes.host import Loaded, ModelCache, load_to_device, to_device
 from fastar_nodes.nodes.running import Sockets
 from fastar_nodes.nodes.schema import (
@@ -213,6 +215,26 @@ def test_room_for_previews_is_of_four_images_at_most(monkeypatch):
         assert patchers == [loaded.patcher, loaded.vae.patcher] and about["memory_required"] == 10 + counted * one
     load_to_device(loaded, 11.0)
     assert fake_comfy.state.loaded[-1][1]["memory_required"] == 11.0
+
+
+def test_there_are_no_previews_where_the_decoder_does_not_fit_beside_the_model(monkeypatch):
+    """Otherwise weights of the model would stay in main memory for the sake of previews."""
+    loaded = a_mar()
+    nets = (loaded.model.net, loaded.vae.first_stage_model)
+    weights = sum(weight.nbytes for net in nets for weight in net.parameters())
+    decoding = 17 * 8 * 16 * 16 * 4
+    need = weights + 10 + decoding
+
+    monkeypatch.setattr(host.mm, "get_total_memory", lambda device: need)
+    assert to_device(loaded, 10.0, (1, 2, 4, 4)) is loaded.vae
+    monkeypatch.setattr(host.mm, "get_total_memory", lambda device: need - 1)
+    assert to_device(loaded, 10.0, (1, 2, 4, 4)) is None
+    patchers, about = fake_comfy.state.loaded[-1]
+    assert patchers == [loaded.patcher] and about["memory_required"] == 10.0
+
+    Progress.updates.clear()
+    tiny.sample(samplers.MARSampler, model=loaded)
+    assert Progress.updates and all(shown is None for _, _, shown in Progress.updates)
 
 
 def test_a_cached_model_is_dropped_when_its_own_weights_are_unloaded():
