@@ -26,7 +26,7 @@ from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.bitdance import BlockModel
 from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.janus import JanusModel
-from ..model_loaders.networks.llama import TokenModel
+from ..model_loaders.networks.llama import TokenModel, is_16_bit
 from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.ops import packed_bytes
 from ..model_loaders.networks.speed import COMPILE, PLAIN, choose
@@ -635,19 +635,24 @@ def exactness(check: Check, pipe: Pipeline) -> Iterator[Line]:
     alone = torch.cat([run(entry, plain, range(i, i + 1)) for i in range(IMAGES)])
     yield compared("an image alone and in a batch", alone, expected, dtype)
 
-    for other, settings in _exact_settings(check, pipe, model, entry):
+    if "parallel" in knobs(entry.settings):
+        serial = expected
+        if is_16_bit(pipe.model.net):  # where parallel 1 is serial decoding in the shape of the windows
+            serial = run(entry, replace(plain, parallel=1))
+            yield compared("parallel 0 and 1", expected, serial, dtype)
+
+        windows = run(entry, replace(plain, parallel=model.grid))
+        yield compared("parallel decoding", windows, serial, dtype)
+
+    for other, settings in _exact_settings(check, pipe, model):
         if other.needs_draft:
             other = replace(other, run=partial(other.run, draft=model))
-        name = "parallel decoding" if other.name == entry.name else f"{other.title}, exact"
-        yield compared(name, run(other, settings), expected, dtype)
+        yield compared(f"{other.title}, exact", run(other, settings), expected, dtype)
 
 
-def _exact_settings(check: Check, pipe: Pipeline, model: Any, plain: Entry) -> Iterator[tuple[Entry, Any]]:
-    """The samplers of a model with settings at which they promise the plain sampler's images."""
+def _exact_settings(check: Check, pipe: Pipeline, model: Any) -> Iterator[tuple[Entry, Any]]:
+    """Other samplers of a model with settings at which they promise the plain sampler's images."""
     values = _quick_values(check, _FEW_STEPS)
-    if "parallel" in knobs(plain.settings):
-        yield plain, pipe.settings(plain.name, parallel=model.grid, **values)
-
     for name in pipe.samplers[1:]:
         entry = SAMPLERS[name]
         if entry.needs_codes:  # MuLo-SD needs a model of a smaller image

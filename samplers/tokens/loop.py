@@ -321,7 +321,7 @@ def guided_logits(run: TokenRun, hidden: Tensor, guided: bool | Tensor) -> Tenso
     # Before top-k and top-p, whose -inf is no fault. RMSNorm makes zeros of rows whose squares overflow: the logits are
     # then finite and wrong, and only the norm of the rows shows it.
     run.norms.append(torch.linalg.vector_norm(mixed, torch.inf))
-    run.norms.append(torch.linalg.vector_norm(hidden, dtype=torch.float32))
+    run.norms.append(torch.linalg.vector_norm(hidden.float()))
     return mixed
 
 

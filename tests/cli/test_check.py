@@ -134,6 +134,8 @@ def test_another_dtype_beside_fp32(cli, tiny_demo):
     cli("check --model demo-llamagen-low --device cpu --only image,exact,dtype --dtype bf16")
     lines = {line["check"]: line for line in json.loads(Path("check.json").read_text())["lines"]}
     assert lines["parallel decoding (bf16)"]["must"] is False
+    assert lines["parallel decoding (bf16)"]["result"] == PASS, "compared with parallel 1, which has the same shape"
+    assert lines["parallel 0 and 1 (bf16)"]["must"] is False
     assert lines["parallel decoding (fp32)"]["must"] is True
     assert lines["parallel decoding (fp32)"]["result"] == PASS
     assert 0 <= lines["bf16 against fp32"]["figures"]["equal_tokens"] <= 1
