@@ -1,4 +1,4 @@
-"""The code of docs/python.md runs as it stands, block after block: on tiny models in the demo's place, and on the demo."""
+"""The code of docs/python.md runs as it stands, block after block: on tiny models, and on the demo."""
 
 import re
 from pathlib import Path
