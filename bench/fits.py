@@ -15,7 +15,7 @@ from ..model_loaders import hub, official
 from ..model_loaders.networks.eight_bits import INT8
 from ..model_loaders.networks.llama import Llama, TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
-from ..model_loaders.networks.ops import quantize
+from ..model_loaders.networks.ops import quantize, shapes_only
 from ..reports.table import markdown
 from ..samplers.conditioning import Condition, PromptCondition
 from ..samplers.mar import memory as mar_memory
@@ -63,7 +63,7 @@ def need(entry: hub.Entry, eight: bool) -> Need:
     if entry.family == "hybrid":
         return _hybrid(entry.network, eight)
 
-    with torch.device("meta"):
+    with shapes_only():
         net = official.NETWORKS[entry.network](entry.network).to(torch.bfloat16).requires_grad_(False)
     if eight:
         quantize(net, INT8)
