@@ -17,7 +17,7 @@ from ..model_loaders.networks.bitdance import Marks
 from ..model_loaders.networks.eight_bits import INT8
 from ..model_loaders.networks.llama import Llama, TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
-from ..model_loaders.networks.ops import quantize
+from ..model_loaders.networks.ops import quantize, shapes_only
 from ..reports.table import markdown
 from ..samplers.blocks import memory as block_memory
 from ..samplers.blocks.settings import BlockSettings
@@ -69,7 +69,7 @@ def need(entry: hub.Entry, eight: bool) -> Need:
     if entry.family == "bitdance":
         return _bitdance(entry, eight)
 
-    with torch.device("meta"):
+    with shapes_only():
         net = official.NETWORKS[entry.network](entry.network).to(torch.bfloat16).requires_grad_(False)
     if eight:
         quantize(net, INT8)

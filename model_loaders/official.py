@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import nn
 
 from .networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
@@ -27,6 +26,7 @@ from .networks.hybrid import Hybrid, HybridConfig
 from .networks.janus import Janus, JanusConfig
 from .networks.llama import CLASS, FEATURES, TEXT, Llama, LlamaConfig, qwen_config
 from .networks.mar import MAR, MARConfig
+from .networks.ops import shapes_only
 from .networks.ta_tok import TATok, TATokConfig
 
 # Li et al. 2024, table of models: width, depth of encoder and of decoder, attention heads, head depth and width.
@@ -320,7 +320,7 @@ def shapes(name: str) -> dict[str, tuple[int, ...]]:
 
     Nothing is allocated.
     """
-    with torch.device("meta"):
+    with shapes_only():
         net: Any = NETWORKS[name](name)
 
     return shapes_of(net)

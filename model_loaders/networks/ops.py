@@ -11,8 +11,8 @@ weight off the device, or in another form, and make a copy for every call.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from .eight_bits import Quantized, kind_of, round_to
 
@@ -121,6 +122,30 @@ class Linear(nn.Linear):
             _PACKED[self] = held
 
         return held[1]
+
+
+# The functions that draw the initial weights of PyTorch's layers.
+_DRAW = frozenset((nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_))
+
+
+class _WithoutDraws(TorchFunctionMode):
+    """Leaves initial weights as they are allocated."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _DRAW:
+            return kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Networks made within are on the device "meta": their weights have shapes and dtypes, but no numbers.
+
+    No initial weights are drawn either. On "meta" that takes half of the time, and at first PyTorch imports its
+    compiler for it, which takes two seconds.
+    """
+    with torch.device("meta"), _WithoutDraws():
+        yield
 
 
 class Operations:

@@ -29,6 +29,7 @@ def test_a_card_keeps_one_gibibyte_for_others():
 
 
 @pytest.mark.parametrize(("name", "keys"), [("llamagen-b-256", "c2i_B"), ("llamagen-l-384", "c2i_L")])
+@pytest.mark.fast_cases(1)
 def test_weights_are_those_of_the_released_shapes(name, keys):
     """Two bytes a weight; with 8 bits, one in the blocks, and a scale in fp32 for every output."""
     recorded = json.loads((ROOT / "tests" / "parity" / "llamagen" / f"keys_{keys}.json").read_text())
@@ -41,7 +42,7 @@ def test_weights_are_those_of_the_released_shapes(name, keys):
 
 
 @pytest.mark.parametrize("name", ["mar-base", "llamagen-b-256", "harmon-0.5b", "bitdance-14b-64x"])
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_the_page_has_the_figures_of_the_command(name):
     (written,) = (cells(line) for line in PAGE.read_text().splitlines() if re.match(rf"\| *{name} *\|", line))
     assert written == row(ENTRIES[name])

@@ -128,6 +128,10 @@ def measured(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.fast_cases(
+    *("a manifest that is a FIFO", "a manifest of 40 GB", "a manifest elsewhere", "a cell outside", "an absurd batch"),
+    *("images that are a FIFO", "images that are encrypted"),
+)
 def test_a_strangers_folder_ends_in_one_line(measured, tmp_path, name):
     spoil, words = CASES[name]
     measure, sound = measured

@@ -41,11 +41,13 @@ def checked(cli, *arguments):
     ("kind", "options", "expected"),
     [
         ("mar", "--decoder {kl}", MASKED),
-        ("hybrid", "--decoder {kl} --prompt red", MASKED),
+        pytest.param("hybrid", "--decoder {kl} --prompt red", MASKED, marks=pytest.mark.slow),
         ("llamagen", "--decoder {vq}", TOKENS),
         ("par", "--decoder {vq}", TOKENS - {"ZipAR, exact (fp32)"}),
-        ("low", "--decoder {vq} --tar {tar} --ta-tok {ta_tok} --prompt red", TOKENS),
-        ("janus", "--prompt red", TOKENS),
+        pytest.param(
+            *("low", "--decoder {vq} --tar {tar} --ta-tok {ta_tok} --prompt red", TOKENS), marks=pytest.mark.slow
+        ),
+        pytest.param("janus", "--prompt red", TOKENS, marks=pytest.mark.slow),
     ],
 )
 def test_a_tiny_model_of_every_family(cli, files, tmp_path, kind, options, expected):

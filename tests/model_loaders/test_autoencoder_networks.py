@@ -31,6 +31,7 @@ def net() -> VQAutoencoder:
         VQConfig(8, (2, 1, 1, 1), 2, 4, 9, 8, 8),
     ],
 )
+@pytest.mark.fast_cases(2)
 def test_the_shape_is_read_off_any_state_dict(config: VQConfig) -> None:
     with torch.device("meta"):
         net = VQAutoencoder(config)

@@ -95,7 +95,7 @@ def test_every_call_that_fails_once(start):
     assert torch.equal(finish(in_parts(start, IMAGES, NET))[0], undisturbed[0])
 
 
-@pytest.mark.fast_cases("fasthybrid", "llamagen", "zipar")
+@pytest.mark.fast_cases("llamagen")
 def test_every_call_from_which_on_all_fail(start):
     """A single image ends in a sentence, and the next run is that of an undisturbed process."""
     undisturbed, before = finish(start(range(1))), state()

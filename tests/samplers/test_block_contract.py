@@ -149,6 +149,7 @@ def test_report_adds_up(case):
     assert report.seconds > 0 and sum(report.phases.values()) <= report.seconds * 1.05
 
 
+@pytest.mark.fast_cases("bitdance, one block", "bitdance, prompts")
 def test_an_evaluation_makes_the_host_wait_for_nothing(case):
     with counted_waits() as waits:
         found, _ = waits_of_steps(start(case, move=moved), waits)
@@ -243,6 +244,7 @@ def sampled(net, hidden, x, noise, cfg, settings):
 
 @torch.no_grad()
 @pytest.mark.parametrize("case", [name for name in CASES if name != "bitdance, annealed"])
+@pytest.mark.fast_cases("bitdance, no guidance", "bitdance, one block", "bitdance, prompts")
 def test_a_plain_reference_draws_the_same(case):
     _, model, settings = CASES[case]
     condition = from_ids(LABELS) if model.condition == "class" else PromptCondition(PROMPTS)

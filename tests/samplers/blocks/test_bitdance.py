@@ -60,13 +60,14 @@ def test_the_order_of_the_tokens_by_hand():
 # ------------------------------------------------------------------------------------------------ what changes nothing
 
 
-def test_a_hundred_images_are_equal_alone_and_in_a_batch(model):
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_images_are_equal_alone_and_in_a_batch(model, count):
     """Both branches, linear guidance: the null branch has its own noise for the first block."""
     settings = replace(FEW, diffusion_steps=3, cfg_schedule="linear")
-    images = range(100)
+    images = range(count)
     labels = [i % 5 for i in images]
     together = draw(model, settings, images, labels).latents
-    assert len({tuple(one.flatten().tolist()) for one in together}) == 100
+    assert len({tuple(one.flatten().tolist()) for one in together}) == count
     for i in images:
         assert torch.equal(draw(model, settings, (i,), labels[i : i + 1]).latents[0], together[i]), i
 

@@ -73,6 +73,7 @@ def test_what_comes_out_does_not_depend_on_the_draft_length(model):
 
 @pytest.mark.parametrize("mode", ["lossless", "published"])
 @pytest.mark.parametrize("ratio", [0.0, 0.17, 0.2, 0.5, 0.9])
+@pytest.mark.fast_cases("0.0-published", "0.17-lossless", "0.2-published", "0.9-lossless")
 def test_the_pre_fill_is_the_targets(model, other, mode, ratio):
     """AR steps 0 .. S ratio, as the reference."""
     result = run(model, other, mode=mode, prefill_ratio=ratio)
@@ -154,6 +155,7 @@ class Remembers(FullTransformer):
 
 
 @pytest.mark.parametrize("amount", [0.0, 0.003, 0.5])
+@pytest.mark.fast_cases("0.003")
 def test_a_transformer_that_remembers_sees_final_tokens_only(model, amount):
     plug, draft = Remembers(), nearly(model, amount)
     seen, together = run(model, draft, plug), run(model, draft)

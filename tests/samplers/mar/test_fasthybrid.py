@@ -56,7 +56,7 @@ def test_guidance_weights_in_full(schedule, steps):
     ],
     ids=str,
 )
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_equals_the_slow_reference(model, changes):
     """Lookahead k = 3 of 6 AR steps, 6 diffusion steps and 5 guided ones."""
     s = FastHybridSettings(**{**SLOW, **changes})
@@ -77,6 +77,7 @@ def test_annealed_steps_are_kept(model, changes):
 
 
 @pytest.mark.parametrize("target", [0.05, 0.3, 0.8])
+@pytest.mark.fast_cases("0.3")
 def test_the_share_of_drafts_kept_is_the_target(model, target):
     for image in range(3):
         counts = run(model, images=(image,), lookahead=8, acceptance_target=target, threshold=1.01).report.counts

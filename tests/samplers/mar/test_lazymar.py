@@ -80,6 +80,7 @@ def as_slow(model, changed, edit=None):
 
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
 @pytest.mark.parametrize("exact", [ALL_OFF, {"start_step": 9, "head_cache": False}], ids=("off", "start"))
+@pytest.mark.fast_cases("off-2.0", "start-1.0")
 def test_computing_everything_is_plain_mar_bit_for_bit(deep, cfg, exact):
     base = {**BASE, "cfg": cfg, "diffusion_steps": 20}
     plain, ours = finish(mar(deep, LABELS, MARSettings(**base), NOISE)), lazy(deep, base, **exact)
@@ -156,7 +157,7 @@ caches = st.fixed_dictionaries(
 @given(
     st.integers(1, 20), st.integers(0, 9), st.sets(st.integers(0, 15), min_size=1), st.integers(1, 6), st.integers(1, 5)
 )
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(1)
 def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, reach, block):
     """Whichever caches are switched off and AR steps skipped; what is wanted or new is always computed."""
     period = {"refresh_period": period, "start_step": start, "block": block}
@@ -178,6 +179,7 @@ def one(model, **changes):
 
 
 @pytest.mark.parametrize(("depth", "block"), [(3, 1), (4, 2), (8, 3), (11, 3), (20, 4)])
+@pytest.mark.fast_cases(3)
 def test_the_block_is_the_paper_s_fourth_or_the_one_after_a_quarter_of_the_decoder(depth, block):
     """Blocks 4, 4 and 4 of MAR-B, -L and -H, which have 12, 16 and 20."""
     model = tiny_mar(3, decoder_depth=depth)

@@ -56,8 +56,7 @@ def run(sampler, model, chosen, images=(0, 1, 2), seed=5, **changes):
     return finish(sampler(model, condition_of(kind_of(model), images), chosen, PairedDraws(seed, images)))
 
 
-@settings(max_examples=50)
-@given(
+ANY_RUN = (
     st.sampled_from(sorted(CASES)),
     st.sampled_from([2, 3, 5, 16, 100]),
     st.sampled_from([(0,), (1, 2), (0, 1, 2)]),
@@ -73,7 +72,22 @@ def run(sampler, model, chosen, images=(0, 1, 2), seed=5, **changes):
     ),
     st.integers(0, 2**32),
 )
+
+
+@settings(max_examples=15)
+@given(*ANY_RUN)
 def test_tokens_are_those_of_serial_decoding(name, window, images, values, seed):
+    check_tokens(name, window, images, values, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(*ANY_RUN)
+def test_tokens_of_many_runs_are_those_of_serial_decoding(name, window, images, values, seed):
+    check_tokens(name, window, images, values, seed)
+
+
+def check_tokens(name, window, images, values, seed):
     case = CASES[name]
     serial = run(*case, images, seed, **values)
     parallel = run(*case, images, seed, **values, parallel=window)
@@ -290,6 +304,9 @@ def halved(model, dtype):
 
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("name", [name for name in CASES if "text" not in name])
+@pytest.mark.fast_cases(
+    "llamagen, features, grouped heads-fp16", "llamagen-bf16", "par-bf16", "par, adjacent-fp16", "zipar-bf16"
+)
 def test_in_16_bits_all_windows_draw_the_image_of_window_1(name, half):
     """Also with guidance that ends within the image; images of a batch advance independently."""
     sampler, model, chosen = CASES[name]

@@ -262,6 +262,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
         (2, 1, {"cfg_interval": 20}),
     ],
 )
+@pytest.mark.fast_cases("2-None-change1-class", "3-1-change2-class", "3-2-change4-class")
 def test_tau_above_one_in_raster_order_is_serial_decoding(kind, small, rows, change):
     result = run(kind, small=small, draft_rows=rows, tau=1.01, resample_window=0, **change)
     assert torch.equal(result.codes, serial(kind, **{k: v for k, v in change.items() if k != "expansion"}))
@@ -409,6 +410,7 @@ def test_guidance_ends_at_the_same_part_of_the_draft(small, interval, own):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.fast_cases("mulosd", "mulosd, rows in windows", "mulosd, a third", "mulosd, guided at first")
 def test_a_draft_in_windows_is_the_draft(case):
     window = (2, 3, 20)[CASES.index(case) % 3]
     serially, parallel = (finish(contract.start(case, draft_parallel=n)) for n in (0, window))
