@@ -46,7 +46,7 @@ LOADERS: dict[str, tuple[Callable[..., Any], str]] = {
     "binary": (load_binary, "bitdance-ae"),
 }
 # A JanusFlow and a diffusion head alone are not loaded; the others have tests of their own.
-NOT_HERE = {"janusflow", "t5", "tokenizer", "bitdance-head"}
+NOT_HERE = {"janusflow", "t5", "tokenizer", "bitdance-head", "bitdance-fp8"}
 FP32 = ("diffloss.net.final_layer.linear.", "quantize.")
 
 
