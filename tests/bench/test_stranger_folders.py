@@ -157,6 +157,7 @@ def test_results_of_a_stranger_are_bounded(tmp_path):
 
 
 @pytest.mark.parametrize("values", [{"seconds": "x"}, {"seconds": 1e999}, {"seconds": -1}, {"worker": 3}])
+@pytest.mark.fast_cases(2)
 def test_absurd_times_are_left_out(tmp_path, values):
     store = made_sweeps.write(tmp_path)
     edit(tmp_path, f"{SHARD}.time.json", **values)

@@ -251,6 +251,7 @@ def test_an_unknown_model_is_suggested(cli, sentence, offline):
 
 
 @pytest.mark.parametrize("option", ["decoder", "tar", "ta-tok", "encoder"])
+@pytest.mark.fast_cases(2)
 def test_an_option_that_the_model_does_not_use(cli, sentence, offline, option):
     said = sentence(cli(f"check --model kl16 --device cpu --{option} x"))
     assert said.startswith(f"{option}: kl16 does not use it, it is for ") and said.endswith("; leave it out.")

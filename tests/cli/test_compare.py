@@ -186,7 +186,7 @@ DEMO = [
 
 
 @pytest.mark.parametrize(("line", "names", "passes", "models"), DEMO)
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_models_of_the_demo(cli, tiny_demo, line, names, passes, models):
     rows = table(cli(f"compare --device cpu --json c.json {line}"))
     assert [name.split(" ")[0] for name in rows] == names.split()

@@ -161,6 +161,7 @@ def test_codes_that_cannot_be_decoded(files, wrong, message):
 
 
 @pytest.mark.parametrize("case", ["mar", "llamagen"])
+@pytest.mark.fast_cases(1)
 def test_an_edit_keeps_what_the_mask_does_not_cover(case, pipeline):
     """The lower half of the tokens is sampled again: from latents, and from pixels by way of the encoder."""
     named, call, _ = SAME[case]

@@ -29,6 +29,7 @@ QUICK = "--device cpu --set steps=2 --set diffusion_steps=2"
 
 
 @pytest.mark.parametrize("label", ["''", "' '", "','"])
+@pytest.mark.fast_cases(1)
 def test_an_empty_label_is_refused_and_none_at_all_is_class_0(cli, tiny_demo, sentence, label):
     assert sentence(cli(f"compare {QUICK} --samplers mar --label {label}")).startswith("label: nothing is named")
     assert cli(f"compare {QUICK} --samplers mar").code == 0

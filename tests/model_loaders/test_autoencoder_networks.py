@@ -101,6 +101,7 @@ def test_large_pictures_are_decoded_one_by_one(monkeypatch):
 
 
 @pytest.mark.parametrize(("grid", "batch"), [(32, 1), (32, 3), (64, 1)])
+@pytest.mark.fast_cases("32-1")
 def test_the_official_decoder_needs_what_is_estimated(monkeypatch, grid, batch):
     """512 and 1024 pixels: tensors alive at once, on the meta device."""
     with torch.device("meta"):

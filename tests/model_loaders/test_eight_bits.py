@@ -243,6 +243,14 @@ READ = {
 
 
 @pytest.mark.parametrize("form", READ)
+@pytest.mark.fast_cases(
+    "comfy_quant, int8",
+    "comfy_quant, fp8",
+    "metadata",
+    "scaled_fp8 behind a prefix",
+    "scale of the layer",
+    "int8 with a scale",
+)
 def test_a_file_of_8_bits_is_read_in_any_form(tmp_path, form):
     state, metadata = READ[form]()
     path = save(tmp_path, state, **metadata)

@@ -114,6 +114,7 @@ class TestEveryLoader:
         assert all(torch.equal(value, stored[n].float()) for n, value in net.state_dict().items() if n not in tables)
 
     @pytest.mark.parametrize("name", ["auto", "bf16"])
+    @pytest.mark.fast_cases("auto-mar", "bf16-mar", "bf16-kl", "bf16-gpt", "bf16-ta_tok", "bf16-hybrid", "bf16-janus")
     def test_dtype(self, stem, write, name: str) -> None:
         for key, value in network(LOADERS[stem][0](write(stem), name)).state_dict().items():
             always = name == "auto" or any(key.removeprefix("mar.").startswith(prefix) for prefix in FP32)

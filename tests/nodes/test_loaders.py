@@ -119,6 +119,7 @@ def test_what_a_loader_refuses(folder, node, field, changes):
 
 
 @pytest.mark.parametrize("choice", ["demo", "demo-draft", "demo-llamagen", "demo-llamagen-low", "demo-par"])
+@pytest.mark.fast_cases("demo", "demo-llamagen")
 def test_loaders_hand_over_what_the_demos_files_recommend(choice, root):
     node, family = (loaders.LoadMAR, "mar") if choice in ("demo", "demo-draft") else (loaders.LoadLlamaGen, "llamagen")
     loaded = node.execute(**dropped(node, checkpoint=choice)).result[0]
@@ -334,6 +335,7 @@ def test_auto_chooses_the_dtype_for_the_device_that_computes(folder, card, capab
 @pytest.mark.parametrize(
     "node", [loaders.LoadMAR, loaders.LoadLlamaGen, loaders.LoadTarDetokenizer, loaders.LoadHybrid]
 )
+@pytest.mark.fast_cases(1)
 def test_a_compiled_model_is_checked_for_the_device_that_computes(folder, card, monkeypatch, node):
     asked = []
     monkeypatch.setattr(assembly, "choose", lambda net, speed, device: asked.append((speed, str(device))))

@@ -211,7 +211,7 @@ def test_a_preset_takes_what_the_models_file_recommends():
 
 @pytest.mark.parametrize("node", [node for node in FAST if node in MAR_NODES])
 @pytest.mark.parametrize("label_set", ["picture-book", ""])
-@pytest.mark.fast_cases("picture-book-LazyMARSampler", "-FastHybridSampler", "-CSpDSampler")
+@pytest.mark.fast_cases("picture-book-LazyMARSampler", "-FastHybridSampler")
 def test_the_preset_is_for_the_model_and_custom_takes_every_widget(node, label_set):
     demo, kind = label_set == "picture-book", kind_of(node)
     for name in ("balanced", "fast", "exact"):
@@ -256,6 +256,7 @@ def test_exact_is_the_baseline():
 
 
 @pytest.mark.parametrize("node", FAST)
+@pytest.mark.fast_cases(4)
 def test_switched_off_a_sampler_is_the_baseline(node):
     shared = {"cfg": 1.25, "condition": a_prompt() if node is samplers.MuLoSDSampler else LABELS}
     given = models(node)

@@ -108,6 +108,7 @@ def test_latents_that_are_not_finite_are_refused(case):
         finish(start(case, move=spoilt))
 
 
+@pytest.mark.fast_cases(*FEWER, "mar, speculation")
 def test_repeats_itself_and_changes_nothing_global(case):
     before, weights = process_state(), {k: v.clone() for k, v in MODEL.net.state_dict().items()}
     left = start(case)

@@ -46,6 +46,7 @@ def nearly(model: MARModel, amount: float) -> MARModel:
 
 
 @pytest.mark.parametrize(("length", "speculation", "mode"), [(1, 0, L), (3, 4, L), (50, 0, L), (1, 0, "published")])
+@pytest.mark.fast_cases("3-4-lossless", "1-0-published")
 def test_a_draft_that_is_the_target_is_always_accepted(model, length, speculation, mode):
     """In mode ``published`` the ratio is 1 where the guidance is constant; drafts stay as they are."""
     same = {"cfg_schedule": "constant"} if mode == "published" else {}

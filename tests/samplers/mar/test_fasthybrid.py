@@ -93,6 +93,7 @@ def test_limits_of_the_acceptance_target(model):
 
 
 @pytest.mark.parametrize(("lookahead", "start"), [(2, 0), (3, 0), (8, 0), (4, 1), (4, 3), (4, 8)])
+@pytest.mark.fast_cases("3-0", "4-1", "4-8")
 def test_accepting_everything_costs_what_the_paper_says(model, lookahead, start):
     """Sequential head calls: T a segment, T_g for each of its other steps (paper: Q T + Q T_g (K - 1)), less one where
     the weight is 1. AR steps before the first lookahead are plain MAR's.

@@ -97,6 +97,7 @@ def test_a_share_of_one_leaves_nothing_out(deep):
 
 
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
+@pytest.mark.fast_cases("2.0")
 def test_equals_the_slow_reference(deep, cfg):
     changed = LazyMARSettings(**{**BASE, "cfg": cfg}, **NO_HEAD, block=2)
     got, slow = as_slow(deep, changed)
@@ -317,6 +318,7 @@ class Period(LazyTransformer):
     ("depth", "steps", "period", "guided"),
     [(6, 20, 7, True), (6, 24, 5, False), (3, 50, 7, True), (1, 12, 4, True), (2, 5, 7, True)],
 )
+@pytest.mark.fast_cases(2)
 def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
     model = tiny_mar(4, head_depth=depth)
     table = tables(steps, 950)

@@ -215,6 +215,7 @@ def test_head_calls_are_the_steps_that_were_asked_for(model):
 
 
 @pytest.mark.parametrize("end", [12, 13, 1000])
+@pytest.mark.fast_cases(1)
 def test_no_fewer_steps_at_the_end_are_plain_mar(model, end):
     """As a new node shows it: the number of diffusion steps, which may be lowered afterwards."""
     found = run(model, **ANNEALED, diffusion_steps_end=end)

@@ -427,6 +427,7 @@ def test_a_draft_in_windows_takes_fewer_passes():
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.fast_cases("mulosd", "mulosd, rows in windows", "mulosd, a third", "mulosd, guided at first")
 def test_report_adds_up(case):
     _, _, chosen, draft = contract.CASES[case]
     report = contract.whole(case)[1].report
