@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if options.random:
         planned = [_few_blocks(p) for p in planned]
 
-    found = []
+    found: list[tuple[str, str, _Codes]] = []
     for p in planned:
         sampler = _Sampler(p, seed, partial(_condition, p, options, asked))
         found.append((p.label, dtype_of(p.on.model.net), sampler))
