@@ -637,7 +637,8 @@ def exactness(check: Check, pipe: Pipeline) -> Iterator[Line]:
 
     if "parallel" in knobs(entry.settings):
         serial = expected
-        if is_16_bit(cast(TokenModel, pipe.model).net):  # where parallel 1 is serial decoding in the shape of the windows
+        # In 16 bits parallel 1 is serial decoding in the shape of the windows.
+        if is_16_bit(cast(TokenModel, pipe.model).net):
             serial = run(entry, replace(plain, parallel=1))
             yield compared("parallel 0 and 1", expected, serial, dtype)
 
