@@ -394,6 +394,9 @@ class FeedForward(nn.Module):
         """The input of w2."""
         return F.silu(self.w1(x)) * self.w3(x)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(self.inner(x))
+
 
 class Block(nn.Module):
     """Pre-norm block; ``attention`` maps what :meth:`Attention.project` returns to the attention output [R, n, C].

@@ -10,7 +10,7 @@ is needed.
 In 16 bits a token is the same function of its input only if its pass has the same shape, because the shape decides
 the order of the sums. Every call is then padded to one shape (``one_shape`` in ``networks/llama.py``), so that windows
 of all widths from 1 to the side of the image draw the same image. Wider ones and serial decoding have other shapes, and
-draw other images of the same distribution. ``docs/benchmarks/precision.md`` counts equal images.
+draw other images of the same distribution. ``docs/weights.md`` counts equal images.
 
 A call evaluates the W passes from the first one that is not certain, in every image. Images advance independently. The
 host reads their positions after each call, and waits for the device there only.
