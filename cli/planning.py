@@ -14,7 +14,7 @@ from ..errors import UserError, did_you_mean
 from ..samplers import presets
 from ..samplers.baseline import Run, baselines
 from ..samplers.choice import PRESET, assignment, names_of_settings
-from ..samplers.registry import FAMILIES, MAR, TAR, Entry, find
+from ..samplers.registry import BITDANCE, FAMILIES, MAR, TAR, Entry, find
 from ..samplers.settings import make, no_setting
 from ..samplers.tokens.settings import TarPromptSettings
 from .models import choose_models
@@ -141,7 +141,10 @@ def _expect_used(planned: Sequence[Planned], options: argparse.Namespace) -> Non
 
     uses = {
         "draft": (any(p.entry.needs_draft for p in planned), "cspd and mulosd have a draft model"),
-        "grid": (any(p.on.family != MAR for p in planned), "a MAR has one grid"),
+        "grid": (
+            any(p.on.family not in (MAR, BITDANCE) for p in planned),
+            "a MAR has one grid, and width and height set that of a BitDance",
+        ),
         "tar": ("features" in read, "it is for Tar's de-tokenizers"),
         "ta_tok": ("features" in read, "it is for Tar's de-tokenizers"),
         "encoder": ("text" in read, "it is for text-to-image models of LlamaGen"),

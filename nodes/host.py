@@ -514,7 +514,7 @@ def to_device(
         decoding = shown * vae.memory_used_decode(latents, vae.vae_dtype)
 
         together = list(dict.fromkeys([*patchers, vae.patcher]))
-        weights = sum(weight.nbytes for patcher in together for weight in patcher.model.parameters())
+        weights = sum(patcher.model_size() for patcher in together)
         if weights + memory + decoding <= mm.get_total_memory(loaded.patcher.load_device):
             load_weights(together, memory + decoding)
             return vae

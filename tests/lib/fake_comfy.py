@@ -70,6 +70,10 @@ class Patcher:
     def __init__(self, model: Any, load_device: Any, offload_device: Any):
         self.model, self.load_device, self.offload_device = model, load_device, offload_device
         self.callbacks: list[Any] = []
+        self.size = sum(weight.nbytes for weight in model.parameters())
+
+    def model_size(self) -> int:
+        return self.size
 
     def add_callback(self, kind: str, callback: Any) -> None:
         assert kind == CallbacksMP.ON_DETACH

@@ -31,7 +31,7 @@ from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import make
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
-from tiny import LABELS, a_drawer, a_gpt, a_mar, a_prompt, a_vae
+from tiny import LABELS, a_block, a_drawer, a_gpt, a_mar, a_prompt, a_vae
 
 FEW = make(MARSettings, {"steps": 2, "diffusion_steps": 2})
 
@@ -156,7 +156,12 @@ def test_the_report_says_what_decodes_the_latent_and_which_run_it_is_of(monkeypa
 
 
 def test_the_plain_sampler_of_a_model():
-    assert [running.baseline_of(one) for one in (a_mar(), a_gpt(), a_gpt(special=3))] == ["mar", "llamagen", "par"]
+    assert [running.baseline_of(one) for one in (a_mar(), a_gpt(), a_gpt(special=3), a_block())] == [
+        "mar",
+        "llamagen",
+        "par",
+        "bitdance",
+    ]
     shared = running.baseline_choice(choose("zipar", {"cfg": 2.0, "window": 3}), a_gpt())
     assert shared.entry.name == "llamagen" and shared.values == {"cfg": 2.0}
 
