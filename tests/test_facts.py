@@ -115,8 +115,12 @@ def test_readme_is_short():
 
 
 def test_the_docs_are_short():
-    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "benchmarks").glob("*.md")]
-    words = sum(len(re.sub(r"\||-{3,}", " ", page.read_text(encoding="utf-8")).split()) for page in pages)
+    """Without the tables of measurements, which a command writes."""
+    words = 0
+    for page in (ROOT / "docs").rglob("*.md"):
+        text = re.sub(r"<!-- figure .*? end -->", " ", page.read_text(encoding="utf-8"), flags=re.S)
+        words += len(re.sub(r"\||-{3,}", " ", text).split())
+
     assert words <= 8000
 
 
