@@ -43,6 +43,7 @@ from .model_loaders.networks.ops import Operations
 from .model_loaders.networks.speed import PLAIN, choose
 from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.tar import TarModel
+from .model_loaders.official import official_binary, official_bitdance
 from .model_loaders.shards import weight_files
 from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar
 from .reports.files import typed_path
@@ -668,6 +669,12 @@ def published_blocks(model: BlockModel) -> dict[str, Any]:
     width = model.net.config.dim
     cfg = scales.get((width, model.net.block), scales.get(width, 3.2))
     return {"diffusion_steps": 100, "cfg": cfg, "cfg_schedule": "linear"}
+
+
+def official_blocks(entry: hub.Entry) -> BlockModel:
+    """The published BitDance of a catalogue entry, without weights, for what depends on its shape."""
+    with torch.device("meta"):
+        return BlockModel(official_bitdance(entry.network), entry.id, official_binary().stride)
 
 
 def published_masked(family: str, unipic: bool = False) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,17 +35,16 @@ from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.speed import PLAIN, TOKEN_SPEEDS
 from .model_loaders.wrappers import WEIGHTS
 from .reports.record import Report
-from .samplers.batches import begin, in_parts
+from .samplers.batches import begin, expect_little_noise, in_parts
 from .samplers.choice import Choice
 from .samplers.conditioning import KINDS, AnyCondition
 from .samplers.driver import finish
 from .samplers.editing import Edit
 from .samplers.mar.loop import Sampled, Step
-from .samplers.mar.memory import expect_little_noise
 from .samplers.presets import CUSTOM, NAMES
 from .samplers.presets import values as preset_values
-from .samplers.registry import BITDANCE, LLAMAGEN, MAR, SAMPLERS, Entry, find
-from .samplers.settings import knobs, make
+from .samplers.registry import BITDANCE, FAMILIES, LLAMAGEN, MAR, SAMPLERS, Entry, find
+from .samplers.settings import knobs, make, no_setting
 from .samplers.tokens.loop import TokenSampled, TokenStep
 from .samplers.tokens.settings import TarPromptSettings
 
@@ -287,8 +286,7 @@ class Pipeline:
             prompt, images=images, seed=seed, first=first, negative=negative, prompt_settings=prompt_settings
         )
         edit = self._edit(entry, image, mask, made)
-        if self.ready.masked:
-            expect_little_noise(cast(MARModel, self.model), len(condition), made.diffusion_steps, "images")
+        expect_little_noise(self.model, made, len(condition), "images")
 
         # 3. The sampler with its draft model, in parts if memory is insufficient for the whole batch.
         entry = assembly.complete(entry, self.ready, self.drafts)
@@ -316,7 +314,7 @@ class Pipeline:
 
         for name in settings:
             if name not in knobs(entry.settings):
-                raise unknown(name, f"{entry.name} has no such setting", name, knobs(entry.settings))
+                raise no_setting(entry.settings, name, name, f"{entry.name} has no such setting")
 
         choice = Choice(entry, preset, settings)
         return choice.settings(assembly.defaults(self.ready), self.ready.demo, self.model.net.config.dim)
@@ -470,9 +468,11 @@ class Pipeline:
         if entry.name not in suited:
             demos = entry.demos(entry.family)
             remedy = f'load another model, for example load("{demos[0]}"), or choose' if demos else "choose"
+            own = FAMILIES[self.ready.family]
+            is_what = f"is {own.words}{own.nature}" if own.blocks else "does not suit it"
             raise UserError(
-                f"sampler: {entry.name} samples {entry.models}, and {self.model.name} does not suit it; {remedy} one "
-                f"of {', '.join(suited)}."
+                f"sampler: {entry.name} samples {entry.models}, and {self.model.name} {is_what}; {remedy} one of "
+                f"{', '.join(suited)}."
             )
         return entry
 

@@ -5,29 +5,35 @@ the reference again, one image at a time. Two images are equal if all their toke
 should be equal. In 16 bits the order of a sum affects the result: all values from 1 on compute in the same shape and
 should give equal images; serial decoding (0) uses another shape. A CPU has other kernels for bf16 and fp16 than a GPU,
 so run the command on the device in question. --random draws with an official width, random weights and a few blocks.
+For a de-tokenizer the codes of Tar's language model are counted, too.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ..cli.bench import conditions_of, planned_for, shared_options
-from ..cli.options import MOST_IMAGES, whole
+from ..assembly import AUTO, Ready, language_model_for, load_language_model, prompt_settings
+from ..cli.bench import PROMPT_TEXT, conditions_of, planned_for, shared_options
+from ..cli.options import MOST_IMAGES, source, whole
 from ..cli.planning import Planned
-from ..cli.running import draw
+from ..cli.running import draw, drive
 from ..errors import UserError
 from ..model_loaders.networks.llama import TokenModel
+from ..model_loaders.networks.tar import TarModel
 from ..reports.record import dtype_of
 from ..reports.table import markdown
 from ..samplers.conditioning import AnyCondition
+from ..samplers.tokens.draws import PairedDraws
+from ..samplers.tokens.settings import TarPromptSettings
+from ..samplers.tokens.tar import tar_prompt
 
-ALONE = "alone"
 # Of a network with random weights: blocks, and tokens per side of its images.
 _BLOCKS = 2
 _GRID = 4
@@ -59,54 +65,103 @@ def run(options: argparse.Namespace) -> int:
     if options.random:
         planned = [_few_blocks(p) for p in planned]
 
-    rows = [["sampler", "dtype", "compared", f"equal to parallel {windows[0]}", "of", "equal tokens %"]]
+    found: list[tuple[str, str, _Codes]] = []
     for p in planned:
-        counts = dict.fromkeys([*map(_name, windows[1:]), *([ALONE] if options.alone else [])], (0, 0))
-        for first in range(0, images, batch):
-            count = min(batch, images - first)
-            (condition,) = conditions_of([p], count, options, asked)
-            drawn = dict(_drawn(p, condition, windows, seed, first, options.alone))
-            reference = drawn.pop(_name(windows[0]))
-            for name, codes in drawn.items():
-                same = codes == reference
-                equal, tokens = counts[name]
-                counts[name] = equal + int(same.all(1).sum()), tokens + int(same.sum())
+        sampler = _Sampler(p, seed, partial(_condition, p, options, asked))
+        found.append((p.label, dtype_of(p.on.model.net), sampler))
 
-        reference_tokens = reference.shape[1]
-        for name, (equal, tokens) in counts.items():
-            share = 100 * tokens / (images * reference_tokens)
-            row = [p.label, dtype_of(p.on.model.net), name]
-            rows.append([*row, str(equal), str(images), f"{share:.1f}"])
+    readers = [p.on for p in planned if p.on.condition == "features"]
+    if readers:
+        writer = _writer(readers[0], options, asked, seed)
+        found.append(("Tar's language model", dtype_of(writer.model.net), writer))
+
+    rows = [["sampler", "dtype", "compared", f"equal to parallel {windows[0]}", "of", "equal tokens %"]]
+    for label, dtype, source_of_codes in found:
+        for name, equal, share in _counts(source_of_codes, windows, images, batch, options.alone):
+            rows.append([label, dtype, name, str(equal), str(images), f"{share:.1f}"])
 
     print(markdown(rows, empty=False))
     return 0
 
 
-def _name(window: int) -> str:
-    """The name of a row of the table."""
-    return f"parallel {window}"
+class _Codes(Protocol):
+    """What draws codes."""
+
+    def __call__(self, window: int, chosen: range, first: int, count: int) -> Tensor:
+        """Codes int64 [B, N] of the images ``chosen`` of a batch, with a value of ``parallel``.
+
+        The batch has ``count`` images from ``first`` on; ``chosen`` counts from its first one.
+        """
 
 
-def _drawn(
-    p: Planned, condition: AnyCondition, windows: list[int], seed: int, first: int, alone: bool
-) -> Iterator[tuple[str, Tensor]]:
-    """Codes int64 [B, N] with every value of ``parallel``, and those of single images."""
-    for window in windows:
-        yield _name(window), _codes(p, window, condition, seed, first)
+@dataclass(frozen=True)
+class _Sampler:
+    """The codes of a sampler."""
 
-    if alone:
-        found = []
-        for i in range(len(condition)):
-            single = condition.of([i])  # type: ignore[attr-defined]
-            found.append(_codes(p, windows[0], single, seed, first + i))
-        yield ALONE, torch.cat(found)
+    planned: Planned
+    seed: int
+    condition: Callable[[int], AnyCondition]  # of a number of images
+
+    def __call__(self, window: int, chosen: range, first: int, count: int) -> Tensor:
+        condition: Any = self.condition(count)
+        settings = replace(self.planned.settings, parallel=window)
+        planned = replace(self.planned, settings=settings)
+        codes: Tensor = draw(planned, condition.of(chosen), self.seed, first + chosen.start).codes
+        return codes.flatten(1).cpu()
 
 
-def _codes(p: Planned, window: int, condition: AnyCondition, seed: int, first: int) -> Tensor:
-    """Codes int64 [B, N] of a run."""
-    settings = replace(p.settings, parallel=window)
-    codes: Any = draw(replace(p, settings=settings), condition, seed, first).codes
-    return codes.flatten(1).cpu()
+@dataclass(frozen=True)
+class _Writer:
+    """The codes of Tar's language model."""
+
+    model: TarModel
+    settings: TarPromptSettings
+    prompts: Sequence[str]  # in turn
+    seed: int
+
+    def __call__(self, window: int, chosen: range, first: int, count: int) -> Tensor:
+        texts = [self.prompts[i % len(self.prompts)] for i in chosen]
+        draws = PairedDraws(self.seed, [first + i for i in chosen])
+        sampler = tar_prompt(self.model, texts, replace(self.settings, parallel=window), draws)
+        codes: Tensor = drive(sampler, "prompt", "codes").codes
+        return codes.cpu()
+
+
+def _condition(p: Planned, options: argparse.Namespace, asked: Mapping[str, str], images: int) -> AnyCondition:
+    """The condition of a batch."""
+    (condition,) = conditions_of([p], images, options, asked)
+    return condition
+
+
+def _writer(on: Ready, options: argparse.Namespace, asked: Mapping[str, str], seed: int) -> _Writer:
+    """Tar's language model for a de-tokenizer."""
+    choice = language_model_for(on) if options.tar == AUTO else options.tar
+    model, stated = load_language_model(choice, source(options))
+    return _Writer(model, prompt_settings(stated, asked), options.text or [PROMPT_TEXT], seed)
+
+
+def _counts(
+    codes: _Codes, windows: Sequence[int], images: int, batch: int, alone: bool
+) -> Iterator[tuple[str, int, float]]:
+    """For each value of ``parallel`` but the first, and for images alone: images that equal those of the first value,
+    and the share of equal tokens in percent.
+    """
+    same: dict[str, list[Tensor]] = {}
+    for first in range(0, images, batch):
+        count = min(batch, images - first)
+        everything = range(count)
+        reference = codes(windows[0], everything, first, count)
+        for window in windows[1:]:
+            found = codes(window, everything, first, count)
+            same.setdefault(f"parallel {window}", []).append(found == reference)
+
+        if alone:
+            singles = [codes(windows[0], range(i, i + 1), first, count) for i in everything]
+            same.setdefault("alone", []).append(torch.cat(singles) == reference)
+
+    for name, parts in same.items():
+        equal = torch.cat(parts)
+        yield name, int(equal.all(1).sum()), 100 * float(equal.float().mean())
 
 
 def _few_blocks(p: Planned) -> Planned:

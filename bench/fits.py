@@ -7,16 +7,20 @@ working memory of one image with guidance. Nothing was measured on a GPU.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from ..assembly import official_blocks, published_blocks
 from ..model_loaders import hub, official
+from ..model_loaders.networks.bitdance import Marks
 from ..model_loaders.networks.eight_bits import INT8
 from ..model_loaders.networks.llama import Llama, TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
-from ..model_loaders.networks.ops import quantize
+from ..model_loaders.networks.ops import quantize, shapes_only
 from ..reports.table import markdown
+from ..samplers.blocks import memory as block_memory
+from ..samplers.blocks.settings import BlockSettings
 from ..samplers.conditioning import Condition, PromptCondition
 from ..samplers.mar import memory as mar_memory
 from ..samplers.mar.settings import MARSettings
@@ -29,7 +33,7 @@ CARDS = (8, 12, 16, 24)
 TAKEN = 1.0
 GIB = 1 << 30
 # Families of networks that draw an image, or write the codes of one.
-DRAWING = ("mar", "llamagen", "dtok", "tar", "hybrid", "janus")
+DRAWING = ("mar", "llamagen", "dtok", "tar", "hybrid", "janus", "bitdance")
 # A guidance scale at which the null branch is evaluated too; the memory is the same for all of these.
 GUIDED = 2.0
 # Rows of a prompt: those of the longest text that LlamaGen was trained with.
@@ -64,8 +68,10 @@ def need(entry: hub.Entry, eight: bool) -> Need:
     """
     if entry.family == "hybrid":
         return _hybrid(entry.network, eight)
+    if entry.family == "bitdance":
+        return _bitdance(entry, eight)
 
-    with torch.device("meta"):
+    with shapes_only():
         net = official.NETWORKS[entry.network](entry.network).to(torch.bfloat16).requires_grad_(False)
     if eight:
         quantize(net, INT8)
@@ -94,6 +100,27 @@ def _hybrid(size: str, eight: bool) -> Need:
     return Need(weights, mar_memory.total(bytes_by_stage) - weights)
 
 
+def _bitdance(entry: hub.Entry, eight: bool) -> Need:
+    """Of a BitDance, at the size that it draws if nothing else is asked."""
+    model = official_blocks(entry)
+    model.net.to(torch.bfloat16).requires_grad_(False)
+    if eight:
+        quantize(model.net, INT8)
+
+    condition: Condition | PromptCondition = Condition((1,), ("",), "")
+    if model.condition == PromptCondition.kind:
+        # A token a word; the ids do not matter here.
+        sides = dict.fromkeys(range(1, 129), 0)
+        marks = Marks(begin=0, end=0, image=0, sizes=sides, queries=(0,) * (model.net.block - 1))
+        model = replace(model, tokenize=lambda text: [0] * len(text.split()), marks=marks)
+        condition = PromptCondition(("word " * PROMPT_ROWS,))
+
+    settings = BlockSettings(**published_blocks(model))
+    bytes_by_stage = block_memory.estimate(model, condition, settings)
+    weights = sum(parameter.nbytes for parameter in model.net.parameters())
+    return Need(weights, mar_memory.total(bytes_by_stage) - weights)
+
+
 def _side(entry: hub.Entry) -> int:
     """Tokens per side of what a token model draws: pixels of its name by 16, or of 384 pixels."""
     if entry.family == "tar":
@@ -117,21 +144,27 @@ def drawing_entries() -> list[hub.Entry]:
 
 
 def row(entry: hub.Entry) -> list[str]:
-    """An entry's row of the table: weights and all memory of both precisions, and the smallest card for each."""
-    needs = [need(entry, eight) for eight in (False, True)]
-    sizes = [f"{part / 1e9:.2f}" for need in needs for part in (need.weights, need.total)]
+    """An entry's row of the table: all memory in both precisions, and the smallest card for each."""
+    cells = [entry.id]
+    for eight in (False, True):
+        needed = need(entry, eight)
+        cells += [f"{needed.total / 1e9:.2f}", smallest_card(needed)]
 
-    cards = []
+    return cells
+
+
+def smallest_card(needed: Need) -> str:
+    """The smallest of the cards that a generation fits, in GB."""
     for card in CARDS:
-        whole, eight = (need.fits(card) for need in needs)
-        cards.append("bf16" if whole else "8 bits" if eight else "no")
-    return [entry.id, *sizes, *cards]
+        if needed.fits(card):
+            return str(card)
+
+    return "none"
 
 
 def table() -> str:
     """The table as Markdown."""
-    sizes = ["bf16: weights, GB", "with one image", "8 bits: weights, GB", "with one image"]
-    head = ["entry", *sizes, *(f"{card} GB card" for card in CARDS)]
+    head = ["model", "bf16, GB", "card, GB", "8 bits, GB", "card, GB"]
     return markdown([head, *(row(entry) for entry in drawing_entries())], markup=True)
 
 

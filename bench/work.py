@@ -20,6 +20,7 @@ from ..cli.bench import machine
 from ..cli.conditions import builder
 from ..cli.models import choose_models
 from ..errors import UserError
+from ..model_loaders.networks.bitdance import BlockModel
 from ..reports.quality import DISTRIBUTION
 from ..reports.record import Report
 from ..reports.sweep import digest
@@ -157,12 +158,15 @@ class Models:
         digests = [file_digest(path) for path in files + more]
         digest = hashlib.sha256("".join(digests).encode()).hexdigest()
 
-        return Prepared(bound, ready, settings, digest, _size(ready))
+        return Prepared(bound, ready, settings, digest, _size(ready, settings))
 
 
-def _size(ready: Ready) -> tuple[int, int]:
+def _size(ready: Ready, settings: Any) -> tuple[int, int]:
     """Height and width of the images of a model."""
     model: Any = ready.model
+    if isinstance(model, BlockModel):
+        height, width = model.grid(settings.height, settings.width, settings.any_size)
+        return height * model.stride, width * model.stride
 
     # Latents along one side.
     if FAMILIES[ready.family].masked:
@@ -378,11 +382,11 @@ class Worker:
         return self.store.write_shard(cell, shard, pictures, labels, times)
 
     def _warm_up(self, cell: Cell, prepared: Prepared, condition: AnyCondition) -> None:
-        """Run a step once for every model and token sampler.
+        """Run a step once for every model, of token models for every sampler.
 
         The first call in a process includes the initialisation of libraries.
         """
-        name = (cell.family, cell.model, "" if prepared.entry.masked else cell.sampler)
+        name = (cell.family, cell.model, "" if prepared.entry.latents else cell.sampler)
         if name in self._warm:
             return
 

@@ -35,7 +35,7 @@ from .options import MOST_IMAGES, choose_device, model_options, sampler_options,
 from .planning import Planned, measured_against, prepare, with_draft
 from .running import in_turn, warm_up
 
-_PROMPT = "a red boat at sunset"
+PROMPT_TEXT = "a red boat at sunset"
 _HEAD = (
     "batch, sampler, passes, head calls, accepted, seconds, s / image, speed-up, spread, transformer, head, sampling"
 )
@@ -146,7 +146,7 @@ def conditions_of(
     # The conditions of models that read text, by model.
     read: dict[int, AnyCondition] = {}
     if readers:
-        prompts = options.text or [_PROMPT]
+        prompts = options.text or [PROMPT_TEXT]
         texts = [prompts[i % len(prompts)] for i in range(batch)]
         made = conditions(readers, None, texts, 1, options, 0, asked)
         read = {id(p.on): condition for p, condition in zip(readers, made, strict=True)}

@@ -22,11 +22,12 @@ from ..errors import UserError, first_line
 from ..memory import out_of_memory
 from ..model_loaders import families, hub, official
 from ..model_loaders.autoencoders import load_kl, load_vq
+from ..model_loaders.bitdance import load_binary
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.bitdance import BlockModel
 from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.janus import JanusModel
-from ..model_loaders.networks.llama import TokenModel
+from ..model_loaders.networks.llama import TokenModel, is_16_bit
 from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.ops import packed_bytes
 from ..model_loaders.networks.speed import COMPILE, PLAIN, choose
@@ -38,6 +39,7 @@ from ..reports.quality import psnr
 from ..reports.record import Report, dtype_of
 from ..reports.table import percent
 from ..samplers import batches
+from ..samplers.blocks.memory import estimate as block_memory
 from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, PromptCondition, TextCondition
 from ..samplers.driver import finish
 from ..samplers.mar.memory import WEIGHTS
@@ -68,7 +70,8 @@ MARGIN = 64_000_000
 # Largest difference of latents, relative to the largest latent, that counts as rounding in fp32: the first diffusion
 # step multiplies the rounding errors of a batch by hundreds.
 ROUNDING = 0.01
-# Settings of a MAR for checks of exactness, which hold for any number of steps, and for an image in little time.
+# Settings of models with diffusion steps: for checks of exactness, which hold for any number of steps, and for an image
+# in little time.
 _FEW_STEPS = {"steps": 8, "diffusion_steps": 10}
 _QUICK_STEPS = {"steps": 8, "diffusion_steps": 25}
 # Largest grid of a token model in a check of exactness, and with --quick.
@@ -83,6 +86,8 @@ _COUNTED = 4
 _STD = (0.5, 2.0)
 # Differences between the largest and the smallest pixel, of 255, below which an image is constant.
 _CONTRAST = 3
+# Bits of a token that are compared as one number.
+_WORD = 62
 # A prompt of models that read one, and the label of the others.
 PROMPT = "a red boat at sunset"
 LABEL = "0"
@@ -322,6 +327,8 @@ def _load_component(check: Check, path: Path) -> Any:
         return load_kl(path, AUTO, check.device)
     if kind == "vq":
         return load_vq(path, AUTO, check.device)
+    if kind == "bitdance-ae":
+        return load_binary(path, AUTO, check.device)
     if kind == "tar":
         return assembly.load_language_model(check.subject.choice, check.files)[0]
     if kind == "ta-tok":
@@ -397,7 +404,9 @@ def hybrid_facts(model: HybridModel, network: str) -> Iterator[Line]:
 
 
 def step(check: Check) -> Iterator[Line]:
-    """One AR step, or three passes of a token model; of a part of a model, one evaluation."""
+    """One AR step, three passes of a token model, or the first block of a BitDance; of a part of a model, one
+    evaluation.
+    """
     if check.pipe is None:
         yield from _component_step(check)
         return
@@ -412,7 +421,10 @@ def step(check: Check) -> Iterator[Line]:
         batches.run_beginning(begin(check.loaded, entry, settings, condition, check.seed))
     seconds = time.perf_counter() - began
 
-    told = "one AR step with two diffusion steps" if entry.masked else "three passes"
+    if entry.latents:
+        told = "one AR step with two diffusion steps" if entry.masked else "one block with two diffusion steps"
+    else:
+        told = "three passes"
     yield Line("first step", "finite", f"{told} in {seconds:.1f} s", PASS, True, {"seconds": seconds})
     yield _memory_line("memory of a step", peak.bytes, need, peak.why)
 
@@ -467,12 +479,12 @@ def working_bytes(pipe: Pipeline, settings: Any, condition: AnyCondition) -> flo
     the weights, which these networks keep outside of ComfyUI.
     """
     packed = packed_bytes(own_net(pipe.model))
-    if isinstance(pipe.model, MARModel):
-        stages = masked_memory(pipe.model, cast(Any, condition), settings)
-        return packed + sum(count for name, count in stages.items() if not name.startswith(WEIGHTS))
+    if isinstance(pipe.model, TokenModel):
+        return packed + token_memory(pipe.model, condition, settings)
 
-    assert isinstance(pipe.model, TokenModel), "subject() refuses the others"
-    return packed + token_memory(pipe.model, condition, settings)
+    estimate: Any = masked_memory if isinstance(pipe.model, MARModel) else block_memory
+    stages = estimate(pipe.model, condition, settings)
+    return packed + sum(count for name, count in stages.items() if not name.startswith(WEIGHTS))
 
 
 def own_net(model: MARModel | TokenModel | BlockModel) -> torch.nn.Module:
@@ -558,10 +570,12 @@ def _janus_tokens(check: Check) -> Line:
 
 
 def _quick_values(check: Check, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings for fewer steps, as far as the model has them: at most one AR step a token."""
-    if not check.ready.masked:
-        return {}
-    return {**values, "steps": min(values["steps"], check.ready.tokens)}
+    """Settings for fewer steps, as far as the model's samplers have them: at most one AR step a token."""
+    known = knobs(check.plain.settings)
+    found = {name: value for name, value in values.items() if name in known}
+    if "steps" in found:
+        found["steps"] = min(found["steps"], check.ready.tokens)
+    return found
 
 
 def _not_constant(pixels: np.ndarray) -> Line:
@@ -572,13 +586,21 @@ def _not_constant(pixels: np.ndarray) -> Line:
 
 
 def _spread(check: Check) -> Line:
-    """The std of a masked model's tokens, or how many values the tokens of an image have."""
+    """The std of a masked model's tokens, the share of bits that are on, or how many values the tokens of an image
+    have.
+    """
     if check.ready.masked:
         model = cast(MARModel, check.loaded.model)
         std = float(model.to_tokens(check.result.latents.float()).std())
         low, high = _STD
         expected = f"about 1 ({low:g} to {high:g})"
         return holds("std of the tokens", low < std < high, expected, f"{std:.3f}", std=std)
+
+    if check.ready.latents:
+        share = float((check.result.latents > 0).float().mean())
+        return holds(
+            "bits of the tokens", 0 < share < 1, "some on, some off", f"{percent(share, 1)} are on", share=share
+        )
 
     values = len(check.result.codes.unique())
     tokens = check.result.codes.numel()
@@ -628,26 +650,32 @@ def exactness(check: Check, pipe: Pipeline) -> Iterator[Line]:
 
     def run(other: Entry, settings: Any, images: range = range(IMAGES)) -> Tensor:
         steps = begin(pipe, other, settings, condition.of(images), check.seed, images.start, model)
-        return drawn(drive(steps, other.title, "steps"))
+        return drawn(pipe, drive(steps, other.title, "steps"))
 
     expected = run(entry, plain)
     dtype = dtype_of(pipe.model.net)
     alone = torch.cat([run(entry, plain, range(i, i + 1)) for i in range(IMAGES)])
     yield compared("an image alone and in a batch", alone, expected, dtype)
 
-    for other, settings in _exact_settings(check, pipe, model, entry):
+    if "parallel" in knobs(entry.settings):
+        serial = expected
+        # In 16 bits, parallel 1 is serial decoding in the shape of the windows.
+        if is_16_bit(cast(TokenModel, pipe.model).net):
+            serial = run(entry, replace(plain, parallel=1))
+            yield compared("parallel 0 and 1", expected, serial, dtype)
+
+        windows = run(entry, replace(plain, parallel=model.grid))
+        yield compared("parallel decoding", windows, serial, dtype)
+
+    for other, settings in _exact_settings(check, pipe, model):
         if other.needs_draft:
             other = replace(other, run=partial(other.run, draft=model))
-        name = "parallel decoding" if other.name == entry.name else f"{other.title}, exact"
-        yield compared(name, run(other, settings), expected, dtype)
+        yield compared(f"{other.title}, exact", run(other, settings), expected, dtype)
 
 
-def _exact_settings(check: Check, pipe: Pipeline, model: Any, plain: Entry) -> Iterator[tuple[Entry, Any]]:
-    """The samplers of a model with settings at which they promise the plain sampler's images."""
+def _exact_settings(check: Check, pipe: Pipeline, model: Any) -> Iterator[tuple[Entry, Any]]:
+    """Other samplers of a model with settings at which they promise the plain sampler's images."""
     values = _quick_values(check, _FEW_STEPS)
-    if "parallel" in knobs(plain.settings):
-        yield plain, pipe.settings(plain.name, parallel=model.grid, **values)
-
     for name in pipe.samplers[1:]:
         entry = SAMPLERS[name]
         if entry.needs_codes:  # MuLo-SD needs a model of a smaller image
@@ -669,9 +697,17 @@ def smaller(model: Any, most: int) -> Any:
     return replace(model, grid=max(across, grid - grid % across))
 
 
-def drawn(result: Any) -> Tensor:
-    """Latents or codes of a sampler's result."""
-    return result.latents if hasattr(result, "latents") else result.codes
+def drawn(pipe: Pipeline, result: Any) -> Tensor:
+    """What a sampler of the model drew: latents of a masked model, else tokens int64."""
+    if pipe.ready.masked:
+        return result.latents
+    if not pipe.ready.latents:
+        return result.codes
+
+    # The bits of a token as one number; of more than 62 bits as several.
+    words = [part.movedim(1, -1) for part in (result.latents > 0).long().split(_WORD, 1)]
+    numbers = [(word << torch.arange(word.shape[-1], device=word.device)).sum(-1) for word in words]
+    return torch.stack(numbers, 1)
 
 
 def compared(check: str, found: Tensor, expected: Tensor, dtype: str, must: bool = True) -> Line:
@@ -780,7 +816,7 @@ def compilation(check: Check) -> Iterator[Line]:
     def run(seconds: float) -> tuple[Tensor, float]:
         synchronize(check.device)
         began = time.perf_counter()
-        made = drawn(finish(begin(pipe, entry, settings, condition, check.seed, 0, model)))
+        made = drawn(pipe, finish(begin(pipe, entry, settings, condition, check.seed, 0, model)))
         synchronize(check.device)
         return made, time.perf_counter() - began
 
@@ -833,7 +869,7 @@ def _against_fp32(check: Check, own: str, result: Any, pixels: np.ndarray) -> Li
     found = "the same image" if math.isinf(close) else f"PSNR {close:.1f} dB"
     figures: dict[str, Any] = {} if math.isinf(close) else {"psnr": close}
     if not check.ready.masked:
-        equal = float((check.result.codes == result.codes).float().mean())
+        equal = float((drawn(check.loaded, check.result) == drawn(check.loaded, result)).float().mean())
         found += f", {percent(equal, 1)} of the tokens equal"
         figures["equal_tokens"] = equal
 

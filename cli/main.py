@@ -30,6 +30,7 @@ COMMANDS = {
     "against": ("..bench.against", "time reference implementations beside ours, from checkouts of them"),
     "operations": ("..bench.operations", "count the operations of samplers and the minimum time for them"),
     "equal": ("..bench.equal", "count the images of parallel decoding that equal those of serial decoding, by dtype"),
+    "dtypes": ("..bench.dtypes", "compare the images of a model in several dtypes"),
     "fits": ("..bench.fits", "print the GPU memory that every model needs, in 16 and in 8 bits"),
     "verify": ("..tools.parity.command", "compare this code with recorded results of the reference implementations"),
     "train-demo": ("..tools.training.command", "train the built-in demo checkpoints"),

@@ -38,8 +38,8 @@ def choose_models(
     for entry in entries:
         if found not in entry.families:
             raise UserError(
-                f"samplers: {entry.name} samples {entry.models}, but {Path(model).name} is not one; "
-                "leave it out, or name another model."
+                f"samplers: {entry.name} samples {entry.models}, but {Path(model).name} is {FAMILIES[found].words}"
+                f"{FAMILIES[found].nature}; leave it out, or name another model."
             )
 
     return {entry.name: (found, model) for entry in entries}

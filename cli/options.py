@@ -81,7 +81,7 @@ def condition_options(parser: argparse.ArgumentParser, seed: str) -> None:
         action="append",
         metavar="TEXT",
         dest="text",
-        help="a prompt, for Harmon, UniPic, Janus, Tar and LlamaGen's text-to-image models; may be repeated",
+        help="a prompt, for Harmon, UniPic, Janus, BitDance, Tar and LlamaGen's text-to-image models; may be repeated",
     )
     add(
         "--negative",

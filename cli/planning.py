@@ -14,8 +14,8 @@ from ..errors import UserError, did_you_mean
 from ..samplers import presets
 from ..samplers.baseline import Run, baselines
 from ..samplers.choice import PRESET, assignment, names_of_settings
-from ..samplers.registry import FAMILIES, MAR, TAR, Entry, find
-from ..samplers.settings import make
+from ..samplers.registry import BITDANCE, FAMILIES, MAR, TAR, Entry, find
+from ..samplers.settings import make, no_setting
 from ..samplers.tokens.settings import TarPromptSettings
 from .models import choose_models
 from .options import MODEL_OPTIONS, source, whole
@@ -141,7 +141,10 @@ def _expect_used(planned: Sequence[Planned], options: argparse.Namespace) -> Non
 
     uses = {
         "draft": (any(p.entry.needs_draft for p in planned), "cspd and mulosd have a draft model"),
-        "grid": (any(p.on.family != MAR for p in planned), "a MAR has one grid"),
+        "grid": (
+            any(p.on.family not in (MAR, BITDANCE) for p in planned),
+            "a MAR has one grid, and width and height set that of a BitDance",
+        ),
         "tar": ("features" in read, "it is for Tar's de-tokenizers"),
         "ta_tok": ("features" in read, "it is for Tar's de-tokenizers"),
         "encoder": ("text" in read, "it is for text-to-image models of LlamaGen"),
@@ -200,6 +203,9 @@ def assigned(
 
         known = names_of_settings({sampler: entries[sampler]} if dot else dict(entries))
         if name not in known:
+            concerned = [entries[sampler]] if dot else list(entries.values())
+            if all(name in entry.settings.refused for entry in concerned):
+                raise no_setting(concerned[0].settings, name, "set", "")
             whose = f"{sampler} has no" if dot else "no sampler of this run has a"
             hint = did_you_mean(name, known) or f"choose one of {', '.join(known)}."
             raise UserError(f"set: {whose} setting {name[:60]}; {hint}")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-from ..model_loaders.networks.mar import MARModel
 from ..samplers import batches
 from ..samplers.conditioning import AnyCondition
-from ..samplers.mar.memory import expect_little_noise
 from .planning import Planned
 from .progress import Bar
 
@@ -17,8 +15,7 @@ from .progress import Bar
 def draw(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -> Any:
     """Run a sampler to its end, in parts if memory is insufficient; image i of the batch uses (seed, first + i)."""
     model = planned.on.model
-    if planned.on.masked:
-        expect_little_noise(cast(MARModel, model), len(condition), planned.settings.diffusion_steps, "batch")
+    batches.expect_little_noise(model, planned.settings, len(condition), "batch")
 
     start = partial(batches.begin, planned.entry, model, planned.settings, condition, seed, first)
     unit = "AR steps" if planned.on.masked else "steps"

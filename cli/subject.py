@@ -84,11 +84,9 @@ def subject(choice: str, models: str | None) -> Subject:
     _, kind = families.identified(read)
     if kind not in families.KINDS or kind == "janusflow":
         raise UserError(f"model: {path.name} holds no model that this pack knows; choose another file.")
-    if kind == "bitdance":
-        raise UserError(
-            f"model: {path.name} is a BitDance, which has no checks yet; draw an image with compare, or choose another "
-            "model."
-        )
+    if families.KINDS[kind].remedy:
+        about = families.KINDS[kind]
+        raise UserError(f"model: {path.name} holds {about.noun}; {about.remedy}.")
     return Subject(str(path), kind)
 
 
@@ -112,10 +110,10 @@ def needed(what: Subject, decoder: str, tar: str, ta_tok: str, encoder: str, pro
         found.append((_TOKENIZER, "tokenizer"))
 
     is_text = what.network.endswith("-T2I")
-    if what.family != "janus":
-        kind = "kl" if FAMILIES[what.family].masked else "vq"
+    # An entry without a decoder has it in its own files.
+    if decoder != AUTO or entry.decoder is not None:
         chosen = hub.decoder_for(what.choice, what.files, text=is_text) if decoder == AUTO else decoder
-        found.append((chosen, kind))
+        found.append((chosen, FAMILIES[what.family].decoder))
 
     if prompts and is_text:
         found.append((encoder, "t5"))

@@ -134,13 +134,15 @@ def _within(file: ck.Checkpoint, prefix: str) -> dict[str, torch.Tensor]:
 def _load_text(file: ck.Checkpoint, about: dict[str, Any]) -> BlockModel:
     """A text model; ``file`` is its language model."""
     root = _root(file.folder)
+    head_file, stated = _part(root, "vision_head", file)
+    projector, _ = _part(root, "projector", file)
+
     fields = language_part(file, file.settings("config", beside=True))
     numbers = language_numbers(file, fields, file.state)
     with ck.misfits(file):
         config = LlamaConfig.of_qwen(file.state, tied=True, **numbers)
     expect_language(file, fields, config, config.vocab)
 
-    head_file, stated = _part(root, "vision_head", file)
     with ck.misfits(head_file):
         head = HeadConfig.from_state_dict(head_file.state, TEXT_HEAD_DIM, bounded=True)
     _expect_head(head_file, stated, head)
@@ -151,7 +153,6 @@ def _load_text(file: ck.Checkpoint, about: dict[str, Any]) -> BlockModel:
             "choose the files of one model",
         )
 
-    projector, _ = _part(root, "projector", file)
     marks, tokenize = _tokens(file, root, stated, config.vocab)
     block = len(marks.queries) + 1
 
@@ -193,7 +194,8 @@ def _part(root: Path, part: str, file: ck.Checkpoint) -> tuple[ck.Checkpoint, di
     if path is None:
         raise file.error(
             f"holds a language model, and {root.name} has no {part}.safetensors, without which it draws no images",
-            f"choose the folder of a whole BitDance, with {part}.safetensors (in diffusers' layout: {_PARTS[part][1]})",
+            f"choose the folder of a whole BitDance, with {part}.safetensors (in diffusers' layout: "
+            f"{_PARTS[part][1]}); in place of three fp8 files for ComfyUI choose bitdance-14b-64x and dtype fp8",
         )
 
     found = replace(ck.read(ck.member(path, file.field), file.field), what=f"the {part} of a BitDance")

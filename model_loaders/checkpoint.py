@@ -32,7 +32,7 @@ from ..errors import UserError, first_line
 from . import archive, quantized
 from .formats import INSTEAD, other_format
 from .networks.eight_bits import Quantized, kind_of, round_to
-from .networks.ops import FAST, TORCH, Operations, blocks_layers, limit_packing
+from .networks.ops import FAST, TORCH, Operations, blocks_layers, limit_packing, shapes_only
 from .wrappers import AUTO, WEIGHTS, NoWeights, unpack, unwrapped
 
 _HEADER_LIMIT = 25_000_000  # bytes; a header with Tar's tokenizer has 12 MB
@@ -534,7 +534,7 @@ def load_strictly(
     Raises:
         UserError: if names are missing, unexpected or misshaped, or weights are no finite floating-point numbers.
     """
-    with misfits(file), torch.device("meta"):
+    with misfits(file), shapes_only():
         own = operations in (FAST, TORCH)
         net = make(operations if own else TORCH)
         _expect_same_weights(file, net.state_dict())

@@ -138,6 +138,12 @@ KINDS = {
         blocks=True,
         untested=True,
     ),
+    "bitdance-fp8": Kind(
+        noun="one of BitDance's three fp8 files for ComfyUI, which lack the configuration and the tokenizer",
+        field="checkpoint",
+        prefixes=(("diffusion_head.net.", "vision_head.net.", "net.ada_ln_blocks."), ("projector.fc1.", "fc1.")),
+        remedy="choose the entry bitdance-14b-64x, and dtype fp8 or int8",
+    ),
     "bitdance-head": Kind(
         noun="the diffusion head of a BitDance only",
         field="checkpoint",

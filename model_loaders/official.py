@@ -8,15 +8,25 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import nn
 
 from .networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
 from .networks.binary import BinaryAutoencoder, BinaryConfig
+from .networks.bitdance import (
+    CLASS_HEAD_DIM,
+    OFFICIAL_HEADS,
+    TEXT_HEAD_DIM,
+    BitDanceClass,
+    BitDanceConfig,
+    BitDanceText,
+    BlockNetwork,
+    HeadConfig,
+)
 from .networks.hybrid import Hybrid, HybridConfig
 from .networks.janus import Janus, JanusConfig
 from .networks.llama import CLASS, FEATURES, TEXT, Llama, LlamaConfig, qwen_config
 from .networks.mar import MAR, MARConfig
+from .networks.ops import shapes_only
 from .networks.ta_tok import TATok, TATokConfig
 
 # Li et al. 2024, table of models: width, depth of encoder and of decoder, attention heads, head depth and width.
@@ -46,6 +56,22 @@ TAR_SIZES = {
     "Tar-1.5B": (1536, 28, 12, 2, 8960, True),
     "Tar-7B": (3584, 28, 28, 4, 18944, False),
 }
+# BitDance of ImageNet: width, depth, blocks of the diffusion head, its modulations.
+BITDANCE_SIZES = {"B": (768, 24, 6, 2), "L": (1024, 32, 8, 2), "H": (1280, 40, 12, 3)}
+# Published networks of BitDance: size, tokens of a block. The 14B ones read prompts.
+BITDANCES = {
+    "BitDance-B-1x": ("B", 1),
+    "BitDance-B-4x": ("B", 4),
+    "BitDance-B-16x": ("B", 16),
+    "BitDance-L-1x": ("L", 1),
+    "BitDance-H-1x": ("H", 1),
+    "BitDance-14B-64x": ("14B", 64),
+    "BitDance-14B-16x": ("14B", 16),
+}
+# Bits of a token of BitDance. Token ids of Qwen3, and those of image sizes, which a 14B adds beside its queries.
+_BITS = 32
+_QWEN3_WORDS = 151_669
+_SIZE_TOKENS = 256
 # Rows of the tables of Qwen2.5 and of Tar, which adds its codes.
 QWEN_WORDS = 151_936
 _TAR_WORDS = 217_206
@@ -205,6 +231,55 @@ def official_binary() -> BinaryConfig:
     return BinaryConfig(widths=(256, 256, 512, 512, 1024), blocks=4, z_channels=32)
 
 
+def official_bitdance(name: str) -> BlockNetwork:
+    """An official BitDance, a key of :data:`BITDANCES`."""
+    size, block = BITDANCES[name]
+    if size == "14B":
+        return _bitdance_of_prompts(block)
+
+    dim, depth, head_depth, modulations = BITDANCE_SIZES[size]
+    heads = OFFICIAL_HEADS[dim]
+    shape = llama_config(dim, depth, heads, vocab=0, condition=CLASS, condition_size=1000, tied=True, eps=1e-6)
+    config = BitDanceConfig(**vars(shape), rows=64, block=block, tokens=256)
+    head = HeadConfig(
+        channels=_BITS,
+        condition=dim,
+        width=dim,
+        depth=head_depth,
+        modulations=modulations,
+        heads=dim // CLASS_HEAD_DIM if block > 1 else 0,
+    )
+    return BitDanceClass(config, head)
+
+
+def _bitdance_of_prompts(block: int) -> BitDanceText:
+    """A 14B: Qwen3-14B with token ids for the sizes and for the queries of a block."""
+    dim = 5120
+    config = qwen_config(
+        dim=dim,
+        depth=40,
+        heads=40,
+        kv_heads=8,
+        head_dim=128,
+        hidden=17408,
+        vocab=_QWEN3_WORDS + _SIZE_TOKENS + block - 1,
+        tied=True,
+        positions=40960,
+        norms=True,
+        bias=False,
+    )
+    head = HeadConfig(
+        channels=_BITS,
+        condition=dim,
+        width=dim,
+        depth=6,
+        modulations=2,
+        heads=dim // TEXT_HEAD_DIM,
+        bounded=True,
+    )
+    return BitDanceText(config, head, block)
+
+
 def _of_text(name: str) -> nn.Module:
     """The encoder of flan-t5-xl."""
     from transformers import T5Config, T5EncoderModel
@@ -223,6 +298,7 @@ NETWORKS: dict[str, Callable[[str], nn.Module]] = {
     **dict.fromkeys(HYBRID_SIZES, lambda name: Hybrid(official_hybrid(name, HYBRID_SIZES[name][3]))),
     **dict.fromkeys(TAR_SIZES, lambda name: Llama(official_tar(name))),
     **dict.fromkeys(("KL-16", "VQ-16", "VQ-8"), _of_autoencoder),
+    **dict.fromkeys(BITDANCES, official_bitdance),
     "BitDance-AE": lambda name: BinaryAutoencoder(official_binary()),
     "TA-Tok": lambda name: TATok(official_ta_tok()),
     "Flan-T5-XL": _of_text,
@@ -244,7 +320,7 @@ def shapes(name: str) -> dict[str, tuple[int, ...]]:
 
     Nothing is allocated.
     """
-    with torch.device("meta"):
+    with shapes_only():
         net: Any = NETWORKS[name](name)
 
     return shapes_of(net)

@@ -114,9 +114,12 @@ def _found() -> dict[str, tuple[str, str]]:
 @lru_cache(maxsize=1)
 def _sets_of_entries() -> dict[str, str]:
     """Catalogue entries of models of class labels to their label sets."""
-    entries = [*hub.entries(registry.MAR), *hub.entries(registry.LLAMAGEN)]
+    found: dict[str, str] = {}
+    for family in (registry.MAR, registry.LLAMAGEN, registry.BITDANCE):
+        for entry in hub.entries(registry.FAMILIES[family].files):
+            found[entry.id] = "picture-book" if entry.built_in else "imagenet-1k"
 
-    return {entry.id: "picture-book" if entry.built_in else "imagenet-1k" for entry in entries}
+    return found
 
 
 def _sets_of_models(node: Any) -> list[str]:
@@ -172,10 +175,10 @@ class ClassLabel(io.ComfyNode):
             display_name="Class Label",
             category="FastAR/condition",
             description="Chooses what to draw by class name or number, one label per image; several labels make a "
-            "batch. For MAR, LlamaGen and PAR models.",
+            "batch. For MAR, LlamaGen, PAR and BitDance's ImageNet models.",
             search_aliases=["class conditioning", "imagenet class", "label", "category", "prompt"],
             widgets=[labels, *widgets(LabelSettings), add_label],
-            outputs=[output(CONDITION, "condition", "For the samplers of MAR, LlamaGen and PAR models.")],
+            outputs=[output(CONDITION, "condition", "For the samplers of MAR, LlamaGen, PAR and BitDance models.")],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
@@ -340,20 +343,21 @@ class Prompt(io.ComfyNode):
             multiline=True,
             advanced=True,
             tooltip="For Harmon and UniPic, the instruction that guidance moves away from: a whole sentence, not a "
-            "list of words. Usual: the default, with which they were trained; Janus accepts only the default.",
+            "list of words. Usual: the default, with which they were trained; Janus and BitDance accept only the "
+            "default.",
         )
         condition = output(
             CONDITION,
             "condition",
-            "For the MAR samplers with Harmon or UniPic, and for LlamaGen and ZipAR Sampler with Janus.",
+            "For the MAR samplers with Harmon or UniPic, LlamaGen and ZipAR Sampler with Janus, and BitDance Sampler.",
         )
 
         return schema(
             node_id="FastARPrompt",
             display_name="Prompt (FastAR)",
             category="FastAR/condition",
-            description="Describes in words what Harmon, UniPic or Janus draws. The model of the sampler reads the "
-            "prompt, so one prompt can serve several models.",
+            description="Describes in words what Harmon, UniPic, Janus or BitDance draws. The model of the sampler "
+            "reads the prompt, so one prompt can serve several models.",
             search_aliases=["text prompt", "harmon prompt", "unipic prompt", "janus prompt", "positive", "negative"],
             widgets=[text, negative, *widgets(PromptLines)],
             outputs=[condition],

@@ -41,6 +41,7 @@ _WORDS = {
     registry.LLAMAGEN: "LlamaGen",
     registry.TAR: "Tar de-tokenizer",
     registry.JANUS: "Janus",
+    registry.BITDANCE: "BitDance",
     _LANGUAGE: "Tar",
 }
 # Width of the transformer of the official MARs and hybrids, by what their catalogue entries are named.
@@ -220,6 +221,10 @@ def _of_entry(entry: hub.Entry, family: str) -> Model:
         published = assembly.published_masked(family, unipic)
         harmon = family == registry.HYBRID and not unipic
         return Model(words, width=size, recommended=published, clips=harmon)
+
+    if registry.FAMILIES[family].blocks:
+        model = assembly.official_blocks(entry)
+        return Model(words, recommended=assembly.published_blocks(model), network=model)
 
     reads = "text" if "t2i" in entry.id else _READS[family]
     width, regions = _PARS.get(entry.id, (0, 1))

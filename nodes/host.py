@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders.networks.bitdance import BlockModel
 from ..model_loaders.networks.eight_bits import FP8, INT8, Quantized, round_to, statement
 from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.ops import Operations
@@ -263,6 +264,9 @@ class _CoreOperations(Operations):
         finally:
             comfy.ops.uncast_bias_weight(layer, weight, bias, stream)
 
+    def is_plain(self, layer: nn.Module) -> bool:
+        return type(layer) is comfy.ops.disable_weight_init.Linear  # others may have quantised weights
+
     def offloaded(self, net: nn.Module) -> list[nn.Module]:
         found = []
         for layer in net.modules():
@@ -445,7 +449,7 @@ class Loaded(Generic[M]):
     """Value of a model socket. It owns the patchers, because ComfyUI's list of loaded models holds no reference."""
 
     model: M
-    # Moves the weights of ``net``, or of the first of a MAR's parts.
+    # Moves the weights of ``net``, or of the first of the parts of a MAR or BitDance.
     patcher: ModelPatcher
     # The FastARVAE of the same loader, for live previews; None without one. Not typed, because vae.py imports this
     # module.
@@ -467,11 +471,11 @@ class Loaded(Generic[M]):
         recommended: Mapping[str, Any] | None = None,
         speed: str = "",
     ) -> Loaded[M]:
-        """Place a model under ComfyUI's memory management: the parts of a MAR one by one, of other models ``net``."""
+        """Place a model under ComfyUI's memory management: the parts of a MAR or BitDance one by one, else ``net``."""
         compute = get_compute_device()
         offload = get_offload_device()
 
-        nets = list(model.parts.values()) if isinstance(model, MARModel) else [model.net]
+        nets = list(model.parts.values()) if isinstance(model, MARModel | BlockModel) else [model.net]
         patchers: list[ModelPatcher] = []
         for net in nets:
             patchers.append(make_patcher(net, compute, offload, speed or PLAIN))
@@ -494,20 +498,30 @@ class Loaded(Generic[M]):
 
 def to_device(
     loaded: Loaded[Any], memory: float, latents: tuple[int, int, int, int], others: Sequence[ModelPatcher] = ()
-) -> None:
+) -> Any:
     """Load a model and other networks with ``memory`` bytes free to work in.
 
-    The decoder is loaded too, if there are previews of ``latents`` [B, C, h, w].
+    The decoder is loaded too, if there are previews of ``latents`` [B, C, h, w]: if they are wanted, and the device can
+    hold the decoder beside the rest. Otherwise weights would have to stay in main memory for the sake of previews.
+
+    Returns:
+        The FastARVAE of the previews; None without previews.
     """
-    patchers = [*loaded.patchers, *others]
+    patchers = list(dict.fromkeys([*loaded.patchers, *others]))
 
     vae = loaded.vae
     if vae is not None and previews_wanted():
-        patchers.append(vae.patcher)
         shown = min(MOST_IMAGES, latents[0])
-        memory += shown * vae.memory_used_decode(latents, vae.vae_dtype)
+        decoding = shown * vae.memory_used_decode(latents, vae.vae_dtype)
 
-    load_weights(list(dict.fromkeys(patchers)), memory)
+        together = list(dict.fromkeys([*patchers, vae.patcher]))
+        weights = sum(patcher.model_size() for patcher in together)
+        if weights + memory + decoding <= mm.get_total_memory(loaded.patcher.load_device):
+            load_weights(together, memory + decoding)
+            return vae
+
+    load_weights(patchers, memory)
+    return None
 
 
 def load_to_device(loaded: Loaded[Any], memory: float) -> None:

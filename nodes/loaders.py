@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from ..memory import enough_memory
 from ..model_loaders import hub
 from ..model_loaders.families import DTYPES, EIGHT_BITS, KINDS
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
+from ..model_loaders.networks.bitdance import BlockModel
 from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.speed import PLAIN, SPEEDS, TOKEN_SPEEDS
@@ -25,14 +25,15 @@ from ..model_loaders.wrappers import WEIGHTS
 from ..samplers import registry
 from . import host
 from .host import TA_TOK, Loaded
-from .schema import MAR, TAR, TOKEN_MODEL, checked_switch, output, schema
-from .vae import KL, VQ, FastARVAE
+from .schema import BLOCK_MODEL, MAR, TAR, TOKEN_MODEL, checked_switch, output, schema
+from .vae import BITS, KL, VQ, FastARVAE
 
 # Model folders of each file family; the first takes downloads.
 # Core's diffusion models are left out, because most of them are not MARs.
 FOLDERS: dict[str, tuple[str, ...]] = {
     "kl": (host.FOLDER, "vae"),
     "vq": (host.FOLDER, "vae"),
+    "bitdance-ae": (host.FOLDER, "vae"),
     "t5": (host.FOLDER, "text_encoders"),
 }
 # Bytes of a download that begins without being allowed: configuration files and tokenizers.
@@ -172,21 +173,25 @@ def tokens_per_side(grid: str, size: str) -> int | None:
     return None
 
 
-def make_vae(model: KLModel | VQModel, channels: int, grid: int) -> FastARVAE:
-    """An autoencoder for core's VAE nodes.
-
-    It has ``channels`` latent channels, and its model makes latents of ``grid`` positions a side.
-    """
-    config = model.net.config
+def make_vae(decoder: KLModel | VQModel, model: MARModel | TokenModel | BlockModel) -> FastARVAE:
+    """The autoencoder of a model for core's VAE nodes."""
+    config: Any = decoder.net.config
+    if isinstance(model, BlockModel):
+        kind = BITS
+        sizes = model.sizes or (model.usual_size,)
+    else:
+        kind = KL if isinstance(model, MARModel) else VQ
+        latents = model.net.config.grid * model.patch if isinstance(model, MARModel) else model.grid
+        sizes = ((latents * config.stride, latents * config.stride),)
 
     return FastARVAE(
-        model.net,
-        model.name,
+        decoder.net,
+        decoder.name,
         stride=config.stride,
-        channels=channels,
-        width=config.ch,
-        side=grid * config.stride,
-        kind=VQ if isinstance(model, VQModel) else KL,
+        channels=config.code_channels if kind == VQ else config.z_channels,
+        width=config.widths[0] if kind == BITS else config.ch,
+        sizes=sizes,
+        kind=kind,
     )
 
 
@@ -209,9 +214,8 @@ class _Loader(io.ComfyNode):
     def files(cls) -> dict[str, tuple[str, ...]]:
         """Widgets that are menus of files, with the arguments of :func:`menu`."""
         family = registry.FAMILIES[cls.family]
-        decoders = "kl" if family.masked else "vq"
 
-        return {"checkpoint": (family.files,), "decoder": (decoders, AUTO), "ta_tok": ("ta-tok", AUTO)}
+        return {"checkpoint": (family.files,), "decoder": (family.decoder, AUTO), "ta_tok": ("ta-tok", AUTO)}
 
     @classmethod
     def options(cls, widget: str) -> list[str]:
@@ -224,7 +228,7 @@ class _Loader(io.ComfyNode):
             "dtype": list(cls.dtypes),
             "grid": [AUTO, *map(str, GRIDS)],
             "size": [AUTO, *map(str, SIZES)],
-            "speed": list(SPEEDS if registry.FAMILIES[cls.family].masked else TOKEN_SPEEDS),
+            "speed": list(SPEEDS if registry.FAMILIES[cls.family].latents else TOKEN_SPEEDS),
             "weights": list(WEIGHTS),
         }
         return menus[widget]
@@ -262,7 +266,7 @@ class _Loader(io.ComfyNode):
             default = AUTO
 
         tooltips = {**_TOOLTIPS, **cls.tooltips}
-        if not registry.FAMILIES[cls.family].masked:
+        if not registry.FAMILIES[cls.family].latents:
             tooltips["speed"] = _TOKEN_SPEED
         return io.Combo.Input(
             name,
@@ -328,13 +332,17 @@ class _Loader(io.ComfyNode):
             ready = replace(ready, model=replace(cast(TokenModel, ready.model), ta_tok=reader))
 
         # 3. The decoder as core's VAE, and the model under ComfyUI's memory management.
-        patch = cast(MARModel, ready.model).patch if ready.masked else 1
-        vae = make_vae(decoder_model, ready.latent_channels, math.isqrt(ready.tokens) * patch)
-        if menus["size"] != AUTO and vae.downscale_ratio * patch != PIXELS:
+        vae = make_vae(decoder_model, ready.model)
+        if menus["size"] != AUTO and vae.downscale_ratio * cast(MARModel, ready.model).patch != PIXELS:
             raise UserError(f"size: {ready.model.name} has tokens of another size than {PIXELS} pixels; choose {AUTO}.")
 
         loaded = Loaded.of(ready.model, vae, parts, assembly.defaults(ready), menus["speed"])
-        return io.NodeOutput(loaded, vae)
+        return io.NodeOutput(loaded, vae, ui=cls.said(ready.model))
+
+    @classmethod
+    def said(cls, model: Any) -> dict[str, list[Any]] | None:
+        """What the node says about a loaded model."""
+        return None
 
 
 _KL = "The autoencoder that turns latents into images. Usual: auto, the one that the model was trained with."
@@ -483,4 +491,38 @@ class LoadJanus(_Loader):
         return super().execute(checkpoint, AUTO, dtype, allow_download, speed)
 
 
-NODES: list[type[io.ComfyNode]] = [LoadMAR, LoadLlamaGen, LoadTar, LoadTarDetokenizer, LoadHybrid, LoadJanus]
+class LoadBitDance(_Loader):
+    node_id = "FastARLoadBitDance"
+    title = "Load BitDance"
+    family = registry.BITDANCE
+    usual = ("demo-bitdance", "bitdance-b-4x")
+    description = (
+        "Loads a BitDance, which draws an image block by block: an ImageNet model (B, L, H) for class labels, or a "
+        "14B for prompts, in sizes around 1024 pixels. After a run the node lists the sizes of the model."
+    )
+    aliases = ["bitdance loader", "binary tokens", "text to image", "autoregressive", "load checkpoint"]
+    dtypes = (AUTO, "fp32", "bf16", *EIGHT_BITS)
+    tooltips = {
+        "checkpoint": "The model: your own go into models/fastar, a 14B as a folder with all its parts, and entries "
+        "with a size are downloads. A 14B needs about 21 GB of graphics memory in 8 bits and 34 GB in bf16.",
+        "decoder": "The binary autoencoder that turns bits into images. Usual: auto, the one that the model was "
+        "trained with, which often lies in or beside its file.",
+    }
+    socket = output(BLOCK_MODEL, "model", "For BitDance Sampler.")
+
+    @classmethod
+    def said(cls, model: BlockModel) -> dict[str, list[Any]]:
+        """The sizes, width first as on the sampler."""
+        sizes = [f"{width} x {height}" for height, width in model.sizes or (model.usual_size,)]
+        return host.text_output([f"Draws {', '.join(sizes)} pixels."])
+
+
+NODES: list[type[io.ComfyNode]] = [
+    LoadMAR,
+    LoadLlamaGen,
+    LoadTar,
+    LoadTarDetokenizer,
+    LoadHybrid,
+    LoadJanus,
+    LoadBitDance,
+]

@@ -2,8 +2,8 @@
 
 A run takes three steps, in this order:
 
-1. check: the values of the sockets become a :class:`MaskedRun` or a :class:`TokenRun`. What is wrong is refused here,
-   before anything is loaded.
+1. check: the values of the sockets become a :class:`MaskedRun`, a :class:`BlockRun` or a :class:`TokenRun`. What is
+   wrong is refused here, before anything is loaded.
 2. estimate: the memory that the run needs, from shapes alone.
 3. run: the weights are loaded with that much memory free, and the sampler is driven to its end.
 """
@@ -21,13 +21,16 @@ from torch import Tensor, nn
 from ..assembly import DEMO_LABELS, PAR, expect_same_codes
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders.networks.bitdance import BlockModel
 from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
 from ..reports.exchange import add_runs, described
 from ..reports.record import Baseline, Qualities, Report
 from ..reports.summary import no_gain, one_line
 from ..samplers import presets, registry
-from ..samplers.batches import has_run, in_parts, run_beginning, short
+from ..samplers.batches import expect_little_noise, has_run, in_parts, run_beginning, short
+from ..samplers.blocks.loop import expect_suited
+from ..samplers.blocks.memory import estimate as block_memory
 from ..samplers.choice import Choice, choose
 from ..samplers.conditioning import (
     AnyCondition,
@@ -43,7 +46,7 @@ from ..samplers.conditioning import (
 )
 from ..samplers.editing import Edit
 from ..samplers.mar.lazymar import LazyTransformer
-from ..samplers.mar.memory import DECODE, WEIGHTS, expect_little_noise
+from ..samplers.mar.memory import DECODE, WEIGHTS
 from ..samplers.mar.memory import estimate as masked_memory
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.noise import PairedNoise
@@ -69,14 +72,15 @@ from .schema import (
     expect_model,
     expect_usual_size,
 )
-from .vae import KL, VQ, FastARVAE, kind_of, mark
+from .vae import BITS, KL, VQ, FastARVAE, kind_of, mark
 
-# A sampler's generator, and its steps and result: of masked models with ``latents``, of token models with ``codes``.
+# A sampler's generator, and its steps and result: of token models with ``codes``, of the others with ``latents``.
 Steps: TypeAlias = Generator[Any, None, Any]
 
 # Names of loaders and nodes in messages.
 MAR_LOADERS = "Load MAR or Load Harmon / UniPic"
 TOKEN_LOADERS = "Load LlamaGen / PAR, Load Tar De-tokenizer or Load Janus"
+BLOCK_LOADER = "Load BitDance"
 CONDITIONS = "Class Label, Prompt, LlamaGen Prompt, Tar Prompt or Image to Codes"
 # If memory is insufficient to encode texts, images or codes.
 READING = (
@@ -89,8 +93,8 @@ _READER_BYTES = 256 << 20
 # Pixels that pass through the decoder at once when a draft is enlarged.
 _PIXELS = 1 << 21
 
-# Samplers that run here: all but the second name of LlamaGen, and BitDance, whose models no node loads.
-RUNNABLE = {name: entry for name, entry in SAMPLERS.items() if name not in (registry.TAR, registry.BITDANCE)}
+# Samplers that run here: all but the second name of LlamaGen.
+RUNNABLE = {name: entry for name, entry in SAMPLERS.items() if name != registry.TAR}
 
 
 # ------------------------------------------------------------------------------------------------ models on sockets
@@ -110,13 +114,27 @@ def expect_tokens(value: Any, field: str) -> Loaded[TokenModel]:
     return loaded
 
 
+def expect_blocks(value: Any, field: str) -> Loaded[BlockModel]:
+    """Check that a socket holds a BitDance."""
+    return expect_model(value, Loaded, BlockModel, field, BLOCK_LOADER)
+
+
 def expect_any(value: Any, field: str) -> Loaded[Any]:
-    """Check that a socket holds a MAR, or a token model with its decoder."""
-    loaded = expect(value, Loaded, field, f"{MAR_LOADERS}, {TOKEN_LOADERS}")
+    """Check that a socket holds a MAR, a BitDance, or a token model with its decoder."""
+    loaded = expect(value, Loaded, field, f"{MAR_LOADERS}, {TOKEN_LOADERS}, {BLOCK_LOADER}")
 
     if isinstance(loaded.model, TokenModel):
         return expect_tokens(loaded, field)
+    if isinstance(loaded.model, BlockModel):
+        return expect_blocks(loaded, field)
     return expect_mar(loaded, field)
+
+
+def drawn_by(model: Any) -> str:
+    """What decodes the result of a model's samplers, see :attr:`.registry.Family.decoder`."""
+    if isinstance(model, BlockModel):
+        return BITS
+    return KL if isinstance(model, MARModel) else VQ
 
 
 def expect_pair(model: Any, draft: Any) -> tuple[Loaded[Any], Loaded[Any] | None]:
@@ -132,9 +150,13 @@ def expect_runnable(choice: Choice, loaded: Loaded[Any], draft: Any) -> None:
     if entry.name not in RUNNABLE:
         raise UserError(f"sampler: {entry.name} does not run here; choose one of {', '.join(RUNNABLE)}.")
 
-    if isinstance(loaded.model, MARModel) != entry.masked:
+    kind = drawn_by(loaded.model)
+    if entry.decoder != kind:
+        family = registry.FAMILIES[SAMPLERS[baseline_of(loaded)].family]
+        suited = ", ".join(name for name, other in RUNNABLE.items() if other.decoder == kind)
         raise UserError(
-            f"sampler: {entry.name} samples {entry.models}, and {loaded.model.name} is not one; choose another sampler."
+            f"sampler: {entry.name} samples {entry.models}, and this is {describe(loaded)}{family.nature}; choose "
+            f"{suited}."
         )
 
     if entry.needs_draft and draft is None:
@@ -148,6 +170,8 @@ def baseline_of(loaded: Loaded[Any]) -> str:
     """Name of the plain sampler of a model; of a PAR, the sampler that it was trained for."""
     if isinstance(loaded.model, MARModel):
         return registry.MAR
+    if isinstance(loaded.model, BlockModel):
+        return registry.BITDANCE
 
     trained_for_par = loaded.model.net.config.special > 0
     return PAR if trained_for_par else registry.LLAMAGEN
@@ -231,10 +255,13 @@ def texts_of(condition: Any) -> tuple[str, ...]:
     return condition.texts if isinstance(condition, PromptCondition) else ()
 
 
-def _masked_condition(value: Any, model: MARModel) -> MaskedCondition:
+def _latent_condition(value: Any, model: MARModel | BlockModel) -> MaskedCondition:
     """The condition on the socket, of the kind that the model reads."""
     if model.condition == PromptCondition.kind:
-        return expect(value, PromptCondition, "condition", "Prompt")
+        prompts = expect(value, PromptCondition, "condition", "Prompt")
+        if isinstance(model, BlockModel):
+            expect_null_prompt(prompts, model.name)
+        return prompts
 
     return as_labels(value, model.label_set)
 
@@ -272,7 +299,7 @@ class ModelFirst(io.ComfyNode):  # type: ignore[misc]
         made = _SLOW.get(graph.maker(cls, "condition"))
 
         model = loaded.model if isinstance(loaded, Loaded) else None
-        if made is not None and isinstance(model, MARModel):
+        if made is not None and isinstance(model, MARModel | BlockModel):
             expect_kind(made, model.condition, model.name)  # type: ignore[arg-type]
 
         if made is not None and isinstance(model, TokenModel):
@@ -325,40 +352,43 @@ class Room:
 
 
 @dataclass(frozen=True)
-class MaskedRun:
-    """A checked run of a MAR, Harmon or UniPic."""
+class LatentRun:
+    """A checked run of a model whose samplers draw latents with paired noise."""
 
     entry: Entry
-    loaded: Loaded[MARModel]
+    loaded: Loaded[Any]
     settings: Any
     condition: MaskedCondition
     seed: int
     edit: Edit | None
-    draft: Loaded[MARModel] | None
-    cache: CacheSettings | None
+    draft: Loaded[MARModel] | None = None
+    cache: CacheSettings | None = None
 
     @property
     def images(self) -> int:
         return len(self.condition)
 
     def estimate(self) -> Room:
-        """The stages' memory is added, because allocators reuse little between them."""
-        model = self.loaded.model
-        config = model.net.config
+        """What the run needs.
 
-        cache = self.settings if isinstance(self.settings, CacheSettings) else self.cache
-        stages = masked_memory(model, self.condition, self.settings, cache)
-        working = sum(count for name, count in stages.items() if not name.startswith(WEIGHTS))
-
-        side = config.grid * model.patch
-        channels = config.channels // model.patch**2
+        The stages' memory is added, because allocators reuse little between them.
+        """
         others = [] if self.draft is None else self.draft.patchers
-        return Room(working, (self.images, channels, side, side), others)
+        working = sum(count for name, count in self.stages().items() if not name.startswith(WEIGHTS))
+        return Room(working, (self.images, *self.shape()), others)
 
-    def start(self, room: Room) -> Steps:
-        """Load the weights and begin the sampler."""
-        to_device(self.loaded, room.memory, room.latents, room.others)
-        return in_parts(self._sample, self.images, self.loaded.model.net)
+    def stages(self) -> dict[str, int]:
+        """Bytes by stage."""
+        raise NotImplementedError
+
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image's latents."""
+        raise NotImplementedError
+
+    def start(self, room: Room) -> tuple[Steps, FastARVAE | None]:
+        """Load the weights and begin the sampler; returns its steps, and the decoder of previews if there are any."""
+        vae = to_device(self.loaded, room.memory, room.latents, room.others)
+        return in_parts(self._sample, self.images, self.loaded.model.net), vae
 
     def _sample(self, part: range) -> Steps:
         """The sampler on some of the images."""
@@ -375,6 +405,37 @@ class MaskedRun:
     def latents(self, step: Any) -> Tensor:
         """Latents [B, C, h, w] of a step or of the result."""
         return step.latents
+
+
+@dataclass(frozen=True)
+class MaskedRun(LatentRun):
+    """A checked run of a MAR, Harmon or UniPic."""
+
+    loaded: Loaded[MARModel]
+
+    def stages(self) -> dict[str, int]:
+        cache = self.settings if isinstance(self.settings, CacheSettings) else self.cache
+        return masked_memory(self.loaded.model, self.condition, self.settings, cache)
+
+    def shape(self) -> tuple[int, int, int]:
+        model = self.loaded.model
+        side = model.net.config.grid * model.patch
+        return model.net.config.channels // model.patch**2, side, side
+
+
+@dataclass(frozen=True)
+class BlockRun(LatentRun):
+    """A checked run of a BitDance."""
+
+    loaded: Loaded[BlockModel]
+
+    def stages(self) -> dict[str, int]:
+        return block_memory(self.loaded.model, self.condition, self.settings, self.edit is not None)
+
+    def shape(self) -> tuple[int, int, int]:
+        model = self.loaded.model
+        height, width = model.grid(self.settings.height, self.settings.width, self.settings.any_size)
+        return model.net.channels, height, width
 
 
 @dataclass(frozen=True)
@@ -411,14 +472,17 @@ class TokenRun:
         encoding = at_once * vae.memory_used_encode((1, 3, side, side), vae.vae_dtype)
         return Room(memory + encoding, latents, [*self.draft.patchers, vae.patcher])
 
-    def start(self, room: Room) -> Steps:
-        """Read the condition, load the weights, turn the image to change into codes, and begin the sampler."""
+    def start(self, room: Room) -> tuple[Steps, FastARVAE | None]:
+        """Read the condition, load the weights, turn the image to change into codes, and begin the sampler.
+
+        Returns its steps, and the decoder of previews if there are any.
+        """
         condition = _read_codes(self.condition, self.loaded)
 
-        def place() -> None:
-            to_device(self.loaded, room.memory, room.latents, room.others)
+        def place() -> FastARVAE | None:
+            return to_device(self.loaded, room.memory, room.latents, room.others)
 
-        place()
+        vae = place()
         edit = None if self.edit is None else _edit_codes(self.edit, self.vae)
 
         drafted: dict[str, Any] = {}
@@ -431,9 +495,9 @@ class TokenRun:
             draws = PairedDraws(self.seed, part)
             return self.entry.run(self.loaded.model, condition.of(part), self.settings, draws, **more)
 
-        return in_parts(sample, self.images, self.loaded.model.net)
+        return in_parts(sample, self.images, self.loaded.model.net), vae
 
-    def _up_sampling(self, place: Callable[[], None]) -> UpSampling:
+    def _up_sampling(self, place: Callable[[], Any]) -> UpSampling:
         """What enlarges the draft; ``place`` loads the run's networks again after an upscale model."""
         if self.upscale_model is None:
             return UpSampling(self.vae.tokenizer, None, "bicubic")
@@ -446,7 +510,7 @@ class TokenRun:
         return self.vae.vectors(step.codes)
 
 
-Run: TypeAlias = MaskedRun | TokenRun
+Run: TypeAlias = LatentRun | TokenRun
 
 
 def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: Sockets) -> Run:
@@ -455,16 +519,19 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
     Raises:
         UserError: the first input that is wrong.
     """
-    if entry.masked:
-        return _check_masked(entry, loaded, settings, seed, sockets)
+    if entry.latents:
+        return _check_latents(entry, loaded, settings, seed, sockets)
     return _check_tokens(entry, loaded, settings, seed, sockets)
 
 
-def _check_masked(entry: Entry, loaded: Loaded[MARModel], settings: Any, seed: int, sockets: Sockets) -> MaskedRun:
+def _check_latents(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: Sockets) -> LatentRun:
     model = loaded.model
-    condition = _masked_condition(sockets.condition, model)
-    edit = _checked_edit(sockets, KL, "Load MAR")
-    expect_little_noise(model, len(condition), settings.diffusion_steps, "condition")
+    condition = _latent_condition(sockets.condition, model)
+    edit = _checked_edit(sockets, entry.decoder)
+    expect_little_noise(model, settings, len(condition), "condition")
+    if isinstance(model, BlockModel):
+        expect_suited(model, host.get_compute_device(), settings)
+        return BlockRun(entry, loaded, settings, condition, seed, edit)
 
     draft = expect_mar(sockets.draft, "draft") if entry.needs_draft else None
     cache = _checked_cache(sockets.cache, loaded, settings)
@@ -481,7 +548,7 @@ def _check_tokens(entry: Entry, loaded: Loaded[TokenModel], settings: Any, seed:
             "or use LlamaGen Sampler or ZipAR Sampler."
         )
 
-    edit = _checked_edit(sockets, VQ, "the model's loader")
+    edit = _checked_edit(sockets, VQ)
     condition = _token_condition(sockets.condition, model)
     settings = resolve(settings, model)
     if not entry.needs_draft:
@@ -512,10 +579,10 @@ def _checked_cache(value: Any, loaded: Loaded[MARModel], settings: Any) -> Cache
     return expect(value, CacheSettings, "cache", "LazyMAR Cache")
 
 
-def _checked_edit(sockets: Sockets, kind: str, loader: str) -> Edit | None:
+def _checked_edit(sockets: Sockets, kind: str) -> Edit | None:
     """The edit of the sockets ``latent_image`` and ``mask``, None if both are unconnected.
 
-    ``kind`` is that of the latents which ``loader``'s vae makes.
+    ``kind`` is that of the latents, see ``vae``.
     """
     latent = sockets.latent_image
     mask = sockets.mask
@@ -531,7 +598,8 @@ def _checked_edit(sockets: Sockets, kind: str, loader: str) -> Edit | None:
         raise UserError(f"latent_image: it got {describe(latent)}; connect the output of VAE Encode.")
     if kind_of(latent["samples"]) not in ("", kind):
         raise UserError(
-            f"latent_image: it is from a model of another family; connect VAE Encode with the vae of {loader}."
+            "latent_image: it is of another family, which has other latents; connect VAE Encode with the vae of the "
+            "model's loader."
         )
 
     if mask is None:
@@ -566,13 +634,15 @@ def _upscale_name(upscale_model: Any) -> str:
 # ------------------------------------------------------------------------------------------------ 3. run
 
 
-def start(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: Sockets) -> tuple[Steps, Run]:
-    """Check, estimate and begin a run; returns its steps."""
+def start(
+    entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: Sockets
+) -> tuple[Steps, Run, FastARVAE | None]:
+    """Check, estimate and begin a run; returns its steps, the run, and the decoder of previews if there are any."""
     checked = check(entry, loaded, settings, seed, sockets)
     room = checked.estimate()
-    steps = checked.start(room)
+    steps, vae = checked.start(room)
 
-    return steps, checked
+    return steps, checked, vae
 
 
 def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: Sockets) -> io.NodeOutput:
@@ -587,19 +657,19 @@ def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: So
 
         # Otherwise the seconds would include the initialisation of libraries, and the first sampler of a comparison
         # would look slow.
-        beginning, _ = start(entry, loaded, short(entry, settings), seed, sockets)
+        beginning, _, _ = start(entry, loaded, short(entry, settings), seed, sockets)
         run_beginning(beginning)
 
-    steps, checked = start(entry, loaded, settings, seed, sockets)
-    done = drive(steps, loaded.vae, checked.latents)
+    steps, checked, vae = start(entry, loaded, settings, seed, sockets)
+    done = drive(steps, vae, checked.latents)
 
     with enough_memory(READING):
         samples = host.to_output(checked.latents(done))
-    mark(samples, KL if entry.masked else VQ)
+    mark(samples, entry.decoder)
 
     report: Report = done.report
     report.prompt = host.prompt_id()
-    if entry.masked and loaded.vae is not None:
+    if entry.latents and loaded.vae is not None:
         report.memory[DECODE] = int(loaded.vae.memory_used_decode(samples.shape, loaded.vae.vae_dtype))
 
     return io.NodeOutput({"samples": samples}, report)
@@ -628,7 +698,7 @@ def warm_up(loaded: Loaded[Any], condition: Any) -> None:
     plain = choose(baseline_of(loaded), {})
     settings = short(plain.entry, settings_for(plain, loaded))
 
-    steps, _ = start(plain.entry, loaded, settings, 0, Sockets(condition))
+    steps, _, _ = start(plain.entry, loaded, settings, 0, Sockets(condition))
     run_beginning(steps)
 
 

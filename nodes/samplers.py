@@ -5,6 +5,8 @@ The classes hold texts. What they share is in :class:`_Sampler`; how a sampler i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from comfy_api.latest import io
@@ -21,6 +23,7 @@ from .running import (
     ModelFirst,
     Sockets,
     cache_unlike_preset,
+    expect_blocks,
     expect_mar,
     expect_tokens,
     reported,
@@ -30,6 +33,7 @@ from .running import (
     unlike_preset,
 )
 from .schema import (
+    BLOCK_MODEL,
     CACHE,
     CONDITION,
     HIDDEN,
@@ -47,6 +51,7 @@ from .schema import (
     seed_widget,
     setting_widgets,
 )
+from .vae import BITS, KL, VQ
 
 
 def sampled(vae: str = "the same loader") -> list[io.Output]:
@@ -86,6 +91,15 @@ _TOKEN_EDIT = [
         "left of them, not what is below or to the right.",
     ),
 ]
+_BLOCK_EDIT = [
+    _EDIT[0],
+    io.Mask.Input(
+        "mask",
+        optional=True,
+        tooltip="Where the image is drawn again; the tokens of the rest are kept bit for bit. New tokens follow the "
+        "blocks above them and to their left, not those below.",
+    ),
+]
 _MAR_MODEL = "The model to sample, from Load MAR or Load Harmon / UniPic."
 _LLAMAGEN_MODEL = "The model to sample: a LlamaGen, a Janus or a de-tokenizer of Tar, each from its own loader."
 _MAR_CONDITION = CONDITION.Input(
@@ -100,6 +114,30 @@ _TOKEN_CONDITION = CONDITION.Input(
     "text-to-image models. For Janus from Prompt (FastAR), for Tar from Tar Prompt or Image to Codes.",
     lazy=True,
 )
+_BLOCK_CONDITION = CONDITION.Input(
+    "condition",
+    tooltip="What to draw, one entry per image: from Class Label for an ImageNet model, from Prompt (FastAR) for a "
+    "14B.",
+    lazy=True,
+)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What the samplers of one kind of models take."""
+
+    socket: Any  # of their models
+    expect: Callable[..., Any]  # checks a model
+    condition: io.Input
+    edit: list[io.Input]  # of an image to change
+
+
+# By what decodes the result, see :attr:`.registry.Family.decoder`.
+_INPUTS = {
+    KL: _Inputs(MAR, expect_mar, _MAR_CONDITION, _EDIT),
+    VQ: _Inputs(TOKEN_MODEL, expect_tokens, _TOKEN_CONDITION, _TOKEN_EDIT),
+    BITS: _Inputs(BLOCK_MODEL, expect_blocks, _BLOCK_CONDITION, _BLOCK_EDIT),
+}
 _SWITCHED_OFF = {registry.MAR: "plain MAR", registry.LLAMAGEN: "plain decoding"}
 
 
@@ -118,20 +156,18 @@ class _Sampler(ModelFirst):
     def optional(cls) -> list[io.Input]:
         """Optional sockets."""
         entry = SAMPLERS[cls.sampler]
-        if not entry.masked:
-            return _TOKEN_EDIT
-
-        has_caches = issubclass(entry.settings, CacheSettings)
-        return _EDIT if has_caches else [_CACHE, *_EDIT]
+        edit = _INPUTS[entry.decoder].edit
+        takes_cache = entry.masked and not issubclass(entry.settings, CacheSettings)
+        return [_CACHE, *edit] if takes_cache else edit
 
     @classmethod
     def define_schema(cls) -> io.Schema:
         entry = SAMPLERS[cls.sampler]
 
         # Sockets.
-        model = MAR if entry.masked else TOKEN_MODEL
-        sockets = [model.Input(name, tooltip=tooltip) for name, tooltip in cls.models.items()]
-        sockets.append(_MAR_CONDITION if entry.masked else _TOKEN_CONDITION)
+        kind = _INPUTS[entry.decoder]
+        sockets = [kind.socket.Input(name, tooltip=tooltip) for name, tooltip in cls.models.items()]
+        sockets.append(kind.condition)
 
         # Widgets: seed, switch, preset, settings.
         main = [seed_widget()]
@@ -172,7 +208,7 @@ class _Sampler(ModelFirst):
 
         # 1. Inputs that are models or sockets; the others are widgets.
         field = "target" if entry.needs_draft else "model"
-        expect_loaded = expect_mar if entry.masked else expect_tokens
+        expect_loaded = _INPUTS[entry.decoder].expect
         loaded = expect_loaded(inputs.pop(field), field)
         draft = inputs.pop("draft", None)
         if entry.needs_draft:
@@ -351,6 +387,18 @@ class MuLoSDSampler(_Sampler):
         return [upscale_model]
 
 
+class BitDanceSampler(_Sampler):
+    sampler = "bitdance"
+    node_id = "FastARBitDanceSampler"
+    preset = None
+    description = (
+        "Draws an image with BitDance: block after block, all bits of a block together by diffusion. Fewer "
+        "diffusion_steps, for all blocks or for the later ones (DiSA), are faster."
+    )
+    aliases = ["bitdance", "binary tokens", "block autoregressive", "text to image", "disa", "inpaint"]
+    models = {"model": "The model to sample, from Load BitDance."}
+
+
 NODES: list[type[io.ComfyNode]] = [
     MARSampler,
     FastHybridSampler,
@@ -361,4 +409,5 @@ NODES: list[type[io.ComfyNode]] = [
     PARSampler,
     ZipARSampler,
     MuLoSDSampler,
+    BitDanceSampler,
 ]

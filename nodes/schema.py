@@ -24,10 +24,11 @@ T = TypeVar("T")
 
 MAR = io.Custom("FASTAR_MAR")
 TOKEN_MODEL = io.Custom("FASTAR_TOKEN_MODEL")
+BLOCK_MODEL = io.Custom("FASTAR_BITDANCE")
 TAR = io.Custom("FASTAR_TAR")
 # Class labels, prompts, texts and codes alike; a kind that the model does not read is refused before any work.
 CONDITION = io.Custom("FASTAR_CONDITION")
-ANY_MODEL = io.Custom("FASTAR_MAR,FASTAR_TOKEN_MODEL")
+ANY_MODEL = io.Custom("FASTAR_MAR,FASTAR_TOKEN_MODEL,FASTAR_BITDANCE")
 REPORT = io.Custom("FASTAR_REPORT")
 CACHE = io.Custom("FASTAR_CACHE")
 
@@ -340,6 +341,7 @@ _SEEN_AS: dict[str, str] = {
     "HybridModel": "a Harmon or UniPic",
     "TokenModel": "a token model",
     "JanusModel": "a Janus",
+    "BlockModel": "a BitDance",
     "TarModel": "the language model of Tar",
     "TATokModel": "a TA-Tok",
     "FastARVAE": "a VAE",

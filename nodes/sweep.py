@@ -19,7 +19,7 @@ from ..reports.values import parse_values
 from ..samplers import presets
 from ..samplers.baseline import word_for
 from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_settings
-from ..samplers.settings import Settings, knob, knobs, make, number_of
+from ..samplers.settings import Settings, knob, knobs, make, no_setting, number_of
 from . import host
 from .host import Loaded
 from .images import to_image
@@ -212,6 +212,8 @@ def _plan(
 def _axis(base: Choice, field: str, name: str, text: str) -> Axis:
     """The axis of a setting, its values checked."""
     known = knobs(base.entry.settings)
+    if name in base.entry.settings.refused:
+        raise no_setting(base.entry.settings, name, field, "")
     if name != PRESET and name not in known:
         raise UserError(f"{field}: {base.entry.name} has no setting {name}; it has {', '.join([PRESET, *known])}.")
 

@@ -1,8 +1,11 @@
-"""Decoders on core's VAE socket: KL autoencoders of the MARs and VQ tokenizers of the token models."""
+"""Decoders on core's VAE socket: of the MARs KL autoencoders, of the token models VQ tokenizers, and of BitDance binary
+autoencoders.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -11,14 +14,16 @@ from torch import Tensor
 from ..errors import UserError
 from ..memory import in_chunks, out_of_memory
 from ..model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder, VQModel, expect_finite
+from ..model_loaders.networks.binary import BinaryAutoencoder, to_bits
 from . import host
 from .images import scaled, to_rgb
 from .schema import expect_image, expect_latents, expect_usual_size
 
-# Kind of autoencoder to the models whose latents it decodes.
+# Kinds of autoencoders, which are families of files, and the models whose latents they decode.
 KL = "kl"
 VQ = "vq"
-_MODELS = {KL: "a MAR", VQ: "a LlamaGen, a PAR or a Tar de-tokenizer"}
+BITS = "bitdance-ae"
+_MODELS = {KL: "a MAR", VQ: "a LlamaGen, a PAR or a Tar de-tokenizer", BITS: "a BitDance"}
 
 
 def mark(samples: Tensor, kind: str) -> Tensor:
@@ -62,15 +67,17 @@ class FastARVAE:
     """A decoder with the interface of core's VAE: decode, encode, their tiled forms, and memory estimates.
 
     Latents are in the network's scale; samplers have divided by their latent scale. Encoding is deterministic: it
-    returns the mean of the posterior, or the vectors of the nearest codes.
+    returns the mean of the posterior, the vectors of the nearest codes, or the bits. A binary autoencoder takes whole
+    images only, because it normalises by statistics of the whole image: tiles would change it.
 
     Args:
         net: decodes to images in about -1..1 and encodes them to (latents, ...).
         stride: pixels per latent position and side.
         channels: of latents.
         width: channels of the widest full-resolution layer, for the memory estimate.
-        side: of the model's images, in pixels, to which images are scaled before they are encoded.
-        kind: KL or VQ; latents of the other kind are refused.
+        sizes: heights and widths of the model's images, in pixels, the usual one first. An image of none of them is
+            scaled to the one of the most similar shape before it is encoded.
+        kind: KL, VQ or BITS; latents of another kind are refused.
     """
 
     latent_dim = 2
@@ -78,18 +85,18 @@ class FastARVAE:
 
     def __init__(
         self,
-        net: KLAutoencoder | VQAutoencoder,
+        net: KLAutoencoder | VQAutoencoder | BinaryAutoencoder,
         name: str,
         stride: int,
         channels: int,
         width: int,
-        side: int,
+        sizes: Sequence[tuple[int, int]],
         kind: str = "",
     ):
         self.first_stage_model = net
         self.name = name
         self.width = width
-        self.side = side
+        self.sizes = tuple(sizes)
         self.kind = kind
 
         # Names that core reads.
@@ -134,10 +141,10 @@ class FastARVAE:
     def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:
         """For one image of latents of this shape [B, C, h, w]."""
         _, _, height, width = shape
-        if self.kind == KL:
+        if self.kind in (KL, BITS):
             return cast(KLAutoencoder, self.first_stage_model).decode_bytes(1, height, width)
 
-        # As core estimates it; a KL autoencoder needs less.
+        # As core estimates it; the others need less.
         pixels = height * width * self.upscale_ratio**2
         return 17 * self.width * pixels * dtype.itemsize
 
@@ -158,6 +165,7 @@ class FastARVAE:
             return images.movedim(1, -1)
 
         # Memory is insufficient for a whole image.
+        self._expect_tiles("samples", "memory is insufficient to decode it whole; draw smaller images")
         tile = max(1, 256 // self.upscale_ratio)
         return self.decode_tiled(latents, tile, tile, tile // 4)
 
@@ -173,6 +181,7 @@ class FastARVAE:
         self, samples: Tensor, tile_x: int = 64, tile_y: int = 64, overlap: int = 16, **of_videos: Any
     ) -> Tensor:
         """As :meth:`decode`, in blended tiles; sizes in latent positions."""
+        self._expect_tiles("samples", "take VAE Decode")
         latents = _checked_latents(samples, self.latent_channels, self.name, self.kind)
 
         tile = (max(1, tile_y), max(1, tile_x))
@@ -205,7 +214,7 @@ class FastARVAE:
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """Images [B, H, W, 3] in 0..1, of any size, to latents of the model's size."""
         pixels = _checked_pixels(pixel_samples)
-        size = (self.side, self.side)
+        size = self.size_for(pixels)
 
         need = self.memory_used_encode((1, 3, *size), self.vae_dtype)
         latents = self._in_chunks(pixels, lambda part: self._encode(scaled(part, size)), need)
@@ -213,13 +222,16 @@ class FastARVAE:
             return latents
 
         # Memory is insufficient for a whole image.
+        self._expect_tiles("pixels", "memory is insufficient to encode it whole; choose smaller images")
         return self.encode_tiled(pixel_samples, 256, 256, 64)
 
     def encode_tiled(
         self, pixel_samples: Tensor, tile_x: int = 512, tile_y: int = 512, overlap: int = 64, **of_videos: Any
     ) -> Tensor:
         """As :meth:`encode`, in blended tiles; sizes in pixels."""
-        pixels = scaled(_checked_pixels(pixel_samples), (self.side, self.side))
+        self._expect_tiles("pixels", "take VAE Encode")
+        pixels = _checked_pixels(pixel_samples)
+        pixels = scaled(pixels, self.size_for(pixels))
 
         # Whole latent positions; tiles overlap by half at most.
         stride = self.downscale_ratio
@@ -247,10 +259,36 @@ class FastARVAE:
             features = expect_finite(tokenizer.features(x), self.name, "features")
             return tokenizer.vectors(tokenizer.codes(features)).float()
 
+        if self.kind == BITS:
+            # So do bits.
+            _, features = self.first_stage_model.encode(x)
+            return to_bits(expect_finite(features.float(), self.name, "features"))
+
         latents = self.first_stage_model.encode(x)[0]
         return expect_finite(latents.float(), self.name, "latents")
 
+    def size_for(self, pixels: Tensor) -> tuple[int, int]:
+        """Height and width to which images [B, 3, H, W] are scaled: their own if the model draws it, else the size of
+        the model's whose shape is the most similar.
+        """
+        _, _, height, width = pixels.shape
+        if (height, width) in self.sizes:
+            return height, width
+
+        def unlike(size: tuple[int, int]) -> float:
+            return abs(math.log(size[0] / size[1]) - math.log(height / width))
+
+        return min(self.sizes, key=unlike)
+
     # --- shared
+
+    def _expect_tiles(self, field: str, remedy: str) -> None:
+        """Raise a UserError if the network cannot work in tiles."""
+        if self.kind == BITS:
+            raise UserError(
+                f"{field}: {self.name} normalises by statistics of the whole image, so that tiles would change it; "
+                f"{remedy}, or unload other models."
+            )
 
     def _in_chunks(self, x: Tensor, work: Callable[[Tensor], Tensor], need: float) -> Tensor | None:
         """The result for a batch, each entry of which needs ``need`` bytes; None if memory is insufficient for one."""

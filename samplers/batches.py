@@ -20,14 +20,18 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import out_of_memory
+from ..model_loaders.networks.bitdance import BlockModel
+from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.speed import PLAIN, suited_threads
 from ..reports.record import Report, joined
 from .conditioning import AnyCondition
-from .noise import PairedNoise
+from .noise import PairedNoise, noise_bytes
 from .registry import Entry
 from .settings import make
 from .tokens.draws import PairedDraws
 
+# Most bytes of the noise of a batch.
+NOISE_LIMIT = 4 << 30
 # First words of the note of a batch that was sampled in parts.
 SPLIT = "Memory was insufficient for"
 
@@ -45,6 +49,31 @@ def begin(
     images = range(first + part.start, first + part.stop)
     noise = PairedNoise(seed, images) if entry.latents else PairedDraws(seed, images)
     return entry.run(model, condition.of(part), settings, noise)
+
+
+def expect_little_noise(model: Any, settings: Any, images: int, field: str) -> None:
+    """Check that the noise of a batch takes at most 4 GB, of a model that draws latents; ``field`` is the input to
+    change.
+
+    Raises:
+        UserError: it takes more, or the model draws no images of the size in the settings.
+    """
+    if isinstance(model, BlockModel):
+        height, width = model.grid(settings.height, settings.width, settings.any_size)
+        tokens = height * width
+        channels = model.net.channels
+    elif isinstance(model, MARModel):
+        tokens = model.net.config.tokens
+        channels = model.net.config.channels
+    else:
+        return  # a token model
+
+    steps = settings.diffusion_steps
+    if noise_bytes(images, steps, tokens, channels) > NOISE_LIMIT:
+        raise UserError(
+            f"{field}: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; "
+            "ask for fewer images at once, or lower diffusion_steps."
+        )
 
 
 def warm_up(entry: Entry, model: Any, settings: Any, condition: AnyCondition) -> None:

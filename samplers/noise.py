@@ -66,6 +66,11 @@ class PairedNoise:
         return torch.stack([torch.randn(count, tokens, channels, generator=g) for g in generators])
 
 
+def noise_bytes(images: int, steps: int, tokens: int, channels: int) -> int:
+    """The noise of ``steps`` diffusion steps of every token of a batch, fp32."""
+    return 4 * images * (steps + 2) * tokens * channels
+
+
 class CounterRNG:
     """Counter-based random numbers of rows: number i of a row's lane is a hash of (key, lane, i).
 

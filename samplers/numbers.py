@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..model_loaders.networks.bitdance import BlockModel
 from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.tar import TarModel
@@ -20,7 +21,7 @@ def own_values(model: Any, settings: Any) -> dict[str, Any]:
     """What a model takes where a setting is None, by name.
 
     Args:
-        model: a MAR, a token model or Tar's language model.
+        model: a MAR, a BitDance, a token model or Tar's language model.
         settings: of the run; some values depend on the number of diffusion steps.
     """
     if isinstance(model, MARModel):
@@ -28,6 +29,10 @@ def own_values(model: Any, settings: Any) -> dict[str, Any]:
         if isinstance(settings, MARBase):
             own["t_max"] = _first_timestep(model, settings)
         return own
+
+    if isinstance(model, BlockModel):
+        height, width = model.usual_size
+        return {"width": width, "height": height}
 
     if isinstance(model, TokenModel):
         neighbours = neighbours_of(MuLoSDSettings(), model.net.config.vocab)

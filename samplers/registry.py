@@ -62,6 +62,11 @@ class Family:
         return self.masked or self.blocks
 
     @property
+    def nature(self) -> str:
+        """What is behind the name of one of its models in a message about a sampler of another family."""
+        return ", which draws whole blocks of tokens one after another" if self.blocks else ""
+
+    @property
     def decoder(self) -> str:
         """Family of the files of its decoders."""
         if self.blocks:
@@ -110,6 +115,11 @@ class Entry:
     def latents(self) -> bool:
         """Whether it draws latents with paired noise, rather than codes."""
         return FAMILIES[self.family].latents
+
+    @property
+    def decoder(self) -> str:
+        """Family of the files that decode what it draws."""
+        return FAMILIES[self.family].decoder
 
     @property
     def models(self) -> str:

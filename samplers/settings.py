@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ..errors import UserError, unknown
 
@@ -41,6 +41,9 @@ class Settings:
     Raises:
         UserError: a value of a wrong type, a number outside its range or not finite, an unknown choice.
     """
+
+    # Settings of other samplers that cannot be here, with the reason and what to do instead.
+    refused: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         for name, (default, about) in knobs(self).items():
@@ -112,11 +115,20 @@ def make(kind: type[S], values: Mapping[str, Any]) -> S:
     parsed: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise unknown(name, "no such setting", name, known)
+            raise no_setting(kind, name, name, "no such setting")
 
         parsed[name] = _parsed(value, number_of(*known[name]))
 
     return kind(**parsed)
+
+
+def no_setting(kind: type[Settings], name: str, field: str, problem: str) -> UserError:
+    """The error for a name that is no setting of ``kind``; ``field`` and ``problem`` as of :func:`.errors.unknown`."""
+    reason = kind.refused.get(name)
+    if reason is not None:
+        return UserError(f"{name}: {reason}.")
+
+    return unknown(field, problem, name, knobs(kind))
 
 
 # Words of a switch on a command line.

@@ -124,6 +124,7 @@ def test_a_token_holds_the_latent_channels_of_patch_times_patch_positions(tmp_pa
     ("demo-kl", None, "the model's file does not name its decoder"),
     ("demo-kl", "demo-kl", ""),
 ])  # fmt: skip
+@pytest.mark.fast_cases(3)
 def test_a_decoder_that_is_not_known_to_fit_stands_in_the_report(tmp_path, choice, stated, remark):
     about = {} if stated is None else {"decoder": stated}
     write(MAR_(MAR_SIZE), tmp_path / "mar.safetensors", 0, heads=2, latent_scale="0.5", **about)

@@ -66,6 +66,7 @@ def test_readme_names_commands_that_ci_runs():
 
 
 @pytest.mark.parametrize("name", ["fastar", "a b"])
+@pytest.mark.fast_cases("a b")
 def test_tests_run_in_a_folder_of_any_name(name, tmp_path):
     """pytest imports ``__init__.py`` as a module of its own where the folder's name is no identifier."""
     folder, stub = tmp_path / name, tmp_path / "stub"

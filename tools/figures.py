@@ -208,7 +208,7 @@ class Maker:
                     outputs.append((folder / f"step-{number}.txt").read_text(encoding="utf-8"))
             shown = joined(outputs)
 
-        return f"{shown}\n\n{_commands(figure)}\n\n{conditions(figure, made)}"
+        return f"{shown}\n\n{conditions(figure, made)}"
 
     def write(self, name: str) -> None:
         """Write a finished figure into its page, and its plot beside it."""
@@ -278,24 +278,28 @@ def joined(outputs: Sequence[str]) -> str:
     return "\n\n".join("\n".join(lines) for lines in tables.values())
 
 
-def _commands(figure: Listed) -> str:
-    """The commands of a figure as a block of code."""
-    return "\n".join(["```", *(f"{PROGRAM} {command}" for command in figure.commands), "```"])
-
-
 def conditions(figure: Listed, made: Mapping[str, str]) -> str:
-    """The line below a figure: seed and number of images, machine, versions and date."""
-    parts = []
-    for spec in figure.specs[-1:]:
-        words = f" {' '.join(figure.commands)} "
-        seed = re.search(r" --seed (\d+) ", words)
-        images = [int(number) for number in re.findall(r" --images (\d+) ", words)]
-        if len(images) < len(figure.specs):
-            images.append(spec.images)  # the sweep without the option
-        parts.append(f"Seed {seed[1] if seed else spec.seed}, {max(images)} images a cell")
+    """The line below a figure: its command, seed and number of images, machine, version and date."""
+    parts = [f"`make figures ONLY={figure.name}`"]
+    images = []
+    seeds = set()
+    for command in figure.commands:
+        words = shlex.split(command)
+        if words[0] == "sweep":
+            spec = read_spec(ROOT / words[1])
+            images.append(int(_option(words, "--images") or spec.images))
+            seeds.add(_option(words, "--seed") or str(spec.seed))
 
-    parts.append("{cpu}, one thread, PyTorch {torch}, {date}".format_map(made))
+    if images:
+        parts.append(f"seed {', '.join(sorted(seeds))}, {max(images)} images a cell")
+
+    parts.append("{cpu}, PyTorch {torch}, {date}".format_map(made))
     return f"*{'; '.join(parts)}.*"
+
+
+def _option(words: Sequence[str], name: str) -> str:
+    """The value after an option of a command, "" without it."""
+    return words[words.index(name) + 1] if name in words else ""
 
 
 def machine() -> dict[str, str]:

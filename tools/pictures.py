@@ -1,4 +1,6 @@
-"""Draw the icon and the images of the help pages: ``python -m fastar_nodes.tools.pictures [NAME ...]``.
+"""Draw the icon, README's animation and the images of the help pages.
+
+``python -m fastar_nodes.tools.pictures [NAME ...]``
 
 Samplers are drawn by the demo on fixed seeds, without seconds, so that an image changes only if a sampler does.
 Images of other nodes are what the templates that have them draw, with the seconds of the run.
@@ -23,12 +25,15 @@ from ..reports.drawing import Ink
 from ..reports.grid import compare_grid
 from ..reports.maps import OUTCOMES, token_map
 from ..reports.record import ACCEPTED, DRAFTED, PLAIN
-from ..reports.timelapse import time_lapse
+from ..reports.timelapse import FPS, time_lapse
 from ..samplers.registry import SAMPLERS
 from .thumbnails import Template, pixels
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER, ICON = ROOT / "web" / "docs" / "images", ROOT / "docs" / "icon.png"
+FOLDER = ROOT / "web" / "docs" / "images"
+ICON = ROOT / "docs" / "icon.png"
+ANIMATION = ROOT / "docs" / "time_lapse.webp"
+ANIMATION_WIDTH = 480
 SEED, MAP, WIDTH, QUALITY = 7, 384, 600, 60
 # Help page to the samplers, their settings, and the token maps of the last one.
 PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
@@ -74,13 +79,12 @@ def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str]) -> np.ndarray
 
 def drawn(name: str) -> np.ndarray:
     """What the node of a page draws in its template; uint8 [H, W, 3]."""
-    number = TEMPLATES[name]
-    (path,) = [path for path in (ROOT / "workflows").glob(f"{number} *.json") if not path.stem.endswith(".app")]
-    template = Template(path)
+    template = _template(name)
     (node,) = template.of(name)
 
     if name == "FastARTimeLapse":
-        return _frame(template, node)
+        frames = _frames(template, node)
+        return frames[len(frames) // 2]
     if name == "FastARPasteInpaintedArea":
         return np.concatenate([pixels(template.given(node, "original")), pixels(template.output(node))], axis=1)
     if name == "FastARAdvisor":  # it draws nothing itself
@@ -88,14 +92,35 @@ def drawn(name: str) -> np.ndarray:
     return pixels(template.output(node))
 
 
-def _frame(template: Template, race: dict[str, Any]) -> np.ndarray:
-    """A frame in the middle of an animation."""
+def _template(name: str) -> Template:
+    """The template that has the node of a page."""
+    number = TEMPLATES[name]
+    (path,) = [path for path in (ROOT / "workflows").glob(f"{number} *.json") if not path.stem.endswith(".app")]
+    return Template(path)
+
+
+def animation() -> list[Image.Image]:
+    """The race of two samplers on one clock, of the template of Time-lapse."""
+    template = _template("FastARTimeLapse")
+    (race,) = template.of("FastARTimeLapse")
+
+    frames = []
+    for frame in _frames(template, race):
+        image = Image.fromarray(frame)
+        image.thumbnail((ANIMATION_WIDTH, ANIMATION_WIDTH), Image.Resampling.LANCZOS)
+        frames.append(image)
+
+    return frames
+
+
+def _frames(template: Template, race: dict[str, Any]) -> np.ndarray:
+    """The frames of an animation, uint8 [N, H, W, 3]."""
     images, reports = [], []
     for k in (1, 2):
         images.append((template.given(race, f"image_{k}") * 255).round().to(torch.uint8).numpy())
         reports.append(template.given(race, f"report_{k}"))
-    frames = time_lapse(images, [SAMPLERS[report.sampler].title for report in reports], reports, duration=4.0)
-    return frames[len(frames) // 2]
+    titles = [SAMPLERS[report.sampler].title for report in reports]
+    return time_lapse(images, titles, reports, duration=4.0)
 
 
 def icon(side: int = 256) -> Image.Image:
@@ -120,13 +145,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draw; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fastar_nodes.tools.pictures", description=__doc__)
     both = [*PAGES, *TEMPLATES]
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"icon, or a page; default all: {', '.join(both)}")
-    names = parser.parse_args(argv).names or ["icon", *both]
+    every = ["icon", "animation", *both]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to draw; default all: {', '.join(every)}")
+    names = parser.parse_args(argv).names or every
     FOLDER.mkdir(parents=True, exist_ok=True)
 
     for name in names:
         if name == "icon":
             icon().save(ICON, optimize=True)
+        elif name == "animation":
+            first, *others = animation()
+            first.save(ANIMATION, save_all=True, append_images=others, duration=1000 // FPS, loop=0, lossless=True)
         elif name in both:
             picture = Image.fromarray(drawn(name) if name in TEMPLATES else sheet(*PAGES[name]))
             picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)

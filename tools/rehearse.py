@@ -86,11 +86,31 @@ def shapes_of(entry: hub.Entry) -> dict[str, tuple[int, ...]]:
             return official.shapes_of(TATok(config))
 
     shapes = dict(official.shapes(entry.network))
+    if entry.family == "bitdance":  # the autoencoder is in the file
+        for name, shape in official.shapes("BitDance-AE").items():
+            shapes[f"vae.{name}"] = shape
     if entry.family == "t5":  # the rest of the file is the decoder
         width = shapes["shared.weight"][1]
         rest = (entry.size or 0) // 4 - sum(map(math.prod, shapes.values()))
         shapes["decoder.rest"] = (rest // width, width)
     return shapes
+
+
+def files_of(entry: hub.Entry) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Names and shapes of the weights of an entry, by the name of the file that holds them."""
+    if entry.network.startswith("BitDance-14B"):
+        recorded = json.loads((RECORDED / "bitdance" / "bitdance_keys_14b.json").read_text(encoding="utf-8"))
+        files = dict(recorded["files"])
+        if entry.network.endswith("16x"):
+            files["model"] = {**files["model"], **recorded["16x_differs"]["model"]}
+
+        found = {}
+        for name, shapes in files.items():
+            found[f"{name}.safetensors"] = {key: tuple(shape) for key, shape in shapes.items()}
+        return found
+
+    names = [part.name for part in entry.files if part.name in entry.weights or not entry.parts]
+    return dict(zip(names, _shards(shapes_of(entry), len(names)), strict=True))
 
 
 def tensor_of(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -176,16 +196,15 @@ def write_entry(entry: hub.Entry, folder: Path) -> dict[str, str]:
     """Write the files of an entry below ``folder``, by their names in the repository; their digests by name."""
     dtype = entry.dtype or "fp32"
     place = folder / str(entry.repo)
-    weights = [part.name for part in entry.files if part.name in entry.weights or not entry.parts]
     digests: dict[str, str] = {}
 
     if entry.network:
-        shapes = shapes_of(entry)
-        for name, share in zip(weights, _shards(shapes, len(weights)), strict=True):
+        for name, share in files_of(entry).items():
             digests[name] = write_weights(place / name, share, dtype, copies=entry.id == "mar-base-ema")
 
     for part in entry.files:
-        if part.name not in digests and not part.optional:
+        needed = not part.optional or entry.family == "bitdance" and part.name == "tokenizer.json"
+        if part.name not in digests and needed:
             (place / part.name).parent.mkdir(parents=True, exist_ok=True)
             text = text_of(entry, part.name).encode()
             (place / part.name).write_bytes(text)
@@ -209,7 +228,7 @@ def _shards(shapes: Mapping[str, tuple[int, ...]], count: int) -> Iterator[dict[
 def text_of(entry: hub.Entry, name: str) -> str:
     """The content of a configuration or tokenizer."""
     if name == "tokenizer.json":
-        return _tokenizer(entry.family)
+        return _tokenizer(entry)
     if name == "vocab.json":
         signs = [chr(n) for n in (*range(33, 127), *range(161, 173), *range(174, 256))]
         signs += [chr(256 + i) for i in range(256 - len(signs))]
@@ -220,14 +239,27 @@ def text_of(entry: hub.Entry, name: str) -> str:
         _, depth, heads, keys, _, tied = official.TAR_SIZES[entry.network]
         stated = {"model_type": "qwen2", "num_attention_heads": heads, "num_key_value_heads": keys}
         return json.dumps({**stated, "num_hidden_layers": depth, "tie_word_embeddings": tied})
+    if entry.family == "bitdance":
+        return _bitdance_settings(entry, name)
     return "{}"
 
 
-def _tokenizer(family: str) -> str:
-    """A tokenizer with the special tokens of a family."""
-    if family == "janus":
+def _bitdance_settings(entry: hub.Entry, name: str) -> str:
+    """A configuration of a BitDance of prompts."""
+    _, block = official.BITDANCES[entry.network]
+    stated = {
+        "config.json": {"model_type": "qwen3", "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128},
+        "vision_head_config.json": {"ch_target": 32, "ch_cond": 5120, "ch_latent": 5120, "parallel_num": block},
+        "ae_config.json": {"ddconfig": {"ch_mult": [1, 1, 2, 2, 4], "z_channels": 32}},
+    }
+    return json.dumps(stated[name])
+
+
+def _tokenizer(entry: hub.Entry) -> str:
+    """A tokenizer with the special tokens of an entry's family."""
+    if entry.family == "janus":
         return (RECORDED / "janus" / "original" / "tokenizer.json").read_text(encoding="utf-8")
-    if family == "t5":
+    if entry.family == "t5":
         words = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581a", "\u2581red", "\u2581boat"]
         pieces = [[word, -float(i)] for i, word in enumerate(words)]
         plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -238,7 +270,13 @@ def _tokenizer(family: str) -> str:
         return json.dumps({**made, "normalizer": None, "post_processor": None, "decoder": None})
 
     words = ["[UNK]", "user", "assistant", "generate", "an", "image", "a", "red", "boat", ":", "."]
-    return json.dumps(word_level(words, ["<|im_start|>", "<|im_end|>"]))
+    special = ["<|im_start|>", "<|im_end|>"]
+    if entry.family == "bitdance":
+        _, block = official.BITDANCES[entry.network]
+        special.append("<|vision_start|>")
+        special += [f"<|res_{i}|>" for i in range(1, 257)]
+        special += [f"<|query_{i}|>" for i in range(1, block)]
+    return json.dumps(word_level(words, special))
 
 
 # ------------------------------------------------------------------------------------------------ hub

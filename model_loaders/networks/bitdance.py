@@ -27,7 +27,7 @@ from .llama import CLASS, PROMPT, Block, Cache, Llama, LlamaConfig, Norm, Positi
 from .mar import TimeEmbedding
 from .ops import FAST, Operations
 from .speed import Regional
-from .structure import depth
+from .structure import depth, without
 
 # Attention heads of the ImageNet models by width, which no state dict holds: sizes B, L, H.
 OFFICIAL_HEADS = {768: 12, 1024: 16, 1280: 20}
@@ -87,22 +87,26 @@ class HeadConfig:
         )
 
 
-def swiglu(w1: nn.Module, w2: nn.Module, x: Tensor) -> Tensor:
-    """w2(silu(a) * b), where a and b are the halves of w1(x)."""
-    a, b = w1(x).chunk(2, -1)
-    return w2(F.silu(a) * b)
+def silu_gated(halves: Tensor) -> Tensor:
+    """silu(a) * b of the two halves a and b of the numbers of a row."""
+    a, b = halves.chunk(2, -1)
+    return F.silu(a) * b
 
 
 class SwiGLU(nn.Module):
-    """:func:`swiglu` with an inner width."""
+    """SwiGLU: w2(silu(a) * b), where a and b are the halves of w1(x)."""
 
     def __init__(self, c_in: int, hidden: int, c_out: int, bias: bool, operations: Operations = FAST):
         super().__init__()
         self.w1 = operations.Linear(c_in, 2 * hidden, bias=bias)
         self.w2 = operations.Linear(hidden, c_out, bias=bias)
 
+    def inner(self, x: Tensor) -> Tensor:
+        """The input of w2."""
+        return silu_gated(self.w1(x))
+
     def forward(self, x: Tensor) -> Tensor:
-        return swiglu(self.w1, self.w2, x)
+        return self.w2(self.inner(x))
 
 
 class _HeadAttention(nn.Module):
@@ -149,7 +153,7 @@ class _HeadBlock(nn.Module):
 
         scale, shift, gate = parts[-3:]
         h = modulated(x, norm, scale, shift)
-        h = swiglu(self.w1, self.w2, h) if self.gated else self.mlp(h)
+        h = self.w2(silu_gated(self.w1(h))) if self.gated else self.mlp(h)
         return torch.addcmul(x, gate, h)
 
 
@@ -456,10 +460,8 @@ class BitDanceClass(BlockNetwork):
 
         self.layers = nn.ModuleList()
         for _ in range(c.depth):
-            layer = Block(c, operations)
             mlp = SwiGLU(c.dim, c.hidden, c.dim, bias=False, operations=operations)
-            layer.feed_forward = mlp  # type: ignore[assignment]
-            self.layers.append(layer)
+            self.layers.append(Block(c, operations, mlp))
 
         self.norm = Norm(c.dim, c.eps)
         self.pos_for_diff = nn.Embedding(c.tokens, c.dim)
@@ -531,6 +533,11 @@ class BlockModel:
     def condition(self) -> str:
         """Kind of condition it is sampled with."""
         return self.net.config.condition
+
+    @property
+    def parts(self) -> Mapping[str, nn.Module]:
+        """All weights, in modules that a host may place and offload one by one."""
+        return {"transformer": without(self.net, self.net.head), "head": self.net.head}
 
     @property
     def usual_size(self) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from .chat import chat, checked, expect_text, without_special
 from .llama import Llama, LlamaConfig, attend, cache_bytes
 from .mar import MAR, Conditioning, DiffusionHead, MARConfig, MARModel, pick
 from .ops import FAST, Operations
+from .structure import without
 
 MAR_PREFIX = "mar."
 LLM_PREFIX = "llm."
@@ -305,13 +306,7 @@ class HybridModel(MARModel):
 
     @property
     def parts(self) -> Mapping[str, nn.Module]:
-        transformer = nn.Module()  # the MAR without its head; the tensors are the network's own
-        for name, child in self.net.named_children():
-            if child is not self.net.diffloss:
-                transformer.add_module(name, child)
-        for name, parameter in self.net.named_parameters(recurse=False):
-            transformer.register_parameter(name, parameter)
-
+        transformer = without(self.net, self.net.diffloss)
         between = nn.ModuleList([self.hybrid.llm, self.hybrid.proj_in, self.hybrid.proj_out])
         return {"language model": between, "MAR": transformer, "head": self.net.diffloss}
 

@@ -247,7 +247,7 @@ class Positions(NamedTuple):
     def rows(self, position: Tensor, batch: int) -> Tensor:
         """Rows of the table at int64 positions [n] or [R, n], for the first ``batch`` rows of the batch."""
         offset = self.offset if isinstance(self.offset, int) else self.offset[:batch]
-        return self.table[(position + offset).clamp(min=0)]
+        return self.table[position + offset]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
@@ -390,24 +390,33 @@ class FeedForward(nn.Module):
         self.w3 = operations.Linear(dim, hidden, bias=False)
         self.w2 = operations.Linear(hidden, dim, bias=False)
 
+    def inner(self, x: Tensor) -> Tensor:
+        """The input of w2."""
+        return F.silu(self.w1(x)) * self.w3(x)
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return self.w2(self.inner(x))
 
 
 class Block(nn.Module):
-    """Pre-norm block; ``attention`` maps what :meth:`Attention.project` returns to the attention output [R, n, C]."""
+    """Pre-norm block; ``attention`` maps what :meth:`Attention.project` returns to the attention output [R, n, C].
 
-    def __init__(self, c: LlamaConfig, operations: Operations = FAST):
+    ``feed_forward`` takes the place of the usual one. The residual stream x is overwritten where
+    :meth:`Operations.add_product` can do so.
+    """
+
+    def __init__(self, c: LlamaConfig, operations: Operations = FAST, feed_forward: nn.Module | None = None):
         super().__init__()
+        self.operations = operations
         self.attention_norm = Norm(c.dim, c.eps)
         self.attention = Attention(c, operations)
         self.ffn_norm = Norm(c.dim, c.eps)
-        self.feed_forward = FeedForward(c.dim, c.hidden, operations)
+        self.feed_forward = feed_forward or FeedForward(c.dim, c.hidden, operations)
 
     def forward(self, x: Tensor, rope: Tensor | None, attention: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         q, kv = self.attention.project(self.attention_norm(x), rope)
-        x = x + self.attention.wo(attention(q, kv))
-        return x + self.feed_forward(self.ffn_norm(x))
+        x = self.operations.add_product(x, self.attention.wo, attention(q, kv))
+        return self.operations.add_product(x, self.feed_forward.w2, self.feed_forward.inner(self.ffn_norm(x)))
 
 
 def cached_block(
@@ -587,25 +596,25 @@ class Llama(Regional):
             table = self.rope(torch.arange(prefix + grid * grid, device=device))
             return Positions(table=table, offset=prefix if lengths is None else lengths[:, None])
 
-        # The first half of a head's pairs rotates with the grid row, the second half with the column. Entry 0 is zero.
+        # The first half of a head's pairs rotates with the grid row, the second half with the column.
         angle = torch.arange(grid, device=device)[:, None] * _frequencies(c.head_dim // 4, c.theta, device)
         down = angle[:, None].expand(-1, grid, -1)
         across = angle[None].expand(grid, -1, -1)
         table = rope_table(torch.cat([down, across], -1).flatten(0, 1), pairs=True)
-        return Positions(table=torch.cat([torch.zeros_like(table[:1]), table]), offset=1)
+        zeros = table.new_zeros(prefix, *table.shape[1:])
+        return Positions(table=torch.cat([zeros, table]), offset=prefix)
 
     def _encode(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """The blocks' input and RoPE, from rows of the position table.
 
-        The input begins the residual stream, which is fp32 in fp16, see :mod:`.precision`.
+        The input begins the residual stream, which is fp32 in fp16, see :mod:`.precision`. It is a tensor of its own,
+        because blocks add to it in place.
         """
-        if x.dtype is torch.float16:
-            x = x.float()
-
+        dtype = torch.float32 if x.dtype is torch.float16 else x.dtype
         if self.config.absolute:
-            return x + rows, None
+            return x.to(dtype) + rows, None
 
-        return x, rows.unsqueeze(-3)
+        return x.to(dtype, copy=True), rows.unsqueeze(-3)
 
     def forward(
         self,

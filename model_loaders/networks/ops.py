@@ -11,8 +11,8 @@ weight off the device, or in another form, and make a copy for every call.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from .eight_bits import Quantized, kind_of, round_to
 
@@ -46,12 +47,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
     ``layer``, which owns the weight, keeps a packed copy. One and two rows take F.linear, but on AMD's processors,
     where MKL is slow, two rows are oneDNN's as well and one row is a batch of two half matrices.
     """
-    if weight.numel() < LARGE_WEIGHT or not weight.is_contiguous() or not weight.is_cpu or not x.numel():
-        return F.linear(x, weight, bias)
-
-    fp32 = x.dtype is torch.float32 and weight.dtype is torch.float32
     # Fake and traced tensors are left to the compiler.
-    if not fp32 or torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling():
+    plain = torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling()
+    if plain or not _is_large_on_cpu(x, weight) or not weight.is_contiguous() or not x.numel():
         return F.linear(x, weight, bias)
 
     rows = x.numel() // x.shape[-1]
@@ -75,6 +73,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
         return out.view(shape)
 
     return F.linear(x, weight, bias)
+
+
+def _is_large_on_cpu(x: Tensor, weight: Tensor) -> bool:
+    """Whether this is a product for which a call of a library is chosen."""
+    fp32 = x.dtype is torch.float32 and weight.dtype is torch.float32
+    return fp32 and x.is_cpu and weight.numel() >= LARGE_WEIGHT
 
 
 @lru_cache(maxsize=1)
@@ -120,6 +124,30 @@ class Linear(nn.Linear):
         return held[1]
 
 
+# The functions that draw the initial weights of PyTorch's layers.
+_DRAW = frozenset((nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_))
+
+
+class _WithoutDraws(TorchFunctionMode):
+    """Leaves initial weights as they are allocated."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _DRAW:
+            return kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Networks made within are on the device "meta": their weights have shapes and dtypes, but no numbers.
+
+    No initial weights are drawn either. On "meta" that takes half of the time, and at first PyTorch imports its
+    compiler for it, which takes two seconds.
+    """
+    with torch.device("meta"), _WithoutDraws():
+        yield
+
+
 class Operations:
     """The layers that a network is built of, and how it reads their weights.
 
@@ -140,6 +168,28 @@ class Operations:
     def weight(self, layer: nn.Module, x: Tensor) -> AbstractContextManager[Tensor]:
         """The weight of a layer, on the device and in the dtype of ``x``, as long as the context lasts."""
         return nullcontext(layer.weight)  # type: ignore[arg-type]
+
+    def is_plain(self, layer: nn.Module) -> bool:
+        """Whether a layer computes ``F.linear`` of its input, of what :meth:`weight` gives, and of its bias."""
+        return type(layer) is self.Linear
+
+    def add_product(self, x: Tensor, layer: Any, inner: Tensor) -> Tensor:
+        """x + layer(inner) of x [..., out] and inner [..., in]; x may be overwritten.
+
+        One library call does both for a plain layer without bias. Its result replaces x, which it would copy otherwise.
+        It is the same call wherever a host keeps the weight, so that this does not change the result.
+        """
+        # Training needs x as it was, and a compiler fuses the sum itself.
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return x + layer(inner)
+
+        in_one = self.is_plain(layer) and layer.bias is None and x.dtype is inner.dtype and x.is_contiguous()
+        if not in_one or _is_large_on_cpu(inner, layer.weight):
+            return x + layer(inner)
+
+        with self.weight(layer, inner) as weight:
+            x.flatten(0, -2).addmm_(inner.flatten(0, -2), weight.T)
+        return x
 
     def offloaded(self, net: nn.Module) -> list[nn.Module]:
         """The layers of a network whose weights are off the device now; every call copies them."""

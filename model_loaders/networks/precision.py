@@ -12,6 +12,7 @@ Harmon, UniPic         bf16; MAR blocks fp32   norms of MAR, last layer, tokens 
 LlamaGen, PAR          bf16; fp32 in fp16      RoPE, logits                        ``.to(bf16)``; fp16 is an option
 AR-DTok                bf16; fp32 in fp16      logits                              as LlamaGen
 Tar, Janus             bf16; fp32 in fp16      RoPE, logits                        transformers in bf16
+BitDance               bf16                    position rows, RoPE, predictions    autocast to bf16; rows of tokens fp32
 TA-Tok, T5             weights                                                     bf16
 VQ, KL autoencoders    fp32 (dtype "auto")     all                                 fp32
 =====================  ======================  ==================================  =====================================
@@ -19,7 +20,7 @@ VQ, KL autoencoders    fp32 (dtype "auto")     all                              
 - The residual stream is the sum of the outputs of all blocks. It is the part that can exceed 65,504, the largest number
   of fp16. Within a block a number may still do so; the samplers then refuse the image (``errors.not_finite``).
 - bf16 has the range of fp32. There the residual stream of token models is bf16, as in the authors' code: fp32 would
-  cost four operations a block and does not make more images of parallel decoding equal (docs/benchmarks/precision.md).
+  cost six operations a block and does not make more images of parallel decoding equal (docs/weights.md).
 - The blocks of MAR's diffusion head are 16-bit under autocast too. Its last layer is fp32 here, unlike there, because
   the first diffusion step multiplies its errors by hundreds (samplers/mar/tables.py).
 """

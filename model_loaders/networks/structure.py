@@ -28,6 +28,18 @@ def depth(names: Iterable[str], prefix: str, most: int = MOST_BLOCKS) -> int:
     return len(found)
 
 
+def without(net: nn.Module, part: nn.Module) -> nn.Module:
+    """A network without one of its children; the tensors are the network's own."""
+    rest = nn.Module()
+    for name, child in net.named_children():
+        if child is not part:
+            rest.add_module(name, child)
+    for name, parameter in net.named_parameters(recurse=False):
+        rest.register_parameter(name, parameter)
+
+    return rest
+
+
 def official_names(net: nn.Module, official: Callable[[str], str]) -> None:
     """Save and load a network's parameters under official names; ``official`` maps the network's own names to them."""
 

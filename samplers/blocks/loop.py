@@ -7,9 +7,9 @@ D, and R rows of the batch: those of the condition, then with guidance those of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,12 +24,11 @@ from ..mar.loop import Sampled, Sampler, Step
 from ..mar.mar import annealed_steps
 from ..noise import PairedNoise
 from .diffusion import Denoiser, Known, Table, diffuse, table
+from .memory import estimate
 from .settings import BlockSettings
 
 # Weights of the diffusion head above which a CPU is refused: the largest ImageNet model has less than half of it.
 LARGE_HEAD = 1_000_000_000
-# Most bytes of noise.
-NOISE_LIMIT = 4 << 30
 
 
 @dataclass(eq=False)
@@ -303,12 +302,12 @@ def begin(
     images = len(condition)
     if len(noise.images) != images:
         raise UserError(f"condition: it asks for {images} images, the noise was drawn for {len(noise.images)}.")
-    expect_suited(model, device, grid, settings)
-    expect_little_noise(model, images, grid, settings.diffusion_steps)
+    expect_suited(model, device, settings)
 
     guided = settings.cfg != 1
     inputs = _inputs(model, condition, guided, grid)
-    report = Report("bitdance", model.name, asdict(settings), noise.seed, images, device.type)
+    memory = estimate(model, condition, settings, edit is not None)
+    report = Report("bitdance", model.name, asdict(settings), noise.seed, images, device.type, memory=memory)
     report.remark(model.note, ops.remark(net, operations=net.operations))
     net.begin_run()
     report.dtype = dtype_of(net)
@@ -360,37 +359,38 @@ def given_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: t
         UserError: latents of another shape.
     """
     start = edit.start
-    want = (model.net.channels, *grid)
-    if start.ndim != 4 or tuple(start.shape[1:]) != want:
+    channels = model.net.channels
+    if start.ndim != 4 or start.shape[1] != channels:
         raise UserError(
-            f"latent_image: it has the shape {list(start.shape)}, {model.name} draws [batch, {want[0]}, {want[1]}, "
-            f"{want[2]}] at this width and height; encode an image of that size with VAE Encode and the vae of the "
-            "same loader."
+            f"latent_image: it has the shape {list(start.shape)}, {model.name} draws latents of {channels} channels; "
+            "encode an image with VAE Encode and the vae of the same loader."
+        )
+    if tuple(start.shape[2:]) != grid:
+        height, width = (side * model.stride for side in grid)
+        own_height, own_width = (side * model.stride for side in start.shape[2:])
+        remedy = f"encode an image of {width} x {height} with VAE Encode"
+        with suppress(UserError):
+            model.grid(own_height, own_width)  # raises for a size that it does not draw
+            remedy = f"set width to {own_width} and height to {own_height}, or {remedy}"
+        raise UserError(
+            f"latent_image: it is of {own_width} x {own_height} pixels, and the image to draw of {width} x {height}; "
+            f"{remedy}."
         )
 
     bits = torch.where(start.to(device, torch.float32) > 0, 1.0, -1.0)
     return bits.flatten(2).transpose(1, 2)
 
 
-def expect_suited(model: BlockModel, device: torch.device, grid: tuple[int, int], settings: BlockSettings) -> None:
+def expect_suited(model: BlockModel, device: torch.device, settings: BlockSettings) -> None:
     """Raise a UserError if a model is too large for a CPU."""
     weights = sum(weight.numel() for weight in model.net.denoiser.parameters())
     if device.type != "cpu" or weights < LARGE_HEAD:
         return
 
-    rows = np.prod(grid) * (1 + (settings.cfg != 1))
-    work = 2 * weights * float(rows) * (settings.diffusion_steps + 1)
+    height, width = model.grid(settings.height, settings.width, settings.any_size)
+    rows = height * width * (1 + (settings.cfg != 1))
+    work = 2 * weights * rows * (settings.diffusion_steps + 1)
     raise UserError(
         f"model: {model.name} needs about {work / 1e15:.1f} PFLOP an image for its diffusion head alone; choose a "
         "BitDance-ImageNet model on a CPU, or a GPU."
     )
-
-
-def expect_little_noise(model: BlockModel, images: int, grid: tuple[int, int], steps: int) -> None:
-    """Raise a UserError if the noise of a batch takes more than 4 GB."""
-    numbers = images * (steps + 2) * int(np.prod(grid)) * model.net.channels
-    if 4 * numbers > NOISE_LIMIT:
-        raise UserError(
-            f"condition: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; "
-            "ask for fewer images at once, or lower diffusion_steps."
-        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..settings import Guarantees, knob
 
@@ -14,16 +16,24 @@ from ..settings import Guarantees, knob
 class BlockSettings(Guarantees):
     """BitDance (arXiv 2602.14041), with annealed diffusion steps (DiSA, arXiv 2505.20297)."""
 
+    refused: ClassVar[Mapping[str, str]] = {
+        "parallel": "exact parallel decoding is hopeless on a BitDance, where all bits of a block must agree with the "
+            "guess, 512 to 2,048 of a 14B; lower diffusion_steps, or set diffusion_steps_end",
+        "sampler": "a BitDance has one sampler, the stochastic one of its paper; the euler of the published code takes "
+            "the prediction of the tokens for a velocity and is not here; leave it out",
+        "steps": "the size of the image sets the number of blocks of a BitDance; set diffusion_steps",
+    }
+
     diffusion_steps: int = knob(50, "Denoising steps of every block; more is slower and cleaner. Usual: 50 for "
         "prompts, 100 for ImageNet; 25 halves the time and may cost a little quality.", low=1, high=1000, step=1)
     cfg: float = knob(7.5, "How closely the image follows the class or prompt; higher is more typical and less "
         "varied. Usual: 7.5 for prompts, 3.2 to 6.1 for ImageNet; 1 turns guidance off and halves the work.",
         low=1.0, high=20.0, step=0.1)
-    width: int | None = knob(None, "Width of the image in pixels. Usual: one of the sizes that the model was trained "
-        "for.", low=1, high=8192, step=1, paper=1024, unit="pixels")
-    height: int | None = knob(None, "Height of the image in pixels. Usual: one of the sizes that the model was trained "
-        "for.", low=1, high=8192, step=1, paper=1024, unit="pixels")
-    cfg_schedule: str = knob("constant", "constant uses cfg from the start. linear increases guidance from 1 to cfg "
+    width: int | None = knob(None, "Width of the image in pixels. Usual: with height one of the sizes that the model "
+        "was trained for, which Load BitDance lists.", low=8, high=8192, step=8, paper=1024, unit="pixels")
+    height: int | None = knob(None, "Height of the image in pixels. Usual: with width one of the sizes that the model "
+        "was trained for, which Load BitDance lists.", low=8, high=8192, step=8, paper=1024, unit="pixels")
+    cfg_schedule: str = knob("constant", "constant uses cfg from the start, linear increases guidance from 1 to cfg "
         "from the first block to the last. Usual: constant for prompts, linear for ImageNet.",
         choices=("constant", "linear"), advanced=True)
     diffusion_steps_end: int | None = knob(None, "Diffusion steps of the last block, which needs fewer than the first "
@@ -32,7 +42,8 @@ class BlockSettings(Guarantees):
     diffusion_steps_curve: str = knob("linear", "How the diffusion steps decrease from the first block to the last. "
         "linear decreases evenly, cosine fastest in the middle, two-stage all at once in the middle.",
         choices=("linear", "cosine", "two-stage"), advanced=True)
-    any_size: bool = knob(False, "Also draw sizes that the model was not trained for, in whole blocks.", advanced=True)
+    any_size: bool = knob(False, "Also draw sizes that the model was not trained for, in whole blocks; they usually "
+        "look worse. Usual: off.", advanced=True)
 
     def exact(self, side: int) -> bool:
         annealed = self.diffusion_steps_end is not None and self.diffusion_steps_end < self.diffusion_steps

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...errors import UserError
+from ...model_loaders.networks.bitdance import BlockModel
 from ...model_loaders.networks.mar import BUDGET, MARModel
 from ...model_loaders.networks.ops import offloaded_bytes, unpacking_bytes
 from ..conditioning import MaskedCondition, PromptCondition
+from ..noise import noise_bytes
 from .schedule import masked_after
 from .settings import CacheSettings, MARBase
 
@@ -24,27 +25,21 @@ FEATURES = "feature cache"
 MAR = "MAR"
 HEAD = "head"
 LLM = "language model"
+TRANSFORMER = "transformer"
 DECODE = "decode"
-# Most bytes of noise.
-NOISE_LIMIT = 4 << 30
 
 
-def noise_bytes(model: MARModel, images: int, steps: int) -> int:
-    """The noise of ``steps`` diffusion steps of a batch, fp32."""
-    return 4 * images * (steps + 2) * model.net.config.tokens * model.net.config.channels
+def weights_by_part(model: MARModel | BlockModel) -> dict[str, int]:
+    """Bytes of a model's weights by stage: of each part those on the device, and those that are streamed to it."""
+    out = {}
+    for name, part in model.parts.items():
+        count = sum(weight.nbytes for weight in part.parameters())
+        streamed = offloaded_bytes(part, model.net.operations)
+        out[f"{WEIGHTS}{name}"] = count - streamed
+        if streamed:
+            out[f"{WEIGHTS}{name}{STREAMED}"] = streamed
 
-
-def expect_little_noise(model: MARModel, images: int, steps: int, field: str) -> None:
-    """Check that the noise of a batch, see :func:`noise_bytes`, takes at most 4 GB; ``field`` is the input to change.
-
-    Raises:
-        UserError: it takes more.
-    """
-    if noise_bytes(model, images, steps) > NOISE_LIMIT:
-        raise UserError(
-            f"{field}: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; "
-            "ask for fewer images at once, or lower diffusion_steps."
-        )
+    return out
 
 
 def estimate(
@@ -74,14 +69,10 @@ def estimate(
     tokens = branches * images * min(c.tokens, largest * ahead)
 
     # Kept during the whole generation.
-    out = {f"{WEIGHTS}{name}": count for name, count in model.weights().items()}
-    for name, part in model.parts.items():
-        if offloaded := offloaded_bytes(part, model.net.operations):
-            out[f"{WEIGHTS}{name}"] -= offloaded
-            out[f"{WEIGHTS}{name}{STREAMED}"] = offloaded
+    out = weights_by_part(model)
     if isinstance(condition, PromptCondition):
         out[PROMPTS] = model.prompt_bytes(condition.prompt_tokens(model, settings.cfg != 1.0))
-    out[NOISE] = noise_bytes(model, images, settings.diffusion_steps)
+    out[NOISE] = noise_bytes(images, settings.diffusion_steps, c.tokens, c.channels)
     if cache is not None:
         out[FEATURES] = feature_bytes(model, images, settings, cache)
 
@@ -109,7 +100,7 @@ def feature_bytes(model: MARModel, images: int, settings: MARBase, cache: CacheS
 
 def total(memory: Mapping[str, int]) -> int:
     """Most bytes at once: all that is kept, and the largest of the stages."""
-    stages = (MAR, HEAD, LLM, DECODE)
+    stages = (MAR, HEAD, LLM, TRANSFORMER, DECODE)
     kept = sum(v for k, v in memory.items() if k not in stages and not k.endswith(STREAMED))
 
     return kept + max((memory[k] for k in stages if k in memory), default=0)

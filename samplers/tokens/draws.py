@@ -18,6 +18,8 @@ from ..driver import to_device
 from ..noise import GOLDEN, mix_
 from .settings import TokenSettings
 
+# The step from a cell's numbers to those of the next one: 2^32 of GOLDEN's steps, modulo 2^64.
+_CELL = (GOLDEN & 0xFFFFFFFF) << 32
 # The largest fp32 number below 1.
 _BELOW_ONE = 1 - 2**-24
 
@@ -60,8 +62,8 @@ class PairedDraws:
         """
         keys, steps = self._start(stream, values, cells.device)
 
-        # The counter is cell * 2^32 + value; int64 arithmetic wraps around.
-        bits = mix_(keys + (cells << 32).mul_(GOLDEN)[..., None] + steps)
+        # The counter is cell * 2^32 + value, in steps of GOLDEN; int64 arithmetic wraps around.
+        bits = mix_(keys + (cells * _CELL)[..., None] + steps)
         upper = (bits >> 32).bitwise_and_((1 << 32) - 1)
 
         # The numbers nearest to 1 would be rounded to it, which makes the Gumbel noise -inf.

@@ -9,8 +9,8 @@ is needed.
 
 In 16 bits a token is the same function of its input only if its pass has the same shape, because the shape decides
 the order of the sums. Every call is then padded to one shape (``one_shape`` in ``networks/llama.py``), so that windows
-of all widths, 1 among them, draw the same image. Serial decoding has other shapes, and draws another image of the same
-distribution. ``docs/benchmarks/precision.md`` counts equal images.
+of all widths from 1 to the side of the image draw the same image. Wider ones and serial decoding have other shapes, and
+draw other images of the same distribution. ``docs/weights.md`` counts equal images.
 
 A call evaluates the W passes from the first one that is not certain, in every image. Images advance independently. The
 host reads their positions after each call, and waits for the device there only.
@@ -31,11 +31,11 @@ from ...model_loaders.networks.llama import Cache, is_16_bit
 from ...reports.record import ACCEPTED, PLAIN, dtype_of
 from ..driver import to_device
 from .loop import TokenRun, TokenSampled, TokenSampler, decide, feed_tokens, guided_logits, prefill, sample
-from .schedule import DeviceTable, Schedule, Table, attention_mask
+from .schedule import DeviceTable, Schedule, attention_mask
 
 # On a CPU, batches of this size and more gain little or nothing from a window.
 _CPU_BATCH = 4
-# Rows of an image in a call of 16-bit weights, or a multiple where a window has more.
+# The rows of an image in a call of 16-bit weights are a multiple of this.
 ROWS = 32
 
 
@@ -272,13 +272,12 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
 
     t = schedule.ahead
     if is_16_bit(run.net):
-        run.rows = padded_rows(t, window)
-        name = dtype_of(run.net)
-        hint = (
-            f"parallel in {name}: windows of up to {run.rows} rows, parallel 1 among them, give the same image; "
-            "parallel 0 gives another one. In fp32 all are equal."
-        )
-        run.report.remark(hint)
+        run.rows = padded_rows(schedule, window)
+        side = schedule.grid
+        hint = f"every value from 1 to {side} draws this image, 0 rounds differently"
+        if run.rows > padded_rows(schedule, side):
+            hint = f"{window} rounds differently from 0, and from 1 to {side}, which draw one image"
+        run.report.remark(f"parallel in {dtype_of(run.net)}: {hint}; in fp32 all draw one image.")
 
     # 1. Prefill, which predicts the cells of the first pass.
     guided = run.guided(schedule)
@@ -300,9 +299,13 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
     return _reported(run, schedule, window, np.stack(history))
 
 
-def padded_rows(t: Table, window: int) -> int:
-    """Rows of an image in the calls of a window of 16-bit weights; no call has more rows or cells."""
-    stop = np.minimum(np.arange(t.passes) + window, t.passes)
+def padded_rows(schedule: Schedule, window: int) -> int:
+    """Rows of an image in the calls of a window of 16-bit weights; no call has more rows or cells.
+
+    They are the same for all windows that are not wider than the side of the image.
+    """
+    t = schedule.ahead
+    stop = np.minimum(np.arange(t.passes) + max(window, schedule.grid), t.passes)
     rows = (t.row_start[stop] - t.row_start[:-1]).max()
     cells = (t.cell_start[stop] - t.cell_start[:-1]).max()
     return ROWS * math.ceil(max(rows, cells) / ROWS)

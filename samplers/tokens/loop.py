@@ -77,14 +77,13 @@ class TokenRun:
     # tokens, decided: int64 and bool [B, N + 1]; the last column receives the padding of passes in which images differ
     tokens: Tensor = field(init=False)
     decided: Tensor = field(init=False)
-    # fp32 [], at least the largest absolute value of all logits so far, and the norm of the rows that they were
-    # computed from. A single number that is NaN or infinite makes it so.
-    largest_logit: Tensor = field(init=False)
+    # fp32 [] each: of every pass the largest absolute value of its logits, and the norm of the rows that they were
+    # computed from. A single number that is NaN or infinite makes them so.
+    norms: list[Tensor] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = torch.zeros(len(self.draws), self.count + 1, dtype=torch.int64, device=self.device)
         self.decided = torch.zeros_like(self.tokens, dtype=torch.bool)
-        self.largest_logit = torch.zeros((), device=self.device)
 
     @property
     def count(self) -> int:
@@ -101,7 +100,7 @@ class TokenRun:
 
     def codes(self) -> Tensor:
         """The tokens so far, int64 [B, G, G]; 0 where undecided."""
-        return torch.where(self.decided[:, :-1], self.tokens[:, :-1], 0).view(-1, self.grid, self.grid)
+        return (self.tokens * self.decided)[:, :-1].view(-1, self.grid, self.grid)
 
     def of(self, images: np.ndarray) -> TokenRun:
         """Some images int64 [L] of this run, with copies of their tokens. Report, clock and the check of logits are
@@ -131,7 +130,7 @@ class TokenRun:
         Raises:
             UserError: a logit was NaN or infinite.
         """
-        if not np.isfinite(self.largest_logit.cpu().numpy()):
+        if self.norms and not np.isfinite(torch.stack(self.norms).cpu().numpy()).all():
             raise not_finite(field, name, "logits")
 
     def finish(self, step: np.ndarray, outcome: np.ndarray) -> TokenSampled:
@@ -269,7 +268,7 @@ def feed_tokens(
         mask: bool [m, end] or [B, m, end], True where a row attends to a slot; None: everywhere.
     """
     # 1. Embeddings, of transition tokens too.
-    cells = fed.clamp(max=run.count)
+    cells = fed.clamp(max=run.count) if run.net.config.special else fed
     tokens = run.tokens[:, cells] if fed.ndim == 1 else run.tokens.gather(1, cells)
     if run.span is not None:
         tokens = tokens + run.span[0]
@@ -319,11 +318,10 @@ def guided_logits(run: TokenRun, hidden: Tensor, guided: bool | Tensor) -> Tenso
         if guided is not True:
             mixed = torch.where(guided[..., None], mixed, cond)
 
-    # Before top-k and top-p, whose -inf is no fault; the norms and ``maximum`` keep NaN. RMSNorm makes zeros of rows
-    # whose squares overflow: the logits are then finite and wrong, and only the norm of the rows shows it.
-    rows_norm = torch.linalg.vector_norm(hidden.float())
-    largest = torch.linalg.vector_norm(mixed, torch.inf) + rows_norm
-    torch.maximum(run.largest_logit, largest, out=run.largest_logit)
+    # Before top-k and top-p, whose -inf is no fault. RMSNorm makes zeros of rows whose squares overflow: the logits are
+    # then finite and wrong, and only the norm of the rows shows it.
+    run.norms.append(torch.linalg.vector_norm(mixed, torch.inf))
+    run.norms.append(torch.linalg.vector_norm(hidden.float()))
     return mixed
 
 

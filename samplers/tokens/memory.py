@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
-from ...model_loaders.networks.llama import TokenModel, is_16_bit
+from ...model_loaders.networks.llama import Llama, TokenModel, is_16_bit
 from ...model_loaders.networks.ops import unpacking_bytes
 from ...model_loaders.networks.tar import TarModel
 from ..conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, PromptCondition
@@ -24,9 +24,7 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     images = len(condition)
     prefix = _prefix(model, condition)
     if draft is None:
-        cells = min(model.tokens, _cells(model, settings) * max(1, settings.parallel))
-        if settings.parallel and is_16_bit(model.net):
-            cells = max(cells, ROWS)
+        cells = _window_cells(model.net, settings.parallel, model.grid, _cells(model, settings))
         return decoding(model, images, settings, prefix, cells)
 
     # Islands are separated, so a wave has at most one cell of every second row and column.
@@ -61,12 +59,25 @@ def estimate_prompt(model: TarModel, settings: TarPromptSettings, text: str, ima
     size = next(model.net.parameters()).element_size()
     rows = len(model.prompt(text, scale))
 
-    positions = rows + model.sides[scale] ** 2
+    side = model.sides[scale]
+    positions = rows + side**2
     cache = 2.0 * config.depth * config.kv_heads * config.head_dim * positions * images * size
-    hidden = max(rows, images) * (8 * config.dim + 3 * config.hidden) * size
+    cells = _window_cells(model.net, settings.parallel if side > 1 else 0, side)
+    hidden = max(rows, images * cells) * (8 * config.dim + 3 * config.hidden) * size
     # Mixed, cut, sorted (values and indices), and the random numbers, in fp32.
-    logits = 4.0 * model.special.codes * images * 10
+    logits = 4.0 * model.special.codes * images * cells * 10
     return cache + hidden + logits + unpacking_bytes(model.net)
+
+
+def _window_cells(net: Llama, parallel: int, side: int, each: int = 1) -> int:
+    """Tokens of an image that one call decides, at most, of passes that decide ``each``; with its padding, see
+    :func:`.jacobi.padded_rows`.
+    """
+    if not parallel or not is_16_bit(net):
+        return min(side**2, each * max(1, parallel))
+
+    most = min(side**2, each * max(side, parallel))
+    return ROWS * math.ceil(most / ROWS)
 
 
 def _cells(model: TokenModel, settings: Any) -> int:

@@ -19,10 +19,11 @@ if __name__ == "__main__":
 
 import numpy as np
 import pytest
+from block_models import one_file
 from fastar_nodes.bench.spec import Spec
 from fastar_nodes.bench.work import Conditions, Models, draw
 from fastar_nodes.samplers.choice import choose
-from fastar_nodes.samplers.registry import ALGORITHM, LLAMAGEN, MAR, SAMPLERS
+from fastar_nodes.samplers.registry import ALGORITHM, BITDANCE, LLAMAGEN, MAR, SAMPLERS
 from tiny_files import GPT_SIZE, write_gpt
 from tiny_sweeps import source, write_files, write_mar
 
@@ -44,6 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "par": {},
     "zipar": {"window": 2},
     "mulosd": {"tau": 0.05},
+    "bitdance": {"diffusion_steps": 6, "diffusion_steps_end": 3, "cfg": 2.0},
 }
 
 
@@ -52,11 +54,13 @@ def drawn(folder: Path) -> dict[str, tuple[np.ndarray, dict[str, int]]]:
     files = write_files(folder)
     small = {MAR: write_mar(folder / "draft.safetensors", 9), LLAMAGEN: write_gpt(folder / "low.safetensors", 4)}
     par = write_gpt(folder / "par.safetensors", 5, 8, replace(GPT_SIZE, special=3))
+    blocks = one_file(folder / "bitdance.safetensors")
     out = {}
     for name, values in SETTINGS.items():
         family = SAMPLERS[name].family
-        model, decoder = (files.mar, files.kl) if family == MAR else (files.llamagen, files.vq)
-        draft = small[family]
+        of_family = {MAR: (files.mar, files.kl), LLAMAGEN: (files.llamagen, files.vq), BITDANCE: (blocks, "auto")}
+        model, decoder = of_family[family]
+        draft = small.get(family, "auto")
         spec = Spec(str(model), (name,), decoder=str(decoder), draft=str(draft), seed=3)
         models = Models(spec, source(spec))
         prepared = models.prepare(choose(name, values), family, str(par if name == "par" else model))
@@ -77,8 +81,7 @@ def found(tmp_path_factory):
 
 
 def test_all_samplers_are_recorded():
-    # BitDance has no demo that a command could draw.
-    assert set(SETTINGS) == set(SAMPLERS) - {"tar", "bitdance"} and SAMPLERS["tar"].run is SAMPLERS["llamagen"].run
+    assert set(SETTINGS) == set(SAMPLERS) - {"tar"} and SAMPLERS["tar"].run is SAMPLERS["llamagen"].run
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -67,7 +67,7 @@ def tiny(models, monkeypatch):
 OPTIONS = "--images 1 --batch 1 --threads 1 --dtype fp32 --device cpu"
 
 
-@pytest.mark.fast_cases("par", "lazymar")
+@pytest.mark.fast_cases("par")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cell_of_every_paper_runs(name, tiny, cli, tmp_path):
     tiny_papers.with_few_steps(path_of(name), tmp_path / "paper.json")

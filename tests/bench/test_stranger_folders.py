@@ -128,6 +128,10 @@ def measured(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.fast_cases(
+    *("a manifest that is a FIFO", "a manifest of 40 GB", "a manifest elsewhere", "a cell outside", "an absurd batch"),
+    *("images that are a FIFO", "images that are encrypted"),
+)
 def test_a_strangers_folder_ends_in_one_line(measured, tmp_path, name):
     spoil, words = CASES[name]
     measure, sound = measured
@@ -153,6 +157,7 @@ def test_results_of_a_stranger_are_bounded(tmp_path):
 
 
 @pytest.mark.parametrize("values", [{"seconds": "x"}, {"seconds": 1e999}, {"seconds": -1}, {"worker": 3}])
+@pytest.mark.fast_cases(2)
 def test_absurd_times_are_left_out(tmp_path, values):
     store = made_sweeps.write(tmp_path)
     edit(tmp_path, f"{SHARD}.time.json", **values)

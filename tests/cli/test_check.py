@@ -6,6 +6,7 @@ import math
 import sys
 from pathlib import Path
 
+import block_models
 import janus_files
 import pytest
 import torch
@@ -27,6 +28,7 @@ MASKED = {
     "FastHybrid + LazyMAR, exact (fp32)",
     "CSpD + LazyMAR, exact (fp32)",
 }
+BLOCKS = {"an image alone and in a batch (fp32)"}
 TOKENS = {"an image alone and in a batch (fp32)", "parallel decoding (fp32)", "ZipAR, exact (fp32)"}
 
 
@@ -41,16 +43,25 @@ def checked(cli, *arguments):
     ("kind", "options", "expected"),
     [
         ("mar", "--decoder {kl}", MASKED),
-        ("hybrid", "--decoder {kl} --prompt red", MASKED),
+        pytest.param("hybrid", "--decoder {kl} --prompt red", MASKED, marks=pytest.mark.slow),
         ("llamagen", "--decoder {vq}", TOKENS),
         ("par", "--decoder {vq}", TOKENS - {"ZipAR, exact (fp32)"}),
-        ("low", "--decoder {vq} --tar {tar} --ta-tok {ta_tok} --prompt red", TOKENS),
-        ("janus", "--prompt red", TOKENS),
+        pytest.param(
+            *("low", "--decoder {vq} --tar {tar} --ta-tok {ta_tok} --prompt red", TOKENS), marks=pytest.mark.slow
+        ),
+        pytest.param("janus", "--prompt red", TOKENS, marks=pytest.mark.slow),
+        ("bitdance", "--label 1", BLOCKS),
+        pytest.param("bitdance of prompts", "--prompt red", BLOCKS, marks=pytest.mark.slow),
     ],
 )
 def test_a_tiny_model_of_every_family(cli, files, tmp_path, kind, options, expected):
     """Random weights draw images whose tokens need not have unit variance; all else holds."""
-    model = janus_files.one_file(tmp_path / "j.safetensors") if kind == "janus" else getattr(files, kind)
+    others = {
+        "janus": lambda: janus_files.one_file(tmp_path / "j.safetensors"),
+        "bitdance": lambda: block_models.one_file(tmp_path / "b.safetensors"),
+        "bitdance of prompts": lambda: block_models.FOLDER / "native",
+    }
+    model = others[kind]() if kind in others else getattr(files, kind)
     answer, lines = checked(cli, "--model", model, *options.format(**files._asdict()).split())
 
     assert answer.code == int("std of the tokens" in lines and lines["std of the tokens"]["result"] == DIFFERS), answer
@@ -111,9 +122,10 @@ def test_an_entry_beside_the_catalogue(cli, entry, changes, wrong):
     assert answer.code == bool(wrong)
 
 
-@pytest.mark.parametrize("kind", ["kl", "vq", "tar", "ta_tok"])
+@pytest.mark.parametrize("kind", ["kl", "vq", "tar", "ta_tok", "bits"])
 def test_a_part_of_a_model(cli, files, kind):
-    answer, lines = checked(cli, "--model", getattr(files, kind), "--prompt", "red")
+    path = block_models.FOLDER / "native" / "ae.safetensors" if kind == "bits" else getattr(files, kind)
+    answer, lines = checked(cli, "--model", path, "--prompt", "red")
     assert answer.code == 0, answer
     assert lines["first evaluation"]["result"] == PASS and "image" not in lines
     assert not Path("check.png").exists()
@@ -134,6 +146,8 @@ def test_another_dtype_beside_fp32(cli, tiny_demo):
     cli("check --model demo-llamagen-low --device cpu --only image,exact,dtype --dtype bf16")
     lines = {line["check"]: line for line in json.loads(Path("check.json").read_text())["lines"]}
     assert lines["parallel decoding (bf16)"]["must"] is False
+    assert lines["parallel decoding (bf16)"]["result"] == PASS, "compared with parallel 1, which has the same shape"
+    assert lines["parallel 0 and 1 (bf16)"]["must"] is False
     assert lines["parallel decoding (fp32)"]["must"] is True
     assert lines["parallel decoding (fp32)"]["result"] == PASS
     assert 0 <= lines["bf16 against fp32"]["figures"]["equal_tokens"] <= 1
@@ -237,6 +251,7 @@ def test_an_unknown_model_is_suggested(cli, sentence, offline):
 
 
 @pytest.mark.parametrize("option", ["decoder", "tar", "ta-tok", "encoder"])
+@pytest.mark.fast_cases(2)
 def test_an_option_that_the_model_does_not_use(cli, sentence, offline, option):
     said = sentence(cli(f"check --model kl16 --device cpu --{option} x"))
     assert said.startswith(f"{option}: kl16 does not use it, it is for ") and said.endswith("; leave it out.")
@@ -258,6 +273,15 @@ def test_a_prompt_for_classes_and_a_label_for_prompts(cli, files, kind, given, w
     assert answer.code == 1 and lines["image"]["found"].startswith(words)
 
 
+def test_the_head_of_a_bitdance_alone_is_refused_with_what_to_choose(cli, sentence):
+    head = block_models.FOLDER / "native" / "vision_head.safetensors"
+    said = sentence(cli("check", "--model", head, "--device", "cpu"))
+    assert said == (
+        "model: vision_head.safetensors holds the diffusion head of a BitDance only; choose the folder with "
+        "config.json and the shards of the language model."
+    )
+
+
 def test_an_unknown_step_is_suggested(cli, sentence):
     assert "did you mean exact?" in sentence(cli("check --model demo --only exat"))
 
@@ -274,6 +298,8 @@ def test_an_unknown_step_is_suggested(cli, sentence):
         # 654,241,280 weights in fp32, which no record states, 287,920,306, 3,287,938,048 and 147,308,544 in fp32.
         ("ar-dtok-256", "", "ar-dtok-256, vq16-t2i, tar-1.5b, ta-tok", "6.78 GB"),
         ("harmon-1.5b", "", "harmon-1.5b, qwen2.5-tokenizer, kl16", "5.26 GB"),
+        # The autoencoder is in the file: 260,102,432 and 460,294,179 numbers in fp32.
+        ("bitdance-b-4x", "", "bitdance-b-4x", "2.88 GB"),
     ],
 )
 def test_a_disk_without_room_is_named_before_the_download(

@@ -133,9 +133,9 @@ def test_repeats_are_a_whole_number(compare, sentence):
 @pytest.mark.parametrize(
     "family, line",
     [
-        ("mar", "--set fasthybrid.lookahead=0 --label boat"),
+        pytest.param("mar", "--set fasthybrid.lookahead=0 --label boat", marks=pytest.mark.slow),
         ("llamagen", "--set window=4 --set mask_undecoded=no --label cat"),
-        ("tar", "--samplers tar,mulosd --draft {low} --set mulosd.preset=exact"),
+        pytest.param("tar", "--samplers tar,mulosd --draft {low} --set mulosd.preset=exact", marks=pytest.mark.slow),
     ],
 )
 def test_an_exact_setting_draws_the_baselines_picture_and_another_seed_another(compare, family, line):
@@ -186,7 +186,7 @@ DEMO = [
 
 
 @pytest.mark.parametrize(("line", "names", "passes", "models"), DEMO)
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_models_of_the_demo(cli, tiny_demo, line, names, passes, models):
     rows = table(cli(f"compare --device cpu --json c.json {line}"))
     assert [name.split(" ")[0] for name in rows] == names.split()

@@ -14,6 +14,14 @@ def test_windows_are_counted_against_the_first_value(cli, tiny_demo, dtype):
     assert [row[2:] for row in rows[2:]] == [["parallel 2", "3", "3", "100.0"], ["alone", "3", "3", "100.0"]]
 
 
+def test_the_codes_of_tars_language_model_are_counted_too(cli, tiny_demo):
+    done = cli("equal --model demo-dtok --samplers tar --device cpu --images 2 --parallel 2,0 --alone")
+    assert done.code == 0, done
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.splitlines()[2:]]
+    assert [row[0] for row in rows] == [rows[0][0]] * 2 + ["Tar's language model"] * 2
+    assert [row[2:] for row in rows] == [["parallel 0", "2", "2", "100.0"], ["alone", "2", "2", "100.0"]] * 2
+
+
 def test_what_cannot_be_compared_is_refused(cli, tiny_demo):
     one = cli("equal --samplers llamagen --device cpu --parallel 8")
     assert one.code == 2 and "parallel: one value has nothing to be compared with" in one.err

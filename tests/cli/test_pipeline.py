@@ -65,8 +65,14 @@ def pipeline(files, tiny_demo):
     )
 
 
+@pytest.fixture(scope="module")
+def of_mar(files):
+    """A pipeline that no test changes."""
+    return load(model=files.mar, decoder=files.kl, device="cpu", dtype="fp32")
+
+
 @pytest.mark.parametrize("case", SAME)
-@pytest.mark.fast_cases("mar", "llamagen", "hybrid")
+@pytest.mark.fast_cases("mar", "llamagen")
 def test_the_same_call_gives_the_images_of_the_command_line(case, cli, files, pipeline, monkeypatch):
     named, call, line = SAME[case]
     images, report = pipeline(**named)(**call, seed=11)
@@ -89,6 +95,7 @@ def test_the_same_call_gives_the_images_of_the_command_line(case, cli, files, pi
 
 
 @pytest.mark.parametrize("case", ["mar", "llamagen", "tar"])
+@pytest.mark.fast_cases("mar", "llamagen")
 def test_an_image_alone_is_that_of_the_batch(case, pipeline):
     named, call, _ = SAME[case]
     pipe = pipeline(**named)
@@ -154,6 +161,7 @@ def test_codes_that_cannot_be_decoded(files, wrong, message):
 
 
 @pytest.mark.parametrize("case", ["mar", "llamagen"])
+@pytest.mark.fast_cases(1)
 def test_an_edit_keeps_what_the_mask_does_not_cover(case, pipeline):
     """The lower half of the tokens is sampled again: from latents, and from pixels by way of the encoder."""
     named, call, _ = SAME[case]
@@ -252,10 +260,9 @@ def test_no_setting_has_the_name_of_an_argument():
     ({"image": torch.zeros(1, 4, 4, 4), "mask": np.zeros((4, 4))}, "^mask: it is empty"),
     ({"sampler": "cspd"}, r"^draft: cspd needs a small draft model .*draft= in Python"),
 ])  # fmt: skip
-def test_a_wrong_argument_is_one_sentence(pipeline, wrong, message):
-    pipe = pipeline(**SAME["mar"][0])
+def test_a_wrong_argument_is_one_sentence(of_mar, wrong, message):
     with pytest.raises(UserError, match=message):
-        pipe(**{"prompt": "cat", **wrong})
+        of_mar(**{"prompt": "cat", **wrong})
 
 
 def test_wrong_arguments_of_models_that_read_prompts(pipeline):

@@ -10,10 +10,14 @@ from fastar_nodes import assembly
 from fastar_nodes.assembly import Drafts, Ready, Source
 from fastar_nodes.cli.planning import plan
 from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders import official
 from fastar_nodes.model_loaders.captions import prompt_of
 from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.networks.mar import MARModel
+from fastar_nodes.samplers import batches
+from fastar_nodes.samplers.batches import expect_little_noise
 from fastar_nodes.samplers.conditioning import labels_for, unknown_words
-from fastar_nodes.samplers.mar.memory import expect_little_noise
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.registry import LLAMAGEN
 from fastar_nodes.samplers.settings import make
 from tiny_files import write_gpt, write_vq
@@ -25,6 +29,7 @@ QUICK = "--device cpu --set steps=2 --set diffusion_steps=2"
 
 
 @pytest.mark.parametrize("label", ["''", "' '", "','"])
+@pytest.mark.fast_cases(1)
 def test_an_empty_label_is_refused_and_none_at_all_is_class_0(cli, tiny_demo, sentence, label):
     assert sentence(cli(f"compare {QUICK} --samplers mar --label {label}")).startswith("label: it is empty")
     assert cli(f"compare {QUICK} --samplers mar").code == 0
@@ -87,6 +92,12 @@ UNUSED = {
 
 @pytest.mark.parametrize("option", UNUSED)
 @pytest.mark.parametrize("command", ["compare", "bench --repeats 1"])
+@pytest.mark.fast_cases(
+    "compare-draft",
+    "compare-negative",
+    "compare-encoder",
+    *(f"bench --repeats 1-{option}" for option in ("grid", "tar")),
+)
 def test_an_option_that_no_sampler_uses_is_refused(cli, tiny_demo, sentence, command, option):
     if command != "compare" and option == "negative":
         pytest.skip("bench has no such option")
@@ -147,23 +158,21 @@ def test_an_unknown_preset_is_quoted_with_the_choices(cli, sentence):
 
 def test_noise_of_more_than_four_gigabytes_is_refused(files):
     """4 bytes for 1024 images, 1002 draws, 256 tokens of 16 channels: 16.8 GB. 200 images: 3.3 GB."""
-    from types import SimpleNamespace
-
-    model = SimpleNamespace(net=SimpleNamespace(config=SimpleNamespace(tokens=256, channels=16)))
-    expect_little_noise(model, 200, 1000, "batch")
+    with torch.device("meta"):
+        model = MARModel(official.NETWORKS["MAR-B"]("MAR-B"), "tiny")
+    settings = MARSettings(diffusion_steps=1000)
+    expect_little_noise(model, settings, 200, "batch")
     for field in ("batch", "condition"):
         with pytest.raises(UserError, match=f"^{field}: 1024 images with 1000 diffusion steps need more than 4 GB"):
-            expect_little_noise(model, 1024, 1000, field)
+            expect_little_noise(model, settings, 1024, field)
 
 
 def test_the_command_line_checks_the_noise(cli, tiny_demo, sentence):
     """4 bytes x 1024 images x 1002 draws x 16 tokens x 4 channels are 0.26 GB on the tiny model;
     its limit is lowered.
     """
-    from fastar_nodes.samplers.mar import memory
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(memory, "NOISE_LIMIT", 1 << 20)
+        patched.setattr(batches, "NOISE_LIMIT", 1 << 20)
         line = "compare --device cpu --samplers mar --set steps=2 --set diffusion_steps=1000"
         assert sentence(cli(f"{line} --batch 64")).startswith(
             "batch: 64 images with 1000 diffusion steps need more than"
@@ -247,6 +256,7 @@ REMEDIES = [
 
 
 @pytest.mark.parametrize(("refused", "words", "followed"), REMEDIES, ids=range(len(REMEDIES)))
+@pytest.mark.fast_cases("1", "2", "4", "7", "11", "17", "18")
 def test_every_remedy_followed_works(cli, tiny_demo, sentence, refused, words, followed):
     assert words in sentence(cli(refused))
     if followed is not None:

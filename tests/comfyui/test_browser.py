@@ -387,6 +387,8 @@ MAKES = {
     ("FastARLoadHarmon", "", "FastARFastHybridSampler"): ["FastARPrompt"],
     ("FastARLoadLlamaGen", "", "FastARPARSampler"): ["FastARClassLabel"],
     ("FastARLoadLlamaGen", "llamagen-t2i-xl-256", "FastARAnySampler"): ["FastARLlamaGenPrompt"],
+    ("FastARLoadBitDance", "bitdance-14b-64x", "FastARBitDanceSampler"): ["FastARPrompt"],
+    ("FastARLoadBitDance", "bitdance-b-4x", "FastARAnySampler"): ["FastARClassLabel", "FastARPrompt"],
     ("FastARLoadTarDetokenizer", "", "FastARSweep"): ["FastARTarPrompt", "FastARImageToCodes"],
 }
 
@@ -408,7 +410,7 @@ def test_a_dropped_condition_is_offered_what_the_model_reads(editor: Any, artifa
         made = editor.evaluate("app.graph._nodes.filter(n => n.outputs.some(o => o.links?.length)).map(n => n.type)")
         assert sorted(made) == sorted([nodes[0], makers[-1]])
     colours = editor.evaluate("Object.values(app.canvas.default_connection_color_byType).filter(Boolean)")
-    assert {"#8fb8de", "#7fd1ae", "#f2b263"} <= {*colours}
+    assert {"#8fb8de", "#7fd1ae", "#e08fa8", "#f2b263"} <= {*colours}
 
 
 AXES = """sampler => {
@@ -422,7 +424,7 @@ AXES = """sampler => {
 
 def test_sweep_lists_the_settings_of_its_sampler(editor: Any) -> None:
     for name, entry in SAMPLERS.items():
-        if name in ("tar", "bitdance"):  # not on the list
+        if name == "tar":  # not on the list
             continue
         x, y = editor.evaluate(AXES, name)
         assert sorted(x) == sorted(names_of_settings({name: entry})) and y == ["none", *x], name

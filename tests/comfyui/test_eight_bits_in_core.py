@@ -49,7 +49,7 @@ def test_partial_loading_unloading_and_reloading_change_nothing(found, model, ca
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-@pytest.mark.parametrize("family", ["janus", "hybrid", "dtok-low", "par"])
+@pytest.mark.parametrize("family", ["janus", "bitdance", "hybrid", "dtok-low", "par"])
 def test_the_layers_of_further_families(found, family, kind):
     run = found[f"{family}: dtype {kind}"]
     assert run["layers"] > 0 and run["worst"] < (1e-5 if kind == "fp8" else 0.02)

@@ -5,10 +5,11 @@ import shutil
 import time
 import uuid
 
+import block_models
 import numpy as np
 import pytest
 import torch
-from comfy_host import EDITOR, ROOT, TEMPLATES, graph, load_workflow, to_api
+from comfy_host import EDITOR, ROOT, TEMPLATES, graph, load_workflow, to_api, widgets
 from fastar_nodes.model_loaders.autoencoders import load_kl
 from fastar_nodes.tools.training import picture_book
 from PIL import Image
@@ -241,3 +242,79 @@ def test_own_files_in_the_model_folder(comfy):
     finally:
         for name in ("mine", "my-kl", "notes"):
             (folder / f"{name}.safetensors").unlink()
+
+
+# ------------------------------------------------------------------------------------------------ BitDance, tiny files
+
+
+@pytest.fixture(scope="module")
+def bitdance(comfy):
+    """Files in the model folder: an ImageNet model with its autoencoder inside, and a model of prompts."""
+    folder = comfy.base / "models" / "fastar"
+    folder.mkdir(parents=True, exist_ok=True)
+    block_models.one_file(folder / "bitdance.safetensors", label_set="imagenet-1k")
+    shutil.copytree(block_models.FOLDER / "native", folder / "bitdance-prompts")
+    comfy.get("/object_info/FastARLoadBitDance")  # reads the folder again
+    yield
+    (folder / "bitdance.safetensors").unlink()
+    shutil.rmtree(folder / "bitdance-prompts")
+
+
+def bitdance_graph(**changes) -> dict:
+    """Loader 1, condition 2, sampler 3, decoded 4 and saved by 5."""
+    few = {"diffusion_steps": 3, "diffusion_steps_end": 3, "cfg": 2.0, "width": 8, "height": 8, "preset": "custom"}
+    nodes = {
+        "1": (
+            "FastARLoadBitDance",
+            {**widgets("FastARLoadBitDance"), "checkpoint": "bitdance.safetensors", "decoder": "auto"},
+        ),
+        "2": ("FastARClassLabel", {**widgets("FastARClassLabel"), "labels": "1, 2"}),
+        "3": ("FastARBitDanceSampler", {**widgets("FastARBitDanceSampler"), **few, "seed": 7}),
+        "4": ("VAEDecode", {"samples": ["3", 0], "vae": ["1", 1]}),
+        "5": ("SaveImage", {"images": ["4", 0], "filename_prefix": "bitdance"}),
+    }
+    prompt = {key: {"class_type": kind, "inputs": dict(inputs)} for key, (kind, inputs) in nodes.items()}
+    prompt["3"]["inputs"] |= {"model": ["1", 0], "condition": ["2", 0]}
+    for key, inputs in changes.items():
+        node = prompt.setdefault(key[1:], {"class_type": inputs.get("class_type"), "inputs": {}})
+        node["inputs"] |= {name: value for name, value in inputs.items() if name != "class_type"}
+    return prompt
+
+
+def test_a_bitdance_draws_and_a_part_of_its_image_is_drawn_again(comfy, bitdance):
+    outputs = comfy.run(bitdance_graph())
+    first, second = (np.asarray(comfy.picture(image)) for image in outputs["5"]["images"])
+    assert first.shape == (8, 8, 3) and first.std() > 1 and not np.array_equal(first, second)
+    assert outputs["1"]["fastar_text"] == ["Draws 8 x 8 pixels."]
+
+    # The latent through core's nodes: encoded from an image of another size, half of it drawn again.
+    edit = {
+        "n6": {"class_type": "EmptyImage", "width": 20, "height": 30, "batch_size": 1, "color": 0x3366CC},
+        "n7": {"class_type": "VAEEncode", "pixels": ["6", 0], "vae": ["1", 1]},
+        "n8": {"class_type": "SolidMask", "value": 1.0, "width": 8, "height": 8},
+        "n9": {"class_type": "SetLatentNoiseMask", "samples": ["7", 0], "mask": ["8", 0]},
+    }
+    whole = comfy.run(bitdance_graph(**edit, n3={"latent_image": ["9", 0]}))
+    again = [np.asarray(comfy.picture(image)) for image in whole["5"]["images"]]
+    assert np.array_equal(again[0], first), "everything was masked"
+
+
+def test_a_bitdance_reads_prompts_in_shapes_that_are_not_square(comfy, bitdance):
+    prompt = {"class_type": "FastARPrompt", **widgets("FastARPrompt"), "text": "a red house"}
+    changes = bitdance_graph(n1={"checkpoint": "bitdance-prompts"}, n3={"height": 16})
+    changes["2"] = {"class_type": prompt.pop("class_type"), "inputs": prompt}
+    (image,) = comfy.run(changes)["5"]["images"]
+    assert np.asarray(comfy.picture(image)).shape == (16, 8, 3)
+
+
+def test_what_cannot_be_on_a_bitdance_is_a_sentence(comfy, bitdance):
+    tiled = {"class_type": "VAEDecodeTiled", "samples": ["3", 0], "vae": ["1", 1], **TILES}
+    said = comfy.complaint(bitdance_graph(n6=tiled, n5={"images": ["6", 0]}))
+    assert said.startswith("samples: ") and "tiles would change it; take VAE Decode" in said, said
+
+    line = {"class_type": "FastARAnySampler", "model": ["1", 0], "condition": ["2", 0], "seed": 7}
+    reasons = {"bitdance: parallel=4": "parallel: exact parallel decoding", "lazymar": "sampler: lazymar samples a MAR"}
+    for sampler, wanted in reasons.items():
+        prompt = bitdance_graph(n6={**line, "sampler": sampler}, n4={"samples": ["6", 0]})
+        said = comfy.complaint(prompt)
+        assert wanted in said, said

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from fastar_nodes.model_loaders.bitdance import load_bitdance
+from fastar_nodes.model_loaders.networks.binary import BinaryAutoencoder, BinaryConfig
 from fastar_nodes.model_loaders.networks.bitdance import (
     CLASS_HEAD_DIM,
     BitDanceClass,
@@ -13,8 +14,10 @@ from fastar_nodes.model_loaders.networks.bitdance import (
     HeadConfig,
 )
 from fastar_nodes.model_loaders.networks.llama import CLASS
+from safetensors.torch import save_file
 from tiny_models import drawn
 
+BINARY = BinaryConfig(widths=(32, 32), blocks=1, z_channels=6)
 FOLDER = Path(__file__).resolve().parents[1] / "parity" / "bitdance"
 
 
@@ -47,6 +50,15 @@ def tiny_bitdance(block: int = 4, seed: int = 0, grid: int = 4, channels: int = 
     net = drawn(BitDanceClass(config, head), seed, 1.0, 0.1)
     net.cls_embedding.weight.mul_(5.0)
     return BlockModel(net, "tiny", stride=2)
+
+
+def one_file(path: Path, seed: int = 0, **metadata: str) -> Path:
+    """A random ImageNet model with its autoencoder inside."""
+    model = tiny_bitdance(seed=seed)
+    vae = drawn(BinaryAutoencoder(BINARY), seed, 0.1, 0.1).state_dict()
+    state = {**model.net.state_dict(), **{f"vae.{name}": tensor for name, tensor in vae.items()}}
+    save_file(state, path, metadata={"heads": "2", "bounded": "1", **metadata})
+    return path
 
 
 @cache

@@ -209,6 +209,7 @@ def run(file, path, bits, compute=torch.float32):
 
 OTHERS = {
     "janus": ("janus", Path(PACK) / "tests" / "parity" / "janus" / "original"),
+    "bitdance": ("bitdance", Path(PACK) / "tests" / "parity" / "bitdance" / "native"),
     "hybrid": ("hybrid", DEMO / "hybrid.safetensors"),
     "dtok-low": ("tar", DEMO / "dtok-low.safetensors"),
     "par": ("llamagen", DEMO / "par.safetensors"),

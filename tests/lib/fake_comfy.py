@@ -70,6 +70,10 @@ class Patcher:
     def __init__(self, model: Any, load_device: Any, offload_device: Any):
         self.model, self.load_device, self.offload_device = model, load_device, offload_device
         self.callbacks: list[Any] = []
+        self.size = sum(weight.nbytes for weight in model.parameters())
+
+    def model_size(self) -> int:
+        return self.size
 
     def add_callback(self, kind: str, callback: Any) -> None:
         assert kind == CallbacksMP.ON_DETACH
@@ -197,6 +201,7 @@ def install() -> None:
             **{f"{part}_device": partial(_device, part) for part in PLACES},
             "get_torch_device_name": lambda device: state.device,
             "get_free_memory": lambda device: 1e9,
+            "get_total_memory": lambda device: 1e12,
             "load_models_gpu": lambda models, **about: state.loaded.append((models, about)),
             "is_device_cpu": lambda device: device.type == "cpu",
             "soft_empty_cache": lambda: None,

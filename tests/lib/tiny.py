@@ -9,14 +9,17 @@ import torch
 
 fake_comfy.install()
 
+from block_models import tiny_bitdance
 from fastar_nodes.bench.initialise import initialise_mar
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQModel
+from fastar_nodes.model_loaders.networks.binary import BinaryAutoencoder, BinaryConfig, BinaryModel
+from fastar_nodes.model_loaders.networks.bitdance import BlockModel
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.nodes import conditioning, loaders, samplers
 from fastar_nodes.nodes.host import Loaded
-from fastar_nodes.nodes.vae import FastARVAE
+from fastar_nodes.nodes.vae import BITS, KL, VQ, FastARVAE
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.registry import SAMPLERS
@@ -51,7 +54,7 @@ class TinyVAE(nn.Module):
 
 
 def a_vae(side: int = 16) -> FastARVAE:
-    return FastARVAE(TinyVAE(), "tiny", 4, 2, 8, side)
+    return FastARVAE(TinyVAE(), "tiny", 4, 2, 8, [(side, side)])
 
 
 def a_mar(tokens: int = 16, classes: int = 10, label_set: str = "", file: Any = None) -> Loaded:
@@ -70,8 +73,9 @@ def random(net: nn.Module, seed: int = 0) -> Any:
     return net.eval().requires_grad_(False)
 
 
-def a_vq(grid: int = 4) -> FastARVAE:
-    return loaders.make_vae(VQModel(random(VQAutoencoder(VQ_SIZE)), "tiny vq"), VQ_SIZE.code_channels, grid)
+def a_vq(model: TokenModel | None = None) -> FastARVAE:
+    """The decoder of a model, of 4 x 4 tokens if none is given."""
+    return loaders.make_vae(VQModel(random(VQAutoencoder(VQ_SIZE)), "tiny vq"), model or a_gpt().model)
 
 
 def a_gpt(
@@ -79,14 +83,25 @@ def a_gpt(
 ) -> Loaded:
     """A LlamaGen; with 3 special tokens a PAR."""
     net = random(Llama(replace(config, special=special)))
-    return Loaded.of(TokenModel(net, "tiny", grid, label_set=label_set), a_vq(grid), recommended=file)
+    model = TokenModel(net, "tiny", grid, label_set=label_set)
+    return Loaded.of(model, a_vq(model), recommended=file)
+
+
+def a_block(model: BlockModel | None = None, file: Any = None) -> Loaded:
+    """A BitDance with its decoder: one of 4 x 4 tokens of 2 x 2 pixels if none is given."""
+    model = model or tiny_bitdance()
+    levels = model.stride.bit_length()
+    config = BinaryConfig(widths=(8,) * levels, blocks=1, z_channels=model.net.channels, groups=4)
+    vae = loaders.make_vae(BinaryModel(random(BinaryAutoencoder(config)), "tiny bits"), model)
+    return Loaded.of(model, vae, recommended=file)
 
 
 def a_drawer(size: str = "large", seed: int = 0) -> Loaded:
     """A de-tokenizer of 6 x 6 or 3 x 3 tokens with its TA-Tok, as the loader makes it."""
     reader, grid = TATokModel(tiny_ta_tok(READER), "tiny ta-tok"), {"large": 6, "small": 3}[size]
     net = random(Llama(replace(DRAWER, absolute=16 + grid**2 - 1)), seed)
-    return Loaded.of(TokenModel(net, f"tiny {size}", grid, ta_tok=reader), a_vq(grid), {"ta_tok": Loaded.of(reader)})
+    model = TokenModel(net, f"tiny {size}", grid, ta_tok=reader)
+    return Loaded.of(model, a_vq(model), {"ta_tok": Loaded.of(reader)})
 
 
 def a_prompt(tar: Any = None, **changes: Any) -> Any:
@@ -104,9 +119,8 @@ def models(node: Any) -> dict[str, Loaded]:
     """Tiny models for the model sockets of a sampler."""
     if node is samplers.MuLoSDSampler:
         return {"target": a_drawer(), "draft": a_drawer("small", 1)}
-    if SAMPLERS[node.sampler].masked:
-        return {name: a_mar() for name in node.models}
-    return {"model": a_gpt(special=3 if node is samplers.PARSampler else 0)}
+    makers = {KL: a_mar, BITS: a_block, VQ: lambda: a_gpt(special=3 if node is samplers.PARSampler else 0)}
+    return {name: makers[SAMPLERS[node.sampler].decoder]() for name in node.models}
 
 
 def sample(node: Any, **changes: Any) -> tuple[Tensor, Report]:

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fastar_nodes.model_loaders.networks.bitdance import BlockModel
 from pretended_cuda import META, pretended_cuda, to_cuda
 
-# The head's last layer stays in fp32.
+# The last layer of the head of a MAR stays in fp32.
 KEPT = ("final_layer.linear",)
 
 
@@ -25,7 +26,8 @@ def moved(model: Any, dtype: Any = None) -> Any:
     if hybrid is not None:
         hybrid = to_cuda(copy.deepcopy(hybrid), dtype, KEPT)
         return dataclasses.replace(model, net=hybrid.mar, hybrid=hybrid)
-    return dataclasses.replace(model, net=to_cuda(copy.deepcopy(model.net), dtype, KEPT))
+    kept = () if isinstance(model, BlockModel) else KEPT
+    return dataclasses.replace(model, net=to_cuda(copy.deepcopy(model.net), dtype, kept))
 
 
 @contextmanager

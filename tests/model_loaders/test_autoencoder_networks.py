@@ -31,6 +31,7 @@ def net() -> VQAutoencoder:
         VQConfig(8, (2, 1, 1, 1), 2, 4, 9, 8, 8),
     ],
 )
+@pytest.mark.fast_cases(2)
 def test_the_shape_is_read_off_any_state_dict(config: VQConfig) -> None:
     with torch.device("meta"):
         net = VQAutoencoder(config)
@@ -100,6 +101,7 @@ def test_large_pictures_are_decoded_one_by_one(monkeypatch):
 
 
 @pytest.mark.parametrize(("grid", "batch"), [(32, 1), (32, 3), (64, 1)])
+@pytest.mark.fast_cases("32-1")
 def test_the_official_decoder_needs_what_is_estimated(monkeypatch, grid, batch):
     """512 and 1024 pixels: tensors alive at once, on the meta device."""
     with torch.device("meta"):

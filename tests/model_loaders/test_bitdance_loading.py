@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from block_models import FOLDER, bits, tiny_bitdance
+from block_models import BINARY, FOLDER, bits, one_file, tiny_bitdance
 from fastar_nodes import assembly, load
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.bitdance import autoencoder_path, load_binary, load_bitdance
@@ -19,7 +19,6 @@ from tiny_models import drawn
 NATIVE = FOLDER / "native"
 DIFFUSERS = FOLDER / "diffusers"
 IMAGENET = FOLDER / "imagenet"
-BINARY = BinaryConfig(widths=(32, 32), blocks=1, z_channels=6)
 
 
 def same(a: Path, b: Path) -> bool:
@@ -47,15 +46,6 @@ def edit(path: Path, change) -> None:
     save_file(state, path)
 
 
-def one_file(path: Path, seed: int = 0, **metadata: str) -> Path:
-    """A random ImageNet model with its autoencoder inside."""
-    model = tiny_bitdance(seed=seed)
-    vae = drawn(BinaryAutoencoder(BINARY), seed, 0.1, 0.1).state_dict()
-    state = {**model.net.state_dict(), **{f"vae.{name}": tensor for name, tensor in vae.items()}}
-    save_file(state, path, metadata={"heads": "2", "bounded": "1", **metadata})
-    return path
-
-
 # ------------------------------------------------------------------------------------------------ layouts
 
 
@@ -81,6 +71,36 @@ def test_the_layout_of_diffusers_is_the_authors_under_other_file_names(tmp_path,
     assert (model.name, model.stride, model.net.block) == ("moved", 2, 16)
     assert autoencoder_path(moved) == moved / "autoencoder" / "diffusion_pytorch_model.safetensors"
     assert autoencoder_path(native) == native / "ae.safetensors"
+
+
+def scaled(state: dict[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
+    """Weights in fp8 with a scale beside each, as in the files for ComfyUI."""
+    found = {}
+    for name, tensor in state.items():
+        if tensor.ndim < 2:
+            found[prefix + name] = tensor
+            continue
+
+        scale = tensor.float().abs().max() / 448
+        found[prefix + name] = (tensor.float() / scale).to(torch.float8_e4m3fn)
+        found[f"{prefix}{name}_scale"] = scale
+    return found
+
+
+@pytest.mark.parametrize("prefixes", [("diffusion_head.", "projector."), ("vision_head.", "projector."), ("", "")])
+def test_three_fp8_files_for_comfyui_are_refused_by_name_with_what_to_choose(tmp_path, native, prefixes):
+    head = scaled(load_file(native / "vision_head.safetensors"), prefixes[0])
+    projector = scaled(load_file(native / "projector.safetensors"), prefixes[1])
+    save_file({**head, **projector}, tmp_path / "BitDance_14B_MainModel_FP8.safetensors")
+    with pytest.raises(UserError, match="holds one of BitDance's three fp8 files.* entry bitdance-14b-64x, and dtype"):
+        load_bitdance(tmp_path / "BitDance_14B_MainModel_FP8.safetensors")
+
+    language = {}
+    for shard in native.glob("model-*.safetensors"):
+        language |= scaled(load_file(shard))
+    save_file(language, tmp_path / "BitDance_TextEncoder_FP8.safetensors")
+    with pytest.raises(UserError, match="^checkpoint: .*; in place of three fp8 files .* bitdance-14b-64x"):
+        load_bitdance(tmp_path / "BitDance_TextEncoder_FP8.safetensors")
 
 
 def test_a_shard_and_the_index_stand_for_the_folder(native):

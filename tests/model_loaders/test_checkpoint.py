@@ -483,6 +483,19 @@ def test_loads_copies_in_the_dtype_asked_for() -> None:
     assert not kept.training and not any(p.requires_grad for p in kept.parameters())
 
 
+def test_no_initial_weights_are_drawn() -> None:
+    """They would be replaced, and drawing them on the device "meta" is slow."""
+    before = torch.random.get_rng_state()
+
+    def make(operations: object) -> nn.Module:
+        torch.nn.Embedding(3, 2, device="cpu")
+        torch.nn.Conv2d(1, 1, 1, device="cpu")
+        return nn.ModuleDict({"a": nn.Linear(3, 2)})
+
+    load_strictly(Checkpoint(dict(STATE), {}, Path("x.safetensors"), what="a layer"), make)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.bitdance import load_bitdance
 from fastar_nodes.model_loaders.checkpoint import read
 from fastar_nodes.model_loaders.families import Precision
 from fastar_nodes.model_loaders.hybrid import load_hybrid
@@ -135,6 +136,7 @@ def network(model) -> nn.Module:
 
 @pytest.mark.parametrize("kind", [INT8, FP8])
 @pytest.mark.parametrize("file", EVERY)
+@pytest.mark.fast_cases("mar-int8", "llamagen-low-fp8", "par-int8", "dtok-low-fp8", "tar-int8", "hybrid-fp8")
 def test_the_blocks_of_every_family_are_rounded_and_nothing_else(demo, file, kind):
     load, blocks = EVERY[file]
     net, plain = (network(load(demo / f"{file}.safetensors", dtype)) for dtype in (kind, "fp32"))
@@ -156,6 +158,15 @@ def test_janus_in_int8(root):
     net = load_janus(root / "tests" / "parity" / "janus" / "original", INT8).net
     assert all(isinstance(block.attention.wq, EightBitLinear) for block in net.layers)
     assert not kind_of(net.tok_embeddings.weight) and not kind_of(net.output.weight)
+
+
+def test_bitdance_in_int8(root):
+    """The blocks of the language model; neither its table of words, nor projector and diffusion head."""
+    net = load_bitdance(root / "tests" / "parity" / "bitdance" / "native", INT8).net
+    eight = {name.removesuffix(".weight") for name, weight in net.named_parameters() if kind_of(weight)}
+    blocks = {name for name, layer in net.named_modules() if isinstance(layer, EightBitLinear)}
+    assert eight == blocks and len(blocks) == 7 * len(net.layers)
+    assert all(name.startswith("layers.") for name in blocks)
 
 
 def test_a_chosen_precision_goes_through(demo):
@@ -242,6 +253,14 @@ READ = {
 
 
 @pytest.mark.parametrize("form", READ)
+@pytest.mark.fast_cases(
+    "comfy_quant, int8",
+    "comfy_quant, fp8",
+    "metadata",
+    "scaled_fp8 behind a prefix",
+    "scale of the layer",
+    "int8 with a scale",
+)
 def test_a_file_of_8_bits_is_read_in_any_form(tmp_path, form):
     state, metadata = READ[form]()
     path = save(tmp_path, state, **metadata)

@@ -89,6 +89,17 @@ def test_the_null_half_may_be_left_out():
     torch.testing.assert_close(fed(2), fed(4)[:2], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_rows_that_are_fed_stay_as_they_are(name):
+    """The blocks add to their input in place, which is a tensor of its own."""
+    net = build(SHAPES[name])
+    with torch.inference_mode():
+        prefix = net.prefix(condition(SHAPES[name]))
+        rows = prefix.clone()
+        net.prefill(rows, 3, 9)
+    assert torch.equal(rows, prefix)
+
+
 @pytest.mark.parametrize("image", [0, 2])
 def test_texts_of_a_batch_differ_in_length(image):
     """Whatever stands behind a text does not matter, in the prefill and in the passes behind it."""

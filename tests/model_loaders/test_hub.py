@@ -37,7 +37,8 @@ def test_catalogue_is_sound() -> None:
     licences = dict.fromkeys(("Epiphqny/PAR", "Skywork/Skywork-UniPic-1.5B"), "NOASSERTION")
     licences |= dict.fromkeys(("wusize/Harmon-0_5B", "wusize/harmon"), "LicenseRef-S-Lab-1.0")
     licences |= {f"deepseek-ai/Janus-Pro-{n}B": "LicenseRef-DeepSeek-Model-1.0" for n in (1, 7)}
-    licences |= dict.fromkeys((*apache, "shallowdream204/BitDance-Tokenizer"), "Apache-2.0")
+    bitdance = [f"shallowdream204/BitDance-{name}" for name in ("Tokenizer", "ImageNet", "14B-64x", "14B-16x")]
+    licences |= dict.fromkeys((*apache, *bitdance), "Apache-2.0")
     # Of the second no record was found.
     licences |= {"midbee/Janus-Pro-R1-7B": "Apache-2.0", "FreedomIntelligence/Janus-4o-7B": "NOASSERTION"}
     extensions = dict.fromkeys(("mar", "kl"), (".safetensors", ".pth", ".ckpt"))
@@ -82,9 +83,27 @@ def test_catalogue_is_sound() -> None:
         if e.family in published and e.size:
             assert any(0 <= e.size - size <= 300_000 for size in sizes), e.id
     assert {e.size for e in everything if e.id in ("harmon-1.5b", "harmon-1.5b-o")} == {2 * 2_494_774_048}
-    shapes = json.loads((parity / "bitdance" / "bitdance_keys_14b.json").read_text())["files"]["ae"]
-    numbers = sum(math.prod(shape) for shape in shapes.values())
-    assert {e.size for e in everything if e.id == "bitdance-ae"} == {2 * numbers}
+
+
+def test_the_sizes_of_bitdance_are_those_of_the_recorded_shapes() -> None:
+    """Two bytes a number of the 14B and of the autoencoder, four of ImageNet's files, in which it lies.
+
+    The published files of B 1x and B 16x in another layout are as large, with names and offsets beside the weights.
+    """
+    parity = Path(__file__).parents[1] / "parity" / "bitdance"
+    large = json.loads((parity / "bitdance_keys_14b.json").read_text())["elements"]
+    small = json.loads((parity / "bitdance_keys_imagenet.json").read_text())["elements"]
+    size = {e.id: e.size for family in ("bitdance", "bitdance-ae") for e in hub.entries(family)}
+
+    assert size["bitdance-ae"] == 2 * large["ae"]
+    assert size["bitdance-14b-64x"] == 2 * sum(large.values())
+    fewer = (151_988 - 151_940) * 5120  # rows of the embedding, and of the output layer
+    assert size["bitdance-14b-16x"] == 2 * (sum(large.values()) - 2 * fewer)
+    for name in ("b-1x", "b-4x", "b-16x", "l-1x", "h-1x"):
+        own = small[name.upper().replace("-", "_").replace("X", "x")]
+        assert size[f"bitdance-{name}"] == 4 * (own + large["ae"])
+    assert 0 < 2_810_727_972 - size["bitdance-b-1x"] < 100_000
+    assert 0 < 2_881_685_972 - size["bitdance-b-16x"] < 100_000
 
 
 MAR_LARGE = "mar-large (download 1.91 GB)"

@@ -56,6 +56,7 @@ def test_weights_that_no_picture_needs_are_ignored(tmp_path, state):
 
 
 @pytest.mark.parametrize("kind", ["shards", "pth", "bin"])
+@pytest.mark.fast_cases(1)
 def test_other_layouts(tmp_path, state, kind):
     expected = load_hybrid(write(tmp_path, state)).hybrid.state_dict()
     folder = tmp_path / "folder"

@@ -5,6 +5,7 @@ for a wrong file, a network that is ready and owns its weights.
 import json
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ LOADERS: dict[str, tuple[Callable[..., Any], str]] = {
     "binary": (load_binary, "bitdance-ae"),
 }
 # A JanusFlow and a diffusion head alone are not loaded; the others have tests of their own.
-NOT_HERE = {"janusflow", "t5", "tokenizer", "bitdance-head"}
+NOT_HERE = {"janusflow", "t5", "tokenizer", "bitdance-head", "bitdance-fp8"}
 FP32 = ("diffloss.net.final_layer.linear.", "quantize.")
 
 
@@ -85,6 +86,12 @@ def network(model: Any) -> nn.Module:
     return getattr(model, "hybrid", None) or model.net
 
 
+@pytest.fixture(scope="module")
+def expected(files: dict[str, Path]) -> Callable[[str], frozenset[str]]:
+    """The names of the weights of each kind's network."""
+    return cache(lambda stem: frozenset(network(LOADERS[stem][0](files[stem])).state_dict()))
+
+
 def refused(stem: str, path: Path, *words: str) -> None:
     """The loader refuses the file in one line, which begins with its input and holds all ``words``."""
     load, family = LOADERS[stem]
@@ -107,6 +114,7 @@ class TestEveryLoader:
         assert all(torch.equal(value, stored[n].float()) for n, value in net.state_dict().items() if n not in tables)
 
     @pytest.mark.parametrize("name", ["auto", "bf16"])
+    @pytest.mark.fast_cases("auto-mar", "bf16-mar", "bf16-kl", "bf16-gpt", "bf16-ta_tok", "bf16-hybrid", "bf16-janus")
     def test_dtype(self, stem, write, name: str) -> None:
         for key, value in network(LOADERS[stem][0](write(stem), name)).state_dict().items():
             always = name == "auto" or any(key.removeprefix("mar.").startswith(prefix) for prefix in FP32)
@@ -131,11 +139,11 @@ class TestEveryLoader:
         expected = {"kl": torch.float32, "vq": torch.float32, "binary": torch.float32, "mar": torch.float16}
         assert seen == [expected.get(stem, torch.bfloat16)]
 
-    def test_names_are_strict(self, stem, write) -> None:
+    @pytest.mark.parametrize("removed", [2, pytest.param(8, marks=pytest.mark.slow)])
+    def test_names_are_strict(self, stem, write, expected, removed: int) -> None:
         refused(stem, write(stem, lambda s: s.update(extra=torch.ones(1))), "1 unexpected (extra)")
-        expected = set(network(LOADERS[stem][0](write(stem))).state_dict())
-        names = sorted(load_file(write(stem)).keys() & expected)
-        for name in names[:: len(names) // 8]:
+        names = sorted(load_file(write(stem)).keys() & expected(stem))
+        for name in names[:: len(names) // removed]:
             refused(stem, write(stem, lambda s, name=name: s.pop(name)))
 
     @pytest.mark.parametrize(
@@ -150,12 +158,17 @@ class TestEveryLoader:
         ],
         ids=["nan", "infinite", "integers", "empty", "misshaped", "a number"],
     )
-    def test_weights_are_finite_numbers_of_the_right_shape(self, stem, write, value, words: str) -> None:
+    @pytest.mark.fast_cases(
+        *(f"nan-{stem}" for stem in LOADERS),
+        *(f"{value}-gpt" for value in ("infinite", "integers", "empty", "misshaped", "a number")),
+        *("empty-mar", "misshaped-vq", "a number-tar"),
+    )
+    def test_weights_are_finite_numbers_of_the_right_shape(self, stem, write, expected, value, words: str) -> None:
         state = load_file(write(stem))
-        expected = network(LOADERS[stem][0](write(stem))).state_dict()
-        name = next(n for n in sorted(state) if n in expected and "norm" not in n)
+        name = next(n for n in sorted(state) if n in expected(stem) and "norm" not in n)
         refused(stem, write(stem, lambda s: s.update({name: value(s[name])})), words)
 
+    @pytest.mark.fast_cases("mar", "kl", "gpt", "tar", "janus")
     def test_files_of_every_other_family_are_refused(self, stem, files: dict[str, Path], tmp_path: Path) -> None:
         for other, path in files.items():
             family = LOADERS[other][1]
@@ -435,6 +448,7 @@ class TestConfigurationsOfLanguageModels:
         other = configured(stem, PLACES[stem][0], {"head_dim": usual.head_dim}, "num_attention_heads")
         assert language(stem, other) == usual
 
+    @pytest.mark.fast_cases("tar")
     def test_another_network_is_refused_by_the_name_of_the_field(self, stem: str, configured) -> None:
         first, *others = PLACES[stem]
         for name, value in OTHER.items():

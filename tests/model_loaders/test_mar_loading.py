@@ -43,6 +43,7 @@ def base(dim: int, depth: int, heads: int, head_depth: int, head_width: int) -> 
         ("vq/keys_vq_8", VQAutoencoder, VQConfig(128, (1, 2, 2, 4), 2, 256, 16384, 8, 32), 299, 70_109_835),
     ],
 )
+@pytest.mark.fast_cases(1)
 def test_official_names_and_shapes(root: Path, listed: str, net, expected, count: int, parameters: int) -> None:
     shapes = json.loads((root / "tests" / "parity" / f"{listed}.json").read_text())
     official = {k: torch.empty(shape, device="meta") for k, shape in shapes.get("keys", shapes).items()}

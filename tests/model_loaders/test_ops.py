@@ -5,8 +5,9 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
+from fastar_nodes.bench.operations import counted
 from fastar_nodes.model_loaders.networks import ops
-from fastar_nodes.model_loaders.networks.ops import Linear, outputs
+from fastar_nodes.model_loaders.networks.ops import FAST, TORCH, EightBitLinear, Linear, outputs
 from torch import nn
 
 ONEDNN = pytest.mark.skipif(not ops._has_onednn(), reason="this PyTorch has no oneDNN")
@@ -121,3 +122,52 @@ def test_the_first_layers_of_a_network_are_packed_whatever_else_is_loaded(amd, m
 def test_some_outputs_of_a_layer():
     layer, x = filled(16, 24), torch.randn(5, 16)
     torch.testing.assert_close(outputs(layer, 8, 20)(x), layer(x)[:, 8:20])
+
+
+def sum_of(operations, layer, dtype=torch.float32, transposed=False):
+    """x + layer(inner) with the weight [[1, 2], [3, 4]]; the sum, x afterwards, and the number of operations."""
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=dtype)
+    if transposed:
+        x = x.T.contiguous().T
+    inner = torch.tensor([[1.0, 1.0], [2.0, 0.0]], dtype=torch.bfloat16 if dtype is torch.bfloat16 else torch.float32)
+    with counted() as work:
+        found = operations.add_product(x[None], layer, inner[None])
+    return found[0].float().tolist(), x.float().tolist(), work.operations
+
+
+def small(kind, bias=False, dtype=torch.float32):
+    layer = kind(2, 2, bias=bias).requires_grad_(False)
+    layer.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    if bias:
+        layer.bias.zero_()
+    return layer.to(dtype)
+
+
+SUM = [[4.0, 9.0], [5.0, 10.0]]
+X = [[1.0, 2.0], [3.0, 4.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("operations", [FAST, TORCH], ids=["fast", "torch"])
+def test_a_product_is_added_in_one_call_to_the_tensor_itself(operations, dtype):
+    with torch.inference_mode():
+        found, x, calls = sum_of(operations, small(operations.Linear, dtype=dtype), dtype)
+    assert found == x == SUM and calls == 1
+
+
+@pytest.mark.parametrize("why", ["bias", "dtype", "order", "layer", "eight bits", "large", "training"])
+def test_a_product_that_cannot_be_added_in_one_call_keeps_the_tensor(why, monkeypatch):
+    layer = small(Linear, bias=why == "bias")
+    if why == "layer":
+        layer = small(nn.Linear)
+    if why == "eight bits":
+        layer = EightBitLinear(2, 2, None, torch.device("cpu")).requires_grad_(False)
+        layer.weight.copy_(torch.tensor([[1, 2], [3, 4]]))
+        layer.weight_scale.fill_(1.0)
+    if why == "large":
+        monkeypatch.setattr(ops, "LARGE_WEIGHT", 1)
+    dtype = torch.float64 if why == "dtype" else torch.float32
+
+    with torch.enable_grad() if why == "training" else torch.inference_mode():
+        found, x, calls = sum_of(FAST, layer, dtype, transposed=why == "order")
+    assert found == SUM and x == X and calls > 1

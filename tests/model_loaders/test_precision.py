@@ -108,6 +108,7 @@ CHECKED = [(family, half) for family, kind in KINDS.items() for half in kind.che
 
 
 @pytest.mark.parametrize(("family", "half"), CHECKED)
+@pytest.mark.fast_cases("hybrid-bf16", "mar-fp16", "llamagen-bf16", "tar-bf16")
 def test_a_checked_dtype_is_near_fp32(family, half, tmp_path):
     more = (seeds.write_t5(tmp_path / "t5-tiny"),) if family == "t5" else ()
     with torch.no_grad():
@@ -184,6 +185,7 @@ MODELS = {
 @torch.no_grad()
 @pytest.mark.parametrize("half", list(DTYPES))
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.fast_cases("class-fp32", "par-bf16", "tar-fp16", "janus-fp32")
 def test_rows_of_one_shape_are_equal_alone_and_together(name, half):
     """Four tokens in one pass, and the same one by one: equal bits, in 16 bits too."""
     net = copy.deepcopy(MODELS[name]()).to(DTYPES[half])

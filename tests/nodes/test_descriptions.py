@@ -51,6 +51,7 @@ def test_values_on_sockets_have_the_names_that_users_see(value, words):
 def test_models_are_named_by_kind_and_name():
     assert describe(tiny.a_mar()).startswith("a MAR (")
     assert describe(tiny.a_gpt()).startswith("a token model (")
+    assert describe(tiny.a_block()).startswith("a BitDance (")
     assert describe(running.Loaded.of(tiny_hybrid())).startswith("a Harmon or UniPic (")
     assert describe(running.Loaded.of(tiny_tar())).startswith("the language model of Tar (")
 
@@ -59,6 +60,8 @@ WRONG = {
     "a prompt at a MAR of labels": lambda: tiny.sample(samplers.MARSampler, condition=PROMPT),
     "a report in the model's place": lambda: running.expect_mar(tiny.a_report("mar"), "model"),
     "a token model at a MAR sampler": lambda: running.expect_mar(tiny.a_gpt(), "model"),
+    "a BitDance at a MAR sampler": lambda: running.expect_mar(tiny.a_block(), "model"),
+    "a MAR at BitDance Sampler": lambda: running.expect_blocks(tiny.a_mar(), "model"),
     "labels at Token Map": lambda: compare.TokenMap.execute(from_ids([1])),
     "a model at Sweep Grid": lambda: sweep.SweepGrid.execute(tiny.a_mar(), cell_size=64),
     "labels at Tar Prompt": lambda: conditioning.TarPrompt.execute(from_ids([1]), "a", 1),

@@ -119,6 +119,7 @@ def test_what_a_loader_refuses(folder, node, field, changes):
 
 
 @pytest.mark.parametrize("choice", ["demo", "demo-draft", "demo-llamagen", "demo-llamagen-low", "demo-par"])
+@pytest.mark.fast_cases("demo", "demo-llamagen")
 def test_loaders_hand_over_what_the_demos_files_recommend(choice, root):
     node, family = (loaders.LoadMAR, "mar") if choice in ("demo", "demo-draft") else (loaders.LoadLlamaGen, "llamagen")
     loaded = node.execute(**dropped(node, checkpoint=choice)).result[0]
@@ -309,6 +310,7 @@ def card(monkeypatch: pytest.MonkeyPatch):
     "capability, llamagen, tar, mar",
     [((8, 0), "bf16", "bf16", "fp16"), ((7, 5), "fp16", "fp32", "fp16"), ((6, 1), "fp32", "fp32", "fp32")],
 )
+@pytest.mark.fast_cases(2)
 def test_auto_chooses_the_dtype_for_the_device_that_computes(folder, card, capability, llamagen, tar, mar):
     """The weights are placed on the other device, the CPU, for which auto is fp32."""
     kinds = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -333,6 +335,7 @@ def test_auto_chooses_the_dtype_for_the_device_that_computes(folder, card, capab
 @pytest.mark.parametrize(
     "node", [loaders.LoadMAR, loaders.LoadLlamaGen, loaders.LoadTarDetokenizer, loaders.LoadHybrid]
 )
+@pytest.mark.fast_cases(1)
 def test_a_compiled_model_is_checked_for_the_device_that_computes(folder, card, monkeypatch, node):
     asked = []
     monkeypatch.setattr(assembly, "choose", lambda net, speed, device: asked.append((speed, str(device))))
@@ -356,7 +359,7 @@ def test_vae_encode_scales_to_the_side_of_a_model_with_patches(tmp_path, monkeyp
     monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
     monkeypatch.setattr(host, "local_files", lambda *kinds: ["patches.safetensors", "kl.safetensors"])
     model, vae = load(loaders.LoadMAR, checkpoint="patches.safetensors", decoder="kl.safetensors", dtype="fp32")
-    assert (model.model.patch, vae.downscale_ratio, vae.side) == (2, 2, 16)
+    assert (model.model.patch, vae.downscale_ratio, vae.sizes) == (2, 2, ((16, 16),))
     start = vae.encode(torch.rand(1, 40, 30, 3))
     assert start.shape == (1, 4, 8, 8)
     mask = torch.zeros(1, 8, 8)

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import fake_comfy
 import pytest
+import tiny
 import torch
+from fake_comfy import Progress
 from fastar_nodes.bench.initialise import initialise_mar
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
-from fastar_nodes.nodes import graph, running
+from fastar_nodes.nodes import graph, host, running, samplers
 from fastar_nodes.nodes.host import Loaded, ModelCache, load_to_device, to_device
 from fastar_nodes.nodes.running import Sockets
 from fastar_nodes.nodes.schema import (
@@ -29,7 +31,7 @@ from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import make
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
-from tiny import LABELS, a_drawer, a_gpt, a_mar, a_prompt, a_vae
+from tiny import LABELS, a_block, a_drawer, a_gpt, a_mar, a_prompt, a_vae
 
 FEW = make(MARSettings, {"steps": 2, "diffusion_steps": 2})
 
@@ -154,7 +156,12 @@ def test_the_report_says_what_decodes_the_latent_and_which_run_it_is_of(monkeypa
 
 
 def test_the_plain_sampler_of_a_model():
-    assert [running.baseline_of(one) for one in (a_mar(), a_gpt(), a_gpt(special=3))] == ["mar", "llamagen", "par"]
+    assert [running.baseline_of(one) for one in (a_mar(), a_gpt(), a_gpt(special=3), a_block())] == [
+        "mar",
+        "llamagen",
+        "par",
+        "bitdance",
+    ]
     shared = running.baseline_choice(choose("zipar", {"cfg": 2.0, "window": 3}), a_gpt())
     assert shared.entry.name == "llamagen" and shared.values == {"cfg": 2.0}
 
@@ -213,6 +220,26 @@ def test_room_for_previews_is_of_four_images_at_most(monkeypatch):
         assert patchers == [loaded.patcher, loaded.vae.patcher] and about["memory_required"] == 10 + counted * one
     load_to_device(loaded, 11.0)
     assert fake_comfy.state.loaded[-1][1]["memory_required"] == 11.0
+
+
+def test_there_are_no_previews_where_the_decoder_does_not_fit_beside_the_model(monkeypatch):
+    """Otherwise weights of the model would stay in main memory for the sake of previews."""
+    loaded = a_mar()
+    nets = (loaded.model.net, loaded.vae.first_stage_model)
+    weights = sum(weight.nbytes for net in nets for weight in net.parameters())
+    decoding = 17 * 8 * 16 * 16 * 4
+    need = weights + 10 + decoding
+
+    monkeypatch.setattr(host.mm, "get_total_memory", lambda device: need)
+    assert to_device(loaded, 10.0, (1, 2, 4, 4)) is loaded.vae
+    monkeypatch.setattr(host.mm, "get_total_memory", lambda device: need - 1)
+    assert to_device(loaded, 10.0, (1, 2, 4, 4)) is None
+    patchers, about = fake_comfy.state.loaded[-1]
+    assert patchers == [loaded.patcher] and about["memory_required"] == 10.0
+
+    Progress.updates.clear()
+    tiny.sample(samplers.MARSampler, model=loaded)
+    assert Progress.updates and all(shown is None for _, _, shown in Progress.updates)
 
 
 def test_a_cached_model_is_dropped_when_its_own_weights_are_unloaded():

@@ -211,6 +211,7 @@ def test_a_preset_takes_what_the_models_file_recommends():
 
 @pytest.mark.parametrize("node", [node for node in FAST if node in MAR_NODES])
 @pytest.mark.parametrize("label_set", ["picture-book", ""])
+@pytest.mark.fast_cases("picture-book-LazyMARSampler", "-FastHybridSampler")
 def test_the_preset_is_for_the_model_and_custom_takes_every_widget(node, label_set):
     demo, kind = label_set == "picture-book", kind_of(node)
     for name in ("balanced", "fast", "exact"):
@@ -255,6 +256,7 @@ def test_exact_is_the_baseline():
 
 
 @pytest.mark.parametrize("node", FAST)
+@pytest.mark.fast_cases(4)
 def test_switched_off_a_sampler_is_the_baseline(node):
     shared = {"cfg": 1.25, "condition": a_prompt() if node is samplers.MuLoSDSampler else LABELS}
     given = models(node)
@@ -500,6 +502,7 @@ def test_an_unknown_preset_is_quoted(node):
 
 
 @pytest.mark.parametrize("node", NODES.values())
+@pytest.mark.fast_cases("MARSampler", "FastHybridSampler", "LazyMARSampler", "LlamaGenSampler", "PARSampler")
 def test_the_first_run_of_a_network_begins_untimed(node, cold):
     """Its seconds can be compared with those of the next, and its result is that of any other run."""
     few = {name: number for name, number in SHORT.items() if name in knobs(kind_of(node))}

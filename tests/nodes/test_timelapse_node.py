@@ -24,7 +24,7 @@ OWN_MAPS = {samplers.LazyMARSampler: "cached", samplers.CSpDSampler: "rejected",
 
 
 @pytest.mark.parametrize("node", NODES.values())
-@pytest.mark.fast_cases("FastHybridSampler", "LlamaGenSampler")
+@pytest.mark.fast_cases("LlamaGenSampler")
 def test_every_sampler_can_be_shown(node):
     """As maps, as text, and as a time-lapse: the first frame has
     most tokens in grey, and the file holds the frames of the output.

@@ -124,7 +124,7 @@ def test_every_network_goes_to_its_own_devices():
     ]
     assert [device.index for device in found] == [0, 1, 2, 3, 4, 5]
 
-    vae = FastARVAE(TinyVAE(), "tiny", 4, 2, 8, 16)
+    vae = FastARVAE(TinyVAE(), "tiny", 4, 2, 8, [(16, 16)])
     assert vae.device.index == 4 and vae.output_device.type == "meta"
     assert (vae.patcher.load_device.index, vae.patcher.offload_device.index) == (4, 5)
     model = Loaded.of(tiny_tar())

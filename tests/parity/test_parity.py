@@ -50,6 +50,22 @@ def save(path: Path, tensors: dict[str, torch.Tensor], **more) -> None:
     save_file({k: v.clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}, path, **more)
 
 
+def agree(cases, folder: Path, kinds: tuple[str, ...]) -> None:
+    """Recorded cases agree, and there is at least one whose name begins with each of ``kinds``."""
+    found = verdicts(cases, folder, kinds)
+    assert set(found.values()) == {"ok"}, found
+    names = [name.partition("/")[2] for name in found]
+    assert not [kind for kind in kinds if not any(name.startswith(kind) for name in names)]
+
+
+def test_a_recorded_case_of_every_kind_of_llamagen_par_and_zipar_agrees():
+    networks = ("gpt_c2i_tiny.inside", "gpt_t2i_tiny.cached_logits_masked", "par_4x_tiny", "keys.c2i_L", "sampler.")
+    runs = ("c2i.greedy.cfg4_int20", "t2i.sampled", "par_4x.greedy.cfg4_int20", "par_4x.sampled")
+    windowed = ("zipar_c2i_w2.greedy.cfg4_int20", "zipar_t2i_w2.sampled", "ziparmasked_t2i_w2.greedy.cfg4")
+    agree(llamagen.cases, HERE / "llamagen", (*networks, *runs, *windowed))
+
+
+@pytest.mark.slow
 def test_all_recorded_cases_of_llamagen_par_and_zipar_agree():
     found = verdicts(llamagen.cases, HERE / "llamagen")
     assert set(found.values()) == {"ok"}, found
@@ -74,9 +90,9 @@ GPT = ("llamagen/gpt_c2i_tiny.safetensors", "llamagen/gpt_c2i_tiny_io.safetensor
 SIMVQ, FILTER = ("tar/simvq_bottleneck.safetensors",), ("tar/sampling_filter.safetensors",)
 TINY_VQ = ("vq/vq8_tiny.safetensors", "vq/vq8_tiny_io.safetensors")
 SPOILT = [
-    (llamagen, GPT, "c2i.l0_attn", ["llamagen/gpt_c2i_tiny.inside"]),
+    pytest.param(llamagen, GPT, "c2i.l0_attn", ["llamagen/gpt_c2i_tiny.inside"], marks=pytest.mark.slow),
     (llamagen, GPT, "c2i.cached_logits", ["llamagen/gpt_c2i_tiny.cached_logits"]),
-    (llamagen, GPT, "c2i.greedy.cfg4.tokens", ["llamagen/c2i.greedy.cfg4"]),
+    pytest.param(llamagen, GPT, "c2i.greedy.cfg4.tokens", ["llamagen/c2i.greedy.cfg4"], marks=pytest.mark.slow),
     *((tar, SIMVQ, name, ["tar/simvq_bottleneck"]) for name in ("emb", "projected_z", "indices", "regularized_z")),
     *((tar, SIMVQ, name, ["tar/simvq_bottleneck"]) for name in ("output", "codes_entry", "codes_decoded")),
     (tar, SIMVQ, "sd.out_linear.weight", ["tar/simvq_bottleneck"]),
@@ -162,9 +178,16 @@ def copied_cspd(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_ratios_draws_and_whole_runs_of_cspd_agree():
-    names = {f"mar/cspd.{tag}.{kind}" for tag in ("t1", "t42") for kind in ("ratio", "again", "run")}
-    assert verdicts(of_cspd, HERE / "mar") == dict.fromkeys(names, "ok")
+@pytest.mark.parametrize("part", ["ratio", "again", pytest.param("run", marks=pytest.mark.slow)])
+def test_ratios_draws_and_whole_runs_of_cspd_agree(part):
+    """test_parity_cspd_temperature.py has a whole run that is not slow."""
+    names = [f"cspd.{tag}.{part}" for tag in ("t1", "t42")]
+    assert verdicts(of_cspd, HERE / "mar", tuple(names)) == {f"mar/{name}": "ok" for name in names}
+
+
+def test_the_cases_of_cspd_are_complete_and_reject_some_drafts():
+    names = {f"mar/cspd.{tag}.{part}" for tag in ("t1", "t42") for part in ("ratio", "again", "run")}
+    assert {case.name for case in of_cspd(HERE / "mar")} == names
     data = load_file(HERE / "mar" / cspd.DATA)
     accepted = (data["t42.verify_prob_cat"] > data["t42.verify_guess_cat"]).float().mean()
     assert 0.5 < accepted < 0.9 and not (data["t1.verify_prob_cat"] > data["t1.verify_guess_cat"]).any()
@@ -261,6 +284,12 @@ def test_the_other_family_s_largest_beta_fails(family, tmp_path):
     assert {name for name, verdict in found.items() if verdict == "ok"} == clipped and clipped
 
 
+def test_a_recorded_case_of_every_kind_of_janus_agrees():
+    kinds = ("j1", "j2", "j3.cfg5", "j4.gumbel.cfg5_t0.7", "j4.uniform.cfg1_t1", "j5", "j7", "j8", "j9")
+    agree(janus.cases, JANUS, kinds)
+
+
+@pytest.mark.slow
 def test_all_recorded_cases_of_janus_agree():
     found = verdicts(janus.cases, JANUS)
     assert set(found.values()) == {"ok"}, found

@@ -60,6 +60,7 @@ def state() -> Any:
     return process_state(), len(ops._PACKED)
 
 
+@pytest.mark.fast_cases("mar", "cspd", "llamagen", "mulosd")
 def test_the_time_of_the_caller_is_not_the_samplers(start, monkeypatch):
     """On a clock that stands still but for 100 s after every step, a run takes no time."""
     now = [0.0]
@@ -95,7 +96,7 @@ def test_every_call_that_fails_once(start):
     assert torch.equal(finish(in_parts(start, IMAGES, NET))[0], undisturbed[0])
 
 
-@pytest.mark.fast_cases("fasthybrid", "llamagen", "zipar")
+@pytest.mark.fast_cases("llamagen")
 def test_every_call_from_which_on_all_fail(start):
     """A single image ends in a sentence, and the next run is that of an undisturbed process."""
     undisturbed, before = finish(start(range(1))), state()

@@ -52,6 +52,10 @@ def start(case, images=(0, 1, 2), which=(0, 1, 2), seed=5, move=lambda m: m, **m
 whole = functools.cache(lambda case: stepped(start(case)))
 
 
+# A case of every path of the code; the others are slow.
+FAST = ("bitdance", "bitdance, single tokens", "bitdance, one block", "bitdance, prompts")
+
+
 @pytest.fixture(params=CASES, ids=str)
 def case(request):
     return request.param
@@ -69,6 +73,7 @@ def evaluations(case) -> list[int]:
     return [5, 4, 3, 2]
 
 
+@pytest.mark.fast_cases(*FAST)
 def test_tokens_are_bits_and_another_seed_is_another_image(case):
     latents = whole(case)[1].latents
     assert latents.dtype == torch.float32 and bool((latents.abs() == 1).all())
@@ -76,6 +81,7 @@ def test_tokens_are_bits_and_another_seed_is_another_image(case):
     assert not torch.equal(latents[0], latents[1])
 
 
+@pytest.mark.fast_cases(*FAST)
 def test_an_image_does_not_depend_on_its_batch(case):
     _, together = whole(case)
     for i in range(3):
@@ -85,6 +91,7 @@ def test_an_image_does_not_depend_on_its_batch(case):
             assert np.array_equal(values[0], together.report.maps[name][i]), name
 
 
+@pytest.mark.fast_cases(*FAST)
 def test_predictions_that_are_not_finite_are_refused(case):
     """The sign of NaN would be a token."""
 
@@ -98,6 +105,7 @@ def test_predictions_that_are_not_finite_are_refused(case):
         finish(start(case, move=spoilt))
 
 
+@pytest.mark.fast_cases(*FAST)
 def test_repeats_itself_and_changes_nothing_global(case):
     model = CASES[case][1]
     before, weights = process_state(), {k: v.clone() for k, v in model.net.state_dict().items()}
@@ -111,6 +119,7 @@ def test_repeats_itself_and_changes_nothing_global(case):
     assert torch.equal(again.latents, whole(case)[1].latents) and again.report.counts == whole(case)[1].report.counts
 
 
+@pytest.mark.fast_cases(*FAST)
 def test_yields_after_every_evaluation_so_that_a_run_can_be_cancelled_within_a_block(case):
     seen, result = whole(case)
     counts = evaluations(case)
@@ -130,6 +139,7 @@ def test_yields_after_every_evaluation_so_that_a_run_can_be_cancelled_within_a_b
     assert torch.equal(seen[-1].latents, result.latents)
 
 
+@pytest.mark.fast_cases(*FAST)
 def test_report_adds_up(case):
     _, model, settings = CASES[case]
     result = whole(case)[1]
@@ -149,6 +159,7 @@ def test_report_adds_up(case):
     assert report.seconds > 0 and sum(report.phases.values()) <= report.seconds * 1.05
 
 
+@pytest.mark.fast_cases("bitdance, one block", "bitdance, prompts")
 def test_an_evaluation_makes_the_host_wait_for_nothing(case):
     with counted_waits() as waits:
         found, _ = waits_of_steps(start(case, move=moved), waits)
@@ -243,6 +254,7 @@ def sampled(net, hidden, x, noise, cfg, settings):
 
 @torch.no_grad()
 @pytest.mark.parametrize("case", [name for name in CASES if name != "bitdance, annealed"])
+@pytest.mark.fast_cases("bitdance, no guidance", "bitdance, one block", "bitdance, prompts")
 def test_a_plain_reference_draws_the_same(case):
     _, model, settings = CASES[case]
     condition = from_ids(LABELS) if model.condition == "class" else PromptCondition(PROMPTS)

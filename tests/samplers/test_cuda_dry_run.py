@@ -7,6 +7,7 @@ refuses to index a tensor of device "cuda".
 import copy
 
 import pytest
+import test_block_contract as blocks
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
@@ -90,6 +91,16 @@ def test_token_samplers(name, dtype):
         assert torch.equal(out.codes.host, tokens.whole(name)[1].codes)
     if "prompt" in name:
         assert all(not isinstance(codes, CUDATensor) for codes in out.condition.codes), "the condition is on the host"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", blocks.CASES)
+def test_block_samplers(name, dtype):
+    with pretended_cuda():
+        out = finish(blocks.start(name, move=lambda model: moved(model, TYPES[dtype])))
+    assert out.latents.device == CUDA and out.latents.dtype == torch.float32
+    if dtype == "fp32":
+        assert torch.equal(out.latents.host, blocks.whole(name)[1].latents)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

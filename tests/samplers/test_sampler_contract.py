@@ -66,11 +66,19 @@ def start(case, images=(0, 1, 2), labels=(1, 4, 0), seed=5, move=lambda m: m, mo
 whole = functools.cache(lambda case: stepped(start(case)))
 
 
+# A case of every path of the code; the others are slow.
+FAST = ("mar", "mar, no guidance", "mar, speculation", "fasthybrid", "fasthybrid, acceptance target", "cspd")
+FAST += ("cspd, published", "lazymar", "lazymar, cached head", "fasthybrid+lazymar")
+FEWER = ("mar", "fasthybrid", "cspd", "lazymar", "fasthybrid+lazymar")
+pytestmark = pytest.mark.fast_cases(*FAST)
+
+
 @pytest.fixture(params=CASES, ids=str)
 def case(request):
     return request.param
 
 
+@pytest.mark.fast_cases(*FEWER)
 def test_another_seed_another_picture(case):
     assert (whole(case)[1].latents - finish(start(case, seed=6)).latents).abs().max() > 0.1
 
@@ -84,6 +92,7 @@ def test_an_image_does_not_depend_on_its_batch(case):
             assert np.array_equal(values[0], together.report.maps[name][i]), name
 
 
+@pytest.mark.fast_cases(*FEWER)
 def test_latents_that_are_not_finite_are_refused(case):
     """The network's last product gives NaN, as half precision
     does where it overflows: no sampler returns an image of it.
@@ -99,6 +108,7 @@ def test_latents_that_are_not_finite_are_refused(case):
         finish(start(case, move=spoilt))
 
 
+@pytest.mark.fast_cases(*FEWER, "mar, speculation")
 def test_repeats_itself_and_changes_nothing_global(case):
     before, weights = process_state(), {k: v.clone() for k, v in MODEL.net.state_dict().items()}
     left = start(case)

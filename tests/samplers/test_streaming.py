@@ -6,12 +6,14 @@ from functools import partial
 from typing import Any
 
 import pytest
+import test_block_contract as blocks
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
 import torch.nn.functional as F
 from fastar_nodes.model_loaders.networks import ops
 from fastar_nodes.model_loaders.networks.autoencoder import VQModel
+from fastar_nodes.model_loaders.networks.bitdance import BitDanceText, BlockNetwork
 from fastar_nodes.model_loaders.networks.hybrid import HybridModel
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.driver import finish
@@ -52,7 +54,12 @@ class Storage(ops.Operations):
 
     def build(self, net: Any) -> Any:
         """The same network of these operations, with its weights off the device."""
-        built = type(net)(net.config, self)
+        shape = [net.config]
+        if isinstance(net, BlockNetwork):
+            shape.append(net.head_config)
+        if isinstance(net, BitDanceText):
+            shape.append(net.block)
+        built = type(net)(*shape, self)
         built.load_state_dict(net.state_dict())
         for layer in self.held:
             weight, bias = layer.weight.detach(), getattr(layer, "bias", None)
@@ -116,6 +123,7 @@ CASES: dict[str, Any] = {
     **{name: partial(masked.start, name) for name in ("mar", "lazymar", "cspd")},
     **{f"Harmon, {name}": partial(harmon, name) for name in ("mar", "fasthybrid", "lazymar")},
     **{name: partial(tokens.start, name) for name in ("llamagen", "par", "zipar", "mulosd", "prompt", "window, text")},
+    **{name: partial(blocks.start, name) for name in ("bitdance", "bitdance, single tokens", "bitdance, prompts")},
     "features": partial(tokens.start, "llamagen, features, grouped heads"),
     "untied": lambda move: tar_prompt(move(UNTIED), ["cat", "a dog"], TarPromptSettings(), PairedDraws(1, (0, 1))),
 }

@@ -93,6 +93,14 @@ CASES = {
 }
 
 
+# A case of every path of the code; the others are slow.
+FAST = ("llamagen", "llamagen, guided at first", "llamagen, text", "llamagen, features, grouped heads")
+FAST += ("par", "par, non-local", "par, adjacent, at once", "zipar", "zipar, blanks", "zipar, grouped heads")
+FAST += ("window, llamagen", "window, guided at first", "window, par, adjacent", "window, zipar, text")
+FAST += ("mulosd", "mulosd, rows in windows", "prompt", "prompt, window")
+pytestmark = pytest.mark.fast_cases(*FAST)
+
+
 @pytest.fixture(params=CASES, ids=str)
 def case(request):
     return request.param

@@ -40,7 +40,7 @@ def start(name, **more):
 
 
 @pytest.mark.parametrize("name", MOST)
-@pytest.mark.fast_cases("mar", "fasthybrid", "lazymar", "cspd")
+@pytest.mark.fast_cases("mar", "fasthybrid", "lazymar")
 def test_an_ar_step_waits_at_most_so_often(name):
     with counted_waits() as waits:
         found, _ = waits_of_steps(start(name), waits)

@@ -1,6 +1,7 @@
 """The files of a rehearsal: official names, shapes and dtypes, little space, and one entry from hub to first step."""
 
 import hashlib
+import json
 import math
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from fastar_nodes.cli.subject import all_entries
 from fastar_nodes.model_loaders import hub, official
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
-from fastar_nodes.model_loaders.bitdance import load_binary
+from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
 from fastar_nodes.model_loaders.checkpoint import read
 from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.janus import load_janus
@@ -51,6 +52,8 @@ def test_the_sizes_of_the_catalogue_are_those_of_the_shapes():
 
 
 DOWNLOADS = {e.id: e for e in all_entries() if e.network}
+# Of transformers; and of more bytes than a small machine can map.
+APART = ("flan-t5-xl", "bitdance-14b-64x", "bitdance-14b-16x")
 LOAD = {
     "mar": load_mar,
     "kl": load_kl,
@@ -61,12 +64,13 @@ LOAD = {
     "janus": load_janus,
     "tar": load_tar,
     "ta-tok": partial(load_ta_tok, encoder=False),
+    "bitdance": load_bitdance,
     "bitdance-ae": load_binary,
 }
 
 
-@pytest.mark.fast_cases("mar-base", "kl16", "llamagen-b-256", "ar-dtok-256", "harmon-0.5b", "janus-pro-1b", "tar-1.5b")
-@pytest.mark.parametrize("name", [name for name, entry in DOWNLOADS.items() if entry.family != "t5"])
+@pytest.mark.fast_cases("mar-base", "kl16", "llamagen-b-256", "ar-dtok-256", "bitdance-b-4x")
+@pytest.mark.parametrize("name", [name for name, entry in DOWNLOADS.items() if name not in APART])
 def test_the_official_names_load_as_the_published_network(tmp_path, name):
     """Of the file there is the header alone: the loader runs on the device "meta", where no weight is read."""
     entry = DOWNLOADS[name]
@@ -81,6 +85,22 @@ def test_the_official_names_load_as_the_published_network(tmp_path, name):
     model = LOAD[entry.family](file if not entry.parts else tmp_path, "fp32", "meta")
     net = model.hybrid if entry.family == "hybrid" else model.net
     assert official.shapes_of(net) == official.shapes(entry.network)
+
+
+@pytest.mark.parametrize("name", ["bitdance-14b-64x", "bitdance-14b-16x"])
+def test_the_files_of_a_14b_hold_the_published_network(name):
+    """Without the output layer, which is not read, and the autoencoder, which is another network."""
+    files = rehearse.files_of(DOWNLOADS[name])
+    assert set(files) == {f"{part}.safetensors" for part in ("model", "vision_head", "projector", "ae")}
+    wanted = {key: shape for key, shape in files["model.safetensors"].items() if not key.startswith("lm_head.")}
+    wanted |= {f"head.{key}": shape for key, shape in files["vision_head.safetensors"].items()}
+    wanted |= {f"projector.{key}": shape for key, shape in files["projector.safetensors"].items()}
+    assert official.shapes(DOWNLOADS[name].network) == wanted
+    assert files["ae.safetensors"] == official.shapes("BitDance-AE")
+
+    part = {"64x": 64, "16x": 16}[name.rpartition("-")[2]]
+    assert json.loads(rehearse.text_of(DOWNLOADS[name], "vision_head_config.json"))["parallel_num"] == part
+    assert f'"<|query_{part - 1}|>"' in rehearse.text_of(DOWNLOADS[name], "tokenizer.json")
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from fastar_nodes.tools import thumbnails
 from PIL import Image
 
 PATHS = sorted(path for path in thumbnails.FOLDER.glob("*.json") if not path.stem.endswith(".app"))
-# A MAR alone, a comparison, the sign; others are slow.
-FAST = ("01", "10", "13")
+# A comparison and the sign; others are slow.
+FAST = ("10", "13")
 
 
 def pixels(image) -> np.ndarray:

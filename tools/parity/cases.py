@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ...errors import UserError, first_line
 from ...model_loaders.mar import load_mar
 from ...model_loaders.networks.mar import MARModel
+from ...model_loaders.networks.ops import shapes_only
 
 ATOL = 1e-4
 
@@ -100,7 +101,7 @@ def same_shapes(
     """Whether a network on the meta device, made from a state dict,
     has the tensors of an official file but the ``unread`` ones.
     """
-    with torch.device("meta"):
+    with shapes_only():
         net = make({name: torch.empty(tuple(shape)) for name, shape in shapes.items()})
     ours = {(name, *t.shape) for name, t in net.state_dict().items()}
     theirs = {(name, *shape) for name, shape in shapes.items() if name not in unread}

@@ -126,7 +126,7 @@ def _network(folder: Path, io: Tensors) -> Iterator[Case]:
         yield relative(x, io["j1.embeds"], TOLERANCE)
         place = torch.arange(ids.shape[1])[None]
         layers = [x]
-        hooks = [block.register_forward_hook(lambda *args: layers.append(args[-1])) for block in net.layers]
+        hooks = [block.register_forward_hook(lambda *args: layers.append(args[-1].clone())) for block in net.layers]
         hidden = net.hidden(x, place, lambda i, q, k, v: attend(q, k, v, causal=True))
         for hook in hooks:
             hook.remove()

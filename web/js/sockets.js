@@ -8,6 +8,7 @@ const CONDITION = "FASTAR_CONDITION"
 const COLOURS = {
   FASTAR_MAR: "#8fb8de",
   FASTAR_TOKEN_MODEL: "#7fd1ae",
+  FASTAR_BITDANCE: "#e08fa8",
   FASTAR_TAR: "#b8d977",
   [CONDITION]: "#f2b263",
   FASTAR_CACHE: "#b0b0b0",
@@ -28,11 +29,13 @@ function makersFor(sampler) {
   const model = sampler?.inputs?.find(({ name }) => name === "model" || name === "target")
   const link = model && sampler.graph.getLink(model.link)
   const loader = link && sampler.graph.getNodeById(link.origin_id)
-  if (loader?.comfyClass !== "FastARLoadLlamaGen") return MAKERS[loader?.comfyClass] ?? ALL
+  const checkpoint = loader?.widgets?.find(({ name }) => name === "checkpoint")?.value
 
   // A LlamaGen reads labels or texts; the official text models are named t2i.
-  const checkpoint = loader.widgets.find(({ name }) => name === "checkpoint").value
-  return [/t2i/i.test(checkpoint) ? "FastARLlamaGenPrompt" : "FastARClassLabel"]
+  if (loader?.comfyClass === "FastARLoadLlamaGen") return [/t2i/i.test(checkpoint) ? "FastARLlamaGenPrompt" : "FastARClassLabel"]
+  // A BitDance reads labels or prompts; the official models of prompts are named 14b.
+  if (loader?.comfyClass === "FastARLoadBitDance") return /14b/i.test(checkpoint) ? ["FastARPrompt"] : ["FastARClassLabel", "FastARPrompt"]
+  return MAKERS[loader?.comfyClass] ?? ALL
 }
 
 /** The node that a pointer is on; a socket of the classic renderer may lie half outside of it. */

@@ -46,6 +46,7 @@ def nearly(model: MARModel, amount: float) -> MARModel:
 
 
 @pytest.mark.parametrize(("length", "speculation", "mode"), [(1, 0, L), (3, 4, L), (50, 0, L), (1, 0, "published")])
+@pytest.mark.fast_cases("3-4-lossless", "1-0-published")
 def test_a_draft_that_is_the_target_is_always_accepted(model, length, speculation, mode):
     """In mode ``published`` the ratio is 1 where the guidance is constant; drafts stay as they are."""
     same = {"cfg_schedule": "constant"} if mode == "published" else {}
@@ -73,6 +74,7 @@ def test_what_comes_out_does_not_depend_on_the_draft_length(model):
 
 @pytest.mark.parametrize("mode", ["lossless", "published"])
 @pytest.mark.parametrize("ratio", [0.0, 0.17, 0.2, 0.5, 0.9])
+@pytest.mark.fast_cases("0.0-published", "0.17-lossless", "0.2-published", "0.9-lossless")
 def test_the_pre_fill_is_the_targets(model, other, mode, ratio):
     """AR steps 0 .. S ratio, as the reference."""
     result = run(model, other, mode=mode, prefill_ratio=ratio)
@@ -154,6 +156,7 @@ class Remembers(FullTransformer):
 
 
 @pytest.mark.parametrize("amount", [0.0, 0.003, 0.5])
+@pytest.mark.fast_cases("0.003")
 def test_a_transformer_that_remembers_sees_final_tokens_only(model, amount):
     plug, draft = Remembers(), nearly(model, amount)
     seen, together = run(model, draft, plug), run(model, draft)

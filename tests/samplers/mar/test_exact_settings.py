@@ -49,6 +49,21 @@ CASES = [
 ]
 
 
+# With class labels; the other cases, and all with prompts, are slow.
+FAST = (
+    "mar-{}-exact",
+    "mar-{'diffusion_steps_end': 8}-neither",
+    "mar-{'speculation': 4}-lossless",
+    "fasthybrid-{'threshold': 1.01}-exact",
+    "fasthybrid-{'lookahead': 0}-exact",
+    "fasthybrid-{'threshold': 0.5}-neither",
+    "lazymar-{'refresh_period': 1}-exact",
+    "lazymar-{'refresh_period': 3, 'start_step': 1}-neither",
+    "cspd-{'prefill_ratio': 1.0}-exact",
+    "cspd-{'prefill_ratio': 1.0, 'speculation': 4}-lossless",
+)
+
+
 @pytest.fixture(scope="module", params=["class labels", "prompts"])
 def sampled(request):
     """A function from a sampler and settings to its result; plain MAR's is its baseline."""
@@ -66,7 +81,18 @@ def sampled(request):
 
 
 @pytest.mark.parametrize(("name", "settings", "claim"), CASES, ids=str)
-@pytest.mark.fast_cases(18)
+@pytest.mark.fast_cases(
+    "class labels-mar-{}-exact",
+    "class labels-mar-{'diffusion_steps_end': 8}-neither",
+    "class labels-mar-{'speculation': 4}-lossless",
+    "class labels-fasthybrid-{'threshold': 1.01}-exact",
+    "class labels-fasthybrid-{'lookahead': 0}-exact",
+    "class labels-fasthybrid-{'threshold': 0.5}-neither",
+    "class labels-lazymar-{'refresh_period': 1}-exact",
+    "class labels-lazymar-{'refresh_period': 3, 'start_step': 1}-neither",
+    "class labels-cspd-{'prefill_ratio': 1.0}-exact",
+    "class labels-cspd-{'prefill_ratio': 1.0, 'speculation': 4}-lossless",
+)
 def test_claims_hold(sampled, name, settings, claim):
     made = SAMPLERS[name].settings(**BASE, **settings)
     assert (made.exact(4), made.lossless()) == (claim == EXACT, claim == LOSSLESS)

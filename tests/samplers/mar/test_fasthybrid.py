@@ -56,7 +56,7 @@ def test_guidance_weights_in_full(schedule, steps):
     ],
     ids=str,
 )
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_equals_the_slow_reference(model, changes):
     """Lookahead k = 3 of 6 AR steps, 6 diffusion steps and 5 guided ones."""
     s = FastHybridSettings(**{**SLOW, **changes})
@@ -77,6 +77,7 @@ def test_annealed_steps_are_kept(model, changes):
 
 
 @pytest.mark.parametrize("target", [0.05, 0.3, 0.8])
+@pytest.mark.fast_cases("0.3")
 def test_the_share_of_drafts_kept_is_the_target(model, target):
     for image in range(3):
         counts = run(model, images=(image,), lookahead=8, acceptance_target=target, threshold=1.01).report.counts
@@ -92,6 +93,7 @@ def test_limits_of_the_acceptance_target(model):
 
 
 @pytest.mark.parametrize(("lookahead", "start"), [(2, 0), (3, 0), (8, 0), (4, 1), (4, 3), (4, 8)])
+@pytest.mark.fast_cases("3-0", "4-1", "4-8")
 def test_accepting_everything_costs_what_the_paper_says(model, lookahead, start):
     """Sequential head calls: T a segment, T_g for each of its other steps (paper: Q T + Q T_g (K - 1)), less one where
     the weight is 1. AR steps before the first lookahead are plain MAR's.

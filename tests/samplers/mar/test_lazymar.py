@@ -80,6 +80,7 @@ def as_slow(model, changed, edit=None):
 
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
 @pytest.mark.parametrize("exact", [ALL_OFF, {"start_step": 9, "head_cache": False}], ids=("off", "start"))
+@pytest.mark.fast_cases("off-2.0", "start-1.0")
 def test_computing_everything_is_plain_mar_bit_for_bit(deep, cfg, exact):
     base = {**BASE, "cfg": cfg, "diffusion_steps": 20}
     plain, ours = finish(mar(deep, LABELS, MARSettings(**base), NOISE)), lazy(deep, base, **exact)
@@ -96,6 +97,7 @@ def test_a_share_of_one_leaves_nothing_out(deep):
 
 
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
+@pytest.mark.fast_cases("2.0")
 def test_equals_the_slow_reference(deep, cfg):
     changed = LazyMARSettings(**{**BASE, "cfg": cfg}, **NO_HEAD, block=2)
     got, slow = as_slow(deep, changed)
@@ -156,7 +158,7 @@ caches = st.fixed_dictionaries(
 @given(
     st.integers(1, 20), st.integers(0, 9), st.sets(st.integers(0, 15), min_size=1), st.integers(1, 6), st.integers(1, 5)
 )
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(1)
 def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, reach, block):
     """Whichever caches are switched off and AR steps skipped; what is wanted or new is always computed."""
     period = {"refresh_period": period, "start_step": start, "block": block}
@@ -178,6 +180,7 @@ def one(model, **changes):
 
 
 @pytest.mark.parametrize(("depth", "block"), [(3, 1), (4, 2), (8, 3), (11, 3), (20, 4)])
+@pytest.mark.fast_cases(3)
 def test_the_block_is_the_paper_s_fourth_or_the_one_after_a_quarter_of_the_decoder(depth, block):
     """Blocks 4, 4 and 4 of MAR-B, -L and -H, which have 12, 16 and 20."""
     model = tiny_mar(3, decoder_depth=depth)
@@ -315,6 +318,7 @@ class Period(LazyTransformer):
     ("depth", "steps", "period", "guided"),
     [(6, 20, 7, True), (6, 24, 5, False), (3, 50, 7, True), (1, 12, 4, True), (2, 5, 7, True)],
 )
+@pytest.mark.fast_cases(2)
 def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
     model = tiny_mar(4, head_depth=depth)
     table = tables(steps, 950)

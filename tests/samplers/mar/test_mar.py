@@ -47,7 +47,7 @@ THIRTY = tuple(round(999 * i / 29) for i in range(30))
     ],
     ids=str,
 )
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_equals_the_slow_reference(model, changes, times):
     fast, noise = run(model, **changes).latents, PairedNoise(5, (0, 3))
     slow, _ = reference(model, (1, 4), MARSettings(**{**FEW, **changes}), noise, times)
@@ -215,6 +215,7 @@ def test_head_calls_are_the_steps_that_were_asked_for(model):
 
 
 @pytest.mark.parametrize("end", [12, 13, 1000])
+@pytest.mark.fast_cases(1)
 def test_no_fewer_steps_at_the_end_are_plain_mar(model, end):
     """As a new node shows it: the number of diffusion steps, which may be lowered afterwards."""
     found = run(model, **ANNEALED, diffusion_steps_end=end)
@@ -231,6 +232,7 @@ def test_lazymar_without_caches_is_annealed_mar_bit_for_bit(model):
 @pytest.mark.parametrize(
     ("end", "own", "highest"), [(29, None, 950), (30, None, 999), (None, None, 999), (29, 999, 999)]
 )
+@pytest.mark.fast_cases("29-None-950", "30-None-999")
 def test_fewer_than_30_steps_at_the_end_start_at_950(model, end, own, highest):
     """Unless the setting ``t_max`` says otherwise."""
     official = dataclasses.replace(model, t_max=999)

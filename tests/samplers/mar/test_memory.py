@@ -21,7 +21,7 @@ from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.lazymar import lazymar
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
-from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.noise import PairedNoise, noise_bytes
 from live_bytes import counted
 from tiny_hybrids import TURN, characters, tiny_hybrid
 
@@ -158,7 +158,7 @@ def test_noise_and_the_head_by_hand():
     """16 tokens of 4 channels; a head of width 16 with 2 blocks has 16 x (3 x 2 + 2) modulations of a row."""
     model, condition = tiny_hybrid(), PromptCondition(("a boat", "a cat"))
     # Start noise, 5 steps, and one more.
-    assert memory.noise_bytes(model, 3, 5) == 4 * 3 * 7 * 16 * 4
+    assert noise_bytes(3, 5, 16, 4) == 4 * 3 * 7 * 16 * 4
     # floor(16 cos(pi/8 (s + 1))) of 16 tokens are left after AR
     # step s: 14, 11, 6 and 0. The largest step decides 6 tokens.
     steps = {"steps": 4, "diffusion_steps": 5}

@@ -40,6 +40,7 @@ def test_off_at_0_and_without_noise(model):
 @pytest.mark.parametrize(
     "change", [{}, {"cfg": 1.0}, {"temperature": 0.8}, {"t_max": 999, "diffusion_steps": 30}], ids=str
 )
+@pytest.mark.fast_cases(2)
 def test_a_window_of_one_takes_the_heads_own_steps(model, change):
     off, one = run(model, **change), run(model, speculation=1, **change)
     scale = float(off.latents.abs().max())
@@ -48,6 +49,7 @@ def test_a_window_of_one_takes_the_heads_own_steps(model, change):
 
 
 @pytest.mark.parametrize("length", [2, 3, 8, 64])
+@pytest.mark.fast_cases("3", "64")
 def test_what_it_costs(model, length):
     """A call moves every row by a step at least; rows are the drafted states, twice with guidance."""
     off, on = run(model).report.counts, run(model, speculation=length).report.counts
@@ -100,6 +102,7 @@ def test_a_cached_head_cannot_be_verified_with(model, end):
 
 
 @pytest.mark.parametrize("full", [{"head_cache": False}, {"head_period": 3}, {"refresh_period": 1}], ids=str)
+@pytest.mark.fast_cases(1)
 def test_a_head_that_is_not_cached_can(model, full):
     assert cached(model, **full).report.counts["drafted_steps"]
 

@@ -56,8 +56,7 @@ def run(sampler, model, chosen, images=(0, 1, 2), seed=5, **changes):
     return finish(sampler(model, condition_of(kind_of(model), images), chosen, PairedDraws(seed, images)))
 
 
-@settings(max_examples=50)
-@given(
+ANY_RUN = (
     st.sampled_from(sorted(CASES)),
     st.sampled_from([2, 3, 5, 16, 100]),
     st.sampled_from([(0,), (1, 2), (0, 1, 2)]),
@@ -73,7 +72,22 @@ def run(sampler, model, chosen, images=(0, 1, 2), seed=5, **changes):
     ),
     st.integers(0, 2**32),
 )
+
+
+@settings(max_examples=15)
+@given(*ANY_RUN)
 def test_tokens_are_those_of_serial_decoding(name, window, images, values, seed):
+    check_tokens(name, window, images, values, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(*ANY_RUN)
+def test_tokens_of_many_runs_are_those_of_serial_decoding(name, window, images, values, seed):
+    check_tokens(name, window, images, values, seed)
+
+
+def check_tokens(name, window, images, values, seed):
     case = CASES[name]
     serial = run(*case, images, seed, **values)
     parallel = run(*case, images, seed, **values, parallel=window)
@@ -290,6 +304,9 @@ def halved(model, dtype):
 
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("name", [name for name in CASES if "text" not in name])
+@pytest.mark.fast_cases(
+    "llamagen, features, grouped heads-fp16", "llamagen-bf16", "par-bf16", "par, adjacent-fp16", "zipar-bf16"
+)
 def test_in_16_bits_all_windows_draw_the_image_of_window_1(name, half):
     """Also with guidance that ends within the image; images of a batch advance independently."""
     sampler, model, chosen = CASES[name]
@@ -299,7 +316,7 @@ def test_in_16_bits_all_windows_draw_the_image_of_window_1(name, half):
         for window in (2, 7):
             made = run(sampler, model, chosen, parallel=window, **values)
             assert torch.equal(made.codes, one.codes), (window, values)
-            assert f"parallel in {half}: windows of up to" in made.report.note
+            assert f"parallel in {half}: every value from 1 to {model.grid} draws this image" in made.report.note
 
 
 def test_in_16_bits_tars_codes_are_those_of_window_1():
@@ -324,5 +341,21 @@ def test_in_fp32_window_1_is_serial_decoding():
 
 def test_rows_of_a_call_by_hand():
     """A window of 40 passes of one row and one cell each takes the next multiple of 32."""
-    table = raster(8).ahead
-    assert [module.padded_rows(table, window) for window in (1, 32, 33, 40, 64, 100)] == [32, 32, 64, 64, 64, 64]
+    rows = [module.padded_rows(raster(8), window) for window in (1, 32, 33, 40, 64, 100)]
+    assert rows == [32, 32, 64, 64, 64, 64]
+
+
+def test_windows_up_to_the_side_have_the_same_rows_where_a_pass_has_several():
+    """PAR's groups of four tokens: 24 passes of 4 rows are 96, of which 1 and 8 passes would need 32."""
+    trained = par_schedule(24, 4)
+    assert [module.padded_rows(trained, window) for window in (1, 8, 24, 25)] == [96, 96, 96, 128]
+
+
+@pytest.mark.parametrize(
+    ("window", "said"),
+    [(32, "every value from 1 to 6 draws this image"), (33, "33 rounds differently from 0, and from 1 to 6, which")],
+)
+def test_the_report_says_which_windows_draw_one_image(window, said):
+    """35 passes of one row: a window of 33 has calls of 64 rows, others of 32."""
+    model = halved(tiny_gpt(grid=6), torch.bfloat16)
+    assert said in run(llamagen, model, LlamaGenSettings(**FEW), parallel=window).report.note

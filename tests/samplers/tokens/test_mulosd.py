@@ -262,6 +262,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
         (2, 1, {"cfg_interval": 20}),
     ],
 )
+@pytest.mark.fast_cases("2-None-change1-class", "3-1-change2-class", "3-2-change4-class")
 def test_tau_above_one_in_raster_order_is_serial_decoding(kind, small, rows, change):
     result = run(kind, small=small, draft_rows=rows, tau=1.01, resample_window=0, **change)
     assert torch.equal(result.codes, serial(kind, **{k: v for k, v in change.items() if k != "expansion"}))
@@ -323,7 +324,7 @@ def test_a_verification_by_hand():
         config = SimpleNamespace(vocab=4)
         logits = staticmethod(lambda hidden, span: hidden.log())
 
-    state = SimpleNamespace(net=Net, span=None, tokens=tokens, settings=None, rows=0, largest_logit=torch.zeros(()))
+    state = SimpleNamespace(net=Net, span=None, tokens=tokens, settings=None, rows=0, norms=[])
     common = {"cfg": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     for chosen, wanted in (
         # Below tau, not at it.
@@ -380,7 +381,7 @@ def test_guidance_of_a_verification_by_hand():
         logits = staticmethod(lambda hidden, span: hidden.log())
 
     chosen = MuLoSDSettings(cfg=2.0, top_k=0, top_p=1.0, cfg_interval=7)
-    state = SimpleNamespace(net=Net, span=None, tokens=tokens, settings=chosen, rows=0, largest_logit=torch.zeros(()))
+    state = SimpleNamespace(net=Net, span=None, tokens=tokens, settings=chosen, rows=0, norms=[])
     pool, _ = module.verify(state, chosen, torch.cat([p, torch.full_like(p, 0.25)]), 6, table)
     torch.testing.assert_close(pool, torch.tensor([[0.02 / 0.52, 0.02 / 0.52, 0.1 / 0.36, 0.7]]))
 
@@ -409,6 +410,7 @@ def test_guidance_ends_at_the_same_part_of_the_draft(small, interval, own):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.fast_cases("mulosd", "mulosd, rows in windows", "mulosd, a third", "mulosd, guided at first")
 def test_a_draft_in_windows_is_the_draft(case):
     window = (2, 3, 20)[CASES.index(case) % 3]
     serially, parallel = (finish(contract.start(case, draft_parallel=n)) for n in (0, window))
@@ -425,6 +427,7 @@ def test_a_draft_in_windows_takes_fewer_passes():
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.fast_cases("mulosd", "mulosd, rows in windows", "mulosd, a third", "mulosd, guided at first")
 def test_report_adds_up(case):
     _, _, chosen, draft = contract.CASES[case]
     report = contract.whole(case)[1].report

@@ -29,6 +29,27 @@ def test_a_pass_is_as_large_as_the_cells_that_it_decides(settings, cells):
     assert estimate(tiny_gpt(), condition_of("class"), settings) == CACHE + ROW * 2 * cells + CELL * cells
 
 
+@pytest.mark.parametrize(
+    ("settings", "cells"),
+    [
+        (LlamaGenSettings(cfg=2.0), 1),
+        (LlamaGenSettings(cfg=2.0, parallel=1), 32),
+        (LlamaGenSettings(cfg=2.0, parallel=40), 64),
+        (ZipARSettings(cfg=2.0, window=2, parallel=9), 32),
+        (ZipARSettings(cfg=2.0, window=1, parallel=1), 64),
+    ],
+    ids=["one by one", "window of 1", "window of all", "zipar of 3 cells", "zipar of 6 cells"],
+)
+def test_windows_of_16_bits_are_padded(settings, cells):
+    """To a multiple of 32: 1, 6 x 6, 9 passes of 3 cells, and as many passes of 6 cells as the side has tokens, 6.
+    Cache and rows have half the bytes, logits are fp32.
+    """
+    model = tiny_gpt(grid=6)
+    model.net.bfloat16()
+    found = estimate(model, condition_of("class"), settings)
+    assert found == 128 * 2 * 3 * (1 + 36) + ROW // 2 * 2 * cells + CELL * cells
+
+
 def test_without_guidance_there_is_one_branch():
     found = estimate(tiny_gpt(), condition_of("class"), LlamaGenSettings(cfg=1.0))
     assert found == CACHE // 2 + ROW // 2 * 2 + 4 * 23 * 3 * 9

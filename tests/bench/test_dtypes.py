@@ -1,0 +1,36 @@
+"""The command dtypes: the same images in several dtypes."""
+
+import pytest
+from fastar_nodes.cli.main import main
+
+FEW = ["dtypes", "--images", "3", "--batch", "2", "--set", "mar.steps=3", "--set", "mar.diffusion_steps=4"]
+
+
+def rows(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_fp32_equals_itself_and_8_bits_do_not(capsys):
+    assert main([*FEW, "--samplers", "mar,par", "--dtypes", "fp32,fp32,int8"]) == 0
+    found = rows(capsys.readouterr().out)
+    assert [row[1] for row in found] == ["fp32", "fp32", "fp32", "fp32", "int8", "int8"]
+    assert [row[3:] for row in found[:4]] == [["", ""], ["", ""], ["identical", ""], ["identical", "100.0"]]
+
+    assert float(found[4][2]) < 0.6 * float(found[0][2]), "most of a MAR's weights are in its blocks"
+    assert 20 < float(found[4][3]) < 60 and found[4][4] == ""
+    assert 20 < float(found[5][4]) < 100
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--dtypes", "fp32"], "dtypes: one dtype has nothing to be compared with; give at least two"),
+        (["--dtypes", "fp32,int4"], "dtypes: 'int4' is not one of fp32, "),
+        (["--dtype", "int8"], "dtype: this command compares several; name them all with --dtypes."),
+        (["--random", "MAR-B"], "random: an official size with random weights has no decoder; choose a model"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(options, says, capsys):
+    assert main([*FEW, *options]) == 2
+    assert says in capsys.readouterr().err

@@ -1,0 +1,131 @@
+"""What the pages state about the pack is what the code says: versions, counts, sizes, names and figures."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from fastar_nodes.bench import fits
+from fastar_nodes.cli import checks
+from fastar_nodes.model_loaders import hub
+from fastar_nodes.samplers import presets
+from fastar_nodes.samplers.mar.settings import FastHybridSettings
+from fastar_nodes.tools import figures, models_table
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+TEMPLATES = sorted(path.stem for path in (ROOT / "workflows").glob("*.json") if not path.stem.endswith(".app"))
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+NUMBERS += ("thirteen", "fourteen", "fifteen", "sixteen")
+
+
+def text_of(page: str) -> str:
+    """The text of a page in one line."""
+    return re.sub(r"\s+", " ", (ROOT / page).read_text(encoding="utf-8"))
+
+
+def comfyui() -> str:
+    """The oldest supported version of ComfyUI."""
+    return PROJECT["tool"]["comfy"]["requires-comfyui"].removeprefix(">=").removesuffix(".0")
+
+
+def version() -> str:
+    """The version of the pack."""
+    return PROJECT["project"]["version"]
+
+
+def python() -> str:
+    """The oldest supported version of Python."""
+    return PROJECT["project"]["requires-python"].removeprefix(">=")
+
+
+def cards() -> str:
+    """The sizes of cards that are compared."""
+    *first, last = fits.CARDS
+    return f"{', '.join(map(str, first))} and {last}"
+
+
+def preset(name: str, setting: str) -> str:
+    """A value of FastHybrid's presets for the demo."""
+    return str(presets.values(FastHybridSettings, name, demo=True)[setting])
+
+
+# Page, pattern with one group, and what the group has to be.
+FACTS = [
+    ("README.md", r"needs ComfyUI (\d+\.\d+) or newer", comfyui),
+    ("CHANGELOG.md", r"Nodes for ComfyUI (\d+\.\d+) or newer", comfyui),
+    ("CHANGELOG.md", r"(\w+) templates, Apps and blueprints", lambda: NUMBERS[len(TEMPLATES)]),
+    ("CHANGELOG.md", r"## \[(\d+\.\d+\.\d+)\]", version),
+    ("CITATION.cff", r" version: (\d+\.\d+\.\d+)", version),
+    ("docs/scale.md", r"Python (\d+\.\d+) needs the package tomli", python),
+    ("docs/check.md", r"exceed its estimate by (\d+) MB", lambda: f"{checks.MARGIN / 1e6:g}"),
+    ("docs/benchmarks.md", r"cards of (\d[\d, and]+) GB", cards),
+    ("docs/benchmarks.md", r"keeps (\d+) GiB for the driver", lambda: f"{fits.TAKEN:g}"),
+    ("docs/benchmarks.md", r"With \*lookahead_start\* (\d+) of", lambda: preset("balanced", "lookahead_start")),
+]
+
+
+@pytest.mark.parametrize(("page", "pattern", "fact"), FACTS, ids=[f"{page}, {pattern}" for page, pattern, _ in FACTS])
+def test_a_page_states_what_the_code_says(page, pattern, fact):
+    stated = re.findall(pattern, text_of(page))
+    assert stated, f"{page} does not state it any more: {pattern}"
+    assert set(stated) == {fact()}
+
+
+def test_a_template_names_the_size_of_its_download():
+    (name,) = (name for name in TEMPLATES if "download" in name)
+    (stated,) = re.findall(r"(\d+\.\d) GB", name)
+    (entry,) = (entry for entry in hub.entries("janus") if entry.id == "janus-pro-1b")
+    assert stated == f"{entry.size / 1e9:.1f}"
+
+
+@pytest.mark.slow
+def test_readme_has_the_table_of_models():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert figures.with_block(readme, models_table.NAME, models_table.table()) == readme
+
+
+def test_every_family_that_draws_is_in_the_table_of_models():
+    named = {name for row in models_table.ROWS for name in row.entries}
+    known = {entry.id: entry.family for entry in fits.drawing_entries()}
+    assert named <= set(known)
+    # De-tokenizers are downloads beside a language model.
+    assert {known[name] for name in named} == set(known.values()) - {"dtok"}
+
+
+def test_readme_names_templates_by_their_numbers():
+    """(02) and so on; of those that readme says to run without a download, none needs one."""
+    readme = text_of("README.md")
+    named = set(re.findall(r"\b(\d\d)\b(?=[,)])", readme[readme.index("## First click") : readme.index("## Models")]))
+    numbers = {name[:2] for name in TEMPLATES}
+    needing = {name[:2] for name in TEMPLATES if "download" in name}
+    assert f"All templates but {' and '.join(sorted(needing))} run" in readme
+    assert named | {"01"} | needing == numbers
+
+
+def test_readme_is_short():
+    words = re.sub(r"\||-{3,}", " ", (ROOT / "README.md").read_text(encoding="utf-8")).split()
+    assert len(words) <= 700
+
+
+def test_the_docs_are_short():
+    """Without the tables of measurements, which a command writes."""
+    words = 0
+    for page in (ROOT / "docs").rglob("*.md"):
+        text = re.sub(r"<!-- figure .*? end -->", " ", page.read_text(encoding="utf-8"), flags=re.S)
+        words += len(re.sub(r"\||-{3,}", " ", text).split())
+
+    assert words <= 8000
+
+
+def test_every_word_of_the_default_preset_is_the_nodes():
+    """The command line's help page and the nodes name the same preset."""
+    schemas = json.loads((ROOT / "tests" / "nodes" / "schemas.json").read_text(encoding="utf-8"))
+    assert "Without one, accelerators run with *balanced*" in text_of("docs/command_line.md")
+    assert '"balanced"' in json.dumps(schemas)
