@@ -84,7 +84,7 @@ def test_results_that_differ_are_no_comparison(cli, sentence, checkout):
 
 
 def test_a_checkout_that_cannot_be_used_is_named(cli, sentence, checkout, tmp_path):
-    assert "no checkout of MAR" in sentence(cli("against", tmp_path / "nowhere"))
+    assert "not a checkout of MAR" in sentence(cli("against", tmp_path / "nowhere"))
     assert "no size MAR-B" in sentence(cli("against", checkout, "--random", "MAR-B"))
     for malformed in ("cfg", "cfg=", "=4", ""):
         assert f"set: {malformed!r} is not of the form" in sentence(cli("against", checkout, "--set", malformed))
