@@ -2,10 +2,10 @@
 
 Every image is drawn from the same noise with each value of *parallel*; the first value is the reference. --alone draws
 the reference again, one image at a time. Two images are equal if all their tokens are. In fp32, (nearly) all images
-should be equal. In 16 bits the order of a sum affects the result: all values from 1 on compute in the same shape and
-should give equal images; serial decoding (0) uses another shape. A CPU has other kernels for bf16 and fp16 than a GPU,
-so run the command on the device in question. --random draws with an official width, random weights and a few blocks.
-For a de-tokenizer the codes of Tar's language model are counted, too.
+should be equal. In 16 bits the order of a sum affects the result: values from 1 to the side of the image compute in one
+shape and should give equal images; serial decoding (0) uses another shape. A CPU has other kernels for bf16 and fp16
+than a GPU, so run the command on the device in question. --random draws with an official width, random weights and a
+few blocks. For a de-tokenizer the codes of Tar's language model are counted, too.
 """
 
 from __future__ import annotations

@@ -124,8 +124,47 @@ def test_the_docs_are_short():
     assert words <= 8000
 
 
-def test_every_word_of_the_default_preset_is_the_nodes():
-    """The command line's help page and the nodes name the same preset."""
+def test_the_default_preset_of_the_accelerators():
+    """The page of the command line names the preset that the nodes begin with."""
+    (stated,) = re.findall(
+        r"Without one, accelerators run with \*(\w+)\*, as the nodes do", text_of("docs/command_line.md")
+    )
+
     schemas = json.loads((ROOT / "tests" / "nodes" / "schemas.json").read_text(encoding="utf-8"))
-    assert "Without one, accelerators run with *balanced*" in text_of("docs/command_line.md")
-    assert '"balanced"' in json.dumps(schemas)
+    begins = set()
+    for about in schemas.values():
+        for name, _, value, *choices in about["widgets"]:
+            if name == "preset" and "fast" in choices[0]:
+                begins.add(value)
+    assert begins == {stated}
+
+
+def measured(figure: str, row: str, column: str) -> str:
+    """A cell of a table in docs/benchmarks.md, without its interval."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    begin, end = figures.markers(figure)
+    lines = [line for line in page[page.index(begin) : page.index(end)].splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    (found,) = (line for line in cells if line[0] == row)
+    return found[cells[0].index(column)].partition(" (")[0]
+
+
+def test_readme_states_what_the_tables_say():
+    one = "speed-up, batch 1"
+    calls = "head calls, batch 1"
+    passes = measured("llamagen", "LlamaGen, parallel", "passes, batch 1")
+    plain = measured("llamagen", "LlamaGen", "passes, batch 1")
+    faster = float(measured("llamagen", "LlamaGen, parallel", one))
+    readme = text_of("README.md")
+    assert f"on average {passes} passes in place of {plain}, and {faster:.1f} times the speed" in readme
+
+    hybrid = "FastHybrid, balanced"
+    fewer = f"{measured('mar', hybrid, calls)} calls in place of {int(measured('mar', 'MAR', calls)):,}"
+    faster = float(measured("mar", hybrid, one))
+    close = float(measured("mar", hybrid, "PSNR, dB"))
+    assert f"{fewer}, {faster:.1f} times the speed, {close:.0f} dB PSNR to MAR's image" in readme
+
+    lazy = "LazyMAR, fast"
+    right = float(measured("mar", lazy, "scene, %"))
+    assert f"{float(measured('mar', lazy, one)):.1f} times the speed; {right:.0f} % of the images" in readme
+    assert abs(right - float(measured("mar", "MAR", "scene, %"))) < 1, "as with MAR"
