@@ -418,7 +418,7 @@ for _name, _words, _part in (
     # Tables on which the library tokenizers panics, not with an
     # Exception but a BaseException: when it is read, or at a prompt.
     ("panic_while_reading", f"normalizer {PART}", charsmap(0, 0)),
-    ("panic_while_encoding", "no tokenizer", charsmap(4, 4)),
+    ("panic_while_encoding", "is not a tokenizer", charsmap(4, 4)),
     # 300 bytes that state a trie of 4 GB: the library reserves twice as much, and the process ends.
     ("trie_of_4_gigabytes", f"normalizer {PART}", charsmap(0xFFFF_FFFC, 300)),
     # A letter that becomes 360 kB: a prompt of 400 letters takes a minute and 5 GB.
