@@ -4,7 +4,7 @@
     python -m fastar_nodes.tools.rehearse mar-base kl16
 
 A hub on this machine offers the files. For each entry a new process downloads them, checks them, and runs one AR step
-(of a decoder, encoder or language model one evaluation) on the CPU. The table lists what that took beside what was
+(of a decoder, encoder or language model one evaluation). The table lists what that took beside what was
 estimated. Large matrices are zero, so the files take little space where they are offered, but their full size where
 they are downloaded to; they are deleted after their entry, and a decoder that several entries need at the end.
 """
@@ -353,7 +353,7 @@ def child(arguments: list[str]) -> int:
     return command(["check", *arguments[1:]])
 
 
-def rehearse(entry: hub.Entry, work: Path, most: float) -> list[str]:
+def rehearse(entry: hub.Entry, work: Path, most: float, device: str) -> list[str]:
     """Rehearse one entry; returns its row of the table."""
     count = parameters(entry)
     dtype = "fp32" if 4 * count <= most * 1e9 else "bf16"
@@ -377,7 +377,7 @@ def rehearse(entry: hub.Entry, work: Path, most: float) -> list[str]:
 
     # 2. The check, in a process of its own.
     command = [sys.executable, "-m", "fastar_nodes.tools.rehearse", "--child", str(work / "digests.json")]
-    command += ["--model", entry.id, "--only", "step", "--quick", "--models", str(models), "--device", "cpu"]
+    command += ["--model", entry.id, "--only", "step", "--quick", "--models", str(models), "--device", device]
     command += ["--dtype", "auto" if dtype == "fp32" else dtype]
     command += ["--json", str(work / "check.json"), "--out", str(work / "check.png")]
     began = time.monotonic()
@@ -427,6 +427,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("entries", nargs="*", help="of the catalogue; default all that are downloads")
     parser.add_argument("--most", type=float, default=MOST, help=f"GB that the weights may take; default {MOST:g}")
+    parser.add_argument("--device", default="cpu", help="where the AR step runs; default cpu")
     parser.add_argument("--out", help="file for the table")
     options = parser.parse_args()
 
@@ -439,7 +440,7 @@ def main() -> int:
     rows = [["entry", "dtype", "GB", "weights, MB", "step, MB", "s", "result"]]
     with tempfile.TemporaryDirectory(prefix="rehearse-") as work:
         for entry in chosen:
-            rows.append(rehearse(entry, Path(work), options.most))
+            rows.append(rehearse(entry, Path(work), options.most, options.device))
             print(" | ".join(rows[-1]), flush=True)
             if options.out:
                 Path(options.out).write_text(markdown(rows) + "\n", encoding="utf-8")
