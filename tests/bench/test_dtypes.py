@@ -11,6 +11,7 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
+@pytest.mark.slow
 def test_fp32_equals_itself_and_8_bits_do_not(capsys):
     assert main([*FEW, "--samplers", "mar,par", "--dtypes", "fp32,fp32,int8"]) == 0
     found = rows(capsys.readouterr().out)

@@ -415,6 +415,7 @@ def test_models_that_read_text_need_prompts(tiny, cli, tmp_path):
     assert cells_of(answer.out)[-1][:2] == ["MuLo-SD", "1"]
 
 
+@pytest.mark.slow
 def test_every_sweep_of_a_paper_goes_to_ray(tiny, cli, tmp_path, monkeypatch):
     """A cluster is connected once, and gets every sweep with the folder of its own."""
     connected, asked = [], []

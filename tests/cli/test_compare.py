@@ -198,6 +198,7 @@ def test_models_of_the_demo(cli, tiny_demo, line, names, passes, models):
     assert all(run["counts"]["draft_passes"] == 16 for run in runs() if run["sampler"] == "mulosd")
 
 
+@pytest.mark.slow
 def test_samplers_of_masked_models_take_prompts(compare):
     more = "--samplers mar,mar:disa,fasthybrid,lazymar,fasthybrid+lazymar --set mar:disa.diffusion_steps_end=2"
     answer = compare("hybrid", f"{more} --set lazymar.refresh_period=1 --json c.json --prompt 'a red boat' --prompt ''")

@@ -14,6 +14,7 @@ def test_windows_are_counted_against_the_first_value(cli, tiny_demo, dtype):
     assert [row[2:] for row in rows[2:]] == [["parallel 2", "3", "3", "100.0"], ["alone", "3", "3", "100.0"]]
 
 
+@pytest.mark.slow
 def test_the_codes_of_tars_language_model_are_counted_too(cli, tiny_demo):
     done = cli("equal --model demo-dtok --samplers tar --device cpu --images 2 --parallel 2,0 --alone")
     assert done.code == 0, done

@@ -125,6 +125,7 @@ def test_bench_tells_a_difference_beyond_the_spread_only(cli, tiny_demo, monkeyp
     assert ", 1 thread, torch " in answer.out.splitlines()[0], "those of the runs, not PyTorch's own number"
 
 
+@pytest.mark.slow
 def test_bench_draws_prompts(cli, tiny_demo, sentence, tmp_path):
     """Acceptance, and so how many passes there are, depends on what is drawn."""
     line = "bench --prompt 'a red boat' --prompt cat --batch 1,3 --repeats 1 --json t.json --set prompt.detail=81"

@@ -112,6 +112,7 @@ def test_the_floor_is_the_larger_of_arithmetic_and_memory():
     assert work.floor(Speed(arithmetic=1000.0, memory=1000.0)) == pytest.approx(2.0 + 4.0)
 
 
+@pytest.mark.slow
 @pytest.mark.fast_cases(1)
 def test_the_command_counts_every_sampler(cli, tiny_demo):
     done = cli("operations --samplers llamagen,zipar --set zipar.window=1 --device cpu --batch 2")

@@ -431,6 +431,7 @@ HARMLESS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_numbers_are_read_under_each_of_their_names(configured) -> None:
     for stem, place in LANGUAGE:
         first = place == PLACES[stem][0]

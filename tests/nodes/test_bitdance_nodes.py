@@ -340,6 +340,7 @@ def test_a_preset_fills_in_the_size_of_the_file_and_the_published_settings(folde
 # ------------------------------------------------------------------------------------------------ any sampler
 
 
+@pytest.mark.slow
 def test_sweep_advisor_and_any_sampler(tmp_path, monkeypatch):
     model = a_block()
     monkeypatch.setattr(fake_comfy.state, "folder", tmp_path)

@@ -210,6 +210,7 @@ def test_a_prompt_becomes_the_codes_that_a_script_gets():
         assert len(a_prompt(text=text, images=1).codes[0]) == 16
 
 
+@pytest.mark.slow
 def test_words_that_a_demo_does_not_know_are_named(monkeypatch):
     def said(text: str, graph: dict) -> list[tuple[str, str]]:
         """The node and the sentence, of each of the runs."""

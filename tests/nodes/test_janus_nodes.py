@@ -87,6 +87,7 @@ def test_a_picture_is_changed_under_a_mask(loaded):
             draw(ZipARSampler, model, preset=FAST, latent_image=wrong, mask=mask)
 
 
+@pytest.mark.slow
 def test_sweep_and_advisor(loaded, tmp_path, monkeypatch):
     model, _ = loaded
     monkeypatch.setattr(fake_comfy.state, "folder", tmp_path)

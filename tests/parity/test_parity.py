@@ -232,9 +232,8 @@ def lazymar_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "tag", ["full", *(pytest.param(tag, marks=pytest.mark.slow) for tag in ("tokcache", "baseline"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("tag", ["full", "tokcache", "baseline"])
 def test_choices_conditions_and_whole_runs_of_lazymar_agree(lazymar_folder, tag):
     """``full`` has all caches, ``tokcache`` all but the head's, ``baseline`` none."""
     parts = ("run",) if tag == "baseline" else ("chosen", "conditions", "run")

@@ -83,6 +83,7 @@ def test_another_seed_another_picture(case):
     assert (whole(case)[1].latents - finish(start(case, seed=6)).latents).abs().max() > 0.1
 
 
+@pytest.mark.fast_cases(*FEWER)
 def test_an_image_does_not_depend_on_its_batch(case):
     _, together = whole(case)
     for i, label in enumerate((1, 4, 0)):

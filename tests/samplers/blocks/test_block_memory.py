@@ -89,6 +89,7 @@ def large(depth: int | None = None) -> BlockModel:
     return BlockModel(net, "14B", stride=16, tokenize=lambda text: [0] * len(text.split()), marks=marks)
 
 
+@pytest.mark.slow
 def test_a_14b_of_8_bits_fits_a_card_of_24_gigabytes_with_an_image_of_1024_pixels():
     """Language model and head together; the autoencoder follows when they are done. In bf16 neither fits."""
     condition = PromptCondition(("a red boat on a calm lake",))
@@ -106,6 +107,7 @@ def test_a_14b_of_8_bits_fits_a_card_of_24_gigabytes_with_an_image_of_1024_pixel
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_passes_of_a_quarter_of_a_14b_hold_what_is_estimated(monkeypatch):
     """Ten layers of 40, at full width: no less than what is alive, and at most three times as much."""
     model = large(10)
