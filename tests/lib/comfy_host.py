@@ -147,7 +147,15 @@ class Comfy:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(20)
+        self._keep_log()
         shutil.rmtree(self.base, ignore_errors=True)
+
+    def _keep_log(self) -> None:
+        """Copy the server's log to $FASTAR_ARTIFACTS, if it is set."""
+        named = os.environ.get("FASTAR_ARTIFACTS")
+        if named:
+            Path(named).mkdir(parents=True, exist_ok=True)
+            shutil.copy(self.log_file, Path(named) / f"server_{self.port}.log")
 
     @property
     def log(self) -> str:
