@@ -4,6 +4,7 @@ import json
 import subprocess
 
 import pytest
+from comfy_device import ON_CARD
 from comfy_host import ROOT, Missing, find_core, find_python
 
 FILES = ("fp8", "fp8, e5m2", "fp8, metadata", "fp8, older", "fp8, input scales", "int8", "int8, channels")
@@ -35,9 +36,17 @@ def test_the_blocks_have_8_bits_and_the_right_values(found, model, case):
     assert run["size"] < (0.55 if model == "mar" else 0.4) * run["plain size"]
     assert run["size"] <= run["patcher"] < 1.03 * run["size"], "ComfyUI counts the same bytes, and the scales"
 
-    # ComfyUI rounds the input of int8 layers row by row, and that of fp8 layers not at all here.
-    assert run["error"] < 1e-5 if kind == "fp8" else 1e-3 < run["error"] < 0.02
-    assert 0 < run["loss"] < (0.08 if "e5m2" in case else 0.04)
+    # ComfyUI rounds the input of int8 layers row by row, and that of fp8 layers by a scale of the file where the device
+    # has a product of fp8 matrices.
+    if kind == "int8":
+        assert 1e-3 < run["error"] < 0.02
+    elif ON_CARD and case == "fp8, input scales":
+        assert 1e-3 < run["error"] < 0.1
+    else:
+        assert run["error"] < 1e-5
+
+    if not (ON_CARD and case == "fp8, input scales"):
+        assert 0 < run["loss"] < (0.08 if "e5m2" in case else 0.04)
 
 
 @pytest.mark.parametrize(("model", "case"), RUNS)

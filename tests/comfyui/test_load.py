@@ -190,13 +190,15 @@ DRAFTS = {"FastARLoadMAR": "demo-draft", "FastARLoadLlamaGen": "demo-llamagen-lo
 CHOSEN = {
     "FastARLoadLlamaGen": {"checkpoint": "demo-llamagen"},
     "FastARClassLabel": {"labels": "cat", "label_set": "picture-book"},
+    "FastARPARSampler": {"grouping": "ablation: non-local"},  # the model is no PAR
+    "FastARMuLoSDSampler": {"neighbours": 100},  # of the 512 codes
 }
 
 
 def prompt_with(kind: str, info: dict[str, Any]) -> dict[str, Any]:
     """A prompt whose node "3" is of this type, with the models of the demo."""
     loader, maker = RUNS[kind]
-    inputs = defaults(info[kind])
+    inputs = defaults(info[kind], **CHOSEN.get(kind, {}))
     prompt = {"1": {"class_type": loader, "inputs": defaults(info[loader], **CHOSEN.get(loader, {}))}}
     prompt["3"] = {"class_type": kind, "inputs": inputs}
     if maker:

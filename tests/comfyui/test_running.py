@@ -178,9 +178,10 @@ def _round_trip(comfy, picture: Image.Image, kind: str = "", **sizes: int) -> np
     """An image through core's VAE Encode and VAE Decode."""
     name = f"{uuid.uuid4().hex}.png"
     picture.save(comfy.base / "input" / name)
+    loader = graph(n1={"dtype": "fp32"})["1"]
     outputs = comfy.run(
         {
-            "1": graph()["1"],
+            "1": loader,
             "2": {"class_type": "LoadImage", "inputs": {"image": name}},
             "3": {"class_type": f"VAEEncode{kind}", "inputs": {"pixels": ["2", 0], "vae": ["1", 1], **sizes}},
             "4": {"class_type": f"VAEDecode{kind}", "inputs": {"samples": ["3", 0], "vae": ["1", 1], **sizes}},

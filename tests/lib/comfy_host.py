@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from comfy_device import OPTIONS
 from flat_graphs import flat
 from PIL import Image
 from safetensors.torch import load_file
@@ -108,12 +109,13 @@ class Comfy:
             self.port = s.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_file = self.base / "server.log"
-        line = f"--cpu --listen 127.0.0.1 --port {self.port} --disable-api-nodes --disable-auto-launch"
+        line = f"--listen 127.0.0.1 --port {self.port} --disable-api-nodes --disable-auto-launch"
         line += " --database-url sqlite:///:memory: --base-directory"
         more = shlex.split(os.environ.get("COMFYUI_OPTIONS", ""))  # for example the folder of another frontend
-        own = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(self.base / "startup")}
+        paths = [str(self.base / "startup"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        own = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
         self.process = subprocess.Popen(
-            [python, str(self.core / "main.py"), *line.split(), str(self.base), *options, *more],
+            [python, str(self.core / "main.py"), *OPTIONS, *line.split(), str(self.base), *options, *more],
             stdout=self.log_file.open("w"),
             stderr=subprocess.STDOUT,
             cwd=self.base,
@@ -145,7 +147,15 @@ class Comfy:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(20)
+        self._keep_log()
         shutil.rmtree(self.base, ignore_errors=True)
+
+    def _keep_log(self) -> None:
+        """Copy the server's log to $FASTAR_ARTIFACTS, if it is set."""
+        named = os.environ.get("FASTAR_ARTIFACTS")
+        if named:
+            Path(named).mkdir(parents=True, exist_ok=True)
+            shutil.copy(self.log_file, Path(named) / f"server_{self.port}.log")
 
     @property
     def log(self) -> str:

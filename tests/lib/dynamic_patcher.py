@@ -1,12 +1,19 @@
 """Run by test_partial_loading.py in ComfyUI: networks under
-the patcher of DynamicVRAM, on a CPU that passes for a card.
+the patcher of DynamicVRAM, on a card or on a CPU that passes for one.
 
-Its memory on the card and pinned memory need one and are left out; core then casts every weight from where it is.
+Its memory on the card and pinned memory need one and are left out on a CPU; core then casts every weight from where it
+is.
 Arguments: ComfyUI's folder, the pack's folder. Prints a JSON object.
 """
 
 import json
 from pathlib import Path
+
+import comfy_aimdo.control
+from comfy_device import ON_CARD
+
+if ON_CARD:  # as main.py does before it imports torch
+    comfy_aimdo.control.init()
 
 # ComfyUI must not be imported before it.
 from pack_in_core import PACK, module  # isort: skip
@@ -16,6 +23,7 @@ import comfy.model_management as mm
 import comfy.model_patcher
 import comfy_aimdo.host_buffer
 import torch
+from comfy.cli_args import args
 
 
 class HostBuffer:
@@ -31,11 +39,17 @@ class HostBuffer:
 
 
 # What main.py does where comfy-aimdo works.
-comfy_aimdo.host_buffer.HostBuffer = HostBuffer
+if ON_CARD:
+    headroom = int(args.vram_headroom * 1024**3)
+    devices = [(device.index, headroom) for device in mm.get_all_torch_devices()]
+    assert comfy_aimdo.control.init_devices(devices), "comfy-aimdo does not work on this card"
+else:
+    comfy_aimdo.host_buffer.HostBuffer = HostBuffer
+    mm.is_device_cpu = lambda device: False
 comfy.memory_management.aimdo_enabled = True
 comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
-mm.is_device_cpu = lambda device: False
 
+DEVICE = mm.get_torch_device()
 CPU = torch.device("cpu")
 DEMO = Path(PACK) / "demo" / "checkpoints"
 host = module("nodes.host")
@@ -54,11 +68,11 @@ def logits(model):
     """Of a prompt, or of the first token of a class."""
     net = model.net
     if net.config.condition == "prompt":
-        ids = torch.tensor([[3, 1, 2]])
+        ids = torch.tensor([[3, 1, 2]], device=DEVICE)
         hidden, _ = net.prefill(net.prefix(ids), 2, 4)
         return net.logits(hidden, (2, 90))
 
-    hidden, _ = net.prefill(net.prefix(torch.tensor([1])), 8, 64)
+    hidden, _ = net.prefill(net.prefix(torch.tensor([1], device=DEVICE)), 8, 64)
     return net.logits(hidden)
 
 
@@ -70,7 +84,7 @@ def latents(model):
 
 
 def image(model):
-    return model.net.decode(torch.linspace(-1, 1, 16 * model.net.config.z_channels).view(1, -1, 4, 4))
+    return model.net.decode(torch.linspace(-1, 1, 16 * model.net.config.z_channels, device=DEVICE).view(1, -1, 4, 4))
 
 
 def equal(found, expected, dtype):
@@ -90,20 +104,22 @@ found = {}
 with torch.inference_mode():
     for name, (load, file, run, dtype) in CASES.items():
         path = DEMO / f"{file}.safetensors"
-        expected = run(load(path, dtype))
+        own = load(path, dtype)
+        own.net.to(DEVICE)
+        expected = run(own)
 
         model = load(path, dtype, operations=host.operations(torch.device("cuda")))
-        patcher = host.make_patcher(model.net, CPU, CPU)
+        patcher = host.make_patcher(model.net, DEVICE, CPU)
         host.load_weights([patcher], 0)
-        own = [layer for layer in model.net.modules() if hasattr(layer, "comfy_cast_weights")]
+        layers = [layer for layer in model.net.modules() if hasattr(layer, "comfy_cast_weights")]
         found[name] = {
             "dynamic": patcher.is_dynamic(),
             "equal": equal(run(model), expected, dtype),
-            "cast": sum(layer.comfy_cast_weights for layer in own),
-            "layers": len(own),
+            "cast": sum(layer.comfy_cast_weights for layer in layers),
+            "layers": len(layers),
         }
         again = load(path, dtype, operations=host.operations(torch.device("cuda")))
-        compiled = host.make_patcher(again.net, CPU, CPU, "compile")
+        compiled = host.make_patcher(again.net, DEVICE, CPU, "compile")
         found[name]["compiled"] = compiled.is_dynamic()
 
 print(json.dumps(found))

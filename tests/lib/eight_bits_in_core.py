@@ -1,5 +1,5 @@
-"""Run by test_eight_bits_in_core.py in ComfyUI, on a CPU that
-passes for a card: files in core's formats of 8 bits, made by core,
+"""Run by test_eight_bits_in_core.py in ComfyUI, on a card or on a CPU
+that passes for one: files in core's formats of 8 bits, made by core,
 and the dtypes int8 and fp8.
 
 Arguments: ComfyUI's folder, the pack's folder, a folder for files. Prints a JSON object.
@@ -37,6 +37,7 @@ LOADERS = {
 DEMO = Path(PACK) / "demo" / "checkpoints"
 CARD = torch.device("cuda")
 CPU = torch.device("cpu")
+DEVICE = mm.get_torch_device()
 BLOCKS = ("layers.", "encoder_blocks.", "decoder_blocks.")
 
 
@@ -124,8 +125,9 @@ def written(file, case):
     return path
 
 
-# 2. Networks on a CPU that passes for a card, with more or less memory.
+# 2. Networks on the device, with more or less memory.
 
+operations = host.operations
 share, load_models = 1.0, mm.load_models_gpu
 
 
@@ -152,12 +154,14 @@ def hidden(model):
     """Numbers that all blocks had a part in."""
     net = model.net
     if hasattr(net, "diffloss"):
-        tokens = torch.linspace(-1, 1, net.config.tokens * net.config.channels).view(1, -1, net.config.channels)
-        known = torch.arange(4)[None]
-        return net.decode(net.encode(tokens, known, net.class_rows(torch.tensor([1]), 1)), known)
+        tokens = torch.linspace(-1, 1, net.config.tokens * net.config.channels, device=DEVICE).view(
+            1, -1, net.config.channels
+        )
+        known = torch.arange(4, device=DEVICE)[None]
+        return net.decode(net.encode(tokens, known, net.class_rows(torch.tensor([1], device=DEVICE), 1)), known)
     if net.config.condition == "prompt":
-        return net.logits(net.prefill(net.prefix(torch.tensor([[3, 1, 2]])), 2, 4)[0], (2, 90))
-    return net.logits(net.prefill(net.prefix(torch.tensor([1])), 8, 64)[0])
+        return net.logits(net.prefill(net.prefix(torch.tensor([[3, 1, 2]], device=DEVICE)), 2, 4)[0], (2, 90))
+    return net.logits(net.prefill(net.prefix(torch.tensor([1], device=DEVICE)), 8, 64)[0])
 
 
 def relative(a, b):
@@ -177,10 +181,12 @@ def run(file, path, bits, compute=torch.float32):
     load = LOADERS[file]
     plain = load(DEMO / f"{file}.safetensors", "fp32")
     numbers = load(path, "fp32") if bits == "auto" else load(path, bits)
+    for model in (plain, numbers):
+        model.net.to(DEVICE)
     expected = hidden(numbers)
 
     model = load(path, families.Precision(compute, bits), operations=host.operations(CARD))
-    patcher = host.make_patcher(model.net, CPU, CPU)
+    patcher = host.make_patcher(model.net, DEVICE, CPU)
     runs = []
     for part in (10.0, 0.5, 0, 10.0):
         share = part
@@ -218,7 +224,7 @@ LOADS = {"dtok-low": "load_detokenizer"}
 
 
 def other(family, bits):
-    """The quantised layers of a further family, beside those of a CPU's own operations, and one product of each."""
+    """The quantised layers of a further family by core's operations and by the network's own, and a product of each."""
     file, path = OTHERS[family]
     load = getattr(module(f"model_loaders.{file}"), LOADS.get(family, f"load_{file}"))
     own, on_card = (
@@ -226,10 +232,12 @@ def other(family, bits):
         for more in ({}, {"operations": host.operations(CARD)})
     )
     nets = [getattr(model, "hybrid", None) or model.net for model in (own, on_card)]
+    for net in nets:
+        net.to(DEVICE)
     worst, count = 0.0, 0
     for name, layer in nets[0].named_modules():
         if isinstance(layer, ops.EightBitLinear):
-            x = torch.linspace(-1, 1, 2 * layer.in_features).view(2, -1)
+            x = torch.linspace(-1, 1, 2 * layer.in_features, device=DEVICE).view(2, -1)
             worst = max(worst, relative(nets[1].get_submodule(name)(x), layer(x)))
             count += 1
     kinds = [record.dtype_of(net) for net in nets]
@@ -237,11 +245,11 @@ def other(family, bits):
 
 
 def sampled(bits):
-    """The codes that nodes make on a card, beside those of a CPU's own operations."""
+    """The codes that nodes make with core's operations, beside those of the network's own."""
     condition = module("samplers.conditioning").from_ids([1, 3])
     codes = []
-    for is_cpu in (True, False):
-        mm.is_device_cpu = lambda device, answer=is_cpu: answer
+    for chosen in (lambda device: None, operations):
+        host.operations = chosen
         model = loaders.LoadLlamaGen.execute("demo-llamagen-low", "auto", bits, False, "plain").result[0]
         latent, report = samplers.LlamaGenSampler.execute(
             model=model, condition=condition, seed=3, preset="custom", cfg=2.0, top_k=0

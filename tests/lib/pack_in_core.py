@@ -1,4 +1,4 @@
-"""ComfyUI on a CPU, with the pack imported as "fastar"; for scripts that run in ComfyUI's own Python.
+"""ComfyUI on the device of the tests, with the pack imported as "fastar"; for scripts that run in ComfyUI's own Python.
 
 Arguments of such a script: ComfyUI's folder, the pack's folder, and its own.
 """
@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+from comfy_device import OPTIONS
+
 CORE, PACK, *MORE = sys.argv[1:]
-sys.argv = ["main.py", "--cpu"]
+sys.argv = ["main.py", *OPTIONS]
 sys.path.insert(0, CORE)
 
 import comfy.options  # noqa: E402

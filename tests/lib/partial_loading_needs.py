@@ -8,8 +8,10 @@ import inspect
 import json
 import sys
 
+from comfy_device import OPTIONS
+
 CORE = sys.argv[1]
-sys.argv = ["main.py", "--cpu"]
+sys.argv = ["main.py", *OPTIONS]
 sys.path.insert(0, CORE)
 
 import comfy.options  # noqa: E402
@@ -24,6 +26,7 @@ from comfy.patcher_extension import CallbacksMP  # noqa: E402
 from torch import nn  # noqa: E402
 
 CPU = torch.device("cpu")
+DEVICE = mm.get_torch_device()
 OPS = comfy.ops.disable_weight_init
 
 
@@ -36,15 +39,17 @@ def filled(layer: nn.Module) -> nn.Module:
 
 net = nn.Sequential(filled(OPS.Linear(512, 512)), filled(OPS.Linear(512, 512)), nn.Linear(512, 512))
 detached = []
-patcher = ModelPatcher(net, CPU, CPU)
+patcher = ModelPatcher(net, DEVICE, CPU)
 patcher.add_callback(CallbacksMP.ON_DETACH, lambda patcher, unpatch_all: detached.append(patcher))
 on_a_cpu = type(ModelPatcherDynamic(nn.Linear(2, 2), CPU, CPU))
 mm.is_device_cpu = lambda device: False
-patcher.load(CPU, lowvram_model_memory=1)
+patcher.load(DEVICE, lowvram_model_memory=1)
 cast = net[0].comfy_cast_weights
 
-x = torch.ones(1, 512)
+x = torch.ones(1, 512, device=DEVICE)
+expected = [net[0].weight.to(DEVICE), net[0].bias.to(DEVICE)]
 weight, bias, stream = comfy.ops.cast_bias_weight(net[0], x, offloadable=True)
+given = torch.equal(weight, expected[0]) and torch.equal(bias, expected[1])
 comfy.ops.uncast_bias_weight(net[0], weight, bias, stream)
 patcher.detach()
 
@@ -58,8 +63,7 @@ print(
             ),
             "DynamicVRAM's patcher is the other one on a CPU": on_a_cpu is ModelPatcher,
             "core loads a layer without comfy_cast_weights": not hasattr(net[2], "comfy_cast_weights"),
-            "cast_bias_weight gives the weight and the bias": torch.equal(weight, net[0].weight)
-            and torch.equal(bias, net[0].bias),
+            "cast_bias_weight gives the weight and the bias": given,
             "load_models_gpu takes memory_required and force_full_load": {"memory_required", "force_full_load"}
             <= {*inspect.signature(mm.load_models_gpu).parameters},
             "Module._apply takes a function and recurse": [*inspect.signature(nn.Module._apply).parameters]
