@@ -398,7 +398,7 @@ def rehearse(entry: hub.Entry, work: Path, most: float, device: str) -> list[str
 def _row(entry: hub.Entry, dtype: str, found: Mapping[str, Any], seconds: float) -> list[str]:
     """The row of an entry by the results of its check."""
     lines = {line["check"]: line for line in found["lines"]}
-    size = lines["files"]["figures"]["bytes"] / 1e9
+    size = lines["files"]["figures"].get("bytes", 0) / 1e9
     memory = []
     for name in ("memory of the weights", "memory of a step", "memory of an evaluation"):
         figures = lines.get(name, {}).get("figures", {})

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from .chat import chat, checked, expect_text, without_special
 from .llama import Llama, LlamaConfig, attend, cache_bytes
 from .mar import MAR, Conditioning, DiffusionHead, MARConfig, MARModel, pick
-from .ops import FAST, Operations
+from .ops import FAST, Operations, dot_product_attention
 from .structure import without
 
 MAR_PREFIX = "mar."
@@ -158,7 +158,7 @@ class PromptBatch:
 
             # The queries belong to the last keys; ``is_causal`` would align the first query with the first key.
             mask = causal_lower_right(n, keys.shape[2])
-            out[rows] = F.scaled_dot_product_attention(q[rows], keys, values, mask).transpose(1, 2).flatten(2)
+            out[rows] = dot_product_attention(q[rows], keys, values, mask).transpose(1, 2).flatten(2)
 
         return out
 

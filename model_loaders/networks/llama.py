@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .ops import FAST, Operations, linear
+from .ops import FAST, Operations, dot_product_attention, linear
 from .precision import HALVES
 from .speed import STATIC, TOKEN_SPEEDS, Regional
 from .structure import depth, official_names
@@ -266,7 +266,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: 
         if mask is not None:
             mask = mask.repeat(*(1,) * (mask.ndim - 2), group, 1)
 
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+    out = dot_product_attention(q, k, v, mask, causal)
     return out.reshape(rows, heads, n, d).transpose(1, 2).flatten(2)
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .ops import FAST, Operations
+from .ops import FAST, Operations, dot_product_attention
 from .precision import widened
 from .speed import Regional
 from .structure import depth
@@ -235,7 +235,7 @@ class Block(nn.Module):
         Keys and values are [B, heads, N, d].
         """
         mask = None if key_mask is None else key_mask[:, None, None]
-        out = F.scaled_dot_product_attention(q, k, v, mask)
+        out = dot_product_attention(q, k, v, mask)
         return widened(x) + self.attn.proj(out.transpose(1, 2).flatten(2))
 
 

@@ -75,6 +75,38 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
     return F.linear(x, weight, bias)
 
 
+def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """Attention output [R, heads, n, D] of q [R, heads, n, D], k and v [R, heads, S, D].
+
+    ``mask`` bool, broadcast to [R, heads, n, S], is True where a query attends to a key; ``causal``: query i attends to
+    the keys 0 to i.
+    """
+    if not q.is_cuda:
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+
+    with without_cudnn_attention():
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Let attention use any library but cuDNN in this block.
+
+    cuDNN, PyTorch's first choice on recent GPUs, plans for about 50 ms each time it meets another number of keys or
+    queries, and those change with every AR step.
+    """
+    # Compiled functions run in such a block as a whole.
+    if torch.compiler.is_compiling() or not torch.backends.cuda.cudnn_sdp_enabled():
+        yield
+        return
+
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
 def _is_large_on_cpu(x: Tensor, weight: Tensor) -> bool:
     """Whether this is a product for which a call of a library is chosen."""
     fp32 = x.dtype is torch.float32 and weight.dtype is torch.float32

@@ -24,7 +24,7 @@ from torch import nn
 from torch.fx.experimental import _config
 
 from ...errors import UserError
-from .ops import FAST, Operations
+from .ops import FAST, Operations, without_cudnn_attention
 
 PLAIN = "plain"
 COMPILE = "compile"
@@ -130,7 +130,7 @@ class _Compiled:
     def __call__(self, *args: Any) -> Any:
         if self.compiled is not None:
             try:
-                with self.own_sizes:
+                with self.own_sizes, without_cudnn_attention():
                     return self.compiled(*args)
             except torch._dynamo.exc.FailOnRecompileLimitHit:  # before anything was computed
                 self.compiled = None

@@ -196,6 +196,8 @@ def run(file, path, bits, compute=torch.float32):
         runs.append({"offloaded": offloaded, "values": hidden(model)})
     patcher.partially_unload(CPU, 1 << 16)
     taken = ops.offloaded_bytes(model.net, model.net.operations)
+    # As before every run; layers that are not ComfyUI's compute on the card only.
+    host.load_weights([patcher], 0)
     runs.append({"offloaded": taken, "values": hidden(model)})
 
     first = runs[0]["values"]

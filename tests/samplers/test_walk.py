@@ -13,9 +13,9 @@ BASE = {"steps": 8, "diffusion_steps": 20, "cfg": 2.0}
 # Sampler and settings to the most functions and files of an AR step.
 # They may fall; what raises them makes the method harder to read.
 WALKS = {
-    "mar": ({}, 39, 9),
-    "fasthybrid": ({"lookahead": 4, "threshold": 0.97, "guided_steps": 4}, 41, 9),
-    "lazymar": ({"refresh_period": 3, "start_step": 1, "computed_ratio": 0.05, "block": 1}, 50, 10),
+    "mar": ({}, 40, 9),
+    "fasthybrid": ({"lookahead": 4, "threshold": 0.97, "guided_steps": 4}, 42, 9),
+    "lazymar": ({"refresh_period": 3, "start_step": 1, "computed_ratio": 0.05, "block": 1}, 51, 10),
 }
 
 

@@ -102,7 +102,7 @@ def _enlarging(kernel: Tensor) -> Tensor:
     """
     even = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
     odd = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    parity = torch.stack([even, odd])  # [row of the pair, read row, tap]
+    parity = torch.stack([even, odd]).to(kernel.device)  # [row of the pair, read row, tap]
     phases = torch.einsum("ayk,bxl,oikl->aboiyx", parity, parity, kernel.float())
     return phases.flatten(0, 2)
 
