@@ -1,7 +1,7 @@
 """Print the GPU memory that one image needs with every model of the catalogue, and the cards that it fits.
 
 Everything is computed from shapes: the weights of the network that draws, in 16 bits or with blocks of 8 bits, and the
-working memory of one image with guidance. Nothing was measured on a GPU.
+working memory of one image with guidance.
 """
 
 from __future__ import annotations

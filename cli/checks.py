@@ -53,7 +53,7 @@ from ..samplers.tokens.memory import estimate as token_memory
 from ..samplers.tokens.memory import estimate_prompt
 from ..samplers.tokens.settings import TarPromptSettings
 from ..samplers.tokens.tar import tar_prompt
-from .machine import free_memory, watched
+from .machine import Peak, free_memory, watched
 from .running import drive
 from .subject import Subject
 
@@ -286,7 +286,7 @@ def weights(check: Check) -> Iterator[Line]:
     for part in _all_nets(check, net):
         held += sum(parameter.nbytes for parameter in part.parameters())
 
-    yield _memory_line("memory of the weights", peak.bytes, held, peak.why, f"{readable_size(held)} of weights")
+    yield _memory_line("memory of the weights", peak, held, f"{readable_size(held)} of weights")
     yield Line("seconds to load", "no published figure", f"{seconds:.1f} s", MEASURED, False, {"seconds": seconds})
 
 
@@ -426,7 +426,7 @@ def step(check: Check) -> Iterator[Line]:
     else:
         told = "three passes"
     yield Line("first step", "finite", f"{told} in {seconds:.1f} s", PASS, True, {"seconds": seconds})
-    yield _memory_line("memory of a step", peak.bytes, need, peak.why)
+    yield _memory_line("memory of a step", peak, need)
 
 
 def _component_step(check: Check) -> Iterator[Line]:
@@ -461,7 +461,7 @@ def _component_step(check: Check) -> Iterator[Line]:
 
     yield Line("first evaluation", "finite", f"{found} in {seconds:.1f} s", PASS, True, {"seconds": seconds})
     if need is not None:
-        yield _memory_line("memory of an evaluation", peak.bytes, need, peak.why)
+        yield _memory_line("memory of an evaluation", peak, need)
 
 
 def _first_codes(model: Any, prompt: str, settings: TarPromptSettings, seed: int) -> str:
@@ -492,14 +492,16 @@ def own_net(model: MARModel | TokenModel | BlockModel) -> torch.nn.Module:
     return model.hybrid if isinstance(model, HybridModel) else model.net
 
 
-def _memory_line(check: str, found: int | None, need: float, why: str, expected: str = "") -> Line:
+def _memory_line(check: str, peak: Peak, need: float, expected: str = "") -> Line:
     """A line on the growth of memory beside its estimate."""
+    room = int(MARGIN + need * peak.unused)
     expected = expected or f"at most the estimate of {readable_size(need)}"
-    expected = f"{expected} and {readable_size(MARGIN)}"
-    if found is None:
-        return Line(check, expected, why, NOT_MEASURED)
+    expected = f"{expected} and {readable_size(room)}"
+    if peak.bytes is None:
+        return Line(check, expected, peak.why, NOT_MEASURED)
 
-    return holds(check, found <= need + MARGIN, expected, readable_size(found), bytes=found, estimate=int(need))
+    found = readable_size(peak.bytes)
+    return holds(check, peak.bytes <= need + room, expected, found, bytes=peak.bytes, estimate=int(need))
 
 
 def begin(
@@ -533,7 +535,7 @@ def image(check: Check) -> Iterator[Line]:
     yield Line("image", "finite", f"{_times(check.image.shape[:2])} pixels", PASS)
     yield _not_constant(check.image)
     yield _spread(check)
-    yield _memory_line("memory of an image", peak.bytes, need, peak.why)
+    yield _memory_line("memory of an image", peak, need)
 
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in report.phases.items())
     found = f"{report.seconds:.2f} s: {phases}"

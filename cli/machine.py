@@ -198,6 +198,7 @@ class Peak:
 
     bytes: int | None = None  # None: not known, see ``why``
     why: str = ""
+    unused: float = 0.0  # share of the memory that the allocator may leave unused, in blocks larger than their tensors
 
 
 @contextmanager
@@ -205,6 +206,7 @@ def watched(device: torch.device) -> Iterator[Peak]:
     """Measure by how much the memory grows at most within a block: that of a CUDA device, or on Linux this process'."""
     peak = Peak()
     if device.type == "cuda":
+        peak.unused = 0.01
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)

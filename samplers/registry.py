@@ -81,7 +81,7 @@ FAMILIES = {
     TAR: Family("a Tar de-tokenizer", "dtok", ("demo-dtok", "demo-dtok-low"), "tar,zipar", ",mulosd"),
     HYBRID: Family("a Harmon or UniPic", "hybrid", ("demo-hybrid",), "mar,fasthybrid", masked=True),
     JANUS: Family("a Janus", "janus", (), "llamagen,zipar"),
-    BITDANCE: Family("a BitDance", "bitdance", (), "bitdance", blocks=True),
+    BITDANCE: Family("a BitDance", "bitdance", ("demo-bitdance",), "bitdance", blocks=True),
 }
 
 

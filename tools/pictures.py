@@ -45,6 +45,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "FastARPARSampler": ("llamagen,par", (), ("fixed at step",)),
     "FastARZipARSampler": ("llamagen,zipar", (), ("fixed at step",)),
     "FastARMuLoSDSampler": ("llamagen,mulosd", (), ("outcome",)),
+    "FastARBitDanceSampler": ("bitdance", (), ("fixed at step", "order")),
 }
 # Help page to the number of the template.
 TEMPLATES = {

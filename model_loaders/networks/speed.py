@@ -5,9 +5,8 @@ compiled and reused for every block and step. Row counts and key lengths are sym
 compilations, in the seconds after its start.
 
 Token models can also be compiled for fixed sizes: a decode step then attends to all slots of the KV cache, with a mask
-by position, and is one function of one shape for each number of rows. PyTorch can record it once as a CUDA graph and
-launch it as a whole (mode "reduce-overhead"), as gpt-fast does (https://github.com/meta-pytorch/gpt-fast). That has
-never run on a GPU.
+by position, and is one function of one shape for each number of rows. PyTorch records it once as a CUDA graph and
+launches it as a whole (mode "reduce-overhead"), as gpt-fast does (https://github.com/meta-pytorch/gpt-fast).
 """
 
 from __future__ import annotations

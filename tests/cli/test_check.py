@@ -404,9 +404,13 @@ def test_the_driver_is_read_where_linux_states_it(monkeypatch, tmp_path):
 
 def test_memory_beyond_the_estimate_is_a_fault():
     need = 100_000_000
-    results = [checks._memory_line("m", found, need, "").result for found in (need, need + MARGIN, need + MARGIN + 1)]
-    assert results == [PASS, PASS, DIFFERS]
-    assert checks._memory_line("m", None, need, "nobody knows").result == NOT_MEASURED
+    found = (need, need + MARGIN, need + MARGIN + 1)
+    assert [checks._memory_line("m", machine.Peak(n), need).result for n in found] == [PASS, PASS, DIFFERS]
+
+    on_gpu = [machine.Peak(n + need // 100, unused=0.01) for n in found]
+    assert [checks._memory_line("m", peak, need).result for peak in on_gpu] == [PASS, PASS, DIFFERS]
+
+    assert checks._memory_line("m", machine.Peak(None, "nobody knows"), need).result == NOT_MEASURED
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the memory that no file backs")

@@ -17,7 +17,7 @@ from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.hub import readable_size
 from fastar_nodes.nodes import host
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
-from fastar_nodes.tools.training import hybrid_recipe, recipes, token_recipes
+from fastar_nodes.tools.training import bitdance_recipe, hybrid_recipe, recipes, token_recipes
 from flat_graphs import INPUTS, OUTPUTS, flat
 from graphs import WIDGETS, Run, widget_values
 from janus_files import one_file
@@ -47,8 +47,10 @@ BY_NAME = {"FastARSweep", "FastARAnySampler"}
 SAMPLERS = {
     "MAR": ("FastARMARSampler", "FastARFastHybridSampler", "FastARLazyMARSampler", "FastARCSpDSampler"),
     "tokens": ("FastARLlamaGenSampler", "FastARPARSampler", "FastARZipARSampler", "FastARMuLoSDSampler"),
+    "blocks": ("FastARBitDanceSampler",),
 }
 SHARED = {"MAR": ("steps", "diffusion_steps", "cfg"), "tokens": ("cfg", "temperature", "top_k")}
+SHARED["blocks"] = ("diffusion_steps", "cfg", "cfg_schedule")
 LOADERS = {
     "FastARLoadMAR": "mar",
     "FastARLoadLlamaGen": "llamagen",
@@ -56,6 +58,7 @@ LOADERS = {
     "FastARLoadTarDetokenizer": "dtok",
     "FastARLoadHarmon": "hybrid",
     "FastARLoadJanus": "janus",
+    "FastARLoadBitDance": "bitdance",
 }
 # The widget of web/js/text.js.
 TEXT = "last run"
@@ -190,7 +193,7 @@ def test_every_template_has_a_square_thumbnail():
 def test_apps_belong_to_templates():
     names = {path.stem for path in TEMPLATES}
     assert {path.stem.removesuffix(".app") for path in APPS} <= names
-    assert {int(path.stem[:2]) for path in APPS} == {1, 5, 6, 13}
+    assert {int(path.stem[:2]) for path in APPS} == {1, 5, 6, 13, 14}
 
 
 # --- Nodes and links
@@ -401,6 +404,7 @@ def test_samplers_that_are_compared_share_their_settings(graph):
     masked = hybrid_recipe.DEFAULTS if graph.of("FastARLoadHarmon") else recipes.DEFAULTS
     record = {"MAR": [masked[name] for name in SHARED["MAR"]]}
     record["tokens"] = [getattr(tokens, name) for name in SHARED["tokens"]]
+    record["blocks"] = [bitdance_recipe.DEFAULTS[name] for name in SHARED["blocks"]]
     assert graph.presets() or graph.by_name()
     for family, found in graph.presets().items():
         shared = []

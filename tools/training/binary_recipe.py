@@ -18,10 +18,10 @@ from .recipes import KL_PICTURES, book, pictures, psnr, reconstruction_loss, sav
 from .training import Figures, Job, Schedule, generator, seeded, train
 
 BINARY = BinaryConfig(widths=(32, 32, 64, 64), blocks=2, z_channels=16, groups=8)
-BINARY_SCHEDULE = Schedule(steps=3000, batch=16, lr=2e-3, ema=0.997, weight_decay=0.0, decay=0.5)
+BINARY_SCHEDULE = Schedule(steps=1416, batch=48, lr=2e-3, ema=0.997, weight_decay=0.0, decay=0.5)
 # A second stage trains only the decoder, on bits of which a share of up to FLIPS is wrong. Bits drawn by a generator
 # are not all those of an image; without this stage a wrong one is decoded as a stain.
-ROBUST_SCHEDULE = replace(BINARY_SCHEDULE, steps=800, lr=1e-3, decay=0.6)
+ROBUST_SCHEDULE = replace(BINARY_SCHEDULE, steps=378, lr=1e-3, decay=0.6)
 FLIPS = 0.04
 
 # Weights of the entropy loss and of the commitment loss, bits of a group, and the slope of a bit's probability.

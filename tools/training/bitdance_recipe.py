@@ -45,10 +45,10 @@ HEAD = HeadConfig(
     heads=128 // CLASS_HEAD_DIM,
     bounded=True,
 )
-SCHEDULE = Schedule(steps=16000, batch=32, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.4)
+SCHEDULE = Schedule(steps=2631, batch=128, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.4)
 # Largest share of fed bits that are wrong, and times at which every block is denoised.
 FED_FLIPS = 0.1
-REPEATS = 2
+REPEATS = 4
 # Mean and std of the logit of the time, and the floor of 1 - t.
 TIMES = (-0.8, 0.8)
 FLOOR = 0.05
