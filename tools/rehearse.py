@@ -157,6 +157,8 @@ def write_weights(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str,
             _write_safetensors(sparse, shapes, dtype)
         else:
             state: dict[str, Any] = {name: tensor_of(name, shape, dtype) for name, shape in shapes.items()}
+            if "llm.lm_head.weight" in state:  # tied weights, which torch.save writes once
+                state["llm.lm_head.weight"] = state["llm.model.embed_tokens.weight"]
             if path.suffix == ".bin":
                 content: Any = state
             elif copies:

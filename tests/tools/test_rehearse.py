@@ -109,3 +109,13 @@ def test_an_entry_from_the_hub_to_its_first_evaluation(monkeypatch, capsys, name
     monkeypatch.setattr(rehearse.sys, "argv", ["rehearse", name])
     assert rehearse.main() == 0, capsys.readouterr()
     assert "lines pass" in capsys.readouterr().out
+
+
+def test_tied_weights_are_written_once(tmp_path):
+    names = ("llm.model.embed_tokens.weight", "llm.lm_head.weight")
+    path = tmp_path / "harmon.pth"
+    rehearse.write_weights(path, dict.fromkeys(names, (600, 1000)), "bf16", copies=False)
+
+    state = read(path).state
+    assert set(state) == set(names)
+    assert 2 * 600 * 1000 < path.stat().st_size < 2.1 * 600 * 1000
