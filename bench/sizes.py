@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 
@@ -11,12 +12,13 @@ from ..assembly import Ready
 from ..errors import UserError
 from ..model_loaders.families import EIGHT_BITS, choose_dtype
 from ..model_loaders.networks.hybrid import Hybrid, HybridModel
-from ..model_loaders.networks.janus import Janus
+from ..model_loaders.networks.janus import Janus, JanusModel, Template
 from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
 from ..model_loaders.networks.ops import quantize
 from ..model_loaders.official import (
     HYBRID_SIZES,
+    JANUS_SIZES,
     SIZES,
     TOKEN_SIZES,
     official,
@@ -24,14 +26,18 @@ from ..model_loaders.official import (
     official_hybrid,
     official_janus,
 )
-from ..samplers.registry import HYBRID, LLAMAGEN, Entry
+from ..samplers.registry import HYBRID, JANUS, LLAMAGEN, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
 from .initialise import initialise_hybrid, initialise_llama, initialise_mar
 
 # Qwen2's vocabulary: how many ids are text, and the ids around a turn of a conversation.
 _TEXT = 151_643
 _TURN = (151_644, 151_645)
-ALL_SIZES = (*SIZES, *TOKEN_SIZES, *HYBRID_SIZES)
+ALL_SIZES = (*SIZES, *TOKEN_SIZES, *HYBRID_SIZES, *JANUS_SIZES)
+# Ids around a prompt of a random Janus, which has fewer words than Qwen2, and tokens per side of its images.
+_AROUND = Template(begin=100_000, image=100_001)
+_JANUS_TEXT = 100_000
+_JANUS_GRID = 24
 # Transition tokens of a random PAR: PAR-4x.
 PAR_SPECIAL = 3
 
@@ -53,9 +59,9 @@ def random_janus(size: str) -> Janus:
     return net.eval().requires_grad_(False)
 
 
-def _words(text: str) -> list[int]:
-    """Arbitrary ids, one a word: as many as a tokenizer makes of common words."""
-    return [zlib.crc32(word.encode()) % _TEXT for word in text.split()]
+def _words(text: str, count: int = _TEXT) -> list[int]:
+    """Arbitrary ids below ``count``, one a word: as many as a tokenizer makes of common words."""
+    return [zlib.crc32(word.encode()) % count for word in text.split()]
 
 
 def random_hybrid(size: str, dtype: torch.dtype, device: str | torch.device) -> HybridModel:
@@ -83,7 +89,7 @@ def random_hybrid(size: str, dtype: torch.dtype, device: str | torch.device) -> 
 
 def random_model(size: str, dtype: str, device: torch.device, special: int = 0) -> Ready:
     """A model of an official size with random weights from a fixed seed. The global random state is not changed."""
-    family = _family(size)
+    family = family_of(size)
     compute = choose_dtype(dtype, device, family)
 
     made = _random_model(size, family, compute, device, special)
@@ -106,6 +112,12 @@ def _random_model(size: str, family: str, compute: torch.dtype, device: torch.de
             grid = TOKEN_SIZES[size][3]
             return Ready(LLAMAGEN, TokenModel(net, f"{name}, random weights", grid))
 
+        if family == JANUS:
+            janus = random_janus(size).fold().to(device, compute)
+            words = partial(_words, count=_JANUS_TEXT)
+            name = f"{size}, random weights"
+            return Ready(JANUS, JanusModel(janus, name, _JANUS_GRID, tokenize=words, template=_AROUND))
+
         made = initialise_mar(MAR(official(size))).eval().requires_grad_(False)
 
     # The last layer of the head stays in fp32.
@@ -116,10 +128,12 @@ def _random_model(size: str, family: str, compute: torch.dtype, device: torch.de
     return Ready(MAR_FAMILY, MARModel(made, f"{size}, random weights", t_max=950))
 
 
-def _family(size: str) -> str:
-    """The family of an official size."""
+def family_of(size: str) -> str:
+    """The family of an official size; MAR's for an unknown one."""
     if size in TOKEN_SIZES:
         return LLAMAGEN
+    if size in JANUS_SIZES:
+        return JANUS
     return HYBRID if size in HYBRID_SIZES else MAR_FAMILY
 
 
@@ -128,7 +142,7 @@ def random_models(size: str, entries: Iterable[Entry], dtype: str, device: torch
     if size not in ALL_SIZES:
         raise UserError(f"random: {size} is not one of {', '.join(ALL_SIZES)}.")
 
-    family = _family(size)
+    family = family_of(size)
     made: dict[int, Ready] = {}
     out = {}
     for entry in entries:

@@ -28,7 +28,7 @@ from ..reports.record import LONGEST_NOTE, VERSION, Report, repeated
 from ..reports.table import literal, markdown, percent
 from ..reports.timing import Speedup
 from ..samplers.conditioning import AnyCondition, from_ids
-from ..samplers.registry import FAMILIES, LLAMAGEN, MAR, Entry
+from ..samplers.registry import FAMILIES, Entry
 from .conditions import conditions
 from .main import load_module
 from .options import MOST_IMAGES, choose_device, model_options, sampler_options, whole
@@ -118,8 +118,8 @@ def planned_for(options: argparse.Namespace) -> tuple[list[Planned], dict[str, s
         return prepare(options)
 
     if options.samplers is None:
-        family = LLAMAGEN if options.random.startswith("LlamaGen") else MAR
-        options.samplers = FAMILIES[family].usual
+        sizes = load_module("..bench.sizes", "random: an official size")
+        options.samplers = FAMILIES[sizes.family_of(options.random)].usual
 
     return prepare(options, _random)
 

@@ -1,6 +1,7 @@
 """The command that counts equal images."""
 
 import pytest
+from fastar_nodes.model_loaders import official
 
 
 @pytest.mark.fast_cases(1)
@@ -28,3 +29,13 @@ def test_what_cannot_be_compared_is_refused(cli, tiny_demo):
     assert one.code == 2 and "parallel: one value has nothing to be compared with" in one.err
     masked = cli("equal --samplers mar --device cpu")
     assert masked.code == 2 and "samplers: mar has no setting parallel" in masked.err
+
+
+def test_a_janus_of_official_size_has_random_weights(cli, monkeypatch):
+    """Of a small width here."""
+    monkeypatch.setitem(official.JANUS_SIZES, "Janus-Pro-1B", (16, 3, 2, 24))
+    done = cli("equal --random Janus-Pro-1B --device cpu --dtype bf16 --images 3 --batch 2 --parallel 1,2")
+    assert done.code == 0, done
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["LlamaGen", "ZipAR"]
+    assert [row[2:] for row in rows] == [["parallel 2", "3", "3", "100.0"]] * 2
