@@ -79,7 +79,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(params=[False, True], ids=["litegraph", "vue"])
 def editor(request: Any, comfy: Comfy, browser: Any) -> Iterator[Any]:
-    """The editor with an empty graph, in one renderer; what the page complains about is collected
+    """The editor of a new user with an empty graph, in one renderer; what the page complains about is collected
     in ``page.problems``.
     """
     comfy.post("/settings", {"Comfy.TutorialCompleted": True, "Comfy.VueNodes.Enabled": request.param})
@@ -96,6 +96,8 @@ def editor(request: Any, comfy: Comfy, browser: Any) -> Iterator[Any]:
     # What a failed test left behind must not be taken for the next one's.
     comfy.post("/queue", {"clear": True})
     comfy.post("/interrupt", {})
+    # The editor saves an opened panel or another language for the next visit.
+    comfy.forget_settings()
 
 
 # What many have. The zoom at which the editor opens a template
