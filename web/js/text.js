@@ -25,8 +25,8 @@ const LINE = 15
 const CHARACTER = 5.6
 const LEAST = 36
 const MOST = 150
-// By how much the rows of a node are higher in Nodes 2.0, where the text takes what is left and has its name above it.
-const NODES_2 = 124
+// By how much the rows of a node are higher in Nodes 2.0, where the text takes what is left.
+const NODES_2 = 90
 
 /** Height of the text at the node's width. */
 function heightOf(node, text) {
