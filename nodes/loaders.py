@@ -511,8 +511,10 @@ class LoadBitDance(_Loader):
     socket = output(BLOCK_MODEL, "model", "For BitDance Sampler.")
 
     @classmethod
-    def said(cls, model: BlockModel) -> dict[str, list[Any]]:
-        """The sizes, width first as on the sampler."""
+    def said(cls, model: BlockModel) -> dict[str, list[Any]] | None:
+        """The sizes, width first as on the sampler; nothing of an ImageNet model, which has one."""
+        if len(model.sizes) == 1:
+            return None
         sizes = [f"{width} x {height}" for height, width in model.sizes or (model.usual_size,)]
         return host.text_output([f"Draws {', '.join(sizes)} pixels."])
 

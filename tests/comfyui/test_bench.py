@@ -14,7 +14,10 @@ CELLS = 10 * 10
 
 
 def test_a_sweep_of_100_cells_is_interrupted_resumed_and_opened_again(comfy, info, artifacts):
-    folder, asked = comfy.base / "output" / "fastar_sweeps" / "ten", to_api(sweep_workflow("ten"), info)
+    folder = comfy.base / "output" / "fastar_sweeps" / "ten"
+    asked = to_api(sweep_workflow("ten"), info)
+    (sweep,) = [key for key, node in asked.items() if node["class_type"] == "FastARSweep"]
+    asked["table"] = {"class_type": "PreviewAny", "inputs": {"source": [sweep, 1]}}
     prompt = comfy.queue(asked)
     end = time.monotonic() + 240
     while len(list(folder.glob("*.png"))) < 30 and time.monotonic() < end:
@@ -45,15 +48,19 @@ def test_a_sweep_of_100_cells_is_interrupted_resumed_and_opened_again(comfy, inf
     assert {p.name: p.stat().st_mtime_ns for p in folder.glob("*.png")} == after
 
 
-def test_a_sampler_shows_a_line_on_its_node(comfy):
+def test_nodes_say_their_figures_to_the_editor(comfy):
     client = uuid.uuid4().hex
     with comfy.events(client) as events:
-        prompt = comfy.queue(graph(n3={"seed": 4343}, n4={"seed": 4343}, n7={"report_1": None}), client, EDITOR)
-        shown = {}
+        prompt = comfy.queue(graph(n3={"seed": 4343}, n4={"seed": 4343}), client, EDITOR)
+        said = {}
         for kind, data in events:
             assert kind != "execution_error", data
-            if kind == "text":
-                shown[data[0]] = data[1]
+            if kind == "executed" and "fastar_text" in (data["output"] or {}):
+                (said[data["node"]],) = data["output"]["fastar_text"]
             if kind == "execution_success" and data["prompt_id"] == prompt:
                 break
-    assert "passes" in shown["3"] and "passes" not in shown["4"], "FastHybrid's report goes to Compare, which shows it"
+    assert said.keys() == {"3", "4", "7"}, "both samplers and Compare"
+    for sampler in ("3", "4"):
+        figures, settings = said[sampler].split("\n")[-2:]
+        assert " passes" in figures and "8 AR steps" in settings
+    assert "FastHybrid: 8 passes" in said["7"] and "PSNR" in said["7"]

@@ -63,6 +63,15 @@ UNDER_MINIMAP = """boxes => {
 }"""
 
 
+# Widgets that stand on the nodes of subgraphs and are not on the screen: the names that should be read there.
+UNSEEN = """() => app.graph._nodes.filter(node => node.subgraph).flatMap(node => {
+    const shown = document.querySelector(`[data-node-id="${node.id}"]`)
+    const isSeen = widget => shown ? shown.innerText.includes(widget.label ?? widget.name)
+        : node.isWidgetVisible?.(widget) ?? !widget.hidden
+    return node.widgets.filter(widget => widget.name !== 'last run' && !isSeen(widget)).map(widget => widget.name)
+})"""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A Chromium that can reach this machine only."""
@@ -79,7 +88,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(params=[False, True], ids=["litegraph", "vue"])
 def editor(request: Any, comfy: Comfy, browser: Any) -> Iterator[Any]:
-    """The editor with an empty graph, in one renderer; what the page complains about is collected
+    """The editor of a new user with an empty graph, in one renderer; what the page complains about is collected
     in ``page.problems``.
     """
     comfy.post("/settings", {"Comfy.TutorialCompleted": True, "Comfy.VueNodes.Enabled": request.param})
@@ -96,6 +105,8 @@ def editor(request: Any, comfy: Comfy, browser: Any) -> Iterator[Any]:
     # What a failed test left behind must not be taken for the next one's.
     comfy.post("/queue", {"clear": True})
     comfy.post("/interrupt", {})
+    # The editor saves an opened panel or another language for the next visit.
+    comfy.forget_settings()
 
 
 # What many have. The zoom at which the editor opens a template
@@ -220,6 +231,7 @@ def test_a_template_reads_on_a_laptop_and_runs(comfy, editor, info, name, artifa
     editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}_1366.png"))
     opened = editor.evaluate("app.graph._nodes.map(node => String(node.id))")
     assert sorted(opened) == sorted(str(node["id"]) for node in workflow["nodes"])
+    assert editor.evaluate(UNSEEN) == []
     prompt = _sends_what_the_file_says(editor, workflow, info)
     (artifacts / f"{name}.api.json").write_text(json.dumps(prompt, indent=1), encoding="utf-8")
 
@@ -546,4 +558,5 @@ def test_a_blueprint_opens(editor, path, artifacts):
     fed = {i["link"] for node in inner for i in node["inputs"] if "widget" in i}
     assert len(names) == len(promoted) + sum(not fed.isdisjoint(i["linkIds"]) for i in subgraph["inputs"])
     assert not any(name.endswith("_1") or "." in name for name in names), "every widget has a name of its own"
+    assert editor.evaluate(UNSEEN) == []
     _no_complaint(editor)

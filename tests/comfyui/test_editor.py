@@ -9,6 +9,7 @@ import pytest
 from comfy_host import ROOT, Comfy, load_workflow
 from PIL import Image
 from test_browser import _no_complaint, _run, browser, editor  # noqa: F401  fixtures
+from test_texts import TABLE
 
 # ruff: noqa: F811
 
@@ -67,6 +68,8 @@ def test_a_saved_picture_is_dropped_on_load_report(comfy, editor, artifacts):
     assert "| MAR" in table and "| FastHybrid" in table
     editor.wait_for_timeout(1500)
     editor.screenshot(path=str(artifacts / f"load report_{editor.renderer}.png"))
+    ((text, cells),) = editor.evaluate(TABLE)
+    assert "|" not in text and (editor.renderer == "litegraph" or cells >= 16)
     _no_complaint(editor)
 
 
@@ -112,10 +115,9 @@ def test_help_opens_beside_the_graph_with_its_picture(editor, artifacts):
 
 @pytest.fixture(params=["zh", "ja"])
 def translated(request: Any, comfy: Comfy) -> Any:
-    """A language of the editor."""
+    """A language of the editor, which the fixture ``editor`` forgets."""
     comfy.post("/settings", {"Comfy.Locale": request.param})
-    yield request.param
-    comfy.post("/settings", {"Comfy.Locale": "en"})
+    return request.param
 
 
 def test_names_and_tooltips_are_translated(translated, comfy, editor, artifacts):

@@ -29,6 +29,7 @@ SAMPLERS = {
         {"target": ("FastARLoadLlamaGen", "demo-llamagen"), "draft": ("FastARLoadLlamaGen", "demo-llamagen-low")},
         "balanced",
     ),
+    "FastARBitDanceSampler": ({"model": ("FastARLoadBitDance", "demo-bitdance")}, "recommended"),
 }
 # Nodes before a sampler that have a preset too.
 TAR_PROMPT = "FastARTarPrompt"

@@ -286,7 +286,7 @@ def test_a_bitdance_draws_and_a_part_of_its_image_is_drawn_again(comfy, bitdance
     outputs = comfy.run(bitdance_graph())
     first, second = (np.asarray(comfy.picture(image)) for image in outputs["5"]["images"])
     assert first.shape == (8, 8, 3) and first.std() > 1 and not np.array_equal(first, second)
-    assert outputs["1"]["fastar_text"] == ["Draws 8 x 8 pixels."]
+    assert "1" not in outputs, "an ImageNet model has one size; the loader says nothing"
 
     # The latent through core's nodes: encoded from an image of another size, half of it drawn again.
     edit = {

@@ -17,7 +17,8 @@ TYPE_PROMPT = """text => {
     node.widgets.find(w => w.name === 'text').value = text
 }"""
 SENT = "async () => Object.values((await app.graphToPrompt()).output).flatMap(node => Object.keys(node.inputs))"
-SAVED = "app.graph.serialize()"
+# As in a file: without what is undefined, which would come back as null and which frontend 1.58 does not open.
+SAVED = "JSON.parse(JSON.stringify(app.graph.serialize()))"
 
 
 def _values(graph: dict[str, Any]) -> dict[str, list[Any]]:

@@ -157,6 +157,10 @@ class Comfy:
             Path(named).mkdir(parents=True, exist_ok=True)
             shutil.copy(self.log_file, Path(named) / f"server_{self.port}.log")
 
+    def forget_settings(self) -> None:
+        """Let the editor open as for a new user: the server reads the file of settings at every request."""
+        (self.base / "user" / "default" / "comfy.settings.json").unlink(missing_ok=True)
+
     @property
     def log(self) -> str:
         return self.log_file.read_text(encoding="utf-8", errors="replace")

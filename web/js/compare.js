@@ -5,6 +5,7 @@
 // The server's schema has all pairs; prompts do not depend on this file.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
+import { instances, widgetOf } from "./graphs.js"
 
 const PAIRS = 8
 const KINDS = [["image", "IMAGE"], ["report", "FASTAR_REPORT"]]
@@ -42,48 +43,53 @@ function plain(text) {
   return lines.join("\n").replace(/&#(\d+);/g, (_, code) => String.fromCodePoint(Number(code)))
 }
 
-/** The nodes Preview as Text of a graph that show a table of ours. */
-function* tablesOf(graph) {
-  for (const node of graph?.nodes ?? []) {
-    const link = node.comfyClass === "PreviewAny" && graph.getLink?.(node.inputs[0]?.link)
-    const source = link && graph.getNodeById(link.origin_id)
-    const ours = source?.subgraph || source?.comfyClass?.startsWith("FastAR")
-    if (ours && source.outputs[link.origin_slot].name === "table") yield node
-  }
+/** Whether a node is Preview as Text, connected to a table of ours. */
+function showsTable(node) {
+  const link = node.comfyClass === "PreviewAny" && node.graph?.getLink?.(node.inputs[0]?.link)
+  const source = link && node.graph.getNodeById(link.origin_id)
+  const ours = source?.subgraph || source?.comfyClass?.startsWith("FastAR")
+  return Boolean(ours) && source.outputs[link.origin_slot].name === "table"
 }
 
-/** In the classic renderer, the text of a table without Markdown. */
-function showPlain(graph) {
+/** The nodes Preview as Text of the workflow that show a table of ours, in subgraphs too. */
+const tables = () => new Set(instances().map(({ node }) => node).filter(showsTable))
+
+/** In the classic renderer, the text of the tables without Markdown. */
+function showPlain() {
   if (LiteGraph.vueNodesMode) return
-  for (const node of tablesOf(graph)) {
-    const shown = node.widgets?.find((widget) => widget.name === "preview_text")
+  for (const node of tables()) {
+    const shown = widgetOf(node, "preview_text")
     if (typeof shown?.value === "string" && shown.value.includes("|")) shown.value = plain(shown.value)
   }
 }
 
-/** Preview as Text shows a table as Markdown; the editor does not save that choice in a graph. */
-function showTables(graph) {
-  for (const node of tablesOf(graph)) {
-    const mode = node.widgets?.find((widget) => ["preview_mode", "previewMode"].includes(widget.name))
-    if (mode) mode.callback?.((mode.value = true))
+/** Let Preview as Text show its text as Markdown; the editor does not save that choice in a graph. */
+function showMarkdown(node) {
+  const mode = widgetOf(node, "preview_mode") ?? widgetOf(node, "previewMode")
+  if (mode) mode.callback?.((mode.value = true))
+}
+
+/** Call ``then`` after every change of a node's links. */
+function onLinks(node, then) {
+  const changed = node.onConnectionsChange
+  node.onConnectionsChange = function (...args) {
+    changed?.apply(this, args)
+    // Deferred: a link that replaces another one is first removed and then connected.
+    requestAnimationFrame(() => this.graph && !app.configuringGraph && then(this))
   }
 }
 
 app.registerExtension({
   name: "FastAR.Compare",
   nodeCreated(node) {
+    if (node.comfyClass === "PreviewAny") onLinks(node, () => showsTable(node) && showMarkdown(node))
     if (node.comfyClass !== "FastARCompare") return
     fitPairs(node)
-    const changed = node.onConnectionsChange
-    node.onConnectionsChange = function (...args) {
-      changed?.apply(this, args)
-      // Deferred: a link that replaces another one is first removed and then connected.
-      requestAnimationFrame(() => this.graph && !app.configuringGraph && (fitPairs(this), showTables(this.graph)))
-    }
+    onLinks(node, fitPairs)
   },
   loadedGraphNode: (node) => node.comfyClass === "FastARCompare" && fitPairs(node),
-  afterConfigureGraph: () => showTables(app.graph),
+  afterConfigureGraph: () => tables().forEach(showMarkdown),
   // Deferred: the editor writes the text first.
-  setup: () => api.addEventListener("executed", () => requestAnimationFrame(() => showPlain(app.graph))),
-  onNodeOutputsUpdated: () => requestAnimationFrame(() => showPlain(app.graph)),
+  setup: () => api.addEventListener("executed", () => requestAnimationFrame(showPlain)),
+  onNodeOutputsUpdated: () => requestAnimationFrame(showPlain),
 })

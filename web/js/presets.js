@@ -272,12 +272,22 @@ function noticePromoted() {
 const watched = new WeakSet() // widgets of subgraphs' nodes
 
 function watchPromoted(host) {
-  for (const input of host.inputs) {
+  for (const [slot, input] of host.inputs.entries()) {
     const widget = host.getWidgetFromSlot?.(input)
-    if (!widget || watched.has(widget)) continue
+    if (!widget) continue
+    if (widget.options?.advanced && isOurs(host, slot)) unfold(widget)
+    if (watched.has(widget)) continue
     watched.add(widget)
     afterChange(widget, noticePromoted)
   }
+}
+
+/** Whether an input of a subgraph's node leads to a node of ours. */
+const isOurs = (host, slot) => targetsOf({ node: host, hosts: [] }, slot).some(([{ node }]) => node.comfyClass?.startsWith("FastAR"))
+
+/** Show a promoted widget that is advanced inside: Nodes 2.0 hides it on a subgraph's node, which has no button that shows it. */
+function unfold(widget) {
+  widget.options.advanced = false
 }
 
 function watchHost(host) {

@@ -23,18 +23,23 @@ const PROGRESS = "$$node-text-preview" // the editor's own widget for the text o
 // Pixels in the classic renderer.
 const LINE = 15
 const CHARACTER = 5.6
+const CHARACTER_NODES_2 = 6
 const LEAST = 36
 const MOST = 150
+const MOST_ROWS = 8 // of the text area in Nodes 2.0
 // By how much the rows of a node are higher in Nodes 2.0, where the text takes what is left.
 const NODES_2 = 90
 
-/** Height of the text at the node's width. */
-function heightOf(node, text) {
-  const perLine = Math.max(20, (node.size[0] - 50) / CHARACTER)
+/** Number of lines of the text at the node's width. */
+function linesOf(node, text) {
+  const width = LiteGraph.vueNodesMode ? (node.size[0] - 72) / CHARACTER_NODES_2 : (node.size[0] - 50) / CHARACTER
+  const perLine = Math.max(20, Math.floor(width))
   let lines = 0
   for (const line of text.split("\n")) lines += Math.max(1, Math.ceil(line.length / perLine))
-  return Math.min(MOST, Math.max(LEAST, lines * LINE + 16))
+  return lines
 }
+
+const heightOf = (node, text) => Math.min(MOST, Math.max(LEAST, linesOf(node, text) * LINE + 16))
 
 function addText(node) {
   const { widget } = ComfyWidgets.STRING(node, NAME, ["STRING", { multiline: true }], app)
@@ -62,6 +67,8 @@ function fit(node, widget) {
   widget.hidden = !text
   widget.options.hidden = !text
   if (!text) return
+  // Nodes 2.0 passes it to the text area, which would be two lines high above an image.
+  widget.options.rows = Math.min(MOST_ROWS, Math.max(2, linesOf(node, text)))
   const [width, height] = node.computeSize()
   const rows = LiteGraph.vueNodesMode ? NODES_2 : 0
   node.setSize([Math.max(width, node.size[0]), Math.max(height + rows, node.size[1])])
