@@ -81,7 +81,9 @@ class Paths:
         # Of N steps, step k takes noise k T // N.
         self._start = start
         self._noise = noise
-        self._spread = torch.arange(self.last + 1, device=self.device).clamp(max=self.last - 1) * len(noise) // self.last
+        self._spread = (
+            torch.arange(self.last + 1, device=self.device).clamp(max=self.last - 1) * len(noise) // self.last
+        )
         self._uniforms = rng.uniform(_ACCEPT, 0, self.last + 1)
 
     def widths(self, images: np.ndarray, most: int) -> np.ndarray:
