@@ -51,7 +51,7 @@ class Paths:
     def __init__(
         self,
         denoiser: Denoiser,
-        table: Table,
+        steps: Table,
         start: Tensor,
         noise: Tensor,
         rng: CounterRNG,
@@ -65,7 +65,7 @@ class Paths:
         self.branches = branches
         self.known = known
         self.device = start.device
-        self.last = len(table.steps)  # the number of the last evaluation
+        self.last = len(steps.steps)  # the number of the last evaluation
         self._reflect = denoiser.net.region(reflect, "verification of speculation")
 
         # The first draft uses a prediction of 0, the middle of the data; a rejected draft costs no further call.
@@ -75,15 +75,14 @@ class Paths:
 
         # No step follows the last evaluation. A step without a prediction stands for it: its draft is always accepted,
         # and its result is not used.
-        self._steps = to_device(torch.tensor([*table.steps, (1.0, 0.0, 1.0)]), self.device)
-        self._times = to_device(torch.tensor(table.times), self.device)
+        self._steps = to_device(torch.tensor([*steps.steps, (1.0, 0.0, 1.0)]), self.device)
+        self._times = to_device(torch.tensor(steps.times), self.device)
 
-        # Of N steps, step k takes noise k T // N.
+        # Of N steps, step k takes entry k T // N of the noise.
         self._start = start
         self._noise = noise
-        self._spread = (
-            torch.arange(self.last + 1, device=self.device).clamp(max=self.last - 1) * len(noise) // self.last
-        )
+        step = torch.arange(self.last + 1, device=self.device).clamp(max=self.last - 1)
+        self._entry = step * len(noise) // self.last
         self._uniforms = rng.uniform(_ACCEPT, 0, self.last + 1)
 
     def widths(self, images: np.ndarray, most: int) -> np.ndarray:
@@ -103,7 +102,7 @@ class Paths:
 
         # 1. Everything but the state is known beforehand: x_{k+1} = a_k x_k + fixed_k.
         a, b, s = self._numbers(step)
-        fixed = b * self.prediction[image][:, None] + s * self._noise[self._spread[step], image[:, None]]
+        fixed = b * self.prediction[image][:, None] + s * self._noise[self._entry[step], image[:, None]]
 
         # 2. The states, one after another.
         states = []
@@ -131,20 +130,20 @@ class Paths:
         of, column, owner, step = self._on_device(index, columns, images[index], self.done[images][index] + columns)
         image, first, width = self._on_device(images, firsts, widths)
 
-        # 2. The head at all of them. What it predicts for given tokens is not used, so it counts as drafted.
+        # 2. The head at all of them. What it predicts for given tokens is not used, so it counts as the draft's.
         x = states[of, column]
         prediction = self._predict(owner, step, x)
-        drafted = self.prediction[owner]
+        previous = self.prediction[owner]
         target = prediction
         if self.known is not None:
-            target = torch.where(self.known.again[owner], prediction, drafted)
+            target = torch.where(self.known.again[owner], prediction, previous)
 
         # 3. The coupling accepts drafts or replaces them. Of each image the accepted prefix is used, and the first
         # rejected step.
         a, b, s = self._numbers(step)
-        q = (a * x + b * drafted).flatten(1)
+        mean = (a * x + b * previous).flatten(1)
         p = Gaussian((a * x + b * target).flatten(1), s.log().flatten(1))
-        coupled = self._reflect(drafts[of, column].flatten(1), q, p, self._uniforms[owner, step])
+        coupled = self._reflect(drafts[of, column].flatten(1), mean, p, self._uniforms[owner, step])
         ok = torch.zeros(states.shape[:2], dtype=torch.int64, device=self.device)
         ok[of, column] = coupled.accepted.to(torch.int64)
         accepted = ok.cumprod(1).sum(1)
