@@ -64,16 +64,16 @@ def moments(steps: Table, given: torch.Tensor | None) -> tuple[torch.Tensor, tor
         inputs[i + 1].view(-1)[i] = 1
 
     start = inputs[:, 0]
-    known = None if given is None else known_second(len(start), given.double())
+    known = None if given is None else first_given(len(start), given.double())
     *_, last = diffuse(Affine(), steps, start, inputs[:, 1:].transpose(0, 1), 1.0, 1, known)
     mean = last[0].flatten()
     columns = last[1:].flatten(1) - mean
     return mean, columns.T @ columns
 
 
-def known_second(images: int, token: torch.Tensor) -> Known:
-    """The second token of a block is given."""
-    again = torch.tensor([[True], [False]]).expand(images, -1, -1)
+def first_given(images: int, token: torch.Tensor) -> Known:
+    """The first token of a block is given."""
+    again = torch.tensor([[False], [True]]).expand(images, -1, -1)
     return Known(token.expand(images, 2, 1), again)
 
 
@@ -88,7 +88,7 @@ def deviations(count: int, of: int, window: int, given: torch.Tensor | None) -> 
     start = torch.randn(images, 2, 1, generator=g)
     noise = torch.randn(count, images, 2, 1, generator=g)
     keys = torch.randint(-(1 << 62), 1 << 62, (images,), generator=g)
-    known = None if given is None else known_second(images, given)
+    known = None if given is None else first_given(images, given)
 
     report = Report("bitdance", "toy", {}, 0, images, "cpu", memory={})
     paths = Paths(Affine(), steps, start, noise, CounterRNG(keys), 1.0, 1, known)
@@ -182,6 +182,22 @@ def test_drafts_that_are_right_cost_a_call_a_window(window, calls):
 
     # The branches of the first block are images of their own.
     assert counts["drafted_steps"] == counts["accepted_steps"] == (2 + 3) * 12 * 3
+
+
+def test_given_tokens_have_no_part_in_the_coupling():
+    """The head is right about the second token, 0, and never about the given one, which follows its own path."""
+
+    class OfSecond(Affine):
+        def __call__(self, k, x):
+            return torch.tensor([[9.0], [0.0]]).expand_as(x)
+
+    g = torch.Generator().manual_seed(0)
+    noise = torch.randn(6, 100, 2, 1, generator=g)
+    report = Report("bitdance", "toy", {}, 0, 100, "cpu", memory={})
+    known = first_given(100, torch.tensor(1.0))
+    paths = Paths(OfSecond(), table(6), noise[0], noise, CounterRNG(torch.arange(100)), 1.0, 1, known)
+    assert [done for done, _ in speculate(paths, 4, report)] == [4, 7]
+    assert report.counts["accepted_steps"] == report.counts["drafted_steps"] == 600
 
 
 def test_every_state_is_counted_once():
