@@ -56,7 +56,7 @@ _CANDIDATES: dict[str, tuple[str, ...]] = {
     "llamagen": ("llamagen: parallel=16", *_TOKENS),
     "tar": ("tar: parallel=16", *_TOKENS),
     "par": ("par: parallel=4", "par: parallel=16"),
-    "bitdance": ("bitdance: diffusion_steps=25", "bitdance: diffusion_steps_end=10"),
+    "bitdance": ("bitdance: diffusion_steps=25", "bitdance: diffusion_steps_end=10", "bitdance: speculation=8"),
 }
 # A candidate is run again while its ratio is at least this share of the best one's; one round on a busy machine varies
 # by that much.

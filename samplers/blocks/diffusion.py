@@ -8,7 +8,7 @@ All states are fp32, whatever the dtype of the network.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -53,18 +53,25 @@ def table(count: int, time_shift: float = 1.0) -> Table:
 
 
 class Denoiser:
-    """The diffusion head for the conditions of one block: ``prediction = denoiser(k, x)`` at evaluation k."""
+    """The diffusion head for the conditions of one block: ``prediction = denoiser(k, x)`` at evaluation k.
+
+    It counts its calls, and the tokens that they computed.
+    """
 
     def __init__(self, net: BlockNetwork, conditions: Tensor, of_times: Tensor):
         """``conditions``: rows [R, P, D]; ``of_times``: embeddings [N + 1, W] of the times of all evaluations."""
+        self.net = net
+        self.calls = 0
+        self.tokens = 0
         head = self._head = net.denoiser
         self._evaluate = net.region(type(head).denoise, "diffusion head")
         self._condition = head.conditions(conditions)
         self._times = of_times[:, None, None]
 
         # The modulations of many evaluations are one product, which reads the weights once.
-        numbers = self._condition.shape[0] * self._condition.shape[1] * head.modulation_numbers
-        self._at_once = max(1, BUDGET // numbers)
+        rows, block = self._condition.shape[:2]
+        self._states_at_once = max(1, BUDGET // (block * head.modulation_numbers))
+        self._at_once = max(1, self._states_at_once // rows)
         self._modulations: list[tuple[Tensor, ...]] = []
 
     def __call__(self, k: int, x: Tensor) -> Tensor:
@@ -73,7 +80,35 @@ class Denoiser:
         if place == 0:
             embedding = self._times[k : k + self._at_once] + self._condition
             self._modulations = list(zip(*self._head.modulations(embedding), strict=True))
-        return self._evaluate(self._head, x, self._modulations[place])
+        return self._evaluated(x, self._modulations[place])
+
+    def at(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
+        """Predicted tokens fp32 [M, P, C] of M states x fp32 [M, P, C], with a call for as many as fit :data:`BUDGET`.
+
+        The states are of rows ``row`` of the conditions at evaluations ``k``, int64 [M] each on the device.
+        """
+        most = self._states_at_once
+        predictions = []
+        for some, evaluation, state in zip(row.split(most), k.split(most), x.split(most), strict=True):
+            embedding = self._times[evaluation, 0] + self._condition[some]
+            predictions.append(self._evaluated(state, self._head.modulations(embedding)))
+
+        return torch.cat(predictions)
+
+    def _evaluated(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
+        """One call of the head."""
+        self.calls += 1
+        self.tokens += x.shape[0] * x.shape[1]
+        return self._evaluate(self._head, x, modulations)
+
+
+def guided(predictions: Tensor, cfg: float, branches: int) -> Tensor:
+    """Predictions [M, P, C] with guidance, from those of all branches [branches M, P, C], the null ones last."""
+    if branches == 1:
+        return predictions
+
+    conditional, null = predictions.chunk(2)
+    return null + cfg * (conditional - null)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +117,10 @@ class Known:
 
     tokens: Tensor  # fp32 [B, P, C]
     again: Tensor  # bool [B, P, 1]: the tokens that are not given
+
+    def follow(self, x: Tensor, start: Tensor, t: Tensor | float) -> Tensor:
+        """States x [B, P, C] at times t, in which given tokens follow their own path (1 - t) start + t token."""
+        return torch.where(self.again, x, (1 - t) * start + t * self.tokens)
 
 
 def diffuse(
@@ -109,12 +148,9 @@ def diffuse(
     x = start
     for k, t in enumerate(steps.times):
         if known is not None:
-            x = torch.where(known.again, x, (1 - t) * start + t * known.tokens)
+            x = known.follow(x, start, t)
 
-        prediction = denoiser(k, torch.cat([x] * branches))
-        if branches == 2:
-            conditional, null = prediction.chunk(2)
-            prediction = null + cfg * (conditional - null)
+        prediction = guided(denoiser(k, torch.cat([x] * branches)), cfg, branches)
         if k < count:
             a, b, s = steps.steps[k]
             x = a * x + b * prediction + s * noise[k * len(noise) // count]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,13 +23,16 @@ from ..driver import to_device
 from ..editing import Edit, edit_digests
 from ..mar.loop import Sampled, Sampler, Step
 from ..mar.mar import annealed_steps
-from ..noise import PairedNoise
+from ..noise import CounterRNG, PairedNoise, row_keys
 from .diffusion import Denoiser, Known, Table, diffuse, table
 from .memory import estimate
 from .settings import BlockSettings
+from .speculative import Paths, speculate
 
 # Weights of the diffusion head above which a CPU is refused: the largest ImageNet model has less than half of it.
 LARGE_HEAD = 1_000_000_000
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -143,8 +147,8 @@ def bitdance(
         edit: part of an image to draw again; None for a whole new one. A block is drawn without knowing later ones.
 
     Yields:
-        :class:`Step` after every evaluation of the diffusion head, whose tokens are those of finished blocks; returns
-        :class:`Sampled`.
+        :class:`Step` after every evaluation of the diffusion head, whose tokens are those of finished blocks; with
+        speculation after every window of evaluations. Returns :class:`Sampled`.
 
     Raises:
         UserError: a condition that the model cannot read, a size that it does not draw, an edit that does not fit, a
@@ -154,7 +158,7 @@ def bitdance(
     net = model.net
     places = net.places(run.grid)
     plan = Plan(run)
-    done = 0
+    before = 0  # evaluations of finished blocks
 
     # 1. Prefill the condition, and the first block of rows.
     with run.clock.phase("transformer"):
@@ -178,12 +182,13 @@ def bitdance(
         # 3. Denoise the block.
         latents = run.latents()
         decided = run.decided()
-        for made in timed(run.clock, "head", denoised(run, plan, block, hidden + places[at])):
+        for count, made in timed(run.clock, "head", denoised(run, plan, block, hidden + places[at])):
             prediction = made
-            done += 1
+            done = before + count
             if done < plan.total:
                 with run.clock.paused():
                     yield Step(done, plan.total, latents, decided, run.report)
+        before += plan.counts[block] + 1
 
         # 4. The signs are the tokens.
         run.decide(block, prediction)
@@ -226,8 +231,8 @@ class Plan:
         return self._times[self.counts[block]]
 
 
-def denoised(run: BlockRun, plan: Plan, block: int, conditions: Tensor) -> Iterator[Tensor]:
-    """The predictions of a block, see :func:`.diffuse`; ``conditions``: rows fp32 [R, P, D].
+def denoised(run: BlockRun, plan: Plan, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The evaluations so far and the predictions of a block, see :func:`.diffuse`; ``conditions``: fp32 [R, P, D].
 
     Where the scale of guidance is 1, both branches are independent images with noise of their own; so the published
     code draws the first block with linear guidance.
@@ -237,17 +242,23 @@ def denoised(run: BlockRun, plan: Plan, block: int, conditions: Tensor) -> Itera
     start = plan.start[:, at]
     noise = plan.noise[:, :, at]
     together = run.guided and cfg != 1
-    if run.guided and not together:
+    apart = run.guided and not together
+    if apart:
         start, noise = with_null_noise(run, start, noise)
 
+    steps = plan.table(block)
+    known = run.known(block, len(start))
     denoiser = Denoiser(run.model.net, conditions, plan.times(block))
-    yield from diffuse(denoiser, plan.table(block), start, noise, cfg, 1 + together, run.known(block, len(start)))
+    if run.settings.window > 1:
+        paths = Paths(denoiser, steps, start, noise, acceptances(run, block, apart), cfg, 1 + together, known)
+        yield from speculate(paths, run.settings.window, run.report)
+    else:
+        yield from enumerate(diffuse(denoiser, steps, start, noise, cfg, 1 + together, known), 1)
 
-    evaluations = plan.counts[block] + 1
-    run.report.add(head_calls=evaluations, head_rows=evaluations * conditions.shape[0] * conditions.shape[1])
+    run.report.add(head_calls=denoiser.calls, head_rows=denoiser.tokens)
 
 
-def timed(clock: Clock, phase: str, steps: Iterator[Tensor]) -> Iterator[Tensor]:
+def timed(clock: Clock, phase: str, steps: Iterator[T]) -> Iterator[T]:
     """The same steps, each timed as part of a phase."""
     while True:
         with clock.phase(phase):
@@ -278,6 +289,15 @@ def with_null_noise(run: BlockRun, start: Tensor, steps: Tensor) -> tuple[Tensor
     null_start = to_device(null_start, start.device)
     null_steps = to_device(null_steps, start.device).transpose(0, 1)
     return torch.cat([start, null_start]), torch.cat([steps, null_steps], 1)
+
+
+def acceptances(run: BlockRun, block: int, apart: bool) -> CounterRNG:
+    """Random numbers of a block for speculation, a row for every image; with ``apart`` also for the null branch."""
+    keys = [row_keys(run.noise, "verify", run.blocks)[:, block]]
+    if apart:
+        keys.append(row_keys(run.noise, "null/verify", run.blocks)[:, block])
+
+    return CounterRNG(to_device(torch.cat(keys), run.order.device))
 
 
 # ------------------------------------------------------------------------------------------------ beginning

@@ -57,12 +57,17 @@ def estimate(
     numbers = 3 * c.hidden + 6 * c.dim + 6 * c.heads * c.head_dim
     out[TRANSFORMER] = rows * (numbers * size + 8 * c.dim) + unpacking_bytes(model.parts["transformer"])
 
-    # Modulations of many evaluations, those before them, and what they are made of; then a block's values.
+    # Modulations of many evaluations, those before them, and what they are made of; then the values of the states of
+    # a call. With speculation also the states of a window with their drafts, distributions and samples; they are fp32.
     head = net.head_config
+    numbers = net.denoiser.modulation_numbers
     rows = branches * net.block
-    modulations = rows * net.denoiser.modulation_numbers
-    at_once = max(modulations, min(BUDGET, modulations * (settings.diffusion_steps + 1)))
-    out[HEAD] = (3 * at_once + 14 * rows * head.width) * size + 4 * 6 * rows * head.channels
+    evaluations = settings.diffusion_steps + 1
+    at_once = max(rows * numbers, min(BUDGET, rows * numbers * evaluations))
+    states = rows * min(settings.window, evaluations)
+    of_a_call = min(states, max(rows, BUDGET // numbers))
+    kept = 6 if settings.window == 1 else 16
+    out[HEAD] = (3 * at_once + 14 * of_a_call * head.width) * size + 4 * kept * states * head.channels
 
     return out
 

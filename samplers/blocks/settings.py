@@ -44,7 +44,22 @@ class BlockSettings(Guarantees):
         choices=("linear", "cosine", "two-stage"), advanced=True)
     any_size: bool = knob(False, "Also draw sizes that the model was not trained for, in whole blocks; they usually "
         "look worse. Usual: off.", advanced=True)
+    speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
+        "head: another image, but exactly BitDance's distribution. Usual: 8 on a GPU; 0 is off.",
+        low=0, high=64, step=1, symbol="L", advanced=True)
+
+    @property
+    def annealed(self) -> bool:
+        """Whether the diffusion steps fall."""
+        return self.diffusion_steps_end is not None and self.diffusion_steps_end < self.diffusion_steps
+
+    @property
+    def window(self) -> int:
+        """Diffusion steps that are drafted at once; 1 for none."""
+        return max(1, self.speculation)
 
     def exact(self, side: int) -> bool:
-        annealed = self.diffusion_steps_end is not None and self.diffusion_steps_end < self.diffusion_steps
-        return not annealed and super().exact(side)
+        return self.window == 1 and not self.annealed and super().exact(side)
+
+    def lossless(self) -> bool:
+        return self.window > 1 and not self.annealed and super().exact(0)

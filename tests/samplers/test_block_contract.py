@@ -16,7 +16,7 @@ from fastar_nodes.samplers.blocks.loop import bitdance
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import Condition, PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
 from stepping import process_state, stepped
 from waits import counted_waits, moved, waits_of_steps
 
@@ -32,6 +32,27 @@ CASES = {
     "bitdance, single tokens": (bitdance, tiny_bitdance(block=1, grid=3), LINEAR),
     "bitdance, one block": (bitdance, tiny_bitdance(block=16), FEW),
     "bitdance, prompts": (bitdance, text_bitdance(), replace(FEW, **SMALL)),
+    "bitdance, speculation": (bitdance, tiny_bitdance(), replace(LINEAR, diffusion_steps=12, speculation=3)),
+    "bitdance, speculation, no guidance": (
+        bitdance,
+        tiny_bitdance(),
+        replace(FEW, diffusion_steps=12, cfg=1.0, speculation=3),
+    ),
+    "bitdance, speculation, annealed": (
+        bitdance,
+        tiny_bitdance(),
+        replace(FEW, cfg=1.0, diffusion_steps_end=1, speculation=3),
+    ),
+    "bitdance, speculation, single tokens": (
+        bitdance,
+        tiny_bitdance(block=1, grid=3),
+        replace(LINEAR, speculation=8),
+    ),
+    "bitdance, speculation, prompts": (
+        bitdance,
+        text_bitdance(),
+        replace(FEW, **SMALL, diffusion_steps=24, speculation=3),
+    ),
 }
 # Images of a batch; the prompts differ in length.
 LABELS = (1, 4, 0)
@@ -53,7 +74,14 @@ whole = functools.cache(lambda case: stepped(start(case)))
 
 
 # A case of every path of the code; the others are slow.
-FAST = ("bitdance", "bitdance, single tokens", "bitdance, one block", "bitdance, prompts")
+FAST = (
+    "bitdance",
+    "bitdance, single tokens",
+    "bitdance, one block",
+    "bitdance, prompts",
+    "bitdance, speculation",
+    "bitdance, speculation, annealed",
+)
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -71,6 +99,11 @@ def evaluations(case) -> list[int]:
 
     assert (settings.diffusion_steps, settings.diffusion_steps_end, blocks) == (4, 1, 4)
     return [5, 4, 3, 2]
+
+
+def speculates(case) -> bool:
+    """Whether several diffusion steps are verified in one evaluation; ``test_speculative_blocks.py`` counts those."""
+    return CASES[case][2].speculation > 1
 
 
 @pytest.mark.fast_cases(*FAST)
@@ -124,18 +157,22 @@ def test_yields_after_every_evaluation_so_that_a_run_can_be_cancelled_within_a_b
     seen, result = whole(case)
     counts = evaluations(case)
     total = sum(counts)
-    assert [s.done for s in seen] == list(range(1, total + 1)) and all(s.total == total for s in seen)
+    done = [s.done for s in seen]
+    assert all(s.total == total for s in seen)
+    if speculates(case):  # a step for every window
+        assert sorted(set(done)) == done and done[-1] == total
+    else:
+        assert done == list(range(1, total + 1))
 
     # The tokens of a block are there when its last evaluation is done.
     block = CASES[case][1].net.block
     images, _, height, width = result.latents.shape
-    done = 0
-    for i, count in enumerate(counts):
-        for step in seen[done : done + count]:
-            assert step.decided.shape == (images, height, width)
-            assert int(step.decided[0].sum()) == block * (i + (step.done == total))
-            assert bool((step.latents.abs().sum(1) > 0).eq(step.decided).all())
-        done += count
+    ends = np.cumsum(counts)
+    for step in seen:
+        finished = int((ends < step.done).sum()) + (step.done == total)
+        assert step.decided.shape == (images, height, width)
+        assert int(step.decided[0].sum()) == block * finished
+        assert bool((step.latents.abs().sum(1) > 0).eq(step.decided).all())
     assert torch.equal(seen[-1].latents, result.latents)
 
 
@@ -150,8 +187,12 @@ def test_report_adds_up(case):
 
     assert report.sampler == "bitdance" and set(report.counts) <= set(COUNTS)
     assert report.counts["transformer_passes"] == len(counts) + 1  # prompt, first rows, all blocks but the last
-    assert report.counts["head_calls"] == sum(counts)
-    assert report.counts["head_rows"] == sum(counts) * branches * 3 * block
+    if speculates(case):
+        assert 0 < report.counts["accepted_steps"] < report.counts["drafted_steps"]
+        assert report.counts["head_calls"] <= sum(counts)
+    else:
+        assert report.counts["head_calls"] == sum(counts)
+        assert report.counts["head_rows"] == sum(counts) * branches * 3 * block
     step, outcome = report.maps["step"], report.maps["outcome"]
     assert step.min() == 0 and step.max() == len(counts) - 1 and not outcome.any()
     assert np.array_equal(np.bincount(step[0].flatten()), [block] * len(counts))
@@ -159,11 +200,12 @@ def test_report_adds_up(case):
     assert report.seconds > 0 and sum(report.phases.values()) <= report.seconds * 1.05
 
 
-@pytest.mark.fast_cases("bitdance, one block", "bitdance, prompts")
+@pytest.mark.fast_cases("bitdance, one block", "bitdance, prompts", "bitdance, speculation")
 def test_an_evaluation_makes_the_host_wait_for_nothing(case):
     with counted_waits() as waits:
         found, _ = waits_of_steps(start(case, move=moved), waits)
-    assert max(part.total() for part in found[1:-1]) == 0, found
+    # Speculation reads once a window what is accepted.
+    assert {part.total() for part in found[1:-1]} == {int(speculates(case))}, found
 
 
 def test_bad_conditions_say_so(case):
@@ -179,9 +221,10 @@ def test_bad_conditions_say_so(case):
 # ------------------------------------------------------------------------------------------------ a plain reference
 
 
-def reference(model, condition, settings, noise):
+def reference(model, condition, settings, noise, counts):
     """Latents of the equations as published, without caches: every pass reads the whole sequence of one image and one
-    branch, and the head is computed from scratch. v = (x1 - x) / (1 - t), score = (t v - x) / (1 - t).
+    branch, and the head is computed from scratch. v = (x1 - x) / (1 - t), score = (t v - x) / (1 - t). ``counts``: the
+    diffusion steps of every block.
     """
     net = model.net
     grid = model.grid(settings.height, settings.width)
@@ -197,6 +240,8 @@ def reference(model, condition, settings, noise):
         steps = alone.steps("full", settings.diffusion_steps, length, net.channels)[0][:, order]
         null_start = alone.first("null", size, net.channels)[0]
         null_steps = alone.steps("null", settings.diffusion_steps, size, net.channels)[0]
+        uniforms = uniforms_of(alone, "verify", blocks, settings)
+        null_uniforms = uniforms_of(alone, "null/verify", blocks, settings)
 
         if model.condition == "class":
             labels = [torch.tensor([condition.labels[image]]), torch.tensor([5])]
@@ -216,11 +261,16 @@ def reference(model, condition, settings, noise):
 
             linear = 1 + (settings.cfg - 1) * block / blocks
             cfg = linear if settings.cfg_schedule == "linear" else settings.cfg
+            entries = [i * settings.diffusion_steps // counts[block] for i in range(counts[block])]
+            chosen = steps[entries]
+            null_chosen = null_steps[entries]
+            window = settings.speculation
             if cfg == 1:
-                made = sampled(net, hidden[:1], start[at], steps[:, at], 1.0, settings)
-                null = made if settings.cfg == 1 else sampled(net, hidden[1:], null_start, null_steps, 1.0, settings)
+                made = null = sampled(net, hidden[:1], start[at], chosen[:, at], uniforms[block], 1.0, window)
+                if settings.cfg != 1:
+                    null = sampled(net, hidden[1:], null_start, null_chosen, null_uniforms[block], 1.0, window)
             else:
-                made = null = sampled(net, hidden, start[at], steps[:, at], cfg, settings)
+                made = null = sampled(net, hidden, start[at], chosen[:, at], uniforms[block], cfg, window)
             tokens = [torch.cat([tokens[0], made], 1), torch.cat([tokens[1], null], 1)]
 
         cells = torch.empty_like(tokens[0])
@@ -230,15 +280,27 @@ def reference(model, condition, settings, noise):
     return torch.cat(out)
 
 
-def sampled(net, hidden, x, noise, cfg, settings):
-    """The signs of a block [1, P, C] by Euler-Maruyama steps from t = 0 to 0.95, and an evaluation there."""
+def uniforms_of(noise, stream, blocks, settings):
+    """A uniform number for every diffusion step of every block of an image, [blocks, N]."""
+    return CounterRNG(row_keys(noise, stream, blocks)[0]).uniform(-1, 0, settings.diffusion_steps)
+
+
+def sampled(net, hidden, x, noise, uniforms, cfg, window):
+    """The signs of a block [1, P, C] by Euler-Maruyama steps from t = 0 to 0.95, and an evaluation there.
+
+    With speculation a step is drafted with a frozen prediction: 0, then that of the last step that was rejected, or
+    the last of a whole window.
+    """
     x = x[None]
-    count = settings.diffusion_steps
+    count = len(noise)
     dt = 0.95 / count
+    frozen = torch.zeros_like(x)
+    since = 0  # steps that the frozen prediction has drafted
     for i in range(count + 1):
         t = dt * i
+        left = max(1 - t, 0.05)
         predictions = [net.denoiser(x, torch.tensor([t]), rows) for rows in hidden]
-        velocities = [(one - x) / max(1 - t, 0.05) for one in predictions]
+        velocities = [(one - x) / left for one in predictions]
         v = velocities[0]
         if len(velocities) == 2:
             v = velocities[1] + cfg * (velocities[0] - velocities[1])
@@ -246,19 +308,49 @@ def sampled(net, hidden, x, noise, cfg, settings):
             x = x + 0.05 * v
             break
 
-        score = (t * v - x) / (1 - t)
-        x = x + (v + (1 - t) * score) * dt + math.sqrt(2 * (1 - t) * dt) * noise[i]
+        std = math.sqrt(2 * (1 - t) * dt)
+        mean = moved_on(x, v, t, dt)
+        if window < 2:
+            x = mean + std * noise[i]
+            continue
+
+        drafted = moved_on(x, (frozen - x) / left, t, dt)
+        prediction = x + left * v
+        x, accepted = coupled(drafted + std * noise[i], drafted, mean, std, float(uniforms[i]))
+        since += 1
+        if not accepted or since == window:
+            frozen = prediction
+            since = 0
 
     return torch.where(x >= 0, 1.0, -1.0)
 
 
+def moved_on(x, v, t, dt):
+    """x after a step of the drift v + (1 - t) score."""
+    score = (t * v - x) / (1 - t)
+    return x + (v + (1 - t) * score) * dt
+
+
+def coupled(draft, drafted, mean, std, uniform):
+    """A sample of N(mean, std^2) from a draft of N(drafted, std^2), and whether it is the draft."""
+    of_mean = -((draft - mean).double() ** 2).sum() / (2 * std**2)
+    of_drafted = -((draft - drafted).double() ** 2).sum() / (2 * std**2)
+    if math.log(uniform) <= of_mean - of_drafted:
+        return draft, True
+
+    # Mirrored at the plane halfway between the means.
+    across = (drafted - mean) / (drafted - mean).norm()
+    z = draft - drafted
+    return mean + z - 2 * (across * z).sum() * across, False
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("case", [name for name in CASES if name != "bitdance, annealed"])
-@pytest.mark.fast_cases("bitdance, no guidance", "bitdance, one block", "bitdance, prompts")
+@pytest.mark.fast_cases("bitdance, no guidance", "bitdance, one block", "bitdance, prompts", "bitdance, speculation")
 def test_a_plain_reference_draws_the_same(case):
     _, model, settings = CASES[case]
     condition = from_ids(LABELS) if model.condition == "class" else PromptCondition(PROMPTS)
-    expected = reference(model, condition, settings, PairedNoise(5, (0, 1, 2)))
+    counts = [evaluated - 1 for evaluated in evaluations(case)]
+    expected = reference(model, condition, settings, PairedNoise(5, (0, 1, 2)), counts)
     assert torch.equal(whole(case)[1].latents, expected)
 
 

@@ -28,7 +28,15 @@ MOST_OF_TWO = 12
 # Of every sampler the settings with the most compilations.
 NAMES = ("mar", "fasthybrid, no guidance", "lazymar", "lazymar, cached head", "cspd, no guidance")
 NAMES += ("fasthybrid+lazymar", "cspd+lazymar", "mar, speculation", "cspd, speculation")
-NAMES += ("llamagen, text", "window, llamagen", "par, text", "zipar", "mulosd", "bitdance, annealed")
+NAMES += (
+    "llamagen, text",
+    "window, llamagen",
+    "par, text",
+    "zipar",
+    "mulosd",
+    "bitdance, annealed",
+    "bitdance, speculation",
+)
 _LAZY = "speed: compile, but plain: attention with LazyMAR's caches"
 # What the reports of these say.
 PLAIN_PARTS = {
@@ -38,6 +46,7 @@ PLAIN_PARTS = {
     "cspd+lazymar": _LAZY,
     "mar, speculation": "speed: compile, but plain: drafts of speculation",
     "cspd, speculation": "speed: compile, but plain: drafts of speculation",
+    "bitdance, speculation": "speed: compile, but plain: drafts of speculation",
 }
 
 

@@ -19,6 +19,7 @@ from fastar_nodes.samplers.noise import PairedNoise
 from stepping import stepped
 
 FEW = BlockSettings(diffusion_steps=4, cfg=2.0)
+SPECULATIVE = replace(FEW, diffusion_steps=12, speculation=3)
 
 
 @pytest.fixture(scope="module")
@@ -149,20 +150,22 @@ def test_several_images_of_one_prompt_differ():
 # ------------------------------------------------------------------------------------------------ edits
 
 
-def test_an_edit_of_everything_is_a_new_image(model):
+@pytest.mark.parametrize("settings", [FEW, SPECULATIVE], ids=["plain", "speculation"])
+def test_an_edit_of_everything_is_a_new_image(model, settings):
     start = bits(2, model, (4, 4))
     edit = Edit(start, torch.ones(1, 8, 8))
-    found = draw(model, FEW, (0, 1), (1, 2), edit=edit)
-    plain = draw(model, FEW, (0, 1), (1, 2))
+    found = draw(model, settings, (0, 1), (1, 2), edit=edit)
+    plain = draw(model, settings, (0, 1), (1, 2))
     assert torch.equal(found.latents, plain.latents) and found.report.counts == plain.report.counts
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
 @pytest.mark.parametrize("name", ["class", "prompt"])
-def test_tokens_outside_the_mask_are_kept(model, name, schedule):
+@pytest.mark.parametrize("speculation", [0, 3])
+def test_tokens_outside_the_mask_are_kept(model, name, schedule, speculation):
     """Blocks without a masked token are read, together if they follow one another; the others are drawn."""
     model = model if name == "class" else text_bitdance()
-    settings = replace(FEW, cfg_schedule=schedule)
+    settings = replace(FEW, cfg_schedule=schedule, speculation=speculation)
     side = 2 if name == "class" else 4
     if name == "prompt":
         settings = replace(settings, width=24, height=16)
@@ -177,27 +180,29 @@ def test_tokens_outside_the_mask_are_kept(model, name, schedule):
     assert torch.equal(found.latents[kept], start[kept]) and not torch.equal(found.latents, start)
     counts = found.report.counts
     assert counts["transformer_passes"] == 3  # prompt, first rows, and all blocks before the last one
-    assert counts["head_calls"] == 5
+    assert counts["head_calls"] == 5 if speculation == 0 else counts["head_calls"] <= 5
     outcome = found.report.maps["outcome"][0]
     assert (outcome == 6).sum() == height * width - side and found.report.maps["step"][
         0
     ].max() == height * width // side**2 - 1
 
 
-def test_an_edit_of_the_last_block_equals_the_image_that_it_started_from(model):
+@pytest.mark.parametrize("settings", [FEW, SPECULATIVE], ids=["plain", "speculation"])
+def test_an_edit_of_the_last_block_equals_the_image_that_it_started_from(model, settings):
     """The blocks before the edit are those of the plain run, so the same noise draws the same last block."""
-    plain = draw(model).latents
+    plain = draw(model, settings).latents
     mask = torch.zeros(1, 4, 4)
     mask[:, 2:, 2:] = 1
     start = plain.clone()
     start[..., 2:, 2:] *= -1
-    assert torch.equal(draw(model, edit=Edit(start, mask)).latents, plain)
+    assert torch.equal(draw(model, settings, edit=Edit(start, mask)).latents, plain)
 
     # Rounded or scaled latents have the same signs.
-    assert torch.equal(draw(model, edit=Edit(0.3 * start, mask)).latents, plain)
+    assert torch.equal(draw(model, settings, edit=Edit(0.3 * start, mask)).latents, plain)
 
 
-def test_known_tokens_of_a_block_follow_their_own_path(model):
+@pytest.mark.parametrize("settings", [FEW, replace(FEW, speculation=5)], ids=["plain", "speculation"])
+def test_known_tokens_of_a_block_follow_their_own_path(model, settings):
     """At time t they are (1 - t) noise + t token, whatever the head predicts for them."""
     mask = torch.ones(1, 4, 4)
     mask[0, 0, 0] = 0
@@ -205,25 +210,34 @@ def test_known_tokens_of_a_block_follow_their_own_path(model):
     seen = []
     head = model.net.denoiser
     hook = head.input_proj.register_forward_pre_hook(lambda layer, args: seen.append(args[0].clone()))
-    draw(model, edit=Edit(start, mask))
+    draw(model, settings, edit=Edit(start, mask))
     hook.remove()
 
+    # The first window has both branches of all five states, the conditional ones first.
+    states = seen[0].chunk(2) if settings.speculation else (torch.stack(seen[:5])[:, 0], torch.stack(seen[:5])[:, 1])
     noise = PairedNoise(5, (0,)).first("full", 16, 6)[0, 0]
-    for k, x in enumerate(seen[:5]):
-        t = 0.95 * k / 4
-        torch.testing.assert_close(x[:, 0], ((1 - t) * noise + t * start[0, :, 0, 0]).expand(2, -1))
+    for branch in states:
+        assert len(branch) == 5
+        for k, x in enumerate(branch):
+            t = 0.95 * k / 4
+            torch.testing.assert_close(x[0], (1 - t) * noise + t * start[0, :, 0, 0])
 
 
-def test_an_edited_image_does_not_depend_on_its_batch(model):
-    """The masks of a batch may differ: a block that is drawn for one image is drawn for all."""
+@pytest.mark.parametrize("settings", [FEW, SPECULATIVE], ids=["plain", "speculation"])
+def test_an_edited_image_does_not_depend_on_its_batch(model, settings):
+    """The masks of a batch may differ: a block that is drawn for one image is drawn for all.
+
+    The third block is drawn whole for one image and in part for the other.
+    """
     start = bits(2, model, (4, 4))
     masks = torch.zeros(2, 4, 4)
     masks[0, 0, 0] = 1
+    masks[0, 2:, :2] = 1
     masks[1, 3] = 1
     edit = Edit(start, masks)
-    together = draw(model, FEW, (0, 1), (1, 2), edit=edit)
+    together = draw(model, settings, (0, 1), (1, 2), edit=edit)
     for i in (0, 1):
-        alone = draw(model, FEW, (i,), (i + 1,), edit=edit.of([i]))
+        alone = draw(model, settings, (i,), (i + 1,), edit=edit.of([i]))
         assert torch.equal(alone.latents[0], together.latents[i])
         assert alone.report.edits == together.report.edits[i : i + 1]
         for name, values in alone.report.maps.items():

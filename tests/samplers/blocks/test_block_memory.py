@@ -9,15 +9,17 @@ from fastar_nodes.model_loaders.networks.bitdance import BitDanceText, BlockMode
 from fastar_nodes.model_loaders.networks.eight_bits import INT8
 from fastar_nodes.model_loaders.networks.ops import quantize
 from fastar_nodes.model_loaders.official import official_bitdance
-from fastar_nodes.samplers.blocks import memory
+from fastar_nodes.reports.record import Report
+from fastar_nodes.samplers.blocks import diffusion, memory
 from fastar_nodes.samplers.blocks.diffusion import Denoiser
 from fastar_nodes.samplers.blocks.loop import bitdance
 from fastar_nodes.samplers.blocks.settings import BlockSettings
+from fastar_nodes.samplers.blocks.speculative import Paths, speculate
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.mar.memory import HEAD, NOISE, TRANSFORMER, WEIGHTS, total
-from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
 from live_bytes import counted
 
 GB = 1e9
@@ -41,6 +43,48 @@ def test_a_run_by_hand():
     assert 4 * found[TRANSFORMER] == memory.estimate(tiny_bitdance(), from_ids((1, 2)), FEW, edited=True)[TRANSFORMER]
     half = memory.estimate(tiny_bitdance(), from_ids((1, 2)), replace(FEW, cfg=1.0))
     assert 2 * half[memory.CACHE] == found[memory.CACHE] and 2 * half[HEAD] == found[HEAD]
+
+
+def test_the_head_of_a_window_by_hand(monkeypatch):
+    """As above with four states of 6 bits in each row; at most as many at once as their modulations fit."""
+
+    def head(speculation):
+        return memory.estimate(tiny_bitdance(), from_ids((1, 2)), replace(FEW, speculation=speculation))[HEAD]
+
+    modulations = 3 * 4 * 4 * 8 * 64 * 5
+    assert head(1) == head(0)
+    assert head(4) == (modulations + 14 * 4 * 4 * 4 * 64) * 4 + 4 * 16 * 4 * 4 * 4 * 6
+    assert head(5) == head(64) == (modulations + 14 * 5 * 4 * 4 * 64) * 4 + 4 * 16 * 5 * 4 * 4 * 6
+
+    monkeypatch.setattr(memory, "BUDGET", 2 * 4 * 4 * 8 * 64)
+    assert head(4) == (3 + 14 / 8) * 2 * 4 * 4 * 8 * 64 * 4 + 4 * 16 * 4 * 4 * 4 * 6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cfg", [1.0, 2.0])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_window_holds_what_is_estimated(monkeypatch, cfg, given):
+    """Tokens of so many bits that the states of a window decide, and a call for each state."""
+    monkeypatch.setattr(memory, "BUDGET", 1)
+    monkeypatch.setattr(diffusion, "BUDGET", 1)
+    model = tiny_bitdance(block=16, channels=512)
+    settings = BlockSettings(diffusion_steps=40, cfg=cfg, speculation=8)
+    work = memory.estimate(model, from_ids((1, 2)), settings)[HEAD]
+    branches = 1 + (cfg != 1)
+
+    steps = diffusion.table(40)
+    start = torch.randn(2, 16, 512)
+    noise = torch.randn(40, 2, 16, 512)
+    known = diffusion.Known(torch.ones(2, 16, 512), torch.rand(2, 16, 1) > 0.5) if given else None
+    times = model.net.denoiser.times(torch.tensor(steps.times))
+    report = Report("bitdance", "tiny", {}, 0, 2, "cpu", memory={})
+    with counted(monkeypatch) as live:
+        denoiser = Denoiser(model.net, torch.randn(2 * branches, 16, 32), times)
+        rng = CounterRNG(torch.arange(2))
+        windows = speculate(Paths(denoiser, steps, start, noise, rng, cfg, branches, known), 8, report)
+        for _ in range(3):
+            next(windows)
+    assert live.peak < work < 3 * live.peak
 
 
 def test_weights_are_counted_once_and_by_part():

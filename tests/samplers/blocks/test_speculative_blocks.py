@@ -1,0 +1,266 @@
+"""Speculation in the diffusion of a block: its distribution, its cost, and where it is off.
+
+``test_block_contract.py`` follows it with a plain reference that draws one image, one diffusion step after the other.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from block_models import tiny_bitdance
+from fastar_nodes.model_loaders.bitdance import load_bitdance
+from fastar_nodes.model_loaders.networks.bitdance import Head
+from fastar_nodes.model_loaders.networks.speed import Regional
+from fastar_nodes.reports.record import Report
+from fastar_nodes.samplers.blocks import diffusion, speculative
+from fastar_nodes.samplers.blocks.diffusion import Known, Table, diffuse, table
+from fastar_nodes.samplers.blocks.loop import bitdance
+from fastar_nodes.samplers.blocks.settings import BlockSettings
+from fastar_nodes.samplers.blocks.speculative import Paths, speculate
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.coupling import Coupled
+from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
+
+FEW = BlockSettings(diffusion_steps=12, cfg=2.0, cfg_schedule="linear")
+ANNEALED = {"diffusion_steps_end": 2}
+
+
+def run(settings, images=(0, 1, 2), model=None):
+    labels = [(1, 4, 0)[i] for i in images]
+    return finish(bitdance(model or tiny_bitdance(), from_ids(labels), settings, PairedNoise(5, images)))
+
+
+# ------------------------------------------------------------------------------------------------ the distribution
+
+
+class Affine:
+    """A head of blocks of two tokens of one bit, whose predictions are an affine function of the state.
+
+    With it every state of the plain diffusion is Gaussian.
+    """
+
+    def __init__(self):
+        self.net = Regional()
+
+    def __call__(self, k, x):
+        mixed = x.flatten(1) @ torch.tensor([[0.6, -0.5], [0.4, 0.3]]).to(x) + torch.tensor([0.8, -0.6]).to(x)
+        return mixed.unflatten(1, x.shape[1:])
+
+    def at(self, row, k, x):
+        return self(k, x)
+
+
+def moments(steps: Table, given: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean [2] and covariance [2, 2] of the plain diffusion's last prediction, float64.
+
+    It is an affine function of the start and the noise: the mean is its value at 0, and its columns are those at every
+    number 1.
+    """
+    count = len(steps.steps)
+    inputs = torch.zeros(2 * (count + 1) + 1, count + 1, 2, 1, dtype=torch.float64)
+    for i in range(2 * (count + 1)):
+        inputs[i + 1].view(-1)[i] = 1
+
+    start = inputs[:, 0]
+    known = None if given is None else first_given(len(start), given.double())
+    *_, last = diffuse(Affine(), steps, start, inputs[:, 1:].transpose(0, 1), 1.0, 1, known)
+    mean = last[0].flatten()
+    columns = last[1:].flatten(1) - mean
+    return mean, columns.T @ columns
+
+
+def first_given(images: int, token: torch.Tensor) -> Known:
+    """The first token of a block is given."""
+    again = torch.tensor([[False], [True]]).expand(images, -1, -1)
+    return Known(token.expand(images, 2, 1), again)
+
+
+def deviations(count: int, of: int, window: int, given: torch.Tensor | None) -> tuple[torch.Tensor, float]:
+    """By how many standard errors the means and second moments of 20,000 images are off, [5], after ``count`` of the
+    diffusion steps; and the share of the drafted steps that were accepted.
+    """
+    images = 20_000
+    whole = table(of)
+    steps = Table(whole.times[: count + 1], whole.steps[:count])
+    g = torch.Generator().manual_seed(1000 * count + window)
+    start = torch.randn(images, 2, 1, generator=g)
+    noise = torch.randn(count, images, 2, 1, generator=g)
+    keys = torch.randint(-(1 << 62), 1 << 62, (images,), generator=g)
+    known = None if given is None else first_given(images, given)
+
+    report = Report("bitdance", "toy", {}, 0, images, "cpu", memory={})
+    paths = Paths(Affine(), steps, start, noise, CounterRNG(keys), 1.0, 1, known)
+    *_, (done, last) = speculate(paths, window, report)
+    assert done == count + 1
+
+    mean, covariance = moments(steps, given)
+    off = last.flatten(1).double() - mean
+    products = torch.stack([off[:, 0] ** 2, off[:, 1] ** 2, off[:, 0] * off[:, 1]], 1)
+    expected = torch.stack([covariance[0, 0], covariance[1, 1], covariance[0, 1]])
+    values = torch.cat([off, products - expected], 1)
+    accepted = report.counts["accepted_steps"] / report.counts["drafted_steps"]
+    return values.mean(0) / (values.std(0) / images**0.5), accepted
+
+
+@pytest.mark.parametrize("given", [None, torch.tensor(1.0)], ids=["whole", "a given token"])
+@pytest.mark.parametrize("window", [2, 4])
+def test_every_step_has_the_distribution_of_the_plain_diffusion(window, given):
+    """After 1 to 6 of 6 steps. 120 numbers in all lie within 4.5 standard errors: p = 0.0008 of a false alarm."""
+    for count in range(1, 7):
+        off, accepted = deviations(count, 6, window, given)
+        assert off.abs().max() < 4.5, count
+        assert 0.1 < accepted < 0.95, count
+
+
+@pytest.mark.parametrize("careless", ["every draft is kept", "rejected drafts are drawn again"])
+def test_carelessness_would_show(monkeypatch, careless):
+    """A rejected draft cannot be replaced by a new sample of the target: what is accepted is no fair sample of it."""
+    exact = speculative.reflect
+
+    def wrong(draft, mean, p, uniform):
+        if careless == "every draft is kept":
+            always = torch.ones_like(uniform, dtype=torch.bool)
+            return Coupled(draft, always, always)
+
+        found = exact(draft, mean, p, uniform)
+        g = torch.Generator().manual_seed(len(draft))
+        redrawn = p.mean + p.log_std.exp() * torch.randn(draft.shape, generator=g)
+        return found._replace(value=torch.where(found.accepted[:, None], draft, redrawn))
+
+    monkeypatch.setattr(speculative, "reflect", wrong)
+    off, _ = deviations(4, 6, 4, None)
+    assert off.abs().max() > 20
+
+
+# ------------------------------------------------------------------------------------------------ where it is off
+
+
+@pytest.mark.parametrize("change", [{}, {"cfg": 1.0}, ANNEALED], ids=str)
+def test_windows_of_one_step_are_plain(change):
+    plain = run(replace(FEW, **change))
+    for window in (0, 1):
+        found = run(replace(FEW, **change, speculation=window))
+        assert torch.equal(found.latents, plain.latents) and found.report.counts == plain.report.counts
+    assert "drafted_steps" not in plain.report.counts
+    assert not torch.equal(run(replace(FEW, **change, speculation=2)).latents, plain.latents)
+
+
+@pytest.mark.parametrize(
+    ("change", "exact", "lossless"),
+    [
+        ({}, True, False),
+        ({"speculation": 1}, True, False),
+        ({"speculation": 2}, False, True),
+        ({"speculation": 1, **ANNEALED}, False, False),
+        ({"speculation": 8, **ANNEALED}, False, False),
+        ({"speculation": 8, "diffusion_steps_end": 12}, False, True),
+    ],
+    ids=str,
+)
+def test_what_the_settings_promise(change, exact, lossless):
+    settings = replace(FEW, **change)
+    assert (settings.exact(4), settings.lossless()) == (exact, lossless)
+
+
+# ------------------------------------------------------------------------------------------------ what it costs
+
+
+@pytest.mark.parametrize(("window", "calls"), [(2, 7), (5, 3), (12, 2), (13, 1), (64, 1)])
+def test_drafts_that_are_right_cost_a_call_a_window(window, calls):
+    """The first draft uses a prediction of 0. If the head predicts 0 everywhere, all of the 12 steps are accepted, and
+    the 13 evaluations of a block need 13 / L calls, rounded up.
+    """
+    model = tiny_bitdance()
+    last = model.net.denoiser.final_layer.linear
+    last.weight.zero_()
+    last.bias.zero_()
+    counts = run(replace(FEW, speculation=window), model=model).report.counts
+    assert counts["head_calls"] == 4 * calls
+    assert counts["head_rows"] == 4 * 13 * 2 * 3 * 4, "blocks, evaluations, branches, images, tokens of a block"
+
+    # The branches of the first block are images of their own.
+    assert counts["drafted_steps"] == counts["accepted_steps"] == (2 + 3) * 12 * 3
+
+
+def test_given_tokens_have_no_part_in_the_coupling():
+    """The head is right about the second token, 0, and never about the given one, which follows its own path."""
+
+    class OfSecond(Affine):
+        def __call__(self, k, x):
+            return torch.tensor([[9.0], [0.0]]).expand_as(x)
+
+    g = torch.Generator().manual_seed(0)
+    noise = torch.randn(6, 100, 2, 1, generator=g)
+    report = Report("bitdance", "toy", {}, 0, 100, "cpu", memory={})
+    known = first_given(100, torch.tensor(1.0))
+    paths = Paths(OfSecond(), table(6), noise[0], noise, CounterRNG(torch.arange(100)), 1.0, 1, known)
+    assert [done for done, _ in speculate(paths, 4, report)] == [4, 7]
+    assert report.counts["accepted_steps"] == report.counts["drafted_steps"] == 600
+
+
+def test_every_state_is_counted_once():
+    """Of whole windows all states but the last evaluation's are drafted."""
+    settings = replace(FEW, cfg_schedule="constant", speculation=3)
+    alone = run(settings, images=(0,)).report.counts
+    tokens = 2 * 4  # of a state, with both branches
+    ends = 4  # evaluations without a step, one of every block
+    assert tokens * alone["drafted_steps"] <= alone["head_rows"] <= tokens * (alone["drafted_steps"] + 3 * ends)
+    # A call brings an image on by its accepted steps and one that is put right, or to the end of its window.
+    assert 4 * 13 - alone["accepted_steps"] <= alone["head_calls"] <= 4 * 13
+
+
+def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(monkeypatch):
+    """A state of four tokens of width 64 has 4 (6 + 2) 64 modulations in each branch."""
+    sizes = []
+    inner = Head.denoise
+    monkeypatch.setattr(Head, "denoise", lambda self, x, m: sizes.append(len(x)) or inner(self, x, m))
+    settings = replace(FEW, speculation=3)
+    whole = run(settings)
+    assert max(sizes) == 2 * 3 * 3, "both branches of the windows of three images"
+
+    state = 4 * 8 * 64
+    for budget, states in ((4 * state, 4), (4 * state - 1, 3), (1, 1)):
+        sizes.clear()
+        monkeypatch.setattr(diffusion, "BUDGET", budget)
+        parts = run(settings)
+        assert torch.equal(parts.latents, whole.latents)
+        assert max(sizes) == states
+        assert 4 * sum(sizes) == parts.report.counts["head_rows"] == whole.report.counts["head_rows"]
+        assert len(sizes) == parts.report.counts["head_calls"]
+
+
+def test_every_evaluation_of_the_head_is_of_the_region_that_may_be_compiled(monkeypatch):
+    """Else a report would say "speed: compile" of a head that ran plain."""
+    calls = []
+
+    def region(self, function, part):
+        if function is not Head.denoise:
+            return function
+        return lambda *args: calls.append(part) or function(*args)
+
+    monkeypatch.setattr(Regional, "region", region)
+    assert run(replace(FEW, speculation=3)).report.counts["head_calls"] == calls.count("diffusion head") > 0
+
+
+def test_a_window_of_other_images_changes_no_image():
+    """An image that has done its diffusion leaves the batch; the others go on by themselves."""
+    settings = replace(FEW, speculation=8)
+    together = run(settings)
+    alone = [run(settings, (i,)) for i in range(3)]
+    for i, one in enumerate(alone):
+        assert torch.equal(one.latents[0], together.latents[i])
+    for name in ("drafted_steps", "accepted_steps", "head_rows"):
+        assert together.report.counts[name] == sum(one.report.counts[name] for one in alone), name
+    assert together.report.counts["head_calls"] < sum(one.report.counts["head_calls"] for one in alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("images", [1, 4])
+def test_a_quarter_of_the_calls_on_the_demo(root: Path, images: int):
+    """Of 16 blocks of 100 steps and an evaluation each."""
+    model = load_bitdance(root / "demo" / "checkpoints" / "bitdance.safetensors", "fp32")
+    settings = BlockSettings(diffusion_steps=100, cfg=2.0, cfg_schedule="linear", speculation=8)
+    sampler = bitdance(model, from_ids(range(images)), settings, PairedNoise(7, range(images)))
+    assert finish(sampler).report.counts["head_calls"] <= 16 * 101 / 4
