@@ -232,7 +232,7 @@ def lazymar_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.fast_cases("full")
 @pytest.mark.parametrize("tag", ["full", "tokcache", "baseline"])
 def test_choices_conditions_and_whole_runs_of_lazymar_agree(lazymar_folder, tag):
     """``full`` has all caches, ``tokcache`` all but the head's, ``baseline`` none."""

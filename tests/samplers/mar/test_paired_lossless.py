@@ -180,7 +180,7 @@ def test_every_speculative_token_is_the_references(temperature, window, images):
     assert departures(toy_mar(), result, images, temperature, window) <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("temperature", "off"), [(1.0, 0.1), (0.8, 0.3)])
 def test_every_drafted_token_is_the_references(temperature, off):
     result = drafted(temperature, off)
