@@ -480,6 +480,13 @@ def test_compare_grows_and_moves_no_link(editor):
     assert links == {"image_1", "report_1", "report_2", "report_3"} and sent == again
 
 
+# Widgets of these that the editor hides until advanced ones are asked for: an App shows their names and no control.
+FOLDED = """inputs => inputs.filter(([id, name]) => {
+    const widget = app.graph.getNodeById(id).widgets.find(widget => widget.name === name)
+    return widget?.options?.advanced || widget?.advanced
+})"""
+
+
 @pytest.mark.parametrize("name", APPS)
 def test_an_app_shows_inputs_and_image(comfy, editor, name, artifacts):
     editor.set_viewport_size(LAPTOP)
@@ -494,6 +501,7 @@ def test_an_app_shows_inputs_and_image(comfy, editor, name, artifacts):
     shown = editor.locator("body").inner_text()
     names = [widget for _, widget in app["extra"]["linearData"]["inputs"]]
     assert all(widget in shown for widget in names if widget != "last run")  # which is there after a run
+    assert editor.evaluate(FOLDED, app["extra"]["linearData"]["inputs"]) == []
     assert not comfy.failure(_run(comfy, editor))
     editor.locator("img").last.wait_for(timeout=10000)
     editor.wait_for_timeout(1500)

@@ -207,7 +207,7 @@ function foldAdvanced(node) {
     if (!widget.options?.advanced) continue
     widget.advanced = true
     // That renderer does not draw them, but leaves room for all that are not hidden.
-    const get = () => !LiteGraph.vueNodesMode && !node.showAdvanced
+    const get = () => !LiteGraph.vueNodesMode && !node.showAdvanced && widget.advanced
     Object.defineProperty(widget, "hidden", { get, set() {}, configurable: true, enumerable: true })
   }
 }
@@ -288,6 +288,16 @@ const isOurs = (host, slot) => targetsOf({ node: host, hosts: [] }, slot).some((
 /** Show a promoted widget that is advanced inside: Nodes 2.0 hides it on a subgraph's node, which has no button that shows it. */
 function unfold(widget) {
   widget.options.advanced = false
+  widget.advanced = false
+}
+
+/** Show the widgets that the graph's App offers: of an advanced one the App shows the name and no control. */
+function unfoldForApp() {
+  for (const [id, name] of app.graph.extra?.linearData?.inputs ?? []) {
+    const node = app.graph.getNodeById(id)
+    const widget = node?.comfyClass?.startsWith("FastAR") && widgetOf(node, name)
+    if (widget?.options?.advanced) unfold(widget)
+  }
 }
 
 function watchHost(host) {
@@ -332,6 +342,7 @@ app.registerExtension({
   },
   afterConfigureGraph() {
     for (const { node } of instances()) if (node.subgraph) watchPromoted(node)
+    unfoldForApp()
     rememberPromoted()
   },
   setup: () => api.addEventListener("graphChanged", noticePromoted),
