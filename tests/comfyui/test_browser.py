@@ -63,8 +63,8 @@ UNDER_MINIMAP = """boxes => {
 }"""
 
 
-# Widgets that stand on the nodes of subgraphs and are not on the screen: the names that should be read there.
-UNSEEN = """() => app.graph._nodes.filter(node => node.subgraph).flatMap(node => {
+# Widgets on open nodes of subgraphs that are not on the screen: the names that should be read there.
+UNSEEN = """() => app.graph._nodes.filter(node => node.subgraph && !node.collapsed).flatMap(node => {
     const shown = document.querySelector(`[data-node-id="${node.id}"]`)
     const isSeen = widget => shown ? shown.innerText.includes(widget.label ?? widget.name)
         : node.isWidgetVisible?.(widget) ?? !widget.hidden
