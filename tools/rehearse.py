@@ -4,9 +4,9 @@
     python -m fastar_nodes.tools.rehearse mar-base kl16
 
 A hub on this machine offers the files. For each entry a new process downloads them, checks them, and runs one AR step
-(of a decoder, encoder or language model one evaluation). The table lists what that took beside what was
-estimated. Large matrices are zero, so the files take little space where they are offered, but their full size where
-they are downloaded to; they are deleted after their entry, and a decoder that several entries need at the end.
+(of a decoder, encoder or language model one evaluation). The table lists what that took beside what was estimated.
+Large matrices are zero, so the files take little space where they are offered, but their full size where they are
+downloaded to; they are deleted after their entry, and a decoder that several entries need at the end.
 """
 
 import argparse

@@ -30,6 +30,7 @@ from torch import Tensor
 from ...reports.record import Report
 from ..driver import to_device
 from ..mar.coupling import Gaussian, reflect
+from ..mar.speculative import places
 from ..noise import CounterRNG
 from .diffusion import Denoiser, Known, Table, guided
 
@@ -124,9 +125,7 @@ class Paths:
         """
         # 1. The M states, those of the first image first.
         widths = self.widths(images, states.shape[1])
-        firsts = widths.cumsum() - widths  # index of each image's first state
-        index = np.arange(len(images)).repeat(widths)
-        columns = np.arange(len(index)) - firsts[index]
+        firsts, index, columns = places(widths)
         of, column, owner, step = self._on_device(index, columns, images[index], self.done[images][index] + columns)
         image, first, width = self._on_device(images, firsts, widths)
 

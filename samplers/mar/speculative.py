@@ -61,6 +61,17 @@ class _States(NamedTuple):
         return _States(self.row[index], self.step[index], self.draft[index], q, p, self.uniforms[index])
 
 
+def places(widths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the states of R windows of W states each stand, one window after another; ``widths`` int64 [R].
+
+    Returns the index of each window's first state, int64 [R], and of all M states their window and their place in it,
+    int64 [M] each.
+    """
+    firsts = widths.cumsum() - widths
+    window = np.arange(len(widths)).repeat(widths)
+    return firsts, window, np.arange(len(window)) - firsts[window]
+
+
 class Paths:
     """N tokens in the middle of their diffusion, each at its own step; with their random numbers for verification.
 
@@ -176,9 +187,7 @@ class Paths:
         """
         # 1. The M drafted states, those of the first row first.
         widths = self._widths(rows, q.mean.shape[1])
-        firsts = widths.cumsum() - widths  # index of each row's first state
-        index = np.arange(len(rows)).repeat(widths)
-        columns = np.arange(len(index)) - firsts[index]
+        firsts, index, columns = places(widths)
         of, column, token, step = self._on_device(index, columns, rows[index], self.done[rows][index] + columns)
         row, first, width = self._on_device(rows, firsts, widths)
 

@@ -16,8 +16,15 @@ NAMES = f"""() => [...document.querySelectorAll("{CARDS}")].map(
 WIDTHS = f"""() => [...document.querySelectorAll("{CARDS}")].map(
     card => [...card.querySelectorAll('img')].map(image => image.complete ? image.naturalWidth : 0)[0])"""
 # Words to numbers of the templates that they must find.
-SEARCHES = {"autoregressive": {1}, "janus": {13}, "inpaint": {5}, "cat": {1}, "MAR": {1, 3, 4, 5, 9}, "FastAR": {7, 12}}
-SEARCHES |= {"BitDance": {14}}
+SEARCHES = {
+    "autoregressive": {1},
+    "janus": {13},
+    "inpaint": {5},
+    "cat": {1},
+    "MAR": {1, 3, 4, 5, 9},
+    "FastAR": {7, 12},
+    "BitDance": {14},
+}
 
 
 def test_the_gallery_shows_and_finds_the_templates(comfy: Comfy, editor: Any, artifacts: Path) -> None:

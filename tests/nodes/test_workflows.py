@@ -49,8 +49,11 @@ SAMPLERS = {
     "tokens": ("FastARLlamaGenSampler", "FastARPARSampler", "FastARZipARSampler", "FastARMuLoSDSampler"),
     "blocks": ("FastARBitDanceSampler",),
 }
-SHARED = {"MAR": ("steps", "diffusion_steps", "cfg"), "tokens": ("cfg", "temperature", "top_k")}
-SHARED["blocks"] = ("diffusion_steps", "cfg", "cfg_schedule")
+SHARED = {
+    "MAR": ("steps", "diffusion_steps", "cfg"),
+    "tokens": ("cfg", "temperature", "top_k"),
+    "blocks": ("diffusion_steps", "cfg", "cfg_schedule"),
+}
 LOADERS = {
     "FastARLoadMAR": "mar",
     "FastARLoadLlamaGen": "llamagen",
