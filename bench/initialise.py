@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from torch import nn
 
-from ..model_loaders.networks.bitdance import BitDanceClass
+from ..model_loaders.networks.bitdance import BlockNetwork
 from ..model_loaders.networks.hybrid import Hybrid
 from ..model_loaders.networks.llama import PROMPT, Llama
 from ..model_loaders.networks.mar import MAR
+
+AnyBitDance = TypeVar("AnyBitDance", bound=BlockNetwork)
 
 
 def _xavier(layers: nn.Module) -> None:
@@ -47,7 +51,7 @@ def initialise_llama(net: Llama) -> Llama:
     return net
 
 
-def initialise_bitdance(net: BitDanceClass) -> BitDanceClass:
+def initialise_bitdance(net: AnyBitDance) -> AnyBitDance:
     """Std 0.02 in the transformer; Xavier matrices in the diffusion head, whose adaLN and last layer are zero."""
     for name, p in net.named_parameters():
         if name.endswith(".bias"):

@@ -3,60 +3,89 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TypeVar
 
 import torch
+from torch import nn
 
 from ..assembly import Ready
 from ..errors import UserError
 from ..model_loaders.families import EIGHT_BITS, choose_dtype
+from ..model_loaders.networks.bitdance import BitDanceText, BlockModel, Marks
 from ..model_loaders.networks.hybrid import Hybrid, HybridModel
 from ..model_loaders.networks.janus import Janus, JanusModel, Template
 from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
 from ..model_loaders.networks.ops import quantize
 from ..model_loaders.official import (
+    BITDANCES,
     HYBRID_SIZES,
     JANUS_SIZES,
     SIZES,
     TOKEN_SIZES,
     official,
+    official_bitdance,
     official_gpt,
     official_hybrid,
     official_janus,
 )
-from ..samplers.registry import HYBRID, JANUS, LLAMAGEN, Entry
+from ..samplers.registry import BITDANCE, HYBRID, JANUS, LLAMAGEN, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
-from .initialise import initialise_hybrid, initialise_llama, initialise_mar
+from .initialise import initialise_bitdance, initialise_hybrid, initialise_llama, initialise_mar
 
 # Qwen2's vocabulary: how many ids are text, and the ids around a turn of a conversation.
 _TEXT = 151_643
 _TURN = (151_644, 151_645)
-ALL_SIZES = (*SIZES, *TOKEN_SIZES, *HYBRID_SIZES, *JANUS_SIZES)
+ALL_SIZES = (*SIZES, *TOKEN_SIZES, *HYBRID_SIZES, *JANUS_SIZES, *BITDANCES)
 # Ids around a prompt of a random Janus, which has fewer words than Qwen2, and tokens per side of its images.
 _AROUND = Template(begin=100_000, image=100_001)
 _JANUS_TEXT = 100_000
 _JANUS_GRID = 24
+# Pixels along one side of a token of BitDance, and the most tokens along a side that a token of its prompts can say.
+_BITDANCE_STRIDE = 16
+_BITDANCE_SIDES = 256
 # Transition tokens of a random PAR: PAR-4x.
 PAR_SPECIAL = 3
 
 
-def random_gpt(config: LlamaConfig) -> Llama:
+N = TypeVar("N", bound=nn.Module)
+
+
+def _blank(make: Callable[[], N], dtype: torch.dtype, device: str | torch.device) -> N:
+    """A network whose norms have the weight 1 and whose other parameters are 0, without gradients.
+
+    Its parameters are made where and as they stay, so that a large network is never in memory in fp32.
+    """
+    with torch.device("meta"):
+        net = make()
+
+    net = net.to(dtype).to_empty(device=device).eval().requires_grad_(False)
+    for name, parameter in net.named_parameters():
+        is_norm = parameter.ndim == 1 and name.endswith("weight")
+        parameter.fill_(1.0 if is_norm else 0.0)
+
+    return net
+
+
+@torch.no_grad()
+def random_gpt(config: LlamaConfig, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Llama:
     """A token model with random weights.
 
     The output layer, zero at the start of a training, would make all tokens equally likely.
     """
-    net = initialise_llama(Llama(config)).eval().requires_grad_(False)
+    net = initialise_llama(_blank(lambda: Llama(config), dtype, device))
     net.output.weight.normal_(std=0.02)
     return net
 
 
-def random_janus(size: str) -> Janus:
+@torch.no_grad()
+def random_janus(size: str, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Janus:
     """A Janus with random weights, before its table of image tokens is folded."""
-    net = Janus(official_janus(size))
+    net = _blank(lambda: Janus(official_janus(size)), dtype, device)
     initialise_llama(net)
-    return net.eval().requires_grad_(False)
+    return net
 
 
 def _words(text: str, count: int = _TEXT) -> list[int]:
@@ -70,21 +99,32 @@ def random_hybrid(size: str, dtype: torch.dtype, device: str | torch.device) -> 
     The weights come from the global random state; on "meta" there are none. Prompts are read as arbitrary ids.
     """
     _, _, _, side, max_beta, _ = HYBRID_SIZES[size]
-    is_meta = str(device) == "meta"
-
-    with torch.device("meta" if is_meta else "cpu"):
-        net = Hybrid(official_hybrid(size, side)).eval().requires_grad_(False)
-    if not is_meta:
-        initialise_hybrid(net)
-
-    # The last layer of the head stays in fp32.
-    last = net.head.final_layer.linear
-    net.to(device, dtype)
-    last.float()
+    net = initialise_hybrid(_blank(lambda: Hybrid(official_hybrid(size, side)), dtype, device))
+    net.head.final_layer.linear.float()  # the last layer of the head stays in fp32
 
     return HybridModel(
         net.mar, f"{size}, random weights", max_beta=max_beta, hybrid=net, tokenize=_words, turn=_TURN, trained=side
     )
+
+
+def random_bitdance(size: str, dtype: torch.dtype, device: torch.device) -> BlockModel:
+    """A BitDance with random weights. Prompts are read as arbitrary ids."""
+    net = initialise_bitdance(_blank(lambda: official_bitdance(size), dtype, device))
+    name = f"{size}, random weights"
+    if not isinstance(net, BitDanceText):
+        return BlockModel(net, name, _BITDANCE_STRIDE)
+
+    # The ids of image sizes and queries are the last ones of the vocabulary.
+    first = net.config.vocab - _BITDANCE_SIDES - (net.block - 1)
+    queries = range(net.config.vocab - (net.block - 1), net.config.vocab)
+    marks = Marks(
+        begin=_TURN[0],
+        end=_TURN[1],
+        image=first - 1,
+        sizes={side: first + side - 1 for side in range(1, _BITDANCE_SIDES + 1)},
+        queries=tuple(queries),
+    )
+    return BlockModel(net, name, _BITDANCE_STRIDE, tokenize=_words, marks=marks)
 
 
 def random_model(size: str, dtype: str, device: torch.device, special: int = 0) -> Ready:
@@ -108,24 +148,22 @@ def _random_model(size: str, family: str, compute: torch.dtype, device: torch.de
 
         if family == LLAMAGEN:
             name = f"{size.replace('LlamaGen', 'PAR')}-4x" if special else size
-            net = random_gpt(official_gpt(size, special)).to(device, compute)
+            net = random_gpt(official_gpt(size, special), compute, device)
             grid = TOKEN_SIZES[size][3]
             return Ready(LLAMAGEN, TokenModel(net, f"{name}, random weights", grid))
 
+        if family == BITDANCE:
+            return Ready(BITDANCE, random_bitdance(size, compute, device))
+
         if family == JANUS:
-            janus = random_janus(size).fold().to(device, compute)
+            janus = random_janus(size, compute, device).fold()
             words = partial(_words, count=_JANUS_TEXT)
             name = f"{size}, random weights"
             return Ready(JANUS, JanusModel(janus, name, _JANUS_GRID, tokenize=words, template=_AROUND))
 
-        made = initialise_mar(MAR(official(size))).eval().requires_grad_(False)
-
-    # The last layer of the head stays in fp32.
-    last = made.head.final_layer.linear
-    made = made.to(device, compute)
-    last.float()
-
-    return Ready(MAR_FAMILY, MARModel(made, f"{size}, random weights", t_max=950))
+        made = initialise_mar(_blank(lambda: MAR(official(size)), compute, device))
+        made.head.final_layer.linear.float()  # the last layer of the head stays in fp32
+        return Ready(MAR_FAMILY, MARModel(made, f"{size}, random weights", t_max=950))
 
 
 def family_of(size: str) -> str:
@@ -134,6 +172,8 @@ def family_of(size: str) -> str:
         return LLAMAGEN
     if size in JANUS_SIZES:
         return JANUS
+    if size in BITDANCES:
+        return BITDANCE
     return HYBRID if size in HYBRID_SIZES else MAR_FAMILY
 
 

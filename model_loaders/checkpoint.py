@@ -548,6 +548,7 @@ def load_strictly(
         operations.make_room(net, layers)
 
     loaded: dict[str, Tensor] = {}
+    made: dict[tuple[int, torch.dtype], Tensor] = {}  # a weight with two names stays one
     for name, tensor in file.state.items():
         _expect_plain(file, name, tensor)
         if name in kinds:
@@ -556,7 +557,9 @@ def load_strictly(
             continue
 
         target = torch.float32 if name.startswith(tuple(fp32)) else dtype
-        loaded[name] = tensor.to(device=device, dtype=target, copy=True).contiguous()
+        if (id(tensor), target) not in made:
+            made[id(tensor), target] = tensor.to(device=device, dtype=target, copy=True).contiguous()
+        loaded[name] = made[id(tensor), target]
         if not loaded[name].is_meta and not _finite(loaded[name]):
             _expect_finite(file, name, tensor)
             raise file.error(f"has weights too large for {dtype} in {name[:80]}", "choose dtype bf16 or fp32")

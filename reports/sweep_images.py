@@ -40,8 +40,8 @@ _AXES = {
 }
 MEASURES = tuple(_AXES)
 # Pixels of a plot.
-_WIDTH = 960
-_HEIGHT = 640
+_WIDTH = 720
+_HEIGHT = 400
 
 
 # ------------------------------------------------------------------------------------------------ grid
@@ -215,7 +215,7 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
         measure: one of :data:`MEASURES`.
 
     Returns:
-        uint8 [640, 960, 3].
+        uint8 [400, 720, 3].
 
     Raises:
         UserError: no cell has the measure.

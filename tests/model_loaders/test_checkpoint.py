@@ -483,6 +483,15 @@ def test_loads_copies_in_the_dtype_asked_for() -> None:
     assert not kept.training and not any(p.requires_grad for p in kept.parameters())
 
 
+def test_a_weight_with_two_names_is_converted_once() -> None:
+    weight = torch.ones(2, 3)
+    with torch.device("meta"):
+        net = nn.ModuleDict({"a": nn.Linear(3, 2, bias=False), "b": nn.Linear(3, 2, bias=False)})
+
+    loaded = load({"a.weight": weight, "b.weight": weight}, net, dtype=torch.bfloat16)
+    assert loaded["a"].weight.data_ptr() == loaded["b"].weight.data_ptr() != weight.data_ptr()
+
+
 def test_no_initial_weights_are_drawn() -> None:
     """They would be replaced, and drawing them on the device "meta" is slow."""
     before = torch.random.get_rng_state()

@@ -212,7 +212,7 @@ def test_a_cell_that_has_gone_is_named(tmp_path):
 def test_a_plot_of_every_measure_has_a_dot_for_every_line(tmp_path):
     for name in ("PSNR", "SSIM", "acceptance", "passes"):
         plot = sweep_plot(made(tmp_path), name)
-        assert plot.shape == (640, 960, 3) and all((plot == colour).all(-1).any() for colour in SERIES[:2])
+        assert plot.shape == (400, 720, 3) and all((plot == colour).all(-1).any() for colour in SERIES[:2])
 
 
 def test_a_measure_that_no_cell_has(tmp_path):

@@ -39,7 +39,12 @@ def test_a_file_is_read_and_its_zeros_take_no_space(tmp_path, name, dtype):
 
 def test_shards_hold_every_weight_once():
     parts = list(rehearse._shards({str(i): (10,) for i in range(10)}, 3))
-    assert [sorted(part) for part in parts] == [["0", "1", "2", "3"], ["4", "5", "6"], ["7", "8", "9"]]
+    assert [sorted(part) for part in parts] == [["0", "1", "2"], ["3", "4", "5", "6"], ["7", "8", "9"]]
+
+
+def test_no_shard_is_empty_beside_a_large_weight():
+    parts = list(rehearse._shards({"encoder": (12,), "decoder.rest": (16,)}, 2))
+    assert [list(part) for part in parts] == [["encoder"], ["decoder.rest"]]
 
 
 def test_the_sizes_of_the_catalogue_are_those_of_the_shapes():
