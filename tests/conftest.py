@@ -13,7 +13,7 @@ from timeouts import limited
 torch.set_num_threads(1)  # the networks are small: two threads take as long and more CPU
 
 # The first example of a test also pays for lazy imports, and a busy machine is slow at any of them.
-settings.register_profile("fastar", deadline=None, max_examples=50)  # of a test that states no number itself
+settings.register_profile("fastar", deadline=None)
 settings.load_profile("fastar")
 
 
