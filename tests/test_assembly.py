@@ -96,6 +96,7 @@ def test_weights_are_placed_in_the_precision_of_the_compute_device(monkeypatch, 
 @pytest.mark.parametrize(("channels", "patch", "reads", "fits"), [
     (16, 2, 4, True), (16, 2, 16, False), (16, 1, 16, True), (16, 4, 1, True), (4, 2, 4, False),
 ])  # fmt: skip
+@pytest.mark.fast_cases("16-2-4-True", "4-2-4-False")
 def test_a_token_holds_the_latent_channels_of_patch_times_patch_positions(tmp_path, channels, patch, reads, fits):
     """A MAR of 16 numbers a token: with patch 2 they are 2 x 2 positions of 4 latent channels."""
     write(MAR_(replace(MAR_SIZE, channels=channels)), tmp_path / "mar.safetensors", 0, heads=2, patch=patch)
@@ -124,7 +125,7 @@ def test_a_token_holds_the_latent_channels_of_patch_times_patch_positions(tmp_pa
     ("demo-kl", None, "the model's file does not name its decoder"),
     ("demo-kl", "demo-kl", ""),
 ])  # fmt: skip
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(1)
 def test_a_decoder_that_is_not_known_to_fit_stands_in_the_report(tmp_path, choice, stated, remark):
     about = {} if stated is None else {"decoder": stated}
     write(MAR_(MAR_SIZE), tmp_path / "mar.safetensors", 0, heads=2, latent_scale="0.5", **about)

@@ -4,6 +4,7 @@ import argparse
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ def commands(text: str) -> Iterator[list[str]]:
             yield shlex.split(found)
 
 
+@cache
 def parser_of(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     load_module(COMMANDS[command][0], command).arguments(parser)

@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -157,11 +158,19 @@ def entry_of(name: str, table: dict) -> str:
 
 
 @cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    """All nodes of a file's syntax tree."""
-    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements below a node, at any depth. Expressions, most of a tree, are left out: they hold no statement."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from statements(child)
+
+
+@cache
 def parse(path: Path) -> tuple[set[str], set[str]]:
     """Absolute imports of a file, and modules of the package that it imports, at any level and in any function.
 
@@ -169,7 +178,7 @@ def parse(path: Path) -> tuple[set[str], set[str]]:
     """
     package = path.relative_to(ROOT).parts[:-1]
     absolute, relative = set(), set()
-    for node in nodes_of(path):
+    for node in statements(tree_of(path)):
         if isinstance(node, ast.Import):
             absolute |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -207,8 +216,8 @@ def test_only_the_command_line_names_the_tools():
     """It looks them up by name, as it does the modules of bench/, because an installed pack does not contain them."""
     for path in sources():
         name = name_of(path)
-        if name != "cli.main" and not within(name, "tools"):
-            texts = [node.value for node in nodes_of(path) if isinstance(node, ast.Constant)]
+        if name != "cli.main" and not within(name, "tools") and "tools." in path.read_text(encoding="utf-8"):
+            texts = [node.value for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant)]
             assert not [t for t in texts if isinstance(t, str) and "tools." in t and " " not in t], name
 
 

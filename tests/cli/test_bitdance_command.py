@@ -38,6 +38,7 @@ def test_an_image_of_labels_and_one_of_prompts_that_is_not_square(cli, path):
         ("--batch 3 --set diffusion_steps=2", "batch: 3 images with 2 diffusion steps need more than"),
     ],
 )
+@pytest.mark.fast_cases(4)
 def test_what_cannot_be_is_refused(cli, sentence, path, monkeypatch, options, said):
     monkeypatch.setattr(batches, "NOISE_LIMIT", 4 * 2 * 4 * 16 * 6)
     text = sentence(cli(f"compare --device cpu {options} --model", path))

@@ -45,7 +45,7 @@ def checked(cli, *arguments):
         ("mar", "--decoder {kl}", MASKED),
         pytest.param("hybrid", "--decoder {kl} --prompt red", MASKED, marks=pytest.mark.slow),
         ("llamagen", "--decoder {vq}", TOKENS),
-        ("par", "--decoder {vq}", TOKENS - {"ZipAR, exact (fp32)"}),
+        pytest.param("par", "--decoder {vq}", TOKENS - {"ZipAR, exact (fp32)"}, marks=pytest.mark.slow),
         pytest.param(
             *("low", "--decoder {vq} --tar {tar} --ta-tok {ta_tok} --prompt red", TOKENS), marks=pytest.mark.slow
         ),
@@ -113,6 +113,7 @@ def entry(files, tmp_path, monkeypatch):
         ({"dtype": "bf16"}, "dtype of the file"),
     ],
 )
+@pytest.mark.fast_cases(3)
 def test_an_entry_beside_the_catalogue(cli, entry, changes, wrong):
     folder = entry(**changes)
     answer = cli("check --model tiny --device cpu --models", folder)
@@ -123,6 +124,7 @@ def test_an_entry_beside_the_catalogue(cli, entry, changes, wrong):
 
 
 @pytest.mark.parametrize("kind", ["kl", "vq", "tar", "ta_tok", "bits"])
+@pytest.mark.fast_cases("kl", "tar", "bits")
 def test_a_part_of_a_model(cli, files, kind):
     path = block_models.FOLDER / "native" / "ae.safetensors" if kind == "bits" else getattr(files, kind)
     answer, lines = checked(cli, "--model", path, "--prompt", "red")
@@ -141,6 +143,7 @@ def test_the_long_steps(cli, tiny_demo):
     assert "the model is in fp32" in rows["dtype against fp32"]
 
 
+@pytest.mark.slow  # test_a_tiny_model_of_every_family checks the lines of fp32
 def test_another_dtype_beside_fp32(cli, tiny_demo):
     """Exactness must hold in fp32, and is told in bf16."""
     cli("check --model demo-llamagen-low --device cpu --only image,exact,dtype --dtype bf16")
@@ -251,7 +254,7 @@ def test_an_unknown_model_is_suggested(cli, sentence, offline):
 
 
 @pytest.mark.parametrize("option", ["decoder", "tar", "ta-tok", "encoder"])
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_an_option_that_the_model_does_not_use(cli, sentence, offline, option):
     said = sentence(cli(f"check --model kl16 --device cpu --{option} x"))
     assert said.startswith(f"{option}: kl16 does not use it, it is for ") and said.endswith("; leave it out.")

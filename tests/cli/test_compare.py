@@ -103,6 +103,7 @@ REPEATS = {
 
 
 @pytest.mark.parametrize("words", REPEATS)
+@pytest.mark.fast_cases(1)
 def test_repeats_run_in_turn_and_tell_the_spread(compare, words, monkeypatch):
     plain, fast = (list(seconds) for seconds in REPEATS[words])
     order = []
@@ -232,6 +233,7 @@ def test_prompts_for_models_that_read_them(compare, sentence, files, tmp_path, m
         assert sentence(compare("llamagen", f"{line} {more}")).startswith(f"{field}: ")
 
 
+@pytest.mark.slow  # test_all_families_of_the_demo_in_one_run compares a PAR, test_same_checks.py runs Tar
 def test_files_of_par_and_tar(compare):
     assert list(table(compare("par", "--label 3"))) == ["PAR"]
     assert list(table(compare("tar", "--draft {low} --json c.json"))) == ["Tar", "ZipAR", "MuLo-SD"]
@@ -289,7 +291,14 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("family, field, line", [(*named, line) for named, lines in BAD.items() for line in lines])
+def bad_lines():
+    """The first line of every family and field is not slow."""
+    for named, lines in BAD.items():
+        for k, line in enumerate(lines):
+            yield pytest.param(*named, line, marks=[pytest.mark.slow] * (k > 0))
+
+
+@pytest.mark.parametrize("family, field, line", [*bad_lines()])
 def test_bad_input_is_one_sentence(compare, sentence, tmp_path, monkeypatch, family, field, line):
     monkeypatch.setattr("socket.socket.connect", None)
     assert sentence(compare(family, line, "--models", tmp_path)).startswith(f"{field}: ")
@@ -324,6 +333,7 @@ def test_latents_that_are_not_finite_are_reported(compare, sentence, monkeypatch
 
 
 @pytest.mark.parametrize("label", ["''", "' '", "', ;'"])
+@pytest.mark.fast_cases(1)
 def test_an_empty_label_is_not_class_0(compare, sentence, label):
     assert sentence(compare("mar", f"--label {label}")).startswith("label: it is empty")
 

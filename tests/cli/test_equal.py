@@ -31,11 +31,19 @@ def test_what_cannot_be_compared_is_refused(cli, tiny_demo):
     assert masked.code == 2 and "samplers: mar has no setting parallel" in masked.err
 
 
-def test_a_janus_of_official_size_has_random_weights(cli, monkeypatch):
+@pytest.mark.parametrize(
+    ("images", "samplers"),
+    [
+        (2, {"llamagen": "LlamaGen"}),
+        pytest.param(3, {"llamagen": "LlamaGen", "zipar": "ZipAR"}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_janus_of_official_size_has_random_weights(cli, monkeypatch, images, samplers):
     """Of a small width here."""
     monkeypatch.setitem(official.JANUS_SIZES, "Janus-Pro-1B", (16, 3, 2, 24))
-    done = cli("equal --random Janus-Pro-1B --device cpu --dtype bf16 --images 3 --batch 2 --parallel 1,2")
+    line = f"equal --random Janus-Pro-1B --samplers {','.join(samplers)} --images {images} --batch 2 --parallel 1,2"
+    done = cli(f"{line} --device cpu --dtype bf16")
     assert done.code == 0, done
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.splitlines()[2:]]
-    assert [row[0] for row in rows] == ["LlamaGen", "ZipAR"]
-    assert [row[2:] for row in rows] == [["parallel 2", "3", "3", "100.0"]] * 2
+    assert [row[0] for row in rows] == [*samplers.values()]
+    assert [row[2:] for row in rows] == [["parallel 2", str(images), str(images), "100.0"]] * len(samplers)

@@ -21,6 +21,7 @@ OPTIONS |= {"--negative x": "negative: ", "--label 3": "label: "}
 
 
 @pytest.mark.parametrize(("options", "found"), OPTIONS.items())
+@pytest.mark.fast_cases(3)
 def test_what_does_not_apply(cli, path, options, found):
     prompt = "" if "label" in options else "--prompt cat"
     done = cli(f"compare --device cpu {prompt} {options}", "--model", path)

@@ -106,6 +106,7 @@ BENCHED = [
 
 
 @pytest.mark.parametrize(("plain", "lazy", "said"), BENCHED)
+@pytest.mark.fast_cases(2)
 def test_bench_tells_a_difference_beyond_the_spread_only(cli, tiny_demo, monkeypatch, plain, lazy, said):
     left = {"mar": list(plain), "lazymar": list(lazy)}
 

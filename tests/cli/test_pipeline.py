@@ -72,7 +72,7 @@ def of_mar(files):
 
 
 @pytest.mark.parametrize("case", SAME)
-@pytest.mark.fast_cases("mar", "llamagen")
+@pytest.mark.fast_cases("mar")
 def test_the_same_call_gives_the_images_of_the_command_line(case, cli, files, pipeline, monkeypatch):
     named, call, line = SAME[case]
     images, report = pipeline(**named)(**call, seed=11)
@@ -95,7 +95,7 @@ def test_the_same_call_gives_the_images_of_the_command_line(case, cli, files, pi
 
 
 @pytest.mark.parametrize("case", ["mar", "llamagen", "tar"])
-@pytest.mark.fast_cases("mar", "llamagen")
+@pytest.mark.fast_cases("mar")
 def test_an_image_alone_is_that_of_the_batch(case, pipeline):
     named, call, _ = SAME[case]
     pipe = pipeline(**named)
@@ -289,6 +289,7 @@ def test_wrong_arguments_of_models_that_read_prompts(pipeline):
     ({"model": "demo-kl.pth"}, "^checkpoint: "),
     ({"model": "tar-1.5b"}, r'^model: tar-1.5b writes the codes .*load\("ar-dtok-512", tar="tar-1.5b"\)'),
 ])  # fmt: skip
+@pytest.mark.fast_cases(every=3)
 def test_a_wrong_argument_of_load_is_one_sentence(files, tmp_path, more, message):
     with pytest.raises(UserError, match=message):
         load(**{"model": files.mar, "decoder": files.kl, "device": "cpu", "models": tmp_path, **more})

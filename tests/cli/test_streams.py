@@ -169,6 +169,7 @@ PATHS = {
 }
 
 
+@pytest.mark.fast_cases(every=3)
 @pytest.mark.parametrize("line", PATHS)
 def test_the_home_of_an_unknown_user_is_named_in_every_path(cli, tiny_demo, sentence, tmp_path, line):
     ending = {"out": ".png", "maps": ".png", "json": ".json"}.get(PATHS[line], "")

@@ -208,6 +208,7 @@ def test_load_draws_an_image_of_a_tiny_folder(tmp_path):
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
+@pytest.mark.fast_cases(every=3)
 def test_a_text_model_that_does_not_fit_says_so(native, spoil, words):
     spoil(native)
     with pytest.raises(UserError, match=f"^checkpoint: .*{words}"):
@@ -283,6 +284,7 @@ def test_fp16_is_refused(tmp_path):
         (lambda s: s.pop("query_token"), "its head is not that of blocks of 1 tokens"),
     ],
 )
+@pytest.mark.fast_cases(every=3)
 def test_an_imagenet_model_that_does_not_fit_says_so(tmp_path, change, words):
     path = one_file(tmp_path / "x.safetensors")
     state = load_file(path)

@@ -57,6 +57,7 @@ def test_shapes_that_make_no_sense_are_refused():
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("pieces", [[1] * 9, [4, 5], [1, 3, 5]], ids=str)
 @pytest.mark.parametrize("image", [0, 3])
+@pytest.mark.fast_cases(*(f"3-[1, 3, 5]-{name}" for name in SHAPES), f"0-{[1] * 9}-class")
 def test_cached_logits_are_the_uncached_ones(name, pieces, image):
     """The same tokens one by one, several at once with a causal mask, or the first ones together with the prefix."""
     config = SHAPES[name]

@@ -165,6 +165,7 @@ def added(tokens: list, name: str, **changes) -> None:
         lambda t: t["added_tokens"].extend({"id": 317 + i, "content": f"<{i}>"} for i in range(5000)),
     ],
 )
+@pytest.mark.fast_cases(every=3)
 def test_wrong_tokenizers(folder, state, change):
     save_file(state, folder / "model.safetensors")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())

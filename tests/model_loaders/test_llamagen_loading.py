@@ -223,11 +223,13 @@ def test_a_vq_ignores_its_statistics(tmp_path: Path, root: Path) -> None:
         ("384_model_256-steps", TINY, 24),
     ],
 )
+@pytest.mark.fast_cases(5)
 def test_grid_from_the_name(tiny, name: str, config: LlamaConfig, grid: int) -> None:
     assert load_llamagen(tiny(config, name)).grid == load_llamagen(tiny(config, name), grid=grid).grid == grid
 
 
 @pytest.mark.parametrize("entry", [e for e in hub.entries("llamagen") if not e.built_in], ids=lambda e: e.id)
+@pytest.mark.fast_cases(every=3)
 def test_every_catalogued_name_tells_its_grid(tmp_path: Path, entry: hub.Entry) -> None:
     special = 15 if entry.id.endswith("16x") else 3 if entry.id.startswith("par") else 0
     save_file(weights(replace(TINY, special=special)), tmp_path / entry.file)

@@ -139,7 +139,8 @@ class TestEveryLoader:
         expected = {"kl": torch.float32, "vq": torch.float32, "binary": torch.float32, "mar": torch.float16}
         assert seen == [expected.get(stem, torch.bfloat16)]
 
-    @pytest.mark.parametrize("removed", [2, pytest.param(8, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("removed", [2, 8])
+    @pytest.mark.fast_cases("2-mar", "2-gpt", "2-dtok", "2-tar", "2-bitdance")
     def test_names_are_strict(self, stem, write, expected, removed: int) -> None:
         refused(stem, write(stem, lambda s: s.update(extra=torch.ones(1))), "1 unexpected (extra)")
         names = sorted(load_file(write(stem)).keys() & expected(stem))
@@ -159,7 +160,7 @@ class TestEveryLoader:
         ids=["nan", "infinite", "integers", "empty", "misshaped", "a number"],
     )
     @pytest.mark.fast_cases(
-        *(f"nan-{stem}" for stem in LOADERS),
+        *("nan-mar", "nan-gpt", "nan-tar", "nan-janus", "nan-bitdance"),
         *(f"{value}-gpt" for value in ("infinite", "integers", "empty", "misshaped", "a number")),
         *("empty-mar", "misshaped-vq", "a number-tar"),
     )
@@ -168,7 +169,7 @@ class TestEveryLoader:
         name = next(n for n in sorted(state) if n in expected(stem) and "norm" not in n)
         refused(stem, write(stem, lambda s: s.update({name: value(s[name])})), words)
 
-    @pytest.mark.fast_cases("mar", "kl", "gpt", "tar", "janus")
+    @pytest.mark.fast_cases("mar", "kl", "tar")
     def test_files_of_every_other_family_are_refused(self, stem, files: dict[str, Path], tmp_path: Path) -> None:
         for other, path in files.items():
             family = LOADERS[other][1]
@@ -177,6 +178,7 @@ class TestEveryLoader:
                 (tmp_path / "x.safetensors").write_bytes(path.read_bytes())
                 refused(stem, tmp_path / "x.safetensors", f"holds {KINDS[family].noun}, not ", KINDS[family].loader)
 
+    @pytest.mark.fast_cases("mar", "gpt", "tar", "janus")
     def test_damaged_and_missing_files(self, stem, write, tmp_path: Path) -> None:
         path = write(stem)
         data = path.read_bytes()
@@ -187,6 +189,7 @@ class TestEveryLoader:
         refused(stem, path, "some.thing")
         refused(stem, tmp_path / "gone.safetensors", "there is no file")
 
+    @pytest.mark.fast_cases("mar", "gpt", "tar", "bitdance")
     def test_a_pickle_is_loaded_and_runs_nothing(self, stem, write, tmp_path: Path) -> None:
         state = load_file(write(stem))
         torch.save({"model": state, "args": Payload(tmp_path / "canary")}, tmp_path / "x.pt")
@@ -245,6 +248,7 @@ SPECIAL = "spe_tok_embeddings.special_embeddings.weight"
         ("tar", without(f"{QWEN}self_attn.q_proj.weight"), "q_proj.weight is missing"),
     ],
 )
+@pytest.mark.fast_cases(every=3)
 def test_weights_that_do_not_fit(write, stem: str, change, words: str) -> None:
     refused(stem, write(stem, change), words)
 
@@ -280,6 +284,7 @@ def test_weights_that_do_not_fit(write, stem: str, change, words: str) -> None:
         ("hybrid", {"config": '{"llm": {"num_attention_heads": 4}}'}, "has no mar.encoder_num_heads in its"),
     ],
 )
+@pytest.mark.fast_cases(every=3)
 def test_metadata_that_makes_no_sense(write, stem: str, entry: dict, words: str) -> None:
     with pytest.raises(UserError) as error:
         LOADERS[stem][0](write(stem, **entry))
@@ -469,6 +474,7 @@ class TestConfigurationsOfLanguageModels:
         bias = language(stem, configured(stem, first, {})).bias
         refused(stem, configured(stem, first, {"attention_bias": not bias}), "attention_bias")
 
+    @pytest.mark.fast_cases("tar", "janus")
     def test_what_changes_nothing_is_ignored(self, stem: str, configured) -> None:
         """Among it a refused field that is left out, or that has the value of the network: the remedy of a refusal."""
         place = PLACES[stem][0]
@@ -478,6 +484,7 @@ class TestConfigurationsOfLanguageModels:
         assert all(torch.equal(value, usual.state_dict()[name]) for name, value in made.state_dict().items())
 
 
+@pytest.mark.fast_cases("tar")
 @pytest.mark.parametrize("stem", PLACES)
 def test_a_part_of_a_configuration_must_be_a_dictionary(stem: str, write, files: dict[str, Path]) -> None:
     with safe_open(files[stem], "pt") as file:
@@ -539,6 +546,7 @@ def test_the_scale_of_the_latents_of_a_hybrid(write, files: dict[str, Path]) -> 
         (("vq_config",), {"num_patches": 1}, "num_patches = 1"),
     ],
 )
+@pytest.mark.fast_cases(2)
 def test_the_image_tokens_of_a_janus(write, files: dict[str, Path], path, fields: dict, words: str) -> None:
     with safe_open(files["janus"], "pt") as file:
         stated = json.loads(file.metadata()["config"])

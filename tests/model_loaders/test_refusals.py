@@ -399,6 +399,7 @@ def check_valid(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Non
     return check
 
 
+@pytest.mark.fast_cases(every=3)
 @pytest.mark.parametrize("row", ROWS, ids=[row.what for row in ROWS])
 def test_refusal_and_remedy(row: Row, tmp_path: Path, check_valid: Callable[[str], None]) -> None:
     path = tmp_path / row.name

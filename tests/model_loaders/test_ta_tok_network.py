@@ -87,6 +87,7 @@ def plain_features(net: TATok, codes: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("side", [1, 2, 3, 4, 5, 9])
+@pytest.mark.fast_cases("1", "4", "9")
 def test_features_are_those_of_the_plain_one(side: int) -> None:
     net = tiny_ta_tok()
     codes = torch.randint(30, (2, side**2), generator=torch.Generator().manual_seed(side))

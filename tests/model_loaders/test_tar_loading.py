@@ -197,6 +197,7 @@ SENSELESS = {
 
 
 @pytest.mark.parametrize("entry", SENSELESS)
+@pytest.mark.fast_cases(every=3)
 def test_configurations_that_make_no_sense(folder: Path, entry: str) -> None:
     for value in SENSELESS[entry]:
         value, word = value if isinstance(value, tuple) else (value, entry)

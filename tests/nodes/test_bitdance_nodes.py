@@ -208,6 +208,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.fast_cases("a sampler of MARs", "a draft", "parallel decoding", "AR steps")
 def test_what_cannot_be_on_a_bitdance_is_refused_with_the_reason(case):
     line, said = REFUSED[case]
     with pytest.raises(UserError, match=said):

@@ -196,6 +196,7 @@ def test_fp8_and_bool_are_what_they_say():
 @pytest.mark.parametrize(
     "shape", [(), (4,), (2, 3), (1, 2, 4), (0, 2, 4, 4), (1, 0, 4, 4), (1, 2, 4, 0), (1, 2, 1, 1, 4, 4)]
 )
+@pytest.mark.fast_cases(every=3)
 def test_latents_of_other_dimensions_are_refused(shape):
     mask = torch.ones(1, 8, 8)
     refused("samples", lambda: a_vae().decode(torch.zeros(shape)))

@@ -109,6 +109,7 @@ REFUSED = {
 @pytest.mark.parametrize(
     "node, field, changes", [(*key, changes) for key, found in REFUSED.items() for changes in found]
 )
+@pytest.mark.fast_cases(every=3)
 def test_what_a_loader_refuses(folder, node, field, changes):
     with pytest.raises(UserError, match=f"^{field}: ") as problem:
         if node is loaders.LoadTar:
@@ -310,7 +311,7 @@ def card(monkeypatch: pytest.MonkeyPatch):
     "capability, llamagen, tar, mar",
     [((8, 0), "bf16", "bf16", "fp16"), ((7, 5), "fp16", "fp32", "fp16"), ((6, 1), "fp32", "fp32", "fp32")],
 )
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases("capability1-fp16-fp32-fp16")
 def test_auto_chooses_the_dtype_for_the_device_that_computes(folder, card, capability, llamagen, tar, mar):
     """The weights are placed on the other device, the CPU, for which auto is fp32."""
     kinds = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

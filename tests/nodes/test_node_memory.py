@@ -53,8 +53,6 @@ NODES = nodes()
 def _frozen():
     """Objects of other tests are not searched by the garbage collection after every failure."""
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(params=list(NODES))

@@ -135,6 +135,7 @@ def test_both_models_are_brought_to_the_device_once():
 
 
 @pytest.mark.parametrize("node", TOKEN_NODES)
+@pytest.mark.fast_cases("PARSampler")
 def test_room_is_made_for_the_kv_cache_and_without_previews_not_for_the_decoder(node, monkeypatch):
     model = models(node)["model"]
     sample(node, model=model)
@@ -148,6 +149,7 @@ def test_room_is_made_for_the_kv_cache_and_without_previews_not_for_the_decoder(
 
 
 @pytest.mark.parametrize("at", [2, 30])
+@pytest.mark.fast_cases("30")
 def test_cancel_while_mulosd_drafts_and_while_it_resamples(at):
     codes = a_prompt()
     Progress.updates.clear()
@@ -277,6 +279,7 @@ def a_cache(**changes):
 
 
 @pytest.mark.parametrize("node", [samplers.MARSampler, samplers.FastHybridSampler, samplers.CSpDSampler])
+@pytest.mark.fast_cases("MARSampler", "CSpDSampler")
 def test_a_cache_combines_with_every_other_sampler(node):
     cache, given = a_cache(refresh_period=3, start_step=1), models(node)
     first, report = sample(node, **given, steps=8, cache=cache)
@@ -385,6 +388,7 @@ EDITS = {
 }
 
 
+@pytest.mark.fast_cases(*(f"MARSampler-{name}" for name in EDITS))
 @pytest.mark.parametrize("name", EDITS)
 @pytest.mark.parametrize("node", [samplers.MARSampler, samplers.CSpDSampler])
 def test_an_edit_that_cannot_be_is_reported(node, name):
@@ -471,6 +475,17 @@ REFUSED = {
 }
 
 
+@pytest.mark.fast_cases(
+    "another family",
+    "too much noise",
+    "a draft of other classes",
+    "a PAR to LlamaGen",
+    "codes without TA-Tok",
+    "labels for codes",
+    "another codebook",
+    "an upscale model for masks",
+    "no such option of a baseline",
+)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_one_sentence_that_names_the_field(name):
     node, field, changes = REFUSED[name]
@@ -502,7 +517,7 @@ def test_an_unknown_preset_is_quoted(node):
 
 
 @pytest.mark.parametrize("node", NODES.values())
-@pytest.mark.fast_cases("MARSampler", "FastHybridSampler", "LazyMARSampler", "LlamaGenSampler", "PARSampler")
+@pytest.mark.fast_cases("FastHybridSampler", "LlamaGenSampler")
 def test_the_first_run_of_a_network_begins_untimed(node, cold):
     """Its seconds can be compared with those of the next, and its result is that of any other run."""
     few = {name: number for name, number in SHORT.items() if name in knobs(kind_of(node))}

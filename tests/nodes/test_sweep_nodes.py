@@ -73,7 +73,7 @@ def test_a_sweep_runs_every_combination_and_its_baselines(folder):
 
 
 @pytest.mark.parametrize("change", ["condition", "settings", "model", "speed", "device"])
-@pytest.mark.fast_cases("condition", "model")
+@pytest.mark.fast_cases("model")
 def test_cells_of_other_inputs_are_sampled_again(folder, change, monkeypatch):
     model = a_mar()
     sweep(model, **SMALL)

@@ -58,6 +58,7 @@ def test_every_sampler_can_be_shown(node):
         ("\ud800", "cannot store in a name"),
     ],
 )
+@pytest.mark.fast_cases(4)
 def test_a_prefix_that_no_file_can_have_is_refused_before_the_frames_are_drawn(tmp_path, monkeypatch, prefix, words):
     monkeypatch.setattr(state, "folder", tmp_path)
     monkeypatch.setattr(timelapse, "time_lapse", lambda *_: pytest.fail("no frame should be drawn"))

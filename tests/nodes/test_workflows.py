@@ -526,7 +526,7 @@ def test_an_app_offers_the_download_that_it_needs(app):
 
 RELEASED = sorted((ROOT / "tests" / "workflows").glob("*/*.json"))
 # Others are slow.
-FAST = ("03", "05", "10")
+FAST = ("03", "10")
 # Few steps. Sweep and Advisor run samplers of their own; tests/comfyui runs them.
 STEPS = {"steps": 2, "diffusion_steps": 4, "diffusion_steps_end": 4}
 RUN = [

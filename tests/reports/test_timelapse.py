@@ -44,12 +44,13 @@ def test_a_token_is_shown_when_its_step_has_ended_and_a_given_one_from_the_start
 
 
 def test_the_last_second_shows_the_finished_pictures():
-    frames = lapse(a_run(0.3), duration=2.0)
-    assert frames.dtype == np.uint8 and len(frames) == 2 * FPS + 1 + FPS
-    assert (frames[2 * FPS :] == frames[-1]).all() and (frames[2 * FPS - 1] != frames[-1]).any()
+    frames = lapse(a_run(0.3), duration=0.5)
+    assert frames.dtype == np.uint8 and len(frames) == FPS // 2 + 1 + FPS
+    assert (frames[FPS // 2 :] == frames[-1]).all() and (frames[FPS // 2 - 1] != frames[-1]).any()
     assert red(frames)[0] == pytest.approx(1 / 4, abs=EDGES) and (np.diff(red(frames)) >= 0).all()
 
 
+@pytest.mark.slow  # test_figures.py has two runs on one clock
 def test_runs_share_one_clock():
     """A run of half the seconds is complete in the middle; the grid has an image as large for each."""
     every = np.arange(4, dtype=np.int32).reshape(1, 2, 2)
@@ -73,6 +74,7 @@ def test_the_seconds_are_those_that_passed(monkeypatch):
 
 
 @pytest.mark.parametrize("images, side", [(1, 1024), (5, 1024), (5, 64)])
+@pytest.mark.fast_cases("5-1024")
 def test_large_pictures_and_batches_are_reduced(images, side):
     frames = lapse(a_run(steps=STEPS.repeat(images, axis=0), side=side))
     assert max(frames.shape[1:3]) <= 520 and red(frames)[0] < 0.3

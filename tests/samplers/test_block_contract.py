@@ -82,6 +82,8 @@ FAST = (
     "bitdance, speculation",
     "bitdance, speculation, annealed",
 )
+# Cases of tests that sample again, which takes long in all cases of FAST together.
+FEWER = ("bitdance", "bitdance, prompts", "bitdance, speculation")
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -106,7 +108,7 @@ def speculates(case) -> bool:
     return CASES[case][2].speculation > 1
 
 
-@pytest.mark.fast_cases(*FAST)
+@pytest.mark.fast_cases(*FEWER)
 def test_tokens_are_bits_and_another_seed_is_another_image(case):
     latents = whole(case)[1].latents
     assert latents.dtype == torch.float32 and bool((latents.abs() == 1).all())
@@ -114,7 +116,7 @@ def test_tokens_are_bits_and_another_seed_is_another_image(case):
     assert not torch.equal(latents[0], latents[1])
 
 
-@pytest.mark.fast_cases(*FAST)
+@pytest.mark.fast_cases(*FEWER)
 def test_an_image_does_not_depend_on_its_batch(case):
     _, together = whole(case)
     for i in range(3):
@@ -124,7 +126,7 @@ def test_an_image_does_not_depend_on_its_batch(case):
             assert np.array_equal(values[0], together.report.maps[name][i]), name
 
 
-@pytest.mark.fast_cases(*FAST)
+@pytest.mark.fast_cases(*FEWER)
 def test_predictions_that_are_not_finite_are_refused(case):
     """The sign of NaN would be a token."""
 
@@ -138,7 +140,7 @@ def test_predictions_that_are_not_finite_are_refused(case):
         finish(start(case, move=spoilt))
 
 
-@pytest.mark.fast_cases(*FAST)
+@pytest.mark.fast_cases(*FEWER)
 def test_repeats_itself_and_changes_nothing_global(case):
     model = CASES[case][1]
     before, weights = process_state(), {k: v.clone() for k, v in model.net.state_dict().items()}
@@ -200,7 +202,7 @@ def test_report_adds_up(case):
     assert report.seconds > 0 and sum(report.phases.values()) <= report.seconds * 1.05
 
 
-@pytest.mark.fast_cases("bitdance, one block", "bitdance, prompts", "bitdance, speculation")
+@pytest.mark.fast_cases("bitdance, one block", "bitdance, speculation")
 def test_an_evaluation_makes_the_host_wait_for_nothing(case):
     with counted_waits() as waits:
         found, _ = waits_of_steps(start(case, move=moved), waits)

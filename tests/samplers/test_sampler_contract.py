@@ -78,7 +78,7 @@ def case(request):
     return request.param
 
 
-@pytest.mark.fast_cases(*FEWER)
+@pytest.mark.fast_cases("mar", "cspd", "lazymar")
 def test_another_seed_another_picture(case):
     assert (whole(case)[1].latents - finish(start(case, seed=6)).latents).abs().max() > 0.1
 

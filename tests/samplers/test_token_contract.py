@@ -98,6 +98,8 @@ FAST = ("llamagen", "llamagen, guided at first", "llamagen, text", "llamagen, fe
 FAST += ("par", "par, non-local", "par, adjacent, at once", "zipar", "zipar, blanks", "zipar, grouped heads")
 FAST += ("window, llamagen", "window, guided at first", "window, par, adjacent", "window, zipar, text")
 FAST += ("mulosd", "mulosd, rows in windows", "prompt", "prompt, window")
+# A case of every loop, for tests that sample again, which takes long in all cases of FAST together.
+FEWER = ("llamagen", "llamagen, text", "par", "zipar", "window, llamagen", "mulosd", "prompt")
 pytestmark = pytest.mark.fast_cases(*FAST)
 
 
@@ -119,6 +121,7 @@ def start(case, images=(0, 1, 2), seed=5, move=lambda m: m, edit=None, **changes
 whole = functools.cache(lambda case: stepped(start(case)))
 
 
+@pytest.mark.fast_cases(*FEWER)
 def test_an_image_does_not_depend_on_its_batch(case):
     _, together = whole(case)
     for i in range(3):
@@ -129,10 +132,12 @@ def test_an_image_does_not_depend_on_its_batch(case):
             assert ("mulosd" in case and name == "step") or np.array_equal(values[0], together.report.maps[name][i])
 
 
+@pytest.mark.fast_cases(*FEWER)
 def test_another_seed_another_picture(case):
     assert not torch.equal(finish(start(case, seed=6)).codes, whole(case)[1].codes)
 
 
+@pytest.mark.fast_cases(*FEWER)
 def test_repeats_itself_changes_nothing_global_and_never_waits_for_the_device(case):
     model = CASES[case][1]
 

@@ -20,7 +20,7 @@ def waits_of(name: str) -> list[Counter[str]]:
 
 
 @pytest.mark.parametrize("name", PASSES)
-@pytest.mark.fast_cases("llamagen", "par")
+@pytest.mark.fast_cases("llamagen")
 def test_a_pass_waits_for_nothing(name):
     middle = waits_of(name)[1:-1]
     assert len(middle) > 4 and not any(middle), middle

@@ -61,7 +61,7 @@ def test_the_order_of_the_tokens_by_hand():
 # ------------------------------------------------------------------------------------------------ what changes nothing
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [4, pytest.param(100, marks=pytest.mark.slow)])
 def test_images_are_equal_alone_and_in_a_batch(model, count):
     """Both branches, linear guidance: the null branch has its own noise for the first block."""
     settings = replace(FEW, diffusion_steps=3, cfg_schedule="linear")
@@ -151,6 +151,7 @@ def test_several_images_of_one_prompt_differ():
 
 
 @pytest.mark.parametrize("settings", [FEW, SPECULATIVE], ids=["plain", "speculation"])
+@pytest.mark.fast_cases("plain")
 def test_an_edit_of_everything_is_a_new_image(model, settings):
     start = bits(2, model, (4, 4))
     edit = Edit(start, torch.ones(1, 8, 8))
@@ -188,6 +189,7 @@ def test_tokens_outside_the_mask_are_kept(model, name, schedule, speculation):
 
 
 @pytest.mark.parametrize("settings", [FEW, SPECULATIVE], ids=["plain", "speculation"])
+@pytest.mark.fast_cases("plain")
 def test_an_edit_of_the_last_block_equals_the_image_that_it_started_from(model, settings):
     """The blocks before the edit are those of the plain run, so the same noise draws the same last block."""
     plain = draw(model, settings).latents
@@ -224,6 +226,7 @@ def test_known_tokens_of_a_block_follow_their_own_path(model, settings):
 
 
 @pytest.mark.parametrize("settings", [FEW, SPECULATIVE], ids=["plain", "speculation"])
+@pytest.mark.fast_cases("plain")
 def test_an_edited_image_does_not_depend_on_its_batch(model, settings):
     """The masks of a batch may differ: a block that is drawn for one image is drawn for all.
 

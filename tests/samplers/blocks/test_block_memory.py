@@ -63,6 +63,7 @@ def test_the_head_of_a_window_by_hand(monkeypatch):
 @torch.no_grad()
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
 @pytest.mark.parametrize("given", [False, True])
+@pytest.mark.fast_cases("True-2.0")
 def test_a_window_holds_what_is_estimated(monkeypatch, cfg, given):
     """Tokens of so many bits that the states of a window decide, and a call for each state."""
     monkeypatch.setattr(memory, "BUDGET", 1)

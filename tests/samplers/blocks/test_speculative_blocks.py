@@ -106,6 +106,7 @@ def deviations(count: int, of: int, window: int, given: torch.Tensor | None) -> 
 
 @pytest.mark.parametrize("given", [None, torch.tensor(1.0)], ids=["whole", "a given token"])
 @pytest.mark.parametrize("window", [2, 4])
+@pytest.mark.fast_cases("2-a given token", "4-whole")
 def test_every_step_has_the_distribution_of_the_plain_diffusion(window, given):
     """After 1 to 6 of 6 steps. 120 numbers in all lie within 4.5 standard errors: p = 0.0008 of a false alarm."""
     for count in range(1, 7):
@@ -138,6 +139,7 @@ def test_carelessness_would_show(monkeypatch, careless):
 
 
 @pytest.mark.parametrize("change", [{}, {"cfg": 1.0}, ANNEALED], ids=str)
+@pytest.mark.fast_cases(1)
 def test_windows_of_one_step_are_plain(change):
     plain = run(replace(FEW, **change))
     for window in (0, 1):
@@ -168,6 +170,7 @@ def test_what_the_settings_promise(change, exact, lossless):
 
 
 @pytest.mark.parametrize(("window", "calls"), [(2, 7), (5, 3), (12, 2), (13, 1), (64, 1)])
+@pytest.mark.fast_cases("5-3", "64-1")
 def test_drafts_that_are_right_cost_a_call_a_window(window, calls):
     """The first draft uses a prediction of 0. If the head predicts 0 everywhere, all of the 12 steps are accepted, and
     the 13 evaluations of a block need 13 / L calls, rounded up.
@@ -216,7 +219,7 @@ def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(monkeypatch):
     sizes = []
     inner = Head.denoise
     monkeypatch.setattr(Head, "denoise", lambda self, x, m: sizes.append(len(x)) or inner(self, x, m))
-    settings = replace(FEW, speculation=3)
+    settings = replace(FEW, diffusion_steps=6, speculation=3)
     whole = run(settings)
     assert max(sizes) == 2 * 3 * 3, "both branches of the windows of three images"
 
@@ -244,6 +247,7 @@ def test_every_evaluation_of_the_head_is_of_the_region_that_may_be_compiled(monk
     assert run(replace(FEW, speculation=3)).report.counts["head_calls"] == calls.count("diffusion head") > 0
 
 
+@pytest.mark.slow  # test_block_contract.py compares an image alone with the batch, also with speculation
 def test_a_window_of_other_images_changes_no_image():
     """An image that has done its diffusion leaves the batch; the others go on by themselves."""
     settings = replace(FEW, speculation=8)

@@ -61,6 +61,7 @@ def is_standard(x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("shift", [0.05, 0.7, 3.0])
+@pytest.mark.fast_cases("0.7")
 def test_reflection_is_exact_and_accepts_as_often_as_any_coupling_can(shift):
     direction = [0.6, -0.8 * 0.6, 0.8 * 0.8]
     y, q = drafts([1 + 0.5 * shift * d for d in direction], [0.5] * 3)
@@ -78,6 +79,7 @@ def test_reflection_is_exact_and_accepts_as_often_as_any_coupling_can(shift):
 
 
 @pytest.mark.parametrize("wide", [0.5, 0.9, 1.02, 1.6])
+@pytest.mark.fast_cases("0.5", "1.6")
 def test_reshaping_is_exact_and_accepts_as_often_as_any_coupling_can(wide):
     y, q = drafts([2.0], [1.0])
     keys = rng()

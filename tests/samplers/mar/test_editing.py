@@ -71,7 +71,7 @@ def test_latents_far_outside_a_decoders_are_refused(largest, shown):
     assert run("mar", Edit(picture(), LEFT)).latents.isfinite().all()
 
 
-@pytest.mark.fast_cases("mar", "fasthybrid", "cspd")
+@pytest.mark.fast_cases("mar", "fasthybrid")
 def test_an_edit_does_not_depend_on_its_batch(case):
     given = picture(2)
     together = run(case, Edit(given, LEFT))

@@ -61,6 +61,7 @@ FAST = (
     "lazymar-{'refresh_period': 3, 'start_step': 1}-neither",
     "cspd-{'prefill_ratio': 1.0}-exact",
     "cspd-{'prefill_ratio': 1.0, 'speculation': 4}-lossless",
+    "cspd+lazymar-{'prefill_ratio': 1.0, 'refresh_period': 1}-exact",
 )
 
 
@@ -81,18 +82,7 @@ def sampled(request):
 
 
 @pytest.mark.parametrize(("name", "settings", "claim"), CASES, ids=str)
-@pytest.mark.fast_cases(
-    "class labels-mar-{}-exact",
-    "class labels-mar-{'diffusion_steps_end': 8}-neither",
-    "class labels-mar-{'speculation': 4}-lossless",
-    "class labels-fasthybrid-{'threshold': 1.01}-exact",
-    "class labels-fasthybrid-{'lookahead': 0}-exact",
-    "class labels-fasthybrid-{'threshold': 0.5}-neither",
-    "class labels-lazymar-{'refresh_period': 1}-exact",
-    "class labels-lazymar-{'refresh_period': 3, 'start_step': 1}-neither",
-    "class labels-cspd-{'prefill_ratio': 1.0}-exact",
-    "class labels-cspd-{'prefill_ratio': 1.0, 'speculation': 4}-lossless",
-)
+@pytest.mark.fast_cases(*(f"class labels-{case}" for case in FAST))
 def test_claims_hold(sampled, name, settings, claim):
     made = SAMPLERS[name].settings(**BASE, **settings)
     assert (made.exact(4), made.lossless()) == (claim == EXACT, claim == LOSSLESS)
@@ -113,7 +103,7 @@ def test_claims_hold(sampled, name, settings, claim):
     ],
     ids=str,
 )
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)  # test_claims_hold has a case of CSpD with caches
 def test_caches_that_are_refreshed_at_every_ar_step_change_nothing(sampled, name, settings):
     alone = sampled(name, SAMPLERS[name].settings(**BASE, **settings))
     cached = SAMPLERS[f"{name}+lazymar"].settings(**BASE, **settings, refresh_period=1)

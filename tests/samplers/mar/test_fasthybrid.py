@@ -70,6 +70,7 @@ def test_equals_the_slow_reference(model, changes):
 
 
 @pytest.mark.parametrize("changes", [{"lookahead": 0}, {"lookahead": 2, "threshold": 1.01}], ids=str)
+@pytest.mark.fast_cases(1)
 def test_annealed_steps_are_kept(model, changes):
     annealed = plain(model, diffusion_steps_end=3).latents
     found = run(model, diffusion_steps_end=3, **changes).latents

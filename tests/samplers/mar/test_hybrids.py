@@ -135,6 +135,7 @@ OFF = dict.fromkeys(("condition_cache", "token_cache", "head_cache", "encoder_ca
     ],
     ids=str,
 )
+@pytest.mark.fast_cases(2)
 def test_exact_settings_are_plain(hybrid, plain, name, settings):
     """CSpD's draft is the target's copy: all that it drafts is accepted."""
     made = sampled(hybrid, name, draft=tiny_hybrid() if name == "cspd" else None, **settings)

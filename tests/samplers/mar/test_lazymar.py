@@ -80,7 +80,7 @@ def as_slow(model, changed, edit=None):
 
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
 @pytest.mark.parametrize("exact", [ALL_OFF, {"start_step": 9, "head_cache": False}], ids=("off", "start"))
-@pytest.mark.fast_cases("off-2.0", "start-1.0")
+@pytest.mark.fast_cases("off-2.0")
 def test_computing_everything_is_plain_mar_bit_for_bit(deep, cfg, exact):
     base = {**BASE, "cfg": cfg, "diffusion_steps": 20}
     plain, ours = finish(mar(deep, LABELS, MARSettings(**base), NOISE)), lazy(deep, base, **exact)
@@ -180,7 +180,7 @@ def one(model, **changes):
 
 
 @pytest.mark.parametrize(("depth", "block"), [(3, 1), (4, 2), (8, 3), (11, 3), (20, 4)])
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 def test_the_block_is_the_paper_s_fourth_or_the_one_after_a_quarter_of_the_decoder(depth, block):
     """Blocks 4, 4 and 4 of MAR-B, -L and -H, which have 12, 16 and 20."""
     model = tiny_mar(3, decoder_depth=depth)
@@ -342,6 +342,7 @@ def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
 
 
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
+@pytest.mark.fast_cases("2.0")
 def test_every_step_of_a_cached_head_is_of_a_region_that_may_be_compiled(deep, monkeypatch, cfg):
     """Else a report would say "speed: compile" of a head that ran plain."""
     calls = []

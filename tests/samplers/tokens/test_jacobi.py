@@ -74,7 +74,7 @@ ANY_RUN = (
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(*ANY_RUN)
 def test_tokens_are_those_of_serial_decoding(name, window, images, values, seed):
     check_tokens(name, window, images, values, seed)
@@ -124,6 +124,7 @@ def plain_iteration(model, label: int, image: int, chosen, seed: int) -> tuple[l
 
 
 @pytest.mark.parametrize("window", [2, 4, 30])
+@pytest.mark.fast_cases("4")
 def test_calls_are_those_of_a_plain_iteration_without_a_cache(window):
     chosen = LlamaGenSettings(**FEW, parallel=window)
     made = run(llamagen, PLAIN_GPT, chosen)
@@ -151,6 +152,7 @@ def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
 
 @pytest.mark.parametrize("window", [1, 3, 4, 50])
 @pytest.mark.parametrize("name", ["llamagen", "zipar", "par", "par, adjacent"])
+@pytest.mark.fast_cases("llamagen-4", "zipar-3", "par-1", "par, adjacent-50")
 def test_right_guesses_take_one_call_a_window(monkeypatch, name, window):
     serial = run(*CASES[name], (1,))
     passes = serial.report.counts["transformer_passes"]
@@ -280,6 +282,7 @@ def test_codes_of_tar_are_those_of_serial_decoding(window, chosen, seed):
     assert torch.equal(prompted(window, PROMPTS[1:2], [1]).codes[0], serial.codes[1])
 
 
+@pytest.mark.slow  # test_tokens_are_those_of_serial_decoding compares tiny models
 def test_the_demo_is_identical_in_less_than_half_of_the_calls(root: Path):
     model = load_llamagen(root / "demo" / "checkpoints" / "llamagen-low.safetensors", "auto", torch.device("cpu"))
     chosen = LlamaGenSettings(cfg=1.5, top_k=0, top_p=0.8)
@@ -304,9 +307,7 @@ def halved(model, dtype):
 
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("name", [name for name in CASES if "text" not in name])
-@pytest.mark.fast_cases(
-    "llamagen, features, grouped heads-fp16", "llamagen-bf16", "par-bf16", "par, adjacent-fp16", "zipar-bf16"
-)
+@pytest.mark.fast_cases("llamagen-bf16", "par, adjacent-fp16")
 def test_in_16_bits_all_windows_draw_the_image_of_window_1(name, half):
     """Also with guidance that ends within the image; images of a batch advance independently."""
     sampler, model, chosen = CASES[name]
@@ -355,6 +356,7 @@ def test_windows_up_to_the_side_have_the_same_rows_where_a_pass_has_several():
     ("window", "said"),
     [(32, "every value from 1 to 6 draws this image"), (33, "33 rounds differently from 0, and from 1 to 6, which")],
 )
+@pytest.mark.fast_cases(1)
 def test_the_report_says_which_windows_draw_one_image(window, said):
     """35 passes of one row: a window of 33 has calls of 64 rows, others of 32."""
     model = halved(tiny_gpt(grid=6), torch.bfloat16)

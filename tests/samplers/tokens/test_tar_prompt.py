@@ -66,7 +66,7 @@ def plain(model: TarModel, prompt: str, settings: TarPromptSettings, seed: int, 
         replace(DRAWN, detail="81", repetition_penalty=1.0),
     ],
 )
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 def test_codes_are_those_of_the_plain_loop(settings: TarPromptSettings) -> None:
     model = tiny_tar(penalty=1.3)
     got = run(model, settings=settings)
@@ -188,6 +188,7 @@ def codes(*images, size: int = 0) -> CodeCondition:
         (codes([0] * 4, [0] * 16), "4 to 16 codes"),
     ],
 )
+@pytest.mark.fast_cases(5)
 def test_codes_that_do_not_fit_are_refused(tmp_path: Path, condition: CodeCondition, found: str) -> None:
     ta_tok, path = parts(tmp_path)
     with pytest.raises(UserError, match=f"^condition: .*{found}"):

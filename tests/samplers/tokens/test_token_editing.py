@@ -21,6 +21,7 @@ def run(case, edit, images=range(3)):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.fast_cases("llamagen", "window, text", "zipar", "par, non-local")
 def test_given_tokens_stay_and_the_rest_follows_them(case):
     plain = run(case, None).codes
     grid = plain.shape[1]

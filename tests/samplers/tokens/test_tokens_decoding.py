@@ -43,8 +43,7 @@ def run(case, **changes):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.fast_cases(
-    *("llamagen", "llamagen, text", "llamagen, features, grouped heads", "llamagen, guided at first"),
-    *("par", "par, non-local", "par, adjacent, at once", "zipar", "zipar, by entropy"),
+    *("llamagen", "llamagen, text", "llamagen, guided at first", "par", "par, adjacent, at once", "zipar"),
 )
 def test_equals_the_slow_reference_in_the_passes_of_its_schedule(case):
     _, model, chosen = contract.CASES[case]

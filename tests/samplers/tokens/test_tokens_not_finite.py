@@ -72,6 +72,7 @@ def start(case, model, draft=None):
     return sampler(model, what, chosen, PairedDraws(5, (0, 1, 2)), **more)
 
 
+@pytest.mark.fast_cases(*(f"{case}-nan" for case in CASES), "llamagen-inf", "llamagen--inf")
 @pytest.mark.parametrize("value", WRONG)
 @pytest.mark.parametrize("case", CASES)
 def test_one_wrong_logit_is_an_error_at_the_end(case, value):
@@ -85,6 +86,7 @@ def test_one_wrong_logit_is_an_error_at_the_end(case, value):
 
 
 @pytest.mark.parametrize("value", WRONG)
+@pytest.mark.fast_cases(1)
 def test_a_draft_model_is_named_as_the_draft(value):
     target = contract.CASES["mulosd"][1]
     draft = broken(contract.CASES["mulosd"][3], value, "small and diverged")
@@ -150,6 +152,7 @@ def test_a_run_after_a_broken_one_is_not_blamed():
 
 
 @pytest.mark.parametrize("case", ["llamagen", "window, zipar", "mulosd, rows", "prompt"])
+@pytest.mark.fast_cases("llamagen", "prompt")
 def test_rows_whose_square_overflows_are_not_drawn_from(case):
     """RMSNorm divides them by infinity: all logits are 0, and every token would be as likely as any other."""
     model = contract.CASES[case][1]
