@@ -2,16 +2,29 @@
 //
 // Kept because the editor shows them in Nodes 2.0 only; in the classic renderer its node says so and is empty. Graphs without a node of
 // ours are left alone.
+import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
 
 const LEAST = 220 // height in pixels
 const MARGIN = 10
+// Names of the two sides: in the value of the widget, and in the output of the node.
+const SIDES = { beforeImages: "a_images", afterImages: "b_images" }
 
 const isOurs = (graph) => graph?.nodes.some((node) => node.comfyClass?.startsWith("FastAR"))
 
-/** The first image of a list of addresses, once it is loaded; undefined before. */
+/** The address of the first image of a side. Older frontends, such as 1.49, keep it in the widget, newer ones in the node's output. */
+function addressOf(widget, side, node) {
+  const kept = widget.value?.[side]?.[0]
+  if (kept) return kept
+  const isInside = node.graph && node.graph !== node.graph.rootGraph
+  const output = app.nodeOutputs?.[isInside ? `${node.graph.id}:${node.id}` : node.id]
+  const image = output?.[SIDES[side]]?.[0]
+  return image && api.apiURL(`/view?${new URLSearchParams(image)}`)
+}
+
+/** The first image of a side, once it is loaded; undefined before. */
 function loaded(widget, side, node) {
-  const url = widget.value?.[side]?.[0]
+  const url = addressOf(widget, side, node)
   if (!url) return undefined
   const images = (widget.fastarImages ??= {})
   if (images[side]?.url !== url) {
@@ -26,7 +39,7 @@ function loaded(widget, side, node) {
 
 /** Draw both images over each other, and the part of the second that is right of the divider. */
 function draw(context, node, width, y) {
-  const [before, after] = ["beforeImages", "afterImages"].map((side) => loaded(this, side, node))
+  const [before, after] = Object.keys(SIDES).map((side) => loaded(this, side, node))
   const first = before ?? after
   if (!first) return
 
