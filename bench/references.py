@@ -143,6 +143,8 @@ def _tokens(
 
     tokens: Any = model.model
     work = f"{tokens.name.split(',')[0]}, {tokens.grid} x {tokens.grid}, batch {batch}"
+    if name == "zipar":  # decodes another sampler's model
+        work = f"ZipAR, {work}"
     return Pair(work, lambda seed: ours(seed).report, reference, compare)
 
 

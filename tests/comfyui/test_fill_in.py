@@ -361,7 +361,9 @@ def choose(editor: Any, node: int, name: str, value: str) -> None:
         editor.get_by_role("option", name=value, exact=True).click()
     else:
         editor.mouse.click(*editor.evaluate(ARROW, [node, name]))
-    editor.wait_for_timeout(300)
+    end = time.monotonic() + 10
+    while shown(editor, node)[name] != value and time.monotonic() < end:
+        editor.wait_for_timeout(300)
     assert shown(editor, node)[name] == value
 
 
