@@ -37,6 +37,8 @@ from .wrappers import AUTO, WEIGHTS, NoWeights, unpack, unwrapped
 
 _HEADER_LIMIT = 25_000_000  # bytes; a header with Tar's tokenizer has 12 MB
 _MAX_TENSORS = 100_000
+# What systems say if a file cannot be mapped for want of memory: Linux and macOS, and Windows.
+_NO_MEMORY = ("Cannot allocate memory", "os error 1455")
 _END = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,20}\s*,\s*(\d{1,20})\s*\]')  # in a header of safetensors
 _UNCHANGED = "get an unchanged copy of the file"
 _LONGEST_AXIS = (1 << 31) - 1
@@ -311,6 +313,13 @@ def _opened(file: Checkpoint) -> Iterator[Any]:
     except MemoryError:
         raise
     except Exception as e:  # a damaged file can raise any exception
+        if any(words in str(e) for words in _NO_MEMORY):
+            gigabytes = file.path.stat().st_size / 1e9
+            raise file.error(
+                f"has {gigabytes:.1f} GB, more than this machine can map into memory now ({first_line(e)})",
+                "close other programs, enlarge the swap or page file, or choose a smaller model",
+            ) from e
+
         raise file.error(_wrong_length(file.path) or f"is damaged or cut short ({first_line(e)})") from e
 
 

@@ -463,6 +463,29 @@ def test_records_that_two_readers_may_take_for_another(tmp_path: Path) -> None:
             archive.check(path)
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        RuntimeError("unable to mmap 29631230921 bytes from file <x>: Cannot allocate memory (12)"),
+        OSError("The paging file is too small for this operation to complete. (os error 1455)"),
+    ],
+)
+def test_a_file_that_memory_has_no_room_for_is_not_called_damaged(
+    problem: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "large.safetensors"
+    save_file({"a": torch.zeros(3)}, path)
+
+    def fail(*args: object, **options: object) -> None:
+        raise problem
+
+    monkeypatch.setattr(checkpoint, "safe_open", fail)
+    with pytest.raises(UserError) as caught:
+        read(path)
+    assert "more than this machine can map into memory now" in str(caught.value)
+    assert "page file" in str(caught.value) and "damaged" not in str(caught.value)
+
+
 def load(state: dict, net: nn.Module | None = None, **options) -> nn.Module:
     net = net or nn.ModuleDict({"a": nn.Linear(3, 2)})
     return load_strictly(
