@@ -49,7 +49,6 @@ _BITDANCE_SIDES = 256
 # Transition tokens of a random PAR: PAR-4x.
 PAR_SPECIAL = 3
 
-
 N = TypeVar("N", bound=nn.Module)
 
 

@@ -44,8 +44,10 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Spare the garbage collector what is imported and collected: it lasts to the end, and each search of
-    it takes more than half a second. What the tests make is searched as before, but less often.
+    """Let the garbage collector leave out all that was imported and collected.
+
+    It lasts to the end, and each search of it takes more than half a second. What the tests make is searched less
+    often than usual.
     """
     gc.collect()
     gc.freeze()

@@ -190,8 +190,10 @@ def test_two_images_are_compared_with_a_divider(comfy: Comfy, editor: Any, artif
 
     editor.mouse.move(x, y)
     end = time.monotonic() + 20
-    while "other" in (middle := colours("in the middle")) and time.monotonic() < end:
-        editor.wait_for_timeout(500)  # the editor has not loaded them yet
+    middle = colours("in the middle")
+    while "other" in middle and time.monotonic() < end:  # the editor has not loaded them yet
+        editor.wait_for_timeout(500)
+        middle = colours("in the middle")
     editor.mouse.move(x + 100, y, steps=5)
     editor.wait_for_timeout(1000)
     right = colours("on the right")
