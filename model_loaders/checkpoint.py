@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from ..errors import UserError, first_line
-from . import archive, quantized
+from . import archive, mapped, quantized
 from .formats import INSTEAD, other_format
 from .networks.eight_bits import Quantized, kind_of, round_to
 from .networks.ops import FAST, TORCH, Operations, blocks_layers, limit_packing, shapes_only
@@ -38,7 +37,7 @@ from .wrappers import AUTO, WEIGHTS, NoWeights, unpack, unwrapped
 _HEADER_LIMIT = 25_000_000  # bytes; a header with Tar's tokenizer has 12 MB
 _MAX_TENSORS = 100_000
 # What systems say if a file cannot be mapped for want of memory: Linux and macOS, and Windows.
-_NO_MEMORY = ("Cannot allocate memory", "os error 1455")
+_NO_MEMORY = ("Cannot allocate memory", "os error 1455", "WinError 1455", "error code: <1455>")
 _END = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,20}\s*,\s*(\d{1,20})\s*\]')  # in a header of safetensors
 _UNCHANGED = "get an unchanged copy of the file"
 _LONGEST_AXIS = (1 << 31) - 1
@@ -264,7 +263,7 @@ def read_metadata(path: str | Path) -> dict[str, str]:
         if _is_pickled(file):
             return {}
 
-        with _opened(file) as opened:
+        with _readable(file), mapped.opened(file.path) as opened:
             return dict(opened.metadata() or {})
     except UserError:
         return {}
@@ -299,8 +298,8 @@ def _is_pickled(file: Checkpoint) -> bool:
 
 
 @contextmanager
-def _opened(file: Checkpoint) -> Iterator[Any]:
-    """A safetensors file, opened by the library; a UserError in place of every exception in the block."""
+def _readable(file: Checkpoint) -> Iterator[None]:
+    """A UserError in place of every exception of a block that reads a safetensors file."""
     with file.path.open("rb") as raw:  # the library takes kilobytes for each tensor of a header
         count = raw.read(8 + int.from_bytes(raw.read(8), "little")).count(b'"data_offsets"')
 
@@ -308,19 +307,28 @@ def _opened(file: Checkpoint) -> Iterator[Any]:
         raise file.error(f"holds {count} tensors, more than the limit of {_MAX_TENSORS}", "choose another file")
 
     try:
-        with safe_open(str(file.path), framework="pt", device="cpu") as opened:
-            yield opened
+        yield
     except MemoryError:
         raise
+    except mapped.UnknownDtype as e:
+        raise file.error(f"holds weights of a dtype that this version of torch does not have ({e})", INSTEAD) from e
     except Exception as e:  # a damaged file can raise any exception
-        if any(words in str(e) for words in _NO_MEMORY):
-            gigabytes = file.path.stat().st_size / 1e9
-            raise file.error(
-                f"has {gigabytes:.1f} GB, more than this machine can map into memory now ({first_line(e)})",
-                "close other programs, enlarge the swap or page file, or choose a smaller model",
-            ) from e
+        if found := _no_room(file, e):
+            raise found from e
 
         raise file.error(_wrong_length(file.path) or f"is damaged or cut short ({first_line(e)})") from e
+
+
+def _no_room(file: Checkpoint, problem: Exception) -> UserError | None:
+    """The error of a file that memory has no room to map; None if that is not the problem."""
+    if not any(words in str(problem) for words in _NO_MEMORY):
+        return None
+
+    gigabytes = file.path.stat().st_size / 1e9
+    return file.error(
+        f"has {gigabytes:.1f} GB, more than this machine can map into memory now ({first_line(problem)})",
+        "close other programs, enlarge the swap or page file, or choose a smaller model",
+    )
 
 
 def _wrong_length(path: Path) -> str:
@@ -345,10 +353,8 @@ def _wrong_length(path: Path) -> str:
 
 def _read_safetensors(file: Checkpoint, skip: Callable[[str], bool] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Weights and metadata of a safetensors file."""
-    with _opened(file) as opened:
-        names = [name for name in opened.keys() if not (skip and skip(name))]
-        state = {name: opened.get_tensor(name) for name in names}
-        return state, dict(opened.metadata() or {})
+    with _readable(file):
+        return mapped.read_tensors(file.path, lambda name: not (skip and skip(name)))
 
 
 def _read_pickled(file: Checkpoint, weights: str) -> tuple[dict[str, Tensor], dict[str, str], bool]:
@@ -395,11 +401,14 @@ def _unpickled(file: Checkpoint) -> Any:
         ) from e
     except archive.Refused as e:
         raise file.error(first_line(e), e.remedy or _UNCHANGED) from e
-    except OSError as e:
-        raise file.error(first_line(e)) from e
     except MemoryError:
         raise
     except Exception as e:  # a damaged file can raise any exception
+        if found := _no_room(file, e):
+            raise found from e
+        if isinstance(e, OSError):
+            raise file.error(first_line(e)) from e
+
         raise file.error(f"is damaged or not a checkpoint ({first_line(e)})") from e
 
 

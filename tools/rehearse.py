@@ -6,7 +6,8 @@
 A hub on this machine offers the files. For each entry a new process downloads them, checks them, and runs one AR step
 (of a decoder, encoder or language model one evaluation). The table lists what that took beside what was estimated.
 Large matrices are zero, so the files take little space where they are offered, but their full size where they are
-downloaded to; they are deleted after their entry, and a decoder that several entries need at the end.
+downloaded to; they are deleted after their entry, and a decoder that several entries need at the end. A model whose
+weights are too large in 16 bits is loaded with blocks of 8 bits.
 """
 
 import argparse
@@ -32,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..bench.fits import DRAWING, need
 from ..cli.subject import Subject, all_entries, needed, parameters
 from ..model_loaders import hub, official
 from ..model_loaders.networks.ta_tok import TATok
@@ -61,6 +63,8 @@ SMALL = 1 << 18
 BLOCK = 1 << 20
 # Bytes that the weights may take, in GB.
 MOST = 9.0
+# Bytes of the largest shard that transformers writes by default.
+SHARD = 5_000_000_000
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -109,8 +113,20 @@ def files_of(entry: hub.Entry) -> dict[str, dict[str, tuple[int, ...]]]:
             found[f"{name}.safetensors"] = {key: tuple(shape) for key, shape in shapes.items()}
         return found
 
-    names = [part.name for part in entry.files if part.name in entry.weights or not entry.parts]
-    return dict(zip(names, _shards(shapes_of(entry), len(names)), strict=True))
+    shapes = shapes_of(entry)
+    if entry.index is not None:
+        count = math.ceil(sum(map(math.prod, shapes.values())) * _bytes_of(entry) / SHARD)
+        names = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    else:
+        names = [part.name for part in entry.files if part.name in entry.weights or not entry.parts]
+
+    return dict(zip(names, _shards(shapes, len(names)), strict=True))
+
+
+def _bytes_of(entry: hub.Entry) -> int:
+    """Bytes of a number in the files of an entry, fp32 where no record states the dtype."""
+    _, numbers, _ = TYPES[entry.dtype or "fp32"]
+    return np.dtype(numbers).itemsize
 
 
 def tensor_of(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -200,9 +216,14 @@ def write_entry(entry: hub.Entry, folder: Path) -> dict[str, str]:
     place = folder / str(entry.repo)
     digests: dict[str, str] = {}
 
-    if entry.network:
-        for name, share in files_of(entry).items():
-            digests[name] = write_weights(place / name, share, dtype, copies=entry.id == "mar-base-ema")
+    files = files_of(entry) if entry.network else {}
+    for name, share in files.items():
+        digests[name] = write_weights(place / name, share, dtype, copies=entry.id == "mar-base-ema")
+
+    if entry.index is not None:
+        text = json.dumps({"weight_map": {key: name for name, share in files.items() for key in share}}).encode()
+        (place / entry.index).write_bytes(text)
+        digests[entry.index] = hashlib.sha256(text).hexdigest()
 
     for part in entry.files:
         needed = not part.optional or entry.family == "bitdance" and part.name == "tokenizer.json"
@@ -359,21 +380,18 @@ def child(arguments: list[str]) -> int:
 
 def rehearse(entry: hub.Entry, work: Path, most: float, device: str) -> list[str]:
     """Rehearse one entry; returns its row of the table."""
-    count = parameters(entry)
-    dtype = "auto" if 4 * count <= most * 1e9 else "bf16"
-    if entry.family == "mar" and device != "cpu":  # random predictions end outside the range of fp16, which auto takes
-        dtype = "bf16"
-    if 2 * count > most * 1e9:
-        return [entry.id, dtype, "", "", "", "", f"not run: {2 * count / 1e9:.1f} GB in bf16 are more than {most:g}"]
+    dtype = _dtype_that_fits(entry, most, device)
+    if not dtype:
+        return [entry.id, "", "", "", "", "", f"not run: the weights are more than {most:g} GB"]
 
     # 1. The files, on a hub.
     models = work / "models"
     _delete(models, work / "hub", entry)
-    files = needed(Subject(entry.id, entry.family, entry), "auto", "auto", "auto", "flan-t5-xl", prompts=False)
+    wanted = needed(Subject(entry.id, entry.family, entry), "auto", "auto", "auto", "flan-t5-xl", prompts=False)
     by_id = {one.id: one for one in all_entries()}
     digests: dict[str, dict[str, str]] = {}
     offers: dict[str, str] = {}
-    for choice, kind in files:
+    for choice, kind in wanted:
         one = by_id[choice]
         if hub.absent(choice, kind, [models]) is None:  # a decoder that an earlier entry needed
             continue
@@ -399,6 +417,21 @@ def rehearse(entry: hub.Entry, work: Path, most: float, device: str) -> list[str
     found = json.loads((work / "check.json").read_text(encoding="utf-8"))
     (work / "check.json").unlink()
     return _row(entry, dtype, found, seconds)
+
+
+def _dtype_that_fits(entry: hub.Entry, most: float, device: str) -> str:
+    """The dtype with the most bits in which the weights take at most ``most`` GB; "" if there is none."""
+    count = parameters(entry)
+    # MAR's random predictions end outside the range of fp16, which auto takes on a GPU.
+    auto_fits = entry.family != "mar" or device == "cpu"
+
+    if 4 * count <= most * 1e9 and auto_fits:
+        return "auto"
+    if 2 * count <= most * 1e9:
+        return "bf16"
+    if entry.family in DRAWING and need(entry, eight=True).weights <= most * 1e9:
+        return "int8"
+    return ""
 
 
 def _row(entry: hub.Entry, dtype: str, found: Mapping[str, Any], seconds: float) -> list[str]:

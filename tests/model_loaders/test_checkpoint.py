@@ -10,6 +10,7 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +19,12 @@ import pytest
 import torch
 from attacks import hidden_pickle
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import archive, checkpoint
+from fastar_nodes.model_loaders import archive, checkpoint, mapped
 from fastar_nodes.model_loaders.checkpoint import Checkpoint, load_strictly, read, read_metadata
 from fastar_nodes.model_loaders.families import choose_bits, choose_dtype, identify
 from fastar_nodes.model_loaders.tokenizer import check_components, load_tokenizer
 from payload import Payload
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
@@ -226,7 +228,7 @@ def test_lack_of_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     (torch.save if name == "x.pt" else save_file)(STATE, tmp_path / name)
     monkeypatch.setattr(torch, "load", full)
-    monkeypatch.setattr(checkpoint, "safe_open", full)
+    monkeypatch.setattr(mapped, "safe_open", full)
     with pytest.raises(MemoryError):
         read(tmp_path / name)
 
@@ -463,27 +465,97 @@ def test_records_that_two_readers_may_take_for_another(tmp_path: Path) -> None:
             archive.check(path)
 
 
-@pytest.mark.parametrize(
-    "problem",
-    [
-        RuntimeError("unable to mmap 29631230921 bytes from file <x>: Cannot allocate memory (12)"),
-        OSError("The paging file is too small for this operation to complete. (os error 1455)"),
-    ],
+NO_ROOM = (
+    OSError(12, "Cannot allocate memory"),
+    RuntimeError("unable to mmap 29631230921 bytes from file <x>: Cannot allocate memory (12)"),
+    OSError("[WinError 1455] The paging file is too small for this operation to complete"),
+    RuntimeError("Couldn't open file mapping: <x>, error code: <1455>"),
 )
-def test_a_file_that_memory_has_no_room_for_is_not_called_damaged(
-    problem: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "large.safetensors"
-    save_file({"a": torch.zeros(3)}, path)
 
+
+@pytest.mark.parametrize("problem", NO_ROOM)
+@pytest.mark.parametrize("name", ["large.safetensors", "large.pt"])
+def test_a_file_that_memory_has_no_room_for_is_not_called_damaged(
+    problem: Exception, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: object, **options: object) -> None:
         raise problem
 
-    monkeypatch.setattr(checkpoint, "safe_open", fail)
+    path = tmp_path / name
+    (torch.save if name.endswith(".pt") else save_file)({"a": torch.zeros(3)}, path)
+    monkeypatch.setattr(torch, "load", fail)
+    monkeypatch.setattr(mapped, "safe_open", fail)
+
     with pytest.raises(UserError) as caught:
         read(path)
     assert "more than this machine can map into memory now" in str(caught.value)
     assert "page file" in str(caught.value) and "damaged" not in str(caught.value)
+
+
+def test_every_dtype_of_safetensors_is_read_as_the_library_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    found = []
+    for name in mapped._DTYPES.values():
+        if hasattr(torch, name):
+            dtype = getattr(torch, name)
+            found.append(dtype)
+            numbers = torch.arange(6).to(torch.uint8 if name.endswith("fnu") else dtype).view(2, 3)
+            save_file({"a": numbers.view(dtype), "one": numbers.view(dtype)[1, 1].clone()}, path)
+
+            with safe_open(path, framework="pt") as file:
+                expected = {key: file.get_tensor(key) for key in file.keys()}
+            for key, tensor in read(path).state.items():
+                assert tensor.dtype is dtype and tensor.shape == expected[key].shape
+                assert (
+                    tensor.reshape(-1).view(torch.uint8).tolist()
+                    == expected[key].reshape(-1).view(torch.uint8).tolist()
+                )
+
+    assert len(found) >= 17
+
+
+def test_a_dtype_that_torch_does_not_have_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    header = json.dumps({"a": {"dtype": "F4", "shape": [2, 4], "data_offsets": [0, 4]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    refused(
+        lambda: read(path), "a dtype that this version of torch does not have (F4 in a)", "get the fp32, bf16 or fp16"
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="NOT TESTED: /proc/self/maps is Linux's")
+def test_a_safetensors_file_has_no_writable_mapping(tmp_path: Path) -> None:
+    """Linux and Windows promise memory for all of a private mapping that can be written to."""
+    path = tmp_path / "x.safetensors"
+    save_file(STATE, path)
+    kept = read(path)
+
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
+    assert [line.split()[1] for line in lines] == ["r--s"]
+    assert all(torch.equal(kept.state[name], tensor) for name, tensor in STATE.items())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="NOT TESTED: /proc/meminfo is Linux's")
+def test_a_file_larger_than_memory_is_read(tmp_path: Path) -> None:
+    sizes = dict(re.findall(r"(MemTotal|SwapTotal): +(\d+) kB", Path("/proc/meminfo").read_text()))
+    rows = sum(map(int, sizes.values())) // 1024 + 1024  # of 1 MiB: 1 GiB more than there is
+    large = rows << 20
+    header = json.dumps(
+        {
+            "large": {"dtype": "U8", "shape": [rows, 1 << 20], "data_offsets": [0, large]},
+            "small": {"dtype": "F32", "shape": [2], "data_offsets": [large, large + 8]},
+        }
+    ).encode()
+
+    path = tmp_path / "x.safetensors"
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.seek(large, os.SEEK_CUR)  # zeros that take no space
+        file.write(struct.pack("<2f", 1.5, -2.0))
+
+    state = read(path).state
+    assert state["small"].tolist() == [1.5, -2.0]
+    assert state["large"].shape == (rows, 1 << 20) and not state["large"][-1].any()
 
 
 def load(state: dict, net: nn.Module | None = None, **options) -> nn.Module:
