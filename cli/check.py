@@ -19,7 +19,7 @@ from typing import Any
 from ..assembly import AUTO, Source, models_folder
 from ..conditions import ENCODER
 from ..errors import UserError, unknown
-from ..model_loaders.families import DTYPES
+from ..model_loaders.families import DTYPES, EIGHT_BITS
 from ..model_loaders.networks.speed import PLAIN
 from ..model_loaders.wrappers import WEIGHTS
 from ..reports.files import Result, as_text, distinct, encoded, image_endings, output, save
@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default, about = MODEL_OPTIONS[name]
         add(f"--{name}", default=default, help=about)
 
-    add("--dtype", default=AUTO, choices=(AUTO, *DTYPES), help="precision of the weights; default auto")
+    add("--dtype", default=AUTO, choices=(AUTO, *DTYPES, *EIGHT_BITS), help="precision of the weights; default auto")
     add(
         "--weights",
         default=AUTO,

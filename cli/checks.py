@@ -23,6 +23,7 @@ from ..memory import out_of_memory
 from ..model_loaders import families, hub, official
 from ..model_loaders.autoencoders import load_kl, load_vq
 from ..model_loaders.bitdance import load_binary
+from ..model_loaders.checkpoint import is_finite
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.bitdance import BlockModel
 from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
@@ -348,7 +349,8 @@ def _all_nets(check: Check, net: Any) -> list[Any]:
 
 def _shapes(check: Check, net: Any) -> Line:
     """Names and shapes against those of the published network."""
-    found = official.shapes_of(net)
+    # The scales of 8-bit weights are ours; the published network has none.
+    found = {name: shape for name, shape in official.shapes_of(net).items() if not name.endswith(".weight_scale")}
     name = check.subject.network
     about = f"{len(found)} tensors, {sum(map(math.prod, found.values())):,} weights"
     if not name:
@@ -379,7 +381,7 @@ def _times(shape: Sequence[int]) -> str:
 def _finite(net: Any) -> Line:
     """Whether all weights are finite."""
     parameters = dict(net.named_parameters())
-    bad = [name for name, p in parameters.items() if p.is_floating_point() and not bool(p.isfinite().all())]
+    bad = [name for name, p in parameters.items() if p.is_floating_point() and not is_finite(p)]
     found = f"{bad[0]} is not" if bad else f"{len(parameters)} tensors"
 
     return holds("weights", not bad, "all finite", found)

@@ -578,7 +578,7 @@ def load_strictly(
         if (id(tensor), target) not in made:
             made[id(tensor), target] = tensor.to(device=device, dtype=target, copy=True).contiguous()
         loaded[name] = made[id(tensor), target]
-        if not loaded[name].is_meta and not _finite(loaded[name]):
+        if not loaded[name].is_meta and not is_finite(loaded[name]):
             _expect_finite(file, name, tensor)
             raise file.error(f"has weights too large for {dtype} in {name[:80]}", "choose dtype bf16 or fp32")
 
@@ -639,7 +639,7 @@ def _expect_same_weights(file: Checkpoint, expected: Mapping[str, Tensor]) -> No
 
 def _expect_finite(file: Checkpoint, name: str, tensor: Tensor) -> None:
     """Raise a UserError unless all numbers of a weight are finite."""
-    if tensor.is_meta or _finite(tensor):
+    if tensor.is_meta or is_finite(tensor):
         return
 
     raise file.error(
@@ -665,7 +665,7 @@ def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "a single number"
 
 
-def _finite(tensor: Tensor) -> bool:
+def is_finite(tensor: Tensor) -> bool:
     """Whether all values are finite."""
     if tensor.element_size() == 1:  # aminmax does not support fp8
         tensor = tensor.float()

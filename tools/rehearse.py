@@ -35,7 +35,8 @@ from torch import Tensor
 
 from ..bench.fits import DRAWING, need
 from ..cli.subject import Subject, all_entries, needed, parameters
-from ..model_loaders import hub, official
+from ..model_loaders import families, hub, official
+from ..model_loaders.networks.eight_bits import INT8
 from ..model_loaders.networks.ta_tok import TATok
 from ..reports.table import markdown
 from .training.captions import word_level
@@ -220,10 +221,12 @@ def write_entry(entry: hub.Entry, folder: Path) -> dict[str, str]:
     for name, share in files.items():
         digests[name] = write_weights(place / name, share, dtype, copies=entry.id == "mar-base-ema")
 
-    if entry.index is not None:
-        text = json.dumps({"weight_map": {key: name for name, share in files.items() for key in share}}).encode()
-        (place / entry.index).write_bytes(text)
-        digests[entry.index] = hashlib.sha256(text).hexdigest()
+    listed = {part.name for part in entry.files}
+    shard_of = {key: name for name, share in files.items() if name not in listed for key in share}
+    if shard_of:
+        text = json.dumps({"weight_map": shard_of}).encode()
+        (place / str(entry.index)).write_bytes(text)
+        digests[str(entry.index)] = hashlib.sha256(text).hexdigest()
 
     for part in entry.files:
         needed = not part.optional or entry.family == "bitdance" and part.name == "tokenizer.json"
@@ -375,6 +378,8 @@ def child(arguments: list[str]) -> int:
         entries.append(entry)
 
     hub._catalogue = lambda: tuple(entries)  # type: ignore[assignment]
+    if INT8 in arguments:  # what is not in 8 bits is in 16, as on a GPU
+        families._fast_halves = lambda device: ("bf16",)  # type: ignore[assignment]
     return command(["check", *arguments[1:]])
 
 
@@ -430,7 +435,7 @@ def _dtype_that_fits(entry: hub.Entry, most: float, device: str) -> str:
     if 2 * count <= most * 1e9:
         return "bf16"
     if entry.family in DRAWING and need(entry, eight=True).weights <= most * 1e9:
-        return "int8"
+        return INT8
     return ""
 
 

@@ -156,6 +156,21 @@ def test_another_dtype_beside_fp32(cli, tiny_demo):
     assert 0 <= lines["bf16 against fp32"]["figures"]["equal_tokens"] <= 1
 
 
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_weights_of_8_bits(cli, tiny_demo, dtype):
+    """Their scales are no weights of the published network."""
+    command = "check --model demo-llamagen-low --device cpu --only step,exact --dtype"
+    found = {}
+    for name in ("fp32", dtype):
+        answer = cli(command, name)
+        assert answer.code == 0, answer
+        found[name] = {line["check"]: line for line in json.loads(Path("check.json").read_text())["lines"]}
+
+    assert found[dtype]["names and shapes"]["found"] == found["fp32"]["names and shapes"]["found"]
+    assert found[dtype]["weights"]["result"] == found[dtype]["first step"]["result"] == PASS
+    assert f"parallel decoding ({dtype})" in found[dtype]
+
+
 @pytest.mark.slow
 def test_compiled_and_plain(cli, tiny_demo, monkeypatch):
     from fastar_nodes.model_loaders.networks import speed

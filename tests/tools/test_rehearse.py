@@ -57,8 +57,8 @@ def test_the_sizes_of_the_catalogue_are_those_of_the_shapes():
 
 
 DOWNLOADS = {e.id: e for e in all_entries() if e.network}
-# Of transformers; and of more bytes than a small machine can map.
-APART = ("flan-t5-xl", "bitdance-14b-64x", "bitdance-14b-16x")
+# Loaded by transformers.
+APART = ("flan-t5-xl",)
 LOAD = {
     "mar": load_mar,
     "kl": load_kl,
@@ -79,15 +79,21 @@ LOAD = {
 def test_the_official_names_load_as_the_published_network(tmp_path, name):
     """Of the file there is the header alone: the loader runs on the device "meta", where no weight is read."""
     entry = DOWNLOADS[name]
-    header, size = rehearse.header_of(rehearse.shapes_of(entry), entry.dtype or "bf16")
-    file = tmp_path / (f"{Path(entry.file).stem}.safetensors" if not entry.parts else "model.safetensors")
-    with file.open("wb") as opened:
-        opened.write(header)
-        opened.truncate(len(header) + size)
-    for part in ("config.json", "tokenizer.json"):
+    files = rehearse.files_of(entry)
+    if not entry.parts:
+        (shapes,) = files.values()
+        files = {f"{Path(entry.file).stem}.safetensors": shapes}
+
+    for file, shapes in files.items():
+        header, size = rehearse.header_of(shapes, entry.dtype or "bf16")
+        with (tmp_path / file).open("wb") as opened:
+            opened.write(header)
+            opened.truncate(len(header) + size)
+    needed = {part.name for part in entry.files if part.name.endswith(".json") and not part.optional}
+    for part in needed | {"config.json", "tokenizer.json"}:
         (tmp_path / part).write_text(rehearse.text_of(entry, part))
 
-    model = LOAD[entry.family](file if not entry.parts else tmp_path, "fp32", "meta")
+    model = LOAD[entry.family](tmp_path if entry.parts else tmp_path / file, "fp32", "meta")
     net = model.hybrid if entry.family == "hybrid" else model.net
     assert official.shapes_of(net) == official.shapes(entry.network)
 
@@ -114,6 +120,20 @@ def test_an_entry_from_the_hub_to_its_first_evaluation(monkeypatch, capsys, name
     monkeypatch.setattr(rehearse.sys, "argv", ["rehearse", name])
     assert rehearse.main() == 0, capsys.readouterr()
     assert "lines pass" in capsys.readouterr().out
+
+
+def test_shards_come_with_their_index(tmp_path, monkeypatch):
+    """Of the folders whose files no record names."""
+    entry = DOWNLOADS["janus-4o-7b"]
+    monkeypatch.setattr(rehearse, "shapes_of", lambda entry: SHAPES)
+    monkeypatch.setattr(rehearse, "SHARD", 1_500_000)
+    digests = rehearse.write_entry(entry, tmp_path)
+
+    folder = tmp_path / str(entry.repo)
+    assert [part.name for part in entry.shards(folder)] == [f"model-{i:05}-of-00002.safetensors" for i in (1, 2)]
+    assert {path.name for path in folder.iterdir()} == set(digests)
+    files = [read(folder / part.name).state for part in entry.shards(folder)]
+    assert {**files[0], **files[1]}.keys() == SHAPES.keys()
 
 
 def test_tied_weights_are_written_once(tmp_path):
