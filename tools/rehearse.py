@@ -116,7 +116,9 @@ def files_of(entry: hub.Entry) -> dict[str, dict[str, tuple[int, ...]]]:
 
     shapes = shapes_of(entry)
     if entry.index is not None:
-        count = math.ceil(sum(map(math.prod, shapes.values())) * _bytes_of(entry) / SHARD)
+        _, numbers, _ = TYPES[_stored_dtype(entry)]
+        size = sum(map(math.prod, shapes.values())) * np.dtype(numbers).itemsize
+        count = math.ceil(size / SHARD)
         names = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
     else:
         names = [part.name for part in entry.files if part.name in entry.weights or not entry.parts]
@@ -124,10 +126,13 @@ def files_of(entry: hub.Entry) -> dict[str, dict[str, tuple[int, ...]]]:
     return dict(zip(names, _shards(shapes, len(names)), strict=True))
 
 
-def _bytes_of(entry: hub.Entry) -> int:
-    """Bytes of a number in the files of an entry, fp32 where no record states the dtype."""
-    _, numbers, _ = TYPES[entry.dtype or "fp32"]
-    return np.dtype(numbers).itemsize
+def _stored_dtype(entry: hub.Entry) -> str:
+    """The dtype of an entry's files: as the catalogue states it, else by their size, else fp32."""
+    if entry.dtype:
+        return entry.dtype
+
+    is_half = entry.size is not None and entry.size < 3 * parameters(entry)
+    return "bf16" if is_half else "fp32"
 
 
 def tensor_of(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -213,7 +218,7 @@ def _write_safetensors(sparse: Sparse, shapes: Mapping[str, tuple[int, ...]], dt
 
 def write_entry(entry: hub.Entry, folder: Path) -> dict[str, str]:
     """Write the files of an entry below ``folder``, by their names in the repository; their digests by name."""
-    dtype = entry.dtype or "fp32"
+    dtype = _stored_dtype(entry)
     place = folder / str(entry.repo)
     digests: dict[str, str] = {}
 
