@@ -39,6 +39,7 @@ from ..model_loaders import families, hub, official
 from ..model_loaders.networks.eight_bits import INT8
 from ..model_loaders.networks.ta_tok import TATok
 from ..reports.table import markdown
+from ..samplers.blocks import loop
 from .training.captions import word_level
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -383,6 +384,7 @@ def child(arguments: list[str]) -> int:
         entries.append(entry)
 
     hub._catalogue = lambda: tuple(entries)  # type: ignore[assignment]
+    loop.LARGE_HEAD = sys.maxsize  # an image of a 14B takes too long on a CPU, its first block does not
     if INT8 in arguments:  # what is not in 8 bits is in 16, as on a GPU
         families._fast_halves = lambda device: ("bf16",)  # type: ignore[assignment]
     return command(["check", *arguments[1:]])
