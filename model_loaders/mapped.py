@@ -74,7 +74,11 @@ def read_tensors(path: Path, keep: Callable[[str], bool]) -> tuple[dict[str, Ten
         header = json.loads(raw.read(length))
         mapping = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
 
-    return {name: _tensor(mapping, 8 + length, name, header[name]) for name in names}, metadata
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        tensors = {name: _tensor(mapping, 8 + length, name, header[name]) for name in names}
+
+    return tensors, metadata
 
 
 def _tensor(mapping: mmap.mmap, start: int, name: str, entry: Mapping[str, Any]) -> Tensor:
@@ -88,8 +92,5 @@ def _tensor(mapping: mmap.mmap, start: int, name: str, entry: Mapping[str, Any])
     if not count:  # torch makes no view of no bytes
         return torch.empty(shape, dtype=dtype)
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given buffer is not writable")
-        flat = torch.frombuffer(mapping, dtype=dtype, count=count, offset=start + entry["data_offsets"][0])
-
-    return flat.view(shape)
+    begin = start + entry["data_offsets"][0]
+    return torch.frombuffer(mapping, dtype=dtype, count=count, offset=begin).view(shape)
