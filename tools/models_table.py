@@ -64,7 +64,7 @@ def spread(values: list[float]) -> str:
     """The smallest and the largest of figures, in one text."""
     low = f"{min(values):.1f}"
     high = f"{max(values):.1f}"
-    return low if low == high else f"{low} to {high}"
+    return low if low == high else f"{low}–{high}"
 
 
 def download(row: Row, known: Mapping[str, Entry]) -> str:
