@@ -226,8 +226,9 @@ def files(check: Check) -> Iterator[Line]:
         yield Line("files", "found", f"{check.path.name}, {readable_size(size)}", PASS)
         return
 
-    required = [part.name for part in entry.files if not part.optional]
-    here = {part.name: check.path if not entry.parts else check.path / part.name for part in entry.files}
+    parts = [*entry.files, *entry.shards(check.path)]
+    required = [part.name for part in parts if not part.optional]
+    here = {part.name: check.path if not entry.parts else check.path / part.name for part in parts}
     missing = [name for name in required if not here[name].is_file()]
     size = sum(path.stat().st_size for path in here.values() if path.is_file())
     found = f"{len(required) - len(missing)}, {readable_size(size)}"
@@ -235,7 +236,7 @@ def files(check: Check) -> Iterator[Line]:
         found += f"; {missing[0]} is missing"
     yield holds("files", not missing, f"the {len(required)} of the catalogue", found, bytes=size)
 
-    pinned = {part.name: part.sha256 for part in entry.files if part.sha256}
+    pinned = {part.name: part.sha256 for part in parts if part.sha256}
     if not pinned:
         yield Line("sha256", "that of the catalogue", "no public record states it", NOT_MEASURED)
     elif check.quick:

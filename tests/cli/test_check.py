@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import block_models
 import janus_files
@@ -121,6 +122,23 @@ def test_an_entry_beside_the_catalogue(cli, entry, changes, wrong):
     named = ("files", "sha256", "names and shapes", "dtype of the file")
     assert [name for name in named if lines[name]["result"] != PASS] == [wrong] * bool(wrong)
     assert answer.code == bool(wrong)
+
+
+def test_the_shards_of_an_index_are_files_of_the_entry(entry, tmp_path):
+    """Of a model whose weight files the catalogue does not name."""
+    index = "model.safetensors.index.json"
+    shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    texts = {"config.json": "{}", index: json.dumps({"weight_map": {"a": shards[0], "b": shards[1]}})}
+    for name, text in {**texts, shards[0]: "1", shards[1]: "22"}.items():
+        (tmp_path / name).write_text(text)
+
+    entry(family="janus", parts={"config.json": None, f"{index}?": None, "model.safetensors?": None}, sha256=None)
+    (listed,) = hub._catalogue()
+    source = SimpleNamespace(find=lambda *_: tmp_path)
+    line, _ = checks.files(SimpleNamespace(subject=subject.Subject("tiny", "janus", listed), files=source))
+
+    assert line.expected == "the 3 of the catalogue" and line.found.startswith("3, ")
+    assert line.figures["bytes"] == sum(map(len, texts.values())) + 3
 
 
 @pytest.mark.parametrize("kind", ["kl", "vq", "tar", "ta_tok", "bits"])
