@@ -192,6 +192,7 @@ CHOSEN = {
     "FastARClassLabel": {"labels": "cat", "label_set": "picture-book"},
     "FastARPARSampler": {"grouping": "ablation: non-local"},  # the model is no PAR
     "FastARMuLoSDSampler": {"neighbours": 100},  # of the 512 codes
+    "FastARTarPrompt": {"images": 64},  # one image is complete before the request arrives
 }
 
 
