@@ -303,11 +303,13 @@ def _option(words: Sequence[str], name: str) -> str:
 
 
 def machine() -> dict[str, str]:
-    """Processor, version of PyTorch, and the day."""
+    """Processor, version of PyTorch, and the day. A rented machine hides the name of its processor, not its numbers."""
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
-        cpu = found[1] if found else cpu
+        about = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        facts = dict(re.findall(r"^(model name|cpu family|model)\s*: (.+)$", about, re.M))
+        if len(facts) == 3:
+            cpu = "{model name} (family {cpu family}, model {model})".format_map(facts)
 
     return {"cpu": cpu, "torch": torch.__version__.partition("+")[0], "date": date.today().isoformat()}
 
