@@ -146,11 +146,13 @@ def test_names_and_tooltips_are_translated(translated, comfy, editor, artifacts)
 
 
 # Core's Compare Images with a red and a blue image, beside a node of ours.
-TWO_IMAGES = """async () => {
+TWO_IMAGES = """async inside => {
+    const nodes = []
     const add = (type, x, y) => {
         const node = LiteGraph.createNode(type)
         app.graph.add(node)
         node.pos = [x, y]
+        nodes.push(node)
         return node
     }
     const compare = add('ImageCompare', 400, 100)
@@ -161,28 +163,31 @@ TWO_IMAGES = """async () => {
             image.widgets.find(w => w.name === name).value = value
         image.connect(0, compare, compare.inputs.findIndex(i => i.name === ['image_a', 'image_b'][k]))
     }
+    if (inside) app.canvas.setGraph(app.graph.convertToSubgraph(new Set(nodes)).subgraph)
+    const shown = app.canvas.graph.nodes.find(node => node.type === 'ImageCompare')
     app.canvas.ds.scale = 1
-    app.canvas.centerOnNode(compare)
-    return compare.id
+    app.canvas.centerOnNode(shown)
+    return shown.id
 }"""
 # The middle of the node's lower half on the screen.
 MIDDLE = """id => {
-    const {pos, size} = app.graph.getNodeById(id), {scale, offset} = app.canvas.ds
+    const {pos, size} = app.canvas.graph.getNodeById(id), {scale, offset} = app.canvas.ds
     const box = app.canvas.canvas.getBoundingClientRect()
     return [(pos[0] + size[0] / 2 + offset[0]) * scale + box.x, (pos[1] + size[1] / 2 + offset[1]) * scale + box.y]
 }"""
 
 
-def test_two_images_are_compared_with_a_divider(comfy: Comfy, editor: Any, artifacts: Path) -> None:
+@pytest.mark.parametrize("inside", [False, True], ids=["in a graph", "in a subgraph"])
+def test_two_images_are_compared_with_a_divider(comfy: Comfy, editor: Any, artifacts: Path, inside: bool) -> None:
     """Core's node shows them in Nodes 2.0 only; web/js/slider.js does in the classic renderer."""
     editor.set_viewport_size({"width": 1200, "height": 800})
-    node = editor.evaluate(TWO_IMAGES)
+    node = editor.evaluate(TWO_IMAGES, inside)
     assert not comfy.failure(_run(comfy, editor))
     x, y = editor.evaluate(MIDDLE, node)
 
     def colours(name: str) -> list[str]:
         """What stands on both sides of the middle."""
-        path = artifacts / f"divider {name}_{editor.renderer}.png"
+        path = artifacts / f"divider {name}{' of a subgraph' * inside}_{editor.renderer}.png"
         editor.screenshot(path=str(path))
         shown = Image.open(path).convert("RGB")
         names = {(255, 0, 0): "red", (0, 0, 255): "blue"}
