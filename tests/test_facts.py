@@ -150,20 +150,29 @@ def measured(figure: str, row: str, column: str) -> str:
     return found[cells[0].index(column)].partition(" (")[0]
 
 
+def measured_on_a_gpu(row: str) -> float:
+    """The speed-up of a row of the table of a GPU."""
+    (found,) = re.findall(rf"\| {re.escape(row)} \| [\d.]+ \| ([\d.]+) \(", text_of("docs/benchmarks.md"))
+    return float(found)
+
+
 def test_readme_states_what_the_tables_say():
     one = "speed-up, batch 1"
     calls = "head calls, batch 1"
     passes = measured("llamagen", "LlamaGen, parallel", "passes, batch 1")
     plain = measured("llamagen", "LlamaGen", "passes, batch 1")
     faster = float(measured("llamagen", "LlamaGen, parallel", one))
+    on_h100 = measured_on_a_gpu("LlamaGen, *parallel* 16")
     readme = text_of("README.md")
     assert f"LlamaGen needs {passes} passes instead of {plain}, and is {faster:.1f} times as fast" in readme
+    assert f"{faster:.1f} times as fast ({on_h100:.1f} on an H100)" in readme
 
     hybrid = "FastHybrid, balanced"
     fewer = f"{measured('mar', hybrid, calls)} times instead of {int(measured('mar', 'MAR', calls)):,}"
     faster = float(measured("mar", hybrid, one))
+    on_h100 = measured_on_a_gpu("FastHybrid, *balanced*")
     close = float(measured("mar", hybrid, "PSNR, dB"))
-    assert f"{fewer}. It is {faster:.1f} times as fast" in readme
+    assert f"{fewer}. It is {faster:.1f} times as fast ({on_h100:.1f} on an H100)" in readme
     assert f"differ a little from MAR's ({close:.0f} dB PSNR)" in readme
 
     lazy = "LazyMAR, fast"
