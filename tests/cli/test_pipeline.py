@@ -102,7 +102,8 @@ def test_an_image_alone_is_that_of_the_batch(case, pipeline):
     prompts = call["prompt"] if isinstance(call["prompt"], list) else [call["prompt"]]
     several, _ = pipe(**{**call, "prompt": prompts * 2, "images": 1})
     alone, _ = pipe(**{**call, "prompt": prompts[-1], "images": 1, "first": len(several) - 1})
-    assert np.array_equal(several[-1], alone[0]), "of the noise (seed, 1 or more)"
+    difference = abs(np.subtract(several[-1], alone[0], dtype=int))
+    assert difference.max() <= (case == "mar"), "of the noise (seed, 1 or more); MAR's latents up to rounding"
     assert not np.array_equal(several[0], several[-1])
 
 
