@@ -122,6 +122,15 @@ def test_an_entry_from_the_hub_to_its_first_evaluation(monkeypatch, capsys, name
     assert "lines pass" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("found", "code"), [("7 lines pass", 0), ("failed: files: pass", 1), ("not run: too large", 1)]
+)
+def test_the_exit_code_is_that_of_the_rows(monkeypatch, capsys, found, code):
+    monkeypatch.setattr(rehearse, "rehearse", lambda entry, *others: [entry.id, "", "", "", "", "", found])
+    monkeypatch.setattr(rehearse.sys, "argv", ["rehearse", "kl16"])
+    assert rehearse.main() == code
+
+
 def test_shards_come_with_their_index(tmp_path, monkeypatch):
     """Of the folders whose files no record names."""
     entry = DOWNLOADS["janus-4o-7b"]
