@@ -511,12 +511,14 @@ def test_every_dtype_of_safetensors_is_read_as_the_library_reads_it(tmp_path: Pa
             assert torch.equal(tensor.reshape(-1).view(torch.uint8), expected[key].reshape(-1).view(torch.uint8))
 
 
-def test_a_dtype_that_torch_does_not_have_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_a_dtype_that_torch_does_not_have_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "x.safetensors"
-    header = json.dumps({"a": {"dtype": "F4", "shape": [2, 4], "data_offsets": [0, 4]}}).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    save_file(STATE, path)
+    monkeypatch.setattr(mapped, "_DTYPES", {"F32": "float3"})
     refused(
-        lambda: read(path), "a dtype that this version of torch does not have (F4 in a)", "get the fp32, bf16 or fp16"
+        lambda: read(path), "a dtype that this version of torch does not have (F32 in a.", "get the fp32, bf16 or fp16"
     )
 
 
