@@ -444,7 +444,7 @@ def _component_step(check: Check) -> Iterator[Line]:
             latents = torch.randn(1, model.net.config.z_channels, _GRID, _GRID, generator=generator)
             need = model.net.decode_bytes(1, _GRID, _GRID)
             if check.device.type == "cpu":
-                # Its library copies a kernel, and two of the six largest maps, into its own layout.
+                # oneDNN copies a kernel, and two of the six maps that decode_bytes counts, into its own layout.
                 need += need // 3 + max(weight.nbytes for weight in model.net.parameters())
             found = _pixels(model.decode(latents))
         elif isinstance(model, VQModel):
