@@ -25,7 +25,7 @@ from torch import Tensor
 from . import assembly
 from .assembly import AUTO, PAR, Drafts, Ready, Source
 from .conditions import ENCODER, ConditionBuilder
-from .errors import UserError, unknown
+from .errors import UserError, first_line, unknown
 from .memory import enough_memory
 from .model_loaders.families import DTYPES
 from .model_loaders.networks.autoencoder import KLModel, VQModel, expect_finite
@@ -39,7 +39,7 @@ from .samplers.batches import begin, expect_little_noise, in_parts
 from .samplers.choice import Choice
 from .samplers.conditioning import KINDS, AnyCondition
 from .samplers.driver import finish
-from .samplers.editing import Edit
+from .samplers.editing import Edit, masks_of
 from .samplers.mar.loop import Sampled, Step
 from .samplers.presets import CUSTOM, NAMES
 from .samplers.presets import values as preset_values
@@ -53,9 +53,9 @@ MOST_IMAGES = 1024
 
 Prompt = str | int | Sequence[str | int]
 Callback = Callable[[Step | TokenStep], object]
-# An image, or a batch of them: a PIL image, pixels uint8 [H, W, 3] or [B, H, W, 3], or latents or codes as a sampler
-# returns them.
-AnyImage = Image.Image | np.ndarray | Tensor
+# An image, or a batch of them: a PIL image, the path of an image file, pixels uint8 [H, W, 3] or [B, H, W, 3], or
+# latents or codes as a sampler returns them.
+AnyImage = Image.Image | str | Path | np.ndarray | Tensor
 
 _log = logging.getLogger(__name__)
 
@@ -201,8 +201,8 @@ class Pipeline:
         first: int = 0,
         negative: str | None = None,
         prompt_settings: Mapping[str, Any] | None = None,
-        image: AnyImage | None = None,
-        mask: AnyImage | None = None,
+        image: AnyImage | Sequence[AnyImage] | None = None,
+        mask: AnyImage | Sequence[AnyImage] | None = None,
         callback: Callback | None = None,
         **settings: Any,
     ) -> tuple[list[Image.Image], Report]:
@@ -221,7 +221,9 @@ class Pipeline:
             prompt_settings: settings of Tar's language model, see :class:`TarPromptSettings`.
             image: what an edit starts from: an image, or latents or codes of :meth:`sample`; one, or one for each
                 image.
-            mask: the part of ``image`` to sample again, of any size: white, 255 or 1.0, is sampled again.
+            mask: the part of ``image`` to sample again: a grey image or [H, W] of any size, black where the image
+                stays; one, or one for each image. A token is sampled again if any part of it is not black, so a soft
+                edge is sampled again too.
             callback: called with the partial result after every step; its ``done`` and ``total`` count steps.
             settings: of the sampler; they take precedence over the preset.
 
@@ -261,8 +263,8 @@ class Pipeline:
         first: int = 0,
         negative: str | None = None,
         prompt_settings: Mapping[str, Any] | None = None,
-        image: AnyImage | None = None,
-        mask: AnyImage | None = None,
+        image: AnyImage | Sequence[AnyImage] | None = None,
+        mask: AnyImage | Sequence[AnyImage] | None = None,
         callback: Callback | None = None,
         **settings: Any,
     ) -> Sampled | TokenSampled:
@@ -285,7 +287,8 @@ class Pipeline:
         condition = self.condition(
             prompt, images=images, seed=seed, first=first, negative=negative, prompt_settings=prompt_settings
         )
-        edit = self._edit(entry, image, mask, made)
+        with enough_memory("mask: memory is insufficient for this image or mask; give smaller ones."):
+            edit = self._edit(entry, image, mask, made)
         expect_little_noise(self.model, made, len(condition), "images")
 
         # 3. The sampler with its draft model, in parts if memory is insufficient for the whole batch.
@@ -295,7 +298,7 @@ class Pipeline:
             """The sampler on some of the images."""
             bound = entry
             if edit is not None:
-                bound = replace(entry, run=partial(entry.run, edit=edit.of(part)))
+                bound = replace(entry, run=partial(entry.run, edit=edit.of(part, len(condition))))
             return begin(bound, self.model, made, condition, seed, first, part)
 
         return finish(_watched(in_parts(start, len(condition), self.model.net), callback))
@@ -317,7 +320,9 @@ class Pipeline:
                 raise no_setting(entry.settings, name, name, f"{entry.name} has no such setting")
 
         choice = Choice(entry, preset, settings)
-        return choice.settings(assembly.defaults(self.ready), self.ready.demo, self.model.net.config.dim)
+        made = choice.settings(assembly.defaults(self.ready), self.ready.demo, self.model.net.config.dim)
+        entry.check(self.model, made)
+        return made
 
     def presets(self, sampler: str) -> dict[str, dict[str, Any]]:
         """The presets of a sampler on this model: name of the preset to the settings that it fills in.
@@ -374,7 +379,7 @@ class Pipeline:
         make(TarPromptSettings, asked)
 
         # 2. Labels.
-        prompts = [prompt] if isinstance(prompt, str | int) else list(prompt)
+        prompts = _in_list(prompt)
         if kind == "class":
             text = "\n".join(str(label) for label in prompts)
             return self.readers.labels(self.ready, text, images, "prompt", MOST_IMAGES)
@@ -402,26 +407,30 @@ class Pipeline:
         return self.decoder.decode(latents).numpy()
 
     @torch.no_grad()
-    def encode(self, image: Image.Image | np.ndarray, grid: tuple[int, int] | None = None) -> Tensor:
+    def encode(self, image: AnyImage | Sequence[AnyImage], grid: tuple[int, int] | None = None) -> Tensor:
         """Latents fp32 [B, C, h, w], or codes int64 [B, h, w] for a token model, of an image or several of one size.
 
         The image is scaled to the size that the model generates.
 
         Args:
-            image: a PIL image, or pixels uint8 [H, W, 3] or [B, H, W, 3].
+            image: a PIL image, the path of an image file, or pixels uint8 [H, W, 3] or [B, H, W, 3]; or several of
+                one size in a list.
             grid: latents along the height and the width, for a BitDance of several sizes; None: of the usual one.
 
         Raises:
             UserError: an image of another form, features that are not finite, or insufficient memory.
         """
-        if isinstance(image, Image.Image):
-            image = np.asarray(image.convert("RGB"))
-        if image.ndim == 3:
-            image = image[None]
-
-        if image.ndim != 4 or image.shape[3] != 3 or image.dtype != np.uint8 or not image.size:
+        given = _values(image, "RGB", "image")
+        batch = given[None] if given.ndim == 3 else given
+        if (
+            isinstance(batch, Tensor)
+            or batch.ndim != 4
+            or batch.shape[3] != 3
+            or batch.dtype != np.uint8
+            or not batch.size
+        ):
             raise UserError(
-                f"image: it is {image.dtype} of the shape {list(image.shape)}; give a PIL image, or uint8 "
+                f"image: it is {given.dtype} of the shape {list(given.shape)}; give a PIL image, or uint8 "
                 "[height, width, 3]."
             )
 
@@ -429,7 +438,7 @@ class Pipeline:
         weight = next(net.parameters())
         height, width = grid or self._grid
         size = (height * net.config.stride, width * net.config.stride)
-        pixels = torch.tensor(image).permute(0, 3, 1, 2).float() / 255
+        pixels = torch.tensor(batch).permute(0, 3, 1, 2).float() / 255
         if pixels.shape[2:] != size:
             pixels = F.interpolate(pixels, size, mode="bicubic", antialias=True).clamp(0, 1)
         pixels = (pixels * 2 - 1).to(weight.device, weight.dtype)
@@ -476,7 +485,7 @@ class Pipeline:
             )
         return entry
 
-    def _edit(self, entry: Entry, image: AnyImage | None, mask: AnyImage | None, settings: Any) -> Edit | None:
+    def _edit(self, entry: Entry, image: Any, mask: Any, settings: Any) -> Edit | None:
         """The part of an image to sample again; None for whole new images."""
         if image is None and mask is None:
             return None
@@ -505,17 +514,73 @@ class Pipeline:
         return Edit(start, _mask(mask))
 
 
-def _mask(mask: AnyImage) -> Tensor:
-    """A mask as floats of 0 to 1, [1 or B, h, w]."""
-    if isinstance(mask, Image.Image):
-        mask = np.asarray(mask.convert("L"))
-    values = mask if isinstance(mask, Tensor) else torch.tensor(np.asarray(mask))
-
+def _mask(mask: Any) -> Tensor:
+    """A mask as floats of 0 to 1, [1 or B, h, w]. Raises UserError: what is no mask."""
+    given = _values(mask, "L", "mask")
+    values = given if isinstance(given, Tensor) else torch.tensor(given)
     if values.dtype == torch.uint8:
         values = values.float() / 255
-    values = values.float()
 
-    return values[None] if values.ndim == 2 else values
+    masks = None if values.is_complex() else masks_of(values.float())
+    if masks is None:
+        raise UserError(
+            f"mask: it is {values.dtype} of the shape {list(values.shape)}; give a grey image, or [height, width] for "
+            "all images or for each."
+        )
+    return masks.contiguous()  # a view may be larger than memory
+
+
+def _values(given: Any, mode: str, field: str) -> np.ndarray | Tensor:
+    """The values of an image or a mask: an array or tensor as it is, files and PIL images in the mode of PIL, and
+    several of one size in a list as a batch.
+
+    Raises:
+        UserError: a file that cannot be read, images of different sizes, or another value.
+    """
+    if isinstance(given, str | Path):
+        try:
+            with Image.open(given) as file:
+                given = file.convert(mode)
+        except (OSError, ValueError, Image.DecompressionBombError) as problem:
+            raise UserError(
+                f"{field}: {given} cannot be read as an image ({first_line(problem)}); give the path of an image file."
+            ) from None
+
+    if isinstance(given, Image.Image):
+        return np.asarray(given.convert(mode))
+
+    if isinstance(given, list | tuple) and given:
+        values = [np.asarray(_values(one, mode, field)) for one in given]
+        shapes = {one.shape for one in values}
+        if len(shapes) > 1:
+            raise UserError(f"{field}: its images have the shapes {sorted(shapes)}; give images of one size.")
+        return np.stack(values)
+
+    if isinstance(given, np.ndarray) and given.dtype.kind in "buif":
+        return np.ascontiguousarray(given)  # torch reads no array with a negative stride
+    if isinstance(given, Tensor):
+        return given
+
+    kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
+    raise UserError(f"{field}: it is {kind}; give an image, the path of one, or an array.")
+
+
+def _in_list(prompt: Any) -> list[str | int]:
+    """The prompts or class ids of an argument, of which NumPy's whole numbers are ids too.
+
+    Raises:
+        UserError: a value that is neither a text nor a whole number.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+
+    try:
+        is_number = hasattr(prompt, "__index__") and getattr(prompt, "ndim", 0) == 0
+        several = [prompt] if is_number else list(prompt)
+        return [one if isinstance(one, str) else operator.index(one) for one in several]
+    except TypeError:
+        shown = f"{prompt!r}"[:60]
+        raise UserError(f"prompt: {shown} is neither a text nor a class id; give one, or several in a list.") from None
 
 
 def _watched(steps: Generator[Step | TokenStep, Any, Any], callback: Callback | None) -> Generator[Any, Any, Any]:

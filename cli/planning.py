@@ -230,6 +230,9 @@ def plan(samplers: str, sets: Sequence[str], ready: Mapping[str, Ready]) -> list
     A later source of a setting takes precedence: the model's defaults, the preset (*balanced* unless another is asked
     for), settings for all samplers, settings for one sampler. Without a model in ``ready``, by sampler name, the
     settings are only checked.
+
+    Raises:
+        UserError: an unknown sampler or setting, or settings that its model cannot be sampled with.
     """
     entries = by_key(samplers.split(","))
     given = assigned(entries, [assignment(text, "set") for text in sets])
@@ -244,6 +247,9 @@ def plan(samplers: str, sets: Sequence[str], ready: Mapping[str, Ready]) -> list
         width = on.model.net.config.dim if on else 0
         demo = on is None or on.demo
         settings: Any = presets.combine(entry.settings, defaults(on) if on else {}, preset, asked, demo, width)
+
+        if on:
+            entry.check(on.model, settings)
 
         variant = key.partition(":")[2]
         planned.append(Planned(entry, settings, own, variant, on))

@@ -10,9 +10,10 @@ A run takes three steps, in this order:
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from comfy_api.latest import io
@@ -28,8 +29,8 @@ from ..reports.exchange import add_runs, described
 from ..reports.record import Baseline, Qualities, Report
 from ..reports.summary import no_gain, one_line
 from ..samplers import presets, registry
-from ..samplers.batches import expect_little_noise, has_run, in_parts, run_beginning, short
-from ..samplers.blocks.loop import expect_suited
+from ..samplers.batches import expect_little_noise, in_parts, run_beginning, short
+from ..samplers.blocks.loop import expect_edit, expect_suited
 from ..samplers.blocks.memory import estimate as block_memory
 from ..samplers.choice import Choice, choose
 from ..samplers.conditioning import (
@@ -45,7 +46,10 @@ from ..samplers.conditioning import (
     labels_for,
 )
 from ..samplers.editing import Edit
+from ..samplers.mar.cspd import check_pair as check_drafting
 from ..samplers.mar.lazymar import LazyTransformer
+from ..samplers.mar.lazymar import check as check_caches
+from ..samplers.mar.loop import edited
 from ..samplers.mar.memory import DECODE, WEIGHTS
 from ..samplers.mar.memory import estimate as masked_memory
 from ..samplers.mar.settings import CacheSettings
@@ -55,8 +59,9 @@ from ..samplers.registry import SAMPLERS, Entry
 from ..samplers.settings import knobs, named, shown
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
-from ..samplers.tokens.loop import resolve
+from ..samplers.tokens.loop import resolve, tokens_again
 from ..samplers.tokens.memory import estimate as token_memory
+from ..samplers.tokens.mulosd import check_grids, check_pair
 from ..samplers.tokens.upsampling import UpSampling
 from . import graph, host
 from .host import TA_TOK, Loaded, load_to_device, to_device
@@ -76,6 +81,7 @@ from .vae import BITS, KL, VQ, FastARVAE, kind_of, mark
 
 # A sampler's generator, and its steps and result: of token models with ``codes``, of the others with ``latents``.
 Steps: TypeAlias = Generator[Any, None, Any]
+C = TypeVar("C", bound=AnyCondition)
 
 # Names of loaders and nodes in messages.
 MAR_LOADERS = "Load MAR or Load Harmon / UniPic"
@@ -194,6 +200,11 @@ def settings_for(choice: Choice, loaded: Loaded[Any]) -> Any:
     width = model.net.config.dim if isinstance(model, MARModel) else 0
 
     return choice.settings(loaded.recommended, demo=model.label_set == DEMO_LABELS, width=width)
+
+
+def expect_suited_settings(choice: Choice, loaded: Loaded[Any]) -> None:
+    """Check the settings of a choice against a model, where it runs later."""
+    choice.entry.check(loaded.model, settings_for(choice, loaded))
 
 
 def unlike_preset(preset: str, names: Iterable[str], settings: Any, meant: Any, model: Any) -> str:
@@ -361,6 +372,7 @@ class LatentRun:
     condition: MaskedCondition
     seed: int
     edit: Edit | None
+    numbers: Sequence[int]  # of the images, which their noise depends on
     draft: Loaded[MARModel] | None = None
     cache: CacheSettings | None = None
 
@@ -392,14 +404,14 @@ class LatentRun:
 
     def _sample(self, part: range) -> Steps:
         """The sampler on some of the images."""
-        more: dict[str, Any] = {"edit": _edit_of(self.edit, part, self.images)}
+        more: dict[str, Any] = {"edit": None if self.edit is None else self.edit.of(part, self.images)}
         if self.draft is not None:
             more["draft"] = self.draft.model
         if self.cache is not None:
             more["transformer"] = LazyTransformer(self.cache)
 
         condition = self.condition.of(part)
-        noise = PairedNoise(self.seed, part)
+        noise = PairedNoise(self.seed, [self.numbers[i] for i in part])
         return self.entry.run(self.loaded.model, condition, self.settings, noise, **more)
 
     def latents(self, step: Any) -> Tensor:
@@ -449,6 +461,7 @@ class TokenRun:
     condition: AnyCondition
     seed: int
     edit: Edit | None  # its start are latents
+    numbers: Sequence[int]  # of the images, which their draws depend on
     draft: Loaded[TokenModel] | None
     upscale_model: Any  # None: a draft is enlarged bicubically
 
@@ -491,8 +504,8 @@ class TokenRun:
 
         def sample(part: range) -> Steps:
             """The sampler on some of the images; MuLo-SD, which has a draft model, makes no edits."""
-            more = drafted if edit is None else {"edit": _edit_of(edit, part, self.images)}
-            draws = PairedDraws(self.seed, part)
+            more = drafted if edit is None else {"edit": edit.of(part, self.images)}
+            draws = PairedDraws(self.seed, [self.numbers[i] for i in part])
             return self.entry.run(self.loaded.model, condition.of(part), self.settings, draws, **more)
 
         return in_parts(sample, self.images, self.loaded.model.net), vae
@@ -526,16 +539,26 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
 
 def _check_latents(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: Sockets) -> LatentRun:
     model = loaded.model
-    condition = _latent_condition(sockets.condition, model)
-    edit = _checked_edit(sockets, entry.decoder)
+    entry.check(model, settings)
+    whole = _latent_condition(sockets.condition, model)
+    condition, edit, numbers = _in_batch(whole, _checked_edit(sockets, entry.decoder), sockets.latent_image)
     expect_little_noise(model, settings, len(condition), "condition")
     if isinstance(model, BlockModel):
         expect_suited(model, host.get_compute_device(), settings)
-        return BlockRun(entry, loaded, settings, condition, seed, edit)
+        if edit is not None:
+            expect_edit(model, edit, settings, len(condition))
+        return BlockRun(entry, loaded, settings, condition, seed, edit, numbers)
 
-    draft = expect_mar(sockets.draft, "draft") if entry.needs_draft else None
+    draft = None
+    if entry.needs_draft:
+        draft = expect_mar(sockets.draft, "draft")
+        check_drafting(draft.model, model)
     cache = _checked_cache(sockets.cache, loaded, settings)
-    return MaskedRun(entry, loaded, settings, condition, seed, edit, draft, cache)
+    if cache is not None:
+        check_caches(model, settings, cache)
+    if edit is not None:
+        edited(model, edit, len(condition), edit.start.device)
+    return MaskedRun(entry, loaded, settings, condition, seed, edit, numbers, draft, cache)
 
 
 def _check_tokens(entry: Entry, loaded: Loaded[TokenModel], settings: Any, seed: int, sockets: Sockets) -> TokenRun:
@@ -548,15 +571,21 @@ def _check_tokens(entry: Entry, loaded: Loaded[TokenModel], settings: Any, seed:
             "or use LlamaGen Sampler or ZipAR Sampler."
         )
 
-    edit = _checked_edit(sockets, VQ)
-    condition = _token_condition(sockets.condition, model)
+    entry.check(model, settings)
+    whole = _token_condition(sockets.condition, model)
+    condition, edit, numbers = _in_batch(whole, _checked_edit(sockets, VQ), sockets.latent_image)
+    if edit is not None:
+        tokens_again(edit, model.grid, len(condition), edit.start.device)
+
     settings = resolve(settings, model)
     if not entry.needs_draft:
-        return TokenRun(entry, loaded, vae, settings, condition, seed, edit, draft=None, upscale_model=None)
+        return TokenRun(entry, loaded, vae, settings, condition, seed, edit, numbers, draft=None, upscale_model=None)
 
     draft = expect_tokens(sockets.draft, "draft")
     assert draft.vae is not None
     expect_same_codes(vae.tokenizer, draft.vae.tokenizer, model.name)
+    check_pair(model, draft.model, vae.tokenizer.net.config.codes, entry.title)
+    check_grids(model, draft.model)
 
     upscale_model = sockets.upscale_model
     if upscale_model is not None and not _is_upscale_model(upscale_model):
@@ -565,7 +594,7 @@ def _check_tokens(entry: Entry, loaded: Loaded[TokenModel], settings: Any, seed:
             "with a model for colour images."
         )
 
-    return TokenRun(entry, loaded, vae, settings, condition, seed, edit, draft, upscale_model)
+    return TokenRun(entry, loaded, vae, settings, condition, seed, edit, numbers, draft, upscale_model)
 
 
 def _checked_cache(value: Any, loaded: Loaded[MARModel], settings: Any) -> CacheSettings | None:
@@ -607,9 +636,57 @@ def _checked_edit(sockets: Sockets, kind: str) -> Edit | None:
     if mask is None:
         raise UserError("mask: inpainting needs a mask; connect one, or disconnect latent_image.")
 
-    start = expect_latents(latent["samples"], "latent_image")
-    expect_usual_size(start, "latent_image")
-    return Edit(start, expect_mask(mask, "mask"))
+    with enough_memory("mask: memory is insufficient for this image and its mask; connect smaller ones."):
+        start = expect_latents(latent["samples"], "latent_image")
+        expect_usual_size(start, "latent_image")
+        return Edit(start, expect_mask(mask, "mask"))
+
+
+# Where core's nodes note which images of a batch a part of it is: Rebatch Latents, Latent From Batch.
+BATCH_INDEX = "batch_index"
+
+
+def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | None, Sequence[int]]:
+    """The condition and the edit of the images to draw, and the numbers that their noise depends on.
+
+    A latent that is part of a batch says which of its images it holds: each is drawn as in the whole batch. Its number
+    is its place there. Of a condition or a mask with more entries than the latent, it gets the entry of that place; of
+    as many entries, they belong to the latent's images in their order.
+
+    Raises:
+        UserError: places that are none, or a place that the condition does not have.
+    """
+    if edit is None or BATCH_INDEX not in latent:
+        return condition, edit, range(len(condition))
+
+    count = len(edit.start)
+    places = _places(latent[BATCH_INDEX], count)
+    if len(condition) > count:
+        if max(places) >= len(condition):
+            raise UserError(
+                f"condition: it asks for {len(condition)} images, and latent_image holds image {max(places) + 1} of a "
+                f"batch; ask for {count} images, or for as many as the whole batch has."
+            )
+        condition = cast(C, condition.of(places))
+
+    if len(edit.mask) > count and max(places) < len(edit.mask):
+        edit = replace(edit, mask=edit.mask[places])
+    return condition, edit, places
+
+
+def _places(value: Any, count: int) -> list[int]:
+    """The places of ``count`` latents in their batch, checked: another pack may have made them."""
+    try:
+        places = [operator.index(place) for place in value]
+    except TypeError:
+        places = []
+
+    if len(places) != count or min(places) < 0:
+        raise UserError(
+            f"latent_image: its batch_index is not a place from 0 for each of its {count} latents; make it again, for "
+            "example with Latent From Batch."
+        )
+    return places
 
 
 def _is_upscale_model(value: Any) -> bool:
@@ -651,15 +728,6 @@ def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: So
     ``loaded`` was checked to be of the sampler's family.
     """
     seed = checked_seed(seed)
-    if not has_run(loaded.model.net):
-        # What is wrong on a socket is told before anything runs.
-        check(entry, loaded, settings, seed, sockets)
-
-        # Otherwise the seconds would include the initialisation of libraries, and the first sampler of a comparison
-        # would look slow.
-        beginning, _, _ = start(entry, loaded, short(entry, settings), seed, sockets)
-        run_beginning(beginning)
-
     steps, checked, vae = start(entry, loaded, settings, seed, sockets)
     done = drive(steps, vae, checked.latents)
 
@@ -672,7 +740,10 @@ def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: So
     if entry.latents and loaded.vae is not None:
         report.memory[DECODE] = int(loaded.vae.memory_used_decode(samples.shape, loaded.vae.vae_dtype))
 
-    return io.NodeOutput({"samples": samples}, report)
+    latent: dict[str, Any] = {"samples": samples}
+    if checked.edit is not None and BATCH_INDEX in sockets.latent_image:
+        latent[BATCH_INDEX] = list(checked.numbers)
+    return io.NodeOutput(latent, report)
 
 
 def run_choice(choice: Choice, loaded: Loaded[Any], condition: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
@@ -700,17 +771,6 @@ def warm_up(loaded: Loaded[Any], condition: Any) -> None:
 
     steps, _, _ = start(plain.entry, loaded, settings, 0, Sockets(condition))
     run_beginning(steps)
-
-
-def _edit_of(edit: Edit | None, part: range, images: int) -> Edit | None:
-    """The edit of some of the images.
-
-    For all of them it is passed as it is, so that the sampler refuses an edit of another batch size.
-    """
-    if edit is None or len(part) == images:
-        return edit
-
-    return edit.of(part)
 
 
 def _edit_codes(edit: Edit, vae: FastARVAE) -> Edit:

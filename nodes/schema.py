@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..model_loaders.networks.chat import MOST_TEXT
 from ..samplers import presets
-from ..samplers.editing import LARGEST_LATENT
+from ..samplers.editing import LARGEST_LATENT, masks_of
 from ..samplers.settings import Knob, Settings, knobs, number_of
 
 T = TypeVar("T")
@@ -284,17 +284,10 @@ def expect_mask(value: Any, field: str) -> Tensor:
     """Check a MASK and return it as floats [B, H, W]; nodes make [H, W], [B, 1, H, W] and bool too."""
     mask = _expect_floats(value, field, "a node that gives a MASK", more=[torch.bool])
 
-    shape = list(mask.shape)
-    one_channel = mask.ndim == 4 and shape[1] == 1
-    fits = mask.ndim in (2, 3) or one_channel
-    if not fits or 0 in shape:
-        raise UserError(f"{field}: it has the shape {shape}; connect a MASK [batch, height, width].")
-
-    if mask.ndim == 2:
-        return mask[None]
-    if one_channel:
-        return mask[:, 0]
-    return mask
+    masks = masks_of(mask)
+    if masks is None:
+        raise UserError(f"{field}: it has the shape {list(mask.shape)}; connect a MASK [batch, height, width].")
+    return masks
 
 
 def expect_latents(value: Any, field: str) -> Tensor:

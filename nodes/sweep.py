@@ -32,6 +32,7 @@ from .running import (
     draw_images,
     expect_pair,
     expect_runnable,
+    expect_suited_settings,
     settings_for,
     warm_up,
 )
@@ -127,6 +128,8 @@ class SweepNode(ModelFirst):
         for i, j, seed in cells:
             jobs.append((base.with_values(_values(x_axis, y_axis, i, j)), seed))
 
+        for choice, _ in jobs:
+            expect_suited_settings(choice, loaded)
         keys = _keys(jobs, loaded, small, condition)  # reports mistakes in settings before the first cell
         store = CellStore(host.sweep_folder(_folder_name(folder)))
 

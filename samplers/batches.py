@@ -84,11 +84,6 @@ def warm_up(entry: Entry, model: Any, settings: Any, condition: AnyCondition) ->
     run_beginning(in_parts(partial(begin, entry, model, settings, condition, 0, 0), len(condition), model.net))
 
 
-def has_run(net: nn.Module) -> bool:
-    """Whether a network ran in this process."""
-    return net in _RAN
-
-
 def short(entry: Entry, settings: Any) -> Any:
     """Settings of a masked sampler for one AR step with two diffusion steps, of one of blocks for two diffusion steps;
     of a token sampler as they are.

@@ -16,6 +16,9 @@ from torch import Tensor
 from ..errors import UserError
 from ..reports.record import fingerprint
 
+# Smallest mask value at which a token is sampled again: what rounds to 0 of 255 is black. So the soft edge of a
+# feathered mask belongs to it, as in core, whose samplers change whatever is above 0.
+LEAST_MASKED = 0.5 / 255
 # Largest absolute value of a latent that an edit starts from. Latents of images have a standard deviation of at most
 # about 5; far beyond this limit norms and fp16 overflow, and half of the image would be NaN.
 LARGEST_LATENT = 10_000
@@ -26,37 +29,68 @@ class Edit:
     """An image to start from, and the part to sample again."""
 
     start: Tensor  # decoder latents [1 or B, C, H, W], any float dtype; for a token sampler codes int64 [1 or B, G, G]
-    mask: Tensor  # [1 or B, h, w] of any size, 0..1; a token is sampled again if any mask value over it is above 0.5
+    # [1 or B, h, w] of any size, 0..1; a token is sampled again if any mask value over it is above 0, by as much as one
+    # grey level of 255
+    mask: Tensor
 
-    def of(self, images: Sequence[int]) -> Edit:
-        """The edit of some of the images, by their place in the batch; a single start or mask is for all of them."""
-        return Edit(*(x if len(x) == 1 else x[list(images)] for x in (self.start, self.mask)))
-
-    def token_mask(self, grid: int | tuple[int, int], images: int, device: torch.device) -> Tensor:
-        """The tokens to sample again, bool [B, L] on ``device``, for B images of a grid (a side, or height and width).
+    def of(self, images: Sequence[int], batch: int) -> Edit:
+        """The edit of some of the images of a batch, by their place in it; a single start or mask is for all of them.
 
         Raises:
-            UserError: a mask of another shape or empty, batches that do not fit, or numbers that are not finite.
+            UserError: see :meth:`expect_batch`.
+        """
+        self.expect_batch(batch)
+        start, mask = (x if len(x) == 1 else x[list(images)] for x in (self.start, self.mask))
+        return Edit(start, mask)
+
+    def expect_batch(self, images: int) -> None:
+        """Check that there is one start, or one for each of the images, and as many masks.
+
+        Raises:
+            UserError: a mask of another shape or empty, or another number.
         """
         mask = self.mask
         if mask.ndim != 3 or 0 in mask.shape:
             raise UserError(f"mask: it has the shape {list(mask.shape)}; connect a MASK [batch, height, width].")
 
         for name, x in (("latent_image", self.start), ("mask", mask)):
-            if len(x) not in (1, images):
-                raise UserError(
-                    f"{name}: its batch has {len(x)} entries, and the condition asks for {images} images; use one, or "
-                    "as many."
-                )
+            if len(x) in (1, images):
+                continue
+            channels = name == "mask" and x.shape[2] in (1, 3, 4)
+            remedy = "give [height, width] without channels" if channels else "use one, or as many"
+            raise UserError(
+                f"{name}: its batch has {len(x)} entries, and the condition asks for {images} images; {remedy}."
+            )
+
+    def token_mask(self, grid: int | tuple[int, int], images: int, device: torch.device) -> Tensor:
+        """The tokens to sample again, bool [B, L] on ``device``, for B images of a grid (a side, or height and width).
+
+        Raises:
+            UserError: see :meth:`expect_batch`; numbers that are not finite, or a mask that covers nothing.
+        """
+        self.expect_batch(images)
+        for name, x in (("latent_image", self.start), ("mask", self.mask)):
             if not bool(x.isfinite().all()):
                 raise UserError(f"{name}: it holds values that are not finite (NaN or infinity); make it again.")
 
         # Max pooling: a mask of image size covers every token it touches.
-        tokens = F.adaptive_max_pool2d(mask.to(device, torch.float32)[:, None], grid)[:, 0] > 0.5
+        mask = self.mask.to(device, torch.float32)
+        tokens = F.adaptive_max_pool2d(mask[:, None], grid)[:, 0] >= LEAST_MASKED
         if not bool(tokens.flatten(1).any(1).all()):
             raise UserError("mask: it is empty; paint over the area to draw again.")
 
         return tokens.flatten(1).expand(images, -1)
+
+
+def masks_of(values: Tensor) -> Tensor | None:
+    """Masks [H, W], [B, H, W] or [B, 1, H, W] as [B, H, W]; None if the shape is another."""
+    if 0 in values.shape:
+        return None
+    if values.ndim == 2:
+        return values[None]
+    if values.ndim == 4 and values.shape[1] == 1:
+        return values[:, 0]
+    return values if values.ndim == 3 else None
 
 
 def edit_digests(kept: Tensor, again: Tensor) -> tuple[str, ...]:

@@ -8,11 +8,14 @@ from typing import Any
 
 from ..errors import unknown
 from .blocks.loop import bitdance
+from .blocks.loop import check as check_bitdance
 from .blocks.settings import BlockSettings
 from .mar.cspd import cspd
 from .mar.fasthybrid import fasthybrid
 from .mar.lazymar import LazyTransformer, lazymar
+from .mar.lazymar import check as check_lazymar
 from .mar.loop import Sampler
+from .mar.loop import check as check_mar
 from .mar.mar import mar
 from .mar.settings import (
     CSpDLazyMARSettings,
@@ -23,11 +26,15 @@ from .mar.settings import (
     MARBase,
     MARSettings,
 )
+from .tokens.llamagen import check as check_llamagen
 from .tokens.llamagen import llamagen
 from .tokens.loop import TokenSampler
+from .tokens.mulosd import check as check_mulosd
 from .tokens.mulosd import mulosd
+from .tokens.par import check as check_par
 from .tokens.par import par
 from .tokens.settings import LlamaGenSettings, MuLoSDSettings, PARSettings, TokenSettings, ZipARSettings
+from .tokens.zipar import check as check_zipar
 from .tokens.zipar import zipar
 
 # Raised when any sampler produces other images from the same model, settings and seed, or counts its work differently,
@@ -94,6 +101,7 @@ class Entry:
     # run(model, condition, settings, noise) returns the generator; noise is PairedNoise in the families of latents
     # and PairedDraws in the others. All but MuLo-SD also take edit, part of an image to sample again.
     run: Callable[..., Sampler | TokenSampler]
+    check: Callable[[Any, Any], None]  # check(model, settings) raises what run would of them, before anything runs
     settings: type[MARBase] | type[TokenSettings] | type[BlockSettings]
     families: tuple[str, ...]  # its model families, keys of FAMILIES; reports are compared with those of the first
     baseline: bool = False  # whether the others of its family are measured against it
@@ -152,18 +160,29 @@ _LAZY_CSPD = with_caches(cspd, "transformer", "draft_transformer")
 SAMPLERS: dict[str, Entry] = {
     e.name: e
     for e in (
-        Entry("mar", "MAR", mar, MARSettings, _MASKED, baseline=True),
-        Entry("fasthybrid", "FastHybrid", fasthybrid, FastHybridSettings, _MASKED),
-        Entry("lazymar", "LazyMAR", lazymar, LazyMARSettings, _MASKED),
-        Entry("cspd", "CSpD", cspd, CSpDSettings, _MASKED, needs_draft=True),
-        Entry("fasthybrid+lazymar", "FastHybrid + LazyMAR", _LAZY_FASTHYBRID, FastHybridLazyMARSettings, _MASKED),
-        Entry("cspd+lazymar", "CSpD + LazyMAR", _LAZY_CSPD, CSpDLazyMARSettings, _MASKED, needs_draft=True),
-        Entry("llamagen", "LlamaGen", llamagen, LlamaGenSettings, (LLAMAGEN, JANUS), baseline=True),
-        Entry("par", "PAR", par, PARSettings, (LLAMAGEN,), demo=("demo-par",)),
-        Entry("tar", "Tar", llamagen, LlamaGenSettings, (TAR,), baseline=True),
-        Entry("zipar", "ZipAR", zipar, ZipARSettings, (*_TOKENS, JANUS)),
-        Entry("bitdance", "BitDance", bitdance, BlockSettings, (BITDANCE,), baseline=True),
-        Entry("mulosd", "MuLo-SD", mulosd, MuLoSDSettings, _TOKENS, needs_draft=True, needs_codes=UP_SAMPLER),
+        Entry("mar", "MAR", mar, check_mar, MARSettings, _MASKED, baseline=True),
+        Entry("fasthybrid", "FastHybrid", fasthybrid, check_mar, FastHybridSettings, _MASKED),
+        Entry("lazymar", "LazyMAR", lazymar, check_lazymar, LazyMARSettings, _MASKED),
+        Entry("cspd", "CSpD", cspd, check_mar, CSpDSettings, _MASKED, needs_draft=True),
+        Entry(
+            "fasthybrid+lazymar",
+            "FastHybrid + LazyMAR",
+            _LAZY_FASTHYBRID,
+            check_lazymar,
+            FastHybridLazyMARSettings,
+            _MASKED,
+        ),
+        Entry(
+            "cspd+lazymar", "CSpD + LazyMAR", _LAZY_CSPD, check_lazymar, CSpDLazyMARSettings, _MASKED, needs_draft=True
+        ),
+        Entry("llamagen", "LlamaGen", llamagen, check_llamagen, LlamaGenSettings, (LLAMAGEN, JANUS), baseline=True),
+        Entry("par", "PAR", par, check_par, PARSettings, (LLAMAGEN,), demo=("demo-par",)),
+        Entry("tar", "Tar", llamagen, check_llamagen, LlamaGenSettings, (TAR,), baseline=True),
+        Entry("zipar", "ZipAR", zipar, check_zipar, ZipARSettings, (*_TOKENS, JANUS)),
+        Entry("bitdance", "BitDance", bitdance, check_bitdance, BlockSettings, (BITDANCE,), baseline=True),
+        Entry(
+            "mulosd", "MuLo-SD", mulosd, check_mulosd, MuLoSDSettings, _TOKENS, needs_draft=True, needs_codes=UP_SAMPLER
+        ),
     )
 }
 

@@ -129,6 +129,15 @@ class BlockRun:
         return Sampled(self.latents(), self.report)
 
 
+def check(model: BlockModel, settings: BlockSettings) -> None:
+    """Check settings against a model, before anything is loaded or computed.
+
+    Raises:
+        UserError: a size that the model does not draw.
+    """
+    model.grid(settings.height, settings.width, settings.any_size)
+
+
 @torch.no_grad()
 def bitdance(
     model: BlockModel,
@@ -399,6 +408,14 @@ def given_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: t
 
     bits = torch.where(start.to(device, torch.float32) > 0, 1.0, -1.0)
     return bits.flatten(2).transpose(1, 2)
+
+
+def expect_edit(model: BlockModel, edit: Edit, settings: BlockSettings, images: int) -> None:
+    """Check an edit of some images before anything is loaded; raises as :func:`begin`."""
+    grid = model.grid(settings.height, settings.width, settings.any_size)
+    device = edit.start.device
+    given_tokens(model, edit, grid, device)
+    edit.token_mask(grid, images, device)
 
 
 def expect_suited(model: BlockModel, device: torch.device, settings: BlockSettings) -> None:

@@ -26,8 +26,12 @@ from .memory import WEIGHTS
 from .settings import CSpDSettings
 
 
-def _check(draft: MARModel, target: MARModel) -> None:
-    """Raise a UserError if the models differ in tokens, grid, condition, classes, diffusion or device."""
+def check_pair(draft: MARModel, target: MARModel) -> None:
+    """Check that two models draw the same tokens of the same conditions.
+
+    Raises:
+        UserError: they differ in tokens, grid, condition, classes or diffusion.
+    """
     ours = target.net.config
     theirs = draft.net.config
     pairs = {
@@ -48,6 +52,9 @@ def _check(draft: MARModel, target: MARModel) -> None:
                 "use a draft model that was trained on the target's tokens and classes."
             )
 
+
+def _expect_one_device(draft: MARModel, target: MARModel) -> None:
+    """Raise a UserError if the models are on two devices."""
     device = next(target.net.parameters()).device
     draft_device = next(draft.net.parameters()).device
     if draft_device != device:
@@ -82,7 +89,8 @@ def cspd(
         UserError: as :func:`samplers.mar.mar.mar`; a draft of other tokens, grid, classes or on another device.
     """
 
-    _check(draft, model)
+    check_pair(draft, model)
+    _expect_one_device(draft, model)
     transformer = transformer or FullTransformer()
     run = begin("cspd", model, condition, settings, noise, edit, transformer)
 

@@ -46,9 +46,10 @@ from ..editing import Edit
 from ..noise import PairedNoise
 from .diffusion import Generation, HeadBatch, ancestral_steps, denoise
 from .loop import FullTransformer, Run, Sampler, Transformer, begin
-from .mar import annealed_tables, plain_steps
+from .loop import check as check_steps
+from .mar import annealed_tables, expect_whole_head, plain_steps
 from .memory import FEATURES, feature_bytes
-from .settings import CacheSettings, LazyMARSettings
+from .settings import CacheSettings, LazyMARSettings, MARBase
 
 # The reference's share of computed decoder rows at AR steps 0..63 of 64.
 REFERENCE_RATIOS = (*(1.0,) * 20, 0.6, *(0.5,) * 4, *(0.4,) * 5, *(0.15,) * 5, *(0.12,) * 5, *(0.05,) * 24)
@@ -71,6 +72,35 @@ def lazymar(
     run = begin("mar", model, condition, settings, noise, edit, transformer)
     yield from plain_steps(run, transformer, annealed_tables(run, settings))
     return run.finish()
+
+
+def check(model: MARModel, settings: MARBase, cache: CacheSettings | None = None) -> None:
+    """Check settings against a model, before anything is loaded or computed.
+
+    Args:
+        cache: those of the caches; None if ``settings`` hold them too.
+
+    Raises:
+        UserError: more AR steps than tokens, a block that the decoder does not have, or speculation with a cached head.
+    """
+    check_steps(model, settings)
+    caches = cast(CacheSettings, settings) if cache is None else cache
+    chosen_block(caches, model.net.config.decoder_depth)
+    expect_whole_head(settings, LazyTransformer(caches))
+
+
+def chosen_block(settings: CacheSettings, depth: int) -> int:
+    """The decoder block, of ``depth`` and counted from 1, that measures how much a token changed.
+
+    Raises:
+        UserError: the decoder has no such block.
+    """
+    block = usual_block(depth) if settings.block is None else settings.block
+    if block > depth:
+        raise UserError(
+            f"block: {block} is outside 1 to {depth}, the blocks of the decoder; lower it, or leave it out."
+        )
+    return block
 
 
 def computed_ratio(progress: float, end: float) -> float:
@@ -178,13 +208,7 @@ class LazyTransformer(Transformer):
         """
         s = self.settings
         c = run.model.net.config
-        block = usual_block(c.decoder_depth) if s.block is None else s.block
-        if block > c.decoder_depth:
-            raise UserError(
-                f"block: {block} is outside 1 to {c.decoder_depth}, the blocks of the decoder; lower it, or leave it "
-                "out."
-            )
-        self.block = block - 1
+        self.block = chosen_block(s, c.decoder_depth) - 1
         # The last block saves nothing: it computes the wanted rows only, in plain MAR too.
         prunes = s.token_cache and self.block < c.decoder_depth - 1
         self.plan = RefreshPlan(s, run.plan.steps, prunes)

@@ -225,6 +225,15 @@ class Run:
         return Sampled(latents, self.report)
 
 
+def check(model: MARModel, settings: MARBase) -> None:
+    """Check settings against a model, before anything is loaded or computed.
+
+    Raises:
+        UserError: more AR steps than tokens.
+    """
+    masked_after(model.net.config.tokens, settings.steps)
+
+
 @torch.no_grad()
 def begin(
     name: str,

@@ -20,7 +20,7 @@ from ..editing import Edit
 from ..noise import CounterRNG, PairedNoise, row_keys
 from .diffusion import HeadBatch
 from .loop import FullTransformer, Run, Sampler, Step, Transformer, begin
-from .settings import DiSASettings, MARSettings
+from .settings import DiSASettings, MARBase, MARSettings
 from .speculative import Paths
 from .tables import STEPS, Tables
 
@@ -67,16 +67,26 @@ def mar(
     return run.finish()
 
 
+def expect_whole_head(settings: MARBase, transformer: Transformer) -> None:
+    """Check that speculation, which evaluates the head at many diffusion steps at once, does not meet a cached head.
+
+    Raises:
+        UserError: it does.
+    """
+    speculates = getattr(settings, "speculation", 0) and settings.temperature > 0
+    if speculates and transformer.caches_head(settings.diffusion_steps):
+        raise UserError(
+            "speculation: it cannot be combined with head_cache; switch head_cache off, or set speculation to 0."
+        )
+
+
 @torch.no_grad()
 def plain_steps(
     run: Run, transformer: Transformer, tables: Sequence[Tables], speculation: int = 0, stop: int | None = None
 ) -> Iterator[Step]:
     """The AR steps of plain MAR, with the diffusion tables of each; up to step ``stop``, None for all."""
+    expect_whole_head(run.settings, transformer)
     window = speculation if run.settings.temperature > 0 else 0
-    if window and any(transformer.caches_head(len(table.steps)) for table in tables):
-        raise UserError(
-            "speculation: it cannot be combined with head_cache; switch head_cache off, or set speculation to 0."
-        )
     plan = run.plan
     start, noise = run.draws("full", len(run.tables.steps))
     keys = to_device(row_keys(run.noise, "verify", plan.tokens), start.device)

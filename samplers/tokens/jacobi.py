@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import UserError
 from ...model_loaders.networks.llama import Cache, is_16_bit
 from ...reports.record import ACCEPTED, PLAIN, dtype_of
 from ..driver import to_device
@@ -259,10 +258,8 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
     "step" is the call that made a cell certain, "outcome" whether that needed a guess (ACCEPTED) or not.
 
     Raises:
-        UserError: a schedule whose rows attend to slots that are not written yet, or logits that were not finite.
+        UserError: logits that were not finite.
     """
-    if schedule.unwritten_visible:  # a window writes slots before the rows that should see them blank
-        raise UserError("parallel: it needs mask_undecoded; switch mask_undecoded on, or set parallel to 0.")
     if run.device.type == "cpu" and len(run.tokens) >= _CPU_BATCH:
         hint = (
             f"parallel: it computes about 4 times as many rows; on a CPU with {_CPU_BATCH} or more images, compare the "

@@ -12,15 +12,25 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ...model_loaders.networks.llama import TokenModel, is_16_bit
+from ...model_loaders.networks.llama import Llama, TokenModel, is_16_bit
 from ...reports.record import PLAIN
 from ..conditioning import AnyCondition
 from ..editing import Edit
 from .draws import PairedDraws
 from .jacobi import windows
-from .loop import TokenRun, TokenSampler, begin, decide, feed_tokens, prefill, raster_only
+from .loop import TokenRun, TokenSampler, begin, decide, feed_tokens, prefill, raster_only, resolve
 from .schedule import DeviceTable, Schedule, raster
 from .settings import LlamaGenSettings
+
+
+def check(model: TokenModel, settings: LlamaGenSettings) -> None:
+    """Check settings against a model, before anything is loaded or computed.
+
+    Raises:
+        UserError: a PAR, or guidance of a model that was trained without a null class.
+    """
+    raster_only("LlamaGen", model)
+    resolve(settings, model)
 
 
 def llamagen(
@@ -45,7 +55,7 @@ def llamagen(
     Raises:
         UserError: a condition or an edit that does not fit the model, a PAR, or logits that were not finite.
     """
-    raster_only("LlamaGen", model)
+    check(model, settings)
     # Reports of a de-tokenizer are compared with each other, not with those of a LlamaGen.
     name = "tar" if model.net.config.condition == "features" else "llamagen"
     run = begin(name, model, condition, settings, noise, edit)
@@ -62,11 +72,14 @@ def decode(run: TokenRun, schedule: Schedule, parallel: int = 0) -> TokenSampler
     call that decided a cell, -1 if it was given.
 
     Raises:
-        UserError: a window of a schedule whose rows attend to slots that are not written yet, or logits that were not
-            finite.
+        UserError: logits that were not finite.
     """
-    in_windows = parallel > 1 or (parallel == 1 and is_16_bit(run.net))
-    return windows(run, schedule, parallel) if in_windows else serial(run, schedule)
+    return windows(run, schedule, parallel) if in_windows(run.net, parallel) else serial(run, schedule)
+
+
+def in_windows(net: Llama, parallel: int) -> bool:
+    """Whether a network decodes in windows."""
+    return parallel > 1 or (parallel == 1 and is_16_bit(net))
 
 
 def serial(run: TokenRun, schedule: Schedule) -> TokenSampler:

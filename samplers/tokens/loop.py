@@ -193,18 +193,27 @@ def given_tokens(edit: Edit, grid: int, images: int) -> Tensor:
     """The tokens that an edit keeps, int64 [B, N + 1] as :class:`TokenRun` holds them.
 
     Raises:
-        UserError: see :meth:`Edit.token_mask`; codes of another grid.
+        UserError: see :func:`tokens_again`.
     """
     codes = edit.start
-    _, height, width = codes.shape
+    again = tokens_again(edit, grid, images, codes.device)
+    return F.pad(torch.where(again, -1, codes.flatten(1)), (0, 1), value=-1)
+
+
+def tokens_again(edit: Edit, grid: int, images: int, device: torch.device) -> Tensor:
+    """The tokens to sample again, bool [B, N] on ``device``, of an edit that starts from codes or from their latents.
+
+    Raises:
+        UserError: see :meth:`Edit.token_mask`; a start of another grid.
+    """
+    height, width = edit.start.shape[-2:]
     if (height, width) != (grid, grid):
         raise UserError(
             f"latent_image: it has {height} x {width} tokens, and the model draws {grid} x {grid}; encode an image of "
             "the model's own size with VAE Encode and the vae of the same loader."
         )
 
-    again = edit.token_mask(grid, images, codes.device)
-    return F.pad(torch.where(again, -1, codes.flatten(1)), (0, 1), value=-1)
+    return edit.token_mask(grid, images, device)
 
 
 def new_report(

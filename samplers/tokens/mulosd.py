@@ -158,6 +158,17 @@ def drafting_run(run: TokenRun, draft: TokenModel, condition: AnyCondition, nois
     return drafter
 
 
+def check(target: TokenModel, settings: MuLoSDSettings) -> None:
+    """Check settings against a model, before anything is loaded or computed.
+
+    Raises:
+        UserError: so many neighbours that nothing can be rejected, or guidance of a model that was trained without a
+            null class.
+    """
+    resolve(settings, target)
+    check_neighbours(settings, target.net.config.vocab)
+
+
 def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) -> None:
     """Check that two models generate the ``codes`` codes of one tokenizer in raster order. ``sampler``: its title, for
     the message.

@@ -19,7 +19,7 @@ from ..conditioning import AnyCondition
 from ..editing import Edit
 from .draws import PairedDraws
 from .llamagen import decode
-from .loop import TokenSampler, begin, raster_only
+from .loop import TokenSampler, begin, raster_only, resolve
 from .schedule import Pass, Schedule, guidance_steps, next_token_passes
 from .settings import ADJACENT, NON_LOCAL, TRAINED, PARSettings
 
@@ -127,6 +127,17 @@ def ablation_schedule(grid: int, n: int, adjacent: bool, start: bool) -> Schedul
     return Schedule(grid, next_token_passes(groups, grid, guidance_steps(groups, sequential)))
 
 
+def check(model: TokenModel, settings: PARSettings) -> None:
+    """Check settings against a model, before anything is loaded or computed.
+
+    Raises:
+        UserError: a grouping that the network was not trained for, regions that do not tile its grid, or guidance of a
+            model that was trained without a null class.
+    """
+    schedule_of(model, settings)
+    resolve(settings, model)
+
+
 def par(
     model: TokenModel,
     condition: AnyCondition,
@@ -137,9 +148,15 @@ def par(
     """PAR and its ablations; arguments and steps as :func:`samplers.tokens.llamagen.llamagen`.
 
     Raises:
-        UserError: a condition or an edit that does not fit the model, a grouping that the network was not trained for,
-            or regions that do not tile its grid.
+        UserError: a condition or an edit that does not fit the model; see :func:`check`.
     """
+    schedule = schedule_of(model, settings)
+    run = begin("par", model, condition, settings, noise, edit)
+    return (yield from decode(run, schedule, settings.parallel))
+
+
+def schedule_of(model: TokenModel, settings: PARSettings) -> Schedule:
+    """The passes of PAR or of an ablation; raises as :func:`check`."""
     trained = model.regions > 1
     if not trained:
         raster_only("PAR", model, janus="needs a model that was trained in its order")
@@ -156,12 +173,9 @@ def par(
         )
 
     if trained:
-        schedule = par_schedule(model.grid, model.regions, settings.sequential_start)
-    elif settings.group > model.tokens:
-        raise UserError(f"group: {settings.group} is more than the image's {model.tokens} tokens; choose fewer.")
-    else:
-        adjacent = settings.grouping == ADJACENT
-        schedule = ablation_schedule(model.grid, settings.group, adjacent, settings.sequential_start)
+        return par_schedule(model.grid, model.regions, settings.sequential_start)
 
-    run = begin("par", model, condition, settings, noise, edit)
-    return (yield from decode(run, schedule, settings.parallel))
+    if settings.group > model.tokens:
+        raise UserError(f"group: {settings.group} is more than the image's {model.tokens} tokens; choose fewer.")
+    adjacent = settings.grouping == ADJACENT
+    return ablation_schedule(model.grid, settings.group, adjacent, settings.sequential_start)

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from ...errors import UserError
 from ...model_loaders.networks.llama import TokenModel
 from ..conditioning import AnyCondition
 from ..editing import Edit
 from .draws import PairedDraws
-from .llamagen import decode
-from .loop import TokenSampler, begin, raster_only
+from .llamagen import decode, in_windows
+from .loop import TokenSampler, begin, raster_only, resolve
 from .schedule import Schedule, guidance_steps, next_token_passes, raster
 from .settings import ZipARSettings
 
@@ -58,6 +59,21 @@ def windowed(grid: int, window: int, unwritten_visible: bool = False) -> Schedul
     return Schedule(grid, passes, unwritten_visible)
 
 
+def check(model: TokenModel, settings: ZipARSettings) -> None:
+    """Check settings against a model, before anything is loaded or computed.
+
+    Raises:
+        UserError: a PAR, guidance of a model that was trained without a null class, or windows whose rows attend to
+            slots that are not written yet.
+    """
+    raster_only("ZipAR", model)
+    resolve(settings, model)
+    schedule = windowed(model.grid, settings.window, not settings.mask_undecoded)
+    # A window writes slots before the rows that should see them blank.
+    if schedule.unwritten_visible and in_windows(model.net, settings.parallel):
+        raise UserError("parallel: it needs mask_undecoded; switch mask_undecoded on, or set parallel to 0.")
+
+
 def zipar(
     model: TokenModel,
     condition: AnyCondition,
@@ -69,7 +85,7 @@ def zipar(
 
     Arguments, steps and errors are those of that function.
     """
-    raster_only("ZipAR", model)
+    check(model, settings)
     schedule = windowed(model.grid, settings.window, not settings.mask_undecoded)
     run = begin("zipar", model, condition, settings, noise, edit)
     return (yield from decode(run, schedule, settings.parallel))

@@ -10,6 +10,7 @@ from fastar_nodes.samplers.settings import knobs
 from PIL import Image
 from tiny_files import write_gpt
 
+LATENTS = torch.zeros(1, 4, 4, 4)
 QUICK = {"steps": 6, "diffusion_steps": 6}
 SETS = "--set diffusion_steps=6 --set steps=6"
 # Files of load(), arguments of a call, and the line of the command that draws the same.
@@ -189,6 +190,39 @@ def test_an_edit_keeps_what_the_mask_does_not_cover(case, pipeline):
     assert pipe.encode(images[0].resize((50, 30))).shape == start.shape, "scaled to the model's size"
 
 
+def test_an_edit_takes_images_from_files_and_lists(pipeline, tmp_path):
+    """A call returns a list of images, which is what the next call starts from."""
+    pipe = pipeline(**SAME["mar"][0])
+    images, _ = pipe(["cat", "boat"], **QUICK)
+    mask = Image.new("L", images[0].size)
+    mask.paste(255, (0, 0, 4, 8))
+    images[0].save(tmp_path / "image.png")
+    mask.save(tmp_path / "mask.png")
+
+    wanted = pipe.sample("cat", seed=8, image=images[0], mask=mask, **QUICK).latents
+    array = np.asarray(mask)
+    pairs = [
+        (tmp_path / "image.png", tmp_path / "mask.png"),
+        (str(tmp_path / "image.png"), [mask]),
+        ([images[0]], array[:, ::-1][:, ::-1]),
+        (np.asarray(images[0]), array // 255),
+    ]
+    for image, same in pairs:
+        assert torch.equal(pipe.sample("cat", seed=8, image=image, mask=same, **QUICK).latents, wanted)
+
+    both = pipe.sample(["cat", "boat"], seed=8, image=images, mask=[mask, mask], **QUICK).latents
+    torch.testing.assert_close(both[:1], wanted, rtol=1e-4, atol=1e-4)
+    flipped = np.asarray(images[0])[::-1]
+    assert torch.equal(pipe.encode(flipped), pipe.encode(Image.fromarray(np.ascontiguousarray(flipped))))
+
+
+def test_class_ids_of_numpy_and_torch(of_mar):
+    wanted = of_mar.sample([3, 4], **QUICK).latents
+    for ids in (np.array([3, 4]), [np.int64(3), np.uint8(4)], torch.tensor([3, 4]), iter((3, 4))):
+        assert torch.equal(of_mar.sample(ids, **QUICK).latents, wanted)
+    assert torch.equal(of_mar.sample(np.int64(3), **QUICK).latents, of_mar.sample(3, **QUICK).latents)
+
+
 def test_a_low_level_edit_is_the_pipelines(pipeline):
     named, _, _ = SAME["mar"]
     pipe = pipeline(**named)
@@ -259,6 +293,22 @@ def test_no_setting_has_the_name_of_an_argument():
     ({"image": np.zeros((8, 8)), "mask": np.ones((4, 4))}, "^image: it is float64"),
     ({"image": torch.zeros(1, 4, 4, dtype=torch.int64), "mask": np.ones((4, 4))}, "^image: it is a tensor torch.int64"),
     ({"image": torch.zeros(1, 4, 4, 4), "mask": np.zeros((4, 4))}, "^mask: it is empty"),
+    ({"image": LATENTS, "mask": np.ones((64, 64, 3))}, "^mask: its batch has 64 entries, .* without channels"),
+    ({"image": LATENTS, "mask": np.ones((64, 64, 1))}, "^mask: its batch has 64 entries, .* without channels"),
+    ({"image": LATENTS, "mask": np.ones((4, 64, 64, 3))}, r"^mask: it is torch.float64 of the shape \[4, 64, 64, 3\]"),
+    ({"image": LATENTS, "mask": np.ones((3, 4, 4)), "images": 2}, "^mask: its batch has 3 entries, .* for 2 images"),
+    ({"image": LATENTS.expand(5, 4, 4, 4), "mask": np.ones((4, 4)), "images": 2}, "^latent_image: its batch has 5"),
+    ({"image": LATENTS, "mask": "no such mask.png"}, "^mask: no such mask.png cannot be read as an image"),
+    ({"image": LATENTS, "mask": np.array(["a"])}, "^mask: it is an array of <U1"),
+    ({"image": LATENTS, "mask": torch.ones(4, 4, dtype=torch.complex64)}, "^mask: it is torch.complex64"),
+    ({"image": LATENTS, "mask": torch.ones(1).expand(1 << 20, 1 << 30)}, "^mask: memory is insufficient"),
+    ({"image": [], "mask": np.ones((4, 4))}, "^image: it is a list"),
+    ({"image": [np.zeros((4, 4, 3)), np.zeros((4, 5, 3))], "mask": np.ones((4, 4))}, "^image: its images have the"),
+    ({"image": 5, "mask": np.ones((4, 4))}, "^image: it is a int"),
+    ({"prompt": None}, "^prompt: None is neither a text nor a class id"),
+    ({"prompt": 3.0}, "^prompt: 3.0 is neither"),
+    ({"prompt": ["cat", None]}, r"^prompt: \['cat', None\] is neither"),
+    ({"steps": 17}, "^steps: 17 is outside 1 to 16"),
     ({"sampler": "cspd"}, r"^draft: cspd needs a small draft model .*draft= in Python"),
 ])  # fmt: skip
 def test_a_wrong_argument_is_one_sentence(of_mar, wrong, message):

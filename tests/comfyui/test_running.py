@@ -105,6 +105,35 @@ def test_a_photograph_of_any_size_is_edited(comfy, book):
     assert after[:, 80:].std() > 5, "the transparent part was drawn"
 
 
+def test_a_part_of_a_batch_is_drawn_as_in_the_whole_batch(comfy):
+    """Core's Rebatch Latents and Latent From Batch: one label and one noise for every image of the batch."""
+
+    def latents(**cut) -> list[torch.Tensor]:
+        """Latents of the images of a batch, of which ``cut`` is a part if it is given."""
+        source = ["24", 0] if cut else ["22", 0]
+        prompt = graph(
+            n2={"labels": "cat, boat, house"},
+            n3={"latent_image": source, "mask": ["23", 0]},
+            n21={"class_type": "EmptyImage", "width": 64, "height": 64, "batch_size": 3, "color": 0xA0B0C0},
+            n22={"class_type": "VAEEncode", "pixels": ["21", 0], "vae": ["1", 1]},
+            n23={"class_type": "SolidMask", "value": 0.4, "width": 64, "height": 64},
+            n24=cut,
+            n25={"class_type": "SaveLatent", "samples": ["3", 0], "filename_prefix": uuid.uuid4().hex},
+        )
+        used = ["1", "2", "3", "21", "22", "23", "25", *(["24"] if cut else [])]
+        saved = comfy.run({key: prompt[key] for key in used})["25"]["latents"]
+        return [load_file(comfy.base / "output" / one["filename"])["latent_tensor"] for one in saved]
+
+    (whole,) = latents()
+    assert min(float((whole[i] - whole[i - 1]).abs().max()) for i in range(3)) > 5, "three images"
+    apart = latents(class_type="RebatchLatents", latents=["22", 0], batch_size=1)
+    assert [len(part) for part in apart] == [1, 1, 1]
+    # A batch rounds differently, and the demo's eight AR steps add it up.
+    torch.testing.assert_close(torch.cat(apart), whole, rtol=0.02, atol=0.5)
+    (last,) = latents(class_type="LatentFromBatch", samples=["22", 0], batch_index=1, length=2)
+    torch.testing.assert_close(last, whole[1:], rtol=0.02, atol=0.5)
+
+
 def test_progress_and_previews_arrive(comfy):
     client = uuid.uuid4().hex
     with comfy.events(client) as events:

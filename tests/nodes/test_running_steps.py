@@ -25,12 +25,16 @@ from fastar_nodes.nodes.schema import (
 )
 from fastar_nodes.nodes.vae import KL, VQ, kind_of, mark
 from fastar_nodes.samplers.choice import Choice, choose
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.mar.memory import DECODE, WEIGHTS
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
+from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
-from fastar_nodes.samplers.settings import make
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
+from fastar_nodes.samplers.settings import knobs, make
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.settings import NON_LOCAL, LlamaGenSettings, MuLoSDSettings
 from tiny import LABELS, a_block, a_drawer, a_gpt, a_mar, a_prompt, a_vae
 
 FEW = make(MARSettings, {"steps": 2, "diffusion_steps": 2})
@@ -104,6 +108,126 @@ def test_nothing_is_loaded_before_all_is_checked():
     assert not fake_comfy.state.loaded
 
 
+# Settings that a model cannot be sampled with: sampler, model, settings, and the field that the message names.
+UNSUITED = [
+    ("mar", a_mar, {"steps": 17}, "steps"),
+    ("fasthybrid+lazymar", a_mar, {"steps": 17}, "steps"),
+    ("lazymar", a_mar, {"steps": 4, "block": 3}, "block"),
+    ("cspd+lazymar", a_mar, {"steps": 4, "speculation": 4}, "speculation"),
+    ("par", a_gpt, {"grouping": NON_LOCAL, "group": 64}, "group"),
+    ("par", a_gpt, {}, "grouping"),
+    ("zipar", a_gpt, {"window": 2, "mask_undecoded": False, "parallel": 4}, "parallel"),
+    ("mulosd", a_drawer, {"neighbours": 1000}, "neighbours"),
+    ("bitdance", a_block, {"width": 12}, "width"),
+]
+
+
+@pytest.mark.parametrize(("sampler", "model", "settings", "field"), UNSUITED)
+def test_settings_that_do_not_suit_a_model_are_refused_before_anything_is_loaded(sampler, model, settings, field):
+    """By the sampler's node, and before the first cell of a sweep."""
+    entry = SAMPLERS[sampler]
+    loaded = model()
+    made = make(entry.settings, settings)
+    with pytest.raises(UserError, match=f"^{field}: ") as refused:
+        running.run(entry, loaded, made, 3, Sockets(LABELS, draft=loaded))
+    with pytest.raises(UserError, match=f"^{field}: "):
+        running.expect_suited_settings(Choice(entry, values=settings), loaded)
+    assert not fake_comfy.state.loaded
+
+    # The sampler as a function says the same.
+    if not entry.needs_draft:
+        condition = from_ids(LABELS.labels)
+        noise = (PairedNoise if entry.latents else PairedDraws)(3, range(2))
+        with pytest.raises(UserError) as told:
+            finish(entry.run(loaded.model, condition, made, noise))
+        assert str(told.value) == str(refused.value)
+
+
+def test_a_cache_that_does_not_suit_is_refused_before_anything_is_loaded():
+    made = make(MARSettings, {"steps": 2, "diffusion_steps": 40, "speculation": 4})
+    for field, cache in {"speculation": CacheSettings(), "block": CacheSettings(block=3)}.items():
+        with pytest.raises(UserError, match=f"^{field}: "):
+            running.run(SAMPLERS["mar"], a_mar(), made, 3, Sockets(LABELS, cache=cache))
+    assert not fake_comfy.state.loaded
+
+
+# Edits that do not fit: sampler, model, start and mask, and the field that the message names.
+CORNER = torch.zeros(2, 4, 4)
+CORNER[0, 0, 0] = CORNER[1] = 1
+EDITS = [
+    ("mar", a_mar, torch.zeros(1, 2, 3, 3), torch.ones(1, 4, 4), "latent_image"),
+    ("mar", a_mar, torch.zeros(1, 2, 4, 4), torch.zeros(1, 4, 4), "mask"),
+    ("mar", a_mar, torch.zeros(1, 2, 4, 4), CORNER, "mask"),
+    ("mar", a_mar, torch.zeros(1, 2, 4, 4), torch.ones(1).expand(1 << 20, 1 << 30), "mask"),
+    ("llamagen", a_gpt, torch.zeros(1, 4, 3, 3), torch.ones(1, 4, 4), "latent_image"),
+    ("llamagen", a_gpt, torch.zeros(3, 4, 4, 4), torch.ones(1, 4, 4), "latent_image"),
+    ("bitdance", a_block, torch.zeros(1, 6, 3, 3), torch.ones(1, 4, 4), "latent_image"),
+    ("bitdance", a_block, torch.zeros(1, 6, 4, 4), torch.ones(3, 4, 4), "mask"),
+]
+
+
+@pytest.mark.parametrize(("sampler", "model", "start", "mask", "field"), EDITS)
+def test_an_edit_that_does_not_fit_is_refused_before_anything_is_loaded(sampler, model, start, mask, field):
+    entry = SAMPLERS[sampler]
+    sockets = Sockets(LABELS, latent_image={"samples": start}, mask=mask)
+    with pytest.raises(UserError, match=f"^{field}: "):
+        running.run(entry, model(), FEW if entry.masked else make(entry.settings, {}), 3, sockets)
+    assert not fake_comfy.state.loaded
+
+
+# ------------------------------------------------------------------------------------------------ parts of a batch
+
+# Latents of three images, and the sampler that changes them.
+BATCHES = {"mar": (a_mar, 2), "fasthybrid": (a_mar, 2), "llamagen": (a_gpt, 4), "bitdance": (a_block, 6)}
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["all drawn", "half drawn"])
+@pytest.mark.parametrize("sampler", BATCHES)
+def test_an_image_of_a_batch_is_drawn_as_in_the_whole_batch(sampler, whole):
+    """Rebatch Latents and Latent From Batch say which images they hold, as core's KSampler reads it."""
+    model, channels = BATCHES[sampler]
+    loaded = model()
+    entry = SAMPLERS[sampler]
+    few = {"steps": 3, "diffusion_steps": 3}
+    settings = make(entry.settings, {name: count for name, count in few.items() if name in knobs(entry.settings)})
+    start = torch.randn(3, channels, 4, 4, generator=torch.Generator().manual_seed(1)).sign()
+    masks = torch.ones(3, 4, 4) if whole else torch.stack([torch.eye(4).roll(i, 0) for i in range(3)])
+
+    def drawn(labels, latent, mask):
+        sockets = Sockets(from_ids(labels), latent_image=latent, mask=mask)
+        return running.run(entry, loaded, settings, 3, sockets).result[0]
+
+    batch = drawn((1, 4, 2), {"samples": start}, masks)
+    assert "batch_index" not in batch
+    for places in ([0], [1, 2], [2, 0]):
+        latent = {"samples": start[places], "batch_index": places}
+        part = drawn((1, 4, 2), latent, masks)
+        torch.testing.assert_close(part["samples"], batch["samples"][places], rtol=1e-4, atol=1e-4)
+        assert part["batch_index"] == places, "the next sampler needs it too"
+
+        # Labels and masks of these images alone.
+        own = drawn([(1, 4, 2)[i] for i in places], latent, masks[places])
+        assert torch.equal(own["samples"], part["samples"])
+
+    # One label for every image, as in a graph that rebatches one by one.
+    apart = [drawn((1,), {"samples": start[:1], "batch_index": [i]}, masks[:1])["samples"] for i in range(3)]
+    assert not torch.equal(apart[0], apart[1]) and not torch.equal(apart[1], apart[2])
+
+
+@pytest.mark.parametrize(("latents", "index", "labels", "field"), [
+    (1, [5], (1, 4, 7), "condition"),
+    (2, [0], (1, 4), "latent_image"),
+    (2, [0, -1], (1, 4), "latent_image"),
+    (2, [0, 1.5], (1, 4), "latent_image"),
+    (2, 7, (1, 4), "latent_image"),
+    (2, [4, 5], (1,), "latent_image"),
+])  # fmt: skip
+def test_places_that_do_not_fit_are_refused(latents, index, labels, field):
+    latent = {"samples": torch.zeros(latents, 2, 4, 4), "batch_index": index}
+    with pytest.raises(UserError, match=f"^{field}: "):
+        checked("mar", a_mar(), FEW, condition=from_ids(labels), latent_image=latent, mask=torch.ones(1, 4, 4))
+
+
 def test_the_mask_of_a_latent_counts_unless_another_is_connected():
     own = torch.zeros(1, 4, 4)
     own[:, 0] = 1
@@ -128,7 +252,7 @@ def test_a_part_of_a_batch_gets_its_own_noise_and_edit(monkeypatch):
     labels = running.as_labels(running.LabelText("1, 2, 3, 4", 1), "")
     loaded = a_mar()
     run = running.MaskedRun(
-        SimpleNamespace(run=record), loaded, FEW, labels, 9, Edit(latents, mask), draft=None, cache=CacheSettings()
+        SimpleNamespace(run=record), loaded, FEW, labels, 9, Edit(latents, mask), range(4), cache=CacheSettings()
     )
     run.start(run.estimate())
     ((condition, noise, more),) = given
@@ -138,7 +262,7 @@ def test_a_part_of_a_batch_gets_its_own_noise_and_edit(monkeypatch):
 
     loaded = a_gpt()
     run = running.TokenRun(
-        SimpleNamespace(run=record), loaded, loaded.vae, LlamaGenSettings(), labels, 9, None, None, None
+        SimpleNamespace(run=record), loaded, loaded.vae, LlamaGenSettings(), labels, 9, None, range(4), None, None
     )
     run.start(run.estimate())
     condition, draws, more = given[1]

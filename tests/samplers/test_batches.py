@@ -307,7 +307,11 @@ def test_parts_of_conditions_and_edits():
     assert [int(c) for c in part.codes] == [2, 3] and part.names == ("b", "c") and part.size == 8 and len(part) == 2
     assert from_ids((4, 5, 6)).of([2, 0]).labels == (6, 4)
     edit = Edit(torch.arange(3.0).view(3, 1, 1, 1), torch.ones(1, 2, 2))
-    assert edit.of(range(1, 3)).start.flatten().tolist() == [1, 2] and len(edit.of(range(1, 3)).mask) == 1
+    part = edit.of(range(1, 3), batch=3)
+    assert part.start.flatten().tolist() == [1, 2] and len(part.mask) == 1
+    for batch in (1, 2, 4):
+        with pytest.raises(UserError, match=f"^latent_image: its batch has 3 entries, .* {batch} images"):
+            edit.of([0], batch)
 
 
 def test_in_chunks_halves_and_ends():

@@ -240,7 +240,7 @@ def test_an_edited_image_does_not_depend_on_its_batch(model, settings):
     edit = Edit(start, masks)
     together = draw(model, settings, (0, 1), (1, 2), edit=edit)
     for i in (0, 1):
-        alone = draw(model, settings, (i,), (i + 1,), edit=edit.of([i]))
+        alone = draw(model, settings, (i,), (i + 1,), edit=edit.of([i], 2))
         assert torch.equal(alone.latents[0], together.latents[i])
         assert alone.report.edits == together.report.edits[i : i + 1]
         for name, values in alone.report.maps.items():

@@ -99,7 +99,8 @@ FINE, ALL = torch.zeros(1, 4, 4, 4), torch.ones(1, 4, 4)
         ("latent_image", torch.zeros(3, 4, 4, 4), ALL),
         ("latent_image", torch.tensor([torch.nan] + [0.0] * 63).view(1, 4, 4, 4), ALL),
         ("mask", FINE, torch.zeros(1, 4, 4)),
-        ("mask", FINE, torch.full((1, 4, 4), 0.5)),
+        ("mask", FINE, torch.full((1, 4, 4), 0.001)),
+        ("mask", FINE, torch.full((1, 4, 4), -1.0)),
         ("mask", FINE, torch.ones(4, 4)),
         ("mask", FINE, torch.ones(1, 0, 4)),
         ("mask", FINE, torch.ones(3, 4, 4)),
@@ -112,13 +113,21 @@ def test_what_does_not_fit_is_refused(field, latents, mask):
         run("mar", Edit(latents, mask))
 
 
+def test_a_soft_edge_belongs_to_the_mask():
+    """Rows of 255, 153, 1 and 0 of 255: black alone stays, as the help says."""
+    levels = torch.tensor([255.0, 153.0, 1.0, 0.0]) / 255
+    mask = levels[None, :, None].expand(1, 4, 4)
+    drawn = Edit(picture(), mask).token_mask(4, 1, torch.device("cpu"))
+    assert drawn.view(4, 4).all(1).tolist() == [True, True, True, False] == drawn.view(4, 4).any(1).tolist()
+
+
 @settings(max_examples=40)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 10**6))
 def test_a_mask_of_any_size_covers_every_token_it_touches(height, width, spot):
     """And every token that is drawn has some of the mask over it."""
     y, x = spot % height, spot // height % width
     mask = torch.zeros(1, height, width)
-    mask[0, y, x] = 0.6
+    mask[0, y, x] = 1 / 255
     drawn = Edit(picture(), mask).token_mask(4, 1, torch.device("cpu"))
     rows, columns = drawn.view(4, 4).nonzero(as_tuple=True)
     # The cells a mask's value lies over, by area.

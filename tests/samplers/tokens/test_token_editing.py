@@ -45,7 +45,7 @@ def test_windows_are_exact_and_an_image_does_not_depend_on_its_batch(serial, win
     edit = Edit(codes, mask)
     both = [run(case, edit).codes for case in (serial, windows)]
     assert torch.equal(*both)
-    assert torch.equal(run(windows, edit.of([2]), [2]).codes[0], both[0][2])
+    assert torch.equal(run(windows, edit.of([2], 3), [2]).codes[0], both[0][2])
 
 
 def test_a_token_is_drawn_again_if_any_of_it_is_painted():
