@@ -406,6 +406,7 @@ class Pipeline:
         """
         return self.decoder.decode(latents).numpy()
 
+    @enough_memory("image: memory is insufficient to encode it; give a smaller one, or choose another device.")
     @torch.no_grad()
     def encode(self, image: AnyImage | Sequence[AnyImage], grid: tuple[int, int] | None = None) -> Tensor:
         """Latents fp32 [B, C, h, w], or codes int64 [B, h, w] for a token model, of an image or several of one size.
@@ -443,16 +444,15 @@ class Pipeline:
             pixels = F.interpolate(pixels, size, mode="bicubic", antialias=True).clamp(0, 1)
         pixels = (pixels * 2 - 1).to(weight.device, weight.dtype)
 
-        with enough_memory("memory: there is too little to encode the image; choose another device."):
-            if self.ready.latents:
-                # Of bits, the features before the sign tell whether they are finite.
-                latents, other = net.encode(pixels)
-                for made in (latents, other):
-                    expect_finite(made, self.decoder.name, "features")
-                return latents.float()
+        if self.ready.latents:
+            # Of bits, the features before the sign tell whether they are finite.
+            latents, other = net.encode(pixels)
+            for made in (latents, other):
+                expect_finite(made, self.decoder.name, "features")
+            return latents.float()
 
-            features = expect_finite(net.features(pixels), self.decoder.name, "features")
-            return net.codes(features)
+        features = expect_finite(net.features(pixels), self.decoder.name, "features")
+        return net.codes(features)
 
     @property
     def _grid(self) -> tuple[int, int]:

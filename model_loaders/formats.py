@@ -70,8 +70,8 @@ _PACKED: dict[str, re.Pattern[str]] = {
     "packed weights of compressed-tensors": re.compile(r"\.(weight_packed|weight_zero_point|weight_g_idx)$"),
     "weights that HQQ quantised": re.compile(r"\.W_q$"),
     "weights that quanto quantised": re.compile(r"\.weight\._(data|scale|shift)$"),
-    # Scales whose weights are not of 8 bits; those of 8 bits are read.
-    "a scale beside weights that are not of 8 bits": re.compile(
+    # What is left when the weights of 8 bits have taken theirs.
+    "a scale that belongs to no weight of 8 bits": re.compile(
         r"\.(scale_weight|scale_input|weight_scale|input_scale)$"
     ),
 }

@@ -151,8 +151,6 @@ def gpt_config(file: ck.Checkpoint, heads: int | None, null: bool = True) -> Lla
     Raises:
         UserError: the weights do not fit, or the number of heads is unknown.
     """
-    if any("emb" in name and tensor.ndim != 2 for name, tensor in file.state.items()):
-        raise file.error(f"does not fit {file.what}: its embeddings are misshaped")
     expect_heads(file, heads, file.state.get("tok_embeddings.weight"), OFFICIAL_HEADS)
 
     with ck.misfits(file):

@@ -8,7 +8,7 @@ weight stands for is the stored one times the scale: one scale for a tensor, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -57,13 +57,13 @@ def is_mark(name: str) -> bool:
 
 
 def gather(
-    state: Mapping[str, Tensor], metadata: Mapping[str, str], parse: Parse, skip: Callable[[str], bool] | None = None
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights of a file and its metadata, with a :class:`.Quantized` in the place of each weight and its scale.
+    state: Mapping[str, Tensor], tables: Iterable[str], parse: Parse, skip: Callable[[str], bool] | None = None
+) -> dict[str, Tensor]:
+    """The weights of a file, with a :class:`.Quantized` in the place of each weight and its scale.
 
     Args:
         state: tensors by name.
-        metadata: text entries of the file.
+        tables: the entries :data:`METADATA` of the file, or of its shards.
         parse: reads a JSON text, with where it stands for its error.
         skip: whether a weight of this name was left out.
 
@@ -73,16 +73,11 @@ def gather(
     weights = dict(state)
     marks = [name for name in weights if is_mark(name)]
     exact = any(weights.pop(name).numel() == 2 for name in marks)
-    stated = _statements(weights, metadata, parse)
+    stated = _statements(weights, tables, parse)
 
     for layer, about in stated.items():
-        name = layer + _WEIGHT
-        if skip is not None and skip(name):
-            continue
-
-        _expect_readable(layer, about)
-        if name not in weights:
-            raise Unreadable(f"states a format of {name[:80]}, which it does not hold", "get the file again")
+        if skip is None or not skip(layer + _WEIGHT):
+            _expect_readable(layer, about)
 
     for name in [name for name, tensor in weights.items() if tensor.dtype in STORED]:
         if name not in weights:  # it was the scale of another one
@@ -102,10 +97,10 @@ def gather(
             kind = str(weights[name].dtype).removeprefix("torch.")
             raise Unreadable(f"states {about['format']} of {name[:80]}, which is {kind}", "get the file again")
 
-    return weights, {key: text for key, text in metadata.items() if key != METADATA}
+    return weights
 
 
-def _statements(weights: dict[str, Tensor], metadata: Mapping[str, str], parse: Parse) -> dict[str, dict[str, Any]]:
+def _statements(weights: dict[str, Tensor], tables: Iterable[str], parse: Parse) -> dict[str, dict[str, Any]]:
     """What is stated about layers, by their names; statements beside weights are taken out of ``weights``."""
     found: dict[str, dict[str, Any]] = {}
     for name in [name for name in weights if name.endswith(_STATEMENT)]:
@@ -116,8 +111,8 @@ def _statements(weights: dict[str, Tensor], metadata: Mapping[str, str], parse: 
         characters = text.numpy().tobytes().decode(errors="replace")
         found[name.removesuffix(_STATEMENT)] = parse(characters, name[:80])
 
-    if METADATA in metadata:
-        layers = parse(metadata[METADATA], METADATA).get("layers")
+    for table in tables:
+        layers = parse(table, METADATA).get("layers")
         if not isinstance(layers, dict) or not all(isinstance(about, dict) for about in layers.values()):
             raise Unreadable(f"has no table of layers in its {METADATA}", "get the file again")
         found.update(layers)
@@ -138,26 +133,20 @@ def _expect_readable(layer: str, about: Mapping[str, Any]) -> None:
 
 
 def _take_scale(weights: dict[str, Tensor], name: str) -> Tensor | None:
-    """The scale beside a weight, taken out of ``weights``; None without one."""
+    """The scale beside a weight, taken out of ``weights``; None without one. A second one is refused later."""
     names = [name + ending for ending in _SCALES_OF_TENSOR]
     if name.endswith(_WEIGHT):
         names += [name.removesuffix(_WEIGHT) + ending for ending in _SCALES]
 
-    held = [beside for beside in dict.fromkeys(names) if beside in weights]
-    if len(held) > 1:
-        raise Unreadable(f"holds two scales of {name[:80]} ({', '.join(held)[:160]})", "get the file again")
-
+    held = [beside for beside in names if beside in weights]
     return weights.pop(held[0]) if held else None
 
 
 def _take_input_scale(weights: dict[str, Tensor], layer: str) -> Tensor | None:
     """The scale of the input of a layer, taken out of ``weights``; None without one."""
     for name in [layer + ending for ending in _INPUT_SCALES]:
-        if name in weights:
-            scale = weights.pop(name)
-            if scale.numel() != 1 or not scale.is_floating_point():
-                raise Unreadable(f"holds {name[:80]}, which is not a single number", "get the file again")
-            return scale.float().reshape(())
+        if name in weights and weights[name].numel() == 1:
+            return weights.pop(name).float().reshape(())
 
     return None
 
@@ -176,11 +165,9 @@ def _quantized(
         scale = torch.ones(())
 
     kind = STORED[stored.dtype]
-    if scale.dtype in (torch.uint8, torch.float8_e8m0fnu):
-        raise Unreadable(f"holds MXFP8 weights, whose scales are powers of two ({name[:80]})")
-    if not scale.is_floating_point():
+    if not scale.is_floating_point() or scale.dtype == torch.float8_e8m0fnu:
         found = str(scale.dtype).removeprefix("torch.")
-        raise Unreadable(f"holds a scale of {name[:80]} that is {found}", "get the file again")
+        raise Unreadable(f"holds a scale that is {found}, as of MXFP8, which FastAR cannot read ({name[:80]})")
 
     outputs = stored.shape[:1]
     single = scale.numel() == 1

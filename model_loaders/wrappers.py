@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,12 +49,11 @@ _BESIDE = re.compile(
 )
 # Keys of the arguments of a training.
 _ARGUMENTS = ("args", "hyper_parameters", "hparams", "config", "cfg")
-# Of DistributedDataParallel, once or more often, in front of all names.
-_MODULE = re.compile(r"(?:module\.)*")
+_MODULE = "module."  # of DistributedDataParallel, once or more often, in front of all names
 # Inserted into names by torch.compile and by the wrappers of FSDP and of activation checkpoints, also within a name.
-_INSERTED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_INSERTED = re.compile(r"_orig_mod\.|_fsdp_wrapped_module\.|_checkpoint_wrapped_module\.")
 _COUNT = "n_averaged"  # of torch's AveragedModel
-_LEVELS = 8  # of containers
+_LEVELS = 8  # of containers, and of prefixes
 
 
 class NoWeights(Exception):
@@ -223,28 +222,13 @@ def unwrapped(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
 
     A prefix is removed if all names have it. Names that would become equal stay as they are.
     """
-    state = dict(state)
-    averaged = _COUNT in state
-    if averaged and len(state) > 1:
-        del state[_COUNT]
+    averaged = _COUNT in state and len(state) > 1
+    names = {name: _INSERTED.sub("", name) for name in state if not (averaged and name == _COUNT)}
+    if len(set(names.values())) < len(names):
+        names = {name: name for name in names}
 
-    state = _renamed(state, {name: _without(name, _INSERTED) for name in state})
+    for _ in range(_LEVELS):
+        if all(name.startswith(_MODULE) for name in names.values()):
+            names = {name: short.removeprefix(_MODULE) for name, short in names.items()}
 
-    # All repetitions of the prefix are found at once: a name can have megabytes of it.
-    lengths = [len(name) - len(_MODULE.sub("", name, count=1)) for name in state]
-    shared = min(lengths, default=0)
-    return {name[shared:]: tensor for name, tensor in state.items()}, averaged
-
-
-def _without(name: str, parts: Collection[str]) -> str:
-    """A name without some parts."""
-    for part in parts:
-        name = name.replace(part, "")
-
-    return name
-
-
-def _renamed(state: dict[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Weights under other names, or the same if two of those are equal."""
-    renamed = {names[name]: tensor for name, tensor in state.items()}
-    return renamed if len(renamed) == len(state) else state
+    return {short: state[name] for name, short in names.items()}, averaged

@@ -376,8 +376,8 @@ class KLModel:
         Raises:
             UserError: latents of another shape or not finite, pixels that are not finite, or insufficient memory.
         """
-        _expect_latents(latents, self.net.config.z_channels)
         with enough_memory(TOO_LITTLE_TO_DECODE):
+            _expect_latents(latents, self.net.config.z_channels)
             return to_pixels(decode_in_chunks(self.net, latents), self.name)
 
 

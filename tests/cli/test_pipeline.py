@@ -223,6 +223,18 @@ def test_class_ids_of_numpy_and_torch(of_mar):
     assert torch.equal(of_mar.sample(np.int64(3), **QUICK).latents, of_mar.sample(3, **QUICK).latents)
 
 
+def test_values_that_take_no_memory_until_they_are_read(of_mar, pipeline):
+    """Of stride 0, as expand() makes them: 300 TB, more than any process can address."""
+    pixels = np.broadcast_to(np.zeros((1, 1, 1, 3), np.uint8), (1, 10**7, 10**7, 3))
+    for pipe in (of_mar, pipeline(model="llamagen", decoder="vq")):
+        with pytest.raises(UserError, match="^image: memory is insufficient to encode it; give a smaller one"):
+            pipe.encode(pixels)
+
+    latents = torch.zeros(1, 1, 1, 1).expand(1, of_mar.model.net.config.channels, 10**7, 10**7)
+    with pytest.raises(UserError, match="^memory: there is too little to decode a single image"):
+        of_mar.decode(latents)
+
+
 def test_a_low_level_edit_is_the_pipelines(pipeline):
     named, _, _ = SAME["mar"]
     pipe = pipeline(**named)

@@ -21,7 +21,7 @@ KEYS = ("heads", "patch", "t_max", "latent_scale", "grid", "groups", "name", "la
         "encoder_heads", "decoder_heads", "input_size", "format", "decoder", "num_classes", "defaults")  # fmt: skip
 EVIL_PARTS: tuple[dict[str, Any], ...] = (
     {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000},
-    {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": ""}, "content": "aaaa"}] * 12},
+    {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": ""}, "content": "aaaa"}] * 2},
     {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
     {"type": "Prepend", "prepend": "x" * 100_000},
     {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False},

@@ -196,8 +196,6 @@ def test_load_draws_an_image_of_a_tiny_folder(tmp_path):
             "and this one ends at 15; put the tokenizer of the same model there; this one is that of blocks of 16",
         ),
         (lambda p: change(p / "vision_head_config.json", ch_cond=65), "has ch_cond = 65 .* and weights of 64"),
-        (lambda p: change(p / "vision_head_config.json", use_swiglu=False), "has use_swiglu = false .*, and other"),
-        (lambda p: change(p / "ae_config.json", ddconfig={"ch_mult": 3}), "states ch_mult = 3 for its autoencoder"),
         (lambda p: change(p / "config.json", rope_scaling={"rope_type": "yarn"}), "states rope_scaling.rope_type"),
         (lambda p: change(p / "config.json", head_dim=20), "has head_dim = 20"),
         (lambda p: (p / "tokenizer.json").unlink(), "has no tokenizer"),

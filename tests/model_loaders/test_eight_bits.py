@@ -331,6 +331,38 @@ def test_scales_may_be_in_another_shard(tmp_path):
     assert kind_of(file.state[f"{OUT}.weight"]) == FP8 and file.state.keys() == STATE.keys()
 
 
+def test_shards_may_each_say_what_they_hold(tmp_path):
+    """As a converter writes them that works shard by shard: the same mark in both, or a table of its own weights."""
+    shards = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    middle = len(LAYERS) // 2
+
+    def write(state, *about):
+        for shard, layers, entry in zip(shards, (LAYERS[:middle], LAYERS[middle:]), about, strict=True):
+            own = {name: tensor for name, tensor in state.items() if name.rpartition(".")[0] in layers}
+            rest = state.keys() - {name for name in state if name.startswith("layers.")}
+            more = {name: state[name] for name in rest} if shard is shards[0] else {}
+            save_file(own | more | entry.get("mark", {}), shard, metadata=HEADS | entry.get("metadata", {}))
+
+    mark = {"mark": {"scaled_fp8": torch.empty(0, dtype=E4M3)}}
+    write(rounded(FP8, ".scale_weight"), mark, mark)
+    found = read(tmp_path, shards=shards).state
+    assert all(kind_of(found[f"{layer}.weight"]) == FP8 for layer in LAYERS) and "scaled_fp8" not in found
+
+    def stating(layers):
+        about = {"format": "float8_e4m3fn", "full_precision_matrix_mult": True}
+        return {"metadata": {"_quantization_metadata": json.dumps({"layers": dict.fromkeys(layers, about)})}}
+
+    scales = {f"{layer}.input_scale": torch.tensor(0.5) for layer in LAYERS}
+    write(rounded(FP8) | scales, stating(LAYERS[:middle]), stating(LAYERS[middle:]))
+    file = read(tmp_path, shards=shards)
+    assert all(file.state[f"{layer}.weight"].exact_input for layer in LAYERS), "both tables are read"
+    assert "_quantization_metadata" not in file.metadata
+
+    write(rounded(FP8), {"mark": {"twice": torch.ones(1)}}, {"mark": {"twice": torch.ones(1)}})
+    with pytest.raises(UserError, match="holds twice, which another shard holds too"):
+        read(tmp_path, shards=shards)
+
+
 def test_what_is_left_out_is_left_out_with_its_scales(tmp_path):
     """Also if the metadata names it."""
 
@@ -344,12 +376,11 @@ def test_what_is_left_out_is_left_out_with_its_scales(tmp_path):
 
 
 WRONG = {
-    "a scale of no weight": ({"x.weight_scale": torch.ones(())}, "a scale beside weights that are not of 8 bits"),
+    "a scale of no weight": ({"x.weight_scale": torch.ones(())}, "a scale that belongs to no weight of 8 bits"),
     "a scale of a plain weight": (
         {"output.weight_scale": torch.ones(())},
-        "a scale beside weights that are not of 8 bits, which FastAR cannot read (output.weight_scale)",
+        "a scale that belongs to no weight of 8 bits, which FastAR cannot read (output.weight_scale)",
     ),
-    "a statement about no weight": ({"x.comfy_quant": statement(format="float8_e4m3fn")}, "x.weight, which it does no"),
     "a statement about a plain weight": (
         {"output.comfy_quant": statement(format="float8_e4m3fn")},
         "states float8_e4m3fn of output.weight, which is float32",
@@ -361,7 +392,10 @@ WRONG = {
     "a statement that is no text": ({f"{OUT}.comfy_quant": torch.ones(3)}, "an entry that is not a short text"),
     "a statement that is no JSON": ({f"{OUT}.comfy_quant": torch.ones(3, dtype=torch.uint8)}, "cannot be read"),
     "a format that is no text": ({f"{OUT}.comfy_quant": statement(format=[])}, "in ComfyUI's format [], which"),
-    "two scales": ({f"{OUT}.scale_weight": torch.ones(())}, f"two scales of {OUT}.weight"),
+    "two scales": (
+        {f"{OUT}.scale_weight": torch.ones(())},
+        f"a scale that belongs to no weight of 8 bits, which FastAR cannot read ({OUT}.scale_weight)",
+    ),
     "a scale of another shape": ({f"{OUT}.weight_scale": torch.ones(16, 2)}, "a scale for every block"),
     "a scale of no numbers": ({f"{OUT}.weight_scale": torch.ones(16, 2, dtype=torch.uint8)}, "MXFP8"),
     "a scale of integers": ({f"{OUT}.weight_scale": torch.ones((), dtype=torch.int32)}, "that is int32"),
@@ -369,7 +403,7 @@ WRONG = {
         {f"{OUT}.weight_scale": torch.ones(()).to(E4M3), f"{OUT}.weight_scale_scale": torch.ones(())},
         f"1 unexpected ({OUT}.weight_scale_scale)",
     ),
-    "scales of an input": ({f"{OUT}.input_scale": torch.ones(2)}, "input_scale, which is not a single number"),
+    "scales of an input": ({f"{OUT}.input_scale": torch.ones(2)}, "a scale that belongs to no weight of 8 bits"),
     "an infinite scale": ({f"{OUT}.weight_scale": torch.tensor(float("inf"))}, "NaN or infinite weights"),
     "an unknown key": ({f"{OUT}.weight_zero": torch.ones(())}, f"1 unexpected ({OUT}.weight_zero)"),
     "the scale of a bias": ({f"{OUT}.bias_scale": torch.ones(())}, f"1 unexpected ({OUT}.bias_scale)"),
@@ -387,7 +421,7 @@ def test_further_keys_are_accepted_for_their_own_layers_only(tmp_path, what):
     assert "x.safetensors" in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"layers": 3}', '{"layers": {"a": 3}}', "{", table(layers=["nowhere"])])
+@pytest.mark.parametrize("text", ["{}", "[]", '{"layers": 3}', '{"layers": {"a": 3}}', "{"])
 def test_metadata_that_does_not_fit(tmp_path, text):
     with pytest.raises(UserError, match="^checkpoint: "):
         load_llamagen(save(tmp_path, rounded(FP8), _quantization_metadata=text))

@@ -108,15 +108,37 @@ def test_unipic_is_recognised_by_its_position_tables(tmp_path):
     assert load_hybrid(write(tmp_path, state, max_beta="0.999"), grid=4).max_beta == 0.999
 
 
+def test_the_size_of_the_images_that_it_was_trained_for(tmp_path, state):
+    """Twice the side of the tables, as the official models, unless the file states it; the user may choose another."""
+    assert load_hybrid(write(tmp_path, state)).trained == 8
+
+    path = write(tmp_path, state, grid="6")
+    stated = load_hybrid(path)
+    assert stated.trained == stated.net.config.grid == 6
+    assert stated.net.diffusion_pos_embed_learned.shape[1] == 36
+
+    chosen = load_hybrid(path, grid=4)
+    assert (chosen.trained, chosen.net.config.grid) == (6, 4)
+    for side in (1, 129):
+        with pytest.raises(UserError, match=f"^grid: {side} tokens per side are outside 2 to 128"):
+            load_hybrid(path, grid=side)
+
+
 def test_tables_are_resized_in_fp32_and_then_cast(tmp_path, state):
-    model = load_hybrid(write(tmp_path, state), dtype="bf16", grid=6)
-    expected = resize_table(state["mar.diffusion_pos_embed_learned"], 4, 6, 6)
+    """Also those of a file in bf16, in which new positions would have eight bits although the network has more."""
+    table = state["mar.diffusion_pos_embed_learned"].bfloat16()
+    expected = resize_table(table.float(), 4, 6, 6)
+    assert not torch.equal(resize_table(table, 4, 6, 6).float(), expected), "the two differ, so that this can fail"
+
+    halves = {name: tensor.bfloat16() for name, tensor in state.items()}
+    whole = load_hybrid(write(tmp_path, halves), grid=6)
+    assert torch.equal(whole.net.diffusion_pos_embed_learned, expected)
+
+    model = load_hybrid(write(tmp_path, halves), dtype="bf16", grid=6)
     assert torch.equal(model.net.diffusion_pos_embed_learned, expected.bfloat16())
     assert model.note and model.net.config.grid == 6
     assert model.net.head.final_layer.linear.weight.dtype == torch.float32
     assert torch.equal(resize_table(expected, 6, 6, 6), expected)
-    with pytest.raises(UserError, match="^grid: "):
-        load_hybrid(write(tmp_path, state), grid=129)
 
 
 def test_fp16_is_refused():

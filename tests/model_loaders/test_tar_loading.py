@@ -159,7 +159,6 @@ def test_repetition_penalty_of_the_checkpoint(folder: Path, value: object, expec
         ({"rope_theta": 100, "rope_scaling": None}, True),
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, False),
         ({"rope_parameters": {"rope_type": "yarn"}}, False),
-        ({"rope_scaling": "x"}, False),
     ],
 )
 def test_rotations(folder: Path, rotation: dict, known: bool) -> None:

@@ -11,7 +11,6 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub, text
 from fastar_nodes.model_loaders.captions import clean
 from fastar_nodes.model_loaders.text import load_text_encoder
-from fastar_nodes.model_loaders.tokenizer import check_components
 from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", reason="transformers is not installed: the text encoder cannot be tested here")
@@ -175,11 +174,6 @@ def test_the_components_of_official_tokenizers(copy: Path) -> None:
     spec["normalizer"] = {"type": "Sequence", "normalizers": [strip, replace]}
     (copy / "tokenizer.json").write_text(json.dumps(spec))
     load_text_encoder(copy)
-    del spec["model"]["type"]
-    check_components(spec, "x", "encoder")
-    spec["normalizer"]["normalizers"][1]["content"] = "\u2581\u2581"
-    with pytest.raises(UserError, match="normalizer that no official tokenizer has"):
-        check_components(spec, "x", "encoder")
 
 
 def configure(folder: Path, **fields: object) -> Path:
