@@ -8,13 +8,14 @@ The same model, settings and seed give the same images as ``python -m fastar_nod
 
 from __future__ import annotations
 
+import inspect
 import logging
 import operator
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -47,6 +48,9 @@ from .samplers.registry import BITDANCE, FAMILIES, LLAMAGEN, MAR, SAMPLERS, Entr
 from .samplers.settings import knobs, make, no_setting
 from .samplers.tokens.loop import TokenSampled, TokenStep
 from .samplers.tokens.settings import TarPromptSettings
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 SEEDS = 1 << 64
 MOST_IMAGES = 1024
@@ -152,6 +156,18 @@ def _expect_used(ready: Ready, argument: str, fits: bool, why: str) -> None:
         raise UserError(f"{argument}: {ready.model.name} does not use it, {why}; leave it out.")
 
 
+def _takes(other: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Give a method that passes its arguments on the signature of the one that takes them, so that they stand once."""
+
+    def with_signature(method: Callable[..., R]) -> Callable[P, R]:
+        taken = inspect.signature(other)
+        returned = inspect.signature(method).return_annotation
+        method.__signature__ = taken.replace(return_annotation=returned)  # type: ignore[attr-defined]
+        return method
+
+    return with_signature
+
+
 @dataclass(frozen=True, eq=False)
 class Pipeline:
     """A model with its decoder; made by :func:`load`. Call it to generate images."""
@@ -190,7 +206,7 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"<Pipeline {self.ready.choice!r}: {self.model.name}, {self.decoder.name}, on {self.device}>"
 
-    def __call__(
+    def sample(
         self,
         prompt: Prompt,
         *,
@@ -205,8 +221,8 @@ class Pipeline:
         mask: AnyImage | Sequence[AnyImage] | None = None,
         callback: Callback | None = None,
         **settings: Any,
-    ) -> tuple[list[Image.Image], Report]:
-        """Generate images.
+    ) -> Sampled | TokenSampled:
+        """Generate latents, or codes for a token model, without decoding them.
 
         Args:
             prompt: a prompt, or several in a list; for models of classes a class name or id, several of them in a list
@@ -228,53 +244,11 @@ class Pipeline:
             settings: of the sampler; they take precedence over the preset.
 
         Returns:
-            The images in the order of the prompts, and one report of all of them.
+            ``(latents, report)`` with fp32 [B, C, h, w], or ``(codes, report)`` with int64 [B, h, w].
 
         Raises:
             UserError: an unknown name of a sampler, preset, setting or label, a value out of range, a missing draft
                 model, an edit that does not fit, insufficient memory, or values that are not finite.
-        """
-        result = self.sample(
-            prompt,
-            sampler=sampler,
-            preset=preset,
-            seed=seed,
-            images=images,
-            first=first,
-            negative=negative,
-            prompt_settings=prompt_settings,
-            image=image,
-            mask=mask,
-            callback=callback,
-            **settings,
-        )
-
-        pixels = assembly.decode(self.ready, result).numpy()
-        return [Image.fromarray(image) for image in pixels], result.report
-
-    def sample(
-        self,
-        prompt: Prompt,
-        *,
-        sampler: str | None = None,
-        preset: str = CUSTOM,
-        seed: int = 7,
-        images: int = 1,
-        first: int = 0,
-        negative: str | None = None,
-        prompt_settings: Mapping[str, Any] | None = None,
-        image: AnyImage | Sequence[AnyImage] | None = None,
-        mask: AnyImage | Sequence[AnyImage] | None = None,
-        callback: Callback | None = None,
-        **settings: Any,
-    ) -> Sampled | TokenSampled:
-        """Generate latents, or codes for a token model, without decoding them. Arguments as in a call of the pipeline.
-
-        Returns:
-            ``(latents, report)`` with fp32 [B, C, h, w], or ``(codes, report)`` with int64 [B, h, w].
-
-        Raises:
-            UserError: as in a call of the pipeline.
         """
         # 1. Mistakes in names and numbers, before anything else is loaded.
         entry = self._entry(sampler)
@@ -302,6 +276,18 @@ class Pipeline:
             return begin(bound, self.model, made, condition, seed, first, part)
 
         return finish(_watched(in_parts(start, len(condition), self.model.net), callback))
+
+    @_takes(sample)
+    def __call__(self, prompt: Prompt, **arguments: Any) -> tuple[list[Image.Image], Report]:
+        """Generate images. Arguments and errors are those of :meth:`sample`.
+
+        Returns:
+            The images in the order of the prompts, and one report of all of them.
+        """
+        result = self.sample(prompt, **arguments)
+        pixels = assembly.decode(self.ready, result).numpy()
+
+        return [Image.fromarray(image) for image in pixels], result.report
 
     def settings(self, sampler: str | None = None, preset: str = CUSTOM, **settings: Any) -> Any:
         """The settings of a sampler on this model, for example to call the sampler as a function.
@@ -354,7 +340,7 @@ class Pipeline:
         negative: str | None = None,
         prompt_settings: Mapping[str, Any] | None = None,
     ) -> AnyCondition:
-        """What a sampler is conditioned on, for the samplers as functions. Arguments as in a call of the pipeline.
+        """What a sampler is conditioned on, for the samplers as functions. Arguments as in :meth:`sample`.
 
         Raises:
             UserError: an unknown label, a prompt that the model cannot read, or more than 1024 images.

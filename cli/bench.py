@@ -3,8 +3,7 @@
 The runs are paired and interleaved (A B B A ...): every repeat runs each sampler on the same noise, one after the
 other, so that other load on the machine affects all of them. The speed-up of a sampler is the median of its ratios to
 the baseline of its family (mar, llamagen, tar) over the repeats, with the smallest and the largest. If some ratios are
-above 1 and others below, there is no measurable difference. Each sampler runs an untimed step first. --random times a
-network of an official size with random weights: its seconds are meaningful, its acceptance is not. Models that read a
+above 1 and others below, there is no measurable difference. Each sampler runs an untimed step first. Models that read a
 prompt draw "a red boat at sunset" unless --prompt gives another.
 """
 
@@ -30,11 +29,13 @@ from ..reports.timing import Speedup
 from ..samplers.conditioning import AnyCondition, from_ids
 from ..samplers.registry import FAMILIES, Entry
 from .conditions import conditions
-from .main import load_module
+from .main import is_here, load_module
 from .options import MOST_IMAGES, choose_device, model_options, sampler_options, whole
 from .planning import Planned, measured_against, prepare, with_draft
 from .running import in_turn, warm_up
 
+# In a checkout only.
+_SIZES = "..bench.sizes"
 PROMPT_TEXT = "a red boat at sunset"
 _HEAD = (
     "batch, sampler, passes, head calls, accepted, seconds, s / image, speed-up, spread, transformer, head, sampling"
@@ -46,11 +47,15 @@ def shared_options(parser: argparse.ArgumentParser) -> None:
     model_options(parser)
     sampler_options(parser)
 
-    parser.add_argument(
-        "--random",
-        metavar="SIZE",
-        help="an official size (MAR-B, LlamaGen-XL, ...) with random weights; needs a checkout",
-    )
+    parser.set_defaults(random=None)
+    if is_here(_SIZES):
+        parser.add_argument(
+            "--random",
+            metavar="SIZE",
+            help="an official size (MAR-B, LlamaGen-XL, ...) with random weights: its seconds are meaningful, its "
+            "acceptance is not",
+        )
+
     parser.add_argument(
         "--prompt",
         action="append",
@@ -118,7 +123,7 @@ def planned_for(options: argparse.Namespace) -> tuple[list[Planned], dict[str, s
         return prepare(options)
 
     if options.samplers is None:
-        sizes = load_module("..bench.sizes", "random: an official size")
+        sizes = load_module(_SIZES, "random: an official size")
         options.samplers = FAMILIES[sizes.family_of(options.random)].usual
 
     return prepare(options, _random)
@@ -126,7 +131,7 @@ def planned_for(options: argparse.Namespace) -> tuple[list[Planned], dict[str, s
 
 def _random(options: argparse.Namespace, entries: Sequence[Entry]) -> dict[str, Ready]:
     """Models of an official size with random weights, by sampler name."""
-    sizes = load_module("..bench.sizes", "random: an official size")
+    sizes = load_module(_SIZES, "random: an official size")
     ready = sizes.random_models(options.random, entries, options.dtype, choose_device(options.device))
 
     for made in ready.values():

@@ -1,8 +1,9 @@
-"""Check a model on this machine, from its files to its images, and write the results for an issue.
+"""Check a model on this machine: are its files, its memory and its seconds right?
 
-Every line of the table says what is expected, what was found, and whether it holds. Lines that need not hold, such as
-seconds, are shown for comparison. The JSON file holds the same lines with versions, device and driver. It contains no
-names of users, computers or folders, so you can attach it to an issue as it is.
+It finds or downloads the files and compares them with the catalogue, loads the model, draws one image, and draws it
+again with every other sampler that the model has. The JSON file holds the table with versions, device and driver, for
+an issue. It contains no names of users, computers or folders, so you can attach it as it is. To measure a speed-up, use
+bench.
 """
 
 from __future__ import annotations
@@ -11,27 +12,27 @@ import argparse
 import json
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..assembly import AUTO, Source, models_folder
+from ..assembly import AUTO, models_folder
 from ..conditions import ENCODER
-from ..errors import UserError, unknown
+from ..errors import UserError
 from ..model_loaders.families import DTYPES, EIGHT_BITS
 from ..model_loaders.networks.speed import PLAIN
 from ..model_loaders.wrappers import WEIGHTS
 from ..reports.files import Result, as_text, distinct, encoded, image_endings, output, save
 from ..reports.record import VERSION
-from ..reports.table import markdown
-from .checks import LABEL, PROMPT, STEPS, Check, Line, run_steps
+from ..reports.table import literal, markdown
+from .checks import LABEL, PROMPT, Check, Line, run_steps
 from .conditions import builder
 from .machine import anonymous, environment, private_folders
 from .options import MODEL_OPTIONS, SEEDS, source, whole
-from .subject import Subject, all_entries, expect_disk, expect_memory, needed, precision, subject
+from .subject import Subject, all_entries, expect_disk, expect_memory, needed, subject
 
-_SECONDS = 1500
+# Characters of a cell of the table; a longer text stands below the table.
+_CELL = 48
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,29 +53,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--label", help=f"class of the image, for models of class labels; default {LABEL}")
     add("--prompt", metavar="TEXT", help=f"prompt of the image, for models that read one; default {PROMPT!r}")
     add("--seed", default="7", help="seed of the noise; default 7")
-    add("--quick", action="store_true", help="draw an image with few steps and skip the long checks")
-    add("--only", metavar="STEPS", help=f"steps separated by commas: {', '.join(STEPS)}; files and weights always run")
-    add(
-        "--seconds",
-        default=str(_SECONDS),
-        metavar="N",
-        help=f"start no further line after N seconds; default {_SECONDS}",
-    )
+    add("--quick", action="store_true", help="take one AR step in place of the images")
     add("--out", default="check.png", metavar="FILE", help="the image; default check.png")
     add("--json", default="check.json", metavar="FILE", help="the results; default check.json")
     parser.set_defaults(speed=PLAIN)
 
-    steps = "\n".join(f"  {name:<9}{step.about}" for name, step in STEPS.items())
-    names = ", ".join(entry.id for entry in all_entries())
-    parser.epilog = f"Steps:\n{steps}\n\nEntries of the catalogue: {names}."
+    parser.epilog = f"Entries of the catalogue: {', '.join(entry.id for entry in all_entries())}."
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; exit code 1 if a line that must hold does not."""
+    """Run the command; exit code 1 if something is wrong."""
     # 1. Mistakes, before anything is downloaded.
     seed = whole(options.seed, "seed", 0, SEEDS - 1)
-    seconds = whole(options.seconds, "seconds", 1, 1_000_000)
-    names = _steps(options.only)
     out = output(options.out, "out", image_endings())
     numbers = output(options.json, "json", (".json",))
     assert out is not None and numbers is not None
@@ -83,8 +73,7 @@ def run(options: argparse.Namespace) -> int:
     what = subject(options.model, options.models)
     _expect_used(what, options)
     files = source(options)
-    draws = bool({"image", "dtype"} & set(names))
-    wanted = needed(what, options.decoder, options.tar, options.ta_tok, options.encoder, draws)
+    wanted = needed(what, options.decoder, options.tar, options.ta_tok, options.encoder, prompts=not options.quick)
     expect_disk(wanted, models_folder(options.models))
     expect_memory(what, files)
 
@@ -99,9 +88,8 @@ def run(options: argparse.Namespace) -> int:
         seed=seed,
         decoder=options.decoder,
         weights=options.weights,
-        quick=options.quick,
     )
-    lines = run_steps(check, names, seconds, _tell)
+    lines = run_steps(check, options.quick, _tell)
 
     # 3. The files before the table: a reader of the table, such as head, may end this program.
     found = _record(check, lines, options)
@@ -142,22 +130,6 @@ def _expect_used(what: Subject, options: argparse.Namespace) -> None:
             raise UserError(f"{option}: {what.name} does not use it, {whose}; leave it out.")
 
 
-def _steps(only: str | None) -> list[str]:
-    """The steps to run, by name; files and weights are always among them.
-
-    Raises:
-        UserError: an unknown step.
-    """
-    if only is None:
-        return list(STEPS)
-
-    asked = [name.strip() for name in only.split(",")]
-    for name in asked:
-        if name not in STEPS:
-            raise unknown("only", f"there is no step {name[:40]!r}", name, STEPS)
-    return [name for name in STEPS if name in ("files", "weights", *asked)]
-
-
 def _tell(line: Line) -> None:
     """Show a line as soon as it is there: a check takes minutes."""
     with suppress(OSError):
@@ -165,23 +137,25 @@ def _tell(line: Line) -> None:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """The lines as a Markdown table."""
-    rows = [["check", "expected", "found", "result"]]
+    """The lines as a Markdown table that fits a screen; what is too long for it stands below."""
+    rows = [["check", "found", "expected", "result"]]
+    below = []
     for line in lines:
-        rows.append([line.check, line.expected, line.found, line.result])
+        found = line.found
+        if len(found) > _CELL:
+            below.append(f"{line.check}: {literal(found, len(found))}")
+            found = "see below"
+        rows.append([line.check, found, line.expected, line.result])
 
-    return markdown(rows)
+    return "\n".join([markdown(rows), *below])
 
 
 def _summary(what: Subject, lines: Sequence[Line]) -> str:
     """One sentence on all lines."""
-    counts = Counter(line.result for line in lines)
-    told = ", ".join(f"{count} {result}" for result, count in counts.items())
     broken = [line.check for line in lines if line.broken]
     if not broken:
-        return f"{what.name}: {told}; everything that must hold does."
-
-    return f"{what.name}: {told}; what must hold and does not: {', '.join(broken)}."
+        return f"{what.name}: all is as expected."
+    return f"{what.name}: not as expected: {', '.join(broken)}."
 
 
 def _record(check: Check, lines: Sequence[Line], options: argparse.Namespace) -> dict[str, Any]:
@@ -199,25 +173,19 @@ def _record(check: Check, lines: Sequence[Line], options: argparse.Namespace) ->
         "family": what.files,
         "network": what.network or None,
         "revision": None if entry is None else entry.revision,
-        "dtype": _dtype(what, check.files),
-        "quick": check.quick,
+        "dtype": options.dtype,
+        "quick": options.quick,
         "seed": check.seed,
         "environment": environment(check.device),
         "lines": [
             {
                 "check": line.check,
-                "expected": line.expected,
                 "found": line.found,
+                "expected": line.expected,
                 "result": line.result,
-                "must": line.must,
                 "figures": dict(line.figures),
             }
             for line in lines
         ],
         "reports": reports,
     }
-
-
-def _dtype(what: Subject, files: Source) -> str:
-    """Name of the dtype of the model; "" of a tokenizer."""
-    return "" if what.files == "tokenizer" else precision(what, files)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from ..errors import UserError
@@ -17,14 +18,14 @@ from ..memory import out_of_memory
 PROGRAM = "python -m fastar_nodes"
 
 # Command: (module, help). A module has `arguments(parser)` and `run(options) -> exit code`.
-# The modules of bench/ and tools/ are not part of the shipped pack.
+# bench/ and tools/ are folders of a checkout: the installed pack does not offer their commands.
 COMMANDS = {
     "compare": (".compare", "run samplers with one seed and save their images side by side, with figures"),
     "bench": (".bench", "time samplers against each other in one interleaved run"),
     "evaluate": ("..bench.evaluate", "measure the images of a sweep: PSNR, SSIM, FID and others, with intervals"),
     "table": ("..bench.table", "print speed, work and quality of every cell of a sweep"),
     "plot": ("..bench.plot", "draw speed-up against quality of a sweep, with its Pareto front"),
-    "check": (".check", "check a model on this machine, from its files to its images, and write a file for an issue"),
+    "check": (".check", "check the files, memory and seconds of a model on this machine, and write a file for an issue"),
     "advise": (".advise", "find the fastest sampler whose images stay close enough, on this machine"),
     "sweep": ("..bench.sweep", "draw many images of every sampler and setting, on any number of workers"),
     "against": ("..bench.against", "time reference implementations beside ours, from checkouts of them"),
@@ -35,7 +36,6 @@ COMMANDS = {
     "verify": ("..tools.parity.command", "compare this code with recorded results of the reference implementations"),
     "train-demo": ("..tools.training.command", "train the built-in demo checkpoints"),
 }
-DEVELOPMENT = tuple(name for name, (module, _) in COMMANDS.items() if module.startswith(".."))
 
 
 class Parser(argparse.ArgumentParser):
@@ -86,7 +86,7 @@ def _open_streams() -> None:
 def _command(args: list[str]) -> int:
     """Run the command that the arguments name; returns the exit code."""
     try:
-        name = _top().parse_args(args[:1]).command
+        name = args[0] if args and args[0] in COMMANDS else _top().parse_args(args[:1]).command
         module = load_module(COMMANDS[name][0], f"{name}: this command")
 
         parser = Parser(
@@ -111,18 +111,23 @@ def _command(args: list[str]) -> int:
 
 def _top() -> Parser:
     """The parser of the first argument, which names the command."""
-    lines = "\n".join(f"  {name:<12}{help}" for name, (_, help) in COMMANDS.items())
-    checkout = f"{', '.join(DEVELOPMENT[:-1])} and {DEVELOPMENT[-1]}"
-    note = f"Each has its own --help. {checkout} need a checkout of the repository."
+    offered = {name: about for name, (module, about) in COMMANDS.items() if is_here(module)}
+    lines = "\n".join(f"  {name:<12}{about}" for name, about in offered.items())
 
     parser = Parser(
         PROGRAM,
-        description=f"FastAR without ComfyUI. Commands:\n{lines}\n\n{note}",
+        description=f"FastAR without ComfyUI. Commands:\n{lines}\n\nEach has its own --help.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=list(COMMANDS), metavar="command", help="one of the above")
+    parser.add_argument("command", choices=list(offered), metavar="command", help="one of the above")
 
     return parser
+
+
+def is_here(module: str) -> bool:
+    """Whether this installation contains the folder of a module: bench/ and tools/ are in a checkout only."""
+    folder = module.split(".")[2] if module.startswith("..") else ""
+    return not folder or find_spec(f"..{folder}", __package__) is not None
 
 
 def load_judge() -> Any:
@@ -136,17 +141,13 @@ def load_module(name: str, what: str) -> Any:
     Raises:
         UserError: it is of a folder that this installation does not contain; the message names ``what`` needs it.
     """
-    folder = name.split(".")[2] if name.startswith("..") else ""
+    if not is_here(name):
+        folder = name.split(".")[2]
+        raise UserError(
+            f"{what} needs a checkout of the FastAR repository; the installed pack does not contain {folder}/"
+        )
 
-    try:
-        return importlib.import_module(name, __package__)
-    except ModuleNotFoundError as e:
-        package = (__package__ or "").rpartition(".")[0]
-        if folder and e.name == f"{package}.{folder}":
-            raise UserError(
-                f"{what} needs a checkout of the FastAR repository; the installed pack does not contain {folder}/"
-            ) from None
-        raise
+    return importlib.import_module(name, __package__)
 
 
 def _say(sentence: str) -> int:

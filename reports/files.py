@@ -82,7 +82,7 @@ def expect_name(text: str, field: str) -> None:
 def output(text: str | Path | None, field: str, endings: Sequence[str]) -> Path | None:
     """The file that an option names, after a test that it can be written; None if nothing is named.
 
-    The file's folder is created.
+    Its folder is created when the file is written, so that a command that is refused after this leaves none.
 
     Args:
         text: as the user typed it.
@@ -116,26 +116,32 @@ def output(text: str | Path | None, field: str, endings: Sequence[str]) -> Path 
 
 
 def writable(folder: Path, field: str, name: str = "x") -> None:
-    """Create a folder, and test that it takes a file: one of a megabyte is written and removed.
+    """Test that a folder, which need not exist, takes a file: one of a megabyte is written and removed.
+
+    Folders that were made for it are removed, too.
 
     Args:
         field: name of the option, for messages.
         name: of the file that will be written.
 
     Raises:
-        UserError: one of these is not possible.
+        UserError: the folder cannot be made, is not writable or is full.
     """
     part = _part(folder / name)
+    made: list[Path] = []
 
     try:
+        made += [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            part.write_bytes(bytes(_PROBE))
-        finally:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
+        part.write_bytes(bytes(_PROBE))
     except OSError as problem:
         raise _unwritable(folder / name, field, problem) from None
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        for place in made:  # inner ones first
+            with suppress(OSError):
+                place.rmdir()
 
 
 def distinct(**files: Path | None) -> None:
@@ -208,6 +214,7 @@ def replace_file(path: Path, content: bytes) -> None:
     part = _part(path)
 
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(content)
         os.replace(part, path)
     finally:

@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -242,9 +242,14 @@ _DTYPE_NAMES = {
 
 def dtype_of(net: torch.nn.Module) -> str:
     """Name of the dtype of most of a network's weights: "fp32", "bf16", "fp16", "int8", "fp8"."""
+    return dtype_of_weights(net.parameters())
+
+
+def dtype_of_weights(weights: Iterable[torch.Tensor]) -> str:
+    """Name of the dtype in which most of these weights are stored; "" if there are none."""
     numbers: dict[torch.dtype, int] = {}
-    for weight in net.parameters():
-        dtype = getattr(weight, "storage_dtype", weight.dtype)  # of a quantised weight of ComfyUI
+    for weight in weights:
+        dtype = getattr(weight, "storage_dtype", weight.dtype)  # of a quantised weight
         numbers[dtype] = numbers.get(dtype, 0) + weight.numel()
     if not numbers:
         return ""

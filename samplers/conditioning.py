@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -340,9 +339,7 @@ def _refuse(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], field: st
     close = []
     for word in words[:_MOST_SHOWN]:
         for where, names in sets.items():
-            if not names:
-                continue
-            for name in _closest(_key(word), where):
+            for name in _closest(_key(word), names):
                 close.append(f"{name} ({where})" if len(sets) > 1 else name)
     hint = f"; the closest: {', '.join(dict.fromkeys(close))}" if close else ""
 
@@ -355,57 +352,21 @@ def _refuse(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], field: st
     raise UserError(f"{field}: there is no class {shown}{more}{hint}; {remedy}.")
 
 
-def _closest(key: str, label_set: str) -> list[str]:
-    """At most three names of a set: those that share a word ("crane", "a red cat"), then those of similar spelling."""
+def _closest(key: str, names: Sequence[str]) -> list[str]:
+    """At most three names: those that share a word ("crane", "a red cat"), then those of similar spelling."""
     if len(key) > _LONGEST:
         return []
-    names = _names(label_set)
+    by_key = {name.lower(): name for name in names}
 
     # Of several words the last one is usually the noun.
     close: list[str] = []
     for word in reversed(_words(key)):
-        close += names.by_word.get(word, ())
-    if len(close) < 3:
-        similar = difflib.get_close_matches(key, names.possible(key, _SIMILAR), 3, _SIMILAR)
-        close += [names.by_key[k] for k in similar]
-    return list(dict.fromkeys(close))[:3]
+        close += [other for other in by_key if word in _words(other)]
+    close += difflib.get_close_matches(key, by_key, 3, _SIMILAR)
+
+    return [by_key[other] for other in dict.fromkeys(close)][:3]
 
 
 def _words(text: str) -> list[str]:
     """Words of three letters or more."""
     return [word for word in re.split(r"[^a-z]+", text) if len(word) > 2]
-
-
-class _Names:
-    """The names of a label set, prepared for :func:`_closest`: a graph may hold a thousand Class Labels with unknown
-    words.
-    """
-
-    def __init__(self, names: Sequence[str]):
-        self.by_key = {name.lower(): name for name in names}
-        self.by_word: dict[str, list[str]] = {}
-        for key, name in self.by_key.items():
-            for word in dict.fromkeys(_words(key)):
-                self.by_word.setdefault(word, []).append(name)
-
-        self._keys = list(self.by_key)
-        self._lengths = np.array([len(key) for key in self._keys], np.int16)
-        self._letters = np.stack([_letters(key) for key in self._keys])
-
-    def possible(self, key: str, ratio: float) -> list[str]:
-        """The names whose letters, in any order, allow difflib's ratio with ``key``: its upper bound, of all names at
-        once.
-        """
-
-        shared = np.minimum(self._letters, _letters(key)).sum(1)
-        return [self._keys[i] for i in np.flatnonzero(2 * shared >= ratio * (self._lengths + len(key)))]
-
-
-def _letters(text: str) -> np.ndarray:
-    """How often each letter occurs, uint8 [32], of at most 255; letters that share a place only raise the bound."""
-    return np.bincount([ord(letter) % 32 for letter in text], minlength=32).astype(np.uint8)
-
-
-@lru_cache(maxsize=8)
-def _names(label_set: str) -> _Names:
-    return _Names(label_sets()[label_set])

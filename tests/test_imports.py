@@ -62,7 +62,7 @@ print(json.dumps({
 
 def loaded() -> list[str]:
     """The modules that the measurement imports: all that need no ComfyUI, and the commands of the tools."""
-    packages = ("assembly", "conditions", "pipeline", "bench", "cli", "model_loaders", "reports", "samplers")
+    packages = ("api", "assembly", "conditions", "pipeline", "bench", "cli", "model_loaders", "reports", "samplers")
     names = [name_of(path) for path in sources()]
     own = [name for name in names if name.split(".")[0] in packages]
     return [*own, "nodes", "tools.parity.command", "tools.training.command"]
@@ -99,7 +99,8 @@ def test_importing_loads_nothing_before_it_is_used(imported):
 # Module or package: what of the package it may import. The longest matching entry applies; "" is the root package.
 # errors.py and memory.py may be imported everywhere.
 OURS = {
-    "": {"nodes", "pipeline", "assembly", "samplers", "model_loaders", "reports"},
+    "": {"api", "nodes"},
+    "api": {"pipeline", "assembly", "samplers", "model_loaders", "reports"},
     "__main__": {"cli"},
     "errors": set(),
     "memory": set(),
@@ -128,7 +129,7 @@ APART = {
 PICTURES = {"torch", "numpy", "PIL"}
 # Third-party modules; the standard library is allowed everywhere.
 OTHERS = {
-    **dict.fromkeys(("", "__main__", "errors", "memory"), set()),
+    **dict.fromkeys(("", "api", "__main__", "errors", "memory"), set()),
     "assembly": {"torch"},
     "conditions": {"torch"},
     "pipeline": PICTURES,

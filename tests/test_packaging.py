@@ -72,6 +72,7 @@ def test_tests_run_in_a_folder_of_any_name(name, tmp_path):
     folder, stub = tmp_path / name, tmp_path / "stub"
     for file in (
         "__init__.py",
+        "api.py",
         "errors.py",
         "pyproject.toml",
         "tests/conftest.py",
@@ -108,7 +109,7 @@ def test_without_any_package_one_sentence_says_what_to_install(tmp_path):
     """A wheel that was installed by pip alone: Python without site-packages."""
     folder = tmp_path / "fastar_nodes"
     folder.mkdir()
-    for file in ("__init__.py", "__main__.py", "errors.py"):
+    for file in ("__init__.py", "__main__.py", "api.py", "errors.py"):
         shutil.copyfile(ROOT / file, folder / file)
     names = "torch numpy pillow safetensors huggingface-hub tqdm"
     sentence = f"FastAR needs packages that are not installed here; run: python -m pip install {names}.\n"

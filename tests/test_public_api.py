@@ -15,24 +15,24 @@ from fastar_nodes.samplers.registry import SAMPLERS
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def typed() -> dict[str, str]:
-    """Names that ``__init__.py`` imports for type checkers, with their modules."""
-    tree = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
-    imports = next(node for node in tree.body if isinstance(node, ast.If)).body
+def public() -> dict[str, str]:
+    """Names that ``api.py`` imports, with their modules."""
     found = {}
-    for node in imports:
-        for alias in node.names:
+    for statement in ast.parse((ROOT / "api.py").read_text(encoding="utf-8")).body[1:]:
+        for alias in statement.names:
             assert alias.asname == alias.name, "without `as` it is private to a type checker"
-            found[alias.name] = node.module
+            found[alias.name] = statement.module
     return found
 
 
 def test_what_type_checkers_see_is_what_there_is_at_run_time():
-    assert typed() == fastar_nodes._PUBLIC
-    for name, module in typed().items():
+    """Type checkers read api.py, and scripts ask the package."""
+    assert len(public()) > 50 and {"load", "Pipeline", "UserError", "SAMPLERS", "presets"} < set(public())
+    for name, module in public().items():
         value = getattr(fastar_nodes, name)
         home = importlib.import_module(f"fastar_nodes.{module}")
         assert value is getattr(home, name) and name in dir(fastar_nodes)
+        assert value is getattr(importlib.import_module("fastar_nodes.api"), name)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -88,10 +88,13 @@ def test_an_unknown_name_is_answered_with_the_closest_and_all():
 
 
 def test_a_call_of_the_pipeline_takes_what_sample_takes():
-    """Both list their arguments, which editors complete; a call passes all of them on."""
+    """Editors complete the arguments of both, and what each returns; a call passes all of them on."""
     call = inspect.signature(fastar_nodes.Pipeline.__call__)
     sample = inspect.signature(fastar_nodes.Pipeline.sample)
     assert [*call.parameters.values()] == [*sample.parameters.values()]
+    assert {"sampler", "preset", "seed", "mask", "callback"} < set(call.parameters)
+    assert call.return_annotation == "tuple[list[Image.Image], Report]"
+    assert sample.return_annotation == "Sampled | TokenSampled"
 
     passed = {}
 

@@ -38,6 +38,7 @@ from ..cli.subject import Subject, all_entries, needed, parameters
 from ..model_loaders import families, hub, official
 from ..model_loaders.networks.eight_bits import INT8
 from ..model_loaders.networks.ta_tok import TATok
+from ..reports.files import as_text, output, replace_file
 from ..reports.table import markdown
 from ..samplers.blocks import loop
 from .training.captions import word_level
@@ -413,7 +414,7 @@ def rehearse(entry: hub.Entry, work: Path, most: float, device: str) -> list[str
 
     # 2. The check, in a process of its own.
     command = [sys.executable, "-m", "fastar_nodes.tools.rehearse", "--child", str(work / "digests.json")]
-    command += ["--model", entry.id, "--only", "step", "--quick", "--models", str(models), "--device", device]
+    command += ["--model", entry.id, "--quick", "--models", str(models), "--device", device]
     command += ["--dtype", dtype]
     command += ["--json", str(work / "check.json"), "--out", str(work / "check.png")]
     began = time.monotonic()
@@ -455,7 +456,6 @@ def _row(entry: hub.Entry, dtype: str, found: Mapping[str, Any], seconds: float)
         figures = lines.get(name, {}).get("figures", {})
         if figures:
             memory.append(f"{figures['bytes'] / 1e6:,.0f} of {figures['estimate'] / 1e6:,.0f}")
-    lines.pop("ids of prompts", None)  # the tokenizer is not the official one
     broken = [f"{line['check']}: {line['found']}" for line in lines.values() if line["result"] in ("differs", "failed")]
     passed = sum(line["result"] == "pass" for line in found["lines"])
     told = "; ".join(broken) or f"{passed} lines pass"
@@ -479,8 +479,9 @@ def main() -> int:
     parser.add_argument("entries", nargs="*", help="of the catalogue; default all that are downloads")
     parser.add_argument("--most", type=float, default=MOST, help=f"GB that the weights may take; default {MOST:g}")
     parser.add_argument("--device", default="cpu", help="where the AR step runs; default cpu")
-    parser.add_argument("--out", help="file for the table")
+    parser.add_argument("--out", metavar="FILE", help="file for the table, as Markdown")
     options = parser.parse_args()
+    out = output(options.out, "out", (".md",))  # hours before it is written
 
     chosen = [entry for entry in all_entries() if not entry.built_in]
     chosen.sort(key=lambda entry: (parameters(entry), entry.id))
@@ -493,8 +494,8 @@ def main() -> int:
         for entry in chosen:
             rows.append(rehearse(entry, Path(work), options.most, options.device))
             print(" | ".join(rows[-1]), flush=True)
-            if options.out:
-                Path(options.out).write_text(markdown(rows) + "\n", encoding="utf-8")
+            if out is not None:
+                replace_file(out, as_text(markdown(rows) + "\n"))
 
     print(markdown(rows))
     return int(any(not row[-1].endswith("lines pass") for row in rows[1:]))

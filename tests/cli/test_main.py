@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fastar_nodes.bench import sizes
-from fastar_nodes.cli import compare, progress, running
+from fastar_nodes.cli import compare, main, progress, running
 from fastar_nodes.cli.main import COMMANDS
 from fastar_nodes.cli.running import draw
 from fastar_nodes.model_loaders.networks.llama import LlamaConfig
@@ -24,6 +24,29 @@ def test_no_and_unknown_commands(cli, sentence):
     assert "command" in sentence(cli())
     text = sentence(cli("paint"))
     assert "paint" in text and all(name in text for name in COMMANDS)
+
+
+def test_the_installed_pack_offers_what_it_contains(cli, sentence, monkeypatch):
+    """bench/ and tools/ are in a checkout only. Who types one of their commands learns why it is not there."""
+    found = main.find_spec
+    monkeypatch.setattr(
+        main, "find_spec", lambda name, *more: None if name in ("..bench", "..tools") else found(name, *more)
+    )
+    shipped = {"compare", "bench", "check", "advise"}
+    text = cli("--help").out
+    assert {name for name in COMMANDS if f"\n  {name} " in text} == shipped
+    refused = sentence(cli("paint"))
+    assert all((f"'{name}'" in refused) == (name in shipped) for name in COMMANDS)
+    assert "--random" not in cli("bench --help").out
+    assert sentence(cli("bench --random MAR-B")).startswith(
+        "python -m fastar_nodes bench: unrecognized arguments: --random"
+    )
+
+    for name, folder in (("sweep", "bench"), ("verify", "tools")):
+        why = f"needs a checkout of the FastAR repository; the installed pack does not contain {folder}/."
+        assert sentence(cli(name, "x")) == f"{name}: this command {why}"
+    monkeypatch.undo()
+    assert "--random" in cli("bench --help").out
 
 
 @pytest.mark.parametrize(

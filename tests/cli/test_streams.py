@@ -211,6 +211,27 @@ def test_outputs_are_tested_before_anything_is_loaded(cli, sentence, tmp_path, m
     assert sentence(cli("bench --json file/x.json")).startswith("json: file/x.json cannot be written")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "compare --model nosuch --out a/b/x.png --maps a/c/m.png --json d/x.json",
+        "compare --samplers mar --label nosuch --device cpu --out a/b/x.png --maps a/c/m.png --json d/x.json",
+        "bench --model nosuch --json a/b/x.json",
+        "check --model nosuch --out a/b/x.png --json c/x.json",
+        "check --model demo --device abacus --out a/b/x.png --json c/x.json",
+        "plot nosuch --out a/b/x.png --sheet a/c/s.png",
+        "sweep nosuch.toml --out a/b",
+        "train-demo --only kl,judge --device abacus --work a/b --out c/d",
+        "train-demo --only kl --device cpu --work a/b --out file",
+    ],
+)
+def test_a_command_that_is_refused_leaves_no_folder(cli, sentence, tiny_demo, tmp_path, line):
+    (tmp_path / "file").touch()
+    before = {path.name for path in tmp_path.iterdir()}
+    assert sentence(cli(line))
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
 def test_a_file_may_not_be_the_place_of_a_training(cli, sentence, tmp_path):
     (tmp_path / "file").touch()
     assert sentence(cli("train-demo --only kl --device cpu --out file")).startswith("out: ")

@@ -21,10 +21,14 @@ def fails(number: int):
     return call
 
 
-def test_a_folder_is_made_and_nothing_else_is_left(tmp_path):
-    path = output(tmp_path / "new" / "deep" / "x.png", "out", (".png",))
-    assert path == tmp_path / "new" / "deep" / "x.png" and path.parent.is_dir()
-    assert list(path.parent.iterdir()) == []
+def test_a_test_leaves_nothing_and_the_folder_is_made_with_the_file(tmp_path):
+    (tmp_path / "here").mkdir()
+    path = output(tmp_path / "here" / "new" / "deep" / "x.png", "out", (".png",))
+    assert path == tmp_path / "here" / "new" / "deep" / "x.png"
+    assert [place.name for place in tmp_path.rglob("*")] == ["here"], "what was there stays"
+
+    assert save([Result("out", path, b"picture")]) == ""
+    assert path.read_bytes() == b"picture" and list(path.parent.iterdir()) == [path]
     assert output(None, "json", (".json",)) is None
 
 
@@ -111,21 +115,23 @@ def test_files_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_a_result_that_fails_late_is_kept_and_the_others_are_written(tmp_path, monkeypatch):
-    """The first folder disappears while the command runs."""
+    """A file takes the place of the first folder while the command runs."""
     kept, gone = tmp_path / "kept", tmp_path / "gone"
     kept.mkdir()
+    gone.touch()
     monkeypatch.setattr(tempfile, "tempdir", str(kept))
     results = [Result("out", gone / "a.png", b"picture"), Result("json", tmp_path / "b.json", b"{}")]
     results.append(Result("maps", gone / "m.png", b"map"))
     words = save(results)
     assert (tmp_path / "b.json").read_bytes() == b"{}"
     (folder,) = kept.iterdir()
-    assert words == f"out (a.png), maps (m.png): not written, because of: No such file or directory; kept in {folder}"
+    assert words == f"out (a.png), maps (m.png): not written, because of: File exists; kept in {folder}"
     assert (folder / "a.png").read_bytes() == b"picture" and (folder / "m.png").read_bytes() == b"map"
 
 
 def test_without_any_folder_text_is_printed_and_a_picture_is_called_lost(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tempfile, "mkdtemp", fails(errno.ENOSPC))
+    (tmp_path / "gone").touch()
     lost, text = (
         Result("out", tmp_path / "gone" / "a.png", b"\x89PNG"),
         Result("json", tmp_path / "gone" / "b.json", b'{"a": 1}'),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.cli.subject import all_entries
+from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub, official
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
@@ -129,6 +130,15 @@ def test_the_exit_code_is_that_of_the_rows(monkeypatch, capsys, found, code):
     monkeypatch.setattr(rehearse, "rehearse", lambda entry, *others: [entry.id, "", "", "", "", "", found])
     monkeypatch.setattr(rehearse.sys, "argv", ["rehearse", "kl16"])
     assert rehearse.main() == code
+
+
+def test_the_file_of_the_table_is_tested_before_the_first_entry(monkeypatch, tmp_path):
+    monkeypatch.setattr(rehearse, "rehearse", lambda *_: pytest.fail("an entry was rehearsed"))
+    (tmp_path / "file").touch()
+    for name in ("file/table.md", "table.docx"):
+        monkeypatch.setattr(rehearse.sys, "argv", ["rehearse", "kl16", "--out", str(tmp_path / name)])
+        with pytest.raises(UserError, match="^out: "):
+            rehearse.main()
 
 
 def test_shards_come_with_their_index(tmp_path, monkeypatch):

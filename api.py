@@ -1,0 +1,68 @@
+"""The public names, each with its module.
+
+Type checkers and editors read this file. It is not run: ``__init__`` takes the names from these statements, and imports
+a module when one of its names is first used.
+"""
+
+from .assembly import resolve as resolve
+from .errors import UserError as UserError
+from .model_loaders.autoencoders import load_kl as load_kl
+from .model_loaders.autoencoders import load_vq as load_vq
+from .model_loaders.bitdance import load_binary as load_binary
+from .model_loaders.bitdance import load_bitdance as load_bitdance
+from .model_loaders.hybrid import load_hybrid as load_hybrid
+from .model_loaders.janus import load_janus as load_janus
+from .model_loaders.janus import load_janus_vq as load_janus_vq
+from .model_loaders.llamagen import load_llamagen as load_llamagen
+from .model_loaders.mar import load_mar as load_mar
+from .model_loaders.networks.autoencoder import KLModel as KLModel
+from .model_loaders.networks.autoencoder import VQModel as VQModel
+from .model_loaders.networks.binary import BinaryModel as BinaryModel
+from .model_loaders.networks.bitdance import BlockModel as BlockModel
+from .model_loaders.networks.llama import TokenModel as TokenModel
+from .model_loaders.networks.mar import MARModel as MARModel
+from .model_loaders.tar import load_detokenizer as load_detokenizer
+from .model_loaders.tar import load_ta_tok as load_ta_tok
+from .model_loaders.tar import load_tar as load_tar
+from .model_loaders.text import load_text_encoder as load_text_encoder
+from .pipeline import Pipeline as Pipeline
+from .pipeline import load as load
+from .reports.record import Report as Report
+from .samplers import presets as presets
+from .samplers.blocks.loop import bitdance as bitdance
+from .samplers.blocks.settings import BlockSettings as BlockSettings
+from .samplers.conditioning import CodeCondition as CodeCondition
+from .samplers.conditioning import Condition as Condition
+from .samplers.conditioning import FeatureCondition as FeatureCondition
+from .samplers.conditioning import PromptCondition as PromptCondition
+from .samplers.conditioning import TextCondition as TextCondition
+from .samplers.conditioning import resolve_labels as resolve_labels
+from .samplers.driver import finish as finish
+from .samplers.editing import Edit as Edit
+from .samplers.mar.cspd import cspd as cspd
+from .samplers.mar.fasthybrid import fasthybrid as fasthybrid
+from .samplers.mar.lazymar import LazyTransformer as LazyTransformer
+from .samplers.mar.lazymar import lazymar as lazymar
+from .samplers.mar.mar import mar as mar
+from .samplers.mar.settings import CacheSettings as CacheSettings
+from .samplers.mar.settings import CSpDLazyMARSettings as CSpDLazyMARSettings
+from .samplers.mar.settings import CSpDSettings as CSpDSettings
+from .samplers.mar.settings import FastHybridLazyMARSettings as FastHybridLazyMARSettings
+from .samplers.mar.settings import FastHybridSettings as FastHybridSettings
+from .samplers.mar.settings import LazyMARSettings as LazyMARSettings
+from .samplers.mar.settings import MARSettings as MARSettings
+from .samplers.noise import PairedNoise as PairedNoise
+from .samplers.registry import SAMPLERS as SAMPLERS
+from .samplers.tokens.conditioning import features_of as features_of
+from .samplers.tokens.draws import PairedDraws as PairedDraws
+from .samplers.tokens.llamagen import llamagen as llamagen
+from .samplers.tokens.mulosd import mulosd as mulosd
+from .samplers.tokens.par import par as par
+from .samplers.tokens.settings import LlamaGenSettings as LlamaGenSettings
+from .samplers.tokens.settings import MuLoSDSettings as MuLoSDSettings
+from .samplers.tokens.settings import PARSettings as PARSettings
+from .samplers.tokens.settings import TarPromptSettings as TarPromptSettings
+from .samplers.tokens.settings import ZipARSettings as ZipARSettings
+from .samplers.tokens.tar import tar_prompt as tar_prompt
+from .samplers.tokens.upsampling import UpSampling as UpSampling
+from .samplers.tokens.zipar import zipar as zipar
