@@ -11,7 +11,6 @@ from ..errors import UserError
 from ..model_loaders.families import DTYPES, EIGHT_BITS
 from ..model_loaders.networks.speed import PLAIN, TOKEN_SPEEDS
 from ..model_loaders.wrappers import WEIGHTS
-from .progress import Bar
 
 SEEDS = 1 << 64
 MOST_IMAGES = 1024
@@ -132,11 +131,6 @@ def source(options: argparse.Namespace) -> Source:
     folder = models_folder(options.models)
 
     def find(choice: str, family: str) -> Path:
-        with Bar(f"downloading {choice}") as bar:
-
-            def report(done: int, total: int) -> None:
-                bar(done >> 20, total >> 20, "MiB")
-
-            return find_file(choice, family, folder, report)
+        return find_file(choice, family, folder)  # huggingface-hub shows a bar on a terminal
 
     return Source(find, choose_device(options.device), options.dtype, speed=options.speed)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ..assembly import AUTO, DEMO_TAR, OFFICIAL_TAR, Source, dtype_name, models_folder
-from ..errors import UserError, did_you_mean
+from ..errors import UserError
 from ..model_loaders import checkpoint as ck
 from ..model_loaders import families, hub, official
 from ..model_loaders.shards import weight_files
@@ -77,7 +77,7 @@ def subject(choice: str, models: str | None) -> Subject:
 
     path = next((place for place in places if place.is_file() or place.is_dir()), None)
     if path is None:
-        hint = did_you_mean(choice, entries) or "name a file, or one of the entries that check --help lists."
+        hint = hub.suggested(choice) or "name a file, or one of the entries that check --help lists."
         raise UserError(f"model: {choice[:80]!r} is neither an entry of the catalogue nor a file; {hint}")
 
     read = ck.read(path, "model", shards=weight_files(path, "model", "a model"))

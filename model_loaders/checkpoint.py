@@ -392,7 +392,9 @@ def member(path: Path, field: str) -> Path:
 
     folder = path.parent.resolve()
     target = path.resolve()
-    cached = folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"
+    # Its files link to its own blobs, which since version 1.3x may link to those of all models.
+    blobs = [above / "blobs" for above in folder.parents[1:3]]
+    cached = folder.parent.name == "snapshots" and any(blob in target.parents for blob in blobs)
     if folder not in target.parents and not cached:
         raise UserError(f"{field}: {path.name} in {path.parent} is a link out of that folder; put the file there")
 

@@ -1,4 +1,7 @@
-"""Catalogue of weight files: the built-in demo, local files, and entries that are downloaded from the Hugging Face Hub.
+"""Catalogue of weight files: the built-in demo, local files, and entries of the Hugging Face Hub.
+
+The latter are looked for in the model folders, then in the cache of huggingface-hub, where they are used as they lie
+there, and are downloaded otherwise.
 
 A *choice* is the selected menu text. Graphs travel between machines and versions, so more
 texts are understood than a menu shows:
@@ -11,20 +14,19 @@ texts are understood than a menu shows:
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from .families import KINDS
 from .formats import SUFFIXES
 from .shards import INDEX, named_by_index
-from .transfer import Missing, Remote, download, readable_size, spoiled
+from .transfer import Missing, Remote, cached, download, readable_size
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # The decoder of LlamaGen's text-to-image models, and the TA-Tok of files that name none.
@@ -125,35 +127,48 @@ class Entry:
         pinned = "" if self.pinned else ", not pinned"
         return f"{self.id} (download{size}{note}{pinned})"
 
-    def find(self, folders: Sequence[Path]) -> Path | None:
-        """The file, or the folder of several files; None if it is not there.
+    def remote(self, part: Part) -> Remote:
+        """A file of the entry in its repository."""
+        size = None if self.parts else self.size
+        return Remote(repo=self.repo or "", name=part.name, revision=self.revision, sha256=part.sha256, size=size)
 
-        It may lie in a subfolder of a model folder. A file that is evidently none, such as the login page of a network
-        under the name of the weights, does not count.
+    def find(self, folders: Sequence[Path]) -> Path | None:
+        """The file, or the folder of several files, in a model folder, a subfolder of one, or the Hugging Face cache.
+
+        None if it is in none of them.
         """
         for folder in folders:
             for path in _below(folder, self.file):
                 if self._whole(path):
                     return path
 
-        return None
+        return self._in_cache()
+
+    def _in_cache(self) -> Path | None:
+        """The file, or the folder of several files, in the cache of huggingface-hub; None unless all of it is there."""
+        paths = [cached(self.remote(part)) for part in self.files if not part.optional]
+        if not self.parts or paths[0] is None:
+            return paths[0]
+
+        folder = paths[0].parent
+        is_whole = all(path is not None and path.parent == folder for path in paths) and self._whole(folder)
+        return folder if is_whole else None
 
     def _whole(self, path: Path) -> bool:
         """Whether a path is the file, or the folder with all files."""
         if not self.parts:
-            return path.is_file() and not spoiled(path)
+            return path.is_file()
 
-        paths = [path / part.name for part in self.files if not part.optional]
+        names = [part.name for part in self.files if not part.optional]
         if self.index is not None:
             # The weights are the shards of an index, or a single file.
             try:
                 shards = self.shards(path)
             except UserError:  # a damaged index
                 return False
-            names = [part.name for part in shards]
-            paths += [path / name for name in names or self.weights]
+            names += [part.name for part in shards] or list(self.weights)
 
-        return all(path.is_file() and not spoiled(path) for path in paths)
+        return all((path / name).is_file() for name in names)
 
 
 def _below(folder: Path, name: str) -> Iterator[Path]:
@@ -209,23 +224,13 @@ class _Place(NamedTuple):
     rest: str  # the file in the entry's folder
 
 
-def _by_first_step(files: Sequence[str]) -> dict[str, list[str]]:
-    """Files of entries by their first folder, or by their name if they have none."""
-    out: dict[str, list[str]] = {}
+def _place(name: str, files: Iterable[str]) -> _Place | None:
+    """Where a name meets an entry; ``files`` are those of the entries."""
+    whole = f"/{name}/".replace("\\", "/")
     for file in files:
-        out.setdefault(file.partition("/")[0], []).append(file)
-
-    return out
-
-
-def _place(name: str, files: Mapping[str, Sequence[str]]) -> _Place | None:
-    """Where a name meets an entry; ``files``: see :func:`_by_first_step`."""
-    steps = name.replace("\\", "/").split("/")
-    for i, step in enumerate(steps):
-        for file in files.get(step, ()):
-            below = "/".join(steps[i:])
-            if below == file or below.startswith(f"{file}/"):
-                return _Place(file=file, before="/".join(steps[:i]), rest=below[len(file) + 1 :])
+        before, found, rest = whole.partition(f"/{file}/")
+        if found:
+            return _Place(file=file, before=before, rest=rest.removesuffix("/"))
 
     return None
 
@@ -236,15 +241,8 @@ def _places(names: tuple[str, ...], files: tuple[str, ...]) -> dict[str, _Place]
 
     One pass, and remembered, because ComfyUI asks for all menus at once and a folder may hold thousands of names.
     """
-    by_step = _by_first_step(files)
-
-    places = {}
-    for name in names:
-        place = _place(name, by_step)
-        if place is not None:
-            places[name] = place
-
-    return places
+    places = {name: _place(name, files) for name in names}
+    return {name: place for name, place in places.items() if place is not None}
 
 
 @lru_cache(maxsize=8)
@@ -264,64 +262,39 @@ def _complete(entry: Entry, names: set[str]) -> bool:
 
     They are if they are all its weights, or there are weights of the user's own.
     """
-    return entry.weights <= names or bool(names - entry.weights)
+    return not entry.parts or entry.weights <= names or bool(names - entry.weights)
 
 
-def menu(family: str, local: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
+def menu(family: str, local: Sequence[str]) -> list[str]:
     """Menu of a loader: existing built-in entries, local files, then downloadable entries.
 
-    ``local``: names relative to the model folders ``folders``. A file of an entry that is evidently none, see
-    :meth:`Entry.find`, is left out, and its entry is offered again, as is one whose download is not complete.
+    ``local``: names relative to the model folders. An entry whose download is not complete is offered again.
     """
-    left_out, here = _local_files(family, local, folders)
-    names = [name for name in local if name not in left_out]
+    # 1. Local files, without those of other families' entries.
+    downloads = _downloads()
+    places = _places(tuple(local), tuple(downloads))
+    names: list[str] = []
+    here: dict[tuple[str, str], set[str]] = {}  # names in the folder of an entry, by the folders before and the entry
+    for name in local:
+        place = places.get(name)
+        if place is not None and downloads[place.file].family != family:
+            continue
+        names.append(name)
+        if place is not None:
+            here.setdefault((place.before, place.file), set()).add(place.rest)
+
+    # 2. A model folder has one name.
     if KINDS[family].folder:
         model_folders = _model_folders(tuple(local))
         names = list(dict.fromkeys(model_folders.get(name, name) for name in names))
 
-    built_in: list[str] = []
-    missing: list[str] = []
-    for entry in entries(family):
-        if entry.built_in:
-            if not entry.missing:
-                built_in.append(entry.id)
-            continue
-
-        copies = here.get(entry.id, {}).values()
-        if not any(not entry.parts or _complete(entry, files) for files in copies):
-            missing.append(entry.label)
+    # 3. Entries.
+    complete = {file for (_, file), rests in here.items() if _complete(downloads[file], rests)}
+    own = entries(family)
+    built_in = [entry.id for entry in own if entry.built_in and not entry.missing]
+    missing = [entry.label for entry in own if not entry.built_in and entry.file not in complete]
 
     return built_in + names + missing
-
-
-def _local_files(
-    family: str, local: Sequence[str], folders: Sequence[Path]
-) -> tuple[set[str], dict[str, dict[str, set[str]]]]:
-    """Names that the menu of a family leaves out, and the files of entries that are here.
-
-    The latter are the names in an entry's folder, by the entry's id and by the folders before its file.
-    """
-    downloads = _downloads()
-    weights = {file: entry.weights for file, entry in downloads.items()}
-
-    left_out: set[str] = set()
-    here: dict[str, dict[str, set[str]]] = {}
-    for name, place in _places(tuple(local), tuple(downloads)).items():
-        entry = downloads[place.file]
-        is_users = bool(place.rest) and place.rest not in weights[place.file]  # in the folder of an entry
-        if entry.family != family or not is_users and _is_spoiled(name, folders):
-            left_out.add(name)
-        else:
-            here.setdefault(entry.id, {}).setdefault(place.before, set()).add(place.rest)
-
-    return left_out, here
-
-
-def _is_spoiled(name: str, folders: Sequence[Path]) -> bool:
-    """Whether all files of a name in the model folders are evidently no model files."""
-    paths = [folder / name.replace("\\", "/") for folder in folders]
-    files = [path for path in paths if path.is_file()]
-    return bool(files) and all(map(spoiled, files))
 
 
 def resolve(choice: str, family: str, folders: Sequence[Path], download_to: Path, progress: Progress = None) -> Path:
@@ -390,24 +363,38 @@ def _wanted(choice: str, family: str, folders: Sequence[Path], local: Sequence[s
         return path
 
     where = " or ".join(map(str, folders)) or "any model folder"
-    same = _last_parts(tuple(local)).get(PureWindowsPath(choice).name)
+    same = next((name for name in local if _last_part(name) == _last_part(choice)), "")
     if same:
         remedy = f"choose {same[:80]!a}, which has the same name, or put the file there"
     else:
-        remedy = "put it there or choose another"
+        remedy = suggested(choice, family) or "put it there or choose another"
     raise UserError(f"{kind.field}: {choice[:80]!a} is not in {where}; {remedy}")
 
 
-@lru_cache(maxsize=8)
-def _last_parts(names: tuple[str, ...]) -> dict[str, str]:
-    """Names in model folders by their last part."""
-    return {name.replace("\\", "/").rpartition("/")[2]: name for name in names}
+def suggested(choice: str, family: str = "") -> str:
+    """What to choose in place of a repository of the Hub, or of an entry that is misspelt; "" if nothing is similar.
+
+    Entries of ``family``, a key of :data:`.families.KINDS`, come before others.
+    """
+    repo = choice.lower().removeprefix("https://huggingface.co/").strip("/")
+    for known in (entries(family), _catalogue()):
+        ids = [entry.id for entry in known if (entry.repo or "").lower() == repo]
+        hint = f"choose {' or '.join(ids)} for that repository" if ids else did_you_mean(choice, [e.id for e in known])
+        if hint:
+            return hint
+
+    return ""
+
+
+def _last_part(name: str) -> str:
+    """A name in a model folder without the folders."""
+    return name.replace("\\", "/").rpartition("/")[2]
 
 
 def _named(choice: str, family: str) -> Entry | None:
     """The entry of a family whose file or folder, or a weight file in it, a name is."""
     downloads = _downloads()
-    place = _place(choice, _by_first_step([*downloads]))
+    place = _place(choice, downloads)
     if place is None:
         return None
 
@@ -417,17 +404,15 @@ def _named(choice: str, family: str) -> Entry | None:
 
 
 def _usable(path: Path, entry: Entry) -> bool:
-    """Whether a local file or folder under an entry's name is not a web page, and not a part of a download."""
+    """Whether a local file or folder under an entry's name is not a part of a download."""
     if path.is_file():
-        return not spoiled(path)
+        return True
 
     # An index stands for a download; without one there are weights of the user's own, if any.
     if entry.index is not None and os.path.isfile(path / entry.index):
         return entry._whole(path)
 
-    weights = entry.weights
-    names = {file.name for file in path.iterdir() if file.suffix in SUFFIXES}
-    return _complete(entry, {name for name in names if name not in weights or not spoiled(path / name)})
+    return _complete(entry, {file.name for file in path.iterdir() if file.suffix in SUFFIXES})
 
 
 def decoder_for(choice: str, family: str, stated: str | None = None, text: bool = False) -> str:
@@ -501,14 +486,9 @@ def _fetch(entry: Entry, download_to: Path, field: str, progress: Progress) -> P
 
     for part in _to_fetch(entry, download_to / entry.file):
         path = download_to / part.path
-        found = spoiled(path) if path.is_file() else ""
-        if found:
-            logging.warning("FastAR: %s is %s; it is downloaded again and replaced", path, found)
-
-        if found or not path.is_file():
-            size = None if entry.parts else entry.size
+        if not path.is_file():
             try:
-                download(Remote(entry.repo or "", part.name, entry.revision, part.sha256, size), path, field, report)
+                download(entry.remote(part), path, field, report)
             except Missing:
                 if not part.optional:
                     raise

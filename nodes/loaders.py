@@ -48,7 +48,7 @@ PIXELS = 16
 def menu(family: str, *first: str) -> list[str]:
     """Choices of a file family: ``first``, built-in entries, local files, downloads."""
     kinds = folders_of(family)
-    found = hub.menu(family, host.local_files(*kinds), host.folders(*kinds))
+    found = hub.menu(family, host.local_files(*kinds))
 
     return [*first, *found]
 

@@ -1,6 +1,7 @@
 """Tests import this checkout as ``fastar_nodes``, installed or not; torch has one thread, and tests that hang end."""
 
 import gc
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import torch
 from checkout import ROOT
 from hypothesis import settings
 from timeouts import limited
+
+# What other programs have put into the cache of huggingface-hub is no part of a test.
+os.environ["HF_HUB_CACHE"] = str(ROOT / "tests" / "no-huggingface-cache")
 
 torch.set_num_threads(1)  # the networks are small: two threads take as long and more CPU
 

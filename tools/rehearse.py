@@ -491,6 +491,7 @@ def main() -> int:
 
     rows = [["entry", "dtype", "GB", "weights, MB", "step, MB", "s", "result"]]
     with tempfile.TemporaryDirectory(prefix="rehearse-") as work:
+        os.environ["HF_HUB_CACHE"] = str(Path(work) / "cache")  # official files there would be used
         for entry in chosen:
             rows.append(rehearse(entry, Path(work), options.most, options.device))
             print(" | ".join(rows[-1]), flush=True)

@@ -287,7 +287,7 @@ def test_decoder_for(choice: str, family: str, about: dict, decoder: str) -> Non
 
 def test_without_huggingface_hub(tmp_path: Path, without_hub: None) -> None:
     with pytest.raises(
-        UserError, match="huggingface-hub is not installed.*get it from https://huggingface.co/jadechoghari/mar"
+        UserError, match="huggingface-hub cannot be imported.*get it from https://huggingface.co/jadechoghari/mar"
     ):
         resolve("mar-base", tmp_path)
 
@@ -385,6 +385,29 @@ def test_a_name_that_is_nowhere_recommends_its_namesake(tmp_path: Path) -> None:
         hub.check("sub/mine.safetensors", "mar", [tmp_path], local)
     with pytest.raises(UserError, match="^checkpoint: 'gone.pt' is not in .*; put it there or choose another$"):
         hub.check("gone.pt", "mar", [tmp_path], local)
+
+
+@pytest.mark.parametrize(
+    ("choice", "family", "said"),
+    [
+        ("jadechoghari/MAR", "kl", "choose kl16 or kl16-original for that repository"),
+        (
+            "https://huggingface.co/Epiphqny/PAR/",
+            "llamagen",
+            "choose par-xl-4x or par-xxl-4x or par-3b-4x or par-3b-16x for",
+        ),
+        ("wusize/harmon", "hybrid", "choose harmon-1.5b or harmon-1.5b-o for that repository"),
+        ("deepseek-ai/Janus-Pro-1B", "mar", "choose janus-pro-1b for that repository"),
+        ("someone/something", "t5", "put it there or choose another"),
+        ("mar-bass", "mar", "did you mean mar-base?"),
+        ("janus-pro-1", "mar", "did you mean janus-pro-1b?"),
+    ],
+)
+def test_a_repository_or_a_misspelt_entry_suggests_the_entry(
+    tmp_path: Path, choice: str, family: str, said: str
+) -> None:
+    with pytest.raises(UserError, match=f"^[a-z]+: .* is not in .*; {re.escape(said)}"):
+        hub.check(choice, family, [tmp_path])
 
 
 def test_an_unfinished_download_of_a_folder_is_offered_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

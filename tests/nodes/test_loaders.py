@@ -151,17 +151,30 @@ def test_a_finished_download_leaves_the_menu_and_stays_valid(folder, monkeypatch
     assert loaders.LoadMAR.validate_inputs(checkpoint=entry.label, decoder="auto") is True
 
 
-def test_a_page_under_the_name_of_a_model_is_offered_as_a_download_again(tmp_path, monkeypatch):
+def test_a_page_under_the_name_of_a_model_is_named(tmp_path, monkeypatch):
     (tmp_path / "mar-large.safetensors").write_bytes(b"<!doctype html><title>Log in</title>")
     monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
     monkeypatch.setattr(host, "local_files", lambda *kinds: ["mar-large.safetensors"])
-    menu = options(loaders.LoadMAR, "checkpoint")
-    assert "mar-large (download 1.91 GB)" in menu and "mar-large.safetensors" not in menu
-    # The old choice asks for the download, as the new one does.
     for choice in ("mar-large.safetensors", "mar-large (download 1.91 GB)"):
-        assert loaders.LoadMAR.validate_inputs(checkpoint=choice) is True
-        with pytest.raises(UserError, match="^checkpoint: the run would download mar-large .1.91 GB. .*allow_download"):
+        with pytest.raises(UserError, match="^checkpoint: mar-large.safetensors is a web page, .*get the file there"):
             loaders.LoadMAR.execute(**dropped(loaders.LoadMAR, checkpoint=choice))
+
+
+def test_what_the_hugging_face_cache_holds_needs_no_download(tmp_path, monkeypatch):
+    """As of another program, in a folder of its own; the switch is off."""
+    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path / "models"])
+    demo = Path(hub.__file__).parents[1] / "demo" / "checkpoints" / "mar.safetensors"
+    asked = []
+
+    def cached(remote):
+        asked.append(remote)
+        return demo
+
+    monkeypatch.setattr(hub, "cached", cached)
+    inputs = dropped(loaders.LoadMAR, checkpoint="mar-base", decoder="demo-kl", allow_download=False)
+    assert loaders.LoadMAR.execute(**inputs).result[0] is not None
+    assert asked[0].repo == "jadechoghari/mar" and len(asked[0].sha256) == 64 and asked[0].size == 831736456
+    assert not (tmp_path / "models").exists()
 
 
 # Nodes, their menus of files, and spellings of an entry and of a file that the menu does not show.
