@@ -11,11 +11,46 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .api import *  # noqa: F403
 
-WEB_DIRECTORY = "./web"
+# A node that every copy of this pack registers with ComfyUI.
+_NODE = "FastARLoadMAR"
+
+
+def _other_copy():
+    """The folder of another copy of this pack, whose nodes ComfyUI has; None if there is none.
+
+    Two copies would register one route twice, at which ComfyUI's server ends, and run every script of the editor twice.
+    """
+    import sys
+    from pathlib import Path
+
+    registered = getattr(sys.modules.get("nodes"), "NODE_CLASS_MAPPINGS", {})
+    module = sys.modules.get(getattr(registered.get(_NODE), "__module__", ""))
+    if module is None:
+        return None
+
+    folder = Path(module.__file__).parents[1]
+    return None if folder == Path(__file__).parent else folder
+
+
+# ComfyUI reads it after this module is imported: the editor loads the scripts of one copy.
+WEB_DIRECTORY = None if _other_copy() else "./web"
 
 
 async def comfy_entrypoint():
-    """The extension with all nodes; called by ComfyUI's loader."""
+    """The extension with all nodes; called by ComfyUI's loader, which writes what is raised here to its log.
+
+    Raises:
+        UserError: ComfyUI has loaded another copy of this pack.
+    """
+    other = _other_copy()
+    if other:
+        from pathlib import Path
+
+        from .errors import UserError
+
+        here = Path(__file__).parent
+        raise UserError(f"FastAR is installed twice: {other} is used, {here} is not; delete one of the two folders.")
+
     from .nodes import make_extension
 
     return make_extension()

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from ..errors import UserError, first_line
 from . import archive, mapped, quantized
 from .formats import INSTEAD, other_format
+from .networks.autoencoder import STATED_GROUPS
 from .networks.eight_bits import Quantized, kind_of, round_to
 from .networks.ops import FAST, TORCH, Operations, blocks_layers, limit_packing, shapes_only
 from .wrappers import AUTO, WEIGHTS, NoWeights, unpack, unwrapped
@@ -332,7 +333,12 @@ def _no_room(file: Checkpoint, problem: Exception) -> UserError | None:
 def _read_safetensors(file: Checkpoint, skip: Callable[[str], bool] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Weights and metadata of a safetensors file."""
     with _readable(file):
-        return mapped.read_tensors(file.path, lambda name: not (skip and skip(name)))
+        state, metadata = mapped.read_tensors(file.path, lambda name: not (skip and skip(name)))
+
+    groups = state.pop(STATED_GROUPS, None)
+    if groups is not None and groups.numel() == 1:
+        metadata.setdefault("groups", str(groups.item()))
+    return state, metadata
 
 
 def _read_pickled(file: Checkpoint, weights: str) -> tuple[dict[str, Tensor], dict[str, str], bool]:

@@ -158,6 +158,7 @@ class ClassLabel(io.ComfyNode):
             "labels",
             default="cat",
             multiline=True,
+            dynamic_prompts=True,
             placeholder=f"names or ids, separated by commas or lines; the demo knows {', '.join(PICTURE_BOOK)}",
             tooltip="Class names or numbers, one image each, separated by commas or lines. The demo knows "
             f"{', '.join(PICTURE_BOOK)}; official models know ImageNet's 1000 classes, such as 281, tabby.",
@@ -184,11 +185,11 @@ class ClassLabel(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, labels: Any = None) -> bool | str:
-        """Names that no model knows.
+        """Names that the connected models do not know, or the list that was chosen."""
+        chosen = graph.typed(cls, "label_set")
+        sets = [chosen] if chosen in list(label_sets()) else _sets_of_models(cls)
 
-        ComfyUI passes no graph here, so that the names which the connected models know are checked when the node runs.
-        """
-        return validity(lambda text: check_labels(text, list(label_sets())), labels, "labels")
+        return validity(lambda text: check_labels(text, sets), labels, "labels")
 
     @classmethod
     def execute(cls, labels: Any, add_label: Any = NONE, **values: Any) -> io.NodeOutput:
@@ -249,6 +250,7 @@ class TextPrompt(io.ComfyNode):
             "text",
             default="a red boat on a calm lake",
             multiline=True,
+            dynamic_prompts=True,
             placeholder="what to draw, in plain words",
             tooltip="What to draw, in plain English, as one prompt. Usual: one or two sentences; text beyond "
             f"{MAX_TOKENS} tokens (about 90 words) is cut off.",
@@ -334,6 +336,7 @@ class Prompt(io.ComfyNode):
             "text",
             default="a red boat at sunset",
             multiline=True,
+            dynamic_prompts=True,
             placeholder=_PLACEHOLDER,
             tooltip=f"What to draw, in plain words; it may be empty. {_SUBJECTS}",
         )
@@ -341,6 +344,7 @@ class Prompt(io.ComfyNode):
             "negative",
             default=UNCONDITIONAL,
             multiline=True,
+            dynamic_prompts=True,
             advanced=True,
             tooltip="For Harmon and UniPic, the instruction that guidance moves away from: a whole sentence, not a "
             "list of words. Usual: the default, with which they were trained; Janus and BitDance accept only the "
@@ -407,6 +411,7 @@ class TarPrompt(io.ComfyNode):
             "text",
             default="a red boat at sunset",
             multiline=True,
+            dynamic_prompts=True,
             placeholder=_PLACEHOLDER,
             tooltip=f"What to draw, in plain words, usually in one or two sentences. {_SUBJECTS}",
         )

@@ -11,7 +11,7 @@ from comfy_api.latest import io
 from ..errors import UserError
 from ..memory import enough_memory
 from ..samplers.settings import Settings, knob, make
-from . import host
+from . import graph, host
 from .images import scaled, to_rgb
 from .schema import expect_image, expect_mask, output, schema, widgets
 
@@ -53,6 +53,14 @@ class PasteInpaintedArea(io.ComfyNode):
             widgets=widgets(PasteSettings),
             outputs=[output(io.Image, "image", "The original with the inpainted area.")],
         )
+
+    @classmethod
+    def validate_inputs(cls, original: Any = None) -> bool | str:
+        """Whether the original has a file: without one Load Image fails with words of the operating system."""
+        title = graph.without_file(cls, "original")
+        if title:
+            return f"{title[:80]!r} has no file; choose or upload an image there, or switch it off."
+        return True
 
     @classmethod
     def execute(cls, original: Any, inpainted: Any, mask: Any, **values: Any) -> io.NodeOutput:

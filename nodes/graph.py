@@ -1,8 +1,7 @@
 """The graph that a node runs in: node id to {"class_type": ..., "inputs": ...}, as the client sent it.
 
-The value of an input is what was typed, or a link [id of another node, number of its output]. ComfyUI passes the
-graph to nodes that run, not to ``validate_inputs``; it checks only the nodes that run, so the others may be of any
-shape.
+The value of an input is what was typed, or a link [id of another node, number of its output]. ComfyUI checks only the
+nodes that run, so the others may be of any shape.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ Inputs = Mapping[str, Any]
 
 
 def graph_of(node: Any) -> Mapping[str, Any]:
-    """Node id to node, of the graph that the node runs in; empty outside of a run."""
-    graph = host.hidden(node, "prompt")
+    """Node id to node, of the graph that the node runs in or is checked in; empty outside of both."""
+    # ComfyUI passes an empty one to validate_inputs.
+    graph = host.hidden(node, "prompt") or host.sent_graph()
     return graph if isinstance(graph, Mapping) else {}
 
 
@@ -80,6 +80,47 @@ def taken(node: Any, output: int) -> bool:
     return False
 
 
+_LOAD_IMAGE = "LoadImage"
+_SWITCH = "ComfySwitchNode"
+
+
+def without_file(node: Any, name: str) -> str:
+    """Title of the Load Image without a file from which an input comes; "" if there is none.
+
+    A template has no file to choose. ComfyUI takes the empty name for the input folder, which it cannot open.
+    """
+    nodes = graph_of(node)
+    waiting = [typed(node, name)]
+    seen: set[str] = set()
+
+    while waiting:
+        link = source_of(waiting.pop())
+        if link is None or link[0] in seen:
+            continue
+
+        number, _ = link
+        seen.add(number)
+        entry = nodes.get(number)
+        if not isinstance(entry, Mapping):
+            continue
+
+        inputs = inputs_of(entry)
+        kind = entry.get("class_type")
+        if kind == _LOAD_IMAGE and inputs.get("image") == "":
+            about = entry.get("_meta")
+            title = about.get("title") if isinstance(about, Mapping) else None
+            return str(title or "Load Image")
+
+        # The other side of a switch does not run.
+        side = inputs.get("switch")
+        if kind == _SWITCH and isinstance(side, bool):
+            waiting.append(inputs.get("on_true" if side else "on_false"))
+        else:
+            waiting += inputs.values()
+
+    return ""
+
+
 def _number(node: Any) -> str:
     """The id of the node in its graph."""
-    return str(host.hidden(node, "unique_id"))
+    return host.number_of(node)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -88,7 +89,14 @@ def serve(path: str, answer: Callable[[bytes], tuple[int, Any]], most: int) -> N
         path: of the requests.
         answer: from the request's content to a status and what is sent as JSON.
         most: bytes of a request.
+
+    Raises:
+        UserError: another pack has the path; the server would not start with two.
     """
+    routes = PromptServer.instance.routes
+    if any(getattr(route, "path", None) == path for route in routes):
+        raise UserError(f"another node pack has the address {path}")
+
     # One request at a time: a folder may be slow.
     worker = ThreadPoolExecutor(1, "fastar")
 
@@ -109,7 +117,26 @@ def serve(path: str, answer: Callable[[bytes], tuple[int, Any]], most: int) -> N
             content = {"error": f"the file was not read within {_LONGEST_ANSWER} seconds; try again."}
         return web.json_response(content, status=status)
 
-    PromptServer.instance.routes.post(path)(handle)
+    routes.post(path)(handle)
+
+
+# The graph of the request that the server works on.
+_sent: ContextVar[Any] = ContextVar("fastar_sent", default=None)
+
+
+def watch_prompts() -> None:
+    """Keep the graph that a client sends, for ``validate_inputs``, to which ComfyUI passes none."""
+
+    def keep(request: Any) -> Any:
+        _sent.set(request.get("prompt") if isinstance(request, Mapping) else None)
+        return request
+
+    PromptServer.instance.add_on_prompt_handler(keep)
+
+
+def sent_graph() -> Any:
+    """The graph that the server checks, as the client sent it; None outside of a check."""
+    return _sent.get()
 
 
 # ------------------------------------------------------------------------------------------------ images and results
@@ -566,6 +593,13 @@ class ModelCache:
 def hidden(node: Any, name: str) -> Any:
     """A hidden input of a node; None outside of ComfyUI's execution."""
     return None if node.hidden is None else getattr(node.hidden, name)
+
+
+def number_of(node: Any) -> str:
+    """Id of a node that runs or is checked, in its graph. A node that asks ComfyUI for it has a text in the editor."""
+    number = hidden(node, "unique_id")
+    context = get_executing_context()
+    return str(context.node_id if number is None and context is not None else number)
 
 
 def prompt_id() -> str:

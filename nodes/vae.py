@@ -13,7 +13,14 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..memory import in_chunks, out_of_memory
-from ..model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder, VQModel, expect_finite
+from ..model_loaders.networks.autoencoder import (
+    STATED_GROUPS,
+    USUAL_GROUPS,
+    KLAutoencoder,
+    VQAutoencoder,
+    VQModel,
+    expect_finite,
+)
 from ..model_loaders.networks.binary import BinaryAutoencoder, to_bits
 from . import host
 from .images import scaled, to_rgb
@@ -121,8 +128,12 @@ class FastARVAE:
         """Called by core; a decoder that was loaded is valid."""
 
     def get_sd(self) -> dict[str, Tensor]:
-        """Weights, for core's Save VAE."""
-        return self.first_stage_model.state_dict()
+        """Weights, for core's Save VAE, which keeps no metadata of ours: what these say is among the weights."""
+        weights = dict(self.first_stage_model.state_dict())
+        groups = self.first_stage_model.config.groups
+        if groups != USUAL_GROUPS:
+            weights[STATED_GROUPS] = torch.tensor(groups)
+        return weights
 
     # --- the tokenizer of a token model
 

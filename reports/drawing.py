@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from ..errors import UserError
+from .fonts import Font
 
 Colour = tuple[int, int, int]
 
@@ -42,9 +43,9 @@ _LONGEST_LINE = 1000  # characters; measuring text takes time per character
 
 
 @lru_cache(maxsize=16)
-def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's default font at ``size`` pixels."""
-    return ImageFont.load_default(size)
+def font(size: int) -> Font:
+    """The font at ``size`` pixels."""
+    return Font(size)
 
 
 def line_height(size: int) -> int:

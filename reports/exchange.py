@@ -153,7 +153,8 @@ def _parse_runs(text: str | None, name: str) -> list[Any]:
     """The entries of the runs in the text of a PNG, 1 to 512 of them; ``name`` is of the file, for messages."""
     if text is None:
         raise UserError(
-            f"image: {name} holds no FastAR report; choose a PNG that Save Image wrote in a run in which a sampler ran."
+            f"image: {name} holds no FastAR report (ComfyUI's option --disable-metadata leaves it out, and editing or "
+            "sending an image may remove it); choose a PNG that Save Image wrote in a run in which a sampler ran."
         )
 
     if len(text) > _MOST_TEXT:

@@ -26,6 +26,10 @@ from .structure import MOST_LEVELS, depth, official_names
 
 # Buffer of the official VQ files that inference does not use: the codes that training used last.
 HISTORY = "quantize.codebook_used"
+# GroupNorm groups of the official files, in which nothing states them. In a file of weights alone, such as core's Save
+# VAE writes, a tensor of this name states another number.
+USUAL_GROUPS = 32
+STATED_GROUPS = "fastar_groups"
 # Pixels of an image above which a batch is decoded one by one; 512 x 512 is decoded as it is.
 WHOLE = 1 << 19
 # Images that a pass of the decoder decodes.

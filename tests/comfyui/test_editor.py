@@ -114,6 +114,61 @@ def test_help_opens_beside_the_graph_with_its_picture(editor, artifacts):
     _no_complaint(editor)
 
 
+def _node(number: int, kind: str, **more: Any) -> dict[str, Any]:
+    about = {"id": number, "type": kind, "pos": [300 * number, 100], "size": [200, 100], "flags": {}, "order": number}
+    return {**about, "mode": 0, "inputs": [], "outputs": [], "properties": {}, "widgets_values": [], **more}
+
+
+_TABLE = [{"name": "source", "type": "*", "link": 3}]
+_TO_SLOT_77 = [[3, 2, 77, 1, 0, "STRING"]]
+# Graphs that were edited by hand, or damaged: nodes, links, extra.
+MALFORMED: dict[str, tuple[list[Any], list[Any], dict[str, Any]]] = {
+    "a link to an output that is not there": (
+        [_node(1, "PreviewAny", inputs=_TABLE), _node(2, "FastARCompare")],
+        _TO_SLOT_77,
+        {},
+    ),
+    "objects for texts": ([_node(1, "FastARSweep", widgets_values=[{"a": 1}, [2], None])], [], {}),
+    "numbers for lists": (
+        [_node(1, "FastARMARSampler", widgets_values=3, properties={"fastar_text": {"a": 1}})],
+        [],
+        {},
+    ),
+    "an App without its inputs": (
+        [_node(1, "FastARLoadMAR")],
+        [],
+        {"linearData": {"inputs": [5, None, [1], ["x", 2]]}},
+    ),
+    "an App with a name for its inputs": ([_node(1, "FastARLoadMAR")], [], {"linearData": {"inputs": {"a": 1}}}),
+    "a reroute without sockets": (
+        [
+            _node(1, "FastARMARSampler", inputs=[{"name": "model", "type": "FASTAR_MAR", "link": 3}]),
+            _node(2, "Reroute", outputs=[{"name": "", "type": "*", "links": [3]}]),
+        ],
+        [[3, 2, 0, 1, 0, "FASTAR_MAR"]],
+        {},
+    ),
+}
+
+
+def test_malformed_graphs_raise_nothing_in_our_scripts(editor):
+    """An exception in a hook for the whole graph would stop it for the graph's other nodes."""
+    ours: list[str] = []
+
+    def keep(message: Any) -> None:
+        if message.type == "error" and ("FastAR" in message.text or "fastar" in message.text):
+            ours.append(message.text)
+
+    editor.on("console", keep)
+    for name, (nodes, links, extra) in MALFORMED.items():
+        graph = {"last_node_id": 9, "last_link_id": 9, "nodes": nodes, "links": links, "groups": [], "extra": extra}
+        editor.evaluate("graph => app.loadGraphData(graph).catch(() => 0)", {**graph, "config": {}, "version": 0.4})
+        editor.wait_for_timeout(500)
+        editor.evaluate("app.graphToPrompt().then(() => 0, () => 0)")
+        assert not ours, name
+    assert not editor.problems
+
+
 @pytest.fixture(params=["zh", "ja"])
 def translated(request: Any, comfy: Comfy) -> Any:
     """A language of the editor, which the fixture ``editor`` forgets."""

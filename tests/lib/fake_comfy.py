@@ -124,7 +124,15 @@ state = SimpleNamespace(
     sockets={},
     places={},
     saved=[],
+    prompt_handlers=[],
 )
+
+
+class Routes(list[Any]):
+    """aiohttp's RouteTableDef; ``post`` adds what has a path."""
+
+    def post(self, path: str) -> Any:
+        return lambda handler: self.append(SimpleNamespace(path=path, handler=handler))
 
 
 class _Queue:
@@ -229,7 +237,8 @@ def install() -> None:
                     send_progress_text=_said,
                     prompt_queue=_Queue,
                     sockets_metadata=state.sockets,
-                    routes=SimpleNamespace(post=lambda path: lambda handler: handler),
+                    routes=Routes(),
+                    add_on_prompt_handler=state.prompt_handlers.append,
                 )
             )
         },

@@ -1,9 +1,11 @@
 """Condition nodes: labels, prompts, images as codes."""
 
 import itertools
+from contextvars import copy_context
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import fake_comfy
 import pytest
@@ -69,9 +71,41 @@ def test_unknown_labels_are_named_before_the_run():
     assert all(f"'word{i}'" in words for i in (1, 2, 3)) and "'word4'" not in words and "2 more" in words
 
 
-def test_only_names_that_the_connected_models_know_are_suggested(monkeypatch):
-    """When the node runs: ComfyUI passes no graph to validate_inputs."""
+def test_before_a_run_too_only_names_that_the_connected_models_know_are_suggested(monkeypatch):
+    """ComfyUI passes no graph to validate_inputs, only the id of the node; its server passes the graph to a handler."""
+    host.watch_prompts()
+    keep = fake_comfy.state.prompt_handlers[-1]
 
+    def checked(text: str, checkpoint: str, label_set: Any = "auto", node: str = "3") -> str:
+        graph = {
+            "1": {"class_type": "FastARLoadMAR", "inputs": {"checkpoint": checkpoint}},
+            "2": {"class_type": "FastARMARSampler", "inputs": {"model": ["1", 0], "condition": ["3", 0]}},
+            "3": {"class_type": "FastARClassLabel", "inputs": {"labels": text, "label_set": label_set}},
+        }
+        request = {"prompt": graph, "client_id": "x"}
+        assert keep(request) is request
+        monkeypatch.setattr(conditioning.ClassLabel, "hidden", SimpleNamespace(unique_id=node, prompt={}))
+        return conditioning.ClassLabel.validate_inputs(text)
+
+    def refused(*about: Any, **more: Any) -> str:
+        return copy_context().run(checked, *about, **more)
+
+    told = refused("dog", "demo")
+    assert told.startswith("there is no class 'dog'; picture-book has the ids 0 to 9 (sunset, mountains, ")
+    assert "'tabby'" in refused("tabby", "demo") and refused("tabby", "mar-base-ema") is True
+    assert "Maltese dog, " in refused("dog", "mar-base-ema") and "sunset" not in refused("dog", "mar-base-ema")
+    assert "Maltese dog (imagenet-1k)" in refused("dog", "mine.safetensors")
+    # The list that was chosen counts, whatever the model; a value over a link is not known yet.
+    assert "imagenet" not in refused("dog", "mar-base-ema", label_set="picture-book")
+    assert "'tabby'" in refused("tabby", "demo", label_set=["8", 0])
+    # A node that the graph does not have, and requests that are no graph.
+    assert refused("tabby", "demo", node="9") is True
+    for broken in ({}, {"prompt": [1]}, {"prompt": None}, [], None):
+        assert keep(broken) is broken
+        assert conditioning.ClassLabel.validate_inputs("tabby") is True
+
+
+def test_when_a_node_runs_only_names_that_the_connected_models_know_are_suggested(monkeypatch):
     def refused(text: str, *checkpoints: str, label_set: str = "auto") -> str:
         graph = {"3": {"class_type": "FastARClassLabel", "inputs": {"label_set": label_set}}}
         for name in checkpoints:

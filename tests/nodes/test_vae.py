@@ -1,15 +1,53 @@
 """The decoder on core's VAE socket, with numbers by hand: sizes of tiles, memory, batches, ranges and devices."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import fake_comfy
+import fastar_nodes
 import pytest
 import torch
+from fastar_nodes import load_binary, load_kl, load_vq
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.nodes import host
 from fastar_nodes.nodes.host import Loaded
 from fastar_nodes.nodes.vae import FastARVAE
 from qwen_reference import tiny_tar
+from safetensors.torch import save_file
 from tiny import TinyVAE, a_vae
+
+DECODERS = {"kl": load_kl, "vq": load_vq, "binary": load_binary}
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_decoder_that_core_saved_loads_as_it_was(kind, tmp_path):
+    """Save VAE writes the weights and metadata of its own; the groups of the demo's decoders are 8, not 32."""
+    demo = DECODERS[kind](Path(fastar_nodes.__file__).parent / "demo" / "checkpoints" / f"{kind}.safetensors")
+    config = demo.net.config
+    vae = FastARVAE(demo.net, demo.name, config.stride, config.z_channels, 8, [(64, 64)], kind)
+    save_file(vae.get_sd(), tmp_path / "vae_00001_.safetensors", {"prompt": "{}", "workflow": "{}"})
+
+    again = DECODERS[kind](tmp_path / "vae_00001_.safetensors")
+    assert again.net.config == config and config.groups == 8
+    weights = again.net.state_dict()
+    assert weights.keys() == demo.net.state_dict().keys()
+    assert all(torch.equal(weights[name], weight) for name, weight in demo.net.state_dict().items())
+
+
+def test_the_usual_groups_are_not_stated(tmp_path):
+    """A file of an official decoder has the names of the official file."""
+    net = KLAutoencoder(KLConfig(ch=32, ch_mult=(1,), blocks=1, z_channels=4))
+    vae = FastARVAE(net, "official", 1, 4, 32, [(64, 64)], "kl")
+    assert vae.get_sd().keys() == net.state_dict().keys()
+
+
+@pytest.mark.parametrize("stated", [torch.tensor(8.5), torch.tensor(0), torch.tensor([8, 8]), torch.tensor(True)])
+def test_groups_that_are_no_number_of_groups_are_refused(stated, tmp_path):
+    net = KLAutoencoder(KLConfig(ch=8, ch_mult=(1,), blocks=1, z_channels=4, groups=8))
+    save_file({**net.state_dict(), "fastar_groups": stated}, tmp_path / "vae.safetensors")
+    with pytest.raises(UserError, match="groups"):
+        load_kl(tmp_path / "vae.safetensors")
 
 
 @pytest.fixture

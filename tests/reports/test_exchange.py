@@ -50,6 +50,14 @@ def test_what_is_written_comes_back(tmp_path):
     assert saved.reports == [plain, fast] and saved.reports[1].acceptance == 0.75
 
 
+def test_an_image_without_metadata_names_the_option_that_leaves_it_out(tmp_path):
+    Image.fromarray(np.full((6, 4, 3), 90, np.uint8)).save(tmp_path / "bare.png")
+    with pytest.raises(
+        UserError, match=r"^image: bare\.png holds no FastAR report \(ComfyUI's option --disable-metadata"
+    ):
+        exchange.read_runs(tmp_path / "bare.png")
+
+
 def test_how_a_run_was_timed_and_what_it_drew_comes_back(tmp_path):
     run = report()
     run.timings, run.threads, run.dtype, run.process = (1.0, 1.5, 4.0), 2, "bf16", "one"

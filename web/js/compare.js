@@ -45,10 +45,11 @@ function plain(text) {
 
 /** Whether a node is Preview as Text, connected to a table of ours. */
 function showsTable(node) {
-  const link = node.comfyClass === "PreviewAny" && node.graph?.getLink?.(node.inputs[0]?.link)
+  const link = node.comfyClass === "PreviewAny" && node.graph?.getLink?.(node.inputs?.[0]?.link)
   const source = link && node.graph.getNodeById(link.origin_id)
   const ours = source?.subgraph || source?.comfyClass?.startsWith("FastAR")
-  return Boolean(ours) && source.outputs[link.origin_slot].name === "table"
+  // A graph that was edited by hand may have links to outputs that do not exist.
+  return Boolean(ours) && source.outputs?.[link.origin_slot]?.name === "table"
 }
 
 /** The nodes Preview as Text of the workflow that show a table of ours, in subgraphs too. */

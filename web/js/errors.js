@@ -1,8 +1,8 @@
 // A UserError (errors.py) in one sentence, at once: of a graph that was rejected, and of a run that failed.
 //
 // Kept because the editor would otherwise show the sentence behind two clicks: of a rejected graph it says only which input is wrong, and
-// of a failed run that one failed. This script shows the sentence in a message of its own, which goes after 8 seconds, with a click, or at
-// the next run. The editor's messages cannot be placed: they would cover the node that is to be changed, or the button "View details".
+// of a failed run that one failed. This script shows the sentence in a message of its own, which stays until a click, the next run or another
+// graph. The editor's messages cannot be placed: they would cover the node that is to be changed, or the button "View details".
 // The editor's report keeps the stack trace, which a bug report needs.
 //
 // A rejected graph raises no event of the editor, so that its answer is read where it arrives, in api.queuePrompt.
@@ -16,12 +16,12 @@ const USER_ERROR = "fastar.UserError"
 // Characters that are shown: a title may have any length.
 const LONGEST = 400
 const LONGEST_TITLE = 80
-const SECONDS = 8
 
 const STYLE = `
 .fastar-message { position: fixed; z-index: 3000; width: 380px; padding: 12px 16px; border-radius: 8px; cursor: pointer;
   background: var(--comfy-menu-bg, #353535); color: var(--input-text, #ddd); border: 1px solid var(--error-text, #ff4444);
   font: 13px/1.4 sans-serif; box-shadow: 0 4px 16px #0008; overflow-wrap: anywhere; }
+.fastar-message::after { content: "\u00d7"; position: absolute; top: 4px; right: 10px; font-size: 18px; opacity: 0.7; }
 .fastar-message b { display: block; margin-bottom: 4px; }`
 
 // Places on the screen, the best first. The upper right is the editor's: its messages and "View details" are there.
@@ -36,10 +36,8 @@ const PLACES = [
 ]
 
 let shown = null // the message
-let timer = 0
 
 function remove() {
-  clearTimeout(timer)
   shown?.remove()
   shown = null
 }
@@ -86,7 +84,6 @@ function tell(id, type, sentence) {
   shown.addEventListener("click", remove)
   document.body.append(shown)
   place(shownOf(id))
-  timer = setTimeout(remove, 1000 * SECONDS)
 }
 
 /** The sentence of a run that failed. */
@@ -101,13 +98,18 @@ function sentenceOf(details) {
   return /^\w+: /.test(reason) ? reason : `${input}: ${reason}`
 }
 
-/** The first reason that our nodes gave for rejecting a graph, and how many more there are. */
+/** Why the server refused an input: our own reason, or ComfyUI's with the name of the input. */
+function reasonOf({ type, message, details, extra_info }) {
+  if (type === "custom_validation_failed") return sentenceOf(details)
+  if (type === "value_not_in_list") return details
+  return `${extra_info?.input_name ?? details}: ${message}`
+}
+
+/** The first reason for which a graph was rejected at our nodes, and how many more there are. */
 function tellReasons(rejected) {
   const reasons = []
   for (const [id, { class_type, errors }] of Object.entries(rejected ?? {}))
-    for (const { type, details } of errors)
-      if (class_type.startsWith("FastAR") && type === "custom_validation_failed")
-        reasons.push([id, class_type, sentenceOf(details)])
+    if (class_type?.startsWith("FastAR")) for (const error of errors ?? []) reasons.push([id, class_type, reasonOf(error)])
   if (!reasons.length) return
 
   const [id, type, sentence] = reasons[0]
@@ -125,7 +127,6 @@ app.registerExtension({
     style.textContent = STYLE
     document.head.append(style)
     api.addEventListener("execution_error", tellFailure)
-    api.addEventListener("execution_start", remove)
     const queue = api.queuePrompt
     api.queuePrompt = async function (...args) {
       remove()
@@ -139,4 +140,5 @@ app.registerExtension({
       }
     }
   },
+  afterConfigureGraph: remove,
 })

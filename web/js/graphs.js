@@ -72,15 +72,15 @@ export function behind(graph, hosts, linkId, depth = 0) {
 
   if (isFromOutside(link)) {
     const [host, ...around] = hosts
-    return host && behind(host.graph, around, host.inputs[link.origin_slot]?.link, depth + 1)
+    return host && behind(host.graph, around, host.inputs?.[link.origin_slot]?.link, depth + 1)
   }
 
   const node = graph.getNodeById(link.origin_id)
   if (node?.subgraph) {
-    const inner = node.subgraph.outputs[link.origin_slot]?.linkIds[0]
+    const inner = node.subgraph.outputs[link.origin_slot]?.linkIds?.[0]
     return behind(node.subgraph, [node, ...hosts], inner, depth + 1)
   }
-  if (node?.type === "Reroute") return behind(graph, hosts, node.inputs[0].link, depth + 1)
+  if (node?.type === "Reroute") return behind(graph, hosts, node.inputs?.[0]?.link, depth + 1)
   return node && { node, hosts }
 }
 
@@ -97,8 +97,9 @@ function widgetAt(node, hosts, socket) {
   const link = socket?.link == null ? undefined : node.graph.getLink(socket.link)
   if (!link || !isFromOutside(link) || !hosts.length) return undefined
   const [host, ...around] = hosts
-  const outer = host.inputs[link.origin_slot]
-  return outer?.link == null ? host.getWidgetFromSlot?.(outer) : widgetAt(host, around, outer)
+  const outer = host.inputs?.[link.origin_slot]
+  if (!outer) return undefined
+  return outer.link == null ? host.getWidgetFromSlot?.(outer) : widgetAt(host, around, outer)
 }
 
 /** The instances with their inputs to which the input of a subgraph node leads: [[instance, input], ...]. */
@@ -109,8 +110,9 @@ export function targetsOf({ node: host, hosts }, slot) {
     const link = host.subgraph.getLink(linkId)
     const node = link && host.subgraph.getNodeById(link.target_id)
     if (!node) continue
+    const input = node.inputs?.[link.target_slot]
     if (node.subgraph) found.push(...targetsOf({ node, hosts: inner }, link.target_slot))
-    else found.push([{ node, hosts: inner }, node.inputs[link.target_slot]])
+    else if (input) found.push([{ node, hosts: inner }, input])
   }
   return found
 }

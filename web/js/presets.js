@@ -245,7 +245,7 @@ function promotedValues() {
   const found = []
   for (const instance of instances()) {
     if (!instance.node.subgraph) continue
-    instance.node.inputs.forEach((input, slot) => {
+    instance.node.inputs?.forEach((input, slot) => {
       const widget = instance.node.getWidgetFromSlot?.(input)
       if (widget) found.push([`${keyOf(instance)}: ${input.name}`, widget.value, instance, slot])
     })
@@ -272,7 +272,7 @@ function noticePromoted() {
 const watched = new WeakSet() // widgets of subgraphs' nodes
 
 function watchPromoted(host) {
-  for (const [slot, input] of host.inputs.entries()) {
+  for (const [slot, input] of (host.inputs ?? []).entries()) {
     const widget = host.getWidgetFromSlot?.(input)
     if (!widget) continue
     if (widget.options?.advanced && isOurs(host, slot)) unfold(widget)
@@ -293,7 +293,9 @@ function unfold(widget) {
 
 /** Show the widgets that the graph's App offers: of an advanced one the App shows the name and no control. */
 function unfoldForApp() {
-  for (const [id, name] of app.graph.extra?.linearData?.inputs ?? []) {
+  const offered = app.graph.extra?.linearData?.inputs
+  for (const input of Array.isArray(offered) ? offered : []) {
+    const [id, name] = Array.isArray(input) ? input : []
     const node = app.graph.getNodeById(id)
     const widget = node?.comfyClass?.startsWith("FastAR") && widgetOf(node, name)
     if (widget?.options?.advanced) unfold(widget)

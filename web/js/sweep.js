@@ -8,9 +8,9 @@ const settings = {} // by node, in lower case
 
 /** The settings of a sampler by its name for the command line; "+lazymar" adds LazyMAR's caches. */
 function settingsOf(sampler) {
-  const [name, cache] = sampler.split("+")
+  const [name, cache] = String(sampler).split("+")
   const own = settings[`fastar${name}sampler`] ?? settings[`fastar${name}`] ?? []
-  return cache ? [...own, ...settings.fastarlazymarcache] : own
+  return cache ? [...own, ...(settings.fastarlazymarcache ?? [])] : own
 }
 
 app.registerExtension({

@@ -188,7 +188,7 @@ app.registerExtension({
     if (node.properties?.[SAVED]) addToSubgraph(node)
     const widget = widgetOf(node)
     if (!widget) return
-    widget.value = node.properties[SAVED] ?? ""
+    widget.value = String(node.properties?.[SAVED] ?? "")
     fit(node, widget)
   },
   // Deferred: the editor has not yet named the graph.

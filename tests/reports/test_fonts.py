@@ -1,0 +1,171 @@
+"""Text in scripts that Pillow's own font does not have: by fonts of the machine, else as code points."""
+
+import io
+import logging
+
+import numpy as np
+import pytest
+from fastar_nodes.reports import drawing, fonts
+from fastar_nodes.reports.drawing import Canvas, font, shorten, text_width
+from PIL import Image, ImageDraw, ImageFont
+
+SCRIPTS = {"Chinese": "猫船", "Japanese": "かな", "Korean": "고양", "Arabic": "شم", "Cyrillic": "дж", "Latin": "éß"}
+
+
+def drawn(text: str, size: int = 24, face: ImageFont.FreeTypeFont | None = None) -> np.ndarray:
+    image = Image.new("L", (200, 60))
+    ImageDraw.Draw(image).text((4, 4), text, 255, font=face or font(size))
+    return np.asarray(image)
+
+
+def forget() -> None:
+    for cached in (fonts._files, fonts._source, fonts._ranges, fonts._say_missing, fonts._opened):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The only folder of fonts of this machine."""
+    monkeypatch.setattr(fonts, "_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(fonts, "_OWN_FOLDERS", ())
+    monkeypatch.setattr(fonts, "_of_matplotlib", list)
+    forget()
+    yield tmp_path
+    forget()
+
+
+def a_font(characters: dict[str, int]) -> bytes:
+    """A font with a full square for each of these characters, of that many thousandths of its size."""
+    builder = pytest.importorskip("fontTools.fontBuilder", reason="NOT TESTED: fontTools is not installed")
+    from fontTools.pens.ttGlyphPen import TTGlyphPen
+
+    def square(side: int):
+        pen = TTGlyphPen(None)
+        pen.moveTo((0, 0))
+        for corner in ((0, side), (side, side), (side, 0)):
+            pen.lineTo(corner)
+        pen.closePath()
+        return pen.glyph()
+
+    names = {character: f"u{ord(character):X}" for character in characters}
+    made = builder.FontBuilder(1000)
+    made.setupGlyphOrder([".notdef", *names.values()])
+    made.setupCharacterMap({ord(character): name for character, name in names.items()})
+    made.setupGlyf({".notdef": square(100), **{names[c]: square(side) for c, side in characters.items()}})
+    made.setupHorizontalMetrics({name: (1000, 0) for name in (".notdef", *names.values())})
+    made.setupHorizontalHeader(ascent=800, descent=-200)
+    made.setupOS2()
+    made.setupPost()
+
+    file = io.BytesIO()
+    made.save(file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("size", [13, 15, 18])
+def test_english_is_drawn_as_by_pillow(size):
+    text = "FastHybrid 1.92x, 0.95 | (a) ~ #7"
+    assert (drawn(text, size) == drawn(text, face=ImageFont.load_default(size))).all()
+    assert text_width(text, size) == ImageFont.load_default(size).getlength(text)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_characters_differ_with_the_fonts_of_any_machine(script):
+    one, other = SCRIPTS[script]
+    assert (drawn(one) != drawn(other)).any()
+
+
+def test_without_a_font_a_character_is_its_code_and_the_script_is_said_once(folder, caplog):
+    with caplog.at_level(logging.WARNING):
+        looks = [drawn(character).tobytes() for pair in SCRIPTS.values() for character in pair + pair]
+        looks += [drawn(character).tobytes() for character in "\U0001f600\U0001f601"]
+    assert len(set(looks)) == 2 * len(SCRIPTS) + 2
+
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == len(SCRIPTS) + 1
+    for name in (*SCRIPTS, "some symbols"):
+        assert sum(f"no font on this machine has {name};" in line for line in said) == 1
+
+
+# In the first plane the table of characters has format 4; a character beyond it needs format 12.
+@pytest.mark.parametrize("rare", ["", "\U00020000"])
+def test_a_font_that_has_the_character_is_found(folder, caplog, rare):
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "deep" / "er" / "Squares.TTF").write_bytes(a_font({"猫": 700, "船": 400} | ({rare: 300} if rare else {})))
+
+    for character, side in (("猫", 700), ("船", 400), *([(rare, 300)] if rare else [])):
+        pixels = drawn(character, 20) > 127
+        assert pixels.sum() == pytest.approx((side * 20 / 1000) ** 2, abs=1)
+    assert not caplog.records
+    assert text_width("a猫a", 20) == text_width("a", 20) + 20 + text_width("a", 20)
+
+    drawn("か")
+    assert "Japanese" in caplog.text
+
+
+def test_an_upright_font_is_preferred(folder):
+    for name, side in (("A-BoldItalic.ttf", 900), ("Squares.ttf", 500), ("B-Mono.otf", 800)):
+        (folder / name).write_bytes(a_font({"猫": side}))
+    assert (drawn("猫", 20) > 127).sum() == 100
+
+
+def test_damaged_fonts_are_passed_over(folder):
+    whole = a_font({"猫": 700})
+    (folder / "z.ttf").write_bytes(whole)
+    (folder / "c.ttf").mkdir()
+    for i in range(0, len(whole), 7):
+        (folder / f"a{i}.ttf").write_bytes(whole[:i])
+    assert (drawn("猫", 20) > 127).sum() == 14 * 14
+
+
+def test_no_font_with_other_bytes_ends_a_drawing(folder):
+    whole = a_font({"猫": 700})
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        changed = bytearray(whole)
+        for at in rng.integers(0, len(whole), 5):
+            changed[at] = rng.integers(256)
+        (folder / "a.ttf").write_bytes(changed)
+        forget()
+        assert drawn("猫").shape == (60, 200)
+
+
+def test_text_stands_where_english_would(folder):
+    """At the same baseline, centred, ending, and cut to a width."""
+    (folder / "Squares.ttf").write_bytes(a_font({"猫": 700}))
+
+    rows = np.flatnonzero(drawn("猫", 20).any(1))
+    assert rows[-1] == np.flatnonzero(drawn("H", 20).any(1))[-1], "the baseline"
+
+    canvas = Canvas(200, 60, (0, 0, 0))
+    canvas.outlined((100, 30), "猫猫", 20)
+    columns = np.flatnonzero((canvas.pixels > 127).any((0, 2)))
+    assert columns[0] == pytest.approx(80, abs=1) and columns[-1] == pytest.approx(113, abs=1)
+
+    canvas = Canvas(200, 60, (0, 0, 0))
+    canvas.write(150, 10, "猫猫", 20, before=1.0)
+    columns = np.flatnonzero((canvas.pixels > 127).any((0, 2)))
+    assert columns[0] == 110 and columns[-1] == 143
+
+    cut = shorten("猫" * 40, 20, 110)
+    assert cut.startswith("猫猫猫") and cut.endswith("...") and text_width(cut, 20) <= 110
+
+
+def test_an_accent_of_its_own_joins_its_letter(folder):
+    """As in the names of files of macOS."""
+    (folder / "Squares.ttf").write_bytes(a_font({"\u00e9": 500}))
+    assert (drawn("e\u0301") == drawn("\u00e9")).all()
+
+
+def test_dejavu_of_matplotlib_serves_where_the_machine_has_no_font(folder, monkeypatch):
+    pytest.importorskip("matplotlib", reason="NOT TESTED: matplotlib is not installed")
+    boxes = drawn("дé")
+    monkeypatch.undo()
+    monkeypatch.setattr(fonts, "_FOLDERS", ())
+    monkeypatch.setattr(fonts, "_OWN_FOLDERS", ())
+    forget()
+    assert (drawn("дé") != boxes).any() and fonts._source("д").name == "DejaVuSans.ttf"
+
+
+def test_labels_of_sheets_are_drawn_by_this_font():
+    assert isinstance(drawing.font(13), fonts.Font)
