@@ -25,7 +25,7 @@ COMMANDS = {
     "evaluate": ("..bench.evaluate", "measure the images of a sweep: PSNR, SSIM, FID and others, with intervals"),
     "table": ("..bench.table", "print speed, work and quality of every cell of a sweep"),
     "plot": ("..bench.plot", "draw speed-up against quality of a sweep, with its Pareto front"),
-    "check": (".check", "check the files, memory and seconds of a model on this machine, and write a file for an issue"),
+    "check": (".check", "check a model's files, memory and seconds on this machine, and write a file for an issue"),
     "advise": (".advise", "find the fastest sampler whose images stay close enough, on this machine"),
     "sweep": ("..bench.sweep", "draw many images of every sampler and setting, on any number of workers"),
     "against": ("..bench.against", "time reference implementations beside ours, from checkouts of them"),
