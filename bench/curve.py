@@ -12,10 +12,10 @@ from typing import Any
 
 from ..errors import UserError
 from ..reports.quality import IDENTICAL
+from ..sweeps.plan import shown
 from .measures import EQUAL, MEASURES, PAIR, Result, columns, latest, read_results
 from .records import Cell, Shard
-from .spec import shown
-from .store import Store
+from .store import Store, work_of
 
 # Measures of the horizontal axis, the first that there is.
 USUAL = ("fid", "frechet", "judge-scene", "psnr")
@@ -213,14 +213,8 @@ def _column(store: Store, results: Sequence[Result], measure: str | None) -> tup
 
 def _calls(shards: Sequence[Shard]) -> float:
     """Mean number of sequential calls of a shard: transformer passes and head calls; 0 without shards or counts."""
-    if not shards:
-        return 0.0
-
-    calls = 0
-    for shard in shards:
-        calls += shard.counts.get("transformer_passes", 0) + shard.counts.get("head_calls", 0)
-
-    return calls / len(shards)
+    work = work_of(shards)
+    return (work.a_run("transformer_passes") or 0.0) + (work.a_run("head_calls") or 0.0)
 
 
 def varying(cells: Iterable[Cell]) -> list[str]:

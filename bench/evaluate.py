@@ -22,9 +22,9 @@ from ..cli.options import choose_device, whole
 from ..errors import UserError
 from ..reports.files import typed_path
 from ..reports.table import markdown
+from ..sweeps.folder import Folder
 from . import paper_files
 from .features import INCEPTION, load_extractor, open_reference
-from .folder import Folder
 from .measures import FEATURES, JUDGE, MEASURES, Means, Result, check, evaluate, results_table
 from .paper_files import Paper
 from .statistics import RESAMPLES

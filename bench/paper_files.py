@@ -29,7 +29,6 @@ of the file, and the folder of each sweep under its name.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -37,14 +36,14 @@ from typing import Any
 from ..cli.planning import by_key
 from ..errors import UserError
 from ..reports.table import figure, literal, markdown
+from ..sweeps.folder import Folder
 from .curve import Time, paired
 from .features import INCEPTION
-from .folder import Folder
 from .measures import MEASURES, Result, latest, read_results
 from .records import ID, Cell
 from .records import whole as in_range
 from .spec import Spec, expand, from_table
-from .store import Store
+from .store import Store, work_of
 
 PAPER = "paper.json"
 _MOST_PAPER = 1 << 20  # bytes
@@ -421,20 +420,11 @@ def _of_time(time: Time | None) -> dict[str, float | None]:
     return {} if time is None else {"seconds": time.seconds, "speedup": time.speedup}
 
 
-def _of_shards(store: Store, cell: Cell) -> dict[str, float | None]:
+def _of_shards(store: Store, cell: Cell) -> dict[str, float]:
     """Figures of what a cell's shards recorded: passes, share of accepted drafts, peak memory."""
-    total: Counter[str] = Counter()
-    shards = store.shards(cell)
-    for shard in shards:
-        total.update(shard.counts)
-
-    found: dict[str, float | None] = {}
-    if "transformer_passes" in total:
-        found["passes"] = total["transformer_passes"] / len(shards)
-
-    verified = total["accepted"] + total["rejected"]
-    if verified:
-        found["acceptance"] = total["accepted"] / verified
+    work = work_of(store.shards(cell))
+    known = {"passes": work.a_run("transformer_passes"), "acceptance": work.acceptance}
+    found = {name: value for name, value in known.items() if value is not None}
 
     peaks: list[int] = []
     for times in store.times(cell).values():

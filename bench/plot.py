@@ -39,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     texts = parse_values(options.indices, "indices", whole=True)
-    indices = [whole(text, "indices", 0, MOST_IMAGES) for text in texts]
+    indices = list(dict.fromkeys(whole(text, "indices", 0, MOST_IMAGES) for text in texts))
     figures()  # is matplotlib here?
 
     out = output(options.out, "out", _ENDINGS)

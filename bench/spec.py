@@ -10,9 +10,7 @@ cfg = 2                                   # of every sampler that has it
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -25,11 +23,10 @@ from ..cli.planning import PROMPT, assigned, by_key
 from ..errors import UserError, first_line
 from ..model_loaders.families import DTYPES, EIGHT_BITS
 from ..reports.files import typed_path
-from ..samplers.choice import Choice, choose
 from ..samplers.settings import make
 from ..samplers.tokens.settings import TarPromptSettings
+from ..sweeps.plan import MOST_CELLS, Combination, combinations, count
 from .records import MOST_BATCH, MOST_IMAGES
-from .store import MOST_CELLS
 
 MOST_VALUES = 256  # of a setting
 MOST_PROMPTS = 100_000
@@ -76,15 +73,6 @@ class Spec:
                 found[name] = str(values[0])
 
         return found
-
-
-@dataclass(frozen=True)
-class Combination:
-    """A sampler with one value of every setting."""
-
-    choice: Choice
-    asked: Mapping[str, Any]  # the values by name, the preset among them
-    title: str  # name in tables and plots
 
 
 LIMITS = {
@@ -299,27 +287,12 @@ def expand(spec: Spec) -> list[Combination]:
     for key, entry in entries.items():
         shared, own = given[key]
         grid = {**shared, **own}
-        if len(out) + math.prod(len(values) for values in grid.values()) > MOST_CELLS:
+        if len(out) + count(grid) > MOST_CELLS:
             raise UserError(f"set: the grid has more than {MOST_CELLS} cells; give fewer values.")
 
-        varied = [name for name, values in grid.items() if len(values) > 1]
-        variant = key.partition(":")[2]
-        for combination in itertools.product(*grid.values()):
-            asked = dict(zip(grid, combination, strict=True))
-            try:
-                choice = choose(entry.name, asked)
-            except UserError as e:
-                raise UserError(f"set: {entry.name}.{e}") from None
-
-            words = [entry.title]
-            if variant:
-                words.append(variant)
-            words += [f"{name.replace('_', ' ')} {shown(asked[name])}" for name in varied]
-            out.append(Combination(choice, asked, ", ".join(words)))
+        try:
+            out += combinations(entry, grid, variant=key.partition(":")[2])
+        except UserError as e:
+            raise UserError(f"set: {entry.name}.{e}") from None
 
     return out
-
-
-def shown(value: Any) -> str:
-    """A value of a setting as text."""
-    return f"{value:g}" if isinstance(value, float) else str(value)

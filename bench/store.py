@@ -20,6 +20,7 @@ import math
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..reports.table import markdown
+from ..reports.table import figure, markdown, percent
+from ..reports.work import Work
 from ..samplers.batches import SPLIT
-from .folder import Folder
+from ..sweeps.folder import Folder
+from ..sweeps.plan import MOST_CELLS
 from .records import (
     ID,
     MOST_BATCH,
@@ -47,7 +50,6 @@ from .records import (
 )
 
 FORMAT = 1
-MOST_CELLS = 1024
 MANIFEST = "manifest.json"
 RESULTS = "results"
 # Bytes of a record, of the manifest with its prompts, and of the images of a shard.
@@ -234,6 +236,19 @@ class Store:
                     f"and this one has {_brief(value)}; use the same value, or name another --out."
                 )
 
+    def named(self, cells: Sequence[Cell]) -> list[Cell]:
+        """The cells under the names that the folder has for their keys, so that finished shards are found again.
+
+        A name holds the values that vary, and a changed spec may vary others.
+        """
+        known: dict[str, str] = {}
+        if self.manifest() is not None:
+            with suppress(UserError):  # a damaged record is written again
+                known = {cell.key: cell.id for cell in self.cells()}
+
+        names = {cell.id: known.get(cell.key, cell.id) for cell in cells}
+        return [replace(cell, id=names[cell.id], baseline=names.get(cell.baseline or "")) for cell in cells]
+
     def write_manifest(self, manifest: Mapping[str, Any], cells: Sequence[Cell]) -> None:
         """Write the cells' records and then the manifest.
 
@@ -315,25 +330,23 @@ def _brief(value: Any) -> str:
 
 def _row(cell: Cell, shards: Sequence[Shard]) -> list[str]:
     """A cell's row of the table. Sequential calls are means per shard, head rows a mean per image."""
-    images = sum(shard.count for shard in shards)
-
     digest = ""
     if shards:
         digests = "".join(shard.sha256 for shard in shards)
         digest = hashlib.sha256(digests.encode()).hexdigest()[:16]
 
-    total: dict[str, int] = {}
-    for shard in shards:
-        for name, count in shard.counts.items():
-            total[name] = total.get(name, 0) + count
+    work = work_of(shards)
+    return [
+        cell.id,
+        str(work.images),
+        digest,
+        figure(work.a_run("transformer_passes"), ".2f"),
+        figure(work.a_run("head_calls"), ".2f"),
+        figure(work.an_image("head_rows"), ".2f"),
+        percent(work.acceptance, 2),
+    ]
 
-    calls = []
-    for name in ("transformer_passes", "head_calls"):
-        calls.append(f"{total[name] / len(shards):.2f}" if name in total else "")
-    head_rows = f"{total['head_rows'] / images:.2f}" if "head_rows" in total else ""
 
-    accepted = total.get("accepted", 0)
-    verified = accepted + total.get("rejected", 0)
-    share = f"{100 * accepted / verified:.2f} %" if verified else ""
-
-    return [cell.id, str(images), digest, *calls, head_rows, share]
+def work_of(shards: Sequence[Shard]) -> Work:
+    """The work of finished shards."""
+    return Work.of((shard.count, shard.counts) for shard in shards)

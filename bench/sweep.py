@@ -36,9 +36,9 @@ from ..model_loaders.families import DTYPES, EIGHT_BITS
 from ..model_loaders.networks.speed import PLAIN
 from ..reports.files import typed_path
 from ..reports.table import markdown
+from ..sweeps.folder import Folder
 from . import paper_files
 from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unfinished
-from .folder import Folder
 from .paper_files import Paper
 from .records import Cell, Shard, ranges
 from .records import whole as in_range
@@ -159,7 +159,7 @@ def _run(options: argparse.Namespace, spec: Spec, out: str | None, place: Place)
     store.folder.check("out")
     store.expect_same(manifest(spec, numbers))
 
-    cells = plan(spec, models, conditions, numbers)
+    cells = store.named(plan(spec, models, conditions, numbers))
     store.write_manifest(manifest(spec, numbers), cells)
     tasks = _left(store, tasks_of(store, cells, place.rank, place.world))
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import UserError
-from ..reports.table import markdown, percent
+from ..reports.table import figure, markdown, percent
 from .curve import Time, paired
 from .measures import MEASURES, Result, latest, read_results
 from .records import Cell, Shard
-from .store import Store
+from .store import Store, work_of
 
 # Columns beside the measures: name to title.
 WORK = {
@@ -186,19 +186,10 @@ def _time(name: str, time: Time, cell: Cell) -> str:
 
 def _count(name: str, shards: Sequence[Shard]) -> str:
     """A count of finished shards."""
-    total: dict[str, int] = {}
-    for shard in shards:
-        for counted, number in shard.counts.items():
-            total[counted] = total.get(counted, 0) + number
-
-    images = sum(shard.count for shard in shards)
+    work = work_of(shards)
     if name == "accepted":
-        accepted = total.get("accepted", 0)
-        verified = accepted + total.get("rejected", 0)
-        return percent(accepted / verified, 1) if verified else ""
-    if name in _OF_SHARDS and _OF_SHARDS[name] in total:
-        return f"{total[_OF_SHARDS[name]] / len(shards):.0f}"
-    if name in _OF_IMAGES and _OF_IMAGES[name] in total:
-        return f"{total[_OF_IMAGES[name]] / images:.0f}"
+        return percent(work.acceptance, 1)
+    if name in _OF_SHARDS:
+        return figure(work.a_run(_OF_SHARDS[name]), ".0f")
 
-    return ""
+    return figure(work.an_image(_OF_IMAGES[name]), ".0f")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +22,6 @@ from ..errors import UserError
 from ..model_loaders.networks.bitdance import BlockModel
 from ..reports.quality import DISTRIBUTION
 from ..reports.record import Report
-from ..reports.sweep import digest
 from ..samplers.baseline import Run, baselines, lossless
 from ..samplers.batches import begin, in_parts, warm_up
 from ..samplers.choice import Choice
@@ -31,9 +29,11 @@ from ..samplers.conditioning import AnyCondition, Condition
 from ..samplers.driver import finish
 from ..samplers.registry import ALGORITHM, FAMILIES, Entry, find
 from ..samplers.settings import make
-from .folder import host
+from ..sweeps.folder import host
+from ..sweeps.keys import cell_key, cell_name, digest
+from ..sweeps.plan import Combination
 from .records import Cell, Shard, shard_key
-from .spec import Combination, Spec, expand
+from .spec import Spec, expand
 from .store import Store
 
 
@@ -44,7 +44,7 @@ class Prepared:
     entry: Entry  # with draft model and up-sampler bound
     ready: Ready  # the model
     settings: Any  # all settings
-    digest: str  # of all files that the images depend on
+    digest: str  # of all files that the images depend on, and of what the loaders decided
     size: tuple[int, int]  # height and width of an image
 
 
@@ -104,7 +104,7 @@ class Models:
 
         # The loaded model by family and choice, and the samplers prepared on it by name, each with its files.
         self._loaded: tuple[tuple[str, str], Ready, list[Path]] | None = None
-        self._entries: dict[str, tuple[Entry, list[Path]]] = {}
+        self._entries: dict[str, tuple[Entry, list[str]]] = {}
 
     def _recorded(self, choice: str, family: str) -> Path:
         """The file of a choice, which is added to those that were used."""
@@ -152,13 +152,15 @@ class Models:
             self.used.clear()
             drafts = Drafts(self.source, self.spec.draft, ready.choice) if entry.needs_draft else None
             bound = complete(entry, ready, drafts)
-            self._entries[entry.name] = (bound, list(self.used))
+            draft = drafts.load(entry.name, ready) if drafts else None
 
-        bound, more = self._entries[entry.name]
-        digests = [file_digest(path) for path in files + more]
-        digest = hashlib.sha256("".join(digests).encode()).hexdigest()
+            # The files hold the weights. Their names and the options may have decided the rest: grid, heads, scales.
+            decided = digest(ready.model, ready.decoder, draft, weights=False)
+            contents = [file_digest(path) for path in files + self.used]
+            self._entries[entry.name] = (bound, [decided, *contents])
 
-        return Prepared(bound, ready, settings, digest, _size(ready, settings))
+        bound, held = self._entries[entry.name]
+        return Prepared(bound, ready, settings, digest(held), _size(ready, settings))
 
 
 def _size(ready: Ready, settings: Any) -> tuple[int, int]:
@@ -291,26 +293,12 @@ def _cell(
     family = prepared.ready.family
     settings = asdict(prepared.settings)
 
-    key = digest(
-        {
-            "algorithm": ALGORITHM,
-            "model": prepared.digest,
-            "family": family,
-            "sampler": name,
-            "settings": settings,
-            "seed": spec.seed,
-            "batch": spec.batch,
-            "drawn": about,
-            "numbers": numbers,
-        }
-    )
-
-    # The name of its folder: the sampler, and what varies, in letters that every file system takes.
-    words = f"{name} {combination.title.partition(', ')[2]}".strip()
-    slug = re.sub(r"[^A-Za-z0-9.+]+", "-", words).strip("-.+")[:80]
+    drawn = {"family": family, "batch": spec.batch, **about}
+    key = cell_key(prepared.digest, drawn, numbers, name, settings, spec.seed)
+    words = f"{name} {combination.title.partition(', ')[2]}"
 
     return Cell(
-        id=f"{slug}-{key[:8]}",
+        id=cell_name(words, key, digits=8),
         key=key,
         title=combination.title,
         model=choice,

@@ -409,6 +409,8 @@ class LatentRun:
             more["draft"] = self.draft.model
         if self.cache is not None:
             more["transformer"] = LazyTransformer(self.cache)
+        if self.cache is not None and self.draft is not None:
+            more["draft_transformer"] = LazyTransformer(self.cache)
 
         condition = self.condition.of(part)
         noise = PairedNoise(self.seed, [self.numbers[i] for i in part])
@@ -513,7 +515,7 @@ class TokenRun:
     def _up_sampling(self, place: Callable[[], Any]) -> UpSampling:
         """What enlarges the draft; ``place`` loads the run's networks again after an upscale model."""
         if self.upscale_model is None:
-            return UpSampling(self.vae.tokenizer, None, "bicubic")
+            return UpSampling(self.vae.tokenizer)
 
         enlarge = host.upscaler(self.upscale_model, place)
         return UpSampling(self.vae.tokenizer, enlarge, _upscale_name(self.upscale_model))
@@ -849,11 +851,9 @@ def reported(
 
 def _remarkable(kind: type, settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without the advanced ones that are the model's own, ``own``."""
-    usual = {**own, "diffusion_steps_end": settings.get("diffusion_steps")}
-
     found = dict(settings)
     for name, (default, about) in knobs(kind).items():
-        if about.advanced and default is None and found.get(name) == usual.get(name):
+        if about.advanced and default is None and found.get(name) == own.get(name):
             found.pop(name, None)
     return found
 

@@ -10,11 +10,12 @@ from comfy_api.latest import io
 
 from ..errors import UserError
 from ..reports.exchange import read_runs
-from ..reports.record import to_table
+from ..reports.record import Report, to_table
 from ..reports.table import literal
 from ..samplers.choice import choose, parse_choice
 from ..samplers.conditioning import unknown_words
-from ..samplers.registry import find
+from ..samplers.registry import UP_SAMPLER, find
+from ..samplers.tokens.upsampling import BICUBIC
 from . import host
 from .images import to_image
 from .running import ModelFirst, expect_pair, reported, run_choice, texts_of
@@ -76,21 +77,51 @@ class LoadReport(io.ComfyNode):
 
         names = [label or report.sampler for label, report in zip(labels, reports, strict=True)]
         table = to_table(reports, names, baselines, quality)
-        lines = [_line(report.sampler, report.settings) for report in reports]
+        lines: list[str] = []
+        lacking: list[str] = []
+        for name, report in zip(names, reports, strict=True):
+            line, lacks = line_of(report)
+            lines.append(line)
+            if lacks:
+                lacking.append(f"{literal(name)}: the line for Any Sampler does not repeat this run, {lacks}.")
 
         batch = np.asarray(shown)[None]
-        return io.NodeOutput(to_image(batch), reports, table, lines)
+        return io.NodeOutput(to_image(batch), reports, table, lines, ui=host.text_output([], lacking))
 
 
-def _line(sampler: str, settings: dict[str, Any]) -> str:
-    """A run as a line for Any Sampler; only the name of a sampler or of settings that this version does not have."""
+def line_of(report: Report) -> tuple[str, str]:
+    """A run as a line for Any Sampler, and why the line does not repeat the run, "" if it does.
+
+    With the same model, draft model, condition and seed the line gives the same image.
+    """
     try:
-        find(sampler)
-        # The model's own value is no setting of a line.
-        written = {name: value for name, value in settings.items() if value is not None}
-        return choose(sampler, written).text
+        find(report.sampler)
     except UserError:
-        return literal(sampler)
+        return literal(report.sampler), "whose sampler this version does not have"
+
+    # What a line can hold. None is the model's own value.
+    written: dict[str, Any] = {}
+    unknown: list[str] = []
+    for name, value in report.settings.items():
+        if value is None or name == UP_SAMPLER:
+            continue
+        try:
+            choose(report.sampler, {name: value})
+            written[name] = value
+        except UserError:
+            unknown.append(literal(name))
+
+    # What it cannot hold.
+    lacks = ""
+    enlarged = report.settings.get(UP_SAMPLER, BICUBIC)
+    if unknown:
+        lacks = f"which has settings that this version does not have ({', '.join(unknown)})"
+    elif enlarged != BICUBIC:
+        lacks = f"whose draft the upscale model {literal(str(enlarged))} enlarged; use MuLo-SD Sampler with that model"
+    elif report.edits:
+        lacks = "which drew a part of an image again; use the sampler's own node with the same image and mask"
+
+    return choose(report.sampler, written).text, lacks
 
 
 class AnySampler(ModelFirst):

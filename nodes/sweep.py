@@ -11,15 +11,19 @@ import numpy as np
 from comfy_api.latest import io
 
 from ..errors import UserError
-from ..reports.quality import Quality, measure
+from ..reports.quality import measure
 from ..reports.record import Report
-from ..reports.sweep import Axis, Cell, CellStore, Sweep, combinations, completed, digest, sweep_table, weights_digest
-from ..reports.sweep_images import MEASURES, sweep_grid, sweep_plot
+from ..reports.sweep import Cell
 from ..reports.values import parse_values
 from ..samplers import presets
 from ..samplers.baseline import word_for
 from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_settings
 from ..samplers.settings import Settings, knob, knobs, make, no_setting, number_of
+from ..sweeps.images import MEASURES, sweep_grid, sweep_plot
+from ..sweeps.keys import cell_key, cell_name, digest
+from ..sweeps.plan import MOST_CELLS, combinations, distinct
+from ..sweeps.store import CellStore, completed
+from ..sweeps.sweep import Axis, Sweep, sweep_table
 from . import host
 from .host import Loaded
 from .images import to_image
@@ -121,64 +125,81 @@ class SweepNode(ModelFirst):
         loaded, small = expect_pair(model, draft)
         expect_runnable(base, loaded, small)
 
-        # 2. Plan the runs: the plain sampler once a seed, then the cells.
-        cells = combinations(x_axis, y_axis, seeds)
-        plain = baseline_choice(base, loaded)
-        jobs = [(plain, seed) for seed in seeds]
-        for i, j, seed in cells:
-            jobs.append((base.with_values(_values(x_axis, y_axis, i, j)), seed))
-
-        for choice, _ in jobs:
-            expect_suited_settings(choice, loaded)
-        keys = _keys(jobs, loaded, small, condition)  # reports mistakes in settings before the first cell
+        # 2. Plan the runs: for each seed the plain sampler, then the cells, so that the two are near in time.
+        runs = _runs(base, baseline_choice(base, loaded), x_axis, y_axis, seeds)
+        for run in runs:
+            expect_suited_settings(run.choice, loaded)
+        names = _names(runs, loaded, small, condition)  # reports mistakes in settings before the first cell
         store = CellStore(host.sweep_folder(_folder_name(folder)))
 
         # 3. Sample what the folder does not have yet, and measure each cell against the plain sampler with its seed.
         sampled: list[int] = []
 
         def draw(k: int) -> tuple[np.ndarray, Report]:
-            """Images and report of a cell."""
-            choice, seed = jobs[k]
+            """Images and report of a run."""
+            run = runs[k]
             if not sampled:  # takes the initialisation of libraries out of the first cell's seconds
                 warm_up(loaded, condition)
             sampled.append(k)
 
-            host.show(cls, f"cell {k + 1} of {len(jobs)}")
-            return draw_images(choice, loaded, condition, seed, small)
+            host.show(cls, f"cell {k + 1} of {len(runs)}")
+            return draw_images(run.choice, loaded, condition, run.seed, small)
 
         made: list[Cell] = []
-        reports: list[Report] = []
-        for k, images, report in completed(store, keys, draw):
-            reports.append(report)
-            if k < len(seeds):  # a run of the plain sampler
+        plain: tuple[np.ndarray, Report] | None = None
+        for k, images, report in completed(store, names, draw):
+            run = runs[k]
+            if run.plain:
+                plain = images, report
                 continue
 
-            i, j, seed = cells[k - len(seeds)]
-            plain_run = seeds.index(seed)
-            quality = _quality(images, report, store.read(keys[plain_run]))
-            made.append(Cell(i, j, seed, keys[k], report, reports[plain_run], quality))
+            assert plain is not None, "the plain sampler is first"
+            plain_images, plain_report = plain
+            quality = measure(images, plain_images, word_for(report, plain_report))
+            made.append(Cell(run.x, run.y, run.seed, names[k], report, plain_report, quality))
+
+        made.sort(key=lambda cell: (cell.y, seeds.index(cell.seed), cell.x))
 
         # 4. Say what was sampled.
-        found = len(keys) - len(sampled)
-        said = host.text_output([f"{len(sampled)} of {len(keys)} cells sampled, {found} were in {store.folder.name}"])
+        found = len(names) - len(sampled)
+        said = host.text_output([f"{len(sampled)} of {len(names)} cells sampled, {found} were in {store.name}"])
 
         sweep = Sweep(_title(base), store, x_axis, y_axis, tuple(seeds), tuple(made))
         return io.NodeOutput(sweep, sweep_table(sweep), ui=said)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run of a sweep: a sampler at one place of the grid, or the plain one, with one seed."""
+
+    choice: Choice
+    seed: int
+    x: int = 0
+    y: int = 0
+    plain: bool = False
+
+
+def _runs(base: Choice, plain: Choice, x: Axis, y: Axis, seeds: Sequence[int]) -> list[_Run]:
+    """All runs in their order."""
+    grid: dict[str, Sequence[Any]] = {PRESET: [base.preset], **{name: [value] for name, value in base.values.items()}}
+    if y.name:
+        grid[y.name] = y.values
+    grid[x.name] = x.values
+
+    runs: list[_Run] = []
+    for seed in seeds:
+        runs.append(_Run(plain, seed, plain=True))
+        for k, found in enumerate(combinations(base.entry, grid)):
+            row, column = divmod(k, len(x.values))
+            runs.append(_Run(found.choice, seed, column, row))
+
+    return runs
 
 
 def _title(base: Choice) -> str:
     """The sampler's title and the settings that all cells share."""
     _, _, settings = base.text.partition(": ")
     return f"{base.entry.title}: {settings}" if settings else base.entry.title
-
-
-def _quality(images: np.ndarray, report: Report, reference: tuple[np.ndarray, Report] | None) -> Quality | None:
-    """Distance of a cell's images from the plain sampler's; None if those are missing in the folder."""
-    if reference is None:
-        return None
-
-    plain_images, plain_report = reference
-    return measure(images, plain_images, word_for(report, plain_report))
 
 
 def _folder_name(text: str) -> str:
@@ -208,6 +229,11 @@ def _plan(
         if not text.isdecimal() or int(text) > SEED_LIMIT:
             raise UserError("seeds: give whole numbers from 0 up, such as 7, or 7..9.")
         numbers.append(int(text))
+    numbers = list(dict.fromkeys(numbers))
+
+    cells = len(x_axis.values) * len(y_axis.values) * len(numbers)
+    if cells > MOST_CELLS:
+        raise UserError(f"x_values: {cells} cells are more than {MOST_CELLS}; give fewer values or seeds.")
 
     return base, x_axis, y_axis, numbers
 
@@ -225,43 +251,31 @@ def _axis(base: Choice, field: str, name: str, text: str) -> Axis:
         whole = type(number_of(*known[name])) is int  # a switch is a bool
     values = parse_values(text, f"{field}_values", whole)
 
-    for value in values:
-        try:
-            base.with_values({name: value})
-        except UserError as problem:
-            raise UserError(f"{field}_values: {problem}") from None
-
-    return Axis(name, values)
+    try:
+        return Axis(name, tuple(distinct(base.entry, name, values)))
+    except UserError as problem:
+        raise UserError(f"{field}_values: {problem}") from None
 
 
-def _values(x: Axis, y: Axis, i: int, j: int) -> dict[str, str]:
-    """The settings of a cell; ``y`` has no name if there is one axis only."""
-    values = {x.name: x.values[i]}
-    if y.name:
-        values[y.name] = y.values[j]
-    return values
-
-
-def _keys(
-    jobs: Sequence[tuple[Choice, int]], loaded: Loaded[Any], draft: Loaded[Any] | None, condition: Any
-) -> list[str]:
-    """A digest for every cell, of all that its image and its seconds depend on."""
+def _names(runs: Sequence[_Run], loaded: Loaded[Any], draft: Loaded[Any] | None, condition: Any) -> list[str]:
+    """A name for every run, by all that its image and its seconds depend on."""
     assert loaded.vae is not None
     if isinstance(condition, LabelText):
         condition = as_labels(condition, loaded.model.label_set)
 
-    # What all cells share.
-    models = [loaded] if draft is None else [loaded, draft]
-    nets = [loaded.vae.first_stage_model, *(one.model.net for one in models)]
-    weights = [weights_digest(net) for net in nets]
-    how = [host.device_name(), *(one.speed for one in models)]
-    shared = digest([loaded.model.name, *weights], condition, how)
+    # What all runs share: everything that the loaders decided, what is drawn, and on what.
+    made = [[one.model.name, one.model, one.speed] for one in (loaded, draft) if one is not None]
+    parts = {name: part.model for name, part in loaded.parts.items()}
+    models = digest(made, parts, loaded.vae.first_stage_model)
+    drawn = digest(condition)
 
-    keys: list[str] = []
-    for choice, seed in jobs:
-        settings = asdict(settings_for(choice, loaded))
-        keys.append(digest(shared, choice.entry.name, settings, seed))
-    return keys
+    names: list[str] = []
+    for run in runs:
+        settings = asdict(settings_for(run.choice, loaded))
+        key = cell_key(models, drawn, host.device_name(), run.choice.entry.name, settings, run.seed)
+        # Without the values of the axes: a cell of other axes with the same settings is the same.
+        names.append(cell_name(f"{run.choice.entry.name} seed {run.seed}", key, digits=16))
+    return names
 
 
 @dataclass(frozen=True)

@@ -241,6 +241,7 @@ def from_dict(run: Any) -> Report:
         process=_words(run, "process"),
         first_run=run.get("first_run") is True,
         timings=tuple(_number({"timings": value}, "timings") for value in _entries(run, "timings")),
+        grid=tuple(int(_number({"grid": side}, "grid", whole=True)) for side in _entries(run, "grid")),
         conditions=tuple(_digests(run, "conditions")),
         edits=tuple(_digests(run, "edits")),
     )

@@ -27,13 +27,17 @@ from .timing import (
     ONE_RUN,
     OTHER_DEVICE,
     OTHER_DTYPE,
+    OTHER_EDIT,
+    OTHER_MODEL,
     OTHER_PROCESS,
+    OTHER_SIZE,
     OTHER_THREADS,
     Speedup,
     how_timed,
     shown_seconds,
     speedup_of,
 )
+from .work import OF_DRAFT, Work
 
 # Outcomes of a token: the values of the map "outcome".
 PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN, EXPANDED = range(8)
@@ -62,15 +66,17 @@ COUNTS = (
     "llm_rows",
     "prompt_rows",
 )
-# Counts of both models together, to the draft model's part of them.
-_OF_DRAFT = {"transformer_passes": "draft_passes", "head_calls": "draft_head_calls"}
 # Counts of models with prompts only.
 PROMPT_COUNTS = COUNTS[-4:]
 VERSION = 1
+# In the name of a model, what stands before its draft model.
+DRAFTED_BY = ", drafted by "
 # Name of this process: seconds of two processes are not compared.
 PROCESS = uuid4().hex[:8]
 # Characters of a note in the text form.
 LONGEST_NOTE = 1600
+# Share of the parameters that PAR's embeddings may be.
+_ADDED = 0.05
 # First characters of a spreadsheet's formula.
 _FORMULA = ("=", "+", "-", "@")
 
@@ -105,6 +111,8 @@ class Report:
     first_run: bool = False  # whether the network had not run before, so that the seconds include warm-up
     process: str = field(default="", compare=False)  # in which it was timed
     dtype: str = ""  # of most weights: "fp32", "bf16", "fp16", "int8", "fp8"
+    grid: tuple[int, ...] = ()  # tokens of an image, rows and columns; () where it is unknown
+    parameters: int = field(default=0, compare=False)  # of the network; 0 where it is unknown, as in a saved report
     # What was drawn and what was edited: a digest an image; () where it is unknown, and without an edit.
     conditions: tuple[str, ...] = ()
     edits: tuple[str, ...] = ()
@@ -126,9 +134,7 @@ class Report:
     @property
     def acceptance(self) -> float | None:
         """Accepted drafts as a fraction of verified drafts, 0..1; None if no draft was verified."""
-        accepted = self.counts.get("accepted", 0)
-        verified = accepted + self.counts.get("rejected", 0)
-        return accepted / verified if verified else None
+        return Work(counts=self.counts).acceptance
 
     def own(self, count: str) -> int | None:
         """A count of work without the draft model's part of it; None if the sampler does not have it."""
@@ -137,7 +143,7 @@ class Report:
 
     def of_draft(self, count: str) -> int:
         """The draft model's part of a count of work; 0 without a draft model."""
-        return self.counts.get(_OF_DRAFT.get(count, ""), 0)
+        return self.counts.get(OF_DRAFT.get(count, ""), 0)
 
     @property
     def tokens_per_pass(self) -> float | None:
@@ -149,6 +155,11 @@ class Report:
 
         fixed = float((step >= 0).sum())
         return fixed / len(step) / passes
+
+    @property
+    def target(self) -> str:
+        """The model without its draft model."""
+        return self.model.partition(DRAFTED_BY)[0]
 
     @property
     def repeats(self) -> int:
@@ -192,6 +203,7 @@ class Report:
             "settings": self.settings,
             "seed": self.seed,
             "images": self.images,
+            "grid": list(self.grid) or None,
             "seconds": round(self.seconds, 6),
             "repeats": self.repeats,
             "timings": [round(seconds, 6) for seconds in self.timings] or None,
@@ -261,6 +273,12 @@ def dtype_of_weights(weights: Iterable[torch.Tensor]) -> str:
 
 def _unlike(run: Report, baseline: Report) -> str:
     """In what two runs differ so that the ratio of their seconds says nothing about the method; "" if in nothing."""
+    if run.target != baseline.target and not _own_model(run, baseline):
+        return OTHER_MODEL
+    if run.grid != baseline.grid:
+        return OTHER_SIZE
+    if run.edits != baseline.edits:
+        return OTHER_EDIT
     if run.device != baseline.device:
         return OTHER_DEVICE
     if run.dtype != baseline.dtype:
@@ -271,6 +289,16 @@ def _unlike(run: Report, baseline: Report) -> str:
         return OTHER_PROCESS
 
     return FIRST_RUN if run.first_run or baseline.first_run else ""
+
+
+def _own_model(run: Report, baseline: Report) -> bool:
+    """Whether one of two models is PAR's, which has to be trained for it, and the networks are of one size.
+
+    PAR adds a few embeddings.
+    """
+    larger = max(run.parameters, baseline.parameters)
+    same_size = abs(run.parameters - baseline.parameters) <= _ADDED * larger
+    return "par" in (run.sampler, baseline.sampler) and same_size
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
@@ -286,6 +314,8 @@ def joined(reports: Sequence[Report], note: str = "") -> Report:
     out.threads = first.threads
     out.process = first.process
     out.dtype = first.dtype
+    out.grid = first.grid
+    out.parameters = first.parameters
     out.first_run = any(report.first_run for report in reports)
     out.note = " ".join(filter(None, (first.note, note)))
 

@@ -19,6 +19,9 @@ APART = "timed apart"
 NO_DIFFERENCE = "no measurable difference"
 # What is said where there is no ratio.
 FIRST_RUN = "first run"
+OTHER_MODEL = "other model"
+OTHER_SIZE = "other size"
+OTHER_EDIT = "other edit"
 OTHER_DEVICE = "other device"
 OTHER_DTYPE = "other dtype"
 OTHER_THREADS = "other threads"
@@ -30,6 +33,9 @@ MEANINGS = {
     APART: "the two runs were not timed together, so that it varies more",
     NO_DIFFERENCE: "some repeats were faster than the baseline's, others slower",
     FIRST_RUN: "it includes the initialisation of libraries or compilation; run again with another seed",
+    OTHER_MODEL: "the two runs are of different models",
+    OTHER_SIZE: "the images of the two runs have different numbers of tokens",
+    OTHER_EDIT: "the two runs drew different parts of an image",
     OTHER_DEVICE: "the two runs were on different devices",
     OTHER_DTYPE: "the weights of the two runs have different dtypes",
     OTHER_THREADS: "the two runs had different numbers of CPU threads",

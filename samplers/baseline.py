@@ -144,10 +144,8 @@ def word_for(report: Report | None, baseline: Report | None) -> str:
         known = report or baseline
         return OTHER_EDIT if known is not None and known.edits else ""
 
-    target = report.model.partition(", drafted by ")[0]
-    if target != baseline.model.partition(", drafted by ")[0]:
+    if report.target != baseline.target:
         return OTHER_MODEL
-
     if report.conditions != baseline.conditions:
         return OTHER_CONDITION
     if report.edits != baseline.edits:

@@ -160,6 +160,9 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int, net: 
         for report in values:
             if isinstance(report, Report):
                 _note_first_run(report, net, ran_before)
+                if "step" in report.maps:  # drawing codes of a prompt has none
+                    report.grid = report.maps["step"].shape[1:]
+                report.parameters = sum(weight.numel() for weight in net.parameters())
     if len(results) == 1:
         return results[0]
 

@@ -65,6 +65,13 @@ class Guarantees(Settings):
         return False
 
 
+def falling_or_none(settings: Any) -> None:
+    """Take ``diffusion_steps_end`` out of new settings where the steps do not fall: a report says what was used."""
+    end = settings.diffusion_steps_end
+    if end is not None and end >= settings.diffusion_steps:
+        object.__setattr__(settings, "diffusion_steps_end", None)
+
+
 def knob(default: Any, help: str, **about: Any) -> Any:
     """A dataclass field with its :class:`Knob`."""
     return field(default=default, metadata={"knob": Knob(help, **about)})

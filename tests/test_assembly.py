@@ -8,7 +8,6 @@ import pytest
 import torch
 from fastar_nodes import assembly
 from fastar_nodes.assembly import Drafts, Ready, Source, defaults
-from fastar_nodes.bench.folder import Folder
 from fastar_nodes.cli.options import models_folder
 from fastar_nodes.cli.options import source as cli_source
 from fastar_nodes.errors import UserError, not_finite
@@ -22,6 +21,7 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR
+from fastar_nodes.sweeps.folder import Folder
 from janus_files import one_file
 from tiny_files import GPT_SIZE, MAR_SIZE, write, write_gpt, write_vq
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("bench", "cli", "model_loaders", "nodes", "reports", "samplers", "tools")
+PACKAGES = ("bench", "cli", "model_loaders", "nodes", "reports", "samplers", "sweeps", "tools")
 
 
 def sources() -> list[Path]:
@@ -62,7 +62,10 @@ print(json.dumps({
 
 def loaded() -> list[str]:
     """The modules that the measurement imports: all that need no ComfyUI, and the commands of the tools."""
-    packages = ("api", "assembly", "conditions", "pipeline", "bench", "cli", "model_loaders", "reports", "samplers")
+    packages = (
+        *("api", "assembly", "conditions", "pipeline", "bench", "cli", "model_loaders", "reports", "samplers"),
+        "sweeps",
+    )
     names = [name_of(path) for path in sources()]
     own = [name for name in names if name.split(".")[0] in packages]
     return [*own, "nodes", "tools.parity.command", "tools.training.command"]
@@ -105,11 +108,12 @@ OURS = {
     "errors": set(),
     "memory": set(),
     "assembly": {"model_loaders", "samplers", "reports"},
-    "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports"},
+    "nodes": {"nodes", "sweeps", "assembly", "samplers", "model_loaders", "reports"},
     "nodes.host": {"model_loaders.networks", "reports"},
     "nodes.graph": {"nodes.host"},
     "nodes.images": {"nodes.host"},
     "nodes.vae": {"model_loaders.networks", "nodes.host", "nodes.images", "nodes.schema"},
+    "sweeps": {"sweeps", "samplers", "reports"},
     "samplers": {"samplers", "reports", "model_loaders.networks"},
     "reports": {"reports"},
     "model_loaders": {"model_loaders"},
@@ -117,8 +121,8 @@ OURS = {
     "conditions": {"assembly", "samplers", "model_loaders"},
     "pipeline": {"assembly", "conditions", "samplers", "model_loaders", "reports"},
     "cli": {"cli", "pipeline", "conditions", "assembly", "samplers", "model_loaders", "reports"},
-    "bench": {"bench", "cli", "assembly", "samplers", "model_loaders", "reports"},
-    "tools": {"tools", "nodes", "bench", "cli", "assembly", "samplers", "model_loaders", "reports"},
+    "bench": {"bench", "cli", "sweeps", "assembly", "samplers", "model_loaders", "reports"},
+    "tools": {"tools", "nodes", "bench", "cli", "sweeps", "assembly", "samplers", "model_loaders", "reports"},
 }
 # Within these packages, the other one is excluded.
 APART = {
@@ -139,6 +143,7 @@ OTHERS = {
         *"aiohttp comfy comfy_api comfy_execution comfy_extras folder_paths latent_preview server".split(),
     },
     "samplers": {"torch", "numpy"},
+    "sweeps": {*PICTURES, "fsspec"},
     "reports": PICTURES,
     "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "tokenizers"},
     "model_loaders.networks": {"torch"},

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..settings import Guarantees, knob
+from ..settings import Guarantees, falling_or_none, knob
 
 # A field is its default and sentence, then its range.
 # fmt: off
@@ -48,10 +48,14 @@ class BlockSettings(Guarantees):
         "head: another image, but exactly BitDance's distribution. Usual: 8 on a GPU; 0 is off.",
         low=0, high=64, step=1, symbol="L", advanced=True)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        falling_or_none(self)
+
     @property
     def annealed(self) -> bool:
         """Whether the diffusion steps fall."""
-        return self.diffusion_steps_end is not None and self.diffusion_steps_end < self.diffusion_steps
+        return self.diffusion_steps_end is not None
 
     @property
     def window(self) -> int:

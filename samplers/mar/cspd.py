@@ -15,6 +15,7 @@ import torch
 
 from ...errors import UserError
 from ...model_loaders.networks.mar import MARModel
+from ...reports.record import DRAFTED_BY
 from ..conditioning import MaskedCondition
 from ..editing import Edit
 from ..noise import PairedNoise
@@ -94,7 +95,7 @@ def cspd(
     transformer = transformer or FullTransformer()
     run = begin("cspd", model, condition, settings, noise, edit, transformer)
 
-    run.report.model = f"{model.name}, drafted by {draft.name}"
+    run.report.model = f"{model.name}{DRAFTED_BY}{draft.name}"
     for name, count in draft.weights().items():
         run.report.memory[f"{WEIGHTS}draft {name}"] = count
 

@@ -70,7 +70,7 @@ def lazymar(
     """
     transformer = LazyTransformer(settings)
     run = begin("mar", model, condition, settings, noise, edit, transformer)
-    yield from plain_steps(run, transformer, annealed_tables(run, settings))
+    yield from plain_steps(run, transformer, annealed_tables(run, settings), settings.speculation)
     return run.finish()
 
 

@@ -58,8 +58,8 @@ def mar(
         :class:`Step` after every AR step; returns :class:`Sampled`.
 
     Raises:
-        UserError: labels outside the model's, more AR steps than tokens, more diffusion steps at the end than at the
-            beginning, speculation together with a cached head, an edit that does not fit the model.
+        UserError: labels outside the model's, more AR steps than tokens, speculation together with a cached head, an
+            edit that does not fit the model.
     """
     transformer = transformer or FullTransformer()
     run = begin("mar", model, condition, settings, noise, edit, transformer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..settings import Guarantees, knob
+from ..settings import Guarantees, falling_or_none, knob
 
 # A field is its default and sentence, then its range.
 # fmt: off
@@ -45,18 +45,22 @@ class DiSASettings(MARBase):
         "linear decreases evenly, cosine fastest in the middle, two-stage all at once in the middle.",
         choices=("linear", "cosine", "two-stage"), advanced=True)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        falling_or_none(self)
+
     def exact(self, side: int) -> bool:
         return not self.annealed and super().exact(side)
 
     @property
     def annealed(self) -> bool:
         """Whether the diffusion steps fall."""
-        return self.diffusion_steps_end is not None and self.diffusion_steps_end < self.diffusion_steps
+        return self.diffusion_steps_end is not None
 
 
 @dataclass(frozen=True)
-class MARSettings(DiSASettings):
-    """Plain MAR; MAR's own fields first, then DiSA's, then speculation in the diffusion head."""
+class SpeculationSettings(Guarantees):
+    """Speculation in the diffusion head: a part of other settings."""
 
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
         "head: another image, but exactly MAR's distribution. Usual: 8 on a GPU; 0 is off.",
@@ -68,6 +72,11 @@ class MARSettings(DiSASettings):
 
     def lossless(self) -> bool:
         return bool(self.speculation) and super().exact(0)
+
+
+@dataclass(frozen=True)
+class MARSettings(SpeculationSettings, DiSASettings):
+    """Plain MAR; MAR's own fields first, then DiSA's, then speculation."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +143,8 @@ class CacheSettings(Guarantees):
 
 
 @dataclass(frozen=True)
-class LazyMARSettings(CacheSettings, DiSASettings):
-    """Plain MAR with LazyMAR's caches; MAR's fields come first."""
+class LazyMARSettings(SpeculationSettings, CacheSettings, DiSASettings):
+    """Plain MAR with LazyMAR's caches; MAR's fields come first, speculation last."""
 
 
 @dataclass(frozen=True)

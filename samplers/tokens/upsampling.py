@@ -21,6 +21,8 @@ from ...model_loaders.networks.autoencoder import VQModel
 Enlarge = Callable[[Tensor], Tensor]
 # Pixels per call of the autoencoder.
 _PIXELS = 1 << 21
+# The name of an up-sampling without an upscale model.
+BICUBIC = "bicubic"
 
 
 class UpSampling:
@@ -32,7 +34,7 @@ class UpSampling:
         name: of ``enlarge``, for reports and messages.
     """
 
-    def __init__(self, vq: VQModel, enlarge: Enlarge | None = None, name: str = "bicubic"):
+    def __init__(self, vq: VQModel, enlarge: Enlarge | None = None, name: str = BICUBIC):
         self.model = vq
         self.vq = vq.net
         self.name = name

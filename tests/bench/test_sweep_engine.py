@@ -17,6 +17,7 @@ from fastar_nodes.bench.sweep import estimates, time_cell
 from fastar_nodes.bench.work import Worker
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import registry
+from fastar_nodes.sweeps import keys as sweep_keys
 from tiny_sweeps import begin, command, finish, lasting, table, write_files, write_spec
 
 pytestmark = pytest.mark.slow
@@ -46,6 +47,7 @@ def test_all_that_pictures_depend_on_is_in_the_key(files, tmp_path, change):
 def test_the_algorithms_number_and_the_models_file_are_in_the_key(files, tmp_path, monkeypatch):
     keys = [{c.key for c in begin(tmp_path, table(files))[1]}]
     monkeypatch.setattr(work, "ALGORITHM", registry.ALGORITHM + 1)
+    monkeypatch.setattr(sweep_keys, "ALGORITHM", registry.ALGORITHM + 1)
     keys.append({c.key for c in begin(tmp_path / "algorithm", table(files))[1]})
     with pytest.raises(UserError, match="^out: .* holds a sweep with algorithm"):
         begin(tmp_path, table(files))

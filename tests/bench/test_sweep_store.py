@@ -9,11 +9,11 @@ import zipfile
 
 import numpy as np
 import pytest
-from fastar_nodes.bench.folder import PART, Folder
 from fastar_nodes.bench.records import ranges, sha256
 from fastar_nodes.bench.store import Store
 from fastar_nodes.bench.sweep import export
 from fastar_nodes.errors import UserError
+from fastar_nodes.sweeps.folder import PART, Folder
 from made_sweeps import SMALL as CELL
 from made_sweeps import draw, filled
 from made_sweeps import random_pictures as pictures

@@ -73,7 +73,7 @@ def test_picture_table_and_json(compare, tmp_path):
     numbers = json.loads((tmp_path / "c.json").read_text())
     assert list(numbers) == ["version", "device", "runs"] and numbers["version"] == 1 and numbers["device"] == "cpu"
     mar, fast = numbers["runs"]
-    keys = "sampler model settings seed images seconds repeats speedup speedup_note counts acceptance".split()
+    keys = "sampler model settings seed images grid seconds repeats speedup speedup_note counts acceptance".split()
     keys += "tokens_per_pass phases threads dtype process conditions peak_memory_bytes memory_estimate_bytes".split()
     keys += ["quality", "note"]
     for run in (mar, fast):

@@ -62,8 +62,8 @@ def begin(address: object, entries: dict[str, Any]) -> tuple[Store, list[Cell], 
     use(numbers)
     models = Models(spec, files)
     conditions = Conditions(spec, models)
-    cells = plan(spec, models, conditions, numbers)
     store = Store(address)
+    cells = store.named(plan(spec, models, conditions, numbers))
     store.write_manifest(manifest(spec, numbers), cells)
     return store, cells, Worker(store, models, conditions)
 

@@ -142,3 +142,15 @@ def test_a_map_is_as_wide_as_its_image_within_limits():
         image = torch.zeros(1, width, width, 3)
         (made,) = compare.TokenMap.execute(report=record, image=image, what="fixed at step", opacity=0.5).result
         assert made.shape[2] == side
+
+
+def test_images_of_another_size_have_no_speed_up():
+    """4 and 36 tokens an image would differ by the number of passes. The report says how many there are."""
+    reports = [sample(samplers.LlamaGenSampler, model=a_gpt(grid=side))[1] for side in (2, 6, 6)]
+    assert [report.grid for report in reports] == [(2, 2), (6, 6), (6, 6)]
+    for report in reports:
+        report.first_run = False
+
+    words = [row[-1].partition(" (")[2].rstrip(")") for row in table(**cells(reports), baseline=[2])]
+    assert words == ["", "other size", ""]
+    assert reports[0].speedup(reports[1]).note == "other size" and reports[2].speedup(reports[1]).value

@@ -281,7 +281,7 @@ def test_values_that_stand_for_the_models_own_are_no_settings():
     """In a preset, where they come over links, in a line and in a sweep; the line of a saved run leaves them out."""
     model = a_gpt()
     report = samplers.LlamaGenSampler.execute(model=model, condition=WHAT, seed=7, preset="recommended").result[1]
-    line = sharing._line(report.sampler, report.settings)
+    line = sharing.line_of(report)[0]
     assert sharing.AnySampler.execute(model, WHAT, line, 7).result[1].settings == report.settings and "-1" not in line
     for name, value in (("cfg", 0), ("cfg", 0.5), ("top_k", -1), ("cfg_interval", -1)):
         with pytest.raises(UserError, match=f"^{name}: .* is outside"):
@@ -337,7 +337,7 @@ def test_a_cell_of_another_format_is_not_overwritten(folder):
     about.add_text("fastar", json.dumps({**record, "version": 2}))
     shown.save(cell, pnginfo=about)
     newer = cell.read_bytes()
-    with pytest.raises(UserError, match="^sweep: .*another version of FastAR; choose another folder"):
+    with pytest.raises(UserError, match="^folder: .*another version of FastAR; choose another folder"):
         sweep(model, **SMALL)
     assert cell.read_bytes() == newer
     sweep(model, **SMALL, folder="another")  # the remedy

@@ -62,6 +62,7 @@ def test_how_a_run_was_timed_and_what_it_drew_comes_back(tmp_path):
     run = report()
     run.timings, run.threads, run.dtype, run.process = (1.0, 1.5, 4.0), 2, "bf16", "one"
     run.conditions, run.edits, run.first_run = ("ab", "cd"), ("ef", "ef"), True
+    run.grid = (8, 12)
     text = json.dumps({"version": 1, "runs": exchange.described([run])})
     (found,) = exchange.read_runs(write(tmp_path / "a.png", text)).reports
     assert found == run and found.process == "one"

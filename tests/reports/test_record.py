@@ -6,7 +6,8 @@ import json
 import re
 
 import pytest
-from fastar_nodes.reports.record import COUNTS, EXPLAINED, Report, explain, to_csv, to_json, to_table, to_text
+import torch
+from fastar_nodes.reports.record import COUNTS, EXPLAINED, Report, dtype_of, explain, to_csv, to_json, to_table, to_text
 
 
 def runs() -> list[Report]:
@@ -80,3 +81,11 @@ def test_only_figures_that_are_shown_are_explained():
     assert explain([drafted]).endswith("; draft: those of the draft model")
     assert explain([plain, judged]).endswith("one run each: the ratio of two single runs, which varies from run to run")
     assert explain([None]) == ""
+
+
+@pytest.mark.parametrize("most", [torch.bfloat16, torch.float32])
+def test_the_dtype_is_that_of_most_weights(most):
+    """A head in fp32 within a bf16 model, say, or a bf16 part of an fp32 one: 2 of 3 tensors, or 3 of 103 numbers."""
+    few = torch.float32 if most is torch.bfloat16 else torch.bfloat16
+    net = torch.nn.ParameterList([torch.zeros(100, dtype=most), torch.zeros(1, dtype=few), torch.zeros(2, dtype=few)])
+    assert dtype_of(net) == {torch.bfloat16: "bf16", torch.float32: "fp32"}[most]

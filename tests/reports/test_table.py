@@ -7,10 +7,12 @@ import re
 
 import pytest
 from fastar_nodes.reports.record import Report, to_csv, to_table, to_text
-from fastar_nodes.reports.sweep import Axis, Cell, CellStore, Sweep, sweep_table
+from fastar_nodes.reports.sweep import Cell
 from fastar_nodes.reports.table import literal, markdown
 from fastar_nodes.samplers.advice import AdviceSettings, Measured, _table
 from fastar_nodes.samplers.choice import choose
+from fastar_nodes.sweeps.store import CellStore
+from fastar_nodes.sweeps.sweep import Axis, Sweep, sweep_table
 
 # What a stranger writes, and what a table shows for it, by hand:
 # character references of &, <, >, |, `, \, [, ], *, ~ and so on.

@@ -14,8 +14,8 @@ from fastar_nodes.reports.timelapse import time_lapse
 from fastar_nodes.reports.timing import shown_seconds, speedup_of
 
 
-def run(sampler="mar", seconds=1.0, images=1, **about) -> Report:
-    return Report(sampler, "tiny", {}, 7, images, "cpu", seconds, **about)
+def run(sampler="mar", seconds=1.0, images=1, model="tiny", **about) -> Report:
+    return Report(sampler, model, {}, 7, images, "cpu", seconds, **about)
 
 
 def in_repeats(*seconds: float, **about) -> Report:
@@ -65,6 +65,9 @@ def test_repeats_of_one_run_alone_are_no_pairs():
 
 # What differs between two runs, with what is said.
 UNLIKE = {
+    "other model": {"model": "small"},
+    "other size": {"grid": (12, 12)},
+    "other edit": {"edits": ("left half",)},
     "first run": {"first_run": True},
     "other dtype": {"dtype": "bf16"},
     "other threads": {"threads": 2},
@@ -74,8 +77,9 @@ UNLIKE = {
 
 @pytest.mark.parametrize("word", [*UNLIKE, "other device"])
 def test_runs_that_differ_in_more_than_the_method_have_no_ratio(word):
-    base = run(seconds=4.0, dtype="fp32", threads=1, process="a")
-    about = {"dtype": "fp32", "threads": 1, "process": "a", **UNLIKE.get(word, {})}
+    usual = {"dtype": "fp32", "threads": 1, "process": "a", "grid": (8, 8)}
+    base = run(seconds=4.0, **usual)
+    about = {**usual, **UNLIKE.get(word, {})}
     own = run("fasthybrid", 2.0, **about)
     if word == "other device":
         own.device = "cuda"
@@ -87,6 +91,24 @@ def test_runs_that_differ_in_more_than_the_method_have_no_ratio(word):
     assert "speedup" not in told and told["speedup_note"] == word
     assert f"speed-up not compared ({word})" in one_line(own, base)
     assert list(csv.DictReader(io.StringIO(to_csv([base, own]))))[1]["speedup"] == ""
+
+
+def test_a_draft_model_is_no_other_model():
+    """CSpD names both in its report."""
+    own = run("cspd", 2.0, model="tiny, drafted by small")
+    assert own.speedup(run(seconds=4.0)).value == 2.0
+    assert own.speedup(run(seconds=4.0, model="small")).note == "other model"
+
+
+def test_par_has_a_model_of_its_own():
+    """It adds embeddings to a LlamaGen: 102 beside 100 parameters. Beside a LlamaGen of half the size it is faster or
+    slower by that.
+    """
+    own = run("par", 2.0, model="a par", parameters=102)
+    assert own.speedup(run("llamagen", 4.0, parameters=100)).value == 2.0
+    assert run("llamagen", 4.0, parameters=100).speedup(own).value == 0.5
+    assert own.speedup(run("llamagen", 4.0, parameters=50)).note == "other model"
+    assert run("zipar", 2.0, model="another", parameters=100).speedup(run(parameters=100)).note == "other model"
 
 
 def test_a_repeat_without_time_divides_nothing():

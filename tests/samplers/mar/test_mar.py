@@ -223,6 +223,28 @@ def test_no_fewer_steps_at_the_end_are_plain_mar(model, end):
     assert MARSettings(**ANNEALED, diffusion_steps_end=end).exact(4)
 
 
+@pytest.mark.parametrize("end", [12, 13, 1000])
+@pytest.mark.fast_cases(1)
+def test_no_fewer_steps_at_the_end_start_where_plain_mar_starts(model, end):
+    """At 999, of a model that chooses no timestep itself: only steps that fall to a few start at 950. The report says
+    what was used, so that no end of the diffusion steps is in it.
+    """
+    official = dataclasses.replace(model, t_max=999)
+    few = {"steps": 3, "diffusion_steps": 12, "cfg": 1.0}
+    found = run(official, **few, diffusion_steps_end=end)
+    assert torch.equal(found.latents, run(official, **few).latents)
+    assert found.report.settings == run(official, **few).report.settings
+    assert found.report.settings["diffusion_steps_end"] is None
+
+
+def test_lazymar_without_caches_speculates_as_mar(model):
+    settings = LazyMARSettings(**ANNEALED, speculation=3, refresh_period=1, head_cache=False)
+    lazy = finish(lazymar(model, from_ids((1, 4)), settings, PairedNoise(5, (0, 3))))
+    assert torch.equal(lazy.latents, run(model, **ANNEALED, speculation=3).latents)
+    assert settings.lossless() and not settings.exact(4)
+    assert not dataclasses.replace(settings, refresh_period=2).lossless(), "the caches approximate"
+
+
 def test_lazymar_without_caches_is_annealed_mar_bit_for_bit(model):
     settings = LazyMARSettings(**ANNEALED, diffusion_steps_end=3, refresh_period=1)
     lazy = finish(lazymar(model, from_ids((1, 4)), settings, PairedNoise(5, (0, 3))))

@@ -29,9 +29,13 @@ def host() -> str:
 
 
 class Folder:
-    """Files by name below an address. A file appears complete or not at all."""
+    """Files by name below an address. A file appears complete or not at all.
 
-    def __init__(self, address: str | Path):
+    ``field`` is the input that names the address, for messages about writing.
+    """
+
+    def __init__(self, address: str | Path, field: str = "out"):
+        self.field = field
         self.local = "://" not in str(address)
 
         try:
@@ -156,7 +160,8 @@ class Folder:
             why = e.strerror or first_line(e)
             remedy = "free space there" if e.errno in FULL else "make it writable"
             raise UserError(
-                f"out: {self.address} cannot be written to ({why}); {remedy} and run again, finished shards are kept."
+                f"{self.field}: {self.address} cannot be written to ({why}); {remedy} and run again, what is finished "
+                "is kept."
             ) from None
         except BaseException:  # an interruption between two writes leaves no file behind
             self._discard(part)

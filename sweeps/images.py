@@ -9,12 +9,25 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import UserError
-from .drawing import PAD, Canvas, Colour, Ink, Size, annotate, contact_sheet, line_height, resize, text_width, ticks
-from .quality import IDENTICAL
-from .record import counted
-from .sweep import Cell, Point, Sweep
-from .table import percent
-from .timing import shown_seconds
+from ..reports.drawing import (
+    PAD,
+    Canvas,
+    Colour,
+    Ink,
+    Size,
+    annotate,
+    contact_sheet,
+    line_height,
+    resize,
+    text_width,
+    ticks,
+)
+from ..reports.quality import IDENTICAL
+from ..reports.record import counted
+from ..reports.sweep import Cell, Point
+from ..reports.table import percent
+from ..reports.timing import shown_seconds
+from .sweep import Sweep
 
 # Longest side of a grid in pixels. As an IMAGE, four bytes a channel, a square of it takes 200 MB.
 LONGEST = 4096

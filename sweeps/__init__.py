@@ -1,0 +1,1 @@
+"""What sweeps of nodes and of the command line share: plan, keys, store, figures."""

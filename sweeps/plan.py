@@ -1,0 +1,71 @@
+"""The plan of a sweep: every combination of the values of settings."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..samplers.choice import PRESET, Choice, choose
+from ..samplers.registry import Entry
+from ..samplers.settings import make
+
+MOST_CELLS = 1024
+
+# Setting name, the preset among them, to its values: text or numbers.
+Grid = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A sampler with one value of every setting of a grid."""
+
+    choice: Choice
+    asked: Mapping[str, Any]  # the values by name, the preset among them
+    title: str  # "FastHybrid, threshold 0.9": the sampler and what varies
+
+
+def count(grid: Grid) -> int:
+    """Number of combinations."""
+    return math.prod(len(values) for values in grid.values())
+
+
+def distinct(entry: Entry, name: str, values: Sequence[Any]) -> list[Any]:
+    """The values of a setting without those that mean the same, such as 0.5 and "0.50".
+
+    Raises:
+        UserError: no such setting, or a value out of range.
+    """
+    found: dict[Any, Any] = {}
+    for value in values:
+        choose(entry.name, {name: value})
+        meant = str(value) if name == PRESET else getattr(make(entry.settings, {name: value}), name)
+        found.setdefault(meant, value)
+
+    return list(found.values())
+
+
+def combinations(entry: Entry, grid: Grid, variant: str = "") -> list[Combination]:
+    """All combinations, the last setting changing first. ``variant`` is a name in their titles.
+
+    Raises:
+        UserError: as :func:`distinct`.
+    """
+    grid = {name: distinct(entry, name, values) for name, values in grid.items()}
+    varied = [name for name, values in grid.items() if len(values) > 1]
+
+    out = []
+    for values in itertools.product(*grid.values()):
+        asked = dict(zip(grid, values, strict=True))
+        words = [f"{name.replace('_', ' ')} {shown(asked[name])}" for name in varied]
+        title = ", ".join(filter(None, [entry.title, variant, *words]))
+        out.append(Combination(choose(entry.name, asked), asked, title))
+
+    return out
+
+
+def shown(value: Any) -> str:
+    """A value of a setting as text."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
