@@ -48,10 +48,11 @@ from .model_loaders.shards import weight_files
 from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar
 from .reports.files import typed_path
 from .reports.record import Clock, Report
-from .samplers.mar.memory import DECODE
-from .samplers.registry import BITDANCE, FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, UP_SAMPLER, Entry
+from .samplers.family import Family
+from .samplers.memory import DECODE
+from .samplers.registry import BITDANCE, FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, Entry
 from .samplers.settings import knobs, make
-from .samplers.tokens.loop import published
+from .samplers.tokens.defaults import published
 from .samplers.tokens.settings import TarPromptSettings
 from .samplers.tokens.upsampling import UpSampling
 
@@ -278,32 +279,25 @@ class Ready:
         return self.model.label_set == DEMO_LABELS
 
     @property
-    def masked(self) -> bool:
-        """Whether it is sampled by the masked loop, to latents."""
-        return FAMILIES[self.family].masked
-
-    @property
-    def latents(self) -> bool:
-        """Whether its samplers draw latents, rather than codes."""
-        return FAMILIES[self.family].latents
+    def kind(self) -> Family:
+        """Its family."""
+        return FAMILIES[self.family]
 
     @property
     def condition(self) -> str:
         """Kind of condition, a key of :data:`.conditioning.KINDS`."""
-        return cast(MARModel, self.model).condition if self.masked else self.config.condition
+        return self.model.condition
 
     @property
     def tokens(self) -> int:
         """Tokens per image."""
-        if isinstance(self.model, BlockModel):
-            height, width = self.model.grid(None, None)
-            return height * width
-        return self.config.tokens if self.masked else cast(TokenModel, self.model).tokens
+        height, width = self.kind.grid(self.model)
+        return height * width
 
     @property
     def classes(self) -> int:
         """Number of classes; for text and Tar models the channels of a condition row."""
-        return self.config.classes if self.masked else self.config.condition_size
+        return getattr(self.config, "classes", None) or self.config.condition_size
 
     @property
     def vq(self) -> VQModel:
@@ -314,7 +308,7 @@ class Ready:
     def latent_channels(self) -> int:
         """Channels of the decoder's latents."""
         config: Any = self.vq.net.config
-        return config.z_channels if self.latents else config.code_channels
+        return config.code_channels if self.kind.codes else config.z_channels
 
     @property
     def device(self) -> torch.device:
@@ -387,21 +381,14 @@ def load(
 
     stated = hub.stated_decoder(choice, about.files, metadata.get("decoder"))
     if decoder == AUTO:
-        text = not about.latents and model.net.config.condition == "text"
+        text = model.condition == "text"
         decoder = hub.decoder_for(choice, about.files, metadata.get("decoder"), text)
 
     kind = about.decoder
     file = source.find(decoder, kind)
-    made: KLModel | VQModel
-    if family == BITDANCE:
-        made = load_binary(file, AUTO, source.device, **source.about)
-        expect_bits(made, model)
-    elif about.masked:
-        made = load_kl(file, AUTO, source.device, **source.about)
-        _expect_latents(made, model)
-    else:
-        made = load_vq(file, AUTO, source.device, **source.about)
-        expect_codes(made, model)
+    load_decoder, expect_suited = _DECODERS[kind]
+    made = load_decoder(file, AUTO, source.device, **source.about)
+    expect_suited(made, model)
 
     # 3. Say so if the model may have been trained with another one.
     if stated is None or stated not in (decoder, entry_of(file, kind)):
@@ -435,10 +422,10 @@ def _unknown_decoder(decoder: KLModel | VQModel, model: Model, stated: str | Non
     else:
         known = f"the model was trained with {stated}"
 
-    if isinstance(model, MARModel):
-        unknown = f"whether the latent scale {model.latent_scale:g} and the statistics of its latents fit is not known"
-    else:
-        unknown = "whether its codes mean the same is not known"
+    scale = getattr(model, "latent_scale", None)
+    unknown = "whether its codes mean the same is not known"
+    if scale is not None:
+        unknown = f"whether the latent scale {scale:g} and the statistics of its latents fit is not known"
 
     return f"decoder {decoder.name}: {known}, and {unknown}"
 
@@ -528,9 +515,9 @@ class Drafts:
         """
         choice = hub.draft_for(target.choice) if self._choice == AUTO else self._choice
         if choice is None:
-            kind = "a small draft model" if target.masked else "a draft model of a smaller image"
             raise UserError(
-                f"draft: {sampler} needs {kind} beside {self._name}; name one with --draft (draft= in Python)."
+                f"draft: {sampler} needs {target.kind.small_draft} beside {self._name}; name one with --draft (draft= "
+                "in Python)."
             )
 
         key = (target.family, choice)
@@ -538,11 +525,11 @@ class Drafts:
             return self._loaded[key]
 
         # A masked draft has the target's size, whatever it was trained for.
-        grid = target.config.grid if target.masked else None
+        grid = None if target.kind.codes else target.config.grid
         try:
             path = self._source.find(choice, FAMILIES[target.family].files)
             draft = _load_model(target.family, path, self._source, grid)
-            if not target.masked:
+            if target.kind.codes:
                 self._expect_same_codes(target, choice, path)
         except UserError as error:  # the loaders name the field of the main model
             _, _, problem = str(error).partition(": ")
@@ -573,7 +560,7 @@ def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
     Raises:
         UserError: it lacks a draft model or a decoder.
     """
-    if entry.needs_codes and ready.decoder is None:
+    if entry.needs_up_sampler and ready.decoder is None:
         raise UserError(
             f"random: {entry.name} needs a tokenizer, and random weights come without; name a --model instead."
         )
@@ -582,7 +569,7 @@ def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
     if entry.needs_draft:
         assert drafts is not None, "a sampler with a draft model"
         more["draft"] = drafts.load(entry.name, ready)
-    if entry.needs_codes == UP_SAMPLER:
+    if entry.needs_up_sampler:
         more["up_sampler"] = UpSampling(ready.vq)
 
     return replace(entry, run=partial(entry.run, **more)) if more else entry
@@ -646,11 +633,11 @@ def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> Tar
 
 def _published(ready: Ready) -> dict[str, Any]:
     """The published settings of a model."""
-    if isinstance(ready.model, BlockModel):
-        return published_blocks(ready.model)
-    if not ready.masked:
-        return published(cast(TokenModel, ready.model))
+    return _PUBLISHED[ready.kind.decoder](ready)
 
+
+def _published_masked(ready: Ready) -> dict[str, Any]:
+    """Of a MAR, Harmon or UniPic."""
     if ready.condition == "class":
         if ready.demo:
             return {"steps": _DEMO_STEPS}
@@ -697,7 +684,7 @@ def decode(ready: Ready, result: Any) -> Tensor:
     """
     decoder = cast(VQModel, ready.decoder)
     report: Report = result.report
-    latents = result.latents if ready.latents else decoder.net.vectors(result.codes)
+    latents = decoder.net.vectors(result.latents) if ready.kind.codes else result.latents
     if not bool(latents.isfinite().all()):
         raise not_finite("model", ready.model.name, "latents")
 
@@ -715,3 +702,17 @@ def decode(ready: Ready, result: Any) -> Tensor:
     report.phases["decoder"] = scratch.phases["decoder"]
     report.add(decoder_passes=len(parts))
     return to_pixels(parts, decoder.name)
+
+
+# By kind of decoder: how it is loaded, and what it must have in common with a model.
+_DECODERS: dict[str, tuple[Callable[..., Any], Callable[[Any, Any], None]]] = {
+    "kl": (load_kl, _expect_latents),
+    "vq": (load_vq, expect_codes),
+    "bitdance-ae": (load_binary, expect_bits),
+}
+# By kind of decoder: the published settings of a model.
+_PUBLISHED: dict[str, Callable[[Ready], dict[str, Any]]] = {
+    "kl": _published_masked,
+    "vq": lambda ready: published(cast(TokenModel, ready.model)),
+    "bitdance-ae": lambda ready: published_blocks(cast(BlockModel, ready.model)),
+}

@@ -26,13 +26,11 @@ from .samplers.conditioning import (
     PromptCondition,
     TextCondition,
     expect_null_prompt,
-    labels_for,
-    split_labels,
-    unknown_words,
 )
-from .samplers.driver import finish
-from .samplers.tokens.conditioning import features_of
+from .samplers.engine import finish
+from .samplers.labels import labels_for, split_labels, unknown_words
 from .samplers.tokens.draws import PairedDraws
+from .samplers.tokens.prepare import features_of
 from .samplers.tokens.tar import tar_prompt
 
 # The text encoder of text-to-image models (a catalogue entry).
@@ -73,7 +71,7 @@ class ConditionBuilder:
 
         Args:
             on: the model.
-            text: names or ids, see :func:`.samplers.conditioning.resolve_labels`.
+            text: names or ids, see :func:`.samplers.labels.resolve_labels`.
             repeat: images of each label.
             field: name of the input, for messages.
             most: largest number of images.
@@ -115,7 +113,7 @@ class ConditionBuilder:
         if self.unconditional is not None:
             condition = PromptCondition(tuple(texts), self.unconditional)
 
-        if on.masked:
+        if hasattr(model, "instruction"):
             model.instruction(UNCONDITIONAL if self.unconditional is None else self.unconditional)
         else:
             expect_null_prompt(condition, model.name)

@@ -39,14 +39,12 @@ from .reports.record import Report
 from .samplers.batches import begin, expect_little_noise, in_parts
 from .samplers.choice import Choice
 from .samplers.conditioning import KINDS, AnyCondition
-from .samplers.driver import finish
 from .samplers.editing import Edit, masks_of
-from .samplers.mar.loop import Sampled, Step
+from .samplers.engine import Sampled, Step, finish
 from .samplers.presets import CUSTOM, NAMES
 from .samplers.presets import values as preset_values
 from .samplers.registry import BITDANCE, FAMILIES, LLAMAGEN, MAR, SAMPLERS, Entry, find
 from .samplers.settings import knobs, make, no_setting
-from .samplers.tokens.loop import TokenSampled, TokenStep
 from .samplers.tokens.settings import TarPromptSettings
 
 P = ParamSpec("P")
@@ -56,7 +54,7 @@ SEEDS = 1 << 64
 MOST_IMAGES = 1024
 
 Prompt = str | int | Sequence[str | int]
-Callback = Callable[[Step | TokenStep], object]
+Callback = Callable[[Step], object]
 # An image, or a batch of them: a PIL image, the path of an image file, pixels uint8 [H, W, 3] or [B, H, W, 3], or
 # latents or codes as a sampler returns them.
 AnyImage = Image.Image | str | Path | np.ndarray | Tensor
@@ -195,8 +193,7 @@ class Pipeline:
     @property
     def samplers(self) -> list[str]:
         """Names of the samplers that suit the model; the first one is the plain sampler."""
-        ordered_as_par = isinstance(self.model, TokenModel) and self.model.regions > 1
-        if ordered_as_par:
+        if getattr(self.model, "regions", 1) > 1:  # ordered as PAR
             return [PAR]
 
         suited = [entry for entry in SAMPLERS.values() if self.ready.family in entry.families and entry.name != PAR]
@@ -221,7 +218,7 @@ class Pipeline:
         mask: AnyImage | Sequence[AnyImage] | None = None,
         callback: Callback | None = None,
         **settings: Any,
-    ) -> Sampled | TokenSampled:
+    ) -> Sampled:
         """Generate latents, or codes for a token model, without decoding them.
 
         Args:
@@ -268,7 +265,7 @@ class Pipeline:
         # 3. The sampler with its draft model, in parts if memory is insufficient for the whole batch.
         entry = assembly.complete(entry, self.ready, self.drafts)
 
-        def start(part: range) -> Generator[Step | TokenStep, Any, Any]:
+        def start(part: range) -> Generator[Step, Any, Any]:
             """The sampler on some of the images."""
             bound = entry
             if edit is not None:
@@ -430,7 +427,7 @@ class Pipeline:
             pixels = F.interpolate(pixels, size, mode="bicubic", antialias=True).clamp(0, 1)
         pixels = (pixels * 2 - 1).to(weight.device, weight.dtype)
 
-        if self.ready.latents:
+        if not self.ready.kind.codes:
             # Of bits, the features before the sign tell whether they are finite.
             latents, other = net.encode(pixels)
             for made in (latents, other):
@@ -443,11 +440,7 @@ class Pipeline:
     @property
     def _grid(self) -> tuple[int, int]:
         """Latents or codes along the height and the width of an image."""
-        if isinstance(self.model, BlockModel):
-            return self.model.grid(None, None)
-
-        side = self.model.net.config.grid * self.model.patch if isinstance(self.model, MARModel) else self.model.grid
-        return side, side
+        return self.ready.kind.latents(self.model)
 
     def _entry(self, sampler: str | None) -> Entry:
         """The sampler of that name. Raises UserError: there is none, or it is for other models."""
@@ -461,10 +454,10 @@ class Pipeline:
             raise unknown("sampler", f"there is no sampler {sampler!r}", sampler, suited) from None
 
         if entry.name not in suited:
-            demos = entry.demos(entry.family)
+            demos = entry.demos(entry.family.name)
             remedy = f'load another model, for example load("{demos[0]}"), or choose' if demos else "choose"
             own = FAMILIES[self.ready.family]
-            is_what = f"is {own.words}{own.nature}" if own.blocks else "does not suit it"
+            is_what = f"is {own.words}{own.nature}" if own.nature else "does not suit it"
             raise UserError(
                 f"sampler: {entry.name} samples {entry.models}, and {self.model.name} {is_what}; {remedy} one of "
                 f"{', '.join(suited)}."
@@ -480,18 +473,15 @@ class Pipeline:
             raise UserError("image: there is a mask but no image to inpaint; give both, or neither.")
         if mask is None:
             raise UserError("mask: inpainting needs a mask; give both, or neither.")
-        if entry.needs_codes:
+        if entry.needs_up_sampler:
             raise UserError(f"mask: {entry.name} samples whole images only; choose another sampler for inpainting.")
 
-        if isinstance(image, Tensor):
-            start = image
-        elif isinstance(self.model, BlockModel):
-            start = self.encode(image, self.model.grid(settings.height, settings.width, settings.any_size))
-        else:
-            start = self.encode(image)
-        expected = 4 if self.ready.latents else 3
-        if start.ndim != expected or start.is_floating_point() != self.ready.latents:
-            form = "latents [1 or batch, C, h, w]" if self.ready.latents else "codes int64 [1 or batch, h, w]"
+        start = image
+        if not isinstance(start, Tensor):
+            start = self.encode(start, self.ready.kind.latents(self.model, settings))
+        codes = self.ready.kind.codes
+        if start.ndim != (3 if codes else 4) or start.is_floating_point() == codes:
+            form = "codes int64 [1 or batch, h, w]" if codes else "latents [1 or batch, C, h, w]"
             raise UserError(
                 f"image: it is a tensor {start.dtype} of the shape {list(start.shape)}; give {form} as sample() "
                 "returns them, or an image."
@@ -569,7 +559,7 @@ def _in_list(prompt: Any) -> list[str | int]:
         raise UserError(f"prompt: {shown} is neither a text nor a class id; give one, or several in a list.") from None
 
 
-def _watched(steps: Generator[Step | TokenStep, Any, Any], callback: Callback | None) -> Generator[Any, Any, Any]:
+def _watched(steps: Generator[Step, Any, Any], callback: Callback | None) -> Generator[Any, Any, Any]:
     """The steps of a sampler, of which each is given to the callback."""
     try:
         while True:

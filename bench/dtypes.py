@@ -86,8 +86,8 @@ def _drawn(p: Planned, options: argparse.Namespace, asked: dict[str, str], image
         (condition,) = conditions_of([p], min(batch, images - first), options, asked)
         result: Any = draw(p, condition, seed, first)
         pixels.append(decode(p.on, result).numpy())
-        if not p.on.latents:
-            codes.append(result.codes.flatten(1).cpu())
+        if p.on.kind.codes:
+            codes.append(result.latents.flatten(1).cpu())
 
     weights = sum(parameter.nbytes for parameter in p.on.model.net.parameters())
     return Drawn(p.label, weights, np.concatenate(pixels), torch.cat(codes) if codes else None)

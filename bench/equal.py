@@ -106,7 +106,7 @@ class _Sampler:
         condition: Any = self.condition(count)
         settings = replace(self.planned.settings, parallel=window)
         planned = replace(self.planned, settings=settings)
-        codes: Tensor = draw(planned, condition.of(chosen), self.seed, first + chosen.start).codes
+        codes: Tensor = draw(planned, condition.of(chosen), self.seed, first + chosen.start).latents
         return codes.flatten(1).cpu()
 
 

@@ -24,7 +24,9 @@ from ..samplers.blocks.settings import BlockSettings
 from ..samplers.conditioning import Condition, PromptCondition
 from ..samplers.mar import memory as mar_memory
 from ..samplers.mar.settings import MARSettings
+from ..samplers.memory import total
 from ..samplers.tokens import memory as token_memory
+from ..samplers.tokens.cache_slots import table_of
 from ..samplers.tokens.settings import LlamaGenSettings, PARSettings
 from .sizes import random_hybrid
 
@@ -79,13 +81,17 @@ def need(entry: hub.Entry, eight: bool) -> Need:
     weights = sum(parameter.nbytes for parameter in net.parameters())
     if isinstance(net, MAR):
         bytes_by_stage = mar_memory.estimate(MARModel(net, entry.id), Condition((1,), ("",), ""), MARSettings())
-        return Need(weights, mar_memory.total(bytes_by_stage) - weights)
+        return Need(weights, total(bytes_by_stage) - weights)
 
     assert isinstance(net, Llama)
     model = TokenModel(net, entry.id, _side(entry))
     scale = 1.0 if entry.family == "tar" else GUIDED  # Tar's language model has no guidance
     settings = PARSettings(cfg=scale) if net.config.special else LlamaGenSettings(cfg=scale)
-    working = token_memory.decoding(model, 1, settings, _prefix(entry), net.config.regions)
+    prefix = _prefix(entry)
+    cells = net.config.regions
+    slots = prefix + table_of(token_memory.passes_of(model, settings)).slots
+    rows = max(prefix, token_memory.FED * cells)
+    working = token_memory.decoding(model, 1, settings, slots=slots, cells=cells, rows=rows)
     return Need(weights, int(working))
 
 
@@ -97,7 +103,7 @@ def _hybrid(size: str, eight: bool) -> Need:
 
     weights = sum(model.weights().values())
     bytes_by_stage = mar_memory.estimate(model, PromptCondition(("word " * PROMPT_ROWS,)), MARSettings())
-    return Need(weights, mar_memory.total(bytes_by_stage) - weights)
+    return Need(weights, total(bytes_by_stage) - weights)
 
 
 def _bitdance(entry: hub.Entry, eight: bool) -> Need:
@@ -118,7 +124,7 @@ def _bitdance(entry: hub.Entry, eight: bool) -> Need:
     settings = BlockSettings(**published_blocks(model))
     bytes_by_stage = block_memory.estimate(model, condition, settings)
     weights = sum(parameter.nbytes for parameter in model.net.parameters())
-    return Need(weights, mar_memory.total(bytes_by_stage) - weights)
+    return Need(weights, total(bytes_by_stage) - weights)
 
 
 def _side(entry: hub.Entry) -> int:

@@ -27,9 +27,10 @@ from ..model_loaders.networks.llama import LlamaConfig
 from ..model_loaders.networks.mar import MARConfig
 from ..reports.table import markdown
 from ..samplers.conditioning import PromptCondition
-from ..samplers.mar import memory
+from ..samplers.mar.memory import estimate
 from ..samplers.mar.schedule import masked_after
 from ..samplers.mar.settings import MARBase, MARSettings
+from ..samplers.memory import WEIGHTS, total
 from .sizes import HYBRID_SIZES, random_hybrid
 
 # Operations after which the host waits for values of a device.
@@ -232,23 +233,23 @@ def hybrid_table(prompt: str) -> str:
 
         ours = hybrid_flops(model, condition, settings)
         theirs = hybrid_flops(model, condition, settings, published=True)
-        total = sum(ours.values())
+        all_parts = sum(ours.values())
         mar = ours["MAR encoder"] + ours["MAR decoder"]
 
-        held = memory.estimate(model, condition, settings)
-        weights = sum(held_bytes for part, held_bytes in held.items() if part.startswith(memory.WEIGHTS))
+        held = estimate(model, condition, settings)
+        weights = sum(held_bytes for part, held_bytes in held.items() if part.startswith(WEIGHTS))
 
         row = [
             size,
             f"{16 * side}",
             f"{steps}",
-            f"{total / 1e12:.0f}",
+            f"{all_parts / 1e12:.0f}",
             f"{sum(theirs.values()) / 1e12:.0f}",
-            f"{100 * ours['language model'] / total:.0f}",
-            f"{100 * mar / total:.0f}",
-            f"{100 * ours['head'] / total:.0f}",
+            f"{100 * ours['language model'] / all_parts:.0f}",
+            f"{100 * mar / all_parts:.0f}",
+            f"{100 * ours['head'] / all_parts:.0f}",
             f"{weights / 1e9:.2f}",
-            f"{memory.total(held) / 1e9:.2f}",
+            f"{total(held) / 1e9:.2f}",
         ]
         rows.append(row)
 

@@ -33,7 +33,7 @@ from ..model_loaders.networks.janus import JanusModel, Template
 from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
 from ..samplers.conditioning import FeatureCondition, PromptCondition, from_ids
-from ..samplers.driver import finish
+from ..samplers.engine import finish
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import JANUS, LLAMAGEN, TAR, find
 from ..samplers.settings import make
@@ -138,7 +138,7 @@ def _tokens(
             return theirs(settings)
 
     def compare() -> float:
-        differ = ours(0).codes.flatten(1)[:, order] != reference()
+        differ = ours(0).latents.flatten(1)[:, order] != reference()
         return float(differ.float().mean())
 
     tokens: Any = model.model
@@ -342,6 +342,7 @@ class _OneNoise(PairedNoise):
 
     def __init__(self, orders: Tensor, channels: int):
         self._orders = orders
+        self.images = tuple(range(len(orders)))
         self.row = torch.randn(channels, generator=torch.Generator().manual_seed(1))
 
     def orders(self, tokens: int) -> Tensor:

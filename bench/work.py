@@ -19,15 +19,14 @@ from ..cli.bench import machine
 from ..cli.conditions import builder
 from ..cli.models import choose_models
 from ..errors import UserError
-from ..model_loaders.networks.bitdance import BlockModel
 from ..reports.quality import DISTRIBUTION
 from ..reports.record import Report
-from ..samplers.baseline import Run, baselines, lossless
+from ..samplers.baseline import ComparedRun, baselines, is_lossless
 from ..samplers.batches import begin, in_parts, warm_up
 from ..samplers.choice import Choice
 from ..samplers.conditioning import AnyCondition, Condition
-from ..samplers.driver import finish
-from ..samplers.registry import ALGORITHM, FAMILIES, Entry, find
+from ..samplers.engine import finish
+from ..samplers.registry import ALGORITHM, Entry, find
 from ..samplers.settings import make
 from ..sweeps.folder import host
 from ..sweeps.keys import cell_key, cell_name, digest
@@ -165,19 +164,9 @@ class Models:
 
 def _size(ready: Ready, settings: Any) -> tuple[int, int]:
     """Height and width of the images of a model."""
-    model: Any = ready.model
-    if isinstance(model, BlockModel):
-        height, width = model.grid(settings.height, settings.width, settings.any_size)
-        return height * model.stride, width * model.stride
-
-    # Latents along one side.
-    if FAMILIES[ready.family].masked:
-        side = model.net.config.grid * model.patch
-    else:
-        side = model.grid
-
+    height, width = ready.kind.latents(ready.model, settings)
     stride = cast(Any, ready.decoder).net.config.stride
-    return side * stride, side * stride
+    return height * stride, width * stride
 
 
 class Conditions:
@@ -311,7 +300,7 @@ def _cell(
         images=spec.images,
         size=prepared.size,
         baseline=None,
-        lossless=DISTRIBUTION if lossless(name, settings) else "",
+        lossless=DISTRIBUTION if is_lossless(name, settings) else "",
     )
 
 
@@ -320,7 +309,7 @@ def _with_baselines(cells: Sequence[Cell]) -> list[Cell]:
 
     None for the plain sampler's own cells, and where there is no such cell.
     """
-    runs = [Run((cell.family, cell.model), cell.sampler, cell.settings, 0) for cell in cells]
+    runs = [ComparedRun((cell.family, cell.model), cell.sampler, cell.settings, 0) for cell in cells]
 
     out = []
     for i, base in enumerate(baselines(runs, alike=True)):
@@ -374,7 +363,7 @@ class Worker:
 
         The first call in a process includes the initialisation of libraries.
         """
-        name = (cell.family, cell.model, "" if prepared.entry.latents else cell.sampler)
+        name = (cell.family, cell.model, cell.sampler if prepared.entry.family.codes else "")
         if name in self._warm:
             return
 

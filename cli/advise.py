@@ -14,9 +14,10 @@ import numpy as np
 from ..assembly import AUTO, DEMO, decode, defaults
 from ..reports.record import Report
 from ..samplers import presets
-from ..samplers.advice import AdviceSettings, calibrate, candidates
+from ..samplers.advice import calibrate, candidates
 from ..samplers.choice import PRESET, Choice, choose
-from ..samplers.driver import finish
+from ..samplers.engine import finish
+from ..samplers.measured import AdviceSettings
 from ..samplers.registry import find
 from ..samplers.settings import knobs, make
 from .conditions import conditions

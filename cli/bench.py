@@ -124,7 +124,7 @@ def planned_for(options: argparse.Namespace) -> tuple[list[Planned], dict[str, s
 
     if options.samplers is None:
         sizes = load_module(_SIZES, "random: an official size")
-        options.samplers = FAMILIES[sizes.family_of(options.random)].usual
+        options.samplers = ",".join(FAMILIES[sizes.family_of(options.random)].usual_samplers)
 
     return prepare(options, _random)
 

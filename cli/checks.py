@@ -25,10 +25,6 @@ from ..model_loaders import families, hub, official
 from ..model_loaders.autoencoders import load_kl, load_vq
 from ..model_loaders.bitdance import load_binary
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
-from ..model_loaders.networks.bitdance import BlockModel
-from ..model_loaders.networks.hybrid import HybridModel
-from ..model_loaders.networks.llama import TokenModel
-from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.ops import packed_bytes
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.tokenizer import load_tokenizer
@@ -37,16 +33,13 @@ from ..pipeline import Pipeline
 from ..reports.record import Report, dtype_of, dtype_of_weights
 from ..reports.timing import shown_seconds
 from ..samplers import batches
-from ..samplers.blocks.memory import estimate as block_memory
 from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, TextCondition
-from ..samplers.mar.memory import WEIGHTS
-from ..samplers.mar.memory import estimate as masked_memory
+from ..samplers.memory import WEIGHTS
 from ..samplers.presets import BALANCED
 from ..samplers.registry import SAMPLERS, Entry
-from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
-from ..samplers.tokens.memory import estimate as token_memory
 from ..samplers.tokens.memory import estimate_prompt
+from ..samplers.tokens.prepare import features_of
 from ..samplers.tokens.tar import tar_prompt
 from .machine import Peak, watched
 from .planning import Planned
@@ -261,9 +254,9 @@ def _load_part(check: Check) -> Any:
     return load_tokenizer(check.found, "", {}, "model")
 
 
-def own_net(model: MARModel | TokenModel | BlockModel) -> torch.nn.Module:
+def own_net(model: Any) -> torch.nn.Module:
     """All of a model without its decoder."""
-    return model.hybrid if isinstance(model, HybridModel) else model.net
+    return getattr(model, "hybrid", model.net)
 
 
 def _shapes(what: Subject, net: torch.nn.Module) -> Line:
@@ -326,7 +319,7 @@ def first_step(check: Check) -> Iterator[Line]:
     planned = check.planned(check.loaded.samplers[0])
     reads_alone = check.loaded.ready.condition in ("class", "prompt")
     condition = check.condition() if reads_alone else stand_in(check.loaded.ready)
-    need = working_bytes(check.loaded, batches.short(planned.entry, planned.settings), condition)
+    need = working_bytes(check.loaded, planned.entry.family.short(planned.settings), condition)
 
     began = time.perf_counter()
     with watched(check.device) as peak:
@@ -406,11 +399,7 @@ def working_bytes(pipe: Pipeline, settings: Any, condition: AnyCondition) -> flo
     the weights, which these networks keep outside of ComfyUI.
     """
     packed = packed_bytes(own_net(pipe.model))
-    if isinstance(pipe.model, TokenModel):
-        return packed + token_memory(pipe.model, condition, settings)
-
-    estimate: Any = masked_memory if isinstance(pipe.model, MARModel) else block_memory
-    stages = estimate(pipe.model, condition, settings)
+    stages = pipe.ready.kind.memory(pipe.model, condition, settings)
     return packed + sum(count for name, count in stages.items() if not name.startswith(WEIGHTS))
 
 

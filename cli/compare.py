@@ -110,7 +110,7 @@ def _drawn(
     warmed: set[int] = set()
     for p, condition in zip(planned, what, strict=True):
         # Token samplers check their inputs here. A MAR's first step is expensive, so one sampler warms up for all.
-        if not p.on.masked or id(p.on) not in warmed:
+        if p.on.kind.codes or id(p.on) not in warmed:
             warm_up(p, condition)
         warmed.add(id(p.on))
 

@@ -31,7 +31,7 @@ def choose_models(
         demos = _families(entries, prompted, labelled)
         return {entry.name: (demos[entry.name], _demo_model(entry, entries, demos, files)) for entry in entries}
 
-    found = listed_family(model) or identified(model, files) or entries[0].family
+    found = listed_family(model) or identified(model, files) or entries[0].family.name
     if found == PAR:
         found = LLAMAGEN
 
@@ -51,7 +51,7 @@ def _families(entries: Sequence[Entry], prompted: bool, labelled: bool) -> dict[
     A token sampler of two families follows the samplers of one; with a prompt it uses Tar. With a prompt and without a
     label, a MAR sampler uses the demo that reads prompts.
     """
-    settled = {entry.family for entry in entries if len(entry.families) == 1}
+    settled = {entry.family.name for entry in entries if len(entry.families) == 1}
     tar = prompted or (TAR in settled and LLAMAGEN not in settled)
     hybrids = hub.entries(FAMILIES[HYBRID].files)
     hybrid = prompted and not labelled and any(demo.built_in and not demo.missing for demo in hybrids)
@@ -63,7 +63,7 @@ def _families(entries: Sequence[Entry], prompted: bool, labelled: bool) -> dict[
         elif tar and TAR in entry.families:
             families[entry.name] = TAR
         else:
-            families[entry.name] = entry.family
+            families[entry.name] = entry.family.name
     return families
 
 

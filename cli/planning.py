@@ -12,7 +12,7 @@ from .. import assembly
 from ..assembly import AUTO, DEMO, PAR, Drafts, Ready, complete, defaults, identified
 from ..errors import UserError, did_you_mean
 from ..samplers import presets
-from ..samplers.baseline import Run, baselines
+from ..samplers.baseline import ComparedRun, baselines
 from ..samplers.choice import PRESET, assignment, names_of_settings
 from ..samplers.registry import BITDANCE, FAMILIES, MAR, TAR, Entry, find
 from ..samplers.settings import make, no_setting
@@ -100,7 +100,10 @@ def usual_samplers(options: argparse.Namespace) -> str:
 
     family = FAMILIES[kind]
     has_draft = demo or options.draft != AUTO
-    return family.usual + family.drafted if has_draft else family.usual
+    names = family.usual_samplers
+    if has_draft:
+        names += family.drafted_samplers
+    return ",".join(names)
 
 
 def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Ready]:
@@ -261,7 +264,7 @@ def _by_family(planned: Sequence[Planned]) -> list[Planned]:
     """The samplers family after family in the order of their first samplers, the baseline first in each."""
 
     def family(p: Planned) -> str:
-        return p.ready.family if p.ready else p.entry.family
+        return p.ready.family if p.ready else p.entry.family.name
 
     order = list(dict.fromkeys(family(p) for p in planned))
 
@@ -282,6 +285,6 @@ def measured_against(planned: Sequence[Planned]) -> list[int]:
     for p in planned:
         network = (p.on.family, p.on.tokens)
         side = math.isqrt(p.on.tokens)
-        runs.append(Run(network, p.entry.name, asdict(p.settings), side))
+        runs.append(ComparedRun(network, p.entry.name, asdict(p.settings), side))
 
     return baselines(runs)

@@ -18,8 +18,7 @@ def draw(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -
     batches.expect_little_noise(model, planned.settings, len(condition), "batch")
 
     start = partial(batches.begin, planned.entry, model, planned.settings, condition, seed, first)
-    unit = "AR steps" if planned.on.masked else "steps"
-    return drive(batches.in_parts(start, len(condition), model.net), planned.entry.title, unit)
+    return drive(batches.in_parts(start, len(condition), model.net), planned.entry.title, planned.on.kind.unit)
 
 
 def drive(sampler: Any, title: str, unit: str) -> Any:

@@ -117,9 +117,6 @@ class Checkpoint:
         """A number from ``low`` to ``high`` of a JSON configuration (None: of the metadata).
 
         It is a whole one if ``low`` is an int; ``default`` if it is missing or null.
-
-        Raises:
-            UserError: if it is no such number.
         """
         value = (self.metadata if settings is None else settings).get(key)
         kind = type(low)
@@ -162,9 +159,6 @@ class Checkpoint:
         """A JSON object from the metadata; {} if there is none.
 
         With ``beside``, a file without a configuration in its metadata takes it from ``<key>.json`` in its folder.
-
-        Raises:
-            UserError: if it is not a JSON object.
         """
         if key in self.metadata:
             return parse_json(self.metadata[key], f"the entry {key} in {self.path.name}", self.field)
@@ -342,11 +336,7 @@ def _read_safetensors(file: Checkpoint, skip: Callable[[str], bool] | None) -> t
 
 
 def _read_pickled(file: Checkpoint, weights: str) -> tuple[dict[str, Tensor], dict[str, str], bool]:
-    """Weights and metadata of a file of ``torch.save``, and whether it says that these are averaged weights.
-
-    Raises:
-        UserError: if it holds anything else than tensors and plain values, or claims more than its bytes.
-    """
+    """Weights and metadata of a file of ``torch.save``, and whether it says that these are averaged weights."""
     try:
         unpacked = unpack(_unpickled(file), weights)
     except NoWeights as e:

@@ -69,9 +69,6 @@ def language_part(file: ck.Checkpoint, settings: Mapping[str, Any]) -> dict[str,
 
     They are in one of the dictionaries :data:`PARTS`, else at the top. Fields of a dictionary of the rotation have its
     name before theirs, for example ``rope_parameters.rope_theta``.
-
-    Raises:
-        UserError: if the part is no dictionary.
     """
     named = [name for name in PARTS if settings.get(name) is not None]
     part = inner(file, settings, named[0]) if named else settings
@@ -87,11 +84,7 @@ def language_part(file: ck.Checkpoint, settings: Mapping[str, Any]) -> dict[str,
 
 
 def inner(file: ck.Checkpoint, settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The dictionary under a name, or under a path of names; {} if there is none.
-
-    Raises:
-        UserError: if it is no dictionary.
-    """
+    """The dictionary under a name, or under a path of names; {} if there is none."""
     found: Any = settings
     for name in names:
         found = found.get(name)

@@ -311,9 +311,6 @@ def identified(file: ck.Checkpoint, wanted: str = "", weights: str = AUTO) -> tu
 
     In a training's file a prefix stands in front of all names of the network ("model.", "model.diffusion_model."), and
     other networks may lie beside it. ``wanted`` is the family that is looked for, "" for any.
-
-    Raises:
-        UserError: if the weights are quantised or a LoRA, or if several networks of the family are there.
     """
     if packed := packed_format(file.state, file.metadata):
         raise file.error(*packed)

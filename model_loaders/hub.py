@@ -97,11 +97,7 @@ class Entry:
         return next((part.name for part in self.files if part.name.endswith(INDEX)), None)
 
     def shards(self, folder: Path) -> list[Part]:
-        """The shards that the index in the entry's ``folder`` names; none without an index.
-
-        Raises:
-            UserError: the index is damaged.
-        """
+        """The shards that the index in the entry's ``folder`` names; none without an index."""
         if self.index is None or not os.path.isfile(folder / self.index):
             return []
 
@@ -323,11 +319,7 @@ def resolve(choice: str, family: str, folders: Sequence[Path], download_to: Path
 
 
 def absent(choice: str, family: str, folders: Sequence[Path]) -> Entry | None:
-    """The catalogue entry that :func:`resolve` would download for a choice; None for what is here.
-
-    Raises:
-        UserError: if the choice stands for nothing, see :func:`resolve`.
-    """
+    """The catalogue entry that :func:`resolve` would download for a choice; None for what is here."""
     wanted = _wanted(choice, family, [*map(Path, folders)])
     if isinstance(wanted, Path) or wanted.built_in or wanted.find([*map(Path, folders)]):
         return None
@@ -453,11 +445,7 @@ def _id(choice: str) -> str:
 
 
 def _entry(choice: str, family: str) -> Entry | None:
-    """The catalogue entry of a choice, None for a file.
-
-    Raises:
-        UserError: if it is no text, or the entry of another family.
-    """
+    """The catalogue entry of a choice, None for a file."""
     wanted = KINDS[family]
     if not isinstance(choice, str):
         raise UserError(f"{wanted.field}: it got a {type(choice).__name__}, not a name; choose one from the list")
@@ -506,11 +494,7 @@ def _to_fetch(entry: Entry, folder: Path) -> Iterator[Part]:
 
 
 def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = False) -> Path | None:
-    """The local file of a choice, or with ``folder_too`` the folder; None if there is none.
-
-    Raises:
-        UserError: if the choice is absolute or contains "..".
-    """
+    """The local file of a choice, or with ``folder_too`` the folder; None if there is none."""
     windows = PureWindowsPath(choice)  # parses both separators, drives and shares on every system
     if not choice.strip() or "\0" in choice or windows.anchor or ".." in windows.parts:
         raise UserError(

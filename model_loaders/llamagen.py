@@ -147,9 +147,6 @@ def gpt_config(file: ck.Checkpoint, heads: int | None, null: bool = True) -> Lla
         file: the weights.
         heads: number of attention heads; None takes that of the official model of the same width.
         null: whether the last class row is the null class.
-
-    Raises:
-        UserError: the weights do not fit, or the number of heads is unknown.
     """
     expect_heads(file, heads, file.state.get("tok_embeddings.weight"), OFFICIAL_HEADS)
 
@@ -281,9 +278,6 @@ def find_grid(
         measured: from a table of positions in the file.
         usual: of all models of its kind.
         published: whether the name is that of a published file, which needs no note.
-
-    Raises:
-        UserError: the requested number is out of range, or none is known.
     """
     if requested is not None:
         for side, where in ((stated, "states"), (measured, "has a table of positions for")):

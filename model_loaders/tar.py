@@ -142,9 +142,6 @@ def _special_tokens(
     """Ids of the special tokens and the number of scales: the configuration's, else the official ones.
 
     ``chat`` are the ids of the start and end of a chat turn; ``rows`` is the number of token ids.
-
-    Raises:
-        UserError: if the ids lie outside the embedding, contradict each other, or are not stated anywhere.
     """
     ids = {key: file.number(key, official, 0, rows - 1, settings) for key, official in _OFFICIAL_IDS.items()}
     unstated = [key for key in ids if settings.get(key) is None]

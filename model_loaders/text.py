@@ -89,11 +89,7 @@ class TextEncoder:
 
 
 def _shape(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Arguments of T5Config that the weights prove, without dropout.
-
-    Raises:
-        KeyError, ValueError: if the weights are not those of a T5 encoder.
-    """
+    """Arguments of T5Config that the weights prove, without dropout."""
     rows, width = state[_SHARED].shape
     buckets, heads = state[f"{_LAYER}.0.SelfAttention.relative_attention_bias.weight"].shape
     gated = f"{_LAYER}.1.DenseReluDense.wi_0.weight" in state

@@ -8,8 +8,9 @@ import numpy as np
 from comfy_api.latest import io
 
 from ..reports.record import Report
-from ..samplers.advice import AdviceSettings, calibrate, candidates
+from ..samplers.advice import calibrate, candidates
 from ..samplers.choice import Choice, choose
+from ..samplers.measured import AdviceSettings
 from ..samplers.settings import make
 from . import host
 from .running import ModelFirst, baseline_of, draw_images, expect_pair, warm_up

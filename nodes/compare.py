@@ -17,7 +17,7 @@ from ..reports.quality import explain_quality
 from ..reports.record import Qualities, Report, explain, to_csv, to_json, to_table, to_text
 from ..reports.summary import no_gain, one_line
 from ..reports.table import literal
-from ..samplers.baseline import baselines, of_report, qualities
+from ..samplers.baseline import baselines, qualities, run_of_report
 from ..samplers.registry import SAMPLERS, TAR
 from ..samplers.settings import Settings, knob, knobs, make
 from . import graph, host
@@ -325,7 +325,7 @@ def _baselines(cell: int, reports: Sequence[Report | None]) -> list[int | None]:
     known = [report for report in reports if report is not None]
     families = [_family(report, known) for report in known]
     usual = next(filter(None, families), "")  # for samplers that are not registered
-    runs = [of_report(report, family or usual) for report, family in zip(known, families, strict=True)]
+    runs = [run_of_report(report, family or usual) for report, family in zip(known, families, strict=True)]
 
     chosen: dict[int, int] = {}
     for i, k in zip(with_report, baselines(runs), strict=True):

@@ -26,17 +26,8 @@ from ..model_loaders.text import MAX_TOKENS, load_text_encoder
 from ..model_loaders.tokenizer import has_tokenizer
 from ..samplers import registry
 from ..samplers.batches import in_parts
-from ..samplers.conditioning import (
-    PICTURE_BOOK,
-    CodeCondition,
-    PromptCondition,
-    TextCondition,
-    check_labels,
-    label_sets,
-    resolve_labels,
-    split_labels,
-    unknown_words,
-)
+from ..samplers.conditioning import CodeCondition, PromptCondition, TextCondition
+from ..samplers.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels, split_labels, unknown_words
 from ..samplers.settings import Settings, knob, make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.memory import estimate_prompt

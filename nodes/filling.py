@@ -21,17 +21,17 @@ from ..errors import UserError, first_line
 from ..model_loaders import hub
 from ..model_loaders.checkpoint import parse_json
 from ..model_loaders.networks.hybrid import SAFE_START, SAFE_STEPS
-from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.wrappers import WEIGHTS
 from ..samplers import presets, registry
 from ..samplers.mar.mar import CLIPPED, clips
 from ..samplers.mar.settings import CacheSettings, DiSASettings, MARBase
-from ..samplers.numbers import numbers, own_values
 from ..samplers.registry import SAMPLERS
-from ..samplers.tokens.loop import published_for
+from ..samplers.settings import filled_in
+from ..samplers.tokens.defaults import published_for
 from ..samplers.tokens.settings import TarPromptSettings
 from . import host, loaders, samplers
 from .schema import FREE, PLAIN, PRESETS, checked_preset, describe, preset_name
+from .vae import BITS, KL
 
 # The language model of Tar, which no family of the registry is.
 _LANGUAGE = "tar language model"
@@ -70,7 +70,7 @@ class Model:
     def own(self, settings: Any) -> dict[str, Any]:
         """What the model takes where a setting is None."""
         if self.network is not None:
-            return own_values(self.network, settings)
+            return registry.own_values_of(self.network, settings)
 
         own: dict[str, Any] = {}
         if self.tokens:
@@ -125,7 +125,7 @@ def fill(node: Any, preset: Any, loader: Any = None, steps: Any = None) -> dict[
 
     known_steps = steps if isinstance(steps, int) else None
     settings = presets.combine(kind, about.recommended, preset_name(name), {}, about.demo, about.width, known_steps)
-    values = numbers(settings, about.own(settings))
+    values = filled_in(settings, about.own(settings))
     for name in FREE:
         values.pop(name, None)
     return {"values": values, "model": about.words}
@@ -205,7 +205,7 @@ def _of_file(family: str, choice: str, path: Path, version: tuple[int, int], sid
         return Model(_words(family, demo), demo, recommended=stated, network=network)
 
     ready = assembly.outline(family, choice, path, side, weights)
-    width = ready.config.dim if isinstance(ready.model, MARModel) else 0
+    width = ready.kind.width(ready.model)
     return Model(_words(family, ready.demo), ready.demo, width, assembly.defaults(ready), ready.model)
 
 
@@ -215,14 +215,15 @@ def _of_entry(entry: hub.Entry, family: str) -> Model:
     if family == _LANGUAGE:
         return Model(words)
 
-    if registry.FAMILIES[family].masked:
+    decoder = registry.FAMILIES[family].decoder
+    if decoder == KL:
         size = next((width for name, width in _WIDTHS.items() if name in entry.id), 0)
         unipic = "unipic" in entry.id
         published = assembly.published_masked(family, unipic)
         harmon = family == registry.HYBRID and not unipic
         return Model(words, width=size, recommended=published, clips=harmon)
 
-    if registry.FAMILIES[family].blocks:
+    if decoder == BITS:
         model = assembly.official_blocks(entry)
         return Model(words, recommended=assembly.published_blocks(model), network=model)
 

@@ -32,9 +32,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import enough_memory
-from ..model_loaders.networks.bitdance import BlockModel
 from ..model_loaders.networks.eight_bits import FP8, INT8, Quantized, round_to, statement
-from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.ops import Operations
 from ..model_loaders.networks.speed import PLAIN
 from ..reports.files import expect_name, writable
@@ -498,11 +496,11 @@ class Loaded(Generic[M]):
         recommended: Mapping[str, Any] | None = None,
         speed: str = "",
     ) -> Loaded[M]:
-        """Place a model under ComfyUI's memory management: the parts of a MAR or BitDance one by one, else ``net``."""
+        """Place a model under ComfyUI's memory management: its parts one by one."""
         compute = get_compute_device()
         offload = get_offload_device()
 
-        nets = list(model.parts.values()) if isinstance(model, MARModel | BlockModel) else [model.net]
+        nets = list(getattr(model, "parts", {"": model.net}).values())
         patchers: list[ModelPatcher] = []
         for net in nets:
             patchers.append(make_patcher(net, compute, offload, speed or PLAIN))

@@ -18,15 +18,14 @@ from ..model_loaders import hub
 from ..model_loaders.families import DTYPES, EIGHT_BITS, KINDS
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.bitdance import BlockModel
-from ..model_loaders.networks.llama import TokenModel
-from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.speed import PLAIN, SPEEDS, TOKEN_SPEEDS
 from ..model_loaders.wrappers import WEIGHTS
 from ..samplers import registry
+from ..samplers.registry import family_of
 from . import host
 from .host import TA_TOK, Loaded
 from .schema import BLOCK_MODEL, MAR, TAR, TOKEN_MODEL, checked_switch, output, schema
-from .vae import BITS, KL, VQ, FastARVAE
+from .vae import BITS, VQ, FastARVAE
 
 # Model folders of each file family; the first takes downloads.
 # Core's diffusion models are left out, because most of them are not MARs.
@@ -173,16 +172,12 @@ def tokens_per_side(grid: str, size: str) -> int | None:
     return None
 
 
-def make_vae(decoder: KLModel | VQModel, model: MARModel | TokenModel | BlockModel) -> FastARVAE:
+def make_vae(decoder: KLModel | VQModel, model: Any) -> FastARVAE:
     """The autoencoder of a model for core's VAE nodes."""
     config: Any = decoder.net.config
-    if isinstance(model, BlockModel):
-        kind = BITS
-        sizes = model.sizes or (model.usual_size,)
-    else:
-        kind = KL if isinstance(model, MARModel) else VQ
-        latents = model.net.config.grid * model.patch if isinstance(model, MARModel) else model.grid
-        sizes = ((latents * config.stride, latents * config.stride),)
+    family = family_of(model)
+    kind = family.decoder
+    sizes = family.sizes(model, config.stride)
 
     return FastARVAE(
         decoder.net,
@@ -228,7 +223,7 @@ class _Loader(io.ComfyNode):
             "dtype": list(cls.dtypes),
             "grid": [AUTO, *map(str, GRIDS)],
             "size": [AUTO, *map(str, SIZES)],
-            "speed": list(SPEEDS if registry.FAMILIES[cls.family].latents else TOKEN_SPEEDS),
+            "speed": list(TOKEN_SPEEDS if registry.FAMILIES[cls.family].codes else SPEEDS),
             "weights": list(WEIGHTS),
         }
         return menus[widget]
@@ -266,7 +261,7 @@ class _Loader(io.ComfyNode):
             default = AUTO
 
         tooltips = {**_TOOLTIPS, **cls.tooltips}
-        if not registry.FAMILIES[cls.family].latents:
+        if registry.FAMILIES[cls.family].codes:
             tooltips["speed"] = _TOKEN_SPEED
         return io.Combo.Input(
             name,
@@ -329,11 +324,11 @@ class _Loader(io.ComfyNode):
         if "ta_tok" in cls.widgets:
             reader = assembly.load_reader(ready, source, ta_tok)
             parts[TA_TOK] = Loaded.of(reader)
-            ready = replace(ready, model=replace(cast(TokenModel, ready.model), ta_tok=reader))
+            ready = replace(ready, model=replace(cast(Any, ready.model), ta_tok=reader))
 
         # 3. The decoder as core's VAE, and the model under ComfyUI's memory management.
         vae = make_vae(decoder_model, ready.model)
-        if menus["size"] != AUTO and vae.downscale_ratio * cast(MARModel, ready.model).patch != PIXELS:
+        if menus["size"] != AUTO and vae.downscale_ratio * cast(Any, ready.model).patch != PIXELS:
             raise UserError(f"size: {ready.model.name} has tokens of another size than {PIXELS} pixels; choose {AUTO}.")
 
         loaded = Loaded.of(ready.model, vae, parts, assembly.defaults(ready), menus["speed"])

@@ -2,7 +2,7 @@
 
 A run takes three steps, in this order:
 
-1. check: the values of the sockets become a :class:`MaskedRun`, a :class:`BlockRun` or a :class:`TokenRun`. What is
+1. check: the values of the sockets become a :class:`Run`. What is
    wrong is refused here, before anything is loaded.
 2. estimate: the memory that the run needs, from shapes alone.
 3. run: the weights are loaded with that much memory free, and the sampler is driven to its end.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -22,46 +23,33 @@ from torch import Tensor, nn
 from ..assembly import DEMO_LABELS, PAR, expect_same_codes
 from ..errors import UserError
 from ..memory import enough_memory
-from ..model_loaders.networks.bitdance import BlockModel
-from ..model_loaders.networks.llama import TokenModel
-from ..model_loaders.networks.mar import MARModel
 from ..reports.exchange import add_runs, described
 from ..reports.record import Baseline, Qualities, Report
 from ..reports.summary import no_gain, one_line
 from ..samplers import presets, registry
-from ..samplers.batches import expect_little_noise, in_parts, run_beginning, short
-from ..samplers.blocks.loop import expect_edit, expect_suited
-from ..samplers.blocks.memory import estimate as block_memory
+from ..samplers.batches import expect_little_noise, in_parts, run_beginning
 from ..samplers.choice import Choice, choose
 from ..samplers.conditioning import (
     AnyCondition,
     CodeCondition,
     Condition,
     FeatureCondition,
-    MaskedCondition,
     PromptCondition,
     TextCondition,
     expect_kind,
     expect_null_prompt,
-    labels_for,
 )
 from ..samplers.editing import Edit
+from ..samplers.labels import labels_for
 from ..samplers.mar.cspd import check_pair as check_drafting
 from ..samplers.mar.lazymar import LazyTransformer
 from ..samplers.mar.lazymar import check as check_caches
-from ..samplers.mar.loop import edited
-from ..samplers.mar.memory import DECODE, WEIGHTS
-from ..samplers.mar.memory import estimate as masked_memory
 from ..samplers.mar.settings import CacheSettings
-from ..samplers.noise import PairedNoise
-from ..samplers.numbers import numbers, own_values
-from ..samplers.registry import SAMPLERS, Entry
-from ..samplers.settings import knobs, named, shown
-from ..samplers.tokens.conditioning import features_of
-from ..samplers.tokens.draws import PairedDraws
-from ..samplers.tokens.loop import resolve, tokens_again
-from ..samplers.tokens.memory import estimate as token_memory
+from ..samplers.memory import DECODE, WEIGHTS
+from ..samplers.registry import SAMPLERS, Entry, family_of
+from ..samplers.settings import filled_in, in_words, knobs, setting_in_words, shown
 from ..samplers.tokens.mulosd import check_grids, check_pair
+from ..samplers.tokens.prepare import features_of
 from ..samplers.tokens.upsampling import UpSampling
 from . import graph, host
 from .host import TA_TOK, Loaded, load_to_device, to_device
@@ -74,19 +62,15 @@ from .schema import (
     expect,
     expect_latents,
     expect_mask,
-    expect_model,
     expect_usual_size,
 )
 from .vae import BITS, KL, VQ, FastARVAE, kind_of, mark
 
-# A sampler's generator, and its steps and result: of token models with ``codes``, of the others with ``latents``.
+# A sampler's generator.
 Steps: TypeAlias = Generator[Any, None, Any]
 C = TypeVar("C", bound=AnyCondition)
 
-# Names of loaders and nodes in messages.
-MAR_LOADERS = "Load MAR or Load Harmon / UniPic"
-TOKEN_LOADERS = "Load LlamaGen / PAR, Load Tar De-tokenizer or Load Janus"
-BLOCK_LOADER = "Load BitDance"
+# Names of nodes in messages.
 CONDITIONS = "Class Label, Prompt, LlamaGen Prompt, Tar Prompt or Image to Codes"
 # If memory is insufficient to encode texts, images or codes.
 READING = (
@@ -99,67 +83,55 @@ _READER_BYTES = 256 << 20
 # Pixels that pass through the decoder at once when a draft is enlarged.
 _PIXELS = 1 << 21
 
-# Samplers that run here: all but the second name of LlamaGen.
-RUNNABLE = {name: entry for name, entry in SAMPLERS.items() if name != registry.TAR}
+
+def runnable() -> dict[str, Entry]:
+    """The samplers that run here by name: all but the second name of LlamaGen."""
+    return {name: entry for name, entry in SAMPLERS.items() if name != registry.TAR}
 
 
 # ------------------------------------------------------------------------------------------------ models on sockets
 
 
-def expect_mar(value: Any, field: str) -> Loaded[MARModel]:
-    """Check that a socket holds a MAR, Harmon or UniPic."""
-    return expect_model(value, Loaded, MARModel, field, MAR_LOADERS)
+# Names of the loaders of models by what decodes their results, see :attr:`.Family.decoder`.
+LOADERS = {
+    KL: "Load MAR or Load Harmon / UniPic",
+    VQ: "Load LlamaGen / PAR, Load Tar De-tokenizer or Load Janus",
+    BITS: "Load BitDance",
+}
 
 
-def expect_tokens(value: Any, field: str) -> Loaded[TokenModel]:
-    """Check that a socket holds a token model with its decoder."""
-    loaded = expect_model(value, Loaded, TokenModel, field, TOKEN_LOADERS)
+def expect_loaded(value: Any, field: str, decoder: str = "") -> Loaded[Any]:
+    """Check that a socket holds a model that draws, with its decoder if it draws codes.
 
-    if loaded.vae is None:
-        raise UserError(f"{field}: it came without its decoder; connect the output of {TOKEN_LOADERS}.")
+    ``decoder``: what must decode its results; "" for any.
+    """
+    loaders = LOADERS.get(decoder, ", ".join(LOADERS.values()))
+    loaded = expect(value, Loaded, field, loaders)
+    family = registry.FAMILIES.get(loaded.model.family)
+    if family is None or decoder and family.decoder != decoder:
+        raise UserError(f"{field}: it got {describe(loaded)}; connect the output of {loaders}.")
+
+    if family.codes and loaded.vae is None:
+        raise UserError(f"{field}: it came without its decoder; connect the output of {loaders}.")
     return loaded
-
-
-def expect_blocks(value: Any, field: str) -> Loaded[BlockModel]:
-    """Check that a socket holds a BitDance."""
-    return expect_model(value, Loaded, BlockModel, field, BLOCK_LOADER)
-
-
-def expect_any(value: Any, field: str) -> Loaded[Any]:
-    """Check that a socket holds a MAR, a BitDance, or a token model with its decoder."""
-    loaded = expect(value, Loaded, field, f"{MAR_LOADERS}, {TOKEN_LOADERS}, {BLOCK_LOADER}")
-
-    if isinstance(loaded.model, TokenModel):
-        return expect_tokens(loaded, field)
-    if isinstance(loaded.model, BlockModel):
-        return expect_blocks(loaded, field)
-    return expect_mar(loaded, field)
-
-
-def drawn_by(model: Any) -> str:
-    """What decodes the result of a model's samplers, see :attr:`.registry.Family.decoder`."""
-    if isinstance(model, BlockModel):
-        return BITS
-    return KL if isinstance(model, MARModel) else VQ
 
 
 def expect_pair(model: Any, draft: Any) -> tuple[Loaded[Any], Loaded[Any] | None]:
     """The model and the optional draft model of a node that runs any sampler."""
-    target = expect_any(model, "model")
-    small = None if draft is None else expect_any(draft, "draft")
+    target = expect_loaded(model, "model")
+    small = None if draft is None else expect_loaded(draft, "draft")
     return target, small
 
 
 def expect_runnable(choice: Choice, loaded: Loaded[Any], draft: Any) -> None:
     """Check that a sampler runs here, suits the model and has its draft model."""
     entry = choice.entry
-    if entry.name not in RUNNABLE:
-        raise UserError(f"sampler: {entry.name} does not run here; choose one of {', '.join(RUNNABLE)}.")
+    if entry.name not in runnable():
+        raise UserError(f"sampler: {entry.name} does not run here; choose one of {', '.join(runnable())}.")
 
-    kind = drawn_by(loaded.model)
-    if entry.decoder != kind:
-        family = registry.FAMILIES[SAMPLERS[baseline_of(loaded)].family]
-        suited = ", ".join(name for name, other in RUNNABLE.items() if other.decoder == kind)
+    family = family_of(loaded.model)
+    if entry.family.kind != family.kind:
+        suited = ", ".join(name for name, other in runnable().items() if other.family.kind == family.kind)
         raise UserError(
             f"sampler: {entry.name} samples {entry.models}, and this is {describe(loaded)}{family.nature}; choose "
             f"{suited}."
@@ -174,13 +146,10 @@ def expect_runnable(choice: Choice, loaded: Loaded[Any], draft: Any) -> None:
 
 def baseline_of(loaded: Loaded[Any]) -> str:
     """Name of the plain sampler of a model; of a PAR, the sampler that it was trained for."""
-    if isinstance(loaded.model, MARModel):
-        return registry.MAR
-    if isinstance(loaded.model, BlockModel):
-        return registry.BITDANCE
-
-    trained_for_par = loaded.model.net.config.special > 0
-    return PAR if trained_for_par else registry.LLAMAGEN
+    if getattr(loaded.model, "regions", 1) > 1:
+        return PAR
+    kind = family_of(loaded.model).kind
+    return next(name for name, entry in runnable().items() if entry.baseline and entry.family.kind == kind)
 
 
 def baseline_choice(choice: Choice, loaded: Loaded[Any]) -> Choice:
@@ -195,10 +164,7 @@ def baseline_choice(choice: Choice, loaded: Loaded[Any]) -> Choice:
 def settings_for(choice: Choice, loaded: Loaded[Any]) -> Any:
     """The settings of a choice on a model: its values, the preset's, the file's recommendations, the defaults."""
     model = loaded.model
-
-    # Papers state some values by the width of a MAR's transformer.
-    width = model.net.config.dim if isinstance(model, MARModel) else 0
-
+    width = family_of(model).width(model)
     return choice.settings(loaded.recommended, demo=model.label_set == DEMO_LABELS, width=width)
 
 
@@ -217,12 +183,12 @@ def unlike_preset(preset: str, names: Iterable[str], settings: Any, meant: Any, 
         meant: those that the preset alone gives for the model.
         model: the model of the run.
     """
-    used = numbers(settings, own_values(model, settings))
-    of_preset = numbers(meant, own_values(model, meant))
+    used = filled_in(settings, registry.own_values_of(model, settings))
+    of_preset = filled_in(meant, registry.own_values_of(model, meant))
     differing: list[str] = []
     for name in names:
         if name not in FREE and used[name] != of_preset[name]:
-            given = named(type(settings), {name: used[name]}, all=True)
+            given = setting_in_words(name, used[name])
             differing.append(f"{given}, {preset} has {shown(of_preset[name])}")
 
     if not differing:
@@ -266,28 +232,25 @@ def texts_of(condition: Any) -> tuple[str, ...]:
     return condition.texts if isinstance(condition, PromptCondition) else ()
 
 
-def _latent_condition(value: Any, model: MARModel | BlockModel) -> MaskedCondition:
-    """The condition on the socket, of the kind that the model reads."""
-    if model.condition == PromptCondition.kind:
-        prompts = expect(value, PromptCondition, "condition", "Prompt")
-        if isinstance(model, BlockModel):
-            expect_null_prompt(prompts, model.name)
-        return prompts
-
-    return as_labels(value, model.label_set)
-
-
-def _token_condition(value: Any, model: TokenModel) -> AnyCondition:
-    """Check that a socket holds a condition; the sampler checks that it fits the model."""
+def as_condition(value: Any, model: Any) -> AnyCondition:
+    """The condition on a socket for a model; raises a UserError if it is of a kind that the model does not read."""
     if isinstance(value, LabelText):
+        expect_kind(Condition, model.condition, model.name)  # type: ignore[arg-type]
         return as_labels(value, model.label_set)
+    if not isinstance(value, AnyCondition):
+        raise UserError(f"condition: it got {describe(value)}; connect the output of {CONDITIONS}.")
 
-    if isinstance(value, PromptCondition):
-        expect_null_prompt(value, model.name)
+    made: AnyCondition = value
+    if isinstance(made, PromptCondition) and not hasattr(model, "instruction"):  # with a null prompt of its own
+        expect_null_prompt(made, model.name)
+    if not turned_into_features(made.kind, model):
+        expect_kind(made, model.condition, model.name)
+    return made
 
-    if isinstance(value, AnyCondition):
-        return value
-    raise UserError(f"condition: it got {describe(value)}; connect the output of {CONDITIONS}.")
+
+def turned_into_features(kind: str, model: Any) -> bool:
+    """Whether a de-tokenizer's TA-Tok turns conditions of a kind into those that the model reads."""
+    return kind == CodeCondition.kind and model.condition == FeatureCondition.kind
 
 
 # Nodes that read large files to what they make.
@@ -310,14 +273,8 @@ class ModelFirst(io.ComfyNode):  # type: ignore[misc]
         made = _SLOW.get(graph.maker(cls, "condition"))
 
         model = loaded.model if isinstance(loaded, Loaded) else None
-        if made is not None and isinstance(model, MARModel | BlockModel):
+        if made is not None and model is not None and not turned_into_features(made.kind, model):
             expect_kind(made, model.condition, model.name)  # type: ignore[arg-type]
-
-        if made is not None and isinstance(model, TokenModel):
-            read = model.net.config.condition
-            turned_into_features = made.kind == "codes" and read == "features"  # by a de-tokenizer's TA-Tok
-            if not turned_into_features:
-                expect_kind(made, read, model.name)  # type: ignore[arg-type]
 
         return ["condition"]
 
@@ -345,7 +302,7 @@ class CachePlan:
     values: Mapping[str, Any]
     preset_given: bool = False  # whether a prompt named the preset
 
-    def settings(self, loaded: Loaded[MARModel], steps: int, values: Mapping[str, Any] | None = None) -> Any:
+    def settings(self, loaded: Loaded[Any], steps: int, values: Mapping[str, Any] | None = None) -> Any:
         """The settings for a model and a number of AR steps; ``values`` in the place of the plan's."""
         model = loaded.model
         demo = model.label_set == DEMO_LABELS
@@ -363,231 +320,130 @@ class Room:
 
 
 @dataclass(frozen=True)
-class LatentRun:
-    """A checked run of a model whose samplers draw latents with paired noise."""
+class Run:
+    """A checked run of a sampler."""
 
     entry: Entry
     loaded: Loaded[Any]
     settings: Any
-    condition: MaskedCondition
+    condition: AnyCondition
     seed: int
-    edit: Edit | None
+    edit: Edit | None  # its start are latents
     numbers: Sequence[int]  # of the images, which their noise depends on
-    draft: Loaded[MARModel] | None = None
+    draft: Loaded[Any] | None = None
     cache: CacheSettings | None = None
+    upscale_model: Any = None  # what enlarges a draft; None: bicubically
 
     @property
     def images(self) -> int:
         return len(self.condition)
+
+    @property
+    def enlarges(self) -> bool:
+        """Whether a draft of a smaller image is enlarged."""
+        return self.entry.needs_up_sampler
 
     def estimate(self) -> Room:
         """What the run needs.
 
         The stages' memory is added, because allocators reuse little between them.
         """
-        others = [] if self.draft is None else self.draft.patchers
-        working = sum(count for name, count in self.stages().items() if not name.startswith(WEIGHTS))
-        return Room(working, (self.images, *self.shape()), others)
-
-    def stages(self) -> dict[str, int]:
-        """Bytes by stage."""
-        raise NotImplementedError
-
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image's latents."""
-        raise NotImplementedError
-
-    def start(self, room: Room) -> tuple[Steps, FastARVAE | None]:
-        """Load the weights and begin the sampler; returns its steps, and the decoder of previews if there are any."""
-        vae = to_device(self.loaded, room.memory, room.latents, room.others)
-        return in_parts(self._sample, self.images, self.loaded.model.net), vae
-
-    def _sample(self, part: range) -> Steps:
-        """The sampler on some of the images."""
-        more: dict[str, Any] = {"edit": None if self.edit is None else self.edit.of(part, self.images)}
+        model = self.loaded.model
+        family = family_of(model)
+        more = {"edited": self.edit is not None, "cache": self.cache}
         if self.draft is not None:
             more["draft"] = self.draft.model
-        if self.cache is not None:
-            more["transformer"] = LazyTransformer(self.cache)
-        if self.cache is not None and self.draft is not None:
-            more["draft_transformer"] = LazyTransformer(self.cache)
+        stages = family.memory(model, self.condition, self.settings, **more)
+        memory: float = sum(count for name, count in stages.items() if not name.startswith(WEIGHTS))
 
-        condition = self.condition.of(part)
-        noise = PairedNoise(self.seed, [self.numbers[i] for i in part])
-        return self.entry.run(self.loaded.model, condition, self.settings, noise, **more)
+        vae = self.loaded.vae
+        height, width = family.latents(model, self.settings)
+        others = [] if self.draft is None else list(self.draft.patchers)
+        if self.enlarges:
+            # The draft is enlarged between the decoder and the encoder.
+            side = height * vae.downscale_ratio
+            at_once = max(1, min(self.images, _PIXELS // side**2))
+            memory += at_once * vae.memory_used_encode((1, 3, side, side), vae.vae_dtype)
+            others.append(vae.patcher)
 
-    def latents(self, step: Any) -> Tensor:
-        """Latents [B, C, h, w] of a step or of the result."""
-        return step.latents
-
-
-@dataclass(frozen=True)
-class MaskedRun(LatentRun):
-    """A checked run of a MAR, Harmon or UniPic."""
-
-    loaded: Loaded[MARModel]
-
-    def stages(self) -> dict[str, int]:
-        cache = self.settings if isinstance(self.settings, CacheSettings) else self.cache
-        return masked_memory(self.loaded.model, self.condition, self.settings, cache)
-
-    def shape(self) -> tuple[int, int, int]:
-        model = self.loaded.model
-        side = model.net.config.grid * model.patch
-        return model.net.config.channels // model.patch**2, side, side
-
-
-@dataclass(frozen=True)
-class BlockRun(LatentRun):
-    """A checked run of a BitDance."""
-
-    loaded: Loaded[BlockModel]
-
-    def stages(self) -> dict[str, int]:
-        return block_memory(self.loaded.model, self.condition, self.settings, self.edit is not None)
-
-    def shape(self) -> tuple[int, int, int]:
-        model = self.loaded.model
-        height, width = model.grid(self.settings.height, self.settings.width, self.settings.any_size)
-        return model.net.channels, height, width
-
-
-@dataclass(frozen=True)
-class TokenRun:
-    """A checked run of a token model; with a draft model, of MuLo-SD."""
-
-    entry: Entry
-    loaded: Loaded[TokenModel]
-    vae: FastARVAE
-    settings: Any
-    condition: AnyCondition
-    seed: int
-    edit: Edit | None  # its start are latents
-    numbers: Sequence[int]  # of the images, which their draws depend on
-    draft: Loaded[TokenModel] | None
-    upscale_model: Any  # None: a draft is enlarged bicubically
-
-    @property
-    def images(self) -> int:
-        return len(self.condition)
-
-    def estimate(self) -> Room:
-        """The sampler's memory, and with a draft model that of the encoder too."""
-        model = self.loaded.model
-        vae = self.vae
-        small = None if self.draft is None else self.draft.model
-        memory = token_memory(model, self.condition, self.settings, small)
-        latents = (self.images, vae.latent_channels, model.grid, model.grid)
-        if self.draft is None:
-            return Room(memory, latents)
-
-        # The draft is enlarged between the decoder and the encoder.
-        side = model.grid * vae.downscale_ratio
-        at_once = max(1, min(self.images, _PIXELS // side**2))
-        encoding = at_once * vae.memory_used_encode((1, 3, side, side), vae.vae_dtype)
-        return Room(memory + encoding, latents, [*self.draft.patchers, vae.patcher])
+        channels = 0 if vae is None else vae.latent_channels
+        return Room(memory, (self.images, channels, height, width), others)
 
     def start(self, room: Room) -> tuple[Steps, FastARVAE | None]:
-        """Read the condition, load the weights, turn the image to change into codes, and begin the sampler.
+        """Read the condition, load the weights, and begin the sampler.
 
         Returns its steps, and the decoder of previews if there are any.
         """
+        model = self.loaded.model
+        family = family_of(model)
         condition = _read_codes(self.condition, self.loaded)
 
         def place() -> FastARVAE | None:
             return to_device(self.loaded, room.memory, room.latents, room.others)
 
         vae = place()
-        edit = None if self.edit is None else _edit_codes(self.edit, self.vae)
+        edit = self.edit
+        if edit is not None and family.codes:
+            edit = _edit_codes(edit, self.loaded.vae)
 
-        drafted: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         if self.draft is not None:
-            drafted = {"draft": self.draft.model, "up_sampler": self._up_sampling(place)}
+            more["draft"] = self.draft.model
+        if self.cache is not None:
+            more["make_transformer"] = partial(LazyTransformer, settings=self.cache)
+        if self.cache is not None and self.draft is not None:
+            more["make_draft_transformer"] = more["make_transformer"]
+        if self.enlarges:
+            more["up_sampler"] = self._up_sampling(place)
 
         def sample(part: range) -> Steps:
-            """The sampler on some of the images; MuLo-SD, which has a draft model, makes no edits."""
-            more = drafted if edit is None else {"edit": edit.of(part, self.images)}
-            draws = PairedDraws(self.seed, [self.numbers[i] for i in part])
-            return self.entry.run(self.loaded.model, condition.of(part), self.settings, draws, **more)
+            """The sampler on some of the images."""
+            of_part = {} if edit is None else {"edit": edit.of(part, self.images)}
+            noise = family.noise(self.seed, [self.numbers[i] for i in part])
+            return self.entry.run(model, condition.of(part), self.settings, noise, **more, **of_part)
 
-        return in_parts(sample, self.images, self.loaded.model.net), vae
+        return in_parts(sample, self.images, model.net), vae
 
     def _up_sampling(self, place: Callable[[], Any]) -> UpSampling:
         """What enlarges the draft; ``place`` loads the run's networks again after an upscale model."""
+        tokenizer = self.loaded.vae.tokenizer
         if self.upscale_model is None:
-            return UpSampling(self.vae.tokenizer)
+            return UpSampling(tokenizer)
 
         enlarge = host.upscaler(self.upscale_model, place)
-        return UpSampling(self.vae.tokenizer, enlarge, _upscale_name(self.upscale_model))
+        return UpSampling(tokenizer, enlarge, _upscale_name(self.upscale_model))
 
     def latents(self, step: Any) -> Tensor:
-        """Code vectors [B, C, h, w] of a step or of the result, a LATENT."""
-        return self.vae.vectors(step.codes)
-
-
-Run: TypeAlias = LatentRun | TokenRun
+        """Latents [B, C, h, w] of a step or of the result, a LATENT; of codes their vectors."""
+        if family_of(self.loaded.model).codes:
+            return self.loaded.vae.vectors(step.latents)
+        return step.latents
 
 
 def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: Sockets) -> Run:
-    """Check the inputs of a run; nothing is loaded or computed.
-
-    Raises:
-        UserError: the first input that is wrong.
-    """
-    if entry.latents:
-        return _check_latents(entry, loaded, settings, seed, sockets)
-    return _check_tokens(entry, loaded, settings, seed, sockets)
-
-
-def _check_latents(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: Sockets) -> LatentRun:
+    """Check the inputs of a run; nothing is loaded or computed."""
     model = loaded.model
-    entry.check(model, settings)
-    whole = _latent_condition(sockets.condition, model)
-    condition, edit, numbers = _in_batch(whole, _checked_edit(sockets, entry.decoder), sockets.latent_image)
-    expect_little_noise(model, settings, len(condition), "condition")
-    if isinstance(model, BlockModel):
-        expect_suited(model, host.get_compute_device(), settings)
-        if edit is not None:
-            expect_edit(model, edit, settings, len(condition))
-        return BlockRun(entry, loaded, settings, condition, seed, edit, numbers)
+    family = family_of(model)
 
+    # 1. Model and settings.
+    entry.check(model, settings)
+
+    # 2. The condition, and the part of an image to draw again.
+    whole = as_condition(sockets.condition, model)
+    condition, edit, numbers = _in_batch(whole, _checked_edit(sockets, family.decoder), sockets.latent_image)
+    expect_little_noise(model, settings, len(condition), "condition")
+    family.expect_device(model, host.get_compute_device(), settings)
+    if edit is not None:
+        family.expect_edit(model, edit, settings, len(condition))
+
+    # 3. What else the sampler takes.
     draft = None
     if entry.needs_draft:
-        draft = expect_mar(sockets.draft, "draft")
-        check_drafting(draft.model, model)
+        draft = expect_loaded(sockets.draft, "draft", family.decoder)
+        _DRAFTS[family.decoder](loaded, draft, entry.title)
     cache = _checked_cache(sockets.cache, loaded, settings)
     if cache is not None:
         check_caches(model, settings, cache)
-    if edit is not None:
-        edited(model, edit, len(condition), edit.start.device)
-    return MaskedRun(entry, loaded, settings, condition, seed, edit, numbers, draft, cache)
-
-
-def _check_tokens(entry: Entry, loaded: Loaded[TokenModel], settings: Any, seed: int, sockets: Sockets) -> TokenRun:
-    model = loaded.model
-    vae = loaded.vae
-    assert vae is not None  # checked by expect_tokens
-    if entry.name == PAR and model.net.config.condition == "features":
-        raise UserError(
-            f"model: {model.name} is a Tar de-tokenizer, which decides its tokens row by row; connect a PAR, "
-            "or use LlamaGen Sampler or ZipAR Sampler."
-        )
-
-    entry.check(model, settings)
-    whole = _token_condition(sockets.condition, model)
-    condition, edit, numbers = _in_batch(whole, _checked_edit(sockets, VQ), sockets.latent_image)
-    if edit is not None:
-        tokens_again(edit, model.grid, len(condition), edit.start.device)
-
-    settings = resolve(settings, model)
-    if not entry.needs_draft:
-        return TokenRun(entry, loaded, vae, settings, condition, seed, edit, numbers, draft=None, upscale_model=None)
-
-    draft = expect_tokens(sockets.draft, "draft")
-    assert draft.vae is not None
-    expect_same_codes(vae.tokenizer, draft.vae.tokenizer, model.name)
-    check_pair(model, draft.model, vae.tokenizer.net.config.codes, entry.title)
-    check_grids(model, draft.model)
 
     upscale_model = sockets.upscale_model
     if upscale_model is not None and not _is_upscale_model(upscale_model):
@@ -596,10 +452,27 @@ def _check_tokens(entry: Entry, loaded: Loaded[TokenModel], settings: Any, seed:
             "with a model for colour images."
         )
 
-    return TokenRun(entry, loaded, vae, settings, condition, seed, edit, numbers, draft, upscale_model)
+    settings = family.complete(model, settings)
+    return Run(entry, loaded, settings, condition, seed, edit, numbers, draft, cache, upscale_model)
 
 
-def _checked_cache(value: Any, loaded: Loaded[MARModel], settings: Any) -> CacheSettings | None:
+def _check_token_draft(loaded: Loaded[Any], draft: Loaded[Any], title: str) -> None:
+    """Check a draft model of a smaller image."""
+    model = loaded.model
+    tokenizer = loaded.vae.tokenizer
+    expect_same_codes(tokenizer, draft.vae.tokenizer, model.name)
+    check_pair(model, draft.model, tokenizer.net.config.codes, title)
+    check_grids(model, draft.model)
+
+
+# Checks of a draft model, by what decodes the results.
+_DRAFTS: dict[str, Callable[[Loaded[Any], Loaded[Any], str], None]] = {
+    KL: lambda loaded, draft, title: check_drafting(draft.model, loaded.model),
+    VQ: _check_token_draft,
+}
+
+
+def _checked_cache(value: Any, loaded: Loaded[Any], settings: Any) -> CacheSettings | None:
     """The settings of LazyMAR's caches for a model; None if the cache socket is not connected."""
     if value is None:
         return None
@@ -654,9 +527,6 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
     A latent that is part of a batch says which of its images it holds: each is drawn as in the whole batch. Its number
     is its place there. Of a condition or a mask with more entries than the latent, it gets the entry of that place; of
     as many entries, they belong to the latent's images in their order.
-
-    Raises:
-        UserError: places that are none, or a place that the condition does not have.
     """
     if edit is None or BATCH_INDEX not in latent:
         return condition, edit, range(len(condition))
@@ -735,11 +605,11 @@ def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: So
 
     with enough_memory(READING):
         samples = host.to_output(checked.latents(done))
-    mark(samples, entry.decoder)
+    mark(samples, entry.family.decoder)
 
     report: Report = done.report
     report.prompt = host.prompt_id()
-    if entry.latents and loaded.vae is not None:
+    if not entry.family.codes and loaded.vae is not None:
         report.memory[DECODE] = int(loaded.vae.memory_used_decode(samples.shape, loaded.vae.vae_dtype))
 
     latent: dict[str, Any] = {"samples": samples}
@@ -749,7 +619,7 @@ def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: So
 
 
 def run_choice(choice: Choice, loaded: Loaded[Any], condition: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
-    """Run a sampler on the values of sockets; ``loaded`` was checked by :func:`expect_any`."""
+    """Run a sampler on the values of sockets; ``loaded`` was checked by :func:`expect_loaded`."""
     expect_runnable(choice, loaded, draft)
 
     settings = settings_for(choice, loaded)
@@ -769,7 +639,7 @@ def draw_images(
 def warm_up(loaded: Loaded[Any], condition: Any) -> None:
     """Begin the plain sampler, untimed, as :func:`samplers.batches.warm_up`."""
     plain = choose(baseline_of(loaded), {})
-    settings = short(plain.entry, settings_for(plain, loaded))
+    settings = plain.entry.family.short(settings_for(plain, loaded))
 
     steps, _, _ = start(plain.entry, loaded, settings, 0, Sockets(condition))
     run_beginning(steps)
@@ -792,7 +662,7 @@ def _edit_codes(edit: Edit, vae: FastARVAE) -> Edit:
     return Edit(codes.cpu(), edit.mask.cpu())
 
 
-def _read_codes(condition: AnyCondition, loaded: Loaded[TokenModel]) -> AnyCondition:
+def _read_codes(condition: AnyCondition, loaded: Loaded[Any]) -> AnyCondition:
     """Turn semantic codes into features with the model's TA-Tok, which is on the device only for that."""
     if not isinstance(condition, CodeCondition) or TA_TOK not in loaded.parts:
         return condition
@@ -842,7 +712,7 @@ def reported(
 
     # 2. The lines of this node.
     kind = registry.find(report.sampler).settings
-    used = named(kind, _remarkable(kind, report.settings, own or {}))
+    used = in_words(kind, _remarkable(kind, report.settings, own or {}))
     told = host.text_output([one_line(report)], [unknown, *warnings, no_gain(report)], f"{used}.", prompts)
 
     write_reports(node, [report])

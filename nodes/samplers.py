@@ -5,7 +5,6 @@ The classes hold texts. What they share is in :class:`_Sampler`; how a sampler i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,19 +12,16 @@ from comfy_api.latest import io
 
 from ..samplers import presets, registry
 from ..samplers.choice import Choice
-from ..samplers.conditioning import unknown_words
+from ..samplers.labels import unknown_words
 from ..samplers.mar.settings import CacheSettings
-from ..samplers.numbers import own_values
 from ..samplers.registry import SAMPLERS
-from ..samplers.settings import knobs, make, named
+from ..samplers.settings import in_words, knobs, make
 from .running import (
     CachePlan,
     ModelFirst,
     Sockets,
     cache_unlike_preset,
-    expect_blocks,
-    expect_mar,
-    expect_tokens,
+    expect_loaded,
     reported,
     run,
     settings_for,
@@ -127,16 +123,15 @@ class _Inputs:
     """What the samplers of one kind of models take."""
 
     socket: Any  # of their models
-    expect: Callable[..., Any]  # checks a model
     condition: io.Input
     edit: list[io.Input]  # of an image to change
 
 
-# By what decodes the result, see :attr:`.registry.Family.decoder`.
+# By what decodes the result, see :attr:`.Family.decoder`.
 _INPUTS = {
-    KL: _Inputs(MAR, expect_mar, _MAR_CONDITION, _EDIT),
-    VQ: _Inputs(TOKEN_MODEL, expect_tokens, _TOKEN_CONDITION, _TOKEN_EDIT),
-    BITS: _Inputs(BLOCK_MODEL, expect_blocks, _BLOCK_CONDITION, _BLOCK_EDIT),
+    KL: _Inputs(MAR, _MAR_CONDITION, _EDIT),
+    VQ: _Inputs(TOKEN_MODEL, _TOKEN_CONDITION, _TOKEN_EDIT),
+    BITS: _Inputs(BLOCK_MODEL, _BLOCK_CONDITION, _BLOCK_EDIT),
 }
 _SWITCHED_OFF = {registry.MAR: "plain MAR", registry.LLAMAGEN: "plain decoding"}
 
@@ -156,8 +151,8 @@ class _Sampler(ModelFirst):
     def optional(cls) -> list[io.Input]:
         """Optional sockets."""
         entry = SAMPLERS[cls.sampler]
-        edit = _INPUTS[entry.decoder].edit
-        takes_cache = entry.masked and not issubclass(entry.settings, CacheSettings)
+        edit = _INPUTS[entry.family.decoder].edit
+        takes_cache = entry.family.caches and not issubclass(entry.settings, CacheSettings)
         return [_CACHE, *edit] if takes_cache else edit
 
     @classmethod
@@ -165,7 +160,7 @@ class _Sampler(ModelFirst):
         entry = SAMPLERS[cls.sampler]
 
         # Sockets.
-        kind = _INPUTS[entry.decoder]
+        kind = _INPUTS[entry.family.decoder]
         sockets = [kind.socket.Input(name, tooltip=tooltip) for name, tooltip in cls.models.items()]
         sockets.append(kind.condition)
 
@@ -176,8 +171,8 @@ class _Sampler(ModelFirst):
                 "enabled",
                 default=True,
                 optional=True,
-                tooltip=f"Off runs {_SWITCHED_OFF[entry.family]} with the same seed and settings, as the baseline. "
-                "Use this switch instead of bypassing the node, which breaks the graph.",
+                tooltip=f"Off runs {_SWITCHED_OFF[entry.family.name]} with the same seed and settings, as the "
+                "baseline. Use this switch instead of bypassing the node, which breaks the graph.",
             )
             main.append(switch)
 
@@ -208,11 +203,10 @@ class _Sampler(ModelFirst):
 
         # 1. Inputs that are models or sockets; the others are widgets.
         field = "target" if entry.needs_draft else "model"
-        expect_loaded = _INPUTS[entry.decoder].expect
-        loaded = expect_loaded(inputs.pop(field), field)
+        loaded = expect_loaded(inputs.pop(field), field, entry.family.decoder)
         draft = inputs.pop("draft", None)
         if entry.needs_draft:
-            expect_loaded(draft, "draft")
+            expect_loaded(draft, "draft", entry.family.decoder)
 
         optional = {socket.id: inputs.pop(socket.id, None) for socket in cls.optional()}
         sockets = Sockets(condition, draft=draft, **optional)
@@ -237,17 +231,17 @@ class _Sampler(ModelFirst):
                 if name in inputs and value != inputs[name]:
                     differing[name] = value
             if differing:
-                warnings.append(f"This model's file recommends {named(entry.settings, differing)}.")
+                warnings.append(f"This model's file recommends {in_words(entry.settings, differing)}.")
 
         # 4. Run; switched off, the plain sampler with the settings that it shares.
         if not checked_switch(enabled, "enabled"):
-            entry = SAMPLERS[entry.family]
+            entry = SAMPLERS[entry.family.name]
             shared = {name: value for name, value in vars(settings).items() if name in knobs(entry.settings)}
             settings = make(entry.settings, shared)
 
         made = run(entry, loaded, settings, seed, sockets)
         unknown = unknown_words(loaded.model, texts_of(condition))
-        return reported(cls, made, warnings, unknown, own_values(loaded.model, settings))
+        return reported(cls, made, warnings, unknown, registry.own_values_of(loaded.model, settings))
 
 
 class MARSampler(_Sampler):

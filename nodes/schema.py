@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..model_loaders.networks.chat import MOST_TEXT
 from ..samplers import presets
 from ..samplers.editing import LARGEST_LATENT, masks_of
-from ..samplers.settings import Knob, Settings, knobs, number_of
+from ..samplers.settings import Knob, Settings, default_or_paper, knobs
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ def widget(name: str, default: Any, about: Knob, shown: Any = None, optional: bo
     if optional:
         shared["optional"] = True
 
-    default = number_of(default, about)
+    default = default_or_paper(default, about)
     shown = default if shown is None else shown
     if about.choices:
         return io.Combo.Input(name, options=list(about.choices), default=shown, **shared)

@@ -13,8 +13,8 @@ from ..reports.exchange import read_runs
 from ..reports.record import Report, to_table
 from ..reports.table import literal
 from ..samplers.choice import choose, parse_choice
-from ..samplers.conditioning import unknown_words
-from ..samplers.registry import UP_SAMPLER, find
+from ..samplers.labels import unknown_words
+from ..samplers.registry import find
 from ..samplers.tokens.upsampling import BICUBIC
 from . import host
 from .images import to_image
@@ -103,7 +103,7 @@ def line_of(report: Report) -> tuple[str, str]:
     written: dict[str, Any] = {}
     unknown: list[str] = []
     for name, value in report.settings.items():
-        if value is None or name == UP_SAMPLER:
+        if value is None or name == "up_sampler":
             continue
         try:
             choose(report.sampler, {name: value})
@@ -113,7 +113,7 @@ def line_of(report: Report) -> tuple[str, str]:
 
     # What it cannot hold.
     lacks = ""
-    enlarged = report.settings.get(UP_SAMPLER, BICUBIC)
+    enlarged = report.settings.get("up_sampler", BICUBIC)
     if unknown:
         lacks = f"which has settings that this version does not have ({', '.join(unknown)})"
     elif enlarged != BICUBIC:

@@ -16,9 +16,9 @@ from ..reports.record import Report
 from ..reports.sweep import Cell
 from ..reports.values import parse_values
 from ..samplers import presets
-from ..samplers.baseline import word_for
+from ..samplers.baseline import quality_word
 from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_settings
-from ..samplers.settings import Settings, knob, knobs, make, no_setting, number_of
+from ..samplers.settings import Settings, default_or_paper, knob, knobs, make, no_setting
 from ..sweeps.images import MEASURES, sweep_grid, sweep_plot
 from ..sweeps.keys import cell_key, cell_name, digest
 from ..sweeps.plan import MOST_CELLS, combinations, distinct
@@ -28,7 +28,6 @@ from . import host
 from .host import Loaded
 from .images import to_image
 from .running import (
-    RUNNABLE,
     LabelText,
     ModelFirst,
     as_labels,
@@ -37,6 +36,7 @@ from .running import (
     expect_pair,
     expect_runnable,
     expect_suited_settings,
+    runnable,
     settings_for,
     warm_up,
 )
@@ -51,16 +51,18 @@ _NAME = re.compile(r"[^A-Za-z0-9 ._-]+")
 class SweepSettings(Settings):
     """Choices of the node Sweep."""
 
-    sampler: str = knob("fasthybrid", "The sampler of all cells. A plus combines two methods.", choices=tuple(RUNNABLE))
+    sampler: str = knob(
+        "fasthybrid", "The sampler of all cells. A plus combines two methods.", choices=tuple(runnable())
+    )
     x: str = knob(
         "threshold",
         "The setting that changes from column to column. It must be one of the chosen sampler's.",
-        choices=tuple(names_of_settings(RUNNABLE)),
+        choices=tuple(names_of_settings(runnable())),
     )
     y: str = knob(
         NONE,
         "The setting that changes from row to row. Usual: none, for a single row.",
-        choices=(NONE, *names_of_settings(RUNNABLE)),
+        choices=(NONE, *names_of_settings(runnable())),
     )
 
 
@@ -155,14 +157,15 @@ class SweepNode(ModelFirst):
 
             assert plain is not None, "the plain sampler is first"
             plain_images, plain_report = plain
-            quality = measure(images, plain_images, word_for(report, plain_report))
+            quality = measure(images, plain_images, quality_word(report, plain_report))
             made.append(Cell(run.x, run.y, run.seed, names[k], report, plain_report, quality))
 
         made.sort(key=lambda cell: (cell.y, seeds.index(cell.seed), cell.x))
 
         # 4. Say what was sampled.
         found = len(names) - len(sampled)
-        said = host.text_output([f"{len(sampled)} of {len(names)} cells sampled, {found} were in {store.name}"])
+        told = f"{len(sampled)} of {len(names)} cells sampled, {found} were in the folder {store.name}"
+        said = host.text_output([told])
 
         sweep = Sweep(_title(base), store, x_axis, y_axis, tuple(seeds), tuple(made))
         return io.NodeOutput(sweep, sweep_table(sweep), ui=said)
@@ -248,7 +251,7 @@ def _axis(base: Choice, field: str, name: str, text: str) -> Axis:
 
     whole = False
     if name in known:
-        whole = type(number_of(*known[name])) is int  # a switch is a bool
+        whole = type(default_or_paper(*known[name])) is int  # a switch is a bool
     values = parse_values(text, f"{field}_values", whole)
 
     try:

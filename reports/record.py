@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -38,6 +38,8 @@ from .timing import (
     speedup_of,
 )
 from .work import OF_DRAFT, Work
+
+T = TypeVar("T")
 
 # Outcomes of a token: the values of the map "outcome".
 PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN, EXPANDED = range(8)
@@ -98,7 +100,7 @@ class Report:
     counts: dict[str, int] = field(default_factory=dict)
     threads: int | None = None  # of PyTorch on a CPU
     peak_memory_bytes: int | None = None  # allocated device memory; None if the device does not report it
-    # Estimated bytes by stage, computed before the run, see samplers/mar/memory.py; {} where nothing is estimated.
+    # Estimated bytes by stage, computed before the run, see samplers/memory.py; {} where nothing is estimated.
     memory: dict[str, int] = field(default_factory=dict)
     # Arrays [B, h, w]: "step" int32 (AR step or pass at which a token was fixed, -1 for given tokens), "outcome" uint8
     # (see above), "cached" int32 (number of AR steps at which the token's decoder rows came from a cache), "islands"
@@ -406,6 +408,16 @@ class Clock:
         began = self._now()
         yield
         self._phases.append((name, began, self._now()))
+
+    def timed(self, name: str, parts: Iterator[T]) -> Iterator[T]:
+        """The same parts, the making of each timed as part of ``name``."""
+        while True:
+            with self.phase(name):
+                part = next(parts, None)
+            if part is None:
+                return
+
+            yield part
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -57,8 +57,7 @@ def no_gain(report: Report, baseline: Report | None = None) -> str:
         return f"No drafted diffusion step was accepted; use a lower speculation.{slower}"
 
     # Settings at which a method is plain sampling.
-    accepts_none = settings.get("threshold", 0) > 1 and not settings.get("acceptance_target")
-    if "fasthybrid" in methods and (settings.get("lookahead") == 0 or accepts_none):
+    if "fasthybrid" in methods and (settings.get("lookahead") == 0 or settings.get("threshold", 0) > 1):
         return f"Nothing was drafted: lookahead 0 and thresholds above 1 are plain MAR.{slower}"
 
     if methods[-1] == "lazymar" and _caches_nothing(report):

@@ -1,10 +1,12 @@
-"""What a run's settings promise, exact or lossless, and the baseline of a comparison."""
+"""Comparisons of runs: which run is the baseline of which, and whether PSNR and SSIM mean anything between two.
+
+It asks the samplers' settings what they promise, exact or lossless; reports alone do not know.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ _UNKNOWN_SIDE = 1 << 16
 
 
 @dataclass(frozen=True)
-class Run:
+class ComparedRun:
     """A run of a comparison."""
 
     group: Hashable  # runs of one group can be compared: one model family and size
@@ -63,20 +65,20 @@ def _settings(sampler: str, values: Mapping[str, Any]) -> Any:
         return None
 
 
-def lossless(sampler: str, values: Mapping[str, Any]) -> bool:
+def is_lossless(sampler: str, values: Mapping[str, Any]) -> bool:
     """Whether a run keeps the distribution of its baseline's images but gives other ones."""
     settings = _settings(sampler, values)
     return settings is not None and settings.lossless()
 
 
-def of_report(report: Report, group: Hashable) -> Run:
+def run_of_report(report: Report, group: Hashable) -> ComparedRun:
     """A run that has a report."""
     side = int(report.maps["step"].shape[-1]) if "step" in report.maps else _UNKNOWN_SIDE
     work = tuple(report.counts.get(name, 0) for name in ("transformer_passes", "head_calls"))
-    return Run(group, report.sampler, report.settings, side, work, report.seconds / report.images)
+    return ComparedRun(group, report.sampler, report.settings, side, work, report.seconds / report.images)
 
 
-def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
+def baselines(runs: Sequence[ComparedRun], alike: bool = False) -> list[int]:
     """For each run the index of its baseline: in its group the plain sampler, else an accelerator at its exact setting,
     else any of the runs.
 
@@ -88,25 +90,32 @@ def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
     for i, run in enumerate(runs):
         members.setdefault(run.group, []).append(i)
 
-    candidates: dict[Hashable, list[int]] = {}
+    found: dict[Hashable, list[int]] = {}
     for group, own in members.items():
         exact = [i for i in own if runs[i].exact]
-        candidates[group] = [i for i in exact if runs[i].plain] or exact
+        plain = [i for i in exact if runs[i].plain]
+        found[group] = plain or exact
 
-    def likeness(run: Run, i: int) -> tuple[bool, int]:
-        is_serial = not runs[i].settings.get("parallel")
-        return is_serial, sum(run.settings.get(name) == value for name, value in runs[i].settings.items())
+    def most_work(i: int) -> tuple[tuple[int, ...], float]:
+        return runs[i].work, runs[i].seconds
 
-    def choose(run: Run) -> int:
-        found = candidates[run.group]
-        if not found:
-            found = members[run.group]
-        elif alike:
-            return max(found, key=partial(likeness, run))
+    chosen: list[int] = []
+    for run in runs:
+        candidates = found[run.group]
+        if candidates and alike:
+            likeness = {i: _likeness(runs[i], run) for i in candidates}
+            chosen.append(max(candidates, key=likeness.__getitem__))
+        else:
+            chosen.append(max(candidates or members[run.group], key=most_work))
 
-        return max(found, key=lambda i: (runs[i].work, runs[i].seconds))
+    return chosen
 
-    return [choose(run) for run in runs]
+
+def _likeness(candidate: ComparedRun, run: ComparedRun) -> tuple[bool, int]:
+    """Whether a candidate for the baseline of a run decodes serially, and how many settings it shares with the run."""
+    is_serial = not candidate.settings.get("parallel")
+    shared = sum(run.settings.get(name) == value for name, value in candidate.settings.items())
+    return is_serial, shared
 
 
 def qualities(
@@ -129,12 +138,12 @@ def qualities(
 
         own = check_batch(images[i], f"image {i + 1}")
         first = check_batch(images[base], f"image {base + 1}")
-        out.append(measure(own, first, word_for(report, other)))
+        out.append(measure(own, first, quality_word(report, other)))
     return out
 
 
-def word_for(report: Report | None, baseline: Report | None) -> str:
-    """The word that takes the place of PSNR and SSIM between two runs, "" if the figures apply.
+def quality_word(report: Report | None, baseline: Report | None) -> str:
+    """The word of :class:`.Quality`, in place of PSNR and SSIM between two runs; "" if the figures apply.
 
     They apply to two runs that should draw the same image: one model, one prompt, one edit (the same mask and the same
     image to start from) and one seed. Otherwise they measure that difference, not what the method costs. Of two images
@@ -152,4 +161,4 @@ def word_for(report: Report | None, baseline: Report | None) -> str:
         return OTHER_EDIT
     if report.seed != baseline.seed:
         return OTHER_SEED
-    return DISTRIBUTION if any(lossless(r.sampler, r.settings) for r in (report, baseline)) else ""
+    return DISTRIBUTION if any(is_lossless(r.sampler, r.settings) for r in (report, baseline)) else ""

@@ -20,15 +20,11 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import out_of_memory
-from ..model_loaders.networks.bitdance import BlockModel
-from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.speed import PLAIN, suited_threads
 from ..reports.record import Report, joined
 from .conditioning import AnyCondition
-from .noise import PairedNoise, noise_bytes
-from .registry import Entry
-from .settings import make
-from .tokens.draws import PairedDraws
+from .noise import noise_bytes
+from .registry import Entry, family_of
 
 # Most bytes of the noise of a batch.
 NOISE_LIMIT = 4 << 30
@@ -47,7 +43,7 @@ def begin(
 ) -> Generator[Any, None, Any]:
     """Begin a sampler on some of the images of a condition; image i uses the noise of (seed, first + i)."""
     images = range(first + part.start, first + part.stop)
-    noise = PairedNoise(seed, images) if entry.latents else PairedDraws(seed, images)
+    noise = entry.family.noise(seed, images)
     return entry.run(model, condition.of(part), settings, noise)
 
 
@@ -58,18 +54,12 @@ def expect_little_noise(model: Any, settings: Any, images: int, field: str) -> N
     Raises:
         UserError: it takes more, or the model draws no images of the size in the settings.
     """
-    if isinstance(model, BlockModel):
-        height, width = model.grid(settings.height, settings.width, settings.any_size)
-        tokens = height * width
-        channels = model.net.channels
-    elif isinstance(model, MARModel):
-        tokens = model.net.config.tokens
-        channels = model.net.config.channels
-    else:
-        return  # a token model
+    numbers = family_of(model).step_numbers(model, settings)
+    if not numbers:
+        return
 
     steps = settings.diffusion_steps
-    if noise_bytes(images, steps, tokens, channels) > NOISE_LIMIT:
+    if noise_bytes(images, steps, numbers) > NOISE_LIMIT:
         raise UserError(
             f"{field}: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; "
             "ask for fewer images at once, or lower diffusion_steps."
@@ -77,20 +67,9 @@ def expect_little_noise(model: Any, settings: Any, images: int, field: str) -> N
 
 
 def warm_up(entry: Entry, model: Any, settings: Any, condition: AnyCondition) -> None:
-    """Run one AR step with two diffusion steps, or three passes of a token model: the first calls in a process
-    initialise libraries.
-    """
-    settings = short(entry, settings)
+    """Run three steps with the settings of a warm-up: the first calls in a process initialise libraries."""
+    settings = entry.family.short(settings)
     run_beginning(in_parts(partial(begin, entry, model, settings, condition, 0, 0), len(condition), model.net))
-
-
-def short(entry: Entry, settings: Any) -> Any:
-    """Settings of a masked sampler for one AR step with two diffusion steps, of one of blocks for two diffusion steps;
-    of a token sampler as they are.
-    """
-    if entry.masked:
-        return make(entry.settings, {"steps": 1, "diffusion_steps": 2})
-    return replace(settings, diffusion_steps=2) if entry.latents else settings
 
 
 def run_beginning(steps: Generator[Any, None, Any]) -> None:
@@ -112,57 +91,27 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int, net: 
     Raises:
         UserError: memory is insufficient for a single image.
     """
-
     ran = _RAN.get(net)
     ran_before = None if ran is None else set(ran)
+
     results: list[R] = []
-    shown: dict[str, Tensor] = {}  # tensors of the last step, of all images
+    batch = _BatchSteps(images)
     size = images
     first = 0
     while first < images:
         part = range(first, min(first + size, images))
-        result: R | None = None
-        try:
-            with suited_threads(net), closing(start(part)) as sampler:
-                while result is None:
-                    try:
-                        step = next(sampler)
-                    except StopIteration as end:
-                        result = end.value
-                    else:
-                        _RAN.setdefault(net, set())
-                        yield step if len(part) == images else _of_batch(step, part, images, shown)
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-
+        result = yield from _attempt(start, part, net, batch)
         if result is not None:
             results.append(result)
             first = part.stop
             continue
 
-        # Memory was insufficient. These names would keep the tensors of the attempt.
-        sampler = step = None  # type: ignore[assignment]
         _release_memory()
-        for whole in shown.values():
-            whole[first:] = 0
-        if len(part) == 1:
-            raise UserError(
-                "memory: there is too little for a single image; choose a smaller dtype (int8, bf16 or fp16) where "
-                "the loader offers it, a smaller model or image, or unload other models."
-            )
-        size = (len(part) + 1) // 2
-        logging.getLogger(__name__).warning(
-            "FastAR: memory is insufficient for %d images at once; sampling %d at a time.", len(part), size
-        )
+        batch.clear(first)
+        size = _smaller(len(part))
 
-    for values in results:
-        for report in values:
-            if isinstance(report, Report):
-                _note_first_run(report, net, ran_before)
-                if "step" in report.maps:  # drawing codes of a prompt has none
-                    report.grid = report.maps["step"].shape[1:]
-                report.parameters = sum(weight.numel() for weight in net.parameters())
+    for result in results:
+        _complete_reports(result, net, ran_before)
     if len(results) == 1:
         return results[0]
 
@@ -170,15 +119,47 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int, net: 
     return type(results[0])(*(_joined(values, note) for values in zip(*results, strict=True)))
 
 
-def _note_first_run(report: Report, net: nn.Module, ran_before: set[str] | None) -> None:
-    """Say in a report whether its seconds include what happens once: initialisation, or compilation.
+def _attempt(
+    start: Callable[[range], Generator[S, None, R]], part: range, net: nn.Module, batch: _BatchSteps
+) -> Generator[S, None, R | None]:
+    """Sample some of the images; returns their result, or None if memory was insufficient.
 
-    Args:
-        ran_before: samplers that the network had run; None if it had not run at all.
+    This function is left before memory is released: its names would keep the tensors of the attempt.
     """
-    compiles = getattr(net, "speed", PLAIN) != PLAIN and report.sampler not in (ran_before or ())
-    report.first_run = ran_before is None or compiles
-    _RAN.setdefault(net, set()).add(report.sampler)
+    try:
+        with suited_threads(net), closing(start(part)) as sampler:
+            while True:
+                try:
+                    step = next(sampler)
+                except StopIteration as end:
+                    return end.value
+
+                _RAN.setdefault(net, set())
+                yield batch.step(step, part)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+
+    return None
+
+
+def _smaller(size: int) -> int:
+    """The size of the next parts, where memory was insufficient for ``size`` images.
+
+    Raises:
+        UserError: it was a single image.
+    """
+    if size == 1:
+        raise UserError(
+            "memory: there is too little for a single image; choose a smaller dtype (int8, bf16 or fp16) where "
+            "the loader offers it, a smaller model or image, or unload other models."
+        )
+
+    half = (size + 1) // 2
+    logging.getLogger(__name__).warning(
+        "FastAR: memory is insufficient for %d images at once; sampling %d at a time.", size, half
+    )
+    return half
 
 
 def _release_memory() -> None:
@@ -190,17 +171,68 @@ def _release_memory() -> None:
         torch.mps.empty_cache()
 
 
-def _of_batch(step: S, part: range, images: int, shown: dict[str, Tensor]) -> S:
-    """A step of some images as a step of the whole batch."""
-    given: Any = step
-    tensors = {f.name: v for f in fields(given) if isinstance(v := getattr(given, f.name), Tensor)}
-    for name, value in tensors.items():
-        whole = shown.setdefault(name, value.new_zeros(images, *value.shape[1:]))
-        whole[part.start : part.stop] = value
+# ------------------------------------------------------------------------------------------------ steps of a part
 
-    done = part.start * given.total + len(part) * given.done
-    total = images * given.total
-    return replace(given, done=done, total=total, **{name: shown[name].clone() for name in tensors})
+
+class _BatchSteps:
+    """Steps of parts as steps of the whole batch."""
+
+    def __init__(self, images: int):
+        self.images = images
+        self.tensors: dict[str, Tensor] = {}  # by field of a step, of all images
+
+    def step(self, step: S, part: range) -> S:
+        """A step of some images as one of all: that of the whole batch is itself."""
+        if len(part) == self.images:
+            return step
+
+        given: Any = step
+        whole: dict[str, Tensor] = {}
+        for f in fields(given):
+            value = getattr(given, f.name)
+            if isinstance(value, Tensor):
+                of_all = self.tensors.setdefault(f.name, value.new_zeros(self.images, *value.shape[1:]))
+                of_all[part.start : part.stop] = value
+                whole[f.name] = of_all.clone()
+
+        done = part.start * given.total + len(part) * given.done
+        total = self.images * given.total
+        return replace(given, done=done, total=total, **whole)
+
+    def clear(self, first: int) -> None:
+        """Forget the images from ``first`` on, of which an attempt failed."""
+        for of_all in self.tensors.values():
+            of_all[first:] = 0
+
+
+# ------------------------------------------------------------------------------------------------ results
+
+
+def _complete_reports(result: tuple, net: nn.Module, ran_before: set[str] | None) -> None:
+    """Write into the report of a result what its sampler does not know: the network, and the grid of the image.
+
+    Args:
+        ran_before: samplers that the network had run; None if it had not run at all.
+    """
+    for report in result:
+        if not isinstance(report, Report):
+            continue
+
+        _note_first_run(report, net, ran_before)
+        report.parameters = sum(weight.numel() for weight in net.parameters())
+        if "step" in report.maps:  # drawing codes of a prompt has none
+            report.grid = report.maps["step"].shape[1:]
+
+
+def _note_first_run(report: Report, net: nn.Module, ran_before: set[str] | None) -> None:
+    """Say in a report whether its seconds include what happens once: initialisation, or compilation.
+
+    Args:
+        ran_before: samplers that the network had run; None if it had not run at all.
+    """
+    compiles = getattr(net, "speed", PLAIN) != PLAIN and report.sampler not in (ran_before or ())
+    report.first_run = ran_before is None or compiles
+    _RAN.setdefault(net, set()).add(report.sampler)
 
 
 def _joined(values: Sequence[Any], note: str) -> Any:

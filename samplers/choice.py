@@ -56,11 +56,7 @@ def choose(sampler: str, values: Mapping[str, Any]) -> Choice:
 
 
 def assignment(text: str, field: str) -> tuple[str, str]:
-    """Name and value of "name=value".
-
-    Raises:
-        UserError: the text is of another form.
-    """
+    """Name and value of "name=value"."""
     name, equals, value = (part.strip() for part in text.partition("="))
 
     if not equals or not name or name.endswith(".") or not value:
@@ -69,11 +65,7 @@ def assignment(text: str, field: str) -> tuple[str, str]:
 
 
 def parse_settings(text: str, field: str) -> dict[str, str]:
-    """Settings of "name=value, name=value"; lines and semicolons separate too.
-
-    Raises:
-        UserError: another form, or a name twice.
-    """
+    """Settings of "name=value, name=value"; lines and semicolons separate too."""
     if len(text) > _MOST_TEXT:
         raise UserError(f"{field}: {len(text)} characters; give at most {_MOST_TEXT}.")
 

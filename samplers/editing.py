@@ -29,16 +29,11 @@ class Edit:
     """An image to start from, and the part to sample again."""
 
     start: Tensor  # decoder latents [1 or B, C, H, W], any float dtype; for a token sampler codes int64 [1 or B, G, G]
-    # [1 or B, h, w] of any size, 0..1; a token is sampled again if any mask value over it is above 0, by as much as one
-    # grey level of 255
+    # [1 or B, h, w] of any size, 0..1; a token is sampled again if any mask value over it is at least LEAST_MASKED
     mask: Tensor
 
     def of(self, images: Sequence[int], batch: int) -> Edit:
-        """The edit of some of the images of a batch, by their place in it; a single start or mask is for all of them.
-
-        Raises:
-            UserError: see :meth:`expect_batch`.
-        """
+        """The edit of some images of a batch, by their place in it; a single start or mask is for all of them."""
         self.expect_batch(batch)
         start, mask = (x if len(x) == 1 else x[list(images)] for x in (self.start, self.mask))
         return Edit(start, mask)

@@ -44,6 +44,9 @@ class PairedNoise:
         self.seed = seed
         self.images = tuple(images)
 
+    def __len__(self) -> int:
+        return len(self.images)
+
     def _generators(self, stream: str) -> list[torch.Generator]:
         out = []
         for image in self.images:
@@ -66,9 +69,9 @@ class PairedNoise:
         return torch.stack([torch.randn(count, tokens, channels, generator=g) for g in generators])
 
 
-def noise_bytes(images: int, steps: int, tokens: int, channels: int) -> int:
-    """The noise of ``steps`` diffusion steps of every token of a batch, fp32."""
-    return 4 * images * (steps + 2) * tokens * channels
+def noise_bytes(images: int, steps: int, numbers: int) -> int:
+    """The noise of ``steps`` diffusion steps of a batch, fp32; ``numbers`` are those of an image in one step."""
+    return 4 * images * (steps + 2) * numbers
 
 
 class CounterRNG:

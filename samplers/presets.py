@@ -4,7 +4,7 @@ The demo's values were chosen on its own images; docs/benchmarks.md measures the
 Full-size values come from the papers, which measured MAR-B, L and H and LlamaGen-XL. MuLo-SD publishes no values, so
 its full-size presets set the share of accepted drafts, which does not depend on the model; on the demo a low tau did
 better. PAR has no presets: its groups are fixed by training. A preset sets the accelerator's own settings, not seed or
-guidance; LazyMAR's *fast* also sets the numbers of steps. *exact* costs what the baseline costs.
+guidance; LazyMAR's *fast* also sets the order and the numbers of steps. *exact* costs what the baseline costs.
 """
 
 from __future__ import annotations
@@ -39,13 +39,17 @@ _WINDOWS: Values = {
 _CACHES = {"refresh_period": 3, "start_step": 3, "computed_ratio": 0.05, "head_cache": True, "head_period": 7}
 _FEW_STEPS = {"order": "halton", **_CACHES, "steps": 12, "diffusion_steps": 25, "diffusion_steps_end": 5}
 _SCALED = {"steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10, "start_step": 6}
-_PAPER_CACHES = {"refresh_period": 9, "start_step": 5, "computed_ratio": 0.05}
 # No probability exceeds 1: every token is redrawn in raster order, as by the target alone.
 _ALL_AGAIN = {"tau": 1.01, "acceptance_target": 0.0, "resample_window": 0}
 _LOCALLY = {"expansion": 1, "neighbours": None, "draft_rows": None, "resample_order": AT_ONCE, "repair": LOCAL}
 _BY_TAU = {**_LOCALLY, "tau": 0.1, "acceptance_target": 0.0}
-# FastHybrid's k by the width of MAR-B, L and H.
+# FastHybrid's k by the width of MAR-B, L and H; other models have MAR-L's.
 _LOOKAHEAD = {768: 7, 1024: 8, 1280: 9}
+# LazyMAR's periods by number of AR steps: those for 32 hold up to there.
+_PERIODS = {
+    64: {"refresh_period": 9, "start_step": 5},
+    32: {"refresh_period": 5, "start_step": 4},
+}
 # Settings class to (demo, full size). A combination takes the presets of all its parts.
 PRESETS: dict[type, tuple[Values, Values]] = {
     FastHybridSettings: (
@@ -56,8 +60,8 @@ PRESETS: dict[type, tuple[Values, Values]] = {
         },
         {
             "exact": _EXACT_FASTHYBRID,
-            "balanced": {"threshold": 0.8, "lookahead": 8, "guided_steps": 10, "lookahead_start": 0},
-            "fast": {"threshold": 0.6, "lookahead": 8, "guided_steps": 10, "lookahead_start": 0},
+            "balanced": {"threshold": 0.8, "lookahead": _LOOKAHEAD[1024], "guided_steps": 10, "lookahead_start": 0},
+            "fast": {"threshold": 0.6, "lookahead": _LOOKAHEAD[1024], "guided_steps": 10, "lookahead_start": 0},
         },
     ),
     CacheSettings: (
@@ -68,8 +72,8 @@ PRESETS: dict[type, tuple[Values, Values]] = {
         },
         {
             "exact": _EXACT_CACHES,
-            "balanced": {**_PAPER_CACHES, "head_cache": False},
-            "fast": {**_PAPER_CACHES, "head_cache": True},
+            "balanced": {**_PERIODS[64], "computed_ratio": 0.05, "head_cache": False},
+            "fast": {**_PERIODS[64], "computed_ratio": 0.05, "head_cache": True},
         },
     ),
     # Few AR steps, annealed diffusion steps and LazyMAR's caches together. A preset of LazyMAR's sampler only, since it
@@ -113,23 +117,29 @@ def values(kind: type, preset: str, demo: bool, width: int = 0, steps: int = 64)
 
     ``demo``: the model is the demo's. The papers give some values by the width of a MAR's transformer, 0 where unknown,
     or by number of AR steps.
-
-    Raises:
-        UserError: no such preset.
     """
     if preset not in NAMES:
         raise UserError(f"preset: {preset!r} is not one of {', '.join(NAMES)}.")
 
+    if preset == CUSTOM:
+        return {}
+
     out: dict[str, Any] = {}
     for part, (small, full) in PRESETS.items():
-        if preset != CUSTOM and issubclass(kind, part):
-            out.update((small if demo else full)[preset])
+        if not issubclass(kind, part):
+            continue
+        if demo:
+            out.update(small[preset])
+            continue
 
-    if not demo and out.get("lookahead"):
-        out["lookahead"] = _LOOKAHEAD.get(width, out["lookahead"])
+        out.update(full[preset])
+        if preset == EXACT:
+            continue
+        if part is FastHybridSettings and width in _LOOKAHEAD:
+            out["lookahead"] = _LOOKAHEAD[width]
+        if part is CacheSettings and steps <= 32:
+            out.update(_PERIODS[32])
 
-    if not demo and out.get("refresh_period") == 9 and steps <= 32:
-        out.update(refresh_period=5, start_step=4)  # LazyMAR's values for 32 AR steps
     return out
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import unknown
-from .blocks.loop import bitdance
-from .blocks.loop import check as check_bitdance
+from .blocks.bitdance import bitdance
+from .blocks.bitdance import check as check_bitdance
+from .blocks.family import BlockFamily
 from .blocks.settings import BlockSettings
+from .engine import Sampler
+from .family import Family
 from .mar.cspd import cspd
+from .mar.family import MARFamily
 from .mar.fasthybrid import fasthybrid
 from .mar.lazymar import LazyTransformer, lazymar
 from .mar.lazymar import check as check_lazymar
-from .mar.loop import Sampler
-from .mar.loop import check as check_mar
+from .mar.mar import check as check_mar
 from .mar.mar import mar
 from .mar.settings import (
     CSpDLazyMARSettings,
@@ -26,9 +30,9 @@ from .mar.settings import (
     MARBase,
     MARSettings,
 )
+from .tokens.family import TokenFamily
 from .tokens.llamagen import check as check_llamagen
 from .tokens.llamagen import llamagen
-from .tokens.loop import TokenSampler
 from .tokens.mulosd import check as check_mulosd
 from .tokens.mulosd import mulosd
 from .tokens.par import check as check_par
@@ -47,49 +51,69 @@ TAR = "tar"
 HYBRID = "hybrid"
 JANUS = "janus"
 BITDANCE = "bitdance"
-# What needs_codes of an entry may be: the tokenizer argument of its function.
-UP_SAMPLER = "up_sampler"
 
-
-@dataclass(frozen=True)
-class Family:
-    """A model family."""
-
-    words: str  # its models in messages
-    files: str  # family of its files in the catalogue
-    demo: tuple[str, ...]  # catalogue entries that "demo" means, the preferred one first; () if there is no demo
-    usual: str  # samplers of a run that names none
-    drafted: str = ""  # and what a draft model adds to them
-    masked: bool = False  # whether it is sampled by the masked loop, to latents; otherwise token by token, to codes
-    blocks: bool = False  # whether it is sampled block by block, to latents of bits
-
-    @property
-    def latents(self) -> bool:
-        """Whether its samplers draw latents with paired noise, rather than codes."""
-        return self.masked or self.blocks
-
-    @property
-    def nature(self) -> str:
-        """What is behind the name of one of its models in a message about a sampler of another family."""
-        return ", which draws whole blocks of tokens one after another" if self.blocks else ""
-
-    @property
-    def decoder(self) -> str:
-        """Family of the files of its decoders."""
-        if self.blocks:
-            return "bitdance-ae"
-        return "kl" if self.masked else "vq"
-
-
-FAMILIES = {
-    MAR: Family("a MAR", "mar", ("demo",), "mar,fasthybrid", masked=True),
-    LLAMAGEN: Family("a LlamaGen or a PAR", "llamagen", ("demo-llamagen", "demo-llamagen-low"), "llamagen,zipar"),
-    # Tar's models are its de-tokenizers.
-    TAR: Family("a Tar de-tokenizer", "dtok", ("demo-dtok", "demo-dtok-low"), "tar,zipar", ",mulosd"),
-    HYBRID: Family("a Harmon or UniPic", "hybrid", ("demo-hybrid",), "mar,fasthybrid", masked=True),
-    JANUS: Family("a Janus", "janus", (), "llamagen,zipar"),
-    BITDANCE: Family("a BitDance", "bitdance", ("demo-bitdance",), "bitdance", blocks=True),
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        MARFamily(
+            name=MAR,
+            words="a MAR",
+            files="mar",
+            demo=("demo",),
+            usual_samplers=("mar", "fasthybrid"),
+        ),
+        TokenFamily(
+            name=LLAMAGEN,
+            words="a LlamaGen or a PAR",
+            files="llamagen",
+            demo=("demo-llamagen", "demo-llamagen-low"),
+            usual_samplers=("llamagen", "zipar"),
+        ),
+        # Tar's models are its de-tokenizers.
+        TokenFamily(
+            name=TAR,
+            words="a Tar de-tokenizer",
+            files="dtok",
+            demo=("demo-dtok", "demo-dtok-low"),
+            usual_samplers=("tar", "zipar"),
+            drafted_samplers=("mulosd",),
+        ),
+        MARFamily(
+            name=HYBRID,
+            words="a Harmon or UniPic",
+            files="hybrid",
+            demo=("demo-hybrid",),
+            usual_samplers=("mar", "fasthybrid"),
+        ),
+        TokenFamily(
+            name=JANUS,
+            words="a Janus",
+            files="janus",
+            usual_samplers=("llamagen", "zipar"),
+        ),
+        BlockFamily(
+            name=BITDANCE,
+            words="a BitDance",
+            files="bitdance",
+            demo=("demo-bitdance",),
+            usual_samplers=("bitdance",),
+        ),
+    )
 }
+
+
+def family_of(model: Any) -> Family:
+    """The family of a model."""
+    return FAMILIES[model.family]
+
+
+def own_values_of(model: Any, settings: Any) -> dict[str, Any]:
+    """What a model takes where a setting is None, by name: of a family, or of Tar's language model, which draws no
+    images.
+    """
+    if model.family not in FAMILIES:
+        return {"repetition_penalty": model.repetition_penalty}
+    return family_of(model).own_values(model, settings)
 
 
 @dataclass(frozen=True)
@@ -100,34 +124,19 @@ class Entry:
     title: str
     # run(model, condition, settings, noise) returns the generator; noise is PairedNoise in the families of latents
     # and PairedDraws in the others. All but MuLo-SD also take edit, part of an image to sample again.
-    run: Callable[..., Sampler | TokenSampler]
+    run: Callable[..., Sampler]
     check: Callable[[Any, Any], None]  # check(model, settings) raises what run would of them, before anything runs
     settings: type[MARBase] | type[TokenSettings] | type[BlockSettings]
     families: tuple[str, ...]  # its model families, keys of FAMILIES; reports are compared with those of the first
     baseline: bool = False  # whether the others of its family are measured against it
     needs_draft: bool = False  # whether run also takes draft, a second model
-    needs_codes: str = ""  # the tokenizer argument of run: UP_SAMPLER (MuLo-SD) or ""
+    needs_up_sampler: bool = False  # whether run also takes up_sampler, which enlarges the codes of a draft (MuLo-SD)
     demo: tuple[str, ...] = ()  # catalogue entries that "demo" means for it, if not its family's
 
     @property
-    def family(self) -> str:
+    def family(self) -> Family:
         """The first of its families."""
-        return self.families[0]
-
-    @property
-    def masked(self) -> bool:
-        """Whether its models are sampled by the masked loop."""
-        return FAMILIES[self.family].masked
-
-    @property
-    def latents(self) -> bool:
-        """Whether it draws latents with paired noise, rather than codes."""
-        return FAMILIES[self.family].latents
-
-    @property
-    def decoder(self) -> str:
-        """Family of the files that decode what it draws."""
-        return FAMILIES[self.family].decoder
+        return FAMILIES[self.families[0]]
 
     @property
     def models(self) -> str:
@@ -137,7 +146,7 @@ class Entry:
     def demos(self, family: str) -> tuple[str, ...]:
         """What "demo" may mean for it in one of its families."""
         own = self.demo or FAMILIES[family].demo
-        return own[:1] if self.needs_codes == UP_SAMPLER else own  # the smaller one is the draft
+        return own[:1] if self.needs_up_sampler else own  # the smaller one is the draft
 
 
 def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., Sampler]:
@@ -146,7 +155,7 @@ def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., 
     """
 
     def run(model: Any, condition: Any, settings: Any, noise: Any, **more: Any) -> Sampler:
-        lazy = {name: LazyTransformer(settings) for name in models}
+        lazy = {name: partial(LazyTransformer, settings=settings) for name in models}
         return sampler(model, condition, settings, noise, **lazy, **more)
 
     return run
@@ -154,8 +163,8 @@ def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., 
 
 _MASKED = (MAR, HYBRID)
 _TOKENS = (LLAMAGEN, TAR)
-_LAZY_FASTHYBRID = with_caches(fasthybrid, "transformer")
-_LAZY_CSPD = with_caches(cspd, "transformer", "draft_transformer")
+_LAZY_FASTHYBRID = with_caches(fasthybrid, "make_transformer")
+_LAZY_CSPD = with_caches(cspd, "make_transformer", "make_draft_transformer")
 
 SAMPLERS: dict[str, Entry] = {
     e.name: e
@@ -181,7 +190,14 @@ SAMPLERS: dict[str, Entry] = {
         Entry("zipar", "ZipAR", zipar, check_zipar, ZipARSettings, (*_TOKENS, JANUS)),
         Entry("bitdance", "BitDance", bitdance, check_bitdance, BlockSettings, (BITDANCE,), baseline=True),
         Entry(
-            "mulosd", "MuLo-SD", mulosd, check_mulosd, MuLoSDSettings, _TOKENS, needs_draft=True, needs_codes=UP_SAMPLER
+            "mulosd",
+            "MuLo-SD",
+            mulosd,
+            check_mulosd,
+            MuLoSDSettings,
+            _TOKENS,
+            needs_draft=True,
+            needs_up_sampler=True,
         ),
     )
 }

@@ -65,13 +65,6 @@ class Guarantees(Settings):
         return False
 
 
-def falling_or_none(settings: Any) -> None:
-    """Take ``diffusion_steps_end`` out of new settings where the steps do not fall: a report says what was used."""
-    end = settings.diffusion_steps_end
-    if end is not None and end >= settings.diffusion_steps:
-        object.__setattr__(settings, "diffusion_steps_end", None)
-
-
 def knob(default: Any, help: str, **about: Any) -> Any:
     """A dataclass field with its :class:`Knob`."""
     return field(default=default, metadata={"knob": Knob(help, **about)})
@@ -82,25 +75,45 @@ def knobs(settings: type | object) -> dict[str, tuple[Any, Knob]]:
     return {f.name: (f.default, f.metadata["knob"]) for f in fields(settings)}  # type: ignore[arg-type]
 
 
-def number_of(default: Any, about: Knob) -> Any:
-    """A value of the setting's type: the default, or the paper's value where the default is None."""
+def default_or_paper(default: Any, about: Knob) -> Any:
+    """The default of a setting, or the paper's value where it is None."""
     return about.paper if default is None else default
 
 
-def named(kind: type, values: Mapping[str, Any], all: bool = False) -> str:
-    """Values in words, "32 AR steps, cfg 2.0": of the main settings, and of others that are not at their defaults.
+def filled_in(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings by name, each None replaced: by the model's ``own`` value, else by that of a full-size model."""
+    values: dict[str, Any] = {}
+    for name, (_, about) in knobs(settings).items():
+        value = getattr(settings, name)
+        if value is None and name == "diffusion_steps_end":
+            value = settings.diffusion_steps  # they do not fall
+        if value is None:
+            value = own.get(name, about.paper)
+        values[name] = value
 
-    With ``all``, of every setting in ``values``.
-    """
+    return values
+
+
+def in_words(kind: type, values: Mapping[str, Any]) -> str:
+    """Values of settings, "32 AR steps, cfg 2.0": the main ones, and others that are not at their defaults."""
     words = []
     for name, (default, about) in knobs(kind).items():
-        if values.get(name) is None:
+        value = values.get(name)
+        if value is None:
             continue  # the model's own
-        if all or not about.advanced or values[name] != default:
-            value = shown(values[name])
-            word = "AR steps" if name == "steps" else name.replace("_", " ")
-            words.append(f"{value} {word}" if word.endswith(" steps") else f"{word} {value}")
+
+        if not about.advanced or value != default:
+            words.append(setting_in_words(name, value))
+
     return ", ".join(words)
+
+
+def setting_in_words(name: str, value: Any) -> str:
+    """The value of one setting, "32 AR steps" or "cfg 2.0"."""
+    words = "AR steps" if name == "steps" else name.replace("_", " ")
+    if words.endswith(" steps"):
+        return f"{shown(value)} {words}"
+    return f"{words} {shown(value)}"
 
 
 def shown(value: Any) -> str:
@@ -124,7 +137,7 @@ def make(kind: type[S], values: Mapping[str, Any]) -> S:
         if name not in known:
             raise no_setting(kind, name, name, "no such setting")
 
-        parsed[name] = _parsed(value, number_of(*known[name]))
+        parsed[name] = _parsed(value, default_or_paper(*known[name]))
 
     return kind(**parsed)
 
@@ -162,7 +175,7 @@ def _checked(name: str, value: Any, default: Any, about: Knob) -> Any:
     if value is None and about.paper is not None:
         return None  # the model's own
 
-    default = number_of(default, about)
+    default = default_or_paper(default, about)
     if about.choices:
         if not isinstance(value, str) or value not in about.choices:
             raise UserError(f"{name}: {value!r} is not one of {', '.join(about.choices)}.")

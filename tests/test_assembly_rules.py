@@ -1,5 +1,6 @@
 """Rules of assembly.py and of planning a run, on stand-ins for models, with results worked out by hand."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,9 @@ from fastar_nodes.samplers.registry import HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR
 
 
 def mar(channels=16, patch=1, **about):
-    config = SimpleNamespace(channels=channels, tokens=about.pop("tokens", 256), grid=16, dim=about.pop("dim", 768))
+    tokens = about.pop("tokens", 256)
+    dim = about.pop("dim", 768)
+    config = SimpleNamespace(channels=channels, tokens=tokens, grid=math.isqrt(tokens), dim=dim)
     usual = {"name": "a MAR", "condition": "class", "label_set": "", "max_beta": 0.999}
     return SimpleNamespace(net=SimpleNamespace(config=config), patch=patch, **usual | about)
 
@@ -75,7 +78,7 @@ class Doubled(torch.nn.Module):
 def test_pixels_are_rounded():
     """(x + 1) * 127.5 of -1, -0.996, 0, 0.502, 1 and beyond: 0, 0.51, 127.5 (to even), 191.505, 255."""
     values = torch.tensor([-1.5, -1.0, -0.996, -0.9965, 0.0, 0.502, 0.9945, 1.0, 7.0])
-    made = SimpleNamespace(codes=values.reshape(1, 1, 3, 3), report=Report("llamagen", "m", {}, 7, 1, "cpu"))
+    made = SimpleNamespace(latents=values.reshape(1, 1, 3, 3), report=Report("llamagen", "m", {}, 7, 1, "cpu"))
     ready = Ready(LLAMAGEN, mar(), VQModel(Doubled(), "doubled"))
     pictures = assembly.decode(ready, made)
     assert pictures.dtype == torch.uint8 and pictures.shape == (1, 3, 3, 3)
@@ -84,7 +87,7 @@ def test_pixels_are_rounded():
 
 
 def test_nine_images_are_decoded_in_two_passes():
-    made = SimpleNamespace(codes=torch.zeros(9, 1, 2, 2), report=Report("llamagen", "m", {}, 7, 9, "cpu"))
+    made = SimpleNamespace(latents=torch.zeros(9, 1, 2, 2), report=Report("llamagen", "m", {}, 7, 9, "cpu"))
     assert len(assembly.decode(Ready(LLAMAGEN, mar(), VQModel(Doubled(), "doubled")), made)) == 9
     assert made.report.counts == {"decoder_passes": 2}, "eight images a pass"
 
@@ -131,7 +134,7 @@ def test_the_decoder_that_a_file_states_is_asked_for(monkeypatch):
     monkeypatch.setattr(assembly, "_load_model", lambda *_: mar())
     monkeypatch.setattr(assembly.ck, "read_metadata", lambda path: {"decoder": "stated"})
     monkeypatch.setattr(assembly.hub, "decoder_for", lambda *a: asked.append(a) or "found")
-    monkeypatch.setattr(assembly, "load_kl", lambda path, *_: decoder(16))
+    monkeypatch.setitem(assembly._DECODERS, "kl", (lambda *_: decoder(16), lambda *_: None))
     monkeypatch.setattr(assembly, "_with_note", lambda model, note: model)
     source = Source(lambda choice, family: choice, torch.device("cpu"))
     assembly.load(MAR, "mine.pth", source)
@@ -220,7 +223,7 @@ def test_zipars_window_of_a_whole_row_is_a_baseline():
     """
 
     def against(window):
-        on = Ready(LLAMAGEN, SimpleNamespace(tokens=256, net=None))
+        on = Ready(LLAMAGEN, SimpleNamespace(grid=16, net=None))
         names = {"par": {}, "zipar": {"window": window}}
         return measured_against(
             [Planned(SAMPLERS[n], SAMPLERS[n].settings(**own), {}, ready=on) for n, own in names.items()]

@@ -28,6 +28,23 @@ def text_of(path: Path) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
 
+def test_contributing_names_what_exists():
+    """Files, and names of code: an underscore or a capital within a word says that it is one."""
+    page = text_of(Path("CONTRIBUTING.md")).partition("## Packages")[2]
+    pieces = re.findall(r"```python(.*?)```", page, re.S)
+    pieces += re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page, flags=re.S))
+
+    words = set(re.findall(r"\b[A-Za-z_]\w*(?:\.py)?\b", " ".join(pieces)))
+    files = {word for word in words if word.endswith(".py")}
+    names = {word for word in words - files if re.search(r"[a-z]_[a-z]|[a-z][A-Z]", word)}
+    names = {name for name in names if not name.lower().startswith("my")}  # a reader's own
+    assert len(files) > 20 and len(names) > 10
+
+    assert files <= {path.name for path in TRACKED}
+    code = " ".join(text_of(path) for path in TRACKED if path.suffix in (".py", ".json", ".toml"))
+    assert names <= set(re.findall(r"\w+", code))
+
+
 # ---------------------------------------------------------------------------------------------------------- commands
 
 

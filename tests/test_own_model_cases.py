@@ -92,7 +92,7 @@ def test_a_dtype_that_changes_the_image_is_found(demo, monkeypatch):
 def test_tokens_of_one_value_are_found(demo, monkeypatch):
     cases.test_a_model_draws_varied_tokens(demo)
 
-    monkeypatch.setattr(cases, "draw", lambda pipe: SimpleNamespace(codes=torch.zeros(2, 8, 8, dtype=torch.long)))
+    monkeypatch.setattr(cases, "draw", lambda pipe: SimpleNamespace(latents=torch.zeros(2, 8, 8, dtype=torch.long)))
     with pytest.raises(AssertionError):
         cases.test_a_model_draws_varied_tokens(demo)
 

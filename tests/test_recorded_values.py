@@ -19,12 +19,12 @@ from fastar_nodes.model_loaders.networks import hybrid, llama, mar, ta_tok
 from fastar_nodes.reports import maps
 from fastar_nodes.samplers import presets as preset_values
 from fastar_nodes.samplers.mar import settings as mar_settings
-from fastar_nodes.samplers.mar.lazymar import computed_ratio
+from fastar_nodes.samplers.mar.refresh import computed_ratio
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
 from fastar_nodes.samplers.presets import NAMES, PRESETS
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
-from fastar_nodes.samplers.tokens import loop
+from fastar_nodes.samplers.tokens import defaults
 from fastar_nodes.samplers.tokens import settings as token_settings
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 
@@ -64,7 +64,7 @@ def presets() -> dict[str, Any]:
 def samplers() -> dict[str, Any]:
     """Sampler to its family, demo files, and what it needs."""
     return {
-        name: [{f: e.demos(f) for f in e.families}, e.baseline, e.needs_draft, e.needs_codes, e.settings.__name__]
+        name: [{f: e.demos(f) for f in e.families}, e.baseline, e.needs_draft, e.needs_up_sampler, e.settings.__name__]
         for name, e in SAMPLERS.items()
     }
 
@@ -98,7 +98,7 @@ def others() -> dict[str, Any]:
         "hues": maps.hues(np.arange(1, 9)).tolist(),
         "outcomes": {str(k): v for k, v in maps.OUTCOMES.items()},
         "attention heads": {**heads, "ta_tok": ta_tok.ENCODER_HEADS},
-        "published guidance": [loop._PUBLISHED, [[*k, v] for k, v in loop._PUBLISHED_PAR.items()]],
+        "published guidance": [defaults._PUBLISHED, [[*k, v] for k, v in defaults._PUBLISHED_PAR.items()]],
     }
 
 

@@ -40,7 +40,7 @@ from ..model_loaders.networks.eight_bits import INT8
 from ..model_loaders.networks.ta_tok import TATok
 from ..reports.files import as_text, output, replace_file
 from ..reports.table import markdown
-from ..samplers.blocks import loop
+from ..samplers.blocks import canvas as block_canvas
 from .training.captions import word_level
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -385,7 +385,7 @@ def child(arguments: list[str]) -> int:
         entries.append(entry)
 
     hub._catalogue = lambda: tuple(entries)  # type: ignore[assignment]
-    loop.LARGE_HEAD = sys.maxsize  # an image of a 14B takes too long on a CPU, its first block does not
+    block_canvas.LARGE_HEAD = sys.maxsize  # an image of a 14B takes too long on a CPU, its first block does not
     if INT8 in arguments:  # what is not in 8 bits is in 16, as on a GPU
         families._fast_halves = lambda device: ("bf16",)  # type: ignore[assignment]
     return command(["check", *arguments[1:]])

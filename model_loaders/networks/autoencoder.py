@@ -314,9 +314,6 @@ def expect_finite(made: Tensor, name: str, what: str = "pixels") -> Tensor:
 
     Nodes, command line and Python call it before values are clamped or rounded, which would hide
     infinity and NaN. It waits for the device.
-
-    Raises:
-        UserError: see :func:`.errors.not_finite`.
     """
     if not bool(made.isfinite().all()):
         raise not_finite("decoder", name, what)
@@ -342,11 +339,7 @@ def decode_in_chunks(net: KLAutoencoder | VQAutoencoder, latents: Tensor) -> lis
 
 
 def to_pixels(parts: list[Tensor], name: str) -> Tensor:
-    """Pixels uint8 [B, H, W, 3] on the CPU, of what the decoder ``name`` made.
-
-    Raises:
-        UserError: see :func:`expect_finite`.
-    """
+    """Pixels uint8 [B, H, W, 3] on the CPU, of what the decoder ``name`` made."""
     images = expect_finite(torch.cat(parts).float(), name).permute(0, 2, 3, 1)
     return ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ...errors import UserError
 from .chat import chat, checked, expect_text
 from .llama import CLASS, PROMPT, Block, Cache, Llama, LlamaConfig, Norm, Positions, attend, rope_table
-from .mar import TimeEmbedding
+from .mar import TimeEmbedding, modulated
 from .ops import FAST, Operations
 from .speed import Regional
 from .structure import depth, without
@@ -124,7 +124,7 @@ class _HeadAttention(nn.Module):
 
 
 class _HeadBlock(nn.Module):
-    """A residual block. Its modulation is scale, shift and gate, of a transformer block those of both parts."""
+    """A residual block. Its modulation is 1 + scale, shift and gate, of a transformer block those of both parts."""
 
     def __init__(self, c: HeadConfig):
         super().__init__()
@@ -149,21 +149,16 @@ class _HeadBlock(nn.Module):
         norm = self.norm2 if self.heads else self.norm
         if self.heads:
             scale, shift, gate = parts[:3]
-            x = torch.addcmul(x, gate, self.attn(modulated(x, self.norm1, scale, shift)))
+            x = torch.addcmul(x, gate, self.attn(modulated(x, self.norm1, shift, scale)))
 
         scale, shift, gate = parts[-3:]
-        h = modulated(x, norm, scale, shift)
+        h = modulated(x, norm, shift, scale)
         h = self.w2(silu_gated(self.w1(h))) if self.gated else self.mlp(h)
         return torch.addcmul(x, gate, h)
 
 
-def modulated(x: Tensor, norm: nn.Module, scale: Tensor, shift: Tensor) -> Tensor:
-    """norm(x) (1 + scale) + shift."""
-    return torch.addcmul(shift, norm(x), 1 + scale)
-
-
 class _Final(nn.Module):
-    """The last layer, modulated by scale and shift."""
+    """The last layer, modulated by 1 + scale and shift."""
 
     def __init__(self, c: HeadConfig):
         super().__init__()
@@ -207,26 +202,40 @@ class Head(nn.Module):
     def modulations(self, embedding: Tensor) -> list[Tensor]:
         """What every adaLN layer and the last layer make of the sum of both embeddings [..., W].
 
-        It may be of one or of many diffusion steps.
+        It may be of one or of many diffusion steps. Scales include the 1 that is added to them.
         """
         active = F.silu(embedding)
-        return [layer(active) for layer in (*self.ada_ln_blocks, self.final_layer.ada_ln_modulation)]
+        out = []
+        for layer in (*self.ada_ln_blocks, self.final_layer.ada_ln_modulation):
+            modulation = layer(active)
+            modulation.unflatten(-1, (-1, self.config.width))[..., ::3, :] += 1
+            out.append(modulation)
+
+        return out
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """Predicted tokens fp32 [R, P, C] of tokens x_t fp32 [R, P, C]."""
+        """Predicted tokens fp32 [G, R, P, C] of tokens x_t fp32 [R, P, C], which G branches of guidance share.
+
+        ``modulations`` are [G, R, P, ...].
+        """
+        branches = len(modulations[-1])
         share = self.config.depth // self.config.modulations
+        of_rows = [modulation.flatten(0, 1) for modulation in modulations]
         h = self.input_proj(x.to(self.input_proj.weight.dtype))
+        if branches > 1:
+            h = h.repeat(branches, 1, 1)
         for i, block in enumerate(self.res_blocks):
-            h = block(h, modulations[i // share])
+            h = block(h, of_rows[i // share])
 
         last = self.final_layer
-        scale, shift = modulations[-1].chunk(2, -1)
-        out = last.linear(modulated(h, last.norm, scale, shift)).float()
+        scale, shift = of_rows[-1].chunk(2, -1)
+        out = last.linear(modulated(h, last.norm, shift, scale)).float().unflatten(0, (branches, -1))
         return torch.tanh(out / 2) if self.config.bounded else out
 
     def forward(self, x: Tensor, t: Tensor, rows: Tensor) -> Tensor:
         """Predicted tokens [R, P, C] of x_t [R, P, C] at times t [R], with condition rows [R, P, D]."""
-        return self.denoise(x, self.modulations(self.times(t)[:, None] + self.conditions(rows)))
+        embedding = self.times(t)[:, None] + self.conditions(rows)
+        return self.denoise(x, self.modulations(embedding[None]))[0]
 
 
 # ------------------------------------------------------------------------------------------------ order and positions
@@ -529,6 +538,8 @@ class BlockModel:
     tokenize: Callable[[str], list[int]] | None = None  # of a text model: text to ids, without special tokens
     marks: Marks | None = None  # of a text model
 
+    family: ClassVar[str] = "bitdance"  # see samplers/family.py
+
     @property
     def condition(self) -> str:
         """Kind of condition it is sampled with."""
@@ -538,6 +549,11 @@ class BlockModel:
     def parts(self) -> Mapping[str, nn.Module]:
         """All weights, in modules that a host may place and offload one by one."""
         return {"transformer": without(self.net, self.net.head), "head": self.net.head}
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which it computes."""
+        return self.net.compute_device
 
     @property
     def usual_size(self) -> tuple[int, int]:
@@ -571,7 +587,7 @@ class BlockModel:
 
         return tuple(both)
 
-    def grid(self, height: int | None, width: int | None, any_size: bool = False) -> tuple[int, int]:
+    def grid(self, height: int | None, width: int | None) -> tuple[int, int]:
         """Tokens (height, width) of an image of so many pixels; None: of the usual size.
 
         Raises:
@@ -580,8 +596,7 @@ class BlockModel:
         usual = self.usual_size
         height = usual[0] if height is None else height
         width = usual[1] if width is None else width
-        fixed = isinstance(self.net, BitDanceClass)
-        if self.sizes and (fixed or not any_size) and (height, width) not in self.sizes:
+        if self.sizes and (height, width) not in self.sizes:
             names = ", ".join(f"{w} x {h}" for h, w in self.sizes)
             raise UserError(f"width: {width} x {height} is no size of {self.name}; it draws {names}.")
 

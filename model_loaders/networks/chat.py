@@ -40,11 +40,7 @@ def without_special(ids: list[int], special: Sequence[Container[int]], name: str
 
 
 def checked(ids: list[int], vocab: int, most: int, name: str, field: str = "text") -> list[int]:
-    """The ids of a prompt for the model ``name``.
-
-    Raises:
-        UserError: if they are outside its vocabulary, or more than ``most``.
-    """
+    """The ids of a prompt for the model ``name``, which are in its vocabulary of ``vocab`` and at most ``most``."""
     wrong = [i for i in ids if not 0 <= i < vocab]
     if wrong:
         raise UserError(

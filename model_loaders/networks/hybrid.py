@@ -303,6 +303,7 @@ class HybridModel(MARModel):
     turn: tuple[int, int] = field(kw_only=True)  # ids of the special tokens that begin and end a chat turn
     trained: int = field(kw_only=True)  # tokens per side of the images it was trained for
     condition: ClassVar[str] = "prompt"
+    family: ClassVar[str] = "hybrid"
 
     @property
     def parts(self) -> Mapping[str, nn.Module]:

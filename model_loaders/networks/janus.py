@@ -151,6 +151,10 @@ class JanusModel(TokenModel):
     tokenize: Callable[[str], list[int]] = field(kw_only=True)  # text to token ids, without special tokens
     template: Template = field(kw_only=True)  # ids of the special tokens
 
+    @property
+    def family(self) -> str:
+        return "janus"
+
     def prompt(self, text: Any) -> list[int]:
         """Token ids of a prompt in its template, up to the special token that the image follows.
 

@@ -766,6 +766,26 @@ class TokenModel:
     note: str = ""  # remark for reports: what decides the result without being stated by user or file
 
     @property
+    def condition(self) -> str:
+        """Kind of condition it is sampled with."""
+        return self.net.config.condition
+
+    @property
+    def family(self) -> str:
+        """See samplers/family.py."""
+        return "tar" if self.condition == FEATURES else "llamagen"
+
+    @property
+    def parts(self) -> Mapping[str, nn.Module]:
+        """All weights, in modules that a host may place and offload one by one."""
+        return {"transformer": self.net}
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which it computes."""
+        return self.net.compute_device
+
+    @property
     def tokens(self) -> int:
         """Tokens of an image."""
         return self.grid**2
@@ -774,11 +794,6 @@ class TokenModel:
     def regions(self) -> int:
         """Tokens that PAR decides in one pass; 1 for a plain model."""
         return self.net.config.regions
-
-    def cache_bytes(self, images: int, guided: bool, prefix: int = 1) -> int:
-        """Upper bound of a run's cache memory, with ``prefix`` condition rows."""
-        rows = (prefix + self.tokens) * images * (2 if guided else 1)
-        return cache_bytes(self.net, rows)
 
 
 def cache_bytes(net: Llama, rows: int) -> int:

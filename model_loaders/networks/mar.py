@@ -83,8 +83,10 @@ class MARConfig:
 BUDGET = 1 << 24
 
 
-def modulated(x: Tensor, norm: nn.LayerNorm, shift: Tensor, scale: Tensor) -> Tensor:
-    """norm(x) * scale + shift of rows x [..., w], with shift and scale [..., w] of their own."""
+def modulated(x: Tensor, norm: nn.Module, shift: Tensor, scale: Tensor) -> Tensor:
+    """norm(x) * scale + shift of rows x [..., w], with shift and scale [..., w] of their own; the scale includes the 1
+    of adaLN.
+    """
     return torch.addcmul(shift, norm(x), scale)
 
 
@@ -134,10 +136,19 @@ class DiffusionHead(nn.Module):
         self.res_blocks = nn.ModuleList(HeadBlock(width, operations) for _ in range(depth))
         self.final_layer = _Final(width, 2 * channels, operations)
 
+    @property
+    def modulation_numbers(self) -> int:
+        """Numbers of all modulations of one row."""
+        return (3 * len(self.res_blocks) + 2) * self.input_proj.out_features
+
+    def conditions(self, z: Tensor) -> Tensor:
+        """Embeddings [..., w] of conditions z [..., z_channels]."""
+        return self.cond_embed(z)
+
     def modulations(self, embedding: Tensor, blocks: Iterable[nn.Module] | None = None) -> list[Tensor]:
         """adaLN modulations [..., w]: shift, 1 + scale and gate of each block, shift and 1 + scale of the last layer.
 
-        ``embedding`` [..., w] is ``time_embed(t) + cond_embed(z)``, of one or many diffusion steps; ``blocks`` None:
+        ``embedding`` [..., w] is ``time_embed(t) + conditions(z)``, of one or many diffusion steps; ``blocks`` None:
         all blocks.
         """
         active = F.silu(embedding)
@@ -169,7 +180,7 @@ class DiffusionHead(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, z: Tensor) -> Tensor:
         """x [N, channels], t [N] in 0..999, z [N, z_channels] to [N, 2 channels]."""
-        return self.denoise(x, self.modulations(self.time_embed(t) + self.cond_embed(z)))
+        return self.denoise(x, self.modulations(self.time_embed(t) + self.conditions(z)))
 
 
 class Attention(nn.Module):
@@ -433,11 +444,17 @@ class MARModel:
     max_beta: float = 0.999  # largest beta of the diffusion the head was trained with; 0.999 for every MAR
     assumed: str = ""  # what decides the result without being stated by user or file
     condition: ClassVar[str] = "class"  # kind of condition it is sampled with
+    family: ClassVar[str] = "mar"  # see samplers/family.py
 
     @property
     def parts(self) -> Mapping[str, nn.Module]:
         """All weights, in modules that a host may place and offload one by one."""
         return {"MAR": self.net}
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which it computes."""
+        return next(self.net.parameters()).device
 
     def weights(self) -> dict[str, int]:
         """Bytes of the weights by part."""

@@ -6,9 +6,12 @@ Representations" (Tar, arXiv 2506.18898). Its network is Qwen2.5's with image co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
 
 from ...errors import UserError
 from .chat import chat, checked, expect_text, without_special
@@ -39,6 +42,19 @@ class TarModel:
     special: SpecialTokens  # ids of the special tokens
     sides: tuple[int, ...] = (27, 13, 9)  # side of the grid of codes at every scale: 27, 13 and 9 officially
     repetition_penalty: float = 1.0  # recommended by the files; 1 is none
+
+    note: ClassVar[str] = ""  # see TokenModel
+    family: ClassVar[str] = "language"  # of none that draws images
+
+    @property
+    def parts(self) -> Mapping[str, nn.Module]:
+        """All weights, in modules that a host may place and offload one by one."""
+        return {"language model": self.net}
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which it computes."""
+        return self.net.compute_device
 
     @property
     def span(self) -> tuple[int, int]:

@@ -1,6 +1,4 @@
-"""Memory of a generation of blocks, estimated from shapes before anything is allocated: upper bounds, if attention
-kernels hold no scores.
-"""
+"""Memory of a generation of blocks; see ``samplers/memory.py``."""
 
 from __future__ import annotations
 
@@ -8,14 +6,28 @@ from ...model_loaders.networks.bitdance import BitDanceClass, BlockModel
 from ...model_loaders.networks.llama import cache_bytes
 from ...model_loaders.networks.ops import unpacking_bytes
 from ..conditioning import MaskedCondition, PromptCondition
-from ..mar.memory import HEAD, NOISE, TRANSFORMER, weights_by_part
+from ..memory import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, weights_by_part
 from ..noise import noise_bytes
 from .diffusion import BUDGET
 from .settings import BlockSettings
 
-# Kept during the whole generation.
-CACHE = "KV cache"
-POSITIONS = "positions"
+FP32 = 4  # bytes of a number
+
+# Buffers that live at once, rounded up: tests measure that no run holds more.
+#
+# Of a row of the transformer:
+MLP = 3  # of its inner width: both halves of the first layer, and their product
+STREAM = 6  # of the model's width: the residual stream, norms, and what is added
+ATTENTION = 6  # of all heads: queries, keys and values, and these with RoPE and repeated
+FINAL_NORM = 2  # of the model's width, in fp32
+# Of a token in a call of the diffusion head, of the head's width: the values of a residual block.
+BLOCK = 14
+# Modulations of the head: those in use, the ones before them, and what they are made of.
+MODULATIONS = 3
+# Of a token at a diffusion step, of its bits, in fp32: noise, state, prediction of both branches, mean, next state.
+STATE = 6
+# And of a drafted step: also the draft, both distributions, their samples, and what is compared.
+DRAFTED_STATE = 16
 
 
 def estimate(
@@ -24,51 +36,49 @@ def estimate(
     """Bytes by stage; the model's weights may be on the meta device.
 
     Weights by part, ``KV cache``, ``positions`` and ``noise`` are kept during the whole generation; ``transformer`` and
-    ``head`` are the working memory of one pass and of one evaluation. See :func:`..mar.memory.total`.
+    ``head`` are the working memory of one pass and of one evaluation.
 
     Args:
         model: network and metadata.
         condition: what the images show.
         settings: of the run.
         edited: whether part of an image is given, so that one pass may feed many blocks.
-
-    Raises:
-        UserError: a size that the model does not draw, or a prompt that it cannot read.
     """
     net = model.net
     c = net.config
-    height, width = model.grid(settings.height, settings.width, settings.any_size)
+    height, width = model.grid(settings.height, settings.width)
     tokens = height * width
     images = len(condition)
     branches = images * (1 + (settings.cfg != 1.0))
     prefix = _prefix(model, condition)
     size = next(net.parameters()).element_size()
 
+    # Kept during the whole generation.
     out = weights_by_part(model)
-    out[CACHE] = cache_bytes(net, branches * (prefix + tokens))
-    # Position rows, and RoPE of all rows, in fp32.
-    out[POSITIONS] = 4 * (tokens * c.dim + 2 * (prefix + net.block + tokens) * c.head_dim)
-    # As drawn, and in the order of the tokens.
-    out[NOISE] = 2 * noise_bytes(images, settings.diffusion_steps, tokens, net.channels)
+    out[KV_CACHE] = cache_bytes(net, branches * (prefix + tokens))
+    rope_rows = prefix + net.block + tokens
+    out[POSITIONS] = FP32 * (tokens * c.dim + 2 * rope_rows * c.head_dim)
+    as_drawn_and_in_order = 2
+    out[NOISE] = as_drawn_and_in_order * noise_bytes(images, settings.diffusion_steps, tokens * net.channels)
 
-    # The prefix, a block, or of an edit all blocks in one pass. The values of the MLP, residual stream and norms, and
-    # queries with repeated keys and values; the final norm is fp32.
+    # A pass of the transformer: the prefix, a block, or of an edit all blocks at once.
     rows = branches * max(prefix, tokens if edited else net.block)
-    numbers = 3 * c.hidden + 6 * c.dim + 6 * c.heads * c.head_dim
-    out[TRANSFORMER] = rows * (numbers * size + 8 * c.dim) + unpacking_bytes(model.parts["transformer"])
+    of_a_row = size * (MLP * c.hidden + STREAM * c.dim + ATTENTION * c.heads * c.head_dim) + FP32 * FINAL_NORM * c.dim
+    out[TRANSFORMER] = rows * of_a_row + unpacking_bytes(model.parts["transformer"])
 
-    # Modulations of many evaluations, those before them, and what they are made of; then the values of the states of
-    # a call. With speculation also the states of a window with their drafts, distributions and samples; they are fp32.
+    # A block in the diffusion head: modulations of as many evaluations as BUDGET allows, a call, and the states.
     head = net.head_config
-    numbers = net.denoiser.modulation_numbers
+    of_a_token = net.denoiser.modulation_numbers
     rows = branches * net.block
     evaluations = settings.diffusion_steps + 1
-    at_once = max(rows * numbers, min(BUDGET, rows * numbers * evaluations))
-    states = rows * min(settings.window, evaluations)
-    of_a_call = min(states, max(rows, BUDGET // numbers))
-    kept = 6 if settings.window == 1 else 16
-    out[HEAD] = (3 * at_once + 14 * of_a_call * head.width) * size + 4 * kept * states * head.channels
+    modulations = max(rows * of_a_token, min(BUDGET, rows * of_a_token * evaluations))
 
+    states = rows * min(settings.window, evaluations)
+    of_a_call = min(states, max(rows, BUDGET // of_a_token))
+    of_a_state = STATE if settings.window == 1 else DRAFTED_STATE
+
+    out[HEAD] = size * (MODULATIONS * modulations + BLOCK * of_a_call * head.width)
+    out[HEAD] += FP32 * of_a_state * states * head.channels
     return out
 
 

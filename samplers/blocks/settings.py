@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..settings import Guarantees, falling_or_none, knob
+from ..annealing import Annealed
+from ..settings import knob
 
 # A field is its default and sentence, then its range.
 # fmt: off
 
 
 @dataclass(frozen=True)
-class BlockSettings(Guarantees):
+class BlockSettings(Annealed):
     """BitDance (arXiv 2602.14041), with annealed diffusion steps (DiSA, arXiv 2505.20297)."""
 
     refused: ClassVar[Mapping[str, str]] = {
@@ -39,23 +40,9 @@ class BlockSettings(Guarantees):
     diffusion_steps_end: int | None = knob(None, "Diffusion steps of the last block, which needs fewer than the first "
         "one (DiSA); lower is faster. Usual: a fifth of diffusion_steps; as many as diffusion_steps is off.",
         low=1, high=1000, step=1, paper=50, advanced=True)
-    diffusion_steps_curve: str = knob("linear", "How the diffusion steps decrease from the first block to the last. "
-        "linear decreases evenly, cosine fastest in the middle, two-stage all at once in the middle.",
-        choices=("linear", "cosine", "two-stage"), advanced=True)
-    any_size: bool = knob(False, "Also draw sizes that the model was not trained for, in whole blocks; they usually "
-        "look worse. Usual: off.", advanced=True)
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
         "head: another image, but exactly BitDance's distribution. Usual: 8 on a GPU; 0 is off.",
         low=0, high=64, step=1, symbol="L", advanced=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        falling_or_none(self)
-
-    @property
-    def annealed(self) -> bool:
-        """Whether the diffusion steps fall."""
-        return self.diffusion_steps_end is not None
 
     @property
     def window(self) -> int:
@@ -63,7 +50,7 @@ class BlockSettings(Guarantees):
         return max(1, self.speculation)
 
     def exact(self, side: int) -> bool:
-        return self.window == 1 and not self.annealed and super().exact(side)
+        return self.window == 1 and super().exact(side)
 
     def lossless(self) -> bool:
-        return self.window > 1 and not self.annealed and super().exact(0)
+        return self.window > 1 and super().exact(0)

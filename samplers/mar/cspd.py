@@ -11,6 +11,8 @@ its published code. Two modes, a file each:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ...errors import UserError
@@ -18,13 +20,15 @@ from ...model_loaders.networks.mar import MARModel
 from ...reports.record import DRAFTED_BY
 from ..conditioning import MaskedCondition
 from ..editing import Edit
+from ..engine import Sampler
+from ..memory import WEIGHTS
 from ..noise import PairedNoise
+from .canvas import MARCanvas, mar_canvas
 from .cspd_lossless import lossless_steps
 from .cspd_published import published_steps
 from .drafting import Drafter
-from .loop import FullTransformer, Sampler, Transformer, begin
-from .memory import WEIGHTS
 from .settings import CSpDSettings
+from .transformer import FullTransformer, Transformer
 
 
 def check_pair(draft: MARModel, target: MARModel) -> None:
@@ -70,17 +74,17 @@ def cspd(
     condition: MaskedCondition,
     settings: CSpDSettings,
     noise: PairedNoise,
-    transformer: Transformer | None = None,
+    make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
     edit: Edit | None = None,
     *,
     draft: MARModel,
-    draft_transformer: Transformer | None = None,
+    make_draft_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
 ) -> Sampler:
     """CSpD with ``model`` as target; arguments as :func:`samplers.mar.mar.mar`, and:
 
     Args:
-        transformer, draft_transformer: how the two models' transformers are evaluated; None for in full. The target's
-            runs at verifications and in the prefill only.
+        make_transformer, make_draft_transformer: how the two models' transformers are evaluated. The target's runs at
+            verifications and in the prefill only.
         draft: the model that drafts.
 
     Passes and head calls in the report are both models' together; ``draft_passes`` and ``draft_head_calls`` say how
@@ -92,16 +96,17 @@ def cspd(
 
     check_pair(draft, model)
     _expect_one_device(draft, model)
-    transformer = transformer or FullTransformer()
-    run = begin("cspd", model, condition, settings, noise, edit, transformer)
-
-    run.report.model = f"{model.name}{DRAFTED_BY}{draft.name}"
+    canvas = mar_canvas("cspd", model, condition, settings, noise, edit)
+    canvas.report.model = f"{model.name}{DRAFTED_BY}{draft.name}"
     for name, count in draft.weights().items():
-        run.report.memory[f"{WEIGHTS}draft {name}"] = count
+        canvas.report.memory[f"{WEIGHTS}draft {name}"] = count
 
     with torch.no_grad():
-        drafter = Drafter(run, draft, condition, draft_transformer or FullTransformer())
+        transformer = make_transformer(canvas)
+        drafter = Drafter(canvas, draft, condition, make_draft_transformer)
+    for name, count in drafter.canvas.report.memory.items():
+        canvas.report.memory[f"draft {name}"] = count
 
     if settings.mode == "lossless":
-        return (yield from lossless_steps(run, transformer, drafter, settings))
-    return (yield from published_steps(run, transformer, drafter, settings))
+        return (yield from lossless_steps(canvas, transformer, drafter, settings))
+    return (yield from published_steps(canvas, transformer, drafter, settings))

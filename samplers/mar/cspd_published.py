@@ -2,12 +2,16 @@
 
 Part of ``cspd.py``, which names the source.
 
-p is the target, q the draft. Each model follows its own trajectory. A token is accepted with probability
-min(1, p(x) / (Sigma q(x))), where p and q are the last diffusion step's densities with stds multiplied by 42, and Sigma
-is the product of sigma_q / sigma_p over the other steps (the paper multiplies by it). Drafts are judged given the
-tokens of the last verification, and all accepted ones are kept whatever happened to those before; the guidance scale is
-that of the segment's last AR step. A rejected token is drawn again from p, at most 100 times. A redraw is kept with
-probability max(0, 1 - q / (Sigma p)), stds not multiplied. The token is zero if none is kept.
+p is the target, q the draft, Sigma the product of sigma_q / sigma_p over all diffusion steps but the last. Each model
+follows its own trajectory. The paper's equations, and what the code does instead:
+
+- (5): a token is accepted with probability min(1, Sigma p(x) / q(x)). The code divides by Sigma, and p and q are the
+  last diffusion step's densities with stds multiplied by ``inner_temperature``, 42.
+- (11): a rejected token is drawn again from p, and a redraw is kept with probability max(0, 1 - q / (Sigma p)). The
+  code multiplies by Sigma: max(0, 1 - Sigma q / p), stds as they are, at most 100 times. The token is zero if none is
+  kept.
+- Drafts are judged given the tokens of the last verification, and all accepted ones are kept whatever happened to those
+  before; the guidance scale is that of the segment's last AR step.
 """
 
 from __future__ import annotations
@@ -18,22 +22,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...reports.record import DRAFTED, PLAIN
-from ..driver import to_device
+from ...reports.record import DRAFTED
+from ..chain import Chains
+from ..coupling import Gaussian
+from ..device import to_device
+from ..engine import Sampler, passes
 from ..noise import CounterRNG, row_keys
-from .coupling import Gaussian
-from .diffusion import HeadBatch
-from .drafting import Drafter, judged, places, prefill_steps, traced
-from .loop import Run, Sampler, Transformer
-from .mar import plain_steps
+from .canvas import MARCanvas
+from .drafting import Drafter, kernel_table, prefill_steps, record_outcome, traced
+from .mar import Diffusion, places
 from .settings import CSpDSettings
+from .transformer import Transformer
 
-# Factor of the last step's stds in the acceptance test.
-INNER_TEMPERATURE = 42.0
 # Redraws of a rejected token, of which so many are computed for all tokens, the others for those that need them.
 TRIES = 100
 _FIRST_TRIES = 10
-# Lanes of a token's random numbers, after those of its diffusion steps (speculative.py).
+# Lanes of a token's random numbers, after those of its diffusion steps (speculation.py).
 _GUESS, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
 
 
@@ -79,7 +83,7 @@ def last_step(kernel: Gaussian, temperature: float = 1.0) -> LastStep:
     return LastStep(mean[:, -1], log_std[:, -1] + log_temperature, log_std[:, :-1].sum(1))
 
 
-def published_ratio(token: Tensor, q: LastStep, p: LastStep, inner: float = INNER_TEMPERATURE) -> Tensor:
+def published_ratio(token: Tensor, q: LastStep, p: LastStep, inner: float) -> Tensor:
     """log of the published code's acceptance ratio p / (Sigma q), fp32 [...], of tokens [..., channels]."""
 
     def exponent(last: LastStep) -> Tensor:
@@ -89,13 +93,13 @@ def published_ratio(token: Tensor, q: LastStep, p: LastStep, inner: float = INNE
 
 
 def published_keep(token: Tensor, q: LastStep, p: LastStep) -> Tensor:
-    """Probability fp32 [...] that the published code accepts a redraw [..., channels]: max(0, p - q / Sigma) / p."""
+    """Probability fp32 [...] that the published code accepts a redraw [..., channels]: max(0, 1 - Sigma q / p)."""
     return (1 - torch.exp(-published_ratio(token, q, p, 1.0))).clamp(min=0)
 
 
 @torch.no_grad()
 def published_steps(
-    run: Run,
+    canvas: MARCanvas,
     transformer: Transformer,
     drafter: Drafter,
     settings: CSpDSettings,
@@ -105,57 +109,59 @@ def published_steps(
 
     ``draws`` None: those of the noise.
     """
-    plan = run.plan
-    table = run.tables
-    temperature = run.settings.temperature
-    start, noise = run.draws("full", len(table.steps))
-    target_start = start
-    target_noise = noise
+    order = canvas.order
+    table = kernel_table(canvas)
+    temperature = settings.temperature
+    tables = [canvas.table(settings.diffusion_steps)] * order.steps
+    plain = Diffusion(canvas, transformer.heads, tables, settings.speculation)
+    target_start = start = plain.start
+    target_noise = noise = plain.noise
     if not settings.alignment:
-        target_start, target_noise = run.draws("target", len(table.steps))
-    draws = draws or RejectionDraws(to_device(row_keys(run.noise, "verify", plan.tokens), start.device))
-    outcome = torch.full(run.tokens.shape[:2], PLAIN, dtype=torch.uint8, device=start.device)
+        target_start, target_noise = canvas.draws("target", len(table))
+    draws = draws or RejectionDraws(to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device))
 
     # 0. Prefill: the first AR steps are the target's alone.
-    first = prefill_steps(plan.steps, settings.prefill_ratio)  # the first AR step that is not verified yet
-    yield from plain_steps(run, transformer, [table] * plan.steps, settings.speculation, first)
+    first = prefill_steps(order.steps, settings.prefill_ratio)  # the first AR step that is not verified yet
+    yield from passes(canvas, {step: order.ahead(step) for step in range(first)}, transformer, plain)
 
-    drafted = LastStep(*torch.zeros(3, *run.tokens.shape, device=start.device))
-    for step in range(first, plan.steps):
+    drafted = LastStep(*torch.zeros(3, *canvas.values.shape, device=canvas.device))
+    for step in range(first, order.steps):
         # 1. Draft an AR step.
         trace = drafter.step(step, start, noise)
-        image, position = places(plan.ahead(step))
+        newest = order.ahead(step)
+        image, position = places(newest)
         drafted.write(image, position, last_step(trace.kernel, temperature))
-        outcome[image, position] = DRAFTED
+        canvas.outcome.scatter_(1, newest, DRAFTED)
+        canvas.fixed_at.scatter_(1, newest, step)
 
-        if step % settings.draft_length == 0 or step + 1 == plan.steps:
+        if step % settings.draft_length == 0 or step + 1 == order.steps:
             # 2. The target's own paths of all tokens since the last verification, given those before it.
-            here = plan.ahead(first, step + 1 - first)
+            here = order.ahead(first, step + 1 - first)
             image, position = places(here)
-            with run.clock.phase("transformer"):
-                z = transformer(run, first, here).flatten(1, 2)
-            with run.clock.phase("head"):
-                cfg = torch.full((len(image), 1), plan.cfg[step], device=z.device)
+            with canvas.clock.phase("transformer"):
+                z = transformer(first, here).flatten(1, 2)
+            with canvas.clock.phase("head"):
+                cfg = torch.full((len(image), 1), order.cfg[step], device=z.device)
                 noises = target_noise[:, image, position]
-                target = traced(run, HeadBatch(z, cfg, target_start[image, position], noises, table))
+                target = traced(canvas, Chains(z, cfg, target_start[image, position], noises, table))
 
                 # 3. Accept drafts, and draw the others again.
                 q = drafted.rows(image, position)
                 p = last_step(target.kernel, temperature)
                 inner = settings.inner_temperature
-                drafts = run.tokens[image, position]
-                tokens, accepted = verify(drafts, q, p, inner, draws, image, position)
-                run.tokens[image, position] = tokens
-            if not judged(run, outcome, here, accepted.view(here.shape)):
+                drafts = canvas.values[image, position]
+                tokens, accepted = accept_or_redraw(drafts, q, p, inner, draws, image, position)
+                canvas.values[image, position] = tokens
+            if not record_outcome(canvas, here, accepted.view(here.shape)):
                 drafter.forget()
             first = step + 1
 
-        with run.clock.paused():
-            yield run.step(step)
-    return run.finish(outcome)
+        with canvas.clock.paused():
+            yield canvas.step(step + 1)
+    return canvas.finish()
 
 
-def verify(
+def accept_or_redraw(
     drafts: Tensor, q: LastStep, p: LastStep, inner: float, draws: RejectionDraws, image: Tensor, position: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Tokens fp32 [N, channels] in place of drafts, and which drafts were accepted, bool [N] on the host.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,14 +11,18 @@ from torch import Tensor
 
 from ...model_loaders.networks.mar import MARModel
 from ...reports.record import ACCEPTED, PROMPT_COUNTS, REJECTED, Report
+from .. import chain
+from ..chain import Chains, spread
 from ..conditioning import MaskedCondition
-from ..driver import to_device
-from .coupling import Gaussian
-from .diffusion import Head, HeadBatch, ancestral_steps
-from .loop import Run, Transformer
+from ..coupling import Gaussian
+from ..device import to_device
+from .canvas import MARCanvas
+from .heads import full_head
+from .mar import places
+from .transformer import FullTransformer, Transformer
 
 # Counts of the report that are both models' together.
-_BOTH = ("transformer_passes", "transformer_tokens", "head_calls", "head_rows", *PROMPT_COUNTS)
+_BOTH = ("transformer_passes", "transformer_tokens", "head_calls", "head_rows", "cache_bytes", *PROMPT_COUNTS)
 
 
 class Trace(NamedTuple):
@@ -29,54 +34,66 @@ class Trace(NamedTuple):
     kernel: Gaussian
 
 
-def traced(run: Run, batch: HeadBatch) -> Trace:
-    """Sample a batch with the diffusion head, which is never cached, and keep its paths."""
-    head = Head(run.model.net, batch)
-    steps = ancestral_steps(run, batch)
+def kernel_table(canvas: MARCanvas) -> chain.StepTable:
+    """The steps of a full pass for :func:`traced`: without the temperature, and with a std of the last one."""
+    tables = canvas.tables(canvas.settings.diffusion_steps)
+    return chain.step_table(tables.steps, canvas.times(tables))
 
-    states = [batch.x]
+
+def traced(canvas: MARCanvas, rows: Chains) -> Trace:
+    """Sample rows with the full diffusion head, and keep their paths. Their steps are :func:`kernel_table`'s."""
+    net = canvas.model.net
+    noise = rows.noise.clone()
+    noise[-1] = 0
+    rows = replace(rows, noise=noise, temperature=canvas.settings.temperature)
+
+    states = [rows.x]
     means = []
     log_stds = []
-    for k, step in enumerate(steps):
-        x, mean, log_std = step(states[-1], head(k, states[-1]))
-        states.append(x)
-        means.append(mean)
-        log_stds.append(log_std)
+    for done in chain.run_chain(net, rows, full_head(net, rows, canvas.report)):
+        states.append(done.x)
+        means.append(done.mean)
+        log_stds.append(done.log_std)
 
-    run.report.add(head_calls=len(steps), head_rows=len(steps) * head.branches * head.tokens)
     return Trace(torch.stack(states, 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
 
 
 class Drafter:
     """The draft model in a generation of the target: with the same tokens, noise and diffusion steps."""
 
-    def __init__(self, run: Run, model: MARModel, condition: MaskedCondition, transformer: Transformer):
-        rows = condition.rows(model, run.guided)
-        report = Report("draft", model.name, {}, None, run.report.images, run.report.device)
+    def __init__(
+        self,
+        canvas: MARCanvas,
+        model: MARModel,
+        condition: MaskedCondition,
+        make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
+    ):
+        """``canvas``: the target's; the other arguments are those of a sampler."""
+        rows = condition.rows(model, canvas.guided)
+        report = Report("draft", model.name, {}, None, canvas.images, canvas.report.device)
 
-        self.target = run
-        self.run = replace(run, model=model, rows=rows, report=report)
-        self.transformer = transformer
-        transformer.begin(self.run)
+        self.report = canvas.report
+        self.canvas = canvas.read_by(model, rows, report)
+        self.table = kernel_table(self.canvas)
+        self.transformer = make_transformer(self.canvas)
 
     def step(self, step: int, start: Tensor, noise: Tensor) -> Trace:
-        """Draft the tokens of an AR step, given the tokens so far, and write them to the target's.
+        """Draft the tokens of an AR step, given the tokens so far, and write them on the canvas, undecided.
 
         ``start`` fp32 [B, L, channels] and ``noise`` fp32 [S, B, L, channels] are the noise of every position.
         """
-        run = self.run
-        plan = self.target.plan
-        here = plan.ahead(step)
+        canvas = self.canvas
+        order = canvas.order
+        here = order.ahead(step)
         image, position = places(here)
 
-        with run.clock.phase("draft"):
-            run.tokens = self.target.tokens
-            z = self.transformer(run, step, here)
+        with canvas.clock.phase("draft"):
+            z = self.transformer(step, here)
 
-            cfg = plan.scale[image, position, None]
-            batch = HeadBatch(z.flatten(1, 2), cfg, start[image, position], noise[:, image, position], run.tables)
-            trace = traced(run, batch)
-            run.tokens[image, position] = trace.path[:, -1]
+            cfg = order.scale[image, position, None]
+            noises = spread(noise[:, image, position], len(self.table))
+            trace = traced(canvas, Chains(z.flatten(1, 2), cfg, start[image, position], noises, self.table))
+            canvas.values[image, position] = trace.path[:, -1]
 
         self._count()
         return trace
@@ -87,17 +104,11 @@ class Drafter:
 
     def _count(self) -> None:
         """Move the work so far into the target's report."""
-        counts = self.run.report.counts
+        counts = self.canvas.report.counts
         both = {name: counts[name] for name in _BOTH if name in counts}
-        self.target.report.add(**both)
-        self.target.report.add(draft_passes=counts["transformer_passes"], draft_head_calls=counts["head_calls"])
+        self.report.add(**both)
+        self.report.add(draft_passes=counts["transformer_passes"], draft_head_calls=counts["head_calls"])
         counts.clear()
-
-
-def places(positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Image and position, int64 [B n] each, of positions int64 [B, n], one image after another."""
-    image = torch.arange(len(positions), device=positions.device).repeat_interleave(positions.shape[1])
-    return image, positions.flatten()
 
 
 def prefill_steps(ar_steps: int, ratio: float) -> int:
@@ -105,18 +116,18 @@ def prefill_steps(ar_steps: int, ratio: float) -> int:
     return min(ar_steps, int(ar_steps * ratio) + 1)
 
 
-def judged(run: Run, outcome: Tensor, positions: Tensor, accepted: Tensor) -> bool:
+def record_outcome(canvas: MARCanvas, positions: Tensor, accepted: Tensor) -> bool:
     """Record which drafts were accepted; whether all were.
 
     Args:
-        outcome: uint8 [B, L], the outcome of every token, written in place.
+        canvas: whose outcome is written.
         positions: int64 [B, n] of the drafts.
         accepted: bool [B, n] on the host.
     """
     values = torch.where(accepted, ACCEPTED, REJECTED).to(torch.uint8)
-    outcome.scatter_(1, positions, to_device(values, outcome.device))
+    canvas.outcome.scatter_(1, positions, to_device(values, canvas.device))
 
     kept = int(accepted.sum())
     restarts = int((~accepted).any(1).sum())
-    run.report.add(accepted=kept, rejected=accepted.numel() - kept, restarts=restarts)
+    canvas.report.add(accepted=kept, rejected=accepted.numel() - kept, restarts=restarts)
     return kept == accepted.numel()

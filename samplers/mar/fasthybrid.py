@@ -16,16 +16,14 @@ At AR step s, with z the transformer's output for the positions of step s and of
 Lookaheads end at multiples of k, so that the images of a batch start their next ones together: the number of
 sequential head calls of a batch then stays near that of one image. Guided steps have noise of their own: with entries
 of the noise that made the draft, accepted tokens were no closer to plain MAR's. With ``lookahead_start``, which the
-paper does not have, the first AR steps are plain MAR's. Nor does the paper have ``acceptance_target``, which takes the
-place of lambda: of the drafts of an image, those of a step that are most similar are kept, as many as make up the
-share of all its drafts so far. This is lambda as a quantile; a fixed lambda keeps all drafts of one image and none of
-another. The transformer runs at every AR step as in plain MAR, so a restarted lookahead costs no further transformer
-pass.
+paper does not have, the first AR steps are plain MAR's. The transformer runs at every AR step as in plain MAR, so a
+restarted lookahead costs no further transformer pass.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -36,14 +34,17 @@ from torch import Tensor
 
 from ...model_loaders.networks.mar import MARModel, pick
 from ...reports.record import ACCEPTED, PLAIN, REDONE
+from ..chain import Chains, Change, StepTable
 from ..conditioning import MaskedCondition
-from ..driver import to_device
+from ..device import to_device
 from ..editing import Edit
+from ..engine import Sampler, decode
 from ..noise import PairedNoise
-from .diffusion import Head, HeadBatch, ancestral_steps, denoise
-from .loop import FullTransformer, Run, Sampler, Transformer, begin
-from .mar import annealed_tables, plain_steps
+from .canvas import MARCanvas, mar_canvas
+from .heads import Heads
+from .mar import Diffusion, annealed_tables
 from .settings import FastHybridSettings
+from .transformer import FullTransformer, Transformer
 
 
 @torch.no_grad()
@@ -52,7 +53,7 @@ def fasthybrid(
     condition: MaskedCondition,
     settings: FastHybridSettings,
     noise: PairedNoise,
-    transformer: Transformer | None = None,
+    make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
     edit: Edit | None = None,
 ) -> Sampler:
     """FastHybrid on MAR; arguments and errors as of :func:`samplers.mar.mar.mar`.
@@ -60,28 +61,27 @@ def fasthybrid(
     With ``lookahead`` 0 this is plain MAR bit for bit; with ``threshold`` above 1 every draft is rejected, and the
     result equals plain MAR within fp32 rounding.
     """
-    transformer = transformer or FullTransformer()
-    run = begin("fasthybrid", model, condition, settings, noise, edit, transformer)
-    tables = annealed_tables(run, settings)
+    canvas = mar_canvas("fasthybrid", model, condition, settings, noise, edit)
+    order = canvas.order
+    transformer = make_transformer(canvas)
+    heads = transformer.heads
+    plain = Diffusion(canvas, heads, annealed_tables(canvas, settings))
     if not settings.lookahead:
-        yield from plain_steps(run, transformer, tables)
-        return run.finish()
+        return (yield from decode(canvas, order.plan, transformer, plain))
 
-    start, full_noise = run.draws("full", len(run.tables.steps))
-    guided = Guided(run, transformer, settings)
-    drafts = Drafts(run, settings)
-    cached = [transformer.caches_head(len(table.steps)) for table in tables]
-    for step in range(run.plan.steps):
+    guided = Guided(canvas, settings)
+    drafts = Drafts(canvas, settings)
+    for step in range(order.steps):
         # Lookaheads end at multiples of k, so that the images of a batch start their next ones together.
         k = settings.lookahead
         reach = 1 if step < settings.lookahead_start else k - step % k
-        here = run.plan.ahead(step)  # [B, n]
-        ahead = run.plan.ahead(step, reach)  # [B, m], the n first
+        here = order.ahead(step)  # [B, n]
+        ahead = order.ahead(step, reach)  # [B, m], the n first
         n = here.shape[1]
-        with run.clock.phase("transformer"):
-            z = transformer(run, step, ahead)  # [P, B, m, C]
+        with canvas.clock.phase("transformer"):
+            z = transformer(step, ahead)  # [P, B, m, C]
 
-        with run.clock.phase("head"):
+        with canvas.clock.phase("head"):
             # 1. Verify: a draft is accepted if cos(z', z) >= lambda.
             ok = drafts.verify(here, z[0, :, :n].float())
 
@@ -91,28 +91,34 @@ def fasthybrid(
             restarts = (~ok).any(1, keepdim=True)
             todo = torch.cat([~ok, restarts.expand(-1, ahead.shape[1] - n)], 1)
             if bool(todo.any()):
-                b, c = to_device(todo.nonzero().T, z.device)
-                p = ahead[b, c]
-                cfg = run.plan.scale[b, p, None]
-                full = Placed(HeadBatch(z[:, b, c], cfg, start[b, p], full_noise[:, b, p], tables[step]), b, p)
+                image, column = to_device(todo.nonzero().T, z.device)
+                position = ahead[image, column]
+                full = Placed(plain.rows(step, image, position, z[:, image, column]), image, position)
 
             # 3. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
-            refined = guided.batch(z, here, ok, drafts.x)
+            refined = guided.rows(z, here, ok, drafts.x)
 
             # 4. The tokens of both.
-            sample(run, transformer, drafts, full, refined, cached[step] or guided.cached)
-            run.tokens.scatter_(1, here[..., None].expand(-1, -1, drafts.x.shape[2]), pick(drafts.x, here))
-        with run.clock.paused():
-            yield run.step(step)
+            if full is not None and refined is not None:
+                made, finer = sample_both(canvas, heads, full.rows, refined.rows)
+                drafts.renew(full, made)
+                guided.write(drafts.x, refined, finer)
+            elif full is not None:
+                drafts.renew(full, heads.sample(model.net, full.rows, canvas.report))
+            elif refined is not None:
+                guided.write(drafts.x, refined, heads.sample(model.net, refined.rows, canvas.report))
+            canvas.write(here, pick(drafts.x, here), step)
+        with canvas.clock.paused():
+            yield canvas.step(step + 1)
 
-    run.report.similarity = drafts.similarity()
-    return run.finish(drafts.outcome)
+    canvas.report.similarity = drafts.similarity()
+    return canvas.finish()
 
 
 class Placed(NamedTuple):
     """N tokens to sample, and where they are."""
 
-    batch: HeadBatch
+    rows: Chains
     image: Tensor  # int64 [N]
     position: Tensor  # int64 [N]
 
@@ -120,20 +126,17 @@ class Placed(NamedTuple):
 class Drafts:
     """The drafts of all tokens, and which of them are accepted."""
 
-    def __init__(self, run: Run, settings: FastHybridSettings):
-        images, length, _ = run.tokens.shape
-        device = run.tokens.device
+    def __init__(self, canvas: MARCanvas, settings: FastHybridSettings):
+        images, length, _ = canvas.values.shape
+        device = canvas.device
         self.settings = settings
-        self.report = run.report
-        self.x = torch.zeros_like(run.tokens)  # x'
+        self.report = canvas.report
+        self.x = torch.zeros_like(canvas.values)  # x'
         # z', the condition that a draft was made from.
-        self.z = torch.zeros(images, length, run.model.net.config.dim, device=device)
+        self.z = torch.zeros(images, length, canvas.model.net.config.dim, device=device)
         self.made = torch.zeros(images, length, dtype=torch.bool, device=device)  # whether a token has a draft
-        self.outcome = torch.full((images, length), PLAIN, dtype=torch.uint8, device=device)
+        self.outcome = canvas.outcome
 
-        # Drafts of each image so far that were verified, and those that were accepted, int64 [B].
-        self.verified = torch.zeros(images, dtype=torch.int64, device=device)
-        self.accepted = torch.zeros_like(self.verified)
         # Of each AR step: cos(z', z) [B, n] on the device, and which tokens have a draft, bool [B, n] on the host.
         self._similarities: list[tuple[Tensor, Tensor]] = []
 
@@ -145,8 +148,6 @@ class Drafts:
         drafted = self.made.gather(1, here)
         cosine = F.cosine_similarity(pick(self.z, here), z, dim=-1)
         ok = drafted & (cosine >= self.settings.threshold)
-        if self.settings.acceptance_target:
-            ok = self._most_similar(drafted, cosine)
 
         outcome = torch.where(ok, ACCEPTED, torch.where(drafted, REDONE, PLAIN))
         self.outcome.scatter_(1, here, outcome.to(torch.uint8))
@@ -157,16 +158,11 @@ class Drafts:
         self.report.add(accepted=int(ok.sum()), rejected=int(redone.sum()), restarts=int(redone.any(1).sum()))
         return ok
 
-    def _most_similar(self, drafted: Tensor, cosine: Tensor) -> Tensor:
-        """Of each image the most similar drafts, as many as make up the share of all its drafts so far, bool [B, n]."""
-        self.verified += drafted.sum(1)
-        most = (self.settings.acceptance_target * self.verified).round() - self.accepted
-
-        by_similarity = cosine.masked_fill(~drafted, -torch.inf).argsort(dim=1, descending=True, stable=True)
-        rank = by_similarity.argsort(dim=1)
-        ok = drafted & (rank < most[:, None])
-        self.accepted += ok.sum(1)
-        return ok
+    def renew(self, tokens: Placed, x: Tensor) -> None:
+        """Write tokens of a full diffusion. Those of later AR steps are drafts, and their z is z'."""
+        self.x[tokens.image, tokens.position] = x
+        self.z[tokens.image, tokens.position] = tokens.rows.z[0].float()
+        self.made[tokens.image, tokens.position] = True
 
     def similarity(self) -> np.ndarray:
         """cos(z', z) of all verified drafts, fp32 [n]."""
@@ -176,26 +172,31 @@ class Drafts:
 class Guided:
     """The guided diffusion of accepted tokens: T_g steps whose means are mixed with the draft."""
 
-    def __init__(self, run: Run, transformer: Transformer, settings: FastHybridSettings):
-        self.run = run
+    def __init__(self, canvas: MARCanvas, settings: FastHybridSettings):
+        self.canvas = canvas
         self.refines = settings.accepted == "refine"
-        self.table = run.table(settings.guided_steps)
-        steps = len(self.table.steps)
-        self.start, self.noise = run.draws("guided", steps)
-        self.gamma = guidance_weights(settings.guidance_schedule, steps)
+        self.table = canvas.table(settings.guided_steps)
+        steps = len(self.table)
+        start, noise = canvas.draws("guided", steps)
+        self.start = start
+        self.noise = noise
+
+        weights = guidance_weights(settings.guidance_schedule, steps)
+        self.gamma = to_device(torch.tensor(weights), start.device)
 
         # A step with gamma = 1 gives x' + sigma noise whatever the head predicts, so that the head is not evaluated:
-        # the first step of most schedules, the last one of linear-up. A head with a cache starts with the first step
-        # all the same.
-        self.cached = transformer.caches_head(steps)
-        self.first = 1 if not self.cached and self.gamma[0] == 1 else 0
-        self.stop = steps - 1 if not self.cached and self.gamma[-1] == 1 and steps > 1 else steps
+        # the first step of most schedules, the last one of linear-up.
+        self.first = 1 if weights[0] == 1 else 0
+        self.stop = steps - 1 if weights[-1] == 1 and steps > 1 else steps
+        # The last step has no noise, so that with gamma = 1 a token is its draft.
+        self.ends_in_drafts = weights[-1] == 1
 
-        # Log sigma of the first step: the middle of the learned range. The last step has no noise.
-        self.log_sigma = self.table.steps[0].middle
-        self.temperature = settings.temperature if steps > 1 else 0.0
+        # Sigma of the first step: the middle of the learned range, with the temperature.
+        _, _, log_sigma, _ = self.table.numbers[0, :4]
+        self.temperature = settings.temperature
+        self.sigma = log_sigma.exp() * self.temperature
 
-    def batch(self, z: Tensor, here: Tensor, ok: Tensor, drafts: Tensor) -> Placed | None:
+    def rows(self, z: Tensor, here: Tensor, ok: Tensor, drafts: Tensor) -> Placed | None:
         """The accepted tokens, after a first step with gamma = 1; None if there are none or if they stay as drafted.
 
         Args:
@@ -210,77 +211,77 @@ class Guided:
         image, column = to_device(ok.nonzero().T, z.device)
         position = here[image, column]
         draft = drafts[image, position]
-        cfg = self.run.plan.scale[image, position, None]
+        cfg = self.canvas.order.scale[image, position, None]
         noise = self.noise[:, image, position]
         x = self.start[image, position]
         if self.first:
-            sigma = torch.full_like(draft, self.log_sigma).exp()
-            x = draft + sigma * (noise[0] * self.temperature)
+            x = draft + self.sigma * noise[0]
 
+        pull = Change(pulled, [(draft, gamma) for gamma in self.gamma])
         of_tokens = z[:, image, column]
-        batch = HeadBatch(of_tokens, cfg, x, noise, self.table, draft, self.gamma, self.first, self.stop)
-        return Placed(batch, image, position)
+        rows = Chains(of_tokens, cfg, x, noise.contiguous(), self.table, self.temperature, change=pull)
+        return Placed(rows.part(self.first, self.stop), image, position)
+
+    def write(self, drafts: Tensor, tokens: Placed, x: Tensor) -> None:
+        """Write the refined tokens over their drafts, fp32 [B, L, channels]."""
+        if not self.ends_in_drafts:
+            drafts[tokens.image, tokens.position] = x
 
 
-def sample(
-    run: Run, transformer: Transformer, drafts: Drafts, full: Placed | None, refined: Placed | None, cached: bool
-) -> None:
-    """Sample the tokens of the full and of the guided diffusion, each None for none, and write them to the drafts.
+def pulled(mean: Tensor, draft: Tensor, gamma: Tensor) -> Tensor:
+    """mu' = (1 - gamma) mu + gamma x'."""
+    return torch.lerp(mean, draft, gamma)
 
-    ``cached``: whether LazyMAR caches the head, in a cache that belongs to one batch.
+
+def sample_both(canvas: MARCanvas, heads: Heads, full: Chains, guided: Chains) -> tuple[Tensor, Tensor]:
+    """The tokens of the full and of the guided diffusion, fp32 [N, channels] each, in one loop.
+
+    So the sequential head calls are those of the longer one; the other joins for its last steps. A cache of the head
+    belongs to one diffusion: with one they run after each other.
     """
-    placed = [tokens for tokens in (full, refined) if tokens is not None]
-    made: tuple[Tensor, ...]
-    if full is not None and refined is not None and not cached:
-        made = denoise_together(run, full.batch, refined.batch)
-    else:
-        made = tuple(transformer.denoise(run, tokens.batch) for tokens in placed)
-    for tokens, x in zip(placed, made, strict=True):
-        drafts.x[tokens.image, tokens.position] = x
+    net = canvas.model.net
+    together = min(len(full.table), len(guided.table))
+    if not together or not (heads.whole(len(full.table)) and heads.whole(len(guided.table))):
+        return heads.sample(net, full, canvas.report), heads.sample(net, guided, canvas.report)
 
-    # Of later AR steps' tokens these are the drafts, and their z is z'.
-    if full is not None:
-        drafts.z[full.image, full.position] = full.batch.z[0].float()
-        drafts.made[full.image, full.position] = True
-
-    # With gamma = 1 in the last step, which has no noise, a token is its draft.
-    if refined is not None and refined.batch.draft is not None and refined.batch.gamma[-1] == 1:
-        drafts.x[refined.image, refined.position] = refined.batch.draft
-
-
-def denoise_together(run: Run, full: HeadBatch, guided: HeadBatch) -> tuple[Tensor, Tensor]:
-    """Sample two batches in one loop, so that the sequential head calls are those of the longer one.
-
-    The batch with fewer steps joins for the last ones of the other.
-    """
     # 1. The first steps of the longer one, alone.
-    together = min(len(range(len(batch.table.steps))[batch.first : batch.stop]) for batch in (full, guided))
-    full = advanced(run, full, together)
-    guided = advanced(run, guided, together)
+    alone = []
+    for rows in (full, guided):
+        first = len(rows.table) - together
+        x = heads.sample(net, rows.part(0, first), canvas.report)
+        alone.append(replace(rows.part(first, len(rows.table)), x=x))
 
     # 2. The steps of both.
-    head = Head(run.model.net, full, guided)
-    x = full.x
-    y = guided.x
-    steps = zip(ancestral_steps(run, full), ancestral_steps(run, guided), strict=True)
-    for k, (full_step, guided_step) in enumerate(steps):
-        out = head(k, torch.cat([x, y]))
-        # Without gaps, as the output for one batch, or the compiler would make graphs of their own for these.
-        of_full = out[:, : len(x)].contiguous()
-        of_guided = out[:, len(x) :].contiguous()
-        x, _, _ = full_step(x, of_full)
-        y, _, _ = guided_step(y, of_guided)
-    run.report.add(head_calls=together, head_rows=together * head.branches * head.tokens)
-    return x, y
+    both = joined(*alone)
+    x = heads.sample(net, both, canvas.report)
+    return x[: len(full.x)], x[len(full.x) :]
 
 
-def advanced(run: Run, batch: HeadBatch, left: int) -> HeadBatch:
-    """A batch after all of its steps but the last ``left``."""
-    stop = len(batch.table.steps) if batch.stop is None else batch.stop
-    first = stop - left
-    if first == batch.first:
-        return batch
-    return replace(batch, x=denoise(run, replace(batch, stop=first)), first=first)
+def joined(full: Chains, guided: Chains) -> Chains:
+    """The rows of both as one batch, of equally many steps that are each row's own."""
+    steps = len(full.table)
+    parts = (full, guided)
+    columns = [rows.table.numbers[:, :, None, None].expand(-1, -1, len(rows.x), -1) for rows in parts]
+    times = [rows.table.times[:, None].expand(-1, len(rows.x), -1) for rows in parts]
+    table = StepTable(torch.cat(columns, 2), torch.cat(times, 1), full.table.learned)
+
+    # The others' means stay as they are: gamma = 0.
+    assert guided.change is not None
+    draft, _ = guided.change.arguments[0]
+    drafts = torch.cat([torch.zeros_like(full.x), draft])
+    gamma = torch.zeros(steps, len(drafts), 1, device=drafts.device)
+    for k, (_, weight) in enumerate(guided.change.arguments):
+        gamma[k, len(full.x) :] = weight
+
+    return Chains(
+        z=torch.cat([rows.z for rows in parts], 1),
+        cfg=torch.cat([rows.cfg for rows in parts]),
+        x=torch.cat([rows.x for rows in parts]),
+        noise=torch.cat([rows.noise for rows in parts], 1),
+        table=table,
+        temperature=full.temperature,
+        change=Change(pulled, [(drafts, weight) for weight in gamma]),
+    )
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:

@@ -1,39 +1,46 @@
 """Plain MAR: every token by a full diffusion pass. Source: Li et al. 2024 (arXiv 2406.11838), section 3.
 
 Two options keep or approximate the result with less work: fewer diffusion steps for later tokens (DiSA, Zhao et al.
-2025, arXiv 2505.20297, section 3.2, and its code), and speculation in the diffusion head (``speculative.py``).
+2025, arXiv 2505.20297, section 3.2, and its code), and speculation in the diffusion head (``speculation.py``).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.networks.mar import MARModel
+from ..annealing import annealed_steps
+from ..chain import Chains, StepTable, spread
 from ..conditioning import MaskedCondition
-from ..driver import to_device
+from ..device import to_device
 from ..editing import Edit
+from ..engine import Sampler, decode
 from ..noise import CounterRNG, PairedNoise, row_keys
-from .diffusion import HeadBatch
-from .loop import FullTransformer, Run, Sampler, Step, Transformer, begin
+from .canvas import MARCanvas, mar_canvas
+from .heads import Heads, speculation_of
+from .schedule import masked_after
 from .settings import DiSASettings, MARBase, MARSettings
-from .speculative import Paths
-from .tables import STEPS, Tables
+from .tables import STEPS
+from .transformer import FullTransformer, Transformer
 
 # Where fewer than so many steps remain at the end and t_max is 0, all tables start at t = 950 or below, as in the
 # authors' code: from 999 they would multiply the head's error by thousands (tables.py).
 FEW_STEPS = 30
 CLIPPED = 950
-# Share of the annealed steps by progress u = 0..1.
-CURVES = {
-    "linear": lambda u: 1 - u,
-    "cosine": lambda u: (1 + math.cos(math.pi * u)) / 2,
-    "two-stage": lambda u: float(u < 0.5),
-}
+
+
+def check(model: MARModel, settings: MARBase) -> None:
+    """Check settings against a model, before anything is loaded or computed.
+
+    Raises:
+        UserError: more AR steps than tokens.
+    """
+    masked_after(model.net.config.tokens, settings.steps)
 
 
 def mar(
@@ -41,7 +48,7 @@ def mar(
     condition: MaskedCondition,
     settings: MARSettings,
     noise: PairedNoise,
-    transformer: Transformer | None = None,
+    make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
     edit: Edit | None = None,
 ) -> Sampler:
     """Plain MAR.
@@ -51,7 +58,7 @@ def mar(
         condition: what B images show, of the kind that the model reads.
         settings: see :class:`MARSettings`.
         noise: noise of B images.
-        transformer: how the transformer is evaluated; None for in full.
+        make_transformer: how the transformer is evaluated: in full, or with LazyMAR's caches.
         edit: part of an image to sample again; None for a whole new one.
 
     Yields:
@@ -61,73 +68,72 @@ def mar(
         UserError: labels outside the model's, more AR steps than tokens, speculation together with a cached head, an
             edit that does not fit the model.
     """
-    transformer = transformer or FullTransformer()
-    run = begin("mar", model, condition, settings, noise, edit, transformer)
-    yield from plain_steps(run, transformer, annealed_tables(run, settings), settings.speculation)
-    return run.finish()
+    canvas = mar_canvas("mar", model, condition, settings, noise, edit)
+    transformer = make_transformer(canvas)
+    draw = Diffusion(canvas, transformer.heads, annealed_tables(canvas, settings), settings.speculation)
+    return (yield from decode(canvas, canvas.order.plan, transformer, draw))
 
 
-def expect_whole_head(settings: MARBase, transformer: Transformer) -> None:
-    """Check that speculation, which evaluates the head at many diffusion steps at once, does not meet a cached head.
+class Diffusion:
+    """The draw of MAR: every token of an AR step by diffusion, of T steps, or fewer for later tokens (DiSA).
 
-    Raises:
-        UserError: it does.
+    Args:
+        canvas: the images.
+        heads: how the diffusion head is evaluated.
+        tables: diffusion steps of every AR step.
+        speculation: diffusion steps that are drafted at once; 0 for none.
     """
-    speculates = getattr(settings, "speculation", 0) and settings.temperature > 0
-    if speculates and transformer.caches_head(settings.diffusion_steps):
-        raise UserError(
-            "speculation: it cannot be combined with head_cache; switch head_cache off, or set speculation to 0."
+
+    def __init__(self, canvas: MARCanvas, heads: Heads, tables: Sequence[StepTable], speculation: int = 0):
+        expect_whole_head(canvas.settings, heads)
+        self.canvas = canvas
+        self.heads = heads
+        self.tables = tables
+        self.window = speculation if canvas.settings.temperature > 0 else 0
+        self.start, self.noise = canvas.draws("full", len(canvas.tables(canvas.settings.diffusion_steps)))
+        if self.window > 1:
+            self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
+
+    def __call__(self, step: int, here: Tensor, z: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """The tokens fp32 [B, n, c] at positions ``here`` [B, n], of their conditions z [P, B, n, C]."""
+        canvas = self.canvas
+        net = canvas.model.net
+        image, position = places(here)
+        rows = self.rows(step, image, position, z.flatten(1, 2))
+        if self.window > 1:
+            paths = speculation_of(net, rows, CounterRNG(self.keys[image, position]), canvas.report)
+            tokens = paths.finish(np.arange(len(image)), self.window)
+        else:
+            tokens = self.heads.sample(net, rows, canvas.report)
+        yield 1, tokens.view(*here.shape, -1)
+
+    def rows(self, step: int, image: Tensor, position: Tensor, z: Tensor) -> Chains:
+        """N tokens of images and positions, int64 [N] each, before their diffusion at an AR step; z [P, N, C]."""
+        table = self.tables[step]
+        canvas = self.canvas
+        return Chains(
+            z=z,
+            cfg=canvas.order.scale[image, position, None],
+            x=self.start[image, position],
+            noise=spread(self.noise[:, image, position], len(table)),
+            table=table,
+            temperature=canvas.settings.temperature,
         )
 
 
-@torch.no_grad()
-def plain_steps(
-    run: Run, transformer: Transformer, tables: Sequence[Tables], speculation: int = 0, stop: int | None = None
-) -> Iterator[Step]:
-    """The AR steps of plain MAR, with the diffusion tables of each; up to step ``stop``, None for all."""
-    expect_whole_head(run.settings, transformer)
-    window = speculation if run.settings.temperature > 0 else 0
-    plan = run.plan
-    start, noise = run.draws("full", len(run.tables.steps))
-    keys = to_device(row_keys(run.noise, "verify", plan.tokens), start.device)
-    images = torch.arange(len(start), device=start.device)
-
-    for step, table in enumerate(tables[:stop]):
-        here = plan.ahead(step)  # [B, n]
-
-        # 1. The conditions of this AR step's tokens.
-        with run.clock.phase("transformer"):
-            z = transformer(run, step, here)  # [P, B, n, C]
-
-        # 2. Every token by diffusion: T steps, or fewer for later tokens (DiSA).
-        with run.clock.phase("head"):
-            b = images.repeat_interleave(here.shape[1])
-            p = here.flatten()
-            batch = HeadBatch(z.flatten(1, 2), plan.scale[b, p, None], start[b, p], noise[:, b, p], table)
-            if window:
-                paths = Paths(run, batch, window, CounterRNG(keys[b, p]))
-                tokens = paths.finish(np.arange(len(b)))
-            else:
-                tokens = transformer.denoise(run, batch)
-            run.tokens[b, p] = tokens
-
-        with run.clock.paused():
-            yield run.step(step)
+def places(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Image and position, int64 [B n] each, of positions int64 [B, n], one image after another."""
+    image = torch.arange(len(positions), device=positions.device).repeat_interleave(positions.shape[1])
+    return image, positions.flatten()
 
 
-def annealed_steps(first: int, last: int, curve: str, ar_steps: int) -> list[int]:
-    """Diffusion steps of AR steps s = 0 .. S - 1: last + floor(curve(s / (S - 1)) (first - last)).
-
-    ``last`` at ``first`` or above keeps ``first``.
-    """
-    if last >= first or ar_steps == 1:
-        return [first] * ar_steps
-    out = []
-    for s in range(ar_steps):
-        share = CURVES[curve](s / (ar_steps - 1))
-        # Rounded before the floor: 1 - u of a whole fraction may fall short of it in the last bit.
-        out.append(last + math.floor(round(share * (first - last), 9)))
-    return out
+def expect_whole_head(settings: MARBase, heads: Heads) -> None:
+    """Check that speculation, which evaluates the head at many diffusion steps at once, does not meet a cached head."""
+    speculates = getattr(settings, "speculation", 0) > 1 and settings.temperature > 0
+    if speculates and not heads.whole(settings.diffusion_steps):
+        raise UserError(
+            "speculation: it cannot be combined with head_cache; switch head_cache off, or set speculation to 0."
+        )
 
 
 def clips(settings: DiSASettings) -> bool:
@@ -136,12 +142,12 @@ def clips(settings: DiSASettings) -> bool:
     return last is not None and last < FEW_STEPS
 
 
-def annealed_tables(run: Run, settings: DiSASettings) -> list[Tables]:
+def annealed_tables(canvas: MARCanvas, settings: DiSASettings) -> list[StepTable]:
     """Diffusion tables of every AR step."""
-    first = run.settings.diffusion_steps
-    last = first if settings.diffusion_steps_end is None else settings.diffusion_steps_end
-    clipped = run.settings.t_max is None and clips(settings)
+    first = canvas.settings.diffusion_steps
+    last = settings.diffusion_steps_end
+    clipped = canvas.settings.t_max is None and clips(settings)
     highest = CLIPPED if clipped else STEPS - 1
-    counts = annealed_steps(first, last, settings.diffusion_steps_curve, run.plan.steps)
-    made = {count: run.table(count, highest) for count in set(counts)}
+    counts = annealed_steps(first, last, settings.diffusion_steps_curve, canvas.order.steps)
+    made = {count: canvas.table(count, highest) for count in set(counts)}
     return [made[count] for count in counts]

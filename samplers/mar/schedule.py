@@ -17,9 +17,6 @@ def masked_after(tokens: int, steps: int) -> list[int]:
     """Masked tokens left after each AR step: floor(L cos(pi/2 (s+1)/S)), at least one fewer each step, 0 at the end.
 
     The published code's last entry is 1, although its last step decides everything.
-
-    Raises:
-        UserError: more steps than tokens, or none.
     """
     if not 1 <= steps <= tokens:
         raise UserError(f"steps: {steps} is outside 1 to {tokens}, the tokens of the image.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..settings import Guarantees, falling_or_none, knob
+from ..annealing import Annealed
+from ..settings import Guarantees, knob
 
 # A field is its default and sentence, then its range.
 # fmt: off
@@ -35,7 +36,7 @@ class MARBase(Guarantees):
 
 
 @dataclass(frozen=True)
-class DiSASettings(MARBase):
+class DiSASettings(Annealed, MARBase):
     """Annealed diffusion steps (DiSA, arXiv 2505.20297): a part of other settings."""
 
     diffusion_steps_end: int | None = knob(None, "Diffusion steps of the last tokens, which need fewer than the first "
@@ -44,18 +45,6 @@ class DiSASettings(MARBase):
     diffusion_steps_curve: str = knob("linear", "How the diffusion steps decrease from the first AR step to the last. "
         "linear decreases evenly, cosine fastest in the middle, two-stage all at once in the middle.",
         choices=("linear", "cosine", "two-stage"), advanced=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        falling_or_none(self)
-
-    def exact(self, side: int) -> bool:
-        return not self.annealed and super().exact(side)
-
-    @property
-    def annealed(self) -> bool:
-        """Whether the diffusion steps fall."""
-        return self.diffusion_steps_end is not None
 
 
 @dataclass(frozen=True)
@@ -88,9 +77,6 @@ class FastHybridSettings(DiSASettings):
     threshold: float = knob(0.8, "Lowest cosine similarity at which a draft is accepted; higher is slower and closer "
         "to plain MAR. Usual: 0.8 for full-size models, 0.9 to 0.99 for the demo; above 1 is plain MAR.",
         low=-1.0, high=1.01, step=0.01, symbol="lambda")
-    acceptance_target: float = knob(0.0, "Share of the drafts to accept, in place of threshold; the most similar ones "
-        "are taken, and higher is faster and less like plain MAR. Usual: 0.8; 0 uses threshold.",
-        low=0.0, high=1.0, step=0.01)
     guided_steps: int = knob(10, "Denoising steps of an accepted draft; more is slower and finer. Usual: 10.",
         low=1, high=1000, step=1, symbol="T_g")
     guidance_schedule: str = knob("cos", "How the draft's influence changes over the guided steps: it decreases with "
@@ -105,7 +91,7 @@ class FastHybridSettings(DiSASettings):
         advanced=True)
 
     def exact(self, side: int) -> bool:
-        return (not self.lookahead or self.threshold > 1 and not self.acceptance_target) and super().exact(side)
+        return (not self.lookahead or self.threshold > 1) and super().exact(side)
 
 
 @dataclass(frozen=True)
@@ -131,7 +117,7 @@ class CacheSettings(Guarantees):
         "code does. Off is slower and more exact.",
         advanced=True)
     block: int | None = knob(None, "Decoder block that measures how much a token changed; higher measures better and "
-        "saves less. Usual: 4, as in the paper, or less for a decoder with few blocks.",
+        "saves less. Usual: 4, as in the published code, or less for a decoder with few blocks.",
         low=1, high=256, step=1, paper=4, advanced=True)
     head_period: int = knob(7, "With head_cache: diffusion steps between full computations of the diffusion head, "
         "counted for 100 diffusion steps; higher is faster and less exact. Usual: 7; 1 computes every step in full.",

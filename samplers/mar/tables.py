@@ -13,10 +13,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from ..chain import DiffusionStep
 
 STEPS = 1000
 # Largest beta of MAR's and Harmon's diffusion. UniPic's is 0.2, which changes the nine highest timesteps.
@@ -63,26 +64,21 @@ class Constants:
     posterior_mean_coef2: Tensor
 
 
-class StepNumbers(NamedTuple):
-    """One diffusion step: x0 = recip x - recipm1 eps; mu = coef1 x0 + coef2 x; log sigma = middle + slope logits."""
-
-    recip: float
-    recipm1: float
-    coef1: float
-    coef2: float
-    middle: float
-    slope: float
-
-
 @dataclass(frozen=True)
 class Tables:
     """What a sampler reads of a respaced diffusion of S steps."""
 
     timestep_map: Tensor  # int64 [S], ascending
-    steps: list[StepNumbers]  # highest timestep first
+    # Highest timestep first: x0 = data_x x + data_out eps; mu = of_data x0 + of_x x; log sigma = middle + slope logits.
+    steps: list[DiffusionStep]
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    @property
+    def drawn(self) -> list[DiffusionStep]:
+        """The steps of a sample: the last one adds no noise."""
+        return [*self.steps[:-1], self.steps[-1]._replace(middle=-math.inf)]
 
 
 @lru_cache(maxsize=64)
@@ -102,17 +98,17 @@ def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
     high = c.betas.log()
 
     columns = {
-        "recip": c.sqrt_recip_alphas_cumprod,
-        "recipm1": c.sqrt_recipm1_alphas_cumprod,
-        "coef1": c.posterior_mean_coef1,
-        "coef2": c.posterior_mean_coef2,
+        "data_x": c.sqrt_recip_alphas_cumprod,
+        "data_out": -c.sqrt_recipm1_alphas_cumprod,
+        "of_x": c.posterior_mean_coef2,
+        "of_data": c.posterior_mean_coef1,
         "middle": (low + high) / 4,
         "slope": (high - low) / 4,
     }
 
     steps = []
     for i in reversed(range(len(c.timestep_map))):
-        steps.append(StepNumbers(**{name: float(column[i]) for name, column in columns.items()}))
+        steps.append(DiffusionStep(**{name: float(column[i]) for name, column in columns.items()}))
     return Tables(c.timestep_map, steps)
 
 

@@ -14,7 +14,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from ..driver import to_device
+from ..device import to_device
 from ..noise import GOLDEN, mix_
 from .settings import TokenSettings
 
@@ -83,7 +83,6 @@ def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     Top-k keeps the k largest and their ties; 0 keeps all. Top-p (Holtzman et al. 2019) then keeps the smallest set of
     most probable values whose probability exceeds it; 1 keeps all.
     """
-
     values = logits.shape[-1]
     if 0 < top_k < values:
         least = logits.topk(top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
@@ -109,7 +108,7 @@ def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
         return torch.full_like(logits, -torch.inf).scatter_(-1, likeliest, 0.0)
 
     kept = logits if settings.temperature == 1 else logits / max(settings.temperature, 1e-5)
-    top_k = 0 if settings.top_k is None else settings.top_k  # the model's own replaced it, see loop.resolve
+    top_k = 0 if settings.top_k is None else settings.top_k  # the model's own replaced it, see defaults.resolve
     kept = allowed(kept, top_k, settings.top_p)
     if settings.entropy_temperature == 0:
         return kept

@@ -1,5 +1,5 @@
-"""Local repair: acceptance of draft tokens, expansion of rejections, rejection islands, and the waves that draw them
-again.
+"""Local repair: acceptance of draft tokens, expansion of rejections, rejection islands, and the waves that resample
+them.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149): acceptance by the
 probability pooled over a code's nearest neighbours, expansion by a radius, rejection islands CC_8(R_X), and their
@@ -12,6 +12,8 @@ follow, so one small map has to be copied in any case, and a grid is too small f
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -19,8 +21,8 @@ from torch import Tensor
 
 from ...model_loaders.networks.autoencoder import Codebook
 
-# Elements of one block of the matrix of all pairwise scores: 64 MB in fp32.
-_BLOCK = 1 << 24
+# Scores of pairs of codes that are computed at once: 64 MB in fp32.
+_PIECE = 1 << 24
 
 
 @torch.inference_mode()
@@ -29,14 +31,28 @@ def neighbours(vectors: Tensor, k: int) -> Tensor:
     k < V.
     """
     count = len(vectors)
-    block = max(1, _BLOCK // count)
     square = vectors.square().sum(1)
     parts = []
-    for rows in torch.arange(count, device=vectors.device).split(block):
+    for rows in torch.arange(count, device=vectors.device).split(_codes_at_once(count)):
         score = vectors[rows] @ vectors.t() - square / 2  # larger is nearer
         score.scatter_(1, rows[:, None], torch.inf)  # the code itself first, even with duplicates
         parts.append(score.topk(1 + k, dim=1).indices.to(torch.int32))
     return torch.cat(parts)
+
+
+def neighbours_bytes(count: int, k: int) -> float:
+    """Memory of :func:`neighbours` of ``count`` codes, at most."""
+    table = count * (1 + k)  # int32
+    scores = min(count, _codes_at_once(count)) * count
+
+    # A piece is its scores and, of the nearest, the same again and int64 indices; then the pieces of the table are
+    # joined.
+    return 4.0 * (table + max(table, 4 * scores))
+
+
+def _codes_at_once(count: int) -> int:
+    """Codes whose scores with all ``count`` codes are computed at once."""
+    return max(1, _PIECE // count)
 
 
 def codebook_neighbours(codebook: Codebook, k: int, device: torch.device) -> Tensor:
@@ -128,7 +144,7 @@ def islands(region: np.ndarray) -> np.ndarray:
 
 
 def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
-    """The wave in which each cell is drawn again, int32 [B, h, w] from 0; -1 outside. Islands are drawn in parallel.
+    """The wave in which each cell is resampled, int32 [B, h, w] from 0; -1 outside. All islands begin in wave 0.
 
     A cell waits for the cells of its own island that are to its left, and for those above it in columns up to
     column + ``window`` - 1. ``numbered`` is from :func:`islands`; a window of None, or of a row and more, is raster
@@ -167,3 +183,52 @@ def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
         latest = np.maximum.accumulate(np.where(member, wave, nothing), axis=1)
         above[present] = np.maximum(over, latest)
     return out
+
+
+class WavePass(NamedTuple):
+    """The pass that resamples a wave: int64 arrays [B, .], each image's entries left-aligned."""
+
+    cells: np.ndarray  # cells to draw; padded with the number of cells of the grid
+    # cells fed before; padded with the last cell, which no row attends to. Empty in the first wave, whose predictions
+    # come from the verification.
+    fed: np.ndarray
+    predicted_by: np.ndarray  # for each of cells the index in fed of the cell that predicts it
+    end: int  # cells below this one are attended to
+
+
+def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
+    """What each wave feeds (the cells before its own, and those that the last wave drew) and draws; ``count`` cells are
+    in the grid.
+
+    ``wave`` int32 [B, n] is that of the cells from ``first`` on, -1 where not drawn.
+    """
+    last = first + wave.shape[1]
+    of_cell = np.full((len(wave), count), -1)
+    of_cell[:, first:last] = wave
+
+    out = []
+    for k in range(int(wave.max(initial=-1)) + 1):
+        drawn = of_cell == k
+        fed = np.zeros_like(drawn)
+        if k:
+            # The block's last cell is not fed: the cell it predicts is not in the block.
+            before = drawn[:, 1:last]
+            drawn_since = of_cell[:, : last - 1] == k - 1
+            fed[:, : last - 1] = before | drawn_since
+            fed[~drawn.any(1)] = False
+
+        cells = _listed(drawn, count)
+        row_of = fed.cumsum(1) - 1
+        row_before = np.take_along_axis(row_of, (cells - 1).clip(min=0), axis=1)
+        predicted_by = np.where(cells < count, row_before, 0).clip(min=0)
+        end = int(fed.any(0).nonzero()[0].max(initial=-1)) + 1
+        out.append(WavePass(cells=cells, fed=_listed(fed, count - 1), predicted_by=predicted_by, end=end))
+    return out
+
+
+def _listed(chosen: np.ndarray, padding: int) -> np.ndarray:
+    """The columns where bool [B, N] is True, int64 [B, most of a row], left-aligned and padded."""
+    counts = chosen.sum(1, keepdims=True)
+
+    columns = np.argsort(~chosen, axis=1, kind="stable")[:, : counts.max()]
+    return np.where(np.arange(columns.shape[1]) < counts, columns, padding)

@@ -1,4 +1,4 @@
-"""LlamaGen: one token per pass in raster order. The same loop decodes every other schedule that is known before the
+"""LlamaGen: one token per pass in raster order. The same parts decode every other schedule that is known before the
 first pass.
 
 Source: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation" (arXiv 2406.06525).
@@ -9,17 +9,25 @@ all passes are on the device before the loop, which never waits for it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
-from ...model_loaders.networks.llama import Llama, TokenModel, is_16_bit
-from ...reports.record import PLAIN
+from ...model_loaders.networks.llama import TokenModel, is_16_bit
 from ..conditioning import AnyCondition
+from ..device import to_device
 from ..editing import Edit
+from ..engine import Sampler, decode
+from .cache_slots import table_of
+from .canvas import TokenCanvas, token_canvas
+from .defaults import raster_only, resolve
 from .draws import PairedDraws
-from .jacobi import windows
-from .loop import TokenRun, TokenSampler, begin, decide, feed_tokens, prefill, raster_only, resolve
-from .schedule import DeviceTable, Schedule, raster
+from .jacobi import decode_in_windows
+from .looks import ScheduleLook
+from .prepare import PreparedCondition
+from .sampling import TokenDraw, guided_passes
+from .schedule import Schedule, raster
 from .settings import LlamaGenSettings
 
 
@@ -39,7 +47,7 @@ def llamagen(
     settings: LlamaGenSettings,
     noise: PairedDraws,
     edit: Edit | None = None,
-) -> TokenSampler:
+) -> Sampler:
     """LlamaGen, or Tar's de-tokenizer.
 
     Args:
@@ -50,64 +58,50 @@ def llamagen(
         edit: part of an image to sample again; None for a whole new one.
 
     Yields:
-        :class:`TokenStep` after every pass; returns :class:`TokenSampled`. See :func:`decode`.
+        :class:`Step` after every pass; returns :class:`Sampled`. See :func:`decode_schedule`.
 
     Raises:
         UserError: a condition or an edit that does not fit the model, a PAR, or logits that were not finite.
     """
     check(model, settings)
     # Reports of a de-tokenizer are compared with each other, not with those of a LlamaGen.
-    name = "tar" if model.net.config.condition == "features" else "llamagen"
-    run = begin(name, model, condition, settings, noise, edit)
-    return (yield from decode(run, raster(model.grid), settings.parallel))
+    name = "tar" if model.condition == "features" else "llamagen"
+    canvas, prepared = token_canvas(name, model, condition, settings, noise, edit)
+    return (yield from decode_schedule(canvas, prepared, raster(model.grid), settings.parallel))
 
 
-def decode(run: TokenRun, schedule: Schedule, parallel: int = 0) -> TokenSampler:
+@torch.inference_mode()  # the many views of a token's pass cost 10 % more with no_grad
+def decode_schedule(
+    canvas: TokenCanvas,
+    condition: PreparedCondition,
+    schedule: Schedule,
+    parallel: int = 0,
+    span: tuple[int, int] | None = None,
+    **draw: Any,
+) -> Sampler:
     """Decode a schedule pass by pass or, with ``parallel`` above 1, in windows of as many passes (``jacobi.py``).
 
     With 16-bit weights, ``parallel`` 1 is a window too, whose image those of larger windows equal; in fp32 it is the
     same as 0.
 
-    Yields :class:`TokenStep` after the prefill and after each pass, or call of a window. The map "step" is the pass or
-    call that decided a cell, -1 if it was given.
+    Args:
+        canvas, condition: of :func:`.token_canvas`.
+        schedule: the passes.
+        parallel: see above.
+        span: token values that are image codes, half-open; None for all.
+        draw: further arguments of :class:`.TokenDraw`.
 
-    Raises:
-        UserError: logits that were not finite.
+    Yields :class:`Step` after the prefill and after each pass, or call of a window. The map "step" is the pass or call
+    that decided a cell, -1 if it was given.
     """
-    return windows(run, schedule, parallel) if in_windows(run.net, parallel) else serial(run, schedule)
+    guided = guided_passes(canvas.settings, schedule)
+    look = ScheduleLook(canvas, condition, schedule, guided, first_value=span[0] if span else 0)
+    tokens = TokenDraw(canvas, guided, span=span, **draw)
+    if parallel > 1 or (parallel == 1 and is_16_bit(canvas.model.net)):
+        return (yield from decode_in_windows(canvas, look, tokens, parallel))
 
-
-def in_windows(net: Llama, parallel: int) -> bool:
-    """Whether a network decodes in windows."""
-    return parallel > 1 or (parallel == 1 and is_16_bit(net))
-
-
-def serial(run: TokenRun, schedule: Schedule) -> TokenSampler:
-    """The passes of a schedule one after another."""
-    passes = len(schedule.passes)
-    guided = run.guided(schedule)
-    # The null condition is run up to the last guided pass.
-    last_guided = max((k for k, g in enumerate(guided) if g), default=-1)
-
-    # 1. Prefill: the condition fills the cache, and its last row predicts the first cells.
-    with torch.inference_mode(), run.clock.phase("transformer"):
-        hidden, cache = prefill(run, last_guided >= 0, schedule.slots)
-        table = DeviceTable(schedule.table, cache.prefix, run.device)
-
-    for k in range(passes):
-        with torch.inference_mode():  # closed before each yield, or it would apply to the driver's code
-            p = table.at(k)
-
-            # 2. Feed the newest tokens: one in LlamaGen, one of every active row in ZipAR, a group in PAR.
-            if k:
-                with run.clock.phase("transformer"):
-                    hidden = feed_tokens(run, cache, p.fed, p.position, p.slot, k <= last_guided, p.end, p.mask)
-
-            # 3. Guidance, and a token for every cell of the pass.
-            with run.clock.phase("sampling"):
-                decide(run, p.cells, hidden[:, p.rows], guided[k])
-        with run.clock.paused():
-            yield run.step(k + 1, passes)
-
-    step = np.repeat(schedule.fixed_at[None], len(run.tokens), axis=0)
-    return run.finish(step, np.full(step.shape, PLAIN, np.uint8))
+    t = table_of(schedule)
+    cells = to_device(torch.from_numpy(t.cells[:-1]), canvas.device)
+    plan = dict(enumerate(cells.split(np.diff(t.cell_start).tolist())))
+    canvas.total = len(plan)
+    return (yield from decode(canvas, plan, look, tokens))

@@ -5,16 +5,31 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
-from ...model_loaders.networks.llama import Llama, TokenModel, is_16_bit
+from ...model_loaders.networks.janus import JanusModel
+from ...model_loaders.networks.llama import Llama, TokenModel, cache_bytes, is_16_bit
 from ...model_loaders.networks.ops import unpacking_bytes
 from ...model_loaders.networks.tar import TarModel
 from ..conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, PromptCondition
-from .conditioning import prompt_ids
+from .cache_slots import table_of
+from .islands import neighbours_bytes
 from .jacobi import ROWS
+from .mulosd import cells_at_once
+from .par import schedule_of
+from .prepare import prompt_ids
+from .schedule import Schedule, raster
 from .settings import DETAILS, PARSettings, TarPromptSettings, ZipARSettings, guides, neighbours_of
+from .zipar import windowed
 
-# Places that a wave of MuLo-SD decides in one pass, at most.
-_WAVE = 256
+# Buffers of a block of the network, each as large as a fed row or as its inner row. Fed rows: input, norm, queries,
+# keys, values, their heads in the layout of attention, its output, and its projection. Inner rows of the MLP: gate, up,
+# and their product.
+_ROWS = 8
+_INNER_ROWS = 3
+# Buffers as large as the logits of a branch in fp32, while a token is drawn: mixed, tempered, cut, sorted with int64
+# indices (3), and their probabilities with the running sum (2). The random numbers take the place of the branches'.
+_LOGITS = 8
+# Rows that a pass may feed for a cell that it decides: the token before it, and one that was decided since.
+FED = 2
 
 
 def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: TokenModel | None = None) -> float:
@@ -25,24 +40,27 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     prefix = _prefix(model, condition)
     if draft is None:
         cells = _window_cells(model.net, settings.parallel, model.grid, _cells(model, settings))
-        return decoding(model, images, settings, prefix, cells)
+        slots = table_of(passes_of(model, settings)).slots
+        return decoding(model, images, settings, prefix + slots, cells, rows=max(prefix, FED * cells))
 
-    # Islands are separated, so a wave has at most one cell of every second row and column.
+    # The target judges all cells, a piece of their logits at once, and resamples fewer of them in the same way.
     vocab = model.net.config.vocab
-    wave = min(math.ceil(model.grid / 2) ** 2, _WAVE)
-    verifying = decoding(model, images, settings, prefix, wave, block=model.tokens)
+    branches = 2 if guides(settings) else 1
+    piece = min(model.tokens, cells_at_once(branches * images, vocab))
+    whole = prefix + model.tokens
+    verifying = decoding(model, images, settings, whole, piece, rows=whole)
 
-    rows = draft.grid * max(1, settings.draft_parallel)
-    drafting = decoding(draft, images, settings, prefix, min(draft.tokens, rows))
+    cells = min(draft.tokens, draft.grid * max(1, settings.draft_parallel))
+    slots = draft.tokens + draft.grid  # with a stand-in for every row of the image
+    drafting = decoding(draft, images, settings, prefix + slots, cells, rows=max(prefix, FED * cells))
 
-    table = 4.0 * vocab * (neighbours_of(settings, vocab) + 4096)
-    return verifying + drafting + table
+    return verifying + drafting + neighbours_bytes(vocab, neighbours_of(settings, vocab))
 
 
 def _prefix(model: TokenModel, condition: AnyCondition) -> int:
     """Condition rows of an image, at most."""
     if isinstance(condition, PromptCondition):
-        return max(map(len, prompt_ids(model, condition)))
+        return max(map(len, prompt_ids(cast(JanusModel, model), condition)))
     if isinstance(condition, Condition):
         return 1
     if isinstance(condition, CodeCondition):
@@ -55,18 +73,14 @@ def _prefix(model: TokenModel, condition: AnyCondition) -> int:
 def estimate_prompt(model: TarModel, settings: TarPromptSettings, text: str, images: int) -> float:
     """Bytes of Tar's language model for a prompt: the KV cache, the rows of the prompt, and logits."""
     scale = DETAILS.index(settings.detail)
-    config = model.net.config
-    size = next(model.net.parameters()).element_size()
     rows = len(model.prompt(text, scale))
 
     side = model.sides[scale]
-    positions = rows + side**2
-    cache = 2.0 * config.depth * config.kv_heads * config.head_dim * positions * images * size
+    cache = cache_bytes(model.net, images * (rows + side**2))
     cells = _window_cells(model.net, settings.parallel if side > 1 else 0, side)
-    hidden = max(rows, images * cells) * (8 * config.dim + 3 * config.hidden) * size
-    # Mixed, cut, sorted (values and indices), and the random numbers, in fp32.
-    logits = 4.0 * model.special.codes * images * cells * 10
-    return cache + hidden + logits + unpacking_bytes(model.net)
+    # The logits of its only branch, and those after the repetition penalty.
+    logits = 4.0 * model.special.codes * images * cells * (2 + _LOGITS)
+    return cache + max(rows, images * cells) * _row_bytes(model.net) + logits + unpacking_bytes(model.net)
 
 
 def _window_cells(net: Llama, parallel: int, side: int, each: int = 1) -> int:
@@ -80,6 +94,15 @@ def _window_cells(net: Llama, parallel: int, side: int, each: int = 1) -> int:
     return ROWS * math.ceil(most / ROWS)
 
 
+def passes_of(model: TokenModel, settings: Any) -> Schedule:
+    """The passes of a sampler with these settings."""
+    if isinstance(settings, PARSettings):
+        return schedule_of(model, settings)
+    if isinstance(settings, ZipARSettings):
+        return windowed(model.grid, settings.window, not settings.mask_undecoded)
+    return raster(model.grid)
+
+
 def _cells(model: TokenModel, settings: Any) -> int:
     """Tokens of an image that one pass decides, at most."""
     if isinstance(settings, PARSettings):
@@ -87,15 +110,23 @@ def _cells(model: TokenModel, settings: Any) -> int:
     return math.ceil(model.grid / settings.window) if isinstance(settings, ZipARSettings) else 1
 
 
-def decoding(model: TokenModel, images: int, settings: Any, prefix: int, cells: int, block: int = 0) -> float:
-    """One model's part; ``block`` are further rows of its largest pass beyond the prefix."""
-    c = model.net.config
-    size = next(model.net.parameters()).element_size()
+def decoding(model: TokenModel, images: int, settings: Any, slots: int, cells: int, rows: int) -> float:
+    """Bytes of one model's part: KV cache, rows of the largest pass and logits.
+
+    Args:
+        slots: of the cache for an image, those of the condition among them.
+        cells: that are decided at once, of an image.
+        rows: of an image that the largest pass feeds.
+    """
     branches = 2 if guides(settings) else 1
 
-    rows = branches * images * max(prefix + block, 2 * cells)
-    hidden = rows * (8 * c.dim + 3 * c.hidden) * size
-    # Logits of both branches, mixed, cut, sorted (values and indices), and the random numbers, in fp32.
-    logits = 4.0 * c.vocab * images * cells * (branches + 8)
-    cache = model.cache_bytes(images, branches > 1, prefix)
+    cache = cache_bytes(model.net, branches * images * slots)
+    hidden = branches * images * rows * _row_bytes(model.net)
+    logits = 4.0 * model.net.config.vocab * images * cells * (branches + _LOGITS)
     return cache + hidden + logits + unpacking_bytes(model.net)
+
+
+def _row_bytes(net: Llama) -> int:
+    """Bytes of a fed row on its way through a block of the network."""
+    size = next(net.parameters()).element_size()
+    return (_ROWS * net.config.dim + _INNER_ROWS * net.config.hidden) * size

@@ -17,19 +17,17 @@ from ...errors import UserError
 from ...model_loaders.networks.llama import TokenModel
 from ..conditioning import AnyCondition
 from ..editing import Edit
+from ..engine import Sampler
+from .canvas import token_canvas
+from .defaults import raster_only, resolve
 from .draws import PairedDraws
-from .llamagen import decode
-from .loop import TokenSampler, begin, raster_only, resolve
+from .llamagen import decode_schedule
 from .schedule import Pass, Schedule, guidance_steps, next_token_passes
 from .settings import ADJACENT, NON_LOCAL, TRAINED, PARSettings
 
 
 def par_groups(grid: int, n: int) -> list[list[int]]:
-    """Groups of cells in PAR's order: for each cell of a region in raster order, that cell of all n regions.
-
-    Raises:
-        UserError: the regions do not tile the grid.
-    """
+    """Groups of cells in PAR's order: for each cell of a region in raster order, that cell of all n regions."""
     m = math.isqrt(n)
     if m * m != n or grid % m:
         raise UserError(
@@ -58,40 +56,40 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
     else:
         first_groups = [initial]
     cfg_steps = guidance_steps([*first_groups, *rest], len(first_groups))
-    passes.append(Pass(cells=tuple(first_groups[0]), rows=(0,) * len(first_groups[0])))
+    passes.append(Pass(cells=tuple(first_groups[0]), predicted_by=(0,) * len(first_groups[0])))
     for k in range(1, len(first_groups)):
         passes.append(next_initial(initial, k, cfg_steps[k]))
 
     # Step 2: the initial tokens that were not fed yet and the n - 1 transition tokens predict the first group. Its n
     # cells are predicted by the last initial token and the transition tokens, which attend to each other.
     fed = tuple(first_groups[-1])
-    end = 2 * n - 2  # the last slot of the pass
-    slot = tuple(range(n - len(fed), end + 1))
+    end = 2 * n - 2  # the last place of the pass
+    place = tuple(range(n - len(fed), end + 1))
     if rest:
         passes.append(
             Pass(
                 cells=tuple(rest[0]),
-                rows=tuple(range(len(fed) - 1, len(fed) - 1 + n)),
+                predicted_by=tuple(range(len(fed) - 1, len(fed) - 1 + n)),
                 fed=fed,
                 special=n - 1,
                 position=(*fed, *(-1,) * (n - 1)),
-                slot=slot,
-                last_visible=(*slot[: len(fed) - 1], *(end,) * n),
+                place=place,
+                last_visible=(*place[: len(fed) - 1], *(end,) * n),
                 cfg_step=cfg_steps[len(first_groups)],
             )
         )
 
     # Step 3: every group predicts the next one, region by region, with attention to the whole group.
     for k in range(1, len(rest)):
-        slot = tuple(range(end + 1, end + 1 + n))
+        place = tuple(range(end + 1, end + 1 + n))
         end += n
         passes.append(
             Pass(
                 cells=tuple(rest[k]),
-                rows=tuple(range(n)),
+                predicted_by=tuple(range(n)),
                 fed=tuple(rest[k - 1]),
                 position=tuple(rest[k - 1]),
-                slot=slot,
+                place=place,
                 last_visible=(end,) * n,
                 cfg_step=cfg_steps[len(first_groups) + k],
             )
@@ -104,10 +102,10 @@ def next_initial(initial: list[int], k: int, cfg_step: int) -> Pass:
     """The pass in which initial token k - 1 predicts initial token k."""
     return Pass(
         cells=(initial[k],),
-        rows=(0,),
+        predicted_by=(0,),
         fed=(initial[k - 1],),
         position=(initial[k - 1],),
-        slot=(k - 1,),
+        place=(k - 1,),
         last_visible=(k - 1,),
         cfg_step=cfg_step,
     )
@@ -134,6 +132,11 @@ def check(model: TokenModel, settings: PARSettings) -> None:
         UserError: a grouping that the network was not trained for, regions that do not tile its grid, or guidance of a
             model that was trained without a null class.
     """
+    if model.condition == "features":
+        raise UserError(
+            f"model: {model.name} is a Tar de-tokenizer, which decides its tokens row by row; choose a PAR, or use the "
+            "LlamaGen Sampler or the ZipAR Sampler."
+        )
     schedule_of(model, settings)
     resolve(settings, model)
 
@@ -144,15 +147,16 @@ def par(
     settings: PARSettings,
     noise: PairedDraws,
     edit: Edit | None = None,
-) -> TokenSampler:
+) -> Sampler:
     """PAR and its ablations; arguments and steps as :func:`samplers.tokens.llamagen.llamagen`.
 
     Raises:
-        UserError: a condition or an edit that does not fit the model; see :func:`check`.
+        UserError: a condition or an edit that does not fit the model, or what :func:`check` refuses.
     """
+    check(model, settings)
     schedule = schedule_of(model, settings)
-    run = begin("par", model, condition, settings, noise, edit)
-    return (yield from decode(run, schedule, settings.parallel))
+    canvas, prepared = token_canvas("par", model, condition, settings, noise, edit)
+    return (yield from decode_schedule(canvas, prepared, schedule, settings.parallel))
 
 
 def schedule_of(model: TokenModel, settings: PARSettings) -> Schedule:
@@ -174,8 +178,6 @@ def schedule_of(model: TokenModel, settings: PARSettings) -> Schedule:
 
     if trained:
         return par_schedule(model.grid, model.regions, settings.sequential_start)
-
     if settings.group > model.tokens:
         raise UserError(f"group: {settings.group} is more than the image's {model.tokens} tokens; choose fewer.")
-    adjacent = settings.grouping == ADJACENT
-    return ablation_schedule(model.grid, settings.group, adjacent, settings.sequential_start)
+    return ablation_schedule(model.grid, settings.group, settings.grouping == ADJACENT, settings.sequential_start)

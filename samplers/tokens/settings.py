@@ -62,7 +62,7 @@ class TokenSettings(Guarantees):
 
 
 def guides(settings: TokenSettings) -> bool:
-    """Whether the null branch is evaluated; None, which :func:`.loop.resolve` replaces, counts as no guidance."""
+    """Whether the null branch is evaluated; None, which :func:`.defaults.resolve` replaces, counts as no guidance."""
     return settings.cfg is not None and settings.cfg > 1
 
 

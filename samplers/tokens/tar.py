@@ -19,11 +19,12 @@ from ...errors import UserError
 from ...model_loaders.networks.tar import TarModel
 from ...reports.record import Report
 from ..conditioning import CodeCondition
-from ..driver import to_device
-from .conditioning import PreparedCondition
+from ..device import to_device
+from ..engine import Step, new_report
+from .canvas import blank
 from .draws import PairedDraws
-from .llamagen import decode
-from .loop import TokenRun, TokenStep, new_report
+from .llamagen import decode_schedule
+from .prepare import PreparedCondition
 from .schedule import raster
 from .settings import DETAILS, LlamaGenSettings, TarPromptSettings
 
@@ -38,7 +39,7 @@ class TarPrompted(NamedTuple):
 
 def tar_prompt(
     model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: PairedDraws
-) -> Generator[TokenStep, None, TarPrompted]:
+) -> Generator[Step, None, TarPrompted]:
     """Generate the semantic codes of prompts, one image per prompt. Equal prompts are run once.
 
     Repetition penalty, temperature, top-k, top-p and the factor of ``entropy_temperature`` are applied in this order.
@@ -74,21 +75,18 @@ def tar_prompt(
         top_p=settings.top_p,
         entropy_temperature=settings.entropy_temperature,
     )
-    report, clock = new_report("tar-prompt", model, settings, noise.seed, len(prompts))
     side = model.sides[scale]
-    run = TokenRun(
-        net=model.net,
-        grid=side,
-        condition=condition,
-        settings=plain,
-        draws=noise,
-        report=report,
-        clock=clock,
-        stream="code",
+    report = new_report("tar-prompt", model, settings, noise)
+    canvas = blank(model, side, plain, noise, report)
+    codes, report = yield from decode_schedule(
+        canvas,
+        condition,
+        raster(side),
+        settings.parallel if side > 1 else 0,
         span=model.span,
+        stream="code",
         penalty=penalty,
     )
-    codes, report = yield from decode(run, raster(side), settings.parallel if side > 1 else 0)
 
     # 3. The condition is on the host: the language model's device may be needed for the de-tokenizer.
     codes = codes.flatten(1)

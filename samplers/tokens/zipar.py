@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ...errors import UserError
 from ...model_loaders.networks.llama import TokenModel
 from ..conditioning import AnyCondition
 from ..editing import Edit
+from ..engine import Sampler
+from .canvas import token_canvas
+from .defaults import raster_only, resolve
 from .draws import PairedDraws
-from .llamagen import decode, in_windows
-from .loop import TokenSampler, begin, raster_only, resolve
+from .llamagen import decode_schedule
 from .schedule import Schedule, guidance_steps, next_token_passes, raster
 from .settings import ZipARSettings
 
@@ -63,15 +64,10 @@ def check(model: TokenModel, settings: ZipARSettings) -> None:
     """Check settings against a model, before anything is loaded or computed.
 
     Raises:
-        UserError: a PAR, guidance of a model that was trained without a null class, or windows whose rows attend to
-            slots that are not written yet.
+        UserError: a PAR, or guidance of a model that was trained without a null class.
     """
     raster_only("ZipAR", model)
     resolve(settings, model)
-    schedule = windowed(model.grid, settings.window, not settings.mask_undecoded)
-    # A window writes slots before the rows that should see them blank.
-    if schedule.unwritten_visible and in_windows(model.net, settings.parallel):
-        raise UserError("parallel: it needs mask_undecoded; switch mask_undecoded on, or set parallel to 0.")
 
 
 def zipar(
@@ -80,12 +76,12 @@ def zipar(
     settings: ZipARSettings,
     noise: PairedDraws,
     edit: Edit | None = None,
-) -> TokenSampler:
+) -> Sampler:
     """ZipAR; with a window of a row or wider it draws the tokens of :func:`samplers.tokens.llamagen.llamagen`.
 
     Arguments, steps and errors are those of that function.
     """
     check(model, settings)
     schedule = windowed(model.grid, settings.window, not settings.mask_undecoded)
-    run = begin("zipar", model, condition, settings, noise, edit)
-    return (yield from decode(run, schedule, settings.parallel))
+    canvas, prepared = token_canvas("zipar", model, condition, settings, noise, edit)
+    return (yield from decode_schedule(canvas, prepared, schedule, settings.parallel))

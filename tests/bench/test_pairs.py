@@ -1,10 +1,13 @@
 """Pairs of shards and of images: figures of a sweep whose values are worked out by hand."""
 
+from dataclasses import replace
+
 import made_sweeps
 import numpy as np
 import pytest
-from fastar_nodes.bench.curve import paired
-from fastar_nodes.bench.measures import Means, evaluate, latest
+from fastar_nodes.bench import measures
+from fastar_nodes.bench.curve import Point, Time, front, paired
+from fastar_nodes.bench.measures import Means, Result, evaluate, latest
 from fastar_nodes.bench.records import Shard, shard_key
 from fastar_nodes.bench.store import Store
 
@@ -48,6 +51,54 @@ def test_without_a_pair_the_medians_are_compared(tmp_path):
     fast = [(grey(9), by("b", seconds)) for seconds in (1.0, 2.0, 9.0)]
     found = paired(store_of(tmp_path, {"mar-0": plain, "fast": fast}))["fast"]
     assert (found.speedup, found.low, found.pairs) == (2.0, None, 0)
+
+
+def test_a_batch_that_was_cut_short_is_not_timed(tmp_path):
+    """Of 5 images in shards of 4 the last one was drawn alone, in 3 s; the others took 1 s each."""
+    store = Store(tmp_path)
+    plain = made_sweeps.cell("mar-0", "mar", {}, 5, SIDE)
+    store.write_manifest({"batch": 4}, [plain])
+    for first, count, seconds in ((0, 4, 4.0), (4, 1, 3.0)):
+        record = Shard(shard_key(plain.key, first, count), first, count, "")
+        images = np.stack([grey(9)] * count)
+        store.write_shard(plain, record, images, np.zeros(count, np.int64), by("a", seconds))
+    assert paired(store)["mar-0"].seconds == 1.0
+
+
+def test_figures_are_those_of_the_last_evaluation():
+    old = Result("fast", "psnr", "", "mar-0", 4, 20.0)
+    new = replace(old, value=30.0, images=8)
+    other = replace(old, cell="slow")
+    assert latest([old, other, new]) == {("fast", ("psnr", "")): new, ("slow", ("psnr", "")): other}
+
+
+def test_the_blocks_of_kid_hold_images_from_the_whole_sweep(monkeypatch):
+    """40 images are 20 blocks of 2, and image i of a sweep has class i mod 10: the second half repeats the first."""
+    seen = []
+    monkeypatch.setattr(measures, "figure", lambda name, rows, other: seen.append((rows, other)) or 0.5)
+    rows = np.arange(40.0)[:, None]
+    assert measures._kid(rows, rows + 100).tolist() == [0.5] * 20
+    assert [own.ravel().tolist() for own, _ in seen] == [[k, k + 20] for k in range(20)]
+    assert [other.ravel().tolist() for _, other in seen] == [[k + 100, k + 120] for k in range(20)]
+
+
+def a_point(name: str, good: float, fast: float, plain: str | None = "mar-0") -> Point:
+    """A point of a curve; ``good`` is its PSNR."""
+    own = made_sweeps.cell(name, "fasthybrid", {}, 4, SIDE, baseline=plain)
+    result = Result(name, "psnr", "", plain or "", 4, good)
+    return Point(own, "", result, Time(1.0, fast), calls=1.0, fewer_calls=1.0, images=4)
+
+
+def test_a_point_is_on_the_front_unless_one_of_its_baseline_is_as_good_and_as_fast():
+    points = [
+        a_point("good", 40.0, 1.5),
+        a_point("fast", 20.0, 3.0),
+        a_point("as fast, worse", 19.0, 3.0),
+        a_point("as good, slower", 40.0, 1.4),
+        a_point("good again", 40.0, 1.5),
+        a_point("of another model", 10.0, 1.1, "mar-1"),
+    ]
+    assert front(points) == {"good", "fast", "good again", "of another model"}
 
 
 def test_one_equal_image_is_not_a_cell_of_equal_images(tmp_path):

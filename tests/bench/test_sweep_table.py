@@ -74,6 +74,20 @@ def test_columns(many):
         columns_of(",", sweeps)
 
 
+def test_measures_of_any_folder_are_columns(few, many):
+    """Only the second folder was evaluated."""
+    assert columns_of(None, [read(few), read(many)]) == ["speedup", "passes", "head-calls", "identical"]
+
+
+def test_two_cells_of_one_folder_are_two_rows(tmp_path):
+    """A preset may have the values that another cell states."""
+    store = Store(tmp_path)
+    made = [made_sweeps.cell(name, "mar", {}, 4) for name in ("mar-0", "mar-1")]
+    store.write_manifest({"batch": 4}, made)
+    shown = cells(table([read(store)], ["head-calls"]))
+    assert [row[0] for row in shown] == ["cell", "mar-0", "mar-1"]
+
+
 def test_counts_are_means(tmp_path):
     """Of made_sweeps.SMALL: shards of 2, 2 and 1 images; 3 passes a shard, 4 head rows an image, half of the drafts."""
     store = made_sweeps.filled(tmp_path)

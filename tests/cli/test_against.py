@@ -121,7 +121,7 @@ import torch
 from fastar_nodes.bench.sizes import official
 from fastar_nodes.model_loaders.networks.mar import MAR as Ours, MARModel
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
 

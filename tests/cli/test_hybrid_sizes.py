@@ -14,7 +14,7 @@ from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig, Hyb
 from fastar_nodes.model_loaders.networks.llama import attend
 from fastar_nodes.model_loaders.networks.mar import Block
 from fastar_nodes.samplers.conditioning import PromptCondition
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise

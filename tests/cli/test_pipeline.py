@@ -363,4 +363,4 @@ def test_a_torch_dtype_and_a_grid_are_understood(files, tmp_path):
     assert torch.bfloat16 in {weight.dtype for weight in half.model.net.parameters()}
     path = write_gpt(tmp_path / "gpt.safetensors", 3, 8)
     pipe = load(path, decoder=files.vq, device=torch.device("cpu"), grid=4)
-    assert pipe.sample("cat").codes.shape == (1, 4, 4)
+    assert pipe.sample("cat").latents.shape == (1, 4, 4)

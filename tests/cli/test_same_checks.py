@@ -16,7 +16,7 @@ from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.networks.mar import MARModel
 from fastar_nodes.samplers import batches
 from fastar_nodes.samplers.batches import expect_little_noise
-from fastar_nodes.samplers.conditioning import labels_for, unknown_words
+from fastar_nodes.samplers.labels import labels_for, unknown_words
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.registry import LLAMAGEN
 from fastar_nodes.samplers.settings import make
@@ -265,7 +265,7 @@ def test_every_remedy_followed_works(cli, tiny_demo, sentence, refused, words, f
 
 def test_latents_that_are_not_finite_name_the_model(cli, tiny_demo, sentence, monkeypatch):
     from fastar_nodes.cli import running
-    from fastar_nodes.samplers.mar.loop import Sampled
+    from fastar_nodes.samplers.engine import Sampled
 
     draw = running.draw
     monkeypatch.setattr(running, "draw", lambda *a: Sampled(draw(*a).latents * np.nan, draw(*a).report))

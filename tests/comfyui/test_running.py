@@ -134,6 +134,68 @@ def test_a_part_of_a_batch_is_drawn_as_in_the_whole_batch(comfy):
     torch.testing.assert_close(last, whole[1:], rtol=0.02, atol=0.5)
 
 
+# Samplers whose report comes from a combination: loaders by socket, and the sampler with a changed setting.
+COMBINED = {
+    "MAR Sampler with LazyMAR Cache": (
+        {"model": ("FastARLoadMAR", "demo")},
+        ("FastARMARSampler", {"cfg": 1.7, "cache": ["cache", 0]}),
+    ),
+    "FastHybrid Sampler with LazyMAR Cache": (
+        {"model": ("FastARLoadMAR", "demo")},
+        ("FastARFastHybridSampler", {"threshold": 0.5, "cache": ["cache", 0]}),
+    ),
+    "MuLo-SD Sampler": (
+        {"target": ("FastARLoadLlamaGen", "demo-llamagen"), "draft": ("FastARLoadLlamaGen", "demo-llamagen-low")},
+        ("FastARMuLoSDSampler", {"tau": 0.3, "neighbours": 100}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMBINED)
+def test_a_run_repeats_from_the_image_that_it_saved(comfy, name):
+    """Save Image, Load Report and Any Sampler, linked to the same model."""
+
+    def node(kind: str, **inputs) -> dict:
+        return {"class_type": kind, "inputs": {**widgets(kind), **inputs}}
+
+    loaders, (sampler, changes) = COMBINED[name]
+    models = {
+        socket: node(kind, checkpoint=checkpoint, decoder="auto") for socket, (kind, checkpoint) in loaders.items()
+    }
+    links = {socket: [socket, 0] for socket in models}
+    main = "target" if "target" in models else "model"
+    shared = {**models, "label": node("FastARClassLabel", labels="cat, boat")}
+    if "cache" in changes:
+        shared["cache"] = node("FastARLazyMARCache", preset="custom", refresh_period=3)
+
+    first = {
+        **shared,
+        "draw": node(sampler, **links, condition=["label", 0], seed=7, preset="custom", **changes),
+        "see": {"class_type": "VAEDecode", "inputs": {"samples": ["draw", 0], "vae": [main, 1]}},
+        "image": {"class_type": "SaveImage", "inputs": {"images": ["see", 0], "filename_prefix": "repeat"}},
+        "latent": {"class_type": "SaveLatent", "inputs": {"samples": ["draw", 0], "filename_prefix": "first"}},
+    }
+    entry = comfy.wait(comfy.queue(first, extra=EDITOR))
+    assert not comfy.failure(entry)
+    saved = entry["outputs"]["image"]["images"][0]["filename"]
+    shutil.copy(comfy.base / "output" / saved, comfy.base / "input" / saved)
+
+    sockets = {"model": [main, 0], **({"draft": ["draft", 0]} if "draft" in models else {})}
+    again = {
+        **{key: about for key, about in shared.items() if key != "cache"},
+        "report": {"class_type": "FastARLoadReport", "inputs": {"image": saved}},
+        "draw": node("FastARAnySampler", **sockets, condition=["label", 0], sampler=["report", 3], seed=7),
+        "latent": {"class_type": "SaveLatent", "inputs": {"samples": ["draw", 0], "filename_prefix": "again"}},
+    }
+    outputs = comfy.run(again)
+
+    drawn, repeated = (
+        load_file(comfy.base / "output" / one["latent"]["latents"][0]["filename"])["latent_tensor"]
+        for one in (entry["outputs"], outputs)
+    )
+    assert len(drawn) == 2 and torch.equal(repeated, drawn)
+
+
 def test_progress_and_previews_arrive(comfy):
     client = uuid.uuid4().hex
     with comfy.events(client) as events:

@@ -61,7 +61,7 @@ conditioning = module("samplers.conditioning")
 samplers = module("samplers.mar.mar")
 settings = module("samplers.mar.settings")
 noise = module("samplers.noise")
-driver = module("samplers.driver")
+engine = module("samplers.engine")
 
 
 def logits(model):
@@ -80,7 +80,7 @@ def latents(model):
     """Of a short run."""
     chosen = settings.MARSettings(steps=3, diffusion_steps=4)
     condition = conditioning.from_ids([1])
-    return driver.finish(samplers.mar(model, condition, chosen, noise.PairedNoise(3, range(1)))).latents
+    return engine.finish(samplers.mar(model, condition, chosen, noise.PairedNoise(3, range(1)))).latents
 
 
 def image(model):

@@ -9,7 +9,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from fastar_nodes.samplers.mar.loop import Transformer
+from fastar_nodes.samplers.mar.transformer import Transformer
 from mar_reference import cosine_tables, kernel
 from torch import Tensor
 
@@ -141,37 +141,39 @@ class SlowLazy(Transformer):
     elsewhere, by AR step.
     """
 
-    def __init__(self, settings, block: int, spare: int, follow: dict[int, Tensor] | None = None):
-        self.s, self.block, self.spare, self.follow = settings, block, spare, follow or {}
+    def __init__(self, canvas, settings, block: int, spare: int, follow: dict[int, Tensor] | None = None):
+        super().__init__(canvas)
+        self.s, self.follow = settings, follow or {}
         self.last = -1
         self.refreshed: list[int] = []
 
-    def begin(self, run) -> None:
-        net = run.model.net
-        self.cond = [OneBranch(net, net.class_emb.weight[i], self.s, self.block, self.spare) for i in run.rows.labels]
-        self.null = [OneBranch(net, net.fake_latent[0], self.s, self.block, self.spare) for _ in run.rows.labels]
+        net = canvas.model.net
+        labels = canvas.rows.labels
+        self.cond = [OneBranch(net, net.class_emb.weight[i], settings, block, spare) for i in labels]
+        self.null = [OneBranch(net, net.fake_latent[0], settings, block, spare) for _ in labels]
         self.residual = [torch.empty(0)] * len(self.cond)
 
-    def __call__(self, run, step: int, wanted: Tensor) -> Tensor:
-        s, plan, net, c = self.s, run.plan, run.model.net, run.model.net.config
-        due = {t for t in range(plan.steps) if t < s.start_step or (t - s.start_step) % s.refresh_period == 0}
+    def __call__(self, step: int, wanted: Tensor) -> Tensor:
+        canvas, s = self.canvas, self.s
+        order, net, c = canvas.order, canvas.model.net, canvas.model.net.config
+        due = {t for t in range(order.steps) if t < s.start_step or (t - s.start_step) % s.refresh_period == 0}
         fresh = self.last < 0 or any(t in due for t in range(self.last + 1, step + 1))
         if fresh:
             self.refreshed.append(step)
-        share = ratio_of(step / plan.steps, s.computed_ratio)
+        share = ratio_of(step / order.steps, s.computed_ratio)
         cond, null = [], []
-        for b in range(len(run.tokens)):
-            tokens, known = run.tokens[b], plan.reveal[b, : plan.starts[step]].tolist()
-            new = [] if fresh else plan.reveal[b, plan.starts[self.last] : plan.starts[step]].tolist()
+        for b in range(canvas.images):
+            tokens, known = canvas.values[b], order.reveal[b, : order.starts[step]].tolist()
+            new = [] if fresh else order.reveal[b, order.starts[self.last] : order.starts[step]].tolist()
             asked, chosen = wanted[b].tolist(), self.follow.get(step)
-            rows = [None, None] if chosen is None else [chosen[b].tolist(), chosen[b - len(run.tokens)].tolist()]
+            rows = [None, None] if chosen is None else [chosen[b].tolist(), chosen[b - canvas.images].tolist()]
             if fresh:
                 own = self.cond[b].full(tokens, known)
-                other = self.null[b].full(tokens, known) if run.guided else own
+                other = self.null[b].full(tokens, known) if canvas.guided else own
                 self.residual[b] = other - own
             else:
                 own = self.cond[b].lazy(tokens, known, new, asked, share, rows[0])
-                if not run.guided:
+                if not canvas.guided:
                     other = own
                 elif s.condition_cache:
                     other = own + self.residual[b]
@@ -181,7 +183,7 @@ class SlowLazy(Transformer):
             for out, x in ((cond, own), (null, other)):
                 out.append(net.decoder_norm(x[c.buffer :][asked]) + place)
         self.last = step
-        return torch.stack([torch.stack(branch) for branch in ((cond, null) if run.guided else (cond,))])
+        return torch.stack([torch.stack(branch) for branch in ((cond, null) if canvas.guided else (cond,))])
 
     def forget(self) -> None:
         self.last = -1

@@ -20,9 +20,9 @@ from unittest import mock
 
 import torch
 from fastar_nodes.model_loaders.networks.mar import MARModel
+from fastar_nodes.samplers import coupling, speculation
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar import coupling, speculative
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.registry import SAMPLERS
 from torch import Tensor
 from toy_models import ManyImages, toy_mar
@@ -96,7 +96,7 @@ def careless_coupling() -> Iterator[None]:
         none = torch.zeros(len(draft), dtype=torch.bool)
         return coupling.Coupled(drawn, none, ~none)
 
-    with mock.patch.object(speculative, "couple", careless):
+    with mock.patch.object(speculation, "couple", careless):
         yield
 
 

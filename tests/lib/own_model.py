@@ -14,7 +14,7 @@ from fastar_nodes.model_loaders.networks.hybrid import UNCONDITIONAL, HybridMode
 from fastar_nodes.model_loaders.networks.llama import TokenModel
 from fastar_nodes.pipeline import Pipeline
 from fastar_nodes.samplers import batches
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 
@@ -86,10 +86,8 @@ def draw(pipe: Pipeline, entry=None, settings=None, images: range = range(IMAGES
 
 
 def values(pipe: Pipeline, result) -> torch.Tensor:
-    """What is compared: latents of a masked model, the signs of bits, or codes."""
-    if not pipe.ready.latents:
-        return result.codes
-    return result.latents if pipe.ready.masked else result.latents > 0
+    """What is compared: latents of a MAR, the signs of bits, or codes."""
+    return result.latents > 0 if pipe.ready.kind.decoder == "bitdance-ae" else result.latents
 
 
 def expect_equal(found: torch.Tensor, expected: torch.Tensor) -> None:

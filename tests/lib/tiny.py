@@ -129,7 +129,7 @@ def models(node: Any) -> dict[str, Loaded]:
     if node is samplers.MuLoSDSampler:
         return {"target": a_drawer(), "draft": a_drawer("small", 1)}
     makers = {KL: a_mar, BITS: a_block, VQ: lambda: a_gpt(special=3 if node is samplers.PARSampler else 0)}
-    return {name: makers[SAMPLERS[node.sampler].decoder]() for name in node.models}
+    return {name: makers[SAMPLERS[node.sampler].family.decoder]() for name in node.models}
 
 
 def sample(node: Any, **changes: Any) -> tuple[Tensor, Report]:

@@ -6,10 +6,11 @@ network's uncached pass over all of them for every token. Prefixes have their fu
 
 import math
 
+import numpy as np
 import torch
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.samplers.conditioning import FeatureCondition, TextCondition, from_ids
-from fastar_nodes.samplers.tokens.schedule import DeviceTable, attention_mask
+from fastar_nodes.samplers.tokens.cache_slots import DeviceTable, attention_mask, table_of
 from torch import Tensor
 
 KINDS = {
@@ -63,8 +64,10 @@ def prefix_rows(net: Llama, condition, image: int, null: bool) -> Tensor:
 
 
 def visible(schedule) -> list:
-    """Attention mask of every pass but the first, of all image slots: bool [rows, slots]."""
-    return masks(schedule.table)[1:]
+    """What the rows of every pass but the first attend to, by place in the schedule: bool [rows, places]."""
+    table = table_of(schedule)
+    holds = np.arange(table.place.max() + 1)[:, None] == table.place  # [places, slots]
+    return [(mask[:, None] & holds).any(-1) for mask in masks(table)[1:]]
 
 
 def masks(table) -> list:
@@ -149,10 +152,10 @@ def reference_codes(model: TokenModel, condition, settings, draws, passes) -> Te
                 if k:
                     entries = [net.tok_embeddings.weight[tokens[c]] for c in p.fed]
                     entries += list(net.spe_tok_embeddings.special_embeddings.weight[: p.special]) if p.special else []
-                    fed = [h.feed(e, at, slot) for e, at, slot in zip(entries, p.position, p.slot, strict=True)]
+                    fed = [h.feed(e, at, slot) for e, at, slot in zip(entries, p.position, p.place, strict=True)]
                     for r, last in zip(fed, p.last_visible, strict=True):
                         h.attend(r, last)
-                rows.append([h.logits(fed[i]) for i in p.rows])
+                rows.append([h.logits(fed[i]) for i in p.predicted_by])
             guided = settings.cfg > 1 and (settings.cfg_interval is None or p.cfg_step <= settings.cfg_interval)
             new = {}
             for cell, cond, null in zip(p.cells, *rows, strict=True):

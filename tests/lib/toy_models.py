@@ -28,7 +28,14 @@ class ToyHead(nn.Module):
         return torch.cat([self.abar[t][:, None], torch.zeros(len(t), self.channels)], 1)
 
     def cond_embed(self, z: Tensor) -> Tensor:
-        return torch.cat([torch.zeros(len(z), 1), 0.8 * z[:, : self.channels]], 1)
+        return torch.cat([torch.zeros(*z.shape[:-1], 1), 0.8 * z[..., : self.channels]], -1)
+
+    def conditions(self, z: Tensor) -> Tensor:
+        return self.cond_embed(z)
+
+    @property
+    def modulation_numbers(self) -> int:
+        return 1 + self.channels
 
     def modulations(self, embedding: Tensor) -> list[Tensor]:
         return [embedding]
@@ -71,6 +78,9 @@ class ManyImages:
 
     def __init__(self, key: str, images: int):
         self.key, self.images = key, images
+
+    def __len__(self) -> int:
+        return self.images
 
     def _normal(self, stream: str, *shape: int) -> Tensor:
         # torch's CPU generator uses the low 32 bits of a seed, so everything has to be hashed into them.

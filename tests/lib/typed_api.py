@@ -5,7 +5,7 @@ mypy is told to refuse any expression of the type Any here, which a name would h
 
 import fastar_nodes
 from fastar_nodes import Pipeline, Report, UserError
-from fastar_nodes.samplers.mar.loop import Sampled
+from fastar_nodes.samplers.engine import Sampled
 from PIL import Image
 from torch import Tensor
 from typing_extensions import assert_type
@@ -35,7 +35,7 @@ assert_type(pixels, Tensor)
 tokens = fastar_nodes.load_llamagen("x")
 assert_type(tokens, fastar_nodes.TokenModel)
 draws = fastar_nodes.PairedDraws(7, range(2))
-codes = fastar_nodes.finish(fastar_nodes.zipar(tokens, cats, fastar_nodes.ZipARSettings(), draws)).codes
+codes = fastar_nodes.finish(fastar_nodes.zipar(tokens, cats, fastar_nodes.ZipARSettings(), draws)).latents
 assert_type(codes, Tensor)
 assert_type(fastar_nodes.load_vq("x").decode(codes), Tensor)
 assert_type(str(UserError("x")), str)

@@ -103,6 +103,13 @@ def test_three_fp8_files_for_comfyui_are_refused_by_name_with_what_to_choose(tmp
         load_bitdance(tmp_path / "BitDance_TextEncoder_FP8.safetensors")
 
 
+def test_the_time_shift_is_that_of_the_heads_configuration(native):
+    assert load_bitdance(native).time_shift == 1.0
+    for stated, shift in ((2.5, 2.5), (None, 1.0)):
+        change(native / "vision_head_config.json", time_shift=stated)
+        assert load_bitdance(native).time_shift == shift
+
+
 def test_a_shard_and_the_index_stand_for_the_folder(native):
     assert same(native / "model-00002-of-00002.safetensors", native)
     assert same(native / "model.safetensors.index.json", native)

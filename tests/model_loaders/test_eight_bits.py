@@ -24,7 +24,7 @@ from fastar_nodes.model_loaders.networks.ops import EightBitLinear, quantize, re
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_tar
 from fastar_nodes.reports.record import dtype_of
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import find
 from fastar_nodes.samplers.settings import make
@@ -316,7 +316,11 @@ def test_scales_of_inputs_are_kept_for_a_host(tmp_path):
     assert file.state["layers.0.attention.wo.weight"].exact_input, "no scale, no rounding"
     stated = comfy(FP8, full_precision_matrix_mult=True) | {f"{OUT}.input_scale": torch.tensor([0.5])}
     assert read(save(tmp_path, stated)).state[f"{OUT}.weight"].exact_input
-    assert read(save(tmp_path, older(2))).state[f"{OUT}.weight"].exact_input
+    # A mark of two values says that products are in full precision, also where inputs have a scale.
+    for count, exact in ((0, False), (2, True)):
+        marked = older(count) | {f"{OUT}.scale_input": torch.tensor([0.5])}
+        weight = read(save(tmp_path, marked)).state[f"{OUT}.weight"]
+        assert weight.input_scale == 0.5 and weight.exact_input == exact
     assert load_llamagen(save(tmp_path, state)).net is not None, "other layers have no use for it"
     whole = comfy(INT8) | {f"{OUT}.input_scale": torch.tensor([0.5])}
     assert read(save(tmp_path, whole)).state[f"{OUT}.weight"].exact_input, "ComfyUI's int8 has no such scale"
@@ -470,5 +474,5 @@ def test_image_of_a_batch_equals_the_image_alone(demo, kind):
             finish(entry.run(model, from_ids(ids), make(entry.settings, {}), PairedDraws(7, at)))
             for ids, at in (([1, 5], range(2)), ([5], range(1, 2)))
         ]
-    assert torch.equal(made[0].codes[1:], made[1].codes)
+    assert torch.equal(made[0].latents[1:], made[1].latents)
     assert made[0].report.note.startswith(f"{kind} weights")

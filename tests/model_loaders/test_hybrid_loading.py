@@ -108,6 +108,12 @@ def test_unipic_is_recognised_by_its_position_tables(tmp_path):
     assert load_hybrid(write(tmp_path, state, max_beta="0.999"), grid=4).max_beta == 0.999
 
 
+def test_the_largest_beta_of_the_metadata_goes_before_that_of_the_configuration(tmp_path, state):
+    config = json.dumps({**CONFIG, "diffusion": {"max_beta": 0.5}})
+    assert load_hybrid(write(tmp_path, state, config=config), grid=4).max_beta == 0.5
+    assert load_hybrid(write(tmp_path, state, config=config, max_beta="0.25"), grid=4).max_beta == 0.25
+
+
 def test_the_size_of_the_images_that_it_was_trained_for(tmp_path, state):
     """Twice the side of the tables, as the official models, unless the file states it; the user may choose another."""
     assert load_hybrid(write(tmp_path, state)).trained == 8

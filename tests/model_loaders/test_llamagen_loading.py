@@ -13,9 +13,9 @@ from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.llama import LlamaConfig
 from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.engine import Step
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.loop import TokenStep
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from safetensors.torch import load_file, save_file
 from tar_files import detokenizer_state as weights
@@ -165,12 +165,12 @@ class TestNullClass:
         model = load_llamagen(self.rows(tmp_path, 10, num_classes=10))
         settings, label = LlamaGenSettings(cfg=1.0), from_ids([9])
 
-        def last(settings: LlamaGenSettings) -> TokenStep:
+        def last(settings: LlamaGenSettings) -> Step:
             *_, step = llamagen(model, label, settings, PairedDraws(0, (0,)))
             return step
 
         assert last(LlamaGenSettings()).report.settings["cfg"] == 1.0, "guidance is off by default"
-        assert last(settings).codes.shape == (1, 4, 4)
+        assert last(settings).latents.shape == (1, 4, 4)
         with pytest.raises(UserError, match="^cfg: x was trained without a null class.* choose cfg 1"):
             last(replace(settings, cfg=2.0))
         with pytest.raises(UserError, match="^condition: label 10 is outside 0 to 9, the classes"):

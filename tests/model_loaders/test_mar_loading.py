@@ -105,6 +105,28 @@ def test_the_last_layer_computes_in_fp32_and_metadata_is_used(tmp_path: Path) ->
     assert out.dtype == torch.float32 and out.shape == (3, 8)
 
 
+def test_heads_that_the_user_chooses_go_before_those_that_the_file_states(tmp_path: Path) -> None:
+    save_file(state(), tmp_path / "x.safetensors", metadata={"heads": "2"})
+    assert load_mar(tmp_path / "x.safetensors").net.config.heads == 2
+    assert load_mar(tmp_path / "x.safetensors", heads=4).net.config.heads == 4
+
+
+def test_the_last_timestep_may_be_stated(tmp_path: Path) -> None:
+    """The 1000 timesteps are 0 to 999."""
+    save_file(state(), tmp_path / "x.safetensors", metadata={"heads": "2", "t_max": "999"})
+    assert load_mar(tmp_path / "x.safetensors").t_max == 999
+    save_file(state(), tmp_path / "y.safetensors", metadata={"heads": "2", "t_max": "1000"})
+    with pytest.raises(UserError, match="states t_max = 1000, which must be a whole number from 1 to 999"):
+        load_mar(tmp_path / "y.safetensors")
+
+
+def test_the_patch_of_a_training_is_that_of_its_arguments(tmp_path: Path) -> None:
+    """A token of 4 channels is then a patch of 2 x 2 latents of one channel, unless the arguments lack it."""
+    for arguments, patch in ((argparse.Namespace(patch_size=2), 2), (argparse.Namespace(lr=1e-4), 1)):
+        torch.save({"model": state(), "args": arguments}, tmp_path / "x.pth")
+        assert load_mar(tmp_path / "x.pth", "fp32", heads=2).patch == patch
+
+
 def test_initialisation_is_the_official_one() -> None:
     torch.manual_seed(0)
     for name, p in initialise_mar(MAR(TINY)).state_dict().items():

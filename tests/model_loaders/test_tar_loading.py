@@ -44,6 +44,13 @@ def configure(folder: Path, without: str = "-", **changes) -> Path:
     return folder
 
 
+def test_a_window_that_leaves_out_no_position_is_none(folder: Path) -> None:
+    """Qwen2's configurations state a window as long as their positions."""
+    stated = {"use_sliding_window": True, "sliding_window": TINY.positions}
+    assert load_tar(configure(folder, **stated)).net.config == TINY
+    refused(load_tar, configure(folder, **{**stated, "sliding_window": TINY.positions - 1}), "states sliding_window")
+
+
 def test_layouts(folder: Path, tmp_path: Path) -> None:
     model, expected = load_tar(folder), tiny_qwen().state_dict()
     assert model.net.config == TINY and model.name == "Tar-tiny"

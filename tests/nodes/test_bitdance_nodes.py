@@ -19,11 +19,11 @@ from fastar_nodes.nodes.sweep import SweepNode
 from fastar_nodes.nodes.vae import BITS, KL, kind_of, mark
 from fastar_nodes.reports.record import GIVEN
 from fastar_nodes.samplers import batches
-from fastar_nodes.samplers.blocks import loop
-from fastar_nodes.samplers.blocks.loop import bitdance
+from fastar_nodes.samplers.blocks import canvas
+from fastar_nodes.samplers.blocks.bitdance import bitdance
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
 from safetensors.torch import save_file
@@ -218,9 +218,9 @@ def test_what_cannot_be_on_a_bitdance_is_refused_with_the_reason(case):
 
 
 def test_a_bitdance_at_the_node_of_another_sampler_and_the_reverse():
-    with pytest.raises(UserError, match=r"^model: it got a BitDance; connect the output of Load MAR"):
+    with pytest.raises(UserError, match=r"^model: it got a BitDance \(tiny\); connect the output of Load MAR"):
         sample(samplers.MARSampler, model=a_block())
-    with pytest.raises(UserError, match=r"^model: it got a BitDance; connect the output of Load LlamaGen"):
+    with pytest.raises(UserError, match=r"^model: it got a BitDance \(tiny\); connect the output of Load LlamaGen"):
         sample(samplers.ZipARSampler, model=a_block())
     for other in (a_mar(), a_gpt()):
         with pytest.raises(UserError, match="^model: it got a .*; connect the output of Load BitDance"):
@@ -236,8 +236,8 @@ def test_mistakes_are_told_before_any_weights_are_loaded(monkeypatch):
     cases = {
         "^width: 16 x 8 is no size of tiny; it draws 8 x 8": (small, {"width": 16}),
         "^negative: .* null prompt of its own": (text, {"condition": negative, "width": 8, "height": 8}),
-        "^condition: it got a prompt; connect the output of Class Label": (small, {"condition": prompt}),
-        "^condition: it got class labels; connect the output of Prompt": (text, {"condition": LABELS}),
+        "^condition: it holds prompts, tiny is conditioned on class labels;": (small, {"condition": prompt}),
+        "^condition: it holds class labels, native is conditioned on prompts;": (text, {"condition": LABELS}),
         "^condition: 3 images with 2 diffusion steps need more": (small, {"condition": from_ids([1] * 3)}),
     }
     # 4 bytes for the noise of 2 images: of the start, 2 steps, and one more, for 16 tokens of 6 bits.
@@ -246,7 +246,7 @@ def test_mistakes_are_told_before_any_weights_are_loaded(monkeypatch):
     for said, (model, changes) in cases.items():
         with pytest.raises(UserError, match=said):
             sample(NODE, model=model, **{**FEW, **changes})
-    monkeypatch.setattr(loop, "LARGE_HEAD", 1)
+    monkeypatch.setattr(canvas, "LARGE_HEAD", 1)
     with pytest.raises(UserError, match="^model: tiny needs about .* PFLOP an image .*; choose a BitDance-ImageNet"):
         sample(NODE, model=small, **FEW)
     assert not fake_comfy.state.loaded
@@ -360,4 +360,4 @@ def test_sweep_advisor_and_any_sampler(tmp_path, monkeypatch):
 
     with pytest.raises(UserError, match="^parallel: exact parallel decoding is hopeless"):
         SweepNode.execute(model, LABELS, **{**plan, "x": "parallel"}, y="none", y_values="")
-    assert SAMPLERS["bitdance"].decoder == BITS
+    assert SAMPLERS["bitdance"].family.decoder == BITS

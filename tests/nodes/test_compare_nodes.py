@@ -55,12 +55,12 @@ def test_figures_of_an_earlier_run_are_marked(monkeypatch):
     for prompts, marked in {("a", "b"): [0], ("a", "a"): [], ("b", "b"): [], ("b", "a"): [1]}.items():
         for one, prompt in zip(reports, prompts, strict=True):
             one.prompt = prompt
-        monkeypatch.setattr(state, "context", SimpleNamespace(prompt_id="b"))
+        monkeypatch.setattr(state, "context", SimpleNamespace(prompt_id="b", node_id="1"))
         assert [i for i, (name, _) in enumerate(table(**cells(reports))) if compare.ELSEWHERE in name] == marked
 
 
 def test_a_sampler_states_in_which_run_it_was_timed(monkeypatch):
-    monkeypatch.setattr(state, "context", SimpleNamespace(prompt_id="x"))
+    monkeypatch.setattr(state, "context", SimpleNamespace(prompt_id="x", node_id="1"))
     assert sample(samplers.MARSampler)[1].prompt == "x"
 
 

@@ -9,6 +9,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, conditioning, running, samplers, sweep
 from fastar_nodes.nodes.running import CachePlan, LabelText
 from fastar_nodes.nodes.schema import describe
+from fastar_nodes.nodes.vae import BITS, KL
 from fastar_nodes.samplers.conditioning import (
     CodeCondition,
     FeatureCondition,
@@ -58,10 +59,10 @@ def test_models_are_named_by_kind_and_name():
 
 WRONG = {
     "a prompt at a MAR of labels": lambda: tiny.sample(samplers.MARSampler, condition=PROMPT),
-    "a report in the model's place": lambda: running.expect_mar(tiny.a_report("mar"), "model"),
-    "a token model at a MAR sampler": lambda: running.expect_mar(tiny.a_gpt(), "model"),
-    "a BitDance at a MAR sampler": lambda: running.expect_mar(tiny.a_block(), "model"),
-    "a MAR at BitDance Sampler": lambda: running.expect_blocks(tiny.a_mar(), "model"),
+    "a report in the model's place": lambda: running.expect_loaded(tiny.a_report("mar"), "model", KL),
+    "a token model at a MAR sampler": lambda: running.expect_loaded(tiny.a_gpt(), "model", KL),
+    "a BitDance at a MAR sampler": lambda: running.expect_loaded(tiny.a_block(), "model", KL),
+    "a MAR at BitDance Sampler": lambda: running.expect_loaded(tiny.a_mar(), "model", BITS),
     "labels at Token Map": lambda: compare.TokenMap.execute(from_ids([1])),
     "a model at Sweep Grid": lambda: sweep.SweepGrid.execute(tiny.a_mar(), cell_size=64),
     "labels at Tar Prompt": lambda: conditioning.TarPrompt.execute(from_ids([1]), "a", 1),

@@ -7,6 +7,7 @@ import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import filling
 from fastar_nodes.nodes.schema import FREE
+from fastar_nodes.samplers.mar.settings import MARSettings
 from flat_graphs import flat
 from graphs import WIDGETS, widget_values
 from test_schemas import NODES
@@ -85,6 +86,22 @@ def test_a_cache_is_for_the_steps_of_its_sampler():
     """LazyMAR's own values for 32 AR steps."""
     found = filling.fill("FastARLazyMARCache", "balanced", loader("mar-base"), 32)["values"]
     assert (found["refresh_period"], found["start_step"]) == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("entry", "steps", "wanted"),
+    [
+        ("harmon-1.5b", 99, {"t_max": 950}),
+        ("harmon-1.5b", 100, {}),
+        ("unipic-1.5b", 99, {}),
+        ("mar-base", 99, {}),
+    ],
+)
+def test_a_harmon_that_is_not_here_starts_where_it_will_start(entry, steps, wanted):
+    """With fewer than 100 diffusion steps at 950, because its diffusion is MAR's; UniPic's ends at a lower beta."""
+    model = filling._model_of(loader(entry, "FastARLoadMAR" if entry == "mar-base" else HARMON))
+    assert model.network is None
+    assert model.own(MARSettings(diffusion_steps=steps)) == wanted
 
 
 def test_custom_fills_in_nothing():

@@ -26,14 +26,14 @@ from fastar_nodes.nodes.schema import (
 from fastar_nodes.nodes.vae import KL, VQ, kind_of, mark
 from fastar_nodes.samplers.choice import Choice, choose
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
-from fastar_nodes.samplers.mar.memory import DECODE, WEIGHTS
+from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.mar.family import MARFamily
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
-from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.memory import DECODE, WEIGHTS
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs, make
-from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.family import TokenFamily
 from fastar_nodes.samplers.tokens.settings import NON_LOCAL, LlamaGenSettings, MuLoSDSettings
 from tiny import LABELS, a_block, a_drawer, a_gpt, a_mar, a_prompt, a_vae
 
@@ -54,7 +54,7 @@ def patched_mar() -> Loaded[MARModel]:
 
 def test_a_mars_weights_need_no_working_memory(monkeypatch):
     stages = {f"{WEIGHTS}MAR": 1000, "noise": 7, "head": 5}
-    monkeypatch.setattr(running, "masked_memory", lambda *_: stages)
+    monkeypatch.setattr(MARFamily, "memory", lambda *_, **more: stages)
     room = checked("mar", patched_mar(), FEW).estimate()
     assert room == running.Room(12, (2, 2, 8, 8), [])
 
@@ -69,7 +69,7 @@ def test_a_draft_of_codes_is_enlarged_and_encoded(monkeypatch):
     """The large model makes 6 x 6 tokens of 2 x 2 pixels."""
     large = a_drawer()
     small = a_drawer("small", 1)
-    monkeypatch.setattr(running, "token_memory", lambda *_: 100.0)
+    monkeypatch.setattr(TokenFamily, "memory", lambda *_, **more: {"sampling": 100})
     monkeypatch.setattr(large.vae, "memory_used_encode", lambda shape, dtype: 10.0 * shape[2] * shape[3])
     codes = a_prompt(images=3)
     run = checked("mulosd", large, MuLoSDSettings(), condition=codes, draft=small)
@@ -116,7 +116,6 @@ UNSUITED = [
     ("cspd+lazymar", a_mar, {"steps": 4, "speculation": 4}, "speculation"),
     ("par", a_gpt, {"grouping": NON_LOCAL, "group": 64}, "group"),
     ("par", a_gpt, {}, "grouping"),
-    ("zipar", a_gpt, {"window": 2, "mask_undecoded": False, "parallel": 4}, "parallel"),
     ("mulosd", a_drawer, {"neighbours": 1000}, "neighbours"),
     ("bitdance", a_block, {"width": 12}, "width"),
 ]
@@ -137,7 +136,7 @@ def test_settings_that_do_not_suit_a_model_are_refused_before_anything_is_loaded
     # The sampler as a function says the same.
     if not entry.needs_draft:
         condition = from_ids(LABELS.labels)
-        noise = (PairedNoise if entry.latents else PairedDraws)(3, range(2))
+        noise = entry.family.noise(3, range(2))
         with pytest.raises(UserError) as told:
             finish(entry.run(loaded.model, condition, made, noise))
         assert str(told.value) == str(refused.value)
@@ -171,7 +170,7 @@ def test_an_edit_that_does_not_fit_is_refused_before_anything_is_loaded(sampler,
     entry = SAMPLERS[sampler]
     sockets = Sockets(LABELS, latent_image={"samples": start}, mask=mask)
     with pytest.raises(UserError, match=f"^{field}: "):
-        running.run(entry, model(), FEW if entry.masked else make(entry.settings, {}), 3, sockets)
+        running.run(entry, model(), FEW if entry.family.caches else make(entry.settings, {}), 3, sockets)
     assert not fake_comfy.state.loaded
 
 
@@ -228,6 +227,15 @@ def test_places_that_do_not_fit_are_refused(latents, index, labels, field):
         checked("mar", a_mar(), FEW, condition=from_ids(labels), latent_image=latent, mask=torch.ones(1, 4, 4))
 
 
+def test_as_many_masks_and_labels_as_latents_are_in_the_order_of_the_latents():
+    """Also of a batch whose images are in another order, where a place could be taken for that of a mask."""
+    masks = torch.stack([torch.eye(4), torch.eye(4).roll(1, 0)])
+    latent = {"samples": torch.zeros(2, 2, 4, 4), "batch_index": [1, 0]}
+    found = checked("mar", a_mar(), FEW, condition=from_ids((5, 6)), latent_image=latent, mask=masks)
+    assert torch.equal(found.edit.mask, masks) and found.condition.digests() == from_ids((5, 6)).digests()
+    assert list(found.numbers) == [1, 0]
+
+
 def test_the_mask_of_a_latent_counts_unless_another_is_connected():
     own = torch.zeros(1, 4, 4)
     own[:, 0] = 1
@@ -251,19 +259,16 @@ def test_a_part_of_a_batch_gets_its_own_noise_and_edit(monkeypatch):
     latents = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 2, 4, 4)
     labels = running.as_labels(running.LabelText("1, 2, 3, 4", 1), "")
     loaded = a_mar()
-    run = running.MaskedRun(
-        SimpleNamespace(run=record), loaded, FEW, labels, 9, Edit(latents, mask), range(4), cache=CacheSettings()
-    )
+    sampler = SimpleNamespace(run=record, needs_up_sampler=False)
+    run = running.Run(sampler, loaded, FEW, labels, 9, Edit(latents, mask), range(4), cache=CacheSettings())
     run.start(run.estimate())
     ((condition, noise, more),) = given
     assert condition.labels == (3, 4) and noise.seed == 9 and list(noise.images) == [2, 3]
     assert torch.equal(more["edit"].start, latents[2:]) and torch.equal(more["edit"].mask, mask[2:])
-    assert set(more) == {"edit", "transformer"}
+    assert set(more) == {"edit", "make_transformer"}
 
     loaded = a_gpt()
-    run = running.TokenRun(
-        SimpleNamespace(run=record), loaded, loaded.vae, LlamaGenSettings(), labels, 9, None, range(4), None, None
-    )
+    run = running.Run(sampler, loaded, LlamaGenSettings(), labels, 9, None, range(4))
     run.start(run.estimate())
     condition, draws, more = given[1]
     assert condition.labels == (3, 4) and draws.seed == 9 and list(draws.images) == [2, 3] and more == {}

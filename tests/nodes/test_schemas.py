@@ -48,7 +48,7 @@ def widgets_of(about: Any) -> list[Any]:
 
 def test_every_sampler_that_runs_here_has_a_node():
     with_node = {node.sampler for node in CLASSES.values() if hasattr(node, "sampler")}
-    assert {name for name in running.RUNNABLE if "+" not in name} == with_node
+    assert {name for name in running.runnable() if "+" not in name} == with_node
 
 
 @pytest.mark.parametrize("node", NODES)

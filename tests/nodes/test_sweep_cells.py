@@ -62,6 +62,16 @@ def test_a_new_field_of_a_models_record_is_in_the_key(family):
     assert names[0] == names[1] != names[2]
 
 
+def test_cells_of_another_device_are_others(monkeypatch):
+    """Their seconds are compared, and their last bits may differ."""
+    model = a_mar()
+    names = []
+    for device in ("cpu", "cpu", "another card"):
+        monkeypatch.setattr(fake_comfy.state, "device", device)
+        names.append(key(model, "mar", LABELS))
+    assert names[0] == names[1] != names[2]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_new_field_of_a_networks_configuration_is_in_the_key(family):
     """Heads, for example, which no weight shows."""

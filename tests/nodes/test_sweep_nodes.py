@@ -91,6 +91,18 @@ def test_cells_of_other_inputs_are_sampled_again(folder, change, monkeypatch):
     assert len(list(folder.glob("*.png"))) == 4
 
 
+def test_seeds_keep_the_order_in_which_they_were_typed(folder):
+    """The grid names its rows by it."""
+    found, _ = sweep(**{**SMALL, "x_values": "0.5, 0.7", "seeds": "8, 7"})
+    assert found.seeds == (8, 7)
+    assert [(cell.seed, found.x.values[cell.x]) for cell in found.cells] == [
+        (8, "0.5"),
+        (8, "0.7"),
+        (7, "0.5"),
+        (7, "0.7"),
+    ]
+
+
 def test_a_folder_name_of_any_length_and_content_stays_inside(folder):
     model = a_mar()
     for name in ("x" * 500, "../../up", "/etc/x", "..", " ", "a/b\\c:d\0e"):
@@ -387,7 +399,7 @@ def test_a_strangers_picture_adds_no_markup(tmp_path, monkeypatch):
 @pytest.mark.parametrize("lossless, word", [(True, "same distribution"), (False, "")])
 def test_lossless_cells_are_of_the_same_distribution(lossless, word, monkeypatch):
     words = []
-    monkeypatch.setattr(baseline, "lossless", lambda sampler, settings: lossless)
+    monkeypatch.setattr(baseline, "is_lossless", lambda sampler, settings: lossless)
     monkeypatch.setattr(sweep_nodes, "measure", lambda images, reference, word: words.append(word))
     sweep(**SMALL)
     assert words == [word]
@@ -403,9 +415,9 @@ def test_a_sweep_says_how_many_cells_it_found(monkeypatch):
     monkeypatch.setattr(sweep_nodes.host, "text_output", lambda *given: outputs.append(told(*given)) or outputs[-1])
     sweep(model, **SMALL)
     assert fake_comfy.state.said == [("7", "cell 1 of 2"), ("7", "cell 2 of 2")], "while it runs"
-    assert outputs[-1]["fastar_text"] == ["2 of 2 cells sampled, 0 were in sweep"]
+    assert outputs[-1]["fastar_text"] == ["2 of 2 cells sampled, 0 were in the folder sweep"]
     sweep(model, **{**SMALL, "x_values": "0.5, 0.6"})
-    assert outputs[-1]["fastar_text"] == ["1 of 3 cells sampled, 2 were in sweep"]
+    assert outputs[-1]["fastar_text"] == ["1 of 3 cells sampled, 2 were in the folder sweep"]
 
 
 def test_seeds_of_a_sweep_reach_the_limit():

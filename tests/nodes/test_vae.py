@@ -181,6 +181,25 @@ def test_an_upscale_model_is_followed_by_the_models_that_sample():
     assert calls == ["placed"] and made.shape == (1, 3, 4, 4) and made[0, 1, 3, 0] == images[0, 1, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("pixels", "size"),
+    [
+        ((32, 16), (32, 16)),
+        ((16, 16), (16, 16)),
+        ((300, 200), (32, 16)),  # 3 : 2 is 4/3 of the way to 2 : 1, and 3/2 from the square
+        ((280, 200), (16, 16)),  # 7 : 5, 1.43 and 1.4
+        ((200, 300), (16, 32)),
+        ((200, 280), (16, 16)),
+        ((290, 200), (32, 16)),  # 1.38 and 1.45, although the difference from 2 is larger than that from 1
+        ((100, 999), (16, 32)),
+    ],
+)
+def test_an_image_of_no_size_of_the_models_is_encoded_at_that_of_the_most_similar_shape(pixels, size):
+    """The side ratios differ by a factor, so that tall and wide images are treated alike."""
+    vae = FastARVAE(TinyVAE(), "tiny", 4, 2, 8, [(16, 16), (32, 16), (16, 32)])
+    assert vae.size_for(torch.zeros(1, 3, *pixels)) == size
+
+
 def test_progress_stays_within_its_total():
     report = host.progress()
     report(2, 5)

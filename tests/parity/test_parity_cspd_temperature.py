@@ -9,7 +9,7 @@ import torch
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar import cspd_published
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.settings import CSpDSettings
@@ -36,6 +36,9 @@ class Record:
         self.first_noise, self.step_noise = data["first_f16"].float(), data["inter_f16"].float()
         self.guesses, self.normals, self.uniforms = (data[f"{k}_f16"].float() for k in ("guess", "normals", "uniforms"))
         self.outcome, self.out = data["outcome"].long(), data["out"]
+
+    def __len__(self) -> int:
+        return len(self.reveal)
 
     def orders(self, tokens: int) -> Tensor:
         return self.reveal

@@ -49,6 +49,21 @@ def test_a_batch_in_parts_adds_up():
     assert joined([second]).peak_memory_bytes is None
 
 
+def test_a_batch_in_parts_is_of_what_its_parts_are_of():
+    """Labels and edits are of the images one after another; what the parts share stays. One first run is enough."""
+    first, second = run(), run()
+    first.conditions, second.conditions = ("a", "b"), ("c",)
+    first.edits, second.edits = ("d", "e"), ("f",)
+    for part in (first, second):
+        part.threads, part.process, part.dtype, part.grid, part.parameters = 2, "p", "bf16", (4, 8), 9
+    second.first_run = True
+
+    out = joined([first, second])
+    assert (out.conditions, out.edits) == (("a", "b", "c"), ("d", "e", "f"))
+    assert (out.threads, out.process, out.dtype, out.grid, out.parameters) == (2, "p", "bf16", (4, 8), 9)
+    assert out.first_run and joined([second, first]).first_run and not joined([first, first]).first_run
+
+
 def test_the_work_of_a_draft_model_is_shown_apart():
     """A sum of both would say nothing: the draft model is smaller than its target."""
     report = Report("cspd", "m", {"steps": 32}, 1, 1, "cpu", seconds=1.0)
@@ -78,6 +93,8 @@ def test_text_has_units():
 
 def test_quality_in_json_is_rounded():
     assert Quality(31.234567, 0.12345678).to_dict() == {"identical": False, "psnr": 31.2346, "ssim": 0.123457}
+    assert Quality(90.0, 0.99999999).to_dict()["ssim"] == 0.999999, "1 is said of equal images only"
+    assert Quality(None, 1.0, "identical").to_dict()["ssim"] == 1.0
 
 
 # ------------------------------------------------------------------------------------------------ summary
@@ -97,13 +114,22 @@ def test_limits_at_which_nothing_is_gained():
     drafted = {"lookahead": 4, "threshold": 1.0}
     assert no_gain(run("fasthybrid", settings=drafted)) == "", "a similarity of 1 passes a threshold of 1"
     assert no_gain(run("fasthybrid", settings={**drafted, "threshold": 1.01})).startswith("Nothing was drafted")
-    assert no_gain(run("fasthybrid", settings={**drafted, "threshold": 1.01, "acceptance_target": 0.5})) == ""
     # Step start_step is the first refresh, so that the step after it is the first to reuse anything.
     cached = {"refresh_period": 4, "steps": 8, "head_cache": False}
     for start, words in ((8, "Nothing came from the cache"), (7, "Nothing came from the cache"), (6, "")):
         found = no_gain(run("lazymar", settings={**cached, "start_step": start}))
         assert found.startswith(words) and bool(found) == bool(words)
     assert no_gain(run("lazymar", settings={**cached, "start_step": 8, "head_cache": True})) == "", "the head's ran"
+    # A period of 2 % is a step of 50 or fewer: the head is then computed in full at every step.
+    for period, steps, words in (
+        (2, 50, "Nothing came from"),
+        (2, 51, ""),
+        (1, 100, "Nothing came from"),
+        (2, 100, ""),
+    ):
+        head = {"head_cache": True, "head_period": period, "diffusion_steps": steps}
+        found = no_gain(run("lazymar", settings={**cached, "start_step": 8, **head}))
+        assert found.startswith(words) and bool(found) == bool(words), (period, steps)
     for passes, words in ((4, "Every pass decided one token"), (3, "")):
         out = run("zipar", transformer_passes=passes)
         out.maps["step"] = np.arange(4).reshape(1, 2, 2)
@@ -112,6 +138,13 @@ def test_limits_at_which_nothing_is_gained():
 
 
 # ------------------------------------------------------------------------------------------------ sweeps
+
+
+def test_no_speed_up_over_seeds_of_which_one_has_none():
+    plain, fast = run("mar", 2.0), run("mar", 1.0)
+    both = [Cell(0, 0, seed, "k", fast, plain, None) for seed in (1, 2)]
+    assert summary(both).speedup.value == 2.0 and summary(both).speedup.pairs == 2
+    assert summary([both[0], Cell(0, 0, 2, "k", fast, None, None)]).speedup is None
 
 
 def cell(seed, seconds, base, psnr=None, ssim=None, word="", **counts) -> Cell:

@@ -120,6 +120,13 @@ def test_a_batch_and_one_backdrop_for_all():
     assert maps.shape[1] > 150  # 210 * 5 / 7 and the legend
 
 
+def test_every_image_of_a_batch_has_its_own_backdrop():
+    grid = np.full((3, 2, 2), PLAIN, np.uint8)
+    backdrop = np.stack([np.full((64, 64, 3), level, np.uint8) for level in (10, 120, 240)])
+    maps = p.token_map(mapped(outcome=grid), "outcome", backdrop, 0.0, 64)
+    assert [tuple(shown[16, 16]) for shown in maps] == [(10, 10, 10), (120, 120, 120), (240, 240, 240)]
+
+
 STEP = np.zeros((2, 2, 2), np.int32)
 
 

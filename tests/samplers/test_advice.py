@@ -8,6 +8,7 @@ from fastar_nodes.reports.record import Report
 from fastar_nodes.reports.sweep import Cell
 from fastar_nodes.samplers import advice as a
 from fastar_nodes.samplers.choice import choose
+from fastar_nodes.samplers.measured import AdviceSettings, Measured
 from stepping import stepped
 
 PLAIN = choose("mar", {})
@@ -42,7 +43,7 @@ class Bench:
 
 def advise(seed=7, run=None, **settings):
     bench, tried = Bench(), [a.parse_choice(line, "sampler") for line in KNOWN]
-    steps = a.calibrate(PLAIN, tried, run or bench, a.AdviceSettings(**settings), seed)
+    steps = a.calibrate(PLAIN, tried, run or bench, AdviceSettings(**settings), seed)
     seen, found = stepped(steps)
     return found, bench, seen
 
@@ -99,7 +100,7 @@ def test_a_difference_within_the_spread_is_none(name):
         return images, report
 
     tried = [a.parse_choice("lazymar: preset=balanced", "sampler")]
-    _, found = stepped(a.calibrate(PLAIN, tried, varying, a.AdviceSettings(measure="identical"), 7))
+    _, found = stepped(a.calibrate(PLAIN, tried, varying, AdviceSettings(measure="identical"), 7))
     assert answer in found.sentence
     assert (found.best is PLAIN) == ("No candidate" in answer)
     low, high = sorted(4 / s for s in seconds[1:])
@@ -130,10 +131,10 @@ def test_a_figure_is_judged_as_it_is_shown(measure, value):
     report = Report("fasthybrid", "tiny", {}, 7, 1, "cpu", 1.0)
     report.add(accepted=round(1e4 * value), rejected=round(1e4 * (1 - value)))
     quality = Quality(value if measure == "PSNR" else 20.0, value if measure == "SSIM" else 0.5)
-    measured = a.Measured(PLAIN, [Cell(0, 0, 7, "", report, Report("mar", "tiny", {}, 7, 1, "cpu", 2.0), quality)])
-    settings = a.AdviceSettings(measure=measure)
-    assert measured.passes(settings) is passes
-    row = a._table("", [measured], settings).splitlines()[-1]
+    measured = Measured(PLAIN, [Cell(0, 0, 7, "", report, Report("mar", "tiny", {}, 7, 1, "cpu", 2.0), quality)])
+    settings = AdviceSettings(measure=measure)
+    assert measured.within_limit(settings) is passes
+    row = a.table_of("", [measured], settings).splitlines()[-1]
     assert f"| {shown} " in row and row.rstrip(" |").endswith("yes" if passes else "no")
 
 
@@ -176,7 +177,7 @@ def test_every_measure_has_a_limit_of_its_own(measure):
     found, _, _ = advise(measure=measure)
     assert LIMITS[measure] in found.sentence
     far = next(m for m in found.measured if m.choice.text == "fasthybrid: preset=fast")
-    assert far.passes(a.AdviceSettings(measure=measure)) == (measure == "acceptance")
+    assert far.within_limit(AdviceSettings(measure=measure)) == (measure == "acceptance")
 
 
 def test_rounds_are_paired_and_only_what_can_win_runs_again():

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 from fastar_nodes.reports.record import Report
-from fastar_nodes.samplers.baseline import Run, baselines, lossless, of_report
+from fastar_nodes.samplers.baseline import ComparedRun, baselines, is_lossless, run_of_report
 from fastar_nodes.samplers.registry import SAMPLERS
 
 # Runs to whether they are exact. What settings promise alone: test_exact_settings.py, test_tokens_decoding.py.
@@ -27,16 +27,16 @@ EXACT = [
 ]
 
 
-def run(sampler: str, own: dict, side: int = 4, **more) -> Run:
+def run(sampler: str, own: dict, side: int = 4, **more) -> ComparedRun:
     """A run as reports record it: all settings."""
     settings = asdict(SAMPLERS[sampler].settings()) if sampler in SAMPLERS else {}
-    return Run("family", sampler, {**settings, **own}, side, **more)
+    return ComparedRun("family", sampler, {**settings, **own}, side, **more)
 
 
 @pytest.mark.parametrize("sampler, own, exact", EXACT)
 def test_which_runs_are_exact(sampler, own, exact):
     assert run(sampler, own).exact is exact
-    assert not lossless(sampler, run(sampler, own).settings), "the same image, not only the same distribution"
+    assert not is_lossless(sampler, run(sampler, own).settings), "the same image, not only the same distribution"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_which_runs_are_exact(sampler, own, exact):
     [("mar", {"speculation": 8}, True), ("cspd", {"mode": "lossless"}, True), ("nosuch", {}, False)],
 )
 def test_what_lossless(sampler, own, wanted):
-    assert lossless(sampler, run(sampler, own).settings) is wanted
+    assert is_lossless(sampler, run(sampler, own).settings) is wanted
 
 
 def test_the_plain_sampler_is_the_baseline_then_an_exact_accelerator_then_the_slowest_run():
@@ -80,13 +80,15 @@ def test_exact_parallel_decoding_is_compared_with_serial_decoding():
 
 
 def test_groups_have_baselines_of_their_own():
-    runs = [Run(group, "zipar", {"window": 2}, 4, seconds=s) for group, s in (("a", 1.0), ("b", 2.0), ("a", 3.0))]
+    runs = [
+        ComparedRun(group, "zipar", {"window": 2}, 4, seconds=s) for group, s in (("a", 1.0), ("b", 2.0), ("a", 3.0))
+    ]
     assert baselines(runs) == [2, 1, 2]
 
 
 def test_a_report_says_what_a_run_needs():
     report = Report("zipar", "tiny", asdict(SAMPLERS["zipar"].settings(window=6)), 7, 2, "cpu", 3.0)
     report.add(transformer_passes=5, head_calls=7)
-    assert of_report(report, "x") == Run("x", "zipar", report.settings, 1 << 16, (5, 7), 1.5)
+    assert run_of_report(report, "x") == ComparedRun("x", "zipar", report.settings, 1 << 16, (5, 7), 1.5)
     report.maps["step"] = np.zeros((2, 6, 6), np.int32)
-    assert of_report(report, "x").exact and of_report(report, "x").side == 6
+    assert run_of_report(report, "x").exact and run_of_report(report, "x").side == 6

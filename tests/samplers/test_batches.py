@@ -22,8 +22,8 @@ from fastar_nodes.reports import record
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers.batches import in_parts, run_beginning
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, from_ids
-from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.registry import SAMPLERS
 from faults import Faults
 from stepping import process_state, stepped

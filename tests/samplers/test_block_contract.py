@@ -12,10 +12,10 @@ from block_models import text_bitdance, tiny_bitdance
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks import speed
 from fastar_nodes.reports.record import COUNTS
-from fastar_nodes.samplers.blocks.loop import bitdance
+from fastar_nodes.samplers.blocks.bitdance import BlockLook, bitdance
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import Condition, PromptCondition, from_ids
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
 from stepping import process_state, stepped
 from waits import counted_waits, moved, waits_of_steps
@@ -140,6 +140,23 @@ def test_predictions_that_are_not_finite_are_refused(case):
         finish(start(case, move=spoilt))
 
 
+@pytest.mark.parametrize("sampler", ["bitdance", "bitdance, speculation"])
+@pytest.mark.parametrize("wrong", [0, 1, 3], ids="block {}".format)
+def test_one_block_of_one_image_is_enough(monkeypatch, sampler, wrong):
+    """Later blocks are finite again, because they read the signs only."""
+    look = BlockLook.__call__
+
+    def spoilt(self, block, cells):
+        hidden = look(self, block, cells).clone()
+        if block == wrong:
+            hidden[1] = torch.nan
+        return hidden
+
+    monkeypatch.setattr(BlockLook, "__call__", spoilt)
+    with pytest.raises(UserError, match="^model: .*latents that are not finite"):
+        finish(start(sampler))
+
+
 @pytest.mark.fast_cases(*FEWER)
 def test_repeats_itself_and_changes_nothing_global(case):
     model = CASES[case][1]
@@ -166,12 +183,12 @@ def test_yields_after_every_evaluation_so_that_a_run_can_be_cancelled_within_a_b
     else:
         assert done == list(range(1, total + 1))
 
-    # The tokens of a block are there when its last evaluation is done.
+    # The tokens of a block are there with its last evaluation.
     block = CASES[case][1].net.block
     images, _, height, width = result.latents.shape
     ends = np.cumsum(counts)
     for step in seen:
-        finished = int((ends < step.done).sum()) + (step.done == total)
+        finished = int((ends <= step.done).sum())
         assert step.decided.shape == (images, height, width)
         assert int(step.decided[0].sum()) == block * finished
         assert bool((step.latents.abs().sum(1) > 0).eq(step.decided).all())

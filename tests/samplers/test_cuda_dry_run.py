@@ -13,11 +13,11 @@ import test_token_contract as tokens
 import torch
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, from_ids
-from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.tokens.conditioning import features_of
+from fastar_nodes.samplers.tokens.prepare import features_of
 from pretended_cuda import CUDA, MEMORY, CUDATensor, pretended_cuda, to_cuda
 from tar_files import tiny_ta_tok
 from tiny_hybrids import tiny_hybrid
@@ -86,9 +86,9 @@ def test_a_masked_edit(dtype):
 def test_token_samplers(name, dtype):
     with pretended_cuda():
         out = finish(tokens.start(name, move=lambda model: moved(model, TYPES[dtype])))
-    assert out.codes.device == CUDA
+    assert out.latents.device == CUDA
     if dtype == "fp32":
-        assert torch.equal(out.codes.host, tokens.whole(name)[1].codes)
+        assert torch.equal(out.latents.host, tokens.whole(name)[1].latents)
     if "prompt" in name:
         assert all(not isinstance(codes, CUDATensor) for codes in out.condition.codes), "the condition is on the host"
 

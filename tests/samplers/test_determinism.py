@@ -28,7 +28,7 @@ def digests(reverse: bool) -> dict[str, str]:
     import test_block_contract as blocks
     import torch
     from fastar_nodes.model_loaders.networks import ops
-    from fastar_nodes.samplers.driver import finish
+    from fastar_nodes.samplers.engine import finish
     from test_batches import CASES, IMAGES, masked, tokens
 
     ops.LARGE_WEIGHT = 1

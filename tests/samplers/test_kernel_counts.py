@@ -12,7 +12,7 @@ import pytest
 import torch
 from fastar_nodes.bench.sizes import official
 from fastar_nodes.model_loaders.networks.mar import MAR, DiffusionHead
-from fastar_nodes.samplers.mar.diffusion import ancestral_step
+from fastar_nodes.samplers.chain import advance
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,15 +38,15 @@ def kernels(function, *args) -> int:
 
 @pytest.fixture(scope="module")
 def step():
-    """A head of MAR-B's depth, and the arguments of its ``denoise`` and :func:`ancestral_step`."""
+    """A head of MAR-B's depth, and the arguments of its ``denoise`` and :func:`advance`."""
     net = MAR(replace(official("MAR-B"), dim=24, head_width=64)).eval().requires_grad_(False)
     c = net.config
     with torch.inference_mode():
         modulations = net.head.modulations(torch.randn(2 * TOKENS, 64))
         x, noise = torch.randn(2, TOKENS, c.channels)
         out, cfg = torch.randn(2, TOKENS, 2 * c.channels), torch.full((TOKENS, 1), 3.0)
-        numbers = torch.rand(5).unbind()
-        yield net.head, (torch.cat([x, x]), modulations), (numbers, cfg, noise, None, x, out)
+        numbers = torch.rand(4).unbind()
+        yield net.head, (torch.cat([x, x]), modulations), (numbers, cfg, noise, x, out)
 
 
 @torch.inference_mode()
@@ -54,4 +54,4 @@ def test_compiled_diffusion_step(step):
     """Of six blocks: 14 products, 6 SiLU, 7 normalisations with the residual before them, and the update."""
     head, inputs, update = step
     assert kernels(DiffusionHead.denoise, head, *inputs) == 27
-    assert kernels(ancestral_step, *update) == 1
+    assert kernels(advance, *update) == 1

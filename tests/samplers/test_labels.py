@@ -2,8 +2,8 @@
 
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers import conditioning
-from fastar_nodes.samplers.conditioning import check_labels, label_sets, resolve_labels
+from fastar_nodes.samplers import labels
+from fastar_nodes.samplers.labels import check_labels, label_sets, resolve_labels
 from fastar_nodes.samplers.registry import FAMILIES, SAMPLERS, find
 from fastar_nodes.tools.training import picture_book
 from hypothesis import given
@@ -70,11 +70,11 @@ def test_many_unknown_words_cost_no_more_than_three():
     """Three are named with the closest class names, the others are counted; a check runs on a server's event loop."""
     compared = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(conditioning, "_closest", lambda key, names: compared.append(key) or [])
+        patched.setattr(labels, "_closest", lambda key, names: compared.append(key) or [])
         with pytest.raises(UserError, match="'word0', 'word1', 'word2' and 397 more"):
             check_labels(", ".join(f"word{i}" for i in range(400)), label_sets())
     assert len(compared) == 3 * len(label_sets())
-    assert conditioning._closest("x" * 100_000, label_sets()["imagenet-1k"]) == []
+    assert labels._closest("x" * 100_000, label_sets()["imagenet-1k"]) == []
 
 
 def test_samplers_by_name():

@@ -13,8 +13,8 @@ from fastar_nodes.samplers import advice
 from fastar_nodes.samplers.choice import parse_choice
 from fastar_nodes.samplers.registry import BITDANCE, MAR, SAMPLERS
 
-MASKED = {name for name, entry in SAMPLERS.items() if entry.family == MAR}
-BLOCKS = {name for name, entry in SAMPLERS.items() if entry.family == BITDANCE}
+MASKED = {name for name, entry in SAMPLERS.items() if entry.family.name == MAR}
+BLOCKS = {name for name, entry in SAMPLERS.items() if entry.family.name == BITDANCE}
 TOKENS = set(SAMPLERS) - MASKED - BLOCKS
 
 

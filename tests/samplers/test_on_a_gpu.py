@@ -14,7 +14,7 @@ import torch
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.bitdance import BlockModel
 from fastar_nodes.samplers.conditioning import PromptCondition
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from tiny_hybrids import tiny_hybrid
 from tiny_tokens import tiny_vq
 
@@ -88,7 +88,7 @@ def test_token_samplers(name, dtype):
 
     assert out.report.device == "cuda"
     if dtype == "fp32":
-        assert torch.equal(out.codes.cpu(), tokens.whole(name)[1].codes)
+        assert torch.equal(out.latents.cpu(), tokens.whole(name)[1].latents)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -116,7 +116,7 @@ def test_an_image_does_not_depend_on_its_batch(name):
             assert torch.equal(alone.latents, together.latents[i : i + 1])
         else:
             alone = finish(tokens.start(name, (i,), move=move))
-            assert torch.equal(alone.codes[0], together.codes[i])
+            assert torch.equal(alone.latents[0], together.latents[i])
 
 
 @torch.no_grad()

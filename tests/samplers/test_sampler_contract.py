@@ -10,7 +10,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import COUNTS
 from fastar_nodes.samplers.conditioning import Condition, from_ids
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.lazymar import lazymar
@@ -32,7 +32,6 @@ CASES = {
     "fasthybrid": (fasthybrid, HYBRID),
     "fasthybrid, no guidance": (fasthybrid, replace(HYBRID, cfg=1.0)),
     "fasthybrid, keep": (fasthybrid, replace(HYBRID, accepted="keep")),
-    "fasthybrid, acceptance target": (fasthybrid, replace(HYBRID, acceptance_target=0.6)),
     "mar, annealed": (mar, MARSettings(**FEW, diffusion_steps_end=3)),
     "mar, speculation": (mar, MARSettings(**FEW, speculation=3)),
     "cspd": (cspd, CSPD),
@@ -67,7 +66,7 @@ whole = functools.cache(lambda case: stepped(start(case)))
 
 
 # A case of every path of the code; the others are slow.
-FAST = ("mar", "mar, no guidance", "mar, speculation", "fasthybrid", "fasthybrid, acceptance target", "cspd")
+FAST = ("mar", "mar, no guidance", "mar, speculation", "fasthybrid", "cspd")
 FAST += ("cspd, published", "lazymar", "lazymar, cached head", "fasthybrid+lazymar")
 FEWER = ("mar", "fasthybrid", "cspd", "lazymar", "fasthybrid+lazymar")
 pytestmark = pytest.mark.fast_cases(*FAST)

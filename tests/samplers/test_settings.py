@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers.advice import AdviceSettings
 from fastar_nodes.samplers.choice import parse_choice
 from fastar_nodes.samplers.mar.settings import (
     CacheSettings,
@@ -13,6 +12,7 @@ from fastar_nodes.samplers.mar.settings import (
     FastHybridSettings,
     MARSettings,
 )
+from fastar_nodes.samplers.measured import AdviceSettings
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TarPromptSettings

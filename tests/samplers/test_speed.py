@@ -16,7 +16,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks import llama, ops, speed
 from fastar_nodes.model_loaders.networks.mar import MAR
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_models import tiny_mar
 
@@ -87,7 +87,7 @@ def test_compilations_of_a_run(name, counters):
     elif name in blocks.CASES:
         assert torch.equal(compiled.latents, plain.latents)
     else:
-        assert torch.equal(compiled.codes, plain.codes)
+        assert torch.equal(compiled.latents, plain.latents)
     assert compiled.report.counts == plain.report.counts
     assert plain.report.note == ""
     assert compiled.report.note == PLAIN_PARTS.get(name, "speed: compile")
@@ -113,7 +113,7 @@ def test_static_decode_steps_equal_plain_ones(name, images, counters):
     """Prefixes of several lengths, grouped heads, transition tokens, stand-ins and islands."""
     plain = run(name, speed.PLAIN, images)
     static = run(name, speed.STATIC, images)
-    assert torch.equal(static.codes, plain.codes)
+    assert torch.equal(static.latents, plain.latents)
     assert static.report.counts == plain.report.counts
     assert static.report.note == "speed: compile-static"
     assert not counters["graph_break"]

@@ -16,8 +16,8 @@ from fastar_nodes.model_loaders.networks.autoencoder import VQModel
 from fastar_nodes.model_loaders.networks.bitdance import BitDanceText, BlockNetwork
 from fastar_nodes.model_loaders.networks.hybrid import HybridModel
 from fastar_nodes.samplers.conditioning import PromptCondition
-from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar.memory import STREAMED, WEIGHTS, total
+from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.memory import STREAMED, WEIGHTS, total
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt

@@ -11,7 +11,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import COUNTS
 from fastar_nodes.samplers.conditioning import Condition, TextCondition, from_ids
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import ADJACENT, NON_LOCAL, ONE_BY_ONE, SUFFIX, TarPromptSettings
@@ -58,7 +58,7 @@ CASES = {
     "par, at once": of("par", TRAINED, sequential_start=False),
     "par, non-local": of("par", PLAIN, grouping=NON_LOCAL),
     "par, adjacent": of("par", PLAIN, grouping=ADJACENT, group=3),
-    "par, adjacent, at once": of("par", FEATURES, grouping=ADJACENT, sequential_start=False),
+    "par, adjacent, at once": of("par", GROUPED, grouping=ADJACENT, sequential_start=False),
     "zipar": of("zipar", PLAIN, window=2),
     "zipar, blanks": of("zipar", PLAIN, window=2, mask_undecoded=False),
     "zipar, guided at first": of("zipar", PLAIN, window=1, cfg_interval=2),
@@ -71,7 +71,7 @@ CASES = {
     "window, by entropy": of("llamagen", PLAIN, entropy_temperature=1.0, parallel=5),
     "window, text": of("llamagen", TEXT, parallel=5),
     "window, par": of("par", TRAINED, parallel=4),
-    "window, par, adjacent": of("par", FEATURES, grouping=ADJACENT, group=3, parallel=4),
+    "window, par, adjacent": of("par", GROUPED, grouping=ADJACENT, group=3, parallel=4),
     "window, zipar": of("zipar", PLAIN, window=2, parallel=4),
     "window, zipar, text": of("zipar", TEXT, window=2, parallel=4),
     "mulosd": scaled(),
@@ -126,7 +126,7 @@ def test_an_image_does_not_depend_on_its_batch(case):
     _, together = whole(case)
     for i in range(3):
         alone = finish(start(case, (i,)))
-        assert torch.equal(alone.codes[0], together.codes[i])
+        assert torch.equal(alone[0][0], together[0][i])
         for name, values in alone.report.maps.items():
             # The passes of MuLo-SD are those of the image that needs most of them.
             assert ("mulosd" in case and name == "step") or np.array_equal(values[0], together.report.maps[name][i])
@@ -134,7 +134,7 @@ def test_an_image_does_not_depend_on_its_batch(case):
 
 @pytest.mark.fast_cases(*FEWER)
 def test_another_seed_another_picture(case):
-    assert not torch.equal(finish(start(case, seed=6)).codes, whole(case)[1].codes)
+    assert not torch.equal(finish(start(case, seed=6))[0], whole(case)[1][0])
 
 
 @pytest.mark.fast_cases(*FEWER)
@@ -145,7 +145,7 @@ def test_repeats_itself_changes_nothing_global_and_never_waits_for_the_device(ca
     left = start(case)
     step = next(left)
     assert process_state() == before, "in the middle of a run"
-    assert not step.codes.is_inference()
+    assert not step.latents.is_inference()
     left.close()
     steps = start(case)
     next(steps)
@@ -160,7 +160,7 @@ def test_repeats_itself_changes_nothing_global_and_never_waits_for_the_device(ca
         again = finish(steps)
     assert process_state() == before
     assert all(torch.equal(v, weights[k]) for k, v in model.net.state_dict().items())
-    assert torch.equal(again.codes, whole(case)[1].codes) and again.report.counts == whole(case)[1].report.counts
+    assert torch.equal(again[0], whole(case)[1][0]) and again.report.counts == whole(case)[1].report.counts
 
 
 def test_yields_after_every_pass(case):
@@ -168,19 +168,19 @@ def test_yields_after_every_pass(case):
     maps, done = result.report.maps, [step.done for step in seen]
     assert len(seen) == result.report.counts["transformer_passes"], "one step a pass of either model"
     assert (np.diff(done) > 0).all() and done[-1] == seen[-1].total and all(s.done <= s.total for s in seen)
-    codes = result.codes.view_as(seen[-1].codes)  # flat after a prompt
-    assert torch.equal(seen[-1].codes, codes)
+    codes = result[0].view_as(seen[-1].latents)  # flat after a prompt
+    assert torch.equal(seen[-1].latents, codes)
     for k, step in enumerate(seen):
-        assert step.codes.shape == codes.shape
+        assert step.latents.shape == codes.shape
         if "mulosd" not in case or "exact" in case:
-            decided = torch.from_numpy(maps["step"] <= k).view_as(step.codes)
-            assert torch.equal(step.codes, torch.where(decided, codes, 0)), "what is decided stays"
+            decided = torch.from_numpy(maps["step"] <= k).view_as(step.latents)
+            assert torch.equal(step.latents, torch.where(decided, codes, 0)), "what is decided stays"
             window = "window" in case
             assert step.done == (int(decided.flatten(1).sum(1).min()) if window else k + 1)
-            assert step.total == (result.codes[0].numel() if window else len(seen))
+            assert step.total == (result[0][0].numel() if window else len(seen))
             assert torch.equal(step.decided, decided)
         else:
-            assert step.done == k + 1 and not step.codes[~step.decided].any()
+            assert step.done == k + 1 and not step.latents[~step.decided].any()
     assert seen[-1].decided.all()
 
 

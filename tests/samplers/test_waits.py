@@ -6,7 +6,7 @@ import pytest
 import test_sampler_contract as masked
 import torch
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.driver import to_device
+from fastar_nodes.samplers.device import to_device
 from fastar_nodes.samplers.noise import PairedNoise
 from pretended_cuda import META
 from waits import counted_waits, moved, waits_of_steps

@@ -12,16 +12,17 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import drawing
-from fastar_nodes.reports.drawing import Ink
+from fastar_nodes.reports.drawing import Ink, Size, text_width
 from fastar_nodes.reports.quality import measure
 from fastar_nodes.reports.record import Report
 from fastar_nodes.reports.sweep import Cell
-from fastar_nodes.sweeps.images import LONGEST, SERIES, sweep_grid, sweep_plot
+from fastar_nodes.sweeps.images import LONGEST, SERIES, _figures, sweep_grid, sweep_plot
 from fastar_nodes.sweeps.keys import digest, weights_digest
 from fastar_nodes.sweeps.store import CellStore, completed
 from fastar_nodes.sweeps.sweep import Axis, Sweep, sweep_table
 from fsspec.implementations.local import LocalFileSystem
-from PIL import ImageDraw
+from PIL import Image, ImageDraw
+from PIL.PngImagePlugin import PngInfo
 
 
 def report(seconds=1.0, images=1, accepted=9) -> Report:
@@ -76,6 +77,28 @@ def test_a_digest_of_large_weights_samples_all_of_them():
         with torch.no_grad():
             other.weight.view(-1)[at] += 1
         assert (weights_digest(other) != first) == seen
+
+
+def test_a_cell_whose_image_holds_no_whole_images_is_made_again(tmp_path):
+    """48 rows of pixels are 3 images, and 47 are none."""
+    store = CellStore(tmp_path)
+    store.write("a", picture(1, 3), report(images=3))
+    with Image.open(tmp_path / "a.png") as image:
+        about = PngInfo()
+        about.add_text("fastar", image.text["fastar"])
+        image.crop((0, 0, 16, 47)).save(tmp_path / "b.png", pnginfo=about)
+
+    assert store.read("a") is not None and store.read("b") is None
+
+
+def test_the_share_that_was_kept_stands_behind_the_passes():
+    """What does not fit under a cell is left out, the last first."""
+    told = report()
+    told.add(head_calls=24)
+    cell = Cell(0, 0, 7, "k", told)
+    assert _figures(cell, 1000)[0] == "8 passes, 90 % kept, 24 head calls"
+    for width, words in ((text_width("8 passes, 90 % kept", Size.TAG), "8 passes, 90 % kept"), (60, "8 passes")):
+        assert _figures(cell, round(width))[0] == words
 
 
 def test_a_cell_comes_back_as_written(tmp_path):

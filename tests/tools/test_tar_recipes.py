@@ -9,7 +9,7 @@ import torch
 from fastar_nodes.model_loaders.networks.llama import Llama, TokenModel
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.samplers.conditioning import CodeCondition
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings
@@ -161,7 +161,7 @@ def test_a_detokenizer_learns_what_it_will_be_asked(scale: int) -> None:
     model = TokenModel(net, "sharp", 8, ta_tok=TATokModel(ta_tok, "sharp"))
     condition = CodeCondition(tuple(codes), ("one", "two"), TINY.codes)
     greedy = LlamaGenSettings(cfg=1.0, top_k=1)
-    tokens = finish(llamagen(model, condition, greedy, PairedDraws(0, range(2)))).codes.flatten(1)
+    tokens = finish(llamagen(model, condition, greedy, PairedDraws(0, range(2)))).latents.flatten(1)
     _, figures = tar_recipes.detokenizer_loss(net, ta_tok, codes, tokens)
     assert float(figures["right"]) == 1
     _, figures = tar_recipes.detokenizer_loss(net, ta_tok, codes.flip(0), tokens)

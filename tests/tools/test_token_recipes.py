@@ -8,7 +8,7 @@ import torch
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.llama import Llama, TokenModel
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.par import par
@@ -47,7 +47,7 @@ def test_training_sees_what_decoding_sees(special: int) -> None:
     model, condition, draws = sharp(special), from_ids([3, 7]), PairedDraws(0, range(2))
     run = par if special else llamagen
     settings = (PARSettings if special else LlamaGenSettings)(cfg=1.0, top_k=1)
-    codes = finish(run(model, condition, settings, draws)).codes.flatten(1)
+    codes = finish(run(model, condition, settings, draws)).latents.flatten(1)
     layout = recipes.Layout.of(8, model.regions)
     tokens = codes[:, layout.order]
     logits = recipes.sequence_logits(model.net, layout, model.net.positions(8, 1), torch.tensor([3, 7]), tokens)

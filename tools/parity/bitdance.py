@@ -32,12 +32,15 @@ from ...model_loaders.networks.bitdance import (
     block_order,
 )
 from ...model_loaders.networks.llama import HEAD, Llama, LlamaConfig, attend
+from ...model_loaders.networks.speed import Regional
 from ...model_loaders.shards import weight_files
-from ...samplers.blocks.diffusion import Denoiser, diffuse, table
-from ...samplers.blocks.loop import bitdance
+from ...reports.record import Report
+from ...samplers import chain
+from ...samplers.blocks.bitdance import bitdance
+from ...samplers.blocks.diffusion import BUDGET, Evaluations, evaluations
 from ...samplers.blocks.settings import BlockSettings
 from ...samplers.conditioning import Condition, PromptCondition, from_ids
-from ...samplers.driver import finish
+from ...samplers.engine import finish
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, same_shapes
 
@@ -120,7 +123,7 @@ def watched(head: Head) -> Iterator[Seen]:
     """Record what a head reads and computes."""
     seen = Seen([], [])
     hooks = [
-        head.cond_embed.register_forward_pre_hook(lambda layer, args: seen.conditions.append(args[0])),
+        head.cond_embed.register_forward_pre_hook(lambda layer, args: seen.conditions.append(args[0].flatten(0, -3))),
         head.final_layer.linear.register_forward_hook(lambda layer, args, out: seen.outputs.append(out)),
     ]
     try:
@@ -296,20 +299,22 @@ def _sampling(folder: Path, io: Tensors, name: str, about: Mapping[str, Any]) ->
     model = _model(folder)
     cfg = about["cfg"]
     guided = cfg != 1
-    steps = table(about["steps"], model.time_shift)
-    of_times = model.net.denoiser.times(torch.tensor(steps.times))
-    denoiser = Denoiser(model.net, io[f"{name}.cond"], of_times)
+    made = evaluations(about["steps"], model.time_shift)
+    path = _denoised(model.net.denoiser, made, io[f"{name}.start"], io[f"{name}.step"], io[f"{name}.cond"], cfg)
+    yield Check(torch.stack(path[:-1]), io[f"{name}.path"], PATH if guided else PLAIN)
+    yield Check(path[-1], io[f"{name}.pre"], GUIDED if guided else PLAIN)
 
-    path = []
 
-    def recorded(k: int, x: Tensor) -> Tensor:
-        path.append(x[: about["images"]])
-        return denoiser(k, x)
-
-    start = io[f"{name}.start"]
-    made = list(diffuse(recorded, steps, start, io[f"{name}.step"], cfg, 1 + guided))
-    yield Check(torch.stack(path), io[f"{name}.path"], PATH if guided else PLAIN)
-    yield Check(made[-1], io[f"{name}.pre"], GUIDED if guided else PLAIN)
+def _denoised(
+    net: Head, made: Evaluations, start: Tensor, noise: Tensor, conditions: Tensor, cfg: float
+) -> list[Tensor]:
+    """The states of rows [B, P, C] before and after every step; ``conditions`` of all branches, [R, P, D]."""
+    z = conditions.unflatten(0, (-1, len(start)))
+    table = chain.step_table(made.steps, net.times(torch.tensor(made.times)))
+    rows = chain.Chains(z, torch.full((len(start), 1, 1), cfg), start, noise, table)
+    plain = Regional()
+    head = chain.Head(plain, net, rows, Report("verify", "", {}, None, len(start), "cpu"), BUDGET)
+    return [start, *(done.x for done in chain.run_chain(plain, rows, head))]
 
 
 def _generation(folder: Path, io: Tensors, name: str, about: Mapping[str, Any]) -> Iterator[Check]:
@@ -318,7 +323,7 @@ def _generation(folder: Path, io: Tensors, name: str, about: Mapping[str, Any]) 
     yield exact(torch.tensor(model.prompt(about["prompt"])), io[f"{name}.ids"])
 
     settings = BlockSettings(
-        diffusion_steps=about["steps"], cfg=about["cfg"], width=about["width"], height=about["height"], any_size=True
+        diffusion_steps=about["steps"], cfg=about["cfg"], width=about["width"], height=about["height"]
     )
     grid = model.grid(about["height"], about["width"])
     cells = block_order(*grid, model.net.side)
@@ -380,14 +385,9 @@ def _formula(folder: Path) -> Iterator[Case]:
         out = [net(io["f1.x"], t.expand(len(io["f1.x"])), io["f1.c"]) for t in io["f1.t"]]
         yield Check(torch.stack(out), io["f1.out"], INSIDE)
 
-        steps = table(len(io["f1.step"]))
-        times = torch.tensor(steps.times)
-
-        def denoise(k: int, x: Tensor) -> Tensor:
-            return net(x, times[k].expand(len(x)), io["f1.c"])
-
-        made = list(diffuse(denoise, steps, io["f1.start"], io["f1.step"], 3.0, 2))
-        yield Check(made[-1], io["f1.pre"], GUIDED)
+        made = evaluations(len(io["f1.step"]))
+        path = _denoised(net, made, io["f1.start"], io["f1.step"], io["f1.c"], 3.0)
+        yield Check(path[-1], io["f1.pre"], GUIDED)
 
     def noisy() -> Iterator[Check]:
         state = formula_state(read_json(folder / SHAPES)["f2"])

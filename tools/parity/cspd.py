@@ -4,7 +4,7 @@ Class labels, prefill ratio and guidance scale are not recorded; the constants h
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ...model_loaders.networks.mar import MARModel
 from ...samplers.conditioning import from_ids
-from ...samplers.driver import finish
+from ...samplers.engine import finish
+from ...samplers.mar.canvas import MARCanvas, mar_canvas
 from ...samplers.mar.cspd_published import (
     TRIES,
     LastStep,
@@ -24,10 +25,10 @@ from ...samplers.mar.cspd_published import (
     published_steps,
 )
 from ...samplers.mar.drafting import Drafter, prefill_steps
-from ...samplers.mar.loop import FullTransformer, Run, begin
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import CSpDSettings
 from ...samplers.mar.tables import Tables, tables_at
+from ...samplers.mar.transformer import FullTransformer
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors
 
@@ -36,14 +37,12 @@ LABELS, PREFILL, CFG, HIGHEST = (1, 9), 0.15, 3.0, 950
 
 
 @dataclass(eq=False)
-class _RecordedRun(Run):
-    """A run with the recorded timesteps, which are not a respacing."""
+class _RecordedCanvas(MARCanvas):
+    """A canvas with the recorded timesteps, which are not a respacing."""
 
-    recorded: Tables | None = None
+    recorded: Tables = field(kw_only=True)
 
-    @property
-    def tables(self) -> Tables:
-        assert self.recorded is not None
+    def tables(self, count: int, highest: int = HIGHEST) -> Tables:
         return self.recorded
 
 
@@ -130,6 +129,7 @@ class _RecordedNoise(PairedNoise):
 
     def __init__(self, data: dict[str, Tensor], tag: str, inter: str):
         self._orders, self._first = data[f"{tag}.orders"].long(), data[f"{tag}.noise_f16"]
+        self.images = tuple(range(len(self._orders)))
         self._steps = data[f"{inter}.inter_noise_f16"].flip(2).transpose(1, 2)
 
     def orders(self, tokens: int) -> Tensor:
@@ -185,20 +185,20 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         steps_of = {"steps": ar_steps, "diffusion_steps": steps, "draft_length": length, "prefill_ratio": PREFILL}
         settings = CSpDSettings(**steps_of, cfg=CFG, mode="published", inner_temperature=inner)
         condition = from_ids(LABELS)
-        full = FullTransformer()
-        run = begin("cspd", model, condition, settings, _RecordedNoise(data, tag, inter), None, full)
-        own = {f.name: getattr(run, f.name) for f in fields(run) if f.init}
-        recorded = _RecordedRun(**own, recorded=table)
+        made = mar_canvas("cspd", model, condition, settings, _RecordedNoise(data, tag, inter), None)
+        own = {f.name: getattr(made, f.name) for f in fields(made) if f.init}
+        canvas = _RecordedCanvas(**own, recorded=table)
         places, first = [], prefill_steps(ar_steps, PREFILL)
 
         for step in range(first, ar_steps):
             if step % length == 0 or step + 1 == ar_steps:
-                where = recorded.plan.ahead(first, step + 1 - first).sort(1).values
+                where = canvas.order.ahead(first, step + 1 - first).sort(1).values
                 places.append((torch.arange(len(where)).repeat_interleave(where.shape[1]), where.flatten()))
                 first = step + 1
 
-        drafter = Drafter(recorded, draft, condition, FullTransformer())
-        result = finish(published_steps(recorded, full, drafter, settings, _RecordedDraws(tokens, places, found)))
+        drafter = Drafter(canvas, draft, condition)
+        draws = _RecordedDraws(tokens, places, found)
+        result = finish(published_steps(canvas, FullTransformer(canvas), drafter, settings, draws))
 
         for v, (image, position) in zip(found, places, strict=True):
             grid = torch.from_numpy(result.report.maps["outcome"]).view(len(LABELS), -1)

@@ -26,11 +26,12 @@ from ...model_loaders.networks.hybrid import (
 )
 from ...model_loaders.tokenizer import load_tokenizer
 from ...reports.record import fingerprint
-from ...samplers.mar.diffusion import HeadBatch, denoise
-from ...samplers.mar.loop import FullTransformer, begin
-from ...samplers.mar.mar import annealed_steps
+from ...samplers import chain
+from ...samplers.annealing import annealed_steps
+from ...samplers.mar.canvas import mar_canvas
 from ...samplers.mar.settings import MARSettings
 from ...samplers.mar.tables import Tables, tables
+from ...samplers.mar.transformer import FullTransformer
 from ...samplers.noise import PairedNoise
 from ..training.hybrid_recipe import conditions
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
@@ -270,27 +271,31 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
                 return orders
 
         condition: Any = _Recorded(ids, images)
-        transformer = FullTransformer()
-        run = begin("verify", model, condition, settings, Orders(0, range(images)), None, transformer)
-        plan, draws, at = run.plan, _Draws(found, images, guided), 0
-        yield exact(torch.tensor(plan.sizes), found["n_pred"])
-        yield Check(torch.tensor(plan.cfg), found["cfg_iter"], 1e-6)
-        counts = annealed_steps(upper, lower, "linear", plan.steps)
+        canvas = mar_canvas("verify", model, condition, settings, Orders(0, range(images)), None)
+        look = FullTransformer(canvas)
+        order, draws, at = canvas.order, _Draws(found, images, guided), 0
+        yield exact(torch.tensor(order.sizes), found["n_pred"])
+        yield Check(torch.tensor(order.cfg), found["cfg_iter"], 1e-6)
+        counts = annealed_steps(upper, lower, "linear", order.steps)
 
-        for step, n in enumerate(plan.sizes):
-            where = plan.ahead(step).sort(1).values
-            z = transformer(run, step, where).flatten(1, 2)
+        for step, n in enumerate(order.sizes):
+            where = order.ahead(step).sort(1).values
+            z = look(step, where).flatten(1, 2)
             recorded = found["z_cat"][at : at + z.shape[0] * z.shape[1]]
             at += len(recorded)
             yield Check(z.flatten(0, 1), recorded)
             first, noise = draws.take(n)
-            table = tables(counts[step], t_max, model.max_beta) if lower else _table(len(noise), t_max, model.max_beta)
-            made = denoise(run, HeadBatch(z, plan.scale.gather(1, where).view(-1, 1), first, noise.float(), table))
-            run.tokens.scatter_(1, where[..., None].expand(-1, -1, made.shape[1]), made.view(*where.shape, -1))
+            here = tables(counts[step], t_max, model.max_beta) if lower else _table(len(noise), t_max, model.max_beta)
+            table = chain.step_table(here.drawn, canvas.times(here))
+            noise = chain.spread(noise.float(), len(table))
+            cfg = order.scale.gather(1, where).view(-1, 1)
+            rows = chain.Chains(z, cfg, first, noise, table, settings.temperature)
+            made = look.heads.sample(model.net, rows, canvas.report)
+            canvas.write(where, made.view(*where.shape, -1), step)
 
-        yield relative(run.tokens, found["tokens"])
+        yield relative(canvas.values, found["tokens"])
         if model.net.config.grid**2 == model.net.config.tokens:
-            yield relative(model.to_latents(run.tokens), found["out"])
+            yield relative(model.to_latents(canvas.values), found["out"])
 
     for tag, entry in sorted(about.items()):
         yield Case(f"{_family(folder)}/{stem.removeprefix('hybrid_')}.{tag}", partial(checks, tag, entry))

@@ -20,10 +20,10 @@ from ...model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConf
 from ...model_loaders.networks.janus import Janus, JanusConfig, JanusModel
 from ...model_loaders.networks.llama import attend
 from ...samplers.conditioning import PromptCondition
-from ...samplers.driver import finish
+from ...samplers.engine import finish
+from ...samplers.tokens.canvas import token_canvas
 from ...samplers.tokens.draws import PairedDraws
-from ...samplers.tokens.llamagen import decode
-from ...samplers.tokens.loop import begin
+from ...samplers.tokens.llamagen import decode_schedule
 from ...samplers.tokens.schedule import raster
 from ...samplers.tokens.settings import TokenSettings
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
@@ -84,8 +84,8 @@ def _guided(both: Tensor, cfg: float) -> Tensor:
 def _tokens(model: JanusModel, prompts: Sequence[Tensor], settings: TokenSettings, draws: PairedDraws) -> Tensor:
     """Generated tokens int64 [B, N]."""
     model, condition = _prompted(model, *prompts)
-    run = begin("verify", model, condition, settings, draws)
-    return finish(decode(run, raster(model.grid))).codes.flatten(1)
+    canvas, prepared = token_canvas("verify", model, condition, settings, draws)
+    return finish(decode_schedule(canvas, prepared, raster(model.grid))).latents.flatten(1)
 
 
 class _Gumbel(PairedDraws):

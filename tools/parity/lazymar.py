@@ -12,10 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...samplers import chain
 from ...samplers.conditioning import from_ids
-from ...samplers.mar.lazymar import REFERENCE_RATIOS, LazyTransformer
-from ...samplers.mar.loop import Run, begin
-from ...samplers.mar.mar import plain_steps
+from ...samplers.engine import passes
+from ...samplers.mar.canvas import MARCanvas, mar_canvas
+from ...samplers.mar.feature_cache import FeatureCache
+from ...samplers.mar.lazymar import LazyTransformer, similarity
+from ...samplers.mar.mar import Diffusion
+from ...samplers.mar.refresh import REFERENCE_RATIOS
 from ...samplers.mar.settings import LazyMARSettings
 from ...samplers.mar.tables import tables_at
 from ...samplers.noise import PairedNoise
@@ -32,8 +36,10 @@ BASELINE, TOKENS = "baseline", "tokcache"
 class _RecordedSelection(LazyTransformer):
     """LazyMAR with the recorded selection; it stores conditions, scores and its own selection."""
 
-    def __init__(self, settings: LazyMARSettings, recorded: dict[int, Tensor]):
-        super().__init__(settings)
+    def __init__(self, canvas: MARCanvas, settings: LazyMARSettings, recorded: dict[int, Tensor]):
+        super().__init__(canvas, settings)
+        self.share = [*REFERENCE_RATIOS]
+        self.spare = SPARE
         self.recorded = recorded
         self.z: list[tuple[Tensor, Tensor]] = []
         self.fresh: list[int] = []
@@ -41,25 +47,19 @@ class _RecordedSelection(LazyTransformer):
         self.choices: dict[int, tuple[Tensor, Tensor]] = {}
         """By AR step: rows that must be computed, and all rows of our own selection, int64 [B, n]."""
 
-    def begin(self, run: Run) -> None:
-        super().begin(run)
-        self.plan.share = [*REFERENCE_RATIOS]
-        self.spare = SPARE
-
-    def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
-        self.z.append((wanted, super().__call__(run, step, wanted)))
+    def __call__(self, step: int, wanted: Tensor) -> Tensor:
+        self.z.append((wanted, super().__call__(step, wanted)))
         return self.z[-1][1]
 
-    def _refresh(self, run: Run, step: int, wanted: Tensor) -> Tensor:
+    def empty_cache(self, step: int) -> FeatureCache | None:
         self.fresh.append(step)
-        return super()._refresh(run, step, wanted)
+        return super().empty_cache(step)
 
-    def choose(self, run: Run, step: int, values: Tensor, wanted: Tensor, new: Tensor) -> Tensor | None:
-        self.scores[step] = self.similarity(values)
-        keep = super().choose(run, step, values, wanted, new)
+    def choose(self, step: int, values: Tensor, last: Tensor, must: Tensor) -> Tensor | None:
+        self.scores[step] = similarity(values, last)
+        keep = super().choose(step, values, last, must)
         if keep is None or step not in self.recorded:
             return keep
-        must = torch.cat([wanted, new], dim=1) + run.model.net.config.buffer
         self.choices[step] = must, keep
         rest = self.recorded[step].scatter(1, must, False)
         return torch.cat([must, rest.nonzero()[:, 1].view(len(must), -1)], dim=1)
@@ -94,15 +94,16 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
             masks = data[f"{of}.prune_keep_mask"].bool()
             kept = dict(zip(data[f"{of}.prune_step"].tolist(), masks, strict=True))
 
-        transformer = _RecordedSelection(settings, kept)
-        state = begin("mar", model, from_ids(data[f"{of}.labels"].tolist()), settings, noise, None, transformer)
+        canvas = mar_canvas("mar", model, from_ids(data[f"{of}.labels"].tolist()), settings, noise, None)
+        look = _RecordedSelection(canvas, settings, kept)
 
         # The recorded timesteps are not a respacing.
-        table = tables_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
-        for _ in plain_steps(state, transformer, [table] * state.plan.steps):
+        made = tables_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
+        table = chain.step_table(made.drawn, canvas.times(made))
+        for _ in passes(canvas, canvas.order.plan, look, Diffusion(canvas, look.heads, [table] * canvas.order.steps)):
             pass
 
-        return state.latents(), transformer
+        return canvas.to_latents(canvas.values), look
 
     def chosen(tag: str) -> Iterator[Check]:
         _, computed = run(tag)

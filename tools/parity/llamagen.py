@@ -14,12 +14,14 @@ from torch import Tensor
 
 from ...model_loaders.networks.llama import Block, Llama, LlamaConfig, TokenModel, attend
 from ...samplers.conditioning import AnyCondition, TextCondition, from_ids
-from ...samplers.driver import finish
+from ...samplers.engine import finish
+from ...samplers.tokens.cache_slots import DeviceTable, attention_mask, table_of
+from ...samplers.tokens.canvas import token_canvas
 from ...samplers.tokens.draws import PairedDraws, allowed
-from ...samplers.tokens.llamagen import decode
-from ...samplers.tokens.loop import begin, feed_tokens, prefill
+from ...samplers.tokens.llamagen import decode_schedule
+from ...samplers.tokens.looks import CachedTransformer
 from ...samplers.tokens.par import par_groups, par_schedule
-from ...samplers.tokens.schedule import DeviceTable, Schedule, attention_mask, raster
+from ...samplers.tokens.schedule import Schedule, raster
 from ...samplers.tokens.settings import TokenSettings
 from ...samplers.tokens.zipar import windowed
 from .cases import Case, Check, exact, gathered, read_json, read_tensors, same_shapes
@@ -147,9 +149,10 @@ def _par(folder: Path, stem: str) -> Iterator[Case]:
     def mask() -> Iterator[Check]:
         model = _model(folder, stem)
         schedule = par_schedule(model.grid, model.regions)
-        table = DeviceTable(schedule.table, 0, torch.device("cpu"))
-        visible = attention_mask(table, slice(0, -1), schedule.slots)
-        recorded = io["group_mask"][1:, 1:][list(schedule.table.slot[:-1]), : schedule.slots]
+        table = table_of(schedule)
+        slots = table.slots - 1  # without that of padding
+        visible = attention_mask(DeviceTable(table, 0, torch.device("cpu")), slice(0, -1), slots)
+        recorded = io["group_mask"][1:, 1:][list(table.slot[:-1]), :slots]
         yield exact(visible.to(torch.uint8), recorded)
 
     yield Case(f"llamagen/{stem}.order", order)
@@ -221,8 +224,9 @@ def _runs(
 
     def generated(model: TokenModel, run: str, settings: TokenSettings, seed: int) -> Tensor:
         draws = MultinomialDraws(seed, len(_condition(io)), together=model.regions > 1)
-        out = finish(decode(begin("verify", model, _condition(io), settings, draws), schedule(run, model)))
-        return out.codes.flatten(1)
+        canvas, prepared = token_canvas("verify", model, _condition(io), settings, draws)
+        out = finish(decode_schedule(canvas, prepared, schedule(run, model)))
+        return out.latents.flatten(1)
 
     def greedy(run: str, base: str, cfg: float, until: int | None) -> Iterator[Check]:
         model = _model(folder, weights)
@@ -231,9 +235,9 @@ def _runs(
         yield exact(computed, runs[f"{base}.tokens_raster" if model.regions > 1 else f"{base}.tokens"])
         prefix = io["emb_masks"].shape[1] if "emb_masks" in io else 1
         if f"{base}.positions" in runs:
-            positions = [n + prefix for p in plan.passes[1:] for n in p.slot]
+            positions = [n + prefix for p in plan.passes[1:] for n in p.place]
             yield exact(torch.tensor([*range(prefix), *positions]), runs[f"{base}.positions"])
-            yield exact(torch.tensor([prefix, *(len(p.slot) for p in plan.passes[1:])]), runs[f"{base}.positions_len"])
+            yield exact(torch.tensor([prefix, *(len(p.place) for p in plan.passes[1:])]), runs[f"{base}.positions_len"])
 
         if f"{base}.logits" in runs:
             expected = runs[f"{base}.logits"]
@@ -262,14 +266,17 @@ def replay(model: TokenModel, condition: AnyCondition, schedule: Schedule, token
     """Teacher-forced logits [B, rows, V] of all passes of a schedule,
     with tokens int64 [B, N]; the first row is the prefill's.
     """
-    run = begin("verify", model, condition, TokenSettings(), MultinomialDraws(0, len(condition), False), None)
-    run.tokens[:, :-1] = tokens
-    hidden, cache = prefill(run, True, schedule.slots)
-    table = DeviceTable(schedule.table, cache.prefix, tokens.device)
+    draws = MultinomialDraws(0, len(condition), False)
+    canvas, prepared = token_canvas("verify", model, condition, TokenSettings(), draws)
+    canvas.values[:, :-1] = tokens
+    look = CachedTransformer(canvas, prepared)
+    host = table_of(schedule)
+    hidden = look.prefill(True, host.slots)
+    table = DeviceTable(host, look.cache.prefix, tokens.device)
 
     for k in range(1, len(schedule.passes)):
-        p = table.at(k)
-        more = feed_tokens(run, cache, p.fed, p.position, p.slot, True, p.end, p.mask)
+        more = look.feed(canvas.values, table.at(k).fed, True)
         hidden = torch.cat([hidden, more], 1)
 
-    return run.net.logits(hidden)[len(tokens) :] if null else run.net.logits(hidden)[: len(tokens)]
+    logits = model.net.logits(hidden)
+    return logits[len(tokens) :] if null else logits[: len(tokens)]

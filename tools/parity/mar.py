@@ -16,12 +16,13 @@ from torch import Tensor
 
 from ...model_loaders.autoencoders import load_kl
 from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, KLModel
-from ...model_loaders.networks.mar import MAR, ClassConditioning, MARConfig, MARModel
-from ...reports.record import Clock, Report
+from ...model_loaders.networks.mar import MAR, MARConfig, MARModel
+from ...reports.record import Report
+from ...samplers import chain
+from ...samplers.chain import guide
 from ...samplers.conditioning import from_ids
-from ...samplers.driver import finish
-from ...samplers.mar.diffusion import HeadBatch, denoise, guide
-from ...samplers.mar.loop import Plan, Run
+from ...samplers.engine import finish
+from ...samplers.mar.heads import Heads
 from ...samplers.mar.mar import mar
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import MARSettings
@@ -89,17 +90,6 @@ def _encdec(folder: Path) -> Iterator[Case]:
         yield Case(f"mar/encdec.{tag}.null", partial(checks, tag, None, "_uncond"))
 
 
-def _head_run(model: MARModel, temperature: float, rows: int) -> Run:
-    """A run with the state that the head's denoiser uses."""
-    c = model.net.config
-    orders = torch.arange(c.tokens).expand(rows, -1)
-    settings = MARSettings(steps=1, temperature=temperature)
-    tokens = torch.zeros(rows, c.tokens, c.channels)
-    report, clock = Report("verify", model.name, {}, None, rows, "cpu"), Clock(torch.device("cpu"))
-    labels, noise = ClassConditioning(model.net, torch.zeros(rows, dtype=torch.int64)), PairedNoise(0, range(rows))
-    return Run(model, labels, settings, noise, Plan(orders, settings), tokens, report, clock)
-
-
 def _head(folder: Path) -> Iterator[Case]:
     data = read_tensors(folder / "head.safetensors")
     z = data["z"]
@@ -110,16 +100,20 @@ def _head(folder: Path) -> Iterator[Case]:
         yield Check(head.time_embed(t), data["net.t_emb"])
         yield Check(head(x, t, z), data["net.out"])
         out = head(torch.cat([x[:half], x[:half]]), t, z)
-        eps, logits = guide(out.unflatten(0, (2, half)), 3.0)
+        eps, logits = guide(out.unflatten(0, (2, half)), torch.full((half, 1), 3.0), x.shape[1])
+        assert logits is not None
         yield Check(torch.cat([eps, logits], 1), data["net.cfg3_out"][:half])
 
     def sample(tag: str, count: int, clipped: bool, temperature: float, cfg: float) -> Iterator[Check]:
         first = data[f"s{tag}.init_noise"]
         n = len(first)
-        table = tables(count, CLIPPED if clipped else 999)
-        rows = (z[: 2 * n] if cfg != 1 else z[:n]).unflatten(0, (-1, n))
-        batch = HeadBatch(rows, torch.full((n, 1), cfg), first, data[f"s{tag}.step_noise_f16"][:, :n].float(), table)
-        out = denoise(_head_run(_model(folder), temperature, n), batch)
+        made = tables(count, CLIPPED if clipped else 999)
+        net = _model(folder).net
+        table = chain.step_table(made.drawn, net.head.time_embed(made.timestep_map.flip(0)))
+        conditions = (z[: 2 * n] if cfg != 1 else z[:n]).unflatten(0, (-1, n))
+        noise = chain.spread(data[f"s{tag}.step_noise_f16"][:, :n].float(), len(table))
+        rows = chain.Chains(conditions, torch.full((n, 1), cfg), first, noise, table, temperature)
+        out = Heads().sample(net, rows, Report("verify", "", {}, None, n, "cpu"))
         expected = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
         yield Check(out, expected) if clipped else relative(out, expected)
 
@@ -212,6 +206,7 @@ class RecordedNoise(PairedNoise):
 
     def __init__(self, data: dict[str, Tensor], tag: str, guided: bool):
         self._orders = data[f"{tag}.orders"].long()
+        self.images = tuple(range(len(self._orders)))
         first, steps = data[f"{tag}.init_noise_cat"], data[f"{tag}.step_noise_cat_f16"]
         batch, tokens = self._orders.shape
         self._first = torch.zeros(batch, tokens, first.shape[1])

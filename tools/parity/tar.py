@@ -21,11 +21,11 @@ from ...model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from ...model_loaders.networks.ta_tok import TABLE, Bottleneck, TATok, TATokConfig, TATokModel, unused
 from ...model_loaders.tar import load_detokenizer
 from ...samplers.conditioning import CodeCondition, FeatureCondition
-from ...samplers.driver import finish
-from ...samplers.tokens.conditioning import features_of
+from ...samplers.engine import finish
+from ...samplers.tokens.canvas import token_canvas
 from ...samplers.tokens.draws import allowed
-from ...samplers.tokens.llamagen import decode
-from ...samplers.tokens.loop import begin
+from ...samplers.tokens.llamagen import decode_schedule
+from ...samplers.tokens.prepare import features_of
 from ...samplers.tokens.schedule import raster
 from ...samplers.tokens.settings import TokenSettings
 from .cases import Case, Check, exact, gathered, read_json, read_tensors, same_shapes
@@ -109,8 +109,8 @@ def _detokenizer(path: Path) -> Iterator[Case]:
 
     def generated(key: str, four: bool, settings: TokenSettings, seed: int) -> Iterator[Check]:
         model, what = _loaded(weights), condition(four)
-        run = begin("verify", model, what, settings, MultinomialDraws(seed, len(what), False))
-        yield exact(finish(decode(run, raster(model.grid))).codes.flatten(1), io[key])
+        canvas, prepared = token_canvas("verify", model, what, settings, MultinomialDraws(seed, len(what), False))
+        yield exact(finish(decode_schedule(canvas, prepared, raster(model.grid))).latents.flatten(1), io[key])
 
     for key in sorted(io):
         case = f"tar/{name}.{key}"

@@ -1,5 +1,6 @@
 """BitDance's sampler: switches that change nothing, batches, annealed steps, edits, sizes and refusals."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,14 +8,15 @@ import torch
 from block_models import bits, text_bitdance, tiny_bitdance
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.bitdance import BlockModel, block_order
-from fastar_nodes.samplers import batches
-from fastar_nodes.samplers.blocks import diffusion, loop
-from fastar_nodes.samplers.blocks.diffusion import table
-from fastar_nodes.samplers.blocks.loop import bitdance
+from fastar_nodes.samplers import batches, chain
+from fastar_nodes.samplers.blocks import bitdance as module
+from fastar_nodes.samplers.blocks import canvas as canvases
+from fastar_nodes.samplers.blocks.bitdance import bitdance, draws
+from fastar_nodes.samplers.blocks.diffusion import evaluations
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
-from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
 from stepping import stepped
 
@@ -37,19 +39,22 @@ def draw(model, settings=FEW, images=(0,), labels=(1,), seed=5, **more):
 
 def test_the_steps_by_hand():
     """Two steps: t = 0 and 0.475, dt = 0.475. a = 1 - dt ((1 + t) / (1 - t) + 1), b = dt (1 + t) / (1 - t)."""
-    found = table(2)
+    found = evaluations(2)
+    numbers = [(step.of_x, step.of_data, math.exp(step.middle)) for step in found.steps]
     assert found.times == pytest.approx((0.0, 0.475, 0.95))
-    assert found.steps[0] == pytest.approx((0.05, 0.475, 0.974679434))
-    assert found.steps[1] == pytest.approx((-0.809523810, 1.334523810, 0.706222911))
+    assert numbers[0] == pytest.approx((0.05, 0.475, 0.974679434))
+    assert numbers[1] == pytest.approx((-0.809523810, 1.334523810, 0.706222911))
+    assert numbers[2] == (0, 1, 0), "the prediction"
+    assert all(step.data_x == step.slope == 0 and step.data_out == 1 for step in found.steps)
 
 
 def test_a_time_shift_moves_all_times_but_the_last_evaluation():
     """s(t) = t / (t + 2 (1 - t)): 0.475 becomes 0.311475, and 0.95 becomes 0.904762."""
-    found = table(2, 2.0)
+    found = evaluations(2, 2.0)
     assert found.times == pytest.approx((0.0, 0.311475410, 0.95))
     dt = 0.904761905 - 0.311475410
     share = 1.311475410 / 0.688524590
-    assert found.steps[1][:2] == pytest.approx((1 - dt * (share + 1), dt * share))
+    assert (found.steps[1].of_x, found.steps[1].of_data) == pytest.approx((1 - dt * (share + 1), dt * share))
 
 
 def test_the_order_of_the_tokens_by_hand():
@@ -89,7 +94,7 @@ def test_modulations_in_advance_equal_those_of_every_step(model, monkeypatch):
 
     made.clear()
     rows = 2 * 4 * model.net.denoiser.modulation_numbers  # both branches of a block
-    monkeypatch.setattr(diffusion, "BUDGET", 2 * rows)
+    monkeypatch.setattr(module, "BUDGET", 2 * rows)
     assert torch.equal(draw(model).latents, expected)
     assert made == [2, 2, 1] * 4
 
@@ -111,11 +116,11 @@ def test_fewer_steps_take_entry_k_t_over_s_of_the_noise(model):
             noise[:, 1] = noise[:, 3] = 0
             return noise
 
-    settings = replace(FEW, diffusion_steps_end=2, diffusion_steps_curve="two-stage")  # 4, 4, 2, 2 steps
+    settings = replace(FEW, diffusion_steps_end=2)
     condition = from_ids((1,))
     plain = finish(bitdance(model, condition, settings, PairedNoise(5, (0,)))).latents
     spoilt = finish(bitdance(model, condition, settings, Noise(5, (0,)))).latents
-    assert not torch.equal(plain, spoilt), "the first blocks take all four"
+    assert not torch.equal(plain, spoilt), "the first block takes all four"
 
     again = torch.zeros(1, 4, 4)
     again[:, 2:] = 1  # the last two blocks
@@ -126,13 +131,14 @@ def test_fewer_steps_take_entry_k_t_over_s_of_the_noise(model):
 
 def test_without_guidance_the_null_rows_are_not_computed(model, monkeypatch):
     sizes = []
-    plain = diffusion.Denoiser.__call__
+    plain = chain.Head.__call__
 
     def counted(self, k, x):
-        sizes.append(len(x))
-        return plain(self, k, x)
+        out = plain(self, k, x)
+        sizes.append(out.shape[:2].numel())
+        return out
 
-    monkeypatch.setattr(diffusion.Denoiser, "__call__", counted)
+    monkeypatch.setattr(chain.Head, "__call__", counted)
     draw(model, replace(FEW, cfg=1.0), (0, 1), (1, 2))
     assert set(sizes) == {2}
     sizes.clear()
@@ -215,14 +221,13 @@ def test_known_tokens_of_a_block_follow_their_own_path(model, settings):
     draw(model, settings, edit=Edit(start, mask))
     hook.remove()
 
-    # The first window has both branches of all five states, the conditional ones first.
-    states = seen[0].chunk(2) if settings.speculation else (torch.stack(seen[:5])[:, 0], torch.stack(seen[:5])[:, 1])
+    # The first window has all five states; both branches share them.
+    states = seen[0] if settings.speculation else torch.cat(seen[:5])
     noise = PairedNoise(5, (0,)).first("full", 16, 6)[0, 0]
-    for branch in states:
-        assert len(branch) == 5
-        for k, x in enumerate(branch):
-            t = 0.95 * k / 4
-            torch.testing.assert_close(x[0], (1 - t) * noise + t * start[0, :, 0, 0])
+    assert len(states) == 5
+    for k, x in enumerate(states):
+        t = 0.95 * k / 4
+        torch.testing.assert_close(x[0], (1 - t) * noise + t * start[0, :, 0, 0])
 
 
 @pytest.mark.parametrize("settings", [FEW, SPECULATIVE], ids=["plain", "speculation"])
@@ -265,9 +270,9 @@ def test_the_noise_belongs_to_the_cells():
     seen = {}
     for block in (1, 4, 16):
         model = tiny_bitdance(block=block)
-        run = loop.begin(model, from_ids((1,)), FEW, PairedNoise(5, (0,)), None)
-        start, steps = loop.draws(run)
-        back = run.order.argsort()
+        canvas, _ = canvases.block_canvas(model, from_ids((1,)), FEW, PairedNoise(5, (0,)), None)
+        start, steps = draws(canvas)
+        back = canvas.order.argsort()
         seen[block] = (start[:, back], steps[:, :, back])
     for block in (4, 16):
         assert all(torch.equal(a, b) for a, b in zip(seen[1], seen[block], strict=True))
@@ -284,7 +289,7 @@ def test_a_prompt_may_have_any_size_of_whole_blocks():
 
 def test_an_imagenet_model_has_one_size(model):
     with pytest.raises(UserError, match="^width: 16 x 8 is no size of tiny; it draws 8 x 8"):
-        draw(model, replace(FEW, width=16, height=8, any_size=True))
+        draw(model, replace(FEW, width=16, height=8))
     draw(model, replace(FEW, width=8, height=8))
 
 
@@ -308,7 +313,6 @@ def test_published_sizes():
         large.grid(1000, 1000)
     with pytest.raises(UserError, match="^width: 512 x 512 is no size of"):
         large.grid(512, 512)
-    assert large.grid(512, 512, any_size=True) == (32, 32)
 
     small = official(16)
     assert small.grid(512, 512) == (32, 32) and small.grid(384, 640) == (24, 40) and len(small.sizes) == 18
@@ -317,10 +321,10 @@ def test_published_sizes():
 def test_a_large_model_is_refused_on_a_cpu(model, monkeypatch):
     """14B: a head of 1.76 billion weights, 4096 tokens, two branches and 51 evaluations are 1.5 PFLOP."""
     weights = sum(p.numel() for p in model.net.denoiser.parameters())
-    monkeypatch.setattr(loop, "LARGE_HEAD", weights)
+    monkeypatch.setattr(canvases, "LARGE_HEAD", weights)
     with pytest.raises(UserError, match="^model: tiny needs about .* PFLOP an image for its diffusion head alone"):
         draw(model)
-    monkeypatch.setattr(loop, "LARGE_HEAD", weights + 1)
+    monkeypatch.setattr(canvases, "LARGE_HEAD", weights + 1)
     draw(model)
     assert round(2 * 1_758_464_032 * 4096 * 2 * 51 / 1e15, 1) == 1.5
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from block_models import bits, text_bitdance, tiny_bitdance
@@ -10,16 +11,17 @@ from fastar_nodes.model_loaders.networks.eight_bits import INT8
 from fastar_nodes.model_loaders.networks.ops import quantize
 from fastar_nodes.model_loaders.official import official_bitdance
 from fastar_nodes.reports.record import Report
-from fastar_nodes.samplers.blocks import diffusion, memory
-from fastar_nodes.samplers.blocks.diffusion import Denoiser
-from fastar_nodes.samplers.blocks.loop import bitdance
+from fastar_nodes.samplers import chain
+from fastar_nodes.samplers.blocks import memory
+from fastar_nodes.samplers.blocks.bitdance import bitdance
+from fastar_nodes.samplers.blocks.diffusion import BUDGET, evaluations
 from fastar_nodes.samplers.blocks.settings import BlockSettings
-from fastar_nodes.samplers.blocks.speculative import Paths, speculate
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
-from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
-from fastar_nodes.samplers.mar.memory import HEAD, NOISE, TRANSFORMER, WEIGHTS, total
+from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.memory import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, WEIGHTS, total
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
+from fastar_nodes.samplers.speculation import Speculation
 from live_bytes import counted
 
 GB = 1e9
@@ -31,9 +33,9 @@ def test_a_run_by_hand():
     found = memory.estimate(tiny_bitdance(), from_ids((1, 2)), FEW)
 
     # Keys and values of 2 layers of width 32, fp32.
-    assert found[memory.CACHE] == 4 * (2 + 16) * 2 * 2 * 32 * 4
+    assert found[KV_CACHE] == 4 * (2 + 16) * 2 * 2 * 32 * 4
     # Position rows of width 32; RoPE of 2 prefix rows, the first block, and the tokens, two numbers each of a head.
-    assert found[memory.POSITIONS] == 4 * (16 * 32 + 2 * (2 + 4 + 16) * 16)
+    assert found[POSITIONS] == 4 * (16 * 32 + 2 * (2 + 4 + 16) * 16)
     # Start noise, 4 steps, and one more; as drawn, and in the order of the tokens.
     assert found[NOISE] == 2 * 4 * 2 * 6 * 16 * 6
     # The head of width 64 has 6 x 64 modulations, and 2 x 64 of its last layer, of 4 x 4 rows at 5 evaluations.
@@ -42,7 +44,7 @@ def test_a_run_by_hand():
     # A pass has a block of 4 tokens in each row of the batch, of an edit all 16 at most.
     assert 4 * found[TRANSFORMER] == memory.estimate(tiny_bitdance(), from_ids((1, 2)), FEW, edited=True)[TRANSFORMER]
     half = memory.estimate(tiny_bitdance(), from_ids((1, 2)), replace(FEW, cfg=1.0))
-    assert 2 * half[memory.CACHE] == found[memory.CACHE] and 2 * half[HEAD] == found[HEAD]
+    assert 2 * half[KV_CACHE] == found[KV_CACHE] and 2 * half[HEAD] == found[HEAD]
 
 
 def test_the_head_of_a_window_by_hand(monkeypatch):
@@ -67,22 +69,24 @@ def test_the_head_of_a_window_by_hand(monkeypatch):
 def test_a_window_holds_what_is_estimated(monkeypatch, cfg, given):
     """Tokens of so many bits that the states of a window decide, and a call for each state."""
     monkeypatch.setattr(memory, "BUDGET", 1)
-    monkeypatch.setattr(diffusion, "BUDGET", 1)
     model = tiny_bitdance(block=16, channels=512)
     settings = BlockSettings(diffusion_steps=40, cfg=cfg, speculation=8)
     work = memory.estimate(model, from_ids((1, 2)), settings)[HEAD]
     branches = 1 + (cfg != 1)
 
-    steps = diffusion.table(40)
+    made = evaluations(40)
+    t = torch.tensor(made.times)
+    table = chain.step_table(made.steps, model.net.denoiser.times(t))
     start = torch.randn(2, 16, 512)
     noise = torch.randn(40, 2, 16, 512)
-    known = diffusion.Known(torch.ones(2, 16, 512), torch.rand(2, 16, 1) > 0.5) if given else None
-    times = model.net.denoiser.times(torch.tensor(steps.times))
+    known = chain.Given(t, start, torch.ones(2, 16, 512), torch.rand(2, 16, 1) > 0.5) if given else None
     report = Report("bitdance", "tiny", {}, 0, 2, "cpu", memory={})
+    scale = torch.full((2, 1, 1), cfg)
     with counted(monkeypatch) as live:
-        denoiser = Denoiser(model.net, torch.randn(2 * branches, 16, 32), times)
-        rng = CounterRNG(torch.arange(2))
-        windows = speculate(Paths(denoiser, steps, start, noise, rng, cfg, branches, known), 8, report)
+        rows = chain.Chains(torch.randn(branches, 2, 16, 32), scale, start, noise, table, given=known)
+        head = chain.Head(model.net, model.net.denoiser, rows, report, 1)
+        paths = Speculation(model.net, head, rows, CounterRNG(torch.arange(2)), report)
+        windows = paths.windows(np.arange(2), 8)
         for _ in range(3):
             next(windows)
     assert live.peak < work < 3 * live.peak
@@ -114,7 +118,7 @@ def test_a_report_holds_the_estimate_and_the_cache_is_within_it(model, edited):
 
     report = finish(bitdance(model, condition, settings, PairedNoise(5, (0,)), edit=edit)).report
     assert report.memory == memory.estimate(model, condition, settings, edited)
-    assert report.counts["cache_bytes"] == report.memory[memory.CACHE]
+    assert report.counts["cache_bytes"] == report.memory[KV_CACHE]
 
 
 # ------------------------------------------------------------------------------------------------ a 14B
@@ -142,7 +146,7 @@ def test_a_14b_of_8_bits_fits_a_card_of_24_gigabytes_with_an_image_of_1024_pixel
     whole = memory.estimate(model, condition, BlockSettings())
     assert whole[f"{WEIGHTS}head"] == 2 * 1_758_464_032
     # Keys and values of 8 heads of 128 numbers in 40 layers: 160 KiB a row.
-    assert whole[memory.CACHE] == pytest.approx(2 * 4096 * 160 * 1024, rel=0.02)
+    assert whole[KV_CACHE] == pytest.approx(2 * 4096 * 160 * 1024, rel=0.02)
     assert total(whole) > 32 * GB
 
     quantize(model.net, INT8)
@@ -172,8 +176,8 @@ def test_passes_of_a_quarter_of_a_14b_hold_what_is_estimated(monkeypatch):
 
         with counted(monkeypatch) as live:
             _, cache = net.begin(prefix, torch.full((2,), rows), first, grid)
-        assert cache.bytes == work[memory.CACHE]
-        assert cache.positions.table.nbytes + places.nbytes * 64 <= work[memory.POSITIONS]
+        assert cache.bytes == work[KV_CACHE]
+        assert cache.positions.table.nbytes + places.nbytes * 64 <= work[POSITIONS]
         assert live.peak - cache.bytes - cache.positions.table.nbytes < work[TRANSFORMER]
 
         with counted(monkeypatch) as live:
@@ -183,7 +187,9 @@ def test_passes_of_a_quarter_of_a_14b_hold_what_is_estimated(monkeypatch):
         count = settings.diffusion_steps
         times = torch.empty(count + 1, 5120, dtype=torch.bfloat16)
         with counted(monkeypatch) as live:
-            denoiser = Denoiser(net, hidden + places, times)
+            table = chain.StepTable(torch.empty(count + 1, 8), times, False)
+            rows = chain.Chains((hidden + places)[:, None], x, x[:1], x, table)
+            head = chain.Head(net, net.denoiser, rows, Report("bitdance", "14B", {}, 0, 1, "meta"), BUDGET)
             for k in range(20):  # the modulations of 14 evaluations are computed at once
-                denoiser(k, x)
+                head(k, x[:1])
         assert live.peak < work[HEAD] < 3 * live.peak

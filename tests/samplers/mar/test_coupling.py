@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from fastar_nodes.samplers.mar.coupling import ROUNDING, Coupled, Gaussian, Redraws, couple, reflect, reshape
+from fastar_nodes.samplers.coupling import ROUNDING, Coupled, Gaussian, Redraws, couple, reflect, reshape
 from fastar_nodes.samplers.noise import CounterRNG
 from hypothesis import given, settings
 from hypothesis import strategies as st

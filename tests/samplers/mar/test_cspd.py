@@ -4,6 +4,7 @@ what is counted. Its distribution: ``test_paired_lossless.py``.
 
 import copy
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.mar import MARModel
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
+from fastar_nodes.samplers.mar.transformer import FullTransformer, Transformer
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_hybrids import tiny_hybrid
 from tiny_models import tiny_mar, toy_mar
@@ -32,9 +34,9 @@ def other() -> MARModel:
     return tiny_mar(1)
 
 
-def run(target, draft, transformer=None, labels=LABELS, noise=NOISE, **changes):
+def run(target, draft, make_transformer=FullTransformer, labels=LABELS, noise=NOISE, **changes):
     made = CSpDSettings(**{**FEW, "draft_length": 3, "prefill_ratio": 0.0, **changes})
-    return finish(cspd(target, labels, made, noise, transformer, draft=draft))
+    return finish(cspd(target, labels, made, noise, make_transformer, draft=draft))
 
 
 def nearly(model: MARModel, amount: float) -> MARModel:
@@ -97,29 +99,33 @@ def test_without_noise_the_draft_must_be_right(model, other):
 
 
 class Wrong(FullTransformer):
-    """The draft's transformer: right but for some AR steps, whose
+    """The draft's transformer: right but for the AR steps ``wrong``, whose
     drafts are rejected. Records the AR steps it is asked for.
     """
 
-    def __init__(self, *steps: int):
-        super().__init__()
-        self.steps, self.asked = steps, list[int]()
+    def __init__(self, canvas, wrong: tuple[int, ...], asked: list[int]):
+        super().__init__(canvas)
+        self.wrong, self.asked = wrong, asked
 
-    def __call__(self, run, step, wanted):
-        out = super().__call__(run, step, wanted)
+    def __call__(self, step, wanted):
+        out = super().__call__(step, wanted)
         self.asked.append(step)
-        if step in self.steps:
+        if step in self.wrong:
             out[0].add_(torch.randn(out[0].shape, generator=torch.Generator().manual_seed(step)))
         return out
 
 
-def drafted(model, draft: Wrong, **changes) -> tuple[list[int], int]:
-    """AR steps that were drafted, by a draft model that is the target, and how many passes the target made."""
+def drafted(model, *wrong: int, **changes) -> tuple[list[int], int]:
+    """AR steps that were drafted, by a draft model that is the target but at AR steps ``wrong``, and how many passes
+    the target made.
+    """
+    asked: list[int] = []
+    look = partial(Wrong, wrong=wrong, asked=asked)
     few = {"steps": 16, "diffusion_steps": 4, "cfg": 1.0, "draft_length": 8, "prefill_ratio": 0.0, **changes}
     noise = PairedNoise(5, (0,))
-    done = finish(cspd(model, from_ids((1,)), CSpDSettings(**few), noise, draft=model, draft_transformer=draft))
+    done = finish(cspd(model, from_ids((1,)), CSpDSettings(**few), noise, draft=model, make_draft_transformer=look))
     counts = done.report.counts
-    return draft.asked, counts["transformer_passes"] - counts["draft_passes"]
+    return asked, counts["transformer_passes"] - counts["draft_passes"]
 
 
 def test_the_next_segment_is_twice_as_long_as_what_was_kept(model):
@@ -127,29 +133,30 @@ def test_the_next_segment_is_twice_as_long_as_what_was_kept(model):
     eight. There the first is wrong: nothing was kept, and one is drafted next.
     """
     segments = [[*range(a, b)] for a, b in ((1, 9), (3, 5), (5, 9), (9, 16), (10, 11), (11, 13), (13, 16))]
-    assert drafted(model, Wrong(2, 9)) == (sum(segments, []), 1 + len(segments))
+    assert drafted(model, 2, 9) == (sum(segments, []), 1 + len(segments))
 
 
 def test_segments_are_never_longer_than_the_setting(model):
     """Three of four were kept: six would follow, and four are drafted."""
     segments = ([1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15])
-    assert drafted(model, Wrong(4), draft_length=4) == (sum(segments, []), 1 + len(segments))
+    assert drafted(model, 4, draft_length=4) == (sum(segments, []), 1 + len(segments))
 
 
 class Remembers(FullTransformer):
     """A transformer that verifies step by step, as one with a cache does: it must see final tokens only, in order."""
 
-    def __init__(self):
-        self.asked = []
+    def __init__(self, canvas, asked):
+        super().__init__(canvas)
+        self.asked = asked
 
-    def __call__(self, run, step, wanted):
-        known = run.plan.known(step)[..., None].expand(-1, -1, run.tokens.shape[2])
-        self.asked.append((step, run.tokens.gather(1, known)))
-        return super().__call__(run, step, wanted)
+    def __call__(self, step, wanted):
+        tokens = self.canvas.values
+        known = self.canvas.order.known(step)[..., None].expand(-1, -1, tokens.shape[2])
+        self.asked.append((step, tokens.gather(1, known)))
+        return super().__call__(step, wanted)
 
-    def verify(self, run, step, count):
-        for s in range(step, step + count):
-            yield [self(run, s, run.plan.ahead(s))]
+    def each_step(self, step, count):
+        return Transformer.each_step(self, step, count)
 
     def forget(self):
         raise AssertionError("the target's tokens are final")
@@ -158,32 +165,32 @@ class Remembers(FullTransformer):
 @pytest.mark.parametrize("amount", [0.0, 0.003, 0.5])
 @pytest.mark.fast_cases("0.003")
 def test_a_transformer_that_remembers_sees_final_tokens_only(model, amount):
-    plug, draft = Remembers(), nearly(model, amount)
-    seen, together = run(model, draft, plug), run(model, draft)
-    assert [step for step, _ in plug.asked] == list(range(6))
+    asked, draft = [], nearly(model, amount)
+    seen, together = run(model, draft, partial(Remembers, asked=asked)), run(model, draft)
+    assert [step for step, _ in asked] == list(range(6))
     scale = float(together.latents.abs().max())
     torch.testing.assert_close(seen.latents, together.latents, rtol=1e-3, atol=1e-4 * scale)
-    (step, tokens), final = plug.asked[-1], model.to_tokens(seen.latents)
+    (step, tokens), final = asked[-1], model.to_tokens(seen.latents)
     known = torch.from_numpy(seen.report.maps["step"]).flatten(1) < step
     torch.testing.assert_close(tokens.flatten(), final[known].flatten(), rtol=1e-4, atol=1e-4 * scale)
 
 
 def test_published_asks_the_target_once_a_segment(model, other):
-    plug = Remembers()
-    result = run(model, other, plug, mode="published", draft_length=2)
+    asked = []
+    result = run(model, other, partial(Remembers, asked=asked), mode="published", draft_length=2)
     # The pre-fill is step 0; verified after steps 2, 4 and 5, each from what was known at the last verification.
-    assert [step for step, _ in plug.asked] == [0, 1, 3, 5]
+    assert [step for step, _ in asked] == [0, 1, 3, 5]
     assert result.report.counts["transformer_passes"] == 4 + 5 and result.report.counts["draft_passes"] == 5
 
 
 def test_several_steps_in_one_pass_are_the_steps_one_by_one(model):
     for cfg in (1.0, 2.0):
-        plug = FullTransformer()
-        made = begin("mar", model, LABELS, MARSettings(**{**FEW, "cfg": cfg}), NOISE, None, plug)
-        made.tokens = torch.randn(made.tokens.shape, generator=torch.Generator().manual_seed(1))
+        canvas = mar_canvas("mar", model, LABELS, MARSettings(**{**FEW, "cfg": cfg}), NOISE, None)
+        canvas.values = torch.randn(canvas.values.shape, generator=torch.Generator().manual_seed(1))
+        look = FullTransformer(canvas)
         for step, count in ((0, 6), (2, 3), (5, 1)):
-            for s, z in zip(range(step, step + count), next(plug.verify(made, step, count)), strict=True):
-                alone = plug(made, s, made.plan.ahead(s))
+            for s, z in zip(range(step, step + count), next(look.each_step(step, count)), strict=True):
+                alone = look(s, canvas.order.ahead(s))
                 torch.testing.assert_close(z, alone, rtol=1e-4, atol=1e-5)
                 assert len(z) == 1 + (cfg != 1)
 
@@ -198,15 +205,15 @@ def test_drafts_are_forgotten_when_they_were_wrong(model, other):
     for mode, times in (("lossless", 5), ("published", 2)):
         told.clear()
         settings = CSpDSettings(**FEW, draft_length=3, prefill_ratio=0.0, mode=mode)
-        finish(cspd(model, LABELS, settings, NOISE, draft=other, draft_transformer=Cache()))
+        finish(cspd(model, LABELS, settings, NOISE, draft=other, make_draft_transformer=Cache))
         assert len(told) == times
 
 
 def test_drafts_are_on_the_canvas(model):
     steps = list(cspd(model, LABELS, CSpDSettings(**FEW, draft_length=3, prefill_ratio=0.0), NOISE, draft=model))
     shown = [int(step.decided[0].sum()) for step in steps]
-    plan = begin("mar", model, LABELS, MARSettings(**FEW), NOISE, None, FullTransformer()).plan
-    assert shown == [plan.ends[0], *[plan.ends[3]] * 3, *[16] * 2]
+    ends = mar_canvas("mar", model, LABELS, MARSettings(**FEW), NOISE, None).order.ends
+    assert shown == [ends[0], *[ends[3]] * 3, *[16] * 2]
     undrawn = ~steps[1].decided[:, None].expand_as(steps[1].latents)
     assert bool((steps[1].latents[undrawn] == 0).all()) and bool((steps[1].latents[~undrawn] != 0).all())
 

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED, Report
-from fastar_nodes.samplers.mar.coupling import Gaussian
+from fastar_nodes.samplers.coupling import Gaussian
 from fastar_nodes.samplers.mar.cspd_published import (
     TRIES,
     LastStep,
+    accept_or_redraw,
     last_step,
     published_keep,
     published_ratio,
-    verify,
 )
-from fastar_nodes.samplers.mar.drafting import judged, prefill_steps
+from fastar_nodes.samplers.mar.drafting import prefill_steps, record_outcome
 
 
 def last(mean: float, std: float, rest: float = 1.0, tokens: int = 1) -> LastStep:
@@ -32,7 +32,7 @@ def test_the_ratio_of_one_channel():
     """
     q, p, token = last(0.0, 1.0, 2.0), last(1.0, 2.0, 3.0), torch.ones(1, 1)
     assert float(published_ratio(token, q, p, 1.0).exp()) == pytest.approx(0.75 * math.exp(0.5), rel=1e-5)
-    assert float(published_ratio(token, q, p).exp()) == pytest.approx(0.75 * math.exp(0.5 / 42**2), rel=1e-5)
+    assert float(published_ratio(token, q, p, 42.0).exp()) == pytest.approx(0.75 * math.exp(0.5 / 42**2), rel=1e-5)
     assert float(published_keep(token, q, p)) == pytest.approx(1 - 1 / (0.75 * math.exp(0.5)), rel=1e-4)
     # Where q / (Sigma p) is above 1 nothing is kept.
     assert float(published_keep(token - 1, q, p)) == 0
@@ -72,7 +72,7 @@ def test_drafts_and_redraws():
     drafts = torch.tensor([2.0, 0, 0, 0, 0, 0, 0])[:, None]
     rows = torch.arange(7)
     q, p = last(0.0, 1.0, tokens=7), last(3.0, 1.0, tokens=7)
-    tokens, accepted = verify(drafts, q, p, 1.0, draws, torch.zeros_like(rows), rows)
+    tokens, accepted = accept_or_redraw(drafts, q, p, 1.0, draws, torch.zeros_like(rows), rows)
     assert accepted.tolist() == [True, False, False, False, False, False, False]
     assert tokens[:, 0].tolist() == [2.0, 3.25, 3.5, 3.75, 4.0, 4.25, 0.0]
     # All tokens are drawn ten times, and the four that kept none of these 90 times more.
@@ -94,7 +94,9 @@ def test_what_is_recorded_of_a_verification():
     outcome = torch.full((2, 4), PLAIN, dtype=torch.uint8)
     positions = torch.tensor([[3, 0, 1], [2, 1, 0]])
     accepted = torch.tensor([[True, False, False], [True, True, True]])
-    assert judged(SimpleNamespace(report=report), outcome, positions, accepted) is False
+    canvas = SimpleNamespace(report=report, outcome=outcome, device=outcome.device)
+    assert record_outcome(canvas, positions, accepted) is False
     assert outcome.tolist() == [[REJECTED, REJECTED, PLAIN, ACCEPTED], [ACCEPTED, ACCEPTED, ACCEPTED, PLAIN]]
     assert report.counts == {"accepted": 4, "rejected": 2, "restarts": 1}
-    assert judged(SimpleNamespace(report=report), outcome, positions[1:], accepted[1:]) is True
+    canvas.outcome = outcome[1:]
+    assert record_outcome(canvas, positions[1:], accepted[1:]) is True

@@ -9,8 +9,8 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import GIVEN
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise

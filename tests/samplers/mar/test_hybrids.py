@@ -8,9 +8,9 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.hybrid import UNCONDITIONAL, PromptBatch
 from fastar_nodes.model_loaders.networks.speed import Regional
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
-from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
-from fastar_nodes.samplers.mar.loop import FullTransformer, begin
+from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
@@ -28,17 +28,17 @@ def hybrid():
     return tiny_hybrid()
 
 
-def sampled(model, name="mar", condition=PROMPTS, images=None, *, draft=None, transformer=None, edit=None, **settings):
+def sampled(model, name="mar", condition=PROMPTS, images=None, *, draft=None, edit=None, **settings):
     entry = SAMPLERS[name]
-    more = {"draft": draft, "transformer": transformer, "edit": edit}
+    more = {"draft": draft, "edit": edit}
     noise = PairedNoise(3, range(len(condition)) if images is None else images)
     made = entry.settings(**{**FEW, **settings})
     return finish(entry.run(model, condition, made, noise, **{k: v for k, v in more.items() if v is not None}))
 
 
-def begun(model, **settings):
+def canvas_of(model, **settings):
     made, noise = MARSettings(**{**FEW, **settings}), PairedNoise(3, (0, 1))
-    return begin("mar", model, PROMPTS, made, noise, None, FullTransformer())
+    return mar_canvas("mar", model, PROMPTS, made, noise, None)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_a_model_samples_with_its_own_largest_beta(hybrid, plain):
     made, other = (sampled(model, t_max=999).latents for model in (capped, hybrid))
     assert (made - other).abs().max() > 1e-2
     for model, beta in ((capped, 0.2), (hybrid, 0.999)):
-        assert begun(model, t_max=999).tables.steps == tables(4, 999, beta).steps
+        assert canvas_of(model, t_max=999).tables(4).steps == tables(4, 999, beta).steps
 
 
 def test_the_first_timestep_follows_the_diffusion(hybrid):
@@ -196,16 +196,16 @@ def test_all_tables_of_a_run_start_where_the_settings_diffusion_steps_say(hybrid
     """A table of 10 steps starts at 999 in a run of 100 diffusion steps, and one of 100 steps at 950 in a run of 50."""
     harmon = replace(tiny_hybrid(max_beta=0.999), t_max=999)
     for steps, highest in ((100, 999), (50, 950)):
-        run = begun(harmon, diffusion_steps=steps)
+        canvas = canvas_of(harmon, diffusion_steps=steps)
         for count in (10, 50, 100):
-            assert run.table(count).timestep_map.max() == highest, (steps, count)
+            assert canvas.tables(count).timestep_map.max() == highest, (steps, count)
 
 
 def test_no_row_is_computed_twice(hybrid, plain):
     c, counts = hybrid.net.config, plain.report.counts
-    plan = begun(hybrid).plan
-    known = [c.buffer + start for start in plan.starts]
+    order = canvas_of(hybrid).order
+    known = [c.buffer + start for start in order.starts]
     assert counts["encoder_rows"] == 2 * sum(known)
     assert counts["llm_rows"] == 2 * counts["encoder_rows"]
-    assert counts["decoder_rows"] == 4 * plan.steps * (c.buffer + c.tokens)
+    assert counts["decoder_rows"] == 4 * order.steps * (c.buffer + c.tokens)
     assert counts["transformer_tokens"] == sum(counts[f"{part}_rows"] for part in ("encoder", "llm", "decoder"))

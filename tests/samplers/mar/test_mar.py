@@ -7,12 +7,13 @@ import math
 import pytest
 import torch
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
+from fastar_nodes.samplers.annealing import annealed_steps
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar import diffusion
+from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.mar import heads
+from fastar_nodes.samplers.mar.canvas import Order
 from fastar_nodes.samplers.mar.lazymar import lazymar
-from fastar_nodes.samplers.mar.loop import Plan
-from fastar_nodes.samplers.mar.mar import annealed_steps, mar
+from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.schedule import ORDERS, masked_after
 from fastar_nodes.samplers.mar.settings import LazyMARSettings, MARSettings
 from fastar_nodes.samplers.mar.tables import constants, respaced_timesteps, tables
@@ -61,7 +62,7 @@ def test_modulations_of_as_many_steps_as_fit_the_budget_are_computed_at_once(mod
     monkeypatch.setattr(head, "modulations", lambda self, x: sizes.append(len(x)) or inner(self, x))
     found = []
     for budget in (4 * 64 * 8 * 16, 4 * 64 * 8 * 16 - 1, 1):
-        monkeypatch.setattr(diffusion, "BUDGET", budget)
+        monkeypatch.setattr(heads, "BUDGET", budget)
         found.append(run(model, steps=1).latents)
     torch.testing.assert_close(torch.stack(found[1:]), found[0].expand(2, -1, -1, -1, -1), rtol=1e-5, atol=1e-5)
     assert sizes == [4, 4, 1, 3, 3, 3, *[1] * 9]
@@ -103,40 +104,40 @@ def test_the_number_of_masked_tokens_is_rounded_to_fp32_before_the_floor(tokens,
     assert masked_after(tokens, steps)[step] == left
 
 
-def plan(**settings) -> Plan:
-    return Plan(torch.arange(16)[None], MARSettings(steps=4, cfg=3.0, **settings))
+def raster(**settings) -> Order:
+    return Order(torch.arange(16)[None], MARSettings(steps=4, cfg=3.0, **settings))
 
 
 def test_the_guidance_scale_grows_with_the_decided_tokens():
     """1 + (cfg - 1) (L - m) / L, m masked tokens after the step: 14, 11, 6, and 1 for the last step, as published."""
-    assert plan().cfg == pytest.approx([1 + 2 * 2 / 16, 1 + 2 * 5 / 16, 1 + 2 * 10 / 16, 1 + 2 * 15 / 16])
-    assert plan(cfg_schedule="constant").cfg == [3.0] * 4
+    assert raster().cfg == pytest.approx([1 + 2 * 2 / 16, 1 + 2 * 5 / 16, 1 + 2 * 10 / 16, 1 + 2 * 15 / 16])
+    assert raster(cfg_schedule="constant").cfg == [3.0] * 4
 
 
 def test_positions_are_revealed_from_the_end_of_an_order():
-    reveal = Plan(torch.tensor([[3, 0, 2, 1], [0, 1, 2, 3]]), MARSettings(steps=2)).reveal
+    reveal = Order(torch.tensor([[3, 0, 2, 1], [0, 1, 2, 3]]), MARSettings(steps=2)).reveal
     assert reveal.tolist() == [[1, 2, 0, 3], [3, 2, 1, 0]]
     # Given positions first, each part in the order's own sequence.
     drawn = torch.tensor([[True, False, False, True]])
-    assert Plan(torch.tensor([[3, 0, 2, 1]]), MARSettings(steps=2), drawn).reveal.tolist() == [[1, 2, 0, 3]]
+    assert Order(torch.tensor([[3, 0, 2, 1]]), MARSettings(steps=2), drawn).reveal.tolist() == [[1, 2, 0, 3]]
     drawn = torch.tensor([[False, True, True, False]])
-    assert Plan(torch.tensor([[3, 0, 2, 1]]), MARSettings(steps=2), drawn).reveal.tolist() == [[0, 3, 1, 2]]
+    assert Order(torch.tensor([[3, 0, 2, 1]]), MARSettings(steps=2), drawn).reveal.tolist() == [[0, 3, 1, 2]]
 
 
 @given(
     st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n), st.integers(1, 80))),
     st.integers(0, 99),
 )
-def test_plan_partitions_the_picture(sizes, seed):
+def test_an_order_partitions_the_image(sizes, seed):
     tokens, steps, reach = sizes
-    plan = Plan(PairedNoise(seed, (0, 1)).orders(tokens), MARSettings(steps=steps))
-    groups = [plan.ahead(s) for s in range(steps)]
+    order = Order(PairedNoise(seed, (0, 1)).orders(tokens), MARSettings(steps=steps))
+    groups = list(order.plan.values())
     assert torch.equal(torch.cat(groups, 1).sort(1).values, torch.arange(tokens).expand(2, -1))
     assert all(group.numel() for group in groups)
     for s in range(steps):
-        assert torch.equal(plan.known(s), torch.cat([plan.reveal[:, :0], *groups[:s]], 1).sort(1).values)
-        assert torch.equal(plan.ahead(s, reach), torch.cat(groups[s : s + reach], 1))
-    assert all(1 <= c <= 3.0 for c in plan.cfg) and plan.cfg == sorted(plan.cfg)
+        assert torch.equal(order.known(s), torch.cat([order.reveal[:, :0], *groups[:s]], 1).sort(1).values)
+        assert torch.equal(order.ahead(s, reach), torch.cat(groups[s : s + reach], 1))
+    assert all(1 <= c <= 3.0 for c in order.cfg) and order.cfg == sorted(order.cfg)
 
 
 @pytest.mark.parametrize("name", ORDERS)

@@ -14,12 +14,13 @@ from fastar_nodes.model_loaders.networks.hybrid import (
 from fastar_nodes.model_loaders.networks.llama import LlamaConfig, qwen_config
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.reports.record import to_text
+from fastar_nodes.samplers import memory
 from fastar_nodes.samplers.conditioning import PromptCondition
-from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar import memory
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.lazymar import lazymar
 from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.memory import estimate, feature_bytes
 from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise, noise_bytes
 from live_bytes import counted
@@ -50,9 +51,9 @@ def test_unipic_at_1024_pixels_fits_in_ten_gigabytes(unipic):
     with torch.device("meta"):
         vae = KLAutoencoder(KL16)
     decode = sum(4 * p.numel() for p in vae.parameters()) + vae.decode_bytes(1, 64, 64)
-    plain = memory.estimate(unipic, condition, MARSettings(steps=32, cfg=3.0)) | {memory.DECODE: decode}
+    plain = estimate(unipic, condition, MARSettings(steps=32, cfg=3.0)) | {memory.DECODE: decode}
     lazy = LazyMARSettings(steps=32, cfg=3.0)
-    cached = memory.estimate(unipic, condition, lazy, lazy) | {memory.DECODE: decode}
+    cached = estimate(unipic, condition, lazy, lazy) | {memory.DECODE: decode}
     weights = sum(v for k, v in plain.items() if k.startswith(memory.WEIGHTS))
     assert weights == pytest.approx(5.0 * GB, rel=0.01)
     assert 5 * GB < memory.total(plain) < sum(plain.values()) < 10 * GB
@@ -105,7 +106,7 @@ def test_reports_hold_the_estimate():
     model = tiny_hybrid()
     report = run(model)
     settings = MARSettings(steps=4, diffusion_steps=4)
-    assert report.memory == memory.estimate(model, PromptCondition(("a boat", "a cat")), settings)
+    assert report.memory == estimate(model, PromptCondition(("a boat", "a cat")), settings)
     assert {"weights: language model", "weights: MAR", "weights: head", "prompt cache"} < set(report.memory)
     assert report.to_dict()["memory_estimate_bytes"] == report.memory
     assert "memory, estimated: weights: language model" in to_text(report)
@@ -127,11 +128,11 @@ def test_stages_and_their_sum_by_hand():
     """A pass has both branches of 2 images with 3 class rows and 16 tokens; CSpD verifies three AR steps in one."""
     model, condition = tiny_hybrid(), PromptCondition(("a boat", "a cat"))
     once = model.working_bytes(2 * 2 * (3 + 16))["MAR"]
-    assert memory.estimate(model, condition, MARSettings(steps=4))[memory.MAR] == once
-    assert memory.estimate(model, condition, CSpDSettings(steps=4, draft_length=3))[memory.MAR] == 3 * once
+    assert estimate(model, condition, MARSettings(steps=4))[memory.MAR] == once
+    assert estimate(model, condition, CSpDSettings(steps=4, draft_length=3))[memory.MAR] == 3 * once
     words = [len(model.prompt(text)) for text in condition.texts]
     for cfg, read in ((1.0, sum(words)), (3.0, sum(words) + len(model.instruction(UNCONDITIONAL)))):
-        found = memory.estimate(model, condition, MARSettings(steps=4, cfg=cfg))
+        found = estimate(model, condition, MARSettings(steps=4, cfg=cfg))
         assert found[memory.PROMPTS] == model.prompt_bytes(read) and memory.FEATURES not in found
     parts = {"weights: MAR": 50, "weights: head (streamed)": 1000, "noise": 5}
     parts |= {memory.MAR: 3, memory.HEAD: 7, memory.LLM: 2}
@@ -151,14 +152,14 @@ def test_stages_and_their_sum_by_hand():
 def test_what_lazymar_keeps_by_hand(cfg, condition_cache, tensors):
     """Of 3 images with 3 class rows and 16 tokens of width 16, fp32."""
     settings = LazyMARSettings(cfg=cfg, condition_cache=condition_cache, encoder_cache=False)
-    assert memory.feature_bytes(tiny_hybrid(), 3, settings, settings) == 3 * tensors * (3 + 16) * 16 * 4
+    assert feature_bytes(tiny_hybrid(), 3, settings, settings) == 3 * tensors * (3 + 16) * 16 * 4
 
 
 def test_noise_and_the_head_by_hand():
     """16 tokens of 4 channels; a head of width 16 with 2 blocks has 16 x (3 x 2 + 2) modulations of a row."""
     model, condition = tiny_hybrid(), PromptCondition(("a boat", "a cat"))
     # Start noise, 5 steps, and one more.
-    assert noise_bytes(3, 5, 16, 4) == 4 * 3 * 7 * 16 * 4
+    assert noise_bytes(3, 5, 16 * 4) == 4 * 3 * 7 * 16 * 4
     # floor(16 cos(pi/8 (s + 1))) of 16 tokens are left after AR
     # step s: 14, 11, 6 and 0. The largest step decides 6 tokens.
     steps = {"steps": 4, "diffusion_steps": 5}
@@ -169,4 +170,4 @@ def test_noise_and_the_head_by_hand():
         (FastHybridSettings(**steps, lookahead=3), 16),
     ):
         # Both branches of 2 images at all steps, three times in fp32.
-        assert memory.estimate(model, condition, settings)[memory.HEAD] == 3 * 4 * 5 * (2 * 2 * tokens) * 16 * 8
+        assert estimate(model, condition, settings)[memory.HEAD] == 3 * 4 * 5 * (2 * 2 * tokens) * 16 * 8

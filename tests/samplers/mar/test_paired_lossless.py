@@ -16,7 +16,7 @@ import math
 import pytest
 import torch
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings

@@ -3,6 +3,7 @@ distribution: ``test_paired_lossless.py`` and ``test_lossless.py``.
 """
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -10,17 +11,17 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.mar import DiffusionHead
 from fastar_nodes.model_loaders.networks.speed import Regional
+from fastar_nodes.reports.record import Report
+from fastar_nodes.samplers import chain
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar import speculative
-from fastar_nodes.samplers.mar.diffusion import HeadBatch
+from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.mar import heads
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer
-from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
-from fastar_nodes.samplers.mar.speculative import Paths
 from fastar_nodes.samplers.mar.tables import tables
-from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
+from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.speculation import Speculation
 from tiny_models import tiny_mar
 
 FEW = MARSettings(steps=4, diffusion_steps=8, cfg=2.0)
@@ -63,10 +64,10 @@ def test_what_it_costs(model, length):
 
 def test_stale_predictions_that_never_change_are_always_right(model, monkeypatch):
     """If the head says the same at every state, drafts are right: a call does L steps."""
-    monkeypatch.setattr(Paths, "predict", lambda self, row, step, x: (x * 0 + 0.3, x * 0))
+    monkeypatch.setattr(Speculation, "predict", lambda self, row, step, x: (x * 0 + 0.3, x * 0))
     verified: list[int] = []
-    real = Paths.verify
-    monkeypatch.setattr(Paths, "verify", lambda *a: verified.append(1) or real(*a))
+    real = Speculation.verify
+    monkeypatch.setattr(Speculation, "verify", lambda *a: verified.append(1) or real(*a))
     report = run(model, speculation=4, diffusion_steps=13).report
     # The first drafts are made of x0 = 0 and may fail; from then on 4 steps a call.
     assert len(verified) <= 4 * (4 + 4) and report.counts["accepted_steps"] >= 48 * 9
@@ -81,17 +82,17 @@ def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(model, monkeypat
     whole = run(model, **short)
     for budget, states in ((2 * 2 * 8 * 16, 2), (2 * 2 * 8 * 16 - 1, 1), (1, 1)):
         sizes.clear()
-        monkeypatch.setattr(speculative, "BUDGET", budget)
+        monkeypatch.setattr(heads, "BUDGET", budget)
         parts = run(model, **short)
         torch.testing.assert_close(parts.latents, whole.latents, rtol=1e-4, atol=1e-3)
-        assert max(sizes) == 2 * states and sum(sizes) == whole.report.counts["head_rows"]
+        assert max(sizes) == states and 2 * sum(sizes) == whole.report.counts["head_rows"]
         assert parts.report.counts["head_calls"] == len(sizes)
 
 
 def cached(model, end=None, **changes):
     settings = dataclasses.replace(FEW, speculation=4, diffusion_steps=30, diffusion_steps_end=end)
-    transformer = LazyTransformer(CacheSettings(**changes))
-    return finish(mar(model, from_ids((1,)), settings, PairedNoise(0, (0,)), transformer=transformer))
+    look = partial(LazyTransformer, settings=CacheSettings(**changes))
+    return finish(mar(model, from_ids((1,)), settings, PairedNoise(0, (0,)), make_transformer=look))
 
 
 @pytest.mark.parametrize("end", [None, 3])
@@ -117,16 +118,22 @@ def test_half_the_sequential_calls_on_the_demo(root, images):
 
 
 def test_modulations_that_fit_the_budget_are_kept(monkeypatch):
-    """Modulations of a row and a step: three of every block and two of the last layer."""
-    model, table, width = tiny_mar(), tables(5, 950), 16 * (3 * 2 + 2)
-    run = begin("mar", model, from_ids([1]), FEW, PairedNoise(5, (0,)), None, FullTransformer())
-    batch = HeadBatch(torch.zeros(2, 3, 16), torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(5, 3, 4), table)
-    rng = CounterRNG(torch.zeros(3, dtype=torch.int64))
-    for budget, kept in ((5 * 6 * width, True), (5 * 6 * width - 1, False)):
-        monkeypatch.setattr(speculative, "BUDGET", budget)
-        made = Paths(run, batch, 3, rng)
-        assert (made._modulations is not None) == kept
-        assert not kept or sum(t.numel() for t in made._modulations) == budget
+    """Modulations of a row and a step: three of every block and two of the last layer, in both branches."""
+    net, width = tiny_mar().net, 16 * (3 * 2 + 2)
+    made = []
+    modulations = DiffusionHead.modulations
+    monkeypatch.setattr(DiffusionHead, "modulations", lambda self, e: made.append(e.shape) or modulations(self, e))
+    table = chain.step_table(tables(5, 950).drawn, torch.zeros(5, 16))
+    rows = chain.Chains(torch.zeros(2, 3, 16), torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(5, 3, 4), table)
+    index = torch.tensor([0, 2, 1]), torch.tensor([4, 0, 2])
+    outs = []
+    for budget, shapes in ((5 * 6 * width, [(5, 2, 3, 16)]), (5 * 6 * width - 1, [(2, 3, 16)] * 2)):
+        made.clear()
+        head = chain.Head(net, net.head, rows, Report("mar", "tiny", {}, None, 1, "cpu"), budget)
+        outs += [head.at(*index, torch.ones(3, 4)), head.at(*index, torch.ones(3, 4))]
+        assert made == shapes
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0])
 
 
 def test_every_evaluation_of_the_head_is_of_the_region_that_may_be_compiled(model, monkeypatch):

@@ -6,8 +6,9 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.janus import JanusModel
+from fastar_nodes.model_loaders.networks.llama import cache_bytes
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens import memory
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -25,7 +26,7 @@ def model() -> JanusModel:
 def codes(model: JanusModel, sampler: str, condition: Any, images: Any, seed: int = 5, **values: Any) -> torch.Tensor:
     entry = SAMPLERS[sampler]
     draws = PairedDraws(seed, tuple(images))
-    return finish(entry.run(model, condition, entry.settings(**values), draws)).codes
+    return finish(entry.run(model, condition, entry.settings(**values), draws)).latents
 
 
 @pytest.mark.slow
@@ -58,7 +59,7 @@ def test_memory_counts_the_longest_prompt(model):
     settings = SAMPLERS["llamagen"].settings(cfg=5.0)
     short, long = (memory.estimate(model, PromptCondition((text,)), settings) for text in ("cat", "cat " * 50))
     extra = len(model.prompt("cat " * 50)) - len(model.prompt("cat"))
-    assert long - short >= model.cache_bytes(1, True, extra) - model.cache_bytes(1, True, 0)
+    assert long - short >= cache_bytes(model.net, 2 * extra)
 
 
 def test_samplers_that_do_not_apply(model):

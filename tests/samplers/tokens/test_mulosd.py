@@ -9,13 +9,13 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.maps import token_map
 from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED, Clock
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens import islands as geometry
-from fastar_nodes.samplers.tokens import loop
 from fastar_nodes.samplers.tokens import mulosd as module
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.mulosd import draft_schedule, mulosd, resampled
+from fastar_nodes.samplers.tokens.mulosd import draft_schedule, mulosd
+from fastar_nodes.samplers.tokens.sampling import TokenDraw
 from fastar_nodes.samplers.tokens.settings import (
     ONE_BY_ONE,
     SUFFIX,
@@ -99,7 +99,7 @@ def serial_run(kind="class", images=(0, 1, 2), seed=5, **changes):
 
 
 def serial(*args, **changes):
-    return serial_run(*args, **changes).codes
+    return serial_run(*args, **changes).latents
 
 
 @torch.no_grad()
@@ -185,17 +185,18 @@ def test_equals_a_plain_program_without_a_cache(kind, change):
     slow, rejections, lengths = plain_repair(TARGETS[kind], condition_of(kind), chosen, draws, drafts.flatten(1))
     assert result.report.counts["rejected"] == sum(rejections) and result.report.counts["waves"] == max(lengths)
     assert 0 < sum(rejections) < slow.numel(), "the case shows something"
-    assert torch.equal(result.codes.flatten(1), slow)
+    assert torch.equal(result.latents.flatten(1), slow)
 
 
-def uncached(run, condition, image: int, tokens: torch.Tensor) -> torch.Tensor:
+def uncached(canvas, condition, image: int, tokens: torch.Tensor) -> torch.Tensor:
     """Logits [2, 1 + n, V] behind the prefix and n tokens, condition's first, of whole uncached passes."""
     halves = []
     for null in (False, True):
-        prefix = prefix_rows(run.net, condition, image, null)
-        x = torch.cat([prefix, run.net.tok_embeddings.weight[tokens]])[None]
+        net = canvas.model.net
+        prefix = prefix_rows(net, condition, image, null)
+        x = torch.cat([prefix, net.tok_embeddings.weight[tokens]])[None]
         place = torch.arange(-len(prefix), len(tokens))
-        halves.append(run.net(x, place, run.net.positions(run.grid, len(prefix)))[0, len(prefix) - 1 :])
+        halves.append(net(x, place, net.positions(canvas.grid[0], len(prefix)))[0, len(prefix) - 1 :])
     return torch.stack(halves)
 
 
@@ -206,17 +207,18 @@ def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
     """Whatever the waves left behind, the next block is judged as an uncached pass over what is committed would
     judge it.
     """
-    judged, verify = [], module.verify
+    judged, judge_drafts = [], module.judge_drafts
 
-    def watched(state, s, hidden, first, neighbours):
-        logits, what, last = state.net.logits(hidden), condition_of(kind), first + hidden.shape[1]
+    def watched(target, s, hidden, first, neighbours):
+        canvas = target.canvas
+        logits, what, last = canvas.model.net.logits(hidden), condition_of(kind), first + hidden.shape[1]
         for image in range(3):
-            want = uncached(state, what, image, state.tokens[image, : last - 1])[:, first:]
+            want = uncached(canvas, what, image, canvas.values[image, : last - 1])[:, first:]
             assert torch.allclose(logits[[image, image + 3]], want, atol=1e-4)
         judged.append((first, last))
-        return verify(state, s, hidden, first, neighbours)
+        return judge_drafts(target, s, hidden, first, neighbours)
 
-    monkeypatch.setattr(module, "verify", watched)
+    monkeypatch.setattr(module, "judge_drafts", watched)
     run(kind, draft_rows=rows)
     step = (rows or 3) * 2 * GRID
     assert judged == [(a, min(a + step, GRID * GRID)) for a in range(0, GRID * GRID, step)]
@@ -227,15 +229,17 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
     """In raster order every draft token is drawn from an uncached pass over the draft's own rows, the reduced ones
     among them.
     """
-    seen, guide = [], loop.guided_logits
+    seen, guide = [], TokenDraw.logits
 
-    def watched(run, hidden, guided):
-        cell, logits = int(run.decided[0].sum()), run.net.logits(hidden)
-        for image in range(3):
-            want = uncached(run, condition_of(kind), image, run.tokens[image, :cell])[:, -1]
-            assert torch.allclose(logits[[image, image + 3], 0], want, atol=1e-4)
-        seen.append(cell)
-        return guide(run, hidden, guided)
+    def watched(self, hidden, guided):
+        canvas = self.canvas
+        if self.stream == "draft":
+            cell, logits = int(canvas.decided[0].sum()), self.net.logits(hidden)
+            for image in range(3):
+                want = uncached(canvas, condition_of(kind), image, canvas.values[image, :cell])[:, -1]
+                assert torch.allclose(logits[[image, image + 3], 0], want, atol=1e-4)
+            seen.append(cell)
+        return guide(self, hidden, guided)
 
     reduced = []
 
@@ -245,7 +249,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
             reduced.append(out)
             return out
 
-    monkeypatch.setattr(loop, "guided_logits", watched)
+    monkeypatch.setattr(TokenDraw, "logits", watched)
     run(kind, draft_rows=1, draft_window=0, up=Watched(VQ))
     assert seen == list(range(9)) and [tuple(r.shape) for r in reduced] == [(3, 1, 3), (3, 2, 3)]
 
@@ -266,7 +270,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
 @pytest.mark.fast_cases("2-None-change1-class", "3-1-change2-class")
 def test_tau_above_one_in_raster_order_is_serial_decoding(kind, small, rows, change):
     result = run(kind, small=small, draft_rows=rows, tau=1.01, resample_window=0, **change)
-    assert torch.equal(result.codes, serial(kind, **{k: v for k, v in change.items() if k != "expansion"}))
+    assert torch.equal(result.latents, serial(kind, **{k: v for k, v in change.items() if k != "expansion"}))
     counts = result.report.counts
     if rows in (None, small):  # a whole image costs what serial decoding costs
         plain = {k: v for k, v in change.items() if k != "expansion"}
@@ -284,9 +288,9 @@ def test_at_tau_zero_the_enlarged_draft_is_kept_after_one_pass(kind, small):
     result = run(kind, small=small, tau=0.0, draft_window=1)
     draft = DRAFTS[kind, small]
     own = DraftDraws(PairedDraws(5, (0, 1, 2)))
-    drawn = finish(zipar(draft, condition_of(kind), ZipARSettings(**FEW, window=1), own)).codes
+    drawn = finish(zipar(draft, condition_of(kind), ZipARSettings(**FEW, window=1), own)).latents
     slow = reference_codes(draft, condition_of(kind), ZipARSettings(**FEW), own, windowed(small, 1).passes)
-    assert torch.equal(drawn, slow) and torch.equal(result.codes, UP.up(drawn, GRID // small))
+    assert torch.equal(drawn, slow) and torch.equal(result.latents, UP.up(drawn, GRID // small))
     counts = result.report.counts
     assert counts["transformer_passes"] - 1 == counts["draft_passes"] == len(windowed(small, 1).passes)
     assert counts["accepted"] == 3 * GRID**2
@@ -308,6 +312,15 @@ def test_the_share_to_accept_holds_for_the_blocks_so_far(rate, rows, kept):
     assert counts["accepted"] == 3 * kept and counts["rejected"] == 3 * (GRID**2 - kept)
 
 
+def judge(net, tokens, chosen) -> module.Reader:
+    """A target of which only the logits are computed."""
+    model = SimpleNamespace(net=net)
+    canvas = SimpleNamespace(
+        model=model, values=tokens, settings=chosen, noise=tokens, given=None, watch=lambda *norms: None
+    )
+    return module.Reader(canvas, None, TokenDraw(canvas))
+
+
 def test_a_verification_by_hand():
     """Cells 6 to 9 of a grid of 16, in pieces of one cell; draft tokens and probabilities differ from cell to cell
     and image to image.
@@ -327,7 +340,6 @@ def test_a_verification_by_hand():
         config = SimpleNamespace(vocab=4)
         logits = staticmethod(lambda hidden, span: hidden.log())
 
-    state = SimpleNamespace(net=Net, span=None, tokens=tokens, settings=None, rows=0, norms=[])
     common = {"cfg": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     for chosen, wanted in (
         # Below tau, not at it.
@@ -338,7 +350,7 @@ def test_a_verification_by_hand():
         # ties the token of cell 9, which is the likelier one.
         (MuLoSDSettings(acceptance_target=0.3, **common), [[1, 1, 1, 0], [1, 1, 1, 0]]),
     ):
-        pool, down = module.verify(state, chosen, p, 6, table)
+        pool, down = module.judge_drafts(judge(Net, tokens, chosen), chosen, p, 6, table)
         torch.testing.assert_close(pool, pooled)
         assert down.tolist() == [[bool(x) for x in row] for row in wanted], chosen
 
@@ -358,15 +370,17 @@ def test_a_block_takes_its_own_rows_of_what_is_enlarged_and_reduced_by_hand():
             seen.append((codes.tolist(), factor))
             return torch.arange(50, 56).view(1, 2, 3)
 
-    run = SimpleNamespace(tokens=torch.arange(37)[None], grid=6, count=36, clock=Clock(torch.device("cpu")))
-    drafter = SimpleNamespace(tokens=torch.arange(10)[None], grid=3)
-    state = SimpleNamespace(run=run, drafter=drafter, ratio=2, up_sampler=Numbered())
+    clock = Clock(torch.device("cpu"))
+    target = SimpleNamespace(values=torch.arange(37)[None], grid=(6, 6), cells=36, clock=clock)
+    draft = SimpleNamespace(values=torch.arange(10)[None], grid=(3, 3))
+    both = {"target": module.Reader(target, None, None), "draft": module.Reader(draft, None, None)}
+    state = SimpleNamespace(**both, ratio=2, up_sampler=Numbered())
     _, middle, last = module.blocks_of(MuLoSDSettings(draft_rows=1), 3, 2)
 
     module.enlarge(state, middle)
-    assert run.tokens[0].tolist() == [*range(12), *range(112, 124), *range(24, 37)]
+    assert target.values[0].tolist() == [*range(12), *range(112, 124), *range(24, 37)]
     module.reduce(state, middle)
-    assert drafter.tokens[0].tolist() == [0, 1, 2, 53, 54, 55, 6, 7, 8, 9]
+    assert draft.values[0].tolist() == [0, 1, 2, 53, 54, 55, 6, 7, 8, 9]
     module.reduce(state, last)
     rows = [[*range(6)], [*range(6, 12)], [*range(112, 118)], [*range(118, 124)]]
     assert seen == [([[[0, 1, 2], [3, 4, 5]]], 2), ([rows], 2)], "nothing is left to draft behind the last block"
@@ -384,8 +398,8 @@ def test_guidance_of_a_verification_by_hand():
         logits = staticmethod(lambda hidden, span: hidden.log())
 
     chosen = MuLoSDSettings(cfg=2.0, top_k=0, top_p=1.0, cfg_interval=7)
-    state = SimpleNamespace(net=Net, span=None, tokens=tokens, settings=chosen, rows=0, norms=[])
-    pool, _ = module.verify(state, chosen, torch.cat([p, torch.full_like(p, 0.25)]), 6, table)
+    hidden = torch.cat([p, torch.full_like(p, 0.25)])
+    pool, _ = module.judge_drafts(judge(Net, tokens, chosen), chosen, hidden, 6, table)
     torch.testing.assert_close(pool, torch.tensor([[0.02 / 0.52, 0.02 / 0.52, 0.1 / 0.36, 0.7]]))
 
 
@@ -408,9 +422,9 @@ def test_tau_and_neighbours_move_acceptance_as_said():
 def test_guidance_ends_at_the_same_part_of_the_draft(small, interval, own):
     """A cfg_interval of 8 tokens is one of 8 / 4 on a grid of half the side, and of 13 / 9 on one of a third."""
     draws, chosen = DraftDraws(PairedDraws(5, (0, 1, 2))), LlamaGenSettings(**FEW | {"cfg": 6.0}, cfg_interval=own)
-    drawn = finish(llamagen(DRAFTS["class", small], condition_of("class"), chosen, draws)).codes
+    drawn = finish(llamagen(DRAFTS["class", small], condition_of("class"), chosen, draws)).latents
     result = run(small=small, tau=0.0, draft_window=0, cfg_interval=interval, cfg=6.0)
-    assert torch.equal(result.codes, UP.up(drawn, GRID // small))
+    assert torch.equal(result.latents, UP.up(drawn, GRID // small))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -418,7 +432,7 @@ def test_guidance_ends_at_the_same_part_of_the_draft(small, interval, own):
 def test_a_draft_in_windows_is_the_draft(case):
     window = (2, 3, 20)[CASES.index(case) % 3]
     serially, parallel = (finish(contract.start(case, draft_parallel=n)) for n in (0, window))
-    assert torch.equal(parallel.codes, serially.codes)
+    assert torch.equal(parallel.latents, serially.latents)
     assert parallel.report.counts["draft_passes"] <= serially.report.counts["draft_passes"]
     for name, values in serially.report.maps.items():
         assert name == "step" or np.array_equal(parallel.report.maps[name], values)
@@ -486,7 +500,7 @@ def test_draft_schedules_decide_their_rows_once(grid, window, data):
     known = {*range(first * grid), *schedule.passes[0].cells}
     decided = len(known)
     for p, seen in zip(schedule.passes[1:], visible(schedule), strict=True):
-        assert set(p.fed) <= known and max(p.slot) <= grid * grid - 2
+        assert set(p.fed) <= known and max(p.place) <= grid * grid - 2
         assert p.cfg_step == decided - 1
         for row, last in enumerate(p.last_visible):
             assert set(range(min(first * grid, last + 1))) <= set(seen[row].nonzero()[0].tolist())
@@ -505,7 +519,7 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
     region = geometry.expand(down.reshape(images, rows, width), 1)
     wave = geometry.waves(geometry.islands(region), data.draw(st.none() | st.integers(1, 3))).reshape(images, -1)
     first, last, count = above * width, (above + rows) * width, (above + rows + 1) * width
-    plan = resampled(wave, first, count)
+    plan = geometry.wave_passes(wave, first, count)
     drawn = [[] for _ in range(images)]
     for k, step in enumerate(plan):
         for image in range(images):
@@ -516,11 +530,11 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
                 before = [first + c for c in np.flatnonzero(wave[image] == k - 1) if first + c < last - 1]
                 want = sorted({*before, *(c - 1 for c in cells)}) if cells else []
                 assert fed == want and (not fed or max(fed) < step.end)
-                assert [fed[row] + 1 for row in step.rows[image][: len(cells)]] == cells
+                assert [fed[row] + 1 for row in step.predicted_by[image][: len(cells)]] == cells
             drawn[image] += cells
     for image in range(images):
         assert sorted(drawn[image]) == (first + np.flatnonzero(wave[image] >= 0)).tolist()
-    assert resampled(np.full((2, 4), -1, np.int32), 0, 4) == []
+    assert geometry.wave_passes(np.full((2, 4), -1, np.int32), 0, 4) == []
 
 
 class Pixels:
@@ -646,17 +660,37 @@ def test_a_draft_in_progress_is_shown_enlarged_behind_what_is_final():
     for step in start(tau=0.6, draft_window=0, draft_rows=1, resample_window=MuLoSDSettings().resample_window):
         if step.report.counts["draft_passes"] > len(shown):
             shown.append(step)
-    codes = step.codes
+    codes = step.latents
     assert len(shown) == 9
     for n, step in enumerate(shown):
         top, right = n // 3 * 2, n % 3 * 2 + 2
-        assert torch.equal(step.codes[:, :top], codes[:, :top]) and step.decided[:, :top].all()
+        assert torch.equal(step.latents[:, :top], codes[:, :top]) and step.decided[:, :top].all()
         assert step.decided[:, top : top + 2, :right].all() and not step.decided[:, top:, right:].any()
-        assert not step.decided[:, top + 2 :].any() and not step.codes[~step.decided].any()
-        block = step.codes[:, top : top + 2]
+        assert not step.decided[:, top + 2 :].any() and not step.latents[~step.decided].any()
+        block = step.latents[:, top : top + 2]
         assert torch.equal(block[:, ::2, ::2].repeat_interleave(2, 1).repeat_interleave(2, 2), block)
     reduced = codes[:, :4:2, ::2].repeat_interleave(2, 1).repeat_interleave(2, 2)
     assert not torch.equal(reduced, codes[:, :4]), "a reduction must differ for this to say anything"
+
+
+def test_logits_are_computed_in_pieces_of_the_cells_that_are_promised(monkeypatch):
+    """Of two cells of three guided images, in the verification as in waves of more: the image is the same."""
+    settings = {"expansion": 0, "tau": 0.05, "resample_window": 1}
+    whole = run(**settings)
+    waves = whole.report.maps["waves"][whole.report.maps["islands"] > 0]
+    assert np.bincount(waves).max() > 3 * 2, "a wave of an image has more than two cells"
+    seen, logits = [], TokenDraw.logits
+
+    def watched(self, hidden, guided):
+        if self.stream == "token":
+            seen.append(hidden.shape[1])
+        return logits(self, hidden, guided)
+
+    monkeypatch.setattr(module, "_PIECE", 2 * 6 * CODES)
+    monkeypatch.setattr(TokenDraw, "logits", watched)
+    pieces = run(**settings)
+    assert max(seen) == 2 and torch.equal(pieces.latents, whole.latents)
+    assert pieces.report.counts == whole.report.counts
 
 
 def test_rows_of_the_target_are_counted():

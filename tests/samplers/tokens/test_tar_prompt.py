@@ -5,6 +5,7 @@ single settings, batches, unusual prompts, and the de-tokenizer.
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.model_loaders.networks.tar import TarModel
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_tar
 from fastar_nodes.samplers.conditioning import CodeCondition
-from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.tokens.conditioning import features_of, prepare
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws, penalised
 from fastar_nodes.samplers.tokens.llamagen import llamagen
+from fastar_nodes.samplers.tokens.prepare import features_of, prepare
+from fastar_nodes.samplers.tokens.sampling import TokenDraw
 from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
 from qwen_reference import TINY, language_logits, tiny_tar
@@ -78,7 +80,7 @@ def test_what_a_run_reads_counts_and_returns() -> None:
     sampler = tar_prompt(model, PROMPTS, TarPromptSettings(detail="729"), PairedDraws(1, range(4)))
     step = next(sampler)
     assert (
-        (step.done, step.total) == (1, 16) and step.codes.shape == (4, 4, 4) and not torch.is_inference_mode_enabled()
+        (step.done, step.total) == (1, 16) and step.latents.shape == (4, 4, 4) and not torch.is_inference_mode_enabled()
     )
     out = finish(sampler)
     report = out.report
@@ -104,6 +106,22 @@ def test_repetition_penalty_defaults_to_the_files() -> None:
     assert by_file.report.settings["repetition_penalty"] == 1.8
     logits, seen = torch.tensor([[2.0, -2.0, 2.0, -2.0]]), torch.tensor([[True, True, False, False]])
     assert penalised(logits, seen, 2.0).tolist() == [[1.0, -4.0, 2.0, -2.0]]
+
+
+def test_a_code_is_penalised_behind_its_cell_only() -> None:
+    """Neither the guess in a cell nor those behind it count, nor the zero of a cell that holds nothing yet."""
+    model = SimpleNamespace(net=None)
+    settings = TarPromptSettings(temperature=0.0)
+    draw = TokenDraw(
+        SimpleNamespace(model=model, settings=settings, noise=PairedDraws(1, (0,)), given=None), penalty=2.0
+    )
+
+    # Cells 0, 1 and 2, which hold the codes 0, 1 and 2; padding behind them.
+    tokens = torch.tensor([[0, 1, 2, 0]])
+    logits = torch.tensor([[[2.0, 1.9, 0.0], [2.0, 1.9, 0.97], [1.9, 1.9, 0.97]]])
+    # Halved are no code, then 0, then 0 and 1.
+    assert draw.sample(logits, torch.arange(3), tokens).tolist() == [[0, 1, 2]]
+    assert draw.sample(logits, torch.tensor([[0, 1, 2]]), tokens).tolist() == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize("prompts", [[], (), "a red boat", [3], [["x"]], [None]])
@@ -159,11 +177,11 @@ def test_codes_become_features_and_a_picture(tmp_path: Path) -> None:
     for codes, rows in zip(prompted.codes, features.features, strict=True):
         torch.testing.assert_close(rows, ta_tok.net.features(codes[None])[0], rtol=0, atol=0)
     by_hand = finish(llamagen(load_detokenizer(path), features, LlamaGenSettings(), draws))
-    assert torch.equal(made.codes, by_hand.codes) and made.codes.shape == (4, 4, 4)
+    assert torch.equal(made.latents, by_hand.latents) and made.latents.shape == (4, 4, 4)
     # Fewer codes stand in fewer rows, at the same network.
     short = run(tiny_tar(), settings=replace(DRAWN, detail="169")).condition
     few = finish(llamagen(model, short, LlamaGenSettings(), draws))
-    assert few.codes.shape == (4, 4, 4) and not torch.equal(few.codes, made.codes)
+    assert few.latents.shape == (4, 4, 4) and not torch.equal(few.latents, made.latents)
     same = CodeCondition((prompted.codes[0], prompted.codes[0].clone()), ("x", "y"))
     first, second = features_of(same, ta_tok).features
     assert first is second

@@ -2,13 +2,18 @@
 model and in windows.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import GIVEN
-from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.editing import Edit
-from fastar_nodes.samplers.tokens.loop import given_tokens
+from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.tokens.canvas import blank, given_tokens
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.sampling import TokenDraw
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from test_token_contract import start
 
 LOW = torch.zeros(1, 8, 8)
@@ -23,7 +28,7 @@ def run(case, edit, images=range(3)):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.fast_cases("llamagen", "window, text", "zipar", "par, non-local")
 def test_given_tokens_stay_and_the_rest_follows_them(case):
-    plain = run(case, None).codes
+    plain = run(case, None).latents
     grid = plain.shape[1]
     other = (plain + 1) % 3
     again, report = run(case, Edit(other, LOW))
@@ -35,7 +40,7 @@ def test_given_tokens_stay_and_the_rest_follows_them(case):
     )
     assert (step[:, grid // 2 :] >= 0).all() and (outcome[:, grid // 2 :] != GIVEN).all()
     own = run(case, Edit(plain, LOW))
-    assert torch.equal(own.codes, plain)
+    assert torch.equal(own.latents, plain)
 
 
 @pytest.mark.parametrize(("serial", "windows"), [("llamagen, text", "window, text"), ("zipar", "window, zipar")])
@@ -43,9 +48,36 @@ def test_windows_are_exact_and_an_image_does_not_depend_on_its_batch(serial, win
     mask = torch.stack([LOW[0], LOW[0].T, LOW[0].flip(0)])
     codes = torch.arange(3 * 16).view(3, 4, 4) % 23
     edit = Edit(codes, mask)
-    both = [run(case, edit).codes for case in (serial, windows)]
+    both = [run(case, edit).latents for case in (serial, windows)]
     assert torch.equal(*both)
-    assert torch.equal(run(windows, edit.of([2], 3), [2]).codes[0], both[0][2])
+    assert torch.equal(run(windows, edit.of([2], 3), [2]).latents[0], both[0][2])
+
+
+def test_a_given_token_of_value_0_is_given_like_any_other():
+    """It is read by later passes, and shown where a guess or the zero of an empty cell is stored."""
+    given = torch.tensor([[0, 2, -1, -1, -1]])
+    settings = LlamaGenSettings(temperature=0.0)
+    canvas = blank(
+        SimpleNamespace(net=Idle(), device=torch.device("cpu")), 2, settings, PairedDraws(1, (0,)), None, given
+    )
+    assert canvas.decided.tolist() == [[True, True, False, False]]
+
+    # Code 1 is the likeliest everywhere.
+    logits = torch.tensor([0.0, 1.0, 0.0]).expand(1, 4, 3)
+    cells = torch.arange(4)
+    draw = TokenDraw(canvas)
+    assert draw.sample(logits, cells, canvas.values).tolist() == [[0, 2, 1, 1]]
+    assert draw.sample(logits, cells[None], canvas.values).tolist() == [[0, 2, 1, 1]]
+
+    canvas.values[:] = 1
+    assert canvas.shown(canvas.decided).tolist() == [[[0, 2], [0, 0]]]
+
+
+class Idle:
+    """A network that is not run."""
+
+    def begin_run(self) -> None:
+        """Nothing."""
 
 
 def test_a_token_is_drawn_again_if_any_of_it_is_painted():

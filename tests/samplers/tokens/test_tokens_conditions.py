@@ -6,7 +6,7 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import CodeCondition, Condition, FeatureCondition, TextCondition, from_ids
-from fastar_nodes.samplers.tokens.conditioning import prepare
+from fastar_nodes.samplers.tokens.prepare import prepare
 from tokens_reference import tiny_gpt
 
 CPU = torch.device("cpu")

@@ -176,15 +176,25 @@ def test_the_factor_of_unequal_values():
     assert float(entropy_factor(logits, 1.0)) == pytest.approx(2.5 * 0.667420 + 0.6, rel=1e-5)
 
 
-def test_the_entropy_is_that_of_the_values_that_may_be_drawn_before_the_temperature():
-    """Eight equal values, which top-k or top-p leave of sixteen, have a factor of 1.85 at every temperature."""
-    logits = torch.tensor([[2.0] * 8 + [-2.0] * 8])
-    for temperature in (0.5, 1.0, 1.4):
-        for cut in ({"top_k": 8}, {"top_k": 0, "top_p": 0.9}):
-            chosen = LlamaGenSettings(temperature=temperature, entropy_temperature=1.0, **cut)
-            found = tempered(logits, chosen)[0]
-            assert found[8:].tolist() == [-torch.inf] * 8
-            torch.testing.assert_close(found[:8], torch.full((8,), 2.0 / (1.85 * temperature)))
+@pytest.mark.parametrize(
+    ("temperature", "cut"),
+    [
+        *((temperature, {"top_k": 4}) for temperature in (0.5, 1.0, 2.0)),
+        # At these temperatures the fourth value crosses the sum, and the fifth is left out.
+        (0.5, {"top_k": 0, "top_p": 0.95}),
+        (1.0, {"top_k": 0, "top_p": 0.93}),
+        (2.0, {"top_k": 0, "top_p": 0.88}),
+    ],
+)
+def test_the_entropy_is_that_of_the_values_that_may_be_drawn_before_the_temperature(temperature, cut):
+    """Of 8 : 4 : 2 : 2 : 1 the first four stay, 1/2, 1/4, 1/8 and 1/8 of their sum: 1.75 ln 2 at every temperature."""
+    logits = torch.tensor([8.0, 4.0, 2.0, 2.0, 1.0]).log()
+    factor = 2.5 * 0.667420 + 0.6
+
+    chosen = LlamaGenSettings(temperature=temperature, entropy_temperature=1.0, **cut)
+    found = tempered(logits[None], chosen)[0]
+    assert float(found[4]) == -torch.inf
+    torch.testing.assert_close(found[:4], logits[:4] / (factor * temperature), rtol=1e-5, atol=0)
 
 
 def test_the_temperature_by_entropy_does_not_depend_on_other_positions():

@@ -8,6 +8,7 @@ decided; a decided cell takes 23 logits of 4 bytes, 10 times with guidance and 9
 import pytest
 from fastar_nodes.samplers.tokens.memory import estimate
 from fastar_nodes.samplers.tokens.settings import ADJACENT, LlamaGenSettings, MuLoSDSettings, PARSettings, ZipARSettings
+from tiny_tokens import other_vocabulary
 from tokens_reference import condition_of, tiny_gpt
 
 # 3 images with guidance behind one condition row, on a grid of 4 x 4: cache, fed rows and logits.
@@ -15,39 +16,44 @@ CACHE, ROW, CELL = 256 * 2 * 3 * (1 + 16), 800 * 2 * 3, 4 * 23 * 3 * 10
 
 
 @pytest.mark.parametrize(
-    ("settings", "cells"),
+    ("settings", "cells", "further"),
     [
-        (LlamaGenSettings(cfg=2.0), 1),
-        (LlamaGenSettings(cfg=2.0, parallel=5), 5),
-        (LlamaGenSettings(cfg=2.0, parallel=40), 16),
-        (ZipARSettings(cfg=2.0, window=3), 2),
-        (PARSettings(cfg=2.0, grouping=ADJACENT, group=3), 3),
+        (LlamaGenSettings(cfg=2.0), 1, 0),
+        (LlamaGenSettings(cfg=2.0, parallel=5), 5, 0),
+        (LlamaGenSettings(cfg=2.0, parallel=40), 16, 0),
+        (ZipARSettings(cfg=2.0, window=3), 2, 2),
+        (ZipARSettings(cfg=2.0, window=3, mask_undecoded=False), 2, 2 + 15),
+        (PARSettings(cfg=2.0, grouping=ADJACENT, group=3), 3, 8),
     ],
-    ids=["one by one", "window", "window of all", "zipar", "par"],
+    ids=["one by one", "window", "window of all", "zipar", "zipar, blanks", "par"],
 )
-def test_a_pass_is_as_large_as_the_cells_that_it_decides(settings, cells):
-    assert estimate(tiny_gpt(), condition_of("class"), settings) == CACHE + ROW * 2 * cells + CELL * cells
+def test_a_pass_is_as_large_as_the_cells_that_it_decides(settings, cells, further):
+    """Stand-ins have slots of their own: of ZipAR the first tokens of rows 3 and 4, of PAR two of three in four groups.
+    So have the blanks of 15 slots.
+    """
+    cache = CACHE + 256 * 2 * 3 * further
+    assert estimate(tiny_gpt(), condition_of("class"), settings) == cache + ROW * 2 * cells + CELL * cells
 
 
 @pytest.mark.parametrize(
-    ("settings", "cells"),
+    ("settings", "cells", "further"),
     [
-        (LlamaGenSettings(cfg=2.0), 1),
-        (LlamaGenSettings(cfg=2.0, parallel=1), 32),
-        (LlamaGenSettings(cfg=2.0, parallel=40), 64),
-        (ZipARSettings(cfg=2.0, window=2, parallel=9), 32),
-        (ZipARSettings(cfg=2.0, window=1, parallel=1), 64),
+        (LlamaGenSettings(cfg=2.0), 1, 0),
+        (LlamaGenSettings(cfg=2.0, parallel=1), 32, 0),
+        (LlamaGenSettings(cfg=2.0, parallel=40), 64, 0),
+        (ZipARSettings(cfg=2.0, window=2, parallel=9), 32, 4),
+        (ZipARSettings(cfg=2.0, window=1, parallel=1), 64, 4),
     ],
     ids=["one by one", "window of 1", "window of all", "zipar of 3 cells", "zipar of 6 cells"],
 )
-def test_windows_of_16_bits_are_padded(settings, cells):
+def test_windows_of_16_bits_are_padded(settings, cells, further):
     """To a multiple of 32: 1, 6 x 6, 9 passes of 3 cells, and as many passes of 6 cells as the side has tokens, 6.
-    Cache and rows have half the bytes, logits are fp32.
+    Cache and rows have half the bytes, logits are fp32. ZipAR's rows 3 to 6 begin with a stand-in.
     """
     model = tiny_gpt(grid=6)
     model.net.bfloat16()
     found = estimate(model, condition_of("class"), settings)
-    assert found == 128 * 2 * 3 * (1 + 36) + ROW // 2 * 2 * cells + CELL * cells
+    assert found == 128 * 2 * 3 * (1 + 36 + further) + ROW // 2 * 2 * cells + CELL * cells
 
 
 def test_without_guidance_there_is_one_branch():
@@ -61,15 +67,27 @@ def test_the_prefix_is_the_longest_condition():
     assert found == 256 * 2 * 3 * (7 + 16) + ROW * 7 + CELL
 
 
-@pytest.mark.parametrize(
-    ("grid", "wave", "parallel", "drafted"), [(6, 9, 0, 3), (6, 9, 2, 6), (6, 9, 4, 9), (9, 25, 0, 3), (36, 256, 0, 3)]
-)
-def test_mulosd_verifies_a_picture_and_drafts_rows(grid, wave, parallel, drafted):
-    """The target's cells in one pass; of these a wave draws one of every second row and column again, and 256 at most.
-    A column of the draft's 3 x 3, or of a window each.
+@pytest.mark.parametrize(("grid", "parallel", "drafted"), [(6, 0, 3), (6, 2, 6), (6, 4, 9), (9, 0, 3), (64, 0, 3)])
+def test_mulosd_verifies_a_picture_and_drafts_rows(grid, parallel, drafted):
+    """The target judges its cells in one pass, and all of them at once. A column of the draft's 3 x 3, or of a window
+    each, with a stand-in for every row. The neighbour table holds 23 x (1 + 5) numbers; before its pieces are joined
+    there are scores of 23 x 23 pairs, as many values and twice as large indices.
     """
     settings = MuLoSDSettings(cfg=2.0, draft_parallel=parallel, neighbours=5)
-    verifying = 256 * 2 * 3 * (1 + grid**2) + ROW * (1 + grid**2) + CELL * wave
-    drafting = 256 * 2 * 3 * (1 + 9) + ROW * 2 * drafted + CELL * drafted
+    verifying = 256 * 2 * 3 * (1 + grid**2) + ROW * (1 + grid**2) + CELL * grid**2
+    drafting = 256 * 2 * 3 * (1 + 9 + 3) + ROW * 2 * drafted + CELL * drafted
     found = estimate(tiny_gpt(grid=grid), condition_of("class"), settings, tiny_gpt(grid=3))
-    assert found == verifying + drafting + 4 * 23 * (5 + 4096)
+    assert found == verifying + drafting + 4 * (23 * 6 + 4 * 23 * 23)
+
+
+def test_mulosd_computes_logits_in_pieces_of_64_mb():
+    """Of 40,000 codes and two branches of three images 2^24 / 240,000 = 69.9 cells at once; of the neighbour table 2^24
+    / 40,000 = 419.4 codes.
+    """
+    settings = MuLoSDSettings(cfg=2.0, neighbours=5)
+    target, draft = (other_vocabulary(tiny_gpt(grid=grid), 40_000) for grid in (9, 3))
+    cell = 4 * 40_000 * 3 * 10
+    verifying = 256 * 2 * 3 * (1 + 81) + ROW * (1 + 81) + cell * 69
+    drafting = 256 * 2 * 3 * (1 + 9 + 3) + ROW * 2 * 3 + cell * 3
+    found = estimate(target, condition_of("class"), settings, draft)
+    assert found == verifying + drafting + 4 * (40_000 * 6 + 4 * 419 * 40_000)

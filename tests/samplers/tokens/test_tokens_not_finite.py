@@ -9,10 +9,10 @@ import test_token_contract as contract
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition
-from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.registry import SAMPLERS
-from fastar_nodes.samplers.tokens.conditioning import features_of
 from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.prepare import features_of
 from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from janus_files import tiny_janus
 from stepping import stepped
@@ -148,7 +148,7 @@ def test_a_run_after_a_broken_one_is_not_blamed():
     model = broken(contract.PLAIN, torch.nan)
     with pytest.raises(UserError, match="not finite"):
         finish(start("llamagen", model))
-    assert torch.equal(finish(start("llamagen", model)).codes, contract.whole("llamagen")[1].codes)
+    assert torch.equal(finish(start("llamagen", model)).latents, contract.whole("llamagen")[1].latents)
 
 
 @pytest.mark.parametrize("case", ["llamagen", "window, zipar", "mulosd, rows", "prompt"])

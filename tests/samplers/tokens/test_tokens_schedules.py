@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from fastar_nodes.samplers.tokens.cache_slots import DeviceTable, attention_mask, table_of
 from fastar_nodes.samplers.tokens.mulosd import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
-from fastar_nodes.samplers.tokens.schedule import DeviceTable, Pass, Schedule, _stand_in, attention_mask, raster
+from fastar_nodes.samplers.tokens.schedule import Pass, Schedule, _stand_in, raster
 from fastar_nodes.samplers.tokens.zipar import row_groups, windowed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,9 +41,10 @@ def test_every_cell_is_decided_once_and_the_picture_says_when(schedule):
     cells = [c for p in schedule.passes for c in p.cells]
     assert sorted(cells) == list(range(schedule.grid**2))
     for k, p in enumerate(schedule.passes):
-        assert all(schedule.fixed_at.flat[c] == k for c in p.cells)
-        assert len(p.rows) == len(p.cells)
-    assert not any(schedule.passes[0].rows) and not schedule.passes[0].fed, "the prefill predicts the first cells"
+        assert all(table_of(schedule).decided_at[c] == k for c in p.cells)
+        assert len(p.predicted_by) == len(p.cells)
+    prefill = schedule.passes[0]
+    assert not any(prefill.predicted_by) and not prefill.fed, "the prefill predicts the first cells"
     assert [p.cfg_step for p in schedule.passes][:1] == [-1]
 
 
@@ -51,27 +53,27 @@ def test_nothing_is_fed_before_it_is_known_or_visible_before_it_is_written(sched
     known, written = set(schedule.passes[0].cells), set()
     for p, visible in zip(schedule.passes[1:], visible_rows(schedule), strict=True):
         assert set(p.fed) <= known
-        assert len(p.fed) + p.special == len(p.position) == len(p.slot) == len(p.last_visible)
-        assert len(set(p.slot)) == len(p.slot)
-        written |= set(p.slot)
-        for row, (slot, last) in enumerate(zip(p.slot, p.last_visible, strict=True)):
-            visible_slots = set(visible[row].nonzero()[0].tolist())
-            assert slot in visible_slots and max(visible_slots) <= last
-            assert schedule.unwritten_visible or visible_slots == {s for s in written if s <= last}
+        assert len(p.fed) + p.special == len(p.position) == len(p.place) == len(p.last_visible)
+        assert len(set(p.place)) == len(p.place)
+        written |= set(p.place)
+        for row, (place, last) in enumerate(zip(p.place, p.last_visible, strict=True)):
+            visible_places = set(visible[row].nonzero()[0].tolist())
+            assert place in visible_places and max(visible_places) <= last
+            assert schedule.unwritten_visible or visible_places == {place for place in written if place <= last}
         known |= set(p.cells)
 
 
 @given(next_token())
-def test_the_row_before_a_cell_predicts_it_and_real_tokens_take_their_slots_back(schedule):
+def test_the_row_before_a_cell_predicts_it_and_real_tokens_take_their_places_back(schedule):
     holds: dict[int, int] = {}
     known = set(schedule.passes[0].cells)
     for p in schedule.passes[1:]:
-        assert p.position == p.slot == p.last_visible, "slots are cells, and rows are causal"
-        assert [p.position[row] + 1 for row in p.rows] == list(p.cells)
+        assert p.position == p.place == p.last_visible, "places are cells, and rows are causal"
+        assert [p.position[row] + 1 for row in p.predicted_by] == list(p.cells)
         for cell, place in zip(p.fed, p.position, strict=True):
             assert cell == place or place not in known, "a stand-in only where there is no token yet"
             holds[place] = cell
-        # Whatever was known before this pass is in its own slot, but for what the last pass left to feed.
+        # Whatever was known before this pass is in its own place, but for what the last pass left to feed.
         assert all(holds[c] == c for c in known)
         known |= set(p.cells)
 
@@ -93,10 +95,10 @@ def test_pars_groups_predict_the_next_region_by_region(m, side, start):
     for p in schedule.passes[block:]:
         assert len({within(c) for c in p.cells}) == 1 and len({region(c) for c in p.cells}) == m * m
     for p in schedule.passes[block + 1 :]:
-        assert [region(p.fed[row]) for row in p.rows] == [region(c) for c in p.cells]
-        assert set(p.last_visible) == {max(p.slot)}, "a group sees all of itself"
+        assert [region(p.fed[row]) for row in p.predicted_by] == [region(c) for c in p.cells]
+        assert set(p.last_visible) == {max(p.place)}, "a group sees all of itself"
     # With the condition's slot as many as cells: the last group is never fed, and the transition tokens take its place.
-    assert schedule.slots == grid * grid - 1
+    assert table_of(schedule).slots - 1 == grid * grid - 1, "the last one is for padding"
 
 
 @given(st.integers(1, 30), st.integers(1, 40))
@@ -166,22 +168,22 @@ def test_a_stand_in_is_from_the_row_above_or_the_nearest_of_all():
 
 def test_known_cells_belong_to_no_pass():
     """One row of three is known; the first pass is empty."""
-    assert draft_schedule(3, 0, 1, 2, 0).fixed_at.tolist() == [[-1, -1, -1], [1, 2, 3], [4, 5, 6]]
+    assert table_of(draft_schedule(3, 0, 1, 2, 0)).decided_at.tolist() == [-1, -1, -1, 1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("grid", [2, 5, 96])
 def test_a_raster_schedule_needs_no_mask_and_no_more_memory_than_its_cells(grid):
     """A mask of all rows and slots would take 85 MB at 96 x 96; the loaders allow 128 x 128."""
     count = grid * grid
-    for table in (raster(grid).table, raster(grid).ahead):
-        arrays = [value for value in vars(table).values() if isinstance(value, np.ndarray)]
-        assert len(arrays) > 10 and max(array.size for array in arrays) <= count + 2
-    on_device = DeviceTable(raster(grid).table, 3, torch.device("cpu"))
+    arrays = [value for value in vars(table_of(raster(grid))).values() if isinstance(value, np.ndarray)]
+    assert len(arrays) > 10 and max(array.size for array in arrays) <= count + 2
+    on_device = DeviceTable(table_of(raster(grid)), 3, torch.device("cpu"))
     for k in (*range(min(4, count)), count // 2, count - 1):
         p = on_device.at(k)
-        assert p.mask is None and p.end == 3 + k and p.cells.tolist() == [k]
+        assert p.fed.mask is None and p.fed.end == 3 + k and p.cells.tolist() == [k]
         fed = [k - 1] if k else []
-        assert p.fed.tolist() == p.position.tolist() == fed and p.slot.tolist() == [3 + cell for cell in fed]
+        assert p.fed.cell.tolist() == p.fed.position.tolist() == fed
+        assert p.fed.slot.tolist() == [3 + cell for cell in fed]
 
 
 def test_masks_of_rows_in_parallel_by_hand():
@@ -190,22 +192,26 @@ def test_masks_of_rows_in_parallel_by_hand():
     """
     schedule = windowed(3, 1)
     assert [p.cells for p in schedule.passes] == [(0,), (1,), (2,), (3,), (4, 6), (5, 7), (8,)]
-    serial = DeviceTable(schedule.table, 1, torch.device("cpu"))
-    masks = [serial.at(k).mask for k in range(7)]
+    fed = [(p.fed, p.position) for p in schedule.passes[4:]]
+    assert fed == [((3, 2), (3, 5)), ((4, 6), (4, 6)), ((5, 7), (5, 7))], "cell 2 stands in for cell 5"
+    table = DeviceTable(table_of(schedule), 1, torch.device("cpu"))
+    masks = [table.at(k).fed.mask for k in range(7)]
     assert all(masks[k] is None for k in range(4)), "one row sees all that is written"
-    # Pass 4 feeds cell 3 and, for cell 6, a stand-in at 5; slot 4 is not written yet.
-    assert masks[4].int().tolist() == [[1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0, 1]]
+    # Pass 4 feeds cell 3 and, for cell 6, a stand-in at 5, which has slot 8; slots 4 to 7 are not written yet.
+    assert masks[4].int().tolist() == [[1, 1, 1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0, 0, 1]]
     # Pass 5 feeds cells 4 and 6.
-    assert masks[5].int().tolist() == [[1, 1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]]
+    assert masks[5].int().tolist() == [[1, 1, 1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 0, 1, 0, 1]]
 
-    # All passes at once: the stand-in has slot 8, which is seen in pass 4 and 5 only; pass 6 feeds the true token 5.
-    # Slot 9 is padding.
-    ahead = DeviceTable(schedule.ahead, 1, torch.device("cpu"))
-    assert schedule.ahead.slots == 10
-    first = [int(schedule.ahead.row_start[k]) for k in (4, 5, 6)]
-    rows = torch.tensor([[first[0] + 1, first[1] + 1, first[2] + 1, len(schedule.ahead.fed) - 1]])
+    assert table_of(schedule).place.tolist()[:9] == [0, 1, 2, 3, 4, 5, 6, 7, 5]
+    assert table_of(schedule).written.tolist() == [1, 2, 3, 4, 5, 6, 5, 6, 4, 7]
+    assert table_of(schedule).replaced.tolist() == [7] * 8 + [6, 7]
+
+    # All passes at once: the stand-in is seen in pass 4 and 5 only; pass 6 feeds the true token 5. Slot 9 is padding.
+    assert table_of(schedule).slots == 10
+    first = [int(table_of(schedule).row_start[k]) for k in (4, 5, 6)]
+    rows = torch.tensor([[first[0] + 1, first[1] + 1, first[2] + 1, len(table_of(schedule).fed) - 1]])
     assert schedule.passes[6].position == (5, 7)
-    assert attention_mask(ahead, rows, 11)[0].int().tolist() == [
+    assert attention_mask(table, rows, 11)[0].int().tolist() == [
         [1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0],
         [1, 1, 1, 1, 1, 1, 0, 1, 0, 1, 0],
         [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0],
@@ -215,7 +221,8 @@ def test_masks_of_rows_in_parallel_by_hand():
 
 def test_one_row_behind_slots_that_are_not_written_has_a_mask():
     """Cell 0 is fed at position 2 before the slots 0 and 1 are written."""
-    ahead_of_others = {"fed": (0,), "position": (2,), "slot": (2,), "last_visible": (2,)}
-    schedule = Schedule(2, (Pass(cells=(0,), rows=(0,)), Pass(cells=(3,), rows=(0,), **ahead_of_others)))
-    p = DeviceTable(schedule.table, 1, torch.device("cpu")).at(1)
-    assert p.mask.int().tolist() == [[1, 0, 0, 1]] and p.end == 4
+    ahead_of_others = {"fed": (0,), "position": (2,), "place": (2,), "last_visible": (2,)}
+    passes = (Pass(cells=(0,), predicted_by=(0,)), Pass(cells=(3,), predicted_by=(0,), **ahead_of_others))
+    schedule = Schedule(2, passes)
+    p = DeviceTable(table_of(schedule), 1, torch.device("cpu")).at(1)
+    assert p.fed.mask.int().tolist() == [[1, 0, 0, 0, 1]] and p.fed.end == 5, "a slot of its own"

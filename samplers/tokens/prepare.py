@@ -1,4 +1,4 @@
-"""Conditions of token models: checked against the model and packed into tensors."""
+"""Before the first pass: a condition is checked against a token model and packed into tensors."""
 
 from __future__ import annotations
 
@@ -62,10 +62,6 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     """Check a condition against a model and pack it on ``device``.
 
     Semantic codes are converted to features if the model takes features and has a TA-Tok.
-
-    Raises:
-        UserError: a condition of another kind than the model's, an empty one, labels or rows that do not fit, or more
-            rows than the model has positions.
     """
     c = model.net.config
     name = model.name
@@ -84,7 +80,7 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
 
     # 2. An entry an image: rows of features, or token ids.
     if isinstance(condition, PromptCondition):
-        entries = tuple(torch.tensor(ids) for ids in prompt_ids(model, condition))
+        entries = tuple(torch.tensor(ids) for ids in prompt_ids(cast(JanusModel, model), condition))
     else:
         entries = cast(FeatureCondition, condition).features  # or a TextCondition's
         _check_entries(entries)
@@ -95,8 +91,39 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
                     "use the encoder that the model was trained with."
                 )
 
-    # 3. Their lengths.
+    # 3. Rows are padded to the longest image's.
     counts = [len(entry) for entry in entries]
+    _check_lengths(model, counts)
+    batch = torch.nn.utils.rnn.pad_sequence([entry.to(device) for entry in entries], batch_first=True)
+    lengths = None
+    if min(counts) < max(counts):
+        lengths = torch.tensor(counts, dtype=torch.int64, device=device)
+    return PreparedCondition(batch, lengths)
+
+
+def prompt_ids(model: JanusModel, condition: PromptCondition) -> list[list[int]]:
+    """Token ids of every prompt in Janus' template."""
+    if not condition.texts:
+        raise UserError("condition: it holds no prompt; write at least one.")
+    return [model.prompt(text) for text in condition.texts]
+
+
+def _check_entries(entries: tuple[Tensor, ...]) -> None:
+    """Check that there is an image, and that every image has rows."""
+    if not entries:
+        raise UserError("condition: it is empty; ask for at least one image.")
+    if min(map(len, entries)) < 1:
+        raise UserError("condition: an image has no features or codes; make the condition again.")
+
+
+def _check_lengths(model: TokenModel, counts: list[int]) -> None:
+    """Check the numbers of rows of all images, against each other and against the positions that the model has.
+
+    Raises:
+        UserError: they do not fit.
+    """
+    c = model.net.config
+    name = model.name
     least = min(counts)
     most = max(counts)
     if c.condition == "text" and most > c.text_rows:
@@ -110,44 +137,9 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
             f"{name} has {c.absolute}; choose the grid that the checkpoint was made for."
         )
 
-    # 4. Rows are padded to the longest image's.
-    batch = torch.nn.utils.rnn.pad_sequence([entry.to(device) for entry in entries], batch_first=True)
-    lengths = None
-    if least < most:
-        lengths = torch.tensor(counts, dtype=torch.int64, device=device)
-    return PreparedCondition(batch, lengths)
-
-
-def prompt_ids(model: TokenModel, condition: AnyCondition) -> list[list[int]]:
-    """Token ids of every prompt in Janus' template.
-
-    Raises:
-        UserError: there is no prompt, or one that the model cannot read.
-    """
-    texts = cast(PromptCondition, condition).texts
-    if not texts:
-        raise UserError("condition: it holds no prompt; write at least one.")
-    return [cast(JanusModel, model).prompt(text) for text in texts]
-
-
-def _check_entries(entries: tuple[Tensor, ...]) -> None:
-    """Check that there is an image, and that every image has rows.
-
-    Raises:
-        UserError: an entry is missing or empty.
-    """
-    if not entries:
-        raise UserError("condition: it is empty; ask for at least one image.")
-    if min(map(len, entries)) < 1:
-        raise UserError("condition: an image has no features or codes; make the condition again.")
-
 
 def _check_codes(condition: CodeCondition, size: int, owner: str) -> None:
-    """Check that all codes are in 0 to ``size`` - 1; ``owner`` is the model's name.
-
-    Raises:
-        UserError: there are no codes, or one is outside.
-    """
+    """Check that all codes are in 0 to ``size`` - 1; ``owner`` is the model's name."""
     _check_entries(condition.codes)
     low = min(int(codes.min()) for codes in condition.codes)
     high = max(int(codes.max()) for codes in condition.codes)

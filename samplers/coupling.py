@@ -11,6 +11,7 @@ state is usable only as a whole; channel-wise acceptance probabilities would mul
   of max(0, p - q) / Z, found by drawing from p (Leviathan et al. 2023, appendix A). Also maximal.
 - :func:`couple`, the general case: reshape, then reflect. MAR's learned variances hardly differ between a draft and the
   target, so the first rarely changes the draft, and the second keeps its noise, which keeps images of one seed alike.
+  BitDance's variances are fixed, which leaves the second.
 
 Means that differ by at most :data:`ROUNDING` (1 + |mean|) in every channel, with log stds within :data:`ROUNDING`,
 count as equal: fp32 evaluations of one head in two batches differ by as much. On the demo (50 diffusion steps from
@@ -41,6 +42,10 @@ class Gaussian(NamedTuple):
     def rows(self, *index: Tensor) -> Gaussian:
         """The distributions at an index."""
         return Gaussian(self.mean[index], self.log_std[index])
+
+    def flat(self) -> Gaussian:
+        """The same with all dimensions but the first in one."""
+        return Gaussian(self.mean.flatten(1), self.log_std.flatten(1))
 
 
 class Redraws(NamedTuple):
@@ -132,10 +137,14 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, redraws: R
 
     Args:
         draft: fp32 [N, channels], a sample of q.
-        uniforms: fp32 [N, 2], in (0, 1]; one per step.
+        uniforms: in (0, 1], fp32 [N, 2], one for each of the two; or [N, 1], where the stds of q and p are the same and
+            not 0, for :func:`reflect` alone.
         redraws: for rows that the first step rejects; None for none. More of them, with the same first ones, change
             only the rows that were not found.
     """
+    if uniforms.shape[1] == 1:
+        return reflect(draft, q.mean, p, uniforms[:, 0])
+
     shaped = reshape(draft, q, p.log_std, uniforms[:, 0], redraws)
     shifted = reflect(shaped.value, q.mean, p, uniforms[:, 1])
     accepted = shaped.accepted & shifted.accepted

@@ -1,0 +1,54 @@
+"""Annealed diffusion steps: later passes take fewer (DiSA, Zhao et al. 2025, arXiv 2505.20297, section 3.2, and its
+code).
+"""
+
+from __future__ import annotations
+
+import math
+
+from .settings import Guarantees
+
+# Share of the annealed steps by progress u = 0..1.
+CURVES = {
+    "linear": lambda u: 1 - u,
+    "cosine": lambda u: (1 + math.cos(math.pi * u)) / 2,
+    "two-stage": lambda u: float(u < 0.5),
+}
+
+
+class Annealed(Guarantees):
+    """A part of settings: what all that have DiSA's two fields promise. Each family words the fields itself."""
+
+    diffusion_steps: int
+    diffusion_steps_end: int | None  # of the last pass; None for as many as in the first
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+
+        # A report says what was used: steps that do not fall have no end.
+        if self.diffusion_steps_end is not None and self.diffusion_steps_end >= self.diffusion_steps:
+            object.__setattr__(self, "diffusion_steps_end", None)
+
+    @property
+    def annealed(self) -> bool:
+        """Whether the diffusion steps fall."""
+        return self.diffusion_steps_end is not None
+
+    def exact(self, side: int) -> bool:
+        return not self.annealed and super().exact(side)
+
+
+def annealed_steps(first: int, last: int | None, curve: str, passes: int) -> list[int]:
+    """Diffusion steps of passes s = 0 .. S - 1: last + floor(curve(s / (S - 1)) (first - last)).
+
+    ``last`` None, or at ``first`` or above, keeps ``first``.
+    """
+    if last is None or last >= first or passes == 1:
+        return [first] * passes
+
+    out = []
+    for s in range(passes):
+        share = CURVES[curve](s / (passes - 1))
+        # Rounded before the floor: 1 - u of a whole fraction may fall short of it in the last bit.
+        out.append(last + math.floor(round(share * (first - last), 9)))
+    return out

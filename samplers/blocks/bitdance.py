@@ -1,0 +1,203 @@
+"""BitDance: blocks of binary tokens one after another, each by diffusion.
+
+Source: "BitDance" (arXiv 2602.14041) and its published code. Shapes: B images, L tokens of C bits in blocks of P, width
+D, and R rows of the batch: those of the condition, then with guidance those of the null condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...model_loaders.networks.bitdance import BlockModel
+from ..annealing import annealed_steps
+from ..chain import Chains, Given, Head, StepTable, run_chain, spread, step_table
+from ..conditioning import MaskedCondition
+from ..device import to_device
+from ..editing import Edit
+from ..engine import Sampler, decode
+from ..noise import CounterRNG, PairedNoise, row_keys
+from ..speculation import Speculation
+from .canvas import BlockCanvas, Inputs, block_canvas
+from .diffusion import BUDGET, evaluations
+from .settings import BlockSettings
+
+
+def check(model: BlockModel, settings: BlockSettings) -> None:
+    """Check settings against a model, before anything is loaded or computed.
+
+    Raises:
+        UserError: a size that the model does not draw.
+    """
+    model.grid(settings.height, settings.width)
+
+
+@torch.no_grad()
+def bitdance(
+    model: BlockModel,
+    condition: MaskedCondition,
+    settings: BlockSettings,
+    noise: PairedNoise,
+    edit: Edit | None = None,
+) -> Sampler:
+    """BitDance.
+
+    Args:
+        model: network and the metadata of its files.
+        condition: what B images show, of the kind that the model reads.
+        settings: see :class:`BlockSettings`.
+        noise: noise of B images.
+        edit: part of an image to draw again; None for a whole new one. A block is drawn without knowing later ones.
+
+    Yields:
+        :class:`Step` after every evaluation of the diffusion head, or with speculation after every window of them.
+        Returns :class:`Sampled`.
+
+    Raises:
+        UserError: a condition that the model cannot read, a size that it does not draw, an edit that does not fit, a
+            large model on a CPU, or predictions that are not finite.
+    """
+    canvas, inputs = block_canvas(model, condition, settings, noise, edit)
+    plan = {block: canvas.order[canvas.span(block)] for block in canvas.drawn}
+    look = BlockLook(canvas, inputs)
+    draw = BlockDiffusion(canvas)
+
+    canvas.total = sum(draw.evaluations[block] for block in plan)
+    return (yield from decode(canvas, plan, look, draw, draw.evaluations))
+
+
+class BlockLook:
+    """The transformer with its KV cache: what it says of a block, given the blocks before it, fp32 [R, P, D]."""
+
+    def __init__(self, canvas: BlockCanvas, inputs: Inputs):
+        self.canvas = canvas
+        self.inputs = inputs
+        self.net = canvas.model.net
+        self.places = self.net.places(canvas.grid)  # position rows [L, D]
+        self.hidden: Tensor | None = None  # of the newest block
+        self.fed = 0  # tokens in the cache
+
+    def __call__(self, block: int, cells: Tensor) -> Tensor:
+        report = self.canvas.report
+        at = self.canvas.span(block)
+
+        # 1. Prefill the condition, and the first block of rows.
+        if self.hidden is None:
+            prefix, lengths, first = self.inputs
+            self.hidden, self.cache = self.net.begin(prefix, lengths, first, self.canvas.grid)
+            report.add(transformer_passes=2, cache_bytes=self.cache.bytes)
+            report.add(transformer_tokens=prefix.shape[0] * (prefix.shape[1] + first.shape[1]))
+
+        # 2. Feed the blocks since the last pass, both branches together.
+        if at.start > self.fed:
+            new = slice(self.fed, at.start)
+            rows = self.net.embed(self.canvas.read[:, new], self.places[new])
+            self.hidden = self.net.advance(rows, self.canvas.block + self.fed, self.cache)[:, -self.canvas.block :]
+            self.fed = at.start
+            report.add(transformer_passes=1, transformer_tokens=rows.shape[0] * rows.shape[1])
+
+        return self.hidden + self.places[at]
+
+
+class BlockDiffusion:
+    """Blocks by diffusion, whose signs are the tokens."""
+
+    evaluations: dict[int, int]  # of the head, by block
+
+    def __init__(self, canvas: BlockCanvas):
+        settings = canvas.settings
+        self.canvas = canvas
+        first = settings.diffusion_steps
+        self.counts = annealed_steps(first, settings.diffusion_steps_end, "linear", canvas.blocks)
+        self.evaluations = {block: count + 1 for block, count in enumerate(self.counts)}
+        # Noise of every token in its order, fp32 [B, L, C], and of the steps, [T, B, L, C].
+        self.start, self.noise = draws(canvas)
+
+        # Of each number of steps its table, and the times t of its evaluations, fp32 [N + 1].
+        self.tables: dict[int, tuple[StepTable, Tensor]] = {}
+        for count in set(self.counts):
+            made = evaluations(count, canvas.model.time_shift)
+            times = to_device(torch.tensor(made.times), canvas.device)
+            self.tables[count] = step_table(made.steps, canvas.model.net.denoiser.times(times)), times
+
+    def __call__(self, block: int, cells: Tensor, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yields evaluations and predictions, and at the end the tokens of the block; ``conditions``: fp32
+        [R, P, D].
+        """
+        for count, made in self._denoised(block, conditions):
+            prediction = made
+            if count < self.evaluations[block]:
+                yield count, made
+
+        # The signs are the tokens, in both branches.
+        self.canvas.watch(torch.linalg.vector_norm(prediction, torch.inf))
+        tokens = torch.where(prediction >= 0, 1.0, -1.0)
+        yield self.evaluations[block], self.canvas.feed(block, tokens)
+
+    def _denoised(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """The evaluations so far and the predictions fp32 [B or R, P, C] of a block, of which the last one counts.
+
+        Where the scale of guidance is 1, both branches are independent images with noise of their own; so the published
+        code draws the first block with linear guidance.
+        """
+        canvas = self.canvas
+        net = canvas.model.net
+        at = canvas.span(block)
+        cfg = canvas.cfg(block)
+        start = self.start[:, at]
+        noise = self.noise[:, :, at]
+        together = canvas.guided and cfg != 1
+        apart = canvas.guided and not together
+        if apart:
+            start, noise = with_null_noise(canvas, start, noise)
+
+        steps, times = self.tables[self.counts[block]]
+        free = canvas.free(block, len(start))
+        rows = Chains(
+            z=conditions.unflatten(0, (1 + together, -1)),
+            cfg=torch.full((len(start), 1, 1), cfg, device=start.device),
+            x=start,
+            noise=spread(noise, self.counts[block]),
+            table=steps,
+            given=None if free is None else Given(times, start, canvas.read[: len(start), at].clone(), free),
+        )
+        head = Head(net, net.denoiser, rows, canvas.report, BUDGET)
+        if canvas.settings.window > 1:
+            paths = Speculation(net, head, rows, acceptances(canvas, block, apart), canvas.report)
+            for _ in paths.windows(np.arange(len(start)), canvas.settings.window):
+                yield int(paths.done.min()), paths.data
+        else:
+            for k, done in enumerate(run_chain(net, rows, head)):
+                yield k + 1, done.x
+
+
+def draws(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
+    """Noise of every token in its order, on the device: start [B, L, C], and of the steps [T, B, L, C].
+
+    It belongs to the cells of the grid, so that models of other blocks draw from the same noise.
+    """
+    channels = canvas.model.net.channels
+    start = canvas.noise.first("full", canvas.cells, channels)
+    steps = canvas.noise.steps("full", canvas.settings.diffusion_steps, canvas.cells, channels)
+    order = canvas.order
+    return to_device(start, order.device)[:, order], to_device(steps, order.device)[:, :, order].transpose(0, 1)
+
+
+def with_null_noise(canvas: BlockCanvas, start: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Noise of a block for both branches, each with its own: start [2 B, P, C] and steps [T, 2 B, P, C]."""
+    channels = canvas.model.net.channels
+    null_start = to_device(canvas.noise.first("null", canvas.block, channels), start.device)
+    null_steps = to_device(canvas.noise.steps("null", len(steps), canvas.block, channels), start.device)
+    return torch.cat([start, null_start]), torch.cat([steps, null_steps.transpose(0, 1)], 1)
+
+
+def acceptances(canvas: BlockCanvas, block: int, apart: bool) -> CounterRNG:
+    """Random numbers of a block for speculation, a row for every image; with ``apart`` also for the null branch."""
+    keys = [row_keys(canvas.noise, "verify", canvas.blocks)[:, block]]
+    if apart:
+        keys.append(row_keys(canvas.noise, "null/verify", canvas.blocks)[:, block])
+
+    return CounterRNG(to_device(torch.cat(keys), canvas.device))

@@ -1,0 +1,210 @@
+"""The canvas of blocks of binary tokens, and the checks and inputs that come before the first pass.
+
+Shapes as in ``bitdance.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import UserError
+from ...model_loaders.networks.bitdance import BitDanceClass, BlockModel
+from ..conditioning import MaskedCondition, PromptCondition, expect_kind, expect_null_prompt
+from ..editing import Edit, edit_digests
+from ..engine import Canvas, expect_images, new_report
+from ..noise import PairedNoise
+from .memory import estimate
+from .settings import BlockSettings
+
+# Weights of the diffusion head above which a CPU is refused: the largest ImageNet model has less than half of it.
+LARGE_HEAD = 1_000_000_000
+
+
+class Inputs(NamedTuple):
+    """What the transformer reads before the first block is drawn."""
+
+    prefix: Tensor  # rows [R, n, D]
+    lengths: Tensor | None  # of the prefixes, int64 [R]; None if they are all n
+    first: Tensor  # rows [R, P, D] in the place of a block before the first
+
+
+@dataclass(eq=False)
+class BlockCanvas(Canvas):
+    """Tokens are vectors of -1 and +1, or 0 where undecided. An edit's are given in both branches of guidance."""
+
+    order: Tensor = field(kw_only=True)  # int64 [L]: cells of the tokens in their order, on the device
+    # Tokens in their order as the transformer reads them, fp32 [R, L, C]; 0 where undecided. Not ``values`` once a
+    # branch: where guidance is 1, the null branch has tokens of its own.
+    read: Tensor = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.block = self.model.net.block  # P
+        self.guided = len(self.read) > self.images
+
+        # Blocks to draw, and those of which every token is drawn in every image. Of an edit, others are only read, or
+        # drawn in part. The host reads this once.
+        blocks = range(len(self.order) // self.block)
+        self.drawn = list(blocks)
+        self.whole = [True for _ in blocks]
+        if self.again is not None:
+            of_blocks = self.again[:, self.order].cpu().unflatten(1, (-1, self.block))
+            self.drawn = [block for block in blocks if bool(of_blocks[:, block].any())]
+            self.whole = of_blocks.all(2).all(0).tolist()
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of an image."""
+        return len(self.order) // self.block
+
+    def span(self, block: int) -> slice:
+        """The tokens of a block, in their order."""
+        return slice(block * self.block, (block + 1) * self.block)
+
+    def cfg(self, block: int) -> float:
+        """Guidance scale of a block; the linear one begins with 1 and ends just short of cfg, as published."""
+        if self.settings.cfg_schedule == "linear":
+            return 1 + (self.settings.cfg - 1) * block / self.blocks
+        return self.settings.cfg
+
+    def free(self, block: int, rows: int) -> Tensor | None:
+        """The tokens of a block that are drawn, bool [rows, P, 1], for so many rows of the batch; None for all."""
+        if self.again is None or self.whole[block]:
+            return None
+        return self.again[:, self.order[self.span(block)], None].repeat(rows // self.images, 1, 1)
+
+    def feed(self, block: int, tokens: Tensor) -> Tensor:
+        """Have the transformer read the drawn tokens [B or R, P, C] of a block; returns those of the images, with what
+        an edit gives.
+        """
+        at = self.span(block)
+        free = self.free(block, len(tokens))
+        if free is not None:
+            tokens = torch.where(free, tokens, self.read[: len(tokens), at])
+
+        branches = len(self.read) // len(tokens)
+        self.read[:, at] = tokens.repeat(branches, 1, 1)
+        return tokens[: self.images]
+
+    def to_latents(self, values: Tensor) -> Tensor:
+        return values.unflatten(1, self.grid).permute(0, 3, 1, 2).contiguous()
+
+
+def block_canvas(
+    model: BlockModel,
+    condition: MaskedCondition,
+    settings: BlockSettings,
+    noise: PairedNoise,
+    edit: Edit | None,
+) -> tuple[BlockCanvas, Inputs]:
+    """Check the inputs; the canvas of a generation, and what the transformer reads first.
+
+    Raises:
+        UserError: see :func:`bitdance`.
+    """
+    net = model.net
+    device = model.device
+    expect_kind(condition, model.condition, model.name)
+    expect_images(condition, noise)
+    expect_suited(model, device, settings)
+
+    grid = model.grid(settings.height, settings.width)
+    images = len(condition)
+    guided = settings.cfg != 1
+    inputs = _inputs(model, condition, guided, grid)
+    report = new_report("bitdance", model, settings, noise)
+    report.memory = estimate(model, condition, settings, edit is not None)
+    report.conditions = condition.digests()
+
+    order = net.order(grid)
+    values = torch.zeros(images, len(order), net.channels, device=device)
+    again = None
+    if edit is not None:
+        given = given_tokens(model, edit, grid, device)
+        again = edit.token_mask(grid, images, device)
+        report.edits = edit_digests(given, again)
+        values = torch.where(again[..., None], 0.0, given)
+
+    read = values[:, order].repeat(1 + guided, 1, 1)
+    canvas = BlockCanvas(model, settings, noise, grid, values, report, again=again, order=order, read=read)
+    return canvas, inputs
+
+
+def _inputs(model: BlockModel, condition: MaskedCondition, guided: bool, grid: tuple[int, int]) -> Inputs:
+    """Rows of the condition, and with guidance those of the null condition."""
+    net = model.net
+    if isinstance(net, BitDanceClass):
+        classes = net.config.condition_size
+        labels = condition.class_ids(classes, model.label_set, net.compute_device)  # type: ignore[union-attr]
+        if guided:
+            labels = torch.cat([labels, torch.full_like(labels, classes)])
+        prefix, first = net.class_rows(labels)
+        return Inputs(prefix, None, first)
+
+    assert isinstance(condition, PromptCondition), "checked by expect_kind"
+    if not condition.texts:
+        raise UserError("condition: it holds no prompt; write at least one.")
+    expect_null_prompt(condition, model.name)
+    ids: Sequence[Sequence[int]] = [model.prompt(text) for text in condition.texts]
+    if guided:
+        ids = [*ids, *[model.null_prompt()] * len(ids)]
+    prefix, lengths, first = model.prompt_rows(ids, grid)
+    return Inputs(prefix, lengths, first)
+
+
+def given_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: torch.device) -> Tensor:
+    """The tokens of the image that an edit starts from, fp32 [1 or B, L, C] in raster order.
+
+    Raises:
+        UserError: latents of another shape.
+    """
+    start = edit.start
+    channels = model.net.channels
+    if start.ndim != 4 or start.shape[1] != channels:
+        raise UserError(
+            f"latent_image: it has the shape {list(start.shape)}, {model.name} draws latents of {channels} channels; "
+            "encode an image with VAE Encode and the vae of the same loader."
+        )
+    if tuple(start.shape[2:]) != grid:
+        height, width = (side * model.stride for side in grid)
+        own_height, own_width = (side * model.stride for side in start.shape[2:])
+        remedy = f"encode an image of {width} x {height} with VAE Encode"
+        with suppress(UserError):
+            model.grid(own_height, own_width)  # raises for a size that it does not draw
+            remedy = f"set width to {own_width} and height to {own_height}, or {remedy}"
+        raise UserError(
+            f"latent_image: it is of {own_width} x {own_height} pixels, and the image to draw of {width} x {height}; "
+            f"{remedy}."
+        )
+
+    bits = torch.where(start.to(device, torch.float32) > 0, 1.0, -1.0)
+    return bits.flatten(2).transpose(1, 2)
+
+
+def expect_edit(model: BlockModel, edit: Edit, settings: BlockSettings, images: int) -> None:
+    """Check an edit of some images before anything is loaded; raises as :func:`block_canvas`."""
+    grid = model.grid(settings.height, settings.width)
+    device = edit.start.device
+    given_tokens(model, edit, grid, device)
+    edit.token_mask(grid, images, device)
+
+
+def expect_suited(model: BlockModel, device: torch.device, settings: BlockSettings) -> None:
+    """Raise a UserError if a model is too large for a CPU."""
+    weights = sum(weight.numel() for weight in model.net.denoiser.parameters())
+    if device.type != "cpu" or weights < LARGE_HEAD:
+        return
+
+    height, width = model.grid(settings.height, settings.width)
+    rows = height * width * (1 + (settings.cfg != 1))
+    work = 2 * weights * rows * (settings.diffusion_steps + 1)
+    raise UserError(
+        f"model: {model.name} needs about {work / 1e15:.1f} PFLOP an image for its diffusion head alone; choose a "
+        "BitDance-ImageNet model on a CPU, or a GPU."
+    )

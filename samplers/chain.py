@@ -1,0 +1,308 @@
+"""Sampling with a diffusion head: a chain of Gaussian steps, of many rows at once.
+
+A row is a token of MAR or a block of BitDance. At every step the head makes a *prediction* from the row's state x, and
+the prediction says what the clean *data* is. The next state is a sample of a Gaussian around a mix of both:
+
+    data = data_x x + data_out prediction
+    x   <- N(of_x x + of_data data, exp(middle + slope logits)^2)
+
+In a diffusion of noise (MAR; Li et al. 2024, arXiv 2406.11838, section 3.2) the prediction is the noise and data is x0;
+of_x and of_data are the coefficients of the posterior's mean, coef2 and coef1, and the head also predicts the logits of
+a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, data_x = 0 and data_out = 1, and slope is
+0. In both the last step takes the data itself. States and steps are fp32, whatever the dtype of the network.
+
+:func:`run_chain` is the loop. Rows may have steps of their own: each then has a column in the table. FastHybrid changes
+the means of some rows (:class:`Change`), edits of BitDance give some tokens of a row (:class:`Given`), and
+``speculation.py`` verifies several steps in one evaluation of the head.
+
+Shapes: N rows of shape [*, c] (MAR: *, the tokens of a row, is left out), S steps, and P branches of guidance: 2, the
+condition's and the null one, or 1 without guidance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..model_loaders.networks.speed import Regional
+from ..reports.record import Report
+from .device import to_device
+
+
+@dataclass(eq=False)
+class Chains:
+    """N rows to sample."""
+
+    z: Tensor  # conditions [P, N, *, D], the null class's last
+    cfg: Tensor  # guidance scale, fp32 [N, 1 ...]
+    x: Tensor  # states before the first step, fp32 [N, *, c]
+    noise: Tensor  # of the steps, fp32 [S, N, *, c]; that of the last step, which adds none, may be left out
+    table: StepTable
+    temperature: float = 1.0  # factor of the stds
+    given: Given | None = None
+    change: Change | None = None
+
+    def part(self, first: int, stop: int) -> Chains:
+        """The same rows with the steps from ``first`` on, before ``stop``, alone."""
+        return replace(
+            self,
+            noise=self.noise[first:stop],
+            table=self.table.part(first, stop),
+            given=None if self.given is None else self.given.part(first, stop),
+            change=None if self.change is None else self.change.part(first, stop),
+        )
+
+
+def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | None]:
+    """Classifier-free guidance on the prediction only; with the conditional branch's variance logits, None if there are
+    none. [N, *, c] each.
+
+    ``out``: the head's output [P, N, *, c or 2 c], the null branch last; ``cfg``: guidance scale, fp32 [N, 1 ...].
+    """
+    prediction = out[0]
+    logits = None
+    if out.shape[-1] > channels:
+        prediction, logits = prediction.chunk(2, -1)
+    if len(out) == 2:
+        null = out[1, ..., :channels]
+        prediction = torch.lerp(null, prediction, cfg)  # null + cfg (prediction - null)
+    return prediction, logits
+
+
+class Advanced(NamedTuple):
+    """Chains after a step, fp32 [N, *, c] each."""
+
+    x: Tensor
+    mean: Tensor
+    log_std: Tensor  # [] of a fixed variance
+
+
+def advance(
+    numbers: Sequence[Tensor],
+    cfg: Tensor,
+    noise: Tensor,
+    x: Tensor,
+    out: Tensor,
+    change: Callable[..., Tensor] | None = None,
+    arguments: Sequence[Tensor] = (),
+) -> Advanced:
+    """A step of all rows, as a function for the compiler.
+
+    Args:
+        numbers: all_x, all_out, middle and slope of :class:`StepTable`.
+        cfg, out: see :func:`guide`.
+        noise, x: fp32 [N, *, c].
+        change, arguments: of the step, see :class:`Change`.
+    """
+    all_x, all_out, middle, slope = numbers
+    prediction, logits = guide(out, cfg, x.shape[-1])
+    mean = torch.addcmul(all_x * x, all_out, prediction)
+    if change is not None:
+        mean = change(mean, *arguments)
+
+    log_std = middle if logits is None else torch.addcmul(middle, slope, logits)
+    return Advanced(torch.addcmul(mean, log_std.exp(), noise), mean, log_std)
+
+
+def run_chain(net: Regional, rows: Chains, head: Callable[[int, Tensor], Tensor]) -> Iterator[Advanced]:
+    """The steps of all rows together, one at a time; the states after the last one are the samples.
+
+    ``head``: :class:`Head`, or another that ``out = head(k, x)`` may be called of at every step k, from 0 on.
+    """
+    run = net.region(advance, "diffusion steps")
+    noise = rows.noise if rows.temperature == 1 else rows.noise * rows.temperature
+    noises = (*noise, noise[-1])  # of the last step unused
+    function, arguments = rows.change or (None, [()] * len(rows.table))
+
+    x = rows.x
+    for k, numbers in enumerate(rows.table.numbers[:, :4]):
+        if rows.given is not None:
+            x = rows.given.follow(x, k)
+        done = run(numbers.unbind(), rows.cfg, noises[k], x, head(k, x), function, arguments[k])
+        x = done.x
+        yield done
+
+
+# ------------------------------------------------------------------------------------------------ numbers of the steps
+
+
+class DiffusionStep(NamedTuple):
+    """The numbers of a step, under the names of the equations above."""
+
+    data_x: float
+    data_out: float
+    of_x: float
+    of_data: float
+    middle: float  # minus infinity is no noise
+    slope: float  # 0 of a fixed variance
+
+
+@dataclass(frozen=True, eq=False)
+class StepTable:
+    """S steps on the device, the one with most noise first."""
+
+    # fp32 [S, 8], or [S, 8, N, 1 ...] where every row has steps of its own. Without the data, the mean is
+    # all_x x + all_out prediction; all_x, all_out, middle and slope, then data_x, data_out, of_x and of_data.
+    numbers: Tensor
+    times: Tensor  # embeddings of their times, [S, w] or [S, N, w]
+    learned: bool  # whether the head predicts logits of the variance
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def part(self, first: int, stop: int) -> StepTable:
+        """The steps from ``first`` on, before ``stop``."""
+        return StepTable(self.numbers[first:stop], self.times[first:stop], self.learned)
+
+
+def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
+    """The table of steps, with the embeddings [S, w] of their times."""
+    rows = []
+    for data_x, data_out, of_x, of_data, middle, slope in steps:
+        all_x = of_data * data_x + of_x
+        all_out = of_data * data_out
+        rows.append((all_x, all_out, middle, slope, data_x, data_out, of_x, of_data))
+
+    learned = any(step.slope for step in steps)
+    return StepTable(to_device(torch.tensor(rows), times.device), times, learned)
+
+
+def spread(noise: Tensor, count: int) -> Tensor:
+    """The noise [count, ...] of so many steps, of that of T steps [T, ...].
+
+    Step k takes entry k T // count, so that images of fewer steps stay comparable.
+    """
+    if count != len(noise):
+        k = torch.arange(count, device=noise.device)
+        noise = noise[k * len(noise) // count]
+
+    return noise.contiguous()
+
+
+# ------------------------------------------------------------------------------------------------ particular rows
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Values of rows that are given. Their states follow a path of their own, (1 - t) start + t value."""
+
+    t: Tensor  # of every step, fp32 [S]
+    start: Tensor  # fp32 [N, *, c]
+    value: Tensor  # fp32 [N, *, c]
+    free: Tensor  # bool, broadcast to [N, *, c]: what is not given
+
+    def part(self, first: int, stop: int) -> Given:
+        """Of the steps from ``first`` on, before ``stop``."""
+        return replace(self, t=self.t[first:stop])
+
+    def follow(self, x: Tensor, k: int) -> Tensor:
+        """States x [N, *, c] before step k."""
+        t = self.t[k]
+        return torch.where(self.free, x, (1 - t) * self.start + t * self.value)
+
+    def follow_rows(self, x: Tensor, row: Tensor, k: Tensor) -> Tensor:
+        """States x [R, *, c] of rows before steps k, int64 [R] each."""
+        t = self.t[k].view(-1, *(1,) * (x.ndim - 1))
+        return torch.where(self.free[row], x, (1 - t) * self.start[row] + t * self.value[row])
+
+
+class Change(NamedTuple):
+    """What a sampler makes of the means."""
+
+    function: Callable[..., Tensor]  # of a mean and a step's arguments; a function of a module, for the compiler
+    arguments: Sequence[tuple[Tensor, ...]]  # of every step
+
+    def part(self, first: int, stop: int) -> Change:
+        """Of the steps from ``first`` on, before ``stop``."""
+        return self._replace(arguments=self.arguments[first:stop])
+
+
+# ------------------------------------------------------------------------------------------------ the head
+
+
+class HeadNetwork(Protocol):
+    """A diffusion head, see ``networks/mar.py`` and ``networks/bitdance.py``."""
+
+    @property
+    def modulation_numbers(self) -> int:
+        """Numbers of all modulations of one token."""
+
+    def conditions(self, z: Tensor) -> Tensor:
+        """Embeddings [..., w] of conditions [..., D]."""
+
+    def modulations(self, embedding: Tensor) -> list[Tensor]:
+        """Modulations [..., w'] of the sum [..., w] of the embeddings of conditions and times."""
+
+    def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
+        """Predictions, then variance logits if it learned them, fp32 [P, N, *, c or 2 c].
+
+        Of states x fp32 [N, *, c], and modulations [P, N, *, w'].
+        """
+
+
+class Head:
+    """The diffusion head for the conditions of N rows: ``out = head(k, x)`` at step k, from 0 on, one more at a call.
+
+    The report counts its work. ``budget``: modulations that are computed at once, in numbers; those of one step of all
+    rows may be more.
+    """
+
+    def __init__(self, net: Regional, head: HeadNetwork, rows: Chains, report: Report, budget: int):
+        self._head = head
+        self._report = report
+        self._evaluate = net.region(type(head).denoise, "diffusion head")
+        self._condition = head.conditions(rows.z)
+
+        # Embeddings of times, [S, 1, 1 or N, 1 ..., w].
+        times = rows.table.times
+        tokens = (1,) * (rows.z.ndim - 3)
+        self._times = times.view(len(times), 1, -1, *tokens, times.shape[-1])
+
+        # The modulations of many steps are one product, which reads the weights once.
+        of_step = self._condition.shape[:-1].numel() * head.modulation_numbers
+        of_row = of_step // self._condition.shape[1]
+        self._at_once = max(1, budget // max(1, of_step))
+        self._rows_at_once = max(1, budget // max(1, of_row))
+        self._modulations: list[tuple[Tensor, ...]] = []
+        self._of_all_steps: list[Tensor] | None = None
+
+    def __call__(self, k: int, x: Tensor) -> Tensor:
+        """Its output [P, N, *, c or 2 c] for the states x fp32 [N, *, c]."""
+        place = k % self._at_once
+        if place == 0:
+            self._modulations = list(zip(*self._of_steps(k, k + self._at_once), strict=True))
+        return self._evaluated(x, self._modulations[place])
+
+    def at(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
+        """Its output [P, M, *, c or 2 c] for M states x fp32 [M, *, c], with a call for as many as fit the budget.
+
+        The states are those of rows ``row`` at steps ``k``, int64 [M] each on the device.
+        """
+        # Modulations of all rows at all steps, where they fit.
+        if self._of_all_steps is None and len(self._times) <= self._at_once:
+            self._of_all_steps = [m.transpose(0, 1) for m in self._of_steps(0, len(self._times))]
+
+        parts = []
+        most = self._rows_at_once
+        for some, step, state in zip(row.split(most), k.split(most), x.split(most), strict=True):
+            if self._of_all_steps is not None:
+                modulations = [m[:, step, some] for m in self._of_all_steps]
+            else:
+                modulations = self._head.modulations(self._times[step, :, 0].transpose(0, 1) + self._condition[:, some])
+            parts.append(self._evaluated(state, modulations))
+
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _of_steps(self, first: int, stop: int) -> list[Tensor]:
+        """Modulations [S', P, N, *, w'] of some steps."""
+        return self._head.modulations(self._times[first:stop] + self._condition)
+
+    def _evaluated(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
+        """One call."""
+        out = self._evaluate(self._head, x, modulations)
+        self._report.add(head_calls=1, head_rows=out.shape[:-1].numel())
+        return out

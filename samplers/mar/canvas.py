@@ -1,0 +1,208 @@
+"""The canvas of MAR-like models: which tokens each AR step decides, and the checks before a generation.
+
+Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens of c channels.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ...errors import UserError
+from ...model_loaders.networks.mar import Conditioning, MARModel
+from ...reports.record import Report
+from .. import chain
+from ..conditioning import MaskedCondition, expect_kind
+from ..device import to_device
+from ..editing import LARGEST_LATENT, Edit, edit_digests
+from ..engine import Canvas, expect_images, new_report
+from ..noise import PairedNoise
+from .memory import estimate
+from .schedule import ORDERS, masked_after
+from .settings import MARBase
+from .tables import STEPS, Tables, tables
+
+
+class Order:
+    """Which positions each AR step decides, and its guidance scale.
+
+    Args:
+        orders: int64 [B, L], a permutation per image; positions are revealed from its end.
+        settings: AR steps and guidance. An edit of fewer tokens than AR steps decides one per step.
+        again: bool [B, L], positions to decide, equally many in every image; None for all.
+    """
+
+    steps: int  # AR steps
+    # Of each AR step: positions decided before and after it, and in it (the same for all images), and guidance scale.
+    starts: list[int]
+    ends: list[int]
+    sizes: list[int]
+    cfg: list[float]
+    reveal: Tensor  # int64 [B, L], positions in the order in which they are decided; given ones first
+    scale: Tensor  # guidance scale fp32 [B, L] of every position
+
+    def __init__(self, orders: Tensor, settings: MARBase, again: Tensor | None = None):
+        tokens = orders.shape[1]
+        given = 0 if again is None else tokens - int(again[0].sum())
+        steps = min(settings.steps, tokens - given) if given else settings.steps
+        left = masked_after(tokens - given, steps)
+        self.steps = len(left)
+        self.ends = [tokens - masked for masked in left]
+        self.starts = [given, *self.ends[:-1]]
+        self.sizes = [end - start for start, end in zip(self.starts, self.ends, strict=True)]
+
+        self.cfg = [settings.cfg] * self.steps
+        if settings.cfg_schedule == "linear":
+            # The published code's last mask length is 1, so that its linear guidance ends just short of cfg.
+            self.cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in left]
+
+        # The published code masks the front of an order and reveals from its end. Given positions come first.
+        self.reveal = orders.flip(1)
+        if again is not None:
+            given_first = again.gather(1, self.reveal).to(torch.uint8).argsort(dim=1, stable=True)
+            self.reveal = self.reveal.gather(1, given_first)
+
+        in_order = torch.tensor([1.0, *self.cfg]).repeat_interleave(torch.tensor([given, *self.sizes]))
+        scale = to_device(in_order, orders.device).expand_as(orders)
+        self.scale = torch.empty_like(scale).scatter(1, self.reveal, scale)
+
+    @property
+    def plan(self) -> dict[int, Tensor]:
+        """The positions of every AR step, int64 [B, n] each."""
+        return {step: self.ahead(step) for step in range(self.steps)}
+
+    def ahead(self, step: int, reach: int = 1) -> Tensor:
+        """int64 [B, M]: positions of steps ``step .. step + reach - 1``, in order of the steps."""
+        return self.reveal[:, self.starts[step] : self.ends[min(step + reach, self.steps) - 1]]
+
+    def known(self, step: int) -> Tensor:
+        """int64 [B, K]: positions decided before ``step``, ascending."""
+        return self.reveal[:, : self.starts[step]].sort(dim=1).values
+
+
+@dataclass(eq=False)
+class MARCanvas(Canvas):
+    """Tokens fp32 [B, L, c]. An edit keeps the latents that it starts from, bit for bit."""
+
+    model: MARModel
+    settings: MARBase
+    noise: PairedNoise
+    order: Order = field(kw_only=True)
+    rows: Conditioning = field(kw_only=True)  # the condition as the network reads it
+    start: Tensor | None = field(default=None, kw_only=True)  # decoder latents [1 or B, C, H, W] of an edit
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.total = self.order.steps
+        self.guided = self.settings.cfg != 1.0  # whether the null branch is evaluated
+
+    def read_by(self, model: MARModel, rows: Conditioning, report: Report) -> MARCanvas:
+        """The same images as another model reads them, whose work another report counts."""
+        other = copy(self)
+        other.model = model
+        other.rows = rows
+        other.report = report
+        return other
+
+    def to_latents(self, values: Tensor) -> Tensor:
+        latents = self.model.to_latents(values)
+        if self.start is None or self.again is None:
+            return latents
+        patch = self.model.patch
+        drawn = self.again.unflatten(1, self.grid)[:, None].repeat_interleave(patch, 2).repeat_interleave(patch, 3)
+        return torch.where(drawn, latents, self.start)
+
+    # --- the diffusion of a token
+
+    def tables(self, count: int, highest: int = STEPS - 1) -> Tables:
+        """Diffusion tables of a ``count``-step pass from the setting t_max or the checkpoint's own, ``highest`` at
+        most.
+        """
+        t_max = self.settings.t_max
+        if t_max is None:
+            t_max = self.model.first_timestep(self.settings.diffusion_steps)
+        return tables(count, min(t_max, highest), self.model.max_beta)
+
+    def table(self, count: int, highest: int = STEPS - 1) -> chain.StepTable:
+        """The steps of :meth:`tables` on the device."""
+        made = self.tables(count, highest)
+        return chain.step_table(made.drawn, self.times(made))
+
+    @torch.no_grad()
+    def times(self, made: Tables) -> Tensor:
+        """The head's embeddings [S, w] of the timesteps of tables, highest first."""
+        return self.model.net.head.time_embed(to_device(made.timestep_map.flip(0), self.device))
+
+    def draws(self, stream: str, count: int) -> tuple[Tensor, Tensor]:
+        """Noise of every token on the device: start [B, L, c] and ``count`` steps [S, B, L, c]."""
+        c = self.model.net.config
+        start = self.noise.first(stream, c.tokens, c.channels)
+        steps = self.noise.steps(stream, count, c.tokens, c.channels)
+        return to_device(start, self.device), to_device(steps, self.device).transpose(0, 1)
+
+
+@torch.no_grad()
+def mar_canvas(
+    name: str,
+    model: MARModel,
+    condition: MaskedCondition,
+    settings: MARBase,
+    noise: PairedNoise,
+    edit: Edit | None,
+) -> MARCanvas:
+    """Check the inputs; the canvas of a generation."""
+    c = model.net.config
+    expect_kind(condition, model.condition, model.name)
+    expect_images(condition, noise)
+    memory = estimate(model, condition, settings)
+    rows = condition.rows(model, settings.cfg != 1.0)
+
+    report = new_report(name, model, settings, noise)
+    report.memory = memory
+    report.conditions = condition.digests()
+
+    tokens = torch.zeros(len(condition), c.tokens, c.channels, device=model.device)
+    again = start = None
+    if edit is not None:
+        start, again = edited(model, edit, len(condition), model.device)
+        tokens = model.to_tokens(start.expand(len(condition), -1, -1, -1))
+        report.edits = edit_digests(tokens, again)
+
+    orders = ORDERS[settings.order](noise.orders(c.tokens)).to(model.device)
+    order = Order(orders, settings, again)
+    grid = (c.grid, c.grid)
+    return MARCanvas(model, settings, noise, grid, tokens, report, again=again, order=order, rows=rows, start=start)
+
+
+def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """An edit's latents fp32 [1 or B, C, H, W], and the tokens to sample, bool [B, L].
+
+    Raises:
+        UserError: see :meth:`Edit.token_mask`; latents of another shape or far outside a decoder's, or masks that cover
+            different numbers of tokens in one batch.
+    """
+    c = model.net.config
+    want = (c.channels // model.patch**2, c.grid * model.patch, c.grid * model.patch)
+    if edit.start.ndim != 4 or tuple(edit.start.shape[1:]) != want:
+        raise UserError(
+            f"latent_image: it has the shape {list(edit.start.shape)}, {model.name} makes [batch, {want[0]}, "
+            f"{want[1]}, {want[2]}]; encode an image of the model's own size with VAE Encode and the vae of the "
+            "same loader."
+        )
+    mask = edit.token_mask(c.grid, images, device)
+    largest = float(edit.start.float().abs().max())
+    if largest > LARGEST_LATENT:
+        raise UserError(
+            f"latent_image: it holds numbers up to {largest:.3g}, a decoder's latents are below {LARGEST_LATENT}; "
+            "encode an image with VAE Encode and the vae of the same loader."
+        )
+    counts = mask.sum(1).tolist()
+    if min(counts) != max(counts):
+        raise UserError(
+            f"mask: the images' masks cover different numbers of tokens ({min(counts)} to {max(counts)}); "
+            "use one mask for the batch, or run the images separately."
+        )
+    return edit.start.to(device, torch.float32), mask

@@ -1,0 +1,63 @@
+"""MAR, Harmon and UniPic as families."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...model_loaders.networks.mar import MARModel
+from ..editing import Edit
+from ..family import Family
+from .canvas import edited
+from .mar import CLIPPED, clips
+from .memory import estimate
+from .refresh import usual_block
+from .settings import CacheSettings, DiSASettings, MARBase
+
+
+class MARFamily(Family):
+    """Models whose transformer knows the tokens decided so far, in any order, and whose tokens a small network draws by
+    diffusion.
+    """
+
+    kind = "masked"
+    unit = "AR steps"
+    caches = True
+
+    def grid(self, model: MARModel, settings: Any = None) -> tuple[int, int]:
+        return model.net.config.grid, model.net.config.grid
+
+    def latents(self, model: MARModel, settings: Any = None) -> tuple[int, int]:
+        side = model.net.config.grid * model.patch
+        return side, side
+
+    def step_numbers(self, model: MARModel, settings: Any) -> int:
+        return model.net.config.tokens * model.net.config.channels
+
+    def memory(
+        self,
+        model: MARModel,
+        condition: Any,
+        settings: Any,
+        cache: CacheSettings | None = None,
+        **more: Any,
+    ) -> dict[str, int]:
+        own = settings if isinstance(settings, CacheSettings) else cache
+        return estimate(model, condition, settings, own)
+
+    def own_values(self, model: MARModel, settings: Any) -> dict[str, Any]:
+        own = {"block": usual_block(model.net.config.decoder_depth)}
+        if isinstance(settings, MARBase):
+            first = model.first_timestep(settings.diffusion_steps)
+            clipped = isinstance(settings, DiSASettings) and clips(settings)
+            own["t_max"] = min(first, CLIPPED) if clipped else first
+        return own
+
+    def short(self, settings: Any) -> Any:
+        """One AR step with two diffusion steps."""
+        return type(settings)(steps=1, diffusion_steps=2)
+
+    def width(self, model: MARModel) -> int:
+        return model.net.config.dim
+
+    def expect_edit(self, model: MARModel, edit: Edit, settings: Any, images: int) -> None:
+        edited(model, edit, images, edit.start.device)

@@ -1,0 +1,119 @@
+"""How the transformer of a MAR-like model is evaluated: here in full at every AR step. ``lazymar.py`` keeps features.
+
+Shapes: B images, C transformer width, and P branches of guidance: 2, the condition's and the null one, or 1 without
+guidance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..device import to_device
+from .canvas import MARCanvas
+from .heads import Heads
+
+
+class Transformer:
+    """The look of a MAR: ``z = transformer(step, wanted)`` are the conditions of the diffusion head, [P, B, M, C], at
+    positions ``wanted`` int64 [B, M], given the tokens decided before AR step ``step``.
+    """
+
+    heads = Heads()  # how the diffusion head is evaluated beside it
+
+    def __init__(self, canvas: MARCanvas):
+        self.canvas = canvas
+
+    def __call__(self, step: int, wanted: Tensor) -> Tensor:
+        """See above."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Discard features of tokens that were decided again since."""
+
+    def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
+        """z of ``count`` AR steps from ``step`` on, each given the tokens of all steps before it, drafts included, in
+        groups of one pass.
+
+        Here step by step, as features of final tokens only may be cached; the caller stops at the first rejected draft.
+        """
+        for s in range(step, step + count):
+            yield [self(s, self.canvas.order.ahead(s))]
+
+
+class FullTransformer(Transformer):
+    """Encoder and decoder from scratch at every AR step, both branches of guidance in one batch."""
+
+    def __init__(self, canvas: MARCanvas):
+        super().__init__(canvas)
+        self.vectors = canvas.rows.vectors(canvas.guided)  # of the encoder's buffer rows, [E, C]
+
+    def __call__(self, step: int, wanted: Tensor) -> Tensor:
+        canvas = self.canvas
+        net = canvas.model.net
+        rows = canvas.rows
+        branches = 1 + canvas.guided
+        known = canvas.order.known(step)
+
+        # 1. The encoder, of both branches where they differ in it.
+        times = len(self.vectors) // len(known)
+        encoder_known = known.repeat(times, 1)
+        encoded = net.encode(canvas.values.repeat(times, 1, 1), encoder_known, self.vectors)
+
+        # 2. The decoder, of both branches.
+        fused = rows.fuse(encoded, encoder_known, canvas.guided)
+        z = net.decode(fused, known.repeat(branches, 1), wanted.repeat(branches, 1))
+
+        encoder_rows = encoded.shape[0] * encoded.shape[1]
+        decoder_rows = len(z) * (net.config.buffer + net.config.tokens)
+        canvas.report.add(**rows.counts(encoder_rows, decoder_rows))
+        return z.unflatten(0, (branches, -1))
+
+    def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
+        """All ``count`` AR steps in one pass; equal to :meth:`__call__` step by step, up to the rounding of padded
+        attention.
+        """
+        canvas = self.canvas
+        order = canvas.order
+        net = canvas.model.net
+        rows = canvas.rows
+        branches = 1 + canvas.guided
+        if count == 1:
+            yield [self(step, order.ahead(step))]
+            return
+
+        # 1. The batch holds every AR step with all images. Steps know different numbers of tokens: the shorter rows are
+        # padded.
+        starts = order.starts[step : step + count]
+        longest = starts[-1]
+        known = order.reveal[:, :longest].repeat(count, 1)
+        lengths = to_device(torch.tensor(starts), known.device).repeat_interleave(canvas.images)
+        mask = torch.arange(longest, device=known.device) < lengths[:, None]  # False for padding
+
+        # 2. The positions that each step decides, padded with the first of them.
+        sizes = order.sizes[step : step + count]
+        wanted = []
+        for s in range(step, step + count):
+            here = order.ahead(s)
+            padding = here[:, :1].expand(-1, max(sizes) - here.shape[1])
+            wanted.append(torch.cat([here, padding], 1))
+
+        # 3. One pass.
+        vectors = rows.vectors(canvas.guided, count)
+        times = len(vectors) // len(known)
+        encoder_known = known.repeat(times, 1)
+        encoder_mask = mask.repeat(times, 1)
+        encoded = net.encode(canvas.values.repeat(count * times, 1, 1), encoder_known, vectors, encoder_mask)
+        fused = rows.fuse(encoded, encoder_known, canvas.guided, encoder_mask)
+        asked = torch.cat(wanted).repeat(branches, 1)
+        z = net.decode(fused, known.repeat(branches, 1), asked, mask.repeat(branches, 1))
+
+        encoder_rows = encoded.shape[0] * encoded.shape[1]
+        decoder_rows = len(z) * (net.config.buffer + net.config.tokens)
+        canvas.report.add(**rows.counts(encoder_rows, decoder_rows))
+
+        # 4. The conditions of each step, without the padding.
+        of_steps = z.unflatten(0, (branches, -1)).split(canvas.images, 1)
+        yield [part[:, :, :n] for part, n in zip(of_steps, sizes, strict=True)]

@@ -1,0 +1,290 @@
+"""Speculation in a diffusion head: several steps are verified in one evaluation. Lossless.
+
+Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 4, "frozen" drafts:
+
+1. at state x_k the next L steps are drafted with the last evaluation's data and variance, without the head;
+2. the head is evaluated at all L drafted states of all rows in one batch;
+3. the longest accepted prefix is kept, and the first rejected step is replaced by the coupling (``coupling.py``).
+
+Step k of the head is N(m_p(x_k), s_p(x_k)^2), with guidance and temperature in mean and std. Its draft is a sample of
+N(m_q, s_q^2) that depends on earlier steps only, and the coupling turns it into a sample of the head's own kernel,
+given x_k. Later drafts are used only if this one was accepted, so their states are valid. Noise and uniforms of
+discarded steps did not affect any accepted step and are used again, which keeps images of one seed alike. All numbers
+of a row are accepted together: the head reads all tokens of a block.
+
+The last step takes the data that the head predicts, without noise. A token of MAR counts it, and accepts its draft only
+if it is exact, because another model may have drafted all of the token (CSpD). A block of BitDance does not count it.
+
+Given tokens of a block follow their own path. Drafts have the same, so these tokens have no part in the coupling.
+
+The host keeps the number of steps that every row has done, as an array. It reads from the device once a window: the
+accepted steps, and whether the coupling found a sample for every row. Where it needs redraws, one read for every batch
+of them says whether one was kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..model_loaders.networks.speed import Regional
+from ..reports.record import Report
+from .chain import Chains, Head, guide
+from .coupling import Gaussian, Redraws, couple
+from .device import to_device
+from .noise import CounterRNG
+
+# Lanes of a row's random numbers: one for all acceptances, two per step for redraws after a rejection.
+_ACCEPT = -1
+_NORMAL = 0
+_UNIFORM = 1
+# Redraws of a rejected step, as many at once as few rows need more of. The last of all redraws is taken
+# unconditionally; the probability of needing as many is below 1 / 2^18.
+_REDRAWS = (1 << 8, 1 << 13, 1 << 18)
+
+
+class Drafts(NamedTuple):
+    """W drafted steps of R rows. A row with fewer steps left repeats its last one, which is not used."""
+
+    states: Tensor  # before the steps, fp32 [R, W, *, c]
+    values: Tensor  # after them, fp32 [R, W, *, c]
+    q: Gaussian  # distributions of the values, fp32 [R, W, *, c]; the stds of fixed variances [R, W, 1 ...]
+
+
+class _Judged(NamedTuple):
+    """M drafted steps with the head's distributions, their numbers in one dimension."""
+
+    row: Tensor  # int64 [M]
+    step: Tensor  # int64 [M]
+    draft: Tensor  # fp32 [M, n]
+    q: Gaussian  # of the draft
+    p: Gaussian  # the head's
+    uniforms: Tensor  # fp32 [M, 2], or [M, 1] of fixed variances
+
+    def rows(self, index: Tensor) -> _Judged:
+        """Some of them."""
+        q = self.q.rows(index)
+        p = self.p.rows(index)
+        return _Judged(self.row[index], self.step[index], self.draft[index], q, p, self.uniforms[index])
+
+
+class Speculation:
+    """N rows in the middle of their diffusion, each at its own step.
+
+    Methods take the numbers of rows, int64 [R] on the host.
+    """
+
+    done: np.ndarray  # steps done, int64 [N]
+    x: Tensor  # states fp32 [N, *, c]
+    # The last evaluation's, fp32 [N, *, c]; drafts are made from them. A row's last data is its sample.
+    data: Tensor
+    logits: Tensor
+
+    def __init__(self, net: Regional, head: Head, rows: Chains, rng: CounterRNG, report: Report):
+        self.net = net
+        self.head = head
+        self.rows = rows
+        self.rng = rng
+        self.report = report
+        self.steps = len(rows.table)
+        self.learned = rows.table.learned
+        self.counted = self.steps if self.learned else self.steps - 1
+        self.device = rows.x.device
+        self._couple = net.region(couple, "verification of speculation")
+
+        # The first draft uses data of 0, the middle; a rejected draft costs no further call.
+        self.done = np.zeros(len(rows.x), np.int64)
+        self.x = rows.x.clone()
+        self.data = torch.zeros_like(self.x)
+        self.logits = torch.zeros_like(self.x)
+
+        # middle, slope, data_x, data_out, of_x and of_data. A last step that is not counted must have a std.
+        self._numbers = rows.table.numbers[:, 2:].clone()
+        self._numbers[:, 0] += math.log(rows.temperature) if rows.temperature > 0 else -math.inf
+        if not self.learned:
+            self._numbers[-1, 0] = 0
+
+        per_step = 2 if self.learned else 1
+        self._uniforms = rng.uniform(_ACCEPT, 0, per_step * self.steps).view(-1, self.steps, per_step)
+
+    def windows(self, rows: np.ndarray, length: int) -> Iterator[None]:
+        """All remaining steps of rows, drafted ``length`` at once; below 2, every step is evaluated in turn.
+
+        Yields after every window.
+        """
+        going = rows[self.done[rows] < self.steps]
+        while len(going):
+            if length > 1:
+                drafted = np.minimum(length, self.counted - self.done[going])
+                accepted = self.verify(going, self.draft(going, length))
+                self.report.add(drafted_steps=int(drafted.sum()), accepted_steps=int(accepted.sum()))
+            else:
+                self.advance(going)
+            yield
+
+            going = going[self.done[going] < self.steps]
+
+    def finish(self, rows: np.ndarray, length: int) -> Tensor:
+        """The samples of rows, fp32 [R, *, c], after :meth:`windows`."""
+        for _ in self.windows(rows, length):
+            pass
+
+        (row,) = self._on_device(rows)
+        return self.data[row]
+
+    def draft(self, rows: np.ndarray, length: int) -> Drafts:
+        """Draft the next steps of rows from their last evaluation, whose data and variance stay as they are."""
+        self.net.runs_plain("drafts of speculation")
+        width = int(self._widths(rows, length).max())
+        row, done = self._on_device(rows, self.done[rows])
+        step = (done[:, None] + torch.arange(width, device=self.device)).clamp(max=self.steps - 1)
+
+        # 1. Everything but the state is known beforehand: x_{k+1} = of_x x_k + offset_k + std_k noise_k.
+        middle, slope, _, _, of_x, of_data = self._of(step)
+        offset = of_data * self.data[row][:, None]
+        log_std = middle
+        if self.learned:
+            log_std = middle + slope * self.logits[row][:, None]
+        fixed = offset + log_std.exp() * self._noise(step, row[:, None])
+
+        # 2. The states, one after another.
+        states = []
+        values = []
+        x = self.x[row]
+        for k, of_x_k, fixed_k in zip(step.unbind(1), of_x.unbind(1), fixed.unbind(1), strict=True):
+            if self.rows.given is not None:
+                x = self.rows.given.follow_rows(x, row, k)
+            states.append(x)
+            x = torch.addcmul(fixed_k, of_x_k, x)
+            values.append(x)
+
+        before = torch.stack(states, 1)
+        return Drafts(before, torch.stack(values, 1), Gaussian(offset + of_x * before, log_std))
+
+    def verify(self, rows: np.ndarray, drafts: Drafts) -> np.ndarray:
+        """Evaluate the head at all drafted states of rows; advance them past the accepted prefix and one step more.
+
+        The drafts of R rows are R windows, of which some end early. The head sees their M states one behind the other,
+
+            window 0: s s s s    window 1: s s    window 2: s s s    ->    s s s s s s s s s
+
+        so that a state has a place in its window and one among the M.
+
+        Args:
+            drafts: of the rows' next steps.
+
+        Returns:
+            The number of accepted steps that count, int64 [R].
+        """
+        # 1. The M drafted steps, those of the first row first: of each its window, its place there, its row and step.
+        widths = self._widths(rows, drafts.states.shape[1])
+        firsts = widths.cumsum() - widths
+        windows = np.arange(len(rows)).repeat(widths)
+        places = np.arange(len(windows)) - firsts[windows]
+        steps = self.done[rows][windows] + places
+        window, place, row_of, step = self._on_device(windows, places, rows[windows], steps)
+        row, first, width = self._on_device(rows, firsts, widths)
+
+        # 2. The head at all of them.
+        x = drafts.states[window, place]
+        data, logits = self.predict(row_of, step, x)
+        p = self.kernel(row_of, step, x, data, logits)
+        draft = drafts.values[window, place].flatten(1)
+        q = drafts.q.rows(window, place).flat()
+        judged = _Judged(row_of, step, draft, q, p.flat(), self._uniforms[row_of, step])
+
+        # 3. The coupling accepts drafts or replaces them. Of each row the accepted prefix is used, and the first
+        # rejected step, which is its last evaluation that is.
+        coupled = self._couple(judged.draft, judged.q, judged.p, judged.uniforms)
+        ok = torch.zeros(drafts.states.shape[:2], dtype=torch.int64, device=self.device)
+        ok[window, place] = coupled.accepted.to(torch.int64)
+        accepted = ok.cumprod(1).sum(1)
+        leaves_at = first + torch.minimum(accepted, width - 1)  # among the M
+        value = coupled.value[leaves_at]
+
+        # 4. The only read, unless some row needs redraws.
+        kept, found = torch.stack([accepted, coupled.found[leaves_at].to(torch.int64)]).cpu().numpy()
+        missing = np.flatnonzero(found == 0)
+        if len(missing):
+            self._redraw(judged, leaves_at, value, missing)
+        kept = np.minimum(kept, self.counted - self.done[rows])
+
+        # 5. Advance.
+        self.x[row] = value.view(-1, *self.x.shape[1:])
+        self.data[row] = data[leaves_at]
+        if logits is not None:
+            self.logits[row] = logits[leaves_at]
+        self.done[rows] += np.minimum(kept + 1, widths)
+        return kept
+
+    def advance(self, rows: np.ndarray) -> None:
+        """One step of rows without a draft."""
+        row, step = self._on_device(rows, self.done[rows])
+        x = self.x[row]
+        data, logits = self.predict(row, step, x)
+        p = self.kernel(row, step, x, data, logits)
+        self.x[row] = p.mean + p.log_std.exp() * self._noise(step, row)
+        self.data[row] = data
+        if logits is not None:
+            self.logits[row] = logits
+        self.done[rows] += 1
+
+    def predict(self, row: Tensor, step: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Data and variance logits, fp32 [M, *, c] each, that the head predicts with guidance of states x [M, *, c].
+
+        The states are those of rows ``row`` before steps ``step``, int64 [M] on the device.
+        """
+        prediction, logits = guide(self.head.at(row, step, x), self.rows.cfg[row], x.shape[-1])
+        _, _, data_x, data_out, _, _ = self._of(step)
+        return torch.addcmul(data_x * x, data_out, prediction), logits
+
+    def kernel(self, row: Tensor, step: Tensor, x: Tensor, data: Tensor, logits: Tensor | None) -> Gaussian:
+        """The head's distributions of the next states, of what it predicts."""
+        # What it predicts for given tokens is not used, so it counts as the draft's.
+        if self.rows.given is not None:
+            data = torch.where(self.rows.given.free[row], data, self.data[row])
+
+        middle, slope, _, _, of_x, of_data = self._of(step)
+        return Gaussian(of_data * data + of_x * x, middle if logits is None else middle + slope * logits)
+
+    def _widths(self, rows: np.ndarray, most: int) -> np.ndarray:
+        """How many steps of rows are drafted, ``most`` at a time, int64 [R]."""
+        return np.minimum(self.steps - self.done[rows], most)
+
+    def _of(self, step: Tensor) -> tuple[Tensor, ...]:
+        """middle, slope, data_x, data_out, of_x and of_data of steps [...], fp32 [..., 1 ...] each."""
+        numbers = self._numbers[step]
+        return numbers.view(*numbers.shape, *(1,) * (self.x.ndim - 1)).unbind(step.ndim)
+
+    def _noise(self, step: Tensor, row: Tensor) -> Tensor:
+        """The noise of rows at steps."""
+        return self.rows.noise[step.clamp(max=len(self.rows.noise) - 1), row]
+
+    def _on_device(self, *numbers: np.ndarray) -> Tensor:
+        """Arrays of numbers, int64 [R] each, in one copy."""
+        return to_device(np.stack(numbers), self.device)
+
+    def _redraw(self, judged: _Judged, leaves_at: Tensor, value: Tensor, missing: np.ndarray) -> None:
+        """Write the coupling's results of those rows that need redraws, ``missing`` int64 [M].
+
+        Args:
+            judged: all drafted steps of a window.
+            leaves_at: int64 [R], the step of each row at which it leaves its draft.
+            value: fp32 [R, n], the rows' next states, written in place.
+        """
+        for count in _REDRAWS:
+            (some,) = self._on_device(missing)
+            row, step, draft, q, p, uniforms = judged.rows(leaves_at[some])
+            rng = self.rng.of(row)
+            normals = rng.normal(2 * step + _NORMAL, 0, count, draft.shape[1])
+            redraws = Redraws(normals, rng.uniform(2 * step + _UNIFORM, 0, count))
+            coupled = couple(draft, q, p, uniforms, redraws)
+            value[some] = coupled.value
+            missing = missing[~coupled.found.cpu().numpy()]
+            if not len(missing):
+                return

@@ -1,0 +1,263 @@
+"""Slots of the KV cache: from the places of a schedule (``schedule.py``) to where keys and values are kept, and from
+there to attention masks.
+
+A slot is written once by one pass, or again by the same token, so that several passes can be fed in one call that
+writes all their slots (``jacobi.py``). The slot of a place has the same number. Every stand-in has a slot of its own
+behind those of the places, and fed rows attend to it up to the pass that feeds the true token. ZipAR's example of
+``schedule.py`` has two slots more than places, for the stand-in at place 5 and for padding::
+
+    slot                 0  1  2  3  4  5  6  7  8  9
+    place that it holds  0  1  2  3  4  5  6  7  5  padding
+    written in pass      1  2  3  4  5  6  5  6  4  never
+    replaced in pass     -  -  -  -  -  -  -  -  6  -
+
+A fed row of pass k attends to a slot if it holds a place that is visible to the row, is written in pass k or before,
+and is not replaced in pass k or before; see :func:`attention_mask`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..device import to_device
+from .schedule import Pass, Schedule
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Table:
+    """All fed rows, cells and slots of a schedule, int64 arrays.
+
+    Fed rows and cells are in the order of their passes, and the last entry of each of their arrays is padding.
+    """
+
+    passes: int  # number of passes P
+    slots: int  # image slots of the cache S; the last one is for padding
+
+    # By fed row.
+    fed: np.ndarray  # cell whose token is fed; 0 for transition tokens and padding
+    special: np.ndarray  # number of the transition token that is fed; -1 for cells and padding
+    position: np.ndarray  # see Pass; padding 0
+    slot: np.ndarray  # slot that is written, from the first image slot; padding writes to the last one
+    last_visible: np.ndarray  # last place that the row attends to; padding -1
+    row_pass: np.ndarray  # pass that feeds the row; padding 0
+
+    # By cell, in order of decision.
+    cells: np.ndarray  # number of the cell; padding N
+    cell_row: np.ndarray  # fed row that predicts the cell; padding 0
+    cell_pass: np.ndarray  # pass that decides the cell; padding P
+
+    # By pass.
+    row_start: np.ndarray  # [P + 1], first fed row of each pass, then the number of rows
+    cell_start: np.ndarray  # [P + 1], first cell of each pass, then the number of cells
+    end: np.ndarray  # [P], a pass attends to slots below this one only
+
+    # By slot, [S].
+    place: np.ndarray  # place that it holds
+    written: np.ndarray  # pass from which it is visible; -1: from the start; P: never
+    replaced: np.ndarray  # pass from which another slot holds that place; P: never
+
+    # By cell in raster order, [N + 1]: pass that decides it; -1 for known cells, P for padding and for cells that are
+    # left out.
+    decided_at: np.ndarray
+
+
+@lru_cache(maxsize=64)
+def table_of(schedule: Schedule) -> Table:
+    """The arrays of a schedule. Its passes can be fed one by one, or several in one call."""
+    passes = schedule.passes
+    count = schedule.grid**2
+
+    # 1. Fed rows and cells, pass by pass.
+    numbers = np.arange(len(passes))
+    rows = [len(p.position) for p in passes]
+    row_start = np.append(0, np.cumsum(rows))
+    cells = [len(p.cells) for p in passes]
+    cell_start = np.append(0, np.cumsum(cells))
+
+    cell_row = _joined((p.predicted_by for p in passes), 0)
+    cell_row[:-1] += np.repeat(row_start[:-1], cells)
+    cell_pass = np.repeat(numbers, cells)
+
+    # 2. The slots of the cache.
+    slots = Slots(schedule)
+    for k, p in enumerate(passes):
+        slots.write(k, p)
+    padding = slots.add(place=0, written=len(passes))
+
+    # 3. The same by cell in raster order.
+    order = _joined((p.cells for p in passes), count)
+    decided_at = np.full(count + 1, len(passes))
+    decided_at[: schedule.known] = -1
+    decided_at[order[:-1]] = cell_pass
+
+    return Table(
+        passes=len(passes),
+        slots=len(slots.place),
+        fed=_joined(((*p.fed, *(0,) * p.special) for p in passes), 0),
+        special=_joined(((*(-1,) * len(p.fed), *range(p.special)) for p in passes), -1),
+        position=_joined((p.position for p in passes), 0),
+        slot=_joined([slots.of_rows], padding),
+        last_visible=_joined((p.last_visible for p in passes), -1),
+        row_pass=np.append(np.repeat(numbers, rows), 0),
+        cells=order,
+        cell_row=cell_row,
+        cell_pass=np.append(cell_pass, len(passes)),
+        row_start=row_start,
+        cell_start=cell_start,
+        end=np.array(slots.ends),
+        place=np.array(slots.place),
+        written=np.array(slots.written),
+        replaced=np.array(slots.replaced),
+        decided_at=decided_at,
+    )
+
+
+def _joined(parts: Iterable[Iterable[int]], padding: int) -> np.ndarray:
+    """The numbers of all parts one after another, and then one for padding."""
+    joined: list[int] = []
+    for part in parts:
+        joined += part
+    return np.array([*joined, padding])
+
+
+class Slots:
+    """Gives a slot to every fed row, pass by pass.
+
+    Where places are attended to before they are written, each has a blank slot till then, which is never written.
+    """
+
+    def __init__(self, schedule: Schedule):
+        self.never = len(schedule.passes)
+        highest = max((place for p in schedule.passes for place in (*p.place, *p.last_visible)), default=-1)
+
+        # As in Table; ends, and of_rows, which are its slot, of the passes so far.
+        self.place = list(range(highest + 1))
+        self.written = [-1 if place < schedule.known else self.never for place in self.place]
+        self.replaced = [self.never] * len(self.place)
+        self.ends: list[int] = []
+        self.of_rows: list[int] = []
+
+        # For places whose true token was not fed yet, the slot of their stand-in or blank.
+        self.held: dict[int, int] = {}
+        if schedule.unwritten_visible:
+            self.held = {place: self.add(place, -1) for place in range(schedule.known, highest + 1)}
+
+    def add(self, place: int, written: int) -> int:
+        """A further slot that holds a place from pass ``written`` on; returns its number."""
+        self.place.append(place)
+        self.written.append(written)
+        self.replaced.append(self.never)
+        return len(self.place) - 1
+
+    def write(self, k: int, p: Pass) -> None:
+        """Pass k, which writes the slots of its fed rows before it attends to them."""
+        for row, (place, position) in enumerate(zip(p.place, p.position, strict=True)):
+            if place in self.held:
+                self.replaced[self.held.pop(place)] = k
+
+            is_transition = row >= len(p.fed)
+            if is_transition or p.fed[row] == position:
+                self.of_rows.append(place)
+                self.written[place] = min(self.written[place], k)
+            else:
+                self.held[place] = self.add(place, k)
+                self.of_rows.append(self.held[place])
+        self.ends.append(1 + max([-1, *p.last_visible, *self.held.values()]))
+
+
+class FedRows(NamedTuple):
+    """What a call of the transformer feeds: int64 [m], or [B, m] if images differ."""
+
+    cell: Tensor  # cells whose tokens are fed
+    position: Tensor
+    slot: Tensor  # counted from the first slot of the cache
+    end: int  # slots below this one are attended to
+    mask: Tensor | None = None  # bool [..., m, end], True where a row attends to a slot; None: everywhere
+    special: Tensor | None = None  # number of the transition token that is fed in place of a cell's, -1 elsewhere
+
+
+class DevicePass(NamedTuple):
+    """A :class:`Pass` as tensors on a device."""
+
+    cells: Tensor  # int64 [n], see Pass
+    predicted_by: Tensor  # int64 [n], see Pass
+    fed: FedRows
+
+
+class DeviceTable:
+    """A :class:`Table` on a device, behind ``prefix`` slots of the condition, to which every fed row attends."""
+
+    def __init__(self, table: Table, prefix: int, device: torch.device):
+        self.host = table
+        self.prefix = prefix
+
+        self.fed = to_device(table.fed, device)
+        self.special = to_device(table.special, device) if table.special.max() >= 0 else None
+        self.position = to_device(table.position, device)
+        self.slot = to_device(table.slot + prefix, device)
+        self.last_visible = to_device(table.last_visible, device)
+        self.row_pass = to_device(table.row_pass, device)
+        self.row_start = to_device(table.row_start, device)
+
+        self.cells = to_device(table.cells, device)
+        self.cell_row = to_device(table.cell_row, device)
+        self.row_in_pass = to_device(table.cell_row - table.row_start[table.cell_pass], device)
+        self.cell_pass = to_device(table.cell_pass, device)
+        self.cell_start = to_device(table.cell_start, device)
+        self.decided_at = to_device(table.decided_at, device)
+
+        # The condition's slots come before all others, in the cache as in the schedule.
+        always = np.full(prefix, -1)
+        self.place = to_device(np.concatenate([always, table.place]), device)
+        self.written = to_device(np.concatenate([always, table.written]), device)
+        self.replaced = to_device(np.concatenate([np.full(prefix, table.passes), table.replaced]), device)
+
+        # From which pass on a slot and all slots before it are written: a row that attends to them needs no mask.
+        self._filled = np.maximum.accumulate(table.written)
+
+    def at(self, k: int) -> DevicePass:
+        """Pass k, alone. The host does not wait."""
+        t = self.host
+        rows = slice(t.row_start[k], t.row_start[k + 1])
+        cells = slice(t.cell_start[k], t.cell_start[k + 1])
+        end = int(t.end[k])
+
+        sees_all = end == 0 or self._filled[end - 1] <= k and t.last_visible[rows].min() == end - 1
+        return DevicePass(
+            cells=self.cells[cells],
+            predicted_by=self.row_in_pass[cells],
+            fed=self.fed_rows(rows, self.prefix + end, masked=not sees_all),
+        )
+
+    def fed_rows(self, rows: slice | Tensor, end: int, masked: bool = True) -> FedRows:
+        """Some rows, which attend to slots below ``end``, the condition's among them; without a mask to all of
+        these.
+        """
+        return FedRows(
+            cell=self.fed[rows],
+            position=self.position[rows],
+            slot=self.slot[rows],
+            end=end,
+            mask=attention_mask(self, rows, end) if masked else None,
+            special=None if self.special is None else self.special[rows],
+        )
+
+
+def attention_mask(table: DeviceTable, rows: slice | Tensor, end: int) -> Tensor:
+    """Which of the slots below ``end``, the condition's among them, the rows int64 [...] of a table attend to: bool
+    [..., end].
+
+    Padding attends to the condition only.
+    """
+    last_visible = table.last_visible[rows][..., None]
+    k = table.row_pass[rows][..., None]
+    before = table.place[:end] <= last_visible
+    there = (table.written[:end] <= k) & (k < table.replaced[:end])
+    return before & there

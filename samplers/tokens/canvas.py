@@ -1,0 +1,98 @@
+"""The canvas of discrete tokens, and the checks before a generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import UserError
+from ...model_loaders.networks.llama import TokenModel
+from ...reports.record import Report
+from ..conditioning import AnyCondition
+from ..editing import Edit, edit_digests
+from ..engine import Canvas, expect_images, new_report
+from .defaults import resolve
+from .draws import PairedDraws
+from .prepare import PreparedCondition, prepare
+from .settings import TokenSettings
+
+
+@dataclass(eq=False)
+class TokenCanvas(Canvas):
+    """Tokens int64 [B, N + 1] of N cells; the last column is for padding. Cells behind the decided ones may hold
+    guesses.
+    """
+
+    phases: tuple[str, str] = ("transformer", "sampling")
+    given: Tensor | None = field(default=None, kw_only=True)  # int64 [B, N + 1], tokens of an edit, -1 for the others
+
+    def to_latents(self, values: Tensor) -> Tensor:
+        if self.given is not None:
+            given = self.given[:, : self.cells]
+            values = torch.where(given >= 0, given, values)
+        return values.view(-1, *self.grid)
+
+
+def token_canvas(
+    name: str,
+    model: TokenModel,
+    condition: AnyCondition,
+    settings: TokenSettings,
+    draws: PairedDraws,
+    edit: Edit | None = None,
+) -> tuple[TokenCanvas, PreparedCondition]:
+    """Check the inputs; the canvas of a generation, whose settings have the model's own values in place, and the packed
+    condition.
+    """
+    prepared = prepare(model, condition, model.device)
+    settings = resolve(settings, model)
+    expect_images(condition, draws)
+
+    report = new_report(name, model, settings, draws)
+    report.conditions = condition.digests()
+    given = None
+    if edit is not None:
+        given = given_tokens(edit, model.grid, len(condition)).to(model.device)
+        report.edits = edit_digests(given, given < 0)
+    return blank(model, model.grid, settings, draws, report, given), prepared
+
+
+def blank(
+    model: Any,
+    side: int,
+    settings: TokenSettings,
+    draws: PairedDraws,
+    report: Report,
+    given: Tensor | None = None,
+) -> TokenCanvas:
+    """A canvas of ``side`` x ``side`` cells on which nothing is decided but the ``given`` tokens."""
+    tokens = torch.zeros(len(draws), side**2 + 1, dtype=torch.int64, device=model.device)
+    again = None if given is None else given[:, :-1] < 0
+    return TokenCanvas(model, settings, draws, (side, side), tokens, report, again=again, given=given)
+
+
+def given_tokens(edit: Edit, grid: int, images: int) -> Tensor:
+    """The tokens that an edit keeps, int64 [B, N + 1] as :class:`TokenCanvas` holds them."""
+    codes = edit.start
+    again = tokens_again(edit, grid, images, codes.device)
+    return F.pad(torch.where(again, -1, codes.flatten(1)), (0, 1), value=-1)
+
+
+def tokens_again(edit: Edit, grid: int, images: int, device: torch.device) -> Tensor:
+    """The tokens to sample again, bool [B, N] on ``device``, of an edit that starts from codes or from their latents.
+
+    Raises:
+        UserError: see :meth:`Edit.token_mask`; a start of another grid.
+    """
+    height, width = edit.start.shape[-2:]
+    if (height, width) != (grid, grid):
+        raise UserError(
+            f"latent_image: it has {height} x {width} tokens, and the model draws {grid} x {grid}; encode an image of "
+            "the model's own size with VAE Encode and the vae of the same loader."
+        )
+
+    return edit.token_mask(grid, images, device)

@@ -1,0 +1,72 @@
+"""What a token model brings along: published settings, and the order of its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ...errors import UserError
+from ...model_loaders.networks.janus import JanusModel
+from ...model_loaders.networks.llama import TokenModel
+from .settings import TokenSettings
+
+S = TypeVar("S", bound=TokenSettings)
+
+# Published guidance and top-k by kind of condition: LlamaGen's for classes and text, Tar's for features, Janus' for
+# prompts.
+_PUBLISHED = {"class": (4.0, 2000), "text": (7.5, 1000), "features": (4.0, 0), "prompt": (5.0, 0)}
+# PAR's guidance by width and regions (XL-4x, XXL-4x, 3B-4x, 3B-16x); all values can be drawn.
+_PUBLISHED_PAR = {(1280, 4): 1.5, (1536, 4): 1.435, (3200, 4): 1.345, (3200, 16): 1.5}
+
+
+def published(model: TokenModel) -> dict[str, Any]:
+    """Published sampling settings of a model: "cfg" and "top_k"."""
+    c = model.net.config
+    found = published_for(c.condition, c.dim, c.regions)
+
+    if not c.null:
+        found["cfg"] = 1.0
+    return found
+
+
+def published_for(condition: str, width: int, regions: int) -> dict[str, Any]:
+    """Published sampling settings, "cfg" and "top_k", by kind of condition, and of a PAR by width and regions."""
+    cfg, top_k = _PUBLISHED[condition]
+
+    par = _PUBLISHED_PAR.get((width, regions))
+    if par is not None:
+        cfg = par
+        top_k = 0
+
+    return {"cfg": cfg, "top_k": top_k}
+
+
+def resolve(settings: S, model: TokenModel) -> S:
+    """The settings with the model's published values for ``cfg`` and ``top_k`` where they are None."""
+    if settings.cfg is not None and settings.cfg > 1 and not model.net.config.null:
+        raise UserError(f"cfg: {model.name} was trained without a null class, so guidance is impossible; choose cfg 1.")
+
+    own = published(model)
+    cfg = own["cfg"] if settings.cfg is None else settings.cfg
+    top_k = own["top_k"] if settings.top_k is None else settings.top_k
+
+    return replace(settings, cfg=cfg, top_k=top_k)
+
+
+def raster_only(name: str, *models: TokenModel, janus: str = "") -> None:
+    """Check that a sampler can decode models whose tokens are in raster order.
+
+    Args:
+        name: the sampler's title, for the message.
+        models: the models.
+        janus: why the sampler cannot decode a Janus, as the end of "NAME ..."; "" if it can.
+    """
+    for model in models:
+        if model.regions > 1:
+            raise UserError(
+                f"model: {model.name} was trained in PAR's order, which {name} does not follow; use the PAR Sampler."
+            )
+        if janus and isinstance(model, JanusModel):
+            raise UserError(
+                f"model: {model.name} is a Janus, and {name} {janus}; use the LlamaGen Sampler or the ZipAR Sampler."
+            )

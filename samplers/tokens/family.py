@@ -1,0 +1,52 @@
+"""LlamaGen and PAR, Tar's de-tokenizers, and Janus as families."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...model_loaders.networks.llama import TokenModel
+from ..conditioning import AnyCondition
+from ..editing import Edit
+from ..family import Family
+from .canvas import tokens_again
+from .defaults import published, resolve
+from .draws import PairedDraws
+from .memory import estimate
+from .settings import MuLoSDSettings, neighbours_of
+
+
+class TokenFamily(Family):
+    """Models that draw one discrete token after another, or several at once."""
+
+    kind = "tokens"
+    decoder = "vq"
+    codes = True
+    small_draft = "a draft model of a smaller image"
+
+    def noise(self, seed: int, images: Sequence[int]) -> PairedDraws:
+        return PairedDraws(seed, images)
+
+    def grid(self, model: TokenModel, settings: Any = None) -> tuple[int, int]:
+        return model.grid, model.grid
+
+    def memory(
+        self,
+        model: TokenModel,
+        condition: AnyCondition,
+        settings: Any,
+        draft: TokenModel | None = None,
+        **more: Any,
+    ) -> dict[str, int]:
+        return {"sampling": int(estimate(model, condition, settings, draft))}
+
+    def complete(self, model: TokenModel, settings: Any) -> Any:
+        return resolve(settings, model)
+
+    def own_values(self, model: TokenModel, settings: Any) -> dict[str, Any]:
+        neighbours = neighbours_of(MuLoSDSettings(), model.net.config.vocab)
+        of_grid = {"cfg_interval": model.tokens, "draft_rows": model.grid}
+        return {**published(model), **of_grid, "neighbours": neighbours}
+
+    def expect_edit(self, model: TokenModel, edit: Edit, settings: Any, images: int) -> None:
+        tokens_again(edit, model.grid, images, edit.start.device)
