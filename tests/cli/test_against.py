@@ -130,6 +130,9 @@ class Noise:
     def __init__(self, orders, first, steps):
         self.orders, self.first = lambda tokens: orders, lambda stream, tokens, channels: first
         self.steps = lambda stream, count, tokens, channels: steps(count)
+        self.images = len(orders)
+    def __len__(self):
+        return self.images
 
 class MAR(Ours):
     def __init__(self, encoder_depth, decoder_depth, diffloss_d, num_sampling_steps, **_):
