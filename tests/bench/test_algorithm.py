@@ -57,7 +57,7 @@ def drawn(folder: Path) -> dict[str, tuple[np.ndarray, dict[str, int]]]:
     blocks = one_file(folder / "bitdance.safetensors")
     out = {}
     for name, values in SETTINGS.items():
-        family = SAMPLERS[name].family
+        family = SAMPLERS[name].families[0]
         of_family = {MAR: (files.mar, files.kl), LLAMAGEN: (files.llamagen, files.vq), BITDANCE: (blocks, "auto")}
         model, decoder = of_family[family]
         draft = small.get(family, "auto")
