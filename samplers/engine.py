@@ -127,7 +127,7 @@ class Canvas:
         """The images as :class:`Sampled` has them, with zeros where a cell is not ``decided``, bool [B, L]."""
         values = self.values[:, : self.cells]
         decided = decided.view(*decided.shape, *(1,) * (values.ndim - 2))
-        return self.to_latents(torch.where(decided, values, 0))
+        return self.to_latents(values * decided)
 
     def to_latents(self, values: Tensor) -> Tensor:
         """Values [B, L, ...] as latents or codes; here codes [B, h, w]."""

@@ -253,8 +253,8 @@ class Positions(NamedTuple):
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """Attention output [R, n, C] of q [R, heads, n, D], k and v [R, kv heads, S, D].
 
-    ``mask`` bool [n, S] or [R, 1, n, S] is True where a query attends to a key; ``causal``: query i attends to the keys
-    0 to i.
+    ``mask`` [n, S] or [R, 1, n, S]: bool, True where a query attends to a key, or numbers that are added to the scores.
+    ``causal``: query i attends to the keys 0 to i.
     """
     rows, heads, n, d = q.shape
     group = heads // k.shape[1]
@@ -441,7 +441,7 @@ def cached_block(
 def cached_blocks(
     layers: nn.ModuleList, x: Tensor, rope: Tensor | None, stores: list[Tensor], slot: Tensor, mask: Tensor
 ) -> Tensor:
-    """All blocks, as one function for the compiler; the rows attend to all slots that ``mask`` allows."""
+    """All blocks, as one function for the compiler; the rows attend to the slots where ``mask`` is 0, not -inf."""
     for i, block in enumerate(layers):
         x = cached_block(block, x, rope, stores[i], slot, stores[i].shape[2], mask, False)
     return x
@@ -737,6 +737,10 @@ class Llama(Regional):
             end = slots
             if rows:
                 x, rope, mask = one_shape(x, rope, mask, rows)
+
+        # Attention would make these numbers of the mask in every block.
+        if mask is not None:
+            mask = torch.where(mask, 0.0, -torch.inf).to(x.dtype)
 
         if is_static:
             run_all = self.region(cached_blocks, "decode steps")

@@ -78,8 +78,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
 def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """Attention output [R, heads, n, D] of q [R, heads, n, D], k and v [R, heads, S, D].
 
-    ``mask`` bool, broadcast to [R, heads, n, S], is True where a query attends to a key; ``causal``: query i attends to
-    the keys 0 to i.
+    ``mask``, broadcast to [R, heads, n, S]: bool, True where a query attends to a key, or numbers that are added to the
+    scores. ``causal``: query i attends to the keys 0 to i.
     """
     if not q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)

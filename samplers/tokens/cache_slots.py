@@ -1,10 +1,11 @@
 """Slots of the KV cache: from the places of a schedule (``schedule.py``) to where keys and values are kept, and from
 there to attention masks.
 
-A slot is written once by one pass, or again by the same token, so that several passes can be fed in one call that
-writes all their slots (``jacobi.py``). The slot of a place has the same number. Every stand-in has a slot of its own
-behind those of the places, and fed rows attend to it up to the pass that feeds the true token. ZipAR's example of
-``schedule.py`` has two slots more than places, for the stand-in at place 5 and for padding::
+The slot of a place has the same number. If passes are fed one by one, a stand-in is written to the slot of its place,
+and overwritten by the true token. For several passes in one call (``jacobi.py``), which writes all their slots, every
+stand-in has a slot of its own behind those of the places; fed rows attend to it up to the pass that feeds the true
+token. ZipAR's example of
+``schedule.py`` then has two slots more than places, for the stand-in at place 5 and for padding::
 
     slot                 0  1  2  3  4  5  6  7  8  9
     place that it holds  0  1  2  3  4  5  6  7  5  padding
@@ -69,8 +70,8 @@ class Table:
 
 
 @lru_cache(maxsize=64)
-def table_of(schedule: Schedule) -> Table:
-    """The arrays of a schedule. Its passes can be fed one by one, or several in one call."""
+def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
+    """The arrays of a schedule, whose passes are fed one by one, or several in one call."""
     passes = schedule.passes
     count = schedule.grid**2
 
@@ -86,7 +87,7 @@ def table_of(schedule: Schedule) -> Table:
     cell_pass = np.repeat(numbers, cells)
 
     # 2. The slots of the cache.
-    slots = Slots(schedule)
+    slots = Slots(schedule, one_by_one)
     for k, p in enumerate(passes):
         slots.write(k, p)
     padding = slots.add(place=0, written=len(passes))
@@ -128,12 +129,14 @@ def _joined(parts: Iterable[Iterable[int]], padding: int) -> np.ndarray:
 
 
 class Slots:
-    """Gives a slot to every fed row, pass by pass.
+    """Gives a slot to every fed row, pass by pass; see :func:`table_of`.
 
-    Where places are attended to before they are written, each has a blank slot till then, which is never written.
+    Places that are attended to before they are written are blank till then. In passes that are not fed one by one, each
+    has a blank slot for that, which is never written.
     """
 
-    def __init__(self, schedule: Schedule):
+    def __init__(self, schedule: Schedule, one_by_one: bool):
+        self.one_by_one = one_by_one
         self.never = len(schedule.passes)
         highest = max((place for p in schedule.passes for place in (*p.place, *p.last_visible)), default=-1)
 
@@ -146,7 +149,9 @@ class Slots:
 
         # For places whose true token was not fed yet, the slot of their stand-in or blank.
         self.held: dict[int, int] = {}
-        if schedule.unwritten_visible:
+        if schedule.unwritten_visible and one_by_one:
+            self.written = [-1] * len(self.place)
+        elif schedule.unwritten_visible:
             self.held = {place: self.add(place, -1) for place in range(schedule.known, highest + 1)}
 
     def add(self, place: int, written: int) -> int:
@@ -163,7 +168,7 @@ class Slots:
                 self.replaced[self.held.pop(place)] = k
 
             is_transition = row >= len(p.fed)
-            if is_transition or p.fed[row] == position:
+            if self.one_by_one or is_transition or p.fed[row] == position:
                 self.of_rows.append(place)
                 self.written[place] = min(self.written[place], k)
             else:

@@ -113,7 +113,7 @@ class ScheduleLook(CachedTransformer):
     def __call__(self, k: int, cells: Tensor) -> Tensor:
         """Hidden rows [R, n, C] that predict the cells of pass k."""
         if k == 0:
-            t = table_of(self.schedule)
+            t = table_of(self.schedule, one_by_one=True)
             hidden = self.prefill(self.last_guided >= 0, t.slots - 1)  # without the slot of padding
             self.table = DeviceTable(t, self.cache.prefix, self.canvas.device)
             return hidden.expand(-1, len(cells), -1)

@@ -40,7 +40,7 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     prefix = _prefix(model, condition)
     if draft is None:
         cells = _window_cells(model.net, settings.parallel, model.grid, _cells(model, settings))
-        slots = table_of(passes_of(model, settings)).slots
+        slots = table_of(passes_of(model, settings), one_by_one=not settings.parallel).slots
         return decoding(model, images, settings, prefix + slots, cells, rows=max(prefix, FED * cells))
 
     # The target judges all cells, a piece of their logits at once, and resamples fewer of them in the same way.

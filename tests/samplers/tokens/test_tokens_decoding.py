@@ -56,7 +56,7 @@ def test_equals_the_slow_reference_in_the_passes_of_its_schedule(case):
     report = result.report
     assert report.counts["transformer_passes"] == len(schedule.passes)
     prefix = {"class": 1, "text": 7, "features": 4}[c.condition]
-    slots = prefix + table_of(schedule).slots - 1  # without that of padding
+    slots = prefix + table_of(schedule, one_by_one=True).slots - 1  # without that of padding
     guided = [
         chosen.cfg > 1 and (chosen.cfg_interval is None or p.cfg_step <= chosen.cfg_interval) for p in schedule.passes
     ]

@@ -21,15 +21,16 @@ CACHE, ROW, CELL = 256 * 2 * 3 * (1 + 16), 800 * 2 * 3, 4 * 23 * 3 * 10
         (LlamaGenSettings(cfg=2.0), 1, 0),
         (LlamaGenSettings(cfg=2.0, parallel=5), 5, 0),
         (LlamaGenSettings(cfg=2.0, parallel=40), 16, 0),
-        (ZipARSettings(cfg=2.0, window=3), 2, 2),
-        (ZipARSettings(cfg=2.0, window=3, mask_undecoded=False), 2, 2 + 15),
-        (PARSettings(cfg=2.0, grouping=ADJACENT, group=3), 3, 8),
+        (ZipARSettings(cfg=2.0, window=3), 2, 0),
+        (ZipARSettings(cfg=2.0, window=3, parallel=1), 2, 2),
+        (ZipARSettings(cfg=2.0, window=3, parallel=1, mask_undecoded=False), 2, 2 + 15),
+        (PARSettings(cfg=2.0, grouping=ADJACENT, group=3), 3, 0),
     ],
-    ids=["one by one", "window", "window of all", "zipar", "zipar, blanks", "par"],
+    ids=["one by one", "window", "window of all", "zipar", "zipar in windows", "zipar in windows, blanks", "par"],
 )
 def test_a_pass_is_as_large_as_the_cells_that_it_decides(settings, cells, further):
-    """Stand-ins have slots of their own: of ZipAR the first tokens of rows 3 and 4, of PAR two of three in four groups.
-    So have the blanks of 15 slots.
+    """In windows, stand-ins have slots of their own, of ZipAR the first tokens of rows 3 and 4; and so have the blanks
+    of 15 slots.
     """
     cache = CACHE + 256 * 2 * 3 * further
     assert estimate(tiny_gpt(), condition_of("class"), settings) == cache + ROW * 2 * cells + CELL * cells

@@ -202,6 +202,12 @@ def test_masks_of_rows_in_parallel_by_hand():
     # Pass 5 feeds cells 4 and 6.
     assert masks[5].int().tolist() == [[1, 1, 1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 0, 1, 0, 1]]
 
+    # One by one, the stand-in is written to slot 5, where the true token follows in pass 6.
+    one_by_one = DeviceTable(table_of(schedule, one_by_one=True), 1, torch.device("cpu"))
+    assert [one_by_one.at(k).fed.slot.tolist() for k in (4, 5, 6)] == [[4, 6], [5, 7], [6, 8]]
+    assert one_by_one.at(4).fed.mask.int().tolist() == [[1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0, 1]]
+    assert one_by_one.at(5).fed.mask.int().tolist() == [[1, 1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]]
+
     assert table_of(schedule).place.tolist()[:9] == [0, 1, 2, 3, 4, 5, 6, 7, 5]
     assert table_of(schedule).written.tolist() == [1, 2, 3, 4, 5, 6, 5, 6, 4, 7]
     assert table_of(schedule).replaced.tolist() == [7] * 8 + [6, 7]
