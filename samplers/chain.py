@@ -93,7 +93,7 @@ def advance(
     """A step of all rows, as a function for the compiler.
 
     Args:
-        numbers: all_x, all_out, middle and slope of :class:`StepTable`.
+        numbers: all_x, all_out, middle and slope of the step, see :class:`StepNumbers`.
         cfg, out: see :func:`guide`.
         noise, x: fp32 [N, *, c].
         change, arguments: of the step, see :class:`Change`.
@@ -118,11 +118,12 @@ def run_chain(net: Regional, rows: Chains, head: Callable[[int, Tensor], Tensor]
     noises = (*noise, noise[-1])  # of the last step unused
     function, arguments = rows.change or (None, [()] * len(rows.table))
 
+    of_step = rows.table.columns()
     x = rows.x
-    for k, numbers in enumerate(rows.table.numbers[:, :4]):
+    for k, numbers in enumerate(zip(of_step.all_x, of_step.all_out, of_step.middle, of_step.slope, strict=True)):
         if rows.given is not None:
             x = rows.given.follow(x, k)
-        done = run(numbers.unbind(), rows.cfg, noises[k], x, head(k, x), function, arguments[k])
+        done = run(numbers, rows.cfg, noises[k], x, head(k, x), function, arguments[k])
         x = done.x
         yield done
 
@@ -141,18 +142,34 @@ class DiffusionStep(NamedTuple):
     slope: float  # 0 of a fixed variance
 
 
+class StepNumbers(NamedTuple):
+    """The same of many steps as tensors. Without the data, the mean is all_x x + all_out prediction."""
+
+    data_x: Tensor
+    data_out: Tensor
+    of_x: Tensor
+    of_data: Tensor
+    middle: Tensor
+    slope: Tensor
+    all_x: Tensor
+    all_out: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class StepTable:
     """S steps on the device, the one with most noise first."""
 
-    # fp32 [S, 8], or [S, 8, N, 1 ...] where every row has steps of its own. Without the data, the mean is
-    # all_x x + all_out prediction; all_x, all_out, middle and slope, then data_x, data_out, of_x and of_data.
+    # fp32 [S, 8], a column for every one of StepNumbers; [S, 8, N, 1 ...] where every row has steps of its own.
     numbers: Tensor
     times: Tensor  # embeddings of their times, [S, w] or [S, N, w]
     learned: bool  # whether the head predicts logits of the variance
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def columns(self) -> StepNumbers:
+        """The numbers of all steps, fp32 [S] or [S, N, 1 ...] each."""
+        return StepNumbers(*self.numbers.unbind(1))
 
     def part(self, first: int, stop: int) -> StepTable:
         """The steps from ``first`` on, before ``stop``."""
@@ -162,10 +179,10 @@ class StepTable:
 def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
     """The table of steps, with the embeddings [S, w] of their times."""
     rows = []
-    for data_x, data_out, of_x, of_data, middle, slope in steps:
-        all_x = of_data * data_x + of_x
-        all_out = of_data * data_out
-        rows.append((all_x, all_out, middle, slope, data_x, data_out, of_x, of_data))
+    for step in steps:
+        all_x = step.of_data * step.data_x + step.of_x
+        all_out = step.of_data * step.data_out
+        rows.append((*step, all_x, all_out))
 
     learned = any(step.slope for step in steps)
     return StepTable(to_device(torch.tensor(rows), times.device), times, learned)
@@ -247,14 +264,49 @@ class HeadNetwork(Protocol):
 class Head:
     """The diffusion head for the conditions of N rows: ``out = head(k, x)`` at step k, from 0 on, one more at a call.
 
-    The report counts its work. ``budget``: modulations that are computed at once, in numbers; those of one step of all
-    rows may be more.
+    The report counts its work. ``budget``: see :class:`Modulations`.
     """
 
     def __init__(self, net: Regional, head: HeadNetwork, rows: Chains, report: Report, budget: int):
         self._head = head
         self._report = report
         self._evaluate = net.region(type(head).denoise, "diffusion head")
+        self._modulations = Modulations(head, rows, budget)
+
+    def __call__(self, k: int, x: Tensor) -> Tensor:
+        """Its output [P, N, *, c or 2 c] for the states x fp32 [N, *, c]."""
+        return self._evaluated(x, self._modulations.of_step(k))
+
+    def at(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
+        """Its output [P, M, *, c or 2 c] for M states x fp32 [M, *, c], with a call for as many as fit the budget.
+
+        The states are those of rows ``row`` at steps ``k``, int64 [M] each on the device. All rows have the same steps.
+        """
+        most = self._modulations.rows_at_once
+        parts = []
+        for some, step, state in zip(row.split(most), k.split(most), x.split(most), strict=True):
+            parts.append(self._evaluated(state, self._modulations.at(some, step)))
+
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _evaluated(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
+        """One call."""
+        out = self._evaluate(self._head, x, modulations)
+        self._report.add(head_calls=1, head_rows=out.shape[:-1].numel())
+        return out
+
+
+class Modulations:
+    """The modulations of a diffusion head [P, N, *, w'] for the conditions of N rows, at every step.
+
+    Those of many steps are one product, which reads the weights once. ``budget``: how many are computed at once, in
+    numbers; those of one step of all rows may be more.
+    """
+
+    rows_at_once: int  # rows whose modulations at a step fit the budget
+
+    def __init__(self, head: HeadNetwork, rows: Chains, budget: int):
+        self._head = head
         self._condition = head.conditions(rows.z)
 
         # Embeddings of times, [S, 1, 1 or N, 1 ..., w].
@@ -262,47 +314,30 @@ class Head:
         tokens = (1,) * (rows.z.ndim - 3)
         self._times = times.view(len(times), 1, -1, *tokens, times.shape[-1])
 
-        # The modulations of many steps are one product, which reads the weights once.
         of_step = self._condition.shape[:-1].numel() * head.modulation_numbers
         of_row = of_step // self._condition.shape[1]
-        self._at_once = max(1, budget // max(1, of_step))
-        self._rows_at_once = max(1, budget // max(1, of_row))
-        self._modulations: list[tuple[Tensor, ...]] = []
+        self._steps_at_once = max(1, budget // max(1, of_step))
+        self.rows_at_once = max(1, budget // max(1, of_row))
+        self._newest: list[tuple[Tensor, ...]] = []
         self._of_all_steps: list[Tensor] | None = None
 
-    def __call__(self, k: int, x: Tensor) -> Tensor:
-        """Its output [P, N, *, c or 2 c] for the states x fp32 [N, *, c]."""
-        place = k % self._at_once
+    def of_step(self, k: int) -> tuple[Tensor, ...]:
+        """Those of all rows at step k, from 0 on, one more at a call."""
+        place = k % self._steps_at_once
         if place == 0:
-            self._modulations = list(zip(*self._of_steps(k, k + self._at_once), strict=True))
-        return self._evaluated(x, self._modulations[place])
+            self._newest = list(zip(*self._of_steps(k, k + self._steps_at_once), strict=True))
+        return self._newest[place]
 
-    def at(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
-        """Its output [P, M, *, c or 2 c] for M states x fp32 [M, *, c], with a call for as many as fit the budget.
-
-        The states are those of rows ``row`` at steps ``k``, int64 [M] each on the device.
-        """
-        # Modulations of all rows at all steps, where they fit.
-        if self._of_all_steps is None and len(self._times) <= self._at_once:
+    def at(self, row: Tensor, step: Tensor) -> list[Tensor]:
+        """Those [P, M, *, w'] of rows at steps, int64 [M] each on the device."""
+        # Of all rows at all steps, where they fit.
+        if self._of_all_steps is None and len(self._times) <= self._steps_at_once:
             self._of_all_steps = [m.transpose(0, 1) for m in self._of_steps(0, len(self._times))]
 
-        parts = []
-        most = self._rows_at_once
-        for some, step, state in zip(row.split(most), k.split(most), x.split(most), strict=True):
-            if self._of_all_steps is not None:
-                modulations = [m[:, step, some] for m in self._of_all_steps]
-            else:
-                modulations = self._head.modulations(self._times[step, :, 0].transpose(0, 1) + self._condition[:, some])
-            parts.append(self._evaluated(state, modulations))
-
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        if self._of_all_steps is not None:
+            return [m[:, step, row] for m in self._of_all_steps]
+        return self._head.modulations(self._times[step, :, 0].transpose(0, 1) + self._condition[:, row])
 
     def _of_steps(self, first: int, stop: int) -> list[Tensor]:
-        """Modulations [S', P, N, *, w'] of some steps."""
+        """Those [S', P, N, *, w'] of some steps."""
         return self._head.modulations(self._times[first:stop] + self._condition)
-
-    def _evaluated(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """One call."""
-        out = self._evaluate(self._head, x, modulations)
-        self._report.add(head_calls=1, head_rows=out.shape[:-1].numel())
-        return out

@@ -34,15 +34,15 @@ from torch import Tensor
 
 from ..model_loaders.networks.speed import Regional
 from ..reports.record import Report
-from .chain import Chains, Head, guide
+from .chain import Chains, Head, StepNumbers, guide
 from .coupling import Gaussian, Redraws, couple
 from .device import to_device
 from .noise import CounterRNG
 
 # Lanes of a row's random numbers: one for all acceptances, two per step for redraws after a rejection.
-_ACCEPT = -1
-_NORMAL = 0
-_UNIFORM = 1
+_LANE_OF_ACCEPTANCES = -1
+_LANE_OF_NORMALS = 0  # 2 step + this
+_LANE_OF_UNIFORMS = 1  # 2 step + this
 # Redraws of a rejected step, as many at once as few rows need more of. The last of all redraws is taken
 # unconditionally; the probability of needing as many is below 1 / 2^18.
 _REDRAWS = (1 << 8, 1 << 13, 1 << 18)
@@ -54,6 +54,25 @@ class Drafts(NamedTuple):
     states: Tensor  # before the steps, fp32 [R, W, *, c]
     values: Tensor  # after them, fp32 [R, W, *, c]
     q: Gaussian  # distributions of the values, fp32 [R, W, *, c]; the stds of fixed variances [R, W, 1 ...]
+
+
+class _Layout(NamedTuple):
+    """Where the drafted states of R rows are, when the head sees them one behind the other::
+
+        window 0: s s s s    window 1: s s    window 2: s s s    ->    s s s s s s s s s
+
+    Each of the R rows has a window, of which some end early, and each of the M states a place in its window. int64 on
+    the device.
+    """
+
+    # Of every state, [M].
+    window: Tensor
+    place: Tensor
+    row: Tensor
+    step: Tensor
+    # Of every window, [R].
+    first: Tensor  # its first state among the M
+    width: Tensor  # how many states it has
 
 
 class _Judged(NamedTuple):
@@ -103,14 +122,16 @@ class Speculation:
         self.data = torch.zeros_like(self.x)
         self.logits = torch.zeros_like(self.x)
 
-        # middle, slope, data_x, data_out, of_x and of_data. A last step that is not counted must have a std.
-        self._numbers = rows.table.numbers[:, 2:].clone()
-        self._numbers[:, 0] += math.log(rows.temperature) if rows.temperature > 0 else -math.inf
+        # The numbers of the steps, with the temperature in their stds. A last step that is not counted must have one.
+        columns = rows.table.columns()
+        middle = columns.middle + (math.log(rows.temperature) if rows.temperature > 0 else -math.inf)
         if not self.learned:
-            self._numbers[-1, 0] = 0
+            middle[-1] = 0
+        self._numbers = torch.stack(columns._replace(middle=middle), 1)
 
         per_step = 2 if self.learned else 1
-        self._uniforms = rng.uniform(_ACCEPT, 0, per_step * self.steps).view(-1, self.steps, per_step)
+        uniforms = rng.uniform(_LANE_OF_ACCEPTANCES, 0, per_step * self.steps)
+        self._uniforms = uniforms.view(-1, self.steps, per_step)
 
     def windows(self, rows: np.ndarray, length: int) -> Iterator[None]:
         """All remaining steps of rows, drafted ``length`` at once; below 2, every step is evaluated in turn.
@@ -145,18 +166,18 @@ class Speculation:
         step = (done[:, None] + torch.arange(width, device=self.device)).clamp(max=self.steps - 1)
 
         # 1. Everything but the state is known beforehand: x_{k+1} = of_x x_k + offset_k + std_k noise_k.
-        middle, slope, _, _, of_x, of_data = self._of(step)
-        offset = of_data * self.data[row][:, None]
-        log_std = middle
+        at = self._numbers_at(step)
+        offset = at.of_data * self.data[row][:, None]
+        log_std = at.middle
         if self.learned:
-            log_std = middle + slope * self.logits[row][:, None]
+            log_std = at.middle + at.slope * self.logits[row][:, None]
         fixed = offset + log_std.exp() * self._noise(step, row[:, None])
 
         # 2. The states, one after another.
         states = []
         values = []
         x = self.x[row]
-        for k, of_x_k, fixed_k in zip(step.unbind(1), of_x.unbind(1), fixed.unbind(1), strict=True):
+        for k, of_x_k, fixed_k in zip(step.unbind(1), at.of_x.unbind(1), fixed.unbind(1), strict=True):
             if self.rows.given is not None:
                 x = self.rows.given.follow_rows(x, row, k)
             states.append(x)
@@ -164,16 +185,10 @@ class Speculation:
             values.append(x)
 
         before = torch.stack(states, 1)
-        return Drafts(before, torch.stack(values, 1), Gaussian(offset + of_x * before, log_std))
+        return Drafts(before, torch.stack(values, 1), Gaussian(offset + at.of_x * before, log_std))
 
     def verify(self, rows: np.ndarray, drafts: Drafts) -> np.ndarray:
         """Evaluate the head at all drafted states of rows; advance them past the accepted prefix and one step more.
-
-        The drafts of R rows are R windows, of which some end early. The head sees their M states one behind the other,
-
-            window 0: s s s s    window 1: s s    window 2: s s s    ->    s s s s s s s s s
-
-        so that a state has a place in its window and one among the M.
 
         Args:
             drafts: of the rows' next steps.
@@ -181,46 +196,50 @@ class Speculation:
         Returns:
             The number of accepted steps that count, int64 [R].
         """
-        # 1. The M drafted steps, those of the first row first: of each its window, its place there, its row and step.
         widths = self._widths(rows, drafts.states.shape[1])
+        states = self._lay_out(rows, widths)
+
+        # 1. The head at all drafted states.
+        x = drafts.states[states.window, states.place]
+        data, logits = self.predict(states.row, states.step, x)
+        p = self.kernel(states.row, states.step, x, data, logits)
+        draft = drafts.values[states.window, states.place].flatten(1)
+        q = drafts.q.rows(states.window, states.place).flat()
+        uniforms = self._uniforms[states.row, states.step]
+        judged = _Judged(states.row, states.step, draft, q, p.flat(), uniforms)
+
+        # 2. The coupling accepts drafts or replaces them. Of each row the accepted prefix is used, and the first
+        # rejected step, which is its last evaluation that is.
+        coupled = self._couple(judged.draft, judged.q, judged.p, judged.uniforms)
+        in_windows = torch.zeros(drafts.states.shape[:2], dtype=torch.int64, device=self.device)
+        in_windows[states.window, states.place] = coupled.accepted.to(torch.int64)
+        prefix = in_windows.cumprod(1).sum(1)
+        last_used = states.first + torch.minimum(prefix, states.width - 1)  # among the M
+        value = coupled.value[last_used]
+
+        # 3. The only read, unless some row needs redraws.
+        accepted, found = torch.stack([prefix, coupled.found[last_used].to(torch.int64)]).cpu().numpy()
+        missing = np.flatnonzero(found == 0)
+        if len(missing):
+            self._redraw(judged, last_used, value, missing)
+        accepted = np.minimum(accepted, self.counted - self.done[rows])
+
+        # 4. Advance.
+        row = states.row[states.first]
+        self.x[row] = value.view(-1, *self.x.shape[1:])
+        self.data[row] = data[last_used]
+        if logits is not None:
+            self.logits[row] = logits[last_used]
+        self.done[rows] += np.minimum(accepted + 1, widths)
+        return accepted
+
+    def _lay_out(self, rows: np.ndarray, widths: np.ndarray) -> _Layout:
+        """The next ``widths`` steps of rows, int64 [R] each, one behind the other."""
         firsts = widths.cumsum() - widths
         windows = np.arange(len(rows)).repeat(widths)
         places = np.arange(len(windows)) - firsts[windows]
         steps = self.done[rows][windows] + places
-        window, place, row_of, step = self._on_device(windows, places, rows[windows], steps)
-        row, first, width = self._on_device(rows, firsts, widths)
-
-        # 2. The head at all of them.
-        x = drafts.states[window, place]
-        data, logits = self.predict(row_of, step, x)
-        p = self.kernel(row_of, step, x, data, logits)
-        draft = drafts.values[window, place].flatten(1)
-        q = drafts.q.rows(window, place).flat()
-        judged = _Judged(row_of, step, draft, q, p.flat(), self._uniforms[row_of, step])
-
-        # 3. The coupling accepts drafts or replaces them. Of each row the accepted prefix is used, and the first
-        # rejected step, which is its last evaluation that is.
-        coupled = self._couple(judged.draft, judged.q, judged.p, judged.uniforms)
-        ok = torch.zeros(drafts.states.shape[:2], dtype=torch.int64, device=self.device)
-        ok[window, place] = coupled.accepted.to(torch.int64)
-        accepted = ok.cumprod(1).sum(1)
-        leaves_at = first + torch.minimum(accepted, width - 1)  # among the M
-        value = coupled.value[leaves_at]
-
-        # 4. The only read, unless some row needs redraws.
-        kept, found = torch.stack([accepted, coupled.found[leaves_at].to(torch.int64)]).cpu().numpy()
-        missing = np.flatnonzero(found == 0)
-        if len(missing):
-            self._redraw(judged, leaves_at, value, missing)
-        kept = np.minimum(kept, self.counted - self.done[rows])
-
-        # 5. Advance.
-        self.x[row] = value.view(-1, *self.x.shape[1:])
-        self.data[row] = data[leaves_at]
-        if logits is not None:
-            self.logits[row] = logits[leaves_at]
-        self.done[rows] += np.minimum(kept + 1, widths)
-        return kept
+        return _Layout(*self._on_device(windows, places, rows[windows], steps), *self._on_device(firsts, widths))
 
     def advance(self, rows: np.ndarray) -> None:
         """One step of rows without a draft."""
@@ -240,8 +259,8 @@ class Speculation:
         The states are those of rows ``row`` before steps ``step``, int64 [M] on the device.
         """
         prediction, logits = guide(self.head.at(row, step, x), self.rows.cfg[row], x.shape[-1])
-        _, _, data_x, data_out, _, _ = self._of(step)
-        return torch.addcmul(data_x * x, data_out, prediction), logits
+        at = self._numbers_at(step)
+        return torch.addcmul(at.data_x * x, at.data_out, prediction), logits
 
     def kernel(self, row: Tensor, step: Tensor, x: Tensor, data: Tensor, logits: Tensor | None) -> Gaussian:
         """The head's distributions of the next states, of what it predicts."""
@@ -249,17 +268,18 @@ class Speculation:
         if self.rows.given is not None:
             data = torch.where(self.rows.given.free[row], data, self.data[row])
 
-        middle, slope, _, _, of_x, of_data = self._of(step)
-        return Gaussian(of_data * data + of_x * x, middle if logits is None else middle + slope * logits)
+        at = self._numbers_at(step)
+        log_std = at.middle if logits is None else at.middle + at.slope * logits
+        return Gaussian(at.of_data * data + at.of_x * x, log_std)
 
     def _widths(self, rows: np.ndarray, most: int) -> np.ndarray:
         """How many steps of rows are drafted, ``most`` at a time, int64 [R]."""
         return np.minimum(self.steps - self.done[rows], most)
 
-    def _of(self, step: Tensor) -> tuple[Tensor, ...]:
-        """middle, slope, data_x, data_out, of_x and of_data of steps [...], fp32 [..., 1 ...] each."""
+    def _numbers_at(self, step: Tensor) -> StepNumbers:
+        """The numbers of steps [...], fp32 [..., 1 ...] each."""
         numbers = self._numbers[step]
-        return numbers.view(*numbers.shape, *(1,) * (self.x.ndim - 1)).unbind(step.ndim)
+        return StepNumbers(*numbers.view(*numbers.shape, *(1,) * (self.x.ndim - 1)).unbind(step.ndim))
 
     def _noise(self, step: Tensor, row: Tensor) -> Tensor:
         """The noise of rows at steps."""
@@ -269,20 +289,20 @@ class Speculation:
         """Arrays of numbers, int64 [R] each, in one copy."""
         return to_device(np.stack(numbers), self.device)
 
-    def _redraw(self, judged: _Judged, leaves_at: Tensor, value: Tensor, missing: np.ndarray) -> None:
+    def _redraw(self, judged: _Judged, last_used: Tensor, value: Tensor, missing: np.ndarray) -> None:
         """Write the coupling's results of those rows that need redraws, ``missing`` int64 [M].
 
         Args:
             judged: all drafted steps of a window.
-            leaves_at: int64 [R], the step of each row at which it leaves its draft.
+            last_used: int64 [R], the step of each row at which it leaves its draft.
             value: fp32 [R, n], the rows' next states, written in place.
         """
         for count in _REDRAWS:
             (some,) = self._on_device(missing)
-            row, step, draft, q, p, uniforms = judged.rows(leaves_at[some])
+            row, step, draft, q, p, uniforms = judged.rows(last_used[some])
             rng = self.rng.of(row)
-            normals = rng.normal(2 * step + _NORMAL, 0, count, draft.shape[1])
-            redraws = Redraws(normals, rng.uniform(2 * step + _UNIFORM, 0, count))
+            normals = rng.normal(2 * step + _LANE_OF_NORMALS, 0, count, draft.shape[1])
+            redraws = Redraws(normals, rng.uniform(2 * step + _LANE_OF_UNIFORMS, 0, count))
             coupled = couple(draft, q, p, uniforms, redraws)
             value[some] = coupled.value
             missing = missing[~coupled.found.cpu().numpy()]

@@ -192,7 +192,7 @@ class Guided:
         self.ends_in_drafts = weights[-1] == 1
 
         # Sigma of the first step: the middle of the learned range, with the temperature.
-        _, _, log_sigma, _ = self.table.numbers[0, :4]
+        log_sigma = self.table.columns().middle[0]
         self.temperature = settings.temperature
         self.sigma = log_sigma.exp() * self.temperature
 
