@@ -186,18 +186,17 @@ class _BatchSteps:
         if len(part) == self.images:
             return step
 
-        given: Any = step
         whole: dict[str, Tensor] = {}
-        for f in fields(given):
-            value = getattr(given, f.name)
+        for f in fields(step):
+            value = getattr(step, f.name)
             if isinstance(value, Tensor):
                 of_all = self.tensors.setdefault(f.name, value.new_zeros(self.images, *value.shape[1:]))
                 of_all[part.start : part.stop] = value
                 whole[f.name] = of_all.clone()
 
-        done = part.start * given.total + len(part) * given.done
-        total = self.images * given.total
-        return replace(given, done=done, total=total, **whole)
+        done = part.start * step.total + len(part) * step.done
+        total = self.images * step.total
+        return replace(step, done=done, total=total, **whole)
 
     def clear(self, first: int) -> None:
         """Forget the images from ``first`` on, of which an attempt failed."""

@@ -40,8 +40,13 @@ class _Entries:
 
     kind: ClassVar[str] = ""
 
+    @property
+    def entries(self) -> tuple[Any, ...]:
+        """What each image is conditioned on."""
+        raise NotImplementedError
+
     def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
+        return len(self.entries)
 
     def of(self: E, images: Sequence[int]) -> E:
         """The condition of some of the images, by their place in the batch."""
@@ -54,9 +59,8 @@ class _Entries:
 
     def digests(self) -> tuple[str, ...]:
         """A short digest an image, by content: equal if the images have the same label, prompt, features or codes."""
-        entries = getattr(self, fields(self)[0].name)
         against = getattr(self, "unconditional", "")
-        return tuple(fingerprint(self.kind, entry, against) for entry in entries)
+        return tuple(fingerprint(self.kind, entry, against) for entry in self.entries)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,10 @@ class Condition(_Entries):
     labels: tuple[int, ...]  # class ids, one per image
     names: tuple[str, ...]  # class names, same length; used as captions
     label_set: str = ""  # the list of the names ("picture-book", "imagenet-1k"), or "" for bare ids
+
+    @property
+    def entries(self) -> tuple[int, ...]:
+        return self.labels
 
     def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
         """int64 [B] on ``device``.
@@ -104,6 +112,10 @@ class PromptCondition(_Entries):
     unconditional: str = UNCONDITIONAL  # the whole instruction of the unconditional branch of guidance
 
     @property
+    def entries(self) -> tuple[str, ...]:
+        return self.texts
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Captions."""
         return self.texts
@@ -128,6 +140,10 @@ class _Features(_Entries):
     features: tuple[Tensor, ...]  # one float tensor [n_i, E] per image
     names: tuple[str, ...]  # captions, same length
 
+    @property
+    def entries(self) -> tuple[Tensor, ...]:
+        return self.features
+
 
 class TextCondition(_Features):
     """Encoded text: the encoder's output for the tokens of each prompt, without padding; the captions are the
@@ -151,6 +167,10 @@ class CodeCondition(_Entries):
     codes: tuple[Tensor, ...]  # one int64 tensor [n] per image, all of one length
     names: tuple[str, ...]  # captions, same length
     size: int = 0  # entries of the codebook, 0 if unknown
+
+    @property
+    def entries(self) -> tuple[Tensor, ...]:
+        return self.codes
 
 
 # Conditions of masked models (MAR, Harmon, UniPic).

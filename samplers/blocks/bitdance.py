@@ -138,40 +138,42 @@ class BlockDiffusion:
         yield self.evaluations[block], self.canvas.feed(block, tokens)
 
     def _denoised(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """The evaluations so far and the predictions fp32 [B or R, P, C] of a block, of which the last one counts.
-
-        Where the scale of guidance is 1, both branches are independent images with noise of their own; so the published
-        code draws the first block with linear guidance.
-        """
+        """The evaluations so far and the predictions fp32 [B or R, P, C] of a block, of which the last one counts."""
         canvas = self.canvas
         net = canvas.model.net
+        rows = self._chains(block, conditions)
+        head = Head(net, net.denoiser, rows, canvas.report, BUDGET)
+        if canvas.settings.window > 1:
+            random = acceptances(canvas, block, canvas.null_is_drawn_too(block))
+            paths = Speculation(net, head, rows, random, canvas.report)
+            for _ in paths.windows(np.arange(len(rows.x)), canvas.settings.window):
+                yield int(paths.done.min()), paths.data
+        else:
+            for k, done in enumerate(run_chain(net, rows, head)):
+                yield k + 1, done.x
+
+    def _chains(self, block: int, conditions: Tensor) -> Chains:
+        """A block before its diffusion: a row for every image, or one for each of its branches, see
+        :meth:`BlockCanvas.null_is_drawn_too`.
+        """
+        canvas = self.canvas
         at = canvas.span(block)
         cfg = canvas.cfg(block)
         start = self.start[:, at]
         noise = self.noise[:, :, at]
-        together = canvas.guided and cfg != 1
-        apart = canvas.guided and not together
-        if apart:
+        if canvas.null_is_drawn_too(block):
             start, noise = with_null_noise(canvas, start, noise)
 
         steps, times = self.tables[self.counts[block]]
         free = canvas.free(block, len(start))
-        rows = Chains(
-            z=conditions.unflatten(0, (1 + together, -1)),
+        return Chains(
+            z=conditions.unflatten(0, (-1, len(start))),
             cfg=torch.full((len(start), 1, 1), cfg, device=start.device),
             x=start,
             noise=spread(noise, self.counts[block]),
             table=steps,
             given=None if free is None else Given(times, start, canvas.read[: len(start), at].clone(), free),
         )
-        head = Head(net, net.denoiser, rows, canvas.report, BUDGET)
-        if canvas.settings.window > 1:
-            paths = Speculation(net, head, rows, acceptances(canvas, block, apart), canvas.report)
-            for _ in paths.windows(np.arange(len(start)), canvas.settings.window):
-                yield int(paths.done.min()), paths.data
-        else:
-            for k, done in enumerate(run_chain(net, rows, head)):
-                yield k + 1, done.x
 
 
 def draws(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
@@ -194,10 +196,10 @@ def with_null_noise(canvas: BlockCanvas, start: Tensor, steps: Tensor) -> tuple[
     return torch.cat([start, null_start]), torch.cat([steps, null_steps.transpose(0, 1)], 1)
 
 
-def acceptances(canvas: BlockCanvas, block: int, apart: bool) -> CounterRNG:
-    """Random numbers of a block for speculation, a row for every image; with ``apart`` also for the null branch."""
+def acceptances(canvas: BlockCanvas, block: int, with_null: bool) -> CounterRNG:
+    """Random numbers of a block for speculation, a row for every image, or also one for its null branch."""
     keys = [row_keys(canvas.noise, "verify", canvas.blocks)[:, block]]
-    if apart:
+    if with_null:
         keys.append(row_keys(canvas.noise, "null/verify", canvas.blocks)[:, block])
 
     return CounterRNG(to_device(torch.cat(keys), canvas.device))

@@ -73,6 +73,12 @@ class BlockCanvas(Canvas):
             return 1 + (self.settings.cfg - 1) * block / self.blocks
         return self.settings.cfg
 
+    def null_is_drawn_too(self, block: int) -> bool:
+        """Whether the null branch draws an image of its own, from noise of its own: where the guidance scale is 1, so
+        that it is not mixed in. The published code draws the first block with linear guidance like that.
+        """
+        return self.guided and self.cfg(block) == 1
+
     def free(self, block: int, rows: int) -> Tensor | None:
         """The tokens of a block that are drawn, bool [rows, P, 1], for so many rows of the batch; None for all."""
         if self.again is None or self.whole[block]:

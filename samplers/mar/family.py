@@ -7,6 +7,7 @@ from typing import Any
 from ...model_loaders.networks.mar import MARModel
 from ..editing import Edit
 from ..family import Family
+from ..memory import FEATURES, PROMPTS
 from .canvas import edited
 from .mar import CLIPPED, clips
 from .memory import estimate
@@ -39,10 +40,18 @@ class MARFamily(Family):
         condition: Any,
         settings: Any,
         cache: CacheSettings | None = None,
+        draft: MARModel | None = None,
         **more: Any,
     ) -> dict[str, int]:
-        own = settings if isinstance(settings, CacheSettings) else cache
-        return estimate(model, condition, settings, own)
+        caches = settings if isinstance(settings, CacheSettings) else cache
+        out = estimate(model, condition, settings, caches)
+        # A draft works when the target does not, but both keep what they keep.
+        if draft is not None:
+            kept = estimate(draft, condition, settings, caches)
+            for stage in (PROMPTS, FEATURES):
+                if stage in kept:
+                    out[stage] += kept[stage]
+        return out
 
     def own_values(self, model: MARModel, settings: Any) -> dict[str, Any]:
         own = {"block": usual_block(model.net.config.decoder_depth)}

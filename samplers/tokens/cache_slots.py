@@ -87,7 +87,7 @@ def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
     cell_pass = np.repeat(numbers, cells)
 
     # 2. The slots of the cache.
-    slots = Slots(schedule, one_by_one)
+    slots = Slots(schedule) if one_by_one else WindowSlots(schedule)
     for k, p in enumerate(passes):
         slots.write(k, p)
     padding = slots.add(place=0, written=len(passes))
@@ -129,14 +129,11 @@ def _joined(parts: Iterable[Iterable[int]], padding: int) -> np.ndarray:
 
 
 class Slots:
-    """Gives a slot to every fed row, pass by pass; see :func:`table_of`.
-
-    Places that are attended to before they are written are blank till then. In passes that are not fed one by one, each
-    has a blank slot for that, which is never written.
+    """The slots of passes that are fed one by one: the slot of a place has the same number, and a stand-in is
+    overwritten by the true token. Places that are attended to before they are written are blank till then.
     """
 
-    def __init__(self, schedule: Schedule, one_by_one: bool):
-        self.one_by_one = one_by_one
+    def __init__(self, schedule: Schedule):
         self.never = len(schedule.passes)
         highest = max((place for p in schedule.passes for place in (*p.place, *p.last_visible)), default=-1)
 
@@ -147,12 +144,13 @@ class Slots:
         self.ends: list[int] = []
         self.of_rows: list[int] = []
 
-        # For places whose true token was not fed yet, the slot of their stand-in or blank.
-        self.held: dict[int, int] = {}
-        if schedule.unwritten_visible and one_by_one:
-            self.written = [-1] * len(self.place)
-        elif schedule.unwritten_visible:
-            self.held = {place: self.add(place, -1) for place in range(schedule.known, highest + 1)}
+        self.blank = range(schedule.known, highest + 1) if schedule.unwritten_visible else range(0)
+        self.show_blank()
+
+    def show_blank(self) -> None:
+        """Have the blank places attended to from the start."""
+        for place in self.blank:
+            self.written[place] = -1
 
     def add(self, place: int, written: int) -> int:
         """A further slot that holds a place from pass ``written`` on; returns its number."""
@@ -163,18 +161,34 @@ class Slots:
 
     def write(self, k: int, p: Pass) -> None:
         """Pass k, which writes the slots of its fed rows before it attends to them."""
+        for place in p.place:
+            self.of_rows.append(place)
+            self.written[place] = min(self.written[place], k)
+        self.ends.append(1 + max([-1, *p.last_visible]))
+
+
+class WindowSlots(Slots):
+    """The slots of passes that are fed several in one call: every stand-in has one of its own, and so has every place
+    that is attended to before it is written, which stays blank.
+    """
+
+    def show_blank(self) -> None:
+        # For places whose true token was not fed yet.
+        self.stand_in_slot = {place: self.add(place, -1) for place in self.blank}
+
+    def write(self, k: int, p: Pass) -> None:
         for row, (place, position) in enumerate(zip(p.place, p.position, strict=True)):
-            if place in self.held:
-                self.replaced[self.held.pop(place)] = k
+            if place in self.stand_in_slot:
+                self.replaced[self.stand_in_slot.pop(place)] = k
 
             is_transition = row >= len(p.fed)
-            if self.one_by_one or is_transition or p.fed[row] == position:
+            if is_transition or p.fed[row] == position:
                 self.of_rows.append(place)
                 self.written[place] = min(self.written[place], k)
             else:
-                self.held[place] = self.add(place, k)
-                self.of_rows.append(self.held[place])
-        self.ends.append(1 + max([-1, *p.last_visible, *self.held.values()]))
+                self.stand_in_slot[place] = self.add(place, k)
+                self.of_rows.append(self.stand_in_slot[place])
+        self.ends.append(1 + max([-1, *p.last_visible, *self.stand_in_slot.values()]))
 
 
 class FedRows(NamedTuple):

@@ -63,7 +63,7 @@ def iterate(
     passes = len(schedule.passes)
     host = table_of(schedule)
     table = DeviceTable(host, look.cache.prefix, canvas.device)
-    guided = draw.guided
+    guided = draw.guided_by_pass
     last_guided = max((k for k, is_guided in enumerate(guided) if is_guided), default=-1)
     guided_cells = to_device(np.array([*guided, False])[host.cell_pass], canvas.device)
 
@@ -74,14 +74,14 @@ def iterate(
     _guess(tokens, window.cells_behind(window.start), tokens[:, decided[-1], None].clone())
 
     call = 0
-    while window.first.min() < passes:
+    while window.start_on_host.min() < passes:
         call += 1
         drawn = window.drawn_cells()
         cells = drawn.cells
 
         # 1. Feed the rows of the W passes at once, with the tokens so far: certain ones and guesses. Every row attends
         #    to the slots that it attends to in its own serial pass. Keys and values replace those of the last call.
-        earliest = 0 if look.padded_to else int(window.first.min())  # calls of one shape all have the null rows
+        earliest = 0 if look.padded_to else int(window.start_on_host.min())  # calls of one shape all have the null rows
         null = earliest <= last_guided
         with canvas.clock.phase(canvas.phases[0]):
             rows, predicted_by = window.fed_rows(drawn)
@@ -92,30 +92,20 @@ def iterate(
             logits = draw.logits(hidden, null and (all(guided) or guided_cells[drawn.order]))
             new = draw.sample(logits, cells, tokens)
 
-        # 3. Count the agreeing prefix. The first pass is certain, because its input is. If no token of a certain pass
-        #    changed, the next pass was fed what serial decoding feeds, and from the same noise drew the same: it is
-        #    certain too, and so on. Every pass that is reached in this way equals the serial one.
-        unchanged = (new == tokens.gather(1, cells)) | ~drawn.inside
-        agreeing = unchanged.cumprod(1).sum(1)
-        tokens.scatter_(1, cells, new)
-
-        # 4. Slide every image's window to the pass of its first cell that is not certain, by one pass at least: no
-        #    image takes more calls than serially. Tokens that enter the window start as a copy of the newest one.
+        # 3. The passes whose tokens agree with those that were fed are certain.
         before = window.start
-        last = (drawn.inside.sum(1, keepdim=True) - 1).clamp(min=0)
-        _guess(tokens, window.cells_behind(window.stop), new.gather(1, last))
-        window.slide(agreeing)  # the host waits here
+        _slide(window, tokens, drawn, new)
         _commit(canvas, window, tokens, before, call)
 
-        # 5. Drop finished images.
-        left = np.flatnonzero(window.first < passes)
+        # 4. Drop finished images.
+        left = np.flatnonzero(window.start_on_host < passes)
         if shrink and not look.padded_to and 0 < len(left) < len(window.images):
             at = to_device(left, canvas.device)
             look.keep(at, len(window.images))
             draw = draw.of(left)
             tokens = tokens[at]
             window.keep(left, at)
-        yield int(window.first.min()), drawn.size
+        yield int(window.start_on_host.min()), drawn.size
 
 
 class DrawnCells(NamedTuple):
@@ -139,8 +129,9 @@ class Window:
         self.width = width
 
         self.images = np.arange(images)  # int64 [L], their indices in the batch
-        self.first = np.ones(images, np.int64)  # int64 [L], the first pass of each that is not certain
-        self.start = to_device(self.first, table.cells.device)  # the same on the device
+        # The first pass of each that is not certain, int64 [L], on the host and on the device.
+        self.start_on_host = np.ones(images, np.int64)
+        self.start = to_device(self.start_on_host, table.cells.device)
 
         # The most cells that may enter behind a window.
         t = table.host
@@ -155,12 +146,12 @@ class Window:
     @property
     def stop_on_host(self) -> np.ndarray:
         """The same on the host."""
-        return np.minimum(self.first + self.width, self.table.host.passes)
+        return np.minimum(self.start_on_host + self.width, self.table.host.passes)
 
     def drawn_cells(self) -> DrawnCells:
         """The cells of the W passes."""
         t = self.table.host
-        counts = t.cell_start[self.stop_on_host] - t.cell_start[self.first]
+        counts = t.cell_start[self.stop_on_host] - t.cell_start[self.start_on_host]
 
         most = int(counts.max())
         order, inside = ranges(self.table.cell_start, self.start, self.stop, most, len(t.cells) - 1)
@@ -170,9 +161,9 @@ class Window:
         """The rows that are fed, and which of them predicts each of the ``drawn`` cells, int64 [L, n]."""
         t = self.table.host
         stop = self.stop_on_host
-        most = int((t.row_start[stop] - t.row_start[self.first]).max())
+        most = int((t.row_start[stop] - t.row_start[self.start_on_host]).max())
         end = 0
-        for a, b in zip(self.first, stop, strict=True):
+        for a, b in zip(self.start_on_host, stop, strict=True):
             end = max(end, int(t.end[a:b].max(initial=0)))
 
         which, _ = ranges(self.table.row_start, self.start, self.stop, most, len(t.fed) - 1)
@@ -198,12 +189,12 @@ class Window:
         first_cell = self.table.cell_start[self.start]
         last_cell = self.table.cell_start[self.stop] - 1
         self.start = self.table.cell_pass[torch.minimum(first_cell + agreeing, last_cell)] + 1
-        self.first = self.start.cpu().numpy()
+        self.start_on_host = self.start.cpu().numpy()
 
     def keep(self, left: np.ndarray, on_device: Tensor) -> None:
         """Only some of the images, by their indices in the window, int64 [L]."""
         self.images = self.images[left]
-        self.first = self.first[left]
+        self.start_on_host = self.start_on_host[left]
         self.start = self.start[on_device]
 
 
@@ -223,6 +214,24 @@ def ranges(starts: Tensor, first: Tensor, stop: Tensor, count: int, padding: int
     index = begin + torch.arange(count, device=starts.device)
     inside = index < end
     return torch.where(inside, index, padding), inside
+
+
+def _slide(window: Window, tokens: Tensor, drawn: DrawnCells, new: Tensor) -> None:
+    """Take over the ``new`` tokens int64 [L, n] of the ``drawn`` cells, and slide the windows to the first passes that
+    are not certain. The host waits for the device.
+    """
+    # 1. Count the agreeing prefix. The first pass is certain, because its input is. If no token of a certain pass
+    #    changed, the next pass was fed what serial decoding feeds, and from the same noise drew the same: it is certain
+    #    too, and so on. Every pass that is reached in this way equals the serial one.
+    unchanged = (new == tokens.gather(1, drawn.cells)) | ~drawn.inside
+    agreeing = unchanged.cumprod(1).sum(1)
+    tokens.scatter_(1, drawn.cells, new)
+
+    # 2. Slide every image's window to the pass of its first cell that is not certain, by one pass at least: no image
+    #    takes more calls than serially. Tokens that enter the window start as a copy of the newest one.
+    last = (drawn.inside.sum(1, keepdim=True) - 1).clamp(min=0)
+    _guess(tokens, window.cells_behind(window.stop), new.gather(1, last))
+    window.slide(agreeing)
 
 
 def _guess(tokens: Tensor, cells: Tensor, newest: Tensor) -> None:
@@ -265,9 +274,9 @@ def decode_in_windows(canvas: TokenCanvas, look: ScheduleLook, draw: TokenDraw, 
     # 1. Prefill, which predicts the cells of the first pass.
     first = to_device(np.array(schedule.passes[0].cells, np.int64), canvas.device)
     with canvas.clock.phase(canvas.phases[0]):
-        hidden = look.prefill(any(draw.guided), t.slots)
+        hidden = look.prefill(any(draw.guided_by_pass), t.slots)
     with canvas.clock.phase(canvas.phases[1]):
-        logits = draw.logits(hidden.expand(-1, len(first), -1), draw.guided[0])
+        logits = draw.logits(hidden.expand(-1, len(first), -1), draw.guided_by_pass[0])
         canvas.write(first, draw.sample(logits, first, canvas.values), 0)
     with canvas.clock.paused():
         yield canvas.step(len(first))

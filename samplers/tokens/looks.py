@@ -44,20 +44,20 @@ class CachedTransformer:
         Returns hidden rows [R, 1 + m, C], of which row i predicts cell i.
         """
         report = self.canvas.report
-        given = self.condition
+        condition = self.condition
         branches = 2 if null else 1
 
-        rows = self.net.prefix(given.condition, given.lengths, guided=null)
-        lengths = None if given.lengths is None else given.lengths.repeat(branches)
+        rows = self.net.prefix(condition.condition, condition.lengths, guided=null)
+        lengths = None if condition.lengths is None else condition.lengths.repeat(branches)
         x = None if image is None else self.net.tok_embeddings(image).repeat(branches, 1, 1)
         fed = rows.shape[1] + (0 if image is None else image.shape[1])
         report.add(transformer_passes=1, transformer_tokens=len(rows) * fed)
         hidden, self.cache = self.net.prefill(rows, self.canvas.grid[0], slots, lengths, x)
 
         # Images of one prompt share its prefill.
-        if given.images is not None:
-            hidden = hidden[given.images]
-            self.cache.keep(given.images)
+        if condition.images is not None:
+            hidden = hidden[condition.images]
+            self.cache.keep(condition.images)
         report.add(cache_bytes=self.cache.bytes)
         return hidden
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 from ...model_loaders.networks.janus import JanusModel
 from ...model_loaders.networks.llama import Llama, TokenModel, cache_bytes, is_16_bit
 from ...model_loaders.networks.ops import unpacking_bytes
 from ...model_loaders.networks.tar import TarModel
-from ..conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, PromptCondition
+from ..conditioning import AnyCondition, PromptCondition
 from .cache_slots import table_of
 from .islands import neighbours_bytes
-from .jacobi import ROWS
+from .jacobi import padded_rows
 from .mulosd import cells_at_once
 from .par import schedule_of
 from .prepare import prompt_ids
@@ -39,8 +38,9 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     images = len(condition)
     prefix = _prefix(model, condition)
     if draft is None:
-        cells = _window_cells(model.net, settings.parallel, model.grid, _cells(model, settings))
-        slots = table_of(passes_of(model, settings), one_by_one=not settings.parallel).slots
+        schedule = passes_of(model, settings)
+        cells = _cells_of_a_call(model.net, schedule, settings.parallel)
+        slots = table_of(schedule, one_by_one=not settings.parallel).slots
         return decoding(model, images, settings, prefix + slots, cells, rows=max(prefix, FED * cells))
 
     # The target judges all cells, a piece of their logits at once, and resamples fewer of them in the same way.
@@ -59,15 +59,11 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
 
 def _prefix(model: TokenModel, condition: AnyCondition) -> int:
     """Condition rows of an image, at most."""
-    if isinstance(condition, PromptCondition):
-        return max(map(len, prompt_ids(cast(JanusModel, model), condition)))
-    if isinstance(condition, Condition):
+    if condition.kind == "class":
         return 1
-    if isinstance(condition, CodeCondition):
-        entries = condition.codes
-    else:
-        entries = cast(FeatureCondition, condition).features  # or a TextCondition's
-    return max(map(len, entries), default=1)
+    if condition.kind == "prompt":
+        return max(map(len, prompt_ids(cast(JanusModel, model), cast(PromptCondition, condition))))
+    return max(map(len, condition.entries), default=1)  # a row for every feature or code
 
 
 def estimate_prompt(model: TarModel, settings: TarPromptSettings, text: str, images: int) -> float:
@@ -77,21 +73,19 @@ def estimate_prompt(model: TarModel, settings: TarPromptSettings, text: str, ima
 
     side = model.sides[scale]
     cache = cache_bytes(model.net, images * (rows + side**2))
-    cells = _window_cells(model.net, settings.parallel if side > 1 else 0, side)
+    cells = _cells_of_a_call(model.net, raster(side), settings.parallel if side > 1 else 0)
     # The logits of its only branch, and those after the repetition penalty.
     logits = 4.0 * model.special.codes * images * cells * (2 + _LOGITS)
     return cache + max(rows, images * cells) * _row_bytes(model.net) + logits + unpacking_bytes(model.net)
 
 
-def _window_cells(net: Llama, parallel: int, side: int, each: int = 1) -> int:
-    """Tokens of an image that one call decides, at most, of passes that decide ``each``; with its padding, see
-    :func:`.jacobi.padded_rows`.
-    """
-    if not parallel or not is_16_bit(net):
-        return min(side**2, each * max(1, parallel))
+def _cells_of_a_call(net: Llama, schedule: Schedule, parallel: int) -> int:
+    """Tokens of an image that one call decides, at most, with its padding."""
+    if parallel and is_16_bit(net):
+        return padded_rows(schedule, parallel)
 
-    most = min(side**2, each * max(side, parallel))
-    return ROWS * math.ceil(most / ROWS)
+    most = max(len(p.cells) for p in schedule.passes)
+    return min(schedule.grid**2, most * max(1, parallel))
 
 
 def passes_of(model: TokenModel, settings: Any) -> Schedule:
@@ -101,13 +95,6 @@ def passes_of(model: TokenModel, settings: Any) -> Schedule:
     if isinstance(settings, ZipARSettings):
         return windowed(model.grid, settings.window, not settings.mask_undecoded)
     return raster(model.grid)
-
-
-def _cells(model: TokenModel, settings: Any) -> int:
-    """Tokens of an image that one pass decides, at most."""
-    if isinstance(settings, PARSettings):
-        return model.regions if model.regions > 1 else settings.group
-    return math.ceil(model.grid / settings.window) if isinstance(settings, ZipARSettings) else 1
 
 
 def decoding(model: TokenModel, images: int, settings: Any, slots: int, cells: int, rows: int) -> float:

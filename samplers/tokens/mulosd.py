@@ -253,7 +253,7 @@ def draft_rows(state: State, block: Block) -> Iterator[Step]:
     canvas, look, draw = state.draft
     settings = state.settings
     schedule = block.schedule
-    draw.guided = guided_passes(canvas.settings, schedule)
+    draw.guided_by_pass = guided_passes(canvas.settings, schedule)
     in_windows = settings.draft_parallel > 1
 
     if not state.draft_started:
@@ -271,7 +271,7 @@ def draft_rows(state: State, block: Block) -> Iterator[Step]:
             p = table.at(k)
             if k:
                 hidden = look.feed(canvas.values, p.fed, state.null)[:, p.predicted_by]
-            logits = draw.logits(hidden, draw.guided[k])
+            logits = draw.logits(hidden, draw.guided_by_pass[k])
             canvas.write(p.cells, draw.sample(logits, p.cells, canvas.values), k)
         state.count_draft_pass()
         with canvas.clock.paused():

@@ -43,9 +43,15 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
     """Schedule of a network trained for PAR: n + (G * G - n) / n passes; without a sequential ``start`` 1 + (G * G - n)
     / n.
 
-    The sequence is: condition, the n initial tokens, n - 1 transition tokens, the other groups. Initial tokens attend
-    to what precedes them. The last initial token together with the transition tokens, and then every group, attend up
-    to their own end.
+    The sequence is: condition, the n initial tokens, n - 1 transition tokens, the other groups. For n = 4, with a and b
+    the cells of the first two groups::
+
+        place   0  1  2  3  4  5  6  7  8  9  10 ...
+        token   i  i  i  i  t  t  t  a  a  a  a  ...
+                         predict a   predict b
+
+    Initial tokens attend to what precedes them. The last initial token together with the transition tokens, and then
+    every group, attend up to their own end.
     """
     initial, *rest = par_groups(grid, n)
     passes = []
@@ -63,8 +69,8 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
     # Step 2: the initial tokens that were not fed yet and the n - 1 transition tokens predict the first group. Its n
     # cells are predicted by the last initial token and the transition tokens, which attend to each other.
     fed = tuple(first_groups[-1])
-    end = 2 * n - 2  # the last place of the pass
-    place = tuple(range(n - len(fed), end + 1))
+    last_transition = 2 * n - 2  # its place
+    place = tuple(range(n - len(fed), last_transition + 1))
     if rest:
         passes.append(
             Pass(
@@ -74,23 +80,23 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
                 special=n - 1,
                 position=(*fed, *(-1,) * (n - 1)),
                 place=place,
-                last_visible=(*place[: len(fed) - 1], *(end,) * n),
+                last_visible=(*place[: len(fed) - 1], *(last_transition,) * n),
                 cfg_step=cfg_steps[len(first_groups)],
             )
         )
 
     # Step 3: every group predicts the next one, region by region, with attention to the whole group.
     for k in range(1, len(rest)):
-        place = tuple(range(end + 1, end + 1 + n))
-        end += n
+        first = last_transition + 1 + (k - 1) * n  # the place of the group's first cell
+        last = first + n - 1
         passes.append(
             Pass(
                 cells=tuple(rest[k]),
                 predicted_by=tuple(range(n)),
                 fed=tuple(rest[k - 1]),
                 position=tuple(rest[k - 1]),
-                place=place,
-                last_visible=(end,) * n,
+                place=tuple(range(first, last + 1)),
+                last_visible=(last,) * n,
                 cfg_step=cfg_steps[len(first_groups) + k],
             )
         )

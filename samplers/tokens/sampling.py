@@ -39,7 +39,7 @@ class TokenDraw:
 
     Args:
         canvas: the images.
-        guided: of each pass whether guidance is applied; for :meth:`__call__`.
+        guided_by_pass: of each pass whether guidance is applied; for :meth:`__call__`.
         stream: of the random numbers.
         span: token values that are image codes, half-open; None for all.
         penalty: repetition penalty; 1 is none.
@@ -49,7 +49,7 @@ class TokenDraw:
     def __init__(
         self,
         canvas: TokenCanvas,
-        guided: Sequence[bool] = (),
+        guided_by_pass: Sequence[bool] = (),
         stream: str = "token",
         span: tuple[int, int] | None = None,
         penalty: float = 1.0,
@@ -58,7 +58,7 @@ class TokenDraw:
         self.canvas = canvas
         self.net = canvas.model.net
         self.settings: Any = canvas.settings
-        self.guided = guided
+        self.guided_by_pass = guided_by_pass
         self.stream = stream
         self.span = span
         self.penalty = penalty
@@ -68,7 +68,7 @@ class TokenDraw:
 
     def __call__(self, k: int, cells: Tensor, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The tokens int64 [B, n] of the cells [n] of pass k."""
-        logits = self.logits(hidden, self.guided[k])
+        logits = self.logits(hidden, self.guided_by_pass[k])
         yield 1, self.sample(logits, cells, self.canvas.values)
 
     def of(self, images: np.ndarray) -> TokenDraw:

@@ -23,6 +23,7 @@ from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.memory import estimate, feature_bytes
 from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise, noise_bytes
+from fastar_nodes.samplers.registry import family_of
 from live_bytes import counted
 from tiny_hybrids import TURN, characters, tiny_hybrid
 
@@ -153,6 +154,15 @@ def test_what_lazymar_keeps_by_hand(cfg, condition_cache, tensors):
     """Of 3 images with 3 class rows and 16 tokens of width 16, fp32."""
     settings = LazyMARSettings(cfg=cfg, condition_cache=condition_cache, encoder_cache=False)
     assert feature_bytes(tiny_hybrid(), 3, settings, settings) == 3 * tensors * (3 + 16) * 16 * 4
+
+
+def test_a_draft_keeps_prompts_and_features_of_its_own():
+    model, condition = tiny_hybrid(), PromptCondition(("a boat", "a cat"))
+    settings = LazyMARSettings(steps=8, cfg=3.0)
+    alone = family_of(model).memory(model, condition, settings)
+    both = family_of(model).memory(model, condition, settings, draft=model)
+    twice = {memory.PROMPTS: 2 * alone[memory.PROMPTS], memory.FEATURES: 2 * alone[memory.FEATURES]}
+    assert both == alone | twice
 
 
 def test_noise_and_the_head_by_hand():

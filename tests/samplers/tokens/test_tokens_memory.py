@@ -43,13 +43,15 @@ def test_a_pass_is_as_large_as_the_cells_that_it_decides(settings, cells, furthe
         (LlamaGenSettings(cfg=2.0, parallel=1), 32, 0),
         (LlamaGenSettings(cfg=2.0, parallel=40), 64, 0),
         (ZipARSettings(cfg=2.0, window=2, parallel=9), 32, 4),
-        (ZipARSettings(cfg=2.0, window=1, parallel=1), 64, 4),
+        (ZipARSettings(cfg=2.0, window=1, parallel=1), 32, 4),
+        (ZipARSettings(cfg=2.0, window=1, parallel=16), 64, 4),
     ],
-    ids=["one by one", "window of 1", "window of all", "zipar of 3 cells", "zipar of 6 cells"],
+    ids=["one by one", "window of 1", "window of all", "zipar of 3 cells", "zipar of 5 cells", "zipar of all cells"],
 )
 def test_windows_of_16_bits_are_padded(settings, cells, further):
-    """To a multiple of 32: 1, 6 x 6, 9 passes of 3 cells, and as many passes of 6 cells as the side has tokens, 6.
-    Cache and rows have half the bytes, logits are fp32. ZipAR's rows 3 to 6 begin with a stand-in.
+    """To a multiple of 32: 1, 6 x 6, 9 passes of 3 cells, 6 passes (the side) of 5 cells, as the first row is complete
+    before the others begin, and all 16 passes. Cache and rows have half the bytes, logits are fp32. ZipAR's rows 3 to 6
+    begin with a stand-in.
     """
     model = tiny_gpt(grid=6)
     model.net.bfloat16()
