@@ -17,12 +17,15 @@ from ..errors import UserError
 from ..reports.quality import measure
 from ..reports.record import Report
 from ..reports.sweep import Cell
-from .advice_text import answer_of, table_of
+from .advice_text import advice_table, answer_of
 from .baseline import quality_word
 from .choice import Choice, parse_choice
 from .measured import ACCEPTANCE, PSNR, SSIM, AdviceSettings, Measured
 
 SEEDS = 1 << 64
+# What runs in a round.
+_PLAIN = "plain"
+_CANDIDATE = "candidate"
 _MAR = (
     "fasthybrid: preset=balanced",
     "fasthybrid: preset=fast",
@@ -97,7 +100,7 @@ def calibrate(
     measured = [Measured(choice) for choice in tried]
     left = list(measured)
     done = 0
-    made: dict[bool, tuple[np.ndarray, Report]] = {}  # whether it is the plain sampler's to images and report
+    made: dict[str, tuple[np.ndarray, Report]] = {}  # the newest images and report of either
     for k in range(settings.repeats):
         at = (seed + k) % SEEDS
         paired = k > 0
@@ -106,27 +109,31 @@ def calibrate(
         # 1. The first round has one run of the plain sampler for all candidates.
         if not paired:
             yield done, planned, plain.text
-            made[True] = make_images(plain, at)
+            made[_PLAIN] = make_images(plain, at)
             done += 1
 
         # 2. Every candidate; later ones beside the plain sampler, before and after it in turn.
         for i, m in enumerate(list(left)):
-            order = [False]
+            order = [_CANDIDATE]
             if paired:
-                order = [False, True] if (k + i) % 2 == 0 else [True, False]
-            try:
-                for is_plain in order:
-                    choice = plain if is_plain else m.choice
-                    yield done, planned, choice.text
-                    made[is_plain] = make_images(choice, at)
-                    done += 1
-            except UserError as problem:
-                m.problem = str(problem)
-                left.remove(m)
+                order = [_CANDIDATE, _PLAIN] if (k + i) % 2 == 0 else [_PLAIN, _CANDIDATE]
+            for which in order:
+                choice = plain if which == _PLAIN else m.choice
+                yield done, planned, choice.text
+                try:
+                    made[which] = make_images(choice, at)
+                except UserError as problem:
+                    if which == _PLAIN:
+                        raise
+                    m.problem = str(problem)
+                    left.remove(m)
+                    break
+                done += 1
+            if m.problem:
                 continue
 
-            images, report = made[False]
-            plain_images, plain_report = made[True]
+            images, report = made[_CANDIDATE]
+            plain_images, plain_report = made[_PLAIN]
             quality = measure(images, plain_images, quality_word(report, plain_report))
             m.cells.append(Cell(i, 0, at, "", report, plain_report, quality))
 
@@ -155,5 +162,5 @@ def _judged(plain: Choice, measured: Sequence[Measured], settings: AdviceSetting
         measured=tuple(ranked),
         best=won.choice if won else plain,
         sentence=answer,
-        table=table_of(answer, ranked, settings),
+        table=advice_table(answer, ranked, settings),
     )

@@ -30,7 +30,7 @@ def answer_of(plain: Choice, won: Measured | None, settings: AdviceSettings) -> 
     return f"Fastest with {limit}: {won.choice.text}, {won.ratio:.2f} times as fast as {plain.entry.title} ({spread})."
 
 
-def table_of(answer: str, ranked: Sequence[Measured], settings: AdviceSettings) -> str:
+def advice_table(answer: str, ranked: Sequence[Measured], settings: AdviceSettings) -> str:
     """The answer and a Markdown table of all candidates."""
     rows = [["sampler", "acceptance", "PSNR", "SSIM", "speed-up", "within the limit"]]
     for m in ranked:

@@ -77,9 +77,9 @@ def noiseless(q: Gaussian, p: Gaussian) -> Tensor:
     return (torch.isneginf(q.log_std) | torch.isneginf(p.log_std)).any(-1)
 
 
-def _shape_ratio(z: Tensor, step: Tensor) -> Tensor:
-    """log N(0, s_p^2) - log N(0, s_q^2) [...] at s_q z; ``step`` [..., channels] is log s_q - log s_p."""
-    return (step - 0.5 * z * z * torch.expm1(2 * step)).sum(-1)
+def _shape_ratio(z: Tensor, log_std_gap: Tensor) -> Tensor:
+    """log N(0, s_p^2) - log N(0, s_q^2) [...] at s_q z; ``log_std_gap`` [..., channels] is log s_q - log s_p."""
+    return (log_std_gap - 0.5 * z * z * torch.expm1(2 * log_std_gap)).sum(-1)
 
 
 def _shift_ratio(z: Tensor, shift: Tensor) -> Tensor:
@@ -96,13 +96,13 @@ def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, redraw
     """
     # 1. Accept the draft.
     z = (draft - q.mean) * torch.exp(-q.log_std)
-    step = q.log_std - log_std
-    accepted = uniform.log() <= _shape_ratio(z, step)
+    log_std_gap = q.log_std - log_std
+    accepted = uniform.log() <= _shape_ratio(z, log_std_gap)
     if redraws is None:
         return Coupled(draft, accepted, accepted)
 
     # 2. Which redraws are kept: log q / p is the shape ratio with p and q exchanged. NaN is kept and stays visible.
-    kept = ~(redraws.uniforms.log() <= _shape_ratio(redraws.normals, -step[:, None]))
+    kept = ~(redraws.uniforms.log() <= _shape_ratio(redraws.normals, -log_std_gap[:, None]))
     found = kept.any(1)
 
     # 3. The first of them replaces a rejected draft.

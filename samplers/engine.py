@@ -50,7 +50,7 @@ class Sampled(NamedTuple):
 R = TypeVar("R")
 Sampler: TypeAlias = Generator[Step, None, Sampled]
 Look: TypeAlias = Callable[[int, Tensor], Tensor]
-# Yields how much of the pass is done, in units of Canvas.total, with the values so far; the last ones are decided.
+# Yields how much of the pass is done, in units of Canvas.total, and values; only the last ones are used.
 Draw: TypeAlias = Callable[[int, Tensor, Tensor], Iterator[tuple[int, Tensor]]]
 
 

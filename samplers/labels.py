@@ -174,6 +174,7 @@ def unknown_words(model: Any, texts: Sequence[str]) -> str:
 
     Of many words it names the first three, shortened. "" if there are none, and for other models.
     """
+    # A model with a vocabulary of words has one token for all others, such as these two, which are no words.
     unknown = model.tokenize("qzx") if texts and hasattr(model, "tokenize") else []
     if len(unknown) != 1 or unknown != model.tokenize("xqz"):
         return ""

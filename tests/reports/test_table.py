@@ -9,7 +9,7 @@ import pytest
 from fastar_nodes.reports.record import Report, to_csv, to_table, to_text
 from fastar_nodes.reports.sweep import Cell
 from fastar_nodes.reports.table import literal, markdown
-from fastar_nodes.samplers.advice_text import table_of
+from fastar_nodes.samplers.advice_text import advice_table
 from fastar_nodes.samplers.choice import choose
 from fastar_nodes.samplers.measured import AdviceSettings, Measured
 from fastar_nodes.sweeps.store import CellStore
@@ -90,7 +90,7 @@ def test_it_stays_in_its_cell_in_every_table(text, tmp_path):
     sweep = Sweep("t", CellStore(tmp_path), Axis("mode", (text,)), Axis("", ("",)), (1,), (Cell(0, 0, 1, "k", report),))
     assert cells(sweep_table(sweep))[2][0] == shown
     failed = Measured(choose("mar", {}), problem=f"model: {text}")
-    said = table_of("answer", [failed], AdviceSettings()).splitlines()
+    said = advice_table("answer", [failed], AdviceSettings()).splitlines()
     assert said[-1] == f"mar was not run: model: {literal(f'x {text}')[2:]}"
 
 

@@ -134,7 +134,7 @@ def test_a_figure_is_judged_as_it_is_shown(measure, value):
     measured = Measured(PLAIN, [Cell(0, 0, 7, "", report, Report("mar", "tiny", {}, 7, 1, "cpu", 2.0), quality)])
     settings = AdviceSettings(measure=measure)
     assert measured.within_limit(settings) is passes
-    row = a.table_of("", [measured], settings).splitlines()[-1]
+    row = a.advice_table("", [measured], settings).splitlines()[-1]
     assert f"| {shown} " in row and row.rstrip(" |").endswith("yes" if passes else "no")
 
 
@@ -178,6 +178,18 @@ def test_every_measure_has_a_limit_of_its_own(measure):
     assert LIMITS[measure] in found.sentence
     far = next(m for m in found.measured if m.choice.text == "fasthybrid: preset=fast")
     assert far.within_limit(AdviceSettings(measure=measure)) == (measure == "acceptance")
+
+
+def test_a_plain_sampler_that_fails_in_a_later_round_blames_no_candidate():
+    bench = Bench()
+
+    def run(choice, seed):
+        if choice is PLAIN and seed == 8:
+            raise UserError("memory: full.")
+        return bench(choice, seed)
+
+    with pytest.raises(UserError, match="memory: full"):
+        advise(run=run)
 
 
 def test_rounds_are_paired_and_only_what_can_win_runs_again():
