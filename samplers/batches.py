@@ -181,7 +181,7 @@ class _BatchSteps:
         self.images = images
         self.tensors: dict[str, Tensor] = {}  # by field of a step, of all images
 
-    def step(self, step: S, part: range) -> S:
+    def step(self, step: Any, part: range) -> Any:
         """A step of some images as one of all: that of the whole batch is itself."""
         if len(part) == self.images:
             return step

@@ -28,8 +28,8 @@ from .settings import DiSASettings, MARBase, MARSettings
 from .tables import STEPS
 from .transformer import FullTransformer, Transformer
 
-# Where fewer than so many steps remain at the end and t_max is 0, all tables start at t = 950 or below, as in the
-# authors' code: from 999 they would multiply the head's error by thousands (tables.py).
+# Where fewer than so many steps remain at the end and t_max is left out, all tables start at t = 950 or below, as in
+# the authors' code: from 999 they would multiply the head's error by thousands (tables.py).
 FEW_STEPS = 30
 CLIPPED = 950
 
@@ -129,7 +129,7 @@ def places(positions: Tensor) -> tuple[Tensor, Tensor]:
 
 def expect_whole_head(settings: MARBase, heads: Heads) -> None:
     """Check that speculation, which evaluates the head at many diffusion steps at once, does not meet a cached head."""
-    speculates = getattr(settings, "speculation", 0) > 1 and settings.temperature > 0
+    speculates = settings.speculation > 1 and settings.temperature > 0
     if speculates and not heads.whole(settings.diffusion_steps):
         raise UserError(
             "speculation: it cannot be combined with head_cache; switch head_cache off, or set speculation to 0."

@@ -22,17 +22,17 @@ def estimate(
     """
     c = model.net.config
     images = len(condition)
-    values = vars(settings)
     branches = 1 + (settings.cfg != 1.0)
     size = next(model.net.parameters()).element_size()
+
+    # Rows of a pass of the transformer. CSpD verifies the AR steps of a draft in one.
+    rows = branches * images * (c.buffer + c.tokens)
+    passes_at_once = settings.draft_length
+
+    # Tokens in a call of the diffusion head. FastHybrid denoises the AR steps of a lookahead together.
     left = masked_after(c.tokens, settings.steps)
     largest = max(a - b for a, b in zip([c.tokens, *left], left, strict=False))
-    rows = branches * images * (c.buffer + c.tokens)
-
-    # CSpD verifies the AR steps of a draft in one pass; FastHybrid denoises those of a lookahead together.
-    segment = values.get("draft_length", 1)
-    ahead = max(1, values.get("lookahead", 1))
-    tokens = branches * images * min(c.tokens, largest * ahead)
+    tokens = branches * images * min(c.tokens, largest * max(1, settings.lookahead))
 
     # Kept during the whole generation.
     out = weights_by_part(model)
@@ -44,9 +44,12 @@ def estimate(
 
     # Working memory of one evaluation each.
     for name, count in model.working_bytes(rows).items():
-        out[name] = segment * count + unpacking_bytes(model.parts[name])
-    modulations = tokens * c.head_width * (3 * c.head_depth + 2)
-    out[HEAD] = 3 * max(modulations, min(BUDGET, modulations * settings.diffusion_steps)) * size
+        out[name] = passes_at_once * count + unpacking_bytes(model.parts[name])
+
+    # The modulations of several diffusion steps at once, the ones before them, and what they are made of.
+    of_step = tokens * c.head_width * (3 * c.head_depth + 2)
+    modulations = max(of_step, min(BUDGET, of_step * settings.diffusion_steps))
+    out[HEAD] = 3 * modulations * size
     return out
 
 
@@ -55,10 +58,20 @@ def feature_bytes(model: MARModel, images: int, settings: MARBase, cache: CacheS
     c = model.net.config
     size = next(model.net.parameters()).element_size()
 
-    live = images * (2 if settings.cfg != 1.0 and not cache.condition_cache else 1)
-    encoded = images * (1 + (settings.cfg != 1.0))
+    guided = settings.cfg != 1.0
     rows = c.buffer + c.tokens
+    encoder_rows = images * (2 if guided else 1) * rows
+    decoder_rows = images * (2 if guided and not cache.condition_cache else 1) * rows
 
-    # Of the decoder also its input, the values of a block, and a difference of the residual stream, which is fp32.
-    kept = (2 * encoded * c.encoder_depth + live * (2 * c.decoder_depth + 2)) * size + live * 4
-    return kept * rows * c.dim + (model.prompt_bytes(live * rows) if cache.encoder_cache else 0)
+    # Numbers of a row. Of every block keys and values; of the decoder also its input, and the values of a block.
+    of_encoder = 2 * c.encoder_depth * c.dim
+    of_decoder = (2 * c.decoder_depth + 2) * c.dim
+    kept = (encoder_rows * of_encoder + decoder_rows * of_decoder) * size
+
+    # A difference of the residual stream, in fp32.
+    kept += decoder_rows * c.dim * 4
+
+    # What the language model of a prompt keeps of rows that the encoder reads.
+    if cache.encoder_cache:
+        kept += model.prompt_bytes(decoder_rows)
+    return kept

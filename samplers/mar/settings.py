@@ -15,6 +15,11 @@ from ..settings import Guarantees, knob
 class MARBase(Guarantees):
     """Settings of all MAR samplers (Li et al. 2024)."""
 
+    # Settings of some samplers, with their values in the others.
+    speculation = 0
+    lookahead = 0
+    draft_length = 1
+
     steps: int = knob(64, "Number of AR steps in which the image is drawn; more is slower and finer. Usual: 64 for "
         "full-size models, 16 to 64 for the demo.", low=1, high=4096, step=1)
     diffusion_steps: int = knob(100, "Denoising steps of every token; more is slower and cleaner. Usual: 100; below "

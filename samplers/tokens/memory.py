@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
+
+from torch import Tensor
 
 from ...model_loaders.networks.janus import JanusModel
 from ...model_loaders.networks.llama import Llama, TokenModel, cache_bytes, is_16_bit
 from ...model_loaders.networks.ops import unpacking_bytes
 from ...model_loaders.networks.tar import TarModel
-from ..conditioning import AnyCondition, PromptCondition
+from ..conditioning import AnyCondition, FeatureCondition, PromptCondition
 from .cache_slots import table_of
 from .islands import neighbours_bytes
 from .jacobi import padded_rows
@@ -63,7 +66,10 @@ def _prefix(model: TokenModel, condition: AnyCondition) -> int:
         return 1
     if condition.kind == "prompt":
         return max(map(len, prompt_ids(cast(JanusModel, model), cast(PromptCondition, condition))))
-    return max(map(len, condition.entries), default=1)  # a row for every feature or code
+
+    # A row for every feature or code.
+    entries: Sequence[Tensor] = cast(FeatureCondition, condition).entries
+    return max(map(len, entries), default=1)
 
 
 def estimate_prompt(model: TarModel, settings: TarPromptSettings, text: str, images: int) -> float:
