@@ -12,7 +12,8 @@ switched off one by one (:class:`CacheSettings`):
 
    - similarity: s_i = cos(V_i^k, V_i^k'), the mean of the heads, where k' is the AR step of the last call;
    - (8): the computed rows are those of the wanted tokens, those of the tokens decided since k', and others of lowest
-     s_i (the paper prints argmax; by its text and its code the least similar rows are computed);
+     s_i (the paper prints argmax; by its text and its code the least similar rows are computed). How many is in
+     ``refresh.py``. The paper's Table 3 compares other choices, see :meth:`LazyTransformer.choose`;
    - (9): the blocks behind the chosen one see the computed rows together with the stored keys and values of the others.
 
    The paper takes its 3rd layer, the published code the 4th block.
@@ -26,7 +27,7 @@ A fourth cache is that of the diffusion head, in ``cached_head.py``.
 
 All are a way to evaluate the transformer and the head, so they combine with plain MAR, FastHybrid and CSpD.
 Differences from the published code: rows that must be computed always are (there, rows of negative similarity can
-displace them); the share of computed rows follows progress instead of 64 fixed steps; the decoder's keys and values
+displace them); AR steps behind the 64th have its share, where the published code fails; the decoder's keys and values
 are stored only behind the chosen block, since the blocks before it compute all rows.
 
 Shapes: B images, P branches of guidance, L tokens, N = buffer + L rows of the decoder, C width. An entry of a batch of
@@ -45,19 +46,23 @@ from torch import Tensor
 
 from ...model_loaders.networks.mar import MAR, Block, MARModel, pick
 from ..conditioning import MaskedCondition
+from ..device import to_device
 from ..editing import Edit
 from ..engine import Sampler, decode
 from ..memory import FEATURES
-from ..noise import PairedNoise
+from ..noise import CounterRNG, PairedNoise, row_keys
 from .cached_head import CachedHeads
 from .canvas import MARCanvas, mar_canvas
 from .feature_cache import FeatureCache, Store, own_copy
 from .mar import Diffusion, annealed_tables, expect_whole_head
 from .mar import check as check_mar
 from .memory import feature_bytes
-from .refresh import chosen_block, computed_ratio, next_refreshes, spare_rows
+from .refresh import chosen_block, computed_ratios, next_refreshes, spare_rows
 from .settings import CacheSettings, LazyMARSettings, MARBase
 from .transformer import FullTransformer, Transformer
+
+# Selections that compute the tokens of one state, however many they are.
+BY_STATE = ("undecided", "decided")
 
 
 def lazymar(
@@ -120,8 +125,12 @@ class LazyTransformer(Transformer):
         self.until = next_refreshes(s, steps)
         self.share = [1.0] * steps
         if s.token_cache and block < c.decoder_depth:
-            self.share = [computed_ratio(k / steps, s.computed_ratio) for k in range(steps)]
+            by_state = s.selection in BY_STATE
+            self.share = [0.0] * steps if by_state else computed_ratios(s, steps)
         self.spare = spare_rows(c.buffer + c.tokens)
+        if s.selection == "random":
+            keys = row_keys(canvas.noise, "selection", c.buffer + c.tokens)
+            self.random = CounterRNG(to_device(keys.flatten(), canvas.device))
 
         self.vectors = self.full.vectors
         self.feed_forward = canvas.model.net.region(feed_forward, "transformer blocks")
@@ -271,22 +280,58 @@ class LazyTransformer(Transformer):
     def choose(self, step: int, values: Tensor, last: Tensor, must: Tensor) -> Tensor | None:
         """Decoder rows to compute after the chosen block, int64 [E, n]; None for all.
 
+        The paper's Table 3 names its strategies by what is cached, the setting by what is computed:
+
+        - *least-similar* (V), (8); *most-similar* (IV); *random* (III): as many rows as the share says;
+        - *undecided* (II): the tokens that are not decided; *decided* (I): those that are. Neither computes class rows:
+          the paper does not say so, but its operations of I and II are less than theirs would be.
+
+        In all of them the wanted and the new tokens are computed; the paper does not say whether its I to IV do so.
+
         Args:
             values, last: V of the chosen block at this call and at the last one, [E, heads, N, d].
             must: rows of the tokens that are wanted or new, int64 [E, m]; they come first.
         """
-        total = values.shape[2]
+        entries, _, total, _ = values.shape
+        selection = self.settings.selection
         count = max(must.shape[1] + self.spare, int(total * self.share[step]))
+        if selection in BY_STATE:
+            count = self._count_by_state(must.shape[1])
         if count >= total:
             return None
 
-        # Unchanged rows differ by rounding only, which must not order them.
-        s = similarity(values, last)
-        s = (s * 2**17).round() / 2**17
+        if selection in BY_STATE:
+            rank = self._rank_by_state(step)
+        elif selection == "random":
+            rank = self.random.uniform(step).view(-1, total)
+        else:
+            # Unchanged rows differ by rounding only, which must not order them.
+            s = (similarity(values, last) * 2**17).round() / 2**17
+            rank = s if selection == "least-similar" else -s
+        rank = rank.repeat(entries // len(rank), 1)
 
-        # (8). Of equally similar rows the lower one comes first.
-        others = s.scatter(1, must, torch.inf).argsort(dim=1, stable=True)
+        # (8). Of equal rows the lower one comes first.
+        others = rank.scatter(1, must, torch.inf).argsort(dim=1, stable=True)
         return torch.cat([must, others[:, : count - must.shape[1]]], dim=1)
+
+    def _count_by_state(self, must: int) -> int:
+        """Rows that *decided* or *undecided* compute, of which ``must`` are of tokens that are wanted or new."""
+        assert self.cache is not None
+        before = self.cache.known  # decided before the last call; those decided since are new
+        if self.settings.selection == "decided":
+            return must + before
+        return self.canvas.model.net.config.tokens - before
+
+    def _rank_by_state(self, step: int) -> Tensor:
+        """0 for the rows that *decided* or *undecided* compute, 1 for the others: fp32 [B, N]."""
+        c = self.canvas.model.net.config
+        order = self.canvas.order
+        start = order.starts[step]
+        decided = self.settings.selection == "decided"
+        tokens = order.reveal[:, :start] if decided else order.reveal[:, start:]
+
+        rank = torch.ones(self.canvas.images, c.buffer + c.tokens, device=tokens.device)
+        return rank.scatter_(1, tokens + c.buffer, 0.0)
 
     def walk(
         self,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from ...errors import UserError
 from .settings import CacheSettings
 
-# Share of computed decoder rows at AR steps 0..63 of 64.
-REFERENCE_RATIOS = (*(1.0,) * 20, 0.6, *(0.5,) * 4, *(0.4,) * 5, *(0.15,) * 5, *(0.12,) * 5, *(0.05,) * 24)
+# Share of computed decoder rows at AR steps 0..63, whatever their number is. The reference goes no further.
+PUBLISHED_RATIOS = (*(1.0,) * 20, 0.6, *(0.5,) * 4, *(0.4,) * 5, *(0.15,) * 5, *(0.12,) * 5, *(0.05,) * 24)
 
 
 def spare_rows(rows: int) -> int:
@@ -43,18 +43,29 @@ def usual_block(depth: int) -> int:
     return min(3, depth // 4) + 1
 
 
-def computed_ratio(progress: float, end: float) -> float:
-    """Share of decoder rows to compute at ``progress`` 0..1 of the AR steps: the reference's curve stretched to the
-    share ``end``, 0..1.
+def computed_ratios(settings: CacheSettings, steps: int) -> list[float]:
+    """Share of decoder rows to compute at each of ``steps`` AR steps between two refreshes, ``computed_ratio`` to 1.
 
-    At 0.05 and 64 AR steps this is the reference's table, exactly.
+    - *published*: the reference's table by AR step, exactly that at computed_ratio 0.05; behind its end its last share.
+    - *stretched*: the same table over the progress of the image, so with 64 AR steps the same shares.
+    - *constant*: computed_ratio, as in the paper's Figure 6.
     """
-    at = progress * len(REFERENCE_RATIOS)
-    last = len(REFERENCE_RATIOS) - 1
-    low = min(int(at), last)
-    ratio = REFERENCE_RATIOS[low] + (at - low) * (REFERENCE_RATIOS[min(low + 1, last)] - REFERENCE_RATIOS[low])
-    # Rounded: the row count is floored, and 0.15 must not become 0.1499...
-    return round(1 - (1 - end) * (1 - ratio) / (1 - REFERENCE_RATIOS[-1]), 9)
+    lowest = settings.computed_ratio
+    if settings.ratio_schedule == "constant":
+        return [lowest] * steps
+
+    last = len(PUBLISHED_RATIOS) - 1
+    out = []
+    for k in range(steps):
+        at = k * len(PUBLISHED_RATIOS) / steps if settings.ratio_schedule == "stretched" else k
+        low = min(int(at), last)
+        high = min(low + 1, last)
+        ratio = PUBLISHED_RATIOS[low] + (at - low) * (PUBLISHED_RATIOS[high] - PUBLISHED_RATIOS[low])
+
+        # From the table's shares 0.05..1 to lowest..1. Rounded: the row count is floored, and 0.15 must not become
+        # 0.1499...
+        out.append(round(1 - (1 - lowest) * (1 - ratio) / (1 - PUBLISHED_RATIOS[-1]), 9))
+    return out
 
 
 def chosen_block(settings: CacheSettings, depth: int) -> int:

@@ -17,10 +17,42 @@ from torch import Tensor
 TABLE = [1.0] * 20 + [0.6] + [0.5] * 4 + [0.4] * 5 + [0.15] * 5 + [0.12] * 5 + [0.05] * 24
 
 
-def ratio_of(progress: float, end: float) -> float:
-    at = progress * 64
-    low, high = TABLE[min(int(at), 63)], TABLE[min(int(at) + 1, 63)]
-    return round(1 - (1 - end) * (1 - (low + (at - int(at)) * (high - low))) / 0.95, 9)
+def share_of(step: int, steps: int, schedule: str, lowest: float) -> float:
+    """Share of computed rows at an AR step between two refreshes, by each schedule."""
+    if schedule == "constant":
+        return lowest
+    if schedule == "published":
+        share = TABLE[step] if step < 64 else TABLE[-1]
+    else:
+        at = step / steps * 64
+        low, high = TABLE[min(int(at), 63)], TABLE[min(int(at) + 1, 63)]
+        share = low + (at - int(at)) * (high - low)
+    return round(1 - (1 - lowest) * (1 - share) / 0.95, 9)
+
+
+def computed_rows(
+    strategy: str, tokens: range, now: set[int], last: set[int], predicted: set[int], cosine: list[float], count: int
+) -> set[int]:
+    """Rows that a strategy of the paper's Table 3 computes, which says what is cached.
+
+    Rows are class rows and, behind them, ``tokens``. Of the four types of tokens (section 3.2.1) those decoded ``now``,
+    in the ``last`` step, and ``predicted`` before it; the fourth are the rest. ``cosine``: of each row's values and
+    those of the step before. ``count``: rows to compute, where the type does not tell.
+    """
+    always = now | last
+    class_rows = set(range(tokens.start))
+    unpredicted = set(tokens) - always - predicted
+    free = class_rows | unpredicted | predicted
+
+    if strategy == "decided":  # I: caching the unpredicted tokens
+        cached = unpredicted | class_rows
+    elif strategy == "undecided":  # II: only caching the predicted tokens; class rows carry no prediction of their own
+        cached = predicted | class_rows
+    elif strategy == "most-similar":  # IV: caching the tokens with the minimum cosine similarity
+        cached = set(sorted(free, key=lambda row: (cosine[row], -row))[: len(free) + len(always) - count])
+    else:  # V: caching the tokens with the maximum cosine similarity
+        cached = set(sorted(free, key=lambda row: (-cosine[row], -row))[: len(free) + len(always) - count])
+    return (always | free) - cached
 
 
 def qkv(block, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,7 +124,7 @@ class OneBranch:
         """Output of the last block, NaN where a row is left out.
 
         ``follow`` are rows that were chosen elsewhere: as good as our own, or
-        an assertion fails. Similarities often differ by less than rounding.
+        an assertion fails. Similarities often differ by less than rounding. Random rows (III) are always chosen there.
         """
         net, c, s = self.net, self.net.config, self.s
         if s.encoder_cache:
@@ -111,18 +143,22 @@ class OneBranch:
         cosine = (
             (torch.nn.functional.cosine_similarity(v, before, dim=-1).mean(-1) * 2**17).round().tolist()
         )  # ties stay ties
-        must = {c.buffer + p for p in (*new, *wanted)}
+        now, last = {c.buffer + p for p in wanted}, {c.buffer + p for p in new}
+        predicted = {c.buffer + p for p in known} - last
+        must = now | last
         total = c.buffer + c.tokens
-        others = sorted((r for r in range(total) if r not in must), key=lambda r: cosine[r])
-        n = max(len(must) + self.spare, int(total * share))
-        keep = sorted(must | set(others[: n - len(must)])) if n < total else list(range(total))
+        n = min(total, max(len(must) + self.spare, int(total * share)))
+        keep = computed_rows(s.selection, range(c.buffer, total), now, last, predicted, cosine, n)
         if follow is not None:
             theirs = set(follow)
             assert must <= theirs and len(theirs) == len(keep)
-            if theirs != set(keep):
-                left = [cosine[r] for r in others if r not in theirs]
-                assert max(cosine[r] for r in theirs - must) <= min(left) + 2  # as rounded
-            keep = sorted(theirs)
+            if theirs != keep and s.selection != "random":
+                assert s.selection in ("least-similar", "most-similar")
+                sign = 1 if s.selection == "least-similar" else -1
+                left = [sign * cosine[r] for r in range(total) if r not in theirs]
+                assert max(sign * cosine[r] for r in theirs - must) <= min(left) + 2  # as rounded
+            keep = theirs
+        keep = sorted(keep)
         for r in range(c.buffer, total):
             self.left_out[r - c.buffer] += r not in keep
         self.values[self.block] = v.clone()
@@ -160,7 +196,7 @@ class SlowLazy(Transformer):
         fresh = self.last < 0 or any(t in due for t in range(self.last + 1, step + 1))
         if fresh:
             self.refreshed.append(step)
-        share = ratio_of(step / order.steps, s.computed_ratio)
+        share = share_of(step, order.steps, s.ratio_schedule, s.computed_ratio)
         cond, null = [], []
         for b in range(canvas.images):
             tokens, known = canvas.values[b], order.reveal[b, : order.starts[step]].tolist()

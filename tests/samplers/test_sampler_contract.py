@@ -24,7 +24,7 @@ from tiny_models import tiny_mar
 FEW = {"steps": 6, "diffusion_steps": 8, "cfg": 2.0}
 HYBRID = FastHybridSettings(**FEW, lookahead=3, threshold=0.97, guided_steps=3)
 CSPD = CSpDSettings(**FEW, draft_length=2)
-LAZY = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.2, "block": 1}
+LAZY = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.2, "ratio_schedule": "stretched", "block": 1}
 CASES = {
     "mar": (mar, MARSettings(**FEW)),
     "mar, no guidance": (mar, MARSettings(**FEW | {"cfg": 1.0})),

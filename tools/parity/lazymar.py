@@ -2,7 +2,8 @@
 
 Equal rows tie exactly at the selection boundary, where the choice of the reference depends
 on its sort. The recorded rows must have the same scores as ours, and the run continues
-with them. The guidance scale and the constants of the published code are not recorded.
+with them. The shares of computed rows are the sampler's own, those of *published*, and a wrong one gives another number
+of rows. The guidance scale and the constants of the published code are not recorded.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +20,6 @@ from ...samplers.mar.canvas import MARCanvas, mar_canvas
 from ...samplers.mar.feature_cache import FeatureCache
 from ...samplers.mar.lazymar import LazyTransformer, similarity
 from ...samplers.mar.mar import Diffusion
-from ...samplers.mar.refresh import REFERENCE_RATIOS
 from ...samplers.mar.settings import LazyMARSettings
 from ...samplers.mar.tables import tables_at
 from ...samplers.noise import PairedNoise
@@ -38,7 +38,6 @@ class _RecordedSelection(LazyTransformer):
 
     def __init__(self, canvas: MARCanvas, settings: LazyMARSettings, recorded: dict[int, Tensor]):
         super().__init__(canvas, settings)
-        self.share = [*REFERENCE_RATIOS]
         self.spare = SPARE
         self.recorded = recorded
         self.z: list[tuple[Tensor, Tensor]] = []

@@ -24,18 +24,19 @@ from fastar_nodes.samplers.mar.fasthybrid import pulled
 from fastar_nodes.samplers.mar.heads import Heads
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, lazymar
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.refresh import computed_ratio, usual_block
+from fastar_nodes.samplers.mar.refresh import computed_ratios, usual_block
 from fastar_nodes.samplers.mar.settings import CacheSettings, LazyMARSettings, MARBase, MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lazy_reference import TABLE, SlowLazy, slow_head
+from lazy_reference import TABLE, SlowLazy, share_of, slow_head
 from tiny_models import tiny_mar
 
 BASE = {"steps": 10, "diffusion_steps": 3, "cfg": 2.0}
-QUICK = {"refresh_period": 4, "start_step": 1, "computed_ratio": 0.05}
+STRETCHED = {"ratio_schedule": "stretched"}  # leaves rows out although there are few AR steps
+QUICK = {"refresh_period": 4, "start_step": 1, "computed_ratio": 0.05, **STRETCHED}
 NO_HEAD = {**QUICK, "head_cache": False}
 CACHES = "encoder_cache", "token_cache", "condition_cache"
 ALL_OFF = dict.fromkeys((*CACHES, "head_cache"), False)
@@ -133,8 +134,90 @@ def test_an_edit_equals_the_slow_reference(deep):
     assert torch.equal(got.latents[outside], edit.start.expand(2, -1, -1, -1)[outside])
 
 
-def test_the_curve_is_the_references_table():
-    assert [computed_ratio(s / 64, 0.05) for s in range(64)] == TABLE
+@pytest.mark.parametrize("selection", ["most-similar", "random", "undecided", "decided"])
+@pytest.mark.parametrize("condition_cache", [True, False])
+def test_every_strategy_equals_the_slow_reference(deep, selection, condition_cache):
+    """Strategies IV, III, II and I of the paper's Table 3; with both branches each chooses rows of its own."""
+    changed = LazyMARSettings(**BASE, **NO_HEAD, block=2, selection=selection, condition_cache=condition_cache)
+    got, slow = as_slow(deep, changed)
+    left_out = torch.stack([branch.left_out for branch in slow.cond]).view(2, 5, 5).numpy()
+    assert np.array_equal(got.report.maps["cached"], left_out) and left_out.any()
+    usual = lazy(deep, head_cache=False, block=2, condition_cache=condition_cache)
+    assert (usual.latents - got.latents).abs().max() > 1e-3, "the strategy must matter for this to say anything"
+
+
+@pytest.mark.parametrize("selection", ["undecided", "decided"])
+def test_an_edit_with_a_choice_by_state_equals_the_slow_reference(deep, selection):
+    """Given tokens are decided from the start."""
+    mask = torch.zeros(1, 5, 5)
+    mask[:, 1:4, 1:5] = 1
+    edit = Edit(torch.randn(1, 4, 5, 5, generator=torch.Generator().manual_seed(1)), mask)
+    as_slow(deep, LazyMARSettings(**BASE, **NO_HEAD, selection=selection), edit)
+
+
+def chosen_rows(selection, numbers):
+    """The transformer after 16 AR steps with some images of a seed; 18 rows."""
+    model = tiny_mar(3, decoder_depth=4)
+    base = LazyMARSettings(steps=16, cfg=2.0, **{**QUICK, "refresh_period": 99}, selection=selection)
+    canvas = mar_canvas("mar", model, from_ids((1,) * len(numbers)), base, PairedNoise(7, numbers), None)
+    look = Watched(canvas, base)
+    with torch.no_grad():
+        for step in range(16):
+            look(step, canvas.order.ahead(step))
+    return look
+
+
+def unevenness(look):
+    """Chi-squared, 17 degrees of freedom, of how often each of the 18 rows was computed where it need not be."""
+    seen, expected, variance = torch.zeros(3, 18)
+    for step, keep, must in look.chosen:
+        if step in look.kept:
+            free = torch.ones(len(must), 18).scatter(1, must, 0.0)
+            share = (keep.shape[1] - must.shape[1]) / float(free[0].sum())
+            seen += torch.zeros_like(free).scatter(1, keep, 1.0).mul(free).sum(0)
+            expected += share * free.sum(0)
+            variance += share * (1 - share) * free.sum(0)
+    assert expected.min() > 50
+    return 17 / 18 * float(((seen - expected) ** 2 / variance).sum())
+
+
+def test_random_rows_are_uniform():
+    """Strategy III: 40.8 is the 99.9 % point. Rows chosen by similarity are beyond it."""
+    images = tuple(range(60))
+    assert unevenness(chosen_rows("random", images)) < 40.8 < unevenness(chosen_rows("least-similar", images))
+
+
+def test_random_rows_are_of_the_image_and_the_ar_step():
+    """They depend on an image's seed and number, not on its batch, and differ from step to step."""
+    batch, pair = chosen_rows("random", (0, 1, 2, 3)).kept, chosen_rows("random", (3, 1)).kept
+    assert pair.keys() == batch.keys()
+    assert all(torch.equal(keep, batch[step][[3, 1]]) for step, keep in pair.items())
+    lists = [tuple(keep[0, -2:].tolist()) for keep in batch.values()]
+    assert len(set(lists)) > len(lists) / 2
+
+
+def shares(steps, **changes):
+    return computed_ratios(LazyMARSettings(**changes), steps)
+
+
+def test_the_published_shares_are_the_authors_table_by_ar_step():
+    assert shares(64) == TABLE and shares(32) == TABLE[:32]
+    assert shares(70) == TABLE + [0.05] * 6, "behind its end the last share"
+    assert shares(16) == [1.0] * 16, "it leaves nothing out in the first 20 AR steps"
+
+
+@pytest.mark.parametrize("steps", [12, 32, 64, 100])
+@pytest.mark.parametrize("lowest", [0.0, 0.05, 0.3, 1.0])
+@pytest.mark.parametrize("schedule", ["published", "stretched", "constant"])
+def test_the_shares_of_every_schedule(schedule, lowest, steps):
+    found = shares(steps, ratio_schedule=schedule, computed_ratio=lowest)
+    assert found == [share_of(k, steps, schedule, lowest) for k in range(steps)]
+    assert all(lowest <= share <= 1 for share in found)
+
+
+def test_a_stretched_table_has_64_ar_steps_shares_at_any_number():
+    assert shares(64, **STRETCHED) == TABLE
+    assert shares(32, **STRETCHED) == TABLE[::2]
 
 
 def drive(model, make, base, calls, reach=1, drawn=None):
@@ -164,11 +247,14 @@ def cached(settings):
     return partial(LazyTransformer, settings=settings)
 
 
+SELECTIONS = knobs(CacheSettings)["selection"][1].choices
 caches = st.fixed_dictionaries(
     {
         "refresh_period": st.integers(2, 8),
         "start_step": st.integers(0, 5),
         "computed_ratio": st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+        "ratio_schedule": st.sampled_from(["stretched", "constant"]),
+        "selection": st.sampled_from(SELECTIONS),
         "condition_cache": st.booleans(),
         "encoder_cache": st.booleans(),
         "token_cache": st.booleans(),
@@ -180,13 +266,19 @@ caches = st.fixed_dictionaries(
 @pytest.mark.parametrize("off", [subset for n in range(4) for subset in combinations(CACHES, n)], ids=str)
 @settings(max_examples=5)
 @given(
-    st.integers(1, 20), st.integers(0, 9), st.sets(st.integers(0, 15), min_size=1), st.integers(1, 6), st.integers(1, 5)
+    st.integers(1, 20),
+    st.integers(0, 9),
+    st.sets(st.integers(0, 15), min_size=1),
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.sampled_from(SELECTIONS),
 )
 @pytest.mark.fast_cases(1)
-def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, reach, block):
+def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, reach, block, selection):
     """Whichever caches are switched off and AR steps skipped; what is wanted or new is always computed."""
     period = {"refresh_period": period, "start_step": start, "block": block}
-    base, calls = LazyMARSettings(steps=16, cfg=2.0, **period, **dict.fromkeys(off, False)), sorted(calls)
+    changed = {**period, **STRETCHED, "selection": selection}
+    base, calls = LazyMARSettings(steps=16, cfg=2.0, **changed, **dict.fromkeys(off, False)), sorted(calls)
     fast, got = drive(deep, partial(Watched, settings=base), base, calls, reach)
     slowly = partial(SlowLazy, settings=base, block=block - 1, spare=1, follow=fast.kept)
     slow, want = drive(deep, slowly, base, calls, reach)
@@ -195,7 +287,7 @@ def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, rea
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 
 
-ONE = {"steps": 6, "diffusion_steps": 2, "cfg": 1.0, "refresh_period": 20, "start_step": 1}
+ONE = {"steps": 6, "diffusion_steps": 2, "cfg": 1.0, "refresh_period": 20, "start_step": 1, **STRETCHED}
 
 
 def one(model, **changes):
@@ -298,7 +390,7 @@ def test_forgetting_computes_everything_anew(deep):
 
 def test_only_the_least_is_stored_and_none_of_it_is_a_view(deep):
     for cfg, cache, live in ((2.0, {}, 2), (1.0, {}, 2), (2.0, {"condition_cache": False}, 4)):
-        base = LazyMARSettings(**{**BASE, "cfg": cfg}, refresh_period=4, start_step=1, block=2, **cache)
+        base = LazyMARSettings(**{**BASE, "cfg": cfg, **QUICK}, block=2, **cache)
         look, _ = drive(deep, cached(base), base, range(6))
         canvas, kept, c = look.canvas, look.cache, deep.net.config
         tensors = [t for store in (*kept.encoder, *kept.decoder) for t in (store.keys, store.values)]
@@ -317,7 +409,7 @@ def test_computed_rows_are_counted_block_by_block(encoder_cache):
     """A refresh and two calls after it, at which only what must be is computed, and 15 of 320 rows: 3 of 64."""
     model = tiny_mar(2, tokens=49, decoder_depth=5, buffer=15)
     cache = {"refresh_period": 9, "start_step": 7, "computed_ratio": 0.0, "encoder_cache": encoder_cache}
-    base = LazyMARSettings(**BASE, **cache, block=2)
+    base = LazyMARSettings(**BASE, **cache, **STRETCHED, block=2)
     look, _ = drive(model, cached(base), base, (7, 8, 9))
     canvas = look.canvas
     starts, sizes = canvas.order.starts, canvas.order.sizes
