@@ -79,7 +79,7 @@ def _caches_nothing(report: Report) -> bool:
 
     # An AR step reuses something from start_step + 1 on, if anything is kept.
     reaches = settings.get("start_step", 0) + 1 < settings.get("steps", 1 << 16)
-    tokens = settings.get("token_cache", True) and settings.get("computed_ratio", 0.0) < 1
+    tokens = bool(report.counts.get("cached_tokens"))
     condition = settings.get("condition_cache", True) and settings.get("cfg", 0.0) != 1
     encoder = settings.get("encoder_cache", True)
     transformer = reaches and (tokens or condition or encoder)

@@ -19,7 +19,8 @@ from fastar_nodes.model_loaders.networks import hybrid, llama, mar, ta_tok
 from fastar_nodes.reports import maps
 from fastar_nodes.samplers import presets as preset_values
 from fastar_nodes.samplers.mar import settings as mar_settings
-from fastar_nodes.samplers.mar.refresh import computed_ratio
+from fastar_nodes.samplers.mar.refresh import computed_ratios
+from fastar_nodes.samplers.mar.settings import CacheSettings
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
 from fastar_nodes.samplers.presets import NAMES, PRESETS
 from fastar_nodes.samplers.registry import SAMPLERS
@@ -87,12 +88,16 @@ def random_numbers() -> dict[str, Any]:
 
 
 def others() -> dict[str, Any]:
-    """Colours of a numeric map, and LazyMAR's share of computed rows."""
-    shares = [computed_ratio(k / 16, end) for end in (0.05, 0.4) for k in range(17)]
+    """Colours of a numeric map, and LazyMAR's shares of computed rows."""
+    shares = {}
+    for schedule in ("published", "stretched", "constant"):
+        for lowest in (0.05, 0.4):
+            found = computed_ratios(CacheSettings(ratio_schedule=schedule, computed_ratio=lowest), 48)
+            shares[f"{schedule} {lowest}"] = [round(x, 6) for x in found]
     oklab = maps._LMS_TO_RGB @ ((maps._OKLAB_TO_LMS @ np.array([0.7, 0.1, -0.05])) ** 3)
     heads = {"gpt": llama.OFFICIAL_HEADS, "mar": mar.OFFICIAL_HEADS, "hybrid": hybrid.OFFICIAL_HEADS}
     return {
-        "computed ratio": [round(x, 6) for x in shares],
+        "computed ratios": shares,
         "OKLab 0.7 0.1 -0.05": [round(x, 5) for x in oklab],
         "ramp": maps.ramp(np.linspace(0, 1, 9)).tolist(),
         "hues": maps.hues(np.arange(1, 9)).tolist(),

@@ -168,7 +168,7 @@ CACHES_OF_NO_USE = [
     {**HEAD_ALONE, "diffusion_steps": 50},  # 2 % of 50 steps is 1: all are evaluated in full
     {**ALL_OFF, "condition_cache": False},
     {**ALL_OFF, "condition_cache": True, "cfg": 1.0},  # there is no null branch
-    {**ALL_OFF, "condition_cache": False, "token_cache": True, "computed_ratio": 1.0},
+    {**ALL_OFF, "condition_cache": False, "token_cache": True},  # no token came from it
 ]
 GAINS = [
     of("fasthybrid", counts={"accepted": 1, "rejected": 9}, lookahead=4, threshold=0.9),
@@ -177,6 +177,7 @@ GAINS = [
     of("lazymar", refresh_period=4, start_step=2),
     of("lazymar", **HEAD_ALONE),
     of("lazymar", **ALL_OFF, condition_cache=True, cfg=2),
+    of("lazymar", **{**ALL_OFF, "token_cache": True}, condition_cache=False, counts={"cached_tokens": 5}),
     of("zipar", window=2),
     of("par"),
     of("llamagen", 16),
