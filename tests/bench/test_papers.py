@@ -159,7 +159,7 @@ def test_models_are_in_the_catalogue(name):
 def test_settings_of_a_cell_are_those_of_its_row():
     """Of a few cells, by hand: shared settings, then the sweep's, then the cell's own."""
     cells = {}
-    for name in ("fasthybrid", "cspd", "par"):
+    for name in ("fasthybrid", "cspd", "par", "lazymar"):
         for of, spec in paper_of(name).sweeps.items():
             for combination in expand(spec):
                 cells[of, combination.title] = (spec, dict(combination.asked))
@@ -188,6 +188,13 @@ def test_settings_of_a_cell_are_those_of_its_row():
         "prefill_ratio": 0.05,
         "alignment": False,
     }
+    spec, asked = cells["mar-huge", "LazyMAR, condition"]
+    usual = {"steps": 64, "diffusion_steps": 100, "cfg": 3.2, "refresh_period": 9, "start_step": 5}
+    assert (spec.images, spec.batch) == (50000, 128)
+    assert asked == {**usual, "token_cache": False, "encoder_cache": False}
+    assert cells["mar-huge", "LazyMAR, token"][1] == {**usual, "condition_cache": False, "head_cache": False}
+    assert cells["mar-huge", "LazyMAR, unpredicted"][1] == {**usual, "selection": "decided"}
+    assert cells["mar-huge", "LazyMAR, 32"][1] == {**usual, "steps": 32, "refresh_period": 5, "start_step": 4}
     spec, asked = cells["par-xxl-4x", "PAR"]
     assert spec.model == "par-xxl-4x" and asked == {"top_k": 0, "cfg": 1.435}
 
