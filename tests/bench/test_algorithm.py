@@ -30,7 +30,8 @@ from tiny_sweeps import source, write_files, write_mar
 pytestmark = pytest.mark.slow
 RECORDED = Path(__file__).with_name("algorithm.json")
 STEPS = {"steps": 6, "diffusion_steps": 6}
-LAZY = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.3, "head_cache": True, "head_period": 2}
+LAZY = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.3, "ratio_schedule": "stretched"}
+LAZY |= {"head_cache": True, "head_period": 2}
 HYBRID = {"lookahead": 2, "threshold": 0.7, "guided_steps": 2, "lookahead_start": 0}
 DRAFTED = {"mode": "lossless", "draft_length": 3, "prefill_ratio": 0.2}
 # Settings at which every part of a method works. Tar's plain sampler is LlamaGen's.

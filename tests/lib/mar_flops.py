@@ -38,7 +38,9 @@ def transformer_flops(c: MARConfig, s: LazyMARSettings, published: bool) -> int:
         new = known - starts[k - 1]
         encoded = c.buffer + (new if s.encoder_cache else known)
         branch = c.encoder_depth * block_flops(c.dim, encoded, encoded, c.buffer + known)
-        branch += decoder_flops(c, s, chosen_block(s, c.decoder_depth), rows(c, s, k, known, wanted, new), wanted, published)
+        branch += decoder_flops(
+            c, s, chosen_block(s, c.decoder_depth), rows(c, s, k, known, wanted, new), wanted, published
+        )
         out += branch if s.condition_cache else 2 * branch
     return out
 

@@ -50,7 +50,7 @@ def test_other_schedules_do_not(size, plain, long, short):
 
 @pytest.mark.parametrize(("size", "width"), [("MAR-B", 768), ("MAR-L", 1024), ("MAR-H", 1280)])
 def test_balanced_at_full_size_is_the_papers_configuration(size, width):
-    """The paper measured 2.80 times fewer operations for MAR-B and L, 2.83 for MAR-H, and 3.63 to 3.78 with 32 AR steps."""
+    """The paper has 2.80 times fewer operations for MAR-B and L, 2.83 for MAR-H, and 3.63 to 3.78 with 32 AR steps."""
     c = official(size)
     for steps, speedup in ((64, 2.8), (32, 3.7)):
         s = LazyMARSettings(steps=steps, **presets.values(CacheSettings, "balanced", False, width, steps))
@@ -106,7 +106,9 @@ def beyond_the_shapes(**changes) -> tuple[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes", [{"refresh_period": 1}, {"condition_cache": False}, {"token_cache": False, "encoder_cache": False}], ids=str
+    "changes",
+    [{"refresh_period": 1}, {"condition_cache": False}, {"token_cache": False, "encoder_cache": False}],
+    ids=str,
 )
 def test_the_shapes_count_what_a_run_computes(changes):
     """But for embeddings, less than 4 % here."""
@@ -117,7 +119,11 @@ def test_the_shapes_count_what_a_run_computes(changes):
 @pytest.mark.slow
 def test_the_shapes_count_the_rows_of_every_choice_of_tokens():
     """The rest of a run does not depend on the choice, to a single operation."""
-    choices = [{"selection": "decided"}, {"selection": "undecided"}, {"ratio_schedule": "constant", "computed_ratio": 0.3}]
+    choices = [
+        {"selection": "decided"},
+        {"selection": "undecided"},
+        {"ratio_schedule": "constant", "computed_ratio": 0.3},
+    ]
     rest, products = beyond_the_shapes()
     for changes in choices:
         other, fewer = beyond_the_shapes(**changes)
