@@ -112,9 +112,9 @@ class CacheSettings(Guarantees):
     computed_ratio: float = knob(0.05, "Lowest share of the tokens that the decoder still computes between full steps; "
         "lower is faster and less exact. Usual: 0.05; 1 computes all.",
         low=0.0, high=1.0, step=0.01)
-    ratio_schedule: str = knob("published", "published decreases to computed_ratio by the authors' table: everything "
-        "in the first 20 AR steps, the lowest share from the 41st on. stretched spreads the table over all AR steps, "
-        "which below 64 is faster and less exact; constant is computed_ratio at all of them.",
+    ratio_schedule: str = knob("published", "published decreases to computed_ratio by the authors' table: all tokens "
+        "in the first 20 AR steps, the fewest from the 41st on. stretched spreads it over all AR steps, below 64 "
+        "faster and less exact; constant is computed_ratio at once.",
         choices=("published", "stretched", "constant"), advanced=True)
     selection: str = knob("least-similar", "Which tokens the decoder computes, beside those decided now or last. "
         "Usual: least-similar, those that changed most, as in the paper; the others are its comparisons (Table 3, IV "
