@@ -283,10 +283,10 @@ class LazyTransformer(Transformer):
         The paper's Table 3 names its strategies by what is cached, the setting by what is computed:
 
         - *least-similar* (V), (8); *most-similar* (IV); *random* (III): as many rows as the share says;
-        - *undecided* (II): the tokens that are not decided; *decided* (I): those that are. Neither computes class rows:
-          the paper does not say so, but its operations of I and II are less than theirs would be.
+        - *undecided* (II): the tokens that are not decided; *decided* (I): those that are.
 
-        In all of them the wanted and the new tokens are computed; the paper does not say whether its I to IV do so.
+        That *undecided* and *decided* leave class rows out is a guess from the operations that the paper states for I
+        and II, and so is that all strategies compute the wanted and the new tokens.
 
         Args:
             values, last: V of the chosen block at this call and at the last one, [E, heads, N, d].

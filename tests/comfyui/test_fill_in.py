@@ -240,7 +240,7 @@ def test_a_cache_follows_the_model_of_the_sampler_that_it_feeds(editor: Any) -> 
     node = editor.evaluate(BUILD, ["FastARMARSampler", MAR])
     cache = editor.evaluate(ADD_CACHE, node)
     demo = shown(editor, cache)
-    assert (demo["preset"], demo["refresh_period"], demo["computed_ratio"]) == ("balanced", 5, 0.3)
+    assert (demo["preset"], demo["refresh_period"], demo["computed_ratio"]) == ("balanced", 5, 0.05)
     loader = editor.evaluate("app.graph._nodes.find(n => n.comfyClass === 'FastARLoadMAR').id")
     large = next(name for name in editor.evaluate(MENU, loader) if name.startswith("mar-large"))
     editor.evaluate(SET, [loader, "checkpoint", large])

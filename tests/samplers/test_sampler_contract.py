@@ -43,6 +43,8 @@ CASES = {
     "lazymar, no guidance": (lazymar, replace(LazyMARSettings(**FEW, **LAZY), cfg=1.0)),
     "lazymar, cached head": (lazymar, LazyMARSettings(**FEW | {"diffusion_steps": 24}, **LAZY)),
     "lazymar, both branches": (lazymar, LazyMARSettings(**FEW, **LAZY, condition_cache=False)),
+    "lazymar, random rows": (lazymar, LazyMARSettings(**FEW, **LAZY, selection="random")),
+    "lazymar, decided tokens": (lazymar, LazyMARSettings(**FEW, **LAZY, selection="decided")),
     **{
         name: (SAMPLERS[name].run, SAMPLERS[name].settings(**asdict(alone), **LAZY))
         for name, alone in (("fasthybrid+lazymar", HYBRID), ("cspd+lazymar", CSPD))

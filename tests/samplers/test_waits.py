@@ -19,6 +19,8 @@ MOST = {
     "mar, annealed": 0,
     "lazymar": 0,
     "lazymar, cached head": 0,
+    "lazymar, random rows": 0,
+    "lazymar, decided tokens": 0,
     "fasthybrid": 1,  # which drafts are similar enough
     "fasthybrid, no guidance": 1,
     "fasthybrid+lazymar": 2,  # a second time for the map of cached tokens, in the last steps

@@ -146,7 +146,7 @@ def test_exact_settings_are_plain(hybrid, plain, name, settings):
 @pytest.mark.parametrize("condition_cache", [True, False])
 def test_lazymar_computes_less_and_stays_near(hybrid, plain, condition_cache):
     cache = {"condition_cache": condition_cache, "head_cache": False}
-    made = sampled(hybrid, "lazymar", refresh_period=2, start_step=1, **cache)
+    made = sampled(hybrid, "lazymar", refresh_period=2, start_step=1, ratio_schedule="stretched", **cache)
     ours, full = made.report.counts, plain.report.counts
     assert ours["encoder_rows"] < full["encoder_rows"]
     assert ours["llm_rows"] < full["llm_rows"]
