@@ -46,6 +46,7 @@ from .model_loaders.networks.tar import TarModel
 from .model_loaders.official import official_binary, official_bitdance
 from .model_loaders.shards import weight_files
 from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar
+from .model_loaders.upscalers import load_upscaler
 from .reports.files import typed_path
 from .reports.record import Clock, Report
 from .samplers.family import Family
@@ -54,7 +55,7 @@ from .samplers.registry import BITDANCE, FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR,
 from .samplers.settings import knobs, make
 from .samplers.tokens.defaults import published
 from .samplers.tokens.settings import TarPromptSettings
-from .samplers.tokens.upsampling import UpSampling
+from .samplers.tokens.upsampling import BICUBIC, Enlarge, UpSampling
 
 AUTO = "auto"
 DEMO = "demo"
@@ -498,14 +499,30 @@ def identified(choice: str, files: Source) -> str:
 class Drafts:
     """Draft models of the samplers of a run, each loaded once.
 
-    ``choice``: "auto" (the catalogue's), a catalogue entry or a file; ``target_name``: what the user called the target.
+    ``choice``: "auto" (the catalogue's), a catalogue entry or a file; ``target_name``: what the user called the target;
+    ``upscale_model``: what enlarges drafts of a smaller image, "bicubic" or the file of a super-resolution model.
     """
 
-    def __init__(self, source: Source, choice: str, target_name: str):
+    def __init__(self, source: Source, choice: str, target_name: str, upscale_model: str = BICUBIC):
         self._source = source
         self._choice = choice
         self._name = target_name
+        self._upscale_model = upscale_model
+        self._upscaler: tuple[Enlarge, str] | None = None
         self._loaded: dict[tuple[str, str], Model] = {}
+
+    def up_sampling(self, target: Ready) -> UpSampling:
+        """What enlarges the codes of a draft.
+
+        Raises:
+            UserError: the file does not fit; see :func:`load_upscaler`.
+        """
+        if self._upscale_model == BICUBIC:
+            return UpSampling(target.vq)
+        if self._upscaler is None:
+            path = typed_path(self._upscale_model, "upscale_model")
+            self._upscaler = load_upscaler(path, self._source.device)
+        return UpSampling(target.vq, *self._upscaler)
 
     def load(self, sampler: str, target: Ready) -> Model:
         """The draft model of a sampler.
@@ -570,7 +587,8 @@ def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
         assert drafts is not None, "a sampler with a draft model"
         more["draft"] = drafts.load(entry.name, ready)
     if entry.needs_up_sampler:
-        more["up_sampler"] = UpSampling(ready.vq)
+        assert drafts is not None, "a sampler that enlarges a draft"
+        more["up_sampler"] = drafts.up_sampling(ready)
 
     return replace(entry, run=partial(entry.run, **more)) if more else entry
 

@@ -46,6 +46,7 @@ from .samplers.presets import values as preset_values
 from .samplers.registry import BITDANCE, FAMILIES, LLAMAGEN, MAR, SAMPLERS, Entry, find
 from .samplers.settings import knobs, make, no_setting
 from .samplers.tokens.settings import TarPromptSettings
+from .samplers.tokens.upsampling import BICUBIC
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,6 +68,7 @@ def load(
     *,
     decoder: str | Path = AUTO,
     draft: str | Path = AUTO,
+    upscale_model: str | Path = BICUBIC,
     tar: str | Path = AUTO,
     ta_tok: str | Path = AUTO,
     encoder: str | Path = ENCODER,
@@ -85,6 +87,8 @@ def load(
             file.
         decoder: KL or VQ autoencoder, an entry or a file; "auto" is the one that the model was trained with.
         draft: draft model of cspd and mulosd, an entry or a file; "auto" is the catalogue's.
+        upscale_model: what enlarges the draft of mulosd: "bicubic", or the file of a super-resolution model, which the
+            package spandrel reads.
         tar: language model of Tar, for de-tokenizers; "auto" is the demo's, or tar-1.5b.
         ta_tok: TA-Tok, for de-tokenizers; "auto" is the de-tokenizer's.
         encoder: text encoder of LlamaGen's text-to-image models.
@@ -122,7 +126,7 @@ def load(
 
     # 3. What else it needs is loaded later.
     readers = ConditionBuilder(source, str(tar), str(ta_tok), str(encoder), warn=_log.warning)
-    pipe = Pipeline(ready, Drafts(source, str(draft), choice), readers)
+    pipe = Pipeline(ready, Drafts(source, str(draft), choice, str(upscale_model)), readers)
 
     # 4. An argument that the model does not use would be ignored without a word.
     has_draft = any(SAMPLERS[name].needs_draft for name in pipe.samplers)
@@ -130,6 +134,8 @@ def load(
     _expect_used(ready, "grid", grid is None or family != MAR, "a MAR has one grid")
     _expect_used(ready, "grid", grid is None or family != BITDANCE, "width and height of its sampler set the size")
     _expect_used(ready, "draft", draft == AUTO or has_draft, "no sampler of it has one")
+    enlarges = any(SAMPLERS[name].needs_up_sampler for name in pipe.samplers)
+    _expect_used(ready, "upscale_model", upscale_model == BICUBIC or enlarges, "no sampler of it enlarges a draft")
     _expect_used(ready, "tar", tar == AUTO or detokenizer, "it is for Tar's de-tokenizers")
     _expect_used(ready, "ta_tok", ta_tok == AUTO or detokenizer, "it is for Tar's de-tokenizers")
     reads_text = ready.condition == "text"

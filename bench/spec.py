@@ -25,6 +25,7 @@ from ..model_loaders.families import DTYPES, EIGHT_BITS
 from ..reports.files import typed_path
 from ..samplers.settings import make
 from ..samplers.tokens.settings import TarPromptSettings
+from ..samplers.tokens.upsampling import BICUBIC
 from ..sweeps.plan import MOST_CELLS, Combination, combinations, count
 from .records import MOST_BATCH, MOST_IMAGES
 
@@ -51,6 +52,7 @@ class Spec:
     seed: int = 0
     decoder: str = AUTO  # from here to grid as the options of the command line
     draft: str = AUTO
+    upscale_model: str = BICUBIC
     tar: str = AUTO
     ta_tok: str = AUTO
     encoder: str = "flan-t5-xl"
@@ -83,7 +85,7 @@ LIMITS = {
     "threads": (0, 1024),
 }
 _DTYPES = (AUTO, *DTYPES, *EIGHT_BITS)
-_NAMES = ("dtype", "model", "decoder", "draft", "tar", "ta_tok", "encoder")
+_NAMES = ("dtype", "model", "decoder", "draft", "upscale_model", "tar", "ta_tok", "encoder")
 
 
 def read_spec(path: Path) -> Spec:

@@ -301,7 +301,19 @@ class Store:
 
 # Entries of a spec that may change between two runs of a sweep. Files may move: cells are compared by the digests of
 # their content. The threads of a run are among its numerics.
-_MAY_CHANGE = ("images", "samplers", "set", "threads", "model", "decoder", "draft", "tar", "ta_tok", "encoder")
+_MAY_CHANGE = (
+    "images",
+    "samplers",
+    "set",
+    "threads",
+    "model",
+    "decoder",
+    "draft",
+    "upscale_model",
+    "tar",
+    "ta_tok",
+    "encoder",
+)
 
 
 def _deciding(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ..cli.bench import machine
 from ..cli.conditions import builder
 from ..cli.models import choose_models
 from ..errors import UserError
+from ..reports.files import typed_path
 from ..reports.quality import DISTRIBUTION
 from ..reports.record import Report
 from ..samplers.baseline import ComparedRun, baselines, is_lossless
@@ -28,6 +29,7 @@ from ..samplers.conditioning import AnyCondition, Condition
 from ..samplers.engine import finish
 from ..samplers.registry import ALGORITHM, Entry, find
 from ..samplers.settings import make
+from ..samplers.tokens.upsampling import BICUBIC
 from ..sweeps.folder import host
 from ..sweeps.keys import cell_key, cell_name, digest
 from ..sweeps.plan import Combination
@@ -149,13 +151,17 @@ class Models:
         """A sampler with its settings on the loaded model, with draft model and up-sampler."""
         if entry.name not in self._entries:
             self.used.clear()
-            drafts = Drafts(self.source, self.spec.draft, ready.choice) if entry.needs_draft else None
+            drafts = None
+            if entry.needs_draft:
+                drafts = Drafts(self.source, self.spec.draft, ready.choice, self.spec.upscale_model)
             bound = complete(entry, ready, drafts)
             draft = drafts.load(entry.name, ready) if drafts else None
 
             # The files hold the weights. Their names and the options may have decided the rest: grid, heads, scales.
             decided = digest(ready.model, ready.decoder, draft, weights=False)
             contents = [file_digest(path) for path in files + self.used]
+            if entry.needs_up_sampler and self.spec.upscale_model != BICUBIC:
+                contents.append(file_digest(typed_path(self.spec.upscale_model, "upscale_model")))
             self._entries[entry.name] = (bound, [decided, *contents])
 
         bound, held = self._entries[entry.name]

@@ -11,6 +11,7 @@ from ..errors import UserError
 from ..model_loaders.families import DTYPES, EIGHT_BITS
 from ..model_loaders.networks.speed import PLAIN, TOKEN_SPEEDS
 from ..model_loaders.wrappers import WEIGHTS
+from ..samplers.tokens.upsampling import BICUBIC
 
 SEEDS = 1 << 64
 MOST_IMAGES = 1024
@@ -25,6 +26,11 @@ MODEL_OPTIONS = {
         AUTO,
         "draft model of cspd (a smaller one) or mulosd (one of a smaller image): auto (where the catalogue has one), "
         "an entry of the catalogue or a file",
+    ),
+    "upscale-model": (
+        BICUBIC,
+        "what enlarges the draft of mulosd: bicubic (default), or the file of a super-resolution model, which the "
+        "package spandrel reads",
     ),
     "tar": (AUTO, "language model of Tar: auto (the demo's, or tar-1.5b), an entry, a folder or a file"),
     "ta-tok": (AUTO, "TA-Tok of Tar: auto (the de-tokenizer's), an entry of the catalogue or a file"),

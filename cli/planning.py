@@ -134,7 +134,7 @@ def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[
     """
     _expect_used(planned, options)
 
-    drafts = Drafts(source(options), options.draft, options.model)
+    drafts = Drafts(source(options), options.draft, options.model, options.upscale_model)
     return [replace(p, entry=complete(p.entry, p.on, drafts)) for p in planned]
 
 
@@ -144,6 +144,7 @@ def _expect_used(planned: Sequence[Planned], options: argparse.Namespace) -> Non
 
     uses = {
         "draft": (any(p.entry.needs_draft for p in planned), "cspd and mulosd have a draft model"),
+        "upscale_model": (any(p.entry.needs_up_sampler for p in planned), "only mulosd enlarges a draft"),
         "grid": (
             any(p.on.family not in (MAR, BITDANCE) for p in planned),
             "a MAR has one grid, and width and height set that of a BitDance",

@@ -74,7 +74,7 @@ class Model:
 
         own: dict[str, Any] = {}
         if self.tokens:
-            own.update(cfg_interval=self.tokens**2, draft_rows=self.tokens)
+            own.update(cfg_interval=self.tokens**2)
         if isinstance(settings, DiSASettings) and clips(settings):
             own["t_max"] = CLIPPED
         if self.clips and isinstance(settings, MARBase) and settings.diffusion_steps < SAFE_STEPS:

@@ -18,11 +18,12 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from comfy_api.latest import io
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..assembly import DEMO_LABELS, PAR, expect_same_codes
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders.upscalers import enlarges_rgb, upscaler_name
 from ..reports.exchange import add_runs, described
 from ..reports.record import Baseline, Qualities, Report
 from ..reports.summary import no_gain, one_line
@@ -411,7 +412,7 @@ class Run:
             return UpSampling(tokenizer)
 
         enlarge = host.upscaler(self.upscale_model, place)
-        return UpSampling(tokenizer, enlarge, _upscale_name(self.upscale_model))
+        return UpSampling(tokenizer, enlarge, upscaler_name(self.upscale_model))
 
     def latents(self, step: Any) -> Tensor:
         """Latents [B, C, h, w] of a step or of the result, a LATENT; of codes their vectors."""
@@ -446,7 +447,7 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
         check_caches(model, settings, cache)
 
     upscale_model = sockets.upscale_model
-    if upscale_model is not None and not _is_upscale_model(upscale_model):
+    if upscale_model is not None and not enlarges_rgb(upscale_model):
         raise UserError(
             f"upscale_model: it got {describe(upscale_model)}; connect the output of Load Upscale Model "
             "with a model for colour images."
@@ -559,25 +560,6 @@ def _places(value: Any, count: int) -> list[int]:
             "example with Latent From Batch."
         )
     return places
-
-
-def _is_upscale_model(value: Any) -> bool:
-    """Whether a value is an UPSCALE_MODEL for colour images."""
-    if not callable(value) or not isinstance(getattr(value, "model", None), nn.Module):
-        return False
-
-    scale = getattr(value, "scale", None)
-    enlarges = isinstance(scale, (int, float)) and scale > 0
-    colour = getattr(value, "input_channels", 3) == 3 and getattr(value, "output_channels", 3) == 3
-    return enlarges and colour
-
-
-def _upscale_name(upscale_model: Any) -> str:
-    """Architecture and factor of an UPSCALE_MODEL, for reports."""
-    architecture = getattr(upscale_model, "architecture", None)
-    kind = getattr(architecture, "name", None) or type(upscale_model.model).__name__
-
-    return f"{kind} x{upscale_model.scale:g}"
 
 
 # ------------------------------------------------------------------------------------------------ 3. run

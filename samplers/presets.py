@@ -2,10 +2,11 @@
 
 The demo's values were chosen on its own images; docs/benchmarks.md measures them at a seed that chose nothing.
 Full-size values come from the papers, which measured MAR-B, L and H and LlamaGen-XL. MuLo-SD publishes no values, so
-its full-size presets set the share of accepted drafts, which does not depend on the model; on the demo a low tau did
-better. PAR has no presets: its groups are fixed by training. A preset sets the accelerator's own settings, not seed or
-guidance; LazyMAR's *fast* also sets the order and the numbers of steps, and its *balanced* is the paper's configuration
-everywhere, on the demo that for 32 AR steps. *exact* costs what the baseline costs.
+its full-size presets set the share of accepted drafts, which does not depend on the model: the one at which as much is
+drawn again as on the demo (``tools/redrawn.py``, docs/choose.md). PAR has no presets: its groups are fixed by training.
+A preset sets the accelerator's own settings, not seed or guidance; LazyMAR's *fast* also sets the order and the numbers
+of steps, and its *balanced* is the paper's configuration everywhere, on the demo that for 32 AR steps. *exact* costs
+what the baseline costs.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ _FEW_STEPS = {
 }
 _SCALED = {"steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10, "start_step": 6}
 # No probability exceeds 1: every token is redrawn in raster order, as by the target alone.
-_ALL_AGAIN = {"tau": 1.01, "acceptance_target": 0.0, "resample_window": 0}
-_LOCALLY = {"expansion": 1, "neighbours": None, "draft_rows": None, "resample_order": AT_ONCE, "repair": LOCAL}
+_ALL_AGAIN = {"tau": 1.01, "acceptance_target": 0.0, "draft_rows": 0, "resample_window": 0}
+_LOCALLY = {"expansion": 1, "neighbours": None, "resample_order": AT_ONCE, "repair": LOCAL}
 _BY_TAU = {**_LOCALLY, "tau": 0.1, "acceptance_target": 0.0}
 # FastHybrid's k by the width of MAR-B, L and H; other models have MAR-L's.
 _LOOKAHEAD = {768: 7, 1024: 8, 1280: 9}
@@ -108,16 +109,24 @@ PRESETS: dict[type, tuple[Values, Values]] = {
     ZipARSettings: (_WINDOWS, _WINDOWS),
     # The demo's were chosen by sweeps on the two LlamaGens and on Tar. A share of drafts makes the unlikeliest of good
     # drafts be drawn again; and narrow windows cost more in the draft, which has 8 x 8 tokens, than in the repair.
+    # They draft the whole image first: the loop has more drafts drawn again, and the demo's target, which draws fewer
+    # scenes right than the draft model, spoils them. At full size balanced is the paper's loop, in two cycles.
     MuLoSDSettings: (
         {
             "exact": _ALL_AGAIN,
-            "balanced": {**_BY_TAU, "draft_window": 8, "resample_window": 4},
-            "fast": {**_BY_TAU, "draft_window": 4, "resample_window": 2},
+            "balanced": {**_BY_TAU, "draft_rows": 0, "draft_window": 8, "resample_window": 4},
+            "fast": {**_BY_TAU, "draft_rows": 0, "draft_window": 4, "resample_window": 2},
         },
         {
             "exact": _ALL_AGAIN,
-            "balanced": {**_LOCALLY, "acceptance_target": 0.7, "draft_window": 8, "resample_window": 8},
-            "fast": {**_LOCALLY, "acceptance_target": 0.9, "draft_window": 4, "resample_window": 4},
+            "balanced": {
+                **_LOCALLY,
+                "acceptance_target": 0.95,
+                "draft_rows": 8,
+                "draft_window": 8,
+                "resample_window": 8,
+            },
+            "fast": {**_LOCALLY, "acceptance_target": 0.98, "draft_rows": 0, "draft_window": 4, "resample_window": 4},
         },
     ),
 }

@@ -45,8 +45,7 @@ class TokenFamily(Family):
 
     def own_values(self, model: TokenModel, settings: Any) -> dict[str, Any]:
         neighbours = neighbours_of(MuLoSDSettings(), model.net.config.vocab)
-        of_grid = {"cfg_interval": model.tokens, "draft_rows": model.grid}
-        return {**published(model), **of_grid, "neighbours": neighbours}
+        return {**published(model), "cfg_interval": model.tokens, "neighbours": neighbours}
 
     def expect_edit(self, model: TokenModel, edit: Edit, settings: Any, images: int) -> None:
         tokens_again(edit, model.grid, images, edit.start.device)

@@ -2,7 +2,7 @@
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). A cycle:
 
-1. the draft model M_q generates rows of an image of 1/r the side (all rows by default, in ZipAR's order);
+1. the draft model M_q generates some rows of an image of 1/r the side, in ZipAR's order;
 2. the draft is enlarged to the target's grid (U_r, ``upsampling.py``);
 3. one pass of the target M_p gives p_i at every token i. A draft token is rejected if its probability, pooled over its
    code's nearest neighbours, is below tau (R_T);
@@ -290,13 +290,28 @@ def draft_rows(state: State, block: Block) -> Iterator[Step]:
 
 
 def enlarge(state: State, block: Block) -> None:
-    """2. U_r: the draft of a block as tokens of the target. Rows above are enlarged with it, as context."""
+    """2. U_r: the draft of a block as tokens of the target. It is enlarged within a whole image: see
+    :func:`whole_image`.
+    """
     canvas = state.target.canvas
     draft = state.draft.canvas
     with canvas.clock.phase("up-sampling"):
         codes = draft.values[:, :-1].unflatten(1, draft.grid)[:, : block.end]
-        large = state.up_sampler.up(codes, state.ratio)
-        canvas.values[:, block.first : block.last] = large[:, block.row * state.ratio :].flatten(1)
+        large = state.up_sampler.up(whole_image(codes), state.ratio)
+        own = large[:, block.row * state.ratio : block.end * state.ratio]
+        canvas.values[:, block.first : block.last] = own.flatten(1)
+
+
+def whole_image(codes: Tensor) -> Tensor:
+    """The first rows of an image, int64 [B, h, w] with h up to w, as a square: what is below repeats the last row.
+
+    The tokenizer normalises over all positions, attends to all of them, and pads at the borders. Codes of the first
+    rows alone would therefore be other codes than those of the same rows in an image, which the target rejects. The
+    up-sampler that the paper trains needs no rows below, because its convolutions are causal over rows.
+    """
+    _, height, width = codes.shape
+    below = codes[:, -1:].expand(-1, width - height, -1)
+    return torch.cat([codes, below], dim=1)
 
 
 def judge_block(state: State, block: Block) -> tuple[Tensor, np.ndarray]:
@@ -369,8 +384,10 @@ def plan_repair(state: State, block: Block, rejections: np.ndarray) -> np.ndarra
     region = geometry.suffix(rejections) if s.repair == SUFFIX else geometry.expand(rejections, s.expansion)
     islands = geometry.islands(region)
 
-    together = region.astype(np.int32) if s.resample_order == ONE_BY_ONE else islands
-    wave = geometry.waves(together, s.resample_window or None)
+    if s.resample_order == ONE_BY_ONE:
+        wave = geometry.waves(region.astype(np.int32))  # one island in raster order
+    else:
+        wave = geometry.waves(islands, s.resample_window or None)
     canvas.report.add(
         accepted=(~rejections).sum(),
         rejected=rejections.sum(),
@@ -436,8 +453,9 @@ def reduce(state: State, block: Block) -> None:
     small = state.draft.canvas.grid[1]
     with canvas.clock.phase("up-sampling"):
         codes = canvas.values[:, : block.last].view(-1, block.end * state.ratio, canvas.grid[1])
-        reduced = state.up_sampler.down(codes, state.ratio)
-        state.draft.canvas.values[:, block.row * small : block.end * small] = reduced[:, block.row :].flatten(1)
+        reduced = state.up_sampler.down(whole_image(codes), state.ratio)
+        own = reduced[:, block.row : block.end]
+        state.draft.canvas.values[:, block.row * small : block.end * small] = own.flatten(1)
 
 
 @lru_cache(maxsize=64)

@@ -253,7 +253,7 @@ class MuLoSDSettings(TokenSettings):
     acceptance_target: float = knob(
         0.0,
         "Share of the drafted tokens to keep, in place of tau; higher is faster and less like the large model. Usual: "
-        "0.6 to 0.9; 0 uses tau.",
+        "0.9 to 0.98; 0 uses tau.",
         low=0.0,
         high=1.0,
         step=0.01,
@@ -270,14 +270,13 @@ class MuLoSDSettings(TokenSettings):
         symbol="k",
         advanced=True,
     )
-    draft_rows: int | None = knob(
-        None,
-        "Rows that are drafted before the large model verifies them; fewer is slower, and the draft follows the large "
-        "model more closely. Usual: all rows, as in the paper.",
-        low=1,
+    draft_rows: int = knob(
+        4,
+        "Rows of the small image that are drafted before the large model verifies them; then the draft goes on from "
+        "the result. Fewer is slower. Usual: 4 to 8, as the paper gives no number; 0 drafts the whole image first.",
+        low=0,
         high=256,
         step=1,
-        paper=64,
         advanced=True,
     )
     draft_window: int = knob(
@@ -300,8 +299,8 @@ class MuLoSDSettings(TokenSettings):
     )
     resample_order: str = knob(
         AT_ONCE,
-        "islands at once redraws separate areas at the same time, as in the paper. one by one redraws all of them in "
-        "one order, row by row, which is slower.",
+        "islands at once redraws separate areas at the same time, as in the paper. one by one redraws one token after "
+        "another, whatever resample_window, which is slower.",
         choices=(AT_ONCE, ONE_BY_ONE),
         advanced=True,
     )
@@ -316,12 +315,13 @@ class MuLoSDSettings(TokenSettings):
     entropy_temperature: float = _entropy_temperature("token")
 
     def exact(self, side: int) -> bool:
-        return self.tau > 1 and not self.acceptance_target and not self.resample_window
+        in_order = not self.resample_window or self.resample_order == ONE_BY_ONE
+        return self.tau > 1 and not self.acceptance_target and in_order
 
 
 def rows_at_once(settings: MuLoSDSettings, small: int) -> int:
     """Rows that the draft model writes at once, of a draft of ``small`` rows."""
-    return small if settings.draft_rows is None else min(settings.draft_rows, small)
+    return min(settings.draft_rows or small, small)
 
 
 def neighbours_of(settings: MuLoSDSettings, codes: int) -> int:

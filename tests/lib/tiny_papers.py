@@ -76,7 +76,9 @@ def with_few_steps(paper: Path, written: Path) -> Path:
     for part in (table, *table["sweeps"]):
         settings = part.get("set", {})
         for name, value in settings.items():
-            if name.rpartition(".")[2] == "steps":
+            if name == "draft_rows":
+                settings[name] = 1  # of 2, so that a draft goes on from the result
+            elif name.rpartition(".")[2] == "steps":
                 settings[name] = STEPS[value]
             elif name.rpartition(".")[2] == "diffusion_steps":
                 settings[name] = DIFFUSION_STEPS[value]

@@ -1,0 +1,107 @@
+"""Super-resolution models of files: read by spandrel, of which a stand-in is imported here."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import fastar_nodes
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.upscalers import load_upscaler
+
+CPU = torch.device("cpu")
+
+
+class Descriptor:
+    """A model that enlarges to twice the side, in the form in which spandrel returns one."""
+
+    scale, input_channels = 2, 3
+    architecture = SimpleNamespace(name="Compact")
+
+    def __init__(self, output_channels: int = 3):
+        self.output_channels = output_channels
+        self.model = torch.nn.Identity()
+        self.evaluates = False
+
+    def eval(self):
+        self.evaluates = True
+
+    def __call__(self, images):
+        assert self.evaluates and 0 <= images.min() and images.max() <= 1
+        return images.repeat_interleave(2, 2).repeat_interleave(2, 3)
+
+
+@pytest.fixture
+def spandrel(monkeypatch):
+    """The stand-in, which reads what a file's name says."""
+
+    class ModelLoader:
+        def __init__(self, device):
+            assert device == CPU
+
+        def load_from_file(self, path):
+            if path.name.startswith("bad"):
+                raise ValueError("no architecture fits")
+            return Descriptor(1 if path.name.startswith("grey") else 3)
+
+    monkeypatch.setitem(sys.modules, "spandrel", SimpleNamespace(ModelLoader=ModelLoader))
+
+
+@pytest.fixture
+def file(tmp_path):
+    def made(name: str) -> Path:
+        (tmp_path / name).write_bytes(b"weights")
+        return tmp_path / name
+
+    return made
+
+
+def test_a_file_enlarges_images_and_has_a_name(spandrel, file):
+    enlarge, name = load_upscaler(file("x2.pth"), CPU)
+    assert name == "Compact x2" and enlarge(torch.rand(2, 3, 4, 5)).shape == (2, 3, 8, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("bad.pth", "bad.pth holds no .*no architecture fits"), ("grey.pth", "grey.pth enlarges no RGB images")],
+)
+def test_a_file_that_does_not_fit_is_refused(spandrel, file, name, says):
+    with pytest.raises(UserError, match=f"^upscale_model: {says}.*"):
+        load_upscaler(file(name), CPU)
+
+
+def test_a_missing_file_and_a_missing_package_are_named(file, monkeypatch):
+    with pytest.raises(UserError, match="^upscale_model: there is no file .*none.pth"):
+        load_upscaler(Path("none.pth"), CPU)
+
+    monkeypatch.setitem(sys.modules, "spandrel", None)
+    with pytest.raises(UserError, match="^upscale_model: the package spandrel.* install it"):
+        load_upscaler(file("x2.pth"), CPU)
+
+
+def test_python_enlarges_drafts_with_it(spandrel, file):
+    """Its name is in the report, and the drafts are others than bicubic ones."""
+    asked = {"sampler": "mulosd", "tau": 0.0, "draft_rows": 0, "draft_window": 4, "seed": 3}
+    plain, _ = fastar_nodes.load("demo-llamagen").sample("cat", **asked)
+    pipe = fastar_nodes.load("demo-llamagen", upscale_model=file("x2.pth"))
+    other, report = pipe.sample("cat", **asked)
+    assert report.settings["up_sampler"] == "Compact x2" and not torch.equal(plain, other)
+
+
+def test_the_command_line_takes_it(spandrel, file, cli):
+    answer = cli(f"compare --model demo-llamagen --samplers mulosd --upscale-model {file('grey.pth')}")
+    assert answer.code == 2 and "grey.pth enlarges no RGB images" in answer.err
+    unused = cli(f"compare --model demo-llamagen --samplers llamagen --upscale-model {file('x2.pth')}")
+    assert unused.code == 2 and "upscale-model: no sampler of this run uses it" in unused.err
+
+
+@pytest.mark.slow
+def test_a_sweep_takes_it_and_tells_files_apart(spandrel, file, cli, sentence, tmp_path):
+    """Another file of the same name is another model: the sweep refuses to go on with it."""
+    path = file("x2.pth")
+    spec = f'model = "demo-llamagen"\nsamplers = ["mulosd"]\nupscale_model = "{path}"\nlabels = ["cat"]\nimages = 1\n'
+    (tmp_path / "one.toml").write_text(spec + '[set]\n"mulosd.tau" = 0\n"mulosd.draft_rows" = 0\n')
+    assert cli("sweep one.toml --out drawn").code == 0
+    (tmp_path / "x2.pth").write_bytes(b"other weights")
+    assert "holds a sweep of other cells" in sentence(cli("sweep one.toml --out drawn"))
