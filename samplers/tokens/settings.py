@@ -273,7 +273,7 @@ class MuLoSDSettings(TokenSettings):
     draft_rows: int = knob(
         4,
         "Rows of the small image that are drafted before the large model verifies them; then the draft goes on from "
-        "the result. Fewer is slower. Usual: 4 to 8, as the paper gives no number; 0 drafts the whole image first.",
+        "the result, and fewer is slower. Usual: 4 to 8, as the paper gives no number; 0 drafts the whole image first.",
         low=0,
         high=256,
         step=1,
