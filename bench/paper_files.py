@@ -28,6 +28,7 @@ of the file, and the folder of each sweep under its name.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -36,6 +37,7 @@ from typing import Any
 from ..cli.planning import by_key
 from ..errors import UserError
 from ..reports.table import figure, literal, markdown
+from ..reports.work import expected_speedup
 from ..sweeps.folder import Folder
 from .curve import Time, paired
 from .features import INCEPTION
@@ -73,6 +75,9 @@ FIGURES: dict[str, Measured] = {
     "memory": Measured("memory, MB", ".0f", 2**-20),
     "passes": Measured("passes", ".0f"),
     "acceptance": Measured("acceptance", ".2f"),
+    # CSpD: what its equation 35 expects of the acceptance, the draft length and the measured seconds of a draft.
+    "expected": Measured("speed-up by eq. 35", ".2f"),
+    "redraws": Measured("redraws a rejected token", ".2f"),
 }
 
 
@@ -356,7 +361,7 @@ def comparison(paper: Paper, begun: Mapping[str, Store]) -> str:
 
 
 # Figures that are taken from the cell that is timed.
-_OF_TIMES = ("seconds", "speedup", "memory", "acceptance")
+_OF_TIMES = ("seconds", "speedup", "memory", "acceptance", "expected", "redraws")
 
 
 def _compared(table: Table, ours: Mapping[tuple[str, str], Mapping[str, str]]) -> str:
@@ -391,12 +396,13 @@ def _figures(store: Store, spec: Spec) -> dict[str, dict[str, str]]:
 
     ids = {cell.id for cell in cells.values()}
     results = latest(result for result in read_results(store) if _of_reference(result, ids))
-    times = paired(store, cells[title_of(samplers[0])])
+    first = cells[title_of(samplers[0])]
+    times = paired(store, first)
 
     found = {}
     for sampler in samplers:
         cell = cells[title_of(sampler)]
-        values = {**_of_shards(store, cell), **_of_time(times.get(cell.id))}
+        values = {**_of_shards(store, cell), **_of_time(times.get(cell.id)), "expected": _expected(store, cell, first)}
         for name in FIGURES:
             result = results.get((cell.id, (name, INCEPTION)))
             if result is not None:
@@ -423,7 +429,11 @@ def _of_time(time: Time | None) -> dict[str, float | None]:
 def _of_shards(store: Store, cell: Cell) -> dict[str, float]:
     """Figures of what a cell's shards recorded: passes, share of accepted drafts, peak memory."""
     work = work_of(store.shards(cell))
-    known = {"passes": work.a_run("transformer_passes"), "acceptance": work.acceptance}
+    known = {
+        "passes": work.a_run("transformer_passes"),
+        "acceptance": work.acceptance,
+        "redraws": work.redraws,
+    }
     found = {name: value for name, value in known.items() if value is not None}
 
     peaks: list[int] = []
@@ -435,3 +445,36 @@ def _of_shards(store: Store, cell: Cell) -> dict[str, float]:
         found["memory"] = max(peaks)
 
     return found
+
+
+def _expected(store: Store, cell: Cell, plain: Cell) -> float | None:
+    """The speed-up that equation 35 of CSpD expects of a cell; None where it drafts nothing, or without times.
+
+    The cost of a draft is its seconds over those of an AR step of ``plain``, the target alone.
+    """
+    acceptance = work_of(store.shards(cell)).acceptance
+    length = cell.settings.get("draft_length")
+    drafted = _seconds_a_pass(store, cell, "draft", "draft_passes")
+    alone = _seconds_a_pass(store, plain, "", "transformer_passes")
+    if acceptance is None or not isinstance(length, int) or not (drafted and alone) or plain.baseline is not None:
+        return None
+
+    return expected_speedup(acceptance, length, drafted / alone)
+
+
+def _seconds_a_pass(store: Store, cell: Cell, phase: str, count: str) -> float | None:
+    """Seconds of a phase, or all if it is "", over a count, of all shards that have both."""
+    times = store.times(cell)
+    seconds = 0.0
+    passes = 0
+    for shard in store.shards(cell):
+        found = times.get(shard.first, {})
+        of_phases = found.get("phases")
+        spent: Any = found.get("seconds")
+        if phase:
+            spent = of_phases.get(phase) if isinstance(of_phases, Mapping) else None
+        if type(spent) in (int, float) and 0 < spent < math.inf and count in shard.counts:
+            seconds += spent
+            passes += shard.counts[count]
+
+    return seconds / passes if passes else None

@@ -25,14 +25,16 @@ WORK = {
     "seconds": "s / image",
     "speedup": "speed-up",
     "passes": "passes",
+    "target-passes": "passes of the target",
     "head-calls": "head calls",
     "transformer-rows": "transformer rows an image",
     "head-rows": "head rows an image",
     "accepted": "accepted",
+    "redraws": "redraws of a rejected token",
 }
 _USUAL = ("speedup", "passes", "head-calls")
 # Mean of an image or of a shard: column to name of the count.
-_OF_SHARDS = {"passes": "transformer_passes", "head-calls": "head_calls"}
+_OF_SHARDS = {"passes": "transformer_passes", "target-passes": "transformer_passes", "head-calls": "head_calls"}
 _OF_IMAGES = {"transformer-rows": "transformer_tokens", "head-rows": "head_rows"}
 
 
@@ -189,6 +191,10 @@ def _count(name: str, shards: Sequence[Shard]) -> str:
     work = work_of(shards)
     if name == "accepted":
         return percent(work.acceptance, 1)
+    if name == "redraws":
+        return figure(work.redraws, ".2f")
+    if name == "target-passes":
+        return figure(work.own_a_run(_OF_SHARDS[name]), ".0f")
     if name in _OF_SHARDS:
         return figure(work.a_run(_OF_SHARDS[name]), ".0f")
 

@@ -281,7 +281,7 @@ class CSpDSampler(_Sampler):
     node_id = "FastARCSpDSampler"
     description = (
         "A small MAR drafts several AR steps and a large one verifies them together (CSpD, 2024). The mode lossless "
-        "keeps the large model's distribution exactly; published is approximate."
+        "keeps the large model's distribution exactly; published and paper are approximate."
     )
     aliases = ["continuous speculative decoding", "speculative", "draft model", "cspd", "accelerated mar"]
     models = {

@@ -60,6 +60,8 @@ COUNTS = (
     "accepted_steps",
     "draft_passes",
     "draft_head_calls",
+    "redraws",
+    "redraws_exhausted",
     "expanded",
     "islands",
     "waves",

@@ -57,6 +57,7 @@ _LOCALLY = {"expansion": 1, "neighbours": None, "resample_order": AT_ONCE, "repa
 _BY_TAU = {**_LOCALLY, "tau": 0.1, "acceptance_target": 0.0}
 # FastHybrid's k by the width of MAR-B, L and H; other models have MAR-L's.
 _LOOKAHEAD = {768: 7, 1024: 8, 1280: 9}
+_LONGEST_DRAFT = 256  # of CSpDSettings
 # LazyMAR's periods by number of AR steps: those for 32 hold up to there.
 _PERIODS = {
     64: {"refresh_period": 9, "start_step": 5},
@@ -102,8 +103,9 @@ PRESETS: dict[type, tuple[Values, Values]] = {
         },
         {
             "exact": _EXACT_CSPD,
-            "balanced": {"mode": "published", "draft_length": 16, "prefill_ratio": 0.15},
-            "fast": {"mode": "published", "draft_length": 32, "prefill_ratio": 0.05},
+            # For 64 AR steps. The paper's 16 and 32 are for 256: gamma is a share of the AR steps.
+            "balanced": {"mode": "published", "draft_length": 4, "prefill_ratio": 0.15},
+            "fast": {"mode": "published", "draft_length": 8, "prefill_ratio": 0.05},
         },
     ),
     ZipARSettings: (_WINDOWS, _WINDOWS),
@@ -159,6 +161,8 @@ def values(kind: type, preset: str, demo: bool, width: int = 0, steps: int = 64)
             out["lookahead"] = _LOOKAHEAD[width]
         if part is CacheSettings and steps <= 32:
             out.update(_PERIODS[32])
+        if part is CSpDSettings:
+            out["draft_length"] = min(_LONGEST_DRAFT, max(1, round(out["draft_length"] * steps / 64)))
 
     return out
 

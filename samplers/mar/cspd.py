@@ -1,12 +1,13 @@
 """CSpD: a small MAR drafts tokens, a large one (the target) verifies them.
 
 Source: Wang et al. 2024, "Continuous Speculative Decoding for Autoregressive Image Generation" (arXiv 2411.11925), and
-its published code. Two modes, a file each:
+its published code. Three modes, a file each:
 
-- ``lossless`` (``cspd_lossless.py``): exactly the target's distribution, whatever the draft.
 - ``published`` (``cspd_published.py``): the rule of the published code; approximate.
+- ``paper`` (``cspd_paper.py``): the paper's algorithm 1.
+- ``lossless`` (``cspd_lossless.py``): ours; exactly the target's distribution, whatever the draft.
 
-``drafting.py`` has the draft model's AR steps, which both share.
+``drafting.py`` has the draft model's AR steps, which all share, and ``rejection.py`` the judgement of the first two.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ..memory import WEIGHTS
 from ..noise import PairedNoise
 from .canvas import MARCanvas, mar_canvas
 from .cspd_lossless import lossless_steps
+from .cspd_paper import paper_steps
 from .cspd_published import published_steps
 from .drafting import Drafter
 from .settings import CSpDSettings
@@ -103,10 +105,10 @@ def cspd(
 
     with torch.no_grad():
         transformer = make_transformer(canvas)
-        drafter = Drafter(canvas, draft, condition, make_draft_transformer)
+        last_noise = settings.mode == "paper"
+        drafter = Drafter(canvas, draft, condition, make_draft_transformer, last_noise)
     for name, count in drafter.canvas.report.memory.items():
         canvas.report.memory[f"draft {name}"] = count
 
-    if settings.mode == "lossless":
-        return (yield from lossless_steps(canvas, transformer, drafter, settings))
-    return (yield from published_steps(canvas, transformer, drafter, settings))
+    modes = {"published": published_steps, "paper": paper_steps, "lossless": lossless_steps}
+    return (yield from modes[settings.mode](canvas, transformer, drafter, settings))

@@ -23,16 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..chain import Chains, StepTable
+from ..chain import StepTable
 from ..coupling import Gaussian
 from ..device import to_device
 from ..engine import Sampler, passes
 from ..noise import CounterRNG, row_keys
 from ..speculation import Drafts, Speculation
 from .canvas import MARCanvas
-from .drafting import Drafter, Trace, prefill_steps, record_outcome
+from .drafting import Drafter, Trace, prefill_steps, record_outcome, segment
 from .heads import speculation_of
-from .mar import Diffusion, places
+from .mar import Diffusion
 from .settings import CSpDSettings
 from .transformer import Transformer
 
@@ -141,14 +141,7 @@ class Verifier:
 
     def _paths(self, first: int, zs: Sequence[Tensor]) -> Speculation:
         """Paths of the tokens of the AR steps from ``first`` on, at their start noise, given their conditions."""
-        order = self.canvas.order
-        where = [places(order.ahead(step)) for step in range(first, first + len(zs))]
-        image = torch.cat([image for image, _ in where])
-        position = torch.cat([position for _, position in where])
-        z = torch.cat([z.flatten(1, 2) for z in zs], 1)
-        cfg = order.scale[image, position, None]
-        noise = self.noise[:, image, position]
-        rows = Chains(z, cfg, self.start[image, position], noise, self.table, self.canvas.settings.temperature)
+        rows, image, position = segment(self.canvas, first, zs, self.start, self.noise, self.table)
         rng = CounterRNG(self.keys[image, position])
         return speculation_of(self.canvas.model.net, rows, rng, self.canvas.report)
 

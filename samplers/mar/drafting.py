@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -40,11 +40,16 @@ def kernel_table(canvas: MARCanvas) -> chain.StepTable:
     return chain.step_table(tables.steps, canvas.times(tables))
 
 
-def traced(canvas: MARCanvas, rows: Chains) -> Trace:
-    """Sample rows with the full diffusion head, and keep their paths. Their steps are :func:`kernel_table`'s."""
+def traced(canvas: MARCanvas, rows: Chains, last_noise: bool = False) -> Trace:
+    """Sample rows with the full diffusion head, and keep their paths. Their steps are :func:`kernel_table`'s.
+
+    ``last_noise``: whether the last step adds its noise, as all others. MAR's does not.
+    """
     net = canvas.model.net
-    noise = rows.noise.clone()
-    noise[-1] = 0
+    noise = rows.noise
+    if not last_noise:
+        noise = noise.clone()
+        noise[-1] = 0
     rows = replace(rows, noise=noise, temperature=canvas.settings.temperature)
 
     states = [rows.x]
@@ -58,6 +63,24 @@ def traced(canvas: MARCanvas, rows: Chains) -> Trace:
     return Trace(torch.stack(states, 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
 
 
+def segment(
+    canvas: MARCanvas, first: int, zs: Sequence[Tensor], start: Tensor, noise: Tensor, table: chain.StepTable
+) -> tuple[Chains, Tensor, Tensor]:
+    """The tokens of the AR steps from ``first`` on as rows for the target's head, one AR step after another; and image
+    and position of each, int64 [N].
+
+    ``zs``: conditions [P, B, n, C] of each AR step; ``start`` and ``noise`` of every position, see :class:`Drafter`.
+    """
+    order = canvas.order
+    where = [places(order.ahead(step)) for step in range(first, first + len(zs))]
+    image = torch.cat([image for image, _ in where])
+    position = torch.cat([position for _, position in where])
+    z = torch.cat([z.flatten(1, 2) for z in zs], 1)
+    cfg = order.scale[image, position, None]
+    rows = Chains(z, cfg, start[image, position], noise[:, image, position], table, canvas.settings.temperature)
+    return rows, image, position
+
+
 class Drafter:
     """The draft model in a generation of the target: with the same tokens, noise and diffusion steps."""
 
@@ -67,8 +90,9 @@ class Drafter:
         model: MARModel,
         condition: MaskedCondition,
         make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
+        last_noise: bool = False,
     ):
-        """``canvas``: the target's; the other arguments are those of a sampler."""
+        """``canvas``: the target's; ``last_noise``: see :func:`traced`; the other arguments are those of a sampler."""
         rows = condition.rows(model, canvas.guided)
         report = Report("draft", model.name, {}, None, canvas.images, canvas.report.device)
 
@@ -76,6 +100,7 @@ class Drafter:
         self.canvas = canvas.read_by(model, rows, report)
         self.table = kernel_table(self.canvas)
         self.transformer = make_transformer(self.canvas)
+        self.last_noise = last_noise
 
     def step(self, step: int, start: Tensor, noise: Tensor) -> Trace:
         """Draft the tokens of an AR step, given the tokens so far, and write them on the canvas, undecided.
@@ -92,7 +117,8 @@ class Drafter:
 
             cfg = order.scale[image, position, None]
             noises = spread(noise[:, image, position], len(self.table))
-            trace = traced(canvas, Chains(z.flatten(1, 2), cfg, start[image, position], noises, self.table))
+            rows = Chains(z.flatten(1, 2), cfg, start[image, position], noises, self.table)
+            trace = traced(canvas, rows, self.last_noise)
             canvas.values[image, position] = trace.path[:, -1]
 
         self._count()

@@ -25,9 +25,9 @@ def estimate(
     branches = 1 + (settings.cfg != 1.0)
     size = next(model.net.parameters()).element_size()
 
-    # Rows of a pass of the transformer. CSpD verifies the AR steps of a draft in one.
+    # Rows of the transformer at an AR step, and AR steps in one pass: CSpD verifies those of a draft together.
     rows = branches * images * (c.buffer + c.tokens)
-    passes_at_once = settings.draft_length
+    steps_at_once = settings.verified_at_once
 
     # Tokens in a call of the diffusion head. FastHybrid denoises the AR steps of a lookahead together.
     left = masked_after(c.tokens, settings.steps)
@@ -44,7 +44,7 @@ def estimate(
 
     # Working memory of one evaluation each.
     for name, count in model.working_bytes(rows).items():
-        out[name] = passes_at_once * count + unpacking_bytes(model.parts[name])
+        out[name] = steps_at_once * count + unpacking_bytes(model.parts[name])
 
     # The modulations of several diffusion steps at once, the ones before them, and what they are made of.
     of_step = tokens * c.head_width * (3 * c.head_depth + 2)

@@ -18,7 +18,6 @@ class MARBase(Guarantees):
     # Settings of some samplers, with their values in the others.
     speculation = 0
     lookahead = 0
-    draft_length = 1
 
     steps: int = knob(64, "Number of AR steps in which the image is drawn; more is slower and finer. Usual: 64 for "
         "full-size models, 16 to 64 for the demo.", low=1, high=4096, step=1)
@@ -38,6 +37,11 @@ class MARBase(Guarantees):
     t_max: int | None = knob(None, "Diffusion timestep to start from; lower starts with less noise. Usual: the "
         "model's own, 999 or 950; 950 prevents coloured squares with few steps or half precision.",
         low=1, high=999, step=1, paper=999, advanced=True)
+
+    @property
+    def verified_at_once(self) -> int:
+        """AR steps that the transformer evaluates in one pass."""
+        return 1
 
 
 @dataclass(frozen=True)
@@ -156,13 +160,14 @@ class CSpDSettings(MARBase):
     """CSpD (arXiv 2411.11925): a small MAR drafts, the large one verifies."""
 
     draft_length: int = knob(8, "AR steps to draft before the target verifies them; more needs fewer passes of the "
-        "target, but more drafts are rejected. Usual: an eighth of the AR steps.",
+        "target, but more drafts are rejected. Usual: a sixteenth to an eighth of the AR steps.",
         low=1, high=256, step=1, symbol="gamma", unit="AR steps")
     prefill_ratio: float = knob(0.15, "Share of the AR steps that the target computes alone at the beginning; higher "
         "is slower and closer to the target. Usual: 0.05 to 0.15; 1 is plain MAR.", low=0.0, high=1.0, step=0.01)
-    mode: str = knob("lossless", "lossless keeps the distribution of the target's images exactly. published is the "
-        "rule of the authors' code, which accepts more drafts and is approximate.",
-        choices=("lossless", "published"))
+    mode: str = knob("published", "published is the rule of the authors' code, which accepts most drafts and is "
+        "approximate; paper is the paper's algorithm 1, which hardly accepts drafts of another model. lossless keeps "
+        "the distribution of the target's images exactly.",
+        choices=("published", "paper", "lossless"))
     inner_temperature: float = knob(42.0, "With published: how much the densities are widened before they are "
         "compared; higher accepts more and worse drafts. Usual: 42, as in the published code.",
         low=0.5, high=1000.0, step=0.5, advanced=True)
@@ -171,6 +176,10 @@ class CSpDSettings(MARBase):
     speculation: int = knob(0, "Diffusion steps that the target drafts for itself and verifies in one call of the "
         "diffusion head; the distribution stays the same. Usual: 8; 0 is off.",
         low=0, high=64, step=1, symbol="L", advanced=True)
+
+    @property
+    def verified_at_once(self) -> int:
+        return self.draft_length + (self.mode == "paper")  # mode paper also the next one
 
     def exact(self, side: int) -> bool:
         return self.prefill_ratio >= 1 and not self.speculation and super().exact(side)

@@ -22,6 +22,7 @@ from fastar_nodes.bench.work import Models, Worker
 from fastar_nodes.cli import options
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub, text
+from fastar_nodes.reports.work import expected_speedup
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("cspd", "fasthybrid", "lazymar", "mulosd", "par")
@@ -275,6 +276,52 @@ def test_our_figures_stand_beside_the_papers(made, cli):
         ["DiT", "", "2.27 ± 0.1", "", "", "", "", "", "", "", "", "not a model of this pack"],
     ]
     assert answer.out.endswith("- GenEval is not measured here: it needs a detector.\n- A note.\n")
+
+
+def test_the_speed_up_of_equation_35_stands_beside_the_measured_one(tmp_path, cli):
+    """By hand: an AR step of MAR takes 4 / 8 s, a draft 0.5 / 4 s, so that c = 0.25; a = 3 / 4 and g = 2. The mean of
+    two redraws of one rejected token and 6 of another is 4.
+    """
+    expected = (1 + 0.75 + 0.75**2) / (2 * 0.25 + 1)
+    table = {
+        **MADE,
+        "tables": [
+            {
+                "title": "Table 1",
+                "columns": ["acceptance", "speedup", "expected", "redraws"],
+                "rows": [{"row": "MAR", "cell": "base/mar"}, {"row": "CSpD", "cell": "base/cspd"}],
+            }
+        ],
+    }
+    store = Store(tmp_path / "made" / "base")
+    about = {"images": 4, "side": 8, "baseline": None}
+    cells = [
+        made_sweeps.cell("mar-0", "mar", {}, title="MAR", **about),
+        made_sweeps.cell("cspd-0", "cspd", {"draft_length": 2}, title="CSpD", **about),
+    ]
+    store.write_manifest({"batch": 2}, cells)
+    drafts = {"transformer_passes": 9, "draft_passes": 4, "accepted": 3, "rejected": 1}
+    for first, redraws in ((0, 2), (2, 6)):
+        for cell, counts, seconds in (
+            (cells[0], {"transformer_passes": 8}, 4.0),
+            (cells[1], {**drafts, "redraws": redraws}, 2.0),
+        ):
+            shard = Shard(shard_key(cell.key, first, 2), first, 2, "", counts=counts)
+            times = {"seconds": seconds, "worker": "one", "phases": {"draft": 0.5, "head": 1.0}}
+            store.write_shard(cell, shard, made_sweeps.pictures(first, 2, 1.0, side=8), np.arange(2), times)
+
+    (tmp_path / "made" / "paper.json").write_text(json.dumps(table))
+    head, mar, cspd = cells_of(cli("evaluate made").out)
+    assert dict(zip(head, cspd, strict=True)) == {
+        "row": "CSpD",
+        "images": "4",
+        "acceptance, here": "0.75",
+        "speed-up, here": "2.00",
+        "speed-up by eq. 35, here": f"{expected:.2f}",
+        "redraws a rejected token, here": "4.00",
+    }
+    assert mar == ["MAR", "4", "", "1.00", "", ""]
+    assert expected_speedup(1.0, 4, 0.0) == 5 and expected_speedup(0.0, 4, 0.5) == pytest.approx(1 / 3)
 
 
 def test_evaluate_measures_every_sweep_of_a_paper(made, cli, tmp_path, monkeypatch, fake_fidelity):

@@ -32,7 +32,7 @@ SEED, ALPHA = 90210, 0.001
 # Images drawn together.
 BATCH = 5000
 _COMMON = {"steps": 3, "diffusion_steps": 6, "cfg": 2.0, "temperature": 1.0}
-_CSPD = {"prefill_ratio": 0.0, "draft_length": 2}
+_CSPD = {"mode": "lossless", "prefill_ratio": 0.0, "draft_length": 2}
 CARELESS, WARMER = "careless", "temperature + 2 %"
 DRAFTS = {"target": lambda: toy_mar(), "near": lambda: toy_mar(perturbation=0.03), "far": lambda: toy_mar(seed=1)}
 

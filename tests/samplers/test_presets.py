@@ -57,6 +57,18 @@ def test_lookahead_follows_the_papers_model_sizes(width, k):
         assert presets.values(FastHybridSettings, name, True, width) == presets.values(FastHybridSettings, name, True)
 
 
+@pytest.mark.parametrize(
+    ("steps", "balanced", "fast"), [(256, 16, 32), (64, 4, 8), (32, 2, 4), (16, 1, 2), (4, 1, 1), (4096, 256, 256)]
+)
+def test_draft_length_is_a_share_of_the_ar_steps(steps, balanced, fast):
+    """The paper's 16 and 32 of 256 AR steps. The demo's are its own."""
+    for name, length in (("balanced", balanced), ("fast", fast)):
+        assert presets.values(CSpDSettings, name, False, steps=steps)["draft_length"] == length
+        assert presets.combine(CSpDSettings, {}, name, {"steps": steps}, False).draft_length == length
+        assert presets.values(CSpDSettings, name, True, steps=steps) == presets.values(CSpDSettings, name, True)
+    assert "draft_length" not in presets.values(CSpDSettings, "exact", False, steps=steps)
+
+
 @pytest.mark.parametrize("name", ["best", "", None, "Exact"])
 def test_no_such_preset(name):
     with pytest.raises(UserError, match="^preset: .* is not one of balanced, fast, exact, custom"):

@@ -23,7 +23,7 @@ from tiny_models import tiny_mar
 
 FEW = {"steps": 6, "diffusion_steps": 8, "cfg": 2.0}
 HYBRID = FastHybridSettings(**FEW, lookahead=3, threshold=0.97, guided_steps=3)
-CSPD = CSpDSettings(**FEW, draft_length=2)
+CSPD = CSpDSettings(**FEW, mode="lossless", draft_length=2)
 LAZY = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.2, "ratio_schedule": "stretched", "block": 1}
 CASES = {
     "mar": (mar, MARSettings(**FEW)),
@@ -37,6 +37,7 @@ CASES = {
     "cspd": (cspd, CSPD),
     "cspd, speculation": (cspd, replace(CSPD, speculation=3)),
     "cspd, no guidance": (cspd, replace(CSPD, cfg=1.0)),
+    "cspd, paper": (cspd, replace(CSPD, mode="paper")),
     "cspd, published": (cspd, replace(CSPD, mode="published")),
     "cspd, published, no alignment": (cspd, replace(CSPD, mode="published", alignment=False, draft_length=1)),
     "lazymar": (lazymar, LazyMARSettings(**FEW, **LAZY)),
@@ -69,7 +70,7 @@ whole = functools.cache(lambda case: stepped(start(case)))
 
 # A case of every path of the code; the others are slow.
 FAST = ("mar", "mar, no guidance", "mar, speculation", "fasthybrid", "cspd")
-FAST += ("cspd, published", "lazymar", "lazymar, cached head", "fasthybrid+lazymar")
+FAST += ("cspd, paper", "cspd, published", "lazymar", "lazymar, cached head", "fasthybrid+lazymar")
 FEWER = ("mar", "fasthybrid", "cspd", "lazymar", "fasthybrid+lazymar")
 pytestmark = pytest.mark.fast_cases(*FAST)
 

@@ -26,8 +26,9 @@ MOST = {
     "fasthybrid+lazymar": 2,  # a second time for the map of cached tokens, in the last steps
     "cspd": 2,  # which drafted diffusion steps are accepted, and of those that need redraws, whether one is kept
     "cspd+lazymar": 3,
-    "cspd, published": 1,  # which drafts are accepted
-    "cspd, published, no alignment": 1,
+    "cspd, paper": 2,  # which drafts are accepted, and of those that need more redraws than ten, how many
+    "cspd, published": 2,
+    "cspd, published, no alignment": 2,
 }
 
 

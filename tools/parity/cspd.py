@@ -16,15 +16,9 @@ from ...model_loaders.networks.mar import MARModel
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
 from ...samplers.mar.canvas import MARCanvas, mar_canvas
-from ...samplers.mar.cspd_published import (
-    TRIES,
-    LastStep,
-    RejectionDraws,
-    published_keep,
-    published_ratio,
-    published_steps,
-)
+from ...samplers.mar.cspd_published import published_rule, published_steps
 from ...samplers.mar.drafting import Drafter, prefill_steps
+from ...samplers.mar.rejection import TRIES, LastStep, RejectionDraws, keep_probability, log_ratio
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import CSpDSettings
 from ...samplers.mar.tables import Tables, tables_at
@@ -70,7 +64,7 @@ class _Verification:
             self.normals.append(next(normals))
             self.uniforms.append(next(flat))
             drawn = self.p.mean + self.p.log_std.exp() * self.normals[-1]
-            hit = left & (published_keep(drawn, self.q, self.p) > self.uniforms[-1])
+            hit = left & (keep_probability(drawn, self.q, self.p, published_rule(CSpDSettings())) > self.uniforms[-1])
             out, left = torch.where(hit[:, None], drawn, out), left & ~hit
 
         return out
@@ -167,9 +161,10 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
     inter = next(key.split(".")[0] for key in data if key.endswith(".inter_noise_f16"))
 
     def ratio(tag: str, inner: float) -> Iterator[Check]:
+        rule = published_rule(CSpDSettings(inner_temperature=inner))
         for v in _verifications(data, tag):
             # As probabilities: values above 1 are equivalent.
-            yield Check(published_ratio(v.token, v.q, v.p, inner).exp().clamp(max=1), v.ratio.clamp(max=1))
+            yield Check(log_ratio(v.token, v.q, v.p, rule).exp().clamp(max=1), v.ratio.clamp(max=1))
 
     def again(tag: str) -> Iterator[Check]:
         found, ours = _decided(data, tag)

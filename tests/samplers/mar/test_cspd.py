@@ -35,7 +35,7 @@ def other() -> MARModel:
 
 
 def run(target, draft, make_transformer=FullTransformer, labels=LABELS, noise=NOISE, **changes):
-    made = CSpDSettings(**{**FEW, "draft_length": 3, "prefill_ratio": 0.0, **changes})
+    made = CSpDSettings(**{**FEW, "mode": L, "draft_length": 3, "prefill_ratio": 0.0, **changes})
     return finish(cspd(target, labels, made, noise, make_transformer, draft=draft))
 
 
@@ -74,9 +74,9 @@ def test_what_comes_out_does_not_depend_on_the_draft_length(model):
             assert result.report.counts[name] == one.report.counts[name]
 
 
-@pytest.mark.parametrize("mode", ["lossless", "published"])
+@pytest.mark.parametrize("mode", ["lossless", "published", "paper"])
 @pytest.mark.parametrize("ratio", [0.0, 0.17, 0.2, 0.5, 0.9])
-@pytest.mark.fast_cases("0.17-lossless", "0.2-published")
+@pytest.mark.fast_cases("0.17-lossless", "0.2-published", "0.2-paper")
 def test_the_pre_fill_is_the_targets(model, other, mode, ratio):
     """AR steps 0 .. S ratio, as the reference."""
     result = run(model, other, mode=mode, prefill_ratio=ratio)
@@ -121,7 +121,7 @@ def drafted(model, *wrong: int, **changes) -> tuple[list[int], int]:
     """
     asked: list[int] = []
     look = partial(Wrong, wrong=wrong, asked=asked)
-    few = {"steps": 16, "diffusion_steps": 4, "cfg": 1.0, "draft_length": 8, "prefill_ratio": 0.0, **changes}
+    few = {"steps": 16, "diffusion_steps": 4, "cfg": 1.0, "draft_length": 8, "prefill_ratio": 0.0, "mode": L, **changes}
     noise = PairedNoise(5, (0,))
     done = finish(cspd(model, from_ids((1,)), CSpDSettings(**few), noise, draft=model, make_draft_transformer=look))
     counts = done.report.counts
@@ -202,7 +202,7 @@ def test_drafts_are_forgotten_when_they_were_wrong(model, other):
         def forget(self):
             told.append(1)
 
-    for mode, times in (("lossless", 5), ("published", 2)):
+    for mode, times in (("lossless", 5), ("published", 2), ("paper", 5)):
         told.clear()
         settings = CSpDSettings(**FEW, draft_length=3, prefill_ratio=0.0, mode=mode)
         finish(cspd(model, LABELS, settings, NOISE, draft=other, make_draft_transformer=Cache))
@@ -210,7 +210,8 @@ def test_drafts_are_forgotten_when_they_were_wrong(model, other):
 
 
 def test_drafts_are_on_the_canvas(model):
-    steps = list(cspd(model, LABELS, CSpDSettings(**FEW, draft_length=3, prefill_ratio=0.0), NOISE, draft=model))
+    settings = CSpDSettings(**FEW, mode=L, draft_length=3, prefill_ratio=0.0)
+    steps = list(cspd(model, LABELS, settings, NOISE, draft=model))
     shown = [int(step.decided[0].sum()) for step in steps]
     ends = mar_canvas("mar", model, LABELS, MARSettings(**FEW), NOISE, None).order.ends
     assert shown == [ends[0], *[ends[3]] * 3, *[16] * 2]

@@ -10,15 +10,23 @@ import pytest
 import torch
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED, Report
 from fastar_nodes.samplers.coupling import Gaussian
-from fastar_nodes.samplers.mar.cspd_published import (
+from fastar_nodes.samplers.mar.cspd_published import published_rule
+from fastar_nodes.samplers.mar.drafting import prefill_steps, record_outcome
+from fastar_nodes.samplers.mar.rejection import (
     TRIES,
     LastStep,
+    Rule,
     accept_or_redraw,
+    keep_probability,
     last_step,
-    published_keep,
-    published_ratio,
+    log_ratio,
 )
-from fastar_nodes.samplers.mar.drafting import prefill_steps, record_outcome
+from fastar_nodes.samplers.mar.settings import CSpDSettings
+
+
+def published(inner: float) -> Rule:
+    """The mode's rule at an inner temperature."""
+    return published_rule(CSpDSettings(inner_temperature=inner))
 
 
 def last(mean: float, std: float, rest: float = 1.0, tokens: int = 1) -> LastStep:
@@ -31,11 +39,12 @@ def test_the_ratio_of_one_channel():
     3 is (1 / 2) e^(1/2) 3 / 2; and with stds 42 times as large.
     """
     q, p, token = last(0.0, 1.0, 2.0), last(1.0, 2.0, 3.0), torch.ones(1, 1)
-    assert float(published_ratio(token, q, p, 1.0).exp()) == pytest.approx(0.75 * math.exp(0.5), rel=1e-5)
-    assert float(published_ratio(token, q, p, 42.0).exp()) == pytest.approx(0.75 * math.exp(0.5 / 42**2), rel=1e-5)
-    assert float(published_keep(token, q, p)) == pytest.approx(1 - 1 / (0.75 * math.exp(0.5)), rel=1e-4)
+    assert float(log_ratio(token, q, p, published(1.0)).exp()) == pytest.approx(0.75 * math.exp(0.5), rel=1e-5)
+    assert float(log_ratio(token, q, p, published(42.0)).exp()) == pytest.approx(0.75 * math.exp(0.5 / 42**2), rel=1e-5)
+    kept = 1 - 1 / (0.75 * math.exp(0.5))
+    assert float(keep_probability(token, q, p, published(42.0))) == pytest.approx(kept, rel=1e-4)
     # Where q / (Sigma p) is above 1 nothing is kept.
-    assert float(published_keep(token - 1, q, p)) == 0
+    assert float(keep_probability(token - 1, q, p, published(42.0))) == 0
 
 
 def test_what_is_stored_of_a_path():
@@ -72,9 +81,13 @@ def test_drafts_and_redraws():
     drafts = torch.tensor([2.0, 0, 0, 0, 0, 0, 0])[:, None]
     rows = torch.arange(7)
     q, p = last(0.0, 1.0, tokens=7), last(3.0, 1.0, tokens=7)
-    tokens, accepted = accept_or_redraw(drafts, q, p, 1.0, draws, torch.zeros_like(rows), rows)
-    assert accepted.tolist() == [True, False, False, False, False, False, False]
-    assert tokens[:, 0].tolist() == [2.0, 3.25, 3.5, 3.75, 4.0, 4.25, 0.0]
+    judged = accept_or_redraw(drafts, q, p, published(1.0), draws, torch.zeros_like(rows), rows)
+    assert judged.accepted.tolist() == [True, False, False, False, False, False, False]
+    assert judged.tokens[:, 0].tolist() == [2.0, 3.25, 3.5, 3.75, 4.0, 4.25, 0.0]
+    assert judged.redraws.tolist() == [0, 1, 10, 11, 58, TRIES, TRIES]
+    assert judged.found.tolist() == [True] * 6 + [False]
+    assert judged.counts() == {"redraws": 80 + 2 * TRIES, "redraws_exhausted": 1}
+    assert judged.counts(rows < 2) == {"redraws": 1, "redraws_exhausted": 0}
     # All tokens are drawn ten times, and the four that kept none of these 90 times more.
     assert draws.asked == [(7, 0, 10), (4, 10, 90)]
 

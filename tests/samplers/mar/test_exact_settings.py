@@ -35,16 +35,18 @@ CASES = [
     ("lazymar", CACHED, NEITHER),
     ("lazymar", {"refresh_period": 1, **ANNEALED}, NEITHER),
     ("cspd", {"prefill_ratio": 1.0, "mode": "published"}, EXACT),
-    ("cspd", {"prefill_ratio": 1.0}, EXACT),
-    ("cspd", {"prefill_ratio": 1.0, "speculation": 4}, LOSSLESS),
+    ("cspd", {"prefill_ratio": 1.0, "mode": "paper"}, EXACT),
+    ("cspd", {"prefill_ratio": 1.0, "mode": "lossless"}, EXACT),
+    ("cspd", {"prefill_ratio": 1.0, "speculation": 4, "mode": "lossless"}, LOSSLESS),
     ("cspd", {"prefill_ratio": 1.0, "speculation": 4, "mode": "published"}, LOSSLESS),
-    ("cspd", {"prefill_ratio": 0.2}, LOSSLESS),
+    ("cspd", {"prefill_ratio": 0.2, "mode": "lossless"}, LOSSLESS),
     ("cspd", {"prefill_ratio": 0.2, "mode": "published"}, NEITHER),
+    ("cspd", {"prefill_ratio": 0.2, "mode": "paper"}, NEITHER),
     ("fasthybrid+lazymar", {"lookahead": 0, "refresh_period": 1}, EXACT),
     ("fasthybrid+lazymar", {"lookahead": 0, **CACHED}, NEITHER),
     ("fasthybrid+lazymar", {"threshold": 0.5, "refresh_period": 1}, NEITHER),
     ("cspd+lazymar", {"prefill_ratio": 1.0, "refresh_period": 1}, EXACT),
-    ("cspd+lazymar", {"prefill_ratio": 0.2, "refresh_period": 1}, LOSSLESS),
+    ("cspd+lazymar", {"prefill_ratio": 0.2, "refresh_period": 1, "mode": "lossless"}, LOSSLESS),
     ("cspd+lazymar", {"prefill_ratio": 0.2, **CACHED}, NEITHER),
 ]
 
@@ -59,8 +61,8 @@ FAST = (
     "fasthybrid-{'threshold': 0.5}-neither",
     "lazymar-{'refresh_period': 1}-exact",
     "lazymar-{'refresh_period': 3, 'start_step': 1}-neither",
-    "cspd-{'prefill_ratio': 1.0}-exact",
-    "cspd-{'prefill_ratio': 1.0, 'speculation': 4}-lossless",
+    "cspd-{'prefill_ratio': 1.0, 'mode': 'published'}-exact",
+    "cspd-{'prefill_ratio': 1.0, 'speculation': 4, 'mode': 'published'}-lossless",
     "cspd+lazymar-{'prefill_ratio': 1.0, 'refresh_period': 1}-exact",
 )
 
@@ -98,7 +100,8 @@ def test_claims_hold(sampled, name, settings, claim):
     ("name", "settings"),
     [
         ("fasthybrid", {"lookahead": 3, "threshold": 0.9, "guided_steps": 2}),
-        ("cspd", {"draft_length": 3, "prefill_ratio": 0.0}),
+        ("cspd", {"draft_length": 3, "prefill_ratio": 0.0, "mode": "lossless"}),
+        ("cspd", {"draft_length": 3, "prefill_ratio": 0.0, "mode": "paper"}),
         ("cspd", {"draft_length": 3, "prefill_ratio": 0.0, "mode": "published"}),
     ],
     ids=str,

@@ -131,7 +131,7 @@ OFF = dict.fromkeys(("condition_cache", "token_cache", "head_cache", "encoder_ca
     [
         ("lazymar", {"refresh_period": 3, "start_step": 6}),
         ("lazymar", {"refresh_period": 3, "start_step": 1, **OFF}),
-        ("cspd", {"draft_length": 2, "prefill_ratio": 0.2}),
+        ("cspd", {"mode": "lossless", "draft_length": 2, "prefill_ratio": 0.2}),
     ],
     ids=str,
 )

@@ -167,7 +167,7 @@ def speculated(temperature: float, window: int, images: int):
 
 
 def drafted(temperature: float, off: float):
-    settings = CSpDSettings(**FEW, temperature=temperature, prefill_ratio=0.0, draft_length=2)
+    settings = CSpDSettings(**FEW, mode="lossless", temperature=temperature, prefill_ratio=0.0, draft_length=2)
     return finish(cspd(toy_mar(), from_ids([CLASS] * IMAGES), settings, NOISE, draft=toy_mar(off=off)))
 
 
