@@ -29,6 +29,7 @@ COMMANDS = {
     "advise": (".advise", "find the fastest sampler whose images stay close enough, on this machine"),
     "sweep": ("..bench.sweep", "draw many images of every sampler and setting, on any number of workers"),
     "against": ("..bench.against", "time reference implementations beside ours, from checkouts of them"),
+    "probe": ("..bench.probe", "decode all undecided tokens of a MAR at once after some AR steps"),
     "operations": ("..bench.operations", "count the operations of samplers and the minimum time for them"),
     "equal": ("..bench.equal", "count the images of parallel decoding that equal those of serial decoding, by dtype"),
     "dtypes": ("..bench.dtypes", "compare the images of a model in several dtypes"),

@@ -108,7 +108,12 @@ def sampler_options(parser: argparse.ArgumentParser) -> None:
         "(mar,mar:disa); default mar,fasthybrid, for a LlamaGen llamagen,zipar, for a PAR par, "
         "for Tar tar,zipar and mulosd with a draft",
     )
-    add(
+    setting_option(parser)
+
+
+def setting_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option for settings."""
+    parser.add_argument(
         "--set",
         action="append",
         default=[],

@@ -11,6 +11,7 @@ what the baseline costs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -55,7 +56,7 @@ _SCALED = {"steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10, "start
 _ALL_AGAIN = {"tau": 1.01, "acceptance_target": 0.0, "draft_rows": 0, "resample_window": 0}
 _LOCALLY = {"expansion": 1, "neighbours": None, "resample_order": AT_ONCE, "repair": LOCAL}
 _BY_TAU = {**_LOCALLY, "tau": 0.1, "acceptance_target": 0.0}
-# FastHybrid's k by the width of MAR-B, L and H; other models have MAR-L's.
+# FastHybrid's k for 64 AR steps by the width of MAR-B, L and H; other models have MAR-L's.
 _LOOKAHEAD = {768: 7, 1024: 8, 1280: 9}
 _LONGEST_DRAFT = 256  # of CSpDSettings
 # LazyMAR's periods by number of AR steps: those for 32 hold up to there.
@@ -157,14 +158,23 @@ def values(kind: type, preset: str, demo: bool, width: int = 0, steps: int = 64)
         out.update(full[preset])
         if preset == EXACT:
             continue
-        if part is FastHybridSettings and width in _LOOKAHEAD:
-            out["lookahead"] = _LOOKAHEAD[width]
+        if part is FastHybridSettings:
+            out["lookahead"] = lookahead(width, steps)
         if part is CacheSettings and steps <= 32:
             out.update(_PERIODS[32])
         if part is CSpDSettings:
             out["draft_length"] = min(_LONGEST_DRAFT, max(1, round(out["draft_length"] * steps / 64)))
 
     return out
+
+
+def lookahead(width: int, steps: int) -> int:
+    """FastHybrid's k for a full-size model: of other numbers of AR steps than 64 the same share of the image, 2 to 256.
+
+    The paper gives k for 64 AR steps alone. 1 would draft nothing.
+    """
+    of_64 = _LOOKAHEAD.get(width, _LOOKAHEAD[1024])
+    return min(256, max(2, math.ceil(of_64 * steps / 64)))
 
 
 def combine(

@@ -116,13 +116,13 @@ def test_readme_is_short():
 
 
 def test_the_docs_are_short():
-    """Without the tables of measurements, which a command writes."""
+    """Without the tables of measurements, which a command writes, and the comparison of papers and code."""
     words = 0
-    for page in (ROOT / "docs").rglob("*.md"):
+    for page in {*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "papers.md"}:
         text = re.sub(r"<!-- figure .*? end -->", " ", page.read_text(encoding="utf-8"), flags=re.S)
         words += len(re.sub(r"\||-{3,}", " ", text).split())
 
-    assert words <= 8400
+    assert words <= 8000
 
 
 def test_the_default_preset_of_the_accelerators():

@@ -3,27 +3,29 @@
 Source: "FastHybrid: Accelerating Hybrid Autoregressive Image Generation with Lookahead and Guided Decoding" (CVPR
 2026). No code was published; choices that the paper leaves open are settings (see :class:`FastHybridSettings`).
 
-At AR step s, with z the transformer's output for the positions of step s and of those up to the next multiple of k:
+At AR step s, with z the transformer's output for the positions of steps s to s + k - 1:
 
 1. *verify*: a token of step s keeps its draft if cos(z', z) >= lambda, where z' is the condition its draft was made
    from;
-2. *lookahead*: all other tokens of step s, and for their images all tokens of the following steps up to the next
-   multiple of k, are sampled by a full diffusion pass of T steps; the latter are the drafts x' of these steps, and
-   their z is z';
+2. *lookahead*: all other tokens of step s, and for their images all tokens of the k - 1 following steps, are sampled by
+   a full diffusion pass of T steps; the latter are the drafts x' of these steps, and their z is z';
 3. *refine*: accepted tokens are sampled by T_g guided diffusion steps, whose means are mixed with the draft,
-   mu'_t = (1 - gamma_t) mu_t + gamma_t x'. A step with gamma_t = 1 does not depend on the head and skips it.
+   mu'_t = (1 - gamma_t) mu_t + gamma_t x'. A step with gamma_t = 1 does not depend on the head and skips it. With
+   ``accepted`` *renoise* noise is added to the draft instead, and removed in the last of T_g steps.
 
-Lookaheads end at multiples of k, so that the images of a batch start their next ones together: the number of
-sequential head calls of a batch then stays near that of one image. Guided steps have noise of their own: with entries
-of the noise that made the draft, accepted tokens were no closer to plain MAR's. With ``lookahead_start``, which the
-paper does not have, the first AR steps are plain MAR's. The transformer runs at every AR step as in plain MAR, so a
-restarted lookahead costs no further transformer pass.
+Guided steps have noise of their own: with entries of the noise that made the draft, accepted tokens were no closer to
+plain MAR's. The transformer runs at every AR step as in plain MAR, so a restarted lookahead costs no further
+transformer pass.
+
+Not in the paper: with ``align_lookaheads`` every lookahead ends at the next multiple of k, so that the images of a
+batch start their next ones together, which halves their sequential head calls. With ``lookahead_start`` the first AR
+steps are plain MAR's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -72,9 +74,7 @@ def fasthybrid(
     guided = Guided(canvas, settings)
     drafts = Drafts(canvas, settings)
     for step in range(order.steps):
-        # Lookaheads end at multiples of k, so that the images of a batch start their next ones together.
-        k = settings.lookahead
-        reach = 1 if step < settings.lookahead_start else k - step % k
+        reach = reach_of(step, settings)
         here = order.ahead(step)  # [B, n]
         ahead = order.ahead(step, reach)  # [B, m], the n first
         n = here.shape[1]
@@ -113,6 +113,14 @@ def fasthybrid(
 
     canvas.report.similarity = drafts.similarity()
     return canvas.finish()
+
+
+def reach_of(step: int, settings: FastHybridSettings) -> int:
+    """AR steps of a lookahead that starts at AR step ``step``, itself included; 1 before the first lookahead."""
+    if step < settings.lookahead_start:
+        return 1
+    passed = step % settings.lookahead if settings.align_lookaheads else 0
+    return settings.lookahead - passed
 
 
 class Placed(NamedTuple):
@@ -170,34 +178,32 @@ class Drafts:
 
 
 class Guided:
-    """The guided diffusion of accepted tokens: T_g steps whose means are mixed with the draft."""
+    """The few-step diffusion of accepted tokens: T_g steps whose means are mixed with the draft, or with *renoise* the
+    last of T_g steps, from the draft with noise.
+    """
 
     def __init__(self, canvas: MARCanvas, settings: FastHybridSettings):
         self.canvas = canvas
-        self.refines = settings.accepted == "refine"
+        self.renoises = settings.accepted == "renoise"
+        self.temperature = settings.temperature
         self.table = canvas.table(settings.guided_steps)
         steps = len(self.table)
-        start, noise = canvas.draws("guided", steps)
-        self.start = start
-        self.noise = noise
+        self.start, self.noise = canvas.draws("guided", steps)
 
         weights = guidance_weights(settings.guidance_schedule, steps)
-        self.gamma = to_device(torch.tensor(weights), start.device)
-
-        # A step with gamma = 1 gives x' + sigma noise whatever the head predicts, so that the head is not evaluated:
-        # the first step of most schedules, the last one of linear-up.
-        self.first = 1 if weights[0] == 1 else 0
-        self.stop = steps - 1 if weights[-1] == 1 and steps > 1 else steps
+        self.gamma = to_device(torch.tensor(weights), canvas.device)
+        self.first, self.stop = called(weights)
         # The last step has no noise, so that with gamma = 1 a token is its draft.
         self.ends_in_drafts = weights[-1] == 1
-
-        # Sigma of the first step: the middle of the learned range, with the temperature.
-        log_sigma = self.table.columns().middle[0]
-        self.temperature = settings.temperature
-        self.sigma = log_sigma.exp() * self.temperature
+        if self.renoises:
+            # Rounded down, as pipelines that draw from an image count their steps: 13 of 15 * 0.9.
+            self.first, self.stop = steps - int(round(steps * settings.denoise, 6)), steps
+            self.ends_in_drafts = False
+        self.keeps = settings.accepted == "keep" or self.first == steps  # without a step a draft stays as it is
 
     def rows(self, z: Tensor, here: Tensor, ok: Tensor, drafts: Tensor) -> Placed | None:
-        """The accepted tokens, after a first step with gamma = 1; None if there are none or if they stay as drafted.
+        """The accepted tokens before the first step that needs the head; None if there are none or if they stay as
+        drafted.
 
         Args:
             z: conditions [P, B, m, C], of which the first n are those of ``here``.
@@ -205,27 +211,53 @@ class Guided:
             ok: bool [B, n] on the host, which of them are accepted.
             drafts: x' of all positions, fp32 [B, L, channels].
         """
-        if not self.refines or not bool(ok.any()):
+        if self.keeps or not bool(ok.any()):
             return None
 
         image, column = to_device(ok.nonzero().T, z.device)
         position = here[image, column]
         draft = drafts[image, position]
-        cfg = self.canvas.order.scale[image, position, None]
-        noise = self.noise[:, image, position]
-        x = self.start[image, position]
-        if self.first:
-            x = draft + self.sigma * noise[0]
+        noise = self.noise[:, image, position].contiguous()
+        x = self.begun(draft, self.start[image, position], noise)
+        pull = None if self.renoises else Change(pulled, [(draft, gamma) for gamma in self.gamma])
 
-        pull = Change(pulled, [(draft, gamma) for gamma in self.gamma])
-        of_tokens = z[:, image, column]
-        rows = Chains(of_tokens, cfg, x, noise.contiguous(), self.table, self.temperature, change=pull)
+        cfg = self.canvas.order.scale[image, position, None]
+        rows = Chains(z[:, image, column], cfg, x, noise, self.table, self.temperature, change=pull)
         return Placed(rows.part(self.first, self.stop), image, position)
+
+    def begun(self, draft: Tensor, start: Tensor, noise: Tensor) -> Tensor:
+        """States before the first step that needs the head, fp32 [N, channels].
+
+        Of drafts and noise of the start, fp32 [N, channels] each, and of the steps, [S, N, channels].
+        """
+        if self.renoises:
+            # x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise; the table has 1 / sqrt(abar) and -sqrt(1 / abar - 1).
+            numbers = self.table.columns()
+            return (draft - numbers.data_out[self.first] * start) / numbers.data_x[self.first]
+
+        if self.first:
+            # Sigma of a step whose logits are not computed: the middle of the learned range, with the temperature.
+            log_sigma = self.table.columns().middle[0]
+            return draft + log_sigma.exp() * self.temperature * noise[0]
+
+        return start
 
     def write(self, drafts: Tensor, tokens: Placed, x: Tensor) -> None:
         """Write the refined tokens over their drafts, fp32 [B, L, channels]."""
         if not self.ends_in_drafts:
             drafts[tokens.image, tokens.position] = x
+
+
+def called(weights: Sequence[float]) -> tuple[int, int]:
+    """The first step whose head is evaluated, and the one after the last, of weights gamma in order of execution.
+
+    A step with gamma = 1 gives x' + sigma noise whatever the head predicts: the first step of most schedules, the last
+    one of linear-up.
+    """
+    steps = len(weights)
+    first = 1 if weights[0] == 1 else 0
+    stop = steps - 1 if weights[-1] == 1 and steps > 1 else steps
+    return first, stop
 
 
 def pulled(mean: Tensor, draft: Tensor, gamma: Tensor) -> Tensor:
@@ -266,12 +298,14 @@ def joined(full: Chains, guided: Chains) -> Chains:
     table = StepTable(torch.cat(columns, 2), torch.cat(times, 1), full.table.learned)
 
     # The others' means stay as they are: gamma = 0.
-    assert guided.change is not None
-    draft, _ = guided.change.arguments[0]
-    drafts = torch.cat([torch.zeros_like(full.x), draft])
-    gamma = torch.zeros(steps, len(drafts), 1, device=drafts.device)
-    for k, (_, weight) in enumerate(guided.change.arguments):
-        gamma[k, len(full.x) :] = weight
+    change = None
+    if guided.change is not None:
+        draft, _ = guided.change.arguments[0]
+        drafts = torch.cat([torch.zeros_like(full.x), draft])
+        gamma = torch.zeros(steps, len(drafts), 1, device=drafts.device)
+        for k, (_, weight) in enumerate(guided.change.arguments):
+            gamma[k, len(full.x) :] = weight
+        change = Change(pulled, [(drafts, weight) for weight in gamma])
 
     return Chains(
         z=torch.cat([rows.z for rows in parts], 1),
@@ -280,7 +314,7 @@ def joined(full: Chains, guided: Chains) -> Chains:
         noise=torch.cat([rows.noise for rows in parts], 1),
         table=table,
         temperature=full.temperature,
-        change=Change(pulled, [(drafts, weight) for weight in gamma]),
+        change=change,
     )
 
 

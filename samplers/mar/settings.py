@@ -91,13 +91,20 @@ class FastHybridSettings(DiSASettings):
     guidance_schedule: str = knob("cos", "How the draft's influence changes over the guided steps: it decreases with "
         "cos, linear-down and square, increases with linear-up, and none turns it off. Usual: cos, as in the paper.",
         choices=("cos", "linear-down", "linear-up", "square", "none"), advanced=True)
-    accepted: str = knob("refine", "What happens to an accepted draft. Usual: refine, in a few guided steps; keep "
-        "uses it as it is, which is faster but leaves artefacts in textures.",
-        choices=("refine", "keep"), advanced=True)
+    accepted: str = knob("refine", "What happens to an accepted draft. Usual: refine, in a few guided steps; renoise "
+        "adds noise to it and denoises it again; keep uses it as it is, which is faster but leaves artefacts in "
+        "textures.",
+        choices=("refine", "renoise", "keep"), advanced=True)
     lookahead_start: int = knob(0, "AR steps of plain MAR before the first draft; more is slower and closer to MAR's "
         "image. Usual: 0, as in the paper, or an eighth to a third of the AR steps.",
         low=0, high=4096, step=1, unit="AR steps",
         advanced=True)
+    align_lookaheads: bool = knob(False, "End the lookaheads of all images at the same AR steps, so that a batch makes "
+        "fewer calls of the diffusion head; after a rejection fewer steps are drafted than in the paper. Usual: off "
+        "for one image, on for a batch.", advanced=True)
+    denoise: float = knob(0.9, "With accepted renoise: share of the guided steps that are run, after as much noise was "
+        "added; lower is faster and stays closer to the draft. Usual: 0.9, as in the paper.",
+        low=0.0, high=1.0, step=0.01, advanced=True)
 
     def exact(self, side: int) -> bool:
         return (not self.lookahead or self.threshold > 1) and super().exact(side)

@@ -65,14 +65,20 @@ def diffuse(
 ) -> Tensor:
     """One token [channels] by ancestral sampling with learned-range variance.
 
-    ``z``: of the class, and of the null class with guidance. ``pull``: weights of ``draft``, highest timestep first.
+    ``z``: of the class, and of the null class with guidance. ``pull``: weights of ``draft``, highest timestep first; or
+    the number of steps that are left out, whose noise is added to the draft.
     """
     c = net.config.channels
     table = cosine_tables(timesteps)
+    skip, weights = (pull, [0] * len(table)) if isinstance(pull, int) else (0, pull)
     x = first
     for k, i in enumerate(reversed(range(len(table)))):
         t, _, abar = table[i]
-        gamma = pull[k] if draft is not None else 0.0
+        if k < skip:
+            continue
+        if isinstance(pull, int) and k == skip:
+            x = math.sqrt(abar) * draft + math.sqrt(1 - abar) * first
+        gamma = weights[k] if draft is not None else 0.0
         out, *null = (net.head(x[None], torch.tensor([t]), row[None])[0] for row in z)
         eps = out[:c]
         if null:
@@ -102,7 +108,8 @@ def schedule(tokens: int, settings) -> list[tuple[int, int, float]]:
 def reference(model, labels, settings, noise, timesteps, few=(), gamma=()) -> tuple[Tensor, Tensor]:
     """Latents [B, C, H, W] and outcomes [B, L]: 0 plain, 1 accepted, 2 redone.
 
-    Plain MAR, or with ``few`` timesteps of the guided steps and their weights ``gamma`` FastHybrid.
+    Plain MAR, or with ``few`` timesteps of the guided steps and their weights ``gamma`` FastHybrid: a lookahead drafts
+    the K steps from the first one that diverges; ``gamma`` may also be the number of steps that *renoise* leaves out.
     """
     net, s = model.net, settings
     c, k = net.config, s.lookahead if few else 1
@@ -129,11 +136,11 @@ def reference(model, labels, settings, noise, timesteps, few=(), gamma=()) -> tu
             made = {p: draw(p, z, scale, "full", timesteps) for p in now if p not in kept}
             for p in kept:
                 more = drafts[p][0], gamma
-                refine = s.accepted == "refine"
-                made[p] = draw(p, z, scale, "guided", few, *more) if refine else drafts[p][0]
+                made[p] = draw(p, z, scale, "guided", few, *more) if s.accepted != "keep" else drafts[p][0]
             outcomes[b, kept], outcomes[b, [p for p in had if p not in kept]] = 1, 2
-            reach = plan[at + 1 : (at // k + 1) * k] if len(kept) < len(now) and few and at >= s.lookahead_start else []
-            for first, last, ahead in reach:
+            end = (at // k + 1) * k if few and s.align_lookaheads else at + k
+            starts = few and len(kept) < len(now) and at >= s.lookahead_start
+            for first, last, ahead in plan[at + 1 : end] if starts else []:
                 for p in reveal[first:last]:
                     drafts[p] = draw(p, z, ahead, "full", timesteps), z[0][p]
             for p, token in made.items():

@@ -69,6 +69,31 @@ def test_draft_length_is_a_share_of_the_ar_steps(steps, balanced, fast):
     assert "draft_length" not in presets.values(CSpDSettings, "exact", False, steps=steps)
 
 
+@pytest.mark.parametrize(
+    "width, steps, k",
+    [
+        (768, 32, 4),
+        (1024, 32, 4),
+        (1280, 32, 5),
+        (0, 32, 4),
+        (768, 128, 14),
+        (1280, 256, 36),
+        (1024, 16, 2),
+        (768, 1, 2),
+    ],
+)
+def test_lookahead_is_a_share_of_the_ar_steps(width, steps, k):
+    """The paper's k is for 64 AR steps. It follows those of the run, whoever names them; a k that is named stays."""
+    for name in ("balanced", "fast"):
+        assert presets.values(FastHybridSettings, name, False, width, steps)["lookahead"] == k
+        asked = presets.combine(FastHybridSettings, {}, name, {"steps": steps}, False, width)
+        of_file = presets.combine(FastHybridSettings, {"steps": steps}, name, {}, False, width)
+        assert asked.lookahead == of_file.lookahead == k
+        own = presets.combine(FastHybridSettings, {}, name, {"steps": steps, "lookahead": 3}, False, width)
+        assert own.lookahead == 3
+    assert presets.values(FastHybridSettings, "exact", False, width, steps)["lookahead"] == 0
+
+
 @pytest.mark.parametrize("name", ["best", "", None, "Exact"])
 def test_no_such_preset(name):
     with pytest.raises(UserError, match="^preset: .* is not one of balanced, fast, exact, custom"):

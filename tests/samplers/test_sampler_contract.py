@@ -32,6 +32,8 @@ CASES = {
     "fasthybrid": (fasthybrid, HYBRID),
     "fasthybrid, no guidance": (fasthybrid, replace(HYBRID, cfg=1.0)),
     "fasthybrid, keep": (fasthybrid, replace(HYBRID, accepted="keep")),
+    "fasthybrid, renoise": (fasthybrid, replace(HYBRID, accepted="renoise")),
+    "fasthybrid, aligned": (fasthybrid, replace(HYBRID, align_lookaheads=True)),
     "mar, annealed": (mar, MARSettings(**FEW, diffusion_steps_end=3)),
     "mar, speculation": (mar, MARSettings(**FEW, speculation=3)),
     "cspd": (cspd, CSPD),

@@ -115,7 +115,7 @@ def test_the_line_below_a_figure_names_command_seed_images_machine_and_date():
     about = "a CPU, PyTorch 2.13.0, 2026-12-01"
     mar = f"*`make figures ONLY=mar`; seed {SEED}, 400 images a cell; {about}.*"
     assert conditions(listed()["mar"], made) == mar
-    sweep = f"*`make figures ONLY=sweep`; seed {SEED}, 300 images a cell; {about}.*"
+    sweep = f"*`make figures ONLY=sweep`; seed {SEED}, 200 images a cell; {about}.*"
     assert conditions(listed()["sweep"], made) == sweep
     assert conditions(figure("operations"), made) == f"*`make figures ONLY=a`; {about}.*"
 

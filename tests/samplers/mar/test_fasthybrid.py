@@ -55,15 +55,21 @@ def test_guidance_weights_in_full(schedule, steps):
         {"guidance_schedule": "square"},
         {"accepted": "keep", "cfg_schedule": "constant"},
         {"lookahead_start": 2, "lookahead": 4, "threshold": 0.98, "guidance_schedule": "linear-up"},
+        {"lookahead": 4, "threshold": 0.99},
+        {"lookahead": 4, "threshold": 0.99, "align_lookaheads": True},
+        {"align_lookaheads": True, "lookahead_start": 1, "lookahead": 4, "threshold": 0.98},
+        {"accepted": "renoise"},
+        {"accepted": "renoise", "denoise": 0.5, "temperature": 0.7, "cfg": 1.0},
+        {"accepted": "renoise", "denoise": 1.0},
     ],
     ids=str,
 )
 @pytest.mark.fast_cases(1)
 def test_equals_the_slow_reference(model, changes):
-    """Lookahead k = 3 of 6 AR steps, 6 diffusion steps and 5 guided ones."""
+    """Lookahead k = 3 of 6 AR steps, 6 diffusion steps and 5 guided ones; at 0.9 of 5 steps one is left out."""
     s = FastHybridSettings(**{**SLOW, **changes})
     noise, labels = PairedNoise(5, (0, 3)), (1, 4)
-    gamma = WEIGHTS[s.guidance_schedule][5]
+    gamma = {0.5: 3, 0.9: 1, 1.0: 0}[s.denoise] if s.accepted == "renoise" else WEIGHTS[s.guidance_schedule][5]
     slow, outcome = reference(model, labels, s, noise, (0, 200, 400, 599, 799, 950), (0, 250, 500, 749, 950), gamma)
     fast = finish(fasthybrid(model, from_ids(labels), s, noise))
     assert torch.equal(torch.from_numpy(fast.report.maps["outcome"]).flatten(1), outcome)
@@ -94,7 +100,7 @@ def test_accepting_everything_costs_what_the_paper_says(model, lookahead, start)
 
 def test_lookaheads_of_a_batch_start_together(model):
     """A full pass at every multiple of k, and one more for each AR step at which any image restarts."""
-    settings = {"lookahead": 4, "threshold": 0.97, "guided_steps": 4, "accepted": "keep"}
+    settings = {"lookahead": 4, "threshold": 0.97, "guided_steps": 4, "accepted": "keep", "align_lookaheads": True}
     together, parts = run(model, **settings), [run(model, (i,), **settings) for i in range(3)]
     assert max(part.report.counts["head_calls"] // 12 for part in parts) > 2, "an image must restart"
     maps = [part.report.maps for part in parts]
@@ -102,6 +108,31 @@ def test_lookaheads_of_a_batch_start_together(model):
     assert together.report.counts["head_calls"] == 12 * (2 + len(restarts))
     for count in ("restarts", "head_rows"):
         assert together.report.counts[count] == sum(part.report.counts[count] for part in parts), count
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("accepted", ["refine", "renoise"])
+@pytest.mark.fast_cases(2)
+def test_images_of_a_batch_are_those_drawn_alone(model, align, accepted):
+    """The same outcomes, and the same latents up to rounding; an image in a batch restarts as it does alone."""
+    settings = {"lookahead": 4, "threshold": 0.98, "guided_steps": 4, "accepted": accepted, "align_lookaheads": align}
+    together, parts = run(model, **settings), [run(model, (i,), **settings) for i in range(3)]
+    for i, part in enumerate(parts):
+        torch.testing.assert_close(together.latents[i : i + 1], part.latents, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(together.report.maps["outcome"][i], part.report.maps["outcome"][0])
+    for count in ("restarts", "accepted", "rejected", "head_rows"):
+        assert together.report.counts[count] == sum(part.report.counts[count] for part in parts) > 0, count
+
+
+@pytest.mark.parametrize(("denoise", "steps"), [(0.9, 9), (0.29, 2), (0.3, 3), (1.0, 10), (0.09, 0)])
+@pytest.mark.fast_cases(1)
+def test_renoised_drafts_run_their_share_of_the_guided_steps(model, denoise, steps):
+    """Rounded down. Without a step a draft is kept, as by *keep*."""
+    settings = {"lookahead": 4, "threshold": -1.0, "guided_steps": 10}
+    result = run(model, accepted="renoise", denoise=denoise, **settings)
+    assert result.report.counts["head_calls"] == 2 * 12 + 6 * steps
+    kept = run(model, accepted="keep", **settings).latents
+    assert torch.equal(result.latents, kept) == (not steps)
 
 
 def test_guided_steps_run_beside_the_full_ones(model):
@@ -181,3 +212,21 @@ def test_one_rejected_token_restarts_the_lookahead_of_its_image_alone(model):
     assert report.counts["head_rows"] == 2 * (3 * (32 + 12 + 11) + 22)
     # AR steps 0, 1 and 2 have a full pass; step 3 has guided steps alone.
     assert report.counts["head_calls"] == 3 * 3 + 1
+
+
+@pytest.mark.parametrize(("align", "full"), [(False, [0, 1, 4]), (True, [0, 1, 3])])
+def test_a_restart_drafts_k_steps_from_the_rejected_one(model, align, full):
+    """k = 3 of 6 AR steps. The conditions change at AR step 1, so that the drafts of the first lookahead are rejected.
+
+    The paper's restart drafts AR steps 1 to 3, and AR step 4 begins the next lookahead; an aligned one ends before 3.
+    """
+
+    def z(step, wanted):
+        return (ONE if step == 0 else HALF).expand(*wanted.shape, -1)
+
+    settings = {"steps": 6, "lookahead": 3, "threshold": 0.9, "align_lookaheads": align}
+    outcome, step, report = outcomes(model, z, **settings)
+    found = [at for at in range(6) if (outcome[step == at] != ACCEPTED).any()]
+    assert found == full
+    assert (outcome[step == 1] == REDONE).all() and (outcome[step == full[2]] == PLAIN).all()
+    assert report.counts["head_calls"] == 3 * 3 + 3 * 1
