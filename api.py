@@ -43,6 +43,7 @@ from .samplers.engine import finish as finish
 from .samplers.labels import resolve_labels as resolve_labels
 from .samplers.mar.cspd import cspd as cspd
 from .samplers.mar.fasthybrid import fasthybrid as fasthybrid
+from .samplers.mar.gtr import gtr as gtr
 from .samplers.mar.lazymar import LazyTransformer as LazyTransformer
 from .samplers.mar.lazymar import lazymar as lazymar
 from .samplers.mar.mar import mar as mar
@@ -51,6 +52,8 @@ from .samplers.mar.settings import CSpDLazyMARSettings as CSpDLazyMARSettings
 from .samplers.mar.settings import CSpDSettings as CSpDSettings
 from .samplers.mar.settings import FastHybridLazyMARSettings as FastHybridLazyMARSettings
 from .samplers.mar.settings import FastHybridSettings as FastHybridSettings
+from .samplers.mar.settings import GtRLazyMARSettings as GtRLazyMARSettings
+from .samplers.mar.settings import GtRSettings as GtRSettings
 from .samplers.mar.settings import LazyMARSettings as LazyMARSettings
 from .samplers.mar.settings import MARSettings as MARSettings
 from .samplers.noise import PairedNoise as PairedNoise

@@ -341,7 +341,7 @@ class _Loader(io.ComfyNode):
 
 
 _KL = "The autoencoder that turns latents into images. Usual: auto, the one that the model was trained with."
-_MAR_OUTPUT = output(MAR, "model", "For MAR, FastHybrid, LazyMAR and CSpD Sampler.")
+_MAR_OUTPUT = output(MAR, "model", "For MAR, FastHybrid, GtR, LazyMAR and CSpD Sampler.")
 
 
 class LoadMAR(_Loader):

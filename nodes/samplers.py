@@ -291,6 +291,17 @@ class CSpDSampler(_Sampler):
     }
 
 
+class GtRSampler(_Sampler):
+    sampler = "gtr"
+    node_id = "FastARGtRSampler"
+    description = (
+        "Draws one colour of a checkerboard of tokens slowly, then the other in one or two AR steps (GtR, ICLR 2026). "
+        "Fewer AR steps and diffusion steps than MAR; the image is another one."
+    )
+    aliases = ["gtr", "generation then reconstruction", "checkerboard", "two-stage", "accelerated mar"]
+    preset = "The presets balanced and fast also set steps, diffusion_steps, diffusion_steps_end and t_max."
+
+
 class LazyMARCache(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -298,11 +309,11 @@ class LazyMARCache(io.ComfyNode):
             node_id="FastARLazyMARCache",
             display_name="LazyMAR Cache",
             category="FastAR/sample",
-            description="Adds LazyMAR's caches to MAR, FastHybrid or CSpD Sampler. Use it to combine LazyMAR with "
+            description="Adds LazyMAR's caches to MAR, FastHybrid, GtR or CSpD Sampler. Use it to combine LazyMAR with "
             "another sampler.",
             search_aliases=["lazy mar", "feature cache", "combine accelerators"],
             widgets=[preset_widget(), *setting_widgets(CacheSettings)],
-            outputs=[output(CACHE, "cache", "For the cache input of MAR, FastHybrid and CSpD Sampler.")],
+            outputs=[output(CACHE, "cache", "For the cache input of MAR, FastHybrid, GtR and CSpD Sampler.")],
         )
 
     @classmethod
@@ -399,6 +410,7 @@ NODES: list[type[io.ComfyNode]] = [
     LazyMARSampler,
     LazyMARCache,
     CSpDSampler,
+    GtRSampler,
     LlamaGenSampler,
     PARSampler,
     ZipARSampler,

@@ -4,9 +4,9 @@ The demo's values were chosen on its own images; docs/benchmarks.md measures the
 Full-size values come from the papers, which measured MAR-B, L and H and LlamaGen-XL. MuLo-SD publishes no values, so
 its full-size presets set the share of accepted drafts, which does not depend on the model: the one at which as much is
 drawn again as on the demo (``tools/redrawn.py``, docs/choose.md). PAR has no presets: its groups are fixed by training.
-A preset sets the accelerator's own settings, not seed or guidance; LazyMAR's *fast* also sets the order and the numbers
-of steps, and its *balanced* is the paper's configuration everywhere, on the demo that for 32 AR steps. *exact* costs
-what the baseline costs.
+A preset sets the accelerator's own settings, not seed or guidance; GtR's and LazyMAR's *fast* also set numbers of
+steps, the latter the order too. LazyMAR's *balanced* is the paper's configuration everywhere, on the demo that for 32
+AR steps. *exact* costs what the baseline costs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from ..errors import UserError
-from .mar.settings import CacheSettings, CSpDSettings, FastHybridSettings, LazyMARSettings
+from .mar.settings import CacheSettings, CSpDSettings, FastHybridSettings, GtRSettings, LazyMARSettings
 from .settings import Settings, knobs, make
 from .tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
 
@@ -30,6 +30,7 @@ NAMES = (BALANCED, FAST, EXACT, CUSTOM)
 
 Values = dict[str, dict[str, Any]]
 _EXACT_FASTHYBRID = {"lookahead": 0}
+_EXACT_GTR = {"reconstruction_steps": 0}
 _EXACT_CACHES = {"refresh_period": 1}
 _EXACT_CSPD = {"mode": "lossless", "prefill_ratio": 1.0}
 # The demo's grid has the width of the smallest official files. No grid is wider than 256.
@@ -56,6 +57,10 @@ _SCALED = {"steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10, "start
 _ALL_AGAIN = {"tau": 1.01, "acceptance_target": 0.0, "draft_rows": 0, "resample_window": 0}
 _LOCALLY = {"expansion": 1, "neighbours": None, "resample_order": AT_ONCE, "repair": LOCAL}
 _BY_TAU = {**_LOCALLY, "tau": 0.1, "acceptance_target": 0.0}
+# 950: where a run with so few diffusion steps starts anyway, shown.
+_DETAIL = {"diffusion_steps": 50, "diffusion_steps_end": 20, "detail_share": 0.1, "t_max": 950}
+_GTR = {**_DETAIL, "steps": 32, "reconstruction_steps": 2, "first_share": 0.75}
+_GTR_SHORT = {"steps": 16, "reconstruction_steps": 1}
 # FastHybrid's k for 64 AR steps by the width of MAR-B, L and H; other models have MAR-L's.
 _LOOKAHEAD = {768: 7, 1024: 8, 1280: 9}
 _LONGEST_DRAFT = 256  # of CSpDSettings
@@ -77,6 +82,11 @@ PRESETS: dict[type, tuple[Values, Values]] = {
             "balanced": {"threshold": 0.8, "lookahead": _LOOKAHEAD[1024], "guided_steps": 10, "lookahead_start": 0},
             "fast": {"threshold": 0.6, "lookahead": _LOOKAHEAD[1024], "guided_steps": 10, "lookahead_start": 0},
         },
+    ),
+    # Balanced at full size: the paper's. On the demo's 64 tokens that is nearest to half of its 32 AR steps.
+    GtRSettings: (
+        {"exact": _EXACT_GTR, "balanced": {**_GTR, **_GTR_SHORT}, "fast": {**_GTR, **_GTR_SHORT, "steps": 8}},
+        {"exact": _EXACT_GTR, "balanced": _GTR, "fast": {**_GTR, **_GTR_SHORT}},
     ),
     CacheSettings: (
         {
@@ -160,7 +170,7 @@ def values(kind: type, preset: str, demo: bool, width: int = 0, steps: int = 64)
             continue
         if part is FastHybridSettings:
             out["lookahead"] = lookahead(width, steps)
-        if part is CacheSettings and steps <= 32:
+        if part is CacheSettings and out.get("steps", steps) <= 32:
             out.update(_PERIODS[32])
         if part is CSpDSettings:
             out["draft_length"] = min(_LONGEST_DRAFT, max(1, round(out["draft_length"] * steps / 64)))

@@ -17,6 +17,7 @@ from .family import Family
 from .mar.cspd import cspd
 from .mar.family import MARFamily
 from .mar.fasthybrid import fasthybrid
+from .mar.gtr import gtr
 from .mar.lazymar import LazyTransformer, lazymar
 from .mar.lazymar import check as check_lazymar
 from .mar.mar import check as check_mar
@@ -26,6 +27,8 @@ from .mar.settings import (
     CSpDSettings,
     FastHybridLazyMARSettings,
     FastHybridSettings,
+    GtRLazyMARSettings,
+    GtRSettings,
     LazyMARSettings,
     MARBase,
     MARSettings,
@@ -164,6 +167,7 @@ def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., 
 _MASKED = (MAR, HYBRID)
 _TOKENS = (LLAMAGEN, TAR)
 _LAZY_FASTHYBRID = with_caches(fasthybrid, "make_transformer")
+_LAZY_GTR = with_caches(gtr, "make_transformer")
 _LAZY_CSPD = with_caches(cspd, "make_transformer", "make_draft_transformer")
 
 SAMPLERS: dict[str, Entry] = {
@@ -173,6 +177,7 @@ SAMPLERS: dict[str, Entry] = {
         Entry("fasthybrid", "FastHybrid", fasthybrid, check_mar, FastHybridSettings, _MASKED),
         Entry("lazymar", "LazyMAR", lazymar, check_lazymar, LazyMARSettings, _MASKED),
         Entry("cspd", "CSpD", cspd, check_mar, CSpDSettings, _MASKED, needs_draft=True),
+        Entry("gtr", "GtR", gtr, check_mar, GtRSettings, _MASKED),
         Entry(
             "fasthybrid+lazymar",
             "FastHybrid + LazyMAR",
@@ -184,6 +189,7 @@ SAMPLERS: dict[str, Entry] = {
         Entry(
             "cspd+lazymar", "CSpD + LazyMAR", _LAZY_CSPD, check_lazymar, CSpDLazyMARSettings, _MASKED, needs_draft=True
         ),
+        Entry("gtr+lazymar", "GtR + LazyMAR", _LAZY_GTR, check_lazymar, GtRLazyMARSettings, _MASKED),
         Entry("llamagen", "LlamaGen", llamagen, check_llamagen, LlamaGenSettings, (LLAMAGEN, JANUS), baseline=True),
         Entry("par", "PAR", par, check_par, PARSettings, (LLAMAGEN,), demo=("demo-par",)),
         Entry("tar", "Tar", llamagen, check_llamagen, LlamaGenSettings, (TAR,), baseline=True),

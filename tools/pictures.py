@@ -39,6 +39,7 @@ SEED, MAP, WIDTH, QUALITY = 7, 384, 600, 60
 PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "FastARMARSampler": ("mar", (), ("fixed at step", "order")),
     "FastARFastHybridSampler": ("mar,fasthybrid", ("fasthybrid.preset=balanced",), ("outcome",)),
+    "FastARGtRSampler": ("mar,gtr", ("gtr.preset=balanced",), ("fixed at step",)),
     "FastARLazyMARSampler": ("mar,lazymar", ("lazymar.preset=balanced",), ("cached",)),
     "FastARCSpDSampler": ("mar,cspd", (), ("outcome",)),
     "FastARLlamaGenSampler": ("llamagen", (), ("fixed at step",)),

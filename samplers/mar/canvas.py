@@ -21,7 +21,6 @@ from ..editing import LARGEST_LATENT, Edit, edit_digests
 from ..engine import Canvas, expect_images, new_report
 from ..noise import PairedNoise
 from .memory import estimate
-from .schedule import ORDERS, masked_after
 from .settings import MARBase
 from .tables import STEPS, Tables, tables
 
@@ -31,7 +30,7 @@ class Order:
 
     Args:
         orders: int64 [B, L], a permutation per image; positions are revealed from its end.
-        settings: AR steps and guidance. An edit of fewer tokens than AR steps decides one per step.
+        settings: numbers of tokens and guidance.
         again: bool [B, L], positions to decide, equally many in every image; None for all.
     """
 
@@ -47,8 +46,7 @@ class Order:
     def __init__(self, orders: Tensor, settings: MARBase, again: Tensor | None = None):
         tokens = orders.shape[1]
         given = 0 if again is None else tokens - int(again[0].sum())
-        steps = min(settings.steps, tokens - given) if given else settings.steps
-        left = masked_after(tokens - given, steps)
+        left = settings.left(tokens - given, part=given > 0)
         self.steps = len(left)
         self.ends = [tokens - masked for masked in left]
         self.starts = [given, *self.ends[:-1]]
@@ -171,7 +169,7 @@ def mar_canvas(
         tokens = model.to_tokens(start.expand(len(condition), -1, -1, -1))
         report.edits = edit_digests(tokens, again)
 
-    orders = ORDERS[settings.order](noise.orders(c.tokens)).to(model.device)
+    orders = settings.orders(noise.orders(c.tokens)).to(model.device)
     order = Order(orders, settings, again)
     grid = (c.grid, c.grid)
     return MARCanvas(model, settings, noise, grid, tokens, report, again=again, order=order, rows=rows, start=start)

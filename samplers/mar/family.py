@@ -62,8 +62,8 @@ class MARFamily(Family):
         return own
 
     def short(self, settings: Any) -> Any:
-        """One AR step with two diffusion steps."""
-        return type(settings)(steps=1, diffusion_steps=2)
+        """One AR step, or as few as the sampler has, with two diffusion steps."""
+        return type(settings)(steps=settings.fewest_steps, diffusion_steps=2)
 
     def width(self, model: MARModel) -> int:
         return model.net.config.dim

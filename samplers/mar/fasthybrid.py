@@ -36,14 +36,14 @@ from torch import Tensor
 
 from ...model_loaders.networks.mar import MARModel, pick
 from ...reports.record import ACCEPTED, PLAIN, REDONE
-from ..chain import Chains, Change, StepTable
+from ..chain import Chains, Change
 from ..conditioning import MaskedCondition
 from ..device import to_device
 from ..editing import Edit
 from ..engine import Sampler, decode
 from ..noise import PairedNoise
 from .canvas import MARCanvas, mar_canvas
-from .heads import Heads
+from .heads import joined
 from .mar import Diffusion, annealed_tables
 from .settings import FastHybridSettings
 from .transformer import FullTransformer, Transformer
@@ -93,14 +93,14 @@ def fasthybrid(
             if bool(todo.any()):
                 image, column = to_device(todo.nonzero().T, z.device)
                 position = ahead[image, column]
-                full = Placed(plain.rows(step, image, position, z[:, image, column]), image, position)
+                full = Placed(plain.rows(plain.tables[step], image, position, z[:, image, column]), image, position)
 
             # 3. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
             refined = guided.rows(z, here, ok, drafts.x)
 
             # 4. The tokens of both.
             if full is not None and refined is not None:
-                made, finer = sample_both(canvas, heads, full.rows, refined.rows)
+                made, finer = heads.sample_both(model.net, full.rows, refined.rows, canvas.report, joined_with_drafts)
                 drafts.renew(full, made)
                 guided.write(drafts.x, refined, finer)
             elif full is not None:
@@ -265,57 +265,19 @@ def pulled(mean: Tensor, draft: Tensor, gamma: Tensor) -> Tensor:
     return torch.lerp(mean, draft, gamma)
 
 
-def sample_both(canvas: MARCanvas, heads: Heads, full: Chains, guided: Chains) -> tuple[Tensor, Tensor]:
-    """The tokens of the full and of the guided diffusion, fp32 [N, channels] each, in one loop.
+def joined_with_drafts(full: Chains, guided: Chains) -> Chains:
+    """The rows of both as one batch. The full ones' means stay as they are: gamma = 0."""
+    both = joined(full, guided)
+    if guided.change is None:
+        return both
 
-    So the sequential head calls are those of the longer one; the other joins for its last steps. A cache of the head
-    belongs to one diffusion: with one they run after each other.
-    """
-    net = canvas.model.net
-    together = min(len(full.table), len(guided.table))
-    if not together or not (heads.whole(len(full.table)) and heads.whole(len(guided.table))):
-        return heads.sample(net, full, canvas.report), heads.sample(net, guided, canvas.report)
+    draft, _ = guided.change.arguments[0]
+    drafts = torch.cat([torch.zeros_like(full.x), draft])
+    gamma = torch.zeros(len(full.table), len(drafts), 1, device=drafts.device)
+    for k, (_, weight) in enumerate(guided.change.arguments):
+        gamma[k, len(full.x) :] = weight
 
-    # 1. The first steps of the longer one, alone.
-    alone = []
-    for rows in (full, guided):
-        first = len(rows.table) - together
-        x = heads.sample(net, rows.part(0, first), canvas.report)
-        alone.append(replace(rows.part(first, len(rows.table)), x=x))
-
-    # 2. The steps of both.
-    both = joined(*alone)
-    x = heads.sample(net, both, canvas.report)
-    return x[: len(full.x)], x[len(full.x) :]
-
-
-def joined(full: Chains, guided: Chains) -> Chains:
-    """The rows of both as one batch, of equally many steps that are each row's own."""
-    steps = len(full.table)
-    parts = (full, guided)
-    columns = [rows.table.numbers[:, :, None, None].expand(-1, -1, len(rows.x), -1) for rows in parts]
-    times = [rows.table.times[:, None].expand(-1, len(rows.x), -1) for rows in parts]
-    table = StepTable(torch.cat(columns, 2), torch.cat(times, 1), full.table.learned)
-
-    # The others' means stay as they are: gamma = 0.
-    change = None
-    if guided.change is not None:
-        draft, _ = guided.change.arguments[0]
-        drafts = torch.cat([torch.zeros_like(full.x), draft])
-        gamma = torch.zeros(steps, len(drafts), 1, device=drafts.device)
-        for k, (_, weight) in enumerate(guided.change.arguments):
-            gamma[k, len(full.x) :] = weight
-        change = Change(pulled, [(drafts, weight) for weight in gamma])
-
-    return Chains(
-        z=torch.cat([rows.z for rows in parts], 1),
-        cfg=torch.cat([rows.cfg for rows in parts]),
-        x=torch.cat([rows.x for rows in parts]),
-        noise=torch.cat([rows.noise for rows in parts], 1),
-        table=table,
-        temperature=full.temperature,
-        change=change,
-    )
+    return replace(both, change=Change(pulled, [(drafts, weight) for weight in gamma]))
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from ...model_loaders.networks.mar import BUDGET, MAR
 from ...reports.record import Report
-from ..chain import Chains, Head, run_chain
+from ..chain import Chains, Head, StepTable, run_chain
 from ..noise import CounterRNG
 from ..speculation import Speculation
 
@@ -31,6 +33,48 @@ class Heads:
             for done in run_chain(net, rows, self.head(net, rows, report)):
                 x = done.x
         return x
+
+    def sample_both(
+        self, net: MAR, one: Chains, other: Chains, report: Report, join: Callable[[Chains, Chains], Chains]
+    ) -> tuple[Tensor, Tensor]:
+        """The tokens of two batches of rows, fp32 [N, channels] each, in one loop.
+
+        So the sequential head calls are those of the longer one; the other joins for its last steps. A cache of the
+        head belongs to one diffusion: with one they run after each other. ``join``: :func:`joined`, or one that also
+        joins what a sampler makes of the means.
+        """
+        together = min(len(one.table), len(other.table))
+        if not together or not (self.whole(len(one.table)) and self.whole(len(other.table))):
+            return self.sample(net, one, report), self.sample(net, other, report)
+
+        # 1. The first steps of the longer one, alone.
+        alone = []
+        for rows in (one, other):
+            first = len(rows.table) - together
+            x = self.sample(net, rows.part(0, first), report)
+            alone.append(replace(rows.part(first, len(rows.table)), x=x))
+
+        # 2. The steps of both.
+        x = self.sample(net, join(*alone), report)
+        return x[: len(one.x)], x[len(one.x) :]
+
+
+def joined(one: Chains, other: Chains) -> Chains:
+    """The rows of both as one batch, of equally many steps that are each row's own; changes of the means are left
+    out.
+    """
+    parts = (one, other)
+    columns = [rows.table.numbers[:, :, None, None].expand(-1, -1, len(rows.x), -1) for rows in parts]
+    times = [rows.table.times[:, None].expand(-1, len(rows.x), -1) for rows in parts]
+
+    return Chains(
+        z=torch.cat([rows.z for rows in parts], 1),
+        cfg=torch.cat([rows.cfg for rows in parts]),
+        x=torch.cat([rows.x for rows in parts]),
+        noise=torch.cat([rows.noise for rows in parts], 1),
+        table=StepTable(torch.cat(columns, 2), torch.cat(times, 1), one.table.learned),
+        temperature=one.temperature,
+    )
 
 
 def full_head(net: MAR, rows: Chains, report: Report) -> Head:

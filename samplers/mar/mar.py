@@ -23,7 +23,6 @@ from ..engine import Sampler, decode
 from ..noise import CounterRNG, PairedNoise, row_keys
 from .canvas import MARCanvas, mar_canvas
 from .heads import Heads, speculation_of
-from .schedule import masked_after
 from .settings import DiSASettings, MARBase, MARSettings
 from .tables import STEPS
 from .transformer import FullTransformer, Transformer
@@ -38,9 +37,9 @@ def check(model: MARModel, settings: MARBase) -> None:
     """Check settings against a model, before anything is loaded or computed.
 
     Raises:
-        UserError: more AR steps than tokens.
+        UserError: more AR steps than tokens, or of GtR than its stages have.
     """
-    masked_after(model.net.config.tokens, settings.steps)
+    settings.left(model.net.config.tokens)
 
 
 def mar(
@@ -99,7 +98,7 @@ class Diffusion:
         canvas = self.canvas
         net = canvas.model.net
         image, position = places(here)
-        rows = self.rows(step, image, position, z.flatten(1, 2))
+        rows = self.rows(self.tables[step], image, position, z.flatten(1, 2))
         if self.window > 1:
             paths = speculation_of(net, rows, CounterRNG(self.keys[image, position]), canvas.report)
             tokens = paths.finish(np.arange(len(image)), self.window)
@@ -107,9 +106,8 @@ class Diffusion:
             tokens = self.heads.sample(net, rows, canvas.report)
         yield 1, tokens.view(*here.shape, -1)
 
-    def rows(self, step: int, image: Tensor, position: Tensor, z: Tensor) -> Chains:
-        """N tokens of images and positions, int64 [N] each, before their diffusion at an AR step; z [P, N, C]."""
-        table = self.tables[step]
+    def rows(self, table: StepTable, image: Tensor, position: Tensor, z: Tensor) -> Chains:
+        """N tokens of images and positions, int64 [N] each, before the diffusion steps of a table; z [P, N, C]."""
         canvas = self.canvas
         return Chains(
             z=z,
@@ -142,12 +140,13 @@ def clips(settings: DiSASettings) -> bool:
     return last is not None and last < FEW_STEPS
 
 
-def annealed_tables(canvas: MARCanvas, settings: DiSASettings) -> list[StepTable]:
-    """Diffusion tables of every AR step."""
+def annealed_tables(canvas: MARCanvas, settings: DiSASettings, level: int = 1) -> list[StepTable]:
+    """Diffusion tables of every AR step; the last ``level`` AR steps have as few diffusion steps."""
     first = canvas.settings.diffusion_steps
     last = settings.diffusion_steps_end
     clipped = canvas.settings.t_max is None and clips(settings)
     highest = CLIPPED if clipped else STEPS - 1
-    counts = annealed_steps(first, last, settings.diffusion_steps_curve, canvas.order.steps)
+    counts = annealed_steps(first, last, settings.diffusion_steps_curve, canvas.order.steps - level + 1)
+    counts += counts[-1:] * (level - 1)
     made = {count: canvas.table(count, highest) for count in set(counts)}
     return [made[count] for count in counts]

@@ -7,7 +7,6 @@ from ...model_loaders.networks.ops import unpacking_bytes
 from ..conditioning import MaskedCondition, PromptCondition
 from ..memory import FEATURES, HEAD, NOISE, PROMPTS, weights_by_part
 from ..noise import noise_bytes
-from .schedule import masked_after
 from .settings import CacheSettings, MARBase
 
 
@@ -30,7 +29,7 @@ def estimate(
     steps_at_once = settings.verified_at_once
 
     # Tokens in a call of the diffusion head. FastHybrid denoises the AR steps of a lookahead together.
-    left = masked_after(c.tokens, settings.steps)
+    left = settings.left(c.tokens)
     largest = max(a - b for a, b in zip([c.tokens, *left], left, strict=False))
     tokens = branches * images * min(c.tokens, largest * max(1, settings.lookahead))
 

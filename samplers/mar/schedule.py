@@ -1,9 +1,12 @@
-"""How many tokens each AR step decides, and in which order. Source: Li et al. 2024 (arXiv 2406.11838), section 3."""
+"""How many tokens each AR step decides, and in which order.
+
+Sources: Li et al. 2024 (arXiv 2406.11838), section 3; Yan et al. 2026, "GtR" (arXiv 2510.17171).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -29,6 +32,38 @@ def masked_after(tokens: int, steps: int) -> list[int]:
         left = max(1, min(left - 1, int(np.floor(np.float32(tokens * ratio)))))
         out.append(left)
     return [*out, 0]
+
+
+def stage_tokens(tokens: int) -> tuple[int, int, int]:
+    """Tokens of GtR's three stages: a quarter, a quarter and half of them, as its checkerboard has them."""
+    return tokens // 4, tokens // 2 - tokens // 4, tokens - tokens // 2
+
+
+def staged_after(tokens: int, steps: Sequence[int]) -> list[int]:
+    """Masked tokens left after each AR step of GtR's stages, each of which is cut evenly into its number of ``steps``.
+
+    A stage of fewer tokens takes a step for each, so that an edit may have fewer steps.
+    """
+    left = tokens
+    out = []
+    for size, most in zip(stage_tokens(tokens), steps, strict=True):
+        count = min(size, most)
+        out += [left - size * (s + 1) // count for s in range(count)]
+        left -= size
+    return out
+
+
+def checkerboard(orders: Tensor) -> Tensor:
+    """Orders of GtR, int64 [B, L]: first the cells of even row and even column, then those of odd row and odd column,
+    and last the other colour of the checkerboard; among these in the given orders.
+    """
+    grid = math.isqrt(orders.shape[1])
+    row = orders // grid % 2
+    column = orders % grid % 2
+    stage = torch.where(row == column, row, 2)
+
+    # Positions are revealed from an order's end.
+    return orders.gather(1, stage.argsort(dim=1, descending=True, stable=True))
 
 
 def raster(random: Tensor) -> Tensor:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from torch import Tensor
+
+from ...errors import UserError
 from ..annealing import Annealed
 from ..settings import Guarantees, knob
+from .schedule import ORDERS, checkerboard, masked_after, stage_tokens, staged_after
 
 # A field is its default and sentence, then its range.
 # fmt: off
@@ -14,6 +19,8 @@ from ..settings import Guarantees, knob
 @dataclass(frozen=True)
 class MARBase(Guarantees):
     """Settings of all MAR samplers (Li et al. 2024)."""
+
+    fewest_steps: ClassVar[int] = 1  # AR steps that the defaults of the others allow
 
     # Settings of some samplers, with their values in the others.
     speculation = 0
@@ -42,6 +49,21 @@ class MARBase(Guarantees):
     def verified_at_once(self) -> int:
         """AR steps that the transformer evaluates in one pass."""
         return 1
+
+    def orders(self, random: Tensor) -> Tensor:
+        """The images' orders, int64 [B, L], of their random ones; positions are revealed from the end."""
+        return ORDERS[self.order](random)
+
+    def left(self, tokens: int, part: bool = False) -> list[int]:
+        """Masked tokens left after each AR step, of so many to decide.
+
+        ``part``: they are an edit's; one of fewer tokens than AR steps decides one per step.
+
+        Raises:
+            UserError: more AR steps than tokens of a whole image.
+        """
+        steps = min(self.steps, tokens) if part else self.steps
+        return masked_after(tokens, steps)
 
 
 @dataclass(frozen=True)
@@ -111,6 +133,67 @@ class FastHybridSettings(DiSASettings):
 
 
 @dataclass(frozen=True)
+class GtRSettings(DiSASettings):
+    """GtR (ICLR 2026): one colour of a checkerboard slowly, then the other in few AR steps.
+
+    ``diffusion_steps`` are those of the first AR step and of the tokens of most detail, ``diffusion_steps_end`` those
+    of the reconstruction.
+    """
+
+    fewest_steps: ClassVar[int] = 4
+
+    reconstruction_steps: int = knob(2, "AR steps at the end that decide half of the tokens, the other colour of the "
+        "checkerboard; more is slower and finer. Usual: 2 of 32 AR steps, 1 of 16 or fewer; 0 is plain MAR.",
+        low=0, high=256, step=1, unit="AR steps")
+    detail_share: float = knob(0.1, "Share of an AR step's tokens, those of most detail, that keep all diffusion_steps "
+        "where the others take fewer; higher is slower and finer. Usual: 0.1; 0 is off.",
+        low=0.0, high=1.0, step=0.01)
+    first_share: float = knob(0.75, "Share of the AR steps that decide the first quarter of the tokens; higher draws "
+        "the layout more slowly and the second quarter faster. Usual: 0.75, 24 of 32.",
+        low=0.01, high=0.99, step=0.01, advanced=True)
+
+    @property
+    def stage_steps(self) -> tuple[int, int, int]:
+        """AR steps of the three stages.
+
+        Raises:
+            UserError: the reconstruction leaves fewer than two for the others.
+        """
+        last = self.reconstruction_steps
+        if self.steps < last + 2:
+            raise UserError(
+                f"reconstruction_steps: {last} of {self.steps} AR steps leave fewer than 2 for the first half of the "
+                f"tokens; use at least {last + 2} steps, or fewer reconstruction_steps."
+            )
+        first = min(max(1, round(self.first_share * self.steps)), self.steps - last - 1)
+        return first, self.steps - last - first, last
+
+    def orders(self, random: Tensor) -> Tensor:
+        orders = super().orders(random)
+        return checkerboard(orders) if self.reconstruction_steps else orders
+
+    def left(self, tokens: int, part: bool = False) -> list[int]:
+        """As of :meth:`MARBase.left`; a stage of an edit that has fewer tokens than AR steps decides one per step.
+
+        Raises:
+            UserError: more AR steps than tokens, in a whole image or in one of its stages; too few for the stages.
+        """
+        if not self.reconstruction_steps:
+            return super().left(tokens, part)
+
+        for name, size, steps in zip(("first", "second", "last"), stage_tokens(tokens), self.stage_steps, strict=True):
+            if steps > size and not part:
+                remedy = "reconstruction_steps" if name == "last" else "steps, or change first_share"
+                raise UserError(
+                    f"steps: GtR's {name} stage has {steps} AR steps for {size} tokens; lower {remedy}."
+                )
+        return staged_after(tokens, self.stage_steps)
+
+    def exact(self, side: int) -> bool:
+        return not self.reconstruction_steps and super().exact(side)
+
+
+@dataclass(frozen=True)
 class CacheSettings(Guarantees):
     """LazyMAR (ICCV 2025): which features are kept from one AR step to the next, and for how long."""
 
@@ -160,6 +243,11 @@ class LazyMARSettings(SpeculationSettings, CacheSettings, DiSASettings):
 @dataclass(frozen=True)
 class FastHybridLazyMARSettings(CacheSettings, FastHybridSettings):
     """FastHybrid with LazyMAR's caches; FastHybrid's fields come first."""
+
+
+@dataclass(frozen=True)
+class GtRLazyMARSettings(CacheSettings, GtRSettings):
+    """GtR with LazyMAR's caches; GtR's fields come first."""
 
 
 @dataclass(frozen=True)

@@ -33,14 +33,17 @@ STEPS = {"steps": 6, "diffusion_steps": 6}
 LAZY = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.3, "ratio_schedule": "stretched"}
 LAZY |= {"head_cache": True, "head_period": 2}
 HYBRID = {"lookahead": 2, "threshold": 0.7, "guided_steps": 2, "lookahead_start": 0}
+STAGED = {"diffusion_steps_end": 3, "reconstruction_steps": 2, "first_share": 0.5, "detail_share": 0.25}
 DRAFTED = {"mode": "lossless", "draft_length": 3, "prefill_ratio": 0.2}
 # Settings at which every part of a method works. Tar's plain sampler is LlamaGen's.
 SETTINGS: dict[str, dict[str, Any]] = {
     "mar": STEPS,
     "fasthybrid": {**STEPS, **HYBRID},
     "lazymar": {**STEPS, **LAZY},
+    "gtr": {**STEPS, **STAGED},
     "cspd": {**STEPS, **DRAFTED},
     "fasthybrid+lazymar": {**STEPS, **HYBRID, **LAZY},
+    "gtr+lazymar": {**STEPS, **STAGED, **LAZY},
     "cspd+lazymar": {**STEPS, **DRAFTED, **LAZY},
     "llamagen": {},
     "par": {},

@@ -25,7 +25,7 @@ from fastar_nodes.model_loaders import hub, text
 from fastar_nodes.reports.work import expected_speedup
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("cspd", "fasthybrid", "lazymar", "mulosd", "par")
+NAMES = ("cspd", "fasthybrid", "gtr", "lazymar", "mulosd", "par")
 
 tomllib = pytest.importorskip("tomllib")
 
@@ -116,6 +116,8 @@ def test_figures_are_those_that_the_papers_print():
     assert fast["Ablation: threshold and guidance, MAR-B", "RG-0.6"] == "fid 4.98, is 216.2, seconds 8.60"
     weights = "Ablation: guidance method and weight schedule, MAR-B"
     assert fast[weights, "inverse(15*0.9)"] == "fid 4.87, is 225.6, seconds 7.64"
+
+    assert printed("gtr")["MAR-H, ImageNet 256 x 256", "GtR"] == "seconds 0.22, speedup 3.72, fid 1.59, is 304.4"
 
     lazy = printed("lazymar")
     assert lazy["Table 1: ImageNet 256 x 256", "LazyMAR-L, 32"] == (

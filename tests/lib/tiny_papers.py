@@ -68,6 +68,7 @@ class TextEncoder:
 # Numbers of steps in the papers' files, to those of a test. They differ where those of the papers do.
 STEPS = {256: 4, 64: 8, 32: 4, 16: 2}
 DIFFUSION_STEPS = {100: 3, 50: 2, 30: 1}
+DIFFUSION_STEPS_END = {20: 1, 5: 1}
 
 
 def with_few_steps(paper: Path, written: Path) -> Path:
@@ -82,6 +83,8 @@ def with_few_steps(paper: Path, written: Path) -> Path:
                 settings[name] = STEPS[value]
             elif name.rpartition(".")[2] == "diffusion_steps":
                 settings[name] = DIFFUSION_STEPS[value]
+            elif name.rpartition(".")[2] == "diffusion_steps_end":
+                settings[name] = DIFFUSION_STEPS_END[value]
 
     written.write_text(json.dumps(table), encoding="utf-8")
     return written

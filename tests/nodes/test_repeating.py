@@ -41,6 +41,7 @@ def cache(**values):
 
 CACHED = {"refresh_period": 2, "start_step": 1, "head_cache": True}
 UNCACHED_HEAD = {"refresh_period": 2, "start_step": 1, "head_cache": False}
+STAGED = {"diffusion_steps_end": 2, "reconstruction_steps": 1, "first_share": 0.4, "detail_share": 0.5}
 CHANGED = {"cfg": 1.7, "temperature": 0.83}
 
 # Name of what is reported, to the node's sampler and its values.
@@ -55,6 +56,8 @@ RUNS = {
     "lazymar of MAR Sampler": ("mar", {**SHORT, "cache": CACHED}),
     "lazymar of MAR Sampler, speculation": ("mar", {**SHORT, "speculation": 3, "cache": UNCACHED_HEAD}),
     "fasthybrid+lazymar": ("fasthybrid", {**SHORT, "threshold": 0.5, "guided_steps": 2, "cache": CACHED}),
+    "gtr": ("gtr", {**SHORT, **STAGED}),
+    "gtr+lazymar": ("gtr", {**SHORT, **STAGED, "cache": CACHED}),
     "cspd+lazymar": ("cspd", {**SHORT, "draft_length": 2, "cache": UNCACHED_HEAD, "speculation": 3}),
     "cspd+lazymar, published": ("cspd", {**SHORT, "draft_length": 2, "mode": "published", "cache": CACHED}),
     "llamagen": ("llamagen", CHANGED),

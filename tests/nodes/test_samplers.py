@@ -216,7 +216,8 @@ def test_a_preset_takes_what_the_models_file_recommends():
 def test_the_preset_is_for_the_model_and_custom_takes_every_widget(node, label_set):
     demo, kind = label_set == "picture-book", kind_of(node)
     for name in ("balanced", "fast", "exact"):
-        if (node, name) == (samplers.LazyMARSampler, "fast"):
+        large = {samplers.LazyMARSampler: ("fast",), samplers.GtRSampler: ("balanced", "fast")}
+        if name in large.get(node, ()):
             continue  # it asks for more AR steps than the tiny model has tokens
         meant = presets.values(kind, name, demo, steps=5)
         settings = recommended(node, name, label_set)[1].settings

@@ -5,7 +5,13 @@ from dataclasses import asdict, replace
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import presets
-from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import (
+    CSpDSettings,
+    FastHybridSettings,
+    GtRSettings,
+    LazyMARSettings,
+    MARSettings,
+)
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.settings import (
@@ -34,9 +40,29 @@ def test_values_are_settings_of_the_accelerator(kind, demo, name):
     assert meant, "a preset that sets nothing"
     assert asdict(make(kind, meant)) | meant == asdict(make(kind, meant)), "changed when it was checked"
     shared = {*knobs(MARSettings), *knobs(TokenSettings)}
-    steps = {"steps", "diffusion_steps", "diffusion_steps_end", "order"}
-    allowed = steps if kind is LazyMARSettings and name == "fast" else set()
-    assert set(meant) & shared == allowed, "guidance and, but for LazyMAR's fast, steps are not the preset's"
+    steps = {"steps", "diffusion_steps", "diffusion_steps_end"}
+    allowed = set()
+    if issubclass(kind, GtRSettings) and name != "exact":
+        allowed = {*steps, "t_max"}
+    elif kind is LazyMARSettings and name == "fast":
+        allowed = {*steps, "order"}
+    assert set(meant) & shared == allowed, "guidance and, but for GtR's and LazyMAR's fast, steps are not the preset's"
+
+
+def test_gtrs_full_size_preset_is_the_papers():
+    """32 AR steps of 2.67, 10.67 and 64 tokens; 50 to 20 diffusion steps, and 50 for a tenth."""
+    made = applied(GtRSettings(), "balanced", demo=False)
+    assert (made.stage_steps, made.detail_share) == ((24, 6, 2), 0.1)
+    assert (made.diffusion_steps, made.diffusion_steps_end, made.diffusion_steps_curve) == (50, 20, "linear")
+    # Half of these AR steps, and the demo's quarter of the tokens.
+    assert applied(GtRSettings(), "fast", demo=False).stage_steps == (12, 3, 1)
+    assert applied(GtRSettings(), "balanced").stage_steps == (12, 3, 1)
+    assert applied(GtRSettings(), "fast").stage_steps == (6, 1, 1)
+
+
+def test_caches_beside_gtr_have_the_periods_of_its_number_of_steps():
+    of_32, of_64 = (presets.values(SAMPLERS[name].settings, "balanced", False) for name in ("gtr+lazymar", "lazymar"))
+    assert (of_32["refresh_period"], of_64["refresh_period"]) == (5, 9)
 
 
 def test_what_is_set_stays():

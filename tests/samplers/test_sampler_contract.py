@@ -13,9 +13,16 @@ from fastar_nodes.samplers.conditioning import Condition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
+from fastar_nodes.samplers.mar.gtr import gtr
 from fastar_nodes.samplers.mar.lazymar import lazymar
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import (
+    CSpDSettings,
+    FastHybridSettings,
+    GtRSettings,
+    LazyMARSettings,
+    MARSettings,
+)
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
 from stepping import process_state, stepped
@@ -24,6 +31,7 @@ from tiny_models import tiny_mar
 FEW = {"steps": 6, "diffusion_steps": 8, "cfg": 2.0}
 HYBRID = FastHybridSettings(**FEW, lookahead=3, threshold=0.97, guided_steps=3)
 CSPD = CSpDSettings(**FEW, mode="lossless", draft_length=2)
+GTR = GtRSettings(**FEW, diffusion_steps_end=4, reconstruction_steps=2, first_share=0.5, detail_share=0.25)
 LAZY = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.2, "ratio_schedule": "stretched", "block": 1}
 CASES = {
     "mar": (mar, MARSettings(**FEW)),
@@ -42,6 +50,8 @@ CASES = {
     "cspd, paper": (cspd, replace(CSPD, mode="paper")),
     "cspd, published": (cspd, replace(CSPD, mode="published")),
     "cspd, published, no alignment": (cspd, replace(CSPD, mode="published", alignment=False, draft_length=1)),
+    "gtr": (gtr, GTR),
+    "gtr, no guidance": (gtr, replace(GTR, cfg=1.0)),
     "lazymar": (lazymar, LazyMARSettings(**FEW, **LAZY)),
     "lazymar, no guidance": (lazymar, replace(LazyMARSettings(**FEW, **LAZY), cfg=1.0)),
     "lazymar, cached head": (lazymar, LazyMARSettings(**FEW | {"diffusion_steps": 24}, **LAZY)),
@@ -50,7 +60,7 @@ CASES = {
     "lazymar, decided tokens": (lazymar, LazyMARSettings(**FEW, **LAZY, selection="decided")),
     **{
         name: (SAMPLERS[name].run, SAMPLERS[name].settings(**asdict(alone), **LAZY))
-        for name, alone in (("fasthybrid+lazymar", HYBRID), ("cspd+lazymar", CSPD))
+        for name, alone in (("fasthybrid+lazymar", HYBRID), ("cspd+lazymar", CSPD), ("gtr+lazymar", GTR))
     },
 }
 
@@ -71,9 +81,9 @@ whole = functools.cache(lambda case: stepped(start(case)))
 
 
 # A case of every path of the code; the others are slow.
-FAST = ("mar", "mar, no guidance", "mar, speculation", "fasthybrid", "cspd")
+FAST = ("mar", "mar, no guidance", "mar, speculation", "fasthybrid", "cspd", "gtr")
 FAST += ("cspd, paper", "cspd, published", "lazymar", "lazymar, cached head", "fasthybrid+lazymar")
-FEWER = ("mar", "fasthybrid", "cspd", "lazymar", "fasthybrid+lazymar")
+FEWER = ("mar", "fasthybrid", "cspd", "gtr", "lazymar", "fasthybrid+lazymar")
 pytestmark = pytest.mark.fast_cases(*FAST)
 
 

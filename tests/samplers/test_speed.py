@@ -28,6 +28,7 @@ MOST_OF_TWO = 12
 # Of every sampler the settings with the most compilations.
 NAMES = ("mar", "fasthybrid, no guidance", "lazymar", "lazymar, cached head", "cspd, no guidance")
 NAMES += ("fasthybrid+lazymar", "cspd+lazymar", "mar, speculation", "cspd, speculation")
+NAMES += ("gtr", "gtr+lazymar")
 NAMES += (
     "llamagen, text",
     "window, llamagen",
@@ -44,6 +45,7 @@ PLAIN_PARTS = {
     "lazymar, cached head": _LAZY,
     "fasthybrid+lazymar": _LAZY,
     "cspd+lazymar": _LAZY,
+    "gtr+lazymar": _LAZY,
     "mar, speculation": "speed: compile, but plain: drafts of speculation",
     "cspd, speculation": "speed: compile, but plain: drafts of speculation",
     "bitdance, speculation": "speed: compile, but plain: drafts of speculation",

@@ -17,6 +17,8 @@ FEW = {"steps": 5, "diffusion_steps": 6}
 MOST = {
     "mar": 0,
     "mar, annealed": 0,
+    "gtr": 0,
+    "gtr+lazymar": 0,
     "lazymar": 0,
     "lazymar, cached head": 0,
     "lazymar, random rows": 0,
@@ -43,7 +45,7 @@ def start(name, **more):
 
 
 @pytest.mark.parametrize("name", MOST)
-@pytest.mark.fast_cases("mar", "fasthybrid", "lazymar")
+@pytest.mark.fast_cases("mar", "fasthybrid", "gtr", "lazymar")
 def test_an_ar_step_waits_at_most_so_often(name):
     with counted_waits() as waits:
         found, _ = waits_of_steps(start(name), waits)

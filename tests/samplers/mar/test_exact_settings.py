@@ -18,6 +18,7 @@ BASE = {"steps": 6, "diffusion_steps": 30, "cfg": 2.0}
 NOISE = PairedNoise(5, (0, 1))
 CACHED = {"refresh_period": 3, "start_step": 1}
 ANNEALED = {"diffusion_steps_end": 8}
+STAGED = {"reconstruction_steps": 2, "first_share": 0.5}
 EXACT, LOSSLESS, NEITHER = "exact", "lossless", "neither"
 CASES = [
     ("mar", {}, EXACT),
@@ -34,6 +35,10 @@ CASES = [
     ("lazymar", {"refresh_period": 1}, EXACT),
     ("lazymar", CACHED, NEITHER),
     ("lazymar", {"refresh_period": 1, **ANNEALED}, NEITHER),
+    ("gtr", {"reconstruction_steps": 0}, EXACT),
+    ("gtr", {"reconstruction_steps": 0, "detail_share": 0.5}, EXACT),
+    ("gtr", {"reconstruction_steps": 0, **ANNEALED}, NEITHER),
+    ("gtr", STAGED, NEITHER),
     ("cspd", {"prefill_ratio": 1.0, "mode": "published"}, EXACT),
     ("cspd", {"prefill_ratio": 1.0, "mode": "paper"}, EXACT),
     ("cspd", {"prefill_ratio": 1.0, "mode": "lossless"}, EXACT),
@@ -45,6 +50,8 @@ CASES = [
     ("fasthybrid+lazymar", {"lookahead": 0, "refresh_period": 1}, EXACT),
     ("fasthybrid+lazymar", {"lookahead": 0, **CACHED}, NEITHER),
     ("fasthybrid+lazymar", {"threshold": 0.5, "refresh_period": 1}, NEITHER),
+    ("gtr+lazymar", {"reconstruction_steps": 0, "refresh_period": 1}, EXACT),
+    ("gtr+lazymar", {**STAGED, "refresh_period": 1}, NEITHER),
     ("cspd+lazymar", {"prefill_ratio": 1.0, "refresh_period": 1}, EXACT),
     ("cspd+lazymar", {"prefill_ratio": 0.2, "refresh_period": 1, "mode": "lossless"}, LOSSLESS),
     ("cspd+lazymar", {"prefill_ratio": 0.2, **CACHED}, NEITHER),
@@ -59,6 +66,8 @@ FAST = (
     "fasthybrid-{'threshold': 1.01}-exact",
     "fasthybrid-{'lookahead': 0}-exact",
     "fasthybrid-{'threshold': 0.5}-neither",
+    "gtr-{'reconstruction_steps': 0}-exact",
+    "gtr-{'reconstruction_steps': 2, 'first_share': 0.5}-neither",
     "lazymar-{'refresh_period': 1}-exact",
     "lazymar-{'refresh_period': 3, 'start_step': 1}-neither",
     "cspd-{'prefill_ratio': 1.0, 'mode': 'published'}-exact",
@@ -100,6 +109,7 @@ def test_claims_hold(sampled, name, settings, claim):
     ("name", "settings"),
     [
         ("fasthybrid", {"lookahead": 3, "threshold": 0.9, "guided_steps": 2}),
+        ("gtr", {**STAGED, **ANNEALED, "detail_share": 0.25}),
         ("cspd", {"draft_length": 3, "prefill_ratio": 0.0, "mode": "lossless"}),
         ("cspd", {"draft_length": 3, "prefill_ratio": 0.0, "mode": "paper"}),
         ("cspd", {"draft_length": 3, "prefill_ratio": 0.0, "mode": "published"}),

@@ -1,0 +1,106 @@
+"""GtR: one colour of a checkerboard slowly, then the other in few AR steps.
+
+Source: Yan et al., "Generation then Reconstruction: Accelerating Masked Autoregressive Models via Two-Stage Sampling"
+(ICLR 2026, arXiv 2510.17171). No code was published; what the paper leaves open is chosen here and named in
+docs/papers.md.
+
+1. *order and sizes*: cells of even row + column give the structure, first those of even row, then those of odd row; the
+   other cells are reconstructed from them. On 256 tokens these stages decide 2.67, 10.67 and 64 tokens an AR step:
+   :meth:`GtRSettings.orders` and :meth:`GtRSettings.left`, which are the plan.
+2. *diffusion steps*: they fall over the structure, to as few as the reconstruction takes.
+3. *frequency-weighted token selection* (FTS): of an AR step's tokens those whose conditions have most energy in high
+   frequencies take as many diffusion steps as the first AR step, the others the AR step's own number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ...model_loaders.networks.mar import MARModel
+from ..chain import StepTable
+from ..conditioning import MaskedCondition
+from ..editing import Edit
+from ..engine import Sampler, decode
+from ..noise import PairedNoise
+from .canvas import MARCanvas, mar_canvas
+from .heads import Heads, joined
+from .mar import Diffusion, annealed_tables, places
+from .settings import GtRSettings
+from .transformer import FullTransformer, Transformer
+
+
+def gtr(
+    model: MARModel,
+    condition: MaskedCondition,
+    settings: GtRSettings,
+    noise: PairedNoise,
+    make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
+    edit: Edit | None = None,
+) -> Sampler:
+    """GtR on MAR; arguments and errors as of :func:`samplers.mar.mar.mar`.
+
+    With ``reconstruction_steps`` 0 and diffusion steps that do not fall this is plain MAR bit for bit.
+    """
+    canvas = mar_canvas("gtr", model, condition, settings, noise, edit)
+    transformer = make_transformer(canvas)
+
+    drawn = canvas.cells - canvas.order.starts[0]
+    reconstruction = min(settings.reconstruction_steps, drawn - drawn // 2)  # of an edit maybe fewer
+    tables = annealed_tables(canvas, settings, level=max(1, reconstruction))
+    draw = FrequencyWeighted(canvas, transformer.heads, tables, settings.detail_share)
+    return (yield from decode(canvas, canvas.order.plan, transformer, draw))
+
+
+class FrequencyWeighted(Diffusion):
+    """MAR's draw, in which the tokens of most detail take as many diffusion steps as in the first AR step.
+
+    Args:
+        canvas, heads, tables: as of :class:`Diffusion`.
+        share: of the tokens of an AR step, 0 to 1.
+    """
+
+    def __init__(self, canvas: MARCanvas, heads: Heads, tables: Sequence[StepTable], share: float):
+        super().__init__(canvas, heads, tables)
+        self.share = share
+
+    def __call__(self, step: int, here: Tensor, z: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """The tokens fp32 [B, n, c] at positions ``here`` [B, n], of their conditions z [P, B, n, C]."""
+        canvas = self.canvas
+        most, few = self.tables[0], self.tables[step]
+        count = math.floor(round(self.share * here.shape[1], 9))
+        if not count or few is most:
+            yield from super().__call__(step, here, z)
+            return
+
+        # 1. Columns of every image's tokens by falling energy.
+        columns = high_frequency_energy(z[0]).argsort(dim=1, descending=True)
+
+        # 2. The tokens of most detail, and the others, each with diffusion steps of their own.
+        image, column = places(columns[:, :count])
+        detailed = self.rows(most, image, here[image, column], z[:, image, column])
+        other_image, other_column = places(columns[:, count:])
+        others = self.rows(few, other_image, here[other_image, other_column], z[:, other_image, other_column])
+
+        # 3. In one loop.
+        tokens = torch.empty(*here.shape, canvas.values.shape[-1], device=z.device)
+        if count == here.shape[1]:
+            tokens[image, column] = self.heads.sample(canvas.model.net, detailed, canvas.report)
+        else:
+            both = self.heads.sample_both(canvas.model.net, detailed, others, canvas.report, joined)
+            tokens[image, column], tokens[other_image, other_column] = both
+        yield 1, tokens
+
+
+def high_frequency_energy(z: Tensor) -> Tensor:
+    """Energy of conditions [..., D] in which high frequencies weigh more, fp32 [...].
+
+    sum_n (1 + n / (D / 2)) |F_n|^2 over the frequencies n = 0 .. D / 2 of a discrete Fourier transform of the channels.
+    """
+    spectrum = torch.fft.rfft(z.float())
+    frequency = torch.arange(spectrum.shape[-1], device=z.device)
+    weight = 1 + frequency / (z.shape[-1] / 2)
+    return (weight * spectrum.abs().square()).sum(-1)

@@ -1,0 +1,294 @@
+"""GtR against a slow reference that is written from the paper's text: order, sizes, diffusion steps and latents."""
+
+import cmath
+import math
+
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.samplers.batches import warm_up
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.editing import Edit
+from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.mar.gtr import gtr, high_frequency_energy
+from fastar_nodes.samplers.mar.mar import check
+from fastar_nodes.samplers.mar.schedule import checkerboard, staged_after
+from fastar_nodes.samplers.mar.settings import GtRSettings
+from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.registry import SAMPLERS
+from hypothesis import given
+from hypothesis import strategies as st
+from mar_reference import diffuse, full_z
+from stepping import stepped
+from tiny_models import tiny_mar
+
+# 16 tokens: stages of 4, 4 and 8 in 3, 1 and 1 AR steps.
+BASE = {"steps": 5, "diffusion_steps": 6, "diffusion_steps_end": 3, "cfg": 2.0, "reconstruction_steps": 1}
+# Timesteps of 3 to 6 diffusion steps from 950 down: 999 k / (T - 1), by hand.
+TIMESTEPS = {
+    6: (0, 200, 400, 599, 799, 950),
+    5: (0, 250, 500, 749, 950),
+    4: (0, 333, 666, 950),
+    3: (0, 500, 950),
+}
+
+
+def run(model, settings, images=(0, 1, 2), **more):
+    labels = from_ids([(1, 4, 0)[i] for i in images])
+    return finish(gtr(model, labels, settings, PairedNoise(5, images), **more))
+
+
+# ------------------------------------------------------------------------------------------------ the slow reference
+
+
+def paper_order(grid: int, random: list[int]) -> list[list[int]]:
+    """Positions of the three stages: the checkerboard's first colour in two halves, then its other colour."""
+    stages: list[list[int]] = [[], [], []]
+    for position in random:
+        row, column = divmod(position, grid)
+        if (row + column) % 2 == 0:
+            stages[row % 2].append(position)
+        else:
+            stages[2].append(position)
+    return stages
+
+
+def paper_groups(stages: list[list[int]], counts: tuple[int, ...]) -> list[list[int]]:
+    """Positions of every AR step: a stage's are cut evenly, the larger groups last."""
+    groups = []
+    for stage, count in zip(stages, counts, strict=True):
+        before = 0
+        for s in range(count):
+            after = math.floor(len(stage) * (s + 1) / count)
+            groups.append(stage[before:after])
+            before = after
+    return groups
+
+
+def paper_energy(z: list[float]) -> float:
+    """sum over n = 0 .. D / 2 of (1 + n / (D / 2)) |F_n|^2, by the definition of the transform."""
+    size = len(z)
+    total = 0.0
+    for n in range(size // 2 + 1):
+        f = sum(value * cmath.exp(-2j * math.pi * n * d / size) for d, value in enumerate(z))
+        total += (1 + n / (size / 2)) * abs(f) ** 2
+    return total
+
+
+@torch.no_grad()
+def reference(model, labels, settings, noise, counts, diffusion_steps):
+    """Latents [B, C, H, W], the AR step of every token [B, L], and its number of diffusion steps [B, L]."""
+    net, s = model.net, settings
+    c = net.config
+    start = noise.first("full", c.tokens, c.channels)
+    noises = noise.steps("full", s.diffusion_steps, c.tokens, c.channels)
+    pictures = []
+    decided, taken = (torch.zeros(len(labels), c.tokens, dtype=torch.int32) for _ in range(2))
+    for b, random in enumerate(noise.orders(c.tokens).flip(1).tolist()):
+        tokens = torch.zeros(c.tokens, c.channels)
+        classes = [net.class_emb.weight[labels[b]]] + [net.fake_latent[0]] * (s.cfg != 1)
+        known: list[int] = []
+        for step, group in enumerate(paper_groups(paper_order(c.grid, random), counts)):
+            left = c.tokens - len(known) - len(group)
+            scale = 1 + (s.cfg - 1) * (c.tokens - max(1, left)) / c.tokens if s.cfg_schedule == "linear" else s.cfg
+            z = [full_z(net, tokens, known, row) for row in classes]
+
+            by_energy = sorted(group, key=lambda p, z=z: paper_energy(z[0][p].tolist()), reverse=True)
+            detailed = by_energy[: int(s.detail_share * len(group))]
+            made = {}
+            for p in group:
+                count = s.diffusion_steps if p in detailed else diffusion_steps[step]
+                # A shorter diffusion takes its noise evenly from the longest one's.
+                noise_of = noises[b, [k * s.diffusion_steps // count for k in range(count)], p]
+                rows = [row[p] for row in z]
+                made[p] = diffuse(net, rows, scale, start[b, p], noise_of, TIMESTEPS[count], s.temperature)
+                decided[b, p], taken[b, p] = step, count
+
+            for p, token in made.items():
+                tokens[p] = token
+            known += group
+        pictures.append(model.to_latents(tokens[None]))
+    return torch.cat(pictures), decided, taken
+
+
+# Settings, AR steps of the three stages, and diffusion steps of every AR step: 3 + 3 (1 - u), rounded down, with u = 0,
+# 1/4 .. 1 up to the reconstruction's first AR step.
+CASES = {
+    # Half of the tokens of two, four and eight keep six diffusion steps.
+    "half": ({"detail_share": 0.5}, (3, 1, 1), [6, 5, 4, 3, 3]),
+    "none, no guidance": ({"detail_share": 0.0, "cfg": 1.0, "temperature": 0.7}, (3, 1, 1), [6, 5, 4, 3, 3]),
+    "two last steps": (
+        {"steps": 6, "reconstruction_steps": 2, "first_share": 0.5, "detail_share": 0.25, "cfg_schedule": "constant"},
+        (3, 1, 2),
+        [6, 5, 4, 3, 3, 3],
+    ),
+    "all": ({"detail_share": 1.0}, (3, 1, 1), [6, 5, 4, 3, 3]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_slow_reference(model, case):
+    changes, counts, diffusion_steps = CASES[case]
+    s, noise, labels = GtRSettings(**{**BASE, **changes}), PairedNoise(5, (0, 3)), (1, 4)
+    slow, decided, taken = reference(model, labels, s, noise, counts, diffusion_steps)
+    fast = finish(gtr(model, from_ids(labels), s, noise))
+
+    torch.testing.assert_close(fast.latents, slow, rtol=1e-3, atol=1e-3 * float(slow.abs().max()))
+    assert torch.equal(torch.from_numpy(fast.report.maps["step"]).flatten(1), decided)
+    assert fast.report.counts["head_rows"] == (1 + (s.cfg != 1)) * int(taken.sum())
+    # The longest diffusion of an AR step makes its sequential calls.
+    assert fast.report.counts["head_calls"] == sum(int(taken[decided == step].max()) for step in range(sum(counts)))
+    assert fast.report.counts["transformer_passes"] == sum(counts)
+
+
+def test_another_choice_of_details_is_seen(model):
+    """The comparison above can fail: with the tokens of least energy the image is another one."""
+    s = GtRSettings(**BASE, detail_share=0.5)
+    most = run(model, s, (0, 1)).latents
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastar_nodes.samplers.mar.gtr.high_frequency_energy", lambda z: -high_frequency_energy(z))
+        least = run(model, s, (0, 1)).latents
+    assert (most - least).abs().max() > 0.01 * most.abs().max()
+
+
+def test_energy_is_that_of_the_definition():
+    z = torch.randn(3, 7, 12, generator=torch.Generator().manual_seed(0))
+    wanted = torch.tensor([[paper_energy(row) for row in image] for image in z.tolist()])
+    torch.testing.assert_close(high_frequency_energy(z), wanted)
+    # Of equal norm a constant weighs 1, a wave from channel to channel 2.
+    waves = torch.stack([torch.ones(12), torch.tensor([1.0, -1.0]).repeat(6)])
+    assert high_frequency_energy(waves).tolist() == pytest.approx([144.0, 288.0])
+
+
+# ------------------------------------------------------------------------------------------------ order and sizes
+
+
+def sizes(left: list[int], tokens: int) -> list[int]:
+    return [a - b for a, b in zip([tokens, *left], left, strict=False)]
+
+
+def test_the_paper_s_numbers_of_tokens():
+    """256 tokens: {2.67, 10.67, 64} an AR step, in 24, 6 and 2 of them."""
+    found = sizes(GtRSettings(steps=32).left(256), 256)
+    assert [sum(found[:24]) / 24, sum(found[24:30]) / 6, sum(found[30:]) / 2] == pytest.approx([8 / 3, 32 / 3, 64])
+    assert set(found[:24]) == {2, 3} and set(found[24:30]) == {10, 11} and found[30:] == [64, 64]
+
+
+@pytest.mark.parametrize("grid", range(1, 17))
+def test_a_checkerboard_is_a_permutation(grid):
+    orders = PairedNoise(3, (0, 1)).orders(grid * grid)
+    assert torch.equal(checkerboard(orders).sort(1).values, torch.arange(grid * grid).expand(2, -1))
+    for order, random in zip(checkerboard(orders).flip(1).tolist(), orders.flip(1).tolist(), strict=True):
+        assert order == sum(paper_order(grid, random), []), "and in a stage the tokens keep their random order"
+
+
+@pytest.mark.parametrize("grid", [4, 8, 16])
+def test_no_two_tokens_of_the_structure_touch(grid):
+    (order,) = checkerboard(PairedNoise(3, (0,)).orders(grid * grid)).flip(1)
+    at = {divmod(p, grid) for p in order[: grid * grid // 2].tolist()}
+    assert not any((row + 1, column) in at or (row, column + 1) in at for row, column in at)
+
+
+@given(st.integers(1, 300), st.tuples(st.integers(1, 99), st.integers(1, 99), st.integers(1, 99)))
+def test_stages_decide_every_token_once(tokens, steps):
+    found = sizes(staged_after(tokens, steps), tokens)
+    assert sum(found) == tokens and min(found) >= 1
+    quarter, half = tokens // 4, tokens // 2
+    counts = [min(quarter, steps[0]), min(half - quarter, steps[1]), min(tokens - half, steps[2])]
+    assert len(found) == sum(counts)
+    assert sum(found[: counts[0]]) == quarter and sum(found[: counts[0] + counts[1]]) == half
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 2}, "^reconstruction_steps: 1 of 2 AR steps leave fewer than 2 .* use at least 3 steps, or fewer"),
+        ({"steps": 8}, "^steps: GtR's first stage has 6 AR steps for 4 tokens; lower steps, or change first_share"),
+        ({"steps": 8, "first_share": 0.2}, "^steps: GtR's second stage has 5 AR steps for 4 tokens; lower steps"),
+        (
+            {"steps": 12, "reconstruction_steps": 9},
+            "^steps: GtR's last stage has 9 AR steps for 8 tokens; lower reconstruction",
+        ),
+        ({"steps": 17, "reconstruction_steps": 0}, "^steps: 17 is outside 1 to 16"),
+    ],
+    ids=str,
+)
+def test_steps_that_do_not_fit_are_refused(model, changes, message):
+    made = GtRSettings(**{**BASE, **changes})
+    with pytest.raises(UserError, match=message):
+        check(model, made)
+    with pytest.raises(UserError, match=message):
+        run(model, made)
+
+
+@pytest.mark.parametrize("name", ["gtr", "gtr+lazymar"])
+def test_a_warm_up_fits_the_stages(model, name):
+    entry = SAMPLERS[name]
+    warm_up(entry, model, entry.settings(), from_ids((1,)))
+
+
+# ------------------------------------------------------------------------------------------------------------- edits
+
+
+def picture(images: int) -> torch.Tensor:
+    return torch.randn(images, 4, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+def masks() -> torch.Tensor:
+    """The left half, and of another image seven tokens of one colour and one of the other."""
+    left, colour = torch.zeros(4, 4), torch.zeros(4, 4)
+    left[:, :2] = 1
+    colour[::2, ::2] = colour[1::2, 1::2] = 1
+    colour[0, 0], colour[0, 1] = 0, 1
+    return torch.stack([left, colour])
+
+
+def test_an_edit_keeps_what_is_given_and_does_not_depend_on_its_batch(model):
+    """Eight tokens are drawn: stages of 2, 2 and 4 in at most 3, 1 and 1 AR steps. Masks may differ in colours."""
+    s, start, drawn = GtRSettings(**BASE, detail_share=0.5), picture(2), masks()
+    seen, together = stepped(gtr(model, from_ids((1, 4)), s, PairedNoise(5, (0, 1)), edit=Edit(start, drawn)))
+    kept = (drawn == 0)[:, None].expand_as(start)
+    assert torch.equal(together.latents[kept], start[kept])
+    assert bool((together.latents[~kept] != start[~kept]).all())
+    assert len(seen) == 2 + 1 + 1 and seen[-1].done == seen[-1].total == 4
+    decided = torch.from_numpy(together.report.maps["step"]).flatten(1)
+    assert [[int((row == step).sum()) for step in range(-1, 4)] for row in decided] == [[8, 1, 1, 2, 4]] * 2
+
+    for i, label in enumerate((1, 4)):
+        edit = Edit(start[i : i + 1], drawn[i : i + 1])
+        alone = finish(gtr(model, from_ids((label,)), s, PairedNoise(5, (i,)), edit=edit))
+        torch.testing.assert_close(alone.latents, together.latents[i : i + 1], rtol=1e-4, atol=1e-4)
+
+
+def test_an_edit_of_everything_is_a_new_picture_bit_for_bit(model):
+    s = GtRSettings(**BASE, detail_share=0.5)
+    anew, plain = run(model, s, (0,), edit=Edit(picture(1), torch.ones(1, 4, 4))), run(model, s, (0,))
+    assert torch.equal(anew.latents, plain.latents) and anew.report.counts == plain.report.counts
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5])
+def test_edits_of_few_tokens(model, tokens):
+    mask = (torch.arange(16) < tokens).float().view(1, 4, 4)
+    result = run(model, GtRSettings(**BASE | {"reconstruction_steps": 2}), (0,), edit=Edit(picture(1), mask))
+    assert (result.report.maps["step"] >= 0).sum() == tokens and bool(result.latents.isfinite().all())
+
+
+# ------------------------------------------------------------------------------------------------------------- caches
+
+
+@pytest.mark.parametrize("changes", [{}, {"head_cache": False}], ids=str)
+def test_with_lazymars_caches(changes):
+    """Fewer rows; with a cached head the two numbers of diffusion steps run after each other."""
+    values = {**BASE, "diffusion_steps": 40, "diffusion_steps_end": 30, "detail_share": 0.5}
+    caches = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.2, "block": 1, **changes}
+    entry = SAMPLERS["gtr+lazymar"]
+    model = tiny_mar()
+    alone = run(model, GtRSettings(**values))
+    both = finish(entry.run(model, from_ids((1, 4, 0)), entry.settings(**values, **caches), PairedNoise(5, (0, 1, 2))))
+    assert both.report.sampler == "gtr+lazymar" and both.report.settings["detail_share"] == 0.5
+    assert both.report.counts["transformer_tokens"] < alone.report.counts["transformer_tokens"]
+    more = both.report.counts["head_calls"] - alone.report.counts["head_calls"]
+    if "head_cache" in changes:
+        assert more == 0 and both.report.counts["head_rows"] == alone.report.counts["head_rows"]
+    else:
+        assert more > 0 and both.report.counts["head_rows"] < alone.report.counts["head_rows"]
