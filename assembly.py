@@ -524,6 +524,12 @@ class Drafts:
             self._upscaler = load_upscaler(path, self._source.device)
         return UpSampling(target.vq, *self._upscaler)
 
+    def use(self, source: Source) -> None:
+        """Load draft models from another source, on another device for example; loaded ones are freed."""
+        self._source = source
+        self._loaded.clear()
+        self._upscaler = None
+
     def load(self, sampler: str, target: Ready) -> Model:
         """The draft model of a sampler.
 

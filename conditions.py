@@ -59,6 +59,11 @@ class ConditionBuilder:
     def __post_init__(self) -> None:
         self.forget()
 
+    def use(self, files: Source) -> None:
+        """Find models elsewhere, or place them on another device; loaded ones are freed."""
+        self.files = files
+        self.forget()
+
     def forget(self) -> None:
         """Free the language model, the reader and the encoder."""
         self._language: tuple[TarModel, dict[str, Any]] | None = None
@@ -96,7 +101,7 @@ class ConditionBuilder:
         if on.condition == "prompt":
             return self._instructions(on, texts)
         if on.condition == "text":
-            prompts = [prompt_of(text, "text") for text in texts]
+            prompts = [prompt_of(text, "prompt") for text in texts]
             rows = [self._encoded(on, prompt) for prompt in prompts]
             return TextCondition(tuple(rows), tuple(prompts))
 

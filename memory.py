@@ -9,8 +9,19 @@ from typing import Any
 
 from .errors import UserError
 
-# What backends call insufficient memory. Their exceptions have different classes.
-_WORDS = ("out of memory", "allocate memory", "not enough memory", "alloc_failed", "bad_alloc")
+# What backends call insufficient memory. Their exceptions have different classes. The last four are
+# comfy-aimdo's: two of the device, two of pinned memory.
+_WORDS = (
+    "out of memory",
+    "allocate memory",
+    "not enough memory",
+    "alloc_failed",
+    "bad_alloc",
+    "vram grow failed",
+    "vram reservation failed",
+    "hostbuffer allocation failed",
+    "hostbuffer.extend failed",
+)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import operator
+import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import assembly
 from .assembly import AUTO, PAR, Drafts, Ready, Source
@@ -33,7 +34,7 @@ from .model_loaders.networks.autoencoder import KLModel, VQModel, expect_finite
 from .model_loaders.networks.bitdance import BlockModel
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
-from .model_loaders.networks.speed import PLAIN, TOKEN_SPEEDS
+from .model_loaders.networks.speed import PLAIN, TOKEN_SPEEDS, choose
 from .model_loaders.wrappers import WEIGHTS
 from .reports.record import Report
 from .samplers.batches import begin, expect_little_noise, in_parts
@@ -53,6 +54,8 @@ R = TypeVar("R")
 
 SEEDS = 1 << 64
 MOST_IMAGES = 1024
+# A seed that nobody chose has ten digits at most, to be typed again.
+_NEW_SEEDS = 1 << 32
 
 Prompt = str | int | Sequence[str | int]
 Callback = Callable[[Step], object]
@@ -196,6 +199,36 @@ class Pipeline:
         """Device of the weights."""
         return self.ready.device
 
+    def to(self, device: str | torch.device) -> Pipeline:
+        """Move all weights to another device, also of what is loaded later; returns this pipeline.
+
+        ``device``: as in :func:`load`. Weights keep their dtype: only :func:`load` chooses one.
+
+        Raises:
+            UserError: the device cannot be used or has too little memory, or does not hold the dtype of the weights.
+        """
+        source = self.readers.files
+        moved = replace(
+            source, device=assembly.choose_device(str(device)), dtype=source.precision_name(self.ready.family)
+        )
+        moved.precision(self.ready.family)
+        nets = [value for value in vars(self.model).values() if isinstance(value, nn.Module)]
+        nets.append(self.decoder.net)
+        choose(self.model.net, source.speed, moved.device)  # whether it can be compiled there
+
+        with enough_memory(f"device: {moved.device} has too little memory for this model; choose another."):
+            try:
+                for part in nets:
+                    part.to(moved.device)
+            except BaseException:
+                for part in nets:  # a part of the weights may have moved
+                    part.to(source.device)
+                raise
+
+        self.drafts.use(moved)
+        self.readers.use(moved)
+        return self
+
     @property
     def samplers(self) -> list[str]:
         """Names of the samplers that suit the model; the first one is the plain sampler."""
@@ -215,7 +248,7 @@ class Pipeline:
         *,
         sampler: str | None = None,
         preset: str = CUSTOM,
-        seed: int = 7,
+        seed: int | None = None,
         images: int = 1,
         first: int = 0,
         negative: str | None = None,
@@ -232,10 +265,10 @@ class Pipeline:
                 or separated by commas.
             sampler: one of :attr:`samplers`; None for the plain one.
             preset: "exact", "balanced", "fast", or "custom" for the sampler's defaults.
-            seed: 0 to 2^64 - 1. Image i uses the noise of (seed, first + i), so that it is the same alone or in a
-                batch.
+            seed: 0 to 2^64 - 1; None takes a new one, which the report names. Image i uses the noise of
+                (seed, first + i), so that it is the same alone or in a batch.
             images: images of each prompt or label, one after the other.
-            first: index of the first image.
+            first: index of the first image: ``first=3, images=1`` draws image 3 of a batch alone.
             negative: what guidance leads away from, for Harmon and UniPic: a whole instruction.
             prompt_settings: settings of Tar's language model, see :class:`TarPromptSettings`.
             image: what an edit starts from: an image, or latents or codes of :meth:`sample`; one, or one for each
@@ -256,7 +289,7 @@ class Pipeline:
         # 1. Mistakes in names and numbers, before anything else is loaded.
         entry = self._entry(sampler)
         made = self.settings(entry.name, preset, **settings)
-        seed = _whole(seed, "seed", 0, SEEDS - 1)
+        seed = secrets.randbelow(_NEW_SEEDS) if seed is None else _whole(seed, "seed", 0, SEEDS - 1)
         images = _whole(images, "images", 1, MOST_IMAGES)
         first = _whole(first, "first", 0, SEEDS - 1)
 
@@ -338,12 +371,14 @@ class Pipeline:
         prompt: Prompt,
         *,
         images: int = 1,
-        seed: int = 7,
+        seed: int = 0,
         first: int = 0,
         negative: str | None = None,
         prompt_settings: Mapping[str, Any] | None = None,
     ) -> AnyCondition:
         """What a sampler is conditioned on, for the samplers as functions. Arguments as in :meth:`sample`.
+
+        The seed decides the codes that Tar's language model writes, and nothing for other models.
 
         Raises:
             UserError: an unknown label, a prompt that the model cannot read, or more than 1024 images.

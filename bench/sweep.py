@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 
 from ..assembly import AUTO, Source
-from ..cli.options import models_folder, source, whole
+from ..cli.options import models_folder, models_option, source, whole
 from ..cli.progress import Bar
 from ..errors import UserError
 from ..model_loaders.families import DTYPES, EIGHT_BITS
@@ -81,7 +81,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", metavar="N", help="with --ray: workers; default as many as there is room for now")
     add("--cpus", metavar="N", help="with --ray: CPUs of a worker; default threads, 1 beside a GPU")
 
-    add("--models", metavar="DIR", help="folder of weight files, as for the other commands")
+    models_option(parser)
 
 
 def _ranks() -> tuple[int, int, int]:

@@ -30,8 +30,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     model_options(parser)
     for name, (default, about) in knobs(AdviceSettings).items():
+        option = name.replace("_", "-")
         choices = list(about.choices) or None
-        parser.add_argument(f"--{name}", default=str(default), choices=choices, help=f"{about.help} Default {default}.")
+        help = f"{about.help} Default {default}."
+        parser.add_argument(f"--{option}", default=str(default), choices=choices, help=help)
     condition_options(parser, "seed of the first round")
 
 

@@ -28,8 +28,8 @@ from ..reports.table import literal, markdown
 from .checks import LABEL, PROMPT, Check, Line, run_steps
 from .conditions import builder
 from .machine import anonymous, environment, private_folders
-from .options import MODEL_OPTIONS, SEEDS, source, whole
-from .subject import Subject, all_entries, expect_disk, expect_memory, needed, subject
+from .options import MODEL_OPTIONS, SEEDS, models_option, source, whole
+from .subject import Subject, expect_disk, expect_memory, needed, subject
 
 # Characters of a cell of the table; a longer text stands below the table.
 _CELL = 48
@@ -49,7 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         choices=WEIGHTS,
         help="which weights to read from a training checkpoint: auto (default), ema or plain",
     )
-    add("--models", metavar="DIR", help="folder of weight files and downloads; default as in compare")
+    models_option(parser)
     add("--label", help=f"class of the image, for models of class labels; default {LABEL}")
     add("--prompt", metavar="TEXT", help=f"prompt of the image, for models that read one; default {PROMPT!r}")
     add("--seed", default="7", help="seed of the noise; default 7")
@@ -57,8 +57,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", default="check.png", metavar="FILE", help="the image; default check.png")
     add("--json", default="check.json", metavar="FILE", help="the results; default check.json")
     parser.set_defaults(speed=PLAIN)
-
-    parser.epilog = f"Entries of the catalogue: {', '.join(entry.id for entry in all_entries())}."
 
 
 def run(options: argparse.Namespace) -> int:

@@ -55,9 +55,9 @@ def conditions(
     names = ", ".join(dict.fromkeys(p.on.model.name for p in planned))
     kinds = {p.on.condition for p in planned}
     if texts and kinds == {"class"}:
-        raise UserError(f"text: the models of this run ({names}) draw classes; name one with --label.")
+        raise UserError(f"prompt: the models of this run ({names}) draw classes; name one with --label.")
     if label is not None and "class" not in kinds:
-        raise UserError(f"label: the model of this run ({names}) draws from text; say what with --text.")
+        raise UserError(f"label: the model of this run ({names}) draws from text; say what with --prompt.")
     if asked and "features" not in kinds:
         setting = next(iter(asked))
         raise UserError(f"set: no sampler of this run draws from Tar's codes, which {PROMPT}.{setting} is about.")
@@ -92,19 +92,17 @@ def conditions(
 
 def _each(texts: Sequence[str] | None, repeat: int, on: Ready) -> list[str]:
     """The prompt of every image."""
-    encoded = on.condition == "text"
-    name = "text" if encoded else "prompt"
     if not texts:
         raise UserError(
-            f"{name}: {on.model.name} draws from text; "
-            f"say what with --{name}, for example --{name} 'a red boat at sunset'."
+            f"prompt: {on.model.name} draws from text; "
+            "say what with --prompt, for example --prompt 'a red boat at sunset'."
         )
 
     if len(texts) * repeat > MOST_IMAGES:
         raise UserError(f"batch: {len(texts) * repeat} images are more than {MOST_IMAGES}; ask for fewer.")
 
-    if encoded:
-        texts = [prompt_of(text, "text") for text in texts]
+    if on.condition == "text":
+        texts = [prompt_of(text, "prompt") for text in texts]
 
     repeated = []
     for text in texts:

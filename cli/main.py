@@ -10,16 +10,22 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import PurePath
 from typing import Any, NoReturn
 
 from ..errors import UserError
 from ..memory import out_of_memory
+from .machine import pack_version
 
-PROGRAM = "python -m fastar_nodes"
+# The console script of an installed pack, and what a checkout has without it.
+SCRIPT = "fastar"
+MODULE = "python -m fastar_nodes"
 
 # Command: (module, help). A module has `arguments(parser)` and `run(options) -> exit code`.
 # bench/ and tools/ are folders of a checkout: the installed pack does not offer their commands.
 COMMANDS = {
+    "list": (".listing", "list the models of the catalogue: size, licence, and whether they are here"),
+    "download": (".download", "download models of the catalogue with all that they need to draw"),
     "compare": (".compare", "run samplers with one seed and save their images side by side, with figures"),
     "bench": (".bench", "time samplers against each other in one interleaved run"),
     "evaluate": ("..bench.evaluate", "measure the images of a sweep: PSNR, SSIM, FID and others, with intervals"),
@@ -91,7 +97,7 @@ def _command(args: list[str]) -> int:
         module = load_module(COMMANDS[name][0], f"{name}: this command")
 
         parser = Parser(
-            f"{PROGRAM} {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+            f"{_program()} {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         module.arguments(parser)
         return int(module.run(parser.parse_args(args[1:])))
@@ -116,13 +122,19 @@ def _top() -> Parser:
     lines = "\n".join(f"  {name:<12}{about}" for name, about in offered.items())
 
     parser = Parser(
-        PROGRAM,
+        _program(),
         description=f"FastAR without ComfyUI. Commands:\n{lines}\n\nEach has its own --help.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"FastAR {pack_version()}")
     parser.add_argument("command", choices=list(offered), metavar="command", help="one of the above")
 
     return parser
+
+
+def _program() -> str:
+    """How the user started the command line."""
+    return SCRIPT if PurePath(sys.argv[0]).stem == SCRIPT else MODULE
 
 
 def is_here(module: str) -> bool:

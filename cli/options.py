@@ -1,4 +1,4 @@
-"""Options shared by compare and bench, and the checks of their values."""
+"""Options that several commands have, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -68,7 +68,12 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "compile-static: for token models, also decode steps for fixed shapes, the fastest on a GPU",
     )
 
-    add(
+    models_option(parser)
+
+
+def models_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the folder of weights."""
+    parser.add_argument(
         "--models",
         metavar="DIR",
         help="folder of weight files and downloads; default ComfyUI's models/fastar, or ~/.cache/fastar",
@@ -82,7 +87,6 @@ def condition_options(parser: argparse.ArgumentParser, seed: str) -> None:
     add("--label", help="class names or ids, separated by commas; default class 0")
     add(
         "--prompt",
-        "--text",
         action="append",
         metavar="TEXT",
         dest="text",

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from ..assembly import AUTO, DEMO_TAR, OFFICIAL_TAR, Source, dtype_name, models_folder
+from ..assembly import AUTO, DEMO_TAR, OFFICIAL_TAR, Source, dtype_name, find_file, models_folder
 from ..errors import UserError
 from ..model_loaders import checkpoint as ck
 from ..model_loaders import families, hub, official
 from ..model_loaders.shards import weight_files
 from ..model_loaders.transfer import arrived, readable_size
 from ..reports.files import typed_path
-from ..samplers.registry import FAMILIES
+from ..samplers.registry import FAMILIES, MAR
 from .machine import free_memory, free_space
 
 # Bytes of a weight.
@@ -77,8 +77,7 @@ def subject(choice: str, models: str | None) -> Subject:
 
     path = next((place for place in places if place.is_file() or place.is_dir()), None)
     if path is None:
-        hint = hub.suggested(choice) or "name a file, or one of the entries that check --help lists."
-        raise UserError(f"model: {choice[:80]!r} is neither an entry of the catalogue nor a file; {hint}")
+        path = find_file(choice, FAMILIES[MAR].files, folder)  # raises the sentence of all commands
 
     read = ck.read(path, "model", shards=weight_files(path, "model", "a model"))
     _, kind = families.identified(read)

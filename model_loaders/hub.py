@@ -363,19 +363,21 @@ def _wanted(choice: str, family: str, folders: Sequence[Path], local: Sequence[s
     raise UserError(f"{kind.field}: {choice[:80]!a} is not in {where}; {remedy}")
 
 
-def suggested(choice: str, family: str = "") -> str:
+def suggested(choice: str, family: str) -> str:
     """What to choose in place of a repository of the Hub, or of an entry that is misspelt; "" if nothing is similar.
 
-    Entries of ``family``, a key of :data:`.families.KINDS`, come before others.
+    Of a repository the entries of ``family``, a key of :data:`.families.KINDS`, come before others. A misspelt name is
+    compared with all entries of the same input first, so that a model gets one suggestion whoever looks for it.
     """
     repo = choice.lower().removeprefix("https://huggingface.co/").strip("/")
     for known in (entries(family), _catalogue()):
         ids = [entry.id for entry in known if (entry.repo or "").lower() == repo]
-        hint = f"choose {' or '.join(ids)} for that repository" if ids else did_you_mean(choice, [e.id for e in known])
-        if hint:
-            return hint
+        if ids:
+            return f"choose {' or '.join(ids)} for that repository"
 
-    return ""
+    everything = [entry.id for entry in _catalogue()]
+    alike = [entry.id for entry in _catalogue() if KINDS[entry.family].field == KINDS[family].field]
+    return did_you_mean(choice, alike) or did_you_mean(choice, everything)
 
 
 def _last_part(name: str) -> str:

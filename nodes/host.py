@@ -256,9 +256,9 @@ def t5_tokenizer() -> Path | None:
 # ------------------------------------------------------------------------------------------------ memory
 
 
-def free_memory(device: torch.device) -> float:
-    """Free bytes of a device."""
-    return mm.get_free_memory(device)
+def free_memory(patcher: ModelPatcher) -> float:
+    """Free bytes of the device on which a network computes, with those that DynamicVRAM would give back for it."""
+    return patcher.get_free_memory(patcher.load_device)
 
 
 def empty_cache() -> None:
@@ -286,8 +286,11 @@ class _CoreOperations(Operations):
         weight, bias, stream = comfy.ops.cast_bias_weight(layer, x, offloadable=True)
         try:
             yield weight
-        finally:
-            comfy.ops.uncast_bias_weight(layer, weight, bias, stream)
+        except BaseException:
+            with suppress(RuntimeError):  # comfy-aimdo's of the place on the device, which would hide the cause
+                comfy.ops.uncast_bias_weight(layer, weight, bias, stream)
+            raise
+        comfy.ops.uncast_bias_weight(layer, weight, bias, stream)
 
     def is_plain(self, layer: nn.Module) -> bool:
         return type(layer) is comfy.ops.disable_weight_init.Linear  # others may have quantised weights
@@ -312,10 +315,7 @@ class _EightBitOperations(_CoreOperations):
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        disabled: set[str] = set()
-        if not mm.supports_fp8_compute(get_compute_device()):
-            disabled.update(("float8_e4m3fn", "float8_e5m2"))
-
+        disabled = _without_products(get_compute_device())
         self.Linear = comfy.ops.mixed_precision_ops({}, dtype, disabled=disabled).Linear
 
     def make_room(self, net: nn.Module, layers: Iterable[str]) -> None:
@@ -324,6 +324,8 @@ class _EightBitOperations(_CoreOperations):
     def entries(self, name: str, weight: Quantized) -> Mapping[str, Tensor]:
         if weight.kind == FP8 and weight.scale.ndim:  # for which ComfyUI has no layout
             weight = round_to(weight.numbers(), INT8)
+        if weight.kind == INT8:
+            _expect_int8(get_compute_device())
 
         found = {
             name: weight.stored,
@@ -333,6 +335,32 @@ class _EightBitOperations(_CoreOperations):
         if weight.input_scale is not None and not weight.exact_input:
             found[f"{name.removesuffix('weight')}input_scale"] = weight.input_scale
         return found
+
+
+# Devices without a product of int8 matrices: Apple's, Intel's and those of DirectML.
+_WITHOUT_INT8 = ("mps", "xpu", "privateuseone")
+
+
+def _without_products(device: torch.device) -> set[str]:
+    """ComfyUI's names of the formats that a device cannot multiply, of which it converts a weight for every product."""
+    if hasattr(comfy.ops, "get_disabled_quant_formats"):
+        return set(comfy.ops.get_disabled_quant_formats(device))
+
+    if mm.supports_fp8_compute(device):
+        return set()
+    return {"float8_e4m3fn", "float8_e5m2"}
+
+
+def _expect_int8(device: torch.device) -> None:
+    """Raise a UserError if this ComfyUI would multiply int8 matrices on a device that cannot.
+
+    Newer versions say what a device cannot multiply, see :func:`_without_products`.
+    """
+    if device.type in _WITHOUT_INT8 and not hasattr(comfy.ops, "get_disabled_quant_formats"):
+        raise UserError(
+            f"dtype: this version of ComfyUI computes no int8 weights on {device}; update ComfyUI, or choose fp16, "
+            "bf16 or fp32."
+        )
 
 
 _CORE_OPERATIONS = _CoreOperations()
@@ -356,7 +384,21 @@ def make_patcher(net: nn.Module, device: torch.device, offload: torch.device, sp
     if speed != PLAIN or not _may_stream(net):
         return ModelPatcher(net, device, offload)
 
-    return comfy.model_patcher.CoreModelPatcher(net, device, offload)
+    return comfy.model_patcher.CoreModelPatcher(net, device, offload, **_storage())
+
+
+def _storage() -> dict[str, bool]:
+    """Where newer versions of ComfyUI keep the weights that DynamicVRAM leaves off the device, for its patcher.
+
+    ``fast_disk``: nowhere but in the file, which its own loader reads again. Weights that this pack has mapped are
+    copied to pinned memory like those of a slow disk, unless the user starts ComfyUI with --fast-disk.
+    """
+    try:
+        import comfy.storage
+    except ImportError:  # an older ComfyUI
+        return {}
+
+    return {"fast_disk": comfy.storage.model_fast_disk([])}
 
 
 def load_weights(patchers: list[ModelPatcher], memory: float) -> None:
@@ -519,6 +561,25 @@ class Loaded(Generic[M]):
     def patchers(self) -> list[ModelPatcher]:
         """Of all parts of the model; not of the decoder, and not of ``parts``."""
         return [self.patcher, *self.further]
+
+    # Names that core reads.
+
+    def get_models(self) -> list[ModelPatcher]:
+        """All patchers but the decoder's, which is on a socket of its own.
+
+        Core marks them as in use by the prompt that runs, and takes pinned memory from others first.
+        """
+        found = list(self.patchers)
+        for part in self.parts.values():
+            found += part.patchers
+        return found
+
+    def is_dynamic(self) -> bool:
+        """Whether DynamicVRAM manages its first part, the transformer: core then keeps the cached result.
+
+        A diffusion head beside it has few weights, which are loaded before the run.
+        """
+        return self.patcher.is_dynamic()
 
 
 def to_device(

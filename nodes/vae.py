@@ -124,6 +124,10 @@ class FastARVAE:
     def temporal_compression_decode(self) -> None:
         return None
 
+    def is_dynamic(self) -> bool:
+        """Whether DynamicVRAM manages the weights."""
+        return self.patcher.is_dynamic()
+
     def throw_exception_if_invalid(self) -> None:
         """Called by core; a decoder that was loaded is valid."""
 
@@ -304,7 +308,7 @@ class FastARVAE:
     def _in_chunks(self, x: Tensor, work: Callable[[Tensor], Tensor], need: float) -> Tensor | None:
         """The result for a batch, each entry of which needs ``need`` bytes; None if memory is insufficient for one."""
         host.load_weights([self.patcher], need)
-        chunk = max(1, int(host.free_memory(self.device) / max(1.0, need)))
+        chunk = max(1, int(host.free_memory(self.patcher) / max(1.0, need)))
 
         def part(x: Tensor) -> Tensor:
             host.stop_if_cancelled()

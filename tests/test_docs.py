@@ -48,7 +48,7 @@ def test_contributing_names_what_exists():
 # ---------------------------------------------------------------------------------------------------------- commands
 
 
-_COMMAND = re.compile(r"(?:python3?|Scripts\\python|\$\(PY\)) -m fastar_nodes ([a-z][^#|>*]*)")
+_COMMAND = re.compile(r"(?:(?:python3?|Scripts\\python|\$\(PY\)) -m fastar_nodes|^fastar) ([a-z][^#|>*]*)")
 
 
 def commands(text: str) -> Iterator[list[str]]:

@@ -1,5 +1,6 @@
 """The package metadata, the shipped archive, and the files that publish it."""
 
+import ast
 import fnmatch
 import json
 import math
@@ -201,6 +202,38 @@ def test_the_archive_holds_no_development_files(shipped):
     print(f"shipped: {len(names)} files, {size / 1e6:.1f} MB, {lines} lines of Python")
     assert size < release.MOST_BYTES
     assert release.size([name for name in shipped if ".safetensors" in str(name)])[0] < release.MOST_CHECKPOINT_BYTES
+
+
+def test_links_and_bytecode_are_found_in_an_archive(tmp_path):
+    """Also links to folders, which git lists as one name."""
+    (tmp_path / "web").mkdir()
+    (tmp_path / "__pycache__").mkdir()
+    for name in ("__init__.py", "__pycache__/api.pyc", ".comfyignore"):
+        (tmp_path / name).touch()
+    (tmp_path / "linked").symlink_to(tmp_path / "web", target_is_directory=True)
+    (tmp_path / "linked.py").symlink_to(tmp_path / "__init__.py")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True, capture_output=True)
+
+    found = release.archive_problems(release.shipped(tmp_path), tmp_path)
+    assert [problem.split(";")[0] for problem in found] == [
+        "archive: __pycache__/api.pyc is bytecode",
+        "archive: linked is a link",
+        "archive: linked.py is a link",
+    ]
+    assert release.archive_problems([Path("tests/a.py")], tmp_path)[0].startswith(
+        "archive: tests/a.py is a development"
+    )
+
+
+def test_comfyui_has_one_way_in():
+    """One web folder, stated in one place, and no dictionary of nodes, because of which the entry point is ignored."""
+    module = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
+    assigned = {node.id for node in ast.walk(module) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    functions = {node.name for node in ast.walk(module) if isinstance(node, ast.AsyncFunctionDef)}
+    assert "WEB_DIRECTORY" in assigned and functions == {"comfy_entrypoint"}
+    assert not assigned & {"NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS", "EXTENSION_WEB_DIRS"}
+    assert "web" not in PROJECT["tool"]["comfy"]
+    assert [path for path in ("v2", "js", "dist") if (ROOT / path).exists()] == []
 
 
 @pytest.mark.slow

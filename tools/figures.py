@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from ..bench.spec import Spec, from_table, read_spec, read_table
-from ..cli.main import PROGRAM
+from ..cli.main import MODULE
 from ..cli.main import main as command_line
 from ..errors import UserError
 from ..samplers.registry import find
@@ -437,7 +437,7 @@ def _plan(maker: Maker, names: Sequence[str]) -> None:
 
         print(f"{name}: about {figure.minutes:g} minutes")
         for command in figure.commands:
-            print(f"  {PROGRAM} {command}")
+            print(f"  {MODULE} {command}")
         minutes += figure.minutes
 
     print(f"about {minutes:g} minutes in all")

@@ -48,8 +48,8 @@ def _listed(root: Path, *options: str) -> set[str]:
 
 
 def _existing(names: set[str], root: Path) -> list[Path]:
-    """The files among names, sorted."""
-    return sorted(Path(name) for name in names if (root / name).is_file())
+    """The files and links among names, sorted."""
+    return sorted(Path(name) for name in names if (root / name).is_file() or (root / name).is_symlink())
 
 
 def size(files: Sequence[Path], root: Path = ROOT) -> tuple[int, int]:
@@ -97,6 +97,19 @@ def version_problems(version: str, changelog: str, tag: str | None) -> list[str]
     return problems
 
 
+def archive_problems(files: Sequence[Path], root: Path = ROOT) -> list[str]:
+    """What must not be in the archive: development files, links, which unpack as text or are refused, and bytecode."""
+    problems = []
+    for file in files:
+        if file.parts[0] in DEVELOPMENT:
+            problems.append(f"archive: {file} is a development file; add it to .comfyignore")
+        if (root / file).is_symlink():
+            problems.append(f"archive: {file} is a link; put the file there")
+        if "__pycache__" in file.parts or file.suffix == ".pyc":
+            problems.append(f"archive: {file} is bytecode; remove it from git")
+    return problems
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fastar_nodes.tools.release", description=__doc__)
@@ -110,8 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     problems += version_problems(version, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), tag)
     if volume > MOST_BYTES:
         problems.append(f"archive: {volume / 1e6:.1f} MB is more than {MOST_BYTES / 1e6:.0f} MB")
-    inner = [f for f in files if f.parts[0] in DEVELOPMENT]
-    problems += [f"archive: {f} is a development file; add it to .comfyignore" for f in inner]
+    problems += archive_problems(files)
     for problem in problems:
         print(f"open: {problem}")
 

@@ -8,7 +8,7 @@ from fastar_nodes.samplers.choice import parse_choice
 def test_it_answers_with_lines_that_other_commands_read(cli, tiny_demo, monkeypatch):
     lines = ("fasthybrid: steps=4, diffusion_steps=4", "mar: steps=2, diffusion_steps=4")
     monkeypatch.setitem(advice._CANDIDATES, "mar", lines)
-    answer = cli("advise", "--label", "cat", "--repeats", "1", "--measure", "PSNR", "--least_psnr", "0")
+    answer = cli("advise", "--label", "cat", "--repeats", "1", "--measure", "PSNR", "--least-psnr", "0")
     assert answer.code == 0, answer.err
     (chosen,) = [line.partition(": ")[2] for line in answer.out.splitlines() if line.startswith("for Any Sampler")]
     assert chosen in lines and parse_choice(chosen, "sampler").text == chosen
@@ -27,7 +27,7 @@ def test_options_of_the_answer():
 
 
 def test_mistakes(cli, tiny_demo):
-    for options in (("--least_psnr", "-1"), ("--repeats", "0"), ("--label", "nothing")):
-        words = f"{options[0].removeprefix('--')}:"
+    for options in (("--least-psnr", "-1"), ("--repeats", "0"), ("--label", "nothing")):
+        words = f"{options[0].removeprefix('--').replace('-', '_')}:"
         answer = cli("advise", *options)
         assert answer.code == 2 and words in answer.err and answer.err.count("\n") == 1

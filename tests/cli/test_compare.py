@@ -225,11 +225,12 @@ def test_prompts_for_models_that_read_them(compare, sentence, files, tmp_path, m
 
     monkeypatch.setattr(text, "load_text_encoder", lambda path, *more: asked.append((path, *more)) or Encoder())
     line = f"--model {model.as_posix()} --encoder {{vq}} --json c.json"
-    assert list(table(compare("llamagen", f"{line} --text 'a red boat' --text cat --batch 2"))) == ["LlamaGen", "ZipAR"]
+    both = compare("llamagen", f"{line} --prompt 'a red boat' --prompt cat --batch 2")
+    assert list(table(both)) == ["LlamaGen", "ZipAR"]
     assert asked == [(files.vq, "auto", torch.device("cpu"))]
     assert runs()[0]["images"] == 4 and runs()[0]["settings"]["cfg"] == 7.5 and runs()[0]["settings"]["top_k"] == 1000
-    url = "--text 'http://boat.com #### boat.png'"  # nothing is left of it, as on the node
-    for more, field in (("--label cat", "label"), ("--text '  '", "text"), ("", "text"), (url, "text")):
+    url = "--prompt 'http://boat.com #### boat.png'"  # nothing is left of it, as on the node
+    for more, field in (("--label cat", "label"), ("--prompt '  '", "prompt"), ("", "prompt"), (url, "prompt")):
         assert sentence(compare("llamagen", f"{line} {more}")).startswith(f"{field}: ")
 
 
@@ -246,7 +247,7 @@ BAD = {
         *("--samplers mar,fasthybrid+cspd", "--samplers mar,tar", "--samplers mar,zipar", "--samplers mar,nosuch"),
         "--samplers ,",
     ],
-    ("mar", "text"): ["--text cat"],
+    ("mar", "prompt"): ["--prompt cat"],
     ("mar", "set"): [
         *("--set threshold", "--set fasthybrid.threshold=", "--set fasthybrid.nosuch=1", "--set nosuch=1"),
         *("--set mar.threshold=0.5", "--set cspd.draft_length=4", "--samplers mar --set fasthybrid.threshold=0.9"),
@@ -275,7 +276,7 @@ BAD = {
     ("llamagen", "checkpoint"): ["--model {vq} --samplers zipar"],
     ("llamagen", "grid"): ["--grid 129", "--grid many"],
     ("llamagen", "label"): ["--label 10"],
-    ("llamagen", "text"): ["--text cat"],
+    ("llamagen", "prompt"): ["--prompt cat"],
     ("llamagen", "window"): ["--set window=0"],
     ("llamagen", "set"): ["--set steps=4", "--set llamagen.window=2", "--samplers llamagen --set prompt.detail=81"],
     ("par", "grouping"): ["--set par.grouping=mine"],
@@ -376,6 +377,7 @@ def test_random_weights_have_no_tokenizer(files):
     ready = Ready("llamagen", load_llamagen(files.llamagen))
     with pytest.raises(UserError, match="^random: "):
         options = {"models": None, "dtype": "auto", "speed": "plain", "device": "cpu", "model": "demo", "draft": "auto"}
+        options["upscale_model"] = "bicubic"
         with_draft(plan("mulosd", [], {"mulosd": ready}), SimpleNamespace(**options))
 
 

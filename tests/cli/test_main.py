@@ -32,7 +32,7 @@ def test_the_installed_pack_offers_what_it_contains(cli, sentence, monkeypatch):
     monkeypatch.setattr(
         main, "find_spec", lambda name, *more: None if name in ("..bench", "..tools") else found(name, *more)
     )
-    shipped = {"compare", "bench", "check", "advise"}
+    shipped = {"list", "download", "compare", "bench", "check", "advise"}
     text = cli("--help").out
     assert {name for name in COMMANDS if f"\n  {name} " in text} == shipped
     refused = sentence(cli("paint"))
@@ -163,8 +163,8 @@ def test_bench_draws_prompts(cli, tiny_demo, sentence, tmp_path):
         assert tar["counts"]["transformer_tokens"] == group["batch"] * 2 * (1 + 63) and tar["ratio"] == 1.0
         assert mulosd["counts"]["draft_passes"] == 16
         assert llamagen["model"] == "tiny llamagen", "classes as before"
-    assert sentence(cli("bench --prompt cat --samplers llamagen --device cpu")).startswith("text: ")
-    assert sentence(cli("bench --samplers mar --set prompt.detail=81 --device cpu")).startswith("text: ")
+    assert sentence(cli("bench --prompt cat --samplers llamagen --device cpu")).startswith("prompt: ")
+    assert sentence(cli("bench --samplers mar --set prompt.detail=81 --device cpu")).startswith("prompt: ")
 
 
 def test_bench_samples_a_batch_in_parts_and_says_so(cli, tiny_demo, tmp_path, monkeypatch):

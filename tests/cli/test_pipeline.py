@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from fastar_nodes import Edit, PairedNoise, UserError, finish, load, load_kl, load_vq, mar, resolve
+from fastar_nodes import Edit, PairedNoise, UserError, assembly, finish, load, load_kl, load_vq, mar, resolve
 from fastar_nodes.cli import compare as command
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
@@ -101,11 +101,69 @@ def test_an_image_alone_is_that_of_the_batch(case, pipeline):
     named, call, _ = SAME[case]
     pipe = pipeline(**named)
     prompts = call["prompt"] if isinstance(call["prompt"], list) else [call["prompt"]]
-    several, _ = pipe(**{**call, "prompt": prompts * 2, "images": 1})
-    alone, _ = pipe(**{**call, "prompt": prompts[-1], "images": 1, "first": len(several) - 1})
+    several, _ = pipe(**{**call, "prompt": prompts * 2, "images": 1}, seed=7)
+    alone, _ = pipe(**{**call, "prompt": prompts[-1], "images": 1, "first": len(several) - 1}, seed=7)
     difference = abs(np.subtract(several[-1], alone[0], dtype=int))
     assert difference.max() <= (case == "mar"), "of the noise (seed, 1 or more); MAR's latents up to rounding"
     assert not np.array_equal(several[0], several[-1])
+
+
+def test_without_a_seed_every_call_draws_another_image_and_the_report_names_its_seed(of_mar):
+    first, report = of_mar.sample("cat", **QUICK)
+    second, other = of_mar.sample("cat", **QUICK)
+    assert report.seed != other.seed and not torch.equal(first, second)
+    assert f"seed {report.seed}" in str(report)
+
+    again, _ = of_mar.sample("cat", seed=report.seed, **QUICK)
+    assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("case", ["mar", "hybrid", "llamagen", "mulosd"])
+def test_a_pipeline_moves_to_another_device(case, pipeline, monkeypatch):
+    """Every tensor of model and decoder, and what is loaded later: on "meta", which stands for a graphics card."""
+    named, call, _ = SAME[case]
+    pipe = pipeline(**named)
+    expected = pipe.sample(**call, seed=7).latents
+
+    meta = torch.device("meta")
+    monkeypatch.setattr(assembly, "choose_device", lambda name: torch.device(name))
+    assert pipe.to("meta") is pipe and pipe.device == meta
+    for owner in (pipe.model, pipe.decoder):
+        nets = [value for value in vars(owner).values() if isinstance(value, torch.nn.Module)]
+        assert nets and {t.device for net in nets for t in (*net.parameters(), *net.buffers())} == {meta}
+
+    if case == "mulosd":
+        draft = pipe.drafts.load("mulosd", pipe.ready)
+        assert draft.device == meta, "a draft model that is loaded afterwards"
+        assert pipe.readers.files.device == meta
+    assert pipe.readers.files.dtype == "fp32", (
+        "later files take the dtype that is there, not another device's usual one"
+    )
+
+    # And back: of a pipeline whose weights are still there.
+    pipe = pipeline(**named)
+    assert torch.equal(pipe.to("cpu").sample(**call, seed=7).latents, expected)
+
+
+def test_a_device_that_cannot_be_used_leaves_the_pipeline_as_it_is(pipeline, monkeypatch):
+    pipe = pipeline(**SAME["mar"][0])
+    expected = pipe.sample("cat", seed=7, **QUICK).latents
+    with pytest.raises(UserError, match="^device: abacus is not available here; choose one of cpu"):
+        pipe.to("abacus")
+
+    moved, own = [], pipe.decoder.net.to
+
+    def full(device):
+        moved.append(device)
+        if len(moved) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return own(device)
+
+    monkeypatch.setattr(pipe.decoder.net, "to", full)
+    with pytest.raises(UserError, match="^device: cpu has too little memory for this model; choose another"):
+        pipe.to("cpu")
+    assert moved == [torch.device("cpu")] * 2, "the weights that had moved are moved back"
+    assert torch.equal(pipe.sample("cat", seed=7, **QUICK).latents, expected)
 
 
 def test_the_pixels_of_an_image_do_not_depend_on_its_batch():
@@ -122,8 +180,8 @@ def test_latents_and_codes_are_decoded_by_pipeline_and_decoder(pipeline, files):
     for case, of_decoder in (("mar", load_kl(files.kl)), ("llamagen", load_vq(files.vq))):
         named, call, _ = SAME[case]
         pipe = pipeline(**named)
-        latents, report = pipe.sample(**call)
-        images, _ = pipe(**call)
+        latents, report = pipe.sample(**call, seed=7)
+        images, _ = pipe(**call, seed=7)
         pixels = pipe.decode(latents)
         assert "decoder" not in report.phases and pixels.dtype == np.uint8
         assert np.array_equal(pixels, np.stack([np.asarray(image) for image in images]))
@@ -169,7 +227,7 @@ def test_an_edit_keeps_what_the_mask_does_not_cover(case, pipeline):
     named, call, _ = SAME[case]
     pipe = pipeline(**named)
     call = {**call, "prompt": "cat", "images": 1}
-    start, _ = pipe.sample(**call)
+    start, _ = pipe.sample(**call, seed=7)
     mask = Image.new("L", (8, 8))
     mask.paste(255, (0, 4, 8, 8))
     array = np.asarray(mask)
@@ -182,7 +240,7 @@ def test_an_edit_keeps_what_the_mask_does_not_cover(case, pipeline):
         again, _ = pipe.sample(**{**call, "seed": 8}, image=start, mask=same)
         assert torch.equal(first, again)
 
-    images, _ = pipe(**call)
+    images, _ = pipe(**call, seed=7)
     encoded = pipe.encode(images[0])
     assert encoded.shape == start.shape and encoded.dtype == start.dtype
     kept, _ = pipe.sample(**{**call, "seed": 8}, image=images[0], mask=mask)
@@ -193,7 +251,7 @@ def test_an_edit_keeps_what_the_mask_does_not_cover(case, pipeline):
 def test_an_edit_takes_images_from_files_and_lists(pipeline, tmp_path):
     """A call returns a list of images, which is what the next call starts from."""
     pipe = pipeline(**SAME["mar"][0])
-    images, _ = pipe(["cat", "boat"], **QUICK)
+    images, _ = pipe(["cat", "boat"], seed=7, **QUICK)
     mask = Image.new("L", images[0].size)
     mask.paste(255, (0, 0, 4, 8))
     images[0].save(tmp_path / "image.png")
@@ -217,10 +275,11 @@ def test_an_edit_takes_images_from_files_and_lists(pipeline, tmp_path):
 
 
 def test_class_ids_of_numpy_and_torch(of_mar):
-    wanted = of_mar.sample([3, 4], **QUICK).latents
+    wanted = of_mar.sample([3, 4], seed=7, **QUICK).latents
     for ids in (np.array([3, 4]), [np.int64(3), np.uint8(4)], torch.tensor([3, 4]), iter((3, 4))):
-        assert torch.equal(of_mar.sample(ids, **QUICK).latents, wanted)
-    assert torch.equal(of_mar.sample(np.int64(3), **QUICK).latents, of_mar.sample(3, **QUICK).latents)
+        assert torch.equal(of_mar.sample(ids, seed=7, **QUICK).latents, wanted)
+    one, same = (of_mar.sample(label, seed=7, **QUICK).latents for label in (np.int64(3), 3))
+    assert torch.equal(one, same)
 
 
 def test_values_that_take_no_memory_until_they_are_read(of_mar, pipeline):
@@ -238,7 +297,7 @@ def test_values_that_take_no_memory_until_they_are_read(of_mar, pipeline):
 def test_a_low_level_edit_is_the_pipelines(pipeline):
     named, _, _ = SAME["mar"]
     pipe = pipeline(**named)
-    start, _ = pipe.sample("cat", **QUICK)
+    start, _ = pipe.sample("cat", seed=7, **QUICK)
     mask = torch.zeros(1, 4, 4)
     mask[:, 2:] = 1
     settings = pipe.settings("mar", **QUICK)

@@ -217,11 +217,12 @@ SMALL = "--samplers mar --repeats 1 --device cpu --set steps=2 --set diffusion_s
 # A command that is refused, words of its message, and the command that follows the remedy.
 REMEDIES = [
     (f"compare {MAR} --samplers ,", "give at least one, for example mar", f"compare {MAR} --samplers mar"),
-    (f"compare {MAR} --samplers mar --text cat", "name one with --label", f"compare {MAR} --samplers mar --label cat"),
+    (f"compare {MAR} --samplers mar --prompt cat", "name one with --label",
+     f"compare {MAR} --samplers mar --label cat"),
     ("compare --device cpu --samplers tar", "say what with --prompt, for example --prompt 'a red boat at sunset'",
      "compare --device cpu --samplers tar --prompt 'a red boat at sunset'"),
-    ("compare --device cpu --samplers tar --prompt boat --label cat", "say what with --text",
-     "compare --device cpu --samplers tar --text boat"),
+    ("compare --device cpu --samplers tar --prompt boat --label cat", "say what with --prompt",
+     "compare --device cpu --samplers tar --prompt boat"),
     (f"compare {MAR} --samplers mar --batch 2000", "batch: 2000 is outside 1 to 1024",
      f"compare {MAR} --samplers mar --batch 2"),
     (f"compare {MAR} --samplers mar --set threshhold=1", "no sampler of this run has a setting threshhold",

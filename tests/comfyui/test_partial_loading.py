@@ -51,6 +51,14 @@ def dynamic():
     return run_in_core("dynamic_patcher.py")
 
 
+def test_core_knows_all_parts_of_a_model_and_keeps_its_cached_result(dynamic):
+    """Language model, MAR, head and decoder of the demo's hybrid: core tracks all but the head, which is loaded before
+    the run as compiled networks are.
+    """
+    expected = {"dynamic": [True, True, False, True], "tracked": 3, "kept": True, "kept, compiled": False}
+    assert dynamic["in use"] == expected
+
+
 @pytest.mark.parametrize("model", ["llamagen", "llamagen in fp8", "tar", "tar in fp8", "mar", "kl"])
 def test_a_network_under_the_patcher_of_dynamic_vram_gives_the_same_result(dynamic, model):
     run = dynamic[model]

@@ -76,6 +76,12 @@ def find_python(core: Path) -> str:
     raise Missing(f"no interpreter for {core}; set COMFYUI_PYTHON")
 
 
+def offline_option(core: Path) -> str:
+    """The option that keeps server and editor from the internet; the older one is deprecated since 0.39."""
+    known = (core / "comfy" / "cli_args.py").read_text(encoding="utf-8")
+    return "--offline" if '"--offline"' in known else "--disable-api-nodes"
+
+
 class Rejected(Exception):
     """The server did not take a prompt; the message holds the server's answer."""
 
@@ -109,7 +115,7 @@ class Comfy:
             self.port = s.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_file = self.base / "server.log"
-        line = f"--listen 127.0.0.1 --port {self.port} --disable-api-nodes --disable-auto-launch"
+        line = f"--listen 127.0.0.1 --port {self.port} {offline_option(self.core)} --disable-auto-launch"
         line += " --database-url sqlite:///:memory: --base-directory"
         more = shlex.split(os.environ.get("COMFYUI_OPTIONS", ""))  # for example the folder of another frontend
         paths = [str(self.base / "startup"), *filter(None, [os.environ.get("PYTHONPATH")])]

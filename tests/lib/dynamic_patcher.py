@@ -22,6 +22,7 @@ import comfy.memory_management
 import comfy.model_management as mm
 import comfy.model_patcher
 import comfy_aimdo.host_buffer
+import comfy_execution.caching
 import torch
 from comfy.cli_args import args
 
@@ -57,6 +58,8 @@ loaders = module("model_loaders.llamagen")
 tar = module("model_loaders.tar")
 mar = module("model_loaders.mar")
 autoencoders = module("model_loaders.autoencoders")
+hybrids = module("model_loaders.hybrid")
+vaes = module("nodes.vae")
 conditioning = module("samplers.conditioning")
 samplers = module("samplers.mar.mar")
 settings = module("samplers.mar.settings")
@@ -121,5 +124,25 @@ with torch.inference_mode():
         again = load(path, dtype, operations=host.operations(torch.device("cuda")))
         compiled = host.make_patcher(again.net, DEVICE, CPU, "compile")
         found[name]["compiled"] = compiled.is_dynamic()
+
+
+# What core's tracker and cache make of the outputs of a loader: a model of three parts, one without a decoder.
+def outputs(speed):
+    model = hybrids.load_hybrid(DEMO / "hybrid.safetensors", "fp32", operations=host.operations(torch.device("cuda")))
+    decoder = autoencoders.load_kl(DEMO / "kl.safetensors", "fp32", operations=host.operations(torch.device("cuda")))
+    vae = vaes.FastARVAE(decoder.net, "kl", 8, decoder.net.config.z_channels, 8, [(64, 64)], vaes.KL)
+    return host.Loaded.of(model, vae, speed=speed), vae
+
+
+streamed = outputs("plain")
+tracker = comfy.model_patcher.PromptModelTracker()
+tracker.add(streamed)
+found["in use"] = {
+    "dynamic": [patcher.is_dynamic() for patcher in (*streamed[0].patchers, streamed[1].patcher)],
+    "tracked": len(tracker.models),
+    "kept": comfy_execution.caching.all_outputs_dynamic([[one] for one in streamed]),
+    "kept, compiled": comfy_execution.caching.all_outputs_dynamic([[one] for one in outputs("compile")]),
+}
+tracker.end()
 
 print(json.dumps(found))

@@ -75,6 +75,13 @@ class Patcher:
     def model_size(self) -> int:
         return self.size
 
+    def is_dynamic(self) -> bool:
+        return state.dynamic
+
+    def get_free_memory(self, device: Any) -> float:
+        """Free bytes, and those that DynamicVRAM would give back."""
+        return sys.modules["comfy.model_management"].get_free_memory(device) + state.given_back
+
     def add_callback(self, kind: str, callback: Any) -> None:
         assert kind == CallbacksMP.ON_DETACH
         self.callbacks.append(callback)
@@ -125,6 +132,8 @@ state = SimpleNamespace(
     places={},
     saved=[],
     prompt_handlers=[],
+    dynamic=False,
+    given_back=0,
 )
 
 

@@ -70,6 +70,8 @@ print(
             == ["self", "fn", "recurse"],
             "a patcher calls detach when it is unloaded": "detach" in inspect.getsource(mm.LoadedModel.model_unload),
             "detach calls ON_DETACH": detached == [patcher],
+            "a patcher knows the free memory of a device": patcher.get_free_memory(DEVICE) > 0,
+            "only the patcher of DynamicVRAM is dynamic": not patcher.is_dynamic(),
         }
     )
 )

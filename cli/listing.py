@@ -1,0 +1,58 @@
+"""List the models of the catalogue, with their decoders, encoders and tokenizers: what each is, how large the download
+is, its licence, and whether it is on this computer already.
+
+"here" is a file in the folder of weights or in the cache of huggingface-hub. Any name of the list can be a --model,
+--decoder, --draft, --tar, --ta-tok or --encoder of its kind, which downloads it; the command download does no more than
+that.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..assembly import models_folder
+from ..model_loaders import families, hub
+from ..model_loaders.transfer import readable_size
+from ..reports.table import markdown
+from .options import models_option
+from .subject import all_entries, download_bytes
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    models_option(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    folder = models_folder(options.models)
+
+    rows = [["name", "what", "download", "licence", "where"]]
+    for entry in all_entries():
+        what = families.KINDS[entry.family].noun.removeprefix("a ")
+        note = f" ({entry.note})" if entry.note else ""
+        rows.append([entry.id, f"{what}{note}", _size(entry), entry.licence, _where(entry, folder)])
+
+    print(markdown(rows))
+    print(f"\nfolder of downloads: {folder or 'none; name one with --models'}")
+    return 0
+
+
+def _size(entry: hub.Entry) -> str:
+    """How large a download is; where that is not known, at most. "" of what comes with the pack."""
+    if entry.built_in:
+        return ""
+    if entry.size:
+        return readable_size(entry.size)
+
+    estimate = download_bytes(entry)
+    return f"up to {readable_size(estimate)}" if estimate else ""
+
+
+def _where(entry: hub.Entry, folder: Path | None) -> str:
+    """Where the files of an entry are."""
+    if entry.built_in:
+        return "missing" if entry.missing else "built in"
+
+    return "here" if entry.find([] if folder is None else [folder]) else ""
