@@ -20,7 +20,7 @@ from stepping import stepped
 from test_sampler_contract import start
 from tiny_models import tiny_mar
 
-CASES = "mar", "mar, annealed", "mar, speculation", "fasthybrid", "cspd", "cspd, published"
+CASES = "mar", "mar, annealed", "mar, speculation", "fasthybrid", "cspd", "cspd, paper", "cspd, published"
 LEFT = torch.zeros(1, 4, 4)
 LEFT[:, :, :2] = 1
 
