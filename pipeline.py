@@ -42,7 +42,8 @@ from .samplers.choice import Choice
 from .samplers.conditioning import KINDS, AnyCondition
 from .samplers.editing import Edit, masks_of
 from .samplers.engine import Sampled, Step, finish
-from .samplers.presets import CUSTOM, NAMES
+from .samplers.presets import CUSTOM
+from .samplers.presets import names as preset_names
 from .samplers.presets import values as preset_values
 from .samplers.registry import BITDANCE, FAMILIES, LLAMAGEN, MAR, SAMPLERS, Entry, find
 from .samplers.settings import knobs, make, no_setting
@@ -264,7 +265,7 @@ class Pipeline:
             prompt: a prompt, or several in a list; for models of classes a class name or id, several of them in a list
                 or separated by commas.
             sampler: one of :attr:`samplers`; None for the plain one.
-            preset: "exact", "balanced", "fast", or "custom" for the sampler's defaults.
+            preset: "exact", "balanced", "fast", for plain MAR "few steps", or "custom" for the sampler's defaults.
             seed: 0 to 2^64 - 1; None takes a new one, which the report names. Image i uses the noise of
                 (seed, first + i), so that it is the same alone or in a batch.
             images: images of each prompt or label, one after the other.
@@ -334,8 +335,9 @@ class Pipeline:
             UserError: an unknown sampler, preset or setting, or a value out of range.
         """
         entry = self._entry(sampler)
-        if preset not in NAMES:
-            raise unknown("preset", f"there is no preset {preset!r}", preset, NAMES)
+        known = preset_names(entry.settings)
+        if preset not in known:
+            raise unknown("preset", f"there is no preset {preset!r}", preset, known)
 
         for name in settings:
             if name not in knobs(entry.settings):
@@ -356,7 +358,7 @@ class Pipeline:
         width = self.model.net.config.dim
 
         out: dict[str, dict[str, Any]] = {}
-        for preset in NAMES:
+        for preset in preset_names(kind):
             if preset == CUSTOM:
                 continue
 

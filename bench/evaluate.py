@@ -25,14 +25,13 @@ from ..reports.table import markdown
 from ..sweeps.folder import Folder
 from . import paper_files
 from .features import INCEPTION, load_extractor, open_reference
-from .measures import FEATURES, JUDGE, MEASURES, Means, Result, check, evaluate, results_table
+from .measures import FEATURES, JUDGE, MEASURES, OF_PICTURES, Means, Result, check, evaluate, results_table
 from .paper_files import Paper
 from .statistics import RESAMPLES
 from .store import Store
 
 _OF_PAIRS = ("psnr", "ssim", "identical")
 _OF_INCEPTION = ("fid", "is", "kid", "precision", "recall")
-_OF_OTHERS = ("frechet", "kid", "precision", "recall")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference",
         metavar="FILE",
-        help="npz file of images (arr_0), and optionally the statistics for FID (mu, sigma); default the plain "
+        help="npz file of images (arr_0), of the statistics for FID (mu, sigma), or of both; default the plain "
         "sampler's images",
     )
     parser.add_argument("--resize", action="store_true", help="measure images at the size of the reference's")
@@ -82,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
     if options.reference is not None:
         means.reference = open_reference(typed_path(options.reference, "reference"))
         means.resize = options.resize
+        if means.reference.pictures is None:
+            measures = _of_statistics(measures, means.reference.name, options)
     elif options.resize:
         raise UserError("resize: it needs the size of a reference; give --reference, or leave --resize out.")
 
@@ -155,6 +156,26 @@ def _measures_of(paper: Paper | None, stores: Mapping[str, Store], options: argp
     return found
 
 
+def _of_statistics(measures: dict[str, list[str]], reference: str, options: argparse.Namespace) -> dict[str, list[str]]:
+    """The measures of each sweep with a reference without images: FID of those that compare features, unless named."""
+    if options.resize:
+        raise UserError(
+            f"resize: {reference} holds statistics alone (mu, sigma), which have no size; leave --resize out, or give "
+            "a reference with images (arr_0)."
+        )
+    if options.measures is not None or options.extractor not in (None, INCEPTION):
+        return measures
+
+    left_out = sorted({name for own in measures.values() for name in own if name in OF_PICTURES})
+    if left_out:
+        print(
+            f"{', '.join(left_out)} are left out: they compare with images, and {reference} holds statistics alone.",
+            file=sys.stderr,
+        )
+
+    return {name: [measure for measure in own if measure not in OF_PICTURES] for name, own in measures.items()}
+
+
 def _measures(text: str | None, reference: bool, extractor: str | None) -> list[str]:
     """The measures of a run."""
     inception = extractor in (None, INCEPTION)
@@ -192,7 +213,7 @@ def _usual_measures(of_features: bool, inception: bool) -> list[str]:
     if not of_features:
         return list(_OF_PAIRS)
 
-    return [*_OF_PAIRS, *(_OF_INCEPTION if inception else _OF_OTHERS)]
+    return [*_OF_PAIRS, *(_OF_INCEPTION if inception else OF_PICTURES)]
 
 
 def _differences(store: Store, results: Sequence[Result]) -> str:

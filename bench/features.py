@@ -186,42 +186,62 @@ def _inception(weights: Path | None, device: torch.device) -> Extractor:
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Images that cells are compared with."""
+    """What cells are compared with: images, their statistics, or both."""
 
     name: str  # of the file
-    pictures: np.ndarray  # uint8 [N, H, W, 3]
+    pictures: np.ndarray | None  # uint8 [N, H, W, 3]; None where the file holds statistics alone
     # Mean float64 [2048] and covariance [2048, 2048] of Inception's features of a larger set, which FID is of; None for
     # those of the images.
     moments: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of an image."""
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of an image; None without images."""
+        if self.pictures is None:
+            return None
+
         return int(self.pictures.shape[1]), int(self.pictures.shape[2])
 
 
 def open_reference(path: Path) -> Reference:
     """A reference: an npz file with ``arr_0`` uint8 [N, H, W, 3], as the ADM evaluator writes it.
 
-    The ADM evaluator's own files also have ``mu`` and ``sigma``, of all images of the training set.
+    The ADM evaluator's own files also have ``mu`` and ``sigma``, of all images of the training set. A file may hold
+    these two alone, as that of MAR's evaluation does.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
-            pictures = file["arr_0"]
             moments = (file["mu"], file["sigma"]) if "mu" in file and "sigma" in file else None
-    except (AttributeError, KeyError, IndexError, OSError, TypeError, ValueError, EOFError, MemoryError) as e:
-        raise UserError(f"reference: {path.name} is not an npz file of images (arr_0) ({first_line(e)}).") from None
-    except zipfile.BadZipFile as e:
-        raise UserError(f"reference: {path.name} is not an npz file of images (arr_0) ({first_line(e)}).") from None
+            alone = moments is not None and "arr_0" not in file
+            pictures = None if alone else file["arr_0"]
+    except (
+        AttributeError,
+        KeyError,
+        IndexError,
+        OSError,
+        TypeError,
+        ValueError,
+        EOFError,
+        MemoryError,
+        zipfile.BadZipFile,
+    ) as e:
+        raise UserError(
+            f"reference: {path.name} is not an npz file of images (arr_0) or statistics (mu, sigma) ({first_line(e)})."
+        ) from None
 
-    if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[3] != 3 or not pictures.size:
-        found = f"{pictures.dtype} {list(pictures.shape)}"
-        raise UserError(f"reference: {path.name} holds {found}, not uint8 images [N, H, W, 3].")
-
+    if pictures is not None:
+        _expect_pictures(path.name, pictures)
     if moments is not None:
         _expect_moments(path.name, *moments)
 
     return Reference(path.name, pictures, moments)
+
+
+def _expect_pictures(name: str, pictures: np.ndarray) -> None:
+    """Check the images of a reference."""
+    if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[3] != 3 or not pictures.size:
+        found = f"{pictures.dtype} {list(pictures.shape)}"
+        raise UserError(f"reference: {name} holds {found}, not uint8 images [N, H, W, 3].")
 
 
 # Features of Inception.
@@ -234,7 +254,7 @@ def _expect_moments(name: str, mean: np.ndarray, covariance: np.ndarray) -> None
     if shapes != ((_FEATURES,), (_FEATURES, _FEATURES)):
         raise UserError(
             f"reference: mu and sigma of {name} are {list(mean.shape)} and {list(covariance.shape)}, not those of the "
-            f"{_FEATURES} features of Inception; leave them out of the file, and FID is that of its images."
+            f"{_FEATURES} features of Inception."
         )
 
     if not all(part.dtype.kind == "f" and np.isfinite(part).all() for part in (mean, covariance)):

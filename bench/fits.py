@@ -7,17 +7,14 @@ working memory of one image with guidance.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
-import torch
-
-from ..assembly import official_blocks, published_blocks
-from ..model_loaders import hub, official
-from ..model_loaders.networks.bitdance import Marks
+from ..assembly import published_blocks
+from ..model_loaders import hub
 from ..model_loaders.networks.eight_bits import INT8
-from ..model_loaders.networks.llama import Llama, TokenModel
-from ..model_loaders.networks.mar import MAR, MARModel
-from ..model_loaders.networks.ops import quantize, shapes_only
+from ..model_loaders.networks.mar import MARModel
+from ..model_loaders.networks.ops import quantize
 from ..reports.table import markdown
 from ..samplers.blocks import memory as block_memory
 from ..samplers.blocks.settings import BlockSettings
@@ -28,7 +25,7 @@ from ..samplers.memory import total
 from ..samplers.tokens import memory as token_memory
 from ..samplers.tokens.cache_slots import table_of
 from ..samplers.tokens.settings import LlamaGenSettings, PARSettings
-from .sizes import random_hybrid
+from .outlines import SEMANTIC_SIDE, outlined
 
 # Memory of the cards, GiB, of which the driver, PyTorch and a desktop take about one.
 CARDS = (8, 12, 16, 24)
@@ -40,8 +37,6 @@ DRAWING = ("mar", "llamagen", "dtok", "tar", "hybrid", "janus", "bitdance")
 GUIDED = 2.0
 # Rows of a prompt: those of the longest text that LlamaGen was trained with.
 PROMPT_ROWS = 120
-# Semantic codes of an image of Tar at the finest of its scales.
-SEMANTIC_SIDE = 27
 
 
 @dataclass(frozen=True)
@@ -69,22 +64,20 @@ def need(entry: hub.Entry, eight: bool) -> Need:
         eight: whether the blocks have 8 bits; all weights have 16 otherwise.
     """
     if entry.family == "hybrid":
-        return _hybrid(entry.network, eight)
+        return _hybrid(entry, eight)
     if entry.family == "bitdance":
         return _bitdance(entry, eight)
 
-    with shapes_only():
-        net = official.NETWORKS[entry.network](entry.network).to(torch.bfloat16).requires_grad_(False)
+    model: Any = outlined(entry).model
+    net = model.net
     if eight:
         quantize(net, INT8)
 
     weights = sum(parameter.nbytes for parameter in net.parameters())
-    if isinstance(net, MAR):
-        bytes_by_stage = mar_memory.estimate(MARModel(net, entry.id), Condition((1,), ("",), ""), MARSettings())
+    if isinstance(model, MARModel):
+        bytes_by_stage = mar_memory.estimate(model, Condition((1,), ("",), ""), MARSettings())
         return Need(weights, total(bytes_by_stage) - weights)
 
-    assert isinstance(net, Llama)
-    model = TokenModel(net, entry.id, _side(entry))
     scale = 1.0 if entry.family == "tar" else GUIDED  # Tar's language model has no guidance
     settings = PARSettings(cfg=scale) if net.config.special else LlamaGenSettings(cfg=scale)
     prefix = _prefix(entry)
@@ -95,9 +88,9 @@ def need(entry: hub.Entry, eight: bool) -> Need:
     return Need(weights, int(working))
 
 
-def _hybrid(size: str, eight: bool) -> Need:
+def _hybrid(entry: hub.Entry, eight: bool) -> Need:
     """Of a Harmon or UniPic."""
-    model = random_hybrid(size, torch.bfloat16, "meta")
+    model: Any = outlined(entry).model
     if eight:
         quantize(model.hybrid, INT8)
 
@@ -108,32 +101,18 @@ def _hybrid(size: str, eight: bool) -> Need:
 
 def _bitdance(entry: hub.Entry, eight: bool) -> Need:
     """Of a BitDance, at the size that it draws if nothing else is asked."""
-    model = official_blocks(entry)
-    model.net.to(torch.bfloat16).requires_grad_(False)
+    model: Any = outlined(entry).model
     if eight:
         quantize(model.net, INT8)
 
     condition: Condition | PromptCondition = Condition((1,), ("",), "")
     if model.condition == PromptCondition.kind:
-        # A token a word; the ids do not matter here.
-        sides = dict.fromkeys(range(1, 129), 0)
-        marks = Marks(begin=0, end=0, image=0, sizes=sides, queries=(0,) * (model.net.block - 1))
-        model = replace(model, tokenize=lambda text: [0] * len(text.split()), marks=marks)
         condition = PromptCondition(("word " * PROMPT_ROWS,))
 
     settings = BlockSettings(**published_blocks(model))
     bytes_by_stage = block_memory.estimate(model, condition, settings)
     weights = sum(parameter.nbytes for parameter in model.net.parameters())
     return Need(weights, total(bytes_by_stage) - weights)
-
-
-def _side(entry: hub.Entry) -> int:
-    """Tokens per side of what a token model draws: pixels of its name by 16, or of 384 pixels."""
-    if entry.family == "tar":
-        return SEMANTIC_SIDE
-
-    pixels = entry.id.rpartition("-")[2]
-    return int(pixels) // 16 if pixels.isdigit() else 24
 
 
 def _prefix(entry: hub.Entry) -> int:

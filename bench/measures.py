@@ -77,6 +77,8 @@ MEASURES: dict[str, Measure] = {
     "judge-whole": Measure("whole, %", JUDGE, True, ".1f", 100, share=True),
     "judge-frechet": Measure("Frechet distance, judge", JUDGE, False, ".1f", least=0),
 }
+# Measures that need the images of a reference, beside the cell's own.
+OF_PICTURES = ("frechet", "kid", "precision", "recall")
 # Figures of images that equal the baseline's; PSNR has none.
 EQUAL = {"ssim": 1.0, "identical": 1.0}
 
@@ -205,7 +207,19 @@ def check(store: Store, measures: Sequence[str], means: Means) -> None:
     if kinds == {PAIR} and all(cell.baseline is None for cell in cells):
         raise UserError("measures: no cell has a plain sampler's to be compared with; add the plain sampler.")
 
-    if means.reference is None or means.resize or FEATURES not in kinds:
+    if means.reference is None or FEATURES not in kinds:
+        return
+
+    if means.reference.size is None:
+        for name in measures:
+            if name in OF_PICTURES:
+                raise UserError(
+                    f"measures: {name} compares with images, and {means.reference.name} holds statistics alone (mu, "
+                    "sigma); leave it out, or give a reference with images (arr_0)."
+                )
+        return
+
+    if means.resize:
         return
 
     height, width = means.reference.size
@@ -308,8 +322,10 @@ class _Evaluation:
             return extractor.name, ""
         reference = self.means.reference
         if reference is not None:
-            height, width = reference.size
-            at = f", at {width} x {height}" if cell.size != reference.size else ""
+            at = ""
+            if reference.size is not None and cell.size != reference.size:
+                height, width = reference.size
+                at = f", at {width} x {height}"
             return extractor.name, f"{reference.name}{at}"
         return extractor.name, cell.baseline or ""
 
@@ -445,7 +461,7 @@ class _Evaluation:
     def _sized(self, pictures: np.ndarray) -> np.ndarray:
         """Images at the size at which they are measured."""
         reference = self.means.reference
-        if reference is None or not self.means.resize:
+        if reference is None or reference.size is None or not self.means.resize:
             return pictures
 
         return resized(pictures, reference.size)
@@ -458,7 +474,11 @@ class _Evaluation:
 
         name = "" if reference is not None else cell.baseline or ""
         if self._reference is None or self._reference[0] != name:
-            pictures = self._pictures(self.store.cell(name)) if reference is None else iter([reference.pictures])
+            if reference is None:
+                pictures = self._pictures(self.store.cell(name))
+            else:
+                assert reference.pictures is not None, "check refuses measures of its images"
+                pictures = iter([reference.pictures])
             features, _ = extractor(pictures)
             self._reference = (name, features)
 
@@ -469,11 +489,13 @@ class _Evaluation:
         extractor = self.means.extractor
         assert extractor is not None
 
+        moments = None if self.means.reference is None else self.means.reference.moments
+
         rows, logits = extractor(self._pictures(cell))
-        other = self._others(cell) if set(measures) != {"is"} else rows
+        alone = {"is"} if moments is None else {"is", "fid"}  # measures of the cell's own images
+        other = rows if set(measures) <= alone else self._others(cell)
         n = len(rows)
         fewest = min(n, len(other))
-        moments = None if self.means.reference is None else self.means.reference.moments
 
         out = {}
         for name in measures:

@@ -36,7 +36,7 @@ from .sizes import HYBRID_SIZES, random_hybrid
 # Operations after which the host waits for values of a device.
 _WAITS = ("_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero")
 # The two matrices of a product among its arguments.
-_PRODUCTS: Mapping[str, tuple[int, int]] = {
+PRODUCTS: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("mm", "bmm", "matmul", "linear", "_linear_pointwise"), (0, 1)),
     **dict.fromkeys(("addmm", "baddbmm"), (1, 2)),
 }
@@ -111,12 +111,12 @@ class _Counter(TorchDispatchMode):
         if not may_be_view or not _share_storage(out, args):
             self.work.operations += 1
 
-        name = func._schema.name.split("::")[1]
+        name = func._schema.name.split("::")[1].removesuffix("_")  # in place or not
         if name in _WAITS:
             self.work.waits += 1
 
-        if name in _PRODUCTS:
-            first, second = _PRODUCTS[name]
+        if name in PRODUCTS:
+            first, second = PRODUCTS[name]
             a = args[first]
             b = args[second]
             self._product(out.numel() * a.shape[-1], a, b, out)

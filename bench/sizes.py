@@ -40,7 +40,7 @@ _TEXT = 151_643
 _TURN = (151_644, 151_645)
 ALL_SIZES = (*SIZES, *TOKEN_SIZES, *HYBRID_SIZES, *JANUS_SIZES, *BITDANCES)
 # Ids around a prompt of a random Janus, which has fewer words than Qwen2, and tokens per side of its images.
-_AROUND = Template(begin=100_000, image=100_001)
+AROUND = Template(begin=100_000, image=100_001)
 _JANUS_TEXT = 100_000
 _JANUS_GRID = 24
 # Pixels along one side of a token of BitDance, and the most tokens along a side that a token of its prompts can say.
@@ -87,7 +87,7 @@ def random_janus(size: str, dtype: torch.dtype = torch.float32, device: str | to
     return net
 
 
-def _words(text: str, count: int = _TEXT) -> list[int]:
+def random_words(text: str, count: int = _TEXT) -> list[int]:
     """Arbitrary ids below ``count``, one a word: as many as a tokenizer makes of common words."""
     return [zlib.crc32(word.encode()) % count for word in text.split()]
 
@@ -102,7 +102,13 @@ def random_hybrid(size: str, dtype: torch.dtype, device: str | torch.device) -> 
     net.head.final_layer.linear.float()  # the last layer of the head stays in fp32
 
     return HybridModel(
-        net.mar, f"{size}, random weights", max_beta=max_beta, hybrid=net, tokenize=_words, turn=_TURN, trained=side
+        net.mar,
+        f"{size}, random weights",
+        max_beta=max_beta,
+        hybrid=net,
+        tokenize=random_words,
+        turn=_TURN,
+        trained=side,
     )
 
 
@@ -123,7 +129,7 @@ def random_bitdance(size: str, dtype: torch.dtype, device: torch.device) -> Bloc
         sizes={side: first + side - 1 for side in range(1, _BITDANCE_SIDES + 1)},
         queries=tuple(queries),
     )
-    return BlockModel(net, name, _BITDANCE_STRIDE, tokenize=_words, marks=marks)
+    return BlockModel(net, name, _BITDANCE_STRIDE, tokenize=random_words, marks=marks)
 
 
 def random_model(size: str, dtype: str, device: torch.device, special: int = 0) -> Ready:
@@ -156,9 +162,9 @@ def _random_model(size: str, family: str, compute: torch.dtype, device: torch.de
 
         if family == JANUS:
             janus = random_janus(size, compute, device).fold()
-            words = partial(_words, count=_JANUS_TEXT)
+            words = partial(random_words, count=_JANUS_TEXT)
             name = f"{size}, random weights"
-            return Ready(JANUS, JanusModel(janus, name, _JANUS_GRID, tokenize=words, template=_AROUND))
+            return Ready(JANUS, JanusModel(janus, name, _JANUS_GRID, tokenize=words, template=AROUND))
 
         made = initialise_mar(_blank(lambda: MAR(official(size)), compute, device))
         made.head.final_layer.linear.float()  # the last layer of the head stays in fp32

@@ -32,6 +32,10 @@ from .records import MOST_BATCH, MOST_IMAGES
 MOST_VALUES = 256  # of a setting
 MOST_PROMPTS = 100_000
 _MOST_BYTES = 8 << 20  # of a file
+# Entries of a prompt beside its text: its name in DPG-Bench; its style in HPSv2, and its number within the style.
+DPG = "dpg_bench"
+HPS = "hpsv2_style"
+NUMBER = "hpsv2_number"
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,13 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """Prompts from a text file with one a line, or from JSON Lines of objects with an entry "prompt", as GenEval's."""
+    """Prompts from a text file with one a line, or from JSON Lines of objects with an entry "prompt", as GenEval's.
+
+    Or from a folder: DPG-Bench's, of text files with a prompt each, or HPSv2's, of JSON files with a list each.
+    """
+    if path.is_dir():
+        return _prompts_of_folder(path)
+
     data = _bytes(path, "prompts")
 
     try:
@@ -147,6 +157,30 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"prompts: {path.name} cannot be parsed ({first_line(e)}).") from None
 
     return [{PROMPT: line} for line in lines]
+
+
+def _prompts_of_folder(folder: Path) -> list[dict[str, Any]]:
+    """Prompts of a benchmark, each with what its tool finds the image by: :data:`DPG`, or :data:`HPS` and a number."""
+    texts = sorted(folder.glob("*.txt"))
+    found: list[dict[str, Any]] = []
+    for file in texts or sorted(folder.glob("*.json")):
+        try:
+            text = _bytes(file, "prompts").decode()
+            listed = [text.strip()] if texts else json.loads(text)
+        except (ValueError, RecursionError) as e:
+            raise UserError(f"prompts: {file.name} cannot be parsed ({first_line(e)}).") from None
+
+        if not isinstance(listed, list):
+            raise UserError(f"prompts: {file.name} holds no list of prompts, as the files of HPSv2 do.")
+        for number, prompt in enumerate(listed):
+            place = {DPG: file.stem} if texts else {HPS: file.stem, NUMBER: number}
+            found.append({PROMPT: prompt, **place})
+
+    if not found:
+        raise UserError(
+            f"prompts: {folder.name} holds neither text files, a prompt each, nor JSON files with a list of prompts."
+        )
+    return found
 
 
 def from_table(table: Mapping[str, Any]) -> Spec:

@@ -40,9 +40,10 @@ from ..sweeps.folder import Folder
 from . import paper_files
 from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unfinished
 from .paper_files import Paper
-from .records import Cell, Shard, ranges
+from .records import ID, Cell, Shard, ranges
 from .records import whole as in_range
-from .spec import LIMITS, Spec, from_table, read_prompts, read_table, with_values
+from .rehearsal import NotHere, by_shapes, here_only
+from .spec import DPG, HPS, LIMITS, NUMBER, Spec, from_table, read_prompts, read_table, with_values
 from .store import Store
 from .work import Conditions, Models, Prepared, Worker, draw, manifest, numerics, plan, use
 
@@ -62,10 +63,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--images", metavar="N", help="images of every cell; default the spec's")
     add("--batch", metavar="N", help="images of a shard, sampled at once; default the spec's, or 50")
     add("--seed", metavar="N", help="seed of the noise; default the spec's, or 0")
-    add("--prompts", metavar="FILE", help="a text file with one prompt a line, or JSON Lines; default the spec's")
+    add(
+        "--prompts",
+        metavar="FILE",
+        help="a text file with one prompt a line, JSON Lines, or the folder of a benchmark; default the spec's",
+    )
 
     add("--dry-run", action="store_true", help="print cells, shards, time and disk; draw nothing")
-    add("--png", action="store_true", help="also write PNG files, with prompts in GenEval's folders")
+    add(
+        "--png",
+        action="store_true",
+        help="also write image files, with prompts in the folders of GenEval, DPG-Bench or HPSv2",
+    )
 
     add("--device", default=AUTO, help="auto (default), cpu, cuda, cuda:1 or mps")
     add("--dtype", choices=(AUTO, *DTYPES, *EIGHT_BITS), help="precision of the weights; default the spec's, or auto")
@@ -149,11 +158,17 @@ def _run(options: argparse.Namespace, spec: Spec, out: str | None, place: Place)
     numbers = _numerics(spec, files, store, cluster)
     use(numbers)
 
+    if store is None or options.dry_run:
+        try:
+            models = Models(spec, here_only(files, models_folder(options.models)))
+            _dry_run(spec, models, Conditions(spec, models), numbers, store)
+        except NotHere as missing:
+            print(by_shapes(spec, files))
+            print(f"\n{missing} Time is not estimated, and no file is checked.")
+        return
+
     models = Models(spec, files)
     conditions = Conditions(spec, models)
-    if store is None or options.dry_run:
-        _dry_run(spec, models, conditions, numbers, store)
-        return
 
     # What is asked, compared with what the folder holds, before a model is loaded.
     store.folder.check("out")
@@ -331,20 +346,44 @@ def export(store: Store, cell: Cell, prompts: Sequence[Mapping[str, Any]] = ()) 
     name = f"export/{cell.id}"
 
     for i, about in enumerate(prompts):
-        store.folder.write(f"{name}/{i:05d}/metadata.jsonl", json.dumps(about, ensure_ascii=False).encode())
+        if DPG not in about and HPS not in about:
+            store.folder.write(f"{name}/{i:05d}/metadata.jsonl", json.dumps(about, ensure_ascii=False).encode())
 
     for shard in store.shards(cell):
         for index, picture in enumerate(store.pictures(cell, shard), shard.first):
-            path = f"{index:07d}.png"
-            if prompts:
-                repeat, prompt = divmod(index, len(prompts))
-                path = f"{prompt:05d}/samples/{repeat:05d}.png"
-
+            path = image_path(index, prompts)
             out = io.BytesIO()
-            Image.fromarray(picture).save(out, "PNG", compress_level=4)
+            if path.endswith(".jpg"):
+                Image.fromarray(picture).save(out, "JPEG", quality=95)
+            else:
+                Image.fromarray(picture).save(out, "PNG", compress_level=4)
             store.folder.write(f"{name}/{path}", out.getvalue())
 
     return name
+
+
+def image_path(index: int, prompts: Sequence[Mapping[str, Any]]) -> str:
+    """Where the tool of a benchmark looks for image ``index``, whose prompt is that modulo their number.
+
+    GenEval's finds all images of a prompt in one folder. DPG-Bench's (with --pic-num 1) and HPSv2's read one image a
+    prompt: every round of the prompts is a folder of its own. HPSv2's names are those of JPEG files.
+    """
+    if not prompts:
+        return f"{index:07d}.png"
+
+    repeat, prompt = divmod(index, len(prompts))
+    about = prompts[prompt]
+    if DPG not in about and HPS not in about:
+        return f"{prompt:05d}/samples/{repeat:05d}.png"
+
+    name = str(about.get(DPG, about.get(HPS)))
+    if not ID.fullmatch(name):
+        raise UserError(f"prompts: {name[:60]!r} cannot be the name of a file; write letters, digits and dashes.")
+    if DPG in about:
+        return f"{repeat:05d}/{name}.png"
+
+    number = whole(str(about.get(NUMBER)), NUMBER, 0, 99_999)
+    return f"{repeat:05d}/{name}/{number:05d}.jpg"
 
 
 def _dry_run(spec: Spec, models: Models, conditions: Conditions, numbers: dict[str, Any], store: Store | None) -> None:

@@ -82,12 +82,13 @@ def _options(plain: Choice, best: Choice) -> str:
     # Without a preset in the options a sampler that has presets would take its default one.
     values = dict(best.values)
     has_presets = bool(presets.values(best.entry.settings, presets.BALANCED, demo=True))
-    if has_presets:
+    if has_presets or best.preset != presets.CUSTOM:
         values = {PRESET: best.preset, **values}
 
     parts = [f"--samplers {plain.entry.name},{name}"]
     for setting, value in values.items():
-        parts.append(f"--set {name}.{setting}={value}")
+        assigned = f"{name}.{setting}={value}"
+        parts.append(f'--set "{assigned}"' if " " in assigned else f"--set {assigned}")
 
     return " ".join(parts)
 

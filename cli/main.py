@@ -37,6 +37,7 @@ COMMANDS = {
     "against": ("..bench.against", "time reference implementations beside ours, from checkouts of them"),
     "probe": ("..bench.probe", "decode all undecided tokens of a MAR at once after some AR steps"),
     "operations": ("..bench.operations", "count the operations of samplers and the minimum time for them"),
+    "presets": ("..bench.preset_work", "calls, rows and operations of the presets of full-size models"),
     "equal": ("..bench.equal", "count the images of parallel decoding that equal those of serial decoding, by dtype"),
     "dtypes": ("..bench.dtypes", "compare the images of a model in several dtypes"),
     "fits": ("..bench.fits", "print the GPU memory that every model needs, in 16 and in 8 bits"),

@@ -36,6 +36,7 @@ from .schema import (
     MAR,
     PLAIN,
     PRESETS,
+    RECOMMENDED,
     REPORT,
     TOKEN_MODEL,
     checked_preset,
@@ -253,6 +254,10 @@ class MARSampler(_Sampler):
         "compared with."
     )
     aliases = ["masked autoregressive", "mar", "autoregressive sampler", "baseline sampler", "disa", "inpaint"]
+
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        return (RECOMMENDED, presets.FEW_STEPS, presets.CUSTOM)
 
 
 class FastHybridSampler(_Sampler):

@@ -35,6 +35,7 @@ _MAR = (
     "fasthybrid+lazymar: preset=fast",
     "gtr: preset=balanced",
     "gtr: preset=fast",
+    "mar: preset=few steps",
     "mar: diffusion_steps_end=10",
     "mar: speculation=8",
     "cspd: mode=lossless",

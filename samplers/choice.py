@@ -21,7 +21,7 @@ class Choice:
     """A sampler, a preset and the settings that are not left to the preset, the model's file or the default."""
 
     entry: Entry  # the sampler
-    preset: str = presets.CUSTOM  # one of .presets.NAMES
+    preset: str = presets.CUSTOM  # one of .presets.names
     values: Mapping[str, Any] = field(default_factory=dict)  # setting name to value, as text or of its type
 
     def with_values(self, values: Mapping[str, Any]) -> Choice:

@@ -6,7 +6,8 @@ its full-size presets set the share of accepted drafts, which does not depend on
 drawn again as on the demo (``tools/redrawn.py``, docs/choose.md). PAR has no presets: its groups are fixed by training.
 A preset sets the accelerator's own settings, not seed or guidance; GtR's and LazyMAR's *fast* also set numbers of
 steps, the latter the order too. LazyMAR's *balanced* is the paper's configuration everywhere, on the demo that for 32
-AR steps. *exact* costs what the baseline costs.
+AR steps. *exact* costs what the baseline costs. Plain MAR has one preset, *few steps*: the order and the numbers of
+LazyMAR's *fast* alone, so that its gain can be told from theirs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from ..errors import UserError
-from .mar.settings import CacheSettings, CSpDSettings, FastHybridSettings, GtRSettings, LazyMARSettings
+from .mar.settings import (
+    CacheSettings,
+    CSpDSettings,
+    FastHybridSettings,
+    GtRSettings,
+    LazyMARSettings,
+    MARSettings,
+)
 from .settings import Settings, knobs, make
 from .tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
 
@@ -27,6 +35,7 @@ FAST = "fast"
 EXACT = "exact"
 CUSTOM = "custom"
 NAMES = (BALANCED, FAST, EXACT, CUSTOM)
+FEW_STEPS = "few steps"  # of plain MAR only
 
 Values = dict[str, dict[str, Any]]
 _EXACT_FASTHYBRID = {"lookahead": 0}
@@ -53,6 +62,11 @@ _FEW_STEPS = {
     "diffusion_steps_end": 5,
 }
 _SCALED = {"steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10, "start_step": 6}
+# Plain MAR's *few steps*, for the demo and for full-size models: what LazyMAR's *fast* sets beside its caches.
+_FEW_STEPS_ALONE: tuple[dict[str, Any], dict[str, Any]] = (
+    {"order": "halton", "steps": 12, "diffusion_steps": 25, "diffusion_steps_end": 5},
+    {"order": "halton", "steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10},
+)
 # No probability exceeds 1: every token is redrawn in raster order, as by the target alone.
 _ALL_AGAIN = {"tau": 1.01, "acceptance_target": 0.0, "draft_rows": 0, "resample_window": 0}
 _LOCALLY = {"expansion": 1, "neighbours": None, "resample_order": AT_ONCE, "repair": LOCAL}
@@ -145,17 +159,25 @@ PRESETS: dict[type, tuple[Values, Values]] = {
 }
 
 
+def names(kind: type) -> tuple[str, ...]:
+    """Names of the presets of settings of class ``kind``; those of accelerators set nothing on a plain sampler."""
+    return (*NAMES, FEW_STEPS) if kind is MARSettings else NAMES
+
+
 def values(kind: type, preset: str, demo: bool, width: int = 0, steps: int = 64) -> dict[str, Any]:
-    """The values that a preset, one of :data:`NAMES`, sets on settings of class ``kind``; none for *custom*.
+    """The values that a preset, one of :func:`names`, sets on settings of class ``kind``; none for *custom*.
 
     ``demo``: the model is the demo's. The papers give some values by the width of a MAR's transformer, 0 where unknown,
     or by number of AR steps.
     """
-    if preset not in NAMES:
-        raise UserError(f"preset: {preset!r} is not one of {', '.join(NAMES)}.")
+    if preset not in names(kind):
+        only = f" {FEW_STEPS} is a preset of plain MAR." if preset == FEW_STEPS else ""
+        raise UserError(f"preset: {preset!r} is not one of {', '.join(names(kind))}.{only}")
 
     if preset == CUSTOM:
         return {}
+    if preset == FEW_STEPS:
+        return dict(_FEW_STEPS_ALONE[0 if demo else 1])
 
     out: dict[str, Any] = {}
     for part, (small, full) in PRESETS.items():

@@ -22,7 +22,7 @@ from fastar_nodes.samplers.mar import settings as mar_settings
 from fastar_nodes.samplers.mar.refresh import computed_ratios
 from fastar_nodes.samplers.mar.settings import CacheSettings
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
-from fastar_nodes.samplers.presets import NAMES, PRESETS
+from fastar_nodes.samplers.presets import PRESETS
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 from fastar_nodes.samplers.tokens import defaults
@@ -57,7 +57,7 @@ def presets() -> dict[str, Any]:
         f"{kind.__name__}.{'demo' if demo else 'full'}.{name}.{width}.{steps}": chosen
         for kind in kinds
         for demo, width, steps in ((True, 0, 64), (False, 0, 64), (False, 1280, 32), (True, 1280, 32))
-        for name in NAMES
+        for name in preset_values.names(kind)
         if (chosen := preset_values.values(kind, name, demo, width, steps))
     }
 

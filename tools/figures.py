@@ -92,7 +92,12 @@ def listed(path: Path = LIST) -> dict[str, Listed]:
     table = read_table(path)
     page = table.pop("page")
 
-    return {name: Listed(name, page, tuple(about.pop("commands")), **about) for name, about in table.items()}
+    found = {}
+    for name, about in table.items():
+        own = {"page": page, **about, "commands": tuple(about["commands"])}
+        found[name] = Listed(name, **own)
+
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------ what is kept

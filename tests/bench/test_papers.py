@@ -11,6 +11,7 @@ import pytest
 import tiny_papers
 import torch
 from fastar_nodes.assembly import Source
+from fastar_nodes.bench import evaluate as evaluate_command
 from fastar_nodes.bench import paper_files, sweep
 from fastar_nodes.bench.engines import run_here
 from fastar_nodes.bench.features import INCEPTION, Extractor, open_reference, resized
@@ -95,6 +96,40 @@ def test_every_cell_of_every_paper_runs(name, tiny, cli, tmp_path):
             for title in ("s / image", "speed-up", "passes"):
                 if f"{title}, here" in found:
                     assert bool(found[f"{title}, here"]) != bool(row.skipped), (row, title)
+
+
+def refuse_downloads(monkeypatch):
+    def fetch(entry, *_):
+        raise AssertionError(f"{entry.id} was to be downloaded")
+
+    monkeypatch.setattr(hub, "_fetch", fetch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_dry_run_of_every_paper_needs_no_file(name, cli, tmp_path, monkeypatch):
+    """Every cell is listed, with the megabytes of its images, by hand for one of each size."""
+    refuse_downloads(monkeypatch)
+    answer = cli("sweep", path_of(name), "--dry-run", "--models", tmp_path / "none", "--device", "cpu")
+    assert answer.code == 0, answer.err
+    assert not (tmp_path / "none").exists()
+
+    sweeps = paper_of(name).sweeps
+    parts = answer.out.split(" is not on this machine")
+    assert len(parts) == len(sweeps) + 1
+    sides = {"mar": 256, "384": 384, "4x": 384, "16x": 384, "256": 256, "512": 512, "1024": 1024}
+    for part, spec in zip(parts, sweeps.values(), strict=False):
+        _, *rows = [row for row in cells_of(part) if not row[0].startswith("-")]
+        assert len(rows) == len(expand(spec))
+        side = sides[spec.model.partition("-")[0] if spec.model.startswith("mar") else spec.model.rpartition("-")[2]]
+        assert {row[-1] for row in rows} == {f"{spec.images * side**2 * 3 / 1e6:,.0f}"}
+
+
+def test_a_dry_run_without_files_checks_the_settings(cli, sentence, tmp_path, monkeypatch):
+    refuse_downloads(monkeypatch)
+    (tmp_path / "bad.toml").write_text(
+        'model = "mar-base"\nsamplers = ["mar"]\nimages = 1\n[set]\nsteps = 257\n', encoding="utf-8"
+    )
+    assert "steps" in sentence(cli("sweep", tmp_path / "bad.toml", "--dry-run", "--models", tmp_path / "none"))
 
 
 def printed(name):
@@ -379,6 +414,48 @@ def test_fid_is_of_the_references_statistics(tmp_path):
     found = latest(evaluate(store, ["fid"], means))["mar-0", ("fid", INCEPTION)]
     own = made_sweeps.pictures(0, 16, 0.0).astype(float).mean((1, 2, 3))
     assert found.value == pytest.approx((own.mean() - 100) ** 2 + own.var(ddof=1), rel=1e-4)
+
+
+def statistics(path, of=0.0):
+    """A file as that of MAR's evaluation: Inception's mean, ``of`` in the first place, and no variance."""
+    mean = np.zeros(2048)
+    mean[0] = of
+    np.savez(path, mu=mean, sigma=np.zeros((2048, 2048)))
+    return path
+
+
+def test_statistics_alone_are_a_reference(tmp_path):
+    """The same figure as with images beside them; the images' own size does not matter."""
+    store = made_sweeps.write(tmp_path / "sweep", images=16)
+    np.savez(
+        tmp_path / "both.npz", arr_0=np.zeros((4, 16, 16, 3), np.uint8), **np.load(statistics(tmp_path / "s.npz", 9.0))
+    )
+
+    found = {}
+    for name in ("both.npz", "s.npz"):
+        means = Means(Extractor(INCEPTION, of_colour), open_reference(tmp_path / name), resamples=10)
+        found[name] = latest(evaluate(store, ["fid"], means))["mar-0", ("fid", INCEPTION)]
+    assert found["s.npz"].value == found["both.npz"].value > 0
+    assert (found["s.npz"].against, found["both.npz"].against) == ("s.npz", "both.npz")
+
+    with pytest.raises(UserError, match="^measures: kid compares with images, and s.npz holds statistics alone"):
+        evaluate(store, ["fid", "kid"], Means(reference=open_reference(tmp_path / "s.npz")))
+
+
+def test_evaluate_leaves_out_what_statistics_do_not_give(cli, sentence, tmp_path, monkeypatch, fake_fidelity):
+    def with_logits(pictures):
+        return of_colour(pictures)[0], torch.zeros(len(pictures), 4)
+
+    monkeypatch.setattr(evaluate_command, "load_extractor", lambda *_: Extractor(INCEPTION, with_logits))
+    statistics(tmp_path / "s.npz")
+    made_sweeps.write(tmp_path / "sweep", images=24)
+    line = "--reference s.npz --resamples 10 --device cpu"
+    assert "--resize" in sentence(cli(f"evaluate sweep {line} --resize"))
+    assert "recall compares with images" in sentence(cli(f"evaluate sweep {line} --measures recall"))
+    answer = cli(f"evaluate sweep {line}")
+    assert answer.code == 0 and "kid, precision, recall are left out" in answer.err, answer.err
+    head = cells_of(answer.out)[0]
+    assert "FID" in head and "Inception score" in head and "recall, %" not in head
 
 
 @pytest.mark.parametrize(

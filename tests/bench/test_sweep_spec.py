@@ -94,3 +94,29 @@ def test_bad_files_are_refused_in_a_sentence(tmp_path, name, content):
     for path in (tmp_path / name, tmp_path / "none.toml", tmp_path, tmp_path / ("x" * 300)):
         with pytest.raises(UserError):
             read_spec(path)
+
+
+def test_prompts_of_benchmarks_are_read_from_their_folders(tmp_path):
+    """DPG-Bench: a text file a prompt. HPSv2: a list a style, numbered within it."""
+    (tmp_path / "dpg").mkdir()
+    (tmp_path / "dpg" / "partiprompts1.txt").write_text("a red boat\n", encoding="utf-8")
+    (tmp_path / "dpg" / "midjourney3.txt").write_text("a cat", encoding="utf-8")
+    found = read_prompts(tmp_path / "dpg")
+    assert found == [
+        {"prompt": "a cat", "dpg_bench": "midjourney3"},
+        {"prompt": "a red boat", "dpg_bench": "partiprompts1"},
+    ]
+
+    (tmp_path / "hps").mkdir()
+    (tmp_path / "hps" / "photo.json").write_text('["a dog", "a hat"]', encoding="utf-8")
+    (tmp_path / "hps" / "anime.json").write_text('["a fish"]', encoding="utf-8")
+    styles = [(about["hpsv2_style"], about["hpsv2_number"]) for about in read_prompts(tmp_path / "hps")]
+    assert styles == [("anime", 0), ("photo", 0), ("photo", 1)]
+
+    for text, says in (('{"a": 1}', "no list"), ("[", "cannot be parsed")):
+        (tmp_path / "hps" / "photo.json").write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=f"^prompts: photo.json .*{says}"):
+            read_prompts(tmp_path / "hps")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UserError, match="^prompts: none holds neither"):
+        read_prompts(tmp_path / "none")

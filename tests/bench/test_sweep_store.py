@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fastar_nodes.bench.records import ranges, sha256
 from fastar_nodes.bench.store import Store
-from fastar_nodes.bench.sweep import export
+from fastar_nodes.bench.sweep import export, image_path
 from fastar_nodes.errors import UserError
 from fastar_nodes.sweeps.folder import PART, Folder
 from made_sweeps import SMALL as CELL
@@ -167,3 +167,19 @@ def test_names_that_are_no_utf_8_are_kept(tmp_path):
     store = Store(tmp_path)
     store.write_manifest({"batch": 2, "spec": {"model": name}}, [CELL])
     assert Store(tmp_path).manifest()["spec"]["model"] == name
+
+
+def test_images_lie_where_the_tools_of_benchmarks_look():
+    """Image 3 of two prompts is the second one of prompt 1."""
+    dpg = [{"prompt": "a", "dpg_bench": "midjourney3"}, {"prompt": "b", "dpg_bench": "partiprompts1"}]
+    assert image_path(3, dpg) == "00001/partiprompts1.png"
+    hps = [
+        {"prompt": "a", "hpsv2_style": "anime", "hpsv2_number": 0},
+        {"prompt": "b", "hpsv2_style": "photo", "hpsv2_number": 7},
+    ]
+    assert [image_path(i, hps) for i in (0, 3)] == ["00000/anime/00000.jpg", "00001/photo/00007.jpg"]
+    for wrong in ({"dpg_bench": "../up"}, {"hpsv2_style": "a/b", "hpsv2_number": 1}):
+        with pytest.raises(UserError, match="^prompts: .* cannot be the name of a file"):
+            image_path(0, [{"prompt": "a", **wrong}])
+    with pytest.raises(UserError, match="^hpsv2_number"):
+        image_path(0, [{"prompt": "a", "hpsv2_style": "anime", "hpsv2_number": "x"}])

@@ -45,6 +45,13 @@ LLAMAGEN, TAR, HARMON = "FastARLoadLlamaGen", "FastARLoadTarDetokenizer", "FastA
         ("FastARFastHybridSampler", "fast", loader("mar-huge"), {"lookahead": 9, "diffusion_steps_end": 100}, ""),
         # 5 of 25 diffusion steps at the end start at 950.
         ("FastARLazyMARSampler", "fast", loader("mar-base"), {"diffusion_steps_end": 10, "t_max": 950, "block": 4}, ""),
+        (
+            "FastARMARSampler",
+            "few steps",
+            loader("mar-base"),
+            {"steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10, "order": "halton", "t_max": 950},
+            "",
+        ),
         ("FastARMARSampler", "recommended", loader("unipic-1.5b", HARMON), {"steps": 32, "cfg": 3.0}, ""),
         # Published guidance: 4 for classes with top-k 2000, 7.5 for text with 1000, 1.435 of PAR-XXL-4x with all.
         ("FastARZipARSampler", "fast", loader("llamagen-l-384", LLAMAGEN), {"cfg": 4.0, "cfg_interval": 576}, ""),
@@ -142,7 +149,7 @@ def test_shared_graphs_show_the_numbers_of_their_presets(path):
     ("question", "said"),
     [
         ((5, "fast"), "node: it got the number 5, which is not a node with a preset"),
-        (("FastARMARSampler", "fast"), "preset: it got the text 'fast'; choose one of recommended, custom"),
+        (("FastARMARSampler", "fast"), "preset: it got the text 'fast'; choose one of recommended, few steps, custom"),
         (("FastARMARSampler", "recommended", 5), "loader: it is not a FastAR loader"),
         (
             ("FastARMARSampler", "recommended", loader("../secret.safetensors")),

@@ -6,6 +6,7 @@ import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.mar.settings import (
+    CacheSettings,
     CSpDSettings,
     FastHybridSettings,
     GtRSettings,
@@ -74,6 +75,21 @@ def test_what_is_set_stays():
         assert told.lookahead == presets.PRESETS[FastHybridSettings][0][name]["lookahead"]
     for plain in (MARSettings(), LlamaGenSettings(), PARSettings()):
         assert applied(plain, "fast") == plain, "it has nothing to set"
+
+
+@pytest.mark.parametrize("demo", [True, False])
+def test_few_steps_are_what_lazymars_fast_has_beside_its_caches(demo):
+    """So plain MAR with *few steps* is the control of LazyMAR's *fast*: only the caches differ."""
+    few = presets.values(MARSettings, presets.FEW_STEPS, demo)
+    fast = presets.values(LazyMARSettings, "fast", demo)
+    assert few == {name: value for name, value in fast.items() if name in knobs(MARSettings)}
+    assert set(fast) - set(few) <= set(knobs(CacheSettings)), "nothing but the caches is left"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not MARSettings])
+def test_few_steps_are_plain_mars(kind):
+    with pytest.raises(UserError, match="^preset: 'few steps' is not one of .* few steps is a preset of plain MAR"):
+        presets.values(kind, presets.FEW_STEPS, True)
 
 
 @pytest.mark.parametrize("width, k", [(768, 7), (1024, 8), (1280, 9), (0, 8)])
