@@ -22,7 +22,6 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import bias
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..assembly import Ready, defaults
@@ -39,7 +38,7 @@ from ..samplers import presets, registry
 from ..samplers.choice import Choice
 from ..samplers.conditioning import AnyCondition, Condition, FeatureCondition, PromptCondition, TextCondition
 from ..samplers.engine import finish
-from ..samplers.mar import cspd_published
+from ..samplers.mar import rejection
 from ..samplers.tokens.upsampling import UpSampling
 from .initialise import initialise_hybrid, initialise_llama, initialise_mar
 from .operations import PRODUCTS
@@ -217,6 +216,7 @@ class _Counter(TorchDispatchMode):
 @contextmanager
 def countable() -> Iterator[None]:
     """Use operations that can be counted: no packed copies or halves of weights, and masks that are plain tensors."""
+    from torch.nn.attention import bias  # imports PyTorch's compiler
 
     def lower_right(queries: int, keys: int) -> Tensor:
         return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
@@ -227,7 +227,7 @@ def countable() -> Iterator[None]:
 
 @contextmanager
 def accepting(share: float) -> Iterator[None]:
-    """Accept every draft of FastHybrid and of CSpD's published mode with this probability."""
+    """Accept every draft of FastHybrid and of CSpD, and keep every redraw, with this probability."""
     rng = torch.Generator().manual_seed(0)
 
     def cosine(a: Tensor, b: Tensor, dim: int = 1) -> Tensor:
@@ -239,7 +239,7 @@ def accepting(share: float) -> Iterator[None]:
         return torch.where(kept, torch.inf, -torch.inf)
 
     similar = mock.patch.object(F, "cosine_similarity", cosine)
-    with similar, mock.patch.object(cspd_published, "published_ratio", log_ratio):
+    with similar, mock.patch.object(rejection, "log_ratio", log_ratio):
         yield
 
 

@@ -112,7 +112,8 @@ def test_a_folder_name_of_any_length_and_content_stays_inside(folder):
 
 def test_a_preset_is_a_setting(folder):
     found, _ = sweep(x="preset", x_values="exact, fast", y="none", settings="steps=4, diffusion_steps=4")
-    assert [c.report.settings["lookahead"] for c in found.cells[:2]] == [0, 8] and found.cells[0].quality.identical
+    # The demo's 8 of 32 AR steps, 2 at least.
+    assert [c.report.settings["lookahead"] for c in found.cells[:2]] == [0, 2] and found.cells[0].quality.identical
 
 
 MISTAKES = [
