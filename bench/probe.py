@@ -144,7 +144,7 @@ def probe(
         # All undecided tokens at once, beside the image.
         if step in after:
             image, position = places(everything)
-            rows = draw.rows(draw.tables[step], image, position, z.flatten(1, 2))
+            rows = draw.chains(draw.tables[step], image, position, z.flatten(1, 2))
             values = canvas.values.clone()
             values[image, position] = transformer.heads.sample(model.net, rows, canvas.report)
             looks.append((step, everything[:, n:], z[0, :, n:].float(), canvas.to_latents(values)))

@@ -95,8 +95,8 @@ class Condition(_Entries):
             raise UserError(f"condition: label {bad[0]} is outside 0 to {classes - 1}, the classes of the model.")
         return torch.tensor(self.labels, dtype=torch.int64, device=device)
 
-    def rows(self, model: MARModel, guided: bool) -> Conditioning:
-        """The condition as the network reads it; raises as :meth:`class_ids`."""
+    def conditioning(self, model: MARModel, guided: bool) -> Conditioning:
+        """The condition as the network reads it, the same for both branches; raises as :meth:`class_ids`."""
         device = next(model.net.parameters()).device
         return ClassConditioning(model.net, self.class_ids(model.net.config.classes, model.label_set, device))
 
@@ -121,16 +121,16 @@ class PromptCondition(_Entries):
         return self.texts
 
     def prompt_tokens(self, model: MARModel, guided: bool) -> int:
-        """Tokens of prompts that the model keeps, each distinct one once; raises as :meth:`rows`."""
+        """Tokens of prompts that the model keeps, each distinct one once."""
         hybrid = cast(HybridModel, model)
         null = hybrid.instruction(self.unconditional) if guided else []
         return sum(len(hybrid.prompt(text)) for text in dict.fromkeys(self.texts)) + len(null)
 
-    def rows(self, model: MARModel, guided: bool) -> Conditioning:
+    def conditioning(self, model: MARModel, guided: bool) -> Conditioning:
         """The condition as the network reads it."""
         if not self.texts:
             raise UserError("condition: it holds no prompt; write at least one.")
-        return cast(HybridModel, model).rows(self.texts, self.unconditional, guided)
+        return cast(HybridModel, model).conditioning(self.texts, self.unconditional, guided)
 
 
 @dataclass(frozen=True, eq=False)

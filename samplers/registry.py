@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ..errors import unknown
@@ -18,8 +17,8 @@ from .mar.cspd import cspd
 from .mar.family import MARFamily
 from .mar.fasthybrid import fasthybrid
 from .mar.gtr import gtr
-from .mar.lazymar import LazyTransformer, lazymar
 from .mar.lazymar import check as check_lazymar
+from .mar.lazymar import lazymar, with_caches
 from .mar.mar import check as check_mar
 from .mar.mar import mar
 from .mar.settings import (
@@ -150,18 +149,6 @@ class Entry:
         """What "demo" may mean for it in one of its families."""
         own = self.demo or FAMILIES[family].demo
         return own[:1] if self.needs_up_sampler else own  # the smaller one is the draft
-
-
-def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., Sampler]:
-    """A MAR sampler whose models are evaluated with LazyMAR's caches; ``models`` are its arguments that say how they
-    are evaluated.
-    """
-
-    def run(model: Any, condition: Any, settings: Any, noise: Any, **more: Any) -> Sampler:
-        lazy = {name: partial(LazyTransformer, settings=settings) for name in models}
-        return sampler(model, condition, settings, noise, **lazy, **more)
-
-    return run
 
 
 _MASKED = (MAR, HYBRID)

@@ -358,7 +358,7 @@ class HybridModel(MARModel):
         most = llm.positions - self.net.config.tokens - self.net.config.buffer
         return checked(ids, llm.vocab, most, self.name, name)
 
-    def rows(self, texts: Sequence[Any], unconditional: Any, guided: bool) -> PromptConditioning:
+    def conditioning(self, texts: Sequence[Any], unconditional: Any, guided: bool) -> PromptConditioning:
         """The condition of one image per prompt.
 
         Equal prompts are read once, and with guidance the instruction of the unconditional branch.

@@ -112,30 +112,7 @@ class CachedHead:
         self._evaluate = net.region(evaluated, "diffusion head")
         self._reuse = net.region(reused, "diffusion head")
 
-        # The modulations of each kind of step; a reused step needs gates and the last layer's only.
-        own = [cast(HeadBlock, head.res_blocks[j]) for j in self.own]
-        width = head.input_proj.out_features
-        gates = []
-        for block in own:
-            modulation = cast(nn.Linear, block.adaLN_modulation[1])
-            gates.append(outputs(modulation, 2 * width, 3 * width))
-
-        def of_edge(embedding: Tensor) -> list[Tensor]:
-            return head.modulations(embedding, own)
-
-        def of_reused(embedding: Tensor) -> list[Tensor]:
-            active = F.silu(embedding)
-            return [*(gate(active) for gate in gates), *head.modulations(embedding, ())]
-
-        times = batch.table.times
-        condition = head.conditions(batch.z.flatten(0, 1))
-        conditional = condition[: self.tokens]
-        at = {kind: times[which] for kind, which in plan.of_kind.items()}
-        self.modulations = {
-            FULL: step_modulations(head.modulations, at[FULL], condition, 3 * len(head.res_blocks) + 2),
-            EDGE: step_modulations(of_edge, at[EDGE], conditional, 3 * len(own) + 2),
-            REUSED: step_modulations(of_reused, at[REUSED], conditional, len(own) + 2),
-        }
+        self.modulations = modulations_by_kind(net.head, self.own, batch, plan)
 
         # Of the last full step; it is the first one.
         self._kept: Kept | None = None
@@ -152,6 +129,42 @@ class CachedHead:
             out, self._kept = self._reuse(self.head, self.own, self._kept, kind == EDGE, x, modulations)
         self.report.add(head_calls=1, head_rows=len(out))
         return out.view(-1, self.tokens, out.shape[1])
+
+
+def modulations_by_kind(
+    head: DiffusionHead, own: Sequence[int], batch: Chains, plan: HeadPlan
+) -> dict[str, Iterator[tuple[Tensor, ...]]]:
+    """The modulations of each kind of step. A reused step needs the gates of its ``own`` blocks and those of the last
+    layer only.
+    """
+    blocks = [cast(HeadBlock, head.res_blocks[j]) for j in own]
+    width = head.input_proj.out_features
+    gates = []
+    for block in blocks:
+        modulation = cast(nn.Linear, block.adaLN_modulation[1])
+        gates.append(outputs(modulation, 2 * width, 3 * width))
+
+    def of_edge(embedding: Tensor) -> list[Tensor]:
+        return head.modulations(embedding, blocks)
+
+    def of_reused(embedding: Tensor) -> list[Tensor]:
+        active = F.silu(embedding)
+        return [*(gate(active) for gate in gates), *head.modulations(embedding, ())]
+
+    times = batch.table.times
+    condition = head.conditions(batch.z.flatten(0, 1))
+    conditional = condition[: batch.z.shape[1]]
+    at = {kind: times[which] for kind, which in plan.of_kind.items()}
+    return {
+        FULL: step_modulations(head.modulations, at[FULL], condition, 3 * len(head.res_blocks) + 2),
+        EDGE: step_modulations(of_edge, at[EDGE], conditional, 3 * len(own) + 2),
+        REUSED: step_modulations(of_reused, at[REUSED], conditional, len(own) + 2),
+    }
+
+
+def of_block(modulations: Sequence[Tensor], i: int) -> Sequence[Tensor]:
+    """Shift, scale and gate of block i."""
+    return modulations[3 * i : 3 * i + 3]
 
 
 class Kept(NamedTuple):
@@ -174,7 +187,7 @@ def evaluated(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequence
     middle = torch.zeros_like(before)
     mlps = []
     for j, block in enumerate(blocks):
-        shift, scale, gate = modulations[3 * j : 3 * j + 3]
+        shift, scale, gate = of_block(modulations, j)
         out = block.mlp(modulated(h, block.in_ln, shift, scale))
         if j == MIDDLE[0]:
             before = h[:n]
@@ -205,7 +218,7 @@ def reused(
     for i, j in enumerate(own):
         block = cast(HeadBlock, head.res_blocks[j])
         if edge:
-            shift, scale, gate = modulations[3 * i : 3 * i + 3]
+            shift, scale, gate = of_block(modulations, i)
             mlps.append(block.mlp(modulated(h, block.in_ln, shift, scale)))
         else:
             gate = modulations[i]

@@ -89,7 +89,7 @@ class MARCanvas(Canvas):
     settings: MARBase
     noise: PairedNoise
     order: Order = field(kw_only=True)
-    rows: Conditioning = field(kw_only=True)  # the condition as the network reads it
+    conditioning: Conditioning = field(kw_only=True)  # the condition as the network reads it
     start: Tensor | None = field(default=None, kw_only=True)  # decoder latents [1 or B, C, H, W] of an edit
 
     def __post_init__(self) -> None:
@@ -97,11 +97,11 @@ class MARCanvas(Canvas):
         self.total = self.order.steps
         self.guided = self.settings.cfg != 1.0  # whether the null branch is evaluated
 
-    def read_by(self, model: MARModel, rows: Conditioning, report: Report) -> MARCanvas:
+    def read_by(self, model: MARModel, conditioning: Conditioning, report: Report) -> MARCanvas:
         """The same images as another model reads them, whose work another report counts."""
         other = copy(self)
         other.model = model
-        other.rows = rows
+        other.conditioning = conditioning
         other.report = report
         return other
 
@@ -156,7 +156,7 @@ def mar_canvas(
     expect_kind(condition, model.condition, model.name)
     expect_images(condition, noise)
     memory = estimate(model, condition, settings)
-    rows = condition.rows(model, settings.cfg != 1.0)
+    conditioning = condition.conditioning(model, settings.cfg != 1.0)
 
     report = new_report(name, model, settings, noise)
     report.memory = memory
@@ -171,8 +171,18 @@ def mar_canvas(
 
     orders = settings.orders(noise.orders(c.tokens)).to(model.device)
     order = Order(orders, settings, again)
-    grid = (c.grid, c.grid)
-    return MARCanvas(model, settings, noise, grid, tokens, report, again=again, order=order, rows=rows, start=start)
+    return MARCanvas(
+        model,
+        settings,
+        noise,
+        (c.grid, c.grid),
+        tokens,
+        report,
+        again=again,
+        order=order,
+        conditioning=conditioning,
+        start=start,
+    )
 
 
 def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ from ..engine import Sampler, passes
 from ..noise import CounterRNG, row_keys
 from ..speculation import Drafts, Speculation
 from .canvas import MARCanvas
-from .drafting import Drafter, Trace, prefill_steps, record_outcome, segment
+from .drafting import Drafter, Trace, prefill_steps, record_outcome, segment_chains
 from .heads import speculation_of
 from .mar import Diffusion
 from .settings import CSpDSettings
@@ -46,30 +47,26 @@ def lossless_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter
     """
     order = canvas.order
     table = canvas.table(settings.diffusion_steps)
-    plain = Diffusion(canvas, transformer.heads, [table] * order.steps, settings.speculation)
-    start = plain.start
-    noise = plain.noise
+    plain = Diffusion(canvas, transformer.heads, [table] * order.steps)
 
     # 0. Prefill: the first AR steps are the target's alone.
     first = prefill_steps(order.steps, settings.prefill_ratio)
     yield from passes(canvas, {step: order.ahead(step) for step in range(first)}, transformer, plain)
 
-    verifier = Verifier(canvas, transformer, table, start, noise)
+    verifier = Verifier(canvas, transformer, table, plain.start, plain.noise)
     canvas.drafted = torch.zeros_like(canvas.outcome, dtype=torch.bool)
     length = settings.draft_length  # of the next segment
-    left = 0  # drafted AR steps that are not judged yet
+    segment = Segment(iter(()), left=0)
     for step in range(first, order.steps):
         # 1. Draft the next segment of gamma AR steps when none is left. The target verifies them below, one by one.
-        if not left:
-            segment = range(step, min(step + length, order.steps))
-            drafts = [drafter.step(t, start, noise) for t in segment]
-            canvas.drafted.scatter_(1, order.ahead(step, len(segment)), True)
-            verdicts = verifier.judge(step, drafts)
-            left = len(segment)
-            whole = 0  # AR steps of the segment that were accepted in full
+        if not segment.left:
+            steps = range(step, min(step + length, order.steps))
+            drafts = [drafter.step(t, plain.start, plain.noise) for t in steps]
+            canvas.drafted.scatter_(1, order.ahead(step, len(steps)), True)
+            segment = Segment(verifier.judge(step, drafts), left=len(steps))
 
         # 2. Judge the drafts of this AR step. The target samples the rest of each path.
-        verdict = next(verdicts)
+        verdict = next(segment.verdicts)
         with canvas.clock.phase("head"):
             here = order.ahead(step)
             accepted = torch.from_numpy(verdict.kept == len(table)).view(here.shape)
@@ -78,19 +75,28 @@ def lossless_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter
             canvas.report.add(accepted_steps=int(verdict.kept.sum()))
 
         # 3. After a rejection discard the later drafts. The next segment has at most twice the accepted length.
-        left -= 1
+        segment.left -= 1
         if record_outcome(canvas, here, accepted):
-            whole += 1
+            segment.accepted += 1
         else:
-            if left:
-                canvas.drafted.scatter_(1, order.ahead(step + 1, left), False)
-            left = 0
+            if segment.left:
+                canvas.drafted.scatter_(1, order.ahead(step + 1, segment.left), False)
+            segment.left = 0
             drafter.forget()
-        length = min(settings.draft_length, max(1, 2 * whole))
+        length = min(settings.draft_length, max(1, 2 * segment.accepted))
 
         with canvas.clock.paused():
             yield canvas.step(step + 1)
     return canvas.finish()
+
+
+@dataclass
+class Segment:
+    """Drafted AR steps, of which the target judges one after another."""
+
+    verdicts: Iterator[Verdict]
+    left: int  # AR steps that are not judged yet
+    accepted: int = 0  # AR steps that were accepted in full
 
 
 class Verdict(NamedTuple):
@@ -141,7 +147,7 @@ class Verifier:
 
     def _paths(self, first: int, zs: Sequence[Tensor]) -> Speculation:
         """Paths of the tokens of the AR steps from ``first`` on, at their start noise, given their conditions."""
-        rows, image, position = segment(self.canvas, first, zs, self.start, self.noise, self.table)
+        rows, image, position = segment_chains(self.canvas, first, zs, self.start, self.noise, self.table)
         rng = CounterRNG(self.keys[image, position])
         return speculation_of(self.canvas.model.net, rows, rng, self.canvas.report)
 

@@ -38,7 +38,7 @@ from ..device import to_device
 from ..engine import Sampler, passes
 from ..noise import row_keys
 from .canvas import MARCanvas
-from .drafting import Drafter, Trace, kernel_table, prefill_steps, segment, traced
+from .drafting import Drafter, Trace, kernel_table, prefill_steps, segment_chains, traced
 from .mar import Diffusion, places
 from .rejection import AS_PRINTED, RejectionDraws, accept_or_redraw, last_step
 from .settings import CSpDSettings
@@ -56,7 +56,7 @@ def paper_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter, s
     order = canvas.order
     gamma = settings.draft_length
     tables = [canvas.table(settings.diffusion_steps)] * order.steps
-    plain = Diffusion(canvas, transformer.heads, tables, settings.speculation)
+    plain = Diffusion(canvas, transformer.heads, tables)
     judge = Judge(canvas, transformer, plain.start, plain.noise)
 
     # 0. Prefill: the first AR steps are the target's alone.
@@ -125,7 +125,7 @@ class Judge:
                 zs = next(conditions)  # [P, B, n, C] each
 
             with clock.phase("head"):
-                rows, _, _ = segment(self.canvas, first + done, zs, self.start, self.noise, self.table)
+                rows, _, _ = segment_chains(self.canvas, first + done, zs, self.start, self.noise, self.table)
                 whole = traced(self.canvas, rows, last_noise=True)
 
             end = 0

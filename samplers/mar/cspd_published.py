@@ -45,10 +45,10 @@ def published_steps(
     table = kernel_table(canvas)
     temperature = settings.temperature
     tables = [canvas.table(settings.diffusion_steps)] * order.steps
-    plain = Diffusion(canvas, transformer.heads, tables, settings.speculation)
-    target_start = start = plain.start
-    target_noise = noise = plain.noise
-    if not settings.alignment:
+    plain = Diffusion(canvas, transformer.heads, tables)
+    if settings.alignment:
+        target_start, target_noise = plain.start, plain.noise
+    else:
         target_start, target_noise = canvas.draws("target", len(table))
     draws = draws or RejectionDraws(to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device))
 
@@ -59,7 +59,7 @@ def published_steps(
     drafted = LastStep(*torch.zeros(3, *canvas.values.shape, device=canvas.device))
     for step in range(first, order.steps):
         # 1. Draft an AR step.
-        trace = drafter.step(step, start, noise)
+        trace = drafter.step(step, plain.start, plain.noise)
         newest = order.ahead(step)
         image, position = places(newest)
         drafted.write(image, position, last_step(trace.kernel, temperature))

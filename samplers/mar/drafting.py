@@ -29,8 +29,8 @@ class Trace(NamedTuple):
     """The diffusion paths of N rows."""
 
     path: Tensor  # states fp32 [N, S + 1, channels], start noise first, token last
-    # The learned kernel of each step, fp32 [N, S, channels], without the temperature. The last step has a std, too,
-    # although it adds no noise.
+    # The learned kernel of each step, fp32 [N, S, channels], without the temperature. CSpD compares those of the last
+    # step, which therefore has a std, although in MAR it adds no noise.
     kernel: Gaussian
 
 
@@ -63,7 +63,7 @@ def traced(canvas: MARCanvas, rows: Chains, last_noise: bool = False) -> Trace:
     return Trace(torch.stack(states, 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
 
 
-def segment(
+def segment_chains(
     canvas: MARCanvas, first: int, zs: Sequence[Tensor], start: Tensor, noise: Tensor, table: chain.StepTable
 ) -> tuple[Chains, Tensor, Tensor]:
     """The tokens of the AR steps from ``first`` on as rows for the target's head, one AR step after another; and image
@@ -93,11 +93,11 @@ class Drafter:
         last_noise: bool = False,
     ):
         """``canvas``: the target's; ``last_noise``: see :func:`traced`; the other arguments are those of a sampler."""
-        rows = condition.rows(model, canvas.guided)
+        conditioning = condition.conditioning(model, canvas.guided)
         report = Report("draft", model.name, {}, None, canvas.images, canvas.report.device)
 
         self.report = canvas.report
-        self.canvas = canvas.read_by(model, rows, report)
+        self.canvas = canvas.read_by(model, conditioning, report)
         self.table = kernel_table(self.canvas)
         self.transformer = make_transformer(self.canvas)
         self.last_noise = last_noise

@@ -43,7 +43,7 @@ from ..editing import Edit
 from ..engine import Sampler, decode
 from ..noise import PairedNoise
 from .canvas import MARCanvas, mar_canvas
-from .heads import joined
+from .heads import Heads, joined
 from .mar import Diffusion, annealed_tables
 from .settings import FastHybridSettings
 from .transformer import FullTransformer, Transformer
@@ -71,7 +71,7 @@ def fasthybrid(
     if not settings.lookahead:
         return (yield from decode(canvas, order.plan, transformer, plain))
 
-    guided = Guided(canvas, settings)
+    refinement = Refinement(canvas, settings)
     drafts = Drafts(canvas, settings)
     for step in range(order.steps):
         reach = reach_of(step, settings)
@@ -93,20 +93,17 @@ def fasthybrid(
             if bool(todo.any()):
                 image, column = to_device(todo.nonzero().T, z.device)
                 position = ahead[image, column]
-                full = Placed(plain.rows(plain.tables[step], image, position, z[:, image, column]), image, position)
+                full = Placed(plain.chains(plain.tables[step], image, position, z[:, image, column]), image, position)
 
             # 3. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
-            refined = guided.rows(z, here, ok, drafts.x)
+            refined = refinement.begin(z, here, ok, drafts.x)
 
             # 4. The tokens of both.
-            if full is not None and refined is not None:
-                made, finer = heads.sample_both(model.net, full.rows, refined.rows, canvas.report, joined_with_drafts)
-                drafts.renew(full, made)
-                guided.write(drafts.x, refined, finer)
-            elif full is not None:
-                drafts.renew(full, heads.sample(model.net, full.rows, canvas.report))
-            elif refined is not None:
-                guided.write(drafts.x, refined, heads.sample(model.net, refined.rows, canvas.report))
+            of_full, of_refined = sampled(canvas, heads, full, refined)
+            if full is not None:
+                drafts.renew(full, of_full)
+            if refined is not None:
+                refinement.write(drafts.x, refined, of_refined)
             canvas.write(here, pick(drafts.x, here), step)
         with canvas.clock.paused():
             yield canvas.step(step + 1)
@@ -126,9 +123,22 @@ def reach_of(step: int, settings: FastHybridSettings) -> int:
 class Placed(NamedTuple):
     """N tokens to sample, and where they are."""
 
-    rows: Chains
+    chains: Chains
     image: Tensor  # int64 [N]
     position: Tensor  # int64 [N]
+
+
+def sampled(canvas: MARCanvas, heads: Heads, full: Placed | None, refined: Placed | None) -> tuple[Tensor, Tensor]:
+    """The tokens of a full and of a guided diffusion, fp32 [N, channels] each, in one loop; none for None."""
+    net = canvas.model.net
+    none = canvas.values[:0, 0]
+    if full is not None and refined is not None:
+        return heads.sample_both(net, full.chains, refined.chains, canvas.report, joined_with_drafts)
+    if full is not None:
+        return heads.sample(net, full.chains, canvas.report), none
+    if refined is not None:
+        return none, heads.sample(net, refined.chains, canvas.report)
+    return none, none
 
 
 class Drafts:
@@ -169,7 +179,7 @@ class Drafts:
     def renew(self, tokens: Placed, x: Tensor) -> None:
         """Write tokens of a full diffusion. Those of later AR steps are drafts, and their z is z'."""
         self.x[tokens.image, tokens.position] = x
-        self.z[tokens.image, tokens.position] = tokens.rows.z[0].float()
+        self.z[tokens.image, tokens.position] = tokens.chains.z[0].float()
         self.made[tokens.image, tokens.position] = True
 
     def similarity(self) -> np.ndarray:
@@ -177,7 +187,7 @@ class Drafts:
         return np.concatenate([cosine.cpu()[drafted].numpy() for cosine, drafted in self._similarities])
 
 
-class Guided:
+class Refinement:
     """The few-step diffusion of accepted tokens: T_g steps whose means are mixed with the draft, or with *renoise* the
     last of T_g steps, from the draft with noise.
     """
@@ -201,7 +211,7 @@ class Guided:
             self.ends_in_drafts = False
         self.keeps = settings.accepted == "keep" or self.first == steps  # without a step a draft stays as it is
 
-    def rows(self, z: Tensor, here: Tensor, ok: Tensor, drafts: Tensor) -> Placed | None:
+    def begin(self, z: Tensor, here: Tensor, ok: Tensor, drafts: Tensor) -> Placed | None:
         """The accepted tokens before the first step that needs the head; None if there are none or if they stay as
         drafted.
 
@@ -218,14 +228,14 @@ class Guided:
         position = here[image, column]
         draft = drafts[image, position]
         noise = self.noise[:, image, position].contiguous()
-        x = self.begun(draft, self.start[image, position], noise)
+        x = self.first_states(draft, self.start[image, position], noise)
         pull = None if self.renoises else Change(pulled, [(draft, gamma) for gamma in self.gamma])
 
         cfg = self.canvas.order.scale[image, position, None]
         rows = Chains(z[:, image, column], cfg, x, noise, self.table, self.temperature, change=pull)
         return Placed(rows.part(self.first, self.stop), image, position)
 
-    def begun(self, draft: Tensor, start: Tensor, noise: Tensor) -> Tensor:
+    def first_states(self, draft: Tensor, start: Tensor, noise: Tensor) -> Tensor:
         """States before the first step that needs the head, fp32 [N, channels].
 
         Of drafts and noise of the start, fp32 [N, channels] each, and of the steps, [S, N, channels].

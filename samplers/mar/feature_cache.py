@@ -15,13 +15,13 @@ from torch import Tensor
 class Store:
     """Keys and values of one block, kept from one call to the next."""
 
-    keys: Tensor  # [live, heads, room, d], since the last refresh
+    keys: Tensor  # [entries, heads, room, d], since the last refresh
     values: Tensor
 
-    def __init__(self, live: int, room: int, skipped: int = 0):
-        """Of ``live`` entries, the first ones, and at most ``room`` rows; ``skipped`` rows in front of all rows are not
+    def __init__(self, entries: int, room: int, skipped: int = 0):
+        """Of the first ``entries`` of a batch, and at most ``room`` rows; ``skipped`` rows in front of all rows are not
         stored."""
-        self.live = live
+        self.entries = entries
         self.room = room
         self.skipped = skipped
 
@@ -47,8 +47,8 @@ class Store:
         return self.keys, self.values
 
     def _copy(self, x: Tensor) -> Tensor:
-        kept = x[: self.live, :, self.skipped :]
-        out = x.new_empty(self.live, x.shape[1], self.room, x.shape[3])
+        kept = x[: self.entries, :, self.skipped :]
+        out = x.new_empty(self.entries, x.shape[1], self.room, x.shape[3])
         out[:, :, : kept.shape[2]] = kept
         return out
 
@@ -57,10 +57,12 @@ class Store:
 class FeatureCache:
     """What is kept from one refresh to the next, all on storage of its own."""
 
-    until: int  # AR step of the next refresh
-    live: int  # entries that the decoder computes until then: B without the null branch, else P B
-    encoded: int  # entries that the encoder computes until then: as many, or B where both branches share the encoder
-    halved: bool  # condition cache: whether the null branch is left out
+    next_refresh: int  # its AR step
+    decoder_entries: int  # entries that the decoder computes until then: B without the null branch, else P B
+    encoder_entries: (
+        int  # entries that the encoder computes until then: as many, or B where both branches share the encoder
+    )
+    conditional_only: bool  # condition cache: whether the null branch is left out
     # Encoder cache: a store of each block, for decided tokens and, behind them, the class rows; [] without it.
     encoder: list[Store]
     # Token cache: a store of each block after the chosen one; [] if all rows are computed.
@@ -70,10 +72,10 @@ class FeatureCache:
     step: int = -1
     known: int = 0
     # With the encoder cache: what the condition keeps between encoder and decoder (a language model's keys and values,
-    # None for class labels), and the decoder's input [live, N, C].
+    # None for class labels), and the decoder's input [decoder entries, N, C].
     fused: Any = None
     canvas: Tensor | None = None
-    values: Tensor | None = None  # token cache: V of the chosen block at the last call, [live, heads, N, d]
+    values: Tensor | None = None  # token cache: V of the chosen block at the last call, [decoder entries, heads, N, d]
     residual: Tensor | None = None  # condition cache: null minus conditional branch at the refresh, [B, L, C]
 
     @property
@@ -92,6 +94,6 @@ class FeatureCache:
         return sum(t.untyped_storage().nbytes() for t in tensors if t is not None)
 
 
-def own_copy(x: Tensor, live: int) -> Tensor:
-    """A copy of the first ``live`` entries; a view would keep the whole projection in memory."""
-    return x[:live].clone(memory_format=torch.contiguous_format)
+def own_copy(x: Tensor, entries: int) -> Tensor:
+    """A copy of the first ``entries``; a view would keep the whole projection in memory."""
+    return x[:entries].clone(memory_format=torch.contiguous_format)

@@ -81,9 +81,9 @@ class FrequencyWeighted(Diffusion):
 
         # 2. The tokens of most detail, and the others, each with diffusion steps of their own.
         image, column = places(columns[:, :count])
-        detailed = self.rows(most, image, here[image, column], z[:, image, column])
+        detailed = self.chains(most, image, here[image, column], z[:, image, column])
         other_image, other_column = places(columns[:, count:])
-        others = self.rows(few, other_image, here[other_image, other_column], z[:, other_image, other_column])
+        others = self.chains(few, other_image, here[other_image, other_column], z[:, other_image, other_column])
 
         # 3. In one loop.
         tokens = torch.empty(*here.shape, canvas.values.shape[-1], device=z.device)

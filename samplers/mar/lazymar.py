@@ -36,9 +36,10 @@ E entries is one branch of one image; those of the conditional branch come first
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -48,14 +49,14 @@ from ...model_loaders.networks.mar import MAR, Block, MARModel, pick
 from ..conditioning import MaskedCondition
 from ..device import to_device
 from ..editing import Edit
-from ..engine import Sampler, decode
+from ..engine import Sampler
 from ..memory import FEATURES
 from ..noise import CounterRNG, PairedNoise, row_keys
 from .cached_head import CachedHeads
-from .canvas import MARCanvas, mar_canvas
+from .canvas import MARCanvas
 from .feature_cache import FeatureCache, Store, own_copy
-from .mar import Diffusion, annealed_tables, expect_whole_head
 from .mar import check as check_mar
+from .mar import expect_whole_head, mar
 from .memory import feature_bytes
 from .refresh import chosen_block, computed_ratios, next_refreshes, spare_rows
 from .settings import CacheSettings, LazyMARSettings, MARBase
@@ -75,10 +76,19 @@ def lazymar(
     """LazyMAR on plain MAR; arguments and errors as :func:`samplers.mar.mar.mar`. With ``refresh_period`` 1 it is plain
     MAR bit for bit.
     """
-    canvas = mar_canvas("mar", model, condition, settings, noise, edit)
-    transformer = LazyTransformer(canvas, settings)
-    draw = Diffusion(canvas, transformer.heads, annealed_tables(canvas, settings), settings.speculation)
-    return (yield from decode(canvas, canvas.order.plan, transformer, draw))
+    return mar(model, condition, settings, noise, partial(LazyTransformer, settings=settings), edit)
+
+
+def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., Sampler]:
+    """A MAR sampler whose models are evaluated with LazyMAR's caches; ``models`` are its arguments that say how they
+    are evaluated.
+    """
+
+    def run(model: Any, condition: Any, settings: Any, noise: Any, **more: Any) -> Sampler:
+        lazy = {name: partial(LazyTransformer, settings=settings) for name in models}
+        return sampler(model, condition, settings, noise, **lazy, **more)
+
+    return run
 
 
 def check(model: MARModel, settings: MARBase, cache: CacheSettings | None = None) -> None:
@@ -111,7 +121,7 @@ class LazyTransformer(Transformer):
         self.heads = CachedHeads(settings)
         self.full = FullTransformer(canvas)
         self.cache: FeatureCache | None = None
-        self.held = 0  # most bytes held so far
+        self.most_held = 0  # most bytes held so far
         self.reported = 0  # cached tokens reported so far
 
         s = settings
@@ -122,11 +132,11 @@ class LazyTransformer(Transformer):
         # Of each AR step: that of the next refresh, and the share of decoder rows that are computed after the block.
         # The last block saves nothing: it computes the wanted rows only, in plain MAR too.
         steps = canvas.order.steps
-        self.until = next_refreshes(s, steps)
-        self.share = [1.0] * steps
+        self.next_refresh = next_refreshes(s, steps)
+        self.computed_share = [1.0] * steps
         if s.token_cache and block < c.decoder_depth:
             by_state = s.selection in BY_STATE
-            self.share = [0.0] * steps if by_state else computed_ratios(s, steps)
+            self.computed_share = [0.0] * steps if by_state else computed_ratios(s, steps)
         self.spare = spare_rows(c.buffer + c.tokens)
         if s.selection == "random":
             keys = row_keys(canvas.noise, "selection", c.buffer + c.tokens)
@@ -142,7 +152,7 @@ class LazyTransformer(Transformer):
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
         """z [P, B, M, C] at positions ``wanted`` [B, M], from the cache unless a refresh is due."""
-        if self.cache is None or not self.cache.step <= step < self.cache.until:
+        if self.cache is None or not self.cache.step <= step < self.cache.next_refresh:
             self.cache = None  # freed before the next one is made
             self.cache = self.empty_cache(step)
 
@@ -163,7 +173,7 @@ class LazyTransformer(Transformer):
         order = canvas.order
         net = canvas.model.net
         images = canvas.images
-        branches = 1 + canvas.guided if cache.empty else cache.live // images  # those that are computed
+        branches = 1 + canvas.guided if cache.empty else cache.decoder_entries // images  # those that are computed
         new = order.reveal[:, cache.known : order.starts[step]]  # decided since the last call
 
         # 1. The encoder reads the new tokens.
@@ -171,14 +181,15 @@ class LazyTransformer(Transformer):
 
         # 2. The decoder computes the rows that changed, and its last block of these the wanted ones. A refresh that
         # keeps the difference of the branches wants all tokens.
+        keeps_difference = cache.empty and cache.conditional_only
         asked = wanted
-        if cache.empty and cache.halved:
+        if keeps_difference:
             asked = torch.arange(net.config.tokens, device=wanted.device).expand(images, -1)
         x, decoder_rows = self._decode(net, cache, step, x, asked.repeat(branches, 1), new.repeat(branches, 1))
 
         # 3. The null branch of a refresh gives the residual (10), from which later calls make their null branch.
         both = wanted.repeat(1 + canvas.guided, 1)
-        if cache.empty and cache.halved:
+        if keeps_difference:
             conditional, null = x.chunk(2)
             cache.residual = null - conditional  # (10)
             x = pick(x, both)
@@ -188,10 +199,10 @@ class LazyTransformer(Transformer):
 
         # 4. What the report and the next call read.
         if cache.empty:
-            held = max(self.held, cache.bytes)
-            canvas.report.add(cache_bytes=held - self.held)
-            self.held = held
-        canvas.report.add(**canvas.rows.counts(encoder_rows, decoder_rows))
+            most_held = max(self.most_held, cache.bytes)
+            canvas.report.add(cache_bytes=most_held - self.most_held)
+            self.most_held = most_held
+        canvas.report.add(**canvas.conditioning.counts(encoder_rows, decoder_rows))
         cache.step = step
         cache.known = order.starts[step]
 
@@ -211,7 +222,7 @@ class LazyTransformer(Transformer):
 
         # 1. The encoder's input: class rows and tokens. Class rows are computed at every call. They are stored behind
         # the tokens, where the next call's tokens overwrite them.
-        vectors = self.vectors if cache.empty else self.vectors[: cache.encoded]
+        vectors = self.vectors if cache.empty else self.vectors[: cache.encoder_entries]
         times = len(vectors) // len(tokens)
         x = net.embed_known(canvas.values.repeat(times, 1, 1), tokens.repeat(times, 1), vectors)
         rows = None
@@ -225,14 +236,14 @@ class LazyTransformer(Transformer):
 
         # 3. The decoder's input: made anew, or the last call's with the computed rows replaced.
         if not reuses:
-            x = canvas.rows.fuse(x, tokens.repeat(times, 1), branches > 1, cache=cache.fused)
+            x = canvas.conditioning.fuse(x, tokens.repeat(times, 1), branches > 1, cache=cache.fused)
             x = net.canvas(x, tokens.repeat(branches, 1))
             if cache.encoder:
-                cache.canvas = own_copy(x, cache.live)
+                cache.canvas = own_copy(x, cache.decoder_entries)
             return x, computed
 
         assert cache.canvas is not None
-        x = canvas.rows.extend(x, cache.fused, cache.known)
+        x = canvas.conditioning.extend(x, cache.fused, cache.known)
         class_rows = torch.arange(buffer, device=x.device).expand(len(x), -1)
         at = torch.cat([tokens.repeat(branches, 1) + buffer, class_rows], dim=1)
         x = net.decoder_embed(x) + net.decoder_pos_embed_learned[0][at]
@@ -262,7 +273,7 @@ class LazyTransformer(Transformer):
         if cache.values is not None:
             must = torch.cat([out, new + net.config.buffer], dim=1)
             rows = self.choose(step, v, cache.values, must)  # (8)
-        cache.values = own_copy(v, cache.live)
+        cache.values = own_copy(v, cache.decoder_entries)
         if rows is not None:
             x = pick(x, rows)
             q = pick(q, rows)
@@ -294,7 +305,7 @@ class LazyTransformer(Transformer):
         """
         entries, _, total, _ = values.shape
         selection = self.settings.selection
-        count = max(must.shape[1] + self.spare, int(total * self.share[step]))
+        count = max(must.shape[1] + self.spare, int(total * self.computed_share[step]))
         if selection in BY_STATE:
             count = self._count_by_state(must.shape[1])
         if count >= total:
@@ -364,24 +375,24 @@ class LazyTransformer(Transformer):
         canvas = self.canvas
         net = canvas.model.net
         c = net.config
-        until = self.until[step]
-        later = self.share[step + 1 : until]
+        until = self.next_refresh[step]
+        later = self.computed_share[step + 1 : until]
         prunes = any(share < 1 for share in later)
-        halved = canvas.guided and s.condition_cache
-        if not later or not (s.encoder_cache or prunes or halved):
+        conditional_only = canvas.guided and s.condition_cache
+        if not later or not (s.encoder_cache or prunes or conditional_only):
             return None
 
         net.runs_plain("attention with LazyMAR's caches")
         images = canvas.images
-        live = images if halved else images * (1 + canvas.guided)
-        encoded = min(live, len(self.vectors))
-        cache = FeatureCache(until, live, encoded, halved, encoder=[], decoder=[])
+        decoder_entries = images if conditional_only else images * (1 + canvas.guided)
+        encoder_entries = min(decoder_entries, len(self.vectors))
+        cache = FeatureCache(until, decoder_entries, encoder_entries, conditional_only, encoder=[], decoder=[])
         if s.encoder_cache:
             room = c.buffer + canvas.order.starts[until - 1]
-            cache.encoder = [Store(encoded, room, skipped=c.buffer) for _ in net.encoder_blocks]
-            cache.fused = canvas.rows.feature_cache(live, room)
+            cache.encoder = [Store(encoder_entries, room, skipped=c.buffer) for _ in net.encoder_blocks]
+            cache.fused = canvas.conditioning.feature_cache(decoder_entries, room)
         if prunes:
-            cache.decoder = [Store(live, c.buffer + c.tokens) for _ in net.decoder_blocks[self.block + 1 :]]
+            cache.decoder = [Store(decoder_entries, c.buffer + c.tokens) for _ in net.decoder_blocks[self.block + 1 :]]
         return cache
 
     # --- the report

@@ -23,7 +23,7 @@ from ..engine import Sampler, decode
 from ..noise import CounterRNG, PairedNoise, row_keys
 from .canvas import MARCanvas, mar_canvas
 from .heads import Heads, speculation_of
-from .settings import DiSASettings, MARBase, MARSettings
+from .settings import DiSASettings, LazyMARSettings, MARBase, MARSettings
 from .tables import STEPS
 from .transformer import FullTransformer, Transformer
 
@@ -45,7 +45,7 @@ def check(model: MARModel, settings: MARBase) -> None:
 def mar(
     model: MARModel,
     condition: MaskedCondition,
-    settings: MARSettings,
+    settings: MARSettings | LazyMARSettings,
     noise: PairedNoise,
     make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
     edit: Edit | None = None,
@@ -55,7 +55,7 @@ def mar(
     Args:
         model: network and the metadata of its file.
         condition: what B images show, of the kind that the model reads.
-        settings: see :class:`MARSettings`.
+        settings: see :class:`MARSettings`; with LazyMAR's caches they may be among them.
         noise: noise of B images.
         make_transformer: how the transformer is evaluated: in full, or with LazyMAR's caches.
         edit: part of an image to sample again; None for a whole new one.
@@ -69,7 +69,7 @@ def mar(
     """
     canvas = mar_canvas("mar", model, condition, settings, noise, edit)
     transformer = make_transformer(canvas)
-    draw = Diffusion(canvas, transformer.heads, annealed_tables(canvas, settings), settings.speculation)
+    draw = Diffusion(canvas, transformer.heads, annealed_tables(canvas, settings))
     return (yield from decode(canvas, canvas.order.plan, transformer, draw))
 
 
@@ -80,15 +80,15 @@ class Diffusion:
         canvas: the images.
         heads: how the diffusion head is evaluated.
         tables: diffusion steps of every AR step.
-        speculation: diffusion steps that are drafted at once; 0 for none.
     """
 
-    def __init__(self, canvas: MARCanvas, heads: Heads, tables: Sequence[StepTable], speculation: int = 0):
+    def __init__(self, canvas: MARCanvas, heads: Heads, tables: Sequence[StepTable]):
         expect_whole_head(canvas.settings, heads)
         self.canvas = canvas
         self.heads = heads
         self.tables = tables
-        self.window = speculation if canvas.settings.temperature > 0 else 0
+        # Diffusion steps that are drafted at once.
+        self.window = canvas.settings.speculation if canvas.settings.temperature > 0 else 0
         self.start, self.noise = canvas.draws("full", len(canvas.tables(canvas.settings.diffusion_steps)))
         if self.window > 1:
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
@@ -98,7 +98,7 @@ class Diffusion:
         canvas = self.canvas
         net = canvas.model.net
         image, position = places(here)
-        rows = self.rows(self.tables[step], image, position, z.flatten(1, 2))
+        rows = self.chains(self.tables[step], image, position, z.flatten(1, 2))
         if self.window > 1:
             paths = speculation_of(net, rows, CounterRNG(self.keys[image, position]), canvas.report)
             tokens = paths.finish(np.arange(len(image)), self.window)
@@ -106,7 +106,7 @@ class Diffusion:
             tokens = self.heads.sample(net, rows, canvas.report)
         yield 1, tokens.view(*here.shape, -1)
 
-    def rows(self, table: StepTable, image: Tensor, position: Tensor, z: Tensor) -> Chains:
+    def chains(self, table: StepTable, image: Tensor, position: Tensor, z: Tensor) -> Chains:
         """N tokens of images and positions, int64 [N] each, before the diffusion steps of a table; z [P, N, C]."""
         canvas = self.canvas
         return Chains(

@@ -48,12 +48,12 @@ class FullTransformer(Transformer):
 
     def __init__(self, canvas: MARCanvas):
         super().__init__(canvas)
-        self.vectors = canvas.rows.vectors(canvas.guided)  # of the encoder's buffer rows, [E, C]
+        self.vectors = canvas.conditioning.vectors(canvas.guided)  # of the encoder's buffer rows, [E, C]
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
         canvas = self.canvas
         net = canvas.model.net
-        rows = canvas.rows
+        conditioning = canvas.conditioning
         branches = 1 + canvas.guided
         known = canvas.order.known(step)
 
@@ -63,12 +63,12 @@ class FullTransformer(Transformer):
         encoded = net.encode(canvas.values.repeat(times, 1, 1), encoder_known, self.vectors)
 
         # 2. The decoder, of both branches.
-        fused = rows.fuse(encoded, encoder_known, canvas.guided)
+        fused = conditioning.fuse(encoded, encoder_known, canvas.guided)
         z = net.decode(fused, known.repeat(branches, 1), wanted.repeat(branches, 1))
 
         encoder_rows = encoded.shape[0] * encoded.shape[1]
         decoder_rows = len(z) * (net.config.buffer + net.config.tokens)
-        canvas.report.add(**rows.counts(encoder_rows, decoder_rows))
+        canvas.report.add(**conditioning.counts(encoder_rows, decoder_rows))
         return z.unflatten(0, (branches, -1))
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
@@ -78,7 +78,7 @@ class FullTransformer(Transformer):
         canvas = self.canvas
         order = canvas.order
         net = canvas.model.net
-        rows = canvas.rows
+        conditioning = canvas.conditioning
         branches = 1 + canvas.guided
         if count == 1:
             yield [self(step, order.ahead(step))]
@@ -101,18 +101,18 @@ class FullTransformer(Transformer):
             wanted.append(torch.cat([here, padding], 1))
 
         # 3. One pass.
-        vectors = rows.vectors(canvas.guided, count)
+        vectors = conditioning.vectors(canvas.guided, count)
         times = len(vectors) // len(known)
         encoder_known = known.repeat(times, 1)
         encoder_mask = mask.repeat(times, 1)
         encoded = net.encode(canvas.values.repeat(count * times, 1, 1), encoder_known, vectors, encoder_mask)
-        fused = rows.fuse(encoded, encoder_known, canvas.guided, encoder_mask)
+        fused = conditioning.fuse(encoded, encoder_known, canvas.guided, encoder_mask)
         asked = torch.cat(wanted).repeat(branches, 1)
         z = net.decode(fused, known.repeat(branches, 1), asked, mask.repeat(branches, 1))
 
         encoder_rows = encoded.shape[0] * encoded.shape[1]
         decoder_rows = len(z) * (net.config.buffer + net.config.tokens)
-        canvas.report.add(**rows.counts(encoder_rows, decoder_rows))
+        canvas.report.add(**conditioning.counts(encoder_rows, decoder_rows))
 
         # 4. The conditions of each step, without the padding.
         of_steps = z.unflatten(0, (branches, -1)).split(canvas.images, 1)

@@ -184,7 +184,7 @@ class SlowLazy(Transformer):
         self.refreshed: list[int] = []
 
         net = canvas.model.net
-        labels = canvas.rows.labels
+        labels = canvas.conditioning.labels
         self.cond = [OneBranch(net, net.class_emb.weight[i], settings, block, spare) for i in labels]
         self.null = [OneBranch(net, net.fake_latent[0], settings, block, spare) for _ in labels]
         self.residual = [torch.empty(0)] * len(self.cond)

@@ -66,7 +66,7 @@ def ta_tok(dtype):
 
 def hybrid(dtype):
     model = load_hybrid(DEMO / "hybrid.safetensors", dtype)
-    return conditions(model.net, lambda: model.rows(["a cat"], "Generate an image.", False))
+    return conditions(model.net, lambda: model.conditioning(["a cat"], "Generate an image.", False))
 
 
 def mar(dtype):

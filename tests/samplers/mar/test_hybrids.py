@@ -100,7 +100,7 @@ def test_conditions_that_cannot_be_read_are_refused(model, condition, says):
 
 
 def test_appended_tokens_equal_a_full_pass_where_raster_order_is_the_same(hybrid):
-    rows, net = PROMPTS.rows(hybrid, True), hybrid.hybrid
+    rows, net = PROMPTS.conditioning(hybrid, True), hybrid.hybrid
     tokens, known, new = torch.randn(2, 16, 4), torch.tensor([[1, 4], [0, 2]]), torch.tensor([[5, 9], [3, 15]])
     both = torch.cat([known, new], 1)
     encoded = net.mar.encode(tokens, both, rows.vectors(True))

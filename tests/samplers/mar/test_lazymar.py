@@ -530,8 +530,8 @@ def test_rows_are_skipped_where_a_later_call_may(deep):
     """The token cache is kept if a call between this refresh and the next computes a share of the rows."""
     made = LazyMARSettings(**BASE, refresh_period=5, start_step=0, block=1)
     look, _ = drive(deep, cached(made), made, [0])
-    look.share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
+    look.computed_share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
     wanted = {(0, 2): False, (0, 3): True, (2, 5): False, (3, 5): False, (4, 6): True, (5, 7): False}
     for (step, until), skipped in wanted.items():
-        look.until = [until] * len(look.until)
+        look.next_refresh = [until] * len(look.next_refresh)
         assert bool(look.empty_cache(step).decoder) == skipped, (step, until)
