@@ -49,7 +49,7 @@ from ..samplers.mar.settings import CacheSettings
 from ..samplers.memory import DECODE, WEIGHTS
 from ..samplers.registry import SAMPLERS, Entry, family_of
 from ..samplers.settings import filled_in, in_words, knobs, setting_in_words, shown
-from ..samplers.tokens.mulosd import check_grids, check_pair
+from ..samplers.tokens.mulosd_checks import check_grids, check_pair
 from ..samplers.tokens.prepare import features_of
 from ..samplers.tokens.upsampling import UpSampling
 from . import graph, host

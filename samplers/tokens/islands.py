@@ -23,6 +23,8 @@ from ...model_loaders.networks.autoencoder import Codebook
 
 # Scores of pairs of codes that are computed at once: 64 MB in fp32.
 _PIECE = 1 << 24
+# A wave before all others.
+_NEVER = np.iinfo(np.int32).min // 2
 
 
 @torch.inference_mode()
@@ -159,30 +161,41 @@ def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
     most = int(numbered.max())  # islands of an image
     island = image * most + numbered[image, row, column] - 1
     reach = width if window is None else window
-    nothing = np.iinfo(np.int32).min // 2
 
-    # above[i, c]: the latest wave of island i in the rows above, in columns up to c.
-    above = np.full((images * most, width), -1, np.int32)
+    # latest_above[i, c]: the latest wave of island i in the rows above, in columns up to c.
+    latest_above = np.full((images * most, width), -1, np.int32)
     for y in range(height):
         in_row = row == y
         if not in_row.any():
             continue
         present, i = np.unique(island[in_row], return_inverse=True)
         c = column[in_row]
-        over = above[present]
-        member = np.zeros(over.shape, bool)
-        member[i, c] = True
-        rank = np.cumsum(member, axis=1, dtype=np.int32) - 1
+        belongs = np.zeros((len(present), width), bool)
+        belongs[i, c] = True
 
-        # wave = 1 + max(above, wave of the left neighbour): a running maximum after subtracting the rank in the row.
-        start = np.full(over.shape, nothing, np.int32)
-        start[i, c] = over[i, np.minimum(c + reach - 1, width - 1)] + 1 - rank[i, c]
-        wave = np.maximum.accumulate(start, axis=1) + rank
+        wave = _waves_of_row(belongs, latest_above[present], reach)
         out[image[in_row], y, c] = wave[i, c]
 
-        latest = np.maximum.accumulate(np.where(member, wave, nothing), axis=1)
-        above[present] = np.maximum(over, latest)
+        latest = np.maximum.accumulate(np.where(belongs, wave, _NEVER), axis=1)
+        latest_above[present] = np.maximum(latest_above[present], latest)
     return out
+
+
+def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> np.ndarray:
+    """The waves of a row's cells, int32 [n, width], of which those count that belong to an island.
+
+    Args:
+        belongs: bool [n, width], whether a cell belongs to each of n islands.
+        latest_above: int32 [n, width], the latest wave of the island in the rows above, in columns up to each.
+        reach: a cell waits for those above it in columns up to its own + ``reach`` - 1.
+    """
+    width = belongs.shape[1]
+    place = np.cumsum(belongs, axis=1, dtype=np.int32) - 1  # of a cell among those of its island in the row
+    seen = np.minimum(np.arange(width) + reach - 1, width - 1)
+
+    # wave = 1 + max(latest above, wave of the left neighbour): a running maximum after subtracting the place.
+    earliest = np.where(belongs, latest_above[:, seen] + 1 - place, _NEVER)
+    return np.maximum.accumulate(earliest, axis=1) + place
 
 
 class WavePass(NamedTuple):

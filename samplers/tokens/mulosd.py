@@ -30,15 +30,12 @@ follow, and where pixels of the tokenizer are checked (``upsampling.py``).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
-from typing import NamedTuple
+from dataclasses import asdict
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import UserError
 from ...model_loaders.networks.llama import TokenModel
 from ...reports.record import ACCEPTED, EXPANDED, REJECTED
 from ..conditioning import AnyCondition
@@ -46,17 +43,18 @@ from ..device import to_device
 from ..engine import Sampler, Step
 from . import islands as geometry
 from .cache_slots import DeviceTable, FedRows, table_of
-from .canvas import TokenCanvas, token_canvas
-from .defaults import raster_only, resolve
+from .canvas import token_canvas
+from .defaults import resolve
 from .draws import PairedDraws, tempered
 from .jacobi import iterate
 from .llamagen import decode_schedule
 from .looks import CachedTransformer, chosen_rows
+from .mulosd_checks import check_grids, check_neighbours, check_pair
+from .mulosd_state import Block, Reader, State, blocks_of, draft_reader
 from .sampling import TokenDraw, guidance_applies, guided_passes
-from .schedule import Schedule, next_token_passes, raster
-from .settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings, guides, neighbours_of, rows_at_once
+from .schedule import raster
+from .settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings, rows_at_once
 from .upsampling import UpSampling
-from .zipar import row_groups
 
 # Logits of the target that are computed at once, of all images and branches: 64 MB in fp32.
 _PIECE = 1 << 24
@@ -140,111 +138,6 @@ def mulosd(
     return canvas.finish()
 
 
-# ------------------------------------------------------------ the state of a generation
-
-
-@dataclass(frozen=True)
-class Block:
-    """Rows ``row`` to ``end`` - 1 of the draft's grid, which cover the cells ``first`` to ``last`` - 1 of the
-    target's.
-    """
-
-    row: int
-    end: int
-    first: int
-    last: int
-    schedule: Schedule  # passes of the draft model; the first one is empty but in the first block
-
-    @property
-    def draft_passes(self) -> int:
-        return sum(bool(p.cells) for p in self.schedule.passes)
-
-
-def blocks_of(settings: MuLoSDSettings, small: int, ratio: int) -> list[Block]:
-    """The blocks of a draft of ``small`` x ``small`` tokens on a grid of ``ratio`` times the side."""
-    rows = rows_at_once(settings, small)
-    width = small * ratio
-    blocks = []
-    for row in range(0, small, rows):
-        end = min(row + rows, small)
-        fed_again = rows if row else 0
-        schedule = draft_schedule(small, settings.draft_window, row, end - row, fed_again)
-        blocks.append(Block(row, end, row * ratio * width, end * ratio * width, schedule))
-    return blocks
-
-
-class Reader(NamedTuple):
-    """One of the two models in a generation."""
-
-    canvas: TokenCanvas  # its image; both share report and clock
-    look: CachedTransformer
-    draw: TokenDraw
-
-
-def draft_reader(
-    canvas: TokenCanvas, draft: TokenModel, condition: AnyCondition, noise: PairedDraws, ratio: int
-) -> Reader:
-    """The draft model M_q in the generation of ``canvas``."""
-    # Guidance covers the same part of the draft as of the target.
-    own = canvas.settings
-    if own.cfg_interval is not None:
-        own = replace(own, cfg_interval=own.cfg_interval // ratio**2)
-
-    drafted, prepared = token_canvas("mulosd", draft, condition, own, noise)
-    drafted.report = canvas.report
-    drafted.clock = canvas.clock
-    drafted.phases = ("draft", "draft")
-    return Reader(drafted, CachedTransformer(drafted, prepared), TokenDraw(drafted, stream="draft"))
-
-
-@dataclass(eq=False)
-class State:
-    """State of a generation with two models."""
-
-    target: Reader  # M_p
-    draft: Reader  # M_q
-    settings: MuLoSDSettings
-    up_sampler: UpSampling
-    ratio: int  # r
-    neighbours: Tensor  # int32 [V, 1 + k], see islands.py
-    final: int | None = None  # the first cells of the target's grid whose keys and values are final; None before any
-    draft_started: bool = False  # whether the draft model has read the condition
-    done: int = 0  # passes so far
-    pools: list[Tensor] = field(default_factory=list)  # pooled probabilities fp32 [B * n] of every block
-    maps: dict[str, np.ndarray] = field(default_factory=dict)  # "islands" and "waves", int32 [B, G, G]
-
-    def __post_init__(self) -> None:
-        canvas = self.target.canvas
-        for name in ("islands", "waves"):
-            self.maps[name] = np.zeros((canvas.images, *canvas.grid), np.int32)
-
-    @property
-    def null(self) -> bool:
-        """Whether the rows of the null condition are evaluated."""
-        return guides(self.settings)
-
-    def count_draft_pass(self) -> None:
-        self.done += 1
-        self.target.canvas.report.add(draft_passes=1)
-
-    @torch.inference_mode(False)
-    def step(self, drafted_from: int | None = None) -> Step:
-        """The partial result. The draft's rows from ``drafted_from`` on are repeated over the cells that they cover;
-        None: no rows.
-        """
-        canvas = self.target.canvas
-        canvas.total = max(self.done, canvas.total)
-        out = canvas.step(self.done)
-        if drafted_from is None:
-            return out
-
-        draft = self.draft.canvas.step(0)
-        codes = draft.latents.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2)
-        drafted = draft.decided.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2)
-        drafted[:, : drafted_from * self.ratio] = False
-        return replace(out, latents=torch.where(drafted, codes, out.latents), decided=out.decided | drafted)
-
-
 # ------------------------------------------------------------ the six parts of a cycle
 
 
@@ -323,20 +216,20 @@ def judge_block(state: State, block: Block) -> tuple[Tensor, np.ndarray]:
     canvas, look, draw = state.target
     state.done += 1
     with canvas.clock.phase("transformer"):
-        if state.final is None:
+        if state.final_cells is None:
             # A single image has no padding, and needs no slot for the last cell.
             slots = canvas.cells - (canvas.images == 1)
             hidden = look.prefill(state.null, slots, canvas.values[:, : block.last - 1])
         else:
-            fed = torch.arange(state.final, block.last - 1, device=canvas.device)
+            fed = torch.arange(state.final_cells, block.last - 1, device=canvas.device)
             hidden = look.feed(canvas.values, causal_rows(fed, fed, look.cache.prefix, block.last - 1), state.null)
-            hidden = hidden[:, block.first - 1 - state.final :]
+            hidden = hidden[:, block.first - 1 - state.final_cells :]
 
     with canvas.clock.phase("verification"):
         pool, rejections = judge_drafts(state.target, state.settings, hidden, block.first, state.neighbours)
     state.pools.append(pool.flatten())
 
-    state.final = block.first
+    state.final_cells = block.first
     return hidden, rejections.cpu().numpy().reshape(canvas.images, -1, canvas.grid[1])
 
 
@@ -456,92 +349,3 @@ def reduce(state: State, block: Block) -> None:
         reduced = state.up_sampler.down(whole_image(codes), state.ratio)
         own = reduced[:, block.row : block.end]
         state.draft.canvas.values[:, block.row * small : block.end * small] = own.flatten(1)
-
-
-@lru_cache(maxsize=64)
-def draft_schedule(grid: int, window: int, first: int, rows: int, fed_again: int) -> Schedule:
-    """Passes in which the draft model generates ``rows`` of its grid behind the ``first`` ones, of which the last
-    ``fed_again`` are fed once more.
-
-    ``window``: ZipAR's; 0, or a row or wider, is raster order. Guidance counts tokens, as in serial decoding.
-    """
-    known = first * grid
-    if 0 < window < grid:
-        groups = row_groups(grid, window, rows)
-    else:
-        groups = [[cell] for cell in range(rows * grid)]
-
-    decided = known
-    behind = []
-    cfg_steps = []
-    for group in groups:
-        behind.append([known + cell for cell in group])
-        cfg_steps.append(decided - 1)
-        decided += len(group)
-    return Schedule(grid, next_token_passes(behind, grid, cfg_steps, known, fed_again * grid), known=known)
-
-
-# ------------------------------------------------------------ checks
-
-
-def check(target: TokenModel, settings: MuLoSDSettings) -> None:
-    """Check settings against a model, before anything is loaded or computed.
-
-    Raises:
-        UserError: so many neighbours that nothing can be rejected, or guidance of a model that was trained without a
-            null class.
-    """
-    resolve(settings, target)
-    check_neighbours(settings, target.net.config.vocab)
-
-
-def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) -> None:
-    """Check that two models generate the ``codes`` codes of one tokenizer in raster order. ``sampler``: its title, for
-    the message.
-
-    Raises:
-        UserError: they do not.
-    """
-    raster_only(sampler, target, draft, janus="needs a model of a smaller image, which no Janus draws")
-    of_target = target.net.config.vocab
-    of_draft = draft.net.config.vocab
-    if of_draft != of_target:
-        raise UserError(
-            f"draft: {draft.name} has {of_draft} codes, and {target.name} has {of_target}; choose two models that use "
-            "the same VQ tokenizer."
-        )
-
-    if of_target != codes:
-        raise UserError(
-            f"decoder: it has {codes} codes, and {target.name} has {of_target}; choose the VQ tokenizer that the model "
-            "was trained with."
-        )
-
-
-def check_grids(target: TokenModel, draft: TokenModel) -> int:
-    """The ratio r of the sides of two grids.
-
-    Raises:
-        UserError: it is not an integer above 1.
-    """
-    ratio, rest = divmod(target.grid, draft.grid)
-    if rest or ratio < 2:
-        raise UserError(
-            f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, and {target.name} draws {target.grid} x "
-            f"{target.grid}; choose a draft of half, a third or a quarter of the side."
-        )
-    return ratio
-
-
-def check_neighbours(settings: MuLoSDSettings, codes: int) -> int:
-    """The number of neighbours in a codebook of ``codes``.
-
-    Raises:
-        UserError: they are all codes.
-    """
-    nearest = neighbours_of(settings, codes)
-    if nearest >= codes - 1:
-        raise UserError(
-            f"neighbours: {nearest} is all of the {codes} codes, so that nothing could be rejected; choose fewer."
-        )
-    return nearest

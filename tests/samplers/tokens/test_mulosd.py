@@ -14,7 +14,8 @@ from fastar_nodes.samplers.tokens import islands as geometry
 from fastar_nodes.samplers.tokens import mulosd as module
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.mulosd import draft_schedule, mulosd
+from fastar_nodes.samplers.tokens.mulosd import mulosd
+from fastar_nodes.samplers.tokens.mulosd_state import draft_schedule
 from fastar_nodes.samplers.tokens.sampling import TokenDraw
 from fastar_nodes.samplers.tokens.settings import (
     ONE_BY_ONE,

@@ -1,0 +1,148 @@
+"""The two models of a MuLo-SD generation (``mulosd.py``), its blocks of rows, and how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...model_loaders.networks.llama import TokenModel
+from ..conditioning import AnyCondition
+from ..engine import Step
+from .canvas import TokenCanvas, token_canvas
+from .draws import PairedDraws
+from .looks import CachedTransformer
+from .sampling import TokenDraw
+from .schedule import Schedule, next_token_passes
+from .settings import MuLoSDSettings, guides, rows_at_once
+from .upsampling import UpSampling
+from .zipar import row_groups
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows ``row`` to ``end`` - 1 of the draft's grid, which cover the cells ``first`` to ``last`` - 1 of the
+    target's.
+    """
+
+    row: int
+    end: int
+    first: int
+    last: int
+    schedule: Schedule  # passes of the draft model; the first one is empty but in the first block
+
+    @property
+    def draft_passes(self) -> int:
+        return sum(bool(p.cells) for p in self.schedule.passes)
+
+
+def blocks_of(settings: MuLoSDSettings, small: int, ratio: int) -> list[Block]:
+    """The blocks of a draft of ``small`` x ``small`` tokens on a grid of ``ratio`` times the side."""
+    rows = rows_at_once(settings, small)
+    width = small * ratio
+    blocks = []
+    for row in range(0, small, rows):
+        end = min(row + rows, small)
+        fed_again = rows if row else 0
+        schedule = draft_schedule(small, settings.draft_window, row, end - row, fed_again)
+        blocks.append(Block(row, end, row * ratio * width, end * ratio * width, schedule))
+    return blocks
+
+
+class Reader(NamedTuple):
+    """One of the two models in a generation."""
+
+    canvas: TokenCanvas  # its image; both share report and clock
+    look: CachedTransformer
+    draw: TokenDraw
+
+
+def draft_reader(
+    canvas: TokenCanvas, draft: TokenModel, condition: AnyCondition, noise: PairedDraws, ratio: int
+) -> Reader:
+    """The draft model M_q in the generation of ``canvas``."""
+    # Guidance covers the same part of the draft as of the target.
+    own = canvas.settings
+    if own.cfg_interval is not None:
+        own = replace(own, cfg_interval=own.cfg_interval // ratio**2)
+
+    drafted, prepared = token_canvas("mulosd", draft, condition, own, noise)
+    drafted.report = canvas.report
+    drafted.clock = canvas.clock
+    drafted.phases = ("draft", "draft")
+    return Reader(drafted, CachedTransformer(drafted, prepared), TokenDraw(drafted, stream="draft"))
+
+
+@dataclass(eq=False)
+class State:
+    """State of a generation with two models."""
+
+    target: Reader  # M_p
+    draft: Reader  # M_q
+    settings: MuLoSDSettings
+    up_sampler: UpSampling
+    ratio: int  # r
+    neighbours: Tensor  # int32 [V, 1 + k], see islands.py
+    final_cells: int | None = None  # the target's first cells whose keys and values are final; None before any
+    draft_started: bool = False  # whether the draft model has read the condition
+    done: int = 0  # passes so far
+    pools: list[Tensor] = field(default_factory=list)  # pooled probabilities fp32 [B * n] of every block
+    maps: dict[str, np.ndarray] = field(default_factory=dict)  # "islands" and "waves", int32 [B, G, G]
+
+    def __post_init__(self) -> None:
+        canvas = self.target.canvas
+        for name in ("islands", "waves"):
+            self.maps[name] = np.zeros((canvas.images, *canvas.grid), np.int32)
+
+    @property
+    def null(self) -> bool:
+        """Whether the rows of the null condition are evaluated."""
+        return guides(self.settings)
+
+    def count_draft_pass(self) -> None:
+        self.done += 1
+        self.target.canvas.report.add(draft_passes=1)
+
+    @torch.inference_mode(False)
+    def step(self, drafted_from: int | None = None) -> Step:
+        """The partial result. The draft's rows from ``drafted_from`` on are repeated over the cells that they cover;
+        None: no rows.
+        """
+        canvas = self.target.canvas
+        canvas.total = max(self.done, canvas.total)
+        out = canvas.step(self.done)
+        if drafted_from is None:
+            return out
+
+        draft = self.draft.canvas.step(0)
+        codes = draft.latents.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2)
+        drafted = draft.decided.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2)
+        drafted[:, : drafted_from * self.ratio] = False
+        return replace(out, latents=torch.where(drafted, codes, out.latents), decided=out.decided | drafted)
+
+
+@lru_cache(maxsize=64)
+def draft_schedule(grid: int, window: int, first: int, rows: int, fed_again: int) -> Schedule:
+    """Passes in which the draft model generates ``rows`` of its grid behind the ``first`` ones, of which the last
+    ``fed_again`` are fed once more.
+
+    ``window``: ZipAR's; 0, or a row or wider, is raster order. Guidance counts tokens, as in serial decoding.
+    """
+    known = first * grid
+    if 0 < window < grid:
+        groups = row_groups(grid, window, rows)
+    else:
+        groups = [[cell] for cell in range(rows * grid)]
+
+    decided = known
+    behind = []
+    cfg_steps = []
+    for group in groups:
+        behind.append([known + cell for cell in group])
+        cfg_steps.append(decided - 1)
+        decided += len(group)
+    return Schedule(grid, next_token_passes(behind, grid, cfg_steps, known, fed_again * grid), known=known)
