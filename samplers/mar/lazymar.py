@@ -102,7 +102,7 @@ def check(model: MARModel, settings: MARBase, cache: CacheSettings | None = None
     """
     check_mar(model, settings)
     caches = cast(CacheSettings, settings) if cache is None else cache
-    chosen_block(caches, model.net.config.decoder_depth)
+    chosen_block(caches, model.net.config.decoder_depth, model.name)
     expect_whole_head(settings, CachedHeads(caches))
 
 
@@ -126,7 +126,7 @@ class LazyTransformer(Transformer):
 
         s = settings
         c = canvas.model.net.config
-        block = chosen_block(s, c.decoder_depth)
+        block = chosen_block(s, c.decoder_depth, canvas.model.name)
         self.block = block - 1
 
         # Of each AR step: that of the next refresh, and the share of decoder rows that are computed after the block.

@@ -68,11 +68,15 @@ def computed_ratios(settings: CacheSettings, steps: int) -> list[float]:
     return out
 
 
-def chosen_block(settings: CacheSettings, depth: int) -> int:
-    """The decoder block, of ``depth`` and counted from 1, that measures how much a token changed."""
+def chosen_block(settings: CacheSettings, depth: int, model: str) -> int:
+    """The decoder block, of ``depth`` and counted from 1, that measures how much a token changed. ``model``: its name.
+
+    Raises:
+        UserError: the decoder has fewer blocks.
+    """
     block = usual_block(depth) if settings.block is None else settings.block
     if block > depth:
         raise UserError(
-            f"block: {block} is outside 1 to {depth}, the blocks of the decoder; lower it, or leave it out."
+            f"block: {block} is outside 1 to {depth}, the blocks of the decoder of {model}; lower it, or leave it out."
         )
     return block

@@ -39,7 +39,7 @@ def transformer_flops(c: MARConfig, s: LazyMARSettings, published: bool) -> int:
         encoded = c.buffer + (new if s.encoder_cache else known)
         branch = c.encoder_depth * block_flops(c.dim, encoded, encoded, c.buffer + known)
         branch += decoder_flops(
-            c, s, chosen_block(s, c.decoder_depth), rows(c, s, k, known, wanted, new), wanted, published
+            c, s, chosen_block(s, c.decoder_depth, "MAR"), rows(c, s, k, known, wanted, new), wanted, published
         )
         out += branch if s.condition_cache else 2 * branch
     return out

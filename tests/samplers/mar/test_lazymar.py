@@ -24,7 +24,7 @@ from fastar_nodes.samplers.mar.fasthybrid import pulled
 from fastar_nodes.samplers.mar.heads import Heads
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, lazymar
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.refresh import computed_ratios, usual_block
+from fastar_nodes.samplers.mar.refresh import chosen_block, computed_ratios, usual_block
 from fastar_nodes.samplers.mar.settings import CacheSettings, LazyMARSettings, MARBase, MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
@@ -535,3 +535,8 @@ def test_rows_are_skipped_where_a_later_call_may(deep):
     for (step, until), skipped in wanted.items():
         look.next_refresh = [until] * len(look.next_refresh)
         assert bool(look.empty_cache(step).decoder) == skipped, (step, until)
+
+
+def test_a_block_that_one_of_two_models_lacks_names_the_model():
+    with pytest.raises(UserError, match="block: 4 is outside 1 to 2, the blocks of the decoder of small MAR"):
+        chosen_block(LazyMARSettings(block=4), 2, "small MAR")
