@@ -93,14 +93,14 @@ def advance(
     """A step of all rows, as a function for the compiler.
 
     Args:
-        numbers: all_x, all_out, middle and slope of the step, see :class:`StepNumbers`.
+        numbers: mean_x, mean_out, middle and slope of the step, see :class:`StepNumbers`.
         cfg, out: see :func:`guide`.
         noise, x: fp32 [N, *, c].
         change, arguments: of the step, see :class:`Change`.
     """
-    all_x, all_out, middle, slope = numbers
+    mean_x, mean_out, middle, slope = numbers
     prediction, logits = guide(out, cfg, x.shape[-1])
-    mean = torch.addcmul(all_x * x, all_out, prediction)
+    mean = torch.addcmul(mean_x * x, mean_out, prediction)
     if change is not None:
         mean = change(mean, *arguments)
 
@@ -116,16 +116,19 @@ def run_chain(net: Regional, rows: Chains, head: Callable[[int, Tensor], Tensor]
     run = net.region(advance, "diffusion steps")
     noise = rows.noise if rows.temperature == 1 else rows.noise * rows.temperature
     noises = (*noise, noise[-1])  # of the last step unused
-    function, arguments = rows.change or (None, [()] * len(rows.table))
+    function = None
+    arguments: Sequence[tuple[Tensor, ...]] = [()] * len(rows.table)
+    if rows.change is not None:
+        function, arguments = rows.change
 
     of_step = rows.table.columns()
     x = rows.x
-    for k, numbers in enumerate(zip(of_step.all_x, of_step.all_out, of_step.middle, of_step.slope, strict=True)):
+    for k, numbers in enumerate(zip(of_step.mean_x, of_step.mean_out, of_step.middle, of_step.slope, strict=True)):
         if rows.given is not None:
             x = rows.given.follow(x, k)
-        done = run(numbers, rows.cfg, noises[k], x, head(k, x), function, arguments[k])
-        x = done.x
-        yield done
+        advanced = run(numbers, rows.cfg, noises[k], x, head(k, x), function, arguments[k])
+        x = advanced.x
+        yield advanced
 
 
 # ------------------------------------------------------------------------------------------------ numbers of the steps
@@ -143,7 +146,7 @@ class DiffusionStep(NamedTuple):
 
 
 class StepNumbers(NamedTuple):
-    """The same of many steps as tensors. Without the data, the mean is all_x x + all_out prediction."""
+    """The same of many steps as tensors, and the coefficients of the mean: mean_x x + mean_out prediction."""
 
     data_x: Tensor
     data_out: Tensor
@@ -151,8 +154,8 @@ class StepNumbers(NamedTuple):
     of_data: Tensor
     middle: Tensor
     slope: Tensor
-    all_x: Tensor
-    all_out: Tensor
+    mean_x: Tensor
+    mean_out: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,9 +183,9 @@ def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
     """The table of steps, with the embeddings [S, w] of their times."""
     rows = []
     for step in steps:
-        all_x = step.of_data * step.data_x + step.of_x
-        all_out = step.of_data * step.data_out
-        rows.append((*step, all_x, all_out))
+        mean_x = step.of_data * step.data_x + step.of_x
+        mean_out = step.of_data * step.data_out
+        rows.append((*step, mean_x, mean_out))
 
     learned = any(step.slope for step in steps)
     return StepTable(to_device(torch.tensor(rows), times.device), times, learned)
@@ -262,7 +265,7 @@ class HeadNetwork(Protocol):
 
 
 class Head:
-    """The diffusion head for the conditions of N rows: ``out = head(k, x)`` at step k, from 0 on, one more at a call.
+    """The diffusion head for the conditions of N rows: ``out = head(k, x)`` at step k, in the order k = 0, 1, 2, ...
 
     The report counts its work. ``budget``: see :class:`Modulations`.
     """
@@ -322,7 +325,7 @@ class Modulations:
         self._of_all_steps: list[Tensor] | None = None
 
     def of_step(self, k: int) -> tuple[Tensor, ...]:
-        """Those of all rows at step k, from 0 on, one more at a call."""
+        """Those of all rows at step k; called in the order k = 0, 1, 2, ..."""
         place = k % self._steps_at_once
         if place == 0:
             self._newest = list(zip(*self._of_steps(k, k + self._steps_at_once), strict=True))

@@ -104,27 +104,29 @@ class Speculation:
     data: Tensor
     logits: Tensor
 
-    def __init__(self, net: Regional, head: Head, rows: Chains, rng: CounterRNG, report: Report):
+    def __init__(self, net: Regional, head: Head, chains: Chains, rng: CounterRNG, report: Report):
         self.net = net
         self.head = head
-        self.rows = rows
+        self.chains = chains
         self.rng = rng
         self.report = report
-        self.steps = len(rows.table)
-        self.learned = rows.table.learned
+        self.steps = len(chains.table)
+        self.learned = chains.table.learned
+        # Steps whose acceptance counts; BitDance's last one has no noise and does not.
         self.counted = self.steps if self.learned else self.steps - 1
-        self.device = rows.x.device
+        self.device = chains.x.device
         self._couple = net.region(couple, "verification of speculation")
 
         # The first draft uses data of 0, the middle; a rejected draft costs no further call.
-        self.done = np.zeros(len(rows.x), np.int64)
-        self.x = rows.x.clone()
+        self.done = np.zeros(len(chains.x), np.int64)
+        self.x = chains.x.clone()
         self.data = torch.zeros_like(self.x)
         self.logits = torch.zeros_like(self.x)
 
-        # The numbers of the steps, with the temperature in their stds. A last step that is not counted must have one.
-        columns = rows.table.columns()
-        middle = columns.middle + (math.log(rows.temperature) if rows.temperature > 0 else -math.inf)
+        # The numbers of the steps, with the temperature in their stds. A last step that is not counted gets log std 0,
+        # because the coupling divides by the std; its state is not used.
+        columns = chains.table.columns()
+        middle = columns.middle + (math.log(chains.temperature) if chains.temperature > 0 else -math.inf)
         if not self.learned:
             middle[-1] = 0
         self._numbers = torch.stack(columns._replace(middle=middle), 1)
@@ -178,8 +180,8 @@ class Speculation:
         values = []
         x = self.x[row]
         for k, of_x_k, fixed_k in zip(step.unbind(1), at.of_x.unbind(1), fixed.unbind(1), strict=True):
-            if self.rows.given is not None:
-                x = self.rows.given.follow_rows(x, row, k)
+            if self.chains.given is not None:
+                x = self.chains.given.follow_rows(x, row, k)
             states.append(x)
             x = torch.addcmul(fixed_k, of_x_k, x)
             values.append(x)
@@ -209,7 +211,7 @@ class Speculation:
         judged = _Judged(states.row, states.step, draft, q, p.flat(), uniforms)
 
         # 2. The coupling accepts drafts or replaces them. Of each row the accepted prefix is used, and the first
-        # rejected step, which is its last evaluation that is.
+        # rejected step. The evaluation of the last used step is the row's newest.
         coupled = self._couple(judged.draft, judged.q, judged.p, judged.uniforms)
         in_windows = torch.zeros(drafts.states.shape[:2], dtype=torch.int64, device=self.device)
         in_windows[states.window, states.place] = coupled.accepted.to(torch.int64)
@@ -258,15 +260,15 @@ class Speculation:
 
         The states are those of rows ``row`` before steps ``step``, int64 [M] on the device.
         """
-        prediction, logits = guide(self.head.at(row, step, x), self.rows.cfg[row], x.shape[-1])
+        prediction, logits = guide(self.head.at(row, step, x), self.chains.cfg[row], x.shape[-1])
         at = self._numbers_at(step)
         return torch.addcmul(at.data_x * x, at.data_out, prediction), logits
 
     def kernel(self, row: Tensor, step: Tensor, x: Tensor, data: Tensor, logits: Tensor | None) -> Gaussian:
         """The head's distributions of the next states, of what it predicts."""
         # What it predicts for given tokens is not used, so it counts as the draft's.
-        if self.rows.given is not None:
-            data = torch.where(self.rows.given.free[row], data, self.data[row])
+        if self.chains.given is not None:
+            data = torch.where(self.chains.given.free[row], data, self.data[row])
 
         at = self._numbers_at(step)
         log_std = at.middle if logits is None else at.middle + at.slope * logits
@@ -283,14 +285,14 @@ class Speculation:
 
     def _noise(self, step: Tensor, row: Tensor) -> Tensor:
         """The noise of rows at steps."""
-        return self.rows.noise[step.clamp(max=len(self.rows.noise) - 1), row]
+        return self.chains.noise[step.clamp(max=len(self.chains.noise) - 1), row]
 
     def _on_device(self, *numbers: np.ndarray) -> Tensor:
         """Arrays of numbers, int64 [R] each, in one copy."""
         return to_device(np.stack(numbers), self.device)
 
     def _redraw(self, judged: _Judged, last_used: Tensor, value: Tensor, missing: np.ndarray) -> None:
-        """Write the coupling's results of those rows that need redraws, ``missing`` int64 [M].
+        """Write the coupling's results of those rows that need redraws, ``missing`` int64 [K] among the R.
 
         Args:
             judged: all drafted steps of a window.

@@ -149,8 +149,8 @@ class BlockDiffusion:
             for _ in paths.windows(np.arange(len(rows.x)), canvas.settings.window):
                 yield int(paths.done.min()), paths.data
         else:
-            for k, done in enumerate(run_chain(net, rows, head)):
-                yield k + 1, done.x
+            for k, advanced in enumerate(run_chain(net, rows, head)):
+                yield k + 1, advanced.x
 
     def _chains(self, block: int, conditions: Tensor) -> Chains:
         """A block before its diffusion: a row for every image, or one for each of its branches, see

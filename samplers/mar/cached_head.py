@@ -109,8 +109,8 @@ class CachedHead:
         self.branches, self.tokens = batch.z.shape[:2]
         self.own = [j for j in range(len(head.res_blocks)) if j not in MIDDLE]
         self.report = report  # counts the work
-        self._evaluate = net.region(evaluated, "diffusion head")
-        self._reuse = net.region(reused, "diffusion head")
+        self._evaluate = net.region(evaluate_full, "diffusion head")
+        self._reuse = net.region(evaluate_from_kept, "diffusion head")
 
         self.modulations = modulations_by_kind(net.head, self.own, batch, plan)
 
@@ -155,6 +155,7 @@ def modulations_by_kind(
     condition = head.conditions(batch.z.flatten(0, 1))
     conditional = condition[: batch.z.shape[1]]
     at = {kind: times[which] for kind, which in plan.of_kind.items()}
+    # Three modulations a block, and two of the last layer; a reused step has one gate a block.
     return {
         FULL: step_modulations(head.modulations, at[FULL], condition, 3 * len(head.res_blocks) + 2),
         EDGE: step_modulations(of_edge, at[EDGE], conditional, 3 * len(own) + 2),
@@ -175,7 +176,7 @@ class Kept(NamedTuple):
     bias: Tensor  # of the last layer, plus the guidance, fp32 [N, 2 channels]
 
 
-def evaluated(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequence[Tensor]) -> tuple[Tensor, Kept]:
+def evaluate_full(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequence[Tensor]) -> tuple[Tensor, Kept]:
     """The head in full: noise and variance logits [P N, 2 channels], and what the next steps reuse.
 
     ``cfg`` [N, 1] is the guidance scale, x fp32 [P N, channels] are the states of all branches of guidance.
@@ -206,7 +207,7 @@ def evaluated(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequence
     return out, Kept(mlps, middle, bias)
 
 
-def reused(
+def evaluate_from_kept(
     head: DiffusionHead, own: Sequence[int], kept: Kept, edge: bool, x: Tensor, modulations: Sequence[Tensor]
 ) -> tuple[Tensor, Kept]:
     """The head from what was kept: noise and variance logits fp32 [N, 2 channels], and what the next steps reuse.
@@ -224,7 +225,7 @@ def reused(
             gate = modulations[i]
             mlps.append(kept.mlps[i])
         h = torch.addcmul(h, gate, mlps[i])
-        if j == 0:
+        if j + 1 == MIDDLE[0]:  # the middle blocks follow
             h = h + kept.middle
 
     h = modulated(h, head.final_layer.norm_final, *modulations[-2:])

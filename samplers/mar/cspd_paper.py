@@ -68,12 +68,15 @@ def paper_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter, s
     start = end = first  # of the segment: its first AR step, and the first one behind it
     for step in range(first, order.steps):
         if step == end:
-            # 1. Draft up to gamma AR steps in a row in every image. The step behind them is the target's own in the
-            # images that have gamma by then; the others need a draft of it.
-            left = gamma - int(kept.max())
+            # 1. Draft up to gamma AR steps in a row in every image. The step behind them is the target's own. An image
+            # that lags may not have gamma when the others take their own token, so that step is drafted too.
+            most = int(kept.max())
+            left = gamma - most
             start = step
             end = min(step + left + 1, order.steps)
-            drafted = end - step if (kept < kept.max()).any() else min(left, end - step)
+            length = end - step
+            some_lag = bool((kept < most).any())
+            drafted = length if some_lag else min(left, length)
             drafts = [drafter.step(t, plain.start, plain.noise) for t in range(step, step + drafted)]
             if drafts:
                 canvas.drafted.scatter_(1, order.ahead(step, drafted), True)
@@ -83,12 +86,12 @@ def paper_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter, s
 
         # 3. Accept the drafts of this AR step or draw them again, but for images that have accepted gamma.
         path = next(paths)
-        own = kept == gamma
-        draft = None if own.all() else drafts[step - start]
-        accepted = judge.decide(step, draft, path, own)
+        takes_own = kept == gamma
+        draft = None if takes_own.all() else drafts[step - start]
+        accepted = judge.decide(step, draft, path, takes_own)
 
         # 4. After a rejection the later drafts are discarded.
-        kept = np.where(accepted & ~own, kept + 1, 0)
+        kept = np.where(accepted & ~takes_own, kept + 1, 0)
         if not accepted.all():
             if step + 1 < end:
                 canvas.drafted.scatter_(1, order.ahead(step + 1, end - step - 1), False)
@@ -135,13 +138,13 @@ class Judge:
                 yield Trace(whole.path[at], Gaussian(whole.kernel.mean[at], whole.kernel.log_std[at]))
             done += len(zs)
 
-    def decide(self, step: int, draft: Trace | None, path: Trace, own: np.ndarray) -> np.ndarray:
+    def decide(self, step: int, draft: Trace | None, path: Trace, takes_own: np.ndarray) -> np.ndarray:
         """Decide the tokens of an AR step; which images have no rejected draft, bool [B].
 
         Args:
             draft: the draft model's path; None if there is none.
             path: the target's.
-            own: bool [B], images whose tokens are the target's, whatever was drafted.
+            takes_own: bool [B], images whose tokens are the target's, whatever was drafted.
         """
         canvas = self.canvas
         here = canvas.order.ahead(step)
@@ -158,7 +161,7 @@ class Judge:
             judged = accept_or_redraw(draft.path[:, -1], q, p, AS_PRINTED, self.draws, image, position)
 
             # 2. The target's own tokens, where they are due or no redraw was kept.
-            mine = torch.from_numpy(own).repeat_interleave(here.shape[1])
+            mine = torch.from_numpy(takes_own).repeat_interleave(here.shape[1])
             due = to_device(mine | ~judged.found, canvas.device)
             tokens = torch.where(due[:, None], of_target, judged.tokens)
             canvas.write(here, tokens.view(*here.shape, -1), step)

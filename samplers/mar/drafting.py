@@ -55,10 +55,10 @@ def traced(canvas: MARCanvas, rows: Chains, last_noise: bool = False) -> Trace:
     states = [rows.x]
     means = []
     log_stds = []
-    for done in chain.run_chain(net, rows, full_head(net, rows, canvas.report)):
-        states.append(done.x)
-        means.append(done.mean)
-        log_stds.append(done.log_std)
+    for advanced in chain.run_chain(net, rows, full_head(net, rows, canvas.report)):
+        states.append(advanced.x)
+        means.append(advanced.mean)
+        log_stds.append(advanced.log_std)
 
     return Trace(torch.stack(states, 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
 

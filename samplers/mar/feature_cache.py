@@ -28,8 +28,11 @@ class Store:
     def update(self, k: Tensor, v: Tensor, rows: slice | Tensor | None) -> tuple[Tensor, Tensor]:
         """Store keys and values [E, heads, n, d] of the computed rows; returns those of all rows of the sequence.
 
-        ``rows`` are the places of the computed rows: int64 [E, n], a range that ends with the sequence, or None for all
-        rows, also of entries that are not stored.
+        ``rows`` are the places of the computed rows:
+
+        - int64 [E, n];
+        - a slice that ends with the sequence;
+        - None for all rows, also of entries that are not stored.
         """
         if rows is None:
             self.keys = self._copy(k)
@@ -59,9 +62,7 @@ class FeatureCache:
 
     next_refresh: int  # its AR step
     decoder_entries: int  # entries that the decoder computes until then: B without the null branch, else P B
-    encoder_entries: (
-        int  # entries that the encoder computes until then: as many, or B where both branches share the encoder
-    )
+    encoder_entries: int  # those that the encoder computes: as many, or B where both branches share the encoder
     conditional_only: bool  # condition cache: whether the null branch is left out
     # Encoder cache: a store of each block, for decided tokens and, behind them, the class rows; [] without it.
     encoder: list[Store]
@@ -74,8 +75,10 @@ class FeatureCache:
     # With the encoder cache: what the condition keeps between encoder and decoder (a language model's keys and values,
     # None for class labels), and the decoder's input [decoder entries, N, C].
     fused: Any = None
-    canvas: Tensor | None = None
-    values: Tensor | None = None  # token cache: V of the chosen block at the last call, [decoder entries, heads, N, d]
+    decoder_input: Tensor | None = None
+    chosen_values: Tensor | None = (
+        None  # token cache: V of the chosen block at the last call, [decoder entries, heads, N, d]
+    )
     residual: Tensor | None = None  # condition cache: null minus conditional branch at the refresh, [B, L, C]
 
     @property
@@ -86,7 +89,7 @@ class FeatureCache:
     @property
     def bytes(self) -> int:
         """Bytes of all stored tensors."""
-        tensors = [self.canvas, self.values, self.residual]
+        tensors = [self.decoder_input, self.chosen_values, self.residual]
         for store in (*self.encoder, *self.decoder):
             tensors += [store.keys, store.values]
         if self.fused is not None:

@@ -30,8 +30,8 @@ class Heads:
         """The tokens of rows, fp32 [N, channels]."""
         x = rows.x
         if len(rows.table):
-            for done in run_chain(net, rows, self.head(net, rows, report)):
-                x = done.x
+            for advanced in run_chain(net, rows, self.head(net, rows, report)):
+                x = advanced.x
         return x
 
     def sample_both(

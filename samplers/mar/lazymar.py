@@ -13,7 +13,7 @@ switched off one by one (:class:`CacheSettings`):
    - similarity: s_i = cos(V_i^k, V_i^k'), the mean of the heads, where k' is the AR step of the last call;
    - (8): the computed rows are those of the wanted tokens, those of the tokens decided since k', and others of lowest
      s_i (the paper prints argmax; by its text and its code the least similar rows are computed). How many is in
-     ``refresh.py``. The paper's Table 3 compares other choices, see :meth:`LazyTransformer.choose`;
+     ``refresh.py``. The paper's Table 3 compares other choices, see :class:`.RowChoice`;
    - (9): the blocks behind the chosen one see the computed rows together with the stored keys and values of the others.
 
    The paper takes its 3rd layer, the published code the 4th block.
@@ -42,28 +42,24 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...model_loaders.networks.mar import MAR, Block, MARModel, pick
 from ..conditioning import MaskedCondition
-from ..device import to_device
 from ..editing import Edit
 from ..engine import Sampler
 from ..memory import FEATURES
-from ..noise import CounterRNG, PairedNoise, row_keys
+from ..noise import PairedNoise
 from .cached_head import CachedHeads
 from .canvas import MARCanvas
 from .feature_cache import FeatureCache, Store, own_copy
 from .mar import check as check_mar
 from .mar import expect_whole_head, mar
 from .memory import feature_bytes
-from .refresh import chosen_block, computed_ratios, next_refreshes, spare_rows
+from .refresh import chosen_block, next_refreshes
+from .row_choice import RowChoice
 from .settings import CacheSettings, LazyMARSettings, MARBase
 from .transformer import FullTransformer, Transformer
-
-# Selections that compute the tokens of one state, however many they are.
-BY_STATE = ("undecided", "decided")
 
 
 def lazymar(
@@ -129,18 +125,8 @@ class LazyTransformer(Transformer):
         block = chosen_block(s, c.decoder_depth, canvas.model.name)
         self.block = block - 1
 
-        # Of each AR step: that of the next refresh, and the share of decoder rows that are computed after the block.
-        # The last block saves nothing: it computes the wanted rows only, in plain MAR too.
-        steps = canvas.order.steps
-        self.next_refresh = next_refreshes(s, steps)
-        self.computed_share = [1.0] * steps
-        if s.token_cache and block < c.decoder_depth:
-            by_state = s.selection in BY_STATE
-            self.computed_share = [0.0] * steps if by_state else computed_ratios(s, steps)
-        self.spare = spare_rows(c.buffer + c.tokens)
-        if s.selection == "random":
-            keys = row_keys(canvas.noise, "selection", c.buffer + c.tokens)
-            self.random = CounterRNG(to_device(keys.flatten(), canvas.device))
+        self.next_refresh = next_refreshes(s, canvas.order.steps)  # of each AR step
+        self.choice = RowChoice(canvas, s, block)
 
         self.vectors = self.full.vectors
         self.feed_forward = canvas.model.net.region(feed_forward, "transformer blocks")
@@ -173,7 +159,10 @@ class LazyTransformer(Transformer):
         order = canvas.order
         net = canvas.model.net
         images = canvas.images
-        branches = 1 + canvas.guided if cache.empty else cache.decoder_entries // images  # those that are computed
+        if cache.empty:
+            branches = 1 + canvas.guided
+        else:
+            branches = cache.decoder_entries // images  # those that are computed
         new = order.reveal[:, cache.known : order.starts[step]]  # decided since the last call
 
         # 1. The encoder reads the new tokens.
@@ -182,17 +171,17 @@ class LazyTransformer(Transformer):
         # 2. The decoder computes the rows that changed, and its last block of these the wanted ones. A refresh that
         # keeps the difference of the branches wants all tokens.
         keeps_difference = cache.empty and cache.conditional_only
-        asked = wanted
+        decoder_wanted = wanted
         if keeps_difference:
-            asked = torch.arange(net.config.tokens, device=wanted.device).expand(images, -1)
-        x, decoder_rows = self._decode(net, cache, step, x, asked.repeat(branches, 1), new.repeat(branches, 1))
+            decoder_wanted = torch.arange(net.config.tokens, device=wanted.device).expand(images, -1)
+        x, decoder_rows = self._decode(net, cache, step, x, decoder_wanted.repeat(branches, 1), new.repeat(branches, 1))
 
         # 3. The null branch of a refresh gives the residual (10), from which later calls make their null branch.
-        both = wanted.repeat(1 + canvas.guided, 1)
+        wanted_of_branches = wanted.repeat(1 + canvas.guided, 1)
         if keeps_difference:
             conditional, null = x.chunk(2)
             cache.residual = null - conditional  # (10)
-            x = pick(x, both)
+            x = pick(x, wanted_of_branches)
         elif cache.residual is not None:
             null = x + pick(cache.residual, wanted)
             x = torch.cat([x, null])
@@ -206,7 +195,9 @@ class LazyTransformer(Transformer):
         cache.step = step
         cache.known = order.starts[step]
 
-        z = net.decoder_norm(x) + pick(net.diffusion_pos_embed_learned.expand(len(both), -1, -1), both)
+        z = net.decoder_norm(x) + pick(
+            net.diffusion_pos_embed_learned.expand(len(wanted_of_branches), -1, -1), wanted_of_branches
+        )
         return z.unflatten(0, (1 + canvas.guided, -1))
 
     def _encode(self, cache: FeatureCache, step: int, new: Tensor, branches: int) -> tuple[Tensor, int]:
@@ -223,12 +214,12 @@ class LazyTransformer(Transformer):
         # 1. The encoder's input: class rows and tokens. Class rows are computed at every call. They are stored behind
         # the tokens, where the next call's tokens overwrite them.
         vectors = self.vectors if cache.empty else self.vectors[: cache.encoder_entries]
-        times = len(vectors) // len(tokens)
-        x = net.embed_known(canvas.values.repeat(times, 1, 1), tokens.repeat(times, 1), vectors)
+        copies = len(vectors) // len(tokens)
+        x = net.embed_known(canvas.values.repeat(copies, 1, 1), tokens.repeat(copies, 1), vectors)
         rows = None
         if reuses:
             rows = slice(cache.known, cache.known + x.shape[1])
-            x = x.roll(-buffer, 1)
+            x = x.roll(-buffer, 1)  # from [class rows, tokens] to [tokens, class rows], the order of the stores
 
         # 2. Its blocks.
         x = net.encoder_norm(self.walk(net.encoder_blocks, x, cache.encoder, rows))
@@ -236,19 +227,19 @@ class LazyTransformer(Transformer):
 
         # 3. The decoder's input: made anew, or the last call's with the computed rows replaced.
         if not reuses:
-            x = canvas.conditioning.fuse(x, tokens.repeat(times, 1), branches > 1, cache=cache.fused)
+            x = canvas.conditioning.fuse(x, tokens.repeat(copies, 1), branches > 1, cache=cache.fused)
             x = net.canvas(x, tokens.repeat(branches, 1))
             if cache.encoder:
-                cache.canvas = own_copy(x, cache.decoder_entries)
+                cache.decoder_input = own_copy(x, cache.decoder_entries)
             return x, computed
 
-        assert cache.canvas is not None
+        assert cache.decoder_input is not None
         x = canvas.conditioning.extend(x, cache.fused, cache.known)
         class_rows = torch.arange(buffer, device=x.device).expand(len(x), -1)
         at = torch.cat([tokens.repeat(branches, 1) + buffer, class_rows], dim=1)
         x = net.decoder_embed(x) + net.decoder_pos_embed_learned[0][at]
-        cache.canvas.scatter_(1, at[..., None].expand_as(x), x)
-        return cache.canvas, computed
+        cache.decoder_input.scatter_(1, at[..., None].expand_as(x), x)
+        return cache.decoder_input, computed
 
     def _decode(
         self, net: MAR, cache: FeatureCache, step: int, x: Tensor, wanted: Tensor, new: Tensor
@@ -270,10 +261,10 @@ class LazyTransformer(Transformer):
         block = blocks[self.block]
         q, k, v = block.attn.project(block.norm1(x))
         rows = None
-        if cache.values is not None:
+        if cache.chosen_values is not None:
             must = torch.cat([out, new + net.config.buffer], dim=1)
-            rows = self.choose(step, v, cache.values, must)  # (8)
-        cache.values = own_copy(v, cache.decoder_entries)
+            rows = self.choice.rows(step, cache.known, v, cache.chosen_values, must)  # (8)
+        cache.chosen_values = own_copy(v, cache.decoder_entries)
         if rows is not None:
             x = pick(x, rows)
             q = pick(q, rows)
@@ -287,62 +278,6 @@ class LazyTransformer(Transformer):
         x = self.walk(after, x, cache.decoder, rows, out)
         of_a_block = (total * (self.block + 1) + count * len(after)) / len(blocks)
         return x, round(entries * of_a_block)
-
-    def choose(self, step: int, values: Tensor, last: Tensor, must: Tensor) -> Tensor | None:
-        """Decoder rows to compute after the chosen block, int64 [E, n]; None for all.
-
-        The paper's Table 3 names its strategies by what is cached, the setting by what is computed:
-
-        - *least-similar* (V), (8); *most-similar* (IV); *random* (III): as many rows as the share says;
-        - *undecided* (II): the tokens that are not decided; *decided* (I): those that are.
-
-        That *undecided* and *decided* leave class rows out is a guess from the operations that the paper states for I
-        and II, and so is that all strategies compute the wanted and the new tokens.
-
-        Args:
-            values, last: V of the chosen block at this call and at the last one, [E, heads, N, d].
-            must: rows of the tokens that are wanted or new, int64 [E, m]; they come first.
-        """
-        entries, _, total, _ = values.shape
-        selection = self.settings.selection
-        count = max(must.shape[1] + self.spare, int(total * self.computed_share[step]))
-        if selection in BY_STATE:
-            count = self._count_by_state(must.shape[1])
-        if count >= total:
-            return None
-
-        if selection in BY_STATE:
-            rank = self._rank_by_state(step)
-        elif selection == "random":
-            rank = self.random.uniform(step).view(-1, total)
-        else:
-            # Unchanged rows differ by rounding only, which must not order them.
-            s = (similarity(values, last) * 2**17).round() / 2**17
-            rank = s if selection == "least-similar" else -s
-        rank = rank.repeat(entries // len(rank), 1)
-
-        # (8). Of equal rows the lower one comes first.
-        others = rank.scatter(1, must, torch.inf).argsort(dim=1, stable=True)
-        return torch.cat([must, others[:, : count - must.shape[1]]], dim=1)
-
-    def _count_by_state(self, must: int) -> int:
-        """Rows that *decided* or *undecided* compute, of which ``must`` are of tokens that are wanted or new."""
-        assert self.cache is not None
-        before = self.cache.known  # decided before the last call; those decided since are new
-        if self.settings.selection == "decided":
-            return must + before
-        return self.canvas.model.net.config.tokens - before
-
-    def _rank_by_state(self, step: int) -> Tensor:
-        """0 for the rows that *decided* or *undecided* compute, 1 for the others: fp32 [B, N]."""
-        c = self.canvas.model.net.config
-        order = self.canvas.order
-        start = order.starts[step]
-        decided = self.settings.selection == "decided"
-        tokens = order.reveal[:, :start] if decided else order.reveal[:, start:]
-
-        rank = torch.ones(self.canvas.images, c.buffer + c.tokens, device=tokens.device)
-        return rank.scatter_(1, tokens + c.buffer, 0.0)
 
     def walk(
         self,
@@ -376,7 +311,7 @@ class LazyTransformer(Transformer):
         net = canvas.model.net
         c = net.config
         until = self.next_refresh[step]
-        later = self.computed_share[step + 1 : until]
+        later = self.choice.share[step + 1 : until]
         prunes = any(share < 1 for share in later)
         conditional_only = canvas.guided and s.condition_cache
         if not later or not (s.encoder_cache or prunes or conditional_only):
@@ -421,11 +356,6 @@ class LazyTransformer(Transformer):
         total = int(canvas.report.maps["cached"].sum())
         canvas.report.add(cached_tokens=total - self.reported)
         self.reported = total
-
-
-def similarity(values: Tensor, last: Tensor) -> Tensor:
-    """s_i = cos(V_i of this call, V_i of the last one), mean of the heads, [B, N]; V are [B, heads, N, d]."""
-    return F.cosine_similarity(values.float(), last.float(), dim=-1).mean(dim=1)
 
 
 def feed_forward(block: Block, x: Tensor) -> Tensor:

@@ -58,9 +58,9 @@ class FullTransformer(Transformer):
         known = canvas.order.known(step)
 
         # 1. The encoder, of both branches where they differ in it.
-        times = len(self.vectors) // len(known)
-        encoder_known = known.repeat(times, 1)
-        encoded = net.encode(canvas.values.repeat(times, 1, 1), encoder_known, self.vectors)
+        copies = len(self.vectors) // len(known)
+        encoder_known = known.repeat(copies, 1)
+        encoded = net.encode(canvas.values.repeat(copies, 1, 1), encoder_known, self.vectors)
 
         # 2. The decoder, of both branches.
         fused = conditioning.fuse(encoded, encoder_known, canvas.guided)
@@ -102,10 +102,10 @@ class FullTransformer(Transformer):
 
         # 3. One pass.
         vectors = conditioning.vectors(canvas.guided, count)
-        times = len(vectors) // len(known)
-        encoder_known = known.repeat(times, 1)
-        encoder_mask = mask.repeat(times, 1)
-        encoded = net.encode(canvas.values.repeat(count * times, 1, 1), encoder_known, vectors, encoder_mask)
+        copies = len(vectors) // len(known)
+        encoder_known = known.repeat(copies, 1)
+        encoder_mask = mask.repeat(copies, 1)
+        encoded = net.encode(canvas.values.repeat(count * copies, 1, 1), encoder_known, vectors, encoder_mask)
         fused = conditioning.fuse(encoded, encoder_known, canvas.guided, encoder_mask)
         asked = torch.cat(wanted).repeat(branches, 1)
         z = net.decode(fused, known.repeat(branches, 1), asked, mask.repeat(branches, 1))

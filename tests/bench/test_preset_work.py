@@ -74,11 +74,13 @@ def test_drafts_are_accepted_with_the_share_that_is_asked(share, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name, plain, lazy", [("mar-base", 15.49, 5.54), ("mar-large", 35.05, 12.52)])
 def test_lazymars_operations_are_the_papers(name, plain, lazy):
-    """Table 1 of LazyMAR, TFLOP at 64 AR steps, with the paper's settings and the published head cache: within 8 %."""
+    """Table 1 of LazyMAR, TFLOP at 64 AR steps, with the paper's settings and the published head cache. The gain is
+    within 8 %; rows that nothing reads are left out here, 9 to 10 % of plain MAR's operations.
+    """
     entry = ENTRIES[name]
     ours = w.cost(entry, "mar", MARSettings()).flops / 1e12
     cached = w.cost(entry, "lazymar", LazyMARSettings(refresh_period=9, start_step=5, computed_ratio=0.05)).flops / 1e12
-    assert ours == pytest.approx(plain, rel=0.08)
+    assert 0.89 * plain < ours < 0.93 * plain
     assert ours / cached == pytest.approx(plain / lazy, rel=0.08)
 
 

@@ -18,8 +18,9 @@ from ...samplers.conditioning import from_ids
 from ...samplers.engine import passes
 from ...samplers.mar.canvas import MARCanvas, mar_canvas
 from ...samplers.mar.feature_cache import FeatureCache
-from ...samplers.mar.lazymar import LazyTransformer, similarity
+from ...samplers.mar.lazymar import LazyTransformer
 from ...samplers.mar.mar import Diffusion
+from ...samplers.mar.row_choice import similarity
 from ...samplers.mar.settings import LazyMARSettings
 from ...samplers.mar.tables import tables_at
 from ...samplers.noise import PairedNoise
@@ -38,7 +39,8 @@ class _RecordedSelection(LazyTransformer):
 
     def __init__(self, canvas: MARCanvas, settings: LazyMARSettings, recorded: dict[int, Tensor]):
         super().__init__(canvas, settings)
-        self.spare = SPARE
+        self.choice.spare = SPARE
+        self.choice.rows = partial(self.choose, self.choice.rows)  # type: ignore[method-assign]
         self.recorded = recorded
         self.z: list[tuple[Tensor, Tensor]] = []
         self.fresh: list[int] = []
@@ -54,9 +56,12 @@ class _RecordedSelection(LazyTransformer):
         self.fresh.append(step)
         return super().empty_cache(step)
 
-    def choose(self, step: int, values: Tensor, last: Tensor, must: Tensor) -> Tensor | None:
+    def choose(
+        self, rows: Callable[..., Tensor | None], step: int, known: int, values: Tensor, last: Tensor, must: Tensor
+    ) -> Tensor | None:
+        """The recorded rows, in place of those that ``rows`` chooses."""
         self.scores[step] = similarity(values, last)
-        keep = super().choose(step, values, last, must)
+        keep = rows(step, known, values, last, must)
         if keep is None or step not in self.recorded:
             return keep
         self.choices[step] = must, keep

@@ -17,8 +17,8 @@ from fastar_nodes.samplers import chain
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar import lazymar as module
-from fastar_nodes.samplers.mar.cached_head import CachedHeads, evaluated, reused
+from fastar_nodes.samplers.mar import row_choice
+from fastar_nodes.samplers.mar.cached_head import CachedHeads, evaluate_from_kept, evaluate_full
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.fasthybrid import pulled
 from fastar_nodes.samplers.mar.heads import Heads
@@ -60,13 +60,14 @@ class Watched(LazyTransformer):
     def __init__(self, canvas, settings):
         super().__init__(canvas, settings)
         self.refreshed, self.chosen = [], []
+        self.choice.rows = partial(self.choose, self.choice.rows)
 
     def empty_cache(self, step):
         self.refreshed.append(step)
         return super().empty_cache(step)
 
-    def choose(self, step, values, last, must):
-        keep = super().choose(step, values, last, must)
+    def choose(self, rows, step, known, values, last, must):
+        keep = rows(step, known, values, last, must)
         self.chosen.append((step, keep, must))
         return keep
 
@@ -357,7 +358,7 @@ def test_nothing_is_read_before_it_was_written(deep, cache, cfg, steps, reach, e
 
 def test_rows_of_negative_similarity_cannot_push_out_what_must_be_computed(deep, monkeypatch):
     """The published code gives mandatory rows the score 0, which loses against negative cosines."""
-    monkeypatch.setattr(module, "similarity", lambda values, last: torch.full(values.shape[::2][:2], -0.9))
+    monkeypatch.setattr(row_choice, "similarity", lambda values, last: torch.full(values.shape[::2][:2], -0.9))
     base = LazyMARSettings(**BASE, **QUICK)
 
     def sparing(canvas):
@@ -394,7 +395,7 @@ def test_only_the_least_is_stored_and_none_of_it_is_a_view(deep):
         look, _ = drive(deep, cached(base), base, range(6))
         canvas, kept, c = look.canvas, look.cache, deep.net.config
         tensors = [t for store in (*kept.encoder, *kept.decoder) for t in (store.keys, store.values)]
-        tensors += [t for t in (kept.canvas, kept.values, kept.residual) if t is not None]
+        tensors += [t for t in (kept.decoder_input, kept.chosen_values, kept.residual) if t is not None]
         assert all(t.untyped_storage().nbytes() == t.numel() * t.element_size() and t.is_contiguous() for t in tensors)
         rows = c.buffer + c.tokens
         # Keys and values behind the chosen block, its values, the
@@ -471,7 +472,7 @@ def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
 def test_every_step_of_a_cached_head_is_of_a_region_that_may_be_compiled(deep, monkeypatch, cfg):
     """Else a report would say "speed: compile" of a head that ran plain."""
     calls = []
-    own = {evaluated: "full", reused: "reused"}
+    own = {evaluate_full: "full", evaluate_from_kept: "reused"}
 
     def region(self, function, part):
         if function not in own:
@@ -530,7 +531,7 @@ def test_rows_are_skipped_where_a_later_call_may(deep):
     """The token cache is kept if a call between this refresh and the next computes a share of the rows."""
     made = LazyMARSettings(**BASE, refresh_period=5, start_step=0, block=1)
     look, _ = drive(deep, cached(made), made, [0])
-    look.computed_share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
+    look.choice.share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
     wanted = {(0, 2): False, (0, 3): True, (2, 5): False, (3, 5): False, (4, 6): True, (5, 7): False}
     for (step, until), skipped in wanted.items():
         look.next_refresh = [until] * len(look.next_refresh)
