@@ -82,9 +82,9 @@ def need(entry: hub.Entry, eight: bool) -> Need:
     settings = PARSettings(cfg=scale) if net.config.special else LlamaGenSettings(cfg=scale)
     prefix = _prefix(entry)
     cells = net.config.regions
-    slots = prefix + table_of(token_memory.passes_of(model, settings), one_by_one=True).slots
+    slots = prefix + table_of(token_memory.schedule_for(model, settings), one_by_one=True).slots
     rows = max(prefix, token_memory.FED * cells)
-    working = token_memory.decoding(model, 1, settings, slots=slots, cells=cells, rows=rows)
+    working = token_memory.decoding_bytes(model, 1, settings, slots=slots, cells=cells, rows=rows)
     return Need(weights, int(working))
 
 

@@ -23,9 +23,6 @@ from .choice import Choice, parse_choice
 from .measured import ACCEPTANCE, PSNR, SSIM, AdviceSettings, Measured
 
 SEEDS = 1 << 64
-# What runs in a round.
-_PLAIN = "plain"
-_CANDIDATE = "candidate"
 _MAR = (
     "fasthybrid: preset=balanced",
     "fasthybrid: preset=fast",
@@ -103,7 +100,7 @@ def calibrate(
     measured = [Measured(choice) for choice in tried]
     left = list(measured)
     done = 0
-    made: dict[str, tuple[np.ndarray, Report]] = {}  # the newest images and report of either
+    of_plain: tuple[np.ndarray, Report]  # its newest images and report
     for k in range(settings.repeats):
         at = (seed + k) % SEEDS
         paired = k > 0
@@ -112,31 +109,32 @@ def calibrate(
         # 1. The first round has one run of the plain sampler for all candidates.
         if not paired:
             yield done, planned, plain.text
-            made[_PLAIN] = make_images(plain, at)
+            of_plain = make_images(plain, at)
             done += 1
 
         # 2. Every candidate; later ones beside the plain sampler, before and after it in turn.
         for i, m in enumerate(list(left)):
-            order = [_CANDIDATE]
-            if paired:
-                order = [_CANDIDATE, _PLAIN] if (k + i) % 2 == 0 else [_PLAIN, _CANDIDATE]
-            for which in order:
-                choice = plain if which == _PLAIN else m.choice
-                yield done, planned, choice.text
-                try:
-                    made[which] = make_images(choice, at)
-                except UserError as problem:
-                    if which == _PLAIN:
-                        raise
-                    m.problem = str(problem)
-                    left.remove(m)
-                    break
+            plain_first = paired and (k + i) % 2 == 1
+            if plain_first:
+                yield done, planned, plain.text
+                of_plain = make_images(plain, at)
                 done += 1
-            if m.problem:
-                continue
 
-            images, report = made[_CANDIDATE]
-            plain_images, plain_report = made[_PLAIN]
+            yield done, planned, m.choice.text
+            try:
+                images, report = make_images(m.choice, at)
+            except UserError as problem:
+                m.problem = str(problem)
+                left.remove(m)
+                continue
+            done += 1
+
+            if paired and not plain_first:
+                yield done, planned, plain.text
+                of_plain = make_images(plain, at)
+                done += 1
+
+            plain_images, plain_report = of_plain
             quality = measure(images, plain_images, quality_word(report, plain_report))
             m.cells.append(Cell(i, 0, at, "", report, plain_report, quality))
 

@@ -43,13 +43,14 @@ class AdviceSettings(Settings):
         low=1, high=100, step=1, unit="rounds")
 
 
-# fmt: on
-
     @property
     def least(self) -> float | None:
         """The limit of the chosen measure; None for measures that need none."""
         limits = {SSIM: self.least_ssim, PSNR: self.least_psnr, ACCEPTANCE: self.least_acceptance}
         return limits.get(self.measure)
+
+
+# fmt: on
 
 
 @dataclass
@@ -99,7 +100,7 @@ class Measured:
         if not self.cells:
             return False
 
-        # 1. Images that need no figures: equal ones, and where they are asked for also those of one distribution.
+        # 1. Images that need no figures: equal ones, and but for identical and acceptance those of one distribution.
         words = {cell.quality.word for cell in self.cells if cell.quality is not None}
         good = {IDENTICAL} if settings.measure in (EXACT, ACCEPTANCE) else {IDENTICAL, DISTRIBUTION}
         if words and words <= good:

@@ -1,13 +1,17 @@
 """Presets of the accelerators: *exact*, *balanced* and *fast* settings, for the demo and for full-size models.
 
 The demo's values were chosen on its own images; docs/benchmarks.md measures them at a seed that chose nothing.
-Full-size values come from the papers, which measured MAR-B, L and H and LlamaGen-XL. MuLo-SD publishes no values, so
-its full-size presets set the share of accepted drafts, which does not depend on the model: the one at which as much is
-drawn again as on the demo (``tools/redrawn.py``, docs/choose.md). PAR has no presets: its groups are fixed by training.
-A preset sets the accelerator's own settings, not seed or guidance; GtR's and LazyMAR's *fast* also set numbers of
-steps, the latter the order too. LazyMAR's *balanced* is the paper's configuration everywhere, on the demo that for 32
-AR steps. *exact* costs what the baseline costs. Plain MAR has one preset, *few steps*: the order and the numbers of
-LazyMAR's *fast* alone, so that its gain can be told from theirs.
+Full-size values come from the papers, which measured MAR-B, L and H and LlamaGen-XL; none was measured here. A preset
+sets the accelerator's own settings, not seed or guidance, and *exact* costs what the baseline costs.
+
+- LazyMAR: *balanced* is the paper's configuration, on the demo that for 32 AR steps. *fast* also sets the order and the
+  numbers of steps.
+- MAR has one preset, *few steps*: the order and the numbers of LazyMAR's *fast* alone, so that the gain of the caches
+  can be told from theirs.
+- GtR: its presets set the numbers of steps, which are the method.
+- MuLo-SD publishes no values. Its full-size presets set the share of accepted drafts, which does not depend on the
+  model: the one at which as much is drawn again as on the demo (``tools/redrawn.py``, docs/choose.md).
+- PAR has none: its groups are fixed by training.
 """
 
 from __future__ import annotations
@@ -61,7 +65,7 @@ _FEW_STEPS = {
     "diffusion_steps": 25,
     "diffusion_steps_end": 5,
 }
-_SCALED = {"steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10, "start_step": 6}
+_FEW_STEPS_FULL_SIZE = {"steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10, "start_step": 6}
 # Plain MAR's *few steps*, for the demo and for full-size models: what LazyMAR's *fast* sets beside its caches.
 _FEW_STEPS_ALONE: tuple[dict[str, Any], dict[str, Any]] = (
     {"order": "halton", "steps": 12, "diffusion_steps": 25, "diffusion_steps_end": 5},
@@ -72,8 +76,8 @@ _ALL_AGAIN = {"tau": 1.01, "acceptance_target": 0.0, "draft_rows": 0, "resample_
 _LOCALLY = {"expansion": 1, "neighbours": None, "resample_order": AT_ONCE, "repair": LOCAL}
 _BY_TAU = {**_LOCALLY, "tau": 0.1, "acceptance_target": 0.0}
 # 950: where a run with so few diffusion steps starts anyway, shown.
-_DETAIL = {"diffusion_steps": 50, "diffusion_steps_end": 20, "detail_share": 0.1, "t_max": 950}
-_GTR = {**_DETAIL, "steps": 32, "reconstruction_steps": 2, "first_share": 0.75}
+_GTR_DIFFUSION = {"diffusion_steps": 50, "diffusion_steps_end": 20, "detail_share": 0.1, "t_max": 950}
+_GTR = {**_GTR_DIFFUSION, "steps": 32, "reconstruction_steps": 2, "first_share": 0.75}
 _GTR_SHORT = {"steps": 16, "reconstruction_steps": 1}
 # FastHybrid's k for 64 AR steps by the width of MAR-B, L and H; other models have MAR-L's.
 _LOOKAHEAD = {768: 7, 1024: 8, 1280: 9}
@@ -83,7 +87,8 @@ _PERIODS = {
     64: {"refresh_period": 9, "start_step": 5},
     32: {"refresh_period": 5, "start_step": 4},
 }
-# Settings class to (demo, full size). A combination takes the presets of all its parts.
+# Settings class to (demo, full size). A combination takes the presets of all its parts, in this order: a later part
+# replaces what an earlier one sets.
 PRESETS: dict[type, tuple[Values, Values]] = {
     FastHybridSettings: (
         {
@@ -118,7 +123,7 @@ PRESETS: dict[type, tuple[Values, Values]] = {
     # changes the numbers of steps. Full size: the demo's values scaled to 64 AR steps and 256 tokens; not measured.
     LazyMARSettings: (
         {"exact": {}, "balanced": {}, "fast": _FEW_STEPS},
-        {"exact": {}, "balanced": {}, "fast": {**_FEW_STEPS, **_SCALED}},
+        {"exact": {}, "balanced": {}, "fast": {**_FEW_STEPS, **_FEW_STEPS_FULL_SIZE}},
     ),
     CSpDSettings: (
         {
@@ -164,11 +169,13 @@ def names(kind: type) -> tuple[str, ...]:
     return (*NAMES, FEW_STEPS) if kind is MARSettings else NAMES
 
 
-def values(kind: type, preset: str, demo: bool, width: int = 0, steps: int = 64) -> dict[str, Any]:
+def values(
+    kind: type, preset: str, demo: bool, width: int = 0, steps: int = 64, sets_steps: bool = True
+) -> dict[str, Any]:
     """The values that a preset, one of :func:`names`, sets on settings of class ``kind``; none for *custom*.
 
     ``demo``: the model is the demo's. The papers give some values by the width of a MAR's transformer, 0 where unknown,
-    or by number of AR steps.
+    or by number of AR steps: ``steps``, or if ``sets_steps`` the preset's where it has one.
     """
     if preset not in names(kind):
         only = f" {FEW_STEPS} is a preset of plain MAR." if preset == FEW_STEPS else ""
@@ -192,7 +199,8 @@ def values(kind: type, preset: str, demo: bool, width: int = 0, steps: int = 64)
             continue
         if part is FastHybridSettings:
             out["lookahead"] = lookahead(width, steps)
-        if part is CacheSettings and out.get("steps", steps) <= 32:
+        of_run = out.get("steps", steps) if sets_steps else steps
+        if part is CacheSettings and of_run <= 32:
             out.update(_PERIODS[32])
         if part is CSpDSettings:
             out["draft_length"] = min(_LONGEST_DRAFT, max(1, round(out["draft_length"] * steps / 64)))
@@ -240,7 +248,7 @@ def combine(
         raise UserError(f"model: its file recommends a setting that cannot be used ({str(e).rstrip('.')}).") from e
 
     steps = vars(make(kind, {**suited, **asked})).get("steps", steps or 64)
-    chosen = values(kind, preset, demo, width, steps)
+    chosen = values(kind, preset, demo, width, steps, sets_steps="steps" not in asked)
 
     if preset == BALANCED and "window" in suited:
         chosen["window"] = suited["window"]  # measured on the model's own grid

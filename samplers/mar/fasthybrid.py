@@ -202,14 +202,17 @@ class Refinement:
 
         weights = guidance_weights(settings.guidance_schedule, steps)
         self.gamma = to_device(torch.tensor(weights), canvas.device)
-        self.first, self.stop = called(weights)
-        # The last step has no noise, so that with gamma = 1 a token is its draft.
-        self.ends_in_drafts = weights[-1] == 1
         if self.renoises:
             # Rounded down, as pipelines that draw from an image count their steps: 13 of 15 * 0.9.
             self.first, self.stop = steps - int(round(steps * settings.denoise, 6)), steps
-            self.ends_in_drafts = False
-        self.keeps = settings.accepted == "keep" or self.first == steps  # without a step a draft stays as it is
+            ends_in_drafts = False
+        else:
+            self.first, self.stop = steps_with_head(weights)
+            # The last step has no noise, so that with gamma = 1 a token is its draft.
+            ends_in_drafts = weights[-1] == 1
+
+        # Without a step a draft stays as it is.
+        self.keeps = settings.accepted == "keep" or ends_in_drafts or self.first == steps
 
     def begin(self, z: Tensor, here: Tensor, ok: Tensor, drafts: Tensor) -> Placed | None:
         """The accepted tokens before the first step that needs the head; None if there are none or if they stay as
@@ -254,11 +257,10 @@ class Refinement:
 
     def write(self, drafts: Tensor, tokens: Placed, x: Tensor) -> None:
         """Write the refined tokens over their drafts, fp32 [B, L, channels]."""
-        if not self.ends_in_drafts:
-            drafts[tokens.image, tokens.position] = x
+        drafts[tokens.image, tokens.position] = x
 
 
-def called(weights: Sequence[float]) -> tuple[int, int]:
+def steps_with_head(weights: Sequence[float]) -> tuple[int, int]:
     """The first step whose head is evaluated, and the one after the last, of weights gamma in order of execution.
 
     A step with gamma = 1 gives x' + sigma noise whatever the head predicts: the first step of most schedules, the last

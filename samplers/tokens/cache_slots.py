@@ -4,8 +4,8 @@ there to attention masks.
 The slot of a place has the same number. If passes are fed one by one, a stand-in is written to the slot of its place,
 and overwritten by the true token. For several passes in one call (``jacobi.py``), which writes all their slots, every
 stand-in has a slot of its own behind those of the places; fed rows attend to it up to the pass that feeds the true
-token. ZipAR's example of
-``schedule.py`` then has two slots more than places, for the stand-in at place 5 and for padding::
+token. ZipAR's example of ``schedule.py`` then has two slots more than places, for the stand-in at place 5 and for
+padding::
 
     slot                 0  1  2  3  4  5  6  7  8  9
     place that it holds  0  1  2  3  4  5  6  7  5  padding
@@ -144,12 +144,12 @@ class Slots:
         self.ends: list[int] = []
         self.of_rows: list[int] = []
 
-        self.blank = range(schedule.known, highest + 1) if schedule.unwritten_visible else range(0)
-        self.show_blank()
+        if schedule.unwritten_visible:
+            self.show_blank(range(schedule.known, highest + 1))
 
-    def show_blank(self) -> None:
-        """Have the blank places attended to from the start."""
-        for place in self.blank:
+    def show_blank(self, places: range) -> None:
+        """Have places attended to from the start, before they are written."""
+        for place in places:
             self.written[place] = -1
 
     def add(self, place: int, written: int) -> int:
@@ -172,9 +172,13 @@ class WindowSlots(Slots):
     that is attended to before it is written, which stays blank.
     """
 
-    def show_blank(self) -> None:
-        # For places whose true token was not fed yet.
-        self.stand_in_slot = {place: self.add(place, -1) for place in self.blank}
+    def __init__(self, schedule: Schedule):
+        self.stand_in_slot: dict[int, int] = {}  # of places whose true token was not fed yet
+        super().__init__(schedule)
+
+    def show_blank(self, places: range) -> None:
+        for place in places:
+            self.stand_in_slot[place] = self.add(place, -1)
 
     def write(self, k: int, p: Pass) -> None:
         for row, (place, position) in enumerate(zip(p.place, p.position, strict=True)):
@@ -248,11 +252,12 @@ class DeviceTable:
         cells = slice(t.cell_start[k], t.cell_start[k + 1])
         end = int(t.end[k])
 
-        sees_all = end == 0 or self._filled[end - 1] <= k and t.last_visible[rows].min() == end - 1
+        all_written = end == 0 or self._filled[end - 1] <= k
+        all_visible = end == 0 or t.last_visible[rows].min() == end - 1
         return DevicePass(
             cells=self.cells[cells],
             predicted_by=self.row_in_pass[cells],
-            fed=self.fed_rows(rows, self.prefix + end, masked=not sees_all),
+            fed=self.fed_rows(rows, self.prefix + end, masked=not (all_written and all_visible)),
         )
 
     def fed_rows(self, rows: slice | Tensor, end: int, masked: bool = True) -> FedRows:

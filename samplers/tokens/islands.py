@@ -79,20 +79,17 @@ def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
     return p.gather(-1, table[codes].long()).sum(-1)
 
 
-def rejected(pool: Tensor, tau: float, acceptance: float = 0.0, own: Tensor | None = None, before: int = 0) -> Tensor:
-    """R_T: rejected draft tokens, bool [B, n], whose ``pool`` [B, n], from :func:`pooled`, is below ``tau``.
+def all_but_share(pool: Tensor, share: float, own: Tensor | None = None, before: int = 0) -> Tensor:
+    """R_T, bool [B, n], where a ``share`` of every image's tokens is accepted: those of the highest ``pool`` [B, n],
+    from :func:`pooled`.
 
-    Or, if ``acceptance`` is above 0, that share of every image's tokens is accepted, those of the ``before`` tokens of
-    earlier blocks included: the highest pooled probabilities. Those that agree to 1e-4 are tied (sums of the whole
-    distribution differ by rounding); of tied tokens those of the highest probability ``own`` [B, n] are accepted (None:
-    equal), and of equal ones the first in raster order.
+    The ``before`` tokens of earlier blocks are counted too. Probabilities that agree to 1e-4 are tied (sums of the
+    whole distribution differ by rounding); of tied tokens those of the highest probability ``own`` [B, n] are accepted
+    (None: equal), and of equal ones the first in raster order.
     """
-    if acceptance <= 0:
-        return pool < tau
-
     # The earlier blocks accepted what the share of their tokens rounds to.
     count = pool.shape[1]
-    accepted = round(acceptance * (before + count)) - round(acceptance * before)
+    accepted = round(share * (before + count)) - round(share * before)
 
     # Sort by the less significant key first.
     order = torch.arange(count, device=pool.device).expand_as(pool)
@@ -193,7 +190,8 @@ def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> 
     place = np.cumsum(belongs, axis=1, dtype=np.int32) - 1  # of a cell among those of its island in the row
     seen = np.minimum(np.arange(width) + reach - 1, width - 1)
 
-    # wave = 1 + max(latest above, wave of the left neighbour): a running maximum after subtracting the place.
+    # wave = 1 + max(latest above, wave of the left neighbour): wave - place never falls along a row, so that it is a
+    # running maximum.
     earliest = np.where(belongs, latest_above[:, seen] + 1 - place, _NEVER)
     return np.maximum.accumulate(earliest, axis=1) + place
 
@@ -225,21 +223,21 @@ def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
         fed = np.zeros_like(drawn)
         if k:
             # The block's last cell is not fed: the cell it predicts is not in the block.
-            before = drawn[:, 1:last]
+            predicts_drawn = drawn[:, 1:last]
             drawn_since = of_cell[:, : last - 1] == k - 1
-            fed[:, : last - 1] = before | drawn_since
+            fed[:, : last - 1] = predicts_drawn | drawn_since
             fed[~drawn.any(1)] = False
 
-        cells = _listed(drawn, count)
+        cells = _left_aligned(drawn, count)
         row_of = fed.cumsum(1) - 1
         row_before = np.take_along_axis(row_of, (cells - 1).clip(min=0), axis=1)
         predicted_by = np.where(cells < count, row_before, 0).clip(min=0)
         end = int(fed.any(0).nonzero()[0].max(initial=-1)) + 1
-        out.append(WavePass(cells=cells, fed=_listed(fed, count - 1), predicted_by=predicted_by, end=end))
+        out.append(WavePass(cells=cells, fed=_left_aligned(fed, count - 1), predicted_by=predicted_by, end=end))
     return out
 
 
-def _listed(chosen: np.ndarray, padding: int) -> np.ndarray:
+def _left_aligned(chosen: np.ndarray, padding: int) -> np.ndarray:
     """The columns where bool [B, N] is True, int64 [B, most of a row], left-aligned and padded."""
     counts = chosen.sum(1, keepdims=True)
 

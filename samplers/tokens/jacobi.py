@@ -65,7 +65,7 @@ def iterate(
     table = DeviceTable(host, look.cache.prefix, canvas.device)
     guided = draw.guided_by_pass
     last_guided = max((k for k, is_guided in enumerate(guided) if is_guided), default=-1)
-    guided_cells = to_device(np.array([*guided, False])[host.cell_pass], canvas.device)
+    guided_by_cell = to_device(np.array([*guided, False])[host.cell_pass], canvas.device)
 
     # Guesses start as copies of the newest token.
     window = Window(table, width, canvas.images)
@@ -89,7 +89,7 @@ def iterate(
 
         # 2. Draw the cells of the W passes, from the same noise in every call.
         with canvas.clock.phase(canvas.phases[1]):
-            logits = draw.logits(hidden, null and (all(guided) or guided_cells[drawn.order]))
+            logits = draw.logits(hidden, null and (all(guided) or guided_by_cell[drawn.index]))
             new = draw.sample(logits, cells, tokens)
 
         # 3. The passes whose tokens agree with those that were fed are certain.
@@ -111,7 +111,7 @@ def iterate(
 class DrawnCells(NamedTuple):
     """The cells that a call draws, int64 [L, n] of L images; padded."""
 
-    order: Tensor  # their numbers in order of decision
+    index: Tensor  # their indices into the table's arrays by cell
     cells: Tensor  # their numbers in the grid
     inside: Tensor  # bool [L, n], False on padding
     size: int  # without padding
@@ -171,11 +171,11 @@ class Window:
         rows = self.table.fed_rows(which[0] if len(which) == 1 else which, self.table.prefix + end)
 
         first_row = self.table.row_start[self.start][:, None]
-        return rows, (self.table.cell_row[drawn.order] - first_row).clamp(min=0)
+        return rows, (self.table.cell_row[drawn.index] - first_row).clamp(min=0)
 
     def cells_behind(self, stop: Tensor) -> Tensor:
-        """Cells int64 [L, n] of the W passes behind a window that ends before pass ``stop`` int64 [L], of which the
-        next window may have some. Padded.
+        """The cells int64 [L, n] that may enter when the window slides: those of the W passes from ``stop`` on, int64
+        [L]. Padded.
         """
         t = self.table.host
         behind = (stop + self.width).clamp(max=t.passes)

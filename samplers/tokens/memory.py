@@ -41,21 +41,21 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     images = len(condition)
     prefix = _prefix(model, condition)
     if draft is None:
-        schedule = passes_of(model, settings)
+        schedule = schedule_for(model, settings)
         cells = _cells_of_a_call(model.net, schedule, settings.parallel)
         slots = table_of(schedule, one_by_one=not settings.parallel).slots
-        return decoding(model, images, settings, prefix + slots, cells, rows=max(prefix, FED * cells))
+        return decoding_bytes(model, images, settings, prefix + slots, cells, rows=max(prefix, FED * cells))
 
     # The target judges all cells, a piece of their logits at once, and resamples fewer of them in the same way.
     vocab = model.net.config.vocab
     branches = 2 if guides(settings) else 1
     piece = min(model.tokens, cells_at_once(branches * images, vocab))
     whole = prefix + model.tokens
-    verifying = decoding(model, images, settings, whole, piece, rows=whole)
+    verifying = decoding_bytes(model, images, settings, whole, piece, rows=whole)
 
     cells = min(draft.tokens, draft.grid * max(1, settings.draft_parallel))
     slots = draft.tokens + draft.grid  # with a stand-in for every row of the image
-    drafting = decoding(draft, images, settings, prefix + slots, cells, rows=max(prefix, FED * cells))
+    drafting = decoding_bytes(draft, images, settings, prefix + slots, cells, rows=max(prefix, FED * cells))
 
     return verifying + drafting + neighbours_bytes(vocab, neighbours_of(settings, vocab))
 
@@ -94,7 +94,7 @@ def _cells_of_a_call(net: Llama, schedule: Schedule, parallel: int) -> int:
     return min(schedule.grid**2, most * max(1, parallel))
 
 
-def passes_of(model: TokenModel, settings: Any) -> Schedule:
+def schedule_for(model: TokenModel, settings: Any) -> Schedule:
     """The passes of a sampler with these settings."""
     if isinstance(settings, PARSettings):
         return schedule_of(model, settings)
@@ -103,7 +103,7 @@ def passes_of(model: TokenModel, settings: Any) -> Schedule:
     return raster(model.grid)
 
 
-def decoding(model: TokenModel, images: int, settings: Any, slots: int, cells: int, rows: int) -> float:
+def decoding_bytes(model: TokenModel, images: int, settings: Any, slots: int, cells: int, rows: int) -> float:
     """Bytes of one model's part: KV cache, rows of the largest pass and logits.
 
     Args:

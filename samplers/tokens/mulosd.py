@@ -144,42 +144,68 @@ def mulosd(
 def draft_rows(state: State, block: Block) -> Iterator[Step]:
     """1. Draft the rows of a block with M_q, pass by pass or in windows (``jacobi.py``)."""
     canvas, look, draw = state.draft
-    settings = state.settings
     schedule = block.schedule
     draw.guided_by_pass = guided_passes(canvas.settings, schedule)
-    in_windows = settings.draft_parallel > 1
+    in_windows = state.settings.draft_parallel > 1
 
+    # 1. The first block begins with the prefill, which predicts the cells of its first pass.
     if not state.draft_started:
         with canvas.clock.phase("draft"):
-            # Every block has its own stand-ins, with slots of their own. Only windows have padding.
-            slots = max(table_of(b.schedule).slots for b in blocks_of(settings, canvas.grid[0], state.ratio))
-            hidden = look.prefill(state.null, slots if in_windows else slots - 1)
-        state.draft_started = True
-    table = DeviceTable(table_of(schedule), look.cache.prefix, canvas.device)
-
-    for k, plan in enumerate(schedule.passes[:1] if in_windows else schedule.passes):
-        if not plan.cells:  # the first pass of further rows
-            continue
-        with canvas.clock.phase("draft"):
-            p = table.at(k)
-            if k:
-                hidden = look.feed(canvas.values, p.fed, state.null)[:, p.predicted_by]
-            logits = draw.logits(hidden, draw.guided_by_pass[k])
-            canvas.write(p.cells, draw.sample(logits, p.cells, canvas.values), k)
-        state.count_draft_pass()
+            cells = to_device(np.array(schedule.passes[0].cells), canvas.device)
+            hidden = _prefill_draft(state, in_windows).expand(-1, len(cells), -1)
+            _draw_draft(state, hidden, cells, 0)
         with canvas.clock.paused():
             yield state.step(drafted_from=block.row)
 
+    # 2. The other passes.
     if in_windows:
-        calls = 0
-        # The cache of further rows belongs to all images.
-        whole = rows_at_once(settings, canvas.grid[0]) == canvas.grid[0]
-        for _ in iterate(canvas, look, draw, schedule, settings.draft_parallel, shrink=whole):
-            calls += 1
-            state.count_draft_pass()
-            with canvas.clock.paused():
-                yield state.step(drafted_from=block.row)
-        state.target.canvas.total -= len(schedule.passes) - 1 - calls  # calls that were not needed
+        yield from _draft_in_windows(state, block)
+        return
+
+    table = DeviceTable(table_of(schedule, one_by_one=True), look.cache.prefix, canvas.device)
+    for k in range(1, len(schedule.passes)):
+        with canvas.clock.phase("draft"):
+            p = table.at(k)
+            hidden = look.feed(canvas.values, p.fed, state.null)[:, p.predicted_by]
+            _draw_draft(state, hidden, p.cells, k)
+        with canvas.clock.paused():
+            yield state.step(drafted_from=block.row)
+
+
+def _prefill_draft(state: State, in_windows: bool) -> Tensor:
+    """Have the draft model read the condition, into a cache for all blocks; returns hidden rows [R, 1, C]."""
+    canvas, look, _ = state.draft
+    blocks = blocks_of(state.settings, canvas.grid[0], state.ratio)
+    state.draft_started = True
+
+    # In windows every block has stand-ins with slots of their own, and padding.
+    if in_windows:
+        return look.prefill(state.null, max(table_of(b.schedule).slots for b in blocks))
+    return look.prefill(state.null, max(table_of(b.schedule, one_by_one=True).slots for b in blocks) - 1)
+
+
+def _draw_draft(state: State, hidden: Tensor, cells: Tensor, k: int) -> None:
+    """Draw the cells int64 [n] of pass k of a block, which hidden rows [R, n, C] predict."""
+    canvas, _, draw = state.draft
+    logits = draw.logits(hidden, draw.guided_by_pass[k])
+    canvas.write(cells, draw.sample(logits, cells, canvas.values), k)
+    state.count_draft_pass()
+
+
+def _draft_in_windows(state: State, block: Block) -> Iterator[Step]:
+    """The passes of a block after its first one in windows."""
+    canvas, look, draw = state.draft
+    settings = state.settings
+    calls = 0
+
+    # The cache of further rows belongs to all images.
+    whole = rows_at_once(settings, canvas.grid[0]) == canvas.grid[0]
+    for _ in iterate(canvas, look, draw, block.schedule, settings.draft_parallel, shrink=whole):
+        calls += 1
+        state.count_draft_pass()
+        with canvas.clock.paused():
+            yield state.step(drafted_from=block.row)
+    state.target.canvas.total -= len(block.schedule.passes) - 1 - calls  # calls that were not needed
 
 
 def enlarge(state: State, block: Block) -> None:
@@ -260,7 +286,9 @@ def judge_drafts(
         own.append(p.gather(-1, drafts[..., None])[..., 0])
 
     pool = torch.cat(pools, dim=1)
-    return pool, geometry.rejected(pool, s.tau, s.acceptance_target, torch.cat(own, dim=1), first)
+    if s.acceptance_target:
+        return pool, geometry.all_but_share(pool, s.acceptance_target, torch.cat(own, dim=1), first)
+    return pool, pool < s.tau
 
 
 def cells_at_once(rows: int, codes: int) -> int:

@@ -7,55 +7,33 @@ from typing import Any
 
 from ..settings import Guarantees, Settings, knob
 
+# A field is its default and sentence, then its range.
+# fmt: off
+
 
 @dataclass(frozen=True)
 class TokenSettings(Guarantees):
     """Sampling of a token, shared by all samplers of discrete tokens."""
 
-    cfg: float | None = knob(
-        None,
+    cfg: float | None = knob(None,
         "How closely the image follows the condition; higher is more typical and less varied. Usual: 4 for classes "
         "and Tar, 5 for Janus, 7.5 for text, 1.3 to 1.5 for PAR; 1 turns guidance off and halves the work.",
-        low=1.0,
-        high=20.0,
-        step=0.05,
-        paper=4.0,
-    )
-    temperature: float = knob(
-        1.0,
+        low=1.0, high=20.0, step=0.05, paper=4.0)
+    temperature: float = knob(1.0,
         "Randomness of every token; lower is safer and less varied. Usual: 1; 0 always takes the likeliest token.",
-        low=0.0,
-        high=2.0,
-        step=0.01,
-    )
-    top_k: int | None = knob(
-        None,
+        low=0.0, high=2.0, step=0.01)
+    top_k: int | None = knob(None,
         "Draw only from this many of the likeliest values of a token; fewer is cleaner and less varied. Usual: 2000 "
         "for classes, 1000 for text; 0 allows all, as for Tar, Janus and PAR.",
-        low=0,
-        high=65536,
-        step=1,
-        paper=2000,
-    )
-    top_p: float = knob(
-        1.0,
+        low=0, high=65536, step=1, paper=2000)
+    top_p: float = knob(1.0,
         "Draw only from the likeliest values that together reach this probability; lower is cleaner and less varied. "
         "Usual: 1, which allows all.",
-        low=0.0,
-        high=1.0,
-        step=0.01,
-        advanced=True,
-    )
-    cfg_interval: int | None = knob(
-        None,
+        low=0.0, high=1.0, step=0.01, advanced=True)
+    cfg_interval: int | None = knob(None,
         "Guidance ends after this many decoding steps, which halves the work from there on. Usual: as many as the "
         "image has tokens, or more, for guidance to the end.",
-        low=0,
-        high=65536,
-        step=1,
-        paper=4096,
-        advanced=True,
-    )
+        low=0, high=65536, step=1, paper=4096, advanced=True)
     # A setting of every sampler. Each declares it as its last one: a saved graph keeps the values of widgets in their
     # order.
     entropy_temperature = 0.0
@@ -111,28 +89,18 @@ TRAINED = "from checkpoint"
 class PARSettings(TokenSettings):
     """PAR (CVPR 2025): one token per region of the image in parallel."""
 
-    grouping: str = knob(
-        TRAINED,
+    grouping: str = knob(TRAINED,
         "Which tokens are decided together. Usual: from checkpoint, as the PAR was trained; the paper's two ablations "
         "run on a plain LlamaGen, non-local with PAR's groups and adjacent with neighbours in a row.",
-        choices=(TRAINED, NON_LOCAL, ADJACENT),
-    )
-    sequential_start: bool = knob(
-        True,
+        choices=(TRAINED, NON_LOCAL, ADJACENT))
+    sequential_start: bool = knob(True,
         "Decide the first token of every region one after another, so that the regions fit together. Off decides them "
         "all at once, the paper's ablation.",
-        advanced=True,
-    )
-    group: int = knob(
-        4,
+        advanced=True)
+    group: int = knob(4,
         "Tokens decided together in an ablation; more is faster and less coherent. Usual: 4 or 16; a PAR has its own "
         "number and ignores this.",
-        low=1,
-        high=256,
-        step=1,
-        symbol="n",
-        advanced=True,
-    )
+        low=1, high=256, step=1, symbol="n", advanced=True)
     parallel: int = _parallel("passes", _SIDE)
     entropy_temperature: float = _entropy_temperature("token")
 
@@ -144,21 +112,14 @@ class PARSettings(TokenSettings):
 class ZipARSettings(TokenSettings):
     """ZipAR (ICML 2025): a row starts when the row above is a window ahead."""
 
-    window: int = knob(
-        8,
+    window: int = knob(8,
         "Tokens of a row that must be decided before the next row starts; fewer is faster and less coherent. Usual: 8 "
         "for 256 and 384 pixels, 16 for more; a whole row is plain LlamaGen.",
-        low=1,
-        high=256,
-        step=1,
-        symbol="s",
-    )
-    mask_undecoded: bool = knob(
-        True,
+        low=1, high=256, step=1, symbol="s")
+    mask_undecoded: bool = knob(True,
         "Hide the undecided tokens of the row above from the model. Off shows them as blanks, as the published code "
         "does, which takes attention from the decided tokens.",
-        advanced=True,
-    )
+        advanced=True)
     parallel: int = _parallel("passes", _SIDE)
     entropy_temperature: float = _entropy_temperature("token")
 
@@ -177,41 +138,22 @@ class TarPromptSettings(Settings):
         "729",
         "Number of semantic codes that describe the image; fewer is faster and vaguer. Usual: 729, on which Tar was "
         "trained most.",
-        choices=DETAILS,
-    )
-    temperature: float = knob(
-        1.0,
+        choices=DETAILS)
+    temperature: float = knob(1.0,
         "Randomness of every code; lower is safer and less varied. Usual: 1; 0 always takes the likeliest code.",
-        low=0.0,
-        high=2.0,
-        step=0.01,
-    )
-    top_p: float = knob(
-        0.95,
+        low=0.0, high=2.0, step=0.01)
+    top_p: float = knob(0.95,
         "Draw only from the likeliest codes that together reach this probability; lower is safer and less varied. "
         "Usual: 0.95; 1 allows all.",
-        low=0.0,
-        high=1.0,
-        step=0.01,
-    )
-    top_k: int = knob(
-        1200,
+        low=0.0, high=1.0, step=0.01)
+    top_k: int = knob(1200,
         "Draw only from this many of the likeliest codes; fewer is safer and less varied. Usual: 1200; 0 allows all, "
         "1 takes the likeliest.",
-        low=0,
-        high=65536,
-        step=1,
-    )
-    repetition_penalty: float | None = knob(
-        None,
+        low=0, high=65536, step=1)
+    repetition_penalty: float | None = knob(None,
         "Makes codes that already occurred less likely; higher repeats less. Usual: what the model's file recommends; "
         "1 is off.",
-        low=0.01,
-        high=2.0,
-        step=0.01,
-        paper=1.0,
-        advanced=True,
-    )
+        low=0.01, high=2.0, step=0.01, paper=1.0, advanced=True)
     parallel: int = _parallel("codes", "32 on a GPU", "the same codes (in half precision, those of 1)")
     entropy_temperature: float = _entropy_temperature("code")
 
@@ -232,85 +174,42 @@ class MuLoSDSettings(TokenSettings):
     own.
     """
 
-    tau: float = knob(
-        0.3,
+    tau: float = knob(0.3,
         "Minimum probability for keeping a drafted token; higher is slower and closer to the large model. Start with "
         "0.3; 0 keeps the whole draft, above 1 everything is redrawn.",
-        low=0.0,
-        high=1.01,
-        step=0.01,
-    )
-    expansion: int = knob(
-        1,
+        low=0.0, high=1.01, step=0.01)
+    expansion: int = knob(1,
         "Radius in tokens around a rejected token that is redrawn too; more is slower and hides seams better. Usual: "
         "1; 0 redraws rejected tokens only.",
-        low=0,
-        high=16,
-        step=1,
-        symbol="l",
-        unit="tokens",
-    )
-    acceptance_target: float = knob(
-        0.0,
+        low=0, high=16, step=1, symbol="l", unit="tokens")
+    acceptance_target: float = knob(0.0,
         "Share of the drafted tokens to keep, in place of tau; higher is faster and less like the large model. Usual: "
         "0.9 to 0.98; 0 uses tau.",
-        low=0.0,
-        high=1.0,
-        step=0.01,
-        advanced=True,
-    )
-    neighbours: int | None = knob(
-        None,
+        low=0.0, high=1.0, step=0.01, advanced=True)
+    neighbours: int | None = knob(None,
         "Number of similar codes whose probability is added to the drafted code's; more keeps more of the draft. "
         "Usual: 1000 of 16,384 codes, or the same share; 0 needs a much lower tau.",
-        low=0,
-        high=65536,
-        step=1,
-        paper=PUBLISHED_NEIGHBOURS,
-        symbol="k",
-        advanced=True,
-    )
-    draft_rows: int = knob(
-        4,
+        low=0, high=65536, step=1, paper=PUBLISHED_NEIGHBOURS, symbol="k", advanced=True)
+    draft_rows: int = knob(4,
         "Rows of the small image that are drafted before the large model verifies them; then the draft goes on from "
         "the result, and fewer is slower. Usual: 4 to 8, as the paper gives no number; 0 drafts the whole image first.",
-        low=0,
-        high=256,
-        step=1,
-        advanced=True,
-    )
-    draft_window: int = knob(
-        8,
+        low=0, high=256, step=1, advanced=True)
+    draft_window: int = knob(8,
         "Tokens of a row that the draft model decides before its next row starts; fewer is faster and less coherent. "
         "Usual: 8; 0 drafts one token after another.",
-        low=0,
-        high=256,
-        step=1,
-        advanced=True,
-    )
-    resample_window: int = knob(
-        8,
+        low=0, high=256, step=1, advanced=True)
+    resample_window: int = knob(8,
         "The same as draft_window, for the areas that the large model redraws. Usual: 4 to 16; 0 redraws one token "
         "after another, as the large model alone would, and is slower.",
-        low=0,
-        high=256,
-        step=1,
-        advanced=True,
-    )
-    resample_order: str = knob(
-        AT_ONCE,
+        low=0, high=256, step=1, advanced=True)
+    resample_order: str = knob(AT_ONCE,
         "islands at once redraws separate areas at the same time, as in the paper. one by one redraws one token after "
         "another, whatever resample_window, which is slower.",
-        choices=(AT_ONCE, ONE_BY_ONE),
-        advanced=True,
-    )
-    repair: str = knob(
-        LOCAL,
+        choices=(AT_ONCE, ONE_BY_ONE), advanced=True)
+    repair: str = knob(LOCAL,
         "What is redrawn after a rejection. Usual: local, the area around the rejected token; suffix redraws "
         "everything after it, for comparison as in the paper.",
-        choices=(LOCAL, SUFFIX),
-        advanced=True,
-    )
+        choices=(LOCAL, SUFFIX), advanced=True)
     draft_parallel: int = _parallel("tokens of the draft", "the draft's side in tokens", "the same draft in fp32")
     entropy_temperature: float = _entropy_temperature("token")
 

@@ -156,3 +156,10 @@ def test_exact_is_exact_and_fast_is_not(kind, demo):
     exact, fast = (applied(kind(**UNLIKE.get(kind, {})), name, demo) for name in ("exact", "fast"))
     assert exact.exact(8) and (kind is not CSpDSettings or exact.mode == "lossless")
     assert not fast.exact(8)
+
+
+@pytest.mark.parametrize(("asked", "periods"), [({}, (5, 4)), ({"steps": 64}, (9, 5)), ({"steps": 32}, (5, 4))])
+def test_periods_of_the_caches_follow_the_steps_that_run(asked, periods):
+    """GtR's preset sets 32 AR steps; a user's number replaces it."""
+    found = presets.combine(SAMPLERS["gtr+lazymar"].settings, {}, "balanced", asked, False)
+    assert found.steps == asked.get("steps", 32) and (found.refresh_period, found.start_step) == periods

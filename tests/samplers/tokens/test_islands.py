@@ -148,17 +148,14 @@ def test_pooling_adds_the_neighbours_probabilities():
 
 
 @settings(max_examples=60)
-@given(st.integers(1, 3), st.integers(1, 20), st.floats(0, 1), st.floats(0, 1))
-def test_a_target_rate_is_met_by_every_image_alone(images, count, rate, tau):
+@given(st.integers(1, 3), st.integers(1, 20), st.floats(0, 1))
+def test_a_target_rate_is_met_by_every_image_alone(images, count, rate):
     pool = torch.rand(images, count)
-    assert torch.equal(geometry.rejected(pool, tau), pool < tau)
-    assert not geometry.rejected(pool, 0.0).any() and geometry.rejected(pool, 1.01).all()
-    if rate > 0:
-        down = geometry.rejected(pool, tau, rate)
-        assert ((~down).sum(1) == round(rate * count)).all()
-        for i in range(images):
-            assert torch.equal(geometry.rejected(pool[i : i + 1], tau, rate)[0], down[i])
-            assert not down[i].any() or down[i].all() or pool[i][down[i]].max() <= pool[i][~down[i]].min() + 1e-4
+    down = geometry.all_but_share(pool, rate)
+    assert ((~down).sum(1) == round(rate * count)).all()
+    for i in range(images):
+        assert torch.equal(geometry.all_but_share(pool[i : i + 1], rate)[0], down[i])
+        assert not down[i].any() or down[i].all() or pool[i][down[i]].max() <= pool[i][~down[i]].min() + 1e-4
 
 
 def test_of_tied_probabilities_those_of_the_likeliest_tokens_are_kept():
@@ -166,14 +163,14 @@ def test_of_tied_probabilities_those_of_the_likeliest_tokens_are_kept():
     pool = torch.tensor([[1.0, 0.2, 1 - 1e-6, 1 + 1e-6, 1.0]])
     own = torch.tensor([[0.1, 0.9, 0.4, 0.0, 0.1]])
     for share, kept in ((0.2, [2]), (0.4, [0, 2]), (0.6, [0, 2, 4]), (0.8, [0, 2, 3, 4]), (1.0, [0, 1, 2, 3, 4])):
-        down = geometry.rejected(pool, 0.0, share, own)[0]
+        down = geometry.all_but_share(pool, share, own)[0]
         assert torch.nonzero(~down).flatten().tolist() == kept
-    assert geometry.rejected(torch.tensor([[0.5, 0.2, 0.5, 0.5]]), 0.0, 0.5).tolist() == [[False, True, False, True]]
+    assert geometry.all_but_share(torch.tensor([[0.5, 0.2, 0.5, 0.5]]), 0.5).tolist() == [[False, True, False, True]]
 
 
 def test_equal_probabilities_are_kept_in_raster_order():
     pool = torch.full((2, 100), 0.25)
-    down = geometry.rejected(pool, 0.1, 0.6)
+    down = geometry.all_but_share(pool, 0.6)
     assert torch.equal(down, (torch.arange(100) >= 60).expand(2, -1))
     pool[:, 70] = 0.5
-    assert not geometry.rejected(pool, 0.1, 0.01)[:, 70].any() and geometry.rejected(pool, 0.1, 0.01).sum() == 198
+    assert not geometry.all_but_share(pool, 0.01)[:, 70].any() and geometry.all_but_share(pool, 0.01).sum() == 198
