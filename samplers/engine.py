@@ -240,6 +240,11 @@ def new_report(name: str, model: Any, settings: Any, noise: Any) -> Report:
     return report
 
 
+def remark_draft(report: Report, draft: Any) -> None:
+    """Add what the report of a run of the draft model alone would say of it."""
+    report.remark(*(f"draft: {text}" for text in (draft.note, draft.net.remark) if text))
+
+
 def expect_images(condition: Any, noise: Any) -> None:
     """Check that a condition and the noise are of equally many images."""
     if len(condition) != len(noise):

@@ -21,7 +21,7 @@ from ...model_loaders.networks.mar import MARModel
 from ...reports.record import DRAFTED_BY
 from ..conditioning import MaskedCondition
 from ..editing import Edit
-from ..engine import Sampler
+from ..engine import Sampler, remark_draft
 from ..memory import WEIGHTS
 from ..noise import PairedNoise
 from .canvas import MARCanvas, mar_canvas
@@ -110,5 +110,8 @@ def cspd(
     for name, count in drafter.canvas.report.memory.items():
         canvas.report.memory[f"draft {name}"] = count
 
+    draft.net.begin_run()
     modes = {"published": published_steps, "paper": paper_steps, "lossless": lossless_steps}
-    return (yield from modes[settings.mode](canvas, transformer, drafter, settings))
+    result = yield from modes[settings.mode](canvas, transformer, drafter, settings)
+    remark_draft(result.report, draft)
+    return result

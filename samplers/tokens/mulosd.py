@@ -40,7 +40,7 @@ from ...model_loaders.networks.llama import TokenModel
 from ...reports.record import ACCEPTED, EXPANDED, REJECTED
 from ..conditioning import AnyCondition
 from ..device import to_device
-from ..engine import Sampler, Step
+from ..engine import Sampler, Step, remark_draft
 from . import islands as geometry
 from .cache_slots import DeviceTable, FedRows, table_of
 from .canvas import token_canvas
@@ -135,6 +135,7 @@ def mulosd(
     canvas.report.similarity = torch.cat(state.pools).cpu().numpy()
     canvas.report.maps |= state.maps
     state.draft.canvas.expect_finite("draft")
+    remark_draft(canvas.report, draft)
     return canvas.finish()
 
 

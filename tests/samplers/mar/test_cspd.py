@@ -308,3 +308,8 @@ def test_a_draft_on_another_device_is_refused_for_its_device(model):
     elsewhere = dataclasses.replace(model, net=copy.deepcopy(model.net).to("meta"))
     with pytest.raises(UserError, match="^draft: tiny is on meta and the target tiny on cpu; load both on one device"):
         next(cspd(model, LABELS, CSpDSettings(**FEW), NOISE, draft=elsewhere))
+
+
+def test_the_report_says_what_was_guessed_of_the_draft_too(model, other):
+    guessed = dataclasses.replace(other, assumed="schedule: guessed")
+    assert "draft: schedule: guessed" in run(model, guessed).report.note
