@@ -89,7 +89,7 @@ def iterate(
 
         # 2. Draw the cells of the W passes, from the same noise in every call.
         with canvas.clock.phase(canvas.phases[1]):
-            logits = draw.logits(hidden, null and (all(guided) or guided_by_cell[drawn.index]))
+            logits = draw.logits(hidden, null and (all(guided) or guided_by_cell[drawn.entries]))
             new = draw.sample(logits, cells, tokens)
 
         # 3. The passes whose tokens agree with those that were fed are certain.
@@ -111,7 +111,7 @@ def iterate(
 class DrawnCells(NamedTuple):
     """The cells that a call draws, int64 [L, n] of L images; padded."""
 
-    index: Tensor  # their indices into the table's arrays by cell
+    entries: Tensor  # their indices in the table's arrays by cell
     cells: Tensor  # their numbers in the grid
     inside: Tensor  # bool [L, n], False on padding
     size: int  # without padding
@@ -171,7 +171,7 @@ class Window:
         rows = self.table.fed_rows(which[0] if len(which) == 1 else which, self.table.prefix + end)
 
         first_row = self.table.row_start[self.start][:, None]
-        return rows, (self.table.cell_row[drawn.index] - first_row).clamp(min=0)
+        return rows, (self.table.cell_row[drawn.entries] - first_row).clamp(min=0)
 
     def cells_behind(self, stop: Tensor) -> Tensor:
         """The cells int64 [L, n] that may enter when the window slides: those of the W passes from ``stop`` on, int64
