@@ -104,7 +104,10 @@ def calibrate(
     for k in range(settings.repeats):
         at = (seed + k) % SEEDS
         paired = k > 0
-        planned = done + (settings.repeats - k) * (1 + paired) * max(1, len(left)) + (not paired)
+        # As if all candidates stayed; the first round leaves most of them out, so it counts one run each.
+        runs_each = 2 if paired else 1
+        rounds_left = settings.repeats - k
+        planned = done + rounds_left * runs_each * max(1, len(left)) + (0 if paired else 1)
 
         # 1. The first round has one run of the plain sampler for all candidates.
         if not paired:
@@ -113,7 +116,7 @@ def calibrate(
             done += 1
 
         # 2. Every candidate; later ones beside the plain sampler, before and after it in turn.
-        for i, m in enumerate(list(left)):
+        for i, m in enumerate(list(left)):  # a copy, of which the loop removes some
             plain_first = paired and (k + i) % 2 == 1
             if plain_first:
                 yield done, planned, plain.text

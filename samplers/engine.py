@@ -241,8 +241,10 @@ def new_report(name: str, model: Any, settings: Any, noise: Any) -> Report:
 
 
 def remark_draft(report: Report, draft: Any) -> None:
-    """Add what the report of a run of the draft model alone would say of it."""
-    report.remark(*(f"draft: {text}" for text in (draft.note, draft.net.remark) if text))
+    """Add what the report of a run of the draft model alone would say of it, at the end of a run, if that is not said
+    of the target already.
+    """
+    report.remark(*(f"draft: {text}" for text in (draft.note, draft.net.remark) if text and text not in report.note))
 
 
 def expect_images(condition: Any, noise: Any) -> None:

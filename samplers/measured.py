@@ -100,7 +100,8 @@ class Measured:
         if not self.cells:
             return False
 
-        # 1. Images that need no figures: equal ones, and but for identical and acceptance those of one distribution.
+        # 1. Images that need no figures: equal ones; for SSIM, PSNR and same distribution also those of the same
+        # distribution.
         words = {cell.quality.word for cell in self.cells if cell.quality is not None}
         good = {IDENTICAL} if settings.measure in (EXACT, ACCEPTANCE) else {IDENTICAL, DISTRIBUTION}
         if words and words <= good:

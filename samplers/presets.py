@@ -4,8 +4,8 @@ The demo's values were chosen on its own images; docs/benchmarks.md measures the
 Full-size values come from the papers, which measured MAR-B, L and H and LlamaGen-XL; none was measured here. A preset
 sets the accelerator's own settings, not seed or guidance, and *exact* costs what the baseline costs.
 
-- LazyMAR: *balanced* is the paper's configuration, on the demo that for 32 AR steps. *fast* also sets the order and the
-  numbers of steps.
+- LazyMAR: *balanced* is the paper's configuration, on the demo its values for 32 AR steps. *fast* also sets the order
+  and the numbers of steps.
 - MAR has one preset, *few steps*: the order and the numbers of LazyMAR's *fast* alone, so that the gain of the caches
   can be told from theirs.
 - GtR: its presets set the numbers of steps, which are the method.
@@ -55,27 +55,21 @@ _WINDOWS: Values = {
 # What was measured in LazyMAR's paper. In fewer AR steps more can be skipped if the table of shares is stretched.
 _LAZYMAR = {"computed_ratio": 0.05, "ratio_schedule": "published", "head_cache": True, "head_period": 7}
 _STRETCHED = {**_LAZYMAR, "ratio_schedule": "stretched"}
-# Halton order: with few AR steps the demo loses more scenes in random order.
-_FEW_STEPS = {
-    **_STRETCHED,
-    "refresh_period": 3,
-    "start_step": 3,
-    "order": "halton",
-    "steps": 12,
-    "diffusion_steps": 25,
-    "diffusion_steps_end": 5,
-}
-_FEW_STEPS_FULL_SIZE = {"steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10, "start_step": 6}
-# Plain MAR's *few steps*, for the demo and for full-size models: what LazyMAR's *fast* sets beside its caches.
-_FEW_STEPS_ALONE: tuple[dict[str, Any], dict[str, Any]] = (
+# Plain MAR's *few steps*, for the demo and for full-size models: what LazyMAR's *fast* sets beside its caches. In
+# random order fewer images of the demo show what was asked.
+_FEW_STEPS: tuple[dict[str, Any], dict[str, Any]] = (
     {"order": "halton", "steps": 12, "diffusion_steps": 25, "diffusion_steps_end": 5},
     {"order": "halton", "steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10},
+)
+_FEW_STEPS_CACHED = (
+    {**_FEW_STEPS[0], **_STRETCHED, "refresh_period": 3, "start_step": 3},
+    {**_FEW_STEPS[1], **_STRETCHED, "refresh_period": 3, "start_step": 6},
 )
 # No probability exceeds 1: every token is redrawn in raster order, as by the target alone.
 _ALL_AGAIN = {"tau": 1.01, "acceptance_target": 0.0, "draft_rows": 0, "resample_window": 0}
 _LOCALLY = {"expansion": 1, "neighbours": None, "resample_order": AT_ONCE, "repair": LOCAL}
 _BY_TAU = {**_LOCALLY, "tau": 0.1, "acceptance_target": 0.0}
-# 950: where a run with so few diffusion steps starts anyway, shown.
+# 950: where a run with so few diffusion steps starts anyway; written out so that the node shows it.
 _GTR_DIFFUSION = {"diffusion_steps": 50, "diffusion_steps_end": 20, "detail_share": 0.1, "t_max": 950}
 _GTR = {**_GTR_DIFFUSION, "steps": 32, "reconstruction_steps": 2, "first_share": 0.75}
 _GTR_SHORT = {"steps": 16, "reconstruction_steps": 1}
@@ -102,7 +96,7 @@ PRESETS: dict[type, tuple[Values, Values]] = {
             "fast": {"threshold": 0.6, "lookahead": _LOOKAHEAD[1024], "guided_steps": 10, "lookahead_start": 0},
         },
     ),
-    # Balanced at full size: the paper's. On the demo's 64 tokens that is nearest to half of its 32 AR steps.
+    # Balanced at full size: the paper's 32 AR steps, half of the usual 64. On the demo half of the usual 32.
     GtRSettings: (
         {"exact": _EXACT_GTR, "balanced": {**_GTR, **_GTR_SHORT}, "fast": {**_GTR, **_GTR_SHORT, "steps": 8}},
         {"exact": _EXACT_GTR, "balanced": _GTR, "fast": {**_GTR, **_GTR_SHORT}},
@@ -122,8 +116,8 @@ PRESETS: dict[type, tuple[Values, Values]] = {
     # Few AR steps, annealed diffusion steps and LazyMAR's caches together. A preset of LazyMAR's sampler only, since it
     # changes the numbers of steps. Full size: the demo's values scaled to 64 AR steps and 256 tokens; not measured.
     LazyMARSettings: (
-        {"exact": {}, "balanced": {}, "fast": _FEW_STEPS},
-        {"exact": {}, "balanced": {}, "fast": {**_FEW_STEPS, **_FEW_STEPS_FULL_SIZE}},
+        {"exact": {}, "balanced": {}, "fast": _FEW_STEPS_CACHED[0]},
+        {"exact": {}, "balanced": {}, "fast": _FEW_STEPS_CACHED[1]},
     ),
     CSpDSettings: (
         {
@@ -139,10 +133,12 @@ PRESETS: dict[type, tuple[Values, Values]] = {
         },
     ),
     ZipARSettings: (_WINDOWS, _WINDOWS),
-    # The demo's were chosen by sweeps on the two LlamaGens and on Tar. A share of drafts makes the unlikeliest of good
-    # drafts be drawn again; and narrow windows cost more in the draft, which has 8 x 8 tokens, than in the repair.
-    # They draft the whole image first: the loop has more drafts drawn again, and the demo's target, which draws fewer
-    # scenes right than the draft model, spoils them. At full size balanced is the paper's loop, in two cycles.
+    # The demo's were chosen by sweeps on the two LlamaGens and on Tar:
+    # - tau, because a share of drafts has the unlikeliest of good ones drawn again;
+    # - a narrower window in the repair than in the draft, whose 8 x 8 tokens suffer more from it;
+    # - the whole image drafted first, because the loop has more drafts drawn again, and the demo's target spoils them:
+    #   it draws fewer images right than the draft model.
+    # At full size balanced is the paper's loop, in two cycles.
     MuLoSDSettings: (
         {
             "exact": _ALL_AGAIN,
@@ -184,7 +180,7 @@ def values(
     if preset == CUSTOM:
         return {}
     if preset == FEW_STEPS:
-        return dict(_FEW_STEPS_ALONE[0 if demo else 1])
+        return dict(_FEW_STEPS[0 if demo else 1])
 
     out: dict[str, Any] = {}
     for part, (small, full) in PRESETS.items():
@@ -199,6 +195,7 @@ def values(
             continue
         if part is FastHybridSettings:
             out["lookahead"] = lookahead(width, steps)
+        # Parts that set steps come before the caches.
         of_run = out.get("steps", steps) if sets_steps else steps
         if part is CacheSettings and of_run <= 32:
             out.update(_PERIODS[32])

@@ -111,20 +111,21 @@ class Speculation:
         self.rng = rng
         self.report = report
         self.steps = len(chains.table)
-        self.learned = chains.table.learned
+        self.learned = chains.table.learned  # of MAR; BitDance has fixed variances
         # Steps whose acceptance counts; BitDance's last one has no noise and does not.
         self.counted = self.steps if self.learned else self.steps - 1
         self.device = chains.x.device
         self._couple = net.region(couple, "verification of speculation")
 
-        # The first draft uses data of 0, the middle; a rejected draft costs no further call.
+        # Before any evaluation there is no data to draft from: zeros stand in. Such a draft is mostly rejected, which
+        # costs nothing, because the verifying call is also the first step's own.
         self.done = np.zeros(len(chains.x), np.int64)
         self.x = chains.x.clone()
         self.data = torch.zeros_like(self.x)
         self.logits = torch.zeros_like(self.x)
 
         # The numbers of the steps, with the temperature in their stds. A last step that is not counted gets log std 0,
-        # because the coupling divides by the std; its state is not used.
+        # because `reflect`, which fixed variances use alone, divides by the std; its state is not used.
         columns = chains.table.columns()
         middle = columns.middle + (math.log(chains.temperature) if chains.temperature > 0 else -math.inf)
         if not self.learned:
@@ -266,7 +267,7 @@ class Speculation:
 
     def kernel(self, row: Tensor, step: Tensor, x: Tensor, data: Tensor, logits: Tensor | None) -> Gaussian:
         """The head's distributions of the next states, of what it predicts."""
-        # What it predicts for given tokens is not used, so it counts as the draft's.
+        # Given tokens take no part: with the draft's data p equals q there, and they never cause a rejection.
         if self.chains.given is not None:
             data = torch.where(self.chains.given.free[row], data, self.data[row])
 

@@ -51,7 +51,13 @@ def paper_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter, s
 
     A batch advances with its slowest image. Drafts that others had accepted beyond are made again from the same noise
     and judged with the same random numbers, and every image counts its own gamma, so that an image does not depend on
-    its batch.
+    its batch. With gamma = 2 and two images, of which b rejects its draft of step 5::
+
+        step           4     5     6            7
+        drafted        yes   yes   yes, for b   yes
+        kept before    0 0   1 1   2 0          0 1
+        its own token  -     -     a            -
+
     """
     order = canvas.order
     gamma = settings.draft_length
@@ -70,18 +76,18 @@ def paper_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter, s
         if step == end:
             # 1. Draft up to gamma AR steps in a row in every image. The step behind them is the target's own. An image
             # that lags may not have gamma when the others take their own token, so that step is drafted too.
-            most = int(kept.max())
-            left = gamma - most
+            most_kept = int(kept.max())
+            to_draft = gamma - most_kept
             start = step
-            end = min(step + left + 1, order.steps)
+            end = min(step + to_draft + 1, order.steps)
             length = end - step
-            some_lag = bool((kept < most).any())
-            drafted = length if some_lag else min(left, length)
+            some_lag = bool((kept < most_kept).any())
+            drafted = length if some_lag else min(to_draft, length)
             drafts = [drafter.step(t, plain.start, plain.noise) for t in range(step, step + drafted)]
             if drafts:
                 canvas.drafted.scatter_(1, order.ahead(step, drafted), True)
 
-            # 2. The target's own paths, given the drafts.
+            # 2. The target's own paths, given the drafts; each is computed when step 3 asks for it.
             paths = judge.paths(step, end - step)
 
         # 3. Accept the drafts of this AR step or draw them again, but for images that have accepted gamma.

@@ -25,7 +25,7 @@ steps are plain MAR's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -204,11 +204,12 @@ class Refinement:
         self.gamma = to_device(torch.tensor(weights), canvas.device)
         if self.renoises:
             # Rounded down, as pipelines that draw from an image count their steps: 13 of 15 * 0.9.
-            self.first, self.stop = steps - int(round(steps * settings.denoise, 6)), steps
+            self.first = steps - int(round(steps * settings.denoise, 6))
             ends_in_drafts = False
         else:
-            self.first, self.stop = steps_with_head(weights)
-            # The last step has no noise, so that with gamma = 1 a token is its draft.
+            # A step with gamma = 1 gives x' + sigma noise whatever the head predicts: the first step of most schedules.
+            self.first = 1 if weights[0] == 1 else 0
+            # The last step has no noise: if its gamma is 1, as with linear-up or a single step, a token is its draft.
             ends_in_drafts = weights[-1] == 1
 
         # Without a step a draft stays as it is.
@@ -236,7 +237,7 @@ class Refinement:
 
         cfg = self.canvas.order.scale[image, position, None]
         rows = Chains(z[:, image, column], cfg, x, noise, self.table, self.temperature, change=pull)
-        return Placed(rows.part(self.first, self.stop), image, position)
+        return Placed(rows.part(self.first, len(self.table)), image, position)
 
     def first_states(self, draft: Tensor, start: Tensor, noise: Tensor) -> Tensor:
         """States before the first step that needs the head, fp32 [N, channels].
@@ -260,18 +261,6 @@ class Refinement:
         drafts[tokens.image, tokens.position] = x
 
 
-def steps_with_head(weights: Sequence[float]) -> tuple[int, int]:
-    """The first step whose head is evaluated, and the one after the last, of weights gamma in order of execution.
-
-    A step with gamma = 1 gives x' + sigma noise whatever the head predicts: the first step of most schedules, the last
-    one of linear-up.
-    """
-    steps = len(weights)
-    first = 1 if weights[0] == 1 else 0
-    stop = steps - 1 if weights[-1] == 1 and steps > 1 else steps
-    return first, stop
-
-
 def pulled(mean: Tensor, draft: Tensor, gamma: Tensor) -> Tensor:
     """mu' = (1 - gamma) mu + gamma x'."""
     return torch.lerp(mean, draft, gamma)
@@ -285,6 +274,7 @@ def joined_with_drafts(full: Chains, guided: Chains) -> Chains:
 
     draft, _ = guided.change.arguments[0]
     drafts = torch.cat([torch.zeros_like(full.x), draft])
+    # Both have equally many steps, see Heads.sample_both.
     gamma = torch.zeros(len(full.table), len(drafts), 1, device=drafts.device)
     for k, (_, weight) in enumerate(guided.change.arguments):
         gamma[k, len(full.x) :] = weight

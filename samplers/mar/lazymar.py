@@ -11,9 +11,9 @@ switched off one by one (:class:`CacheSettings`):
    row i is to what it was at the last call, and from there on only some rows:
 
    - similarity: s_i = cos(V_i^k, V_i^k'), the mean of the heads, where k' is the AR step of the last call;
-   - (8): the computed rows are those of the wanted tokens, those of the tokens decided since k', and others of lowest
-     s_i (the paper prints argmax; by its text and its code the least similar rows are computed). How many is in
-     ``refresh.py``. The paper's Table 3 compares other choices, see :class:`.RowChoice`;
+   - (8): the computed rows are those of the wanted tokens, which the call returns, those of the tokens decided since
+     k', and others of lowest s_i (the paper prints argmax; by its text and its code the least similar rows are
+     computed). How many is in ``refresh.py``. The paper's Table 3 compares other choices, see :class:`.RowChoice`;
    - (9): the blocks behind the chosen one see the computed rows together with the stored keys and values of the others.
 
    The paper takes its 3rd layer, the published code the 4th block.
@@ -140,7 +140,7 @@ class LazyTransformer(Transformer):
         """z [P, B, M, C] at positions ``wanted`` [B, M], from the cache unless a refresh is due."""
         if self.cache is None or not self.cache.step <= step < self.cache.next_refresh:
             self.cache = None  # freed before the next one is made
-            self.cache = self.empty_cache(step)
+            self.cache = self.new_cache(step)
 
         if self.cache is None:
             z = self.full(step, wanted)
@@ -188,6 +188,7 @@ class LazyTransformer(Transformer):
 
         # 4. What the report and the next call read.
         if cache.empty:
+            # Counts of a report add up, so that the growth is counted.
             most_held = max(self.most_held, cache.bytes)
             canvas.report.add(cache_bytes=most_held - self.most_held)
             self.most_held = most_held
@@ -304,15 +305,15 @@ class LazyTransformer(Transformer):
             x = self.feed_forward(block, block.attend(x, q, k, v))
         return x
 
-    def empty_cache(self, step: int) -> FeatureCache | None:
+    def new_cache(self, step: int) -> FeatureCache | None:
         """An empty cache for a refresh at ``step``; None if no later call may use one."""
         s = self.settings
         canvas = self.canvas
         net = canvas.model.net
         c = net.config
         until = self.next_refresh[step]
-        later = self.choice.share[step + 1 : until]
-        prunes = any(share < 1 for share in later)
+        later = self.choice.share[step + 1 : until]  # of the AR steps that would use the cache
+        prunes = any(share < 1 for share in later)  # whether some of them leave rows out
         conditional_only = canvas.guided and s.condition_cache
         if not later or not (s.encoder_cache or prunes or conditional_only):
             return None

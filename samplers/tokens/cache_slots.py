@@ -4,8 +4,8 @@ there to attention masks.
 The slot of a place has the same number. If passes are fed one by one, a stand-in is written to the slot of its place,
 and overwritten by the true token. For several passes in one call (``jacobi.py``), which writes all their slots, every
 stand-in has a slot of its own behind those of the places; fed rows attend to it up to the pass that feeds the true
-token. ZipAR's example of ``schedule.py`` then has two slots more than places, for the stand-in at place 5 and for
-padding::
+token. ZipAR's example of ``schedule.py``, window 1 on 3 x 3 cells, then has two slots more than places, for the
+stand-in at place 5 and for padding::
 
     slot                 0  1  2  3  4  5  6  7  8  9
     place that it holds  0  1  2  3  4  5  6  7  5  padding
@@ -173,7 +173,8 @@ class WindowSlots(Slots):
     """
 
     def __init__(self, schedule: Schedule):
-        self.stand_in_slot: dict[int, int] = {}  # of places whose true token was not fed yet
+        # Of places whose true token was not fed yet; show_blank, which the next line may call, adds some.
+        self.stand_in_slot: dict[int, int] = {}
         super().__init__(schedule)
 
     def show_blank(self, places: range) -> None:
@@ -185,13 +186,15 @@ class WindowSlots(Slots):
             if place in self.stand_in_slot:
                 self.replaced[self.stand_in_slot.pop(place)] = k
 
-            is_transition = row >= len(p.fed)
-            if is_transition or p.fed[row] == position:
+            # A row that feeds the cell of its own position, or a transition token, is no stand-in.
+            is_true = row >= len(p.fed) or p.fed[row] == position
+            if is_true:
                 self.of_rows.append(place)
                 self.written[place] = min(self.written[place], k)
             else:
                 self.stand_in_slot[place] = self.add(place, k)
                 self.of_rows.append(self.stand_in_slot[place])
+        # The slots of present stand-ins are behind all places.
         self.ends.append(1 + max([-1, *p.last_visible, *self.stand_in_slot.values()]))
 
 
@@ -246,7 +249,7 @@ class DeviceTable:
         self._filled = np.maximum.accumulate(table.written)
 
     def at(self, k: int) -> DevicePass:
-        """Pass k, alone. The host does not wait."""
+        """Pass k, alone, of a table of passes that are fed one by one. The host does not wait."""
         t = self.host
         rows = slice(t.row_start[k], t.row_start[k + 1])
         cells = slice(t.cell_start[k], t.cell_start[k + 1])

@@ -70,7 +70,7 @@ def iterate(
     # Guesses start as copies of the newest token.
     window = Window(table, width, canvas.images)
     tokens = canvas.values
-    decided = schedule.passes[0].cells or range(schedule.known)
+    decided = schedule.passes[0].cells or range(schedule.known)  # a later block of MuLo-SD has an empty first pass
     _guess(tokens, window.cells_behind(window.start), tokens[:, decided[-1], None].clone())
 
     call = 0
@@ -183,12 +183,14 @@ class Window:
         return self.table.cells[order]
 
     def slide(self, agreeing: Tensor) -> None:
-        """Move every image to the pass of its first cell that is not certain, of which the first ``agreeing`` int64 [L]
-        agree. The host waits for the device.
+        """Move every image behind the pass of its first cell that changed: that pass was fed certain tokens, so that
+        its new ones are certain too.
+
+        The first ``agreeing`` int64 [L] cells did not change. The host waits for the device.
         """
         first_cell = self.table.cell_start[self.start]
-        last_cell = self.table.cell_start[self.stop] - 1
-        self.start = self.table.cell_pass[torch.minimum(first_cell + agreeing, last_cell)] + 1
+        last_in_window = self.table.cell_start[self.stop] - 1
+        self.start = self.table.cell_pass[torch.minimum(first_cell + agreeing, last_in_window)] + 1
         self.start_on_host = self.start.cpu().numpy()
 
     def keep(self, left: np.ndarray, on_device: Tensor) -> None:

@@ -115,7 +115,7 @@ def mulosd(
     canvas.total = sum(block.draft_passes + 1 for block in blocks)
     for block in blocks:
         # 1. The draft model generates the rows of the block.
-        yield from draft_rows(state, block)
+        yield from draft_block(state, block)
 
         # 2. The draft is enlarged.
         enlarge(state, block)
@@ -135,14 +135,15 @@ def mulosd(
     canvas.report.similarity = torch.cat(state.pools).cpu().numpy()
     canvas.report.maps |= state.maps
     state.draft.canvas.expect_finite("draft")
-    remark_draft(canvas.report, draft)
-    return canvas.finish()
+    result = canvas.finish()
+    remark_draft(result.report, draft)
+    return result
 
 
 # ------------------------------------------------------------ the six parts of a cycle
 
 
-def draft_rows(state: State, block: Block) -> Iterator[Step]:
+def draft_block(state: State, block: Block) -> Iterator[Step]:
     """1. Draft the rows of a block with M_q, pass by pass or in windows (``jacobi.py``)."""
     canvas, look, draw = state.draft
     schedule = block.schedule
@@ -182,7 +183,8 @@ def _prefill_draft(state: State, in_windows: bool) -> Tensor:
     # In windows every block has stand-ins with slots of their own, and padding.
     if in_windows:
         return look.prefill(state.null, max(table_of(b.schedule).slots for b in blocks))
-    return look.prefill(state.null, max(table_of(b.schedule, one_by_one=True).slots for b in blocks) - 1)
+    slots = max(table_of(b.schedule, one_by_one=True).slots for b in blocks)
+    return look.prefill(state.null, slots - 1)  # without that of padding
 
 
 def _draw_draft(state: State, hidden: Tensor, cells: Tensor, k: int) -> None:
@@ -199,7 +201,7 @@ def _draft_in_windows(state: State, block: Block) -> Iterator[Step]:
     settings = state.settings
     calls = 0
 
-    # The cache of further rows belongs to all images.
+    # Finished images leave the batch only if no further block needs their keys and values.
     whole = rows_at_once(settings, canvas.grid[0]) == canvas.grid[0]
     for _ in iterate(canvas, look, draw, block.schedule, settings.draft_parallel, shrink=whole):
         calls += 1
@@ -245,7 +247,7 @@ def judge_block(state: State, block: Block) -> tuple[Tensor, np.ndarray]:
     with canvas.clock.phase("transformer"):
         if state.final_cells is None:
             # A single image has no padding, and needs no slot for the last cell.
-            slots = canvas.cells - (canvas.images == 1)
+            slots = canvas.cells if canvas.images > 1 else canvas.cells - 1
             hidden = look.prefill(state.null, slots, canvas.values[:, : block.last - 1])
         else:
             fed = torch.arange(state.final_cells, block.last - 1, device=canvas.device)
@@ -256,6 +258,7 @@ def judge_block(state: State, block: Block) -> tuple[Tensor, np.ndarray]:
         pool, rejections = judge_drafts(state.target, state.settings, hidden, block.first, state.neighbours)
     state.pools.append(pool.flatten())
 
+    # This block may still change: the next cycle feeds it again, and drops its rows.
     state.final_cells = block.first
     return hidden, rejections.cpu().numpy().reshape(canvas.images, -1, canvas.grid[1])
 

@@ -52,9 +52,9 @@ class _RecordedSelection(LazyTransformer):
         self.z.append((wanted, super().__call__(step, wanted)))
         return self.z[-1][1]
 
-    def empty_cache(self, step: int) -> FeatureCache | None:
+    def new_cache(self, step: int) -> FeatureCache | None:
         self.fresh.append(step)
-        return super().empty_cache(step)
+        return super().new_cache(step)
 
     def choose(
         self, rows: Callable[..., Tensor | None], step: int, known: int, values: Tensor, last: Tensor, must: Tensor

@@ -62,9 +62,9 @@ class Watched(LazyTransformer):
         self.refreshed, self.chosen = [], []
         self.choice.rows = partial(self.choose, self.choice.rows)
 
-    def empty_cache(self, step):
+    def new_cache(self, step):
         self.refreshed.append(step)
-        return super().empty_cache(step)
+        return super().new_cache(step)
 
     def choose(self, rows, step, known, values, last, must):
         keep = rows(step, known, values, last, must)
@@ -535,7 +535,7 @@ def test_rows_are_skipped_where_a_later_call_may(deep):
     wanted = {(0, 2): False, (0, 3): True, (2, 5): False, (3, 5): False, (4, 6): True, (5, 7): False}
     for (step, until), skipped in wanted.items():
         look.next_refresh = [until] * len(look.next_refresh)
-        assert bool(look.empty_cache(step).decoder) == skipped, (step, until)
+        assert bool(look.new_cache(step).decoder) == skipped, (step, until)
 
 
 def test_a_block_that_one_of_two_models_lacks_names_the_model():
