@@ -17,7 +17,7 @@ Shapes: B images of L = h w cells; a cell's value is a token, or a vector of cha
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -195,11 +195,13 @@ def passes(
             z = look(k, cells)
 
         # 2. Their values.
+        so_far: Step | None = None  # until the pass ends, nothing else is decided
         for part, drawn in canvas.clock.timed(canvas.phases[1], draw(k, cells, z)):
             values = drawn
             if part < whole:
                 with canvas.clock.paused():
-                    yield canvas.step(done + part)
+                    so_far = canvas.step(done + part) if so_far is None else replace(so_far, done=done + part)
+                    yield so_far
 
         # 3. They are decided.
         canvas.write(cells, values, k)
