@@ -104,7 +104,7 @@ def calibrate(
     for k in range(settings.repeats):
         at = (seed + k) % SEEDS
         paired = k > 0
-        # As if all candidates stayed; the first round leaves most of them out, so it counts one run each.
+        # A later round runs two each, but the first leaves most candidates out: until then one each is estimated.
         runs_each = 2 if paired else 1
         rounds_left = settings.repeats - k
         planned = done + rounds_left * runs_each * max(1, len(left)) + (0 if paired else 1)
@@ -128,6 +128,7 @@ def calibrate(
                 images, report = make_images(m.choice, at)
             except UserError as problem:
                 m.problem = str(problem)
+                m.cells.clear()
                 left.remove(m)
                 continue
             done += 1

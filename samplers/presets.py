@@ -127,17 +127,17 @@ PRESETS: dict[type, tuple[Values, Values]] = {
         },
         {
             "exact": _EXACT_CSPD,
-            # For 64 AR steps. The paper's 16 and 32 are for 256: gamma is a share of the AR steps.
+            # For 64 AR steps. The paper's gamma (draft_length) of 16 and 32 is for 256: it is a share of the AR steps.
             "balanced": {"mode": "published", "draft_length": 4, "prefill_ratio": 0.15},
             "fast": {"mode": "published", "draft_length": 8, "prefill_ratio": 0.05},
         },
     ),
     ZipARSettings: (_WINDOWS, _WINDOWS),
     # The demo's were chosen by sweeps on the two LlamaGens and on Tar:
-    # - tau, because a share of drafts has the unlikeliest of good ones drawn again;
+    # - tau rather than acceptance_target: a fixed share rejects drafts even where all are good;
     # - a narrower window in the repair than in the draft, whose 8 x 8 tokens suffer more from it;
-    # - the whole image drafted first, because the loop has more drafts drawn again, and the demo's target spoils them:
-    #   it draws fewer images right than the draft model.
+    # - draft_rows 0: in several cycles more tokens are drawn again by the demo's target, which is worse than its draft
+    #   model.
     # At full size balanced is the paper's loop, in two cycles.
     MuLoSDSettings: (
         {
@@ -170,8 +170,11 @@ def values(
 ) -> dict[str, Any]:
     """The values that a preset, one of :func:`names`, sets on settings of class ``kind``; none for *custom*.
 
-    ``demo``: the model is the demo's. The papers give some values by the width of a MAR's transformer, 0 where unknown,
-    or by number of AR steps: ``steps``, or if ``sets_steps`` the preset's where it has one.
+    Args:
+        demo: whether the model is the demo's.
+        width: of a MAR's transformer, by which the papers give some values; 0 where unknown.
+        steps: AR steps of the run, by which they give others.
+        sets_steps: whether a preset's own number of AR steps holds; False if the user set steps, which replace it.
     """
     if preset not in names(kind):
         only = f" {FEW_STEPS} is a preset of plain MAR." if preset == FEW_STEPS else ""
@@ -195,7 +198,7 @@ def values(
             continue
         if part is FastHybridSettings:
             out["lookahead"] = lookahead(width, steps)
-        # Parts that set steps come before the caches.
+        # FastHybrid and GtR come before the caches. LazyMAR's *fast* comes after them, and replaces the periods too.
         of_run = out.get("steps", steps) if sets_steps else steps
         if part is CacheSettings and of_run <= 32:
             out.update(_PERIODS[32])

@@ -43,7 +43,8 @@ from .noise import CounterRNG
 _LANE_OF_ACCEPTANCES = -1
 _LANE_OF_NORMALS = 0  # 2 step + this
 _LANE_OF_UNIFORMS = 1  # 2 step + this
-# Redraws of a rejected step, as many at once as few rows need more of. The last of all redraws is taken
+# Redraws of a rejected step: a first batch for all rows that need any; the few rows that keep none of it get the next,
+# larger batch, the same first ones and more. The last of all redraws is taken
 # unconditionally; the probability of needing as many is below 1 / 2^18.
 _REDRAWS = (1 << 8, 1 << 13, 1 << 18)
 
@@ -191,7 +192,8 @@ class Speculation:
         return Drafts(before, torch.stack(values, 1), Gaussian(offset + at.of_x * before, log_std))
 
     def verify(self, rows: np.ndarray, drafts: Drafts) -> np.ndarray:
-        """Evaluate the head at all drafted states of rows; advance them past the accepted prefix and one step more.
+        """Evaluate the head at all drafted states of rows; advance them past the accepted prefix
+        and past the first rejected step, if there is one.
 
         Args:
             drafts: of the rows' next steps.
@@ -227,7 +229,7 @@ class Speculation:
             self._redraw(judged, last_used, value, missing)
         accepted = np.minimum(accepted, self.counted - self.done[rows])
 
-        # 4. Advance.
+        # 4. Advance. BitDance's last step is used but not counted as accepted: a row may have done one more.
         row = states.row[states.first]
         self.x[row] = value.view(-1, *self.x.shape[1:])
         self.data[row] = data[last_used]
@@ -289,7 +291,7 @@ class Speculation:
         return self.chains.noise[step.clamp(max=len(self.chains.noise) - 1), row]
 
     def _on_device(self, *numbers: np.ndarray) -> Tensor:
-        """Arrays of numbers, int64 [R] each, in one copy."""
+        """Arrays of numbers, int64 [R] each, in one copy: int64 [how many, R], to be unpacked."""
         return to_device(np.stack(numbers), self.device)
 
     def _redraw(self, judged: _Judged, last_used: Tensor, value: Tensor, missing: np.ndarray) -> None:

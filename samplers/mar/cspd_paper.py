@@ -49,9 +49,10 @@ from .transformer import Transformer
 def paper_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter, settings: CSpDSettings) -> Sampler:
     """Draft gamma AR steps, accept them up to the first rejected one, replace that.
 
-    A batch advances with its slowest image. Drafts that others had accepted beyond are made again from the same noise
-    and judged with the same random numbers, and every image counts its own gamma, so that an image does not depend on
-    its batch. With gamma = 2 and two images, of which b rejects its draft of step 5::
+    A batch advances with its slowest image: when one image rejects, all discard their later drafts. Images that did not
+    reject draft these steps again, from the same noise, and judge them with the same random numbers, and every image
+    counts its own gamma, so that an image does not depend on its batch. With gamma = 2 and two images, of which b
+    rejects its draft of step 5::
 
         step           4     5     6            7
         drafted        yes   yes   yes, for b   yes
@@ -82,6 +83,8 @@ def paper_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter, s
             end = min(step + to_draft + 1, order.steps)
             length = end - step
             some_lag = bool((kept < most_kept).any())
+            # Without laggards the last step of the segment has no draft, because every image takes its own token; with
+            # some it has one, which images at gamma ignore.
             drafted = length if some_lag else min(to_draft, length)
             drafts = [drafter.step(t, plain.start, plain.noise) for t in range(step, step + drafted)]
             if drafts:

@@ -88,8 +88,8 @@ def fasthybrid(
             # 2. Lookahead: full diffusion of all other tokens and, for the images that have one, of all later steps in
             # reach.
             full = None
-            restarts = (~ok).any(1, keepdim=True)
-            todo = torch.cat([~ok, restarts.expand(-1, ahead.shape[1] - n)], 1)
+            looks_ahead = (~ok).any(1, keepdim=True)
+            todo = torch.cat([~ok, looks_ahead.expand(-1, ahead.shape[1] - n)], 1)
             if bool(todo.any()):
                 image, column = to_device(todo.nonzero().T, z.device)
                 position = ahead[image, column]
@@ -149,7 +149,7 @@ class Drafts:
         device = canvas.device
         self.settings = settings
         self.report = canvas.report
-        self.x = torch.zeros_like(canvas.values)  # x'
+        self.x = torch.zeros_like(canvas.values)  # x'; once decided, the token
         # z', the condition that a draft was made from.
         self.z = torch.zeros(images, length, canvas.model.net.config.dim, device=device)
         self.made = torch.zeros(images, length, dtype=torch.bool, device=device)  # whether a token has a draft

@@ -123,12 +123,14 @@ class LazyTransformer(Transformer):
         s = settings
         c = canvas.model.net.config
         block = chosen_block(s, c.decoder_depth, canvas.model.name)
-        self.block = block - 1
+        self.block = block - 1  # from 0; ``block`` counts from 1
 
         self.next_refresh = next_refreshes(s, canvas.order.steps)  # of each AR step
         self.choice = RowChoice(canvas, s, block)
 
-        self.vectors = self.full.vectors
+        self.vectors = (
+            self.full.vectors
+        )  # [E, C], of the class rows; E = B if both branches share the encoder, else P B
         self.feed_forward = canvas.model.net.region(feed_forward, "transformer blocks")
         # int32 [B, L], how often each token's decoder rows came from the cache; None where they never do.
         self.cached: Tensor | None = None
@@ -188,7 +190,7 @@ class LazyTransformer(Transformer):
 
         # 4. What the report and the next call read.
         if cache.empty:
-            # Counts of a report add up, so that the growth is counted.
+            # add() sums: only the growth over earlier refreshes is added.
             most_held = max(self.most_held, cache.bytes)
             canvas.report.add(cache_bytes=most_held - self.most_held)
             self.most_held = most_held
@@ -215,7 +217,7 @@ class LazyTransformer(Transformer):
         # 1. The encoder's input: class rows and tokens. Class rows are computed at every call. They are stored behind
         # the tokens, where the next call's tokens overwrite them.
         vectors = self.vectors if cache.empty else self.vectors[: cache.encoder_entries]
-        copies = len(vectors) // len(tokens)
+        copies = len(vectors) // len(tokens)  # 1 or P entries of an image
         x = net.embed_known(canvas.values.repeat(copies, 1, 1), tokens.repeat(copies, 1), vectors)
         rows = None
         if reuses:
@@ -226,7 +228,8 @@ class LazyTransformer(Transformer):
         x = net.encoder_norm(self.walk(net.encoder_blocks, x, cache.encoder, rows))
         computed = len(x) * x.shape[1]
 
-        # 3. The decoder's input: made anew, or the last call's with the computed rows replaced.
+        # 3. The decoder's input: made anew, or the last call's with the computed rows replaced. fuse makes rows for the
+        # decoder and fills cache.fused; extend takes the computed rows behind those, tokens first, then class rows.
         if not reuses:
             x = canvas.conditioning.fuse(x, tokens.repeat(copies, 1), branches > 1, cache=cache.fused)
             x = net.canvas(x, tokens.repeat(branches, 1))

@@ -23,6 +23,8 @@ There is no public code. Where the paper leaves a choice open:
   1 in raster order the tokens are therefore those of serial decoding. A whole image is then decoded serially, without a
   draft.
 
+Shapes: B images, R = B or, with guidance, 2 B batch rows, G the target's side, h rows of a block.
+
 The host waits for the device once per cycle for the map of rejections, which determines the number of passes that
 follow, and where pixels of the tokenizer are checked (``upsampling.py``).
 """
@@ -246,10 +248,12 @@ def judge_block(state: State, block: Block) -> tuple[Tensor, np.ndarray]:
     state.done += 1
     with canvas.clock.phase("transformer"):
         if state.final_cells is None:
-            # A single image has no padding, and needs no slot for the last cell.
+            # In a batch, waves with fewer cells are padded by feeding the last cell (resample_islands): its slot must be
+            # there.
             slots = canvas.cells if canvas.images > 1 else canvas.cells - 1
             hidden = look.prefill(state.null, slots, canvas.values[:, : block.last - 1])
         else:
+            # The last block again, now final, and this one; the row of cell c predicts c + 1.
             fed = torch.arange(state.final_cells, block.last - 1, device=canvas.device)
             hidden = look.feed(canvas.values, causal_rows(fed, fed, look.cache.prefix, block.last - 1), state.null)
             hidden = hidden[:, block.first - 1 - state.final_cells :]

@@ -192,6 +192,19 @@ def test_a_plain_sampler_that_fails_in_a_later_round_blames_no_candidate():
         advise(run=run)
 
 
+def test_a_candidate_that_fails_in_a_later_round_is_not_advised():
+    bench = Bench()
+
+    def run(choice, seed):
+        if choice.text == "fasthybrid: preset=fast" and seed == 8:
+            raise UserError("memory: full.")
+        return bench(choice, seed)
+
+    found, _, _ = advise(run=run, measure="PSNR", least_psnr=0.0)
+    assert found.best.text != "fasthybrid: preset=fast"
+    assert next(m for m in found.measured if m.choice.text == "fasthybrid: preset=fast").problem == "memory: full."
+
+
 def test_rounds_are_paired_and_only_what_can_win_runs_again():
     found, bench, seen = advise(measure="PSNR", least_psnr=30.0, repeats=3)
     times = {line: [seed for text, seed in bench.runs if text == line] for line in ["mar", *KNOWN]}
