@@ -248,8 +248,8 @@ def judge_block(state: State, block: Block) -> tuple[Tensor, np.ndarray]:
     state.done += 1
     with canvas.clock.phase("transformer"):
         if state.final_cells is None:
-            # In a batch, waves with fewer cells are padded by feeding the last cell (resample_islands): its slot must be
-            # there.
+            # In a batch, waves with fewer cells are padded by feeding the last cell (resample_islands): its slot must
+            # be there.
             slots = canvas.cells if canvas.images > 1 else canvas.cells - 1
             hidden = look.prefill(state.null, slots, canvas.values[:, : block.last - 1])
         else:
