@@ -213,7 +213,7 @@ class _Recorded:
     def digests(self) -> tuple[str, ...]:
         return tuple(fingerprint(self.kind, ids.tolist()) for ids in self.ids[: self.images])
 
-    def rows(self, model: Any, guided: bool) -> PromptConditioning:
+    def conditioning(self, model: Any, guided: bool) -> PromptConditioning:
         read = [model.hybrid.read(ids) for ids in self.ids[: self.images + guided]]
         return PromptConditioning(model.hybrid, read[: self.images], read[self.images] if guided else None)
 
