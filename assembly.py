@@ -40,7 +40,7 @@ from .model_loaders.networks.bitdance import BitDanceClass, BlockModel
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.ops import Operations
-from .model_loaders.networks.speed import PLAIN, choose
+from .model_loaders.networks.speed import choose
 from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.tar import TarModel
 from .model_loaders.official import official_binary, official_bitdance
@@ -102,7 +102,7 @@ class Source:
     device: torch.device  # device of the weights
     dtype: str = AUTO  # "auto", "fp32", "bf16", "fp16", "int8" or "fp8"
     compute: torch.device | None = None  # device for which "auto" selects the dtype; None for ``device``
-    speed: str = PLAIN  # how the networks run, see speed.TOKEN_SPEEDS
+    speed: str = AUTO  # how the networks run, see speed.SPEEDS
     operations: Operations | None = None  # a host's, of which the networks are built; None for their own
 
     @property

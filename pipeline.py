@@ -34,7 +34,7 @@ from .model_loaders.networks.autoencoder import KLModel, VQModel, expect_finite
 from .model_loaders.networks.bitdance import BlockModel
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
-from .model_loaders.networks.speed import PLAIN, TOKEN_SPEEDS, choose
+from .model_loaders.networks.speed import SPEEDS, choose
 from .model_loaders.wrappers import WEIGHTS
 from .reports.record import Report
 from .samplers.batches import begin, expect_little_noise, in_parts
@@ -78,7 +78,7 @@ def load(
     encoder: str | Path = ENCODER,
     device: str | torch.device = AUTO,
     dtype: str | torch.dtype = AUTO,
-    speed: str = PLAIN,
+    speed: str = AUTO,
     grid: int | None = None,
     weights: str = AUTO,
     models: str | Path | None = None,
@@ -99,8 +99,8 @@ def load(
         device: "auto" is CUDA, then MPS, then the CPU.
         dtype: of the weights: "auto", "fp32", "bf16", "fp16", "int8" or "fp8" (8 bits in the blocks), or a
             torch.dtype.
-        speed: "plain", "compile" for torch.compile, or of token models "compile-static", which gives decode steps one
-            shape for CUDA graphs and has not been measured on a GPU.
+        speed: "auto" launches repeated work as CUDA graphs where there is a CUDA device, with the results of "plain",
+            which launches it step by step; "compile" also uses torch.compile.
         grid: tokens along one side of a token model; None is what its file states.
         weights: "ema" or "plain" of a training's file that holds both; "auto" is the averaged ones.
         models: folder of weight files, where downloads go too; None is ComfyUI's models/fastar or ~/.cache/fastar.
@@ -114,7 +114,7 @@ def load(
     precision = _dtype(dtype)
     if grid is not None:
         grid = _whole(grid, "grid", 2, 128)
-    _expect_choice("speed", speed, TOKEN_SPEEDS)
+    _expect_choice("speed", speed, SPEEDS)
     _expect_choice("weights", weights, WEIGHTS)
 
     # 2. Load the model with its decoder.

@@ -9,7 +9,7 @@ from ..assembly import AUTO, DEMO, Source, choose_device, find_file, models_fold
 from ..conditions import ENCODER
 from ..errors import UserError
 from ..model_loaders.families import DTYPES, EIGHT_BITS
-from ..model_loaders.networks.speed import PLAIN, TOKEN_SPEEDS
+from ..model_loaders.networks.speed import SPEEDS
 from ..model_loaders.wrappers import WEIGHTS
 from ..samplers.tokens.upsampling import BICUBIC
 
@@ -61,11 +61,10 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--speed",
-        default=PLAIN,
-        choices=TOKEN_SPEEDS,
-        help="plain (default); "
-        "compile: transformer blocks and diffusion steps with torch.compile, which takes about a minute at first; "
-        "compile-static: for token models, also decode steps for fixed shapes, the fastest on a GPU",
+        default=AUTO,
+        choices=SPEEDS,
+        help="auto (default): on an NVIDIA card, repeated work as CUDA graphs, with the same image; plain: launched "
+        "step by step; compile: blocks and diffusion steps with torch.compile, which takes about a minute at first",
     )
 
     models_option(parser)

@@ -32,9 +32,10 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders.networks import graphs
 from ..model_loaders.networks.eight_bits import FP8, INT8, Quantized, round_to, statement
 from ..model_loaders.networks.ops import Operations
-from ..model_loaders.networks.speed import PLAIN
+from ..model_loaders.networks.speed import AUTO, COMPILE, PLAIN
 from ..reports.files import expect_name, writable
 from ..reports.table import literal, printable
 
@@ -303,6 +304,13 @@ class _CoreOperations(Operations):
 
         return found
 
+    def moves(self, net: nn.Module) -> bool:
+        for layer in net.modules():
+            if getattr(layer, "comfy_cast_weights", False) or getattr(layer, "weight_function", None):
+                return True
+
+        return False
+
     def eight_bit(self, dtype: torch.dtype) -> Operations:
         return _EightBitOperations(dtype)
 
@@ -364,6 +372,7 @@ def _expect_int8(device: torch.device) -> None:
 
 
 _CORE_OPERATIONS = _CoreOperations()
+graphs.allowed = not getattr(args, "disable_cuda_graphs", False)
 
 
 def operations(device: torch.device) -> Operations | None:
@@ -378,10 +387,12 @@ def make_patcher(net: nn.Module, device: torch.device, offload: torch.device, sp
     """What moves a network between the device on which it computes and ``offload``.
 
     It is that of ComfyUI's own models, which on graphics cards copies weights to the device when a layer first needs
-    them (DynamicVRAM). Two kinds of networks take the one that loads weights before the run: compiled ones, whose
-    weights must be in place, and those without layers of ComfyUI's operations, which it would load one by one.
+    them (DynamicVRAM). Two kinds of networks take the one that loads weights before the run: those that are recorded or
+    compiled, whose weights must be in place, and those without layers of ComfyUI's operations, which it would load one
+    by one.
     """
-    if speed != PLAIN or not _may_stream(net):
+    stays = speed == COMPILE or speed == AUTO and graphs.available(device)
+    if stays or not _may_stream(net):
         return ModelPatcher(net, device, offload)
 
     return comfy.model_patcher.CoreModelPatcher(net, device, offload, **_storage())

@@ -18,7 +18,7 @@ from ..model_loaders import hub
 from ..model_loaders.families import DTYPES, EIGHT_BITS, KINDS
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.bitdance import BlockModel
-from ..model_loaders.networks.speed import PLAIN, SPEEDS, TOKEN_SPEEDS
+from ..model_loaders.networks.speed import COMPILE, SPEEDS
 from ..model_loaders.wrappers import WEIGHTS
 from ..samplers import registry
 from ..samplers.registry import family_of
@@ -142,15 +142,14 @@ _TOOLTIPS = {
     "sizes usually look worse.",
     "weights": "Which weights to read from a training checkpoint that also holds averaged (EMA) weights. auto and ema "
     "use the averaged weights (ema refuses a file without them), plain uses the trained weights.",
-    "speed": "plain starts at once; compile uses torch.compile, which takes about a minute before the first image and "
-    "needs a compiler. The image differs by rounding only.",
+    "speed": "auto launches repeated work on an NVIDIA card as CUDA graphs; the image is that of plain, which launches it "
+    "step by step. compile also uses torch.compile, which takes about a minute before the first image and needs a "
+    "compiler; the image differs by rounding.",
 }
-_TOKEN_SPEED = (
-    "plain starts at once; compile uses torch.compile, which takes about a minute before the first image and needs a "
-    "compiler. compile-static also compiles decode steps for fixed shapes, as CUDA graphs need."
-)
 
 
+# Speeds of graphs that were saved earlier, and what they are now.
+_OLD_SPEEDS = {"compile-static": COMPILE}
 # Menus among the advanced widgets.
 _ADVANCED = ("grid", "size", "speed", "weights")
 
@@ -223,7 +222,7 @@ class _Loader(io.ComfyNode):
             "dtype": list(cls.dtypes),
             "grid": [AUTO, *map(str, GRIDS)],
             "size": [AUTO, *map(str, SIZES)],
-            "speed": list(TOKEN_SPEEDS if registry.FAMILIES[cls.family].codes else SPEEDS),
+            "speed": list(SPEEDS),
             "weights": list(WEIGHTS),
         }
         return menus[widget]
@@ -255,14 +254,10 @@ class _Loader(io.ComfyNode):
         options = cls.options(name)
         if name == "checkpoint":
             default = usual(options, *cls.usual)
-        elif name == "speed":
-            default = PLAIN
         else:
             default = AUTO
 
         tooltips = {**_TOOLTIPS, **cls.tooltips}
-        if registry.FAMILIES[cls.family].codes:
-            tooltips["speed"] = _TOKEN_SPEED
         return io.Combo.Input(
             name,
             options=options,
@@ -272,14 +267,20 @@ class _Loader(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, checkpoint: Any = None, decoder: Any = None, ta_tok: Any = None) -> bool | str:
-        """Naming an input here replaces ComfyUI's comparison with the menu, which shows one spelling of each file."""
+    def validate_inputs(
+        cls, checkpoint: Any = None, decoder: Any = None, ta_tok: Any = None, speed: Any = None
+    ) -> bool | str:
+        """Naming an input here replaces ComfyUI's comparison with the menu, which shows one spelling of each file, and
+        not the speeds of older graphs.
+        """
         chosen = {"checkpoint": checkpoint, "decoder": decoder, "ta_tok": ta_tok}
 
         try:
             for widget, about in cls.files().items():
                 if chosen[widget] is not None:  # None: a value that is connected, and is checked when the node runs
                     listed(chosen[widget], *about)
+            if speed is not None:
+                _one_of("speed", _OLD_SPEEDS.get(speed, speed), SPEEDS)
         except UserError as problem:
             return str(problem)
         return True
@@ -302,6 +303,7 @@ class _Loader(io.ComfyNode):
         for widget, about in cls.files().items():
             listed(chosen[widget], *about)
 
+        speed = _OLD_SPEEDS.get(speed, speed)
         menus = {"dtype": dtype, "speed": speed, "grid": grid, "size": size, "weights": weights}
         for widget, value in menus.items():
             menus[widget] = _one_of(widget, value, cls.options(widget))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import out_of_memory
-from ..model_loaders.networks.speed import PLAIN, suited_threads
+from ..model_loaders.networks.speed import COMPILE, suited_threads
 from ..reports.record import Report, joined
 from .conditioning import AnyCondition
 from .noise import noise_bytes
@@ -229,7 +229,7 @@ def _note_first_run(report: Report, net: nn.Module, ran_before: set[str] | None)
     Args:
         ran_before: samplers that the network had run; None if it had not run at all.
     """
-    compiles = getattr(net, "speed", PLAIN) != PLAIN and report.sampler not in (ran_before or ())
+    compiles = getattr(net, "speed", "") == COMPILE and report.sampler not in (ran_before or ())
     report.first_run = ran_before is None or compiles
     _RAN.setdefault(net, set()).add(report.sampler)
 

@@ -108,12 +108,10 @@ def advance(
     return Advanced(torch.addcmul(mean, log_std.exp(), noise), mean, log_std)
 
 
-def run_chain(net: Regional, rows: Chains, head: Callable[[int, Tensor], Tensor]) -> Iterator[Advanced]:
-    """The steps of all rows together, one at a time; the states after the last one are the samples.
-
-    ``head``: :class:`Head`, or another that ``out = head(k, x)`` may be called of at every step k, from 0 on.
-    """
-    run = net.region(advance, "diffusion steps")
+def run_chain(net: Regional, rows: Chains, head: ChainHead) -> Iterator[Advanced]:
+    """The steps of all rows together, one at a time; the states after the last one are the samples."""
+    step = net.recorded(evaluated_step)
+    advancing = net.region(advance, "diffusion steps")
     noise = rows.noise if rows.temperature == 1 else rows.noise * rows.temperature
     noises = (*noise, noise[-1])  # of the last step unused
     function = None
@@ -121,14 +119,37 @@ def run_chain(net: Regional, rows: Chains, head: Callable[[int, Tensor], Tensor]
     if rows.change is not None:
         function, arguments = rows.change
 
-    of_step = rows.table.columns()
+    columns = rows.table.columns()
     x = rows.x
-    for k, numbers in enumerate(zip(of_step.mean_x, of_step.mean_out, of_step.middle, of_step.slope, strict=True)):
+    for k, numbers in enumerate(zip(columns.mean_x, columns.mean_out, columns.middle, columns.slope, strict=True)):
         if rows.given is not None:
             x = rows.given.follow(x, k)
-        advanced = run(numbers, rows.cfg, noises[k], x, head(k, x), function, arguments[k])
+        evaluate, of_step = head.at_step(k)
+        advanced, kept = step((), evaluate, of_step, advancing, numbers, rows.cfg, noises[k], x, function, arguments[k])
+        head.evaluated(kept)
         x = advanced.x
         yield advanced
+
+
+def evaluated_step(
+    _: Sequence[Tensor],
+    evaluate: Callable[..., tuple[Tensor, Any]],
+    of_step: tuple[Any, ...],
+    advancing: Callable[..., Advanced],
+    numbers: Sequence[Tensor],
+    cfg: Tensor,
+    noise: Tensor,
+    x: Tensor,
+    change: Callable[..., Tensor] | None,
+    arguments: Sequence[Tensor],
+) -> tuple[Advanced, Any]:
+    """A step with the head's evaluation, as a function to record, and what later evaluations reuse.
+
+    ``evaluate`` and ``of_step`` are those of :meth:`ChainHead.at_step`, ``advancing`` is :func:`advance`, perhaps
+    compiled; the other arguments are of :func:`advance`.
+    """
+    out, kept = evaluate(x, *of_step)
+    return advancing(numbers, cfg, noise, x, out, change, arguments), kept
 
 
 # ------------------------------------------------------------------------------------------------ numbers of the steps
@@ -264,8 +285,29 @@ class HeadNetwork(Protocol):
         """
 
 
+class ChainHead(Protocol):
+    """A diffusion head for the conditions of N rows, for :func:`run_chain`."""
+
+    def at_step(self, k: int) -> tuple[Callable[..., tuple[Tensor, Any]], tuple[Any, ...]]:
+        """Its evaluation at step k, in the order k = 0, 1, 2, ...: a function, and its arguments behind the states x
+        fp32 [N, *, c].
+
+        The function returns the output [P, N, *, c or 2 c], and tensors that later evaluations reuse, or None.
+        """
+
+    def evaluated(self, kept: Any) -> None:
+        """Take what the evaluation returned for later ones, and count it."""
+
+
+def evaluate(
+    x: Tensor, denoise: Callable[..., Tensor], head: HeadNetwork, modulations: Sequence[Tensor]
+) -> tuple[Tensor, None]:
+    """A head's output [P, N, *, c or 2 c] for states x fp32 [N, *, c]; ``denoise`` is the head's, perhaps compiled."""
+    return denoise(head, x, modulations), None
+
+
 class Head:
-    """The diffusion head for the conditions of N rows: ``out = head(k, x)`` at step k, in the order k = 0, 1, 2, ...
+    """The diffusion head for the conditions of N rows.
 
     The report counts its work. ``budget``: see :class:`Modulations`.
     """
@@ -273,12 +315,17 @@ class Head:
     def __init__(self, net: Regional, head: HeadNetwork, rows: Chains, report: Report, budget: int):
         self._head = head
         self._report = report
-        self._evaluate = net.region(type(head).denoise, "diffusion head")
-        self._modulations = Modulations(head, rows, budget)
+        self._denoise = net.region(type(head).denoise, "diffusion head")
+        self._modulations = Modulations(head, rows, budget, contiguous=net.records)
+        self._rows = rows.z.shape[:-1].numel()
 
-    def __call__(self, k: int, x: Tensor) -> Tensor:
-        """Its output [P, N, *, c or 2 c] for the states x fp32 [N, *, c]."""
-        return self._evaluated(x, self._modulations.of_step(k))
+    def at_step(self, k: int) -> tuple[Callable[..., tuple[Tensor, Any]], tuple[Any, ...]]:
+        """See :class:`ChainHead`."""
+        return evaluate, (self._denoise, self._head, self._modulations.of_step(k))
+
+    def evaluated(self, kept: Any) -> None:
+        """Count an evaluation of all rows."""
+        self._report.add(head_calls=1, head_rows=self._rows)
 
     def at(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
         """Its output [P, M, *, c or 2 c] for M states x fp32 [M, *, c], with a call for as many as fit the budget.
@@ -288,15 +335,11 @@ class Head:
         most = self._modulations.rows_at_once
         parts = []
         for some, step, state in zip(row.split(most), k.split(most), x.split(most), strict=True):
-            parts.append(self._evaluated(state, self._modulations.at(some, step)))
+            out = self._denoise(self._head, state, self._modulations.at(some, step))
+            self._report.add(head_calls=1, head_rows=out.shape[:-1].numel())
+            parts.append(out)
 
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-    def _evaluated(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """One call."""
-        out = self._evaluate(self._head, x, modulations)
-        self._report.add(head_calls=1, head_rows=out.shape[:-1].numel())
-        return out
 
 
 class Modulations:
@@ -308,8 +351,10 @@ class Modulations:
 
     rows_at_once: int  # rows whose modulations at a step fit the budget
 
-    def __init__(self, head: HeadNetwork, rows: Chains, budget: int):
+    def __init__(self, head: HeadNetwork, rows: Chains, budget: int, contiguous: bool = False):
+        """``contiguous``: whether those of a step are, which steps that are recorded copy faster."""
         self._head = head
+        self._contiguous = contiguous
         self._condition = head.conditions(rows.z)
 
         # Embeddings of times, [S, 1, 1 or N, 1 ..., w].
@@ -343,4 +388,5 @@ class Modulations:
 
     def _of_steps(self, first: int, stop: int) -> list[Tensor]:
         """Those [S', P, N, *, w'] of some steps."""
-        return self._head.modulations(self._times[first:stop] + self._condition)
+        made = self._head.modulations(self._times[first:stop] + self._condition)
+        return [modulation.contiguous() for modulation in made] if self._contiguous else made

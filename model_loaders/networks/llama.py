@@ -15,7 +15,8 @@ padded on the right, every cell has the same slot of the cache in all images, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,13 +26,15 @@ from torch import Tensor, nn
 
 from .ops import FAST, Operations, dot_product_attention, linear
 from .precision import HALVES
-from .speed import STATIC, TOKEN_SPEEDS, Regional
+from .speed import Regional
 from .structure import depth, official_names
 from .ta_tok import TATokModel
 
 # Attention heads of LlamaGen by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need
 # metadata.
 OFFICIAL_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
+# On a CUDA device passes attend to a multiple of so many slots: a few lengths, each of which is recorded once.
+SLOTS = 64
 # Head width of Qwen2.5's larger models, whose state dict holds no head count either.
 QWEN_HEAD_DIM = 128
 # Kinds of a condition. A prompt is token ids of the same vocabulary.
@@ -439,16 +442,24 @@ def cached_block(
 
 
 def cached_blocks(
-    layers: nn.ModuleList, x: Tensor, rope: Tensor | None, stores: list[Tensor], slot: Tensor, mask: Tensor
+    stores: Sequence[Tensor],
+    layers: nn.ModuleList,
+    run: Callable[..., Tensor],
+    x: Tensor,
+    rope: Tensor | None,
+    slot: Tensor,
+    end: int,
+    mask: Tensor | None,
+    causal: bool,
 ) -> Tensor:
-    """All blocks, as one function for the compiler; the rows attend to the slots where ``mask`` is 0, not -inf."""
-    for i, block in enumerate(layers):
-        x = cached_block(block, x, rope, stores[i], slot, stores[i].shape[2], mask, False)
+    """All blocks, as one function to record; ``run`` is :func:`cached_block`, perhaps compiled."""
+    for block, store in zip(layers, stores, strict=True):
+        x = run(block, x, rope, store, slot, end, mask, causal)
     return x
 
 
-def whole_mask(mask: Tensor | None, rows: int, end: int, slots: int, device: torch.device) -> Tensor:
-    """A mask of the slots below ``end`` as one of all slots, bool [..., n, slots]; see :meth:`Llama.feed`."""
+def longer_mask(mask: Tensor | None, rows: int, end: int, slots: int, device: torch.device) -> Tensor:
+    """A mask of the slots below ``end`` as one of more slots, bool [..., n, slots]; see :meth:`Llama.feed`."""
     if mask is None:
         return (torch.arange(slots, device=device) < end).repeat(rows, 1)
     return F.pad(mask, (0, slots - end))
@@ -485,8 +496,6 @@ class Llama(Regional):
     With 2-D RoPE the official table is *zero* for the prefix and for PAR's transition tokens: their queries and keys
     are zero, so every image token attends to all of them equally.
     """
-
-    speeds = TOKEN_SPEEDS
 
     def __init__(self, config: LlamaConfig, operations: Operations = FAST):
         super().__init__(operations)
@@ -676,17 +685,16 @@ class Llama(Regional):
         """
         c = self.config
         batch, n, _ = x.shape
-        blocks = [x.new_zeros(batch, 2 * c.kv_heads, n + slots, c.head_dim) for _ in self.layers]
-        if self.speed == STATIC:
-            for store in blocks:  # a CUDA graph may write to tensors of known addresses only
-                torch._dynamo.mark_static_address(store, guard=False)
+        length = self._whole_length(n + slots)
+        blocks = self.graphs.zeros((batch, 2 * c.kv_heads, length, c.head_dim), len(self.layers), x)
         valid = None
         if lengths is not None:
-            slot = torch.arange(n + slots, device=x.device)
+            slot = torch.arange(length, device=x.device)
             valid = ((slot < lengths[:, None]) | (slot >= n))[:, None, None]
         if positions is None:
             positions = self.positions(grid, n, lengths)
         cache = Cache(blocks=blocks, prefix=n, positions=positions, valid=valid)
+        self.graphs.use(blocks, cache)
 
         if image is not None:
             x = torch.cat([x, image], 1)
@@ -729,28 +737,35 @@ class Llama(Regional):
         """
         fed = x.shape[1]
         x, rope = self._encode(x, cache.positions.rows(position, len(x)))
-        mask = None if causal else cache.mask(mask, len(x), fed, end)
-        is_static = self.speed == STATIC and not causal
-        if rows or is_static:
-            slots = cache.blocks[0].shape[2]
-            mask = whole_mask(mask, fed, end, slots, x.device)
-            end = slots
-            if rows:
-                x, rope, mask = one_shape(x, rope, mask, rows)
 
+        # 1. The slots that the rows attend to: those below ``end``, or more of them, of which a mask hides the others.
+        mask = None if causal else cache.mask(mask, len(x), fed, end)
+        slots = cache.blocks[0].shape[2]
+        longer = end if causal else min(slots, self._whole_length(end))
+        if rows:
+            longer = slots
+        if longer > end or rows:
+            mask = longer_mask(mask, fed, end, longer, x.device)
+        if rows:
+            x, rope, mask = one_shape(x, rope, mask, rows)
         # Attention would make these numbers of the mask in every block.
         if mask is not None:
             mask = torch.where(mask, 0.0, -torch.inf).to(x.dtype)
 
-        if is_static:
-            run_all = self.region(cached_blocks, "decode steps")
-            return run_all(self.layers, x, rope, cache.blocks, slot, mask)[:, :fed]
-
-        run = cached_block if causal else self.region(cached_block, "decode steps")
-        for block, store in zip(self.layers, cache.blocks, strict=True):
-            x = run(block, x, rope, store, slot, end, mask, causal)
-
+        # 2. The blocks.
+        if causal:
+            x = cached_blocks(cache.blocks, self.layers, cached_block, x, rope, slot, longer, mask, causal)
+        else:
+            run_all = self.recorded(cached_blocks)
+            run = self.region(cached_block, "decode steps")
+            x = run_all(cache.blocks, self.layers, run, x, rope, slot, longer, mask, causal)
         return x[:, :fed]
+
+    def _whole_length(self, slots: int) -> int:
+        """A number of slots, on a CUDA device rounded up."""
+        if self.records or self.compute_device.type == "cuda":
+            return math.ceil(slots / SLOTS) * SLOTS
+        return slots
 
 
 def is_16_bit(net: Llama) -> bool:

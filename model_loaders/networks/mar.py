@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, cast
@@ -326,9 +326,7 @@ class MAR(Regional):
             key_mask = F.pad(padding_mask, (self.config.buffer, 0), value=True)
 
         run = self.region(Block.forward, "transformer blocks")
-        for block in self.encoder_blocks:
-            x = run(block, x, key_mask)
-        return self.encoder_norm(x)
+        return self.recorded(run_encoder)((), self, run, x, key_mask)
 
     def canvas(self, encoded: Tensor, known: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """The decoder's input [B, buffer + L, C]: encoded rows at their places, mask tokens elsewhere."""
@@ -353,17 +351,34 @@ class MAR(Regional):
         ``wanted`` int64 [B, M]: positions whose z is needed, the only ones that the last block computes; None: all L.
         """
         x = self.canvas(encoded, known, padding_mask)
-        *blocks, last = self.decoder_blocks
         run = self.region(Block.forward, "transformer blocks")
-        for block in blocks:
-            x = run(block, x)
+        return self.recorded(run_decoder)((), self, run, x, wanted)
 
-        place = self.diffusion_pos_embed_learned
-        if wanted is None:
-            return self.decoder_norm(run(last, x)[:, self.config.buffer :]) + place
 
-        z = self.decoder_norm(run(last, x, None, wanted + self.config.buffer))
-        return z + pick(place.expand(len(wanted), -1, -1), wanted)
+def run_encoder(
+    _: Sequence[Tensor], net: MAR, run: Callable[..., Tensor], x: Tensor, key_mask: Tensor | None
+) -> Tensor:
+    """The encoder's blocks, as one function to record; ``run`` is :meth:`Block.forward`, perhaps compiled."""
+    for block in net.encoder_blocks:
+        x = run(block, x, key_mask)
+    return net.encoder_norm(x)
+
+
+def run_decoder(_: Sequence[Tensor], net: MAR, run: Callable[..., Tensor], x: Tensor, wanted: Tensor | None) -> Tensor:
+    """The decoder's blocks, as one function to record: conditions z [B, M, C] of its input [B, buffer + L, C].
+
+    ``run`` and ``wanted`` as in :func:`run_encoder` and :meth:`MAR.decode`.
+    """
+    *blocks, last = net.decoder_blocks
+    for block in blocks:
+        x = run(block, x)
+
+    place = net.diffusion_pos_embed_learned
+    if wanted is None:
+        return net.decoder_norm(run(last, x)[:, net.config.buffer :]) + place
+
+    z = net.decoder_norm(run(last, x, None, wanted + net.config.buffer))
+    return z + pick(place.expand(len(wanted), -1, -1), wanted)
 
 
 class Conditioning:

@@ -227,6 +227,10 @@ class Operations:
         """The layers of a network whose weights are off the device now; every call copies them."""
         return []
 
+    def moves(self, net: nn.Module) -> bool:
+        """Whether weights of a network may be moved or replaced between two of its calls."""
+        return False
+
     def eight_bit(self, dtype: torch.dtype) -> Operations:
         """The operations of a network some of whose linear layers get weights of 8 bits, and that computes in
         ``dtype``.

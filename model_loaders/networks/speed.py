@@ -1,35 +1,33 @@
-"""How the repeated parts of a network run: as written, or compiled. Results differ by rounding only.
+"""How the repeated parts of a network run: as written, recorded as CUDA graphs, or compiled.
 
-Compilation is regional: one function that runs many times (a transformer block, a diffusion step, a decode step) is
-compiled and reused for every block and step. Row counts and key lengths are symbolic, so that a run needs a few
-compilations, in the seconds after its start.
-
-Token models can also be compiled for fixed sizes: a decode step then attends to all slots of the KV cache, with a mask
-by position, and is one function of one shape for each number of rows. PyTorch records it once as a CUDA graph and
-launches it as a whole (mode "reduce-overhead"), as gpt-fast does (https://github.com/meta-pytorch/gpt-fast).
+- *plain*: as written.
+- *auto*: on a CUDA device functions are recorded (:mod:`.graphs`), with the results of *plain*; elsewhere as written.
+- *compile*: one function that runs many times (a transformer block, a diffusion step) is compiled by torch.compile and
+  reused for every block and step. Row counts and key lengths are symbolic, so that a run needs a few compilations, in
+  the seconds after its start. On a CUDA device what is compiled is recorded too. Results differ by rounding.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
-from typing import Any, ClassVar, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx.experimental import _config
 
 from ...errors import UserError
+from . import graphs
 from .ops import FAST, Operations, without_cudnn_attention
 
+AUTO = "auto"
 PLAIN = "plain"
 COMPILE = "compile"
-STATIC = "compile-static"
-SPEEDS = (PLAIN, COMPILE)
-TOKEN_SPEEDS = (*SPEEDS, STATIC)
+SPEEDS = (AUTO, PLAIN, COMPILE)
 # PyTorch's compiler of the regions. Tests count compilations with one that needs no C++ compiler.
 BACKEND = "inductor"
 
@@ -59,51 +57,79 @@ def suited_threads(net: nn.Module) -> Iterator[None]:
 
 
 class Regional(nn.Module):
-    """A network of which some functions may be compiled."""
-
-    speeds: ClassVar[tuple[str, ...]] = SPEEDS  # what it can be set to
+    """A network of which some functions may be recorded or compiled."""
 
     def __init__(self, operations: Operations = FAST) -> None:
         super().__init__()
         self.operations = operations  # of which it is built
-        self.speed = PLAIN  # one of speeds, set by choose
+        self.speed = PLAIN  # one of SPEEDS, set by choose
+        self.records = False  # whether this run records functions
+        self.graphs = graphs.Graphs()
         self._regions: dict[Any, Any] = {}
-        # Repeated parts that ran plain since the run began although the network is compiled, in the order of their
-        # first calls; the values are not used.
+        # Repeated parts that ran plain since the run began although the speed is another, in the order of their first
+        # calls; the values are not used.
         self._ran_plain: dict[str, None] = {}
 
     def begin_run(self) -> None:
-        """Forget what earlier runs recorded for :attr:`remark`."""
+        """Choose whether the run that begins records functions, and forget what earlier ones noted for
+        :attr:`remark`.
+        """
         self._ran_plain.clear()
+        self.records = self.speed != PLAIN and any(graphs.available(weight.device) for weight in self.parameters())
+        if self.records and self.operations.moves(self):
+            self.runs_plain("launches (ComfyUI moves the weights)")
+            self.records = False
+        if self.records:
+            self.graphs.follow(self)
 
     @property
     def remark(self) -> str:
         """What the report of a run says about the speed at its end, or ""."""
-        if self.speed == PLAIN:
-            return ""
-        if not self._ran_plain:
-            return f"speed: {self.speed}"
-        return f"speed: {self.speed}, but plain: {', '.join(self._ran_plain)}"
+        if self._ran_plain:
+            return f"speed: {self.speed}, but plain: {', '.join(self._ran_plain)}"
+        return f"speed: {self.speed}" if self.records or self.speed == COMPILE else ""
 
     def runs_plain(self, part: str) -> None:
         """Record for :attr:`remark` that a repeated ``part`` runs plain, whatever the speed."""
-        self._ran_plain[part] = None
+        if self.speed == COMPILE or self.records:
+            self._ran_plain[part] = None
+
+    def recorded(self, function: Callable[..., R]) -> Callable[..., R]:
+        """``function(state, *args)``, recorded if this run records functions; see :meth:`.Graphs.call`."""
+        if not self.records:
+            return function
+
+        def call(state: Sequence[Tensor], *args: Any) -> R:
+            try:
+                return cast(R, self.graphs.call(function, state, args))
+            except torch.OutOfMemoryError:
+                self.runs_plain("launches (memory is short)")
+                self.records = False
+                self.graphs.forget()
+
+            return function(state, *args)
+
+        return call
 
     def region(self, function: Callable[P, R], part: str) -> Callable[P, R]:
         """``function``, compiled if this network is and all its weights are on the device.
 
         ``part``: what it computes, for :attr:`remark`.
         """
-        if self.speed == PLAIN:
+        if self.speed != COMPILE:
             return function
         if self.operations.offloaded(self):
             self.runs_plain(f"{part} (weights are in main memory)")
             return function
 
         if function not in self._regions:
-            self._regions[function] = _Compiled(function, self.speed == STATIC, partial(self.runs_plain, part))
+            self._regions[function] = _Compiled(function, partial(self.runs_plain, part))
 
         return cast(Callable[P, R], self._regions[function])
+
+    def _apply(self, *args: Any, **more: Any) -> Any:
+        self.graphs.forget()  # the weights move
+        return super()._apply(*args, **more)
 
 
 class _Compiled:
@@ -112,17 +138,14 @@ class _Compiled:
     The compiler keeps at most a few results of a code object; every network has its own copy of the code.
     """
 
-    def __init__(self, function: Any, static: bool, record_plain: Callable[[], None]):
-        """``static``: for the sizes of a call and no others; ``record_plain`` is called when it runs plain."""
+    def __init__(self, function: Any, record_plain: Callable[[], None]):
+        """``record_plain`` is called when it runs plain."""
         code = function.__code__.replace()
         own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
         own.__kwdefaults__ = function.__kwdefaults__
         self.plain = function
         self.record_plain = record_plain
-        if static and BACKEND == "inductor":
-            self.compiled: Any = torch.compile(own, fullgraph=True, dynamic=False, mode="reduce-overhead")
-        else:
-            self.compiled = torch.compile(own, fullgraph=True, dynamic=not static, backend=BACKEND)
+        self.compiled: Any = torch.compile(own, fullgraph=True, dynamic=True, backend=BACKEND)
         # Sizes that happen to be equal are symbols of their own.
         self.own_sizes = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
 
@@ -146,17 +169,16 @@ def choose(net: Regional, speed: str, device: torch.device) -> None:
     """Set how a network runs, which will compute on ``device``.
 
     Raises:
-        UserError: for an unknown ``speed`` or one that the network does not have, and without a compiler.
+        UserError: for an unknown ``speed``, and without a compiler.
     """
-    if speed == STATIC and speed not in net.speeds:
-        raise UserError(f"speed: {speed} is only for token models; choose compile.")
-    if speed not in net.speeds:
-        raise UserError(f"speed: {speed!r} is not one of {', '.join(net.speeds)}.")
-    if speed != PLAIN:
+    if speed not in SPEEDS:
+        raise UserError(f"speed: {speed!r} is not one of {', '.join(SPEEDS)}.")
+    if speed == COMPILE:
         _expect_compiler(device)
 
-    if speed != net.speed:
-        net._regions.clear()  # compiled in another way
+    if speed != net.speed:  # recordings may be of compiled functions
+        net._regions.clear()
+        net.graphs.forget()
     net.speed = speed
 
 

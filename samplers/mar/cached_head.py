@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...model_loaders.networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
 from ...model_loaders.networks.ops import outputs
 from ...reports.record import Report
-from ..chain import Chains
+from ..chain import ChainHead, Chains
 from ..device import to_device
 from .heads import Heads
 from .settings import CacheSettings
@@ -40,7 +40,7 @@ class CachedHeads(Heads):
     def whole(self, steps: int) -> bool:
         return self.period(steps) == 1
 
-    def head(self, net: MAR, rows: Chains, report: Report) -> Callable[[int, Tensor], Tensor]:
+    def head(self, net: MAR, rows: Chains, report: Report) -> ChainHead:
         steps = len(rows.table)
         if self.whole(steps):
             return super().head(net, rows, report)
@@ -86,7 +86,7 @@ def head_plan(steps: int, period: int, device: torch.device) -> HeadPlan:
 
 
 class CachedHead:
-    """The diffusion head with LazyMAR's cache: ``out = head(k, x)`` at every diffusion step k, in their order.
+    """The diffusion head with LazyMAR's cache, for :func:`..chain.run_chain`.
 
     What a step computes, and what it keeps of the last step that computed it:
 
@@ -112,27 +112,62 @@ class CachedHead:
         self._evaluate = net.region(evaluate_full, "diffusion head")
         self._reuse = net.region(evaluate_from_kept, "diffusion head")
 
-        self.modulations = modulations_by_kind(net.head, self.own, batch, plan)
+        self.modulations = modulations_by_kind(net.head, self.own, batch, plan, contiguous=net.records)
 
         # Of the last full step; it is the first one.
         self._kept: Kept | None = None
 
-    def __call__(self, k: int, x: Tensor) -> Tensor:
-        """Noise and variance logits of the states x fp32 [N, channels]: [P, N, 2 channels] at a full step, else [1, N,
-        2 channels] with the guidance in it."""
-        kind = self.kinds[k]
-        modulations = next(self.modulations[kind])
-        if kind == FULL:
-            out, self._kept = self._evaluate(self.head, self.cfg, torch.cat([x] * self.branches), modulations)
-        else:
-            assert self._kept is not None
-            out, self._kept = self._reuse(self.head, self.own, self._kept, kind == EDGE, x, modulations)
-        self.report.add(head_calls=1, head_rows=len(out))
-        return out.view(-1, self.tokens, out.shape[1])
+    def at_step(self, k: int) -> tuple[Callable[..., tuple[Tensor, Any]], tuple[Any, ...]]:
+        """See :class:`..chain.ChainHead`. The output is [P, N, 2 channels] at a full step, else [1, N, 2 channels] with
+        the guidance in it; steps after a full one reuse :class:`Kept`.
+        """
+        self.kind = self.kinds[k]
+        modulations = next(self.modulations[self.kind])
+        if self.kind == FULL:
+            return full_step, (self._evaluate, self.head, self.cfg, self.branches, modulations)
+
+        assert self._kept is not None
+        return reused_step, (self._reuse, self.head, self.own, self._kept, self.kind == EDGE, modulations)
+
+    def evaluated(self, kept: Kept | None) -> None:
+        """See :class:`..chain.ChainHead`."""
+        if kept is not None:
+            self._kept = kept
+        branches = self.branches if self.kind == FULL else 1
+        self.report.add(head_calls=1, head_rows=branches * self.tokens)
+
+
+def full_step(
+    x: Tensor,
+    evaluate: Callable[..., tuple[Tensor, Kept]],
+    head: DiffusionHead,
+    cfg: Tensor,
+    branches: int,
+    modulations: Sequence[Tensor],
+) -> tuple[Tensor, Kept]:
+    """:func:`evaluate_full`, perhaps compiled, of states [N, channels]: output [P, N, 2 channels]."""
+    out, kept = evaluate(head, cfg, torch.cat([x] * branches), modulations)
+    return out.view(branches, len(x), -1), kept
+
+
+def reused_step(
+    x: Tensor,
+    evaluate: Callable[..., tuple[Tensor, Kept]],
+    head: DiffusionHead,
+    own: Sequence[int],
+    kept: Kept,
+    edge: bool,
+    modulations: Sequence[Tensor],
+) -> tuple[Tensor, Kept | None]:
+    """:func:`evaluate_from_kept`, perhaps compiled, of states [N, channels]: output [1, N, 2 channels], and what is
+    kept if that has changed.
+    """
+    out, newer = evaluate(head, own, kept, edge, x, modulations)
+    return out[None], newer if edge else None
 
 
 def modulations_by_kind(
-    head: DiffusionHead, own: Sequence[int], batch: Chains, plan: HeadPlan
+    head: DiffusionHead, own: Sequence[int], batch: Chains, plan: HeadPlan, contiguous: bool
 ) -> dict[str, Iterator[tuple[Tensor, ...]]]:
     """The modulations of each kind of step. A reused step needs the gates of its ``own`` blocks and those of the last
     layer only.
@@ -157,9 +192,9 @@ def modulations_by_kind(
     at = {kind: times[which] for kind, which in plan.of_kind.items()}
     # Three modulations a block, and two of the last layer; a reused step has one gate a block.
     return {
-        FULL: step_modulations(head.modulations, at[FULL], condition, 3 * len(head.res_blocks) + 2),
-        EDGE: step_modulations(of_edge, at[EDGE], conditional, 3 * len(own) + 2),
-        REUSED: step_modulations(of_reused, at[REUSED], conditional, len(own) + 2),
+        FULL: step_modulations(head.modulations, at[FULL], condition, 3 * len(head.res_blocks) + 2, contiguous),
+        EDGE: step_modulations(of_edge, at[EDGE], conditional, 3 * len(own) + 2, contiguous),
+        REUSED: step_modulations(of_reused, at[REUSED], conditional, len(own) + 2, contiguous),
     }
 
 
@@ -234,13 +269,16 @@ def evaluate_from_kept(
 
 
 def step_modulations(
-    modulations: Callable[[Tensor], list[Tensor]], times: Tensor, condition: Tensor, size: int
+    modulations: Callable[[Tensor], list[Tensor]], times: Tensor, condition: Tensor, size: int, contiguous: bool
 ) -> Iterator[tuple[Tensor, ...]]:
     """The head's modulations at every diffusion step, of time embeddings [S, w] and condition embeddings [R, w].
 
     Those of many steps are one product, which reads the weights once. ``modulations`` makes ``size`` tensors [..., w]
-    of embeddings.
+    of embeddings; they become ``contiguous`` where the steps are recorded.
     """
     at_once = max(1, BUDGET // max(1, condition.numel() * size))
     for some in times[:, None].split(at_once):
-        yield from zip(*modulations(some + condition), strict=True)
+        made = modulations(some + condition)
+        if contiguous:
+            made = [modulation.contiguous() for modulation in made]
+        yield from zip(*made, strict=True)

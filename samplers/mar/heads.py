@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...model_loaders.networks.mar import BUDGET, MAR
 from ...reports.record import Report
-from ..chain import Chains, Head, StepTable, run_chain
+from ..chain import ChainHead, Chains, Head, StepTable, run_chain
 from ..noise import CounterRNG
 from ..speculation import Speculation
 
@@ -22,7 +22,7 @@ class Heads:
         """Whether the head is evaluated in full at every one of so many diffusion steps."""
         return True
 
-    def head(self, net: MAR, rows: Chains, report: Report) -> Callable[[int, Tensor], Tensor]:
+    def head(self, net: MAR, rows: Chains, report: Report) -> ChainHead:
         """The head for rows, see :func:`..chain.run_chain`."""
         return full_head(net, rows, report)
 

@@ -8,7 +8,7 @@ any time, on any device, without a table and without waiting for the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 import torch
@@ -60,21 +60,45 @@ class PairedDraws:
 
         They are above 0 and below 1, and finest near 0.
         """
-        keys, steps = self._start(stream, values, cells.device)
-
-        # The counter is cell * 2^32 + value, in steps of GOLDEN; int64 arithmetic wraps around.
-        bits = mix_(keys + (cells * _CELL)[..., None] + steps)
-        upper = (bits >> 32).bitwise_and_((1 << 32) - 1)
-
-        # The numbers nearest to 1 would be rounded to it, which makes the Gumbel noise -inf.
-        return upper.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
+        return uniform_of(*self._start(stream, values, cells.device), cells)
 
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
         """Gumbel(0, 1) noise fp32 [B, n, values] of int64 cells [n], or [B, n] if images differ, on the cells'
         device.
         """
-        # Large values of the noise, which decide the argmax, are computed from the finest end of the uniform numbers.
-        return self.uniform(stream, cells, values).neg_().log1p_().neg_().log_().neg_()
+        return gumbel_of(*self._start(stream, values, cells.device), cells)
+
+    def source(self, stream: str, cells: Tensor, values: int) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+        """A function, and the arguments before ``cells`` of which it makes :meth:`gumbel`; for a function that is
+        recorded. A class with a ``gumbel`` of its own calls it here.
+        """
+        if type(self).gumbel is PairedDraws.gumbel:
+            return gumbel_of, self._start(stream, values, cells.device)
+        return made_before, (self.gumbel(stream, cells, values),)
+
+
+def uniform_of(keys: Tensor, steps: Tensor, cells: Tensor) -> Tensor:
+    """Uniform numbers fp32 [B, n, values] of cells, see :meth:`PairedDraws.uniform`.
+
+    ``keys`` int64 [B, 1, 1] are those of the images, ``steps`` int64 [values] the offsets of the values.
+    """
+    # The counter is cell * 2^32 + value, in steps of GOLDEN; int64 arithmetic wraps around.
+    bits = mix_(keys + (cells * _CELL)[..., None] + steps)
+    upper = (bits >> 32).bitwise_and_((1 << 32) - 1)
+
+    # The numbers nearest to 1 would be rounded to it, which makes the Gumbel noise -inf.
+    return upper.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
+
+
+def gumbel_of(keys: Tensor, steps: Tensor, cells: Tensor) -> Tensor:
+    """Gumbel(0, 1) noise fp32 [B, n, values] of cells; arguments as of :func:`uniform_of`."""
+    # Large values of the noise, which decide the argmax, are computed from the finest end of the uniform numbers.
+    return uniform_of(keys, steps, cells).neg_().log1p_().neg_().log_().neg_()
+
+
+def made_before(gumbel: Tensor, cells: Tensor) -> Tensor:
+    """Noise that is there already, in the place of :func:`gumbel_of`."""
+    return gumbel
 
 
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -89,8 +89,7 @@ def iterate(
 
         # 2. Draw the cells of the W passes, from the same noise in every call.
         with canvas.clock.phase(canvas.phases[1]):
-            logits = draw.logits(hidden, null and (all(guided) or guided_by_cell[drawn.entries]))
-            new = draw.sample(logits, cells, tokens)
+            new = draw.tokens(hidden, null and (all(guided) or guided_by_cell[drawn.entries]), cells, tokens)
 
         # 3. The passes whose tokens agree with those that were fed are certain.
         before = window.start
@@ -278,8 +277,8 @@ def decode_in_windows(canvas: TokenCanvas, look: ScheduleLook, draw: TokenDraw, 
     with canvas.clock.phase(canvas.phases[0]):
         hidden = look.prefill(any(draw.guided_by_pass), t.slots)
     with canvas.clock.phase(canvas.phases[1]):
-        logits = draw.logits(hidden.expand(-1, len(first), -1), draw.guided_by_pass[0])
-        canvas.write(first, draw.sample(logits, first, canvas.values), 0)
+        hidden = hidden.expand(-1, len(first), -1)
+        canvas.write(first, draw.tokens(hidden, draw.guided_by_pass[0], first, canvas.values), 0)
     with canvas.clock.paused():
         yield canvas.step(len(first))
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...model_loaders.networks.llama import Llama
 from ..device import to_device
 from .canvas import TokenCanvas
 from .draws import PairedDraws, draw, penalised
@@ -68,8 +69,7 @@ class TokenDraw:
 
     def __call__(self, k: int, cells: Tensor, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The tokens int64 [B, n] of the cells [n] of pass k."""
-        logits = self.logits(hidden, self.guided_by_pass[k])
-        yield 1, self.sample(logits, cells, self.canvas.values)
+        yield 1, self.tokens(hidden, self.guided_by_pass[k], cells, self.canvas.values)
 
     def of(self, images: np.ndarray) -> TokenDraw:
         """The draw of some of the images, by their places int64 [L]."""
@@ -79,45 +79,109 @@ class TokenDraw:
             part.given = self.given[to_device(images, self.given.device)]
         return part
 
+    def tokens(self, hidden: Tensor, guided: bool | Tensor, cells: Tensor, tokens: Tensor) -> Tensor:
+        """:meth:`logits`, then :meth:`sample`, as one function that may be recorded."""
+        low, high = self.span or (0, self.net.config.vocab)
+        source = self._source(cells, tokens, high - low)
+        run = self.net.recorded(drawn)
+        values, *norms = run((), self.net, self.rule, hidden, guided, len(self.draws), *source)
+        self.canvas.watch(*norms)
+        return values
+
     def logits(self, hidden: Tensor, guided: bool | Tensor) -> Tensor:
         """Logits fp32 [B, n, V] of hidden rows [R, n, C] after classifier-free guidance.
 
         ``guided``: whether it is applied, to all tokens or bool [n] or [B, n].
         """
-        images = len(self.draws)
-        cells = hidden.shape[1]
-        padded = F.pad(hidden, (0, 0, 0, self.padded_to - cells)) if self.padded_to else hidden
-        logits = self.net.logits(padded, self.span)[:, :cells]
-
-        mixed = cond = logits[:images]
-        if guided is not False and len(logits) > images:
-            null = logits[images:]
-            mixed = torch.lerp(null, cond, self.settings.cfg)
-            if guided is not True:
-                mixed = torch.where(guided[..., None], mixed, cond)
-
-        # Before top-k and top-p, whose -inf is no fault. RMSNorm makes zeros of rows whose squares overflow: the logits
-        # are then finite and wrong, and only the norm of the rows shows it.
-        self.canvas.watch(torch.linalg.vector_norm(mixed, torch.inf), torch.linalg.vector_norm(hidden.float()))
-        return mixed
+        logits, *norms = guided_logits(self.net, self.rule, hidden, guided, len(self.draws))
+        self.canvas.watch(*norms)
+        return logits
 
     def sample(self, logits: Tensor, cells: Tensor, tokens: Tensor) -> Tensor:
         """Token values int64 [B, n] of cells int64 [n] or [B, n] from their logits fp32 [B, n, V].
 
         ``tokens``: those of the images so far, int64 [B, N + 1], for the repetition penalty.
         """
-        if self.penalty != 1:
-            # Of the tokens before each cell, guesses among them.
-            codes = tokens[:, None, :-1]
-            before = (torch.arange(codes.shape[2], device=cells.device) < cells[..., None]).expand(len(codes), -1, -1)
-            times = torch.zeros(logits.shape, dtype=torch.int32, device=cells.device)
-            times.scatter_add_(2, codes.expand_as(before), before.to(times.dtype))
-            logits = penalised(logits, times > 0, self.penalty)
+        return sampled(self.rule, logits, *self._source(cells, tokens, logits.shape[-1]))
 
-        drawn = draw(logits, self.settings, self.draws.gumbel(self.stream, cells, logits.shape[-1]))
-        if self.given is None:
-            return drawn
+    @property
+    def rule(self) -> Rule:
+        """What does not change from one pass to the next."""
+        return Rule(self.settings, self.span, self.penalty, self.padded_to)
 
-        # A given token stands in its cell whatever is drawn for it.
-        given = self.given[:, cells] if cells.ndim == 1 else self.given.gather(1, cells)
-        return torch.where(given >= 0, given, drawn)
+    def _source(self, cells: Tensor, tokens: Tensor, values: int) -> tuple[Any, ...]:
+        """The arguments of :func:`sampled` behind logits of so many token values."""
+        gumbel, numbers = self.draws.source(self.stream, cells, values)
+        return gumbel, numbers, cells, self.given, tokens if self.penalty != 1 else None
+
+
+class Rule(NamedTuple):
+    """How tokens are drawn, see :class:`TokenDraw`."""
+
+    settings: TokenSettings
+    span: tuple[int, int] | None
+    penalty: float
+    padded_to: int
+
+
+def drawn(
+    _: Sequence[Tensor], net: Llama, rule: Rule, hidden: Tensor, guided: bool | Tensor, images: int, *source: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens int64 [B, n] of hidden rows, and the norms of :func:`guided_logits`, as a function to record."""
+    logits, *norms = guided_logits(net, rule, hidden, guided, images)
+    return sampled(rule, logits, *source), *norms
+
+
+def guided_logits(
+    net: Llama, rule: Rule, hidden: Tensor, guided: bool | Tensor, images: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See :meth:`TokenDraw.logits`; and norms of the logits and of the hidden rows, which tell whether they are
+    finite.
+    """
+    cells = hidden.shape[1]
+    padded = F.pad(hidden, (0, 0, 0, rule.padded_to - cells)) if rule.padded_to else hidden
+    logits = net.logits(padded, rule.span)[:, :cells]
+
+    mixed = cond = logits[:images]
+    if guided is not False and len(logits) > images:
+        null = logits[images:]
+        mixed = torch.lerp(null, cond, rule.settings.cfg)
+        if guided is not True:
+            mixed = torch.where(guided[..., None], mixed, cond)
+
+    # Before top-k and top-p, whose -inf is no fault. RMSNorm makes zeros of rows whose squares overflow: the logits are
+    # then finite and wrong, and only the norm of the rows shows it.
+    return mixed, torch.linalg.vector_norm(mixed, torch.inf), torch.linalg.vector_norm(hidden.float())
+
+
+def sampled(
+    rule: Rule,
+    logits: Tensor,
+    gumbel: Callable[..., Tensor],
+    numbers: Sequence[Tensor],
+    cells: Tensor,
+    given: Tensor | None,
+    tokens: Tensor | None,
+) -> Tensor:
+    """See :meth:`TokenDraw.sample`.
+
+    Args:
+        gumbel, numbers: of :meth:`PairedDraws.source`.
+        given: tokens int64 [B, N + 1] of an edit, -1 for the others; None without one.
+        tokens: those of the images so far, for the repetition penalty; None without one.
+    """
+    if tokens is not None:
+        # Of the tokens before each cell, guesses among them.
+        codes = tokens[:, None, :-1]
+        before = (torch.arange(codes.shape[2], device=cells.device) < cells[..., None]).expand(len(codes), -1, -1)
+        times = torch.zeros(logits.shape, dtype=torch.int32, device=cells.device)
+        times.scatter_add_(2, codes.expand_as(before), before.to(times.dtype))
+        logits = penalised(logits, times > 0, rule.penalty)
+
+    new = draw(logits, rule.settings, gumbel(*numbers, cells))
+    if given is None:
+        return new
+
+    # A given token stands in its cell whatever is drawn for it.
+    kept = given[:, cells] if cells.ndim == 1 else given.gather(1, cells)
+    return torch.where(kept >= 0, kept, new)

@@ -51,7 +51,7 @@ BY_ENTROPY = {"entropy_temperature": 1.0, "tau": 0.2}
 GRID = 6
 
 
-class DraftDraws:
+class DraftDraws(PairedDraws):
     """Draws of the draft model: all from its own stream."""
 
     def __init__(self, draws):

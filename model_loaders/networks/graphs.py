@@ -1,0 +1,274 @@
+"""CUDA graphs: what a function of tensors launches is recorded once, and from then on launched as a whole.
+
+A pass that decides one token launches hundreds of kernels of a few microseconds each, and a host needs longer to launch
+them one by one than the card to run them. A CUDA graph launches all of them in one call. Its kernels are those of the
+function itself, and so are its results, bit for bit.
+
+A graph is fixed: it reads and writes the same addresses at every launch. :class:`Graphs` therefore
+
+- records a function anew for every shape of its arguments, the second time that it meets this shape, and copies the
+  arguments of later calls to the tensors that were recorded;
+- tells tensors that a function writes (its *state*, a KV cache for example) apart by their addresses, and keeps those
+  of a KV cache from one run to the next;
+- forgets everything when weights have moved, or when memory is short.
+
+A function that is recorded must not read a value on the host, copy from it, or use PyTorch's own random numbers, and
+what it decides in Python it decides once. ``tests/lib/recording.py`` records on a CPU, and refuses such functions.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import lru_cache
+from itertools import repeat
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+# Recordings of a network that are kept; the ones not used for the longest time go first.
+MOST = 128
+# Bytes of a KV cache that is kept for the next run. A larger one belongs to a batch that keeps a card busy anyway.
+KEPT_BYTES = 1 << 30
+# Addresses of arguments and results are multiples of so many bytes, as an allocator's are.
+ALIGNED = 512
+# Whether the host allows CUDA graphs; ComfyUI's --disable-cuda-graphs forbids them.
+allowed = True
+
+
+def available(device: torch.device) -> bool:
+    """Whether functions can be recorded on a device."""
+    return allowed and device.type == "cuda"
+
+
+def record(function: Callable[[], None], pool: Any, device: torch.device) -> Callable[[], None]:
+    """A call that launches again what ``function`` launches on a device; ``pool``: memory that recordings share."""
+    graph = torch.cuda.CUDAGraph()
+    current = torch.cuda.current_stream(device)
+    stream = _stream(device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        # Other threads of the host may use the card meanwhile.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            function()
+        finally:
+            graph.capture_end()
+
+    current.wait_stream(stream)
+    return graph.replay
+
+
+@lru_cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which functions are recorded: one, because cuBLAS has a workspace of 32 MB for each."""
+    return torch.cuda.Stream(device)
+
+
+def new_pool() -> Any:
+    """Memory for the intermediate results of recordings, of which one runs at a time."""
+    return torch.cuda.graph_pool_handle()
+
+
+class Graphs:
+    """The recordings of a network."""
+
+    def __init__(self) -> None:
+        self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
+        self._met: set[Hashable] = set()  # what was called once
+        self._pool: Any = None
+        self._room = _Room()
+        self._addresses: tuple[int, ...] = ()  # of the weights
+        # The newest kept tensors by shape, number and dtype, and who uses them.
+        self._kept: tuple[Hashable, list[Tensor], weakref.ref[Any] | None] = (None, [], None)
+
+    def __deepcopy__(self, memo: Any) -> Graphs:
+        return Graphs()  # a copied network has weights at other addresses
+
+    def forget(self) -> None:
+        """Free all recordings and what they keep."""
+        self._recordings.clear()
+        self._met.clear()
+        self._pool = None
+        self._room = _Room()
+        self._kept = (None, [], None)
+
+    def follow(self, net: nn.Module) -> None:
+        """Forget what was recorded if the weights of the network are elsewhere now."""
+        addresses = tuple(weight.data_ptr() for weight in (*net.parameters(), *net.buffers()))
+        if addresses != self._addresses:
+            self.forget()
+            self._addresses = addresses
+
+    def zeros(self, shape: Sequence[int], count: int, like: Tensor) -> list[Tensor]:
+        """``count`` tensors of zeros, at the addresses of the last run if these are free; see :meth:`use`.
+
+        On devices without recordings they are new ones.
+        """
+        if not available(like.device):
+            return [like.new_zeros(shape) for _ in range(count)]
+
+        name = (tuple(shape), count, like.dtype, like.device)
+        kept_name, tensors, user = self._kept
+        if kept_name == name and (user is None or user() is None):
+            for tensor in tensors:
+                tensor.zero_()
+            return list(tensors)
+
+        with torch.inference_mode(False):
+            made = [like.new_zeros(shape) for _ in range(count)]
+        if (user is None or user() is None) and sum(tensor.nbytes for tensor in made) <= KEPT_BYTES:
+            self._kept = (name, list(made), None)
+        return made
+
+    def use(self, tensors: Sequence[Tensor], user: Any) -> None:
+        """Keep tensors of :meth:`zeros` from other runs as long as ``user`` exists."""
+        name, kept, _ = self._kept
+        if kept and tensors and kept[0] is tensors[0]:
+            self._kept = (name, kept, weakref.ref(user))
+
+    def call(self, function: Callable[..., Any], state: Sequence[Tensor], args: tuple[Any, ...]) -> Any:
+        """``function(state, *args)``, recorded if it was called for these shapes before.
+
+        Args:
+            function: its result is a tensor, or a tuple of tensors and Nones.
+            state: tensors that it writes, or that are too large to be copied at every call.
+            args: tensors, sequences of them, None, and values that are fixed in a recording; these must be hashable.
+
+        Raises:
+            RuntimeError: it cannot be recorded.
+        """
+        tensors: list[Tensor] = []
+        key = (function, tuple((t.data_ptr(), t.shape) for t in state), _described(args, tensors))
+
+        recording = self._recordings.get(key)
+        if recording is not None:
+            self._recordings.move_to_end(key)
+            return recording.replay(tensors)
+
+        if key not in self._met:
+            self._met.add(key)
+            return function(state, *args)
+
+        if self._pool is None:
+            self._pool = new_pool()
+        self._recordings[key] = recording = _Recording(self._room)
+        if len(self._recordings) > MOST:
+            self._recordings.popitem(last=False)
+        return recording.record(function, state, args, tensors, self._pool)
+
+
+class _Room:
+    """Memory that the arguments and results of all recordings share: they are needed around one launch only."""
+
+    def __init__(self) -> None:
+        self._bytes: Tensor | None = None
+
+    def place(self, like: Sequence[Tensor]) -> list[Tensor]:
+        """Contiguous tensors of the same shapes and dtypes as others."""
+        starts = [0]
+        for tensor in like:
+            starts.append(starts[-1] + math.ceil(tensor.nbytes / ALIGNED) * ALIGNED)
+
+        # Recordings that were made before keep the memory that they have.
+        if self._bytes is None or len(self._bytes) < starts[-1]:
+            with torch.inference_mode(False):  # tensors of inference mode could not be written outside of it
+                self._bytes = torch.empty(starts[-1], dtype=torch.uint8, device=like[0].device)
+
+        placed = []
+        with torch.inference_mode(False):
+            for start, tensor in zip(starts, like, strict=False):
+                own = self._bytes[start : start + tensor.nbytes]
+                placed.append(own.view(tensor.dtype).view(tensor.shape))
+        return placed
+
+
+class _Recording:
+    """A function that is recorded for the shapes of a call."""
+
+    def __init__(self, room: _Room):
+        self._room = room
+
+    def record(
+        self,
+        function: Callable[..., Any],
+        state: Sequence[Tensor],
+        args: tuple[Any, ...],
+        tensors: Sequence[Tensor],
+        pool: Any,
+    ) -> Any:
+        """Call the function, and record it; returns its result. ``tensors`` are those of ``args``."""
+        # 1. The call, after which the libraries that it uses are ready too. It may write its arguments.
+        before = [tensor.clone() for tensor in tensors]
+        out = function(state, *args)
+        made: list[Tensor] = []
+        _described(out, made)
+        self._form = _filled(out, repeat(_TENSOR))
+
+        # 2. The same with the tensors of the recording. Results are copied to tensors outside of the pool, so that
+        #    nothing in it outlives a launch.
+        placed = self._room.place((*before, *made))
+        self.inputs = placed[: len(before)]
+        self.outputs = placed[len(before) :]
+        self._copy_inputs = _copier(self.inputs)
+        self._copy_outputs = _copier(self.outputs)
+        self._copy_inputs(self.inputs, before)
+        fixed = _filled(args, iter(self.inputs))
+
+        def run() -> None:
+            results: list[Tensor] = []
+            _described(function(state, *fixed), results)
+            self._copy_outputs(self.outputs, results)
+
+        self._launch = record(run, pool, placed[0].device)
+        return out
+
+    def replay(self, tensors: Sequence[Tensor]) -> Any:
+        """The result for other tensors of the same shapes, in memory of its own."""
+        self._copy_inputs(self.inputs, tensors)
+        self._launch()
+
+        results = [torch.empty_like(t) for t in self.outputs]
+        self._copy_outputs(results, self.outputs)
+        return _filled(self._form, iter(results))
+
+
+# Stands for a tensor in the form of a result.
+_TENSOR = object()
+
+
+def _described(value: Any, tensors: list[Tensor]) -> Hashable:
+    """What a recording fixes of a value, in which tensors have their shape and dtype; they are added to a list."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return value.shape, value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(_described(item, tensors) for item in value)
+    return cast(Hashable, value)
+
+
+def _filled(value: Any, tensors: Iterator[Any]) -> Any:
+    """The value with other tensors, in the order of :func:`_described`."""
+    if isinstance(value, Tensor) or value is _TENSOR:
+        return next(tensors)
+    if not isinstance(value, (list, tuple)):
+        return value
+
+    items = [_filled(item, tensors) for item in value]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def _copier(like: Sequence[Tensor]) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None]:
+    """Copies tensors to others, all of one dtype by one launch."""
+    groups: dict[torch.dtype, list[int]] = {}
+    for i, tensor in enumerate(like):
+        groups.setdefault(tensor.dtype, []).append(i)
+
+    def copy(to: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+        for group in groups.values():
+            torch._foreach_copy_([to[i] for i in group], [tensors[i] for i in group])
+
+    return copy
