@@ -1,4 +1,4 @@
-# make demo | test | test-all | check | comfyui | soak | fuzz | dry-run | figures. Commands run in .venv, which is created and filled if it is missing.
+# make demo | test | test-all | check | comfyui | soak | fuzz | dry-run | gpu | figures. Commands run in .venv, which is created and filled if it is missing.
 # Another Python: make test PYTHON=python3.12. An existing environment: make test PY=python.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 endif
 
-.PHONY: demo test test-all check comfyui soak fuzz dry-run figures
+.PHONY: demo test test-all check comfyui soak fuzz dry-run gpu figures
 
 # MAR and FastHybrid with one seed, side by side, in compare.png.
 demo: $(READY)
@@ -44,6 +44,12 @@ soak: $(READY)
 # Every sampler on a pretended CUDA device. Needs no GPU, but a CUDA build of PyTorch: several GB in an environment of its own.
 dry-run: .venv-cuda/.ready
 	.venv-cuda/bin/python -m pytest -m "" -rs tests/samplers/test_cuda_dry_run.py tests/cli/test_check_dry_run.py
+
+# Every sampler on a CUDA device with each speed, in at most eight minutes; run it again for what was cut. PARTS=mar,par: those.
+gpu: $(READY)
+	$(PY) -m fastar_nodes gpu --out gpu-results $(subst $(comma), ,$(PARTS))
+
+comma := ,
 
 # All tables and plots of the docs, or ONLY=mar,par; about 90 minutes of one idle core. CHECKOUTS names the folder of
 # the papers' code that docs/benchmarks.md lists, without which the table beside it is left out.

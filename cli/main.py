@@ -41,6 +41,7 @@ COMMANDS = {
     "equal": ("..bench.equal", "count the images of parallel decoding that equal those of serial decoding, by dtype"),
     "dtypes": ("..bench.dtypes", "compare the images of a model in several dtypes"),
     "fits": ("..bench.fits", "print the GPU memory that every model needs, in 16 and in 8 bits"),
+    "gpu": ("..bench.gpu", "measure all samplers on a GPU with each speed, and print a table"),
     "verify": ("..tools.parity.command", "compare this code with recorded results of the reference implementations"),
     "train-demo": ("..tools.training.command", "train the built-in demo checkpoints"),
 }

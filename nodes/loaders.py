@@ -142,9 +142,9 @@ _TOOLTIPS = {
     "sizes usually look worse.",
     "weights": "Which weights to read from a training checkpoint that also holds averaged (EMA) weights. auto and ema "
     "use the averaged weights (ema refuses a file without them), plain uses the trained weights.",
-    "speed": "auto launches repeated work on an NVIDIA card as CUDA graphs; the image is that of plain, which launches it "
-    "step by step. compile also uses torch.compile, which takes about a minute before the first image and needs a "
-    "compiler; the image differs by rounding.",
+    "speed": "auto launches repeated work on an NVIDIA card as CUDA graphs, with the image of plain, which launches "
+    "every step by itself. compile also uses torch.compile, which needs a compiler and about a minute before the first "
+    "image, which differs by rounding.",
 }
 
 
@@ -280,7 +280,7 @@ class _Loader(io.ComfyNode):
                 if chosen[widget] is not None:  # None: a value that is connected, and is checked when the node runs
                     listed(chosen[widget], *about)
             if speed is not None:
-                _one_of("speed", _OLD_SPEEDS.get(speed, speed), SPEEDS)
+                _one_of("speed", _OLD_SPEEDS.get(str(speed), speed), SPEEDS)
         except UserError as problem:
             return str(problem)
         return True
@@ -303,7 +303,7 @@ class _Loader(io.ComfyNode):
         for widget, about in cls.files().items():
             listed(chosen[widget], *about)
 
-        speed = _OLD_SPEEDS.get(speed, speed)
+        speed = _OLD_SPEEDS.get(str(speed), speed)
         menus = {"dtype": dtype, "speed": speed, "grid": grid, "size": size, "weights": weights}
         for widget, value in menus.items():
             menus[widget] = _one_of(widget, value, cls.options(widget))

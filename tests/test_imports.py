@@ -150,6 +150,7 @@ OTHERS = {
     "model_loaders.networks": {"torch"},
     "cli": {*PICTURES, "safetensors", "tqdm"},
     "bench": {*PICTURES, "tomli", "ray", "matplotlib", "fsspec"},
+    "bench.gpu.theirs": {"torch", "transformers"},  # what is measured beside ours
     "tools": {*PICTURES, "safetensors", "tomli", "matplotlib"},
     "tools.translate": {"fake_comfy", "test_schemas", "fastar_nodes"},  # the nodes without a ComfyUI
 }

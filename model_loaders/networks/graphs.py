@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 # Recordings of a network that are kept; the ones not used for the longest time go first.
-MOST = 128
+MOST = 512
 # Bytes of a KV cache that is kept for the next run. A larger one belongs to a batch that keeps a card busy anyway.
 KEPT_BYTES = 1 << 30
 # Addresses of arguments and results are multiples of so many bytes, as an allocator's are.

@@ -400,7 +400,7 @@ def test_wrong_arguments_of_models_that_read_prompts(pipeline):
 
 
 @pytest.mark.parametrize(("more", "message"), [
-    ({"speed": "fast"}, "^speed: 'fast' is unknown; choose one of plain, compile"),
+    ({"speed": "fast"}, "^speed: 'fast' is unknown; choose one of auto, plain, compile"),
     ({"weights": "emma"}, "^weights: 'emma' is unknown; did you mean ema. Choose one of"),
     ({"grid": 1}, "^grid: 1 is outside 2 to 128"),
     ({"grid": 8}, "^grid: tiny mar does not use it, a MAR has one grid"),

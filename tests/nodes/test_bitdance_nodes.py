@@ -317,8 +317,8 @@ def test_eight_bits_and_the_dtypes_that_are_refused(folder):
     assert "fp16" not in loaders.LoadBitDance.options("dtype")
     with pytest.raises(UserError, match="^dtype: .fp16. is not one of auto, fp32, bf16, int8, fp8"):
         load(dtype="fp16")
-    with pytest.raises(UserError, match="^speed: 'compile-static' is not one of plain, compile"):
-        load(speed="compile-static")
+    with pytest.raises(UserError, match="^speed: 'fast' is not one of auto, plain, compile"):
+        load(speed="fast")
 
 
 def test_a_preset_fills_in_the_size_of_the_file_and_the_published_settings(folder):

@@ -250,6 +250,10 @@ def schemas() -> dict[str, Any]:
     return json.loads(json.dumps({name: record(node.define_schema()) for name, node in CLASSES.items()}))
 
 
+# Choices that menus no longer show, and that loaders still accept.
+STILL_ACCEPTED = {"speed": set(loaders._OLD_SPEEDS)}
+
+
 def _choices(widget: list[Any]) -> set[Any]:
     return set(widget[3]) if len(widget) > 3 and isinstance(widget[3], list) else set()
 
@@ -265,7 +269,7 @@ def breaks(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         if [w[:2] for w in now["widgets"][: len(was["widgets"])]] != [w[:2] for w in was["widgets"]]:
             out.append(f"{node}: a widget moved, left or changed its type; append, or give the node a new id")
         for before, after in zip(was["widgets"], now["widgets"], strict=False):
-            if before[1] == "COMBO" and not _choices(before) <= _choices(after):
+            if before[1] == "COMBO" and not _choices(before) <= _choices(after) | STILL_ACCEPTED.get(before[0], set()):
                 out.append(f"{node}.{before[0]}: a choice left")
         for kind in ("inputs", "outputs"):
             names = [socket[0] for socket in now[kind]]

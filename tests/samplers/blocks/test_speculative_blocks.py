@@ -53,6 +53,12 @@ class Affine:
     def at(self, row, k, x):
         return self(k, x)
 
+    def at_step(self, k):
+        return lambda x: (self(k, x), None), ()
+
+    def evaluated(self, kept):
+        pass
+
 
 def toy_rows(start, noise, made, given=None, dtype=torch.float32):
     """Rows of the toy head, with guidance; ``given``: the first token of every block, None for none."""
