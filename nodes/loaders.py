@@ -142,9 +142,9 @@ _TOOLTIPS = {
     "sizes usually look worse.",
     "weights": "Which weights to read from a training checkpoint that also holds averaged (EMA) weights. auto and ema "
     "use the averaged weights (ema refuses a file without them), plain uses the trained weights.",
-    "speed": "auto launches repeated work on an NVIDIA card as CUDA graphs, with the image of plain, which launches "
-    "every step by itself. compile also uses torch.compile, which needs a compiler and about a minute before the first "
-    "image, which differs by rounding.",
+    "speed": "auto launches repeated work on an NVIDIA card as CUDA graphs; the image is that of plain, which launches "
+    "step by step. compile also uses torch.compile, which needs a compiler and about a minute at first, and rounds "
+    "differently.",
 }
 
 

@@ -36,6 +36,8 @@ class Operations(TorchDispatchMode):
         name = function.overloadpacket.__name__
         if name in READS:
             raise NotRecordable(f"{name}: the host would wait for the device")
+        if name.startswith(("index", "_index_put")) and any(_is_mask(t) for t in tree_leaves(args[1:])):
+            raise NotRecordable(f"{name}: the shape depends on how many values of a mask are True")
         if name in FROM_THE_HOST:
             raise NotRecordable(f"{name}: a copy from the host")
         is_random = torch.Tag.nondeterministic_seeded in function.tags
@@ -77,6 +79,10 @@ def _is_view(function: Any, args: Any, kwargs: Any, out: Any) -> bool:
 
     arguments = {_storage(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
     return all(_storage(t) in arguments for t in tree_leaves(out) if isinstance(t, torch.Tensor))
+
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8)
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -12,9 +12,10 @@ import test_block_contract as blocks
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
-from fastar_nodes.model_loaders.networks import llama, speed
+from fastar_nodes.model_loaders.networks import graphs, llama, speed
+from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from recording import recording
+from recording import NotRecordable, recording
 
 CONTRACTS = (masked, tokens, blocks)
 CASES = [(contract, name) for contract in CONTRACTS for name in contract.CASES]
@@ -72,3 +73,221 @@ def test_recorded_samplers_draw_the_same(contract, name, recordings):
     assert counts[1] > 0
     if not name.startswith(NEW_CACHES):
         assert counts[2] == counts[1], "the third run has no new shapes"
+
+
+# ------------------------------------------------------------------------------------------------ between two images
+
+
+def llamagen_of(move, images=(0, 1, 2), seed=5):
+    return tokens.start("llamagen", images, seed=seed, move=move)
+
+
+def mar_of(move, images=(0, 1, 2), seed=5):
+    return masked.start("mar", images, tuple((1, 4, 0)[i] for i in images), seed=seed, move=move)
+
+
+@pytest.mark.parametrize("start", [mar_of, llamagen_of])
+def test_other_batches_and_an_interrupt_between_two_images(start, recordings):
+    plain = at_speed(speed.PLAIN)
+    move = at_speed(speed.AUTO)
+    wanted = finish(start(plain))[0]
+    alone = finish(start(plain, (1,)))[0]
+    for _ in range(2):
+        finish(start(move))
+
+    for _ in range(3):
+        assert torch.equal(finish(start(move, (1,)))[0], alone)
+        assert torch.equal(finish(start(move))[0], wanted)
+
+    interrupted = start(move, seed=9)
+    for _ in range(3):
+        next(interrupted)
+    interrupted.close()
+    assert torch.equal(finish(start(move))[0], wanted)
+
+
+@pytest.mark.parametrize("start", [mar_of, llamagen_of])
+def test_two_runs_in_turn_do_not_disturb_each_other(start, recordings):
+    """As in a race of two seeds with one model: the second run finds the cache of the first one in use."""
+    plain = at_speed(speed.PLAIN)
+    move = at_speed(speed.AUTO)
+    for _ in range(2):
+        finish(start(move))
+
+    runs = {seed: start(move, seed=seed) for seed in (5, 6)}
+    ends = {}
+    while runs:
+        for seed, run in list(runs.items()):
+            try:
+                next(run)
+            except StopIteration as end:
+                ends[seed] = end.value[0]
+                del runs[seed]
+
+    for seed, drawn in ends.items():
+        assert torch.equal(drawn, finish(start(plain, seed=seed))[0])
+
+
+def test_edits_are_recorded(recordings):
+    size = 4
+    mask = torch.arange(size * size).view(1, size, size) % 3 == 0
+    for start, latents in ((mar_edit, torch.zeros(1, 4, size, size)), (llamagen_edit, torch.full((1, 4, 4), 2))):
+        edit = Edit(latents, mask)
+        wanted = finish(start(at_speed(speed.PLAIN), edit))[0]
+        move = at_speed(speed.AUTO)
+        for _ in range(3):
+            assert torch.equal(finish(start(move, edit))[0], wanted)
+
+
+def mar_edit(move, edit):
+    return masked.start("mar", move=move, edit=edit)
+
+
+def llamagen_edit(move, edit):
+    return tokens.start("llamagen", move=move, edit=edit)
+
+
+def test_weights_that_moved_or_changed_are_seen(recordings):
+    """Another image follows new weights, whether they are elsewhere or were written in place."""
+    model = at_speed(speed.AUTO)(masked.MODEL)
+
+    def drawn():
+        return finish(masked.start("mar", model=model))[0]
+
+    for _ in range(3):
+        drawn()
+    with torch.no_grad():
+        model.net.class_emb.weight.mul_(1.5)  # in place
+        written = [drawn() for _ in range(3)]
+        layer = model.net.encoder_blocks[0].mlp.fc1
+        layer.weight = torch.nn.Parameter(layer.weight * 1.5, requires_grad=False)
+        moved = [drawn() for _ in range(3)]
+
+    assert all(torch.equal(image, written[0]) for image in written)
+    assert all(torch.equal(image, moved[0]) for image in moved)
+    assert not torch.equal(written[0], moved[0])
+
+    model.net.speed = speed.PLAIN
+    assert torch.equal(drawn(), moved[0])
+
+
+def test_a_network_that_is_moved_forgets_its_recordings(recordings):
+    model = at_speed(speed.AUTO)(masked.MODEL)
+    for _ in range(2):
+        finish(masked.start("mar", model=model))
+    assert model.net.graphs._recordings
+
+    model.net.to(torch.float64)
+    assert not model.net.graphs._recordings
+
+
+# ------------------------------------------------------------------------------------------------ when it runs plain
+
+
+def test_memory_that_runs_short_ends_recording_but_not_the_image(recordings, monkeypatch):
+    wanted = finish(masked.start("mar"))[0]
+    move = at_speed(speed.AUTO)
+
+    def short(*args):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(graphs, "record", short)
+    for _ in range(2):
+        drawn = finish(masked.start("mar", move=move))
+        assert torch.equal(drawn[0], wanted)
+    assert "but plain: launches (memory is short)" in drawn.report.note
+
+
+def test_weights_that_the_host_moves_are_not_recorded(recordings):
+    class Moves(type(masked.MODEL.net.operations)):
+        def moves(self, net):
+            return True
+
+    model = at_speed(speed.AUTO)(masked.MODEL)
+    model.net.operations = Moves()
+    for _ in range(3):
+        drawn = finish(masked.start("mar", model=model))
+    assert not recordings
+    assert drawn.report.note == "speed: auto, but plain: launches (ComfyUI moves the weights)"
+
+
+def test_a_host_can_forbid_recordings_and_a_cpu_has_none(recordings, monkeypatch):
+    monkeypatch.setattr(graphs, "allowed", False)
+    for _ in range(3):
+        drawn = finish(masked.start("mar", move=at_speed(speed.AUTO)))
+    assert not recordings
+    assert drawn.report.note == ""
+
+
+def test_few_recordings_are_kept(recordings, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST", 2)
+    wanted = finish(masked.start("mar"))[0]
+    move = at_speed(speed.AUTO)
+    for _ in range(3):
+        assert torch.equal(finish(masked.start("mar", move=move))[0], wanted)
+    assert len(move(masked.MODEL).net.graphs._recordings) == 2
+
+
+# ------------------------------------------------------------------------------------------------ the recorder
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda state, x: x * x.sum().item(), "_local_scalar_dense"),
+        (lambda state, x: x[x > 0], "mask"),
+        (lambda state, x: x + torch.randn(3), "randn"),
+        (lambda state, x: x + torch.tensor([1.0, 2.0, 3.0]), "lift_fresh"),
+    ],
+    ids=["a read", "a shape that depends on values", "random numbers", "numbers of the host"],
+)
+def test_what_a_graph_must_not_contain_is_refused(function, message, recordings):
+    made = graphs.Graphs()
+    made.call(function, (), (torch.ones(3),))
+    with pytest.raises(NotRecordable, match=message):
+        made.call(function, (), (torch.ones(3),))
+
+
+def test_a_recording_freezes_what_python_decides(recordings):
+    """Otherwise the tests above would prove nothing: a function that decides in Python is found out."""
+    made = graphs.Graphs()
+    factors = iter((1.0, 2.0, 3.0, 4.0))
+
+    def function(state, x):
+        return x * next(factors)
+
+    results = [made.call(function, (), (torch.ones(1),)).item() for _ in range(4)]
+    assert results == [1.0, 2.0, 3.0, 3.0]
+
+
+def test_state_is_told_apart_by_its_address(recordings):
+    made = graphs.Graphs()
+
+    def function(state, x):
+        state[0].add_(x)
+        return state[0].sum()
+
+    one, other = torch.zeros(2), torch.zeros(2)
+    for _ in range(4):
+        made.call(function, (one,), (torch.ones(2),))
+    made.call(function, (other,), (torch.ones(2),))
+    assert other.tolist() == [1.0, 1.0]
+
+
+def test_the_cache_of_the_last_run_is_used_again_when_it_has_ended(recordings):
+    made = graphs.Graphs()
+
+    class User:
+        pass
+
+    user = User()
+    like = torch.zeros(1)
+    first = made.zeros((2, 3), 2, like)
+    made.use(first, user)
+    first[0].fill_(1)
+    assert made.zeros((2, 3), 2, like)[0].data_ptr() != first[0].data_ptr(), "it is in use"
+
+    del user
+    again = made.zeros((2, 3), 2, like)
+    assert again[0].data_ptr() == first[0].data_ptr()
+    assert not again[0].any()
