@@ -13,7 +13,7 @@ import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks import llama, ops, speed
+from fastar_nodes.model_loaders.networks import ops, speed
 from fastar_nodes.model_loaders.networks.mar import MAR
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
@@ -105,49 +105,6 @@ def test_another_run_compiles_nothing(counters):
     other = dataclasses.replace(settings, diffusion_steps=settings.diffusion_steps + 2)
     finish(sampler(model, from_ids((1, 4, 0, 2)), other, PairedNoise(6, range(4))))
     assert counters["stats"]["unique_graphs"] == before > 0
-
-
-@pytest.mark.parametrize(
-    "name", ["llamagen, text", "llamagen, features, grouped heads", "par, text", "zipar", "mulosd"]
-)
-@pytest.mark.parametrize("images", [(0, 1, 2), (1,)])
-def test_static_decode_steps_equal_plain_ones(name, images, counters):
-    """Prefixes of several lengths, grouped heads, transition tokens, stand-ins and islands."""
-    plain = run(name, speed.PLAIN, images)
-    static = run(name, speed.STATIC, images)
-    assert torch.equal(static.latents, plain.latents)
-    assert static.report.counts == plain.report.counts
-    assert static.report.note == "speed: compile-static"
-    assert not counters["graph_break"]
-
-
-def test_a_static_decode_has_one_shape(counters, monkeypatch):
-    """One function for all blocks, compiled once for the passes of both branches and once for those without guidance;
-    every pass has all slots of the cache.
-    """
-    shapes = []
-    blocks = llama.cached_blocks
-
-    def watched(layers, x, rope, stores, slot, mask):
-        shapes.append((tuple(x.shape), tuple(mask.shape)))
-        return blocks(layers, x, rope, stores, slot, mask)
-
-    run("llamagen, guided at first", speed.STATIC)
-    assert counters["stats"]["unique_graphs"] == 2
-
-    monkeypatch.setattr(llama, "cached_blocks", watched)
-    monkeypatch.setattr(speed.Regional, "region", lambda self, function, part: function)
-    run("llamagen, guided at first", speed.STATIC)
-    # One row of the condition and 15 image slots: the last token is not fed. Guidance ends behind token 4.
-    assert shapes == [((6, 1, 16), (1, 16))] * 5 + [((3, 1, 16), (1, 16))] * 10
-
-
-def test_mar_has_no_static_decode(counters):
-    net = tiny_mar().net
-    with pytest.raises(UserError, match="^speed: compile-static is only for token models; choose compile"):
-        speed.choose(net, speed.STATIC, CPU)
-    speed.choose(net, speed.COMPILE, CPU)
-    assert net.speed == speed.COMPILE
 
 
 def test_a_region_is_plain_beyond_the_compilers_limit(counters, caplog):
