@@ -360,6 +360,16 @@ def test_a_compiled_model_is_checked_for_the_device_that_computes(folder, card, 
     assert asked == [("compile", "cuda:0")]
 
 
+def test_graphs_that_were_saved_with_compile_static_still_open(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(assembly, "choose", lambda net, speed, device: asked.append(speed))
+    load(loaders.LoadLlamaGen, dtype="fp32", speed="compile-static")
+    assert asked == ["compile"]
+
+    assert loaders.LoadLlamaGen.validate_inputs(speed="compile-static") is True
+    assert loaders.LoadLlamaGen.validate_inputs(speed="fast") == "speed: 'fast' is not one of auto, plain, compile."
+
+
 def test_vae_encode_scales_to_the_side_of_a_model_with_patches(tmp_path, monkeypatch):
     """4 x 4 tokens of 2 x 2 latents, each of 2 x 2 pixels: 16 pixels a side, and latents of 8 x 8."""
     size = replace(MAR_SIZE, tokens=16, channels=16)

@@ -104,4 +104,6 @@ def test_comfyuis_own_patcher_moves_what_it_can_copy_layer_by_layer(monkeypatch)
 
     assert type(host.make_patcher(net, GPU, CPU)) is Dynamic
     assert type(host.make_patcher(net, GPU, CPU, "compile")) is fake_comfy.Patcher
+    assert type(host.make_patcher(net, GPU, CPU, "auto")) is fake_comfy.Patcher, "it is recorded"
+    assert type(host.make_patcher(net, CPU, CPU, "auto")) is Dynamic
     assert type(host.make_patcher(tiny_qwen(), GPU, CPU)) is fake_comfy.Patcher
