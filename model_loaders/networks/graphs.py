@@ -18,10 +18,12 @@ what it decides in Python it decides once. ``tests/lib/recording.py`` records on
 
 from __future__ import annotations
 
+import gc
 import math
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import repeat
 from typing import Any, cast
@@ -33,6 +35,8 @@ from torch import Tensor, nn
 MOST = 512
 # Bytes of a KV cache that is kept for the next run. A larger one belongs to a batch that keeps a card busy anyway.
 KEPT_BYTES = 1 << 30
+# Bytes of the arguments of a call that is recorded. More belong to a batch whose kernels take longer than their launch.
+LARGEST = 64 << 20
 # Addresses of arguments and results are multiples of so many bytes, as an allocator's are.
 ALIGNED = 512
 # Whether the host allows CUDA graphs; ComfyUI's --disable-cuda-graphs forbids them.
@@ -41,31 +45,59 @@ allowed = True
 
 def available(device: torch.device) -> bool:
     """Whether functions can be recorded on a device."""
-    return allowed and device.type == "cuda"
+    return allowed and device.type == "cuda" and not hindrance(device)
+
+
+def hindrance(device: torch.device) -> str:
+    """Why a CUDA device does not record, though the host allows it; ""."""
+    # With cudaMallocAsync, which ComfyUI chooses for most cards, a card gave other latents, and then the process ended
+    # (2026-11), probably because the workspace of cuBLAS lay in the memory of a graph. It no longer does, but no card
+    # has shown yet that this was all: until then this line keeps such runs plain.
+    if allowed and device.type == "cuda" and torch.cuda.get_allocator_backend() != "native":
+        return "CUDA graphs need PyTorch's own allocator, in ComfyUI --disable-cuda-malloc"
+    return ""
+
+
+@contextmanager
+def aside(device: torch.device) -> Iterator[None]:
+    """The stream on which functions are recorded, behind all that was launched before; what follows is behind it.
+
+    A function is called on it before it is recorded, so that what cuBLAS allocates for a stream is no part of a graph.
+    """
+    current = torch.cuda.current_stream(device)
+    stream = _stream(device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+
+    current.wait_stream(stream)
+
+
+@lru_cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all recordings: cuBLAS has a workspace of 32 MB for each."""
+    return torch.cuda.Stream(device)
 
 
 def record(function: Callable[[], None], pool: Any, device: torch.device) -> Callable[[], None]:
     """A call that launches again what ``function`` launches on a device; ``pool``: memory that recordings share."""
     graph = torch.cuda.CUDAGraph()
-    current = torch.cuda.current_stream(device)
-    stream = _stream(device)
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        # Other threads of the host may use the card meanwhile.
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            function()
-        finally:
-            graph.capture_end()
+    # A collection could free another graph meanwhile, which is an error while one is recorded.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with aside(device):
+            # Other threads of the host may use the card.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                function()
+            finally:
+                graph.capture_end()
+    finally:
+        if collects:
+            gc.enable()
 
-    current.wait_stream(stream)
     return graph.replay
-
-
-@lru_cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which functions are recorded: one, because cuBLAS has a workspace of 32 MB for each."""
-    return torch.cuda.Stream(device)
 
 
 def new_pool() -> Any:
@@ -75,6 +107,8 @@ def new_pool() -> Any:
 
 class Graphs:
     """The recordings of a network."""
+
+    problem = ""  # of the last recording that failed, as PyTorch words it
 
     def __init__(self) -> None:
         self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
@@ -90,6 +124,7 @@ class Graphs:
 
     def forget(self) -> None:
         """Free all recordings and what they keep."""
+        self.problem = ""
         self._recordings.clear()
         self._met.clear()
         self._pool = None
@@ -138,8 +173,7 @@ class Graphs:
             state: tensors that it writes, or that are too large to be copied at every call.
             args: tensors, sequences of them, None, and values that are fixed in a recording; these must be hashable.
 
-        Raises:
-            RuntimeError: it cannot be recorded.
+        If it cannot be recorded, :attr:`problem` says why.
         """
         tensors: list[Tensor] = []
         key = (function, tuple((t.data_ptr(), t.shape) for t in state), _described(args, tensors))
@@ -149,16 +183,26 @@ class Graphs:
             self._recordings.move_to_end(key)
             return recording.replay(tensors)
 
-        if key not in self._met:
+        if key not in self._met or sum(tensor.nbytes for tensor in tensors) > LARGEST:
             self._met.add(key)
             return function(state, *args)
 
+        # The call, on the stream on which it is recorded. It may write its arguments.
+        before = [tensor.clone() for tensor in tensors]
+        with aside(tensors[0].device):
+            out = function(state, *args)
+
         if self._pool is None:
             self._pool = new_pool()
-        self._recordings[key] = recording = _Recording(self._room)
+        try:
+            self._recordings[key] = _Recording(function, state, args, before, out, self._room, self._pool)
+        except torch.OutOfMemoryError:
+            self.problem = "memory is short"
+        except RuntimeError as problem:
+            self.problem = str(problem).partition("\n")[0]
         if len(self._recordings) > MOST:
             self._recordings.popitem(last=False)
-        return recording.record(function, state, args, tensors, self._pool)
+        return out
 
 
 class _Room:
@@ -189,42 +233,36 @@ class _Room:
 class _Recording:
     """A function that is recorded for the shapes of a call."""
 
-    def __init__(self, room: _Room):
-        self._room = room
-
-    def record(
+    def __init__(
         self,
         function: Callable[..., Any],
         state: Sequence[Tensor],
         args: tuple[Any, ...],
         tensors: Sequence[Tensor],
+        out: Any,
+        room: _Room,
         pool: Any,
-    ) -> Any:
-        """Call the function, and record it; returns its result. ``tensors`` are those of ``args``."""
-        # 1. The call, after which the libraries that it uses are ready too. It may write its arguments.
-        before = [tensor.clone() for tensor in tensors]
-        out = function(state, *args)
+    ):
+        """Record ``function(state, *args)``; ``tensors`` are those of ``args`` before a call, ``out`` is its result."""
         made: list[Tensor] = []
         _described(out, made)
         self._form = _filled(out, repeat(_TENSOR))
 
-        # 2. The same with the tensors of the recording. Results are copied to tensors outside of the pool, so that
-        #    nothing in it outlives a launch.
-        placed = self._room.place((*before, *made))
-        self.inputs = placed[: len(before)]
-        self.outputs = placed[len(before) :]
+        placed = room.place((*tensors, *made))
+        self.inputs = placed[: len(tensors)]
+        self.outputs = placed[len(tensors) :]
         self._copy_inputs = _copier(self.inputs)
         self._copy_outputs = _copier(self.outputs)
-        self._copy_inputs(self.inputs, before)
+        self._copy_inputs(self.inputs, tensors)
         fixed = _filled(args, iter(self.inputs))
 
+        # Results are copied to tensors outside of the pool, so that nothing in it outlives a launch.
         def run() -> None:
             results: list[Tensor] = []
             _described(function(state, *fixed), results)
             self._copy_outputs(self.outputs, results)
 
         self._launch = record(run, pool, placed[0].device)
-        return out
 
     def replay(self, tensors: Sequence[Tensor]) -> Any:
         """The result for other tensors of the same shapes, in memory of its own."""

@@ -75,12 +75,20 @@ class Regional(nn.Module):
         :attr:`remark`.
         """
         self._ran_plain.clear()
-        self.records = self.speed != PLAIN and any(graphs.available(weight.device) for weight in self.parameters())
-        if self.records and self.operations.moves(self):
-            self.runs_plain("launches (ComfyUI moves the weights)")
-            self.records = False
-        if self.records:
-            self.graphs.follow(self)
+        self.records = False
+        if self.speed == PLAIN:
+            return
+
+        devices = {weight.device for weight in self.parameters()}
+        hindrances = [graphs.hindrance(device) for device in devices]
+        if any(hindrances):
+            self._ran_plain[f"launches ({max(hindrances)})"] = None
+        elif any(graphs.available(device) for device in devices):
+            self.records = not self.operations.moves(self)
+            if self.records:
+                self.graphs.follow(self)
+            else:
+                self._ran_plain["launches (ComfyUI moves the weights)"] = None
 
     @property
     def remark(self) -> str:
@@ -101,13 +109,16 @@ class Regional(nn.Module):
 
         def call(state: Sequence[Tensor], *args: Any) -> R:
             try:
-                return cast(R, self.graphs.call(function, state, args))
+                out = cast(R, self.graphs.call(function, state, args))
             except torch.OutOfMemoryError:
-                self.runs_plain("launches (memory is short)")
+                self.graphs.forget()  # the next run has their memory
+                raise
+
+            if self.graphs.problem:
+                self.runs_plain(f"launches ({self.graphs.problem})")
                 self.records = False
                 self.graphs.forget()
-
-            return function(state, *args)
+            return out
 
         return call
 

@@ -6,7 +6,7 @@ the host makes of its own numbers.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -100,6 +100,7 @@ def recording() -> Iterator[list[Recorded]]:
 
     with (
         patch.object(graphs, "available", lambda device: graphs.allowed),
+        patch.object(graphs, "aside", lambda device: nullcontext()),
         patch.object(graphs, "record", record),
         patch.object(graphs, "new_pool", lambda: None),
     ):

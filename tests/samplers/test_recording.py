@@ -184,18 +184,41 @@ def test_a_network_that_is_moved_forgets_its_recordings(recordings):
 # ------------------------------------------------------------------------------------------------ when it runs plain
 
 
-def test_memory_that_runs_short_ends_recording_but_not_the_image(recordings, monkeypatch):
-    wanted = finish(masked.start("mar"))[0]
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (torch.OutOfMemoryError("out of memory"), "memory is short"),
+        (RuntimeError("CUDA error: operation not permitted\nSearch for ..."), "CUDA error: operation not permitted"),
+    ],
+)
+@pytest.mark.parametrize("contract", [masked, tokens])
+def test_a_recording_that_fails_leaves_the_image_as_it_is(contract, error, why, recordings, monkeypatch):
+    name = "mar" if contract is masked else "llamagen"
+    wanted = finish(contract.start(name, move=at_speed(speed.PLAIN)))[0]
     move = at_speed(speed.AUTO)
+
+    def fails(*args):
+        raise error
+
+    monkeypatch.setattr(graphs, "record", fails)
+    for _ in range(2):
+        drawn = finish(contract.start(name, move=move))
+        assert torch.equal(drawn[0], wanted)
+        assert drawn.report.note.endswith(f"speed: auto, but plain: launches ({why})")
+
+
+def test_memory_that_is_short_for_the_image_frees_the_recordings(recordings, monkeypatch):
+    model = at_speed(speed.AUTO)(masked.MODEL)
+    for _ in range(2):
+        finish(masked.start("mar", model=model))
 
     def short(*args):
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(graphs, "record", short)
-    for _ in range(2):
-        drawn = finish(masked.start("mar", move=move))
-        assert torch.equal(drawn[0], wanted)
-    assert "but plain: launches (memory is short)" in drawn.report.note
+    monkeypatch.setattr(graphs._Recording, "replay", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        finish(masked.start("mar", model=model))
+    assert not model.net.graphs._recordings
 
 
 def test_weights_that_the_host_moves_are_not_recorded(recordings):
@@ -209,6 +232,14 @@ def test_weights_that_the_host_moves_are_not_recorded(recordings):
         drawn = finish(masked.start("mar", model=model))
     assert not recordings
     assert drawn.report.note == "speed: auto, but plain: launches (ComfyUI moves the weights)"
+
+
+def test_an_allocator_that_no_card_has_proved_runs_plain(recordings, monkeypatch):
+    monkeypatch.setattr(graphs, "hindrance", lambda device: "CUDA graphs need another allocator")
+    for _ in range(3):
+        drawn = finish(masked.start("mar", move=at_speed(speed.AUTO)))
+    assert not recordings
+    assert drawn.report.note == "speed: auto, but plain: launches (CUDA graphs need another allocator)"
 
 
 def test_a_host_can_forbid_recordings_and_a_cpu_has_none(recordings, monkeypatch):
@@ -272,6 +303,20 @@ def test_state_is_told_apart_by_its_address(recordings):
         made.call(function, (one,), (torch.ones(2),))
     made.call(function, (other,), (torch.ones(2),))
     assert other.tolist() == [1.0, 1.0]
+
+
+def test_large_arguments_are_not_copied(recordings, monkeypatch):
+    monkeypatch.setattr(graphs, "LARGEST", 8)
+    made = graphs.Graphs()
+    for size, count in ((2, 1), (3, 0)):
+        recordings.clear()
+        for _ in range(3):
+            made.call(plus, (), (torch.ones(size),))
+        assert len(recordings) == count
+
+
+def plus(state, x):
+    return x + 1
 
 
 def test_the_cache_of_the_last_run_is_used_again_when_it_has_ended(recordings):
