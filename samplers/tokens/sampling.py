@@ -118,7 +118,7 @@ class TokenDraw:
 class Rule(NamedTuple):
     """How tokens are drawn, see :class:`TokenDraw`."""
 
-    settings: TokenSettings
+    settings: Any  # TokenSettings, in which the model's own values are filled in
     span: tuple[int, int] | None
     penalty: float
     padded_to: int
@@ -128,8 +128,8 @@ def drawn(
     _: Sequence[Tensor], net: Llama, rule: Rule, hidden: Tensor, guided: bool | Tensor, images: int, *source: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens int64 [B, n] of hidden rows, and the norms of :func:`guided_logits`, as a function to record."""
-    logits, *norms = guided_logits(net, rule, hidden, guided, images)
-    return sampled(rule, logits, *source), *norms
+    logits, largest, norm = guided_logits(net, rule, hidden, guided, images)
+    return sampled(rule, logits, *source), largest, norm
 
 
 def guided_logits(
