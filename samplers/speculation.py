@@ -12,14 +12,15 @@ given x_k. Later drafts are used only if this one was accepted, so their states 
 discarded steps did not affect any accepted step and are used again, which keeps images of one seed alike. All numbers
 of a row are accepted together: the head reads all tokens of a block.
 
-The last step takes the data that the head predicts, without noise. A token of MAR counts it, and accepts its draft only
-if it is exact, because another model may have drafted all of the token (CSpD). A block of BitDance does not count it.
+The last step takes the data that the head predicts, without noise: that data is the sample, whether the draft of the
+step is accepted or not. MAR counts it as accepted if it is exact, because another model may have drafted all of a token
+(CSpD). BitDance does not count it.
 
 Given tokens of a block follow their own path. Drafts have the same, so these tokens have no part in the coupling.
 
-The host keeps the number of steps that every row has done, as an array. It reads from the device once a window: the
-accepted steps, and whether the coupling found a sample for every row. Where it needs redraws, one read for every batch
-of them says whether one was kept.
+The host keeps the number of steps that every row has done, as an array. It reads from the device once a window: how
+many steps of every row are accepted, at which one the row stops, and whether the coupling found a sample there. Where
+it needs redraws, one read for every batch of them says whether one was kept.
 """
 
 from __future__ import annotations
@@ -57,27 +58,37 @@ class Drafts(NamedTuple):
     q: Gaussian  # distributions of the values, fp32 [R, W, *, c]; the stds of fixed variances [R, W, 1 ...]
 
 
-class _Layout(NamedTuple):
-    """Where the drafted states of R rows are, when the head sees them one behind the other::
+class _Window(NamedTuple):
+    """The M drafted steps that are verified together: as many of each of R rows as the window is long, or as the row
+    has left. A window of four steps of rows 3, 4 and 7, which have done 5, 8 and 7 of 10 steps::
 
-        window 0: s s s s    window 1: s s    window 2: s s s    ->    s s s s s s s s s
+        row    3 3 3 3 4 4 7 7 7
+        step   5 6 7 8 8 9 7 8 9
+        which  0 0 0 0 1 1 2 2 2
+        place  0 1 2 3 0 1 0 1 2
 
-    Each of the R rows has a window, of which some end early, and each of the M states a place in its window. int64 on
-    the device.
+    int64 on the device.
     """
 
-    # Of every state, [M].
-    window: Tensor
-    place: Tensor
+    # Of every step, [M]: its row, its number, and its index in Drafts.
     row: Tensor
     step: Tensor
-    # Of every window, [R].
-    first: Tensor  # its first state among the M
-    width: Tensor  # how many states it has
+    which: Tensor
+    place: Tensor
+    # Of every row, [R]: its number, and the indices of its first and its last step among the M.
+    rows: Tensor
+    first: Tensor
+    last: Tensor
+
+    def prefix(self, accepted: Tensor, length: int) -> Tensor:
+        """How many steps of each row are accepted before its first rejected one, int64 [R], of bool [M]."""
+        of_rows = torch.zeros(len(self.rows), length, dtype=torch.int64, device=accepted.device)
+        of_rows[self.which, self.place] = accepted.to(torch.int64)
+        return of_rows.cumprod(1).sum(1)  # 1 1 0 1 -> 1 1 0 0 -> 2
 
 
 class _Judged(NamedTuple):
-    """M drafted steps with the head's distributions, their numbers in one dimension."""
+    """M drafted steps with the head's distributions; n numbers of a state in one dimension."""
 
     row: Tensor  # int64 [M]
     step: Tensor  # int64 [M]
@@ -113,8 +124,8 @@ class Speculation:
         self.report = report
         self.steps = len(chains.table)
         self.learned = chains.table.learned  # of MAR; BitDance has fixed variances
-        # Steps whose acceptance counts; BitDance's last one has no noise and does not.
-        self.counted = self.steps if self.learned else self.steps - 1
+        # Steps whose drafts are reported: of BitDance all but the last one.
+        self.reported = self.steps if self.learned else self.steps - 1
         self.device = chains.x.device
         self._couple = net.region(couple, "verification of speculation")
 
@@ -125,8 +136,8 @@ class Speculation:
         self.data = torch.zeros_like(self.x)
         self.logits = torch.zeros_like(self.x)
 
-        # The numbers of the steps, with the temperature in their stds. A last step that is not counted gets log std 0,
-        # because `reflect`, which fixed variances use alone, divides by the std; its state is not used.
+        # The numbers of the steps, with the temperature in their stds. The coupling of fixed variances divides by the
+        # std, which is 0 in the last step: any other does, because nothing is made of the coupling of that step.
         columns = chains.table.columns()
         middle = columns.middle + (math.log(chains.temperature) if chains.temperature > 0 else -math.inf)
         if not self.learned:
@@ -145,9 +156,10 @@ class Speculation:
         going = rows[self.done[rows] < self.steps]
         while len(going):
             if length > 1:
-                drafted = np.minimum(length, self.counted - self.done[going])
+                left = self.reported - self.done[going]  # steps of which the report tells
                 accepted = self.verify(going, self.draft(going, length))
-                self.report.add(drafted_steps=int(drafted.sum()), accepted_steps=int(accepted.sum()))
+                self.report.add(drafted_steps=int(np.minimum(left, length).sum()))
+                self.report.add(accepted_steps=int(np.minimum(left, accepted).sum()))
             else:
                 self.advance(going)
             yield
@@ -165,7 +177,7 @@ class Speculation:
     def draft(self, rows: np.ndarray, length: int) -> Drafts:
         """Draft the next steps of rows from their last evaluation, whose data and variance stay as they are."""
         self.net.runs_plain("drafts of speculation")
-        width = int(self._widths(rows, length).max())
+        width = min(length, self.steps - int(self.done[rows].min()))
         row, done = self._on_device(rows, self.done[rows])
         step = (done[:, None] + torch.arange(width, device=self.device)).clamp(max=self.steps - 1)
 
@@ -199,52 +211,57 @@ class Speculation:
             drafts: of the rows' next steps.
 
         Returns:
-            The number of accepted steps that count, int64 [R].
+            The number of accepted steps, int64 [R].
         """
-        widths = self._widths(rows, drafts.states.shape[1])
-        states = self._lay_out(rows, widths)
+        length = drafts.states.shape[1]
+        window, step_on_host = self._window(rows, length)
+        in_drafts = window.which, window.place
 
         # 1. The head at all drafted states.
-        x = drafts.states[states.window, states.place]
-        data, logits = self.predict(states.row, states.step, x)
-        p = self.kernel(states.row, states.step, x, data, logits)
-        draft = drafts.values[states.window, states.place].flatten(1)
-        q = drafts.q.rows(states.window, states.place).flat()
-        uniforms = self._uniforms[states.row, states.step]
-        judged = _Judged(states.row, states.step, draft, q, p.flat(), uniforms)
+        x = drafts.states[in_drafts]
+        data, logits = self.predict(window.row, window.step, x)
+        p = self.kernel(window.row, window.step, x, data, logits)
 
-        # 2. The coupling accepts drafts or replaces them. Of each row the accepted prefix is used, and the first
-        # rejected step. The evaluation of the last used step is the row's newest.
+        # 2. The coupling accepts drafts or replaces them.
+        draft = drafts.values[in_drafts].flatten(1)
+        q = drafts.q.rows(*in_drafts)
+        uniforms = self._uniforms[window.row, window.step]
+        judged = _Judged(window.row, window.step, draft, q.flat(), p.flat(), uniforms)
         coupled = self._couple(judged.draft, judged.q, judged.p, judged.uniforms)
-        in_windows = torch.zeros(drafts.states.shape[:2], dtype=torch.int64, device=self.device)
-        in_windows[states.window, states.place] = coupled.accepted.to(torch.int64)
-        prefix = in_windows.cumprod(1).sum(1)
-        last_used = states.first + torch.minimum(prefix, states.width - 1)  # among the M
-        value = coupled.value[last_used]
 
-        # 3. The only read, unless some row needs redraws.
-        accepted, found = torch.stack([prefix, coupled.found[last_used].to(torch.int64)]).cpu().numpy()
-        missing = np.flatnonzero(found == 0)
+        # 3. A row stops at its first rejected step, which was replaced, or else at its last one.
+        prefix = window.prefix(coupled.accepted, length)
+        stop = torch.minimum(window.first + prefix, window.last)  # index among the M
+        value = coupled.value[stop]
+
+        # 4. The only read, unless some row needs redraws.
+        found = coupled.found[stop].to(torch.int64)
+        accepted, stop_on_host, found_on_host = torch.stack([prefix, stop, found]).cpu().numpy()
+        missing = np.flatnonzero(found_on_host == 0)
         if len(missing):
-            self._redraw(judged, last_used, value, missing)
-        accepted = np.minimum(accepted, self.counted - self.done[rows])
+            self._redraw(judged, stop, value, missing)
 
-        # 4. Advance. BitDance's last step is used but not counted as accepted: a row may have done one more.
-        row = states.row[states.first]
-        self.x[row] = value.view(-1, *self.x.shape[1:])
-        self.data[row] = data[last_used]
+        # 5. Every row has now done the step at which it stopped, whose evaluation is its newest.
+        self.done[rows] = step_on_host[stop_on_host] + 1
+        self.x[window.rows] = value.view(-1, *self.x.shape[1:])
+        self.data[window.rows] = data[stop]
         if logits is not None:
-            self.logits[row] = logits[last_used]
-        self.done[rows] += np.minimum(accepted + 1, widths)
+            self.logits[window.rows] = logits[stop]
         return accepted
 
-    def _lay_out(self, rows: np.ndarray, widths: np.ndarray) -> _Layout:
-        """The next ``widths`` steps of rows, int64 [R] each, one behind the other."""
-        firsts = widths.cumsum() - widths
-        windows = np.arange(len(rows)).repeat(widths)
-        places = np.arange(len(windows)) - firsts[windows]
-        steps = self.done[rows][windows] + places
-        return _Layout(*self._on_device(windows, places, rows[windows], steps), *self._on_device(firsts, widths))
+    def _window(self, rows: np.ndarray, length: int) -> tuple[_Window, np.ndarray]:
+        """The next steps of rows, int64 [R], at most ``length`` of each; and their numbers on the host, int64 [M]."""
+        done = self.done[rows]
+        widths = np.minimum(self.steps - done, length)
+        ends = widths.cumsum()
+        firsts = ends - widths
+
+        which = np.arange(len(rows)).repeat(widths)
+        place = np.arange(len(which)) - firsts[which]
+        step = done[which] + place
+        of_steps = self._on_device(rows[which], step, which, place)
+        of_rows = self._on_device(rows, firsts, ends - 1)
+        return _Window(*of_steps, *of_rows), step
 
     def advance(self, rows: np.ndarray) -> None:
         """One step of rows without a draft."""
@@ -277,10 +294,6 @@ class Speculation:
         log_std = at.middle if logits is None else at.middle + at.slope * logits
         return Gaussian(at.of_data * data + at.of_x * x, log_std)
 
-    def _widths(self, rows: np.ndarray, most: int) -> np.ndarray:
-        """How many steps of rows are drafted, ``most`` at a time, int64 [R]."""
-        return np.minimum(self.steps - self.done[rows], most)
-
     def _numbers_at(self, step: Tensor) -> StepNumbers:
         """The numbers of steps [...], fp32 [..., 1 ...] each."""
         numbers = self._numbers[step]
@@ -294,17 +307,17 @@ class Speculation:
         """Arrays of numbers, int64 [R] each, in one copy: int64 [how many, R], to be unpacked."""
         return to_device(np.stack(numbers), self.device)
 
-    def _redraw(self, judged: _Judged, last_used: Tensor, value: Tensor, missing: np.ndarray) -> None:
+    def _redraw(self, judged: _Judged, stop: Tensor, value: Tensor, missing: np.ndarray) -> None:
         """Write the coupling's results of those rows that need redraws, ``missing`` int64 [K] among the R.
 
         Args:
-            judged: all drafted steps of a window.
-            last_used: int64 [R], the step of each row at which it leaves its draft.
+            judged: the M drafted steps.
+            stop: int64 [R], index of the step at which each row stops, among them.
             value: fp32 [R, n], the rows' next states, written in place.
         """
         for count in _REDRAWS:
             (some,) = self._on_device(missing)
-            row, step, draft, q, p, uniforms = judged.rows(last_used[some])
+            row, step, draft, q, p, uniforms = judged.rows(stop[some])
             rng = self.rng.of(row)
             normals = rng.normal(2 * step + _LANE_OF_NORMALS, 0, count, draft.shape[1])
             redraws = Redraws(normals, rng.uniform(2 * step + _LANE_OF_UNIFORMS, 0, count))

@@ -40,7 +40,7 @@ def test_a_sampler_that_is_not_exact_is_found(demo, monkeypatch):
     cases.test_a_model_draws_the_plain_images_at_exact_settings(demo, "zipar")
 
     monkeypatch.setattr(ZipARSettings, "exact", lambda self, side: True)
-    monkeypatch.setitem(presets._WINDOWS, "exact", {"window": 1})
+    monkeypatch.setitem(presets.PRESETS, ZipARSettings, lambda *_: {"window": 1})
     with pytest.raises(AssertionError, match=OTHERS):
         cases.test_a_model_draws_the_plain_images_at_exact_settings(demo, "zipar")
 

@@ -33,14 +33,13 @@ import torch
 from torch import Tensor
 
 from ...reports.record import ACCEPTED, PLAIN, REJECTED
-from ..coupling import Gaussian
 from ..device import to_device
 from ..engine import Sampler, passes
 from ..noise import row_keys
 from .canvas import MARCanvas
 from .drafting import Drafter, Trace, kernel_table, prefill_steps, segment_chains, traced
 from .mar import Diffusion, places
-from .rejection import AS_PRINTED, RejectionDraws, accept_or_redraw, last_step
+from .rejection import AS_PRINTED, Judged, RejectionDraws, accept_or_redraw, last_step
 from .settings import CSpDSettings
 from .transformer import Transformer
 
@@ -49,66 +48,58 @@ from .transformer import Transformer
 def paper_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter, settings: CSpDSettings) -> Sampler:
     """Draft gamma AR steps, accept them up to the first rejected one, replace that.
 
-    A batch advances with its slowest image: when one image rejects, all discard their later drafts. Images that did not
-    reject draft these steps again, from the same noise, and judge them with the same random numbers, and every image
-    counts its own gamma, so that an image does not depend on its batch. With gamma = 2 and two images, of which b
-    rejects its draft of step 5::
+    Every image counts its own gamma: after gamma accepted AR steps in a row the tokens of the next one, ``own_at``, are
+    the target's own. So an image does not depend on its batch. All images are at the same AR step, though: drafting
+    ends at the first AR step at which any of them takes its own tokens, and a rejection in one image discards the later
+    drafts of all. The others draft these AR steps again, from the same noise, and judge them with the same random
+    numbers. With gamma = 2 and two images, of which the second one rejects its draft of AR step 5::
 
-        step           4     5     6            7
-        drafted        yes   yes   yes, for b   yes
-        kept before    0 0   1 1   2 0          0 1
-        its own token  -     -     a            -
+        AR step              4          5          6          7
+        first image          accepts    accepts    its own    accepts
+          own_at before it   6          6          6          9
+        second image         accepts    rejects    accepts    accepts
+          own_at before it   6          6          8          8
 
     """
     order = canvas.order
-    gamma = settings.draft_length
     tables = [canvas.table(settings.diffusion_steps)] * order.steps
     plain = Diffusion(canvas, transformer.heads, tables)
     judge = Judge(canvas, transformer, plain.start, plain.noise)
 
     # 0. Prefill: the first AR steps are the target's alone.
-    first = prefill_steps(order.steps, settings.prefill_ratio)
-    yield from passes(canvas, {step: order.ahead(step) for step in range(first)}, transformer, plain)
+    step = prefill_steps(order.steps, settings.prefill_ratio)
+    yield from passes(canvas, {k: order.ahead(k) for k in range(step)}, transformer, plain)
 
     canvas.drafted = torch.zeros_like(canvas.outcome, dtype=torch.bool)
-    kept = np.zeros(canvas.images, dtype=int)  # drafted AR steps in a row that each image has accepted
-    start = end = first  # of the segment: its first AR step, and the first one behind it
-    for step in range(first, order.steps):
-        if step == end:
-            # 1. Draft up to gamma AR steps in a row in every image. The step behind them is the target's own. An image
-            # that lags may not have gamma when the others take their own token, so that step is drafted too.
-            most_kept = int(kept.max())
-            to_draft = gamma - most_kept
-            start = step
-            end = min(step + to_draft + 1, order.steps)
-            length = end - step
-            some_lag = bool((kept < most_kept).any())
-            # Without laggards the last step of the segment has no draft, because every image takes its own token; with
-            # some it has one, which images at gamma ignore.
-            drafted = length if some_lag else min(to_draft, length)
-            drafts = [drafter.step(t, plain.start, plain.noise) for t in range(step, step + drafted)]
-            if drafts:
-                canvas.drafted.scatter_(1, order.ahead(step, drafted), True)
+    own_at = np.full(canvas.images, step + settings.draft_length)  # of every image
+    while step < order.steps:
+        # 1. Draft up to the first AR step at which an image takes its own tokens, of which the others need a draft.
+        last = min(int(own_at.min()), order.steps - 1)
+        all_take_own = (own_at == last).all()
+        steps = range(step, last) if all_take_own else range(step, last + 1)
+        drafts = {k: drafter.step(k, plain.start, plain.noise) for k in steps}
+        if drafts:
+            canvas.drafted.scatter_(1, order.ahead(step, len(drafts)), True)
 
-            # 2. The target's own paths, given the drafts; each is computed when step 3 asks for it.
-            paths = judge.paths(step, end - step)
+        # 2. The target follows its own paths, given the drafts.
+        for path in judge.paths(step, last + 1 - step):
+            # 3. Accept the drafts of an AR step or draw them again, but for images that take their own tokens.
+            takes_own = own_at == step
+            accepted = judge.decide(step, drafts.get(step), path, takes_own)
+            step += 1
+            own_at[takes_own | ~accepted] = step + settings.draft_length
 
-        # 3. Accept the drafts of this AR step or draw them again, but for images that have accepted gamma.
-        path = next(paths)
-        takes_own = kept == gamma
-        draft = None if takes_own.all() else drafts[step - start]
-        accepted = judge.decide(step, draft, path, takes_own)
+            # 4. After a rejection the later drafts are discarded.
+            rejected = not accepted.all()
+            if rejected:
+                drafter.forget()
+                if step <= last:
+                    canvas.drafted.fill_(False)
 
-        # 4. After a rejection the later drafts are discarded.
-        kept = np.where(accepted & ~takes_own, kept + 1, 0)
-        if not accepted.all():
-            if step + 1 < end:
-                canvas.drafted.scatter_(1, order.ahead(step + 1, end - step - 1), False)
-            end = step + 1
-            drafter.forget()
-
-        with canvas.clock.paused():
-            yield canvas.step(step + 1)
+            with canvas.clock.paused():
+                yield canvas.step(step)
+            if rejected:
+                break
     return canvas.finish()
 
 
@@ -124,7 +115,8 @@ class Judge:
         self.draws = RejectionDraws(to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device))
 
     def paths(self, first: int, count: int) -> Iterator[Trace]:
-        """The target's own diffusion paths of the tokens of ``count`` AR steps from ``first`` on, given the drafts.
+        """The target's own diffusion paths of the tokens of ``count`` AR steps from ``first`` on, given the drafts; one
+        AR step after another.
 
         The transformer evaluates as many AR steps in one pass as it can, and the head their tokens in one batch. One
         with caches reads final tokens only: ask for an AR step when the tokens of the last one are final.
@@ -134,24 +126,20 @@ class Judge:
         done = 0
         while done < count:
             with clock.phase("transformer"):
-                zs = next(conditions)  # [P, B, n, C] each
+                zs = next(conditions)  # [P, B, n, C] of some AR steps
 
             with clock.phase("head"):
                 rows, _, _ = segment_chains(self.canvas, first + done, zs, self.start, self.noise, self.table)
-                whole = traced(self.canvas, rows, last_noise=True)
+                paths = traced(self.canvas, rows, last_noise=True)
 
-            end = 0
-            for z in zs:
-                at = slice(end, end + z.shape[1] * z.shape[2])
-                end = at.stop
-                yield Trace(whole.path[at], Gaussian(whole.kernel.mean[at], whole.kernel.log_std[at]))
+            yield from paths.split([z.shape[1] * z.shape[2] for z in zs])  # B n of each AR step
             done += len(zs)
 
     def decide(self, step: int, draft: Trace | None, path: Trace, takes_own: np.ndarray) -> np.ndarray:
-        """Decide the tokens of an AR step; which images have no rejected draft, bool [B].
+        """Decide the tokens of an AR step; returns which images have no rejected draft, bool [B].
 
         Args:
-            draft: the draft model's path; None if there is none.
+            draft: the draft model's path; None if no image needs one.
             path: the target's.
             takes_own: bool [B], images whose tokens are the target's, whatever was drafted.
         """
@@ -170,18 +158,25 @@ class Judge:
             judged = accept_or_redraw(draft.path[:, -1], q, p, AS_PRINTED, self.draws, image, position)
 
             # 2. The target's own tokens, where they are due or no redraw was kept.
-            mine = torch.from_numpy(takes_own).repeat_interleave(here.shape[1])
-            due = to_device(mine | ~judged.found, canvas.device)
-            tokens = torch.where(due[:, None], of_target, judged.tokens)
+            own = torch.from_numpy(takes_own).repeat_interleave(here.shape[1])  # bool [B n]
+            of_target_here = to_device(own | ~judged.found, canvas.device)
+            tokens = torch.where(of_target_here[:, None], of_target, judged.tokens)
             canvas.write(here, tokens.view(*here.shape, -1), step)
 
-        # 3. Record it.
-        accepted = judged.accepted.masked_fill(mine, True).view(here.shape)
-        outcome = torch.where(judged.accepted, ACCEPTED, REJECTED).masked_fill(mine, PLAIN).to(torch.uint8)
-        canvas.outcome.scatter_(1, here, to_device(outcome.view(here.shape), canvas.device))
-        rejected = int((~accepted).sum())
+        self._record(here, judged, ~own)
+        rejected = ~judged.accepted & ~own
+        return ~rejected.view(here.shape).any(1).numpy()
+
+    def _record(self, here: Tensor, judged: Judged, drafted: Tensor) -> None:
+        """Record the outcome at positions int64 [B, n], of those that were ``drafted``, bool [B n] on the host."""
+        canvas = self.canvas
+        outcome = torch.where(judged.accepted, ACCEPTED, REJECTED).where(drafted, PLAIN)
+        canvas.outcome.scatter_(1, here, to_device(outcome.to(torch.uint8).view(here.shape), canvas.device))
+
+        rejected = drafted & ~judged.accepted
         canvas.report.add(
-            accepted=int((~mine).sum()) - rejected, rejected=rejected, restarts=int((~accepted).any(1).sum())
+            accepted=int((drafted & judged.accepted).sum()),
+            rejected=int(rejected.sum()),
+            restarts=int(rejected.view(here.shape).any(1).sum()),
         )
-        canvas.report.add(**judged.counts(~mine))
-        return accepted.all(1).numpy()
+        canvas.report.add(**judged.counts(drafted))

@@ -33,6 +33,14 @@ class Trace(NamedTuple):
     # step, which therefore has a std, although in MAR it adds no noise.
     kernel: Gaussian
 
+    def split(self, sizes: Sequence[int]) -> list[Trace]:
+        """Parts of so many rows each."""
+        paths = self.path.split(sizes)
+        means = self.kernel.mean.split(sizes)
+        log_stds = self.kernel.log_std.split(sizes)
+        parts = zip(paths, means, log_stds, strict=True)
+        return [Trace(path, Gaussian(mean, log_std)) for path, mean, log_std in parts]
+
 
 def kernel_table(canvas: MARCanvas) -> chain.StepTable:
     """The steps of a full pass for :func:`traced`: without the temperature, and with a std of the last one."""

@@ -30,32 +30,30 @@ Differences from the published code: rows that must be computed always are (ther
 displace them); AR steps behind the 64th have its share, where the published code fails; the decoder's keys and values
 are stored only behind the chosen block, since the blocks before it compute all rows.
 
-Shapes: B images, P branches of guidance, L tokens, N = buffer + L rows of the decoder, C width. An entry of a batch of
-E entries is one branch of one image; those of the conditional branch come first.
+Shapes: B images, P branches of guidance, L tokens, N = buffer + L rows of the decoder, C width. A batch has E entries,
+each of one branch of one image, those of the conditional branch first: P B, or B where the null branch is left out and
+in an encoder that does not read the condition (Harmon's and UniPic's), whose output both branches share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.mar import MAR, Block, MARModel, pick
+from ...model_loaders.networks.mar import Block, MARModel, pick
 from ..conditioning import MaskedCondition
 from ..editing import Edit
 from ..engine import Sampler
-from ..memory import FEATURES
 from ..noise import PairedNoise
 from .cached_head import CachedHeads
 from .canvas import MARCanvas
-from .feature_cache import FeatureCache, Store, own_copy
+from .feature_cache import CacheReport, FeatureCache, Store, own_copy
 from .mar import check as check_mar
 from .mar import expect_whole_head, mar
-from .memory import feature_bytes
 from .refresh import chosen_block, next_refreshes
 from .row_choice import RowChoice
 from .settings import CacheSettings, LazyMARSettings, MARBase
@@ -113,30 +111,19 @@ class LazyTransformer(Transformer):
     def __init__(self, canvas: MARCanvas, settings: CacheSettings):
         """Choose the block, and plan refreshes and rows."""
         super().__init__(canvas)
+        net = canvas.model.net
         self.settings = settings
+        self.cache_report = CacheReport(canvas, settings)
         self.heads = CachedHeads(settings)
         self.full = FullTransformer(canvas)
+        self.vectors = self.full.vectors  # of the encoder's class rows, [E, C]; null ones last, if it has any
+        self.feed_forward = net.region(feed_forward, "transformer blocks")
         self.cache: FeatureCache | None = None
-        self.most_held = 0  # most bytes held so far
-        self.reported = 0  # cached tokens reported so far
 
-        s = settings
-        c = canvas.model.net.config
-        block = chosen_block(s, c.decoder_depth, canvas.model.name)
+        block = chosen_block(settings, net.config.decoder_depth, canvas.model.name)
         self.block = block - 1  # from 0; ``block`` counts from 1
-
-        self.next_refresh = next_refreshes(s, canvas.order.steps)  # of each AR step
-        self.choice = RowChoice(canvas, s, block)
-
-        self.vectors = (
-            self.full.vectors
-        )  # [E, C], of the class rows; E = B if both branches share the encoder, else P B
-        self.feed_forward = canvas.model.net.region(feed_forward, "transformer blocks")
-        # int32 [B, L], how often each token's decoder rows came from the cache; None where they never do.
-        self.cached: Tensor | None = None
-        if s.refresh_period > 1 and s.token_cache:
-            self.cached = torch.zeros(canvas.images, c.tokens, dtype=torch.int32, device=canvas.device)
-        self._name_report()
+        self.next_refresh = next_refreshes(settings, canvas.order.steps)  # of each AR step
+        self.choice = RowChoice(canvas, settings, block)
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
         """z [P, B, M, C] at positions ``wanted`` [B, M], from the cache unless a refresh is due."""
@@ -148,7 +135,7 @@ class LazyTransformer(Transformer):
             z = self.full(step, wanted)
         else:
             z = self._look(self.cache, step, wanted)
-        self._report_cached(self.canvas.order.starts[step] + wanted.shape[1])
+        self.cache_report.add_tokens(self.canvas.order.starts[step] + wanted.shape[1])
         return z
 
     def forget(self) -> None:
@@ -160,126 +147,146 @@ class LazyTransformer(Transformer):
         canvas = self.canvas
         order = canvas.order
         net = canvas.model.net
-        images = canvas.images
-        if cache.empty:
-            branches = 1 + canvas.guided
-        else:
-            branches = cache.decoder_entries // images  # those that are computed
         new = order.reveal[:, cache.known : order.starts[step]]  # decided since the last call
 
-        # 1. The encoder reads the new tokens.
-        x, encoder_rows = self._encode(cache, step, new, branches)
+        # With the condition cache only a refresh computes the null branch.
+        all_branches = 1 + canvas.guided
+        branches = 1 if cache.conditional_only and not cache.empty else all_branches
 
-        # 2. The decoder computes the rows that changed, and its last block of these the wanted ones. A refresh that
-        # keeps the difference of the branches wants all tokens.
-        keeps_difference = cache.empty and cache.conditional_only
-        decoder_wanted = wanted
-        if keeps_difference:
-            decoder_wanted = torch.arange(net.config.tokens, device=wanted.device).expand(images, -1)
-        x, decoder_rows = self._decode(net, cache, step, x, decoder_wanted.repeat(branches, 1), new.repeat(branches, 1))
+        # 1. The encoder reads the decided tokens: all of them, or with its cache the new ones.
+        if cache.encoder and not cache.empty:
+            x, encoder_rows = self._encode_new(cache, new, branches)
+        else:
+            x, encoder_rows = self._encode_all(cache, order.known(step), branches)
 
-        # 3. The null branch of a refresh gives the residual (10), from which later calls make their null branch.
-        wanted_of_branches = wanted.repeat(1 + canvas.guided, 1)
-        if keeps_difference:
+        # 2. The decoder computes the rows that changed, and its last block of these the wanted ones. A refresh of the
+        # condition cache needs all tokens: a later call may want any.
+        fills_residual = cache.empty and cache.conditional_only
+        needed = wanted
+        if fills_residual:
+            needed = torch.arange(net.config.tokens, device=wanted.device).expand(canvas.images, -1)
+        x, decoder_rows = self._decode(cache, step, x, needed, new, branches)
+
+        # 3. Condition cache: a refresh keeps the difference of the branches; later calls make their null one from it.
+        positions = wanted.repeat(all_branches, 1)
+        if fills_residual:
             conditional, null = x.chunk(2)
             cache.residual = null - conditional  # (10)
-            x = pick(x, wanted_of_branches)
+            x = pick(x, positions)
         elif cache.residual is not None:
             null = x + pick(cache.residual, wanted)
             x = torch.cat([x, null])
 
         # 4. What the report and the next call read.
         if cache.empty:
-            # add() sums: only the growth over earlier refreshes is added.
-            most_held = max(self.most_held, cache.bytes)
-            canvas.report.add(cache_bytes=most_held - self.most_held)
-            self.most_held = most_held
+            self.cache_report.add_bytes(cache)
         canvas.report.add(**canvas.conditioning.counts(encoder_rows, decoder_rows))
         cache.step = step
         cache.known = order.starts[step]
 
-        z = net.decoder_norm(x) + pick(
-            net.diffusion_pos_embed_learned.expand(len(wanted_of_branches), -1, -1), wanted_of_branches
-        )
-        return z.unflatten(0, (1 + canvas.guided, -1))
+        place = net.diffusion_pos_embed_learned.expand(len(positions), -1, -1)
+        z = net.decoder_norm(x) + pick(place, positions)
+        return z.unflatten(0, (all_branches, -1))
 
-    def _encode(self, cache: FeatureCache, step: int, new: Tensor, branches: int) -> tuple[Tensor, int]:
-        """The decoder's input [branches B, N, C], and how many rows the encoder computed.
+    def _encode_all(self, cache: FeatureCache, known: Tensor, branches: int) -> tuple[Tensor, int]:
+        """The encoder with all decided tokens, at positions ``known`` int64 [B, K].
 
-        ``new`` int64 [B, K] are the tokens decided since the last call.
+        Returns the decoder's input of so many branches, [E, N, C], and how many rows the encoder computed. At a refresh
+        the encoder cache keeps both.
+        """
+        canvas = self.canvas
+        net = canvas.model.net
+
+        # 1. The blocks of the encoder.
+        vectors = self.vectors if branches > 1 else self.vectors[: canvas.images]
+        copies = len(vectors) // canvas.images  # entries of an image in the encoder
+        known_of_encoder = known.repeat(copies, 1)
+        x = net.embed_known(canvas.values.repeat(copies, 1, 1), known_of_encoder, vectors)
+        x = net.encoder_norm(self.walk(net.encoder_blocks, x, cache.encoder))
+        computed = len(x) * x.shape[1]
+
+        # 2. The decoder's input, after a model of prompts has read the condition.
+        x = canvas.conditioning.fuse(x, known_of_encoder, branches > 1, cache=cache.fused)
+        x = net.canvas(x, known.repeat(branches, 1))
+        if cache.encoder:
+            cache.decoder_input = own_copy(x, cache.entries)
+        return x, computed
+
+    def _encode_new(self, cache: FeatureCache, new: Tensor, branches: int) -> tuple[Tensor, int]:
+        """The encoder with its cache: it computes the ``new`` tokens, int64 [B, K], and the class rows, which attend to
+        all tokens and so change at every call. Returns what :meth:`_encode_all` does.
+
+        The stores have no place of their own for class rows: they stand behind the tokens, where the next call's tokens
+        overwrite them. With 2 class rows (c), after a refresh with 4 tokens (t), a call with 3 new ones (n)::
+
+            place           0 1 2 3 4 5 6 7 8
+            stored before   t t t t
+            computed                n n n c c
+            stored after    t t t t n n n c c
+
         """
         canvas = self.canvas
         net = canvas.model.net
         buffer = net.config.buffer
-        reuses = bool(cache.encoder) and not cache.empty
-        tokens = new if reuses else canvas.order.known(step)
 
-        # 1. The encoder's input: class rows and tokens. Class rows are computed at every call. They are stored behind
-        # the tokens, where the next call's tokens overwrite them.
-        vectors = self.vectors if cache.empty else self.vectors[: cache.encoder_entries]
-        copies = len(vectors) // len(tokens)  # 1 or P entries of an image
-        x = net.embed_known(canvas.values.repeat(copies, 1, 1), tokens.repeat(copies, 1), vectors)
-        rows = None
-        if reuses:
-            rows = slice(cache.known, cache.known + x.shape[1])
-            x = x.roll(-buffer, 1)  # from [class rows, tokens] to [tokens, class rows], the order of the stores
-
-        # 2. Its blocks.
-        x = net.encoder_norm(self.walk(net.encoder_blocks, x, cache.encoder, rows))
+        # 1. The blocks of the encoder.
+        vectors = self.vectors if branches > 1 else self.vectors[: canvas.images]
+        copies = len(vectors) // canvas.images
+        x = net.embed_known(canvas.values.repeat(copies, 1, 1), new.repeat(copies, 1), vectors)
+        x = x.roll(-buffer, 1)  # from [class rows, tokens] to [tokens, class rows]
+        places = slice(cache.known, cache.known + x.shape[1])
+        x = net.encoder_norm(self.walk(net.encoder_blocks, x, cache.encoder, places))
         computed = len(x) * x.shape[1]
 
-        # 3. The decoder's input: made anew, or the last call's with the computed rows replaced. fuse makes rows for the
-        # decoder and fills cache.fused; extend takes the computed rows behind those, tokens first, then class rows.
-        if not reuses:
-            x = canvas.conditioning.fuse(x, tokens.repeat(copies, 1), branches > 1, cache=cache.fused)
-            x = net.canvas(x, tokens.repeat(branches, 1))
-            if cache.encoder:
-                cache.decoder_input = own_copy(x, cache.decoder_entries)
-            return x, computed
-
-        assert cache.decoder_input is not None
+        # 2. The decoder's input: the last call's, in which these rows are replaced.
         x = canvas.conditioning.extend(x, cache.fused, cache.known)
         class_rows = torch.arange(buffer, device=x.device).expand(len(x), -1)
-        at = torch.cat([tokens.repeat(branches, 1) + buffer, class_rows], dim=1)
+        at = torch.cat([new.repeat(branches, 1) + buffer, class_rows], dim=1)
         x = net.decoder_embed(x) + net.decoder_pos_embed_learned[0][at]
+
+        assert cache.decoder_input is not None
         cache.decoder_input.scatter_(1, at[..., None].expand_as(x), x)
         return cache.decoder_input, computed
 
     def _decode(
-        self, net: MAR, cache: FeatureCache, step: int, x: Tensor, wanted: Tensor, new: Tensor
+        self, cache: FeatureCache, step: int, x: Tensor, needed: Tensor, new: Tensor, branches: int
     ) -> tuple[Tensor, int]:
-        """The last block's rows of x [E, N, C] at ``wanted`` positions, and how many rows an average block computed.
+        """The decoder of so many branches, of its input x [E, N, C].
 
-        ``wanted`` int64 [E, M]; ``new`` int64 [E, K] are the tokens decided since the last call.
+        Returns the rows [E, M, C] of the last block at positions ``needed`` int64 [B, M], and how many rows an average
+        block computed. ``new`` int64 [B, K] are the tokens decided since the last call.
         """
+        net = self.canvas.model.net
         blocks = list(net.decoder_blocks)
         entries, total, _ = x.shape
-        out = wanted + net.config.buffer
-        if not cache.decoder:
-            return self.walk(blocks, x, out=out), entries * total
+        needed_rows = needed.repeat(branches, 1) + net.config.buffer
+        if not cache.decoder:  # no later call leaves rows out
+            return self.walk(blocks, x, out=needed_rows), entries * total
 
-        # 1. The blocks before the chosen one compute all rows.
+        # 1. Token cache: the blocks before the chosen one compute all rows.
         x = self.walk(blocks[: self.block], x)
 
-        # 2. The chosen block's values tell which rows to compute from here on; a refresh computes all.
+        # 2. The chosen block's values tell which rows to compute from here on (None: all, as at a refresh).
         block = blocks[self.block]
         q, k, v = block.attn.project(block.norm1(x))
         rows = None
         if cache.chosen_values is not None:
-            must = torch.cat([out, new + net.config.buffer], dim=1)
+            must = torch.cat([needed_rows, new.repeat(branches, 1) + net.config.buffer], dim=1)
             rows = self.choice.rows(step, cache.known, v, cache.chosen_values, must)  # (8)
-        cache.chosen_values = own_copy(v, cache.decoder_entries)
+        cache.chosen_values = own_copy(v, cache.entries)
+
+        needed_among = needed_rows
         if rows is not None:
             x = pick(x, rows)
             q = pick(q, rows)
-            out = torch.arange(wanted.shape[1], device=x.device).expand(entries, -1)  # the wanted rows come first
-            self._count_cached(rows, total)
+            needed_among = torch.arange(needed.shape[1], device=x.device).expand(entries, -1)  # they come first
+            self.cache_report.count(rows, total)
         x = self.feed_forward(block, block.attend(x, q, k, v))
         count = x.shape[1]
 
         # 3. The blocks after it compute these rows; keys and values of the others are the stored ones (9).
         after = blocks[self.block + 1 :]
-        x = self.walk(after, x, cache.decoder, rows, out)
+        x = self.walk(after, x, cache.decoder, rows, needed_among)
         of_a_block = (total * (self.block + 1) + count * len(after)) / len(blocks)
         return x, round(entries * of_a_block)
 
@@ -294,7 +301,7 @@ class LazyTransformer(Transformer):
         """Rows x [E, n, C] through ``blocks``, in which they attend to all rows of the sequence.
 
         Args:
-            stores: of each block, with the keys and values of the rows that x lacks; () if it lacks none.
+            stores: of each block, with the keys and values of the rows that x lacks; () to keep none.
             rows: places of x in the sequence, as in :meth:`Store.update`; None for all rows.
             out: int64 [E, M], the rows of x that the last block computes; None for all.
         """
@@ -322,44 +329,15 @@ class LazyTransformer(Transformer):
             return None
 
         net.runs_plain("attention with LazyMAR's caches")
-        images = canvas.images
-        decoder_entries = images if conditional_only else images * (1 + canvas.guided)
-        encoder_entries = min(decoder_entries, len(self.vectors))
-        cache = FeatureCache(until, decoder_entries, encoder_entries, conditional_only, encoder=[], decoder=[])
+        entries = canvas.images if conditional_only else canvas.images * (1 + canvas.guided)
+        cache = FeatureCache(until, entries, conditional_only, encoder=[], decoder=[])
         if s.encoder_cache:
             room = c.buffer + canvas.order.starts[until - 1]
-            cache.encoder = [Store(encoder_entries, room, skipped=c.buffer) for _ in net.encoder_blocks]
-            cache.fused = canvas.conditioning.feature_cache(decoder_entries, room)
+            cache.encoder = [Store(entries, room, skipped=c.buffer) for _ in net.encoder_blocks]
+            cache.fused = canvas.conditioning.feature_cache(entries, room)
         if prunes:
-            cache.decoder = [Store(decoder_entries, c.buffer + c.tokens) for _ in net.decoder_blocks[self.block + 1 :]]
+            cache.decoder = [Store(entries, c.buffer + c.tokens) for _ in net.decoder_blocks[self.block + 1 :]]
         return cache
-
-    # --- the report
-
-    def _name_report(self) -> None:
-        """The report is of the combination, with the settings of both."""
-        canvas = self.canvas
-        report = canvas.report
-        report.sampler = "lazymar" if report.sampler == "mar" else f"{report.sampler}+lazymar"
-        report.settings |= {f.name: getattr(self.settings, f.name) for f in fields(CacheSettings)}
-        report.memory[FEATURES] = feature_bytes(canvas.model, canvas.images, canvas.settings, self.settings)
-
-    def _count_cached(self, rows: Tensor, total: int) -> None:
-        """Count the tokens that are not among the ``rows`` of ``total`` to compute, in the conditional branch."""
-        assert self.cached is not None
-        images, tokens = self.cached.shape
-        left_out = torch.ones(images, total, dtype=torch.int32, device=rows.device).scatter_(1, rows[:images], 0)
-        self.cached += left_out[:, total - tokens :]
-
-    def _report_cached(self, decided: int) -> None:
-        """Report the map if ``decided`` tokens are all of them: the call may be the last one."""
-        canvas = self.canvas
-        if self.cached is None or decided < canvas.cells:
-            return
-        canvas.report.maps["cached"] = self.cached.unflatten(1, canvas.grid).cpu().numpy().copy()
-        total = int(canvas.report.maps["cached"].sum())
-        canvas.report.add(cached_tokens=total - self.reported)
-        self.reported = total
 
 
 def feed_forward(block: Block, x: Tensor) -> Tensor:

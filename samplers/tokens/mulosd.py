@@ -112,10 +112,9 @@ def mulosd(
         up_sampler=up_sampler,
         ratio=ratio,
         neighbours=neighbours,
+        blocks=blocks_of(settings, draft.grid, ratio),
     )
-    blocks = blocks_of(settings, draft.grid, ratio)
-    canvas.total = sum(block.draft_passes + 1 for block in blocks)
-    for block in blocks:
+    for block in state.blocks:
         # 1. The draft model generates the rows of the block.
         yield from draft_block(state, block)
 
@@ -149,23 +148,29 @@ def draft_block(state: State, block: Block) -> Iterator[Step]:
     """1. Draft the rows of a block with M_q, pass by pass or in windows (``jacobi.py``)."""
     canvas, look, draw = state.draft
     schedule = block.schedule
-    draw.guided_by_pass = guided_passes(canvas.settings, schedule)
     in_windows = state.settings.draft_parallel > 1
+    draw.guided_by_pass = guided_passes(canvas.settings, schedule)
+    state.expect(block, block.draft_passes + 1)  # in windows at most
 
-    # 1. The first block begins with the prefill, which predicts the cells of its first pass.
-    if not state.draft_started:
+    # 1. The first pass of the first block is the prefill, whose last row predicts its cells.
+    if block.is_first:
         with canvas.clock.phase("draft"):
             cells = to_device(np.array(schedule.passes[0].cells), canvas.device)
             hidden = _prefill_draft(state, in_windows).expand(-1, len(cells), -1)
             _draw_draft(state, hidden, cells, 0)
         with canvas.clock.paused():
-            yield state.step(drafted_from=block.row)
+            yield state.end_draft_pass(block)
 
-    # 2. The other passes.
+    # 2. The other passes, in windows.
     if in_windows:
-        yield from _draft_in_windows(state, block)
+        # Finished images leave the batch only if no further block needs their keys and values.
+        only_block = len(state.blocks) == 1
+        for _ in iterate(canvas, look, draw, schedule, state.settings.draft_parallel, shrink=only_block):
+            with canvas.clock.paused():
+                yield state.end_draft_pass(block)
         return
 
+    # 3. Or one by one.
     table = DeviceTable(table_of(schedule, one_by_one=True), look.cache.prefix, canvas.device)
     for k in range(1, len(schedule.passes)):
         with canvas.clock.phase("draft"):
@@ -173,19 +178,17 @@ def draft_block(state: State, block: Block) -> Iterator[Step]:
             hidden = look.feed(canvas.values, p.fed, state.null)[:, p.predicted_by]
             _draw_draft(state, hidden, p.cells, k)
         with canvas.clock.paused():
-            yield state.step(drafted_from=block.row)
+            yield state.end_draft_pass(block)
 
 
 def _prefill_draft(state: State, in_windows: bool) -> Tensor:
     """Have the draft model read the condition, into a cache for all blocks; returns hidden rows [R, 1, C]."""
-    canvas, look, _ = state.draft
-    blocks = blocks_of(state.settings, canvas.grid[0], state.ratio)
-    state.draft_started = True
+    _, look, _ = state.draft
 
     # In windows every block has stand-ins with slots of their own, and padding.
     if in_windows:
-        return look.prefill(state.null, max(table_of(b.schedule).slots for b in blocks))
-    slots = max(table_of(b.schedule, one_by_one=True).slots for b in blocks)
+        return look.prefill(state.null, max(table_of(b.schedule).slots for b in state.blocks))
+    slots = max(table_of(b.schedule, one_by_one=True).slots for b in state.blocks)
     return look.prefill(state.null, slots - 1)  # without that of padding
 
 
@@ -194,23 +197,6 @@ def _draw_draft(state: State, hidden: Tensor, cells: Tensor, k: int) -> None:
     canvas, _, draw = state.draft
     logits = draw.logits(hidden, draw.guided_by_pass[k])
     canvas.write(cells, draw.sample(logits, cells, canvas.values), k)
-    state.count_draft_pass()
-
-
-def _draft_in_windows(state: State, block: Block) -> Iterator[Step]:
-    """The passes of a block after its first one in windows."""
-    canvas, look, draw = state.draft
-    settings = state.settings
-    calls = 0
-
-    # Finished images leave the batch only if no further block needs their keys and values.
-    whole = rows_at_once(settings, canvas.grid[0]) == canvas.grid[0]
-    for _ in iterate(canvas, look, draw, block.schedule, settings.draft_parallel, shrink=whole):
-        calls += 1
-        state.count_draft_pass()
-        with canvas.clock.paused():
-            yield state.step(drafted_from=block.row)
-    state.target.canvas.total -= len(block.schedule.passes) - 1 - calls  # calls that were not needed
 
 
 def enlarge(state: State, block: Block) -> None:
@@ -239,31 +225,30 @@ def whole_image(codes: Tensor) -> Tensor:
 
 
 def judge_block(state: State, block: Block) -> tuple[Tensor, np.ndarray]:
-    """3. One causal pass of M_p over a block, and over the last one to update its keys and values.
+    """3. One causal pass of M_p over a block, and over the one before it to update its keys and values.
 
     Returns hidden rows [R, n, C], which predict the cells of the block, and R_T, the rejected drafts, bool [B, h, G].
     The host waits for the device here.
     """
     canvas, look, draw = state.target
-    state.done += 1
     with canvas.clock.phase("transformer"):
-        if state.final_cells is None:
+        # A row predicts the cell behind its own, so that the last cell of the block need not be fed.
+        if block.is_first:
             # In a batch, waves with fewer cells are padded by feeding the last cell (resample_islands): its slot must
             # be there.
             slots = canvas.cells if canvas.images > 1 else canvas.cells - 1
             hidden = look.prefill(state.null, slots, canvas.values[:, : block.last - 1])
         else:
-            # The last block again, now final, and this one; the row of cell c predicts c + 1.
-            fed = torch.arange(state.final_cells, block.last - 1, device=canvas.device)
-            hidden = look.feed(canvas.values, causal_rows(fed, fed, look.cache.prefix, block.last - 1), state.null)
-            hidden = hidden[:, block.first - 1 - state.final_cells :]
+            # The cells of the block before may have changed since they were fed.
+            fed = torch.arange(block.before, block.last - 1, device=canvas.device)
+            rows = causal_rows(fed, fed, look.cache.prefix, block.last - 1)
+            hidden = look.feed(canvas.values, rows, state.null)
+
+        hidden = hidden[:, -block.cells :]  # the last rows predict the cells of the block
 
     with canvas.clock.phase("verification"):
         pool, rejections = judge_drafts(state.target, state.settings, hidden, block.first, state.neighbours)
     state.pools.append(pool.flatten())
-
-    # This block may still change: the next cycle feeds it again, and drops its rows.
-    state.final_cells = block.first
     return hidden, rejections.cpu().numpy().reshape(canvas.images, -1, canvas.grid[1])
 
 
@@ -308,15 +293,28 @@ def plan_repair(state: State, block: Block, rejections: np.ndarray) -> np.ndarra
     """4. R_X and its islands, of R_T bool [B, h, G]; returns the wave in which each cell is resampled, int32 [B, h,
     G], -1 for none.
     """
-    canvas = state.target.canvas
     s = state.settings
     region = geometry.suffix(rejections) if s.repair == SUFFIX else geometry.expand(rejections, s.expansion)
     islands = geometry.islands(region)
-
     if s.resample_order == ONE_BY_ONE:
         wave = geometry.waves(region.astype(np.int32))  # one island in raster order
     else:
         wave = geometry.waves(islands, s.resample_window or None)
+
+    _record_plan(state, block, rejections, islands, wave)
+    return wave
+
+
+def _record_plan(state: State, block: Block, rejections: np.ndarray, islands: np.ndarray, wave: np.ndarray) -> None:
+    """Record what is accepted, which the present pass decides, and what is resampled; arrays as in
+    :func:`plan_repair`.
+    """
+    canvas = state.target.canvas
+    region = islands > 0
+    outcome = np.where(rejections, REJECTED, np.where(region, EXPANDED, ACCEPTED)).astype(np.uint8)
+    decided = np.where(region, -1, state.done).astype(np.int32)
+    canvas.outcome[:, block.first : block.last] = to_device(outcome.reshape(len(outcome), -1), canvas.device)
+    canvas.fixed_at[:, block.first : block.last] = to_device(decided.reshape(len(decided), -1), canvas.device)
     canvas.report.add(
         accepted=(~rejections).sum(),
         rejected=rejections.sum(),
@@ -325,53 +323,59 @@ def plan_repair(state: State, block: Block, rejections: np.ndarray) -> np.ndarra
         waves=wave.max() + 1,
     )
 
-    # Accepted drafts are decided by the verification; resample_islands decides the others.
-    outcome = np.where(rejections, REJECTED, np.where(region, EXPANDED, ACCEPTED)).astype(np.uint8)
-    decided = np.where(region, -1, state.done - 1).astype(np.int32)
-    canvas.outcome[:, block.first : block.last] = to_device(outcome.reshape(len(outcome), -1), canvas.device)
-    canvas.fixed_at[:, block.first : block.last] = to_device(decided.reshape(len(decided), -1), canvas.device)
-
     # Island numbers continue from one cycle to the next.
     rows = np.s_[:, block.row * state.ratio : block.end * state.ratio]
     before = state.maps["islands"].max(axis=(1, 2), keepdims=True)
-    state.maps["islands"][rows] = np.where(islands > 0, islands + before, 0)
+    state.maps["islands"][rows] = np.where(region, islands + before, 0)
     state.maps["waves"][rows] = wave
-    return wave
 
 
 def resample_islands(state: State, block: Block, hidden: Tensor, wave: np.ndarray) -> Iterator[Step]:
-    """5. Resample the islands of a block, one wave per pass. ``hidden`` of the verification predicts the cells of
-    the first wave.
+    """5. Resample the islands of a block, one wave per pass.
+
+    The first wave belongs to the pass of the verification, whose ``hidden`` rows [R, n, C] predict the cells of the
+    block.
     """
-    canvas, look, draw = state.target
+    canvas = state.target.canvas
     waves = geometry.wave_passes(wave.reshape(len(wave), -1), block.first, canvas.cells)
-    canvas.total += max(0, len(waves) - 1)
+    state.expect(block, max(1, len(waves)))
 
     for k, w in enumerate(waves):
         cells = to_device(w.cells, canvas.device)
-
-        # The first wave is predicted by the verification, the others by a pass over what the wave before has drawn.
         if k == 0:
-            index = (cells - block.first).clamp(max=hidden.shape[1] - 1)
+            predicted_by = (cells - block.first).clamp(max=hidden.shape[1] - 1)
         else:
-            state.done += 1
-            fed = to_device(w.fed, canvas.device)
-            index = to_device(w.predicted_by, canvas.device)
-            with canvas.clock.phase("transformer"):
-                # Nothing is fed at the last cell, which is padding; the table of positions has no entry for it.
-                position = fed.clamp(max=canvas.cells - 2)
-                hidden = look.feed(canvas.values, causal_rows(fed, position, look.cache.prefix, w.end), state.null)
-
-        with canvas.clock.phase("sampling"):
-            size = cells_at_once(len(hidden), draw.net.config.vocab)
-            for part, rows in zip(cells.split(size, dim=1), index.split(size, dim=1), strict=True):
-                logits = draw.logits(chosen_rows(hidden, rows), guidance_applies(state.settings, part - 1))
-                canvas.write(part, draw.sample(logits, part, canvas.values), state.done - 1)
-        if k < len(waves) - 1:
             with canvas.clock.paused():
-                yield state.step()
+                yield state.end_pass()
+            hidden, predicted_by = _feed_wave(state, w)
+        _draw_wave(state, hidden, cells, predicted_by)
+
     with canvas.clock.paused():
-        yield state.step()
+        yield state.end_pass()
+
+
+def _feed_wave(state: State, w: geometry.WavePass) -> tuple[Tensor, Tensor]:
+    """A pass over what the wave before has drawn: hidden rows [R, m, C], and which of them predicts each cell of the
+    wave, int64 [B, n].
+    """
+    canvas, look, _ = state.target
+    fed = to_device(w.fed, canvas.device)
+    predicted_by = to_device(w.predicted_by, canvas.device)
+    with canvas.clock.phase("transformer"):
+        # Nothing is fed at the last cell, which is padding; the table of positions has no entry for it.
+        position = fed.clamp(max=canvas.cells - 2)
+        rows = causal_rows(fed, position, look.cache.prefix, w.end)
+        return look.feed(canvas.values, rows, state.null), predicted_by
+
+
+def _draw_wave(state: State, hidden: Tensor, cells: Tensor, predicted_by: Tensor) -> None:
+    """Draw cells int64 [B, n], each predicted by one of the hidden rows [R, m, C], ``predicted_by`` int64 [B, n]."""
+    canvas, _, draw = state.target
+    size = cells_at_once(len(hidden), draw.net.config.vocab)
+    with canvas.clock.phase("sampling"):
+        for part, rows in zip(cells.split(size, dim=1), predicted_by.split(size, dim=1), strict=True):
+            logits = draw.logits(chosen_rows(hidden, rows), guidance_applies(state.settings, part - 1))
+            canvas.write(part, draw.sample(logits, part, canvas.values), state.done)
 
 
 def reduce(state: State, block: Block) -> None:

@@ -33,7 +33,17 @@ class Block:
     end: int
     first: int
     last: int
+    before: int  # first cell of the block before, which the target reads again with this one
     schedule: Schedule  # passes of the draft model; the first one is empty but in the first block
+
+    @property
+    def is_first(self) -> bool:
+        return self.row == 0
+
+    @property
+    def cells(self) -> int:
+        """Cells of the target in it."""
+        return self.last - self.first
 
     @property
     def draft_passes(self) -> int:
@@ -43,13 +53,13 @@ class Block:
 def blocks_of(settings: MuLoSDSettings, small: int, ratio: int) -> list[Block]:
     """The blocks of a draft of ``small`` x ``small`` tokens on a grid of ``ratio`` times the side."""
     rows = rows_at_once(settings, small)
-    width = small * ratio
+    covered = ratio * ratio * small  # cells of the target that a row of the draft covers
     blocks = []
     for row in range(0, small, rows):
         end = min(row + rows, small)
-        fed_again = rows if row else 0
-        schedule = draft_schedule(small, settings.draft_window, row, end - row, fed_again)
-        blocks.append(Block(row, end, row * ratio * width, end * ratio * width, schedule))
+        before = max(0, row - rows)
+        schedule = draft_schedule(small, settings.draft_window, row, end - row, fed_again=row - before)
+        blocks.append(Block(row, end, row * covered, end * covered, before * covered, schedule))
     return blocks
 
 
@@ -79,7 +89,7 @@ def draft_reader(
 
 @dataclass(eq=False)
 class State:
-    """State of a generation with two models."""
+    """A generation with two models, and how far it is."""
 
     target: Reader  # M_p
     draft: Reader  # M_q
@@ -87,9 +97,8 @@ class State:
     up_sampler: UpSampling
     ratio: int  # r
     neighbours: Tensor  # int32 [V, 1 + k], see islands.py
-    final_cells: int | None = None  # the target's first cells whose keys and values are final; None before any
-    draft_started: bool = False  # whether the draft model has read the condition
-    done: int = 0  # passes so far
+    blocks: list[Block]
+    done: int = 0  # passes of both models that have ended; the number of the present one
     pools: list[Tensor] = field(default_factory=list)  # pooled probabilities fp32 [B * n] of every block
     maps: dict[str, np.ndarray] = field(default_factory=dict)  # "islands" and "waves", int32 [B, G, G]
 
@@ -103,25 +112,31 @@ class State:
         """Whether the rows of the null condition are evaluated."""
         return guides(self.settings)
 
-    def count_draft_pass(self) -> None:
+    def expect(self, block: Block, passes: int) -> None:
+        """Set the total of the steps: so many passes are left in a block, the present one among them, and each later
+        block takes those of the draft and one of the target.
+        """
+        later = sum(b.draft_passes + 1 for b in self.blocks if b.row > block.row)
+        self.target.canvas.total = self.done + passes + later
+
+    def end_pass(self) -> Step:
+        """End a pass of the target; the partial result."""
         self.done += 1
-        self.target.canvas.report.add(draft_passes=1)
+        return self.target.canvas.step(self.done)
 
     @torch.inference_mode(False)
-    def step(self, drafted_from: int | None = None) -> Step:
-        """The partial result. The draft's rows from ``drafted_from`` on are repeated over the cells that they cover;
-        None: no rows.
+    def end_draft_pass(self, block: Block) -> Step:
+        """End a pass of the draft model; the partial result, in which the draft's tokens of the block are repeated over
+        the cells that they cover.
         """
         canvas = self.target.canvas
-        canvas.total = max(self.done, canvas.total)
-        out = canvas.step(self.done)
-        if drafted_from is None:
-            return out
+        canvas.report.add(draft_passes=1)
+        out = self.end_pass()
 
         draft = self.draft.canvas.step(0)
         codes = draft.latents.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2)
         drafted = draft.decided.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2)
-        drafted[:, : drafted_from * self.ratio] = False
+        drafted[:, : block.row * self.ratio] = False
         return replace(out, latents=torch.where(drafted, codes, out.latents), decided=out.decided | drafted)
 
 

@@ -66,13 +66,19 @@ def test_caches_beside_gtr_have_the_periods_of_its_number_of_steps():
     assert (of_32["refresh_period"], of_64["refresh_period"]) == (5, 9)
 
 
+def test_every_combination_of_accelerators_has_presets():
+    for entry in SAMPLERS.values():
+        if any(issubclass(entry.settings, kind) for kind in presets.PRESETS):
+            assert entry.settings in presets.PRESETS, entry.name
+
+
 def test_what_is_set_stays():
     ours = FastHybridSettings(steps=12, cfg=1.5, guidance_schedule="square", threshold=0.5)
     assert applied(ours, presets.CUSTOM) == ours
-    for name in REAL:
+    for name, lookahead in (("balanced", 4), ("fast", 8), ("exact", 0)):
         told = applied(ours, name)
         assert (told.steps, told.cfg, told.guidance_schedule) == (12, 1.5, "square")
-        assert told.lookahead == presets.PRESETS[FastHybridSettings][0][name]["lookahead"]
+        assert told.lookahead == lookahead
     for plain in (MARSettings(), LlamaGenSettings(), PARSettings()):
         assert applied(plain, "fast") == plain, "it has nothing to set"
 

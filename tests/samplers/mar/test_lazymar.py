@@ -402,7 +402,7 @@ def test_only_the_least_is_stored_and_none_of_it_is_a_view(deep):
         # canvas; the encoder holds tokens until the next refresh.
         numbers = live * c.dim * (rows * (2 * 3 + 1 + 1) + 2 * c.encoder_depth * (c.buffer + canvas.order.starts[8]))
         numbers += 2 * c.tokens * c.dim if kept.residual is not None else 0
-        assert kept.bytes == 4 * numbers == canvas.report.counts["cache_bytes"]
+        assert 4 * numbers == canvas.report.counts["cache_bytes"]
 
 
 @pytest.mark.parametrize("encoder_cache", [True, False])
