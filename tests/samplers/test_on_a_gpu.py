@@ -11,6 +11,7 @@ import test_block_contract as blocks
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
+from fastar_nodes.model_loaders.networks import speed
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.bitdance import BlockModel
 from fastar_nodes.samplers.conditioning import PromptCondition
@@ -138,3 +139,29 @@ def test_autoencoders():
     ]
     for found, expected in pairs:
         torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    ("contract", "name"), [(contract, name) for contract in (masked, tokens, blocks) for name in contract.CASES]
+)
+def test_recorded_samplers_draw_the_images_of_plain(contract, name, dtype):
+    """Bit for bit, of three images with *auto*; with the allocator that PYTORCH_CUDA_ALLOC_CONF chooses."""
+
+    def at_speed(how):
+        copies = {}
+        move = on_gpu(TYPES[dtype])
+
+        def moved(model):
+            if id(model) not in copies:
+                copies[id(model)] = move(model)
+                if isinstance(copies[id(model)].net, speed.Regional):
+                    copies[id(model)].net.speed = how
+            return copies[id(model)]
+
+        return moved
+
+    plain = finish(contract.start(name, move=at_speed(speed.PLAIN)))[0]
+    move = at_speed(speed.AUTO)
+    for _ in range(3):
+        assert torch.equal(finish(contract.start(name, move=move))[0], plain)
