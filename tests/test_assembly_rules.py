@@ -183,7 +183,7 @@ def test_weights_and_what_computes_them():
         source = Source(None, torch.device("cpu"), "fp32", torch.device("meta"), "compile")
         assert assembly._load_model(MAR, "x", source).device == torch.device("cpu")
         assembly._load_model(MAR, "x", Source(None, torch.device("cpu"), "fp32"))
-    assert calls == [("compile", torch.device("meta")), ("plain", torch.device("cpu"))]
+    assert calls == [("compile", torch.device("meta")), ("auto", torch.device("cpu"))]
 
 
 # ------------------------------------------------------------------------------------------------ planning

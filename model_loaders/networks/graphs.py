@@ -53,7 +53,8 @@ def hindrance(device: torch.device) -> str:
     # With cudaMallocAsync, which ComfyUI chooses for most cards, a card gave other latents, and then the process ended
     # (2026-11), probably because the workspace of cuBLAS lay in the memory of a graph. It no longer does, but no card
     # has shown yet that this was all: until then this line keeps such runs plain.
-    if allowed and device.type == "cuda" and torch.cuda.get_allocator_backend() != "native":
+    on_a_card = device.type == "cuda" and torch.cuda.is_available()
+    if allowed and on_a_card and torch.cuda.get_allocator_backend() != "native":
         return "CUDA graphs need PyTorch's own allocator, in ComfyUI --disable-cuda-malloc"
     return ""
 
