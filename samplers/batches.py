@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import out_of_memory
+from ..model_loaders.networks import graphs
 from ..model_loaders.networks.speed import COMPILE, suited_threads
 from ..reports.record import Report, joined
 from .conditioning import AnyCondition
@@ -164,6 +165,7 @@ def _smaller(size: int) -> int:
 
 def _release_memory() -> None:
     """Give the memory of a failed attempt back to the devices."""
+    graphs.forget_all()
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

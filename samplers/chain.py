@@ -124,32 +124,38 @@ def run_chain(net: Regional, rows: Chains, head: ChainHead) -> Iterator[Advanced
     for k, numbers in enumerate(zip(columns.mean_x, columns.mean_out, columns.middle, columns.slope, strict=True)):
         if rows.given is not None:
             x = rows.given.follow(x, k)
-        evaluate, of_step = head.at_step(k)
-        advanced, kept = step((), evaluate, of_step, advancing, numbers, rows.cfg, noises[k], x, function, arguments[k])
+        evaluation = head.at_step(k)
+        advanced, kept = step(evaluation, advancing, numbers, rows.cfg, noises[k], x, function, arguments[k])
         head.evaluated(kept)
         x = advanced.x
         yield advanced
 
 
+class Evaluation(NamedTuple):
+    """An evaluation of a head: ``function(x, *arguments)`` of states x fp32 [N, *, c].
+
+    It returns the output [P, N, *, c or 2 c], and tensors that later evaluations reuse, or None.
+    """
+
+    function: Callable[..., tuple[Tensor, Any]]
+    arguments: tuple[Any, ...]
+
+
 def evaluated_step(
-    _: Sequence[Tensor],
-    evaluate: Callable[..., tuple[Tensor, Any]],
-    of_step: tuple[Any, ...],
+    evaluation: Evaluation,
     advancing: Callable[..., Advanced],
-    numbers: Sequence[Tensor],
+    numbers: Any,
     cfg: Tensor,
     noise: Tensor,
     x: Tensor,
-    change: Callable[..., Tensor] | None,
-    arguments: Sequence[Tensor],
+    *change: Any,
 ) -> tuple[Advanced, Any]:
-    """A step with the head's evaluation, as a function to record, and what later evaluations reuse.
+    """A step with the head's evaluation, as one function to record; and what later evaluations reuse.
 
-    ``evaluate`` and ``of_step`` are those of :meth:`ChainHead.at_step`, ``advancing`` is :func:`advance`, perhaps
-    compiled; the other arguments are of :func:`advance`.
+    ``advancing`` is :func:`advance`, perhaps compiled, whose arguments the others are.
     """
-    out, kept = evaluate(x, *of_step)
-    return advancing(numbers, cfg, noise, x, out, change, arguments), kept
+    out, kept = evaluation.function(x, *evaluation.arguments)
+    return advancing(numbers, cfg, noise, x, out, *change), kept
 
 
 # ------------------------------------------------------------------------------------------------ numbers of the steps
@@ -288,12 +294,8 @@ class HeadNetwork(Protocol):
 class ChainHead(Protocol):
     """A diffusion head for the conditions of N rows, for :func:`run_chain`."""
 
-    def at_step(self, k: int) -> tuple[Callable[..., tuple[Tensor, Any]], tuple[Any, ...]]:
-        """Its evaluation at step k, in the order k = 0, 1, 2, ...: a function, and its arguments behind the states x
-        fp32 [N, *, c].
-
-        The function returns the output [P, N, *, c or 2 c], and tensors that later evaluations reuse, or None.
-        """
+    def at_step(self, k: int) -> Evaluation:
+        """Its evaluation at step k, in the order k = 0, 1, 2, ..."""
 
     def evaluated(self, kept: Any) -> None:
         """Take what the evaluation returned for later ones, and count it."""
@@ -319,9 +321,9 @@ class Head:
         self._modulations = Modulations(head, rows, budget, contiguous=net.records)
         self._rows = rows.z.shape[:-1].numel()
 
-    def at_step(self, k: int) -> tuple[Callable[..., tuple[Tensor, Any]], tuple[Any, ...]]:
+    def at_step(self, k: int) -> Evaluation:
         """See :class:`ChainHead`."""
-        return evaluate, (self._denoise, self._head, self._modulations.of_step(k))
+        return Evaluation(evaluate, (self._denoise, self._head, self._modulations.of_step(k)))
 
     def evaluated(self, kept: Any) -> None:
         """Count an evaluation of all rows."""
@@ -384,7 +386,8 @@ class Modulations:
 
         if self._of_all_steps is not None:
             return [m[:, step, row] for m in self._of_all_steps]
-        return self._head.modulations(self._times[step, :, 0].transpose(0, 1) + self._condition[:, row])
+        times = self._times[step, :, 0].transpose(0, 1)  # [1, M, 1 ..., w]: all rows have the same steps
+        return self._head.modulations(times + self._condition[:, row])
 
     def _of_steps(self, first: int, stop: int) -> list[Tensor]:
         """Those [S', P, N, *, w'] of some steps."""

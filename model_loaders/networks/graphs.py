@@ -8,8 +8,8 @@ A graph is fixed: it reads and writes the same addresses at every launch. :class
 
 - records a function anew for every shape of its arguments, the second time that it meets this shape, and copies the
   arguments of later calls to the tensors that were recorded;
-- tells tensors that a function writes (its *state*, a KV cache for example) apart by their addresses, and keeps those
-  of a KV cache from one run to the next;
+- tells tensors that a function writes (:class:`State`, a KV cache for example) apart by their addresses, and keeps
+  those of a KV cache from one run to the next;
 - forgets everything when weights have moved, or when memory is short.
 
 A function that is recorded must not read a value on the host, copy from it, or use PyTorch's own random numbers, and
@@ -24,9 +24,11 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +51,7 @@ def available(device: torch.device) -> bool:
 
 
 def hindrance(device: torch.device) -> str:
-    """Why a CUDA device does not record, though the host allows it; ""."""
+    """Why a CUDA device does not record although the host allows it; "" where it does."""
     # With cudaMallocAsync, which ComfyUI chooses for most cards, images were the same, but a process ended after dozens
     # of them (2026-11): a collection of garbage had broken a recording, and freeing its memory failed. No collection
     # does that any more, but no card has shown yet that this was all: until then this line keeps such runs plain.
@@ -68,10 +70,11 @@ def aside(device: torch.device) -> Iterator[None]:
     current = torch.cuda.current_stream(device)
     stream = _stream(device)
     stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        yield
-
-    current.wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        current.wait_stream(stream)
 
 
 @lru_cache
@@ -106,6 +109,13 @@ def new_pool() -> Any:
     return torch.cuda.graph_pool_handle()
 
 
+class State(tuple[Tensor, ...]):
+    """Tensors that a recorded function writes, or that are too large to be copied at every call.
+
+    A recording belongs to their addresses.
+    """
+
+
 class Graphs:
     """The recordings of a network."""
 
@@ -113,12 +123,12 @@ class Graphs:
 
     def __init__(self) -> None:
         self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
-        self._met: set[Hashable] = set()  # what was called once
+        self._called: set[Hashable] = set()  # what was called, and is recorded at the next call
         self._pool: Any = None
         self._room = _Room()
         self._addresses: tuple[int, ...] = ()  # of the weights
-        # The newest kept tensors by shape, number and dtype, and who uses them.
-        self._kept: tuple[Hashable, list[Tensor], weakref.ref[Any] | None] = (None, [], None)
+        self._kept = _Kept()
+        _ALL.add(self)
 
     def __deepcopy__(self, memo: Any) -> Graphs:
         return Graphs()  # a copied network has weights at other addresses
@@ -127,10 +137,10 @@ class Graphs:
         """Free all recordings and what they keep."""
         self.problem = ""
         self._recordings.clear()
-        self._met.clear()
+        self._called.clear()
         self._pool = None
         self._room = _Room()
-        self._kept = (None, [], None)
+        self._kept = _Kept()
 
     def follow(self, net: nn.Module) -> None:
         """Forget what was recorded if the weights of the network are elsewhere now."""
@@ -140,63 +150,69 @@ class Graphs:
             self._addresses = addresses
 
     def zeros(self, shape: Sequence[int], count: int, like: Tensor) -> list[Tensor]:
-        """``count`` tensors of zeros, at the addresses of the last run if these are free; see :meth:`use`.
+        """``count`` tensors of zeros, at the addresses that the last ones had if nothing uses these any more.
 
-        On devices without recordings they are new ones.
+        :meth:`use` says what uses them::
+
+            stores = graphs.zeros(shape, count, x)  # of the first run
+            graphs.use(stores, cache)
+            del cache                               # it has ended
+            stores = graphs.zeros(shape, count, x)  # of the second run: the same tensors
         """
-        if not available(like.device):
-            return [like.new_zeros(shape) for _ in range(count)]
-
-        name = (tuple(shape), count, like.dtype, like.device)
-        kept_name, tensors, user = self._kept
-        if kept_name == name and (user is None or user() is None):
-            for tensor in tensors:
+        form = (tuple(shape), count, like.dtype, like.device)
+        if self._kept.free and self._kept.form == form:
+            for tensor in self._kept.tensors:
                 tensor.zero_()
-            return list(tensors)
+            return list(self._kept.tensors)
 
+        if self._kept.free:
+            self._kept = _Kept()  # its memory is free before more is allocated
         with torch.inference_mode(False):
             made = [like.new_zeros(shape) for _ in range(count)]
-        if (user is None or user() is None) and sum(tensor.nbytes for tensor in made) <= KEPT_BYTES:
-            self._kept = (name, list(made), None)
+        if self._kept.free and sum(tensor.nbytes for tensor in made) <= KEPT_BYTES:
+            self._kept = _Kept(form, tuple(made))
         return made
 
     def use(self, tensors: Sequence[Tensor], user: Any) -> None:
         """Keep tensors of :meth:`zeros` from other runs as long as ``user`` exists."""
-        name, kept, _ = self._kept
-        if kept and tensors and kept[0] is tensors[0]:
-            self._kept = (name, kept, weakref.ref(user))
+        if self._kept.tensors and tensors[0] is self._kept.tensors[0]:
+            self._kept.user = weakref.ref(user)
 
-    def call(self, function: Callable[..., Any], state: Sequence[Tensor], args: tuple[Any, ...]) -> Any:
-        """``function(state, *args)``, recorded if it was called for these shapes before.
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """``function(*args)``, recorded if it was called for these shapes before.
 
         Args:
             function: its result is a tensor, or a tuple of tensors and Nones.
-            state: tensors that it writes, or that are too large to be copied at every call.
-            args: tensors, sequences of them, None, and values that are fixed in a recording; these must be hashable.
+            args: tensors, sequences of them, :class:`State`, None, and values that are fixed in a recording; these must
+                be hashable.
 
         If it cannot be recorded, :attr:`problem` says why.
         """
+        # 1. It is recorded.
         tensors: list[Tensor] = []
-        key = (function, tuple((t.data_ptr(), t.shape) for t in state), _described(args, tensors))
-
+        key = (function, _described(args, tensors))
         recording = self._recordings.get(key)
         if recording is not None:
             self._recordings.move_to_end(key)
             return recording.replay(tensors)
 
-        if key not in self._met or sum(tensor.nbytes for tensor in tensors) > LARGEST:
-            self._met.add(key)
-            return function(state, *args)
+        # 2. Not yet.
+        if key not in self._called or sum(tensor.nbytes for tensor in tensors) > LARGEST:
+            if len(self._called) > 8 * MOST:
+                self._called.clear()
+            self._called.add(key)
+            return function(*args)
 
-        # The call, on the stream on which it is recorded. It may write its arguments.
-        before = [tensor.clone() for tensor in tensors]
+        # 3. It is called on the stream on which it is recorded, and then recorded. It may write its arguments: a block
+        #    adds to its input in place.
+        copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
         with aside(tensors[0].device):
-            out = function(state, *args)
+            out = function(*_filled(args, iter(copies)))
 
         if self._pool is None:
             self._pool = new_pool()
         try:
-            self._recordings[key] = _Recording(function, state, args, before, out, self._room, self._pool)
+            self._recordings[key] = _Recording(function, args, tensors, out, self._room, self._pool)
         except torch.OutOfMemoryError:
             self.problem = "memory is short"
         except RuntimeError as problem:
@@ -204,6 +220,30 @@ class Graphs:
         if len(self._recordings) > MOST:
             self._recordings.popitem(last=False)
         return out
+
+
+# Those of all networks.
+_ALL: WeakSet[Graphs] = WeakSet()
+
+
+def forget_all() -> None:
+    """Free the recordings of all networks, where memory is short."""
+    for recorded in list(_ALL):
+        recorded.forget()
+
+
+@dataclass
+class _Kept:
+    """Tensors that are kept for the next run, and what uses them now."""
+
+    form: Hashable = None  # their shape, number, dtype and device
+    tensors: tuple[Tensor, ...] = ()
+    user: weakref.ref[Any] | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing uses them."""
+        return self.user is None or self.user() is None
 
 
 class _Room:
@@ -237,14 +277,13 @@ class _Recording:
     def __init__(
         self,
         function: Callable[..., Any],
-        state: Sequence[Tensor],
         args: tuple[Any, ...],
         tensors: Sequence[Tensor],
         out: Any,
         room: _Room,
         pool: Any,
     ):
-        """Record ``function(state, *args)``; ``tensors`` are those of ``args`` before a call, ``out`` is its result."""
+        """Record ``function(*args)``; ``tensors`` are those of ``args``, and ``out`` is its result."""
         made: list[Tensor] = []
         _described(out, made)
         self._form = _filled(out, repeat(_TENSOR))
@@ -260,7 +299,7 @@ class _Recording:
         # Results are copied to tensors outside of the pool, so that nothing in it outlives a launch.
         def run() -> None:
             results: list[Tensor] = []
-            _described(function(state, *fixed), results)
+            _described(function(*fixed), results)
             self._copy_outputs(self.outputs, results)
 
         self._launch = record(run, pool, placed[0].device)
@@ -284,6 +323,8 @@ def _described(value: Any, tensors: list[Tensor]) -> Hashable:
     if isinstance(value, Tensor):
         tensors.append(value)
         return value.shape, value.dtype
+    if isinstance(value, State):
+        return tuple((tensor.data_ptr(), tensor.shape) for tensor in value)
     if isinstance(value, (list, tuple)):
         return tuple(_described(item, tensors) for item in value)
     return cast(Hashable, value)
@@ -293,7 +334,7 @@ def _filled(value: Any, tensors: Iterator[Any]) -> Any:
     """The value with other tensors, in the order of :func:`_described`."""
     if isinstance(value, Tensor) or value is _TENSOR:
         return next(tensors)
-    if not isinstance(value, (list, tuple)):
+    if isinstance(value, State) or not isinstance(value, (list, tuple)):
         return value
 
     items = [_filled(item, tensors) for item in value]

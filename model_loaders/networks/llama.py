@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .graphs import State
 from .ops import FAST, Operations, dot_product_attention, linear
 from .precision import HALVES
 from .speed import Regional
@@ -442,8 +443,8 @@ def cached_block(
 
 
 def cached_blocks(
-    stores: Sequence[Tensor],
     layers: nn.ModuleList,
+    stores: Sequence[Tensor],
     run: Callable[..., Tensor],
     x: Tensor,
     rope: Tensor | None,
@@ -686,7 +687,11 @@ class Llama(Regional):
         c = self.config
         batch, n, _ = x.shape
         length = self._whole_length(n + slots)
-        blocks = self.graphs.zeros((batch, 2 * c.kv_heads, length, c.head_dim), len(self.layers), x)
+        shape = (batch, 2 * c.kv_heads, length, c.head_dim)
+        if self.records:
+            blocks = self.graphs.zeros(shape, len(self.layers), x)
+        else:
+            blocks = [x.new_zeros(shape) for _ in self.layers]
         valid = None
         if lengths is not None:
             slot = torch.arange(length, device=x.device)
@@ -694,7 +699,8 @@ class Llama(Regional):
         if positions is None:
             positions = self.positions(grid, n, lengths)
         cache = Cache(blocks=blocks, prefix=n, positions=positions, valid=valid)
-        self.graphs.use(blocks, cache)
+        if self.records:
+            self.graphs.use(blocks, cache)
 
         if image is not None:
             x = torch.cat([x, image], 1)
@@ -754,11 +760,11 @@ class Llama(Regional):
 
         # 2. The blocks.
         if causal:
-            x = cached_blocks(cache.blocks, self.layers, cached_block, x, rope, slot, longer, mask, causal)
+            x = cached_blocks(self.layers, cache.blocks, cached_block, x, rope, slot, longer, mask, causal)
         else:
             run_all = self.recorded(cached_blocks)
             run = self.region(cached_block, "decode steps")
-            x = run_all(cache.blocks, self.layers, run, x, rope, slot, longer, mask, causal)
+            x = run_all(self.layers, State(cache.blocks), run, x, rope, slot, longer, mask, causal)
         return x[:, :fed]
 
     def _whole_length(self, slots: int) -> int:

@@ -326,7 +326,7 @@ class MAR(Regional):
             key_mask = F.pad(padding_mask, (self.config.buffer, 0), value=True)
 
         run = self.region(Block.forward, "transformer blocks")
-        return self.recorded(run_encoder)((), self, run, x, key_mask)
+        return self.recorded(run_encoder)(self, run, x, key_mask)
 
     def canvas(self, encoded: Tensor, known: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """The decoder's input [B, buffer + L, C]: encoded rows at their places, mask tokens elsewhere."""
@@ -352,19 +352,17 @@ class MAR(Regional):
         """
         x = self.canvas(encoded, known, padding_mask)
         run = self.region(Block.forward, "transformer blocks")
-        return self.recorded(run_decoder)((), self, run, x, wanted)
+        return self.recorded(run_decoder)(self, run, x, wanted)
 
 
-def run_encoder(
-    _: Sequence[Tensor], net: MAR, run: Callable[..., Tensor], x: Tensor, key_mask: Tensor | None
-) -> Tensor:
+def run_encoder(net: MAR, run: Callable[..., Tensor], x: Tensor, key_mask: Tensor | None) -> Tensor:
     """The encoder's blocks, as one function to record; ``run`` is :meth:`Block.forward`, perhaps compiled."""
     for block in net.encoder_blocks:
         x = run(block, x, key_mask)
     return net.encoder_norm(x)
 
 
-def run_decoder(_: Sequence[Tensor], net: MAR, run: Callable[..., Tensor], x: Tensor, wanted: Tensor | None) -> Tensor:
+def run_decoder(net: MAR, run: Callable[..., Tensor], x: Tensor, wanted: Tensor | None) -> Tensor:
     """The decoder's blocks, as one function to record: conditions z [B, M, C] of its input [B, buffer + L, C].
 
     ``run`` and ``wanted`` as in :func:`run_encoder` and :meth:`MAR.decode`.

@@ -10,14 +10,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx.experimental import _config
 
 from ...errors import UserError
@@ -103,13 +103,18 @@ class Regional(nn.Module):
             self._ran_plain[part] = None
 
     def recorded(self, function: Callable[..., R]) -> Callable[..., R]:
-        """``function(state, *args)``, recorded if this run records functions; see :meth:`.Graphs.call`."""
+        """``function``, whose launches are recorded if this run records; see :meth:`.Graphs.call`.
+
+        What is compiled (:meth:`region`) are the small parts that it calls.
+        """
         if not self.records:
             return function
 
-        def call(state: Sequence[Tensor], *args: Any) -> R:
+        def call(*args: Any) -> R:
+            if not self.records:  # any more
+                return function(*args)
             try:
-                out = cast(R, self.graphs.call(function, state, args))
+                out = cast(R, self.graphs.call(function, args))
             except torch.OutOfMemoryError:
                 self.graphs.forget()  # the next run has their memory
                 raise

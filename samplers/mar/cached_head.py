@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...model_loaders.networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
 from ...model_loaders.networks.ops import outputs
 from ...reports.record import Report
-from ..chain import ChainHead, Chains
+from ..chain import ChainHead, Chains, Evaluation
 from ..device import to_device
 from .heads import Heads
 from .settings import CacheSettings
@@ -117,17 +117,18 @@ class CachedHead:
         # Of the last full step; it is the first one.
         self._kept: Kept | None = None
 
-    def at_step(self, k: int) -> tuple[Callable[..., tuple[Tensor, Any]], tuple[Any, ...]]:
+    def at_step(self, k: int) -> Evaluation:
         """See :class:`..chain.ChainHead`. The output is [P, N, 2 channels] at a full step, else [1, N, 2 channels] with
         the guidance in it; steps after a full one reuse :class:`Kept`.
         """
         self.kind = self.kinds[k]
         modulations = next(self.modulations[self.kind])
         if self.kind == FULL:
-            return full_step, (self._evaluate, self.head, self.cfg, self.branches, modulations)
+            return Evaluation(full_step, (self._evaluate, self.head, self.cfg, self.branches, modulations))
 
         assert self._kept is not None
-        return reused_step, (self._reuse, self.head, self.own, self._kept, self.kind == EDGE, modulations)
+        edge = self.kind == EDGE
+        return Evaluation(reused_step, (self._reuse, self.head, self.own, self._kept, edge, modulations))
 
     def evaluated(self, kept: Kept | None) -> None:
         """See :class:`..chain.ChainHead`."""

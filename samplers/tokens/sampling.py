@@ -83,8 +83,8 @@ class TokenDraw:
         """:meth:`logits`, then :meth:`sample`, as one function that may be recorded."""
         low, high = self.span or (0, self.net.config.vocab)
         source = self._source(cells, tokens, high - low)
-        run = self.net.recorded(drawn)
-        values, *norms = run((), self.net, self.rule, hidden, guided, len(self.draws), *source)
+        run = self.net.recorded(recordable_tokens)
+        values, *norms = run(self.net, self.rule, hidden, guided, len(self.draws), *source)
         self.canvas.watch(*norms)
         return values
 
@@ -93,7 +93,7 @@ class TokenDraw:
 
         ``guided``: whether it is applied, to all tokens or bool [n] or [B, n].
         """
-        logits, *norms = guided_logits(self.net, self.rule, hidden, guided, len(self.draws))
+        logits, *norms = recordable_logits(self.net, self.rule, hidden, guided, len(self.draws))
         self.canvas.watch(*norms)
         return logits
 
@@ -102,7 +102,7 @@ class TokenDraw:
 
         ``tokens``: those of the images so far, int64 [B, N + 1], for the repetition penalty.
         """
-        return sampled(self.rule, logits, *self._source(cells, tokens, logits.shape[-1]))
+        return recordable_sample(self.rule, logits, *self._source(cells, tokens, logits.shape[-1]))
 
     @property
     def rule(self) -> Rule:
@@ -110,9 +110,9 @@ class TokenDraw:
         return Rule(self.settings, self.span, self.penalty, self.padded_to)
 
     def _source(self, cells: Tensor, tokens: Tensor, values: int) -> tuple[Any, ...]:
-        """The arguments of :func:`sampled` behind logits of so many token values."""
-        gumbel, numbers = self.draws.source(self.stream, cells, values)
-        return gumbel, numbers, cells, self.given, tokens if self.penalty != 1 else None
+        """The arguments of :func:`recordable_sample` behind logits of so many token values."""
+        gumbel, noise_keys = self.draws.source(self.stream, cells, values)
+        return gumbel, noise_keys, cells, self.given, tokens if self.penalty != 1 else None
 
 
 class Rule(NamedTuple):
@@ -124,15 +124,15 @@ class Rule(NamedTuple):
     padded_to: int
 
 
-def drawn(
-    _: Sequence[Tensor], net: Llama, rule: Rule, hidden: Tensor, guided: bool | Tensor, images: int, *source: Any
+def recordable_tokens(
+    net: Llama, rule: Rule, hidden: Tensor, guided: bool | Tensor, images: int, *source: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens int64 [B, n] of hidden rows, and the norms of :func:`guided_logits`, as a function to record."""
-    logits, largest, norm = guided_logits(net, rule, hidden, guided, images)
-    return sampled(rule, logits, *source), largest, norm
+    """Tokens int64 [B, n] of hidden rows, and the norms of :func:`recordable_logits`, as a function to record."""
+    logits, largest, norm = recordable_logits(net, rule, hidden, guided, images)
+    return recordable_sample(rule, logits, *source), largest, norm
 
 
-def guided_logits(
+def recordable_logits(
     net: Llama, rule: Rule, hidden: Tensor, guided: bool | Tensor, images: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See :meth:`TokenDraw.logits`; and norms of the logits and of the hidden rows, which tell whether they are
@@ -154,11 +154,11 @@ def guided_logits(
     return mixed, torch.linalg.vector_norm(mixed, torch.inf), torch.linalg.vector_norm(hidden.float())
 
 
-def sampled(
+def recordable_sample(
     rule: Rule,
     logits: Tensor,
     gumbel: Callable[..., Tensor],
-    numbers: Sequence[Tensor],
+    noise_keys: Sequence[Tensor],
     cells: Tensor,
     given: Tensor | None,
     tokens: Tensor | None,
@@ -166,7 +166,7 @@ def sampled(
     """See :meth:`TokenDraw.sample`.
 
     Args:
-        gumbel, numbers: of :meth:`PairedDraws.source`.
+        gumbel, noise_keys: of :meth:`PairedDraws.source`.
         given: tokens int64 [B, N + 1] of an edit, -1 for the others; None without one.
         tokens: those of the images so far, for the repetition penalty; None without one.
     """
@@ -178,7 +178,7 @@ def sampled(
         times.scatter_add_(2, codes.expand_as(before), before.to(times.dtype))
         logits = penalised(logits, times > 0, rule.penalty)
 
-    new = draw(logits, rule.settings, gumbel(*numbers, cells))
+    new = draw(logits, rule.settings, gumbel(*noise_keys, cells))
     if given is None:
         return new
 

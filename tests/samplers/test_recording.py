@@ -265,18 +265,18 @@ def test_few_recordings_are_kept(recordings, monkeypatch):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda state, x: x * x.sum().item(), "_local_scalar_dense"),
-        (lambda state, x: x[x > 0], "mask"),
-        (lambda state, x: x + torch.randn(3), "randn"),
-        (lambda state, x: x + torch.tensor([1.0, 2.0, 3.0]), "lift_fresh"),
+        (lambda x: x * x.sum().item(), "_local_scalar_dense"),
+        (lambda x: x[x > 0], "mask"),
+        (lambda x: x + torch.randn(3), "randn"),
+        (lambda x: x + torch.tensor([1.0, 2.0, 3.0]), "lift_fresh"),
     ],
     ids=["a read", "a shape that depends on values", "random numbers", "numbers of the host"],
 )
 def test_what_a_graph_must_not_contain_is_refused(function, message, recordings):
     made = graphs.Graphs()
-    made.call(function, (), (torch.ones(3),))
+    made.call(function, (torch.ones(3),))
     with pytest.raises(NotRecordable, match=message):
-        made.call(function, (), (torch.ones(3),))
+        made.call(function, (torch.ones(3),))
 
 
 def test_a_recording_freezes_what_python_decides(recordings):
@@ -284,10 +284,10 @@ def test_a_recording_freezes_what_python_decides(recordings):
     made = graphs.Graphs()
     factors = iter((1.0, 2.0, 3.0, 4.0))
 
-    def function(state, x):
+    def function(x):
         return x * next(factors)
 
-    results = [made.call(function, (), (torch.ones(1),)).item() for _ in range(4)]
+    results = [made.call(function, (torch.ones(1),)).item() for _ in range(4)]
     assert results == [1.0, 2.0, 3.0, 3.0]
 
 
@@ -300,8 +300,8 @@ def test_state_is_told_apart_by_its_address(recordings):
 
     one, other = torch.zeros(2), torch.zeros(2)
     for _ in range(4):
-        made.call(function, (one,), (torch.ones(2),))
-    made.call(function, (other,), (torch.ones(2),))
+        made.call(function, (graphs.State([one]), torch.ones(2)))
+    made.call(function, (graphs.State([other]), torch.ones(2)))
     assert other.tolist() == [1.0, 1.0]
 
 
@@ -311,11 +311,11 @@ def test_large_arguments_are_not_copied(recordings, monkeypatch):
     for size, count in ((2, 1), (3, 0)):
         recordings.clear()
         for _ in range(3):
-            made.call(plus, (), (torch.ones(size),))
+            made.call(plus, (torch.ones(size),))
         assert len(recordings) == count
 
 
-def plus(state, x):
+def plus(x):
     return x + 1
 
 

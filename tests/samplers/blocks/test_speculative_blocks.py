@@ -54,7 +54,7 @@ class Affine:
         return self(k, x)
 
     def at_step(self, k):
-        return lambda x: (self(k, x), None), ()
+        return chain.Evaluation(lambda x: (self(k, x), None), ())
 
     def evaluated(self, kept):
         pass
