@@ -3,7 +3,9 @@
 PSNR and SSIM compare every image with the plain sampler's image of the same index. torch-fidelity computes FID,
 Inception score, KID, precision and recall from the features of all images and of --reference, or of the plain sampler's
 images if there is no reference. Figures have a 95 % bootstrap interval. Figures that can be compared with the plain
-sampler's also have the interval of the paired difference. Results are added to the folder.
+sampler's also have the interval of the paired difference. Seconds of the sweep stand beside them, and with tflop among
+--measures the operations of an image, for which the first shard of every cell is sampled again. Results are added to
+the folder.
 
 In the folder of a paper (bench/papers) every sweep is measured, and the paper's tables are printed with our figures
 beside the paper's.
@@ -17,18 +19,23 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from ..assembly import AUTO, Source
 from ..cli.main import load_judge
-from ..cli.options import choose_device, whole
+from ..cli.options import choose_device, models_folder, models_option, source, whole
 from ..errors import UserError
+from ..model_loaders.networks.speed import PLAIN
 from ..reports.files import typed_path
 from ..reports.table import markdown
+from ..samplers.registry import FAMILIES
 from ..sweeps.folder import Folder
 from . import paper_files
 from .features import INCEPTION, load_extractor, open_reference
-from .measures import FEATURES, JUDGE, MEASURES, OF_PICTURES, Means, Result, check, evaluate, results_table
+from .measures import FEATURES, JUDGE, MEASURES, OF_PICTURES, WORK, Means, Result, check, evaluate, results_table
 from .paper_files import Paper
+from .rehearsal import NotHere, here_only
 from .statistics import RESAMPLES
 from .store import Store
+from .work import Operations
 
 _OF_PAIRS = ("psnr", "ssim", "identical")
 _OF_INCEPTION = ("fid", "is", "kid", "precision", "recall")
@@ -63,7 +70,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"bootstrap resamples of an interval; default {RESAMPLES}",
     )
-    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
+    parser.add_argument("--device", default=AUTO, help="auto (default), cpu, cuda, cuda:1 or mps")
+    models_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -89,6 +97,8 @@ def run(options: argparse.Namespace) -> int:
     for name, own in measures.items():
         check(stores[name], own, means)
 
+    _without_weights(measures, stores, options)
+
     # Networks are loaded after the check, and only those that a measure needs.
     kinds = {MEASURES[measure].kind for own in measures.values() for measure in own}
     if FEATURES in kinds:
@@ -99,6 +109,8 @@ def run(options: argparse.Namespace) -> int:
 
     unsaved: list[str] = []
     for name, own in measures.items():
+        if any(MEASURES[measure].kind == WORK for measure in own):
+            means.operations = Operations(stores[name], _source(stores[name], options)).of
         _measure(name, stores[name], own, means, unsaved)
 
     if paper is not None:
@@ -151,9 +163,39 @@ def _measures_of(paper: Paper | None, stores: Mapping[str, Store], options: argp
 
     if options.reference is None and found:
         print("Only times and counts are shown: name the images to compare with by --reference.", file=sys.stderr)
-        return {}
+        counts = {name: [measure for measure in own if MEASURES[measure].kind == WORK] for name, own in found.items()}
+        return {name: own for name, own in counts.items() if own}
 
     return found
+
+
+def _source(store: Store, options: argparse.Namespace) -> Source:
+    """Where the models of a sweep are, of which none is downloaded."""
+    settings = argparse.Namespace(models=options.models, device=options.device, dtype=store.spec().dtype, speed=PLAIN)
+    return here_only(source(settings), models_folder(options.models))
+
+
+def _without_weights(measures: dict[str, list[str]], stores: Mapping[str, Store], options: argparse.Namespace) -> None:
+    """Leave out the measures of a paper's sweep that need a model which is not on this machine.
+
+    Raises:
+        UserError: there is no such model, and the measure was asked for.
+    """
+    for name, own in list(measures.items()):
+        of_work = [measure for measure in own if MEASURES[measure].kind == WORK]
+        if not of_work:
+            continue
+
+        try:
+            find = _source(stores[name], options).find
+            for family, model in {(cell.family, cell.model) for cell in stores[name].cells()}:
+                find(model, FAMILIES[family].files)
+        except NotHere as missing:
+            if options.measures is not None:
+                why = str(missing).rstrip(".")
+                raise UserError(f"measures: tflop needs the model, and {why}; get it, or leave tflop out.") from None
+            print(f"{', '.join(of_work)} of {name} is left out: {missing}", file=sys.stderr)
+            measures[name] = [measure for measure in own if measure not in of_work]
 
 
 def _of_statistics(measures: dict[str, list[str]], reference: str, options: argparse.Namespace) -> dict[str, list[str]]:

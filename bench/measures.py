@@ -16,6 +16,7 @@ import torch
 from ..cli.progress import Bar
 from ..errors import UserError
 from ..reports.quality import IDENTICAL, OTHER_SIZE
+from ..reports.table import figure as figure_text
 from ..reports.table import markdown
 from .features import INCEPTION, Extractor, Reference, figure, resized
 from .records import Cell, Shard
@@ -33,11 +34,14 @@ from .statistics import (
     to_psnr,
 )
 from .store import Store
+from .times import paired
 
-# Kinds of measures: of pairs of a cell's image and its baseline's, of an extractor's features, of the demo's judge.
+# Kinds of measures: of pairs of a cell's image and its baseline's, of an extractor's features, of the demo's judge, of
+# the sampler's work.
 PAIR = "pair"
 FEATURES = "features"
 JUDGE = "judge"
+WORK = "work"
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ MEASURES: dict[str, Measure] = {
     "judge-prompt": Measure("prompt, %", JUDGE, True, ".1f", 100, share=True),
     "judge-whole": Measure("whole, %", JUDGE, True, ".1f", 100, share=True),
     "judge-frechet": Measure("Frechet distance, judge", JUDGE, False, ".1f", least=0),
+    "tflop": Measure("TFLOP / image", WORK, False, ".3g", 1e-12, least=0),
 }
 # Measures that need the images of a reference, beside the cell's own.
 OF_PICTURES = ("frechet", "kid", "precision", "recall")
@@ -162,17 +167,25 @@ def columns(results: Iterable[Result]) -> list[tuple[str, str]]:
 def results_table(store: Store, results: Iterable[Result]) -> str:
     """A Markdown table with a row per cell and a column per measure.
 
-    A cell has several numbers of images if its measures differ in it.
+    A cell has several numbers of images if its measures differ in it. Seconds and speed-ups, as in the command table,
+    are shown if the sweep recorded any.
     """
     found = latest(results)
     heads = columns(found.values())
     titles = {result.column: result.title for result in found.values()}
+    times = paired(store)
 
-    rows = [["cell", "images", *(titles[head] for head in heads)]]
+    of_times = ["s / image", "speed-up"] if times else []
+    rows = [["cell", "images", *of_times, *(titles[head] for head in heads)]]
     for cell in store.cells():
         own = [found.get((cell.id, head)) for head in heads]
         images = sorted({result.images for result in own if result is not None})
         figures = ["" if result is None else result.show() for result in own]
+        if times:
+            time = times.get(cell.id)
+            seconds = None if time is None else time.seconds
+            speedup = None if time is None else time.speedup
+            figures = [figure_text(seconds, ".3f"), figure_text(speedup, ".2f"), *figures]
         rows.append([cell.title, "/".join(map(str, images)), *figures])
 
     return markdown(rows)
@@ -193,6 +206,7 @@ class Means:
     reference: Reference | None = None  # that features are compared with; None for the baseline's images
     resize: bool = False  # whether images get the reference's size before features are extracted
     judge: Any = None  # a tools.judging.PictureBookJudge
+    operations: Callable[[Cell, Shard], float] | None = None  # floating-point operations of an image of a shard
     resamples: int = RESAMPLES
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of matrix products
 
@@ -301,6 +315,8 @@ class _Evaluation:
 
         if shards and kind == JUDGE and self.means.judge is not None:
             return measure in self.means.judge.measures(cell.size, self.store.labels(cell, shards[0]))
+        if kind == WORK:
+            return bool(shards) and self.means.operations is not None
         if shards and kind == FEATURES and (self.means.reference is not None or measure == "is"):
             return True
 
@@ -313,6 +329,8 @@ class _Evaluation:
         kind = MEASURES[measure].kind
         if kind == JUDGE:
             return JUDGE, "picture book" if measure == "judge-frechet" else ""
+        if kind == WORK:
+            return "", ""
 
         extractor = self.means.extractor
         if kind == PAIR or extractor is None:
@@ -339,8 +357,12 @@ class _Evaluation:
         if plain is not None and of_pairs:
             paired = self._paired(cell, plain, of_pairs)
 
+        # The work of the first shard, whose images are sampled again.
+        counts = {name: self._of_work(cell) for name in names if MEASURES[name].kind == WORK}
+
         # Measures of a set of images, and of the plain sampler's set if it holds the same images.
-        own = self._estimates(cell, [name for name in names if MEASURES[name].kind != PAIR])
+        of_sets = [name for name in names if MEASURES[name].kind in (FEATURES, JUDGE)]
+        own = self._estimates(cell, of_sets)
         base: dict[str, Estimate] = {}
         if plain is not None and len(self._pairs(cell, plain)) == len(self._shards[cell.id]):
             base = self._of_baseline(plain, list(own))
@@ -353,6 +375,8 @@ class _Evaluation:
 
             if name in paired:
                 found, word, images = paired[name]
+            elif name in counts:
+                found, images = counts[name]
             elif name in own:
                 found = MEASURES[name].figure(own[name])
                 if name in base:
@@ -410,6 +434,12 @@ class _Evaluation:
                     out[name] = (MEASURES[name].figure(self._estimate(name, mean(alike), n)), "", n)
 
         return out
+
+    def _of_work(self, cell: Cell) -> tuple[Figure, int]:
+        """Operations of an image of the first shard, and the number of its images."""
+        assert self.means.operations is not None
+        first = self._shards[cell.id][0]
+        return Figure(self.means.operations(cell, first)), first.count
 
     def _estimate(
         self, name: str, statistic: Statistic, n: int, biased: bool = False, value: float | None = None

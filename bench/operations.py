@@ -2,8 +2,9 @@
 
 Every operation that computes or copies counts as one kernel launch on a GPU; views are not counted. The floor is the
 minimum time: for every matrix product and attention, the larger of the times for arithmetic and for memory traffic at
-the rates measured here. --hybrids prints the floating-point operations and the memory of an image of every official
-Harmon and UniPic, computed from shapes.
+the rates measured here. All counts are of what runs on this device: a CPU may compute two rows of a product as four,
+which evaluate's measure tflop counts as two. --hybrids prints the floating-point operations and the memory of an image
+of every official Harmon and UniPic, computed from shapes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..cli.bench import conditions_of, planned_for, shared_options
 from ..cli.options import MOST_IMAGES, whole
 from ..cli.running import draw, warm_up
+from ..model_loaders.networks import ops
 from ..model_loaders.networks.hybrid import HybridModel
 from ..model_loaders.networks.llama import LlamaConfig
 from ..model_loaders.networks.mar import MARConfig
@@ -49,6 +52,11 @@ class Work:
     operations: int
     waits: int
     products: list[tuple[int, int]]  # multiplications, and bytes read and written
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the products, 2 a multiply-add."""
+        return 2 * sum(multiplications for multiplications, _ in self.products)
 
     def floor(self, speed: Speed) -> float:
         """Least seconds for the products: each takes at least its arithmetic and at least its memory traffic."""
@@ -139,6 +147,21 @@ def counted() -> Iterator[Work]:
 
     with _Counter(work):
         yield work
+
+
+@contextmanager
+def countable(device: torch.device | str = "cpu") -> Iterator[None]:
+    """Use operations that can be counted: no packed copies or halves of weights, and masks that are plain tensors.
+
+    ``device``: of the model that runs in this block.
+    """
+    from torch.nn.attention import bias  # imports PyTorch's compiler
+
+    def lower_right(queries: int, keys: int) -> Tensor:
+        return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+    with mock.patch.object(ops, "LARGE_WEIGHT", 1 << 62), mock.patch.object(bias, "causal_lower_right", lower_right):
+        yield
 
 
 DIFFUSION_STEPS = 100
@@ -279,13 +302,12 @@ def run(options: argparse.Namespace) -> int:
         with counted() as work:
             draw(p, condition, 0)
 
-        flops = 2 * sum(multiplications for multiplications, _ in work.products)
         row = [
             p.label,
             f"{work.operations:,}",
             str(work.waits),
             f"{work.floor(speed):.3f}" if speed else "",
-            f"{flops / 1e12:.3g}",
+            f"{work.flops / 1e12:.3g}",
         ]
         rows.append(row)
 

@@ -39,13 +39,13 @@ from ..errors import UserError
 from ..reports.table import figure, literal, markdown
 from ..reports.work import expected_speedup
 from ..sweeps.folder import Folder
-from .curve import Time, paired
 from .features import INCEPTION
 from .measures import MEASURES, Result, latest, read_results
 from .records import ID, Cell
 from .records import whole as in_range
 from .spec import Spec, expand, from_table
 from .store import Store, work_of
+from .times import Time, paired
 
 PAPER = "paper.json"
 _MOST_PAPER = 1 << 20  # bytes
@@ -64,12 +64,13 @@ class Measured:
     scale: float = 1.0  # for display
 
 
-# The first ones are measures of the command evaluate, and need its reference. The others come with a sweep.
+# The first ones are measures of the command evaluate; all but tflop need its reference. The others come with a sweep.
 FIGURES: dict[str, Measured] = {
     "fid": Measured("FID", ".2f"),
     "is": Measured("IS", ".1f"),
     "precision": Measured("precision", ".2f"),
     "recall": Measured("recall", ".2f"),
+    "tflop": Measured("TFLOP", ".2f", 1e-12),
     "seconds": Measured("s / image", ".3f"),
     "speedup": Measured("speed-up", ".2f"),
     "memory": Measured("memory, MB", ".0f", 2**-20),
@@ -404,7 +405,7 @@ def _figures(store: Store, spec: Spec) -> dict[str, dict[str, str]]:
         cell = cells[title_of(sampler)]
         values = {**_of_shards(store, cell), **_of_time(times.get(cell.id)), "expected": _expected(store, cell, first)}
         for name in FIGURES:
-            result = results.get((cell.id, (name, INCEPTION)))
+            result = results.get((cell.id, (name, INCEPTION))) or results.get((cell.id, (name, "")))
             if result is not None:
                 values[name] = result.value
 
@@ -418,7 +419,7 @@ def _figures(store: Store, spec: Spec) -> dict[str, dict[str, str]]:
 
 def _of_reference(result: Result, cells: Collection[str]) -> bool:
     """Whether a result compares with reference images or with nothing, as papers do, and not with another cell."""
-    return result.against not in cells and (bool(result.against) or result.measure == "is")
+    return result.against not in cells and (bool(result.against) or result.measure in ("is", "tflop"))
 
 
 def _of_time(time: Time | None) -> dict[str, float | None]:

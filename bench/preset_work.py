@@ -5,29 +5,30 @@ published one, with rows of few numbers. Every matrix product with a weight is c
 weight, and attention at the published width of a head. Of blocks that are all evaluated alike, those of the diffusion
 head and of language models, one runs and is counted as many times as there are. What a random network cannot know,
 whether a draft is accepted, is simulated: every draft is accepted with a given probability, independently of the
-others. Operations of the autoencoder and of the text encoder are not counted.
+others. Operations of the autoencoder and of the text encoder are not counted. The last column has the figures that a
+paper states for the preset's settings.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ..assembly import Ready, defaults
 from ..errors import UserError
 from ..model_loaders import hub
-from ..model_loaders.networks import ops
 from ..model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from ..model_loaders.networks.hybrid import Hybrid, HybridModel
 from ..model_loaders.networks.janus import Janus, JanusModel
@@ -39,17 +40,38 @@ from ..samplers.choice import Choice
 from ..samplers.conditioning import AnyCondition, Condition, FeatureCondition, PromptCondition, TextCondition
 from ..samplers.engine import finish
 from ..samplers.mar import rejection
+from ..samplers.tokens import islands
 from ..samplers.tokens.upsampling import UpSampling
 from .initialise import initialise_hybrid, initialise_llama, initialise_mar
-from .operations import PRODUCTS
+from .operations import PRODUCTS, countable
 from .outlines import SEMANTIC_SIDE, outlined, side_of
+from .paper_files import Paper, paper_of
 from .sizes import AROUND, random_words
+from .spec import read_table
 
 # Probability that a draft is accepted. FastHybrid's paper states none; CSpD's is that of MAR-H drafted by MAR-B, 16 AR
 # steps at a time (Table 1).
 ACCEPTED = {"fasthybrid": 0.9, "cspd": 0.26}
 # Drafts of the paper, where the catalogue names none.
 _DRAFTS = {"mar-large": "mar-base-ema", "mar-huge": "mar-base-ema"}
+# Rows of the papers' files (bench/papers) that a preset is of, by entry, sampler and preset. A paper's own numbers of
+# AR steps may differ: CSpD's are of 256.
+_IN_PAPERS = {
+    ("mar-huge", "gtr", presets.BALANCED): ("gtr", "GtR"),
+    ("llamagen-xxl-384", "llamagen", presets.CUSTOM): ("par", "LlamaGen-XXL"),
+    ("par-xxl-4x", "par", presets.CUSTOM): ("par", "PAR-XXL (4×)"),
+    ("llamagen-t2i-xl-512", "mulosd", presets.BALANCED): ("mulosd", "LlamaGen-XL (512p): MuLo-SD (2×)"),
+    ("ar-dtok-512", "mulosd", presets.BALANCED): ("mulosd", "Tar-1.5B (512p): MuLo-SD (2×)"),
+    ("ar-dtok-1024", "mulosd", presets.BALANCED): ("mulosd", "Tar-1.5B (1024p): MuLo-SD (4×)"),
+}
+for _entry, _size in (("mar-base", "B"), ("mar-large", "L"), ("mar-huge", "H")):
+    _IN_PAPERS[_entry, "mar", presets.CUSTOM] = ("lazymar", f"MAR-{_size}, 64")
+    _IN_PAPERS[_entry, "lazymar", presets.BALANCED] = ("lazymar", f"LazyMAR-{_size}, 64")
+    _IN_PAPERS[_entry, "fasthybrid", presets.BALANCED] = ("fasthybrid", f"FastHybrid-{_size}-64")
+    if _size != "B":
+        _IN_PAPERS[_entry, "cspd", presets.BALANCED] = ("cspd", f"MAR-{_size}, MAR-B, 16")
+# Papers whose speed-ups are ratios of operations; those of the others are of seconds.
+_OF_OPERATIONS = ("lazymar", "gtr")
 # Width of a head of a narrow network: of a MAR and of a language model, of a target and of its draft. All differ, so
 # that attention is counted at the width of the network that it is of.
 _MAR_HEADS = (2, 6)
@@ -214,14 +236,19 @@ class _Counter(TorchDispatchMode):
 
 
 @contextmanager
-def countable() -> Iterator[None]:
-    """Use operations that can be counted: no packed copies or halves of weights, and masks that are plain tensors."""
-    from torch.nn.attention import bias  # imports PyTorch's compiler
+def tokenizer_not_counted() -> Iterator[None]:
+    """Leave out MuLo-SD's enlarging and reducing, and its table of similar codes, which is made once a tokenizer."""
 
-    def lower_right(queries: int, keys: int) -> Tensor:
-        return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    def not_counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with _disable_current_modes():
+                return function(*args)
 
-    with mock.patch.object(ops, "LARGE_WEIGHT", 1 << 62), mock.patch.object(bias, "causal_lower_right", lower_right):
+        return call
+
+    with ExitStack() as stack:
+        for owner, name in ((UpSampling, "up"), (UpSampling, "down"), (islands, "codebook_neighbours")):
+            stack.enter_context(mock.patch.object(owner, name, not_counted(getattr(owner, name))))
         yield
 
 
@@ -258,7 +285,7 @@ def cost(entry: hub.Entry, sampler: str, settings: Any) -> Cost:
 
     noise = own.family.noise(0, range(1))
     share = ACCEPTED.get(sampler.partition("+")[0], 1.0)
-    with countable(), accepting(share), _Counter(networks) as counter:
+    with countable(), accepting(share), tokenizer_not_counted(), _Counter(networks) as counter:
         made: Any = finish(own.run(network.model, network.condition, settings, noise, **more))
 
     counts = made.report.counts
@@ -342,6 +369,33 @@ def rows_of(entry: hub.Entry) -> list[Row]:
     return rows
 
 
+@lru_cache(maxsize=8)
+def _paper(name: str) -> Paper:
+    """A file of bench/papers."""
+    return paper_of(read_table(Path(__file__).parent / "papers" / f"{name}.toml"))
+
+
+def in_paper(row: Row) -> str:
+    """The paper's own figures for a row: operations, passes and speed-up, those that it states; "" if none."""
+    found = _IN_PAPERS.get((row.entry.id, row.sampler, row.preset))
+    if found is None:
+        return ""
+
+    file, name = found
+    rows = [own for table in _paper(file).tables for own in table.rows if own.row == name]
+    figures = rows[0].figures
+
+    parts = []
+    if "tflop" in figures:
+        parts.append(f"{figures['tflop']} TFLOP")
+    if "passes" in figures:
+        parts.append(f"{figures['passes']} passes")
+    speedup = figures.get("speedup")
+    if speedup is not None and float(speedup) != 1:
+        parts.append(speedup if file in _OF_OPERATIONS else f"{speedup} in s")
+    return ", ".join(parts)
+
+
 def line(row: Row, own: Cost, plain: Cost) -> list[str]:
     """A row of the table."""
     title = registry.find(row.sampler).title
@@ -357,10 +411,11 @@ def line(row: Row, own: Cost, plain: Cost) -> list[str]:
         f"{own.head_rows:,}" if own.head_rows else "",
         f"{own.flops / 1e12:.3g}",
         f"{plain.flops / own.flops:.2f}",
+        in_paper(row),
     ]
 
 
-HEAD = ["model", "sampler", "passes", "head calls", "rows", "head rows", "TFLOP", "plain / this"]
+HEAD = ["model", "sampler", "passes", "head calls", "rows", "head rows", "TFLOP", "plain / this", "paper"]
 
 
 def lines_of(entry: hub.Entry) -> list[list[str]]:

@@ -36,6 +36,8 @@ _MOST_BYTES = 8 << 20  # of a file
 DPG = "dpg_bench"
 HPS = "hpsv2_style"
 NUMBER = "hpsv2_number"
+# The files of HPSv2's four styles. DrawBench's prompts lie beside them and are scored by themselves.
+_HPS_FILES = ("anime.json", "concept-art.json", "paintings.json", "photo.json")
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def _toml(text: str) -> dict[str, Any]:
 def read_prompts(path: Path) -> list[dict[str, Any]]:
     """Prompts from a text file with one a line, or from JSON Lines of objects with an entry "prompt", as GenEval's.
 
-    Or from a folder: DPG-Bench's, of text files with a prompt each, or HPSv2's, of JSON files with a list each.
+    Or from a folder: DPG-Bench's, of text files with a prompt each, or HPSv2's, of JSON files with a style's list each.
     """
     if path.is_dir():
         return _prompts_of_folder(path)
@@ -163,7 +165,7 @@ def _prompts_of_folder(folder: Path) -> list[dict[str, Any]]:
     """Prompts of a benchmark, each with what its tool finds the image by: :data:`DPG`, or :data:`HPS` and a number."""
     texts = sorted(folder.glob("*.txt"))
     found: list[dict[str, Any]] = []
-    for file in texts or sorted(folder.glob("*.json")):
+    for file in texts or [folder / name for name in _HPS_FILES if (folder / name).is_file()]:
         try:
             text = _bytes(file, "prompts").decode()
             listed = [text.strip()] if texts else json.loads(text)
@@ -178,7 +180,7 @@ def _prompts_of_folder(folder: Path) -> list[dict[str, Any]]:
 
     if not found:
         raise UserError(
-            f"prompts: {folder.name} holds neither text files, a prompt each, nor JSON files with a list of prompts."
+            f"prompts: {folder.name} holds neither text files, a prompt each, nor HPSv2's {', '.join(_HPS_FILES)}."
         )
     return found
 

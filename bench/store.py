@@ -48,6 +48,7 @@ from .records import (
     to_npz,
     whole,
 )
+from .spec import Spec, from_table
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -75,6 +76,13 @@ class Store:
             raise UserError(f"folder: {self.folder.address} has format {form!r}; this version reads {FORMAT}.")
 
         return found
+
+    def spec(self) -> Spec:
+        """The spec that the sweep was drawn from, checked again."""
+        found: Any = (self.manifest() or {}).get("spec")
+        if not isinstance(found, dict):
+            raise self.folder.damaged(MANIFEST)
+        return from_table({name: value for name, value in found.items() if value not in (None, [], {})})
 
     def cells(self) -> list[Cell]:
         """The cells in the order of the manifest; read once."""

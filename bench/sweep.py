@@ -365,8 +365,9 @@ def export(store: Store, cell: Cell, prompts: Sequence[Mapping[str, Any]] = ()) 
 def image_path(index: int, prompts: Sequence[Mapping[str, Any]]) -> str:
     """Where the tool of a benchmark looks for image ``index``, whose prompt is that modulo their number.
 
-    GenEval's finds all images of a prompt in one folder. DPG-Bench's (with --pic-num 1) and HPSv2's read one image a
-    prompt: every round of the prompts is a folder of its own. HPSv2's names are those of JPEG files.
+    GenEval's evaluate_images.py reads all images of a prompt in a folder whose name is a number. DPG-Bench's
+    compute_dpg_bench.py, with --pic-num 1, finds the questions by the name of the prompt's file, and HPSv2's
+    evaluation.py opens a JPEG file by the number of the prompt in its style: every round of the prompts is a folder.
     """
     if not prompts:
         return f"{index:07d}.png"

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from ..errors import UserError
 from ..reports.table import figure, markdown, percent
-from .curve import Time, paired
 from .measures import MEASURES, Result, latest, read_results
 from .records import Cell, Shard
 from .store import Store, work_of
+from .times import Time, paired
 
 # Columns beside the measures: name to title.
 WORK = {

@@ -33,6 +33,7 @@ from ..samplers.tokens.upsampling import BICUBIC
 from ..sweeps.folder import host
 from ..sweeps.keys import cell_key, cell_name, digest
 from ..sweeps.plan import Combination
+from .operations import countable, counted
 from .records import Cell, Shard, shard_key
 from .spec import Spec, expand
 from .store import Store
@@ -377,8 +378,37 @@ class Worker:
         warm_up(prepared.entry, prepared.ready.model, prepared.settings, condition.of(range(1)))
 
 
+class Operations:
+    """Counts the floating-point operations of a store's shards, by sampling them again."""
+
+    def __init__(self, store: Store, source: Source):
+        spec = store.spec()
+        self._models = Models(spec, source)
+        self._conditions = Conditions(spec, self._models)
+
+    def of(self, cell: Cell, shard: Shard) -> float:
+        """Operations of an image, the mean of a shard: matrix products and attention of the sampler, 2 a multiply-add.
+
+        Operations of the decoder and of text encoders are not counted.
+
+        Raises:
+            UserError: a file of the cell is missing, or is not the one that the sweep began with.
+        """
+        prepared = self._models.restore(cell)
+        condition, _ = self._conditions.of(prepared.ready, shard.first, shard.count)
+        with countable(self._models.source.device), counted() as work:
+            sample(prepared, condition, cell.seed, shard.first)
+
+        return work.flops / shard.count
+
+
 def draw(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> tuple[np.ndarray, Report]:
     """Images uint8 [n, H, W, 3] of a condition whose first image has the index ``first``, and the report."""
-    start = partial(begin, prepared.entry, prepared.ready.model, prepared.settings, condition, seed, first)
-    made: Any = finish(in_parts(start, len(condition), prepared.ready.model.net))
+    made = sample(prepared, condition, seed, first)
     return decode(prepared.ready, made).numpy(), made.report
+
+
+def sample(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> Any:
+    """Latents or codes with the report, see :func:`draw`."""
+    start = partial(begin, prepared.entry, prepared.ready.model, prepared.settings, condition, seed, first)
+    return finish(in_parts(start, len(condition), prepared.ready.model.net))

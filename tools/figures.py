@@ -138,9 +138,9 @@ def key(figure: Listed, every: Mapping[str, Listed], code: str) -> str:
     for command in figure.commands:
         state.update(command.encode())
         for word in shlex.split(command):
-            path = ROOT / word
-            if path.is_file():
-                state.update(path.read_bytes())
+            # A list of models may be longer than the name of a file can be.
+            if "/" in word and (ROOT / word).is_file():
+                state.update((ROOT / word).read_bytes())
     for spec in figure.specs:
         state.update(repr(spec).encode())  # with the prompts of the file that it names
     for name in needed(figure, every):

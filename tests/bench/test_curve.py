@@ -8,10 +8,11 @@ from dataclasses import replace
 import made_sweeps
 import numpy as np
 import pytest
-from fastar_nodes.bench.curve import Point, Time, curve, front, lines, to_csv
+from fastar_nodes.bench.curve import Point, curve, front, lines, to_csv
 from fastar_nodes.bench.measures import Means, Result, evaluate
 from fastar_nodes.bench.plot import contact_sheet, curve_plot
 from fastar_nodes.bench.store import Store
+from fastar_nodes.bench.times import Time
 from fastar_nodes.errors import UserError
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -227,9 +227,9 @@ def test_lines_are_checked(store):
 def test_the_table_shows_figures_with_intervals_and_words(store):
     text = results_table(store, evaluate(store, ["psnr", "identical"], means()))
     rows = [[part.strip() for part in line.strip("|").split("|")] for line in text.splitlines()]
-    assert rows[0] == ["cell", "images", "PSNR, dB", "identical, %"]
-    assert rows[2] == ["mar-0", "", "", ""] and rows[3][1] == "48"
-    assert rows[3][2].count(" (") == 1 and rows[5][2:] == ["identical", "100.0 (92.6 to 100.0)"]
+    assert rows[0] == ["cell", "images", "s / image", "speed-up", "PSNR, dB", "identical, %"]
+    assert rows[2] == ["mar-0", "", "1.000", "1.00", "", ""] and rows[3][1:4] == ["48", "0.250", "4.00"]
+    assert rows[3][4].count(" (") == 1 and rows[5][4:] == ["identical", "100.0 (92.6 to 100.0)"]
 
 
 def test_what_cannot_be_measured_is_refused_before_a_picture_is_read(store, reference, tmp_path, monkeypatch):

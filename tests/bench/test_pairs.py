@@ -6,10 +6,11 @@ import made_sweeps
 import numpy as np
 import pytest
 from fastar_nodes.bench import measures
-from fastar_nodes.bench.curve import Point, Time, front, paired
+from fastar_nodes.bench.curve import Point, front
 from fastar_nodes.bench.measures import Means, Result, evaluate, latest
 from fastar_nodes.bench.records import Shard, shard_key
 from fastar_nodes.bench.store import Store
+from fastar_nodes.bench.times import Time, paired
 
 SIDE = 16
 LABELS = np.zeros(1, np.int64)

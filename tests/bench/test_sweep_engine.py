@@ -9,11 +9,11 @@ import time
 import numpy as np
 import pytest
 from fastar_nodes.bench import work
-from fastar_nodes.bench.curve import paired
 from fastar_nodes.bench.engines import run_here, tasks_of, unfinished
 from fastar_nodes.bench.records import shard_key, stem
 from fastar_nodes.bench.store import Store
 from fastar_nodes.bench.sweep import estimates, time_cell
+from fastar_nodes.bench.times import paired
 from fastar_nodes.bench.work import Worker
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import registry

@@ -110,6 +110,7 @@ def test_prompts_of_benchmarks_are_read_from_their_folders(tmp_path):
     (tmp_path / "hps").mkdir()
     (tmp_path / "hps" / "photo.json").write_text('["a dog", "a hat"]', encoding="utf-8")
     (tmp_path / "hps" / "anime.json").write_text('["a fish"]', encoding="utf-8")
+    (tmp_path / "hps" / "drawbench.json").write_text('["a cup"]', encoding="utf-8")
     styles = [(about["hpsv2_style"], about["hpsv2_number"]) for about in read_prompts(tmp_path / "hps")]
     assert styles == [("anime", 0), ("photo", 0), ("photo", 1)]
 

@@ -80,6 +80,8 @@ def test_a_figure_is_made_again_only_if_what_it_depends_on_changes(tmp_path, mon
     assert key(every["a"], every, "other code") != before["a"]
     longer = {**every, "a": replace(every["a"], commands=("sweep a.toml --images 9 --out figures/a/many",))}
     assert key(longer["b"], longer, "code") != before["b"], "the other figure is part of it"
+    models = {"a": replace(every["a"], commands=("presets --models " + "mar-base," * 100,))}
+    assert key(models["a"], models, "code") != before["a"], "more than the name of a file can hold"
     spec.write_text('samplers = ["mar"]\nimages = 9\n')
     assert key(every["a"], every, "code") != before["a"]
     with pytest.raises(UserError, match="figures: a reads the folder of c, which is not listed"):
