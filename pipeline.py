@@ -437,7 +437,7 @@ class Pipeline:
     def encode(self, image: AnyImage | Sequence[AnyImage], grid: tuple[int, int] | None = None) -> Tensor:
         """Latents fp32 [B, C, h, w], or codes int64 [B, h, w] for a token model, of an image or several of one size.
 
-        The image is scaled to the size that the model generates.
+        The image is scaled to the size that the decoder encodes; the demo's decode to one that is four times larger.
 
         Args:
             image: a PIL image, the path of an image file, or pixels uint8 [H, W, 3] or [B, H, W, 3]; or several of

@@ -172,7 +172,7 @@ class Models:
 def _size(ready: Ready, settings: Any) -> tuple[int, int]:
     """Height and width of the images of a model."""
     height, width = ready.kind.latents(ready.model, settings)
-    stride = cast(Any, ready.decoder).net.config.stride
+    stride = cast(Any, ready.decoder).net.config.output_stride
     return height * stride, width * stride
 
 

@@ -1,7 +1,8 @@
 """Loaders of image decoders: the KL autoencoder of MAR, and the VQ tokenizer of LlamaGen, PAR and Tar.
 
 Metadata entries: ``groups`` (GroupNorm groups, default 32) and ``name`` (default: the file's stem). The dtype "auto" is
-fp32, because half precision is visible in smooth areas.
+fp32, because half precision is visible in smooth areas. A file may hold one part that no official layout has, which
+draws larger images from the same latents, see :mod:`.networks.enlarging`; the name then says so.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ..errors import UserError
 from . import checkpoint as ck
 from .families import choose_dtype, read
 from .networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, KLModel, VQAutoencoder, VQConfig, VQModel
+from .networks.enlarging import said
 from .networks.llama import TokenModel
 from .networks.ops import TORCH, Operations
 from .wrappers import AUTO
@@ -39,7 +41,7 @@ def load_kl(
         return KLAutoencoder(KLConfig.from_state_dict(file.state, groups), operations)
 
     net = ck.load_strictly(file, make, operations=operations, dtype=compute, device=device)
-    return KLModel(net, file.name)
+    return KLModel(net, said(file.name, net.config))
 
 
 def load_vq(
@@ -70,7 +72,7 @@ def build_vq(
         return VQAutoencoder(VQConfig.from_state_dict(file.state, groups), operations)
 
     net = ck.load_strictly(file, make, operations=operations, dtype=compute, fp32=("quantize.",), device=device)
-    return VQModel(net, file.name)
+    return VQModel(net, said(file.name, net.config))
 
 
 def expect_codes(vq: VQModel, model: TokenModel) -> None:

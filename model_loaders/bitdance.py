@@ -34,6 +34,7 @@ from .networks.bitdance import (
     HeadConfig,
     Marks,
 )
+from .networks.enlarging import PREFIX, said
 from .networks.llama import LlamaConfig
 from .networks.ops import FAST, TORCH, Operations
 from .networks.structure import MOST_LEVELS, depth
@@ -334,7 +335,7 @@ def load_binary(
         file = read(path, "bitdance-ae", weights=weights)
 
     if file.path.suffix != ".safetensors":
-        file = file.filter(lambda name: name.startswith(("encoder.", "decoder.")))
+        file = file.filter(lambda name: name.startswith(("encoder.", "decoder.", PREFIX)))
     groups = file.number("groups", 32, 1, 1024)
     with ck.misfits(file):
         config = BinaryConfig.from_state_dict(file.state, groups)
@@ -347,7 +348,7 @@ def load_binary(
     net = ck.load_strictly(
         file, partial(BinaryAutoencoder, config), operations=operations, dtype=compute, device=device
     )
-    return BinaryModel(net, file.name)
+    return BinaryModel(net, said(file.name, net.config))
 
 
 def expect_bits(decoder: BinaryModel, model: BlockModel) -> None:

@@ -182,6 +182,7 @@ def make_vae(decoder: KLModel | VQModel, model: Any) -> FastARVAE:
         decoder.net,
         decoder.name,
         stride=config.stride,
+        enlarges=config.enlarges,
         channels=config.code_channels if kind == VQ else config.z_channels,
         width=config.widths[0] if kind == BITS else config.ch,
         sizes=sizes,

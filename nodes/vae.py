@@ -79,12 +79,13 @@ class FastARVAE:
 
     Args:
         net: decodes to images in about -1..1 and encodes them to (latents, ...).
-        stride: pixels per latent position and side.
+        stride: pixels per latent position and side of an image that is encoded.
         channels: of latents.
         width: channels of the widest full-resolution layer, for the memory estimate.
-        sizes: heights and widths of the model's images, in pixels, the usual one first. An image of none of them is
-            scaled to the one of the most similar shape before it is encoded.
+        sizes: heights and widths of the images that the model's latents are encoded from, in pixels, the usual one
+            first. An image of none of them is scaled to the one of the most similar shape before it is encoded.
         kind: KL, VQ or BITS; latents of another kind are refused.
+        enlarges: how many times higher and wider than ``sizes`` images are decoded.
     """
 
     latent_dim = 2
@@ -99,6 +100,7 @@ class FastARVAE:
         width: int,
         sizes: Sequence[tuple[int, int]],
         kind: str = "",
+        enlarges: int = 1,
     ):
         self.first_stage_model = net
         self.name = name
@@ -108,7 +110,7 @@ class FastARVAE:
 
         # Names that core reads.
         self.downscale_ratio = stride
-        self.upscale_ratio = stride
+        self.upscale_ratio = stride * enlarges
         self.latent_channels = channels
         self.device = host.get_vae_device()
         self.output_device = host.get_output_device()
@@ -160,8 +162,11 @@ class FastARVAE:
             return cast(KLAutoencoder, self.first_stage_model).decode_bytes(1, height, width)
 
         # As core estimates it; the others need less.
-        pixels = height * width * self.upscale_ratio**2
-        return 17 * self.width * pixels * dtype.itemsize
+        pixels = height * width * self.downscale_ratio**2
+        values = 17 * self.width * pixels
+        if self.upscale_ratio != self.downscale_ratio:
+            values += cast(VQAutoencoder, self.first_stage_model).enlarge.live_values(pixels)
+        return values * dtype.itemsize
 
     def memory_used_encode(self, shape: Any, dtype: torch.dtype) -> float:
         """For one image of pixels of this shape [B, 3, H, W]."""
@@ -181,7 +186,7 @@ class FastARVAE:
 
         # Memory is insufficient for a whole image.
         self._expect_tiles("samples", "memory is insufficient to decode it whole; draw smaller images")
-        tile = max(1, 256 // self.upscale_ratio)
+        tile = max(1, 256 // self.downscale_ratio)
         return self.decode_tiled(latents, tile, tile, tile // 4)
 
     def decode_now(self, latents: Tensor) -> Tensor:
@@ -227,7 +232,9 @@ class FastARVAE:
     # --- encoding
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
-        """Images [B, H, W, 3] in 0..1, of any size, to latents of the model's size."""
+        """Images [B, H, W, 3] in 0..1, of any size, to latents of the model's size; a decoded image is larger where the
+        decoder enlarges.
+        """
         pixels = _checked_pixels(pixel_samples)
         size = self.size_for(pixels)
 
@@ -283,12 +290,16 @@ class FastARVAE:
         return expect_finite(latents.float(), self.name, "latents")
 
     def size_for(self, pixels: Tensor) -> tuple[int, int]:
-        """Height and width to which images [B, 3, H, W] are scaled: their own if the model draws it, else the size of
-        the model's whose shape is the most similar.
+        """Height and width to which images [B, 3, H, W] are scaled: their own if it is one of the model's sizes, that
+        of the latents that are decoded to it, else the one whose shape is the most similar.
         """
         _, _, height, width = pixels.shape
         if (height, width) in self.sizes:
             return height, width
+
+        enlarges = self.upscale_ratio // self.downscale_ratio
+        if (height / enlarges, width / enlarges) in self.sizes:
+            return height // enlarges, width // enlarges
 
         def unlike(size: tuple[int, int]) -> float:
             return abs(math.log(size[0] / size[1]) - math.log(height / width))

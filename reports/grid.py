@@ -19,7 +19,7 @@ from .timing import BASELINE
 _LINES = 7
 _QUALITY_LINES = 2
 _GAP = 20  # pixels between cells and around them
-_TARGET_WIDTH = 352  # small images are enlarged by the integer factor closest to this width
+_TARGET_WIDTH = 400  # small images are enlarged by the integer factor closest to this width
 _TARGET_HEIGHT = 4 * _TARGET_WIDTH  # elongated ones at most to this height
 _MIN_WIDTH = 320
 _MAX_WIDTH = 2048

@@ -1,6 +1,7 @@
 """The demo's judge as measures of the command evaluate: class, scene, prompt, whole and Frechet distance.
 
-``training/quality.py`` computes them.
+``training/quality.py`` computes them. The judge reads images averaged to its 64 pixels, so that figures of images of
+all sizes compare.
 """
 
 import numpy as np

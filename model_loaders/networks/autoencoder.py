@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ...errors import UserError, not_finite
 from ...memory import enough_memory, in_chunks
+from .enlarging import Enlarging, EnlargingConfig, MayEnlarge, drawn
 from .ops import TORCH, Operations
 from .structure import MOST_LEVELS, depth, official_names
 
@@ -40,7 +41,7 @@ _BLOCK = 1 << 24
 
 
 @dataclass(frozen=True)
-class _Shape:
+class _Shape(MayEnlarge):
     """What both autoencoders have."""
 
     ch: int  # channels at full resolution
@@ -50,7 +51,9 @@ class _Shape:
 
     @property
     def stride(self) -> int:
-        """Pixels per latent position or code, and side: 16 for KL-16 and VQ-16, 8 for VQ-8."""
+        """Pixels per latent position or code, and side, of an image that is encoded: 16 for KL-16 and VQ-16, 8 for
+        VQ-8.
+        """
         return 2 ** (len(self.ch_mult) - 1)
 
     @property
@@ -66,6 +69,7 @@ class KLConfig(_Shape):
     encoder_attention: frozenset[int] = frozenset()  # levels (0 = full resolution) with attention after each block
     decoder_attention: frozenset[int] = frozenset()
     groups: int = 32  # GroupNorm groups, which no weight states
+    enlarging: EnlargingConfig | None = None  # of the part that draws larger images; no official file has one
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> KLConfig:
@@ -86,6 +90,7 @@ class KLConfig(_Shape):
             encoder_attention=frozenset(i for i in range(levels) if f"encoder.down.{i}.attn.0.q.weight" in state),
             decoder_attention=frozenset(i for i in range(levels) if f"decoder.up.{i}.attn.0.q.weight" in state),
             groups=groups,
+            enlarging=EnlargingConfig.from_state_dict(state, levels),
         )
 
 
@@ -96,6 +101,7 @@ class VQConfig(_Shape):
     codes: int  # entries of the codebook
     code_channels: int = 8  # channels of a code vector and of a LATENT; 8 officially
     groups: int = 32  # GroupNorm groups
+    enlarging: EnlargingConfig | None = None  # as of a KL autoencoder
 
     @property
     def encoder_attention(self) -> frozenset[int]:
@@ -126,6 +132,7 @@ class VQConfig(_Shape):
             codes=codes,
             code_channels=code_channels,
             groups=groups,
+            enlarging=EnlargingConfig.from_state_dict(state, levels),
         )
 
 
@@ -260,12 +267,19 @@ class _Decoder(nn.Module):
         self.norm_out = group_norm(widths[0], c.groups)
         self.conv_out = operations.Conv2d(widths[0], 3, 3, padding=1)
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z: Tensor, features: list[Tensor] | None = None) -> Tensor:
+        """The image; the features of every level, the lowest resolution first, are added to a list that is given."""
         x = self.mid(self.conv_in(z))
-        for level in reversed(self.up):
-            x = level.upsample(level(x))
+        for i, level in reversed([*enumerate(self.up)]):
+            x = level(x)
+            if features is not None and i:
+                features.append(x)
+            x = level.upsample(x)
 
-        return self.conv_out(F.silu(self.norm_out(x)))
+        x = F.silu(self.norm_out(x))
+        if features is not None:
+            features.append(x)
+        return self.conv_out(x)
 
 
 class KLAutoencoder(nn.Module):
@@ -276,6 +290,8 @@ class KLAutoencoder(nn.Module):
         self.config = config
         self.encoder = _Encoder(config, 2 * config.z_channels, operations)
         self.decoder = _Decoder(config, operations)
+        if config.enlarging:
+            self.enlarge = Enlarging(config.enlarging, config.widths[::-1], operations)
         self.quant_conv = operations.Conv2d(2 * config.z_channels, 2 * config.z_channels, 1)
         self.post_quant_conv = operations.Conv2d(config.z_channels, config.z_channels, 1)
 
@@ -285,13 +301,14 @@ class KLAutoencoder(nn.Module):
         return mean, torch.exp(0.5 * logvar.clamp(-30, 20))
 
     def decode(self, z: Tensor) -> Tensor:
-        """Images [B, 3, H, W] in about -1..1, not clipped, from latents [B, z_channels, h, w].
+        """Images [B, 3, h * output_stride, w * output_stride] in about -1..1, not clipped, from latents [B, z_channels,
+        h, w].
 
         Large images are decoded one by one.
         """
         one_by_one = self._large(*z.shape[2:])
         parts = self.post_quant_conv(z).split(1 if one_by_one else len(z))
-        return torch.cat([self.decoder(part) for part in parts])
+        return torch.cat([drawn(self, part) for part in parts])
 
     def decode_bytes(self, batch: int, height: int, width: int) -> int:
         """Upper estimate of the memory of :meth:`decode` for latents of that size, without the weights."""
@@ -300,13 +317,15 @@ class KLAutoencoder(nn.Module):
 
         # Five maps of the largest level are alive at once, and those of a level's resampling have the channels of the
         # level below.
-        maps = max(w * pixels >> 2 * max(0, i - 1) for i, w in enumerate(self.config.widths))
+        maps = 6 * max(w * pixels >> 2 * max(0, i - 1) for i, w in enumerate(self.config.widths))
+        if self.config.enlarging:
+            maps = max(maps, self.enlarge.live_values(pixels))
         element = self.post_quant_conv.weight.element_size()
-        return element * (6 * maps * decoded_at_once + 6 * batch * pixels)
+        return element * (maps * decoded_at_once + 6 * batch * pixels * self.config.enlarges**2)
 
     def _large(self, height: int, width: int) -> bool:
         """Whether images of latents of that size are decoded one by one."""
-        return height * width * self.config.stride**2 > WHOLE
+        return height * width * self.config.output_stride**2 > WHOLE
 
 
 def expect_finite(made: Tensor, name: str, what: str = "pixels") -> Tensor:
@@ -409,6 +428,8 @@ class VQAutoencoder(nn.Module):
         self.config = config
         self.encoder = _Encoder(config, config.z_channels, operations)
         self.decoder = _Decoder(config, operations)
+        if config.enlarging:
+            self.enlarge = Enlarging(config.enlarging, config.widths[::-1], operations)
         self.quantize = Codebook(config.codes, config.code_channels)
         self.quant_conv = operations.Conv2d(config.z_channels, config.code_channels, 1)
         self.post_quant_conv = operations.Conv2d(config.code_channels, config.z_channels, 1)
@@ -445,16 +466,23 @@ class VQAutoencoder(nn.Module):
         return self.vectors(codes), codes
 
     def decode_codes(self, codes: Tensor) -> Tensor:
-        """Images as in :meth:`decode`, of codes int64 [B, h, w]; any h and w."""
-        convolution = self.post_quant_conv
-        return self.decoder(convolution(self.vectors(codes).to(convolution.weight.dtype)))
+        """Images [B, 3, h * stride, w * stride] of codes int64 [B, h, w], about -1..1 and not clipped; any h and w.
+
+        They have the size that :meth:`encode` reads, also where :meth:`decode` draws larger ones.
+        """
+        return self.decoder(self.decoder_input(codes))
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Images [B, 3, h * stride, w * stride], about -1..1 and not clipped.
+        """Images [B, 3, h * output_stride, w * output_stride], about -1..1 and not clipped.
 
         They are those of the nearest codes of a LATENT [B, code_channels, h, w].
         """
-        return self.decode_codes(self.codes(latents))
+        return drawn(self, self.decoder_input(self.codes(latents)))
+
+    def decoder_input(self, codes: Tensor) -> Tensor:
+        """What the decoder reads, [B, z_channels, h, w], of codes int64 [B, h, w]."""
+        convolution = self.post_quant_conv
+        return convolution(self.vectors(codes).to(convolution.weight.dtype))
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .autoencoder import WHOLE, KLModel, ResBlock, group_norm
+from .enlarging import Enlarging, EnlargingConfig, MayEnlarge, drawn
 from .ops import TORCH, Operations
 from .structure import MOST_LEVELS, depth
 
 
 @dataclass(frozen=True)
-class BinaryConfig:
+class BinaryConfig(MayEnlarge):
     """Shape of a binary autoencoder."""
 
     widths: tuple[int, ...]  # channels of every level, the full resolution first
@@ -28,10 +29,11 @@ class BinaryConfig:
     z_channels: int  # bits C of a token
     noisy: bool = False  # whether the decoder also reads noise ("gan_decoder")
     groups: int = 32  # GroupNorm groups, which no weight states
+    enlarging: EnlargingConfig | None = None  # of the part that draws larger images; no official file has one
 
     @property
     def stride(self) -> int:
-        """Pixels per token and side."""
+        """Pixels per token and side of an image that is encoded."""
         return 2 ** (len(self.widths) - 1)
 
     @staticmethod
@@ -53,6 +55,7 @@ class BinaryConfig:
             z_channels=channels,
             noisy=read != channels,
             groups=groups,
+            enlarging=EnlargingConfig.from_state_dict(state, levels),
         )
 
 
@@ -161,14 +164,21 @@ class _Decoder(nn.Module):
         self.norm_out = group_norm(c.widths[0], c.groups)
         self.conv_out = operations.Conv2d(c.widths[0], 3, 3, padding=1)
 
-    def forward(self, bits: Tensor, noise: Tensor | None = None) -> Tensor:
+    def forward(self, bits: Tensor, noise: Tensor | None = None, features: list[Tensor] | None = None) -> Tensor:
+        """The image; the features of every level, the lowest resolution first, are added to a list that is given."""
         x = self.conv_in(bits if noise is None else torch.cat([bits, noise], 1))
         for block in self.mid_block:
             x = block(x)
-        for norm, level in zip(reversed(self.adaptive), reversed(self.up), strict=True):
-            x = level.upsample(level(norm(x, bits)))
+        for i, level in reversed([*enumerate(self.up)]):
+            x = level(self.adaptive[i](x, bits))
+            if features is not None and i:
+                features.append(x)
+            x = level.upsample(x)
 
-        return self.conv_out(F.silu(self.norm_out(x)))
+        x = F.silu(self.norm_out(x))
+        if features is not None:
+            features.append(x)
+        return self.conv_out(x)
 
 
 class BinaryAutoencoder(nn.Module):
@@ -179,6 +189,8 @@ class BinaryAutoencoder(nn.Module):
         self.config = config
         self.encoder = _Encoder(config, operations)
         self.decoder = _Decoder(config, operations)
+        if config.enlarging:
+            self.enlarge = Enlarging(config.enlarging, config.widths[::-1], operations)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Bits and the features before the sign, each [B, C, H / stride, W / stride], of images [B, 3, H, W]."""
@@ -186,14 +198,14 @@ class BinaryAutoencoder(nn.Module):
         return to_bits(features), features
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Images [B, 3, H, W] in about -1..1, not clipped, from latents [B, C, h, w].
+        """Images [B, 3, h * output_stride, w * output_stride] in about -1..1, not clipped, from latents [B, C, h, w].
 
         Of every number its sign is decoded, so that rounded or edited latents are valid; 0, which stands for a token
         that is not drawn yet, stays 0. Large images are decoded one by one.
         """
         one_by_one = self._large(*latents.shape[2:])
         parts = latents.sign().split(1 if one_by_one else len(latents))
-        return torch.cat([self.decoder(part) for part in parts])
+        return torch.cat([drawn(self, part) for part in parts])
 
     def decode_bytes(self, batch: int, height: int, width: int) -> int:
         """Upper estimate of the memory of :meth:`decode` for latents of that size, without the weights."""
@@ -201,13 +213,15 @@ class BinaryAutoencoder(nn.Module):
         decoded_at_once = 1 if self._large(height, width) else batch
 
         # Five maps of a level are alive at once, and those of its resampling have the channels of the level below.
-        maps = max(w * pixels >> 2 * max(0, i - 1) for i, w in enumerate(self.config.widths))
+        maps = 6 * max(w * pixels >> 2 * max(0, i - 1) for i, w in enumerate(self.config.widths))
+        if self.config.enlarging:
+            maps = max(maps, self.enlarge.live_values(pixels))
         element = self.decoder.conv_in.weight.element_size()
-        return element * (6 * maps * decoded_at_once + 6 * batch * pixels)
+        return element * (maps * decoded_at_once + 6 * batch * pixels * self.config.enlarges**2)
 
     def _large(self, height: int, width: int) -> bool:
         """Whether images of latents of that size are decoded one by one."""
-        return height * width * self.config.stride**2 > WHOLE
+        return height * width * self.config.output_stride**2 > WHOLE
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,7 @@ def test_the_code_of_the_page_runs_and_prints_what_it_says(tiny_demo, tmp_path, 
 @pytest.mark.slow
 def test_the_code_of_the_page_runs_on_the_demo(tmp_path, monkeypatch, capsys):
     names = run_the_page(tmp_path, monkeypatch, capsys)
-    assert names["pixels"].shape == (2, 128, 128, 3), "of the token model in the last block that decodes"
+    assert names["pixels"].shape == (2, 512, 512, 3), "of the token model in the last block that decodes"
 
 
 def test_the_readme_shows_the_first_example():

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from fastar_nodes.model_loaders.networks.autoencoder import KLConfig, VQConfig
+from fastar_nodes.model_loaders.networks.enlarging import EnlargingConfig
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.model_loaders.networks.ta_tok import TATokConfig
 from fastar_nodes.tools.training import (
     binary_recipe,
     bitdance_recipe,
+    enlarging_recipe,
     hybrid_recipe,
     recipes,
     ta_tok_recipe,
@@ -29,6 +31,7 @@ TA_TOK = TATokConfig(
     encoder_hidden=16, patch=4, side=6, input_size=24,
 )  # fmt: skip
 BINARY = replace(binary_recipe.BINARY, widths=(8, 8, 8, 8), blocks=1, groups=4)
+ENLARGING = EnlargingConfig(width=8, fine=4, blocks=(0, 1, 0, 1))
 BITDANCE = replace(bitdance_recipe.BITDANCE, dim=24, depth=1, heads=2, kv_heads=2, hidden=16)
 BITDANCE_HEAD = replace(bitdance_recipe.HEAD, condition=BITDANCE.dim, width=64, depth=1, heads=1)
 _language_config, _detokenizer_config = tar_recipes.language_config, tar_recipes.detokenizer_config
@@ -62,6 +65,9 @@ def shrink_demo(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(binary_recipe, "BINARY", BINARY)
     patch.setattr(bitdance_recipe, "BITDANCE", BITDANCE)
     patch.setattr(bitdance_recipe, "HEAD", BITDANCE_HEAD)
+    patch.setattr(enlarging_recipe, "ENLARGING", ENLARGING)
+    sides = {kind: {side // 4: 1 for side in counts} for kind, counts in enlarging_recipe.PICTURES.items()}
+    patch.setattr(enlarging_recipe, "PICTURES", sides)
 
 
 def scattered(net: torch.nn.Module, seed: int) -> torch.nn.Module:

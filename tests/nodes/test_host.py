@@ -177,9 +177,10 @@ def test_networks_that_comfyui_left_behind_are_moved():
 
 
 def test_a_kl_decoder_asks_for_less_than_core_estimates():
+    """The demo's even of an image of the size that it encodes, although it draws a larger one."""
     vae = loaders.LoadMAR.execute("demo", "auto", "fp32", False, "plain").result[1]
     for shape in ((1, 8, 8, 8), (1, 8, 256, 256)):
-        core = 17 * vae.width * shape[2] * shape[3] * vae.upscale_ratio**2 * 4
+        core = 17 * vae.width * shape[2] * shape[3] * vae.downscale_ratio**2 * 4
         assert core / 4 < vae.memory_used_decode(shape, torch.float32) < core
 
 

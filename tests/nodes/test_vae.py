@@ -10,6 +10,7 @@ import torch
 from fastar_nodes import load_binary, load_kl, load_vq
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.enlarging import EnlargingConfig
 from fastar_nodes.nodes import host
 from fastar_nodes.nodes.host import Loaded
 from fastar_nodes.nodes.vae import FastARVAE
@@ -198,6 +199,45 @@ def test_an_image_of_no_size_of_the_models_is_encoded_at_that_of_the_most_simila
     """The side ratios differ by a factor, so that tall and wide images are treated alike."""
     vae = FastARVAE(TinyVAE(), "tiny", 4, 2, 8, [(16, 16), (32, 16), (16, 32)])
     assert vae.size_for(torch.zeros(1, 3, *pixels)) == size
+
+
+@pytest.fixture
+def enlarging() -> FastARVAE:
+    """Of a model whose images are 16 x 8 or square, encoded by 4, and decoded four times larger."""
+    torch.manual_seed(0)
+    part = EnlargingConfig(width=4, fine=4, blocks=(0, 0, 0))
+    config = KLConfig(ch=4, ch_mult=(1, 1, 1), blocks=1, z_channels=2, groups=2, enlarging=part)
+    net = KLAutoencoder(config).eval().requires_grad_(False)
+    return FastARVAE(net, "large", 4, 2, 4, [(8, 8), (16, 8)], "kl", enlarges=4)
+
+
+def test_core_reads_two_ratios_of_a_decoder_that_enlarges(enlarging):
+    assert enlarging.spacial_compression_encode() == 4 and enlarging.spacial_compression_decode() == 16
+
+
+@pytest.mark.parametrize("size", [(8, 8), (32, 32), (16, 8), (64, 32)])
+def test_what_was_decoded_is_encoded_to_latents_of_the_same_size(enlarging, size):
+    """An image of the encoder's size too, so that one may edit either; both are decoded to the larger size."""
+    z = enlarging.encode(torch.rand(1, *size, 3))
+    assert z.shape == (1, 2, 2 * size[0] // size[1], 2)
+    assert enlarging.decode(z).shape == (1, 32 * size[0] // size[1], 32, 3)
+
+
+def test_tiles_of_a_decoder_that_enlarges(enlarging, tiles):
+    enlarging.decode_tiled(torch.zeros(1, 2, 6, 10), tile_x=5, tile_y=3, overlap=2)
+    enlarging.encode_tiled(torch.zeros(1, 32, 32, 3), tile_x=4, tile_y=4)
+    decoded, encoded = tiles
+    assert (decoded["size"], decoded["tile"], decoded["scale"]) == ((6, 10), (3, 5), 16)
+    assert (encoded["size"], encoded["tile"], encoded["scale"]) == ((8, 8), (4, 4), 0.25)
+
+
+@pytest.mark.parametrize("kind", ["kl", "vq"])
+def test_memory_of_a_decoder_that_enlarges(enlarging, kind):
+    """Of a VQ tokenizer as core estimates it at the encoder's size, and what the part holds."""
+    enlarging.kind = kind
+    net = enlarging.first_stage_model
+    expected = net.decode_bytes(1, 3, 5) if kind == "kl" else 4 * (17 * 4 * 240 + net.enlarge.live_values(240))
+    assert enlarging.memory_used_decode((9, 2, 3, 5), torch.float32) == expected
 
 
 def test_progress_stays_within_its_total():

@@ -1,6 +1,6 @@
 """Train the built-in demo checkpoints: the autoencoder, the MAR, its draft model and the judge; the VQ tokenizer, two
 LlamaGens and the PAR; TA-Tok, the Tar language model and two de-tokenizers; the hybrid, a MAR of prompts; the binary
-autoencoder and the BitDance.
+autoencoder and the BitDance; and the parts of the three autoencoders that draw images four times larger.
 
 An interrupted training resumes from its state in --work. All trainings together take many hours on two CPU cores; a
 GPU is faster.
@@ -24,13 +24,27 @@ from ...model_loaders.mar import load_mar
 from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from ...reports.files import typed_path, writable
 from .. import files
-from . import binary_recipe, bitdance_recipe, hybrid_recipe, judge, recipes, ta_tok_recipe, tar_recipes, token_recipes
+from . import (
+    binary_recipe,
+    bitdance_recipe,
+    enlarging_recipe,
+    hybrid_recipe,
+    judge,
+    recipes,
+    ta_tok_recipe,
+    tar_recipes,
+    token_recipes,
+)
 from .training import Job
 
 IMPROVE = (
     "start from the existing checkpoints: MARs, LlamaGens, PAR, Tar, hybrid, BitDance; of the KL autoencoder, train "
     "only the decoder"
 )
+# What is added to the name of an autoencoder for the training of its part that enlarges, which is in the same file.
+ENLARGING = "-enlarging"
+# Loaders of the autoencoders whose decoders enlarge.
+AUTOENCODERS: dict[str, Callable[..., Any]] = {"kl": load_kl, "vq": load_vq, "binary": load_binary}
 
 
 def log(line: str) -> None:
@@ -48,13 +62,15 @@ class Trainings:
 
     def path(self, name: str) -> Path:
         """The file of a checkpoint."""
-        return files.checkpoint(name, self.out)
+        return files.checkpoint(name.removesuffix(ENLARGING), self.out)
 
     def _net(self, load: Callable[..., Any], name: str) -> Any:
-        """The network of a checkpoint. Raises UserError if its file is missing."""
+        """The network of a checkpoint, without the part that enlarges. Raises UserError if its file is missing."""
         if not self.path(name).is_file():
             raise UserError(f"only: {self.path(name)} is missing; train {name} first.")
         model = load(self.path(name), "fp32", self.job.device)
+        if load in AUTOENCODERS.values():
+            return enlarging_recipe.without_part(model.net)
         return model.hybrid if load is load_hybrid else model.net
 
     def _start(self, load: Callable[..., Any], name: str) -> Any:
@@ -104,12 +120,22 @@ class Trainings:
     def binary(self) -> None:
         binary_recipe.train_binary(self.job, self.path("binary"), self._net(load_kl, "kl"))
 
+    def enlarging(self, name: str) -> None:
+        net = self._net(AUTOENCODERS[name], name)
+        start = None
+        if name != "kl":
+            start = load_kl(self.path("kl"), "fp32", self.job.device).net
+            if start.config.enlarging is None:
+                raise UserError(f"only: {self.path('kl')} does not enlarge; train kl{ENLARGING} first.")
+        enlarging_recipe.train_enlarging(self.job, self.path(name), f"{name}{ENLARGING}", net, start)
+
     def bitdance(self) -> None:
         binary, start = self._net(load_binary, "binary"), self._start(load_bitdance, "bitdance")
         bitdance_recipe.train_bitdance(self.job, self.path("bitdance"), binary, start)
 
 
-# Checkpoint to its training, in the order of their dependencies. The file is NAME.safetensors.
+# Checkpoint to its training, in the order of their dependencies. The file is NAME.safetensors. A new autoencoder has no
+# part that enlarges, so that this is trained after it.
 PROGRAMS: dict[str, Callable[[Trainings], None]] = {
     "kl": Trainings.kl,
     "mar": partial(Trainings.mar, name="mar"),
@@ -123,6 +149,7 @@ PROGRAMS: dict[str, Callable[[Trainings], None]] = {
     "hybrid": Trainings.hybrid,
     "binary": Trainings.binary,
     "bitdance": Trainings.bitdance,
+    **{f"{name}{ENLARGING}": partial(Trainings.enlarging, name=name) for name in AUTOENCODERS},
 }
 
 
