@@ -123,7 +123,18 @@ OURS = {
     "pipeline": {"assembly", "conditions", "samplers", "model_loaders", "reports"},
     "cli": {"cli", "pipeline", "conditions", "assembly", "samplers", "model_loaders", "reports"},
     "bench": {"bench", "cli", "sweeps", "assembly", "samplers", "model_loaders", "reports"},
-    "tools": {"tools", "nodes", "bench", "cli", "sweeps", "assembly", "samplers", "model_loaders", "reports"},
+    "tools": {
+        "tools",
+        "nodes",
+        "bench",
+        "cli",
+        "sweeps",
+        "assembly",
+        "pipeline",
+        "samplers",
+        "model_loaders",
+        "reports",
+    },
 }
 # Within these packages, the other ones are excluded.
 APART = {
