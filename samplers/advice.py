@@ -104,10 +104,7 @@ def calibrate(
     for k in range(settings.repeats):
         at = (seed + k) % SEEDS
         paired = k > 0
-        # A later round runs two each, but the first leaves most candidates out: until then one each is estimated.
-        runs_each = 2 if paired else 1
-        rounds_left = settings.repeats - k
-        planned = done + rounds_left * runs_each * max(1, len(left)) + (0 if paired else 1)
+        planned = _planned_runs(done, paired, settings.repeats - k, len(left))
 
         # 1. The first round has one run of the plain sampler for all candidates.
         if not paired:
@@ -146,6 +143,17 @@ def calibrate(
         left = _worth_another_round(left, settings)
 
     return _judged(plain, measured, settings)
+
+
+def _planned_runs(done: int, paired: bool, rounds_left: int, left: int) -> int:
+    """An estimate of all runs, at the beginning of a round; ``left``: candidates in it."""
+    left = max(1, left)
+    if paired:
+        return done + rounds_left * 2 * left  # every candidate beside a plain run
+
+    # The first round: one plain run, then every candidate. Later rounds run two each, but of so few candidates that one
+    # each of all is the better guess.
+    return done + 1 + rounds_left * left
 
 
 def _worth_another_round(left: Sequence[Measured], settings: AdviceSettings) -> list[Measured]:

@@ -79,12 +79,23 @@ def run_of_report(report: Report, group: Hashable) -> ComparedRun:
 
 
 def baselines(runs: Sequence[ComparedRun], alike: bool = False) -> list[int]:
-    """For each run the index of its baseline: in its group the plain sampler, else an accelerator at its exact setting,
-    else any of the runs.
+    """For each run the index of its baseline, a run of its group. The first of these that there are:
 
-    Of several that could be it the one with most work, then the slowest, then the first; with ``alike`` one that
-    decodes serially, and of those the one with most settings in common with the run. The work goes before the seconds,
-    which vary from run to run: the baseline stays the same when a comparison is repeated.
+    1. runs of the plain sampler;
+    2. accelerators at their exact settings;
+    3. all runs.
+
+    Of several that one which comes first by
+
+    1. most work, which is the same when a comparison is repeated;
+    2. most seconds;
+    3. its place among the runs.
+
+    With ``alike``, of several runs of the plain sampler or at exact settings, instead by
+
+    1. serial decoding before parallel;
+    2. most settings in common with the run;
+    3. its place among the runs.
     """
     members: dict[Hashable, list[int]] = {}
     for i, run in enumerate(runs):
@@ -129,16 +140,16 @@ def qualities(
     Raises:
         UserError: a cell is not a uint8 batch.
     """
-    bases = [baseline] * len(images) if isinstance(baseline, int) else baseline
+    base_of = [baseline] * len(images) if isinstance(baseline, int) else baseline
     out: list[Quality | None] = []
-    for i, (base, report, other) in enumerate(zip(bases, reports, against(reports, bases), strict=True)):
+    for i, (base, report, base_report) in enumerate(zip(base_of, reports, against(reports, base_of), strict=True)):
         if base is None or base == i:
             out.append(None)
             continue
 
         own = check_batch(images[i], f"image {i + 1}")
-        first = check_batch(images[base], f"image {base + 1}")
-        out.append(measure(own, first, quality_word(report, other)))
+        of_base = check_batch(images[base], f"image {base + 1}")
+        out.append(measure(own, of_base, quality_word(report, base_report)))
     return out
 
 

@@ -11,7 +11,7 @@ state is usable only as a whole; channel-wise acceptance probabilities would mul
   of max(0, p - q) / Z, found by drawing from p (Leviathan et al. 2023, appendix A). Also maximal.
 - :func:`couple`, the general case: reshape, then reflect. MAR's learned variances hardly differ between a draft and the
   target, so the first rarely changes the draft, and the second keeps its noise, which keeps images of one seed alike.
-  BitDance's variances are fixed, which leaves the second.
+  BitDance's variances are fixed: it calls :func:`reflect` alone.
 
 Means that differ by at most :data:`ROUNDING` (1 + |mean|) in every channel, with log stds within :data:`ROUNDING`,
 count as equal: fp32 evaluations of one head in two batches differ by as much. On the demo (50 diffusion steps from
@@ -60,9 +60,9 @@ class Coupled(NamedTuple):
 
     value: Tensor  # fp32 [N, channels]
     accepted: Tensor  # bool [N], whether the row is its draft
-    # bool [N], False where a redraw is needed and none was kept. The value is then made of the last redraw, or of the
-    # draft without redraws; it is no sample of the target.
-    found: Tensor
+    # bool [N], whether the value is a sample of the target. Where a redraw is needed and none was kept it is not: it is
+    # made of the last redraw, or of the draft without redraws.
+    is_sample: Tensor
 
 
 def same(a: Gaussian, b: Gaussian) -> Tensor:
@@ -137,14 +137,10 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, redraws: R
 
     Args:
         draft: fp32 [N, channels], a sample of q.
-        uniforms: in (0, 1], fp32 [N, 2], one for each of the two; or [N, 1], where the stds of q and p are the same and
-            not 0, for :func:`reflect` alone.
+        uniforms: in (0, 1], fp32 [N, 2], one for each of the two.
         redraws: for rows that the first step rejects; None for none. More of them, with the same first ones, change
-            only the rows that were not found.
+            only the rows that are no samples yet.
     """
-    if uniforms.shape[1] == 1:
-        return reflect(draft, q.mean, p, uniforms[:, 0])
-
     shaped = reshape(draft, q, p.log_std, uniforms[:, 0], redraws)
     shifted = reflect(shaped.value, q.mean, p, uniforms[:, 1])
     accepted = shaped.accepted & shifted.accepted
@@ -153,4 +149,4 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, redraws: R
     value = torch.where(still[:, None], p.mean, shifted.value)
     equal = same(q, p)
     value = torch.where(equal[:, None], draft, value)
-    return Coupled(value, equal | (~still & accepted), equal | still | shaped.found)
+    return Coupled(value, equal | (~still & accepted), equal | still | shaped.is_sample)

@@ -26,8 +26,7 @@ class Knob:
     high: float | None = None
     step: float | None = None
     choices: tuple[str, ...] = ()  # allowed strings, or empty
-    # Where the default is None, the model's own value: that of a full-size model, which a new node shows. It also tells
-    # the type of the setting.
+    # Value and type that stand for a default of None, the model's own: those of a full-size model. A new node shows it.
     paper: float | None = None
     symbol: str = ""  # the paper's symbol where it differs from the name, or ""
     unit: str = ""  # unit, or ""

@@ -36,7 +36,7 @@ from torch import Tensor
 from ..model_loaders.networks.speed import Regional
 from ..reports.record import Report
 from .chain import Chains, Head, StepNumbers, guide
-from .coupling import Gaussian, Redraws, couple
+from .coupling import Coupled, Gaussian, Redraws, couple, reflect
 from .device import to_device
 from .noise import CounterRNG
 
@@ -62,28 +62,32 @@ class _Window(NamedTuple):
     """The M drafted steps that are verified together: as many of each of R rows as the window is long, or as the row
     has left. A window of four steps of rows 3, 4 and 7, which have done 5, 8 and 7 of 10 steps::
 
-        row    3 3 3 3 4 4 7 7 7
-        step   5 6 7 8 8 9 7 8 9
-        which  0 0 0 0 1 1 2 2 2
-        place  0 1 2 3 0 1 0 1 2
+        of steps  row            3 3 3 3 4 4 7 7 7
+                  step           5 6 7 8 8 9 7 8 9
+                  index_in_rows  0 0 0 0 1 1 2 2 2
+                  ahead          0 1 2 3 0 1 0 1 2
+        of rows   rows           3       4   7
+                  first_of_row   0       4   6
+                  last_of_row    3       5   8
 
     int64 on the device.
     """
 
-    # Of every step, [M]: its row, its number, and its index in Drafts.
+    # Of every step, [M]: its row, its number, the index of its row among the R, and how many steps of that row come
+    # before it in the window; the last two are its index in Drafts.
     row: Tensor
     step: Tensor
-    which: Tensor
-    place: Tensor
+    index_in_rows: Tensor
+    ahead: Tensor
     # Of every row, [R]: its number, and the indices of its first and its last step among the M.
     rows: Tensor
-    first: Tensor
-    last: Tensor
+    first_of_row: Tensor
+    last_of_row: Tensor
 
     def prefix(self, accepted: Tensor, length: int) -> Tensor:
         """How many steps of each row are accepted before its first rejected one, int64 [R], of bool [M]."""
         of_rows = torch.zeros(len(self.rows), length, dtype=torch.int64, device=accepted.device)
-        of_rows[self.which, self.place] = accepted.to(torch.int64)
+        of_rows[self.index_in_rows, self.ahead] = accepted.to(torch.int64)
         return of_rows.cumprod(1).sum(1)  # 1 1 0 1 -> 1 1 0 0 -> 2
 
 
@@ -128,6 +132,7 @@ class Speculation:
         self.reported = self.steps if self.learned else self.steps - 1
         self.device = chains.x.device
         self._couple = net.region(couple, "verification of speculation")
+        self._reflect = net.region(reflect, "verification of speculation")
 
         # Before any evaluation there is no data to draft from: zeros stand in. Such a draft is mostly rejected, which
         # costs nothing, because the verifying call is also the first step's own.
@@ -136,12 +141,13 @@ class Speculation:
         self.data = torch.zeros_like(self.x)
         self.logits = torch.zeros_like(self.x)
 
-        # The numbers of the steps, with the temperature in their stds. The coupling of fixed variances divides by the
-        # std, which is 0 in the last step: any other does, because nothing is made of the coupling of that step.
+        # The numbers of the steps, with the temperature in their stds.
         columns = chains.table.columns()
         middle = columns.middle + (math.log(chains.temperature) if chains.temperature > 0 else -math.inf)
         if not self.learned:
-            middle[-1] = 0
+            # The last step's std is 0, by which the coupling of fixed variances would divide. Nothing is made of the
+            # coupling of that step, so that any other std will do.
+            middle[-1] = 0  # std 1, unused
         self._numbers = torch.stack(columns._replace(middle=middle), 1)
 
         per_step = 2 if self.learned else 1
@@ -215,7 +221,7 @@ class Speculation:
         """
         length = drafts.states.shape[1]
         window, step_on_host = self._window(rows, length)
-        in_drafts = window.which, window.place
+        in_drafts = window.index_in_rows, window.ahead
 
         # 1. The head at all drafted states.
         x = drafts.states[in_drafts]
@@ -227,17 +233,17 @@ class Speculation:
         q = drafts.q.rows(*in_drafts)
         uniforms = self._uniforms[window.row, window.step]
         judged = _Judged(window.row, window.step, draft, q.flat(), p.flat(), uniforms)
-        coupled = self._couple(judged.draft, judged.q, judged.p, judged.uniforms)
+        coupled = self._coupled(judged)
 
         # 3. A row stops at its first rejected step, which was replaced, or else at its last one.
         prefix = window.prefix(coupled.accepted, length)
-        stop = torch.minimum(window.first + prefix, window.last)  # index among the M
+        stop = torch.minimum(window.first_of_row + prefix, window.last_of_row)  # index among the M
         value = coupled.value[stop]
 
         # 4. The only read, unless some row needs redraws.
-        found = coupled.found[stop].to(torch.int64)
-        accepted, stop_on_host, found_on_host = torch.stack([prefix, stop, found]).cpu().numpy()
-        missing = np.flatnonzero(found_on_host == 0)
+        is_sample = coupled.is_sample[stop].to(torch.int64)
+        accepted, stop_on_host, is_sample_on_host = torch.stack([prefix, stop, is_sample]).cpu().numpy()
+        missing = np.flatnonzero(is_sample_on_host == 0)
         if len(missing):
             self._redraw(judged, stop, value, missing)
 
@@ -256,12 +262,21 @@ class Speculation:
         ends = widths.cumsum()
         firsts = ends - widths
 
-        which = np.arange(len(rows)).repeat(widths)
-        place = np.arange(len(which)) - firsts[which]
-        step = done[which] + place
-        of_steps = self._on_device(rows[which], step, which, place)
+        index_in_rows = np.arange(len(rows)).repeat(widths)
+        ahead = np.arange(len(index_in_rows)) - firsts[index_in_rows]
+        step = done[index_in_rows] + ahead
+        of_steps = self._on_device(rows[index_in_rows], step, index_in_rows, ahead)
         of_rows = self._on_device(rows, firsts, ends - 1)
         return _Window(*of_steps, *of_rows), step
+
+    def _coupled(self, judged: _Judged) -> Coupled:
+        """The coupling of drafted steps, without redraws. Fixed variances are the same in a draft and in the head's
+        kernel.
+        """
+        draft, q, p, uniforms = judged.draft, judged.q, judged.p, judged.uniforms
+        if self.learned:
+            return self._couple(draft, q, p, uniforms)
+        return self._reflect(draft, q.mean, p, uniforms[:, 0])
 
     def advance(self, rows: np.ndarray) -> None:
         """One step of rows without a draft."""
@@ -308,7 +323,8 @@ class Speculation:
         return to_device(np.stack(numbers), self.device)
 
     def _redraw(self, judged: _Judged, stop: Tensor, value: Tensor, missing: np.ndarray) -> None:
-        """Write the coupling's results of those rows that need redraws, ``missing`` int64 [K] among the R.
+        """Write the coupling's results of those rows that need redraws, ``missing`` int64 [K] among the R. Only learned
+        variances do.
 
         Args:
             judged: the M drafted steps.
@@ -323,6 +339,6 @@ class Speculation:
             redraws = Redraws(normals, rng.uniform(2 * step + _LANE_OF_UNIFORMS, 0, count))
             coupled = couple(draft, q, p, uniforms, redraws)
             value[some] = coupled.value
-            missing = missing[~coupled.found.cpu().numpy()]
+            missing = missing[~coupled.is_sample.cpu().numpy()]
             if not len(missing):
                 return

@@ -54,7 +54,8 @@ FULL = "full"
 EDGE = "edge"
 REUSED = "reused"
 
-# The head's blocks whose outputs are reused as one sum; of the others, each block's MLP output is reused by itself.
+# The head's blocks whose outputs are reused as one sum; of the *outer* ones, blocks 0 and 5 on, each block's MLP output
+# is reused by itself.
 MIDDLE = range(1, 5)
 
 
@@ -95,7 +96,7 @@ class CachedHead:
     =======================  ========  ========  ======
     null branch's noise [1]  computed  kept      kept
     sum of blocks 1 to 4     computed  kept      kept
-    MLPs of other blocks     computed  computed  kept
+    MLPs of outer blocks     computed  computed  kept
     gates, last layer        computed  computed  computed
     =======================  ========  ========  ======
 
@@ -107,34 +108,36 @@ class CachedHead:
         self.cfg = batch.cfg
         self.kinds = plan.kinds
         self.branches, self.tokens = batch.z.shape[:2]
-        self.own = [j for j in range(len(head.res_blocks)) if j not in MIDDLE]
+        self.outer = [j for j in range(len(head.res_blocks)) if j not in MIDDLE]
         self.report = report  # counts the work
         self._evaluate = net.region(evaluate_full, "diffusion head")
         self._reuse = net.region(evaluate_from_kept, "diffusion head")
 
-        self.modulations = modulations_by_kind(net.head, self.own, batch, plan, contiguous=net.records)
+        self.modulations = modulations_by_kind(net.head, self.outer, batch, plan, contiguous=net.records)
 
-        # Of the last full step; it is the first one.
+        # Of the last step that computed it; the first step is a full one.
         self._kept: Kept | None = None
+        # Of the step that at_step has given, which evaluated then counts.
+        self._kind = FULL
 
     def at_step(self, k: int) -> Evaluation:
         """See :class:`..chain.ChainHead`. The output is [P, N, 2 channels] at a full step, else [1, N, 2 channels] with
         the guidance in it; steps after a full one reuse :class:`Kept`.
         """
-        self.kind = self.kinds[k]
-        modulations = next(self.modulations[self.kind])
-        if self.kind == FULL:
+        self._kind = self.kinds[k]
+        modulations = next(self.modulations[self._kind])
+        if self._kind == FULL:
             return Evaluation(full_step, (self._evaluate, self.head, self.cfg, self.branches, modulations))
 
         assert self._kept is not None
-        edge = self.kind == EDGE
-        return Evaluation(reused_step, (self._reuse, self.head, self.own, self._kept, edge, modulations))
+        edge = self._kind == EDGE
+        return Evaluation(reused_step, (self._reuse, self.head, self.outer, self._kept, edge, modulations))
 
     def evaluated(self, kept: Kept | None) -> None:
         """See :class:`..chain.ChainHead`."""
         if kept is not None:
             self._kept = kept
-        branches = self.branches if self.kind == FULL else 1
+        branches = self.branches if self._kind == FULL else 1
         self.report.add(head_calls=1, head_rows=branches * self.tokens)
 
 
@@ -155,7 +158,7 @@ def reused_step(
     x: Tensor,
     evaluate: Callable[..., tuple[Tensor, Kept]],
     head: DiffusionHead,
-    own: Sequence[int],
+    outer: Sequence[int],
     kept: Kept,
     edge: bool,
     modulations: Sequence[Tensor],
@@ -163,17 +166,17 @@ def reused_step(
     """:func:`evaluate_from_kept`, perhaps compiled, of states [N, channels]: output [1, N, 2 channels], and what is
     kept if that has changed.
     """
-    out, newer = evaluate(head, own, kept, edge, x, modulations)
+    out, newer = evaluate(head, outer, kept, edge, x, modulations)
     return out[None], newer if edge else None
 
 
 def modulations_by_kind(
-    head: DiffusionHead, own: Sequence[int], batch: Chains, plan: HeadPlan, contiguous: bool
+    head: DiffusionHead, outer: Sequence[int], batch: Chains, plan: HeadPlan, contiguous: bool
 ) -> dict[str, Iterator[tuple[Tensor, ...]]]:
-    """The modulations of each kind of step. A reused step needs the gates of its ``own`` blocks and those of the last
+    """The modulations of each kind of step. A reused step needs the gates of its ``outer`` blocks and those of the last
     layer only.
     """
-    blocks = [cast(HeadBlock, head.res_blocks[j]) for j in own]
+    blocks = [cast(HeadBlock, head.res_blocks[j]) for j in outer]
     width = head.input_proj.out_features
     gates = []
     for block in blocks:
@@ -194,8 +197,8 @@ def modulations_by_kind(
     # Three modulations a block, and two of the last layer; a reused step has one gate a block.
     return {
         FULL: step_modulations(head.modulations, at[FULL], condition, 3 * len(head.res_blocks) + 2, contiguous),
-        EDGE: step_modulations(of_edge, at[EDGE], conditional, 3 * len(own) + 2, contiguous),
-        REUSED: step_modulations(of_reused, at[REUSED], conditional, len(own) + 2, contiguous),
+        EDGE: step_modulations(of_edge, at[EDGE], conditional, 3 * len(outer) + 2, contiguous),
+        REUSED: step_modulations(of_reused, at[REUSED], conditional, len(outer) + 2, contiguous),
     }
 
 
@@ -207,7 +210,7 @@ def of_block(modulations: Sequence[Tensor], i: int) -> Sequence[Tensor]:
 class Kept(NamedTuple):
     """What the steps after a full one reuse, of N tokens."""
 
-    mlps: list[Tensor]  # outputs of the own blocks' MLPs, [N, w] each
+    mlps: list[Tensor]  # outputs of the outer blocks' MLPs, [N, w] each
     middle: Tensor  # what blocks 1 to 4 added, [N, w]
     bias: Tensor  # of the last layer, plus the guidance, fp32 [N, 2 channels]
 
@@ -220,8 +223,8 @@ def evaluate_full(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequ
     n = len(cfg)
     blocks = cast(Sequence[HeadBlock], head.res_blocks)
     h = head.input_proj(x.to(head.input_proj.weight.dtype))
-    before = h[:n]
-    middle = torch.zeros_like(before)
+    before: Tensor | None = None  # what enters the middle blocks
+    middle = torch.zeros_like(h[:n])  # 0 in a head without middle blocks
     mlps = []
     for j, block in enumerate(blocks):
         shift, scale, gate = of_block(modulations, j)
@@ -232,6 +235,7 @@ def evaluate_full(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequ
         if j not in MIDDLE:
             mlps.append(out[:n])
         elif j == MIDDLE[-1] or j + 1 == len(blocks):
+            assert before is not None
             middle = h[:n] - before
 
     last = head.final_layer.linear
@@ -244,15 +248,15 @@ def evaluate_full(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequ
 
 
 def evaluate_from_kept(
-    head: DiffusionHead, own: Sequence[int], kept: Kept, edge: bool, x: Tensor, modulations: Sequence[Tensor]
+    head: DiffusionHead, outer: Sequence[int], kept: Kept, edge: bool, x: Tensor, modulations: Sequence[Tensor]
 ) -> tuple[Tensor, Kept]:
     """The head from what was kept: noise and variance logits fp32 [N, 2 channels], and what the next steps reuse.
 
-    x fp32 [N, channels] are the states of the conditional branch. At an edge step the own blocks' MLPs are computed.
+    x fp32 [N, channels] are the states of the conditional branch. At an edge step the outer blocks' MLPs are computed.
     """
     h = head.input_proj(x.to(head.input_proj.weight.dtype))
     mlps = []
-    for i, j in enumerate(own):
+    for i, j in enumerate(outer):
         block = cast(HeadBlock, head.res_blocks[j])
         if edge:
             shift, scale, gate = of_block(modulations, i)

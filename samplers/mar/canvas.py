@@ -29,7 +29,7 @@ class Order:
     """Which positions each AR step decides, and its guidance scale.
 
     Args:
-        orders: int64 [B, L], a permutation per image; positions are revealed from its end.
+        reversed_orders: int64 [B, L], a permutation per image; positions are revealed from its end.
         settings: numbers of tokens and guidance.
         again: bool [B, L], positions to decide, equally many in every image; None for all.
     """
@@ -43,8 +43,8 @@ class Order:
     reveal: Tensor  # int64 [B, L], positions in the order in which they are decided; given ones first
     scale: Tensor  # guidance scale fp32 [B, L] of every position
 
-    def __init__(self, orders: Tensor, settings: MARBase, again: Tensor | None = None):
-        tokens = orders.shape[1]
+    def __init__(self, reversed_orders: Tensor, settings: MARBase, again: Tensor | None = None):
+        tokens = reversed_orders.shape[1]
         given = 0 if again is None else tokens - int(again[0].sum())
         left = settings.left(tokens - given, part=given > 0)
         self.steps = len(left)
@@ -58,13 +58,13 @@ class Order:
             self.cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in left]
 
         # The published code masks the front of an order and reveals from its end. Given positions come first.
-        self.reveal = orders.flip(1)
+        self.reveal = reversed_orders.flip(1)
         if again is not None:
             given_first = again.gather(1, self.reveal).to(torch.uint8).argsort(dim=1, stable=True)
             self.reveal = self.reveal.gather(1, given_first)
 
         in_order = torch.tensor([1.0, *self.cfg]).repeat_interleave(torch.tensor([given, *self.sizes]))
-        scale = to_device(in_order, orders.device).expand_as(orders)
+        scale = to_device(in_order, reversed_orders.device).expand_as(reversed_orders)
         self.scale = torch.empty_like(scale).scatter(1, self.reveal, scale)
 
     @property
@@ -98,7 +98,11 @@ class MARCanvas(Canvas):
         self.guided = self.settings.cfg != 1.0  # whether the null branch is evaluated
 
     def read_by(self, model: MARModel, conditioning: Conditioning, report: Report) -> MARCanvas:
-        """The same images as another model reads them, whose work another report counts."""
+        """The same images as another model reads them, whose work another report counts.
+
+        Everything else is shared, not copied: tokens that are written and seconds that are measured on either canvas
+        are those of both.
+        """
         other = copy(self)
         other.model = model
         other.conditioning = conditioning
@@ -127,10 +131,10 @@ class MARCanvas(Canvas):
     def table(self, count: int, highest: int = STEPS - 1) -> chain.StepTable:
         """The steps of :meth:`tables` on the device."""
         made = self.tables(count, highest)
-        return chain.step_table(made.drawn, self.times(made))
+        return chain.step_table(made.drawn, self.time_embeddings(made))
 
     @torch.no_grad()
-    def times(self, made: Tables) -> Tensor:
+    def time_embeddings(self, made: Tables) -> Tensor:
         """The head's embeddings [S, w] of the timesteps of tables, highest first."""
         return self.model.net.head.time_embed(to_device(made.timestep_map.flip(0), self.device))
 
@@ -169,8 +173,8 @@ def mar_canvas(
         tokens = model.to_tokens(start.expand(len(condition), -1, -1, -1))
         report.edits = edit_digests(tokens, again)
 
-    orders = settings.orders(noise.orders(c.tokens)).to(model.device)
-    order = Order(orders, settings, again)
+    reversed_orders = settings.orders(noise.orders(c.tokens)).to(model.device)
+    order = Order(reversed_orders, settings, again)
     return MARCanvas(
         model,
         settings,

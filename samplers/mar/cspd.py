@@ -103,6 +103,7 @@ def cspd(
     for name, count in draft.weights().items():
         canvas.report.memory[f"{WEIGHTS}draft {name}"] = count
 
+    draft.net.begin_run()
     with torch.no_grad():
         transformer = make_transformer(canvas)
         last_noise = settings.mode == "paper"
@@ -110,7 +111,6 @@ def cspd(
     for name, count in drafter.canvas.report.memory.items():
         canvas.report.memory[f"draft {name}"] = count
 
-    draft.net.begin_run()
     modes = {"published": published_steps, "paper": paper_steps, "lossless": lossless_steps}
     result = yield from modes[settings.mode](canvas, transformer, drafter, settings)
     remark_draft(result.report, draft)

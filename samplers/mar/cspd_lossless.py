@@ -69,10 +69,10 @@ def lossless_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter
         verdict = next(segment.verdicts)
         with canvas.clock.phase("head"):
             here = order.ahead(step)
-            accepted = torch.from_numpy(verdict.kept == len(table)).view(here.shape)
+            accepted = torch.from_numpy(verdict.kept_steps == len(table)).view(here.shape)
             tokens = verdict.paths.finish(verdict.rows, plain.window)
             canvas.write(here, tokens.view(*here.shape, -1), step)
-            canvas.report.add(accepted_steps=int(verdict.kept.sum()))
+            canvas.report.add(accepted_steps=int(verdict.kept_steps.sum()))
 
         # 3. After a rejection discard the later drafts. The next segment has at most twice the accepted length.
         segment.left -= 1
@@ -102,9 +102,11 @@ class Segment:
 class Verdict(NamedTuple):
     """The drafts of an AR step, judged by the target."""
 
-    paths: Speculation  # of this AR step and maybe others
-    rows: np.ndarray  # of this AR step, int64 [B n]
-    kept: np.ndarray  # accepted diffusion steps of each row, int64 [B n]
+    # The diffusions of all AR steps that were judged in the same pass. Their verdicts hold the same object, and each
+    # finishes its own rows only.
+    paths: Speculation
+    rows: np.ndarray  # of this AR step in paths, int64 [B n]
+    kept_steps: np.ndarray  # accepted diffusion steps of each row, int64 [B n]
 
 
 class Verifier:
@@ -135,14 +137,14 @@ class Verifier:
             # 2. Its head at all states of their drafted paths.
             with clock.phase("head"):
                 paths = self._paths(first + done, zs)
-                kept = self._advance(paths, drafts[done : done + len(zs)])
+                kept_steps = self._advance(paths, drafts[done : done + len(zs)])
 
             # 3. The rows of each AR step.
             end = 0
             for z in zs:
                 rows = np.arange(end, end + z.shape[1] * z.shape[2])
                 end += len(rows)
-                yield Verdict(paths, rows, kept[rows])
+                yield Verdict(paths, rows, kept_steps[rows])
             done += len(zs)
 
     def _paths(self, first: int, zs: Sequence[Tensor]) -> Speculation:

@@ -37,7 +37,7 @@ from ..device import to_device
 from ..engine import Sampler, passes
 from ..noise import row_keys
 from .canvas import MARCanvas
-from .drafting import Drafter, Trace, kernel_table, prefill_steps, segment_chains, traced
+from .drafting import Drafter, Trace, noisy_last_step_table, prefill_steps, segment_chains, traced
 from .mar import Diffusion, places
 from .rejection import AS_PRINTED, Judged, RejectionDraws, accept_or_redraw, last_step
 from .settings import CSpDSettings
@@ -52,13 +52,15 @@ def paper_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter, s
     the target's own. So an image does not depend on its batch. All images are at the same AR step, though: drafting
     ends at the first AR step at which any of them takes its own tokens, and a rejection in one image discards the later
     drafts of all. The others draft these AR steps again, from the same noise, and judge them with the same random
-    numbers. With gamma = 2 and two images, of which the second one rejects its draft of AR step 5::
+    numbers. An image that took its own tokens or rejected a draft at AR step k begins to count at k + 1, so that its
+    next own ones are those of AR step k + 1 + gamma. With gamma = 2 and two images, of which the second one rejects its
+    draft of AR step 5::
 
         AR step              4          5          6          7
         first image          accepts    accepts    its own    accepts
-          own_at before it   6          6          6          9
+          own_at before it   6          6          6          9 = 6 + 1 + 2
         second image         accepts    rejects    accepts    accepts
-          own_at before it   6          6          8          8
+          own_at before it   6          6          8          8 = 5 + 1 + 2
 
     """
     order = canvas.order
@@ -73,11 +75,11 @@ def paper_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter, s
     canvas.drafted = torch.zeros_like(canvas.outcome, dtype=torch.bool)
     own_at = np.full(canvas.images, step + settings.draft_length)  # of every image
     while step < order.steps:
-        # 1. Draft up to the first AR step at which an image takes its own tokens, of which the others need a draft.
+        # 1. Draft up to the first AR step at which an image takes its own tokens; also that one if another image does
+        # not.
         last = min(int(own_at.min()), order.steps - 1)
-        all_take_own = (own_at == last).all()
-        steps = range(step, last) if all_take_own else range(step, last + 1)
-        drafts = {k: drafter.step(k, plain.start, plain.noise) for k in steps}
+        drafts_needed = range(step, last + 1 if (own_at > last).any() else last)
+        drafts = {k: drafter.step(k, plain.start, plain.noise) for k in drafts_needed}
         if drafts:
             canvas.drafted.scatter_(1, order.ahead(step, len(drafts)), True)
 
@@ -111,7 +113,7 @@ class Judge:
         self.transformer = transformer
         self.start = start
         self.noise = noise
-        self.table = kernel_table(canvas)
+        self.table = noisy_last_step_table(canvas)
         self.draws = RejectionDraws(to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device))
 
     def paths(self, first: int, count: int) -> Iterator[Trace]:

@@ -22,7 +22,7 @@ from ..device import to_device
 from ..engine import Sampler, passes
 from ..noise import row_keys
 from .canvas import MARCanvas
-from .drafting import Drafter, kernel_table, prefill_steps, record_outcome, traced
+from .drafting import Drafter, noisy_last_step_table, prefill_steps, record_outcome, traced
 from .mar import Diffusion, places
 from .rejection import LastStep, RejectionDraws, Rule, accept_or_redraw, last_step
 from .settings import CSpDSettings
@@ -42,7 +42,7 @@ def published_steps(
     ``draws`` None: those of the noise.
     """
     order = canvas.order
-    table = kernel_table(canvas)
+    table = noisy_last_step_table(canvas)
     temperature = settings.temperature
     tables = [canvas.table(settings.diffusion_steps)] * order.steps
     plain = Diffusion(canvas, transformer.heads, tables)

@@ -42,14 +42,14 @@ class Trace(NamedTuple):
         return [Trace(path, Gaussian(mean, log_std)) for path, mean, log_std in parts]
 
 
-def kernel_table(canvas: MARCanvas) -> chain.StepTable:
+def noisy_last_step_table(canvas: MARCanvas) -> chain.StepTable:
     """The steps of a full pass for :func:`traced`: without the temperature, and with a std of the last one."""
     tables = canvas.tables(canvas.settings.diffusion_steps)
-    return chain.step_table(tables.steps, canvas.times(tables))
+    return chain.step_table(tables.steps, canvas.time_embeddings(tables))
 
 
 def traced(canvas: MARCanvas, rows: Chains, last_noise: bool = False) -> Trace:
-    """Sample rows with the full diffusion head, and keep their paths. Their steps are :func:`kernel_table`'s.
+    """Sample rows with the full diffusion head, and keep their paths. Their steps are :func:`noisy_last_step_table`'s.
 
     ``last_noise``: whether the last step adds its noise, as all others. MAR's does not.
     """
@@ -106,7 +106,7 @@ class Drafter:
 
         self.report = canvas.report
         self.canvas = canvas.read_by(model, conditioning, report)
-        self.table = kernel_table(self.canvas)
+        self.table = noisy_last_step_table(self.canvas)
         self.transformer = make_transformer(self.canvas)
         self.last_noise = last_noise
 
@@ -129,15 +129,15 @@ class Drafter:
             trace = traced(canvas, rows, self.last_noise)
             canvas.values[image, position] = trace.path[:, -1]
 
-        self._count()
+        self._move_counts()
         return trace
 
     def forget(self) -> None:
         """Discard features of tokens that the target has replaced."""
         self.transformer.forget()
 
-    def _count(self) -> None:
-        """Move the work so far into the target's report."""
+    def _move_counts(self) -> None:
+        """Move the work so far from the draft's report into the target's."""
         counts = self.canvas.report.counts
         both = {name: counts[name] for name in _BOTH if name in counts}
         self.report.add(**both)

@@ -202,18 +202,19 @@ class Refinement:
 
         weights = guidance_weights(settings.guidance_schedule, steps)
         self.gamma = to_device(torch.tensor(weights), canvas.device)
+        # The first step that evaluates the head; first_states makes the state before it without the head.
         if self.renoises:
             # Rounded down, as pipelines that draw from an image count their steps: 13 of 15 * 0.9.
-            self.first = steps - int(round(steps * settings.denoise, 6))
+            self.first_step = steps - int(round(steps * settings.denoise, 6))
             ends_in_drafts = False
         else:
             # A step with gamma = 1 gives x' + sigma noise whatever the head predicts: the first step of most schedules.
-            self.first = 1 if weights[0] == 1 else 0
+            self.first_step = 1 if weights[0] == 1 else 0
             # The last step has no noise: if its gamma is 1, as with linear-up or a single step, a token is its draft.
             ends_in_drafts = weights[-1] == 1
 
         # Without a step a draft stays as it is.
-        self.keeps = settings.accepted == "keep" or ends_in_drafts or self.first == steps
+        self.leaves_draft = settings.accepted == "keep" or ends_in_drafts or self.first_step == steps
 
     def begin(self, z: Tensor, here: Tensor, ok: Tensor, drafts: Tensor) -> Placed | None:
         """The accepted tokens before the first step that needs the head; None if there are none or if they stay as
@@ -225,7 +226,7 @@ class Refinement:
             ok: bool [B, n] on the host, which of them are accepted.
             drafts: x' of all positions, fp32 [B, L, channels].
         """
-        if self.keeps or not bool(ok.any()):
+        if self.leaves_draft or not bool(ok.any()):
             return None
 
         image, column = to_device(ok.nonzero().T, z.device)
@@ -237,7 +238,7 @@ class Refinement:
 
         cfg = self.canvas.order.scale[image, position, None]
         rows = Chains(z[:, image, column], cfg, x, noise, self.table, self.temperature, change=pull)
-        return Placed(rows.part(self.first, len(self.table)), image, position)
+        return Placed(rows.part(self.first_step, len(self.table)), image, position)
 
     def first_states(self, draft: Tensor, start: Tensor, noise: Tensor) -> Tensor:
         """States before the first step that needs the head, fp32 [N, channels].
@@ -247,9 +248,9 @@ class Refinement:
         if self.renoises:
             # x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise; the table has 1 / sqrt(abar) and -sqrt(1 / abar - 1).
             numbers = self.table.columns()
-            return (draft - numbers.data_out[self.first] * start) / numbers.data_x[self.first]
+            return (draft - numbers.data_out[self.first_step] * start) / numbers.data_x[self.first_step]
 
-        if self.first:
+        if self.first_step:
             # Sigma of a step whose logits are not computed: the middle of the learned range, with the temperature.
             log_sigma = self.table.columns().middle[0]
             return draft + log_sigma.exp() * self.temperature * noise[0]

@@ -39,9 +39,17 @@ class Heads:
     ) -> tuple[Tensor, Tensor]:
         """The tokens of two batches of rows, fp32 [N, channels] each, in one loop.
 
-        So the sequential head calls are those of the longer one; the other joins for its last steps. A cache of the
-        head belongs to one diffusion: with one they run after each other. ``join``: :func:`joined`, or one that also
-        joins what a sampler makes of the means.
+        The longer one starts alone, and the other joins it for the last steps, so that the sequential head calls are
+        those of the longer one. With 5 steps of ``one`` and 3 of ``other``::
+
+            head call     0  1  2  3  4
+            step of one   0  1  2  3  4
+            step of other       0  1  2
+
+        A cache of the head belongs to one diffusion: with one they run after each other.
+
+        ``join`` makes one batch of those last steps: :func:`joined`, or one that also joins what a sampler makes of the
+        means.
         """
         together = min(len(one.table), len(other.table))
         if not together or not (self.whole(len(one.table)) and self.whole(len(other.table))):

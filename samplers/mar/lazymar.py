@@ -106,6 +106,15 @@ class LazyTransformer(Transformer):
     Calls may skip AR steps, ask for any positions ahead, and start from given tokens: the new tokens are those decided
     since the last call. Decided tokens must not change; a caller that changes some calls :meth:`forget`. The report of
     a run with this transformer has its name and settings.
+
+    A call names five sets of tokens or of their rows in the decoder:
+
+    - ``wanted``: tokens whose z the call returns;
+    - ``new``: tokens decided since the last call;
+    - ``needed``: tokens whose rows the last block computes: the wanted ones, or all at a refresh of the condition
+      cache. ``needed_rows`` are their rows;
+    - ``must``: the rows of ``needed`` and ``new``, which the token cache always computes, in this order;
+    - ``needed_among``: the places of the needed rows among those that are computed.
     """
 
     def __init__(self, canvas: MARCanvas, settings: CacheSettings):

@@ -26,6 +26,8 @@ from ..noise import CounterRNG
 # Redraws of a rejected token, of which so many are computed for all tokens, the others for those that need them.
 TRIES = 100
 _FIRST_TRIES = 10
+# In place of the number of the redraw that is kept, which counts from 1.
+_NONE_KEPT = 0
 # Lanes of a token's random numbers, after those of its diffusion steps (speculation.py).
 _GUESS, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
 
@@ -62,17 +64,17 @@ class LastStep(NamedTuple):
 
     mean: Tensor  # of the last step
     log_std: Tensor
-    rest: Tensor  # sum of the other steps' log stds
+    other_log_stds: Tensor  # sum of all other steps'
 
     def rows(self, *index: Any) -> LastStep:
         """The parts at an index."""
-        return LastStep(self.mean[index], self.log_std[index], self.rest[index])
+        return LastStep(self.mean[index], self.log_std[index], self.other_log_stds[index])
 
     def write(self, image: Tensor, position: Tensor, new: LastStep) -> None:
         """Replace those of some tokens, of parts [B, L, channels]."""
         self.mean[image, position] = new.mean
         self.log_std[image, position] = new.log_std
-        self.rest[image, position] = new.rest
+        self.other_log_stds[image, position] = new.other_log_stds
 
 
 def last_step(kernel: Gaussian, temperature: float = 1.0) -> LastStep:
@@ -89,7 +91,7 @@ def log_ratio(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
     def exponent(last: LastStep) -> Tensor:
         return -0.5 * (((token - last.mean) * torch.exp(-last.log_std) / rule.inner_temperature) ** 2).sum(-1)
 
-    log_sigma = q.rest - p.rest
+    log_sigma = q.other_log_stds - p.other_log_stds
     return (rule.power * log_sigma + q.log_std - p.log_std).sum(-1) + exponent(p) - exponent(q)
 
 
@@ -126,24 +128,25 @@ def accept_or_redraw(
     tokens = torch.where(accepted[:, None], drafts, redraw)
 
     # 3. The others, of rejected tokens of which none was kept yet.
-    ok, redraws = torch.stack([accepted.to(number.dtype), number]).cpu()
+    ok, number = torch.stack([accepted.to(number.dtype), number]).cpu()
     ok = ok.bool()
-    redraws[ok] = 0
-    missing = (redraws > _FIRST_TRIES).nonzero()[:, 0]
+    missing = (~ok & (number == _NONE_KEPT)).nonzero()[:, 0]
     if len(missing):
         i = to_device(missing, drafts.device)
         more = TRIES - _FIRST_TRIES
-        tokens[i], number = redrawn(draws, image[i], position[i], q.rows(i), p.rows(i), rule, _FIRST_TRIES, more)
-        redraws[missing] = number.cpu()
+        tokens[i], later = redrawn(draws, image[i], position[i], q.rows(i), p.rows(i), rule, _FIRST_TRIES, more)
+        number[missing] = later.cpu()
 
-    return Judged(tokens, ok, redraws.clamp(max=TRIES), redraws <= TRIES)
+    found = ok | (number != _NONE_KEPT)
+    redraws = number.masked_fill(ok, 0).masked_fill(~found, TRIES)
+    return Judged(tokens, ok, redraws, found)
 
 
 def redrawn(
     draws: RejectionDraws, image: Tensor, position: Tensor, q: LastStep, p: LastStep, rule: Rule, first: int, count: int
 ) -> tuple[Tensor, Tensor]:
-    """The first redraw that is kept of N tokens, fp32 [N, channels], zero where none is, and its number from 1, int64
-    [N], one more than the last where none is.
+    """The first redraw that is kept of N tokens, fp32 [N, channels], and its number from 1, int64 [N]; where none is
+    kept, zeros and _NONE_KEPT.
 
     Redraws ``first .. first + count - 1`` of p's kernel are tried.
     """
@@ -157,4 +160,4 @@ def redrawn(
     chosen = kept.to(torch.uint8).argmax(1)
     row = torch.arange(len(image), device=image.device)
     value = torch.where(found[:, None], drawn[row, chosen], 0.0)
-    return value, first + 1 + torch.where(found, chosen, count)
+    return value, torch.where(found, first + 1 + chosen, _NONE_KEPT)

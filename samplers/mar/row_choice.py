@@ -76,10 +76,11 @@ class RowChoice:
 
     def _count(self, step: int, known: int, must: int, total: int) -> int:
         """How many of ``total`` rows are computed, of which ``must`` are of tokens that are wanted or new."""
+        # All tokens are known + new + wanted + others, must = new + wanted, and a token of two sets counts once.
         if self.selection == "decided":
-            return must + known  # tokens decided since the last call are new
+            return must + known  # decided (known + new) and must
         if self.selection == "undecided":
-            return self.canvas.cells - known
+            return self.canvas.cells - known  # undecided (wanted + others) and must: all but known
         return max(must + self.spare, int(total * self.share[step]))
 
     def _rank_by_state(self, step: int) -> Tensor:

@@ -88,6 +88,8 @@ def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
 
     # 2. The slots of the cache.
     slots = Slots(schedule) if one_by_one else WindowSlots(schedule)
+    if schedule.unwritten_visible:
+        slots.show_blank(range(schedule.known, len(slots.place)))
     for k, p in enumerate(passes):
         slots.write(k, p)
     padding = slots.add(place=0, written=len(passes))
@@ -144,9 +146,6 @@ class Slots:
         self.ends: list[int] = []
         self.of_rows: list[int] = []
 
-        if schedule.unwritten_visible:
-            self.show_blank(range(schedule.known, highest + 1))
-
     def show_blank(self, places: range) -> None:
         """Have places attended to from the start, before they are written."""
         for place in places:
@@ -173,9 +172,8 @@ class WindowSlots(Slots):
     """
 
     def __init__(self, schedule: Schedule):
-        # Of places whose true token was not fed yet; show_blank, which the next line may call, adds some.
-        self.stand_in_slot: dict[int, int] = {}
         super().__init__(schedule)
+        self.stand_in_slot: dict[int, int] = {}  # of places whose true token was not fed yet
 
     def show_blank(self, places: range) -> None:
         for place in places:

@@ -38,7 +38,13 @@ class PairedDraws:
         return len(self.images)
 
     def of(self, images: Sequence[int]) -> PairedDraws:
-        """The draws of some of the images, by their place in the batch."""
+        """The draws of some of the images, by their place in the batch.
+
+        Raises:
+            TypeError: a class with other numbers that has no ``of`` of its own.
+        """
+        if type(self) is not PairedDraws:
+            raise TypeError(f"{type(self).__name__} draws other numbers; define its of(), which keeps some images.")
         return PairedDraws(self.seed, [self.images[i] for i in images])
 
     def _start(self, stream: str, values: int, device: torch.device) -> tuple[Tensor, Tensor]:

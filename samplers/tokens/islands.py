@@ -185,24 +185,41 @@ def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> 
         belongs: bool [n, width], whether a cell belongs to each of n islands.
         latest_above: int32 [n, width], the latest wave of the island in the rows above, in columns up to each.
         reach: a cell waits for those above it in columns up to its own + ``reach`` - 1.
+
+    A cell's wave is 1 + the greater of the latest wave above and of its left neighbour's. Less its place among the
+    island's cells of the row, that is a running maximum of what the rows above demand. With ``reach`` 1 and an island
+    (x) that leaves out the second column::
+
+        belongs               x  .  x  x
+        latest above          1  1  4  4
+        place                 0     1  2
+        1 + latest - place    2     4  3
+        running maximum       2     4  4
+        + place               2     5  6
+
     """
     width = belongs.shape[1]
     place = np.cumsum(belongs, axis=1, dtype=np.int32) - 1  # of a cell among those of its island in the row
     seen = np.minimum(np.arange(width) + reach - 1, width - 1)
 
-    # wave = 1 + max(latest above, wave of the left neighbour): wave - place never falls along a row, so that it is a
-    # running maximum.
     earliest = np.where(belongs, latest_above[:, seen] + 1 - place, _NEVER)
     return np.maximum.accumulate(earliest, axis=1) + place
 
 
 class WavePass(NamedTuple):
-    """The pass that resamples a wave: int64 arrays [B, .], each image's entries left-aligned."""
+    """The pass that resamples a wave: int64 arrays [B, .], each image's entries left-aligned.
 
-    cells: np.ndarray  # cells to draw; padded with the number of cells of the grid
-    # cells fed before; padded with the last cell, which no row attends to. Empty in the first wave, whose predictions
-    # come from the verification.
-    fed: np.ndarray
+    Where an image has fewer cells than another one of its batch, its row is padded:
+
+    - ``cells`` with the number of cells of the grid: the token drawn for it goes to the canvas' column for padding;
+    - ``predicted_by`` with 0, any row;
+    - ``fed`` with the last cell of the grid. It predicts no cell, so that it is never fed for its own sake and no row
+      attends to it. A cache for more than one image needs a slot for it. The table of positions has no entry for it:
+      it is fed at the position before.
+    """
+
+    cells: np.ndarray  # cells to draw
+    fed: np.ndarray  # cells fed before; none in the first wave, whose predictions come from the verification
     predicted_by: np.ndarray  # for each of cells the index in fed of the cell that predicts it
     end: int  # cells below this one are attended to
 
@@ -211,7 +228,18 @@ def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
     """What each wave feeds (the cells before its own, and those that the last wave drew) and draws; ``count`` cells are
     in the grid.
 
-    ``wave`` int32 [B, n] is that of the cells from ``first`` on, -1 where not drawn.
+    ``wave`` int32 [B, n] is that of the cells from ``first`` on, -1 where not drawn. For one island on all of 3 x 3
+    cells, with a window of 1::
+
+        cells    wave of each    wave  draws  feeds  of which it predicts
+        0 1 2    0 1 2           0     0      -      -
+        3 4 5    1 2 3           1     1 3    0 2    1 3
+        6 7 8    2 3 4           2     2 4 6  1 3 5  2 4 6
+                                 3     5 7    2 4 6  - 5 7
+                                 4     8      5 7    - 8
+
+    A cell that predicts nothing, 2 in wave 3, is fed because it was drawn in the wave before: its keys and values are
+    those of an earlier token.
     """
     last = first + wave.shape[1]
     of_cell = np.full((len(wave), count), -1)

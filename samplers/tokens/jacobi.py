@@ -81,15 +81,16 @@ def iterate(
 
         # 1. Feed the rows of the W passes at once, with the tokens so far: certain ones and guesses. Every row attends
         #    to the slots that it attends to in its own serial pass. Keys and values replace those of the last call.
-        earliest = 0 if look.padded_to else int(window.start_on_host.min())  # calls of one shape all have the null rows
-        null = earliest <= last_guided
+        # The null rows are left out behind the last guided pass, but not of calls that all have one shape.
+        has_one_shape = look.padded_to > 0
+        null = any(guided) and (has_one_shape or int(window.start_on_host.min()) <= last_guided)
         with canvas.clock.phase(canvas.phases[0]):
             rows, predicted_by = window.fed_rows(drawn)
             hidden = chosen_rows(look.feed(tokens, rows, null), predicted_by)
 
         # 2. Draw the cells of the W passes, from the same noise in every call.
         with canvas.clock.phase(canvas.phases[1]):
-            new = draw.tokens(hidden, null and (all(guided) or guided_by_cell[drawn.entries]), cells, tokens)
+            new = draw.tokens(hidden, null and (all(guided) or guided_by_cell[drawn.cell_index]), cells, tokens)
 
         # 3. The passes whose tokens agree with those that were fed are certain.
         before = window.start
@@ -110,7 +111,7 @@ def iterate(
 class DrawnCells(NamedTuple):
     """The cells that a call draws, int64 [L, n] of L images; padded."""
 
-    entries: Tensor  # their indices in the table's arrays by cell
+    cell_index: Tensor  # their indices in the table's arrays by cell
     cells: Tensor  # their numbers in the grid
     inside: Tensor  # bool [L, n], False on padding
     size: int  # without padding
@@ -153,8 +154,8 @@ class Window:
         counts = t.cell_start[self.stop_on_host] - t.cell_start[self.start_on_host]
 
         most = int(counts.max())
-        order, inside = ranges(self.table.cell_start, self.start, self.stop, most, len(t.cells) - 1)
-        return DrawnCells(order, self.table.cells[order], inside, int(counts.sum()))
+        cell_index, inside = ranges(self.table.cell_start, self.start, self.stop, most, len(t.cells) - 1)
+        return DrawnCells(cell_index, self.table.cells[cell_index], inside, int(counts.sum()))
 
     def fed_rows(self, drawn: DrawnCells) -> tuple[FedRows, Tensor]:
         """The rows that are fed, and which of them predicts each of the ``drawn`` cells, int64 [L, n]."""
@@ -165,12 +166,12 @@ class Window:
         for a, b in zip(self.start_on_host, stop, strict=True):
             end = max(end, int(t.end[a:b].max(initial=0)))
 
-        which, _ = ranges(self.table.row_start, self.start, self.stop, most, len(t.fed) - 1)
+        row_index, _ = ranges(self.table.row_start, self.start, self.stop, most, len(t.fed) - 1)
         # Slots that the images share are written faster.
-        rows = self.table.fed_rows(which[0] if len(which) == 1 else which, self.table.prefix + end)
+        rows = self.table.fed_rows(row_index[0] if len(row_index) == 1 else row_index, self.table.prefix + end)
 
         first_row = self.table.row_start[self.start][:, None]
-        return rows, (self.table.cell_row[drawn.entries] - first_row).clamp(min=0)
+        return rows, (self.table.cell_row[drawn.cell_index] - first_row).clamp(min=0)
 
     def cells_behind(self, stop: Tensor) -> Tensor:
         """The cells int64 [L, n] that may enter when the window slides: those of the W passes from ``stop`` on, int64
@@ -178,8 +179,8 @@ class Window:
         """
         t = self.table.host
         behind = (stop + self.width).clamp(max=t.passes)
-        order, _ = ranges(self.table.cell_start, stop, behind, self.most_entering, len(t.cells) - 1)
-        return self.table.cells[order]
+        cell_index, _ = ranges(self.table.cell_start, stop, behind, self.most_entering, len(t.cells) - 1)
+        return self.table.cells[cell_index]
 
     def slide(self, agreeing: Tensor) -> None:
         """Move every image behind the pass of its first cell that changed: that pass was fed certain tokens, so that

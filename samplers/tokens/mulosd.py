@@ -234,8 +234,7 @@ def judge_block(state: State, block: Block) -> tuple[Tensor, np.ndarray]:
     with canvas.clock.phase("transformer"):
         # A row predicts the cell behind its own, so that the last cell of the block need not be fed.
         if block.is_first:
-            # In a batch, waves with fewer cells are padded by feeding the last cell (resample_islands): its slot must
-            # be there.
+            # In a batch the last cell is fed as padding, see WavePass.
             slots = canvas.cells if canvas.images > 1 else canvas.cells - 1
             hidden = look.prefill(state.null, slots, canvas.values[:, : block.last - 1])
         else:
@@ -343,7 +342,7 @@ def resample_islands(state: State, block: Block, hidden: Tensor, wave: np.ndarra
     for k, w in enumerate(waves):
         cells = to_device(w.cells, canvas.device)
         if k == 0:
-            predicted_by = (cells - block.first).clamp(max=hidden.shape[1] - 1)
+            predicted_by = (cells - block.first).clamp(max=hidden.shape[1] - 1)  # any row for padding
         else:
             with canvas.clock.paused():
                 yield state.end_pass()
@@ -362,7 +361,7 @@ def _feed_wave(state: State, w: geometry.WavePass) -> tuple[Tensor, Tensor]:
     fed = to_device(w.fed, canvas.device)
     predicted_by = to_device(w.predicted_by, canvas.device)
     with canvas.clock.phase("transformer"):
-        # Nothing is fed at the last cell, which is padding; the table of positions has no entry for it.
+        # The last cell is padding and has no position, see WavePass.
         position = fed.clamp(max=canvas.cells - 2)
         rows = causal_rows(fed, position, look.cache.prefix, w.end)
         return look.feed(canvas.values, rows, state.null), predicted_by

@@ -67,7 +67,11 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
         passes.append(next_initial(initial, k, cfg_steps[k]))
 
     # Step 2: the initial tokens that were not fed yet and the n - 1 transition tokens predict the first group. Its n
-    # cells are predicted by the last initial token and the transition tokens, which attend to each other.
+    # cells are predicted by the last initial token and the transition tokens, which attend to each other. For n = 4:
+    #
+    #     sequential start    fed             place           last_visible    predicted_by
+    #     with                i t t t         3 4 5 6         6 6 6 6         0 1 2 3
+    #     without             i i i i t t t   0 1 2 3 4 5 6   0 1 2 6 6 6 6   3 4 5 6
     fed = tuple(first_groups[-1])
     last_transition = 2 * n - 2  # its place
     place = tuple(range(n - len(fed), last_transition + 1))
@@ -85,7 +89,8 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
             )
         )
 
-    # Step 3: every group predicts the next one, region by region, with attention to the whole group.
+    # Step 3: every group predicts the next one, region by region, with attention to the whole group. For n = 4 group a
+    # is at places 7 to 10, and all of its rows attend up to place 10; group b is at places 11 to 14.
     for k in range(1, len(rest)):
         first = last_transition + 1 + (k - 1) * n  # the place of the group's first cell
         last = first + n - 1

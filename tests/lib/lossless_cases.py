@@ -91,7 +91,7 @@ def careless_coupling() -> Iterator[None]:
     ) -> coupling.Coupled:
         if redraws is None:
             right = coupling.couple(draft, q, p, uniforms)
-            return right._replace(found=right.accepted)
+            return right._replace(is_sample=right.accepted)
         drawn = torch.where(torch.isneginf(p.log_std), p.mean, p.mean + p.log_std.exp() * redraws.normals[:, 0])
         none = torch.zeros(len(draft), dtype=torch.bool)
         return coupling.Coupled(drawn, none, ~none)

@@ -286,7 +286,7 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
             yield Check(z.flatten(0, 1), recorded)
             first, noise = draws.take(n)
             here = tables(counts[step], t_max, model.max_beta) if lower else _table(len(noise), t_max, model.max_beta)
-            table = chain.step_table(here.drawn, canvas.times(here))
+            table = chain.step_table(here.drawn, canvas.time_embeddings(here))
             noise = chain.spread(noise.float(), len(table))
             cfg = order.scale.gather(1, where).view(-1, 1)
             rows = chain.Chains(z, cfg, first, noise, table, settings.temperature)

@@ -103,7 +103,7 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
 
         # The recorded timesteps are not a respacing.
         made = tables_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
-        table = chain.step_table(made.drawn, canvas.times(made))
+        table = chain.step_table(made.drawn, canvas.time_embeddings(made))
         for _ in passes(canvas, canvas.order.plan, look, Diffusion(canvas, look.heads, [table] * canvas.order.steps)):
             pass
 

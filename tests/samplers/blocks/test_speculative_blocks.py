@@ -134,19 +134,19 @@ def test_every_step_has_the_distribution_of_the_plain_diffusion(window, given):
 @pytest.mark.parametrize("careless", ["every draft is kept", "rejected drafts are drawn again"])
 def test_carelessness_would_show(monkeypatch, careless):
     """A rejected draft cannot be replaced by a new sample of the target: what is accepted is no fair sample of it."""
-    exact = speculation.couple
+    exact = speculation.reflect
 
-    def wrong(draft, q, p, uniforms):
+    def wrong(draft, mean, p, uniform):
         if careless == "every draft is kept":
             always = torch.ones(len(draft), dtype=torch.bool)
             return Coupled(draft, always, always)
 
-        found = exact(draft, q, p, uniforms)
+        found = exact(draft, mean, p, uniform)
         g = torch.Generator().manual_seed(len(draft))
         redrawn = p.mean + p.log_std.exp() * torch.randn(draft.shape, generator=g)
         return found._replace(value=torch.where(found.accepted[:, None], draft, redrawn))
 
-    monkeypatch.setattr(speculation, "couple", wrong)
+    monkeypatch.setattr(speculation, "reflect", wrong)
     off, _ = deviations(4, 6, 4, None)
     assert off.abs().max() > 15
 

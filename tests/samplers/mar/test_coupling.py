@@ -28,14 +28,14 @@ def redraws(keys: CounterRNG, channels: int, count: int = 16) -> Redraws:
 def with_redraws(make, keys: CounterRNG, channels: int) -> Coupled:
     """A coupling with as many redraws as are needed; ``make``: of an index of rows and their redraws."""
     out = make(slice(None), redraws(keys, channels))
-    value, found = out.value.clone(), out.found.clone()
+    value, found = out.value.clone(), out.is_sample.clone()
     for count in (256, 4096, 1 << 16, 1 << 18):
         some = (~found).nonzero()[:, 0]
         if len(some):
             again = make(some, redraws(keys.of(some), channels, count))
-            value[some], found[some] = again.value, again.found
+            value[some], found[some] = again.value, again.is_sample
     assert bool(found.all())
-    return out._replace(value=value, found=found)
+    return out._replace(value=value, is_sample=found)
 
 
 def coupled(draft, q: Gaussian, p: Gaussian, uniforms, keys: CounterRNG) -> Coupled:
@@ -111,7 +111,7 @@ def test_any_two_gaussians_exactly():
     # Redraws change neither which drafts are accepted nor what replaces the others' noise.
     without = couple(y, q, p, uniforms)
     assert torch.equal(without.accepted, out.accepted)
-    assert torch.equal(without.value[without.found], out.value[without.found])
+    assert torch.equal(without.value[without.is_sample], out.value[without.is_sample])
     # What is accepted and what is not are far from the target each: only together they are it.
     with pytest.raises(AssertionError):
         is_standard(((out.value - p.mean) / p.log_std.exp())[out.accepted][: N // 3])
@@ -132,8 +132,8 @@ def test_five_couplings_by_hand():
     draft, uniforms = torch.tensor([3.0, 5.0, 0.0, 2.0, -1.0])[:, None], torch.full((5, 2), 0.5)
     out = couple(draft, q, p, uniforms)
     assert out.accepted.tolist() == [True, False, True, False, False]
-    assert out.found.tolist() == [True, True, True, False, True]
-    assert out.value[out.found, 0].tolist() == [3.0, 6.0, 0.0, 2.0]
+    assert out.is_sample.tolist() == [True, True, True, False, True]
+    assert out.value[out.is_sample, 0].tolist() == [3.0, 6.0, 0.0, 2.0]
 
 
 def test_the_first_redraw_that_is_kept_by_hand():
@@ -148,7 +148,7 @@ def test_the_first_redraw_that_is_kept_by_hand():
     ):
         redraws = Redraws(normals[:, : len(uniforms)], torch.tensor([uniforms]))
         out = couple(torch.tensor([[2.0]]), q, p, torch.full((1, 2), 0.5), redraws)
-        assert float(out.value) == pytest.approx(value) and out.found.tolist() == [found]
+        assert float(out.value) == pytest.approx(value) and out.is_sample.tolist() == [found]
         assert out.accepted.tolist() == [False]
 
 
@@ -176,7 +176,7 @@ def test_without_noise_only_the_mean_itself_is_accepted():
     q = Gaussian(torch.tensor([[1.0, 2, 3], [1.0, 2, 3]]), still)
     p = Gaussian(torch.tensor([[1.0, 2, 3], [1.0, 2.5, 3]]), still)
     out = couple(q.mean, q, p, torch.ones(2, 2), redraws(rng(2), 3))
-    assert bool(out.found.all()), "no redraw is needed"
+    assert bool(out.is_sample.all()), "no redraw is needed"
     assert out.accepted.tolist() == [True, False]
     assert torch.equal(out.value, p.mean)
 
@@ -188,7 +188,7 @@ def test_what_is_not_a_number_passes_through():
     for p in (Gaussian(bad, q.log_std), Gaussian(q.mean, bad), Gaussian(bad, bad)):
         out = couple(y, q, p, rng().uniform(0, count=2), redraws(rng(), 2))
         assert bool(out.value[1::2].isfinite().all()) and not bool(out.value[::2].isfinite().any())
-        assert bool(out.found[::2].all())
+        assert bool(out.is_sample[::2].all())
 
 
 @settings(max_examples=50)

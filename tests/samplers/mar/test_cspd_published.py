@@ -53,7 +53,7 @@ def test_what_is_stored_of_a_path():
     stored = last_step(Gaussian(torch.tensor([7.0, 8.0, 9.0])[None, :, None], stds.log()), 0.5)
     assert float(stored.mean) == 9
     assert float(stored.log_std.exp()) == pytest.approx(2.5)
-    assert float(stored.rest.exp()) == pytest.approx(6)
+    assert float(stored.other_log_stds.exp()) == pytest.approx(6)
 
 
 class Draws:

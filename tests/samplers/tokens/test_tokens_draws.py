@@ -213,3 +213,14 @@ def test_without_strength_the_distribution_is_that_of_the_temperature():
     found = tempered(logits, LlamaGenSettings(entropy_temperature=0.0, **plain))
     assert torch.equal(found, allowed(logits / 0.8, 12, 0.9))
     assert not torch.equal(found, tempered(logits, LlamaGenSettings(entropy_temperature=0.05, **plain)))
+
+
+def test_a_class_with_other_numbers_says_which_are_those_of_some_images():
+    assert PairedDraws(3, (4, 5, 6)).of([0, 2]).images == (4, 6)
+
+    class Other(PairedDraws):
+        def gumbel(self, stream, cells, values):
+            return torch.zeros(len(self), len(cells), values)
+
+    with pytest.raises(TypeError, match=r"Other draws other numbers; define its of\(\)"):
+        Other(3, (4, 5, 6)).of([0, 2])
