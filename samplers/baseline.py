@@ -81,8 +81,8 @@ def run_of_report(report: Report, group: Hashable) -> ComparedRun:
 def baselines(runs: Sequence[ComparedRun], alike: bool = False) -> list[int]:
     """For each run the index of its baseline, a run of its group. The first of these that there are:
 
-    1. runs of the plain sampler;
-    2. accelerators at their exact settings;
+    1. runs of the plain sampler at exact settings;
+    2. runs of accelerators at exact settings;
     3. all runs.
 
     Of several that one which comes first by
@@ -91,7 +91,7 @@ def baselines(runs: Sequence[ComparedRun], alike: bool = False) -> list[int]:
     2. most seconds;
     3. its place among the runs.
 
-    With ``alike``, of several runs of the plain sampler or at exact settings, instead by
+    With ``alike``, of several runs at exact settings, instead by
 
     1. serial decoding before parallel;
     2. most settings in common with the run;

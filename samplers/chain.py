@@ -109,7 +109,12 @@ def advance(
 
 
 def run_chain(net: Regional, rows: Chains, head: ChainHead) -> Iterator[Advanced]:
-    """The steps of all rows together, one at a time; the states after the last one are the samples."""
+    """The steps of all rows together, one at a time; the states after the last one are the samples.
+
+    A step calls the head's function, which :meth:`ChainHead.at_step` gives, and then :func:`advance`. Where the network
+    is compiled, each of the two is a compiled function; where it records, both together are one recording
+    (:func:`evaluated_step`).
+    """
     step = net.recorded(evaluated_step)
     advancing = net.region(advance, "diffusion steps")
     noise = rows.noise if rows.temperature == 1 else rows.noise * rows.temperature

@@ -324,7 +324,7 @@ def _described(value: Any, tensors: list[Tensor]) -> Hashable:
         tensors.append(value)
         return value.shape, value.dtype
     if isinstance(value, State):
-        return tuple((tensor.data_ptr(), tensor.shape) for tensor in value)
+        return tuple((tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.stride()) for tensor in value)
     if isinstance(value, (list, tuple)):
         return tuple(_described(item, tensors) for item in value)
     return cast(Hashable, value)

@@ -121,8 +121,9 @@ class CachedHead:
         self._kind = FULL
 
     def at_step(self, k: int) -> Evaluation:
-        """See :class:`..chain.ChainHead`. The output is [P, N, 2 channels] at a full step, else [1, N, 2 channels] with
-        the guidance in it; steps after a full one reuse :class:`Kept`.
+        """See :class:`..chain.ChainHead`. The output is [P, N, 2 channels] at a full step. After it steps reuse
+        :class:`Kept`, and their output [1, N, 2 channels] has the guidance in it: of one branch, :func:`..chain.guide`
+        adds none.
         """
         self._kind = self.kinds[k]
         modulations = next(self.modulations[self._kind])
@@ -212,7 +213,7 @@ class Kept(NamedTuple):
 
     mlps: list[Tensor]  # outputs of the outer blocks' MLPs, [N, w] each
     middle: Tensor  # what blocks 1 to 4 added, [N, w]
-    bias: Tensor  # of the last layer, plus the guidance, fp32 [N, 2 channels]
+    guided_bias: Tensor  # of the last layer, plus the guidance, fp32 [N, 2 channels]
 
 
 def evaluate_full(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequence[Tensor]) -> tuple[Tensor, Kept]:
@@ -243,8 +244,8 @@ def evaluate_full(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequ
 
     # The conditional branch's rows come first, the null one's last. Without guidance they are the same.
     guidance = (cfg - 1) * (out[:n] - out[-n:])[:, : head.channels]
-    bias = last.bias + F.pad(guidance, (0, head.channels))
-    return out, Kept(mlps, middle, bias)
+    guided_bias = last.bias + F.pad(guidance, (0, head.channels))
+    return out, Kept(mlps, middle, guided_bias)
 
 
 def evaluate_from_kept(
@@ -269,7 +270,7 @@ def evaluate_from_kept(
             h = h + kept.middle
 
     h = modulated(h, head.final_layer.norm_final, *modulations[-2:])
-    out = torch.addmm(kept.bias, h.to(kept.bias.dtype), head.final_layer.linear.weight.t())
+    out = torch.addmm(kept.guided_bias, h.to(kept.guided_bias.dtype), head.final_layer.linear.weight.t())
     return out, kept._replace(mlps=mlps)
 
 

@@ -77,14 +77,15 @@ def paper_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter, s
     while step < order.steps:
         # 1. Draft up to the first AR step at which an image takes its own tokens; also that one if another image does
         # not.
-        last = min(int(own_at.min()), order.steps - 1)
-        drafts_needed = range(step, last + 1 if (own_at > last).any() else last)
+        first_own_step = min(int(own_at.min()), order.steps - 1)
+        others_draft_it = (own_at > first_own_step).any()
+        drafts_needed = range(step, first_own_step + others_draft_it)
         drafts = {k: drafter.step(k, plain.start, plain.noise) for k in drafts_needed}
         if drafts:
             canvas.drafted.scatter_(1, order.ahead(step, len(drafts)), True)
 
         # 2. The target follows its own paths, given the drafts.
-        for path in judge.paths(step, last + 1 - step):
+        for path in judge.paths(step, first_own_step + 1 - step):
             # 3. Accept the drafts of an AR step or draw them again, but for images that take their own tokens.
             takes_own = own_at == step
             accepted = judge.decide(step, drafts.get(step), path, takes_own)
@@ -95,7 +96,7 @@ def paper_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter, s
             rejected = not accepted.all()
             if rejected:
                 drafter.forget()
-                if step <= last:
+                if step <= first_own_step:
                     canvas.drafted.fill_(False)
 
             with canvas.clock.paused():

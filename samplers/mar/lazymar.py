@@ -164,9 +164,9 @@ class LazyTransformer(Transformer):
 
         # 1. The encoder reads the decided tokens: all of them, or with its cache the new ones.
         if cache.encoder and not cache.empty:
-            x, encoder_rows = self._encode_new(cache, new, branches)
+            decoder_input, encoder_rows = self._encode_new(cache, new, branches)
         else:
-            x, encoder_rows = self._encode_all(cache, order.known(step), branches)
+            decoder_input, encoder_rows = self._encode_all(cache, order.known(step), branches)
 
         # 2. The decoder computes the rows that changed, and its last block of these the wanted ones. A refresh of the
         # condition cache needs all tokens: a later call may want any.
@@ -174,17 +174,17 @@ class LazyTransformer(Transformer):
         needed = wanted
         if fills_residual:
             needed = torch.arange(net.config.tokens, device=wanted.device).expand(canvas.images, -1)
-        x, decoder_rows = self._decode(cache, step, x, needed, new, branches)
+        rows, decoder_rows = self._decode(cache, step, decoder_input, needed, new, branches)
 
         # 3. Condition cache: a refresh keeps the difference of the branches; later calls make their null one from it.
         positions = wanted.repeat(all_branches, 1)
         if fills_residual:
-            conditional, null = x.chunk(2)
+            conditional, null = rows.chunk(2)
             cache.residual = null - conditional  # (10)
-            x = pick(x, positions)
+            rows = pick(rows, positions)
         elif cache.residual is not None:
-            null = x + pick(cache.residual, wanted)
-            x = torch.cat([x, null])
+            null = rows + pick(cache.residual, wanted)
+            rows = torch.cat([rows, null])
 
         # 4. What the report and the next call read.
         if cache.empty:
@@ -194,7 +194,7 @@ class LazyTransformer(Transformer):
         cache.known = order.starts[step]
 
         place = net.diffusion_pos_embed_learned.expand(len(positions), -1, -1)
-        z = net.decoder_norm(x) + pick(place, positions)
+        z = net.decoder_norm(rows) + pick(place, positions)
         return z.unflatten(0, (all_branches, -1))
 
     def _encode_all(self, cache: FeatureCache, known: Tensor, branches: int) -> tuple[Tensor, int]:
@@ -269,7 +269,7 @@ class LazyTransformer(Transformer):
         blocks = list(net.decoder_blocks)
         entries, total, _ = x.shape
         needed_rows = needed.repeat(branches, 1) + net.config.buffer
-        if not cache.decoder:  # no later call leaves rows out
+        if not cache.decoder:  # which is empty if no later call leaves rows out
             return self.walk(blocks, x, out=needed_rows), entries * total
 
         # 1. Token cache: the blocks before the chosen one compute all rows.

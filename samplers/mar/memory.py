@@ -28,10 +28,11 @@ def estimate(
     rows = branches * images * (c.buffer + c.tokens)
     steps_at_once = settings.verified_at_once
 
-    # Tokens in a call of the diffusion head. FastHybrid denoises the AR steps of a lookahead together.
+    # Tokens in a call of the diffusion head. FastHybrid denoises the AR steps of a lookahead together, CSpD those of a
+    # draft.
     left = settings.left(c.tokens)
     largest = max(a - b for a, b in zip([c.tokens, *left], left, strict=False))
-    tokens = branches * images * min(c.tokens, largest * max(1, settings.lookahead))
+    tokens = branches * images * min(c.tokens, largest * max(1, settings.lookahead, steps_at_once))
 
     # Kept during the whole generation.
     out = weights_by_part(model)

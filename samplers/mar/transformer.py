@@ -57,7 +57,7 @@ class FullTransformer(Transformer):
         branches = 1 + canvas.guided
         known = canvas.order.known(step)
 
-        # 1. The encoder, of both branches where they differ in it.
+        # 1. The encoder, of both branches where they differ in it: 2 copies of the images, else 1.
         copies = len(self.vectors) // len(known)
         encoder_known = known.repeat(copies, 1)
         encoded = net.encode(canvas.values.repeat(copies, 1, 1), encoder_known, self.vectors)
@@ -100,7 +100,8 @@ class FullTransformer(Transformer):
             padding = here[:, :1].expand(-1, max(sizes) - here.shape[1])
             wanted.append(torch.cat([here, padding], 1))
 
-        # 3. One pass.
+        # 3. One pass. Its batch rows are in the order branch, AR step, image; the encoder has one branch if both share
+        #    it, which is one copy.
         vectors = conditioning.vectors(canvas.guided, count)
         copies = len(vectors) // len(known)
         encoder_known = known.repeat(copies, 1)

@@ -167,8 +167,8 @@ class Slots:
 
 
 class WindowSlots(Slots):
-    """The slots of passes that are fed several in one call: every stand-in has one of its own, and so has every place
-    that is attended to before it is written, which stays blank.
+    """The slots of passes that are fed several in one call: every stand-in has one of its own. So has every place that
+    is attended to before it is written, whose slot stays blank: a later pass of the same call writes the place itself.
     """
 
     def __init__(self, schedule: Schedule):
@@ -254,6 +254,7 @@ class DeviceTable:
         end = int(t.end[k])
 
         all_written = end == 0 or self._filled[end - 1] <= k
+        # Every row attends to the last slot below the end, and so to all.
         all_visible = end == 0 or t.last_visible[rows].min() == end - 1
         return DevicePass(
             cells=self.cells[cells],

@@ -186,9 +186,9 @@ def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> 
         latest_above: int32 [n, width], the latest wave of the island in the rows above, in columns up to each.
         reach: a cell waits for those above it in columns up to its own + ``reach`` - 1.
 
-    A cell's wave is 1 + the greater of the latest wave above and of its left neighbour's. Less its place among the
-    island's cells of the row, that is a running maximum of what the rows above demand. With ``reach`` 1 and an island
-    (x) that leaves out the second column::
+    In column c it is 1 + max(latest_above[c + reach - 1], wave of the island's cell before it in the row). Less the
+    cell's place among those of the island, this is a running maximum of 1 + latest_above - place. With ``reach`` 1 and
+    an island (x) that leaves out the second column::
 
         belongs               x  .  x  x
         latest above          1  1  4  4

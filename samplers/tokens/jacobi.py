@@ -133,7 +133,8 @@ class Window:
         self.start_on_host = np.ones(images, np.int64)
         self.start = to_device(self.start_on_host, table.cells.device)
 
-        # The most cells that may enter behind a window.
+        # An image slides by 1 to W passes: the cells that enter behind its window are at most those of W passes. The
+        # most that these are anywhere:
         t = table.host
         ends = np.minimum(np.arange(t.passes) + width, t.passes)
         self.most_entering = int((t.cell_start[ends] - t.cell_start[:-1]).max())
@@ -174,8 +175,8 @@ class Window:
         return rows, (self.table.cell_row[drawn.cell_index] - first_row).clamp(min=0)
 
     def cells_behind(self, stop: Tensor) -> Tensor:
-        """The cells int64 [L, n] that may enter when the window slides: those of the W passes from ``stop`` on, int64
-        [L]. Padded.
+        """The cells int64 [L, n] that may enter when the window slides, by W passes at most: those of the W passes from
+        ``stop`` on, int64 [L]. Padded.
         """
         t = self.table.host
         behind = (stop + self.width).clamp(max=t.passes)

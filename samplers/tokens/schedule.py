@@ -113,8 +113,8 @@ def raster(grid: int) -> Schedule:
 
 
 def guidance_steps(groups: Sequence[Sequence[int]], start: int) -> list[int]:
-    """``cfg_step`` of every group of cells: passes over the first ``start`` of them, and then the tokens decided
-    since.
+    """``cfg_step`` of every group of cells: the passes over the first ``start`` of them; behind these the count begins
+    again at 0, as in the published code, with the tokens decided since. Guidance that has ended may so come back.
     """
     steps = []
     since = 0

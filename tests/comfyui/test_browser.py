@@ -295,7 +295,7 @@ def test_a_message_stays_while_another_output_of_the_graph_runs(comfy: Comfy, ed
 # What is wrong: node type, widget and value; and the sentence. The first two are ComfyUI's own checks.
 REFUSED = {
     "a number": ("FastARMARSampler", "steps", 100000, "steps: Value 100000 bigger than max of 4096"),
-    "a choice": ("FastARMARSampler", "preset", "best", "preset: 'best' not in ['recommended', 'custom']"),
+    "a choice": ("FastARMARSampler", "preset", "best", "preset: 'best' not in ['recommended', 'few steps', 'custom']"),
     "a file": ("FastARLoadMAR", "checkpoint", "mine.pt", "checkpoint: "),
 }
 SET = """([type, name, value]) => {

@@ -178,6 +178,9 @@ def test_noise_and_the_head_by_hand():
         (FastHybridSettings(**steps, lookahead=0), 6),
         (FastHybridSettings(**steps, lookahead=2), 12),
         (FastHybridSettings(**steps, lookahead=3), 16),
+        (CSpDSettings(**steps, draft_length=1, mode="published"), 6),
+        (CSpDSettings(**steps, draft_length=2, mode="published"), 12),
+        (CSpDSettings(**steps, draft_length=2, mode="paper"), 16),
     ):
         # Both branches of 2 images at all steps, three times in fp32.
         assert estimate(model, condition, settings)[memory.HEAD] == 3 * 4 * 5 * (2 * 2 * tokens) * 16 * 8
