@@ -26,7 +26,7 @@ from ..reports.record import Baseline, Report, against
 from .registry import SAMPLERS
 from .settings import knobs, make
 
-# Above the window of any grid.
+# Above the window of any grid, so that a run of unknown grid does not count as exact.
 _UNKNOWN_SIDE = 1 << 16
 
 

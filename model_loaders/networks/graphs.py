@@ -182,7 +182,7 @@ class Graphs:
         """``function(*args)``, recorded if it was called for these shapes before.
 
         Args:
-            function: its result is a tensor, or a tuple of tensors and Nones.
+            function: its result is a tensor, or a sequence of tensors, Nones and such sequences.
             args: tensors, sequences of them, :class:`State`, None, and values that are fixed in a recording; these must
                 be hashable.
 

@@ -73,7 +73,7 @@ def head_plan(steps: int, period: int, device: torch.device) -> HeadPlan:
     """
     full = {steps - 1, *range(0, steps, period)}
     kinds = []
-    for left in range(steps - 1, -1, -1):
+    for left in range(steps - 1, -1, -1):  # steps left after this one
         if left in full:
             kinds.append(FULL)
         else:

@@ -76,7 +76,7 @@ def paper_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter, s
     own_at = np.full(canvas.images, step + settings.draft_length)  # of every image
     while step < order.steps:
         # 1. Draft up to the first AR step at which an image takes its own tokens; also that one if another image does
-        # not.
+        # not. If no image is due before the end, this is the last AR step, which all draft.
         first_own_step = min(int(own_at.min()), order.steps - 1)
         others_draft_it = (own_at > first_own_step).any()
         drafts_needed = range(step, first_own_step + others_draft_it)

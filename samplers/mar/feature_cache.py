@@ -38,7 +38,7 @@ class Store:
 
         - None for all rows;
         - int64 [E, n];
-        - a slice with which the sequence ends; what is stored behind it is no part of it.
+        - a slice: the sequence ends where it ends; what is stored behind it is ignored.
         """
         if rows is None:
             self.keys = self._copy(k)

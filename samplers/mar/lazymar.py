@@ -104,8 +104,8 @@ class LazyTransformer(Transformer):
     """The transformer with LazyMAR's caches, for one generation; its head is :class:`.CachedHeads`.
 
     Calls may skip AR steps, ask for any positions ahead, and start from given tokens: the new tokens are those decided
-    since the last call. Decided tokens must not change; a caller that changes some calls :meth:`forget`. The report of
-    a run with this transformer has its name and settings.
+    since the last call. Decided tokens must not change; a caller that changes some calls :meth:`forget`. The report
+    takes the name lazymar, or SAMPLER+lazymar, and the cache settings.
 
     A call names five sets of tokens or of their rows in the decoder:
 
@@ -174,17 +174,17 @@ class LazyTransformer(Transformer):
         needed = wanted
         if fills_residual:
             needed = torch.arange(net.config.tokens, device=wanted.device).expand(canvas.images, -1)
-        rows, decoder_rows = self._decode(cache, step, decoder_input, needed, new, branches)
+        features, decoder_rows = self._decode(cache, step, decoder_input, needed, new, branches)
 
         # 3. Condition cache: a refresh keeps the difference of the branches; later calls make their null one from it.
         positions = wanted.repeat(all_branches, 1)
         if fills_residual:
-            conditional, null = rows.chunk(2)
+            conditional, null = features.chunk(2)
             cache.residual = null - conditional  # (10)
-            rows = pick(rows, positions)
+            features = pick(features, positions)
         elif cache.residual is not None:
-            null = rows + pick(cache.residual, wanted)
-            rows = torch.cat([rows, null])
+            null = features + pick(cache.residual, wanted)
+            features = torch.cat([features, null])
 
         # 4. What the report and the next call read.
         if cache.empty:
@@ -194,7 +194,7 @@ class LazyTransformer(Transformer):
         cache.known = order.starts[step]
 
         place = net.diffusion_pos_embed_learned.expand(len(positions), -1, -1)
-        z = net.decoder_norm(rows) + pick(place, positions)
+        z = net.decoder_norm(features) + pick(place, positions)
         return z.unflatten(0, (all_branches, -1))
 
     def _encode_all(self, cache: FeatureCache, known: Tensor, branches: int) -> tuple[Tensor, int]:

@@ -34,8 +34,8 @@ class Transformer:
         """Discard features of tokens that were decided again since."""
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
-        """z of ``count`` AR steps from ``step`` on, each given the tokens of all steps before it, drafts included, in
-        groups of one pass.
+        """z of ``count`` AR steps from ``step`` on, each given the tokens of all steps before it, drafts included.
+        Yields a list for every pass: z of the AR steps that it evaluated.
 
         Here step by step, as features of final tokens only may be cached; the caller stops at the first rejected draft.
         """

@@ -139,7 +139,7 @@ class Slots:
         self.never = len(schedule.passes)
         highest = max((place for p in schedule.passes for place in (*p.place, *p.last_visible)), default=-1)
 
-        # As in Table; ends, and of_rows, which are its slot, of the passes so far.
+        # place, written, replaced: as in Table. ends is Table.end and of_rows is Table.slot, of the passes so far.
         self.place = list(range(highest + 1))
         self.written = [-1 if place < schedule.known else self.never for place in self.place]
         self.replaced = [self.never] * len(self.place)
@@ -167,8 +167,9 @@ class Slots:
 
 
 class WindowSlots(Slots):
-    """The slots of passes that are fed several in one call: every stand-in has one of its own. So has every place that
-    is attended to before it is written, whose slot stays blank: a later pass of the same call writes the place itself.
+    """The slots of passes that are fed several in one call: every stand-in has one of its own. A place that is attended
+    to before it is written has a blank slot of its own too, because a later pass of the same call already writes the
+    place's slot.
     """
 
     def __init__(self, schedule: Schedule):

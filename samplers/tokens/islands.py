@@ -186,9 +186,9 @@ def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> 
         latest_above: int32 [n, width], the latest wave of the island in the rows above, in columns up to each.
         reach: a cell waits for those above it in columns up to its own + ``reach`` - 1.
 
-    In column c it is 1 + max(latest_above[c + reach - 1], wave of the island's cell before it in the row). Less the
-    cell's place among those of the island, this is a running maximum of 1 + latest_above - place. With ``reach`` 1 and
-    an island (x) that leaves out the second column::
+    In column c it is 1 + max(latest_above[c + reach - 1], wave of the island's cell before it in the row): at least one
+    more than the wave of that cell, so that wave - place never falls. It is a running maximum of 1 + latest_above -
+    place. With ``reach`` 1 and an island (x) that leaves out the second column::
 
         belongs               x  .  x  x
         latest above          1  1  4  4
@@ -231,7 +231,7 @@ def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
     ``wave`` int32 [B, n] is that of the cells from ``first`` on, -1 where not drawn. For one island on all of 3 x 3
     cells, with a window of 1::
 
-        cells    wave of each    wave  draws  feeds  of which it predicts
+        cells    wave of each    wave  draws  feeds  predicting
         0 1 2    0 1 2           0     0      -      -
         3 4 5    1 2 3           1     1 3    0 2    1 3
         6 7 8    2 3 4           2     2 4 6  1 3 5  2 4 6

@@ -81,6 +81,7 @@ def iterate(
 
         # 1. Feed the rows of the W passes at once, with the tokens so far: certain ones and guesses. Every row attends
         #    to the slots that it attends to in its own serial pass. Keys and values replace those of the last call.
+
         # The null rows are left out behind the last guided pass, but not of calls that all have one shape.
         has_one_shape = look.padded_to > 0
         null = any(guided) and (has_one_shape or int(window.start_on_host.min()) <= last_guided)
@@ -133,8 +134,8 @@ class Window:
         self.start_on_host = np.ones(images, np.int64)
         self.start = to_device(self.start_on_host, table.cells.device)
 
-        # An image slides by 1 to W passes: the cells that enter behind its window are at most those of W passes. The
-        # most that these are anywhere:
+        # A window slides by W passes at most. The most cells that W passes anywhere decide: an upper bound of the cells
+        # that enter.
         t = table.host
         ends = np.minimum(np.arange(t.passes) + width, t.passes)
         self.most_entering = int((t.cell_start[ends] - t.cell_start[:-1]).max())
@@ -243,8 +244,8 @@ def _guess(tokens: Tensor, cells: Tensor, newest: Tensor) -> None:
 
 
 def _commit(canvas: TokenCanvas, window: Window, tokens: Tensor, before: Tensor, call: int) -> None:
-    """Write the tokens of the images in a window to the canvas. Cells of passes that are certain since this call are
-    decided: those of the window's first pass, ``before`` int64 [L], without a guess.
+    """Write the tokens of the images in a window to the canvas. Cells that became certain in this call are decided.
+    Those of pass ``before`` int64 [L], where the window started, needed no guess.
     """
     at = to_device(window.images, canvas.device)
     if tokens is not canvas.values:

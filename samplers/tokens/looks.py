@@ -100,7 +100,7 @@ class ScheduleLook(CachedTransformer):
     The null condition is run up to the last guided pass.
     """
 
-    table: DeviceTable  # of the first pass, whose prefill tells the number of slots before the image's
+    table: DeviceTable  # made in the first pass, because the prefill tells the number of slots before the image's
 
     def __init__(
         self, canvas: TokenCanvas, condition: PreparedCondition, schedule: Schedule, guided: Sequence[bool], **more: int

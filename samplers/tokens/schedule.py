@@ -114,7 +114,8 @@ def raster(grid: int) -> Schedule:
 
 def guidance_steps(groups: Sequence[Sequence[int]], start: int) -> list[int]:
     """``cfg_step`` of every group of cells: the passes over the first ``start`` of them; behind these the count begins
-    again at 0, as in the published code, with the tokens decided since. Guidance that has ended may so come back.
+    again at 0, as in the published code, with the tokens decided since. Guidance that has ended may so come back. For
+    groups of 1, 1, 4 and 4 cells and start 2: -1, 0, 0, 4.
     """
     steps = []
     since = 0
