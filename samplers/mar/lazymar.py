@@ -193,8 +193,8 @@ class LazyTransformer(Transformer):
         cache.step = step
         cache.known = order.starts[step]
 
-        place = net.diffusion_pos_embed_learned.expand(len(positions), -1, -1)
-        z = net.decoder_norm(features) + pick(place, positions)
+        embedding = net.diffusion_pos_embed_learned.expand(len(positions), -1, -1)
+        z = net.decoder_norm(features) + pick(embedding, positions)
         return z.unflatten(0, (all_branches, -1))
 
     def _encode_all(self, cache: FeatureCache, known: Tensor, branches: int) -> tuple[Tensor, int]:
@@ -214,7 +214,8 @@ class LazyTransformer(Transformer):
         x = net.encoder_norm(self.walk(net.encoder_blocks, x, cache.encoder))
         computed = len(x) * x.shape[1]
 
-        # 2. The decoder's input, after a model of prompts has read the condition.
+        # 2. The decoder's input, after a model of prompts has read the condition. From here on an entry is one branch
+        # of one image, also where the encoder shared its output.
         x = canvas.conditioning.fuse(x, known_of_encoder, branches > 1, cache=cache.fused)
         x = net.canvas(x, known.repeat(branches, 1))
         if cache.encoder:
@@ -247,7 +248,8 @@ class LazyTransformer(Transformer):
         x = net.encoder_norm(self.walk(net.encoder_blocks, x, cache.encoder, places))
         computed = len(x) * x.shape[1]
 
-        # 2. The decoder's input: the last call's, in which these rows are replaced.
+        # 2. The decoder's input: the last call's, in which these rows are replaced. From here on an entry is one branch
+        # of one image, also where the encoder shared its output.
         x = canvas.conditioning.extend(x, cache.fused, cache.known)
         class_rows = torch.arange(buffer, device=x.device).expand(len(x), -1)
         at = torch.cat([new.repeat(branches, 1) + buffer, class_rows], dim=1)
@@ -269,7 +271,7 @@ class LazyTransformer(Transformer):
         blocks = list(net.decoder_blocks)
         entries, total, _ = x.shape
         needed_rows = needed.repeat(branches, 1) + net.config.buffer
-        if not cache.decoder:  # which is empty if no later call leaves rows out
+        if not cache.decoder:  # it is empty if no later call leaves rows out
             return self.walk(blocks, x, out=needed_rows), entries * total
 
         # 1. Token cache: the blocks before the chosen one compute all rows.
@@ -284,11 +286,13 @@ class LazyTransformer(Transformer):
             rows = self.choice.rows(step, cache.known, v, cache.chosen_values, must)  # (8)
         cache.chosen_values = own_copy(v, cache.entries)
 
+        # If all rows are computed, their places among these are their own. Else the computed rows begin with ``must``,
+        # which begins with the needed ones.
         needed_among = needed_rows
         if rows is not None:
             x = pick(x, rows)
             q = pick(q, rows)
-            needed_among = torch.arange(needed.shape[1], device=x.device).expand(entries, -1)  # they come first
+            needed_among = torch.arange(needed.shape[1], device=x.device).expand(entries, -1)
             self.cache_report.count(rows, total)
         x = self.feed_forward(block, block.attend(x, q, k, v))
         count = x.shape[1]

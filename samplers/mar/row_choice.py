@@ -53,7 +53,8 @@ class RowChoice:
         Args:
             known: tokens that were decided before the last call.
             values, last: V of the block that measures, at this call and at the last one, [E, heads, N, d].
-            must: rows of the tokens that are wanted or new, int64 [E, m]; they come first.
+            must: rows of the needed tokens (in such a call the wanted ones), then of the new ones, int64 [E, m]. The
+                result begins with them.
         """
         entries, _, total, _ = values.shape
         count = self._count(step, known, must.shape[1], total)

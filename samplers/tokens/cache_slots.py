@@ -1,11 +1,11 @@
 """Slots of the KV cache: from the places of a schedule (``schedule.py``) to where keys and values are kept, and from
 there to attention masks.
 
-The slot of a place has the same number. If passes are fed one by one, a stand-in is written to the slot of its place,
-and overwritten by the true token. For several passes in one call (``jacobi.py``), which writes all their slots, every
-stand-in has a slot of its own behind those of the places; fed rows attend to it up to the pass that feeds the true
-token. ZipAR's example of ``schedule.py``, window 1 on 3 x 3 cells, then has two slots more than places, for the
-stand-in at place 5 and for padding::
+The slot of a place has the place's number. If passes are fed one by one, a stand-in is written to the slot of its
+place, and overwritten by the true token. For several passes in one call (``jacobi.py``), which writes all their slots,
+every stand-in has a slot of its own behind those of the places; fed rows attend to it until, and not in, the pass that
+feeds the true token. ZipAR's example of ``schedule.py``, window 1 on 3 x 3 cells, then has two slots more than places,
+for the stand-in at place 5 and for padding::
 
     slot                 0  1  2  3  4  5  6  7  8  9
     place that it holds  0  1  2  3  4  5  6  7  5  padding
@@ -162,6 +162,7 @@ class Slots:
         """Pass k, which writes the slots of its fed rows before it attends to them."""
         for place in p.place:
             self.of_rows.append(place)
+            # A place that is fed again, or visible from the start, keeps its earlier pass.
             self.written[place] = min(self.written[place], k)
         self.ends.append(1 + max([-1, *p.last_visible]))
 

@@ -13,7 +13,8 @@ of all widths from 1 to the side of the image draw the same image. Wider ones an
 draw other images of the same distribution. ``docs/weights.md`` counts equal images.
 
 A call evaluates the W passes from the first one that is not certain, in every image. Images advance independently. The
-host reads their positions after each call, and waits for the device there only.
+host reads their positions after each call, and waits for the device there only. L is the number of images that are
+still in the window here, not that of cells.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def iterate(
     window = Window(table, width, canvas.images)
     tokens = canvas.values
     decided = schedule.passes[0].cells or range(schedule.known)  # a later block of MuLo-SD has an empty first pass
-    _guess(tokens, window.cells_behind(window.start), tokens[:, decided[-1], None].clone())
+    _guess(tokens, window.cells_from(window.start), tokens[:, decided[-1], None].clone())
 
     call = 0
     while window.start_on_host.min() < passes:
@@ -100,7 +101,7 @@ def iterate(
 
         # 4. Drop finished images.
         left = np.flatnonzero(window.start_on_host < passes)
-        if shrink and not look.padded_to and 0 < len(left) < len(window.images):
+        if shrink and not has_one_shape and 0 < len(left) < len(window.images):
             at = to_device(left, canvas.device)
             look.keep(at, len(window.images))
             draw = draw.of(left)
@@ -169,19 +170,19 @@ class Window:
             end = max(end, int(t.end[a:b].max(initial=0)))
 
         row_index, _ = ranges(self.table.row_start, self.start, self.stop, most, len(t.fed) - 1)
-        # Slots that the images share are written faster.
+        # A single image's slots are one-dimensional, which is written faster.
         rows = self.table.fed_rows(row_index[0] if len(row_index) == 1 else row_index, self.table.prefix + end)
 
         first_row = self.table.row_start[self.start][:, None]
         return rows, (self.table.cell_row[drawn.cell_index] - first_row).clamp(min=0)
 
-    def cells_behind(self, stop: Tensor) -> Tensor:
-        """The cells int64 [L, n] that may enter when the window slides, by W passes at most: those of the W passes from
-        ``stop`` on, int64 [L]. Padded.
+    def cells_from(self, first: Tensor) -> Tensor:
+        """The cells int64 [L, n] of the W passes from ``first`` on, int64 [L]; padded. Those behind a window are the
+        cells that may enter it when it slides, by W passes at most.
         """
         t = self.table.host
-        behind = (stop + self.width).clamp(max=t.passes)
-        cell_index, _ = ranges(self.table.cell_start, stop, behind, self.most_entering, len(t.cells) - 1)
+        behind = (first + self.width).clamp(max=t.passes)
+        cell_index, _ = ranges(self.table.cell_start, first, behind, self.most_entering, len(t.cells) - 1)
         return self.table.cells[cell_index]
 
     def slide(self, agreeing: Tensor) -> None:
@@ -231,10 +232,10 @@ def _slide(window: Window, tokens: Tensor, drawn: DrawnCells, new: Tensor) -> No
     agreeing = unchanged.cumprod(1).sum(1)
     tokens.scatter_(1, drawn.cells, new)
 
-    # 2. Slide every image's window to the pass of its first cell that is not certain, by one pass at least: no image
-    #    takes more calls than serially. Tokens that enter the window start as a copy of the newest one.
+    # 2. Slide every image's window behind the pass of its first changed cell, whose input was certain: by one pass at
+    #    least, so that no image takes more calls than serially. Tokens that enter start as a copy of the newest one.
     last = (drawn.inside.sum(1, keepdim=True) - 1).clamp(min=0)
-    _guess(tokens, window.cells_behind(window.stop), new.gather(1, last))
+    _guess(tokens, window.cells_from(window.stop), new.gather(1, last))
     window.slide(agreeing)
 
 
