@@ -168,7 +168,7 @@ class LazyTransformer(Transformer):
         else:
             decoder_input, encoder_rows = self._encode_all(cache, order.known(step), branches)
 
-        # 2. The decoder computes the rows that changed, and its last block of these the wanted ones. A refresh of the
+        # 2. The decoder computes the rows that changed; its last block computes only the wanted ones. A refresh of the
         # condition cache needs all tokens: a later call may want any.
         fills_residual = cache.empty and cache.conditional_only
         needed = wanted
@@ -271,7 +271,7 @@ class LazyTransformer(Transformer):
         blocks = list(net.decoder_blocks)
         entries, total, _ = x.shape
         needed_rows = needed.repeat(branches, 1) + net.config.buffer
-        if not cache.decoder:  # it is empty if no later call leaves rows out
+        if not cache.decoder:  # [] if no later call leaves rows out
             return self.walk(blocks, x, out=needed_rows), entries * total
 
         # 1. Token cache: the blocks before the chosen one compute all rows.

@@ -12,9 +12,9 @@ the order of the sums. Every call is then padded to one shape (``one_shape`` in 
 of all widths from 1 to the side of the image draw the same image. Wider ones and serial decoding have other shapes, and
 draw other images of the same distribution. ``docs/weights.md`` counts equal images.
 
-A call evaluates the W passes from the first one that is not certain, in every image. Images advance independently. The
-host reads their positions after each call, and waits for the device there only. L is the number of images that are
-still in the window here, not that of cells.
+A call evaluates the W passes from the first one that is not certain (equal to serial decoding's), in every image.
+Images advance independently. The host reads their positions after each call, and waits for the device there only. Here
+L is the number of images that are still in the batch, not of cells.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class DrawnCells(NamedTuple):
 
 
 class Window:
-    """The W passes that a call evaluates, of the L images of a batch that are in it: from the first pass of each that
-    is not certain, or as many as are left.
+    """For each of the L images still in the batch, the W passes (fewer at the end) from its first pass that is not
+    certain.
 
     Where it starts is needed on the host, for the shapes of a call, and on the device, for its numbers.
     """
@@ -233,7 +233,8 @@ def _slide(window: Window, tokens: Tensor, drawn: DrawnCells, new: Tensor) -> No
     tokens.scatter_(1, drawn.cells, new)
 
     # 2. Slide every image's window behind the pass of its first changed cell, whose input was certain: by one pass at
-    #    least, so that no image takes more calls than serially. Tokens that enter start as a copy of the newest one.
+    #    least, so that no image takes more calls than serially. Tokens that enter start as a copy of the newest one;
+    #    they are set first, while window.stop is the old one.
     last = (drawn.inside.sum(1, keepdim=True) - 1).clamp(min=0)
     _guess(tokens, window.cells_from(window.stop), new.gather(1, last))
     window.slide(agreeing)
