@@ -142,9 +142,9 @@ _TOOLTIPS = {
     "sizes usually look worse.",
     "weights": "Which weights to read from a training checkpoint that also holds averaged (EMA) weights. auto and ema "
     "use the averaged weights (ema refuses a file without them), plain uses the trained weights.",
-    "speed": "auto launches repeated work on an NVIDIA card as CUDA graphs; the image is that of plain, which launches "
-    "step by step. compile also uses torch.compile, which needs a compiler and about a minute at first, and rounds "
-    "differently.",
+    "speed": "auto uses CUDA graphs on an NVIDIA card if ComfyUI runs with --disable-cuda-malloc, and is plain "
+    "elsewhere; the image is the same. compile also uses torch.compile, which needs a compiler and about a minute at "
+    "first, and rounds differently.",
 }
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -269,17 +270,32 @@ class _Decoder(nn.Module):
 
     def forward(self, z: Tensor, features: list[Tensor] | None = None) -> Tensor:
         """The image; the features of every level, the lowest resolution first, are added to a list that is given."""
-        x = self.mid(self.conv_in(z))
-        for i, level in reversed([*enumerate(self.up)]):
-            x = level(x)
-            if features is not None and i:
-                features.append(x)
-            x = level.upsample(x)
+        return decoded(self, self.mid(self.conv_in(z)), features)
 
-        x = F.silu(self.norm_out(x))
-        if features is not None:
+
+def decoded(
+    decoder: Any,
+    x: Tensor,
+    features: list[Tensor] | None,
+    enter: Callable[[int, Tensor], Tensor] = lambda level, x: x,
+) -> Tensor:
+    """The image that a decoder makes of x, the input of its lowest level.
+
+    Args:
+        decoder: with levels ``up``, the highest resolution first, ``norm_out`` and ``conv_out``.
+        features: those of every level are added to it, the lowest resolution first; None: they are not kept.
+        enter: what a level reads, of its number and the output of the one below.
+    """
+    for i, level in reversed([*enumerate(decoder.up)]):
+        x = level(enter(i, x))
+        if features is not None and i:
             features.append(x)
-        return self.conv_out(x)
+        x = level.upsample(x)
+
+    x = F.silu(decoder.norm_out(x))
+    if features is not None:
+        features.append(x)
+    return cast(Tensor, decoder.conv_out(x))
 
 
 class KLAutoencoder(nn.Module):

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .autoencoder import WHOLE, KLModel, ResBlock, group_norm
+from .autoencoder import WHOLE, KLModel, ResBlock, decoded, group_norm
 from .enlarging import Enlarging, EnlargingConfig, MayEnlarge, drawn
 from .ops import TORCH, Operations
 from .structure import MOST_LEVELS, depth
@@ -169,16 +169,7 @@ class _Decoder(nn.Module):
         x = self.conv_in(bits if noise is None else torch.cat([bits, noise], 1))
         for block in self.mid_block:
             x = block(x)
-        for i, level in reversed([*enumerate(self.up)]):
-            x = level(self.adaptive[i](x, bits))
-            if features is not None and i:
-                features.append(x)
-            x = level.upsample(x)
-
-        x = F.silu(self.norm_out(x))
-        if features is not None:
-            features.append(x)
-        return self.conv_out(x)
+        return decoded(self, x, features, lambda level, below: self.adaptive[level](below, bits))
 
 
 class BinaryAutoencoder(nn.Module):
