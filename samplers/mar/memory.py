@@ -24,15 +24,14 @@ def estimate(
     branches = 1 + (settings.cfg != 1.0)
     size = next(model.net.parameters()).element_size()
 
-    # Rows of the transformer at an AR step, and AR steps in one pass: CSpD verifies those of a draft together.
+    # Rows of the transformer at an AR step.
     rows = branches * images * (c.buffer + c.tokens)
-    steps_at_once = settings.verified_at_once
 
     # Tokens in a call of the diffusion head. FastHybrid denoises the AR steps of a lookahead together, CSpD those of a
     # draft.
     left = settings.left(c.tokens)
     largest = max(a - b for a, b in zip([c.tokens, *left], left, strict=False))
-    tokens = branches * images * min(c.tokens, largest * max(1, settings.lookahead, steps_at_once))
+    tokens = branches * images * min(c.tokens, largest * max(settings.lookahead, settings.verified_at_once))
 
     # Kept during the whole generation.
     out = weights_by_part(model)
@@ -44,7 +43,7 @@ def estimate(
 
     # Working memory of one evaluation each.
     for name, count in model.working_bytes(rows).items():
-        out[name] = steps_at_once * count + unpacking_bytes(model.parts[name])
+        out[name] = settings.passes_at_once * count + unpacking_bytes(model.parts[name])
 
     # The modulations of several diffusion steps at once, the ones before them, and what they are made of.
     of_step = tokens * c.head_width * (3 * c.head_depth + 2)

@@ -47,7 +47,12 @@ class MARBase(Guarantees):
 
     @property
     def verified_at_once(self) -> int:
-        """AR steps that the transformer evaluates in one pass."""
+        """AR steps whose tokens the diffusion head evaluates in one batch."""
+        return 1
+
+    @property
+    def passes_at_once(self) -> int:
+        """AR steps that the transformer evaluates in one batch, each with rows of its own."""
         return 1
 
     def orders(self, random: Tensor) -> Tensor:
@@ -275,6 +280,11 @@ class CSpDSettings(MARBase):
     @property
     def verified_at_once(self) -> int:
         return self.draft_length + (self.mode == "paper")  # mode paper also the next one
+
+    @property
+    def passes_at_once(self) -> int:
+        # The published code judges all drafts given the tokens of the last verification: one pass.
+        return 1 if self.mode == "published" else self.verified_at_once
 
     def exact(self, side: int) -> bool:
         return self.prefill_ratio >= 1 and not self.speculation and super().exact(side)

@@ -126,11 +126,14 @@ def test_a_draft_s_weights_are_part_of_it():
 
 
 def test_stages_and_their_sum_by_hand():
-    """A pass has both branches of 2 images with 3 class rows and 16 tokens; CSpD verifies three AR steps in one."""
+    """A pass has both branches of 2 images with 3 class rows and 16 tokens; CSpD verifies three AR steps in one, or in
+    its mode published all in one row."""
     model, condition = tiny_hybrid(), PromptCondition(("a boat", "a cat"))
     once = model.working_bytes(2 * 2 * (3 + 16))["MAR"]
     assert estimate(model, condition, MARSettings(steps=4))[memory.MAR] == once
-    assert estimate(model, condition, CSpDSettings(steps=4, draft_length=3))[memory.MAR] == 3 * once
+    for mode, at_once in (("published", 1), ("lossless", 3), ("paper", 4)):
+        settings = CSpDSettings(steps=4, draft_length=3, mode=mode)
+        assert estimate(model, condition, settings)[memory.MAR] == at_once * once
     words = [len(model.prompt(text)) for text in condition.texts]
     for cfg, read in ((1.0, sum(words)), (3.0, sum(words) + len(model.instruction(UNCONDITIONAL)))):
         found = estimate(model, condition, MARSettings(steps=4, cfg=cfg))
