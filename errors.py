@@ -41,7 +41,8 @@ class NotOfImages(UserError, AttributeError):
     It is an AttributeError, so that ``hasattr`` and ``getattr`` with a default answer as always.
     """
 
-    __qualname__ = "UserError"  # in ComfyUI's reports it is one
+    __module__ = "fastar"
+    __qualname__ = "UserError"  # as which ComfyUI reports it
 
     def __init__(self, attribute: str):
         super().__init__(

@@ -25,7 +25,7 @@ import torch
 from comfy.cli_args import args
 from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import CallbacksMP
-from comfy.sd import VAE
+from comfy.sd import VAE as VAE  # for vae.py
 from comfy.utils import ProgressBar
 from comfy_execution.utils import get_executing_context
 from server import PromptServer

@@ -1,8 +1,8 @@
 """Decoders on core's VAE socket: of the MARs KL autoencoders, of the token models VQ tokenizers, and of BitDance binary
 autoencoders.
 
-They are core's VAE (``comfy.sd.VAE``) with networks, sizes and checks of this pack. A node that is for videos, sounds or
-meshes gets a sentence where it asks for what an autoencoder of images lacks.
+They are core's VAE (``comfy.sd.VAE``) with networks, sizes and checks of this pack. A node that is for videos, sounds
+or meshes gets a sentence where it asks for what an autoencoder of images lacks.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ KL = "kl"
 VQ = "vq"
 BITS = "bitdance-ae"
 _MODELS = {KL: "a MAR", VQ: "a LlamaGen, a PAR or a Tar de-tokenizer", BITS: "a BitDance"}
-# Inputs by which core's nodes for videos count frames: they take a batch of images for one video.
-_FRAMES = {"length", "video_frames", "frame_idx"}
+# Inputs by which core's nodes for videos are known. They take a batch of images for one video, and would make of its
+# latents what no model reads.
+_OF_VIDEOS = {"length", "video_frames", "frame_idx", "noise_augmentation"}
 
 
 def mark(samples: Tensor, kind: str) -> Tensor:
@@ -134,6 +135,11 @@ class FastARVAE(host.VAE):
         self.vae_dtype = next(net.parameters()).dtype
         self.patcher = host.make_patcher(net, self.device, host.get_vae_offload_device())
 
+    def spacial_compression_encode(self) -> int:
+        """Pixels per latent position and side; nodes for videos often ask for them first."""
+        self._expect_node_of_images()
+        return self.downscale_ratio
+
     def vae_output_dtype(self) -> torch.dtype:
         """Dtype of images and latents."""
         return host.get_output_dtype()
@@ -148,7 +154,7 @@ class FastARVAE(host.VAE):
 
     @property
     def audio_sample_rate(self) -> int:
-        raise UserError(f"vae: {self.name} is for images, not for sounds; connect the VAE of an audio model.")
+        raise self._made_for("sounds")
 
     @property
     def downscale_index_formula(self) -> None:
@@ -258,10 +264,7 @@ class FastARVAE(host.VAE):
         """Images [B, H, W, 3] in 0..1, of any size, to latents of the model's size; a decoded image is larger where the
         decoder enlarges.
         """
-        if _FRAMES & host.running_inputs().keys():
-            raise UserError(
-                f"vae: {self.name} is for single images, and this node makes a video; connect the VAE of its model."
-            )
+        self._expect_node_of_images()
         pixels = _checked_pixels(pixel_samples)
         size = self.size_for(pixels)
 
@@ -334,6 +337,17 @@ class FastARVAE(host.VAE):
         return min(self.sizes, key=unlike)
 
     # --- shared
+
+    def _expect_node_of_images(self) -> None:
+        """Raise a UserError if the node that runs is for videos."""
+        if _OF_VIDEOS & host.running_inputs().keys():
+            raise self._made_for("videos")
+
+    def _made_for(self, others: str) -> UserError:
+        """The error for a node that is for others than images."""
+        return UserError(
+            f"vae: {self.name} is for single images, and this node is for {others}; connect the VAE of its model."
+        )
 
     def _expect_tiles(self, field: str, remedy: str) -> None:
         """Raise a UserError if the network cannot work in tiles."""

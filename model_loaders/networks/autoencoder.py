@@ -302,7 +302,7 @@ class ImageAutoencoder(nn.Module):
     """An autoencoder of images."""
 
     def __getattr__(self, name: str) -> Any:
-        """Of a name that is missing, raise a sentence: ComfyUI's nodes for sounds and meshes look for their networks'."""
+        """Raise a sentence for a name that is missing: ComfyUI's nodes for sounds and meshes look for others."""
         try:
             return super().__getattr__(name)
         except AttributeError:
