@@ -239,13 +239,6 @@ def get_output_device() -> torch.device:
     return mm.intermediate_device()
 
 
-def get_output_dtype() -> torch.dtype:
-    """Dtype of what core's VAEs give: fp32, or fp16 if ComfyUI was started with --fp16-intermediates."""
-    if not hasattr(mm, "intermediate_dtype"):  # an older ComfyUI
-        return torch.float32
-    return mm.intermediate_dtype()
-
-
 def to_output(x: Tensor) -> Tensor:
     """A tensor as nodes exchange it: fp32 on the output device."""
     return x.to(get_output_device(), torch.float32)

@@ -140,10 +140,6 @@ class FastARVAE(host.VAE):
         self._expect_node_of_images()
         return self.downscale_ratio
 
-    def vae_output_dtype(self) -> torch.dtype:
-        """Dtype of images and latents."""
-        return host.get_output_dtype()
-
     def process_input(self, images: Tensor) -> Tensor:
         """Images in 0..1 to those of the network, in -1..1."""
         return images * 2 - 1

@@ -113,16 +113,15 @@ class VAE:
 
     patcher: Any
     upscale_ratio: int
-    downscale_ratio: int
 
     def spacial_compression_decode(self) -> int:
         return self.upscale_ratio
 
-    def spacial_compression_encode(self) -> int:
-        return self.downscale_ratio
-
     def is_dynamic(self) -> bool:
         return self.patcher.is_dynamic()
+
+    def vae_output_dtype(self) -> torch.dtype:
+        return state.intermediate_dtype
 
 
 class CallbacksMP:
@@ -151,6 +150,7 @@ state = SimpleNamespace(
     prompt_handlers=[],
     dynamic=False,
     given_back=0,
+    intermediate_dtype=torch.float32,
 )
 
 

@@ -293,10 +293,10 @@ def test_a_network_without_a_name_says_so_and_answers_hasattr(kind):
 
 
 def test_results_have_the_dtype_of_cores_vaes(monkeypatch):
-    """fp16 where ComfyUI was started with --fp16-intermediates, which older versions lack."""
+    """fp16 where ComfyUI was started with --fp16-intermediates."""
     vae = a_vae()
     assert vae.vae_output_dtype() == vae.decode(torch.zeros(1, 2, 2, 2)).dtype == torch.float32
-    monkeypatch.setattr(host.mm, "intermediate_dtype", lambda: torch.float16, raising=False)
+    monkeypatch.setattr(fake_comfy.state, "intermediate_dtype", torch.float16)
     assert vae.vae_output_dtype() == vae.decode(torch.zeros(1, 2, 2, 2)).dtype == torch.float16
     assert vae.encode(torch.zeros(1, 16, 16, 3)).dtype == torch.float16
 

@@ -135,8 +135,8 @@ class AsCores:
             "names": len(names),
             "missing": missing,
             "bytes": vae.model_size() - sum(weight.nbytes for weight in vae.first_stage_model.state_dict().values()),
-            "images at once": vae.prepare_decode(latents.shape),
-            "dynamic": vae.is_dynamic(),
+            "images at once": getattr(vae, "prepare_decode", lambda shape: 1)(latents.shape),  # new in 0.33
+            "dynamic": getattr(vae, "is_dynamic", lambda: False)(),  # new in 0.28
             "frames": vae.temporal_compression_decode(),
             "pixels": [vae.spacial_compression_encode(), vae.spacial_compression_decode()],
             "dtypes": [str(dtype) for dtype in (vae.vae_output_dtype(), images.dtype, latents.dtype)],
