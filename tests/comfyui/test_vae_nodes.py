@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from comfy_host import ROOT, Comfy, Missing
+from comfy_host import ROOT, Comfy, Missing, widgets
 from safetensors import safe_open
 
 LOADERS = {
@@ -293,6 +293,31 @@ def test_nodes_of_images_work(host, nodes, node, loader):
         assert made == ["FastARVAE"]
     else:
         assert made == [latents]
+
+
+@pytest.mark.parametrize(("node", "socket"), [("VAEEncodeForInpaint", 0), ("InpaintModelConditioning", 2)])
+def test_a_sampler_draws_what_an_inpainting_node_masks(host, nodes, node, socket):
+    """The left half; the right one stays as it was encoded."""
+    prompt = prompt_for(node, expect_there(host, nodes, node))
+    prompt = {name: about for name, about in prompt.items() if not name.startswith("told")}
+    prompt["node"]["inputs"]["grow_mask_by"] = 0
+
+    size = {"width": SIDE, "height": SIDE}
+    joined = {"destination": ["none", 0], "source": ["left", 0], "x": 0, "y": 0, "operation": "add"}
+    labels = {"labels": "cat", "label_set": "picture-book", "images_per_label": 1, "add_label": "none"}
+    asked = {"model": ["1", 0], "condition": ["labels", 0], "seed": 7, "steps": 4, "diffusion_steps": 4}
+    asked["latent_image"] = ["node", socket]
+    more = {
+        "none": ("SolidMask", {**size, "value": 0.0}),
+        "left": ("SolidMask", {**size, "width": SIDE // 2, "value": 1.0}),
+        "mask": ("MaskComposite", joined),
+        "labels": ("FastARClassLabel", labels),
+        "drawn": ("FastARMARSampler", {**widgets("FastARMARSampler"), **asked}),
+        "changes": ("Changes", {"before": ["node", socket], "after": ["drawn", 0]}),
+    }
+    prompt |= {name: {"class_type": kind, "inputs": inputs} for name, (kind, inputs) in more.items()}
+    columns = json.loads(host.run(prompt)["changes"]["text"][0])
+    assert min(columns[:4]) > 1e-2 and max(columns[4:]) < 1e-5
 
 
 @pytest.mark.parametrize("loader", LOADERS)

@@ -92,6 +92,23 @@ class Tell:
         return {"ui": {"text": [json.dumps(describe(value))]}}
 
 
+class Changes:
+    """Tells the largest difference of two latents in each column."""
+
+    RETURN_TYPES = ()
+    FUNCTION = "compare"
+    CATEGORY = "test"
+    OUTPUT_NODE = True
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"before": ("LATENT", {}), "after": ("LATENT", {})}}
+
+    def compare(self, before: Any, after: Any) -> dict[str, Any]:
+        columns = (after["samples"] - before["samples"]).abs().amax((0, 1, 2))
+        return {"ui": {"text": [json.dumps(columns.tolist())]}}
+
+
 def _core_vae() -> Any:
     """A small VAE of core's own."""
     config = {"double_z": True, "z_channels": 4, "resolution": 32, "in_channels": 3, "out_ch": 3, "ch": 32}
@@ -146,4 +163,4 @@ class AsCores:
         return {"ui": {"text": [json.dumps(told)]}}
 
 
-NODE_CLASS_MAPPINGS = {"StandIn": StandIn, "Tell": Tell, "AsCores": AsCores}
+NODE_CLASS_MAPPINGS = {"StandIn": StandIn, "Tell": Tell, "Changes": Changes, "AsCores": AsCores}
