@@ -35,6 +35,22 @@ class UserError(ValueError):
         super().__init__(message)
 
 
+class NotOfImages(UserError, AttributeError):
+    """What asks an autoencoder for an attribute that those of images lack: a node for sounds, videos or meshes.
+
+    It is an AttributeError, so that ``hasattr`` and ``getattr`` with a default answer as always.
+    """
+
+    __module__ = "fastar"
+    __qualname__ = "UserError"  # as which ComfyUI reports it
+
+    def __init__(self, attribute: str):
+        super().__init__(
+            f"vae: this one is for single images and has no {attribute}; connect the VAE of the model that the node is "
+            "for."
+        )
+
+
 def not_finite(field: str, maker: str, made: str) -> UserError:
     """The error for values that are NaN or infinite; nodes, command line and Python raise the same one.
 

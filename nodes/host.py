@@ -25,6 +25,7 @@ import torch
 from comfy.cli_args import args
 from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import CallbacksMP
+from comfy.sd import VAE as VAE  # for vae.py
 from comfy.utils import ProgressBar
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
@@ -683,17 +684,33 @@ _NO_PREVIEWS = "none"
 _AS_SERVER = "default"
 
 
-def _extra_data() -> Mapping[str, Any] | None:
-    """What the client sent beside the prompt that runs; None outside of a run.
+def _queued() -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """The prompt that runs, and what the client sent beside it; None outside of a run.
 
-    ComfyUI offers it to nodes nowhere else than in the entries of its queue: (priority, id, prompt, extra data, ...).
+    ComfyUI offers them to nodes nowhere else than in the entries of its queue: (priority, id, prompt, extra data, ...).
     """
     running, _ = PromptServer.instance.prompt_queue.get_current_queue_volatile()
 
-    for _, number, _, extra, *_ in running:
+    for _, number, prompt, extra, *_ in running:
         if number == prompt_id():
-            return extra if isinstance(extra, Mapping) else {}
+            return prompt, extra if isinstance(extra, Mapping) else {}
     return None
+
+
+def _extra_data() -> Mapping[str, Any] | None:
+    """What the client sent beside the prompt that runs; None outside of a run."""
+    queued = _queued()
+    return None if queued is None else queued[1]
+
+
+def running_inputs() -> Mapping[str, Any]:
+    """Inputs of the node that runs, by name; empty outside of a run, and for a node that another one has added."""
+    queued, context = _queued(), get_executing_context()
+    if queued is None or context is None:
+        return {}
+
+    prompt, _ = queued
+    return prompt.get(context.node_id, {}).get("inputs", {})
 
 
 def from_editor() -> bool:

@@ -1,5 +1,8 @@
 """Decoders on core's VAE socket: of the MARs KL autoencoders, of the token models VQ tokenizers, and of BitDance binary
 autoencoders.
+
+They are core's VAE (``comfy.sd.VAE``) with networks, sizes and checks of this pack. A node that is for videos, sounds
+or meshes gets a sentence where it asks for what an autoencoder of images lacks.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import NotOfImages, UserError
 from ..memory import in_chunks, out_of_memory
 from ..model_loaders.networks.autoencoder import (
     STATED_GROUPS,
@@ -31,6 +34,9 @@ KL = "kl"
 VQ = "vq"
 BITS = "bitdance-ae"
 _MODELS = {KL: "a MAR", VQ: "a LlamaGen, a PAR or a Tar de-tokenizer", BITS: "a BitDance"}
+# Inputs by which core's nodes for videos are known. They take a batch of images for one video, and would make of its
+# latents what no model reads.
+_OF_VIDEOS = {"length", "video_frames", "frame_idx", "noise_augmentation"}
 
 
 def mark(samples: Tensor, kind: str) -> Tensor:
@@ -70,8 +76,8 @@ def _checked_pixels(images: Any) -> Tensor:
     return to_rgb(expect_image(images, "pixels")).movedim(-1, 1)
 
 
-class FastARVAE:
-    """A decoder with the interface of core's VAE: decode, encode, their tiled forms, and memory estimates.
+class FastARVAE(host.VAE):
+    """A decoder as core's VAE: its own are the methods that use the network, the others are core's.
 
     Latents are in the network's scale; samplers have divided by their latent scale. Encoding is deterministic: it
     returns the mean of the posterior, the vectors of the nearest codes, or the bits. A binary autoencoder takes whole
@@ -88,8 +94,19 @@ class FastARVAE:
         enlarges: how many times higher and wider than ``sizes`` images are decoded.
     """
 
+    # Names of core's that are the same for every decoder of this pack. Others may use the network by themselves: they
+    # load it whole, because not all of its layers can stay on the offload device.
     latent_dim = 2
     output_channels = 3
+    working_dtypes = [torch.bfloat16, torch.float32]
+    disable_offload = True
+    crop_input = False  # images are scaled
+    pad_channel_value = None
+    handles_tiling = False
+    format_encoded = None
+    extra_1d_channel = None
+    not_video = False
+    upscale_index_formula = None
 
     def __init__(
         self,
@@ -108,7 +125,8 @@ class FastARVAE:
         self.sizes = tuple(sizes)
         self.kind = kind
 
-        # Names that core reads.
+        # Names of core's.
+        self.size = None  # in bytes; model_size() counts them
         self.downscale_ratio = stride
         self.upscale_ratio = stride * enlarges
         self.latent_channels = channels
@@ -117,21 +135,26 @@ class FastARVAE:
         self.vae_dtype = next(net.parameters()).dtype
         self.patcher = host.make_patcher(net, self.device, host.get_vae_offload_device())
 
-    def spacial_compression_decode(self) -> int:
-        return self.upscale_ratio
-
     def spacial_compression_encode(self) -> int:
+        """Pixels per latent position and side; nodes for videos often ask for them first."""
+        self._expect_node_of_images()
         return self.downscale_ratio
 
-    def temporal_compression_decode(self) -> None:
-        return None
+    def process_input(self, images: Tensor) -> Tensor:
+        """Images in 0..1 to those of the network, in -1..1."""
+        return images * 2 - 1
 
-    def is_dynamic(self) -> bool:
-        """Whether DynamicVRAM manages the weights."""
-        return self.patcher.is_dynamic()
+    def process_output(self, images: Tensor) -> Tensor:
+        """Images of the network, in about -1..1, to 0..1: in place, as core's, whose callers may ignore the result."""
+        return images.div_(2).add_(0.5).clamp_(0, 1)
 
-    def throw_exception_if_invalid(self) -> None:
-        """Called by core; a decoder that was loaded is valid."""
+    @property
+    def audio_sample_rate(self) -> int:
+        raise self._made_for("sounds")
+
+    @property
+    def downscale_index_formula(self) -> None:
+        raise NotOfImages("frames")
 
     def get_sd(self) -> dict[str, Tensor]:
         """Weights, for core's Save VAE, which keeps no metadata of ours: what these say is among the weights."""
@@ -157,7 +180,7 @@ class FastARVAE:
 
     def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:
         """For one image of latents of this shape [B, C, h, w]."""
-        _, _, height, width = shape
+        height, width = shape[-2:]
         if self.kind in (KL, BITS):
             return cast(KLAutoencoder, self.first_stage_model).decode_bytes(1, height, width)
 
@@ -170,13 +193,15 @@ class FastARVAE:
 
     def memory_used_encode(self, shape: Any, dtype: torch.dtype) -> float:
         """For one image of pixels of this shape [B, 3, H, W]."""
-        _, _, height, width = shape
+        height, width = shape[-2:]
         return 14 * self.width * height * width * dtype.itemsize
 
     # --- decoding
 
     def decode(self, samples_in: Tensor, vae_options: dict[str, Any] | None = None) -> Tensor:
         """Latents [B, C, h, w] to images [B, H, W, 3] in 0..1."""
+        if vae_options:
+            raise NotOfImages(", ".join(vae_options))
         latents = _checked_latents(samples_in, self.latent_channels, self.name, self.kind)
 
         need = self.memory_used_decode(latents.shape, self.vae_dtype)
@@ -195,7 +220,7 @@ class FastARVAE:
         Values that are not finite become grey, because a preview must not end the run.
         """
         images = self._pixels(latents).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        return (images / 2 + 0.5).clamp(0, 1).movedim(1, -1)
+        return self.process_output(images).movedim(1, -1)
 
     def decode_tiled(
         self, samples: Tensor, tile_x: int = 64, tile_y: int = 64, overlap: int = 16, **of_videos: Any
@@ -222,7 +247,7 @@ class FastARVAE:
         if not bool(images.isfinite().all()):
             expect_usual_size(latents, "samples")  # otherwise it is the decoder's fault
 
-        return (expect_finite(images, self.name) / 2 + 0.5).clamp(0, 1)
+        return self.process_output(expect_finite(images, self.name))
 
     def _pixels(self, latents: Tensor) -> Tensor:
         """What the network decodes, fp32 [B, 3, H, W] in about -1..1."""
@@ -231,10 +256,11 @@ class FastARVAE:
 
     # --- encoding
 
-    def encode(self, pixel_samples: Tensor) -> Tensor:
+    def encode(self, pixel_samples: Tensor, **of_videos: Any) -> Tensor:
         """Images [B, H, W, 3] in 0..1, of any size, to latents of the model's size; a decoded image is larger where the
         decoder enlarges.
         """
+        self._expect_node_of_images()
         pixels = _checked_pixels(pixel_samples)
         size = self.size_for(pixels)
 
@@ -274,7 +300,7 @@ class FastARVAE:
         )
 
     def _encode(self, pixels: Tensor) -> Tensor:
-        x = pixels.to(self.device, self.vae_dtype) * 2 - 1
+        x = self.process_input(pixels.to(self.device, self.vae_dtype))
         if self.kind == VQ:
             # Codes hide features that are not finite.
             tokenizer = self.tokenizer.net
@@ -308,6 +334,17 @@ class FastARVAE:
 
     # --- shared
 
+    def _expect_node_of_images(self) -> None:
+        """Raise a UserError if the node that runs is for videos."""
+        if _OF_VIDEOS & host.running_inputs().keys():
+            raise self._made_for("videos")
+
+    def _made_for(self, others: str) -> UserError:
+        """The error for a node that is for others than images."""
+        return UserError(
+            f"vae: {self.name} is for single images, and this node is for {others}; connect the VAE of its model."
+        )
+
     def _expect_tiles(self, field: str, remedy: str) -> None:
         """Raise a UserError if the network cannot work in tiles."""
         if self.kind == BITS:
@@ -323,7 +360,7 @@ class FastARVAE:
 
         def part(x: Tensor) -> Tensor:
             host.stop_if_cancelled()
-            return work(x).to(self.output_device)
+            return work(x).to(self.output_device, self.vae_output_dtype())
 
         try:
             return torch.cat(in_chunks(part, x, chunk, host.empty_cache))

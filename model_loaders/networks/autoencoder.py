@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import UserError, not_finite
+from ...errors import NotOfImages, UserError, not_finite
 from ...memory import enough_memory, in_chunks
 from .enlarging import Enlarging, EnlargingConfig, MayEnlarge, drawn
 from .ops import TORCH, Operations
@@ -298,7 +298,18 @@ def decoded(
     return cast(Tensor, decoder.conv_out(x))
 
 
-class KLAutoencoder(nn.Module):
+class ImageAutoencoder(nn.Module):
+    """An autoencoder of images."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise a sentence for a name that is missing: ComfyUI's nodes for sounds and meshes look for others."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise NotOfImages(name) from None
+
+
+class KLAutoencoder(ImageAutoencoder):
     """Encoder and decoder between images in -1..1 and Gaussian latents (before any latent scale)."""
 
     def __init__(self, config: KLConfig, operations: Operations = TORCH):
@@ -436,7 +447,7 @@ class Codebook(nn.Module):
         return torch.cat([(part @ table).argmax(1) for part in features.split(rows)])
 
 
-class VQAutoencoder(nn.Module):
+class VQAutoencoder(ImageAutoencoder):
     """Images in -1..1 to a grid of codes and back, by way of code vectors."""
 
     def __init__(self, config: VQConfig, operations: Operations = TORCH):

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .autoencoder import WHOLE, KLModel, ResBlock, decoded, group_norm
+from .autoencoder import WHOLE, ImageAutoencoder, KLModel, ResBlock, decoded, group_norm
 from .enlarging import Enlarging, EnlargingConfig, MayEnlarge, drawn
 from .ops import TORCH, Operations
 from .structure import MOST_LEVELS, depth
@@ -172,7 +172,7 @@ class _Decoder(nn.Module):
         return decoded(self, x, features, lambda level, below: self.adaptive[level](below, bits))
 
 
-class BinaryAutoencoder(nn.Module):
+class BinaryAutoencoder(ImageAutoencoder):
     """Encoder and decoder between images in -1..1 and maps of bits."""
 
     def __init__(self, config: BinaryConfig, operations: Operations = TORCH):

@@ -108,6 +108,22 @@ class Layers:
         weight_function: list[Any] = []
 
 
+class VAE:
+    """What the nodes use of core's; in ComfyUI, tests/comfyui/test_vae_nodes.py compares all names."""
+
+    patcher: Any
+    upscale_ratio: int
+
+    def spacial_compression_decode(self) -> int:
+        return self.upscale_ratio
+
+    def is_dynamic(self) -> bool:
+        return self.patcher.is_dynamic()
+
+    def vae_output_dtype(self) -> torch.dtype:
+        return state.intermediate_dtype
+
+
 class CallbacksMP:
     ON_DETACH = "on_detach_after"
 
@@ -134,6 +150,7 @@ state = SimpleNamespace(
     prompt_handlers=[],
     dynamic=False,
     given_back=0,
+    intermediate_dtype=torch.float32,
 )
 
 
@@ -227,6 +244,7 @@ def install() -> None:
         },
         "comfy.ops": {"cast_bias_weight": None, "uncast_bias_weight": None, "disable_weight_init": Layers},
         "comfy.patcher_extension": {"CallbacksMP": CallbacksMP},
+        "comfy.sd": {"VAE": VAE},
         "comfy.utils": {
             "ProgressBar": Progress,
             "tiled_scale": _tiled_scale,

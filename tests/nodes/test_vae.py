@@ -246,3 +246,67 @@ def test_progress_stays_within_its_total():
     report(7, 5)  # a file that is longer than announced
     report(1, 0)  # a length that is not known
     assert [(done, total) for done, total, _ in fake_comfy.Progress.updates] == [(2, 5), (5, 5)]
+
+
+@pytest.fixture
+def node_runs(monkeypatch):
+    """Let a node with the inputs of those names run."""
+
+    def run(*inputs: str) -> None:
+        prompt = {"4": {"class_type": "Other", "inputs": dict.fromkeys(inputs, 1)}}
+        monkeypatch.setattr(fake_comfy.state, "running", [(0, "run", prompt, {})])
+        monkeypatch.setattr(fake_comfy.state, "context", SimpleNamespace(prompt_id="run", node_id="4"))
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["length", "video_frames", "frame_idx", "noise_augmentation"])
+def test_a_node_for_videos_gets_a_sentence(name, node_runs):
+    """It would make one video of a batch of images."""
+    node_runs("vae", "width", name)
+    for ask in (lambda vae: vae.encode(torch.zeros(5, 16, 16, 3)), lambda vae: vae.spacial_compression_encode()):
+        with pytest.raises(UserError, match=r"^vae: tiny is for single images, and this node is for videos; connect"):
+            ask(a_vae())
+
+
+def test_a_node_for_images_encodes(node_runs):
+    node_runs("vae", "pixels")
+    assert a_vae().encode(torch.zeros(5, 16, 16, 3)).shape == (5, 2, 4, 4)
+    fake_comfy.state.context.node_id = "5"  # added by a node that runs
+    assert a_vae().encode(torch.zeros(1, 16, 16, 3)).shape == (1, 2, 4, 4)
+
+
+def test_what_nodes_for_sounds_and_meshes_look_for_is_a_sentence(enlarging):
+    with pytest.raises(UserError, match=r"^vae: large is for single images, and this node is for sounds; connect"):
+        _ = enlarging.audio_sample_rate
+    with pytest.raises(UserError, match=r"^vae: this one is for single images and has no octree_resolution; connect"):
+        enlarging.decode(torch.zeros(1, 2, 2, 2), {"octree_resolution": 256})
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_network_without_a_name_says_so_and_answers_hasattr(kind):
+    net = DECODERS[kind](Path(fastar_nodes.__file__).parent / "demo" / "checkpoints" / f"{kind}.safetensors").net
+    assert not hasattr(net, "decode_structure") and getattr(net, "comfy_has_chunked_io", False) is False
+    assert net.decoder is net.get_submodule("decoder")
+    with pytest.raises(UserError, match="single images and has no decode_structure; connect the VAE of the model"):
+        net.decode_structure(torch.zeros(1))
+
+
+def test_results_have_the_dtype_of_cores_vaes(monkeypatch):
+    """fp16 where ComfyUI was started with --fp16-intermediates."""
+    vae = a_vae()
+    assert vae.vae_output_dtype() == vae.decode(torch.zeros(1, 2, 2, 2)).dtype == torch.float32
+    monkeypatch.setattr(fake_comfy.state, "intermediate_dtype", torch.float16)
+    assert vae.vae_output_dtype() == vae.decode(torch.zeros(1, 2, 2, 2)).dtype == torch.float16
+    assert vae.encode(torch.zeros(1, 16, 16, 3)).dtype == torch.float16
+
+
+def test_another_pack_decodes_with_the_network_and_the_two_functions():
+    """Core's process_output works in place, and some ignore its result."""
+    vae, images = a_vae(), torch.rand(1, 16, 16, 3)
+    latents = vae.first_stage_model.encode(vae.process_input(images).movedim(-1, 1))[0]
+    assert torch.equal(latents, vae.encode(images))
+
+    pixels = vae.first_stage_model.decode(latents)
+    vae.process_output(pixels)
+    assert torch.equal(pixels.movedim(1, -1), vae.decode(latents))
