@@ -20,7 +20,6 @@ from ..model_loaders.captions import prompt_of
 from ..model_loaders.families import DTYPES, choose_dtype
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.ta_tok import TATokModel
-from ..model_loaders.networks.tar import TarModel
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.text import MAX_TOKENS, load_text_encoder
 from ..model_loaders.tokenizer import has_tokenizer
@@ -34,11 +33,11 @@ from ..samplers.tokens.memory import estimate_prompt
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
 from ..samplers.tokens.tar import TarPrompted, tar_prompt
 from . import graph, host
-from .host import Loaded, ModelCache, load_to_device
+from .host import ModelCache, load_to_device
 from .images import to_rgb
 from .loaders import PRECISION, allow_download, finder, listed, menu, usual
 from .preview import drive
-from .running import READING, LabelText, unlike_preset
+from .running import READING, expect_language_model, unlike_preset
 from .schema import (
     CONDITION,
     PLAIN,
@@ -47,7 +46,6 @@ from .schema import (
     checked_preset,
     checked_seed,
     expect_image,
-    expect_model,
     expect_text,
     output,
     preset_widget,
@@ -57,6 +55,7 @@ from .schema import (
     validity,
     widgets,
 )
+from .sockets import LabelText
 
 MOST_IMAGES = 256
 NONE = "none"
@@ -430,7 +429,7 @@ class TarPrompt(io.ComfyNode):
     def execute(
         cls, tar: Any, text: Any, seed: Any, preset: Any = None, images: Any = 1, **values: Any
     ) -> io.NodeOutput:
-        loaded = expect_model(tar, Loaded, TarModel, "tar", "Load Tar")
+        loaded = expect_language_model(tar)
         model = loaded.model
         prompt = expect_text(text, "text").strip()
         number = checked_seed(seed)

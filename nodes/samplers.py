@@ -48,6 +48,7 @@ from .schema import (
     seed_widget,
     setting_widgets,
 )
+from .sockets import expect_own, kind_on
 from .vae import BITS, KL, VQ
 
 
@@ -223,8 +224,9 @@ class _Sampler(ModelFirst):
         if asked_preset is not None and option != presets.CUSTOM:
             meant = settings_for(Choice(entry, choice.preset), loaded)
             warnings.append(unlike_preset(option, inputs, settings, meant, loaded.model))
-        if isinstance(sockets.cache, CachePlan):
-            warnings.append(cache_unlike_preset(sockets.cache, loaded, settings))
+        if kind_on(sockets.cache) == CachePlan.kind:
+            plan = expect_own(sockets.cache, CachePlan, "cache", "LazyMAR Cache")
+            warnings.append(cache_unlike_preset(plan, loaded, settings))
 
         if option == presets.CUSTOM:
             differing: dict[str, Any] = {}

@@ -229,13 +229,6 @@ def expect_text(value: Any, field: str) -> str:
     return text
 
 
-def expect_model(value: Any, holder: type[T], kind: type, field: str, source: str) -> T:
-    """Check the family of a loaded model: ``holder`` with attribute ``model`` of class ``kind``."""
-    loaded = expect(value, holder, field, source)
-    expect(loaded.model, kind, field, source)  # type: ignore[attr-defined]
-    return loaded
-
-
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _SMALL_FLOATS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 

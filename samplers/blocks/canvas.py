@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.bitdance import BitDanceClass, BlockModel
-from ..conditioning import MaskedCondition, PromptCondition, expect_kind, expect_null_prompt
+from ...model_loaders.networks.bitdance import BlockModel
+from ..conditioning import Condition, MaskedCondition, PromptCondition, expect_kind, expect_null_prompt
 from ..editing import Edit, edit_digests
 from ..engine import Canvas, expect_images, new_report
 from ..noise import PairedNoise
@@ -145,7 +145,7 @@ def block_canvas(
 def _inputs(model: BlockModel, condition: MaskedCondition, guided: bool, grid: tuple[int, int]) -> Inputs:
     """Rows of the condition, and with guidance those of the null condition."""
     net = model.net
-    if isinstance(net, BitDanceClass):
+    if model.condition == Condition.kind:
         classes = net.config.condition_size
         labels = condition.class_ids(classes, model.label_set, net.compute_device)  # type: ignore[union-attr]
         if guided:
