@@ -270,7 +270,7 @@ class ModelFirst(io.ComfyNode):  # type: ignore[misc]
         loaded = inputs["target"] if "target" in inputs else inputs.get("model")
         made = _SLOW.get(graph.maker(cls, "condition"))
 
-        model = loaded.model if kind_on(loaded) == Loaded.kind else None
+        model = getattr(loaded, "model", None) if kind_on(loaded) == Loaded.kind else None
         if made is not None and model is not None and not turned_into_features(made.kind, model):
             expect_kind(made, model.condition, model.name)  # type: ignore[arg-type]
 

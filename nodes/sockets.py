@@ -127,8 +127,8 @@ def expect_condition(value: Any, source: str) -> AnyCondition | LabelText:
     if not all(map(fits, entries)):
         raise UserError(f"condition: {attribute} of {describe(value)} are not {what}; ask the author of its node.")
 
-    if cls is PromptCondition:
-        return PromptCondition(entries, made.unconditional)  # type: ignore[union-attr]
+    if isinstance(made, PromptCondition):
+        return PromptCondition(entries, made.unconditional)
 
     names = _listed(made, "names")
     if len(names) != len(entries) or not all(map(_is_text, names)):

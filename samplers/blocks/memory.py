@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ...model_loaders.networks.bitdance import BlockModel
+from typing import cast
+
+from ...model_loaders.networks.bitdance import BitDanceClass, BlockModel
 from ...model_loaders.networks.llama import cache_bytes
 from ...model_loaders.networks.ops import unpacking_bytes
 from ..conditioning import Condition, MaskedCondition, PromptCondition
@@ -85,7 +87,7 @@ def estimate(
 def _prefix(model: BlockModel, condition: MaskedCondition) -> int:
     """Rows before the first block, of the longest condition."""
     if model.condition == Condition.kind:
-        return model.net.config.rows - 1
+        return cast(BitDanceClass, model.net).config.rows - 1
 
     assert isinstance(condition, PromptCondition), "a text model"
     longest = max(len(model.prompt(text)) for text in (*condition.texts, ""))
