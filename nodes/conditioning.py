@@ -39,10 +39,13 @@ from .loaders import PRECISION, allow_download, finder, listed, menu, usual
 from .preview import drive
 from .running import READING, expect_language_model, unlike_preset
 from .schema import (
-    CONDITION,
+    CODES,
+    LABELS,
     PLAIN,
+    PROMPT,
     RECOMMENDED,
     TAR,
+    TEXT,
     checked_preset,
     checked_seed,
     expect_image,
@@ -169,7 +172,7 @@ class ClassLabel(io.ComfyNode):
             "batch. For MAR, LlamaGen, PAR and BitDance's ImageNet models.",
             search_aliases=["class conditioning", "imagenet class", "label", "category", "prompt"],
             widgets=[labels, *widgets(LabelSettings), add_label],
-            outputs=[output(CONDITION, "condition", "For the samplers of MAR, LlamaGen, PAR and BitDance models.")],
+            outputs=[output(LABELS, "condition", "For the samplers of MAR, LlamaGen, PAR and BitDance models.")],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
@@ -263,7 +266,7 @@ class TextPrompt(io.ComfyNode):
             "which they were trained, reads the text.",
             search_aliases=["text to image", "prompt", "t5", "flan-t5", "llamagen t2i", "clip text encode"],
             widgets=[text, encoder, allow_download(), *widgets(PromptSettings)],
-            outputs=[output(CONDITION, "condition", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")],
+            outputs=[output(TEXT, "condition", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -341,7 +344,7 @@ class Prompt(io.ComfyNode):
             "default.",
         )
         condition = output(
-            CONDITION,
+            PROMPT,
             "condition",
             "For the MAR samplers with Harmon or UniPic, LlamaGen and ZipAR Sampler with Janus, and BitDance Sampler.",
         )
@@ -421,7 +424,7 @@ class TarPrompt(io.ComfyNode):
                 *setting_widgets(TarPromptSettings, PLAIN),
                 *widgets(PromptImages, optional=True),
             ],
-            outputs=[output(CONDITION, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
+            outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -498,7 +501,7 @@ class ImageToCodes(io.ComfyNode):
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
             sockets=[image],
             widgets=[ta_tok, allow_download(), *widgets(ImageToCodesSettings)],
-            outputs=[output(CONDITION, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
+            outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 

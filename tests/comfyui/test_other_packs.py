@@ -1,4 +1,4 @@
-"""The example pack of docs/sockets.md beside ours in a real ComfyUI: it makes a condition, draws, and reads a report."""
+"""The example pack of docs/sockets.md beside ours in a real ComfyUI: it makes a condition, draws, reads a report."""
 
 import re
 import shutil

@@ -194,8 +194,9 @@ def test_tars_language_model_of_a_second_import_writes_the_same_codes(copy):
 def test_caches_and_reports_of_a_second_import_are_taken(copy):
     model = a_mar()
     values = {"refresh_period": 3, "start_step": 1}
-    _, ours = sample(samplers.MARSampler, model=model, cache=running.CachePlan("custom", values))
-    _, theirs = sample(samplers.MARSampler, model=model, cache=copy("nodes.running").CachePlan("custom", values))
+    _, ours = sample(samplers.MARSampler, steps=8, model=model, cache=running.CachePlan("custom", values))
+    plan = copy("nodes.running").CachePlan("custom", values)
+    _, theirs = sample(samplers.MARSampler, steps=8, model=model, cache=plan)
     assert theirs.counts == ours.counts and theirs.counts["cached_tokens"] > 0
 
     report = a_report("mar", seconds=2.0)
