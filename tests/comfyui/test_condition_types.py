@@ -1,5 +1,7 @@
-"""A condition has a socket type a kind: what no model of a sampler reads can be connected neither in the editor nor by a
-program. Graphs that were saved when all conditions had one type open and run."""
+"""A condition has a socket type a kind: one that no model of a sampler reads is refused by editor and server.
+
+Graphs that were saved when all conditions had one type open and run.
+"""
 
 import json
 from typing import Any
@@ -112,10 +114,13 @@ LINKS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("name", ["03 FastHybrid", "05 Inpaint", "06 Prompt", "09 CSpD"])
+@pytest.mark.parametrize(
+    ("name", "runs"), [("03 FastHybrid", False), ("05 Inpaint", False), ("06 Prompt", False), ("09 CSpD", True)]
+)
 def test_a_graph_of_one_type_of_conditions_opens_with_all_its_wires_and_runs(
-    comfy: Comfy, editor: Any, name: str
+    comfy: Comfy, editor: Any, name: str, runs: bool
 ) -> None:
+    """The prompt that it sends is that of the template, of which one is run."""
     editor.evaluate("graph => app.loadGraphData(graph)", load_workflow(name))
     editor.wait_for_timeout(1500)
     wires = editor.evaluate(LINKS)
@@ -125,8 +130,8 @@ def test_a_graph_of_one_type_of_conditions_opens_with_all_its_wires_and_runs(
     editor.wait_for_timeout(1500)
     assert editor.evaluate(LINKS) == wires and wires
     assert editor.evaluate("async () => (await app.graphToPrompt()).output") == prompt
-    entry = _run(comfy, editor)
-    assert not comfy.failure(entry)
+    if runs:
+        assert not comfy.failure(_run(comfy, editor))
     _no_complaint(editor)
 
     # Saved again, it has the types of today.
