@@ -15,7 +15,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, conditioning, host, running, samplers, sockets, sweep
 from fastar_nodes.nodes import sample as sample_for_others
-from fastar_nodes.samplers.conditioning import CodeCondition, Condition, PromptCondition, TextCondition
+from fastar_nodes.samplers.conditioning import MAKERS, CodeCondition, Condition, PromptCondition, TextCondition
 from graphs import default
 from tiny import SHORT, a_mar, a_report, dropped, sample
 
@@ -197,7 +197,7 @@ def test_caches_and_reports_of_a_second_import_are_taken(copy):
     _, ours = sample(samplers.MARSampler, steps=8, model=model, cache=running.CachePlan("custom", values))
     plan = copy("nodes.running").CachePlan("custom", values)
     _, theirs = sample(samplers.MARSampler, steps=8, model=model, cache=plan)
-    assert theirs.counts == ours.counts and theirs.counts["cached_tokens"] > 0
+    assert theirs.sampler == "lazymar" and theirs.settings["refresh_period"] == 3 and theirs.counts == ours.counts
 
     report = a_report("mar", seconds=2.0)
     record = copy("reports.record").Report
@@ -250,3 +250,43 @@ def test_a_name_that_another_copy_has_is_left_to_it():
     told, log = registered(taken="/elsewhere/fastar_nodes/__init__.py")
     assert told == "{'/comfy/custom_nodes/fastar-nodes'} None\n"
     assert "other packs import fastar_nodes from /elsewhere/fastar_nodes/__init__.py, ComfyUI runs" in log
+
+
+# ------------------------------------------------------------------------------------------------ types of conditions
+
+
+# What each sampler's condition may be: what the models of its families read.
+TAKEN = {
+    "PARSampler": "FASTAR_LABELS,FASTAR_TEXT",
+    "MuLoSDSampler": "FASTAR_LABELS,FASTAR_TEXT,FASTAR_CODES",
+    **dict.fromkeys(["LlamaGenSampler", "ZipARSampler"], "FASTAR_LABELS,FASTAR_PROMPT,FASTAR_TEXT,FASTAR_CODES"),
+}
+
+
+def socket(node: Any, name: str) -> str:
+    """Type of an input."""
+    (found,) = [part.kind for part in node.define_schema().inputs if part.id == name]
+    return found
+
+
+def test_a_samplers_condition_has_the_types_that_its_models_read():
+    nodes = [node for node in samplers.NODES if node is not samplers.LazyMARCache]
+    assert set(TAKEN) < {node.__name__ for node in nodes}
+    for node in nodes:
+        assert socket(node, "condition") == TAKEN.get(node.__name__, "FASTAR_LABELS,FASTAR_PROMPT"), node
+
+
+def test_the_type_of_a_condition_is_that_of_its_kind_on_the_page():
+    """The node that makes a kind, as messages name it, has the kind's type."""
+    page = (ROOT / "docs" / "sockets.md").read_text(encoding="utf-8")
+    types = {kind: socket for socket, kind in re.findall(r"^\| (FASTAR_[A-Z]+) \| \*([a-z]+)\* ", page, re.MULTILINE)}
+    for node in conditioning.NODES:
+        about = node.define_schema()
+        (made,) = [part.kind for part in about.outputs]
+        kinds = [kind for kind, names in MAKERS.items() if about.display_name.partition(" (")[0] in names.split(" or ")]
+        assert {types.get(kind, "FASTAR_CODES") for kind in kinds} == {made}, node
+
+
+@pytest.mark.parametrize("node", [samplers.CSpDSampler, samplers.MuLoSDSampler])
+def test_the_target_comes_before_the_draft(node):
+    assert [part.id for part in node.define_schema().inputs][:3] == ["target", "draft", "condition"]
