@@ -7,13 +7,14 @@ that of another copy of this pack, or of another pack.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, TypeVar, cast
 
 from torch import Tensor
 
 from ..errors import UserError
 from ..samplers.conditioning import (
+    KINDS,
     AnyCondition,
     CodeCondition,
     Condition,
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 # Of the page: a new attribute of a value leaves it, another meaning of one raises it.
 VERSION = 1
+# The remedy where a value is not as the page says.
+_ASK = "ask the author of the node that made it"
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) 
 
     if value.fastar_version > VERSION:
         raise UserError(
-            f"{field}: {describe(value)} came from a newer FastAR (version {value.fastar_version} of the sockets, this "
-            f"one knows {VERSION}); update this one."
+            f"{field}: its value of the kind {value.kind} came from a newer FastAR (sockets of version "
+            f"{value.fastar_version}, this one knows {VERSION}); update this one."
         )
     return value
 
@@ -74,12 +77,14 @@ def expect_own(value: Any, cls: type[T], field: str, source: str) -> T:
         if hasattr(value, attribute.name):
             carried[attribute.name] = getattr(value, attribute.name)
 
-    try:
-        return cls(**carried)
-    except TypeError as problem:  # one without a default is missing
-        raise UserError(
-            f"{field}: {describe(value)} of another pack is incomplete ({problem}); ask its author."
-        ) from None
+    lacking: list[str] = []
+    for attribute in fields(cls):  # type: ignore[arg-type]
+        needed = attribute.default is MISSING and attribute.default_factory is MISSING
+        if needed and attribute.name not in carried:
+            lacking.append(attribute.name)
+    if lacking:
+        raise UserError(f"{field}: its value of the kind {value.kind} lacks {', '.join(lacking)}; {_ASK}.")
+    return cls(**carried)
 
 
 # ------------------------------------------------------------------------------------------------ conditions
@@ -125,7 +130,7 @@ def expect_condition(value: Any, source: str) -> AnyCondition | LabelText:
     made = expect_own(value, cls, "condition", source)
     entries = _listed(made, attribute)
     if not all(map(fits, entries)):
-        raise UserError(f"condition: {attribute} of {describe(value)} are not {what}; ask the author of its node.")
+        raise UserError(f"condition: {attribute} of its {KINDS[value.kind]} are not {what}; {_ASK}.")
 
     if isinstance(made, PromptCondition):
         return PromptCondition(entries, made.unconditional)
@@ -133,17 +138,16 @@ def expect_condition(value: Any, source: str) -> AnyCondition | LabelText:
     names = _listed(made, "names")
     if len(names) != len(entries) or not all(map(_is_text, names)):
         raise UserError(
-            f"condition: {describe(value)} must have a text in names for each of its {len(entries)} images; ask the "
-            "author of its node."
+            f"condition: its {KINDS[value.kind]} must have a text in names for each of {len(entries)} images; {_ASK}."
         )
 
     more = {name: getattr(made, name) for name in ("label_set", "size") if hasattr(made, name)}
-    return cls(entries, names, **more)  # type: ignore[call-arg, return-value]
+    return cast(Any, cls)(entries, names, **more)
 
 
 def _listed(condition: Any, attribute: str) -> tuple[Any, ...]:
     """The entries of an attribute, a list or tuple."""
     entries = getattr(condition, attribute)
     if not isinstance(entries, (list, tuple)):
-        raise UserError(f"condition: {attribute} of {describe(condition)} is not a list; ask the author of its node.")
+        raise UserError(f"condition: {attribute} of its {KINDS[condition.kind]} is not a list; {_ASK}.")
     return tuple(entries)
