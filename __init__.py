@@ -1,8 +1,8 @@
 """FastAR: fast autoregressive image generation, for ComfyUI and for scripts.
 
 ComfyUI calls :func:`comfy_entrypoint`. Scripts call :func:`load`, which gives a pipeline, or the loaders and samplers
-below one by one; see docs/python.md. The public names stand in api.py; a module is imported when one of its names is
-first used.
+below one by one; see docs/python.md, and docs/sockets.md for other node packs. The public names stand in api.py; a
+module is imported when one of its names is first used.
 """
 
 from functools import lru_cache
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .api import *  # noqa: F403
 
+# The name under which scripts and other packs import this package.
+_NAME = "fastar_nodes"
 # A node that every copy of this pack registers with ComfyUI.
 _NODE = "FastARLoadMAR"
 
@@ -51,9 +53,36 @@ async def comfy_entrypoint():
         here = Path(__file__).parent
         raise UserError(f"FastAR is installed twice: {other} is used, {here} is not; delete one of the two folders.")
 
-    from .nodes import make_extension
+    from importlib import import_module
 
-    return make_extension()
+    return import_module(".nodes", _package()).make_extension()
+
+
+def _package():
+    """The name of this package in ``sys.modules``: ``fastar_nodes``, which other packs import.
+
+    ComfyUI imports a pack under the path of its folder. Where the name belongs to another copy already, which some pack
+    imported from elsewhere, this one keeps its path.
+    """
+    import sys
+    from importlib.util import module_from_spec, spec_from_file_location
+    from pathlib import Path
+
+    here = Path(__file__)
+    known = sys.modules.get(_NAME)
+    if known is None:
+        spec = spec_from_file_location(_NAME, here, submodule_search_locations=[str(here.parent)])
+        known = module_from_spec(spec)
+        sys.modules[_NAME] = known
+        spec.loader.exec_module(known)
+
+    if known.__file__ and Path(known.__file__).resolve() == here.resolve():
+        return _NAME
+
+    import logging
+
+    logging.warning("FastAR: other packs import %s from %s, ComfyUI runs %s", _NAME, known.__file__, here.parent)
+    return __name__
 
 
 @lru_cache(maxsize=1)

@@ -1,16 +1,18 @@
-"""ComfyUI nodes, one file per topic. ComfyUI is not imported before :func:`make_extension` is called."""
+"""ComfyUI nodes, one file per topic. ComfyUI is not imported before one of the functions is called."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import first_line
 
 if TYPE_CHECKING:
     from comfy_api.latest import ComfyExtension
+
+    from ..reports.record import Report
 
 
 def make_extension() -> ComfyExtension:
@@ -42,6 +44,34 @@ def make_extension() -> ComfyExtension:
             return nodes
 
     return FastARExtension()
+
+
+def sample(
+    model: Any, condition: Any, sampler: str = "", seed: int = 0, draft: Any = None
+) -> tuple[dict[str, Any], Report]:
+    """Draw images on the values of sockets, for the nodes of other packs: with progress, previews and cancellation.
+
+    Args:
+        model: value of a model socket.
+        condition: value of a condition socket, or of a class of another pack that docs/sockets.md describes.
+        sampler: name and settings as in Any Sampler, "fasthybrid: preset=balanced, steps=32" for example; "" for the
+            plain sampler of the model.
+        seed: 0 to 2^64 - 1.
+        draft: value of a model socket, for CSpD and MuLo-SD.
+
+    Returns:
+        A LATENT, which ``model.vae.decode(latent["samples"])`` turns into an IMAGE, and the value of a report socket.
+
+    Raises:
+        UserError: an input that a sampler's node would refuse.
+    """
+    from ..samplers.choice import parse_choice
+    from .running import baseline_of, expect_pair, run_choice
+
+    loaded, small = expect_pair(model, draft)
+    choice = parse_choice(sampler or baseline_of(loaded), "sampler")
+    latent, report = run_choice(choice, loaded, condition, seed, small).result
+    return latent, report
 
 
 def _try(register: Callable[[], None], otherwise: str) -> None:

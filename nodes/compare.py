@@ -23,7 +23,8 @@ from ..samplers.settings import Settings, knob, knobs, make
 from . import graph, host
 from .images import to_bytes, to_image
 from .running import write_reports
-from .schema import HIDDEN, REPORT, expect, expect_image, output, schema, widgets
+from .schema import HIDDEN, REPORT, expect_image, output, schema, widgets
+from .sockets import expect_own
 
 PAIRS = 8  # image and report sockets of Compare
 MOST_CELLS = 64
@@ -289,7 +290,7 @@ def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | 
         for k, image in enumerate(own_images):
             images.append(to_bytes(expect_image(image, f"image_{i}")))
             if own_reports:
-                reports.append(expect(own_reports[k], Report, f"report_{i}", _REPORTED))
+                reports.append(expect_own(own_reports[k], Report, f"report_{i}", _REPORTED))
             else:
                 reports.append(None)
 
@@ -391,7 +392,7 @@ class TokenMap(io.ComfyNode):
     @classmethod
     def execute(cls, report: Any, image: Any = None, **values: Any) -> io.NodeOutput:
         settings = make(TokenMapSettings, values)
-        checked = expect(report, Report, "report", _REPORTED)
+        checked = expect_own(report, Report, "report", _REPORTED)
 
         with enough_memory(SHEET):
             backdrop: np.ndarray | None = None
@@ -434,7 +435,7 @@ class ReportToText(io.ComfyNode):
     @classmethod
     def execute(cls, report: Any, **values: Any) -> io.NodeOutput:
         settings = make(ReportSettings, values)
-        checked = expect(report, Report, "report", _REPORTED)
+        checked = expect_own(report, Report, "report", _REPORTED)
 
         if settings.format == "json":
             return io.NodeOutput(to_json([checked]))

@@ -20,7 +20,6 @@ from ..model_loaders.captions import prompt_of
 from ..model_loaders.families import DTYPES, choose_dtype
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.ta_tok import TATokModel
-from ..model_loaders.networks.tar import TarModel
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.text import MAX_TOKENS, load_text_encoder
 from ..model_loaders.tokenizer import has_tokenizer
@@ -34,20 +33,22 @@ from ..samplers.tokens.memory import estimate_prompt
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
 from ..samplers.tokens.tar import TarPrompted, tar_prompt
 from . import graph, host
-from .host import Loaded, ModelCache, load_to_device
+from .host import ModelCache, load_to_device
 from .images import to_rgb
 from .loaders import PRECISION, allow_download, finder, listed, menu, usual
 from .preview import drive
-from .running import READING, LabelText, unlike_preset
+from .running import READING, expect_language_model, unlike_preset
 from .schema import (
-    CONDITION,
+    CODES,
+    LABELS,
     PLAIN,
+    PROMPT,
     RECOMMENDED,
     TAR,
+    TEXT,
     checked_preset,
     checked_seed,
     expect_image,
-    expect_model,
     expect_text,
     output,
     preset_widget,
@@ -57,6 +58,7 @@ from .schema import (
     validity,
     widgets,
 )
+from .sockets import LabelText
 
 MOST_IMAGES = 256
 NONE = "none"
@@ -170,7 +172,7 @@ class ClassLabel(io.ComfyNode):
             "batch. For MAR, LlamaGen, PAR and BitDance's ImageNet models.",
             search_aliases=["class conditioning", "imagenet class", "label", "category", "prompt"],
             widgets=[labels, *widgets(LabelSettings), add_label],
-            outputs=[output(CONDITION, "condition", "For the samplers of MAR, LlamaGen, PAR and BitDance models.")],
+            outputs=[output(LABELS, "condition", "For the samplers of MAR, LlamaGen, PAR and BitDance models.")],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
@@ -264,7 +266,7 @@ class TextPrompt(io.ComfyNode):
             "which they were trained, reads the text.",
             search_aliases=["text to image", "prompt", "t5", "flan-t5", "llamagen t2i", "clip text encode"],
             widgets=[text, encoder, allow_download(), *widgets(PromptSettings)],
-            outputs=[output(CONDITION, "condition", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")],
+            outputs=[output(TEXT, "condition", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -342,7 +344,7 @@ class Prompt(io.ComfyNode):
             "default.",
         )
         condition = output(
-            CONDITION,
+            PROMPT,
             "condition",
             "For the MAR samplers with Harmon or UniPic, LlamaGen and ZipAR Sampler with Janus, and BitDance Sampler.",
         )
@@ -422,7 +424,7 @@ class TarPrompt(io.ComfyNode):
                 *setting_widgets(TarPromptSettings, PLAIN),
                 *widgets(PromptImages, optional=True),
             ],
-            outputs=[output(CONDITION, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
+            outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -430,7 +432,7 @@ class TarPrompt(io.ComfyNode):
     def execute(
         cls, tar: Any, text: Any, seed: Any, preset: Any = None, images: Any = 1, **values: Any
     ) -> io.NodeOutput:
-        loaded = expect_model(tar, Loaded, TarModel, "tar", "Load Tar")
+        loaded = expect_language_model(tar)
         model = loaded.model
         prompt = expect_text(text, "text").strip()
         number = checked_seed(seed)
@@ -499,7 +501,7 @@ class ImageToCodes(io.ComfyNode):
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
             sockets=[image],
             widgets=[ta_tok, allow_download(), *widgets(ImageToCodesSettings)],
-            outputs=[output(CONDITION, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
+            outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import comfy.model_management as mm
 import comfy.model_patcher
@@ -527,6 +527,8 @@ M = TypeVar("M", bound=Model)
 class Loaded(Generic[M]):
     """Value of a model socket. It owns the patchers, because ComfyUI's list of loaded models holds no reference."""
 
+    kind: ClassVar[str] = "model"
+    fastar_version: ClassVar[int] = 1  # of its description in docs/sockets.md
     model: M
     # Moves the weights of ``net``, or of the first of the parts of a MAR or BitDance.
     patcher: ModelPatcher

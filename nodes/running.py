@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import numpy as np
 from comfy_api.latest import io
@@ -23,6 +23,7 @@ from torch import Tensor
 from ..assembly import DEMO_LABELS, PAR, expect_same_codes
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders.networks.tar import TarModel
 from ..model_loaders.upscalers import enlarges_rgb, upscaler_name
 from ..reports.exchange import add_runs, described
 from ..reports.record import Baseline, Qualities, Report
@@ -65,6 +66,7 @@ from .schema import (
     expect_mask,
     expect_usual_size,
 )
+from .sockets import LabelText, expect_condition, expect_kind_on, expect_own, kind_on
 from .vae import BITS, KL, VQ, FastARVAE, kind_of, mark
 
 # A sampler's generator.
@@ -107,13 +109,21 @@ def expect_loaded(value: Any, field: str, decoder: str = "") -> Loaded[Any]:
     ``decoder``: what must decode its results; "" for any.
     """
     loaders = LOADERS.get(decoder, ", ".join(LOADERS.values()))
-    loaded = expect(value, Loaded, field, loaders)
+    loaded: Loaded[Any] = expect_kind_on(value, (Loaded.kind,), field, loaders)
     family = registry.FAMILIES.get(loaded.model.family)
     if family is None or decoder and family.decoder != decoder:
         raise UserError(f"{field}: it got {describe(loaded)}; connect the output of {loaders}.")
 
     if family.codes and loaded.vae is None:
         raise UserError(f"{field}: it came without its decoder; connect the output of {loaders}.")
+    return loaded
+
+
+def expect_language_model(value: Any) -> Loaded[TarModel]:
+    """Check that a socket holds Tar's language model."""
+    loaded: Loaded[TarModel] = expect_kind_on(value, (Loaded.kind,), "tar", "Load Tar")
+    if loaded.model.family != TarModel.family:
+        raise UserError(f"tar: it got {describe(loaded)}; connect the output of Load Tar.")
     return loaded
 
 
@@ -212,36 +222,23 @@ def cache_unlike_preset(plan: CachePlan, loaded: Loaded[Any], settings: Any) -> 
 # ------------------------------------------------------------------------------------------------ conditions on sockets
 
 
-@dataclass(frozen=True)
-class LabelText:
-    """Labels, ``repeat`` images of each, whose label set is the one of the model that samples them."""
-
-    text: str
-    repeat: int
-
-
-def as_labels(value: Any, label_set: str) -> Condition:
-    """The class labels on a condition socket, for a model of that label set."""
-    if isinstance(value, LabelText):
-        return labels_for(value.text, label_set, value.repeat, field="condition")
-
-    return expect(value, Condition, "condition", "Class Label")
+def as_labels(labels: LabelText, label_set: str) -> Condition:
+    """Class labels for a model of that label set."""
+    return labels_for(labels.text, label_set, labels.repeat, field="condition")
 
 
 def texts_of(condition: Any) -> tuple[str, ...]:
     """The prompts of a condition that the sampled model reads itself; none of other conditions."""
-    return condition.texts if isinstance(condition, PromptCondition) else ()
+    return tuple(condition.texts) if kind_on(condition) == PromptCondition.kind else ()
 
 
 def as_condition(value: Any, model: Any) -> AnyCondition:
     """The condition on a socket for a model; raises a UserError if it is of a kind that the model does not read."""
-    if isinstance(value, LabelText):
+    made = expect_condition(value, CONDITIONS)
+    if isinstance(made, LabelText):
         expect_kind(Condition, model.condition, model.name)  # type: ignore[arg-type]
-        return as_labels(value, model.label_set)
-    if not isinstance(value, AnyCondition):
-        raise UserError(f"condition: it got {describe(value)}; connect the output of {CONDITIONS}.")
+        return as_labels(made, model.label_set)
 
-    made: AnyCondition = value
     if isinstance(made, PromptCondition) and not hasattr(model, "instruction"):  # with a null prompt of its own
         expect_null_prompt(made, model.name)
     if not turned_into_features(made.kind, model):
@@ -273,7 +270,7 @@ class ModelFirst(io.ComfyNode):  # type: ignore[misc]
         loaded = inputs["target"] if "target" in inputs else inputs.get("model")
         made = _SLOW.get(graph.maker(cls, "condition"))
 
-        model = loaded.model if isinstance(loaded, Loaded) else None
+        model = getattr(loaded, "model", None) if kind_on(loaded) == Loaded.kind else None
         if made is not None and model is not None and not turned_into_features(made.kind, model):
             expect_kind(made, model.condition, model.name)  # type: ignore[arg-type]
 
@@ -299,6 +296,8 @@ class Sockets:
 class CachePlan:
     """Value of a cache socket: the preset of LazyMAR Cache and its values, which depend on the sampled model."""
 
+    kind: ClassVar[str] = "cache"
+    fastar_version: ClassVar[int] = 1  # of its description in docs/sockets.md
     preset: str
     values: Mapping[str, Any]
     preset_given: bool = False  # whether a prompt named the preset
@@ -478,8 +477,8 @@ def _checked_cache(value: Any, loaded: Loaded[Any], settings: Any) -> CacheSetti
     if value is None:
         return None
 
-    if isinstance(value, CachePlan):
-        value = value.settings(loaded, settings.steps)
+    if kind_on(value) == CachePlan.kind:
+        value = expect_own(value, CachePlan, "cache", "LazyMAR Cache").settings(loaded, settings.steps)
 
     return expect(value, CacheSettings, "cache", "LazyMAR Cache")
 

@@ -31,7 +31,6 @@ from .running import (
 from .schema import (
     BLOCK_MODEL,
     CACHE,
-    CONDITION,
     HIDDEN,
     MAR,
     PLAIN,
@@ -41,6 +40,7 @@ from .schema import (
     TOKEN_MODEL,
     checked_preset,
     checked_switch,
+    condition_input,
     output,
     preset_name,
     preset_widget,
@@ -48,6 +48,7 @@ from .schema import (
     seed_widget,
     setting_widgets,
 )
+from .sockets import expect_own, kind_on
 from .vae import BITS, KL, VQ
 
 
@@ -99,23 +100,15 @@ _BLOCK_EDIT = [
 ]
 _MAR_MODEL = "The model to sample, from Load MAR or Load Harmon / UniPic."
 _LLAMAGEN_MODEL = "The model to sample: a LlamaGen, a Janus or a de-tokenizer of Tar, each from its own loader."
-_MAR_CONDITION = CONDITION.Input(
-    "condition",
-    tooltip="What to draw, one entry per image: from Class Label for a MAR, from Prompt (FastAR) for Harmon and "
-    "UniPic.",
-    lazy=True,
+_MAR_CONDITION = (
+    "What to draw, one entry per image: from Class Label for a MAR, from Prompt (FastAR) for Harmon and UniPic."
 )
-_TOKEN_CONDITION = CONDITION.Input(
-    "condition",
-    tooltip="What to draw, one entry per image: from Class Label, or from LlamaGen Prompt for LlamaGen's "
-    "text-to-image models. For Janus from Prompt (FastAR), for Tar from Tar Prompt or Image to Codes.",
-    lazy=True,
+_LABEL_OR_TEXT = (
+    "What to draw, one entry per image: from Class Label, or from LlamaGen Prompt for LlamaGen's text-to-image models."
 )
-_BLOCK_CONDITION = CONDITION.Input(
-    "condition",
-    tooltip="What to draw, one entry per image: from Class Label for an ImageNet model, from Prompt (FastAR) for a "
-    "14B.",
-    lazy=True,
+_TOKEN_CONDITION = f"{_LABEL_OR_TEXT} For Janus from Prompt (FastAR), for Tar from Tar Prompt or Image to Codes."
+_BLOCK_CONDITION = (
+    "What to draw, one entry per image: from Class Label for an ImageNet model, from Prompt (FastAR) for a 14B."
 )
 
 
@@ -124,7 +117,7 @@ class _Inputs:
     """What the samplers of one kind of models take."""
 
     socket: Any  # of their models
-    condition: io.Input
+    condition: str  # tooltip of their condition
     edit: list[io.Input]  # of an image to change
 
 
@@ -145,6 +138,7 @@ class _Sampler(ModelFirst):
     description: ClassVar[str]
     aliases: ClassVar[list[str]]
     models: ClassVar[dict[str, str]] = {"model": _MAR_MODEL}  # sockets with their tooltips
+    condition: ClassVar[str] = ""  # tooltip of the condition; "" for that of all models of the kind
     preset: ClassVar[str | None] = ""  # what its tooltip adds; None for a baseline, which has neither preset nor switch
     vae: ClassVar[str] = "the same loader"  # whose VAE decodes the latent
 
@@ -163,7 +157,7 @@ class _Sampler(ModelFirst):
         # Sockets.
         kind = _INPUTS[entry.family.decoder]
         sockets = [kind.socket.Input(name, tooltip=tooltip) for name, tooltip in cls.models.items()]
-        sockets.append(kind.condition)
+        sockets.append(condition_input(cls.reads(), cls.condition or kind.condition))
 
         # Widgets: seed, switch, preset, settings.
         main = [seed_widget()]
@@ -192,6 +186,18 @@ class _Sampler(ModelFirst):
             outputs=sampled(cls.vae),
             hidden=HIDDEN,
         )
+
+    @classmethod
+    def reads(cls) -> set[str]:
+        """Kinds of conditions that its models read: also those of the second name of LlamaGen, Tar's."""
+        run = SAMPLERS[cls.sampler].run
+
+        kinds: set[str] = set()
+        for entry in SAMPLERS.values():
+            if entry.run is run:
+                for family in entry.families:
+                    kinds.update(registry.FAMILIES[family].reads)
+        return kinds
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
@@ -223,8 +229,9 @@ class _Sampler(ModelFirst):
         if asked_preset is not None and option != presets.CUSTOM:
             meant = settings_for(Choice(entry, choice.preset), loaded)
             warnings.append(unlike_preset(option, inputs, settings, meant, loaded.model))
-        if isinstance(sockets.cache, CachePlan):
-            warnings.append(cache_unlike_preset(sockets.cache, loaded, settings))
+        if kind_on(sockets.cache) == CachePlan.kind:
+            plan = expect_own(sockets.cache, CachePlan, "cache", "LazyMAR Cache")
+            warnings.append(cache_unlike_preset(plan, loaded, settings))
 
         if option == presets.CUSTOM:
             differing: dict[str, Any] = {}
@@ -290,9 +297,9 @@ class CSpDSampler(_Sampler):
     )
     aliases = ["continuous speculative decoding", "speculative", "draft model", "cspd", "accelerated mar"]
     models = {
+        "target": "The MAR whose images you want; it verifies the drafts.",
         "draft": "A small MAR that drafts the tokens, from its own Load MAR. It must have the tokens, grid and "
         "classes of the target.",
-        "target": "The MAR whose images you want; it verifies the drafts.",
     }
 
 
@@ -351,6 +358,7 @@ class PARSampler(_Sampler):
         "model; with a plain LlamaGen it runs the paper's ablations."
     )
     aliases = ["par", "parallelized autoregressive", "parallel decoding", "accelerated llamagen"]
+    condition = _LABEL_OR_TEXT
     models = {"model": "A PAR model from Load LlamaGen / PAR, or a plain LlamaGen for the ablations of grouping."}
 
 
@@ -370,6 +378,7 @@ class MuLoSDSampler(_Sampler):
     sampler = "mulosd"
     node_id = "FastARMuLoSDSampler"
     vae = "the target's loader"
+    condition = f"{_LABEL_OR_TEXT} For Tar from Tar Prompt or Image to Codes."
     description = (
         "Drafts a small image, enlarges it and redraws only what the large model finds unlikely (MuLo-SD, CVPR 2026). "
         "Lossy: the image differs from the large model's own."

@@ -6,7 +6,7 @@ checks its inputs again, with the same knobs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -26,18 +26,27 @@ MAR = io.Custom("FASTAR_MAR")
 TOKEN_MODEL = io.Custom("FASTAR_TOKEN_MODEL")
 BLOCK_MODEL = io.Custom("FASTAR_BITDANCE")
 TAR = io.Custom("FASTAR_TAR")
-# Class labels, prompts, texts and codes alike; a kind that the model does not read is refused before any work.
-CONDITION = io.Custom("FASTAR_CONDITION")
 ANY_MODEL = io.Custom("FASTAR_MAR,FASTAR_TOKEN_MODEL,FASTAR_BITDANCE")
+# A condition has a type by its kind, so that a sampler that no model reads it with cannot be connected.
+LABELS = io.Custom("FASTAR_LABELS")
+PROMPT = io.Custom("FASTAR_PROMPT")
+TEXT = io.Custom("FASTAR_TEXT")
+CODES = io.Custom("FASTAR_CODES")
+_OF_KIND = {"class": "FASTAR_LABELS", "prompt": "FASTAR_PROMPT", "text": "FASTAR_TEXT", "codes": "FASTAR_CODES"}
 REPORT = io.Custom("FASTAR_REPORT")
 CACHE = io.Custom("FASTAR_CACHE")
+
+
+def condition_input(kinds: Collection[str], tooltip: str) -> io.Input:
+    """The condition socket of a sampler, for conditions of some kinds."""
+    types = [_OF_KIND[kind] for kind in _OF_KIND if kind in kinds]
+    return io.Custom(",".join(types)).Input("condition", tooltip=tooltip, lazy=True)
+
 
 # Of nodes that run any sampler.
 ANY_SOCKETS = [
     ANY_MODEL.Input("model", tooltip="The model to sample, from any loader except Load Tar."),
-    CONDITION.Input(
-        "condition", tooltip="What to draw, one entry per image, as for the sampler's own node.", lazy=True
-    ),
+    condition_input(_OF_KIND, "What to draw, one entry per image, as for the sampler's own node."),
 ]
 ANY_DRAFT = ANY_MODEL.Input("draft", optional=True, tooltip="The draft model, which only CSpD and MuLo-SD use.")
 
@@ -227,13 +236,6 @@ def expect_text(value: Any, field: str) -> str:
     if len(text) > MOST_TEXT:
         raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
     return text
-
-
-def expect_model(value: Any, holder: type[T], kind: type, field: str, source: str) -> T:
-    """Check the family of a loaded model: ``holder`` with attribute ``model`` of class ``kind``."""
-    loaded = expect(value, holder, field, source)
-    expect(loaded.model, kind, field, source)  # type: ignore[attr-defined]
-    return loaded
 
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -28,7 +28,7 @@ from . import host
 from .host import Loaded
 from .images import to_image
 from .running import (
-    LabelText,
+    CONDITIONS,
     ModelFirst,
     as_labels,
     baseline_choice,
@@ -40,7 +40,8 @@ from .running import (
     settings_for,
     warm_up,
 )
-from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, expect, output, schema, widgets
+from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, output, schema, widgets
+from .sockets import LabelText, expect_condition, expect_kind_on
 
 SWEEP = io.Custom("FASTAR_SWEEP")
 NONE = "none"
@@ -263,6 +264,7 @@ def _axis(base: Choice, field: str, name: str, text: str) -> Axis:
 def _names(runs: Sequence[_Run], loaded: Loaded[Any], draft: Loaded[Any] | None, condition: Any) -> list[str]:
     """A name for every run, by all that its image and its seconds depend on."""
     assert loaded.vae is not None
+    condition = expect_condition(condition, CONDITIONS)
     if isinstance(condition, LabelText):
         condition = as_labels(condition, loaded.model.label_set)
 
@@ -335,7 +337,7 @@ class _SweepImage(io.ComfyNode):
     @classmethod
     def execute(cls, sweep: Any, **values: Any) -> io.NodeOutput:
         settings = asdict(make(cls.settings, values))
-        drawn = cls.draw(expect(sweep, Sweep, "sweep", "Sweep"), *settings.values())
+        drawn = cls.draw(expect_kind_on(sweep, (Sweep.kind,), "sweep", "Sweep"), *settings.values())
 
         return io.NodeOutput(to_image(drawn[None]))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -89,6 +89,8 @@ _FORMULA = ("=", "+", "-", "@")
 class Report:
     """Record of one sampler run over a batch."""
 
+    kind: ClassVar[str] = "report"
+    fastar_version: ClassVar[int] = 1  # of its description in docs/sockets.md
     sampler: str  # its command-line name, for example "fasthybrid"
     model: str  # display name
     settings: dict[str, Any]

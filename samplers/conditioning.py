@@ -39,6 +39,7 @@ class _Entries:
     """A condition whose tuples have one entry per image."""
 
     kind: ClassVar[str] = ""
+    fastar_version: ClassVar[int] = 1  # of its description in docs/sockets.md
 
     @property
     def entries(self) -> tuple[Any, ...]:

@@ -26,6 +26,7 @@ class Family(ABC):
     # For ``assembly.py``, loaders and the command line, which find its files.
     name: str
     words: str  # its models in messages
+    reads: tuple[str, ...] = ()  # kinds of conditions that its models draw, see ``conditioning``
     files: str = ""  # family of its files in the catalogue
     demo: tuple[str, ...] = ()  # catalogue entries that "demo" means, the preferred one first; () if there is no demo
     decoder: ClassVar[str] = "kl"  # family of the files of its decoders

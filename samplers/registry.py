@@ -60,6 +60,7 @@ FAMILIES: dict[str, Family] = {
         MARFamily(
             name=MAR,
             words="a MAR",
+            reads=("class",),
             files="mar",
             demo=("demo",),
             usual_samplers=("mar", "fasthybrid"),
@@ -67,6 +68,7 @@ FAMILIES: dict[str, Family] = {
         TokenFamily(
             name=LLAMAGEN,
             words="a LlamaGen or a PAR",
+            reads=("class", "text"),
             files="llamagen",
             demo=("demo-llamagen", "demo-llamagen-low"),
             usual_samplers=("llamagen", "zipar"),
@@ -75,6 +77,7 @@ FAMILIES: dict[str, Family] = {
         TokenFamily(
             name=TAR,
             words="a Tar de-tokenizer",
+            reads=("codes",),
             files="dtok",
             demo=("demo-dtok", "demo-dtok-low"),
             usual_samplers=("tar", "zipar"),
@@ -83,6 +86,7 @@ FAMILIES: dict[str, Family] = {
         MARFamily(
             name=HYBRID,
             words="a Harmon or UniPic",
+            reads=("prompt",),
             files="hybrid",
             demo=("demo-hybrid",),
             usual_samplers=("mar", "fasthybrid"),
@@ -90,12 +94,14 @@ FAMILIES: dict[str, Family] = {
         TokenFamily(
             name=JANUS,
             words="a Janus",
+            reads=("prompt",),
             files="janus",
             usual_samplers=("llamagen", "zipar"),
         ),
         BlockFamily(
             name=BITDANCE,
             words="a BitDance",
+            reads=("class", "prompt"),
             files="bitdance",
             demo=("demo-bitdance",),
             usual_samplers=("bitdance",),

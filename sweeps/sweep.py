@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..reports.quality import closeness
 from ..reports.sweep import Cell, Point, summary
@@ -22,6 +23,8 @@ class Axis:
 class Sweep:
     """A finished sweep; its images are on disk."""
 
+    kind: ClassVar[str] = "sweep"
+    fastar_version: ClassVar[int] = 1  # of its description in docs/sockets.md
     title: str  # sampler and the settings that all cells share
     store: CellStore
     x: Axis

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.networks.bitdance import BitDanceClass, BlockModel
-from ..conditioning import MaskedCondition, PromptCondition, expect_kind, expect_null_prompt
+from ..conditioning import Condition, MaskedCondition, PromptCondition, expect_kind, expect_null_prompt
 from ..editing import Edit, edit_digests
 from ..engine import Canvas, expect_images, new_report
 from ..noise import PairedNoise
@@ -144,8 +144,8 @@ def block_canvas(
 
 def _inputs(model: BlockModel, condition: MaskedCondition, guided: bool, grid: tuple[int, int]) -> Inputs:
     """Rows of the condition, and with guidance those of the null condition."""
-    net = model.net
-    if isinstance(net, BitDanceClass):
+    if model.condition == Condition.kind:
+        net = cast(BitDanceClass, model.net)
         classes = net.config.condition_size
         labels = condition.class_ids(classes, model.label_set, net.compute_device)  # type: ignore[union-attr]
         if guided:

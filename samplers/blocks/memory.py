@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from ...model_loaders.networks.bitdance import BitDanceClass, BlockModel
 from ...model_loaders.networks.llama import cache_bytes
 from ...model_loaders.networks.ops import unpacking_bytes
-from ..conditioning import MaskedCondition, PromptCondition
+from ..conditioning import Condition, MaskedCondition, PromptCondition
 from ..memory import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, weights_by_part
 from ..noise import noise_bytes
 from .diffusion import BUDGET
@@ -84,8 +86,8 @@ def estimate(
 
 def _prefix(model: BlockModel, condition: MaskedCondition) -> int:
     """Rows before the first block, of the longest condition."""
-    if isinstance(model.net, BitDanceClass):
-        return model.net.config.rows - 1
+    if model.condition == Condition.kind:
+        return cast(BitDanceClass, model.net).config.rows - 1
 
     assert isinstance(condition, PromptCondition), "a text model"
     longest = max(len(model.prompt(text)) for text in (*condition.texts, ""))

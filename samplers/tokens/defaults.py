@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ...errors import UserError
-from ...model_loaders.networks.janus import JanusModel
 from ...model_loaders.networks.llama import TokenModel
 from .settings import TokenSettings
 
@@ -66,7 +65,7 @@ def raster_only(name: str, *models: TokenModel, janus: str = "") -> None:
             raise UserError(
                 f"model: {model.name} was trained in PAR's order, which {name} does not follow; use the PAR Sampler."
             )
-        if janus and isinstance(model, JanusModel):
+        if janus and model.family == "janus":
             raise UserError(
                 f"model: {model.name} is a Janus, and {name} {janus}; use the LlamaGen Sampler or the ZipAR Sampler."
             )

@@ -130,7 +130,7 @@ for key, (kind, _) in NODES.items():
 # Wires of another type, by socket type.
 WIRES = {"FASTAR_MAR": TOKENS, "FASTAR_TOKEN_MODEL": MAR, "FASTAR_TAR": DTOK, "FASTAR_CACHE": MAR}
 WIRES |= {"IMAGE": ["plain", 0], "FASTAR_REPORT": ["plain", 0], "LATENT": ["see", 0], "MASK": ["see", 0]}
-WIRES |= {"UPSCALE_MODEL": TOKENS, "FASTAR_CONDITION": MAR}
+WIRES |= {"UPSCALE_MODEL": TOKENS}
 for key, (kind, _links) in NODES.items():
     if kind not in SCHEMAS or key in ("cached", "draw", "redraw"):
         continue

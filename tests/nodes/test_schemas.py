@@ -139,7 +139,7 @@ def test_a_choice_in_braces_is_made_as_in_core(node):
     """CLIP Text Encode picks one of {red|blue}; so does every text here that says what to draw."""
     about = NODES[node]
     texts = [i for i in about.inputs if i.kind == "STRING"]
-    if "FASTAR_CONDITION" in [made.kind for made in about.outputs]:
+    if "condition" in [made.id for made in about.outputs]:
         assert texts or node == "FastARImageToCodes"
         assert all(i.about.get("dynamic_prompts") for i in texts)
     else:  # lists of values and names of files, in which braces and // stand for themselves

@@ -1,16 +1,18 @@
 // Colours of our socket types, and the nodes that are offered for a link that is dropped on the canvas.
 //
-// Kept because the editor draws the sockets of packs in one grey and would offer every node that makes a condition, whatever the connected
-// model reads.
+// Kept because the editor draws the sockets of packs in one grey, would offer every node that makes a condition, whatever the connected model
+// reads, and none for the link of a condition, because it compares the whole text of types.
 import { app } from "../../../scripts/app.js"
 
-const CONDITION = "FASTAR_CONDITION"
 const COLOURS = {
   FASTAR_MAR: "#8fb8de",
   FASTAR_TOKEN_MODEL: "#7fd1ae",
   FASTAR_BITDANCE: "#e08fa8",
   FASTAR_TAR: "#b8d977",
-  [CONDITION]: "#f2b263",
+  FASTAR_LABELS: "#f2b263",
+  FASTAR_PROMPT: "#e8d16c",
+  FASTAR_TEXT: "#c9a27a",
+  FASTAR_CODES: "#e08d5b",
   FASTAR_CACHE: "#b0b0b0",
   FASTAR_REPORT: "#c9a0dc",
   FASTAR_SWEEP: "#8e9be8",
@@ -22,10 +24,23 @@ const MAKERS = {
   FastARLoadJanus: ["FastARPrompt"],
   FastARLoadTarDetokenizer: ["FastARTarPrompt", "FastARImageToCodes"],
 }
-const ALL = ["FastARClassLabel", "FastARPrompt", "FastARLlamaGenPrompt", "FastARTarPrompt", "FastARImageToCodes"]
+// All of them with what they make, and samplers that take it.
+const MADE = {
+  FastARClassLabel: "FASTAR_LABELS",
+  FastARPrompt: "FASTAR_PROMPT",
+  FastARLlamaGenPrompt: "FASTAR_TEXT",
+  FastARTarPrompt: "FASTAR_CODES",
+  FastARImageToCodes: "FASTAR_CODES",
+}
+const TAKERS = {
+  FASTAR_LABELS: ["FastARMARSampler", "FastARFastHybridSampler", "FastARLlamaGenSampler", "FastARBitDanceSampler"],
+  FASTAR_PROMPT: ["FastARMARSampler", "FastARFastHybridSampler", "FastARLlamaGenSampler", "FastARBitDanceSampler"],
+  FASTAR_TEXT: ["FastARLlamaGenSampler", "FastARZipARSampler"],
+  FASTAR_CODES: ["FastARLlamaGenSampler", "FastARZipARSampler", "FastARMuLoSDSampler"],
+}
 
-/** The nodes that make a condition for a sampler. */
-function makersFor(sampler) {
+/** The nodes that make a condition of one of these types for a sampler. */
+function makersFor(sampler, types) {
   const model = sampler?.inputs?.find(({ name }) => name === "model" || name === "target")
   const link = model && sampler.graph.getLink(model.link)
   const loader = link && sampler.graph.getNodeById(link.origin_id)
@@ -35,7 +50,7 @@ function makersFor(sampler) {
   if (loader?.comfyClass === "FastARLoadLlamaGen") return [/t2i/i.test(checkpoint) ? "FastARLlamaGenPrompt" : "FastARClassLabel"]
   // A BitDance reads labels or prompts; the official models of prompts are named 14b.
   if (loader?.comfyClass === "FastARLoadBitDance") return /14b/i.test(checkpoint) ? ["FastARPrompt"] : ["FastARClassLabel", "FastARPrompt"]
-  return MAKERS[loader?.comfyClass] ?? ALL
+  return MAKERS[loader?.comfyClass] ?? Object.keys(MADE).filter((maker) => types.split(",").includes(MADE[maker]))
 }
 
 /** The node that a pointer is on; a socket of the classic renderer may lie half outside of it. */
@@ -55,7 +70,10 @@ app.registerExtension({
 
     // Before a link is dragged.
     const prepare = (event) => {
-      if (app.canvas.graph) LiteGraph.slot_types_default_in[CONDITION] = makersFor(nodeAt(event))
+      const node = app.canvas.graph && nodeAt(event)
+      const types = String(node?.inputs?.find(({ name }) => name === "condition")?.type)
+      if (types.startsWith("FASTAR_")) LiteGraph.slot_types_default_in[types] = makersFor(node, types)
+      Object.assign(LiteGraph.slot_types_default_out, TAKERS)
     }
     document.addEventListener("pointerdown", prepare, { capture: true })
   },

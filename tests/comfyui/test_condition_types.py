@@ -1,0 +1,139 @@
+"""A condition has a socket type a kind: one that no model of a sampler reads is refused by editor and server.
+
+Graphs that were saved when all conditions had one type open and run.
+"""
+
+import json
+from typing import Any
+
+import pytest
+from comfy_host import Comfy, Rejected, defaults, load_workflow
+from test_browser import _no_complaint, _run, browser, editor  # noqa: F401  fixtures
+
+# ruff: noqa: F811
+
+MAKERS = {
+    "FastARClassLabel": "FASTAR_LABELS",
+    "FastARPrompt": "FASTAR_PROMPT",
+    "FastARLlamaGenPrompt": "FASTAR_TEXT",
+    "FastARTarPrompt": "FASTAR_CODES",
+    "FastARImageToCodes": "FASTAR_CODES",
+}
+MASKED = {"FASTAR_LABELS", "FASTAR_PROMPT"}
+ALL = set(MAKERS.values())
+# What each sampler takes: what the models of its families read.
+TAKES = {
+    **dict.fromkeys(["FastARMARSampler", "FastARFastHybridSampler", "FastARLazyMARSampler"], MASKED),
+    **dict.fromkeys(["FastARGtRSampler", "FastARCSpDSampler", "FastARBitDanceSampler"], MASKED),
+    **dict.fromkeys(["FastARLlamaGenSampler", "FastARZipARSampler"], ALL),
+    "FastARPARSampler": {"FASTAR_LABELS", "FASTAR_TEXT"},
+    "FastARMuLoSDSampler": {"FASTAR_LABELS", "FASTAR_TEXT", "FASTAR_CODES"},
+    **dict.fromkeys(["FastARAnySampler", "FastARSweep", "FastARAdvisor"], ALL),
+}
+
+# Connects every maker with every sampler; the pairs that the editor allows.
+CONNECT = """async ([makers, samplers]) => {
+    await app.loadGraphData({nodes: [], links: [], version: 0.4})
+    const allowed = []
+    for (const maker of makers) for (const sampler of samplers) {
+        const from = LiteGraph.createNode(maker), to = LiteGraph.createNode(sampler)
+        app.graph.add(from); app.graph.add(to)
+        const slot = to.inputs.findIndex(i => i.name === 'condition')
+        from.connect(0, to, slot)
+        if (to.inputs[slot].link != null) allowed.push([maker, sampler])
+        app.graph.remove(from); app.graph.remove(to)
+    }
+    return allowed
+}"""
+
+
+def test_the_editor_connects_what_a_sampler_reads_and_nothing_else(editor: Any) -> None:
+    wanted = {(maker, sampler) for maker, kind in MAKERS.items() for sampler, kinds in TAKES.items() if kind in kinds}
+    allowed = editor.evaluate(CONNECT, [[*MAKERS], [*TAKES]])
+    assert {tuple(pair) for pair in allowed} == wanted and len(wanted) < len(MAKERS) * len(TAKES)
+
+
+@pytest.mark.parametrize("sampler", TAKES)
+def test_the_server_refuses_what_a_sampler_does_not_read(comfy: Comfy, info: dict[str, Any], sampler: str) -> None:
+    """Nothing runs: the models are missing."""
+    for maker, kind in MAKERS.items():
+        prompt = {
+            "what": {"class_type": maker, "inputs": defaults(info[maker])},
+            "draw": {"class_type": sampler, "inputs": defaults(info[sampler], condition=["what", 0])},
+            "see": {"class_type": "PreviewAny", "inputs": {"source": ["draw", 0]}},
+        }
+        with pytest.raises(Rejected) as told:
+            comfy.queue(prompt)
+        errors = json.loads(str(told.value))["node_errors"]["draw"]["errors"]
+        mismatch = [e for e in errors if e["type"] == "return_type_mismatch"]
+        assert bool(mismatch) == (kind not in TAKES[sampler]), (maker, errors)
+        assert all(e["extra_info"]["input_name"] == "condition" for e in mismatch)
+
+
+OLD = "FASTAR_CONDITION"
+
+
+def as_saved_before(name: str) -> dict[str, Any]:
+    """A template as it was saved when all conditions had one type, and CSpD had its draft first."""
+    graph = json.loads(json.dumps(load_workflow(name)))
+    sub_graphs = graph.get("definitions", {}).get("subgraphs", [])
+    for level in (graph, *sub_graphs):
+        for node in level["nodes"]:
+            if node["type"] == "FastARCSpDSampler":
+                first, second, *others = node["inputs"]
+                node["inputs"] = [second, first, *others]
+                for link in level["links"]:
+                    if link["target_id"] == node["id"] and link["target_slot"] < 2:
+                        link["target_slot"] = 1 - link["target_slot"]
+
+    def older(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: older(value) for key, value in part.items()}
+        if isinstance(part, list):
+            return [older(value) for value in part]
+        return OLD if isinstance(part, str) and set(part.split(",")) <= ALL else part
+
+    old = older(graph)
+    assert OLD in json.dumps(old) and not any(kind in json.dumps(old) for kind in ALL)
+    return old
+
+
+LINKS = """() => {
+    const told = []
+    const look = (graph, path) => {
+        for (const node of graph._nodes) {
+            for (const input of node.inputs ?? []) if (input.link != null) {
+                const link = graph.getLink(input.link), from = graph.getNodeById(link.origin_id)
+                told.push([path + node.id, input.name, String(link.origin_id), link.origin_slot].join(' '))
+            }
+            if (node.subgraph) look(node.subgraph, path + node.id + '/')
+        }
+    }
+    look(app.graph, '')
+    return told.sort()
+}"""
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"), [("03 FastHybrid", False), ("05 Inpaint", False), ("06 Prompt", False), ("09 CSpD", True)]
+)
+def test_a_graph_of_one_type_of_conditions_opens_with_all_its_wires_and_runs(
+    comfy: Comfy, editor: Any, name: str, runs: bool
+) -> None:
+    """The prompt that it sends is that of the template, of which one is run."""
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow(name))
+    editor.wait_for_timeout(1500)
+    wires = editor.evaluate(LINKS)
+    prompt = editor.evaluate("async () => (await app.graphToPrompt()).output")
+
+    editor.evaluate("graph => app.loadGraphData(graph)", as_saved_before(name))
+    editor.wait_for_timeout(1500)
+    assert editor.evaluate(LINKS) == wires and wires
+    assert editor.evaluate("async () => (await app.graphToPrompt()).output") == prompt
+    if runs:
+        assert not comfy.failure(_run(comfy, editor))
+    _no_complaint(editor)
+
+    # Saved again, it has the types of today.
+    if "definitions" not in load_workflow(name):
+        assert OLD not in json.dumps(editor.evaluate("app.graph.serialize()"))
