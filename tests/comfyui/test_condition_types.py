@@ -114,6 +114,9 @@ LINKS = """() => {
 }"""
 
 
+TYPES = "app.graph._nodes.flatMap(n => [...n.inputs, ...n.outputs]).filter(s => s.name == 'condition').map(s => s.type)"
+
+
 @pytest.mark.parametrize(
     ("name", "runs"), [("03 FastHybrid", False), ("05 Inpaint", False), ("06 Prompt", False), ("09 CSpD", True)]
 )
@@ -134,6 +137,6 @@ def test_a_graph_of_one_type_of_conditions_opens_with_all_its_wires_and_runs(
         assert not comfy.failure(_run(comfy, editor))
     _no_complaint(editor)
 
-    # Saved again, it has the types of today.
-    if "definitions" not in load_workflow(name):
-        assert OLD not in json.dumps(editor.evaluate("app.graph.serialize()"))
+    # Its sockets have the types of today, so that they can be connected otherwise.
+    types = editor.evaluate(TYPES)
+    assert types and (OLD not in types or "definitions" in load_workflow(name)), types
