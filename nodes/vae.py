@@ -22,6 +22,7 @@ from ..model_loaders.networks.autoencoder import (
     expect_finite,
 )
 from ..model_loaders.networks.binary import BinaryAutoencoder, to_bits
+from ..reports.table import printable
 from . import host
 from .images import scaled, to_rgb
 from .schema import expect_image, expect_latents, expect_usual_size
@@ -116,6 +117,13 @@ class FastARVAE:
         self.output_device = host.get_output_device()
         self.vae_dtype = next(net.parameters()).dtype
         self.patcher = host.make_patcher(net, self.device, host.get_vae_offload_device())
+
+    def __str__(self) -> str:
+        """For people: what core's Preview as Text shows."""
+        height, width = self.sizes[0]
+        enlarges = self.upscale_ratio // self.downscale_ratio
+        drawn = f"{width * enlarges} x {height * enlarges}"
+        return f"The autoencoder {printable(self.name)}, which decodes latents to images of {drawn} pixels."
 
     def spacial_compression_decode(self) -> int:
         return self.upscale_ratio
