@@ -123,7 +123,7 @@ class FastARVAE:
         height, width = self.sizes[0]
         enlarges = self.upscale_ratio // self.downscale_ratio
         drawn = f"{width * enlarges} x {height * enlarges}"
-        return f"The autoencoder {printable(self.name)}, which decodes latents to images of {drawn} pixels."
+        return f"The autoencoder {printable(self.name)}; it decodes latents to images of {drawn} pixels."
 
     def spacial_compression_decode(self) -> int:
         return self.upscale_ratio

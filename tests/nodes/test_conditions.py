@@ -77,9 +77,7 @@ def test_before_a_run_too_only_names_that_the_connected_models_know_are_suggeste
     host.watch_prompts()
     keep = fake_comfy.state.prompt_handlers[-1]
 
-    def checked(
-        text: str, checkpoint: str, label_set: Any = "auto", node: str = "3", add_label: Any = "none"
-    ) -> str:
+    def checked(text: str, checkpoint: str, label_set: Any = "auto", node: str = "3", add_label: Any = "none") -> str:
         graph = {
             "1": {"class_type": "FastARLoadMAR", "inputs": {"checkpoint": checkpoint}},
             "2": {"class_type": "FastARMARSampler", "inputs": {"model": ["1", 0], "condition": ["3", 0]}},
