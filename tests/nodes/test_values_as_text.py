@@ -19,7 +19,7 @@ def label(**about):
 
 ROWS = (torch.zeros(2, 3),)
 VALUES = {
-    "a MAR": (lambda: loaded(loaders.LoadMAR, "demo")[0], "The model picture book MAR, with "),
+    "a MAR": (lambda: loaded(loaders.LoadMAR, "demo")[0], "The model picture book mar, with "),
     "its decoder": (
         lambda: loaded(loaders.LoadMAR, "demo")[1],
         "The autoencoder picture book KL, stride 8, enlarges 4 x; it decodes latents to images of 256 x 256 pixels.",
