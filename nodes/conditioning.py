@@ -133,7 +133,11 @@ def _set_of_model(nodes: Mapping[str, Any], sampler: Mapping[str, Any]) -> str |
         return None
 
     loader, _ = link
-    checkpoint = graph.inputs_of(nodes.get(loader)).get("checkpoint")
+    return set_of_entry(graph.inputs_of(nodes.get(loader)).get("checkpoint"))
+
+
+def set_of_entry(checkpoint: Any) -> str | None:
+    """Label set of the model of a choice in a loader's menu; None if its file is not in the catalogue."""
     if not isinstance(checkpoint, str):
         return None
 

@@ -22,7 +22,6 @@ from ..model_loaders.networks.autoencoder import (
     expect_finite,
 )
 from ..model_loaders.networks.binary import BinaryAutoencoder, to_bits
-from ..reports.table import printable
 from . import host
 from .images import scaled, to_rgb
 from .schema import expect_image, expect_latents, expect_usual_size
@@ -123,7 +122,7 @@ class FastARVAE:
         height, width = self.sizes[0]
         enlarges = self.upscale_ratio // self.downscale_ratio
         drawn = f"{width * enlarges} x {height * enlarges}"
-        return f"The autoencoder {printable(self.name)}; it decodes latents to images of {drawn} pixels."
+        return f"The autoencoder {self.name}; it decodes latents to images of {drawn} pixels."
 
     def spacial_compression_decode(self) -> int:
         return self.upscale_ratio
