@@ -14,7 +14,8 @@ const PROMPTS = ["FastARPrompt", "FastARTarPrompt"]
 const LABEL = "FastARClassLabel"
 const NAME = "words"
 const PAUSE = 250 // milliseconds after the last key
-const SHORTEST = 3 // letters of a known word that is shown: not "a", "in", "at"
+// Known words that are not shown.
+const LITTLE = /^(..?|and|the|with|that|some|one)$/i
 const LINE = 17 // pixels
 const CHARACTER = 6.2
 
@@ -41,13 +42,15 @@ function question(instance) {
 
 /** The lines about a prompt: [name, [[word, whether it is unknown], ...]]. */
 function linesOf({ reads, strange, subjects }) {
-  const known = reads.filter((word) => word.length >= SHORTEST)
+  const plain = (words) => words.map((word) => [word, false])
+  const known = reads.filter((word) => !LITTLE.test(word))
   const lines = []
-  if (known.length) lines.push([say("reads"), known.map((word) => [word, false])])
-  if (strange.length) {
-    lines.push([say("does not know"), strange.map(([word, meant]) => [meant ? `${word} (${meant}?)` : word, true])])
-    lines.push([say("draws"), subjects.map((word) => [word, false])])
-  }
+  if (known.length) lines.push([say("reads"), plain(known)])
+  if (strange.length) lines.push([say("does not know"), strange.map(([word, meant]) => [meant ? `${word} (${meant}?)` : word, true])])
+
+  // Without a subject the demo draws any of its own.
+  const hasSubject = known.some((word) => subjects.includes(word.toLowerCase()))
+  if (strange.length && !hasSubject) lines.push([say("draws"), plain(subjects)])
   return lines
 }
 
