@@ -97,7 +97,7 @@ function tell(node, text) {
 const inside = new Map()
 
 /** Whether a prompt shows the words that its model does not know while one types, see vocabulary.js. */
-const showsWords = (node) => node?.widgets?.some(({ name, hidden }) => name === "words" && !hidden)
+const showsWords = (node) => node?.widgets?.some(({ name }) => name === "words")
 
 /** Show what a node said, {id, text, warnings, figures}, on the node and on the nodes of the subgraphs around it. */
 function tellWithHosts(run, said) {

@@ -54,18 +54,21 @@ function linesOf({ reads, strange, subjects }) {
   return lines
 }
 
-/** Show the lines in the widget of a prompt; hide it without any. */
+/** Show the lines in a widget of the prompt, which it has only with lines: Nodes 2.0 does not notice that one is hidden or shown. */
 function show(node, words) {
-  const widget = widgetOf(node, NAME)
-  if (!widget) return
   const lines = words ? linesOf(words) : []
+  let widget = widgetOf(node, NAME)
+  if (!lines.length) {
+    if (widget) node.removeWidget?.(widget)
+    node.setDirtyCanvas(true, true)
+    return
+  }
+
+  widget ??= addLines(node)
   widget.element.replaceChildren(...lines.map(elementOf))
   widget.fastarText = lines.map(([name, said]) => `${name}: ${said.map(([word]) => word).join(", ")}`)
-  widget.hidden = !lines.length
-  widget.options.hidden = widget.hidden
-
   const [width, height] = node.computeSize()
-  if (!widget.hidden) node.setSize([Math.max(width, node.size[0]), Math.max(height, node.size[1])])
+  node.setSize([Math.max(width, node.size[0]), Math.max(height, node.size[1])])
   node.setDirtyCanvas(true, true)
 }
 
@@ -96,8 +99,7 @@ function addLines(node) {
   const height = () => heightOf(node, widget)
   const widget = node.addDOMWidget(NAME, "fastar_words", element, { serialize: false, getMinHeight: height, getMaxHeight: height })
   widget.serialize = false // not among the values of widgets
-  widget.hidden = true
-  widget.options.hidden = true
+  return widget
 }
 
 /** The names of the menu of a Class Label; all of them where it is not known which the model knows. */
@@ -140,7 +142,6 @@ function askLater() {
 app.registerExtension({
   name: "FastAR.Vocabulary",
   nodeCreated(node) {
-    if (PROMPTS.includes(node.comfyClass)) addLines(node)
     if (isAsking({ node })) askLater()
   },
   afterConfigureGraph: askLater,
