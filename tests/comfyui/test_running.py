@@ -167,7 +167,13 @@ def test_an_empty_latent_is_a_size_and_a_number_of_images(comfy):
 
 
 def test_preview_as_text_of_our_values_is_a_sentence(comfy):
-    sources = {"a model": ["1", 0], "a decoder": ["1", 1], "labels": ["2", 0], "a prompt": ["31", 0], "caches": ["32", 0]}
+    sources = {
+        "a model": ["1", 0],
+        "a decoder": ["1", 1],
+        "labels": ["2", 0],
+        "a prompt": ["31", 0],
+        "caches": ["32", 0],
+    }
     prompt = graph(
         n31={"class_type": "FastARPrompt", **widgets("FastARPrompt"), "text": "a red boat"},
         n32={"class_type": "FastARLazyMARCache", **widgets("FastARLazyMARCache"), "preset": "fast"},
