@@ -358,7 +358,7 @@ def load(
         source: how files are found and where their weights are placed.
         decoder: a catalogue entry or file; "auto" selects the decoder the model was trained with.
         grid: tokens per side of a token model; None takes the file's.
-        weights: which weights of a training's file: "ema" (averaged), "plain" (trained), or "auto".
+        weights: which weights of a training's file: "ema" (averaged), "trained" (the others), or "auto".
 
     Raises:
         UserError: a file is missing or does not fit, or the decoder is for other latents.

@@ -102,7 +102,7 @@ def load(
         speed: "auto" launches repeated work as CUDA graphs where there is a CUDA device, with the results of "plain",
             which launches it step by step; "compile" also uses torch.compile.
         grid: tokens along one side of a token model; None is what its file states.
-        weights: "ema" or "plain" of a training's file that holds both; "auto" is the averaged ones.
+        weights: "ema" or "trained" of a training's file that holds both; "auto" is the averaged ones.
         models: folder of weight files, where downloads go too; None is ComfyUI's models/fastar or ~/.cache/fastar.
         progress: called with the bytes received and their total (0 if unknown) during a download.
 

@@ -47,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--weights",
         default=AUTO,
         choices=WEIGHTS,
-        help="which weights to read from a training checkpoint: auto (default), ema or plain",
+        help="which weights to read from a training checkpoint: auto (default), ema or trained",
     )
     models_option(parser)
     add("--label", help=f"class of the image, for models of class labels; default {LABEL}")

@@ -57,7 +57,7 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         default=AUTO,
         choices=WEIGHTS,
         help="which weights to read from a training checkpoint that also holds averaged (EMA) weights: "
-        "auto (default, the averaged ones), ema or plain",
+        "auto (default, the averaged ones), ema or trained",
     )
     add(
         "--speed",

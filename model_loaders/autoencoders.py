@@ -30,7 +30,7 @@ def load_kl(
 ) -> KLModel:
     """Load a KL autoencoder (KL-16 or any other size) with the official parameter names; see :mod:`.checkpoint`.
 
-    ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds
+    ``weights``: "ema" for averaged weights, "trained" for the others, "auto" for averaged ones where a file holds
     both. The network is built of ``operations``, see :class:`.ops.Operations`.
     """
     compute = choose_dtype(dtype, device, "kl")
@@ -53,7 +53,7 @@ def load_vq(
 ) -> VQModel:
     """Load a VQ tokenizer (VQ-16, VQ-8 or any other size) with the official parameter names; see :mod:`.checkpoint`.
 
-    ``weights``: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file
+    ``weights``: "ema" for averaged weights, "trained" for the others, "auto" for averaged ones where a file
     holds both, as upstream. Code usage statistics are ignored. The codebook is always fp32, so that
     nearest-neighbour codes do not change. The network is built of ``operations``, see :class:`.ops.Operations`.
     """

@@ -74,7 +74,7 @@ def load_bitdance(
         device: of the weights.
         heads: attention heads of an ImageNet model; None takes the metadata's, or those of the training's arguments,
             else those of the official model of that width.
-        weights: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds
+        weights: "ema" for averaged weights, "trained" for the others, "auto" for averaged ones where a file holds
             both.
         operations: of which the network is built, see :class:`.ops.Operations`.
 

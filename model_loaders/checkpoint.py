@@ -181,7 +181,7 @@ def read(
         field: name of the input that selected the file.
         skip: whether a weight of this name is left out; in safetensors it is not read at all.
         shards: the files that ``path``, a folder, stands for.
-        weights: which weights of a training's file: "ema" (averaged), "plain" (trained), or "auto",
+        weights: which weights of a training's file: "ema" (averaged), "trained" (the others), or "auto",
             the averaged ones if there are any.
 
     Raises:

@@ -14,7 +14,7 @@ from . import checkpoint as ck
 from .formats import packed_format
 from .networks.eight_bits import FP8, INT8
 from .shards import weight_files
-from .wrappers import AUTO, EMA, PLAIN, is_averaged, listed
+from .wrappers import AUTO, EMA, TRAINED, is_averaged, listed
 
 # Prefixes that are tried, at most, to find a network within a file; a training's file has three.
 _MOST_PREFIXES = 32
@@ -270,7 +270,7 @@ def read(
         path: a weight file; where the family allows it also a model folder, one of its shards, or their index.
         family: a key of :data:`KINDS`.
         skip: whether a weight of this name is left out.
-        weights: "ema", "plain" or "auto", see :func:`.checkpoint.read`.
+        weights: "ema", "trained" or "auto", see :func:`.checkpoint.read`.
 
     Raises:
         UserError: as :func:`.checkpoint.read`; if the file holds another family, with the input or node that accepts
@@ -326,7 +326,7 @@ def identified(file: ck.Checkpoint, wanted: str = "", weights: str = AUTO) -> tu
 
     averaged = [prefix for prefix in prefixes if is_averaged(prefix)]
     trained = [prefix for prefix in prefixes if prefix not in averaged]
-    chosen = averaged if averaged and (weights != PLAIN or not trained) else trained
+    chosen = averaged if averaged and (weights != TRAINED or not trained) else trained
     if len(chosen) > 1:
         raise file.error(
             f"holds several networks of one kind ({listed(chosen)})",
@@ -372,5 +372,5 @@ def _expect_weights(file: ck.Checkpoint, weights: str) -> None:
     """Raise a UserError if the file has not the wanted one of trained and averaged weights."""
     if weights == EMA and not file.averaged:
         raise UserError(f"weights: {file.path.name} does not hold averaged (EMA) weights; choose {AUTO}")
-    if weights == PLAIN and file.averaged:
+    if weights == TRAINED and file.averaged:
         raise UserError(f"weights: {file.path.name} holds averaged (EMA) weights only; choose {AUTO}")

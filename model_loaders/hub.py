@@ -120,8 +120,7 @@ class Entry:
         """Menu text while the file is not downloaded."""
         size = f" {readable_size(self.size)}" if self.size else ""
         note = f", {self.note}" if self.note else ""
-        pinned = "" if self.pinned else ", not pinned"
-        return f"{self.id} (download{size}{note}{pinned})"
+        return f"{self.id} (download{size}{note})"
 
     def remote(self, part: Part) -> Remote:
         """A file of the entry in its repository."""

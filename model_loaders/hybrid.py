@@ -79,7 +79,7 @@ def load_hybrid(
         device: of the weights.
         grid: tokens per side, 2 to 128; None for the size it was trained for.
         find_tokenizer: called for the folder of a Qwen2.5 tokenizer if the model comes without one.
-        weights: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds
+        weights: "ema" for averaged weights, "trained" for the others, "auto" for averaged ones where a file holds
             both.
         operations: of which the network is built, see :class:`.ops.Operations`.
 

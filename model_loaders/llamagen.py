@@ -70,7 +70,7 @@ def load_llamagen(
             of the official model of that width.
         classes: number of classes. Stated by ``num_classes``, or ``args.class_dropout_prob``; by
             default the last row is the null class.
-        weights: "ema" for averaged weights, "plain" for the trained ones, "auto" for
+        weights: "ema" for averaged weights, "trained" for the others, "auto" for
             averaged ones where a file holds both.
         operations: of which the network is built, see :class:`.ops.Operations`.
 

@@ -39,7 +39,7 @@ def load_mar(
         device: of the weights.
         heads: attention heads; None takes the metadata's, or those of the training's arguments, else those
             of the official model of that width.
-        weights: "ema" for averaged weights, "plain" for the trained ones, "auto" for
+        weights: "ema" for averaged weights, "trained" for the others, "auto" for
             averaged ones where a file holds both.
         operations: of which the network is built, see :class:`.ops.Operations`.
 

@@ -224,7 +224,7 @@ def load_detokenizer(
         heads: attention heads. Stated by the metadata entry ``heads`` or the arguments in the file; by default the head
             width is 64, as in every official size.
         ta_tok: computes the condition's features from semantic codes.
-        weights: "ema" for averaged weights, "plain" for the trained ones, "auto" for averaged ones where a file holds
+        weights: "ema" for averaged weights, "trained" for the others, "auto" for averaged ones where a file holds
             both.
         operations: of which the network is built, see :class:`.ops.Operations`.
 

@@ -19,8 +19,8 @@ from torch import Tensor
 # ones, by which papers evaluate.
 AUTO = "auto"
 EMA = "ema"
-PLAIN = "plain"
-WEIGHTS = (AUTO, EMA, PLAIN)
+TRAINED = "trained"
+WEIGHTS = (AUTO, EMA, TRAINED)
 
 # Names of averaged weights, and of trained ones in order of preference.
 _AVERAGED = re.compile(
@@ -139,7 +139,7 @@ def _containers(content: Mapping[Any, Any], weights: str, notes: list[str]) -> l
             return []  # weights, with something beside them
         return nests
 
-    if averaged and (weights != PLAIN or not trained):
+    if averaged and (weights != TRAINED or not trained):
         if trained and weights == AUTO:
             notes.append("averaged (EMA) weights of the file; it holds the trained ones, too")
         if len(averaged) > 1:

@@ -25,10 +25,24 @@ def make_extension() -> ComfyExtension:
     from . import host
 
     host.register_folders()
-    from . import advisor, compare, conditioning, editing, filling, loaders, samplers, sharing, sweep, timelapse
+    from . import (
+        advisor,
+        compare,
+        conditioning,
+        editing,
+        filling,
+        loaders,
+        samplers,
+        sharing,
+        sweep,
+        timelapse,
+        vocabulary,
+    )
 
     serve = partial(host.serve, filling.PATH, filling.answer, filling.MOST_BYTES)
     _try(serve, "presets do not fill in their numbers in the editor")
+    serve = partial(host.serve, vocabulary.PATH, vocabulary.answer, vocabulary.MOST_BYTES)
+    _try(serve, "prompts do not show which words a demo knows")
     _try(host.watch_prompts, "labels that the connected model does not know are refused when the node runs")
 
     modules = (loaders, conditioning, samplers, editing, compare, timelapse, sweep, sharing, advisor)

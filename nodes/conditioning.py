@@ -95,13 +95,12 @@ class LabelSettings(Settings):
 
 
 @lru_cache(maxsize=1)
-def _found() -> dict[str, tuple[str, str]]:
-    """Menu text to (label, label set)."""
-    found: dict[str, tuple[str, str]] = {}
-    for where, names in label_sets().items():
-        for name in names:
-            found[f"{name} ({where})"] = (name, where)
-    return found
+def _names() -> list[str]:
+    """The names of all label sets, the demo's first; the editor shows those of the connected model."""
+    found: list[str] = []
+    for names in label_sets().values():
+        found += names
+    return list(dict.fromkeys(found))
 
 
 @lru_cache(maxsize=1)
@@ -136,7 +135,11 @@ def _set_of_model(nodes: Mapping[str, Any], sampler: Mapping[str, Any]) -> str |
         return None
 
     loader, _ = link
-    checkpoint = graph.inputs_of(nodes.get(loader)).get("checkpoint")
+    return set_of_entry(graph.inputs_of(nodes.get(loader)).get("checkpoint"))
+
+
+def set_of_entry(checkpoint: Any) -> str | None:
+    """Label set of the model of a choice in a loader's menu; None if its file is not in the catalogue."""
     if not isinstance(checkpoint, str):
         return None
 
@@ -158,10 +161,10 @@ class ClassLabel(io.ComfyNode):
         )
         add_label = io.Combo.Input(
             "add_label",
-            options=[NONE, *_found()],
+            options=[NONE, *_names()],
             default=NONE,
-            tooltip="One more label, added after those in labels. Open the list and type a part of its name; it must "
-            "be of the same label_set.",
+            tooltip="One more label, added after those in labels. The list holds the names that the connected model "
+            "knows; open it and type a part of one.",
         )
 
         return schema(
@@ -182,7 +185,12 @@ class ClassLabel(io.ComfyNode):
         chosen = graph.typed(cls, "label_set")
         sets = [chosen] if chosen in list(label_sets()) else _sets_of_models(cls)
 
-        return validity(lambda text: check_labels(text, sets), labels, "labels")
+        said = validity(lambda text: check_labels(text, sets), labels, "labels")
+
+        added = graph.typed(cls, "add_label")
+        if said is not True or not isinstance(added, str) or added == NONE:
+            return said
+        return validity(lambda name: check_labels(name, sets, "add_label"), added, "")  # the message names the input
 
     @classmethod
     def execute(cls, labels: Any, add_label: Any = NONE, **values: Any) -> io.NodeOutput:
@@ -204,15 +212,11 @@ class ClassLabel(io.ComfyNode):
 
 def _with_menu_label(text: str, choice: Any, label_set: str) -> str:
     """The labels with the one that was chosen in the menu ``add_label``."""
-    if not isinstance(choice, str) or choice not in _found():
-        raise UserError(f"add_label: {choice!r} is not in the list; choose one from it.")
-
-    name, where = _found()[choice]
-    if label_set not in (where, AUTO):
-        raise UserError(f"add_label: {name} is a label of {where}; set label_set to {where}, or add_label to {NONE}.")
+    sets = list(label_sets()) if label_set == AUTO else [label_set]
+    check_labels(expect_text(choice, "add_label"), sets, "add_label")
 
     typed = text.strip()
-    return f"{typed}\n{name}" if typed else name
+    return f"{typed}\n{choice}" if typed else choice
 
 
 ENCODER = "flan-t5-xl"

@@ -119,7 +119,7 @@ def fill(node: Any, preset: Any, loader: Any = None, steps: Any = None) -> dict[
     """
     kind, options = _settings_of(node)
     name = checked_preset(preset, options)
-    about = _model_of(loader)
+    about = model_of(loader)
     if name == presets.CUSTOM:
         return {"values": {}, "model": about.words}
 
@@ -159,7 +159,7 @@ def _families() -> dict[str, str]:
     return {**found, loaders.LoadTar.node_id: _LANGUAGE}
 
 
-def _model_of(loader: Any) -> Model:
+def model_of(loader: Any) -> Model:
     """The model that a loader would load."""
     if loader is None:
         return Model("full-size model")

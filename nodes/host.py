@@ -38,6 +38,7 @@ from ..model_loaders.networks.eight_bits import FP8, INT8, Quantized, round_to, 
 from ..model_loaders.networks.ops import Operations
 from ..model_loaders.networks.speed import AUTO, COMPILE, PLAIN
 from ..reports.files import expect_name, writable
+from ..reports.record import dtype_of
 from ..reports.table import literal, printable
 
 FOLDER = "fastar"
@@ -543,6 +544,13 @@ class Loaded(Generic[M]):
     further: Sequence[ModelPatcher] = ()
     # How the model runs, a choice of the loader.
     speed: str = ""
+
+    def __str__(self) -> str:
+        """For people: what core's Preview as Text shows."""
+        nets = getattr(self.model, "parts", {"": self.model.net}).values()
+        count = sum(weight.numel() for net in nets for weight in net.parameters())
+        name = printable(getattr(self.model, "name", ""))
+        return f"The model {name}, with {count:,} parameters in {dtype_of(self.model.net)}."
 
     @staticmethod
     def of(

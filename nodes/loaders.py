@@ -141,7 +141,7 @@ _TOOLTIPS = {
     "size": "Side of the image in pixels. Usual: auto, the trained size (512 for Harmon, 1024 for UniPic); other "
     "sizes usually look worse.",
     "weights": "Which weights to read from a training checkpoint that also holds averaged (EMA) weights. auto and ema "
-    "use the averaged weights (ema refuses a file without them), plain uses the trained weights.",
+    "use the averaged weights (ema refuses a file without them), trained uses the others.",
     "speed": "auto uses CUDA graphs on an NVIDIA card if ComfyUI runs with --disable-cuda-malloc, and is plain "
     "elsewhere; the image is the same. compile also uses torch.compile, which needs a compiler and about a minute at "
     "first, and rounds differently.",
@@ -356,7 +356,7 @@ class LoadMAR(_Loader):
         "Loads a MAR model and the decoder that turns its latents into images. The demo model is built in; official "
         "models can be downloaded."
     )
-    aliases = ["mar loader", "masked autoregressive", "load checkpoint", "fastar demo"]
+    aliases = ["autoregressive", "mar loader", "masked autoregressive", "load checkpoint", "fastar demo"]
     tooltips = {
         "decoder": _KL,
         "dtype": "Precision of the weights; auto uses fp16 on GPUs with fast fp16, else fp32. fp32 is the most exact "
@@ -473,7 +473,7 @@ class LoadJanus(_Loader):
         "Loads a Janus-Pro model (1B or 7B), which draws images of 384 pixels from a prompt. The VQ tokenizer that "
         "turns its tokens into images is in the same file."
     )
-    aliases = ["janus pro", "deepseek", "text to image", "autoregressive", "load checkpoint"]
+    aliases = ["janus pro", "deepseek", "text to image", "autoregressive prompt model", "load checkpoint"]
     widgets = ("checkpoint", "dtype", "allow_download", "speed")
     tooltips = {
         "checkpoint": "The model: your own go into models/fastar as a folder with tokenizer.json, and entries with a "

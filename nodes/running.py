@@ -302,6 +302,10 @@ class CachePlan:
     values: Mapping[str, Any]
     preset_given: bool = False  # whether a prompt named the preset
 
+    def __str__(self) -> str:
+        """For people: what core's Preview as Text shows."""
+        return f"LazyMAR's caches, preset {self.preset}: {in_words(CacheSettings, self.values) or 'its own settings'}."
+
     def settings(self, loaded: Loaded[Any], steps: int, values: Mapping[str, Any] | None = None) -> Any:
         """The settings for a model and a number of AR steps; ``values`` in the place of the plan's."""
         model = loaded.model
@@ -430,7 +434,12 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
 
     # 2. The condition, and the part of an image to draw again.
     whole = as_condition(sockets.condition, model)
-    condition, edit, numbers = _in_batch(whole, _checked_edit(sockets, family.decoder), sockets.latent_image)
+    if _is_size(sockets):
+        _expect_size(sockets.latent_image, loaded, settings)
+        given = None
+    else:
+        given = _checked_edit(sockets, family.decoder)
+    condition, edit, numbers = _in_batch(whole, given, sockets.latent_image)
     expect_little_noise(model, settings, len(condition), "condition")
     family.expect_device(model, host.get_compute_device(), settings)
     if edit is not None:
@@ -517,6 +526,50 @@ def _checked_edit(sockets: Sockets, kind: str) -> Edit | None:
         return Edit(start, expect_mask(mask, "mask"))
 
 
+# Where core's empty latents note their pixels per position; those of older nodes have 8.
+PIXELS_PER_LATENT = "downscale_ratio_spacial"
+_USUAL_PIXELS = 8
+
+
+def _is_size(sockets: Sockets) -> bool:
+    """Whether ``latent_image`` is no image but a size, as Empty Latent Image makes it: zeros, without a mask here or on
+    the latent. Core's samplers take zeros for an empty latent too.
+    """
+    latent = sockets.latent_image
+    if sockets.mask is not None or not isinstance(latent, dict) or "samples" not in latent:
+        return False
+    if latent.get("noise_mask") is not None:
+        return False
+
+    with enough_memory("latent_image: memory is insufficient to read it; connect a smaller one."):
+        return not bool(expect_latents(latent["samples"], "latent_image").any())
+
+
+def _expect_size(latent: Mapping[str, Any], loaded: Loaded[Any], settings: Any) -> None:
+    """Check that an empty latent has the size of the images that a run draws: decoded, as VAE Encode reads them, or, if
+    it does not say its pixels, in positions of the model's own latents.
+    """
+    vae = loaded.vae
+    rows, columns = latent["samples"].shape[-2:]
+    height, width = family_of(loaded.model).latents(loaded.model, settings)
+    if PIXELS_PER_LATENT not in latent and (rows, columns) == (height, width):
+        return
+
+    pixels = latent.get(PIXELS_PER_LATENT, _USUAL_PIXELS)
+    asked = (rows * pixels, columns * pixels)
+    if any(asked == (height * ratio, width * ratio) for ratio in (vae.upscale_ratio, vae.downscale_ratio)):
+        return
+
+    drawn = f"{width * vae.upscale_ratio} x {height * vae.upscale_ratio}"
+    remedy = "set this size there"
+    if asked in vae.sizes:  # a model of several sizes, one of which the sampler sets
+        remedy = f"set width to {asked[1]} and height to {asked[0]}"
+    raise UserError(
+        f"latent_image: it is empty and asks for an image of {asked[1]} x {asked[0]} pixels, and {loaded.model.name} "
+        f"draws {drawn} here; {remedy}, or disconnect latent_image."
+    )
+
+
 # Where core's nodes note which images of a batch a part of it is: Rebatch Latents, Latent From Batch.
 BATCH_INDEX = "batch_index"
 
@@ -524,24 +577,37 @@ BATCH_INDEX = "batch_index"
 def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | None, Sequence[int]]:
     """The condition and the edit of the images to draw, and the numbers that their noise depends on.
 
+    A single entry of a condition is for all images of the latent, as in core.
+
     A latent that is part of a batch says which of its images it holds: each is drawn as in the whole batch. Its number
     is its place there. Of a condition or a mask with more entries than the latent, it gets the entry of that place; of
     as many entries, they belong to the latent's images in their order.
     """
-    if edit is None or BATCH_INDEX not in latent:
+    if latent is None:
         return condition, edit, range(len(condition))
 
-    count = len(edit.start)
+    count = len(latent["samples"])
+    if len(condition) == 1:
+        condition = cast(C, condition.of([0] * count))
+    images = len(condition)
+    if edit is None and images != count and (images < count or count > 1 and BATCH_INDEX not in latent):
+        raise UserError(
+            f"latent_image: its batch_size asks for {count} images, and the condition for {images}; set it to 1, or to "
+            "as many."
+        )
+    if BATCH_INDEX not in latent:
+        return condition, edit, range(images)
+
     places = _places(latent[BATCH_INDEX], count)
-    if len(condition) > count:
-        if max(places) >= len(condition):
+    if images > count:
+        if max(places) >= images:
             raise UserError(
-                f"condition: it asks for {len(condition)} images, and latent_image holds image {max(places) + 1} of a "
+                f"condition: it asks for {images} images, and latent_image holds image {max(places) + 1} of a "
                 f"batch; ask for {count} images, or for as many as the whole batch has."
             )
         condition = cast(C, condition.of(places))
 
-    if len(edit.mask) > count and max(places) < len(edit.mask):
+    if edit is not None and len(edit.mask) > count and max(places) < len(edit.mask):
         edit = replace(edit, mask=edit.mask[places])
     return condition, edit, places
 
@@ -594,7 +660,7 @@ def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: So
         report.memory[DECODE] = int(loaded.vae.memory_used_decode(samples.shape, loaded.vae.vae_dtype))
 
     latent: dict[str, Any] = {"samples": samples}
-    if checked.edit is not None and BATCH_INDEX in sockets.latent_image:
+    if sockets.latent_image is not None and BATCH_INDEX in sockets.latent_image:
         latent[BATCH_INDEX] = list(checked.numbers)
     return io.NodeOutput(latent, report)
 

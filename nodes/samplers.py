@@ -70,8 +70,8 @@ _EDIT = [
     io.Latent.Input(
         "latent_image",
         optional=True,
-        tooltip="The image to inpaint, from VAE Encode with the vae of the same loader. It needs a mask, here or on "
-        "the latent itself.",
+        tooltip="The image to inpaint, from VAE Encode with the vae of the same loader, with a mask here or on the "
+        "latent. Empty Latent Image is no image but a size, the model's, and a number of images.",
     ),
     io.Mask.Input(
         "mask",

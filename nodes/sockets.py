@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from torch import Tensor
 
 from ..errors import UserError
+from ..reports.table import printable
 from ..samplers.conditioning import (
     KINDS,
     AnyCondition,
@@ -22,6 +23,7 @@ from ..samplers.conditioning import (
     PromptCondition,
     TextCondition,
 )
+from ..samplers.labels import split_labels
 from .schema import describe
 
 T = TypeVar("T")
@@ -40,6 +42,11 @@ class LabelText:
     fastar_version: ClassVar[int] = VERSION
     text: str
     repeat: int
+
+    def __str__(self) -> str:
+        """For people: what core's Preview as Text shows."""
+        each = "1 image" if self.repeat == 1 else f"{self.repeat} images"
+        return f"Class labels, {each} of each: {printable(', '.join(split_labels(self.text)))}."
 
 
 def kind_on(value: Any) -> str:

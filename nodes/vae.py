@@ -135,6 +135,13 @@ class FastARVAE(host.VAE):
         self.vae_dtype = next(net.parameters()).dtype
         self.patcher = host.make_patcher(net, self.device, host.get_vae_offload_device())
 
+    def __str__(self) -> str:
+        """For people: what core's Preview as Text shows."""
+        height, width = self.sizes[0]
+        enlarges = self.upscale_ratio // self.downscale_ratio
+        drawn = f"{width * enlarges} x {height * enlarges}"
+        return f"The autoencoder {self.name}; it decodes latents to images of {drawn} pixels."
+
     def spacial_compression_encode(self) -> int:
         """Pixels per latent position and side; nodes for videos often ask for them first."""
         self._expect_node_of_images()

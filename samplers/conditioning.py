@@ -13,6 +13,7 @@ from ..errors import UserError
 from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.mar import ClassConditioning, Conditioning, MARModel
 from ..reports.record import fingerprint
+from ..reports.table import printable
 
 E = TypeVar("E", bound="_Entries")
 
@@ -32,6 +33,8 @@ MAKERS = {
     "features": "Tar Prompt or Image to Codes",
     "codes": "Tar Prompt or Image to Codes",
 }
+# Names of entries that a text about a condition shows.
+_MOST_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,14 @@ class _Entries:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    def __str__(self) -> str:
+        """For people: what core's Preview as Text shows."""
+        names: tuple[str, ...] = self.names  # type: ignore[attr-defined]
+        shown = ", ".join(map(printable, names[:_MOST_SHOWN]))
+        more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+        images = "1 image" if len(self) == 1 else f"{len(self)} images"
+        return f"{KINDS[self.kind].capitalize()} for {images}: {shown}{more}."
 
     def of(self: E, images: Sequence[int]) -> E:
         """The condition of some of the images, by their place in the batch."""

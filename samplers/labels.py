@@ -169,26 +169,43 @@ def _words(text: str) -> list[str]:
 # ------------------------------------------------------------------------------------------------ words of prompts
 
 
-def unknown_words(model: Any, texts: Sequence[str]) -> str:
-    """A sentence that names words of prompts that a model with a vocabulary of words does not know.
-
-    Of many words it names the first three, shortened. "" if there are none, and for other models.
+def words_of(model: Any, texts: Sequence[str]) -> tuple[list[str], list[str]] | None:
+    """The words of prompts that a model with a vocabulary of words knows, and those that it does not know, each once in
+    their order, of at most a thousand; None for other models.
     """
     # A model with a vocabulary of words has one token for all others, such as these two, which are no words.
-    unknown = model.tokenize("qzx") if texts and hasattr(model, "tokenize") else []
+    unknown = model.tokenize("qzx") if hasattr(model, "tokenize") else []
     if len(unknown) != 1 or unknown != model.tokenize("xqz"):
-        return ""
+        return None
 
     found: dict[str, None] = {}  # in the order of the texts
     for text in texts:
         found |= dict.fromkeys(re.findall(r"\w+", text[:MOST_TEXT]))
 
-    looked_up = islice(found, _MOST_WORDS)
-    words = [word for word in looked_up if len(word) > _LONGEST or model.tokenize(word) == unknown]
-    if not words:
+    known: list[str] = []
+    strange: list[str] = []
+    for word in islice(found, _MOST_WORDS):
+        is_known = len(word) <= _LONGEST and model.tokenize(word) != unknown
+        (known if is_known else strange).append(word)
+    return known, strange
+
+
+def unknown_words(model: Any, texts: Sequence[str]) -> str:
+    """A sentence that names words of prompts that a model with a vocabulary of words does not know.
+
+    Of many words it names the first three, shortened. "" if there are none, and for other models.
+    """
+    words = words_of(model, texts)
+    if words is None or not words[1]:
         return ""
 
-    return f"Words that {model.name} does not know: {_first_few(words)}."
+    return f"Words that {model.name} does not know: {_first_few(words[1])}."
+
+
+def subject_like(word: str) -> str:
+    """The demo's subject that a word is likely meant for ("boats", "sunsett"); "" if there is none."""
+    close = difflib.get_close_matches(_key(word[:_LONGEST]), PICTURE_BOOK, 1, _SIMILAR)
+    return close[0] if close else ""
 
 
 def _first_few(words: Sequence[str], show: Callable[[str], str] = str) -> str:

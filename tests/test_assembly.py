@@ -169,7 +169,7 @@ def test_the_weights_of_a_training_file_are_the_users_choice(tmp_path):
     torch.save(content, tmp_path / "x.pt")
     write_vq(tmp_path / "vq.safetensors")
     files = Source(lambda choice, family: tmp_path / choice, CPU, "fp32")
-    for weights, expected in (("auto", averaged), ("ema", averaged), ("plain", trained)):
+    for weights, expected in (("auto", averaged), ("ema", averaged), ("trained", trained)):
         model = assembly.load(LLAMAGEN, "x.pt", files, "vq.safetensors", weights=weights).model
         assert torch.equal(model.net.output.weight, expected["output.weight"])
         assert ("averaged (EMA) weights of the file" in model.note) == (weights == "auto")

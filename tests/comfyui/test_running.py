@@ -134,6 +134,63 @@ def test_a_part_of_a_batch_is_drawn_as_in_the_whole_batch(comfy):
     torch.testing.assert_close(last, whole[1:], rtol=0.02, atol=0.5)
 
 
+def test_an_empty_latent_is_a_size_and_a_number_of_images(comfy):
+    """Core's Empty Latent Image with the nodes that say which images of a batch are drawn."""
+
+    def latent(label: str, source: str = "", size: int = 256, images: int = 1, **cut) -> torch.Tensor:
+        prompt = graph(
+            n2={"labels": label},
+            n3={"latent_image": [source, 0] if source else None},
+            n21={"class_type": "EmptyLatentImage", "width": size, "height": size, "batch_size": images},
+            n22=cut or {"class_type": "EmptyLatentImage"},
+            n25={"class_type": "SaveLatent", "samples": ["3", 0], "filename_prefix": uuid.uuid4().hex},
+        )
+        used = {key: prompt[key] for key in ("1", "2", "3", "25", *filter(None, ["21", "22" if cut else ""]))}
+        (saved,) = comfy.run(used)["25"]["latents"]
+        return load_file(comfy.base / "output" / saved["filename"])["latent_tensor"]
+
+    whole = latent("cat, cat, cat")
+    assert torch.equal(latent("cat", "21", images=3), whole), "one label for all images"
+    assert torch.equal(latent("cat, cat, cat", "21", size=64), whole), "the size that VAE Encode reads"
+
+    # A batch rounds differently, and the demo's eight AR steps add it up.
+    batch = {"samples": ["21", 0]}
+    last = latent("cat", "22", images=3, class_type="LatentFromBatch", batch_index=1, length=2, **batch)
+    torch.testing.assert_close(last, whole[1:], rtol=0.02, atol=0.5)
+    same = latent("cat", "22", images=2, class_type="LatentBatchSeedBehavior", seed_behavior="fixed", **batch)
+    torch.testing.assert_close(same, whole[[0, 0]], rtol=0.02, atol=0.5)
+
+    prompt = graph(n3={"latent_image": ["21", 0]}, n21={"class_type": "EmptyLatentImage", "width": 512, "height": 384})
+    prompt["21"]["inputs"]["batch_size"] = 1
+    said = comfy.complaint(prompt)
+    assert said.startswith("latent_image: ") and "512 x 384 pixels" in said and "draws 256 x 256 here" in said, said
+
+
+def test_preview_as_text_of_our_values_is_a_sentence(comfy):
+    sources = {
+        "a model": ["1", 0],
+        "a decoder": ["1", 1],
+        "labels": ["2", 0],
+        "a prompt": ["31", 0],
+        "caches": ["32", 0],
+    }
+    prompt = graph(
+        n31={"class_type": "FastARPrompt", **widgets("FastARPrompt"), "text": "a red boat"},
+        n32={"class_type": "FastARLazyMARCache", **widgets("FastARLazyMARCache"), "preset": "fast"},
+    )
+    used = {key: prompt[key] for key in ("1", "2", "31", "32")}
+    for name, source in sources.items():
+        used[name] = {"class_type": "PreviewAny", "inputs": {"source": source}}
+
+    outputs = comfy.run(used)
+    texts = {name: outputs[name]["text"][0] for name in sources}
+    assert texts["labels"] == "Class labels, 1 image of each: cat, boat."
+    assert texts["a prompt"] == "Prompts for 1 image: a red boat."
+    assert texts["a model"].startswith("The model picture book mar, with ")
+    for text in texts.values():
+        assert text.endswith(".") and len(text) < 300 and "\n" not in text, text
+
+
 # Samplers whose report comes from a combination: loaders by socket, and the sampler with a changed setting.
 COMBINED = {
     "MAR Sampler with LazyMAR Cache": (

@@ -667,7 +667,7 @@ def in_cache(name: str = NAME, content: bytes = CONTENT, revision: str = "1" * 4
     return path
 
 
-@pytest.mark.parametrize("choice", ["mar-base", "mar-base (download 10 kB, not pinned)", NAME, f"sub/{NAME}"])
+@pytest.mark.parametrize("choice", ["mar-base", "mar-base (download 10 kB)", NAME, f"sub/{NAME}"])
 def test_a_file_in_the_cache_is_used_where_it_is(server: Server, tmp_path: Path, choice: str) -> None:
     path = in_cache()
     assert hub.absent(choice, "mar", [tmp_path]) is None

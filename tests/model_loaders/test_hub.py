@@ -67,10 +67,10 @@ def test_catalogue_is_sound() -> None:
     unpinned = [e.id for e in everything if e.family in published and not e.built_in and not e.pinned]
     assert unpinned == ["par-xl-4x", "par-xxl-4x", "par-3b-4x", "par-3b-16x"], "no record was found"
     assert hub.menu("janus", [])[-2:] == [
-        "janus-4o-7b (download, 15 GB or more, not pinned)",
-        "janus-pro-r1-7b (download, 15 GB or more, not pinned)",
+        "janus-4o-7b (download, 15 GB or more)",
+        "janus-pro-r1-7b (download, 15 GB or more)",
     ]
-    assert hub.menu("hybrid", [])[-1] == "unipic-1.5b (download, non-commercial, not pinned)"
+    assert hub.menu("hybrid", [])[-1] == "unipic-1.5b (download, non-commercial)"
     # The files hold four bytes a number of the official names and shapes,
     # and names and offsets beside them. The first has two copies.
     sizes = [2 * 831_699_072]
@@ -109,7 +109,7 @@ def test_the_sizes_of_bitdance_are_those_of_the_recorded_shapes() -> None:
 
 MAR_LARGE = "mar-large (download 1.91 GB)"
 MAR_HUGE = "mar-huge (download 3.77 GB)"
-TAR_7B = "tar-7b (download 17.38 GB, not pinned)"
+TAR_7B = "tar-7b (download 17.38 GB)"
 LOCAL = ["Tar-1.5B/model.safetensors", "ta_tok.pth", "sub/ar_dtok_lp_512px.pth", "vq_ds16_t2i.pt", "my.pt"]
 
 
@@ -122,11 +122,11 @@ LOCAL = ["Tar-1.5B/model.safetensors", "ta_tok.pth", "sub/ar_dtok_lp_512px.pth",
         ("kl", [], ["kl16 (download 266 MB)", "kl16-original (download 266 MB)"]),
         ("vq", ["a/vq_ds16_t2i.pt"],
          ["a/vq_ds16_t2i.pt", "vq16-c2i (download 288 MB)", "vq8-c2i (download 281 MB)"]),
-        ("tar", [], ["tar-1.5b (download 3.29 GB, not pinned)", TAR_7B]),
+        ("tar", [], ["tar-1.5b (download 3.29 GB)", TAR_7B]),
         ("tar", LOCAL, ["Tar-1.5B", "my.pt", TAR_7B]),
         ("ta-tok", LOCAL, ["ta_tok.pth", "my.pt"]),
-        ("dtok", LOCAL, ["sub/ar_dtok_lp_512px.pth", "my.pt", "ar-dtok-256 (download, not pinned)",
-                         "ar-dtok-1024 (download, not pinned)"]),
+        ("dtok", LOCAL, ["sub/ar_dtok_lp_512px.pth", "my.pt", "ar-dtok-256 (download)",
+                         "ar-dtok-1024 (download)"]),
         ("llamagen", LOCAL[-1:], ["my.pt", "llamagen-b-256 (download 444 MB)"]),
     ],
 )  # fmt: skip
@@ -413,7 +413,7 @@ def test_a_repository_or_a_misspelt_entry_suggests_the_entry(
 def test_an_unfinished_download_of_a_folder_is_offered_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two shards of four have arrived; chosen by the folder's name or as the entry, the others are fetched."""
     names = [f"Tar-7B-v0.1/model-0000{i}-of-00004.safetensors" for i in (1, 2, 3, 4)]
-    assert hub.menu("tar", names[:2])[-2:] == ["tar-1.5b (download 3.29 GB, not pinned)", TAR_7B]
+    assert hub.menu("tar", names[:2])[-2:] == ["tar-1.5b (download 3.29 GB)", TAR_7B]
     assert TAR_7B not in hub.menu("tar", names) and "Tar-7B-v0.1" in hub.menu("tar", names)
     (tmp_path / "Tar-7B-v0.1").mkdir()
     for name in names[:2]:

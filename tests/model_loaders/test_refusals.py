@@ -380,7 +380,7 @@ ROWS = (
     Row("no averaged weights", stored(STATE), "does not hold averaged (EMA) weights", "choose auto", lambda path: path,
         options={"weights": "ema"}, then={"weights": "auto"}),
     Row("no trained weights", saved({"model_ema": STATE, "args": {"heads": 2}}), "holds averaged (EMA) weights only",
-        "choose auto", lambda path: path, "x.pth", options={"weights": "plain"}, then={"weights": "auto"}),
+        "choose auto", lambda path: path, "x.pth", options={"weights": "trained"}, then={"weights": "auto"}),
     Row("classes", saved({"model": CODES, "args": {"heads": 2, "image_size": 64}}), "has 4 class rows, which are not 9",
         "state 3 (with) or 4 (without)", lambda path: path, "x.pth", load_llamagen, {"classes": 9}, {"classes": 3}),
 )  # fmt: skip

@@ -149,7 +149,7 @@ def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_menu_and_folders_of_ones_own(tmp_path: Path) -> None:
     local = ["mine/model-00001-of-00002.safetensors", "mine/model-00002-of-00002.safetensors", "one.safetensors"]
-    assert hub.menu("t5", local) == ["mine", "one.safetensors", "flan-t5-xl (download 11.40 GB, not pinned)"]
+    assert hub.menu("t5", local) == ["mine", "one.safetensors", "flan-t5-xl (download 11.40 GB)"]
     official = [f"sub\\flan-t5-xl\\model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     assert hub.menu("t5", official) == ["sub\\flan-t5-xl"]
     assert "flan-t5-xl/model-00001-of-00002.safetensors" not in hub.menu(

@@ -151,28 +151,28 @@ def test_averaged_weights_are_taken_unless_the_user_says_otherwise(tmp_path: Pat
     assert holds(model, AVERAGED)
     assert model.note == "averaged (EMA) weights of the file; it holds the trained ones, too"
     assert holds(load(tmp_path, content, "ema"), AVERAGED)
-    plain = load(tmp_path, content, "plain")
-    assert holds(plain, TRAINED) and plain.note == ""
+    trained = load(tmp_path, content, "trained")
+    assert holds(trained, TRAINED) and trained.note == ""
     alone = AVERAGES[key](AVERAGED)
     assert holds(load(tmp_path, alone, "ema"), AVERAGED) and load(tmp_path, alone).note == ""
     with pytest.raises(UserError, match="^weights: x.pth holds averaged .EMA. weights only; choose auto"):
-        load(tmp_path, alone, "plain")
+        load(tmp_path, alone, "trained")
 
 
 def test_averaged_weights_by_prefix(tmp_path: Path) -> None:
     content = {"state_dict": prefixed("ema_model.", AVERAGED) | prefixed("model.", TRAINED)}
     model = load(tmp_path, content)
     assert holds(model, AVERAGED) and "it holds the trained ones, too" in model.note
-    assert holds(load(tmp_path, content, "ema"), AVERAGED) and holds(load(tmp_path, content, "plain"), TRAINED)
+    assert holds(load(tmp_path, content, "ema"), AVERAGED) and holds(load(tmp_path, content, "trained"), TRAINED)
     assert holds(load(tmp_path, COUNTED | prefixed("module.", AVERAGED), "ema"), AVERAGED)
 
 
 def test_averaged_weights_that_are_not_there(tmp_path: Path) -> None:
     for content in (TRAINED, {"model": TRAINED}, {"model": TRAINED, "model_ema": None}):
-        assert holds(load(tmp_path, content), TRAINED) and holds(load(tmp_path, content, "plain"), TRAINED)
+        assert holds(load(tmp_path, content), TRAINED) and holds(load(tmp_path, content, "trained"), TRAINED)
         with pytest.raises(UserError, match="^weights: x.pth does not hold averaged .EMA. weights; choose auto"):
             load(tmp_path, content, "ema")
-    with pytest.raises(UserError, match="^weights: 'best' is not known; choose auto, ema, plain"):
+    with pytest.raises(UserError, match="^weights: 'best' is not known; choose auto, ema, trained"):
         load(tmp_path, TRAINED, "best")
 
 

@@ -35,11 +35,12 @@ def label(labels: str, **changes):
 def test_labels_by_name_id_and_menu():
     own = {"label_set": "picture-book"}
     assert label("Cat, 0", images_per_label=2, **own).labels == (9, 9, 0, 0)
-    assert label("", add_label="boat (picture-book)", **own).names == ("boat",)
-    assert label("cat", add_label="boat (picture-book)", **own).labels == (9, 7)
+    assert label("", add_label="boat", **own).names == ("boat",)
+    assert label("cat", add_label="boat", **own).labels == (9, 7)
     for field, changes in (
-        ("add_label", {"add_label": "goldfish (imagenet-1k)"}),
-        ("add_label", {"add_label": "boat"}),
+        ("add_label", {"add_label": "goldfish"}),
+        ("add_label", {"add_label": "boats"}),
+        ("add_label", {"add_label": 3}),
         ("labels", {"labels": "cat,cat", "images_per_label": 129}),
         ("labels", {"labels": "tabby"}),
     ):
@@ -52,7 +53,7 @@ def test_labels_take_the_label_set_of_the_model():
     tabby = running.as_labels(label("tabby", images_per_label=2), "imagenet-1k")
     assert tabby.labels == (281, 281) and tabby.label_set == "imagenet-1k"
     assert running.as_labels(label("7"), "").labels == (7,)
-    for condition in (label("tabby"), label("cat", add_label="goldfish (imagenet-1k)")):
+    for condition in (label("tabby"), label("cat", add_label="goldfish")):
         with pytest.raises(UserError, match="^condition: "):
             running.as_labels(condition, "picture-book")
     model = a_mar(label_set="picture-book")
@@ -76,11 +77,14 @@ def test_before_a_run_too_only_names_that_the_connected_models_know_are_suggeste
     host.watch_prompts()
     keep = fake_comfy.state.prompt_handlers[-1]
 
-    def checked(text: str, checkpoint: str, label_set: Any = "auto", node: str = "3") -> str:
+    def checked(text: str, checkpoint: str, label_set: Any = "auto", node: str = "3", add_label: Any = "none") -> str:
         graph = {
             "1": {"class_type": "FastARLoadMAR", "inputs": {"checkpoint": checkpoint}},
             "2": {"class_type": "FastARMARSampler", "inputs": {"model": ["1", 0], "condition": ["3", 0]}},
-            "3": {"class_type": "FastARClassLabel", "inputs": {"labels": text, "label_set": label_set}},
+            "3": {
+                "class_type": "FastARClassLabel",
+                "inputs": {"labels": text, "label_set": label_set, "add_label": add_label},
+            },
         }
         request = {"prompt": graph, "client_id": "x"}
         assert keep(request) is request
@@ -98,6 +102,9 @@ def test_before_a_run_too_only_names_that_the_connected_models_know_are_suggeste
     # The list that was chosen counts, whatever the model; a value over a link is not known yet.
     assert "imagenet" not in refused("dog", "mar-base-ema", label_set="picture-book")
     assert "'tabby'" in refused("tabby", "demo", label_set=["8", 0])
+    # What was chosen in the menu before another model was connected.
+    assert refused("cat", "demo", add_label="tabby").startswith("add_label: there is no class 'tabby'; picture-book")
+    assert refused("cat", "demo", add_label="boat") is True and refused("cat", "demo", add_label=["8", 0]) is True
     # A node that the graph does not have, and requests that are no graph.
     assert refused("tabby", "demo", node="9") is True
     for broken in ({}, {"prompt": [1]}, {"prompt": None}, [], None):

@@ -106,7 +106,7 @@ def test_a_cache_is_for_the_steps_of_its_sampler():
 )
 def test_a_harmon_that_is_not_here_starts_where_it_will_start(entry, steps, wanted):
     """With fewer than 100 diffusion steps at 950, because its diffusion is MAR's; UniPic's ends at a lower beta."""
-    model = filling._model_of(loader(entry, "FastARLoadMAR" if entry == "mar-base" else HARMON))
+    model = filling.model_of(loader(entry, "FastARLoadMAR" if entry == "mar-base" else HARMON))
     assert model.network is None
     assert model.own(MARSettings(diffusion_steps=steps)) == wanted
 

@@ -27,7 +27,7 @@ def path(tmp_path_factory):
 def loaded(path, monkeypatch):
     monkeypatch.setattr(hub, "absent", lambda *_: None)
     monkeypatch.setattr(hub, "resolve", lambda *_: path)
-    choice = "janus-pro-1b (download 4.18 GB, not pinned)"
+    choice = "janus-pro-1b (download 4.18 GB)"
     return LoadJanus.execute(checkpoint=choice, dtype="fp32", allow_download=False, speed="plain").result
 
 

@@ -195,7 +195,7 @@ SPELLINGS = [
     (DTOK, "checkpoint", ("ar-dtok-512", "ar_dtok_lp_256px.pth", "drawer.safetensors")),
     (DTOK, "ta_tok", ("ta-tok", "ta_tok.pth", "ta-tok (download)", "reader.safetensors", "auto")),
     (loaders.LoadTar, "checkpoint", ("tar-7b", "Tar-1.5B", "a\\Tar-1.5B", "tar", "demo-tar")),
-    (loaders.LoadJanus, "checkpoint", ("janus-pro-1b", "janus-pro-1b (download 4.18 GB, not pinned)", "Janus-Pro-7B")),
+    (loaders.LoadJanus, "checkpoint", ("janus-pro-1b", "janus-pro-1b (download 4.18 GB)", "Janus-Pro-7B")),
     (conditioning.TextPrompt, "encoder", ("flan-t5-xl", "flan-t5-xl (download 11.40 GB)", "x\\flan-t5-xl")),
     (conditioning.ImageToCodes, "ta_tok", ("ta-tok", "ta_tok.pth", "reader.safetensors", "demo-ta-tok")),
 ]

@@ -97,7 +97,7 @@ def test_nothing_is_loaded_before_all_is_checked():
     wrong = {
         "condition": {"condition": 5},
         "latent_image": {"latent_image": {"samples": mark(torch.zeros(1, 2, 4, 4), VQ)}, "mask": mask},
-        "mask": {"latent_image": {"samples": torch.zeros(1, 2, 4, 4)}},
+        "mask": {"latent_image": {"samples": torch.ones(1, 2, 4, 4)}},
         "cache": {"cache": 5},
     }
     for field, sockets in wrong.items():
@@ -219,12 +219,107 @@ def test_an_image_of_a_batch_is_drawn_as_in_the_whole_batch(sampler, whole):
     (2, [0, -1], (1, 4), "latent_image"),
     (2, [0, 1.5], (1, 4), "latent_image"),
     (2, 7, (1, 4), "latent_image"),
-    (2, [4, 5], (1,), "latent_image"),
 ])  # fmt: skip
 def test_places_that_do_not_fit_are_refused(latents, index, labels, field):
     latent = {"samples": torch.zeros(latents, 2, 4, 4), "batch_index": index}
     with pytest.raises(UserError, match=f"^{field}: "):
         checked("mar", a_mar(), FEW, condition=from_ids(labels), latent_image=latent, mask=torch.ones(1, 4, 4))
+
+
+def core_empty(width: int, height: int, batch_size: int = 1, **more) -> dict:
+    """What core's Empty Latent Image makes, of Stable Diffusion's shape."""
+    return {"samples": torch.zeros(batch_size, 4, height // 8, width // 8), "downscale_ratio_spacial": 8, **more}
+
+
+def drawn_from(latent, *labels, model=None, sampler="mar") -> torch.Tensor:
+    sockets = Sockets(from_ids(labels), latent_image=latent)
+    entry = SAMPLERS[sampler]
+    few = {"steps": 2, "diffusion_steps": 2}
+    settings = make(entry.settings, {name: few[name] for name in few if name in knobs(entry.settings)})
+    return running.run(entry, model or a_mar(), settings, 3, sockets).result[0]["samples"]
+
+
+@pytest.mark.parametrize("sampler", BATCHES)
+def test_an_empty_latent_is_a_size_and_a_number_of_images(sampler):
+    """As for core's samplers. The models draw 16, 8 and 8 pixels."""
+    model = BATCHES[sampler][0]()
+    side = model.vae.sizes[0][0]
+
+    def drawn(latent, *labels):
+        return drawn_from(latent, *labels, model=model, sampler=sampler)
+
+    wanted = drawn(None, 1, 1, 1)
+    assert torch.equal(drawn(core_empty(side, side), 1, 1, 1), wanted), "one latent for all labels"
+    assert torch.equal(drawn(core_empty(side, side, 3), 1), wanted), "one label for all latents"
+    assert torch.equal(drawn(core_empty(side, side, 3), 1, 1, 1), wanted)
+
+    # Core's Latent From Batch, and Latent Batch Seed Behavior at fixed.
+    last = drawn(core_empty(side, side, 2, batch_index=[1, 2]), 1)
+    torch.testing.assert_close(last, wanted[1:], rtol=1e-4, atol=1e-4)
+    same = drawn(core_empty(side, side, 2, batch_index=[2, 2]), 1)
+    torch.testing.assert_close(same, wanted[[2, 2]], rtol=1e-4, atol=1e-4)
+
+    # A label of the whole batch for each, or as many labels as latents.
+    three = drawn(None, 1, 4, 2)
+    for labels in ((1, 4, 2), (4, 2)):
+        part = drawn(core_empty(side, side, 2, batch_index=[1, 2]), *labels)
+        torch.testing.assert_close(part, three[1:], rtol=1e-4, atol=1e-4)
+
+
+def test_what_size_an_empty_latent_asks_for():
+    model = a_mar()
+    wanted = drawn_from(None, 1)
+    sizes = {
+        "decoded pixels": core_empty(16, 16),
+        "by another stride": {"samples": torch.zeros(1, 128, 1, 1), "downscale_ratio_spacial": 16},
+        "of older nodes, 8 pixels": {"samples": torch.zeros(1, 4, 2, 2)},
+        "the model's own latents": {"samples": torch.zeros(1, 2, 4, 4)},
+        "one frame": {"samples": torch.zeros(1, 16, 1, 2, 2), "downscale_ratio_spacial": 8},
+    }
+    for name, latent in sizes.items():
+        assert torch.equal(drawn_from(latent, 1, model=model), wanted), name
+
+    # A decoder that enlarges: 32 pixels are drawn, of latents of 16.
+    model.vae.upscale_ratio = 8
+    for side in (16, 32):
+        assert checked("mar", model, FEW, latent_image=core_empty(side, side)).edit is None, side
+    with pytest.raises(UserError, match="^latent_image: .* 64 x 48 pixels, and tiny draws 32 x 32 here; set this size"):
+        checked("mar", model, FEW, latent_image=core_empty(64, 48))
+
+
+def test_a_size_that_the_sampler_sets_names_its_numbers(monkeypatch):
+    model = a_block()
+    monkeypatch.setattr(model.vae, "sizes", ((8, 8), (16, 8)))
+    with pytest.raises(UserError, match="^latent_image: .* 8 x 16 pixels, .* 8 x 8 here; set width to 8 and height to"):
+        drawn_from(core_empty(8, 16), 1, model=model, sampler="bitdance")
+
+
+@pytest.mark.parametrize(("latent", "labels"), [
+    (core_empty(16, 16, 3), (1, 2)),
+    (core_empty(16, 16, 2), (1, 2, 3)),
+    (core_empty(16, 16, 3, batch_index=[0, 1, 2]), (1, 2)),
+])  # fmt: skip
+def test_as_many_images_as_an_empty_latent_asks_for_or_one(latent, labels):
+    with pytest.raises(UserError, match=f"^latent_image: its batch_size asks for .* the condition for {len(labels)}; "):
+        drawn_from(latent, *labels)
+
+
+def test_an_empty_latent_with_a_mask_is_an_image_to_inpaint():
+    for latent, mask in (({"noise_mask": torch.ones(1, 4, 4)}, None), ({}, torch.ones(1, 4, 4))):
+        given = {"samples": torch.zeros(1, 2, 4, 4), **latent}
+        assert checked("mar", a_mar(), FEW, latent_image=given, mask=mask).edit is not None
+    with pytest.raises(UserError, match="^mask: inpainting needs a mask; "):
+        checked("mar", a_mar(), FEW, latent_image={"samples": torch.full((1, 2, 4, 4), 1e-3)})
+
+
+def test_one_label_is_for_every_image_of_a_latent():
+    """As core repeats a conditioning: several images are inpainted with one label."""
+    start = torch.randn(3, 2, 4, 4)
+    latent = {"samples": start}
+    one, three = (checked("mar", a_mar(), FEW, condition=from_ids(labels), latent_image=latent, mask=torch.eye(4)[None])
+                  for labels in ([4], [4, 4, 4]))  # fmt: skip
+    assert one.condition == three.condition and torch.equal(one.edit.start, start)
+    assert list(one.numbers) == list(three.numbers) == [0, 1, 2]
 
 
 def test_as_many_masks_and_labels_as_latents_are_in_the_order_of_the_latents():

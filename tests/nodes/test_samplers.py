@@ -379,7 +379,7 @@ def test_masks_of_every_shape_and_the_latents_own():
 PICTURE = {"samples": torch.zeros(1, 2, 4, 4)}
 EDITS = {
     "a mask without an image": ("latent_image", {"mask": half()}),
-    "an image without a mask": ("mask", {"latent_image": PICTURE}),
+    "an image without a mask": ("mask", {"latent_image": {"samples": torch.ones(1, 2, 4, 4)}}),
     "no image": ("latent_image", {"latent_image": {"samples": 3}, "mask": half()}),
     "no latent": ("latent_image", {"latent_image": "text", "mask": half()}),
     "tokens": ("latent_image", {"latent_image": {"samples": mark(torch.zeros(1, 2, 4, 4), VQ)}, "mask": half()}),

@@ -9,7 +9,8 @@
 // own for it: see graphs.js, which finds the widget that counts.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
-import { behind, instances, instancesOf, isSame, keyOf, targetsOf, widgetFor, widgetOf } from "./graphs.js"
+import { instances, instancesOf, isSame, keyOf, targetsOf, widgetFor, widgetOf } from "./graphs.js"
+import { described, fedBy, isLoader, isModelSocket, loaderOf, sourceOf } from "./models.js"
 import { say } from "./words.js"
 
 const CUSTOM = "custom"
@@ -17,8 +18,6 @@ const CACHE = "FastARLazyMARCache"
 // Widgets with a place among the settings that no preset sets.
 const FREE = ["enabled", "preset", "images", "parallel", "draft_parallel", "detail"]
 const KINDS = ["INT", "FLOAT", "BOOLEAN", "COMBO"]
-// Sockets that lead to the loader of the sampled model.
-const MODELS = ["model", "target", "tar"]
 // Widgets of a loader that decide which numbers a preset has.
 const LOADED = ["checkpoint", "grid", "size", "weights"]
 
@@ -27,19 +26,6 @@ const waiting = new Set() // answers that have not come yet
 const turns = new Map() // number of the last question, by instance
 
 const hasPreset = ({ node }) => Boolean(settings[node.comfyClass])
-const isLoader = ({ node }) => node.comfyClass?.startsWith("FastARLoad") && widgetOf(node, "checkpoint") !== undefined
-
-/** The instance behind an input of another one. */
-function sourceOf({ node, hosts }, names) {
-  const input = node.inputs?.find(({ name }) => names.includes(name))
-  return input && behind(node.graph, hosts, input.link)
-}
-
-/** The loader of the model that an instance samples. */
-function loaderOf(sampler) {
-  const found = sourceOf(sampler, MODELS)
-  return found && isLoader(found) ? found : undefined
-}
 
 /** The LazyMAR Cache of a sampler, as a list. */
 function cachesOf(sampler) {
@@ -48,11 +34,11 @@ function cachesOf(sampler) {
 }
 
 /** The samplers that a LazyMAR Cache feeds. */
-const fedBy = (cache) => instances().filter((sampler) => cachesOf(sampler).some((found) => isSame(found, cache)))
+const cachedBy = (cache) => fedBy(cache, "cache")
 
 /** Whether the numbers of an instance depend on a loader. */
 function isFrom(instance, loader) {
-  const samplers = instance.node.comfyClass === CACHE ? fedBy(instance) : [instance]
+  const samplers = instance.node.comfyClass === CACHE ? cachedBy(instance) : [instance]
   return samplers.some((sampler) => {
     const own = loaderOf(sampler)
     return own && isSame(own, loader)
@@ -62,14 +48,12 @@ function isFrom(instance, loader) {
 /** What the server needs to know about an instance. */
 function question(instance) {
   const { comfyClass } = instance.node
-  const sampler = comfyClass === CACHE ? fedBy(instance)[0] : instance
+  const sampler = comfyClass === CACHE ? cachedBy(instance)[0] : instance
   const loader = sampler && loaderOf(sampler)
-  const inputs = {}
-  for (const { name } of loader?.node.widgets ?? []) inputs[name] = widgetFor(loader, name)?.value
   return {
     node: comfyClass,
     preset: widgetFor(instance, "preset")?.value,
-    loader: loader ? { class_type: loader.node.comfyClass, inputs } : null,
+    loader: loader ? described(loader) : null,
     steps: comfyClass === CACHE && sampler ? widgetFor(sampler, "steps")?.value : undefined,
   }
 }
@@ -232,7 +216,7 @@ function watchLinks(node) {
 /** The instances whose model or cache arrives through an input of an instance: itself, or those in its subgraph. */
 function fedThrough(instance, socket) {
   const pairs = instance.node.subgraph ? targetsOf(instance, instance.node.inputs.indexOf(socket)) : [[instance, socket]]
-  const found = pairs.filter(([target, input]) => hasPreset(target) && [...MODELS, "cache"].includes(input?.name))
+  const found = pairs.filter(([target, input]) => hasPreset(target) && (isModelSocket(input?.name) || input?.name === "cache"))
   return found.map(([target]) => target)
 }
 

@@ -96,9 +96,13 @@ function tell(node, text) {
 // What the nodes of a subgraph said: by the id of the subgraph's node in a prompt, the run, and the parts of each node's text by its id.
 const inside = new Map()
 
+/** Whether a prompt shows the words that its model does not know while one types, see vocabulary.js. */
+const showsWords = (node) => node?.widgets?.some(({ name }) => name === "words")
+
 /** Show what a node said, {id, text, warnings, figures}, on the node and on the nodes of the subgraphs around it. */
 function tellWithHosts(run, said) {
-  tell(nodeOf(said.id), said.text)
+  const node = nodeOf(said.id)
+  tell(node, said.isPrompt && showsWords(node) ? "" : said.text)
   for (const host of hostsOf(said.id)) {
     if (inside.get(host)?.run !== run) inside.set(host, { run, all: new Map() })
     const { all } = inside.get(host)
@@ -171,7 +175,9 @@ function saidIn({ display_node, node, output }) {
     own.warnings.push(...parts.warnings)
     own.figures.push(...parts.figures)
   }
-  const prompts = (output[SENT_FOR_PROMPTS] ?? []).map(([id, text]) => ({ id, text, warnings: text ? [text] : [], figures: [] }))
+  const prompts = (output[SENT_FOR_PROMPTS] ?? []).map(([id, text]) => {
+    return { id, text, warnings: text ? [text] : [], figures: [], isPrompt: true }
+  })
   return [own, ...prompts]
 }
 

@@ -1,0 +1,152 @@
+"""What the editor shows of words while one types: of a prompt, of labels, and the first nodes of a search.
+
+Both renderers, at the size of a laptop's screen.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comfy_host import Comfy, load_workflow
+from fastar_nodes.samplers.labels import PICTURE_BOOK, label_sets
+from test_browser import BOXES, LAPTOP, OPEN_TEMPLATE, _no_complaint, browser, editor  # noqa: F401  fixtures
+from test_fill_in import BUILD, TOOLS
+from test_texts import SAVED, SENT
+
+# ruff: noqa: F811
+
+PROMPTED = "06 Prompt"
+# The lines below the prompt that stand on the screen.
+LINES = "() => [...document.querySelectorAll('.fastar-words')].filter(e => e.checkVisibility()).map(e => e.innerText)"
+SAYS = f"wanted => ({LINES})().join('|').replaceAll('\\n', '|') === wanted"
+
+
+def wait_for(editor: Any, *lines: str) -> None:
+    """Wait until the editor shows these lines about the one prompt; none: nothing."""
+    try:
+        editor.wait_for_function(SAYS, arg="|".join(lines), timeout=30000)
+    except Exception:
+        raise AssertionError((editor.evaluate(LINES), lines)) from None
+
+
+def type_prompt(editor: Any, text: str) -> None:
+    editor.locator("textarea:visible:not([readonly])").first.click()
+    editor.keyboard.press("Control+A")
+    editor.keyboard.type(text)
+
+
+def test_a_prompt_shows_which_words_it_reads(editor: Any, artifacts: Path) -> None:
+    editor.set_viewport_size(LAPTOP)
+    editor.evaluate(OPEN_TEMPLATE, [load_workflow(PROMPTED), PROMPTED])
+    wait_for(editor, "reads: yellow, house, night")
+    editor.wait_for_timeout(1000)
+    boxes = {box["type"]: box for box in editor.evaluate(BOXES)}
+    prompt, note = boxes["Prompt (FastAR)"], boxes["Read me"]
+    assert prompt["y"] + prompt["h"] <= note["y"] + 1, "the prompt with its line has a place"
+    before = editor.evaluate(SAVED)
+
+    type_prompt(editor, "a purple boats and the small cat at night")
+    wait_for(editor, "reads: small, cat, night", "does not know: purple, boats (boat?)")
+    editor.screenshot(path=str(artifacts / f"words_{editor.renderer}.png"))
+
+    # Without a subject it says which there are.
+    type_prompt(editor, "an elephant")
+    wait_for(editor, "does not know: elephant", f"draws: {', '.join(PICTURE_BOOK)}")
+    editor.screenshot(path=str(artifacts / f"words unknown_{editor.renderer}.png"))
+
+    # It is neither sent nor saved.
+    assert "words" not in editor.evaluate(SENT)
+    (prompt,) = [node for node in editor.evaluate(SAVED)["nodes"] if node["type"] == "FastARPrompt"]
+    (was,) = [node for node in before["nodes"] if node["type"] == "FastARPrompt"]
+    assert len(prompt["widgets_values"]) == len(was["widgets_values"]) and prompt["widgets_values"][0] == "an elephant"
+
+    type_prompt(editor, "boat")
+    wait_for(editor, "reads: boat")
+    # Without a model nothing is known.
+    editor.evaluate("() => app.graph.remove(app.graph._nodes.find(n => n.type === 'FastARLoadHarmon'))")
+    type_prompt(editor, "house")
+    wait_for(editor)
+    _no_complaint(editor)
+
+
+def test_tars_prompt_shows_which_words_it_reads(editor: Any) -> None:
+    build = f"""() => {{{TOOLS}
+        const prompt = add('FastARTarPrompt', 500, 100), loader = add('FastARLoadTar', 50, 100)
+        widget(loader, 'checkpoint').value = 'demo-tar'
+        link(loader, prompt, 'tar')
+    }}"""
+    editor.evaluate(build)
+    editor.wait_for_timeout(500)
+    type_prompt(editor, "a green hippo")
+    wait_for(editor, "reads: green", "does not know: hippo", f"draws: {', '.join(PICTURE_BOOK)}")
+
+
+MENU = """() => app.graph._nodes.find(n => n.type === 'FastARClassLabel').widgets.find(
+    w => w.name === 'add_label').options.values"""
+SET = f"""([type, name, value]) => {{{TOOLS}
+    set(app.graph._nodes.find(n => n.type === type), name, value)
+    app.extensionManager.workflow.activeWorkflow.changeTracker.checkState()
+}}"""
+
+
+def test_the_menu_of_class_label_holds_the_names_that_the_model_knows(editor: Any, artifacts: Path) -> None:
+    def has(names: list[str]) -> None:
+        editor.wait_for_function(f"names => JSON.stringify(({MENU})()) === JSON.stringify(names)", arg=["none", *names],
+                                 timeout=30000)  # fmt: skip
+
+    editor.set_viewport_size(LAPTOP)
+    imagenet, book = list(label_sets()["imagenet-1k"]), list(PICTURE_BOOK)
+    editor.evaluate(BUILD, ["FastARMARSampler", {"model": ["FastARLoadMAR", "demo"]}])
+    has(book)
+
+    editor.evaluate(SET, ["FastARClassLabel", "label_set", "imagenet-1k"])
+    has(imagenet)
+    editor.evaluate(SET, ["FastARClassLabel", "label_set", "auto"])
+    has(book)
+    menu = "() => app.graph._nodes.find(n => n.type === 'FastARLoadMAR').widgets[0].options.values"
+    (official,) = [choice for choice in editor.evaluate(menu) if choice.startswith("mar-base (")]
+    editor.evaluate(SET, ["FastARLoadMAR", "checkpoint", official])
+    has(imagenet)
+
+    # Not connected: the names of all sets.
+    editor.evaluate("() => app.graph.remove(app.graph._nodes.find(n => n.type === 'FastARLoadMAR'))")
+    editor.evaluate(SET, ["FastARClassLabel", "label_set", "auto"])
+    has(list(dict.fromkeys([*book, *imagenet])))
+
+
+# The searches of a beginner, with the first results: display names, and "..." for others.
+SEARCHES = {
+    "autoregressive": ["Load MAR"],
+    "MAR": ["MAR Sampler", "...", "Load MAR"],
+    "masked autoregressive": ["MAR Sampler", "Load MAR"],
+    "inpaint": ["Inpaint (MAR)"],
+    # Two nodes of core have shorter names.
+    "compare": ["...", "...", "Compare (FastAR)"],
+    "label": ["Class Label"],
+}
+RESULTS = {
+    "default": ("input[role=combobox]", "[data-testid=result-item]"),
+    "v1 (legacy)": (".comfy-vue-node-search-container input", ".comfy-vue-node-search-container .option-display-name"),
+}
+
+
+@pytest.mark.parametrize("box", RESULTS)
+def test_a_search_begins_with_the_node_that_a_beginner_wants(
+    comfy: Comfy, editor: Any, artifacts: Path, box: str
+) -> None:
+    """In the present search box and in the one before; node ids are not the names."""
+    comfy.post("/settings", {"Comfy.NodeSearchBoxImpl": box})
+    editor.evaluate("box => app.extensionManager.setting.set('Comfy.NodeSearchBoxImpl', box)", box)
+    editor.set_viewport_size(LAPTOP)
+    editor.mouse.dblclick(700, 400)
+    field, item = (editor.locator(place) for place in RESULTS[box])
+    field.wait_for(timeout=20000)
+
+    for query, wanted in SEARCHES.items():
+        field.fill(query)
+        editor.wait_for_timeout(1500)
+        shown = [text.strip().split("\n")[0] for text in item.all_inner_texts()[: len(wanted)]]
+        for name, expected in zip(shown, wanted, strict=True):
+            assert expected == "..." or name.startswith(expected), (query, shown)
+        if query in ("autoregressive", "compare"):
+            editor.screenshot(path=str(artifacts / f"search {query} {box[:2]}_{editor.renderer}.png"))
