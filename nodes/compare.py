@@ -166,7 +166,6 @@ class Compare(io.ComfyNode):
                 reports,
                 settings.columns,
                 base,
-                explained=True,
                 quality=quality,
                 differences=settings.differences,
             )

@@ -274,14 +274,15 @@ def _quality(value: Any) -> Quality | None:
     # A word may stand alone.
     found = value if isinstance(value, Mapping) else {"word": value}
     psnr = found.get("psnr")
+    psnr_low = found.get("psnr_low")
     ssim = found.get("ssim")
     word = found.get("word", "")
 
-    usual = all(x is None or isinstance(x, (int, float)) and abs(x) < _MOST_NAME for x in (psnr, ssim))
+    usual = all(x is None or isinstance(x, (int, float)) and abs(x) < _MOST_NAME for x in (psnr, psnr_low, ssim))
     if not usual or word not in ("", *WORDS):
         raise UserError("quality: it is not a distance between images.")
 
-    return Quality(psnr, ssim, word)
+    return Quality(psnr, ssim, word, psnr_low)
 
 
 def _usual(value: Any) -> bool:
