@@ -38,8 +38,11 @@ class OtherFormat(UserError):
     __module__ = "fastar"
 
 
-def add_runs(metadata: MutableMapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> None:
-    """Add runs, as :func:`described` makes them, to the metadata of an image; an entry of the same run is replaced."""
+def add_runs(metadata: MutableMapping[str, Any], runs: Iterable[Mapping[str, Any]], explained: str = "") -> None:
+    """Add runs, as :func:`described` makes them, to the metadata of an image; an entry of the same run is replaced.
+
+    ``explained`` says what a comparison's figures mean, for people who open the file.
+    """
     new = list(runs)
     kept = []
     for run in _runs_of(metadata.get(KEY)):
@@ -48,6 +51,8 @@ def add_runs(metadata: MutableMapping[str, Any], runs: Iterable[Mapping[str, Any
             kept.append(run)
 
     metadata[KEY] = {"version": VERSION, "runs": [*kept, *new][-MOST_RUNS:]}
+    if explained:
+        metadata[KEY]["explained"] = explained
 
 
 def described(

@@ -29,11 +29,13 @@ MOST_COLUMNS = (LONGEST - _GAP) // (_MIN_WIDTH + 2 * _PAD + _GAP)
 # equally wide, at half their size or less, and what is written on them has to be read there.
 _USUAL_CELL = 512
 _HEADLINE = 48
+_LEAST_HEADLINE = 36  # of a long one, before it becomes two lines
 _LABEL = 34
 _BODY = 30
 _SMALLEST = 0.5  # of these sizes
 _LARGEST = 1.5
 _LINES = 6  # of figures under a cell, at most
+_LONGEST_RESULT = 400  # characters of a result that are measured
 _LEAST_IMAGE = 200  # pixels of a cell's height that text leaves to the image, if it need not be smaller
 
 
@@ -293,6 +295,14 @@ class _Cell(NamedTuple):
     tagged: bool
 
 
+class _Result(NamedTuple):
+    """The result of a group: its lines, their size, and the height of them all, in pixels."""
+
+    lines: list[str]
+    size: int
+    height: int
+
+
 class _Row(NamedTuple):
     """Cells side by side with the lines of their labels, and heights in pixels."""
 
@@ -307,7 +317,7 @@ class _Sheet:
     """Groups of cells, each under its result, with all texts at one scale."""
 
     def __init__(self, columns: int, inner: int, scale: float, title: str):
-        self.headline = round(_HEADLINE * scale)
+        self.scale = scale
         self.label = round(_LABEL * scale)
         self.body = round(_BODY * scale)
         self.columns = columns
@@ -316,17 +326,28 @@ class _Sheet:
 
         self.title = wrap(title, self.body, self.width - 2 * _GAP, 2)
         self.height = _GAP + len(self.title) * line_height(self.body)
-        self.groups: list[tuple[list[str], list[_Row]]] = []
+        self.groups: list[tuple[_Result, list[_Row]]] = []
 
     def add(self, result: str, cells: list[_Cell]) -> None:
         """Add a group below the others."""
-        lines = wrap(result, self.headline, self.width - 2 * _GAP, 2)
+        large = self._large(result)
         rows = [self._row(cells[start : start + self.columns]) for start in range(0, len(cells), self.columns)]
-        self.groups.append((lines, rows))
+        self.groups.append((large, rows))
 
-        if lines:
-            self.height += len(lines) * line_height(self.headline) + _GAP // 2
-        self.height += sum(row.height + _GAP for row in rows)
+        self.height += large.height + sum(row.height + _GAP for row in rows)
+
+    def _large(self, result: str) -> _Result:
+        """A result as one line, in smaller letters if it is long, or as two."""
+        if not result:
+            return _Result([], 0, 0)
+
+        room = self.width - 2 * _GAP
+        size = round(_HEADLINE * self.scale)
+        fitting = int(size * room / max(1.0, text_width(result[:_LONGEST_RESULT], size)))
+        size = max(round(_LEAST_HEADLINE * self.scale), min(size, fitting))
+
+        lines = wrap(result, size, room, 2)
+        return _Result(lines, size, len(lines) * line_height(size) + _GAP // 2)
 
     def _row(self, cells: list[_Cell]) -> _Row:
         """Measure a row of cells."""
@@ -348,11 +369,10 @@ class _Sheet:
             canvas.write(_GAP, y - _GAP // 2, line, self.body, Ink.QUIET)
             y += line_height(self.body)
 
-        for lines, rows in self.groups:
-            for line in lines:
-                canvas.write(_GAP, y - _GAP // 4, line, self.headline)
-                y += line_height(self.headline)
-            y += _GAP // 2 if lines else 0
+        for result, rows in self.groups:
+            for n, line in enumerate(result.lines):
+                canvas.write(_GAP, y - _GAP // 4 + n * line_height(result.size), line, result.size)
+            y += result.height
 
             for row in rows:
                 for k in range(len(row.cells)):

@@ -62,8 +62,8 @@ def headline(
 
         gain = gained(report, baseline, found)
         outcome = outcome_of(report, found)
-        text = f"{gain.text}: {outcome}" if outcome else gain.text
-        results.append((gain, text if len(reports) == 2 else f"{label}: {text}"))
+        parts = [gain.text, outcome] if outcome else [gain.text]
+        results.append((gain, ": ".join(parts) if len(reports) == 2 else f"{label}: {', '.join(parts)}"))
 
     if not results:
         return ""
