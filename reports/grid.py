@@ -28,14 +28,17 @@ MOST_COLUMNS = (LONGEST - _GAP) // (_MIN_WIDTH + 2 * _PAD + _GAP)
 # Pixels of text in a sheet of two columns of _USUAL_CELL pixels. Text grows with the sheet: a graph shows all sheets
 # equally wide, at half their size or less, and what is written on them has to be read there.
 _USUAL_CELL = 512
-_HEADLINE = 48
-_LEAST_HEADLINE = 36  # of a long one, before it becomes two lines
-_LABEL = 34
-_BODY = 30
-_SMALLEST = 0.5  # of these sizes
-_LARGEST = 1.5
-_LINES = 6  # of figures under a cell, at most
-_LONGEST_RESULT = 400  # characters of a result that are measured
+_HEADLINE = 54
+_LEAST_HEADLINE = 40  # of a long one, before it becomes two lines
+_LABEL = 38
+_BODY = 36
+_TAG = 26
+_NARROW = 0.7  # size of a figure that would not fit, relative to the others
+_SMALLEST = 0.4  # of these sizes
+_LARGEST = 1.2
+_WIDER = 1.5  # the same of a result, which has the whole width, relative to the cells' text
+_LINES = 7  # of figures under a cell, at most
+_LONGEST_RESULT = 400  # characters of a result or figure that are measured
 _LEAST_IMAGE = 200  # pixels of a cell's height that text leaves to the image, if it need not be smaller
 
 
@@ -185,14 +188,18 @@ def _text_scale(columns: int, rows: int, groups: int, inner: int = _USUAL_CELL) 
 
     ``inner``: pixels of a cell's content.
     """
-    width = _column_width(inner) * columns
-    usual = _column_width(_USUAL_CELL) * 2
+    width = _column_width(inner) * columns + _GAP
 
     # What text of the usual size takes of the sheet's height.
     room = LONGEST - rows * (_GAP + 2 * _PAD + _LEAST_IMAGE)
     text = rows * _text_of_a_cell(1.0) + groups * _text_above(1.0)
 
-    return max(_SMALLEST, min(width / usual, _LARGEST * inner / _USUAL_CELL, room / text))
+    return max(_SMALLEST, min(width / _usual_width(), _LARGEST * inner / _USUAL_CELL, room / text))
+
+
+def _usual_width() -> int:
+    """Pixels of a sheet of two usual columns."""
+    return 2 * _column_width(_USUAL_CELL) + _GAP
 
 
 def _column_width(inner: int) -> int:
@@ -207,7 +214,7 @@ def _text_of_a_cell(scale: float) -> int:
 
 def _text_above(scale: float) -> int:
     """Height in pixels of the result above a group at most: two lines."""
-    return round(scale * 2 * line_height(_HEADLINE)) + _GAP
+    return round(_WIDER * scale * 2 * line_height(_HEADLINE)) + _GAP
 
 
 def _cell_limit(columns: int, rows: int, groups: int, scale: float) -> tuple[int, int]:
@@ -281,7 +288,8 @@ def _numbers(report: Report | None, baseline: Report | None, quality: Quality | 
     time = [("seconds", seconds)]
     speedup = report.speedup(baseline)
     if speedup is not None and speedup.value is not None and speedup.note != BASELINE:
-        time.append(("speed-up", speedup.brief))
+        spread = f"{speedup.low:.2f} to {speedup.high:.2f}" if speedup.told else ""
+        time += [("speed-up", speedup.brief), ("spread", spread)]
 
     return [(name, value) for name, value in [*work, *distance, *time] if value]
 
@@ -320,6 +328,7 @@ class _Sheet:
         self.scale = scale
         self.label = round(_LABEL * scale)
         self.body = round(_BODY * scale)
+        self.tag = round(_TAG * scale)
         self.columns = columns
         self.inner = inner
         self.width = columns * _column_width(inner) + _GAP
@@ -342,16 +351,17 @@ class _Sheet:
             return _Result([], 0, 0)
 
         room = self.width - 2 * _GAP
-        size = round(_HEADLINE * self.scale)
+        scale = min(_WIDER * self.scale, self.width / _usual_width())
+        size = round(_HEADLINE * scale)
         fitting = int(size * room / max(1.0, text_width(result[:_LONGEST_RESULT], size)))
-        size = max(round(_LEAST_HEADLINE * self.scale), min(size, fitting))
+        size = max(round(_LEAST_HEADLINE * scale), min(size, fitting))
 
         lines = wrap(result, size, room, 2)
         return _Result(lines, size, len(lines) * line_height(size) + _GAP // 2)
 
     def _row(self, cells: list[_Cell]) -> _Row:
         """Measure a row of cells."""
-        tag = text_width("baseline", self.body) + _PAD  # at the right of the label
+        tag = text_width("baseline", self.tag) + _PAD  # at the right of the label
         labels = [wrap(cell.label, self.label, self.inner - tag * cell.tagged, 2) for cell in cells]
 
         label = max(map(len, labels)) * line_height(self.label)
@@ -395,8 +405,8 @@ class _Sheet:
         for n, line in enumerate(row.labels[k]):
             canvas.write(left, top + n * line_height(self.label) - _PAD // 2, line, self.label)
         if cell.tagged:
-            lower = (self.label - self.body) * 0.8 - _PAD // 2
-            canvas.write(right, top + lower, "baseline", self.body, Ink.ACCENT, before=1)
+            lower = (self.label - self.tag) * 0.8 - _PAD // 2
+            canvas.write(right, top + lower, "baseline", self.tag, Ink.ACCENT, before=1)
 
         centred = x + (self.inner + 2 * _PAD - cell.sheet.shape[1]) // 2
         canvas.paste(cell.sheet, centred, top + row.label)
@@ -405,9 +415,12 @@ class _Sheet:
         for n, (name, value) in enumerate(cell.numbers):
             line_top = first_number + n * line_height(self.body)
             room = self.inner - text_width(name, self.body) - _PAD
+            fits = text_width(value[:_LONGEST_RESULT], self.body) <= room
+            size = self.body if fits else round(_NARROW * self.body)
             if n:
                 canvas.draw.line((left, line_top - 1, right, line_top - 1), fill=Ink.EDGE)
 
             strong = value == IDENTICAL
             canvas.write(left, line_top, name, self.body, Ink.TEXT if strong else Ink.QUIET)
-            canvas.write(right, line_top, value, self.body, Ink.ACCENT if strong else Ink.TEXT, room, 1)
+            lower = (self.body - size) * 0.8
+            canvas.write(right, line_top + lower, value, size, Ink.ACCENT if strong else Ink.TEXT, room, 1)

@@ -81,12 +81,12 @@ class Speedup:
 
     @property
     def brief(self) -> str:
-        """For images, whose readers look up the rest: "1.40x, 1.32 to 1.51", "about 1.40x"."""
-        if self.value is None or self.note in (BASELINE, NO_DIFFERENCE):
-            return self.short
-        if self.told:
-            return f"{self.value:.2f}x, {self.low:.2f} to {self.high:.2f}"
-        return f"about {self.value:.2f}x"
+        """For images, whose readers look up the rest: "1.40x", "about 1.40x", "no difference"."""
+        if self.note == NO_DIFFERENCE:
+            return "no difference"
+
+        word, _, _ = self.short.partition(" (")
+        return word
 
     @property
     def text(self) -> str:

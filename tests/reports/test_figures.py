@@ -263,7 +263,7 @@ def test_repeats_have_a_spread_under_their_cell():
     base = repeated([run(seconds=seconds) for seconds in (3.0, 5.0, 5.0)])
     own = repeated([run(seconds=seconds) for seconds in (2.0, 2.0, 4.0)])
     lines = dict(_numbers(own, base))
-    assert lines == {"seconds": "2.00", "speed-up": "1.50x, 1.25 to 2.50"}
+    assert lines == {"seconds": "2.00", "speed-up": "1.50x", "spread": "1.25 to 2.50"}
 
 
 def test_tokens_per_step_of_each_image():
