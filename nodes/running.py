@@ -718,9 +718,10 @@ def write_reports(
     quality: Qualities = (),
     explained: str = "",
 ) -> None:
-    """Add reports, and what a comparison's figures mean, to the metadata that core's Save Image writes to the PNG files of this run.
+    """Add reports to the metadata that core's Save Image writes to the PNG files of this run.
 
     ComfyUI gives every node of a run the same dictionary. A run whose images are queued without a workflow has none.
+    ``explained`` says what a comparison's figures mean.
     """
     metadata = host.hidden(node, "extra_pnginfo")
     if not isinstance(metadata, dict):

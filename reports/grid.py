@@ -121,8 +121,7 @@ def _result(
     if bases[first] != first:
         return ""
 
-    own = [[values[i] for i in group] for values in (labels, reports, qualities)]
-    return headline(*own[:2], 0, own[2])  # type: ignore[arg-type]
+    return headline([labels[i] for i in group], [reports[i] for i in group], 0, [qualities[i] for i in group])
 
 
 def _baseline_images(images: Sequence[np.ndarray], bases: Sequence[int | None], i: int) -> np.ndarray | None:

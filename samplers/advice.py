@@ -2,8 +2,8 @@
 
 Every round has one seed. The first runs the plain sampler once and then all candidates. In the later rounds, the
 repeats, each candidate that can still win runs next to the plain sampler, before and after it in turn, so that other
-load on the machine affects both. The figures are the median of the pairs' time ratios and the distances over all rounds.
-The first round has no pairs; its ratios only decide what runs again.
+load on the machine affects both. The figures are the median of the pairs' time ratios and the distances over all
+rounds. The first round has no pairs; its ratios only decide what runs again.
 """
 
 from __future__ import annotations
@@ -161,6 +161,8 @@ def calibrate(
         left = _worth_another_round(left, settings)
 
     return _judged(plain, measured, settings, runs)
+
+
 class _Runs:
     """The runs of a calibration: counted, and timed with all that belongs to them, as a user waits for them."""
 

@@ -81,7 +81,8 @@ def test_nothing_that_is_slower_is_advised(monkeypatch):
     )
 
 
-# Seconds of the candidate in the first round and in two repeats, beside 4 s of the plain sampler, and what the sentence holds.
+# Seconds of the candidate in the first round and in two repeats, beside 4 s of the plain sampler, and what the sentence
+# holds.
 SPREADS = {
     "faster in every repeat": ([2.0, 1.6, 2.5], "2.05 times as fast as MAR (1.60 to 2.50 in 2 repeats)."),
     "faster in one of two repeats": ([2.0, 5.0, 1.6], "No candidate is measurably faster than MAR"),
