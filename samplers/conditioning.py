@@ -86,8 +86,8 @@ class Condition(_Entries):
         if not self.label_set or len({*self.names}) != 1:
             return ""
 
-        first, _, _ = self.names[0].partition(",")  # of several names of one class
-        return first
+        name, _, _ = self.names[0].partition(" (")  # "crane (bird)" and "crane (machine)" are two classes
+        return name
 
     def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
         """int64 [B] on ``device``.
