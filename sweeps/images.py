@@ -34,7 +34,7 @@ LONGEST = 4096
 _LEAST_CELL = 24
 # Of a grid's text: pixels at most, and the share of a cell's width that they are.
 _LARGEST_TEXT = 64
-_CHARACTERS = 9
+_CHARACTERS = 8
 _GAP = 8
 # Series of a plot: safe for colour-blind eyes (Okabe and Ito).
 SERIES: tuple[Colour, ...] = (
