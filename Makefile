@@ -12,9 +12,10 @@ endif
 
 .PHONY: demo test test-all check comfyui soak fuzz dry-run gpu figures
 
-# MAR and FastHybrid with one seed, side by side, in compare.png.
+# In compare.png: exact parallel decoding, whose image is identical in a quarter of the passes, then FastHybrid and LazyMAR beside MAR.
 demo: $(READY)
-	$(PY) -m fastar_nodes compare --model demo --label cat --seed 7 --samplers mar,fasthybrid --set preset=balanced --out compare.png
+	$(PY) -m fastar_nodes compare --model demo --label cat --seed 7 --samplers llamagen,llamagen:parallel,mar,fasthybrid,lazymar \
+	  --set llamagen:parallel.parallel=16 --set preset=balanced --out compare.png
 
 test: $(READY)
 	$(PY) -m pytest

@@ -7,12 +7,17 @@ from typing import Any
 import numpy as np
 from comfy_api.latest import io
 
+from ..memory import enough_memory
+from ..reports.grid import compare_grid
 from ..reports.record import Report
-from ..samplers.advice import calibrate, candidates
+from ..samplers.advice import Advice, calibrate, candidates
+from ..samplers.advice_text import limit_of, time_left
 from ..samplers.choice import Choice, choose
 from ..samplers.measured import AdviceSettings
+from ..samplers.registry import find
 from ..samplers.settings import make
 from . import host
+from .images import to_image
 from .running import ModelFirst, baseline_of, draw_images, expect_pair, warm_up
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, checked_seed, output, schema, seed_widget, widgets
 
@@ -23,6 +28,7 @@ class Advisor(ModelFirst):
         outputs = [
             output(io.String, "sampler", "The answer as text for Any Sampler."),
             output(io.String, "table", "The answer and all candidates as a Markdown table."),
+            output(io.Image, "image", "The plain sampler beside the answer, with the figures of the table."),
         ]
 
         return schema(
@@ -56,13 +62,29 @@ class Advisor(ModelFirst):
         steps = calibrate(choose(baseline, {}), tried, draw, settings, first_seed)
         while True:
             try:
-                done, planned, line = next(steps)
+                at = next(steps)
             except StopIteration as end:
                 advice = end.value
                 break
-            host.show(cls, f"run {done + 1} of about {planned}: {line}")
+            rest = time_left(at.seconds_left)
+            host.show(cls, f"run {at.done + 1} of about {at.planned}{f', {rest}' if rest else ''}: {at.line}")
 
-        return io.NodeOutput(advice.best.text, advice.table, ui=host.text_output([advice.sentence]))
+        with enough_memory("image: memory is insufficient to draw the images; lower the batch size."):
+            image = to_image(_drawn(advice, baseline, settings)[None])
+
+        return io.NodeOutput(advice.best.text, advice.table, image, ui=host.text_output([advice.sentence]))
+
+
+def _drawn(advice: Advice, baseline: str, settings: AdviceSettings) -> np.ndarray:
+    """The images that the answer is about, with its figures, which are those of the table: uint8 [H, W, 3]."""
+    plain = find(baseline).title
+    labels = [plain, advice.best.text][: len(advice.shown)]
+    title = f"fastest with {limit_of(settings)}"
+    if len(advice.shown) == 1:
+        title = f"nothing measurably faster than {plain} with {limit_of(settings)}"
+
+    images, reports, quality = (list(part) for part in zip(*advice.shown, strict=True))
+    return compare_grid(images, labels, reports, title=title, quality=quality)
 
 
 NODES: list[type[io.ComfyNode]] = [Advisor]

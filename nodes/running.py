@@ -781,14 +781,16 @@ def write_reports(
     labels: Sequence[str] = (),
     baseline: Baseline | None = None,
     quality: Qualities = (),
+    explained: str = "",
 ) -> None:
     """Add reports to the metadata that core's Save Image writes to the PNG files of this run.
 
     ComfyUI gives every node of a run the same dictionary. A run whose images are queued without a workflow has none.
+    ``explained`` says what a comparison's figures mean.
     """
     metadata = host.hidden(node, "extra_pnginfo")
     if not isinstance(metadata, dict):
         return
 
     number = str(host.hidden(node, "unique_id") or "")
-    add_runs(metadata, described(reports, number, labels, baseline, quality))
+    add_runs(metadata, described(reports, number, labels, baseline, quality), explained)

@@ -80,6 +80,15 @@ class Speedup:
         return f"about {self.value:.2f}x ({self.note})" if self.note else f"about {self.value:.2f}x"
 
     @property
+    def brief(self) -> str:
+        """For images, whose readers look up the rest: "1.40x", "about 1.40x", "no difference"."""
+        if self.note == NO_DIFFERENCE:
+            return "no difference"
+
+        word, _, _ = self.short.partition(" (")
+        return word
+
+    @property
     def text(self) -> str:
         """For people: "1.40x (1.32 to 1.51 in 5 repeats)", "about 1.40x (one run each)"."""
         return f"{self.short} ({self.range})" if self.range else self.short

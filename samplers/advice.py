@@ -1,21 +1,22 @@
 """Which accelerator is fastest within a loss: a short paired calibration on the user's own model, device and batch.
 
-Every round has one seed. The first runs the plain sampler once and then all candidates. In the later rounds each
-candidate that can still win runs next to the plain sampler, before and after it in turn, so that other load on the
-machine affects both. The figures are the median of the pairs' time ratios and the mean of the rounds' distances. The
-first round has no pairs; its ratios only decide what runs again.
+Every round has one seed. The first runs the plain sampler once and then all candidates. In the later rounds, the
+repeats, each candidate that can still win runs next to the plain sampler, before and after it in turn, so that other
+load on the machine affects both. The figures are the median of the pairs' time ratios and the distances over all
+rounds. The first round has no pairs; its ratios only decide what runs again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import UserError
-from ..reports.quality import measure
-from ..reports.record import Report
+from ..reports.quality import Quality, measure
+from ..reports.record import Report, repeated
 from ..reports.sweep import Cell
 from .advice_text import advice_table, answer_of
 from .baseline import quality_word
@@ -64,6 +65,23 @@ _MARGINS = {SSIM: 0.1, PSNR: 3.0, ACCEPTANCE: 10.0}
 MakeImages = Callable[[Choice, int], tuple[np.ndarray, Report]]
 
 
+class Progress(NamedTuple):
+    """What runs next in a calibration."""
+
+    done: int  # runs
+    planned: int  # an estimate of all runs
+    line: str  # the sampler that runs next
+    seconds_left: float | None  # at most, by the newest run of each candidate; None in the first round
+
+
+class Shown(NamedTuple):
+    """A run of the calibration: its images with the figures of all its repeats."""
+
+    images: np.ndarray  # uint8 [N, H, W, 3]
+    report: Report
+    quality: Quality | None = None  # over all rounds; None of the plain sampler
+
+
 class Advice(NamedTuple):
     """Result of a calibration."""
 
@@ -71,6 +89,7 @@ class Advice(NamedTuple):
     best: Choice  # the fastest candidate within the limit that is faster than the baseline, else the baseline's choice
     sentence: str  # the answer
     table: str  # the answer and a Markdown table of all candidates
+    shown: tuple[Shown, ...]  # the plain sampler and then the answer, of the same seeds; one if that is the same
 
 
 def candidates(plain: str, draft: bool) -> list[Choice]:
@@ -83,9 +102,8 @@ def candidates(plain: str, draft: bool) -> list[Choice]:
 
 def calibrate(
     plain: Choice, tried: Sequence[Choice], make_images: MakeImages, settings: AdviceSettings, seed: int
-) -> Generator[tuple[int, int, str], None, Advice]:
-    """Measure the candidates. A generator: yields (runs done, runs planned, next line) before every run and returns the
-    Advice.
+) -> Generator[Progress, None, Advice]:
+    """Measure the candidates. A generator: yields its Progress before every run and returns the Advice.
 
     Args:
         plain: the baseline.
@@ -99,50 +117,77 @@ def calibrate(
     """
     measured = [Measured(choice) for choice in tried]
     left = list(measured)
-    done = 0
-    of_plain: tuple[np.ndarray, Report]  # its newest images and report
-    for k in range(settings.repeats):
+    runs = _Runs(plain, make_images)
+    rounds = settings.repeats + 1
+    for k in range(rounds):
         at = (seed + k) % SEEDS
         paired = k > 0
-        planned = _planned_runs(done, paired, settings.repeats - k, len(left))
+        planned = _planned_runs(runs.done, paired, rounds - k, len(left))
 
         # 1. The first round has one run of the plain sampler for all candidates.
         if not paired:
-            yield done, planned, plain.text
-            of_plain = make_images(plain, at)
-            done += 1
+            yield Progress(runs.done, planned, plain.text, None)
+            runs.plain(at)
 
         # 2. Every candidate; later ones beside the plain sampler, before and after it in turn.
-        for i, m in enumerate(list(left)):  # a copy, of which the loop removes some
+        this_round = list(left)  # a copy: the loop removes some of the others
+        for i, m in enumerate(this_round):
+            seconds = runs.seconds([*this_round[i:], *(rounds - k - 1) * left]) if paired else None
             plain_first = paired and (k + i) % 2 == 1
             if plain_first:
-                yield done, planned, plain.text
-                of_plain = make_images(plain, at)
-                done += 1
+                yield Progress(runs.done, planned, plain.text, seconds)
+                runs.plain(at)
 
-            yield done, planned, m.choice.text
+            yield Progress(runs.done, planned, m.choice.text, seconds)
             try:
-                images, report = make_images(m.choice, at)
+                images, report = runs.of(m.choice, at)
             except UserError as problem:
                 m.problem = str(problem)
                 m.cells.clear()
                 left.remove(m)
                 continue
-            done += 1
 
             if paired and not plain_first:
-                yield done, planned, plain.text
-                of_plain = make_images(plain, at)
-                done += 1
+                yield Progress(runs.done, planned, plain.text, seconds)
+                runs.plain(at)
 
-            plain_images, plain_report = of_plain
+            plain_images, plain_report = runs.newest
             quality = measure(images, plain_images, quality_word(report, plain_report))
             m.cells.append(Cell(i, 0, at, "", report, plain_report, quality))
+            if k <= 1:  # those of the first pair
+                m.images = (plain_images, images)
 
         # 3. Those that can still win.
         left = _worth_another_round(left, settings)
 
-    return _judged(plain, measured, settings)
+    return _judged(plain, measured, settings, runs)
+
+
+class _Runs:
+    """The runs of a calibration: counted, and timed with all that belongs to them, as a user waits for them."""
+
+    def __init__(self, plain: Choice, make_images: MakeImages):
+        self._plain = plain
+        self._make_images = make_images
+        self._took: dict[str, float] = {}  # seconds of the newest run of a sampler
+        self.done = 0
+        self.newest: tuple[np.ndarray, Report]  # images and report of the plain sampler
+
+    def of(self, choice: Choice, seed: int) -> tuple[np.ndarray, Report]:
+        """Images and report of a run."""
+        began = monotonic()
+        made = self._make_images(choice, seed)
+        self._took[choice.text] = monotonic() - began
+        self.done += 1
+        return made
+
+    def plain(self, seed: int) -> None:
+        """Run the plain sampler."""
+        self.newest = self.of(self._plain, seed)
+
+    def seconds(self, measured: Sequence[Measured]) -> float:
+        """Seconds that candidates take once more, each beside the plain sampler."""
+        return sum(self._took[m.choice.text] + self._took[self._plain.text] for m in measured)
 
 
 def _planned_runs(done: int, paired: bool, rounds_left: int, left: int) -> int:
@@ -164,7 +209,7 @@ def _worth_another_round(left: Sequence[Measured], settings: AdviceSettings) -> 
     return [m for m in left if (m.ratio >= least or not m.timed) and m.within_limit(settings, margin)]
 
 
-def _judged(plain: Choice, measured: Sequence[Measured], settings: AdviceSettings) -> Advice:
+def _judged(plain: Choice, measured: Sequence[Measured], settings: AdviceSettings, runs: _Runs) -> Advice:
     """The advice of what was measured."""
     # One baseline of the first round says little on a busy machine: what was measured in pairs comes first.
     ranked = sorted(measured, key=lambda m: (not m.within_limit(settings), len(m.cells) < 2, -m.ratio))
@@ -176,4 +221,20 @@ def _judged(plain: Choice, measured: Sequence[Measured], settings: AdviceSetting
         best=won.choice if won else plain,
         sentence=answer,
         table=advice_table(answer, ranked, settings),
+        shown=_shown(won) if won else (Shown(*runs.newest),),
+    )
+
+
+def _shown(won: Measured) -> tuple[Shown, Shown]:
+    """The plain sampler's images and a candidate's, with the figures that the table gives."""
+    assert won.images is not None
+    plain_images, images = won.images
+    pairs = won.cells[1:] or won.cells
+    plain_reports = [cell.baseline for cell in pairs if cell.baseline is not None]
+
+    point = won.point
+    quality = Quality(point.psnr, point.ssim, point.word, point.psnr_low)
+    return (
+        Shown(plain_images, repeated(plain_reports)),
+        Shown(images, repeated([cell.report for cell in pairs]), quality),
     )

@@ -15,11 +15,7 @@ _LONGEST = 400  # characters of a reason in the table
 
 def answer_of(plain: Choice, won: Measured | None, settings: AdviceSettings) -> str:
     """The sentence about ``won``, the fastest candidate within the limit; None if there is none."""
-    limit = {EXACT: "identical images", LOSSLESS: "the same distribution"}.get(settings.measure, "")
-    if settings.least is not None:
-        unit = knobs(AdviceSettings)[f"least_{settings.measure.lower()}"][1].unit
-        limit = f"{settings.measure} of at least {settings.least:g} {unit}".rstrip()
-
+    limit = limit_of(settings)
     if won is None:
         return f"No candidate is measurably faster than {plain.entry.title} with {limit}: keep it."
 
@@ -28,6 +24,26 @@ def answer_of(plain: Choice, won: Measured | None, settings: AdviceSettings) -> 
     if not spread:
         spread = "one run each; raise repeats to measure it in turn"
     return f"Fastest with {limit}: {won.choice.text}, {won.ratio:.2f} times as fast as {plain.entry.title} ({spread})."
+
+
+def time_left(seconds: float | None) -> str:
+    """Seconds as a rest of a run: "about 3 minutes left"; "" for None."""
+    if seconds is None:
+        return ""
+
+    minutes = round(seconds / 60)
+    if not minutes:
+        return "less than a minute left"
+    return "about a minute left" if minutes == 1 else f"about {minutes} minutes left"
+
+
+def limit_of(settings: AdviceSettings) -> str:
+    """What a candidate must keep: "identical images", "SSIM of at least 0.9"."""
+    limit = {EXACT: "identical images", LOSSLESS: "the same distribution"}.get(settings.measure, "")
+    if settings.least is not None:
+        unit = knobs(AdviceSettings)[f"least_{settings.measure.lower()}"][1].unit
+        limit = f"{settings.measure} of at least {settings.least:g} {unit}".rstrip()
+    return limit
 
 
 def advice_table(answer: str, ranked: Sequence[Measured], settings: AdviceSettings) -> str:

@@ -74,6 +74,11 @@ class _Entries:
         against = getattr(self, "unconditional", "")
         return tuple(fingerprint(self.kind, entry, against) for entry in self.entries)
 
+    @property
+    def subject(self) -> str:
+        """What all images show in a word or two, for people: "cat"; "" where it is not one thing with a name."""
+        return ""
+
 
 @dataclass(frozen=True)
 class Condition(_Entries):
@@ -87,6 +92,14 @@ class Condition(_Entries):
     @property
     def entries(self) -> tuple[int, ...]:
         return self.labels
+
+    @property
+    def subject(self) -> str:
+        if not self.label_set or len({*self.names}) != 1:
+            return ""
+
+        name, _, _ = self.names[0].partition(" (")  # "crane (bird)" and "crane (machine)" are two classes
+        return name
 
     def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
         """int64 [B] on ``device``.

@@ -89,7 +89,7 @@ def drawn(name: str) -> np.ndarray:
         return frames[len(frames) // 2]
     if name == "FastARPasteInpaintedArea":
         return np.concatenate([pixels(template.given(node, "original")), pixels(template.output(node))], axis=1)
-    if name == "FastARAdvisor":  # it draws nothing itself
+    if name == "FastARAdvisor":  # its image is not its first output
         return template.saved()
     return pixels(template.output(node))
 

@@ -20,6 +20,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from ..reports.drawing import Ink
+from ..samplers.choice import choose
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "workflows"
@@ -28,6 +29,7 @@ SIDE, QUALITY = 512, 90
 OF_TWO, OF_FOUR, GAP = 328, 252, 4
 # AR steps of the two runs of a race that have ended.
 STEPS = (22, 27)
+SEED = 100  # of the Advisor's plain sampler
 GREY = 128  # of tokens that are not decided yet
 
 
@@ -94,9 +96,14 @@ def _images(template: Template) -> list[np.ndarray]:
         return shown
 
     if comparisons := template.of("FastARCompare"):
-        # What the Advisor recommends is another sampler on another machine: the plain sampler's image only.
-        names = ["image_1"] if template.of("FastARAdvisor") else ["image_1", "image_2"]
-        return [pixels(template.given(comparisons[0], name)) for name in names]
+        return [pixels(template.given(comparisons[0], name)) for name in ("image_1", "image_2")]
+
+    if advisors := template.of("FastARAdvisor"):
+        # What it recommends is another sampler on another machine: the plain sampler's image only.
+        running = import_module("fastar_nodes.nodes.running")
+        model, condition = (template.given(advisors[0], name) for name in ("model", "condition"))
+        images, _ = running.draw_images(choose(running.baseline_of(model), {}), model, condition, SEED)
+        return [images[0]]
 
     if edits := template.of("FastARPasteInpaintedArea"):
         return [pixels(template.given(edits[0], "original")), pixels(template.output(edits[0]))]

@@ -57,7 +57,7 @@ def cells(path="compare.png") -> tuple[np.ndarray, np.ndarray]:
     """The insides of the two images of a grid."""
     picture = np.asarray(Image.open(path)).astype(int)
     step = picture.shape[1] // 2 - 10
-    return picture[100:380, 40:340], picture[100:380, 40 + step : 340 + step]
+    return picture[200:480, 40:340], picture[200:480, 40 + step : 340 + step]
 
 
 def test_picture_table_and_json(compare, tmp_path):

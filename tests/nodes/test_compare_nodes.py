@@ -126,6 +126,17 @@ def test_tar_has_a_baseline_of_its_own():
     assert sorted([name.split()[0], ratio] for name, ratio in table(**cells(reports))) == sorted(ratios)
 
 
+def test_a_saved_comparison_says_what_its_figures_mean(monkeypatch):
+    """In the metadata of the file; the image has the figures only."""
+    metadata = {}
+    hidden = SimpleNamespace(unique_id="7", extra_pnginfo=metadata, prompt={})
+    monkeypatch.setattr(compare.Compare, "hidden", hidden, raising=False)
+    _, table = compared(**cells([a_report("mar", 4.0), a_report("x", 2.0)]))
+    explained = metadata["fastar"]["explained"]
+    assert len(metadata["fastar"]["runs"]) == 2
+    assert explained in table and explained.startswith("passes: sequential evaluations of the large network")
+
+
 def test_cells_are_counted_from_one():
     nothing = [None, None, None]
     assert compare._baselines(0, nothing) == [0, 0, 0] and compare._baselines(2, nothing) == [1, 1, 1]

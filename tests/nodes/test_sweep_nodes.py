@@ -17,12 +17,13 @@ from fastar_nodes.nodes import sweep as sweep_nodes
 from fastar_nodes.reports import exchange
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers import advice, baseline
+from fastar_nodes.samplers.advice import Shown
 from fastar_nodes.samplers.choice import parse_choice
 from fastar_nodes.samplers.conditioning import from_ids
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from tiny import LABELS as WHAT
-from tiny import a_gpt, a_mar
+from tiny import a_gpt, a_mar, a_report
 
 SWEEP = {
     "condition": WHAT,
@@ -331,7 +332,8 @@ def test_the_advisor_answers_with_a_line_that_runs(monkeypatch):
     model.recommended = {"steps": 8, "diffusion_steps": 8}
     node = with_hidden(advisor.Advisor, {})
     made = node.execute(model, WHAT, 7, measure="PSNR", least_psnr=0.0, repeats=2)
-    line, table = made.result
+    line, table, image = made.result
+    assert image.ndim == 4 and image.shape[3] == 3
     assert line in (*lines[:2], "mar") and "lazymar: block=9 was not run" in table
     assert len([row for row in table.splitlines() if row.startswith("| ")]) == 4
     assert said(made) == [table.splitlines()[0]]
@@ -434,7 +436,9 @@ def test_the_advisor_begins_with_the_seed_of_its_widget(monkeypatch):
     def calibrate(baseline, tried, draw, settings, seed):
         asked.append((baseline.entry.name, seed))
         yield from ()
-        return SimpleNamespace(sentence="", best=SimpleNamespace(text="mar"), table="")
+        images, report = np.zeros((1, 8, 8, 3), np.uint8), a_report("mar")
+        best = SimpleNamespace(text="mar")
+        return SimpleNamespace(sentence="", best=best, table="", shown=(Shown(images, report),))
 
     monkeypatch.setattr(advisor, "calibrate", calibrate)
     monkeypatch.setattr(advisor, "warm_up", lambda loaded, condition: None)

@@ -41,7 +41,7 @@ CORE = {
 # Files of Load Image: what every ComfyUI has in its input folder, or none.
 IMAGES = {"example.png", ""}
 # Nodes that run samplers by name, with the settings of the model's file.
-BY_NAME = {"FastARSweep", "FastARAnySampler"}
+BY_NAME = {"FastARSweep", "FastARAnySampler", "FastARAdvisor"}
 # What has to be equal for two runs to be compared: steps and
 # guidance of a MAR; guidance, temperature and top-k of tokens.
 SAMPLERS = {

@@ -3,6 +3,7 @@
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import labels
+from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.labels import check_labels, label_sets, resolve_labels
 from fastar_nodes.samplers.registry import FAMILIES, SAMPLERS, find
 from fastar_nodes.tools.training import picture_book
@@ -20,6 +21,15 @@ def test_the_sets_are_complete_and_unambiguous():
     known = {0: "tench", 134: "crane (bird)", 207: "golden retriever", 388: "giant panda", 517: "crane (machine)"}
     known |= {638: "maillot (swimsuit)", 639: "maillot (tank suit)", 980: "volcano", 999: "toilet tissue"}
     assert {i: imagenet[i] for i in known} == known
+
+
+def test_a_subject_is_the_one_name_of_all_images():
+    """What a comparison calls its images: "another cat"."""
+    subjects = {"cat": "cat", "cat, cat": "cat", "cat, boat": ""}
+    assert {text: resolve_labels(text, "picture-book").subject for text in subjects} == subjects
+    assert resolve_labels("crane (bird)", "imagenet-1k").subject == "crane"
+    assert from_ids((3,)).subject == "", "a bare number is no name"
+    assert PromptCondition(("a red boat",)).subject == ""
 
 
 @given(st.integers(0, 999))
