@@ -31,6 +31,7 @@ CONDITION = io.Custom("FASTAR_CONDITION")
 ANY_MODEL = io.Custom("FASTAR_MAR,FASTAR_TOKEN_MODEL,FASTAR_BITDANCE")
 REPORT = io.Custom("FASTAR_REPORT")
 CACHE = io.Custom("FASTAR_CACHE")
+CROP = io.Custom("FASTAR_CROP")
 
 # Of nodes that run any sampler.
 ANY_SOCKETS = [

@@ -98,8 +98,9 @@ def _images(template: Template) -> list[np.ndarray]:
         names = ["image_1"] if template.of("FastARAdvisor") else ["image_1", "image_2"]
         return [pixels(template.given(comparisons[0], name)) for name in names]
 
-    if edits := template.of("FastARPasteInpaintedArea"):
-        return [pixels(template.given(edits[0], "original")), pixels(template.output(edits[0]))]
+    if crops := template.of("FastARCropAroundMask"):
+        (edit,) = template.of("FastARPasteInpaintedArea")
+        return [pixels(template.given(crops[0], "image")), pixels(template.output(edit))]
 
     node, slot = template.source(template.of("SaveImage")[0], "images")
     if node["type"] == "ImageScale":

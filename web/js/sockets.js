@@ -12,6 +12,7 @@ const COLOURS = {
   FASTAR_TAR: "#b8d977",
   [CONDITION]: "#f2b263",
   FASTAR_CACHE: "#b0b0b0",
+  FASTAR_CROP: "#6fb7e9",
   FASTAR_REPORT: "#c9a0dc",
   FASTAR_SWEEP: "#8e9be8",
 }
