@@ -339,15 +339,18 @@ class Pipeline:
         self, prompt: Prompt, image: Any, mask: Any, arguments: Mapping[str, Any]
     ) -> tuple[Sampled, np.ndarray]:
         """What was sampled in a crop of an image, and the whole images with it, uint8 [B, H, W, 3]."""
-        with enough_memory("image: memory is insufficient to edit it; give a smaller one."):
+        told = "image: memory is insufficient to edit it; give a smaller one."
+        with enough_memory(told):
             given = torch.tensor(_pixels(image))
             original = given.movedim(-1, 1).float() / 255
             area = inpainting.fitted(_mask(mask), (original.shape[2], original.shape[3]))
             crop = inpainting.crop_around(area)
 
             part = crop.of(given.movedim(-1, 1)).movedim(1, -1).numpy()
-            result = self.sample(prompt, **{**arguments, "image": part, "mask": crop.of(area)})
 
+        result = self.sample(prompt, **{**arguments, "image": part, "mask": crop.of(area)})
+
+        with enough_memory(told):
             drawn = assembly.decode(self.ready, result).movedim(-1, 1).float() / 255
             whole = inpainting.put_back(original, drawn, area, crop)
             return result, (whole.movedim(1, -1).clamp(0, 1) * 255).round().to(torch.uint8).numpy()

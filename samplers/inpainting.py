@@ -112,11 +112,11 @@ def put_back(
 def faded(mask: Tensor, feather: int) -> Tensor:
     """Masks [B, H, W] with an edge around them that falls from 1 to 0 in ``feather`` equal steps of a pixel."""
     grown = torch.where(mask >= LEAST_MASKED, mask, 0)[:, None]
-    total = grown / (feather + 1)
+    total = grown
     for _ in range(feather):
         grown = F.max_pool2d(grown, 3, 1, 1)
-        total = total + grown / (feather + 1)
-    return total[:, 0]
+        total = total + grown
+    return total[:, 0] / (feather + 1)
 
 
 def _margin(mask: Tensor, crop: Crop) -> int:
