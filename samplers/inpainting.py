@@ -32,7 +32,7 @@ MOST_OF_EDGE = 250
 # Colours of about this distance count as alike.
 ALIKE = 0.15
 # Distance in sides of the crop below which all pixels of the edge count alike.
-NEAR = 0.08
+NEAR = 0.05
 # Of a pixel, the share of the edge near it that is like it: up to the first it keeps its colour, because it belongs to
 # the subject; from the second on it takes the whole difference.
 SUBJECT, BACKGROUND = 0.05, 0.35
