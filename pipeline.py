@@ -37,6 +37,7 @@ from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.speed import SPEEDS, choose
 from .model_loaders.wrappers import WEIGHTS
 from .reports.record import Report
+from .samplers import inpainting
 from .samplers.batches import begin, expect_little_noise, in_parts
 from .samplers.choice import Choice
 from .samplers.conditioning import KINDS, AnyCondition
@@ -318,13 +319,41 @@ class Pipeline:
     def __call__(self, prompt: Prompt, **arguments: Any) -> tuple[list[Image.Image], Report]:
         """Generate images. Arguments and errors are those of :meth:`sample`.
 
+        An ``image`` to edit may have any size and keeps it: a square around the mask is cut out for the model, and what
+        was drawn is put back, in the colours around the mask. Pixels outside the mask stay the same, except for a soft
+        edge of 8. Of latents or codes, the whole image is decoded.
+
         Returns:
             The images in the order of the prompts, and one report of all of them.
         """
-        result = self.sample(prompt, **arguments)
-        pixels = assembly.decode(self.ready, result).numpy()
+        image, mask = arguments.get("image"), arguments.get("mask")
+        if image is None or mask is None or isinstance(image, Tensor):
+            result = self.sample(prompt, **arguments)
+            pixels = assembly.decode(self.ready, result).numpy()
+        else:
+            result, pixels = self._in_own_image(prompt, image, mask, arguments)
 
         return [Image.fromarray(image) for image in pixels], result.report
+
+    def _in_own_image(
+        self, prompt: Prompt, image: Any, mask: Any, arguments: Mapping[str, Any]
+    ) -> tuple[Sampled, np.ndarray]:
+        """What was sampled in a crop of an image, and the whole images with it, uint8 [B, H, W, 3]."""
+        told = "image: memory is insufficient to edit it; give a smaller one."
+        with enough_memory(told):
+            given = torch.tensor(_pixels(image))
+            original = given.movedim(-1, 1).float() / 255
+            area = inpainting.fitted(_mask(mask), (original.shape[2], original.shape[3]))
+            crop = inpainting.crop_around(area)
+
+            part = crop.of(given.movedim(-1, 1)).movedim(1, -1).numpy()
+
+        result = self.sample(prompt, **{**arguments, "image": part, "mask": crop.of(area)})
+
+        with enough_memory(told):
+            drawn = assembly.decode(self.ready, result).movedim(-1, 1).float() / 255
+            whole = inpainting.put_back(original, drawn, area, crop)
+            return result, (whole.movedim(1, -1).clamp(0, 1) * 255).round().to(torch.uint8).numpy()
 
     def settings(self, sampler: str | None = None, preset: str = CUSTOM, **settings: Any) -> Any:
         """The settings of a sampler on this model, for example to call the sampler as a function.
@@ -447,19 +476,7 @@ class Pipeline:
         Raises:
             UserError: an image of another form, features that are not finite, or insufficient memory.
         """
-        given = _values(image, "RGB", "image")
-        batch = given[None] if given.ndim == 3 else given
-        if (
-            isinstance(batch, Tensor)
-            or batch.ndim != 4
-            or batch.shape[3] != 3
-            or batch.dtype != np.uint8
-            or not batch.size
-        ):
-            raise UserError(
-                f"image: it is {given.dtype} of the shape {list(given.shape)}; give a PIL image, or uint8 "
-                "[height, width, 3]."
-            )
+        batch = _pixels(image)
 
         net: Any = self.decoder.net
         weight = next(net.parameters())
@@ -531,6 +548,18 @@ class Pipeline:
             )
 
         return Edit(start, _mask(mask))
+
+
+def _pixels(image: Any) -> np.ndarray:
+    """An image, or several of one size, as uint8 [B, H, W, 3]. Raises UserError: what is no image."""
+    given = _values(image, "RGB", "image")
+    batch = given[None] if given.ndim == 3 else given
+    if isinstance(batch, Tensor) or batch.ndim != 4 or batch.shape[3] != 3 or batch.dtype != np.uint8 or not batch.size:
+        raise UserError(
+            f"image: it is {given.dtype} of the shape {list(given.shape)}; give a PIL image, or uint8 "
+            "[height, width, 3]."
+        )
+    return batch
 
 
 def _mask(mask: Any) -> Tensor:

@@ -1,19 +1,35 @@
-"""Editing: the inpainted area of an image, pasted into the original."""
+"""Editing: a crop of an image around a mask for the model, and its result put back into the image."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch.nn.functional as F
 from comfy_api.latest import io
+from torch import Tensor
 
 from ..errors import UserError
 from ..memory import enough_memory
+from ..samplers import inpainting
 from ..samplers.settings import Settings, knob, make
 from . import graph, host
-from .images import scaled, to_rgb
-from .schema import expect_image, expect_mask, output, schema, widgets
+from .images import to_rgb
+from .schema import CROP, expect, expect_image, expect_mask, output, schema, widgets
+
+
+@dataclass(frozen=True)
+class CropSettings(Settings):
+    """Widgets of Crop around Mask."""
+
+    context: float = knob(
+        inpainting.CONTEXT,
+        "Side of the crop in sides of the mask; more shows the model more of the image and leaves less room for its "
+        "subject. Usual: 1.25.",
+        low=inpainting.LEAST_CONTEXT,
+        high=8.0,
+        step=0.05,
+    )
 
 
 @dataclass(frozen=True)
@@ -21,73 +37,117 @@ class PasteSettings(Settings):
     """Widgets of Paste Inpainted Area."""
 
     feather: int = knob(
-        8,
-        "Pixels inside the mask over which the inpainted area fades in; more hides the seam and keeps more of the "
-        "original. Usual: 8 for 512 pixels; 0 is a hard edge.",
+        inpainting.FEATHER,
+        "Pixels around the mask over which the inpainted area fades out; more hides the seam and changes more of the "
+        "original. Usual: 8; 0 is a hard edge.",
         low=0,
         high=128,
         step=1,
     )
+    match_colours: bool = knob(
+        True,
+        "Gives the background that was drawn the colours around the mask, so that no edge shows. Off: the colours of "
+        "the model.",
+    )
 
 
-class PasteInpaintedArea(io.ComfyNode):
+@dataclass(frozen=True)
+class Cropped:
+    """What Paste Inpainted Area needs of Crop around Mask."""
+
+    original: Tensor  # float [1 or B, 3, H, W]
+    mask: Tensor  # float [1 or B, H, W]
+    crop: inpainting.Crop
+
+
+class CropAroundMask(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        original = io.Image.Input(
-            "original", tooltip="The image before the edit, of any size; the result has the same size."
-        )
-        inpainted = io.Image.Input(
-            "inpainted",
-            tooltip="The decoded images of the sampler; they are scaled to the size of the original.",
-        )
-        mask = io.Mask.Input("mask", tooltip="The mask of the edit, of any size; white is replaced.")
+        image = io.Image.Input("image", tooltip="The image to change, of any size.")
+        mask = io.Mask.Input("mask", tooltip="Where to draw, of any size; white is replaced.")
 
         return schema(
-            node_id="FastARPasteInpaintedArea",
-            display_name="Paste Inpainted Area",
+            node_id="FastARCropAroundMask",
+            display_name="Crop around Mask",
             category="FastAR/sample",
-            description="Puts the inpainted area into the original image, which may have any size. Decoding changes "
-            "all pixels; after this node, those outside the mask are the original's.",
-            search_aliases=["inpaint", "composite", "feather", "blend", "stitch", "keep original"],
-            sockets=[original, inpainted, mask],
-            widgets=widgets(PasteSettings),
-            outputs=[output(io.Image, "image", "The original with the inpainted area.")],
+            description="Cuts a square around the mask out of your own image, so that a model draws its subject as "
+            "large as the mask. Paste Inpainted Area puts the result back.",
+            search_aliases=["inpaint", "inpainting", "crop", "own image", "edit", "mask"],
+            sockets=[image, mask],
+            widgets=widgets(CropSettings),
+            outputs=[
+                output(io.Image, "image", "The crop, for VAE Encode."),
+                output(io.Mask, "mask", "The mask of the crop, for the sampler."),
+                output(CROP, "crop", "The image, its mask and the place of the crop, for Paste Inpainted Area."),
+            ],
         )
 
     @classmethod
-    def validate_inputs(cls, original: Any = None) -> bool | str:
-        """Whether the original has a file: without one Load Image fails with words of the operating system."""
-        title = graph.without_file(cls, "original")
+    def validate_inputs(cls, image: Any = None) -> bool | str:
+        """Whether the image has a file: without one Load Image fails with words of the operating system."""
+        title = graph.without_file(cls, "image")
         if title:
             return f"{title[:80]!r} has no file; choose or upload an image there, or switch it off."
         return True
 
     @classmethod
-    def execute(cls, original: Any, inpainted: Any, mask: Any, **values: Any) -> io.NodeOutput:
-        feather = make(PasteSettings, values).feather
-        below = to_rgb(expect_image(original, "original")).movedim(-1, 1).float()
-        above = to_rgb(expect_image(inpainted, "inpainted")).movedim(-1, 1).float()
-        area = expect_mask(mask, "mask")[:, None]
+    def execute(cls, image: Any, mask: Any, **values: Any) -> io.NodeOutput:
+        context = make(CropSettings, values).context
+        original = to_rgb(expect_image(image, "image")).movedim(-1, 1).float()
+        given = expect_mask(mask, "mask")
+        _expect_batch({"image": original, "mask": given})
 
-        images = max(len(below), len(above))
-        for name, batch in {"original": below, "inpainted": above, "mask": area}.items():
-            count = len(batch)
-            if count not in (1, images):
-                raise UserError(f"{name}: its batch has {count} entries, not 1 or {images}; connect those of one run.")
+        with enough_memory("image: memory is insufficient to crop it; use a smaller image."):
+            area = inpainting.fitted(given.to(original), (original.shape[2], original.shape[3]))
+            crop = inpainting.crop_around(area, context)
 
-        with enough_memory("original: memory is insufficient to paste into it; use a smaller image."):
-            size = (below.shape[2], below.shape[3])
-            inside = F.interpolate(area.to(below), size, mode="nearest-exact")
-
-            # A weight of 1 begins ``feather`` pixels inside the mask; the image's edge is no edge of the mask.
-            weight = inside / (feather + 1)
-            for _ in range(feather):
-                inside = 1 - F.max_pool2d(1 - inside, 3, 1, 1)
-                weight = weight + inside / (feather + 1)
-
-            fitted = scaled(above.to(below), size)
-            image = below + weight * (fitted - below)
-        return io.NodeOutput(host.to_output(image.movedim(1, -1)))
+            cut = crop.of(original).movedim(1, -1).contiguous()
+            return io.NodeOutput(host.to_output(cut), crop.of(area).contiguous(), Cropped(original, area, crop))
 
 
-NODES: list[type[io.ComfyNode]] = [PasteInpaintedArea]
+class PasteInpaintedArea(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        crop = CROP.Input("crop", tooltip="The crop that was inpainted, from Crop around Mask.")
+        inpainted = io.Image.Input(
+            "inpainted", tooltip="The decoded images of the sampler; they are scaled to the size of the crop."
+        )
+
+        return schema(
+            node_id="FastARPasteInpaintedArea",
+            display_name="Paste Inpainted Area",
+            category="FastAR/sample",
+            description="Puts what was drawn in a crop back into your own image, at its size. Pixels outside the mask "
+            "and its feather stay the original's.",
+            search_aliases=["inpaint", "composite", "feather", "blend", "stitch", "put back", "keep original"],
+            sockets=[crop, inpainted],
+            widgets=widgets(PasteSettings),
+            outputs=[
+                output(io.Image, "image", "The original with the inpainted area."),
+                output(io.Image, "before_after", "Before, the mask, and after, in one image."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, crop: Any, inpainted: Any, **values: Any) -> io.NodeOutput:
+        settings = make(PasteSettings, values)
+        cropped = expect(crop, Cropped, "crop", "Crop around Mask")
+        above = to_rgb(expect_image(inpainted, "inpainted")).movedim(-1, 1).to(cropped.original)
+        original, mask = cropped.original, cropped.mask
+        _expect_batch({"crop": original if len(original) > len(mask) else mask, "inpainted": above})
+
+        with enough_memory("crop: memory is insufficient to paste into its image; use a smaller image."):
+            image = inpainting.put_back(original, above, mask, cropped.crop, settings.feather, settings.match_colours)
+            three = inpainting.before_mask_after(original, mask, image)
+            return io.NodeOutput(*(host.to_output(one.movedim(1, -1)) for one in (image, three)))
+
+
+def _expect_batch(batches: Mapping[str, Tensor]) -> None:
+    """Raise a UserError if inputs of a node are neither one nor as many as the others."""
+    images = max(len(batch) for batch in batches.values())
+    for name, batch in batches.items():
+        if len(batch) not in (1, images):
+            raise UserError(f"{name}: its batch has {len(batch)} entries, not 1 or {images}; connect those of one run.")
+
+
+NODES: list[type[io.ComfyNode]] = [CropAroundMask, PasteInpaintedArea]

@@ -35,6 +35,7 @@ CODES = io.Custom("FASTAR_CODES")
 _OF_KIND = {"class": "FASTAR_LABELS", "prompt": "FASTAR_PROMPT", "text": "FASTAR_TEXT", "codes": "FASTAR_CODES"}
 REPORT = io.Custom("FASTAR_REPORT")
 CACHE = io.Custom("FASTAR_CACHE")
+CROP = io.Custom("FASTAR_CROP")
 
 
 def condition_input(kinds: Collection[str], tooltip: str) -> io.Input:

@@ -105,8 +105,9 @@ def _images(template: Template) -> list[np.ndarray]:
         images, _ = running.draw_images(choose(running.baseline_of(model), {}), model, condition, SEED)
         return [images[0]]
 
-    if edits := template.of("FastARPasteInpaintedArea"):
-        return [pixels(template.given(edits[0], "original")), pixels(template.output(edits[0]))]
+    if crops := template.of("FastARCropAroundMask"):
+        (edit,) = template.of("FastARPasteInpaintedArea")
+        return [pixels(template.given(crops[0], "image")), pixels(template.output(edit))]
 
     node, slot = template.source(template.of("SaveImage")[0], "images")
     if node["type"] == "ImageScale":

@@ -5,6 +5,7 @@ import pytest
 import torch
 from fastar_nodes import Edit, PairedNoise, UserError, assembly, finish, load, load_kl, load_vq, mar, resolve
 from fastar_nodes.cli import compare as command
+from fastar_nodes.samplers import inpainting
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 from PIL import Image
@@ -272,6 +273,38 @@ def test_an_edit_takes_images_from_files_and_lists(pipeline, tmp_path):
     torch.testing.assert_close(both[:1], wanted, rtol=1e-4, atol=1e-4)
     flipped = np.asarray(images[0])[::-1]
     assert torch.equal(pipe.encode(flipped), pipe.encode(Image.fromarray(np.ascontiguousarray(flipped))))
+
+
+@pytest.mark.parametrize("case", ["mar", "llamagen"])
+@pytest.mark.fast_cases(1)
+def test_an_image_of_any_size_keeps_its_size_and_what_is_not_masked(case, pipeline):
+    """The model sees a square around the mask; the images are those of the functions below."""
+    named, call, _ = SAME[case]
+    pipe = pipeline(**named)
+    call = {**call, "prompt": "cat", "images": 2, "seed": 8}
+    pixels = np.random.default_rng(1).integers(0, 256, (60, 90, 3), dtype=np.uint8)
+    mask = np.zeros((60, 90), np.uint8)
+    mask[20:40, 30:54] = 255
+
+    images, _ = pipe(**call, image=Image.fromarray(pixels), mask=mask)
+    painted = torch.from_numpy(mask)[None] / 255
+    crop = inpainting.crop_around(painted)
+    assert (crop.width, crop.height) == (30, 30)
+
+    latents, _ = pipe.sample(**call, image=pixels[15:45, 27:57], mask=mask[15:45, 27:57])
+    drawn = torch.from_numpy(pipe.decode(latents)).movedim(-1, 1) / 255
+    original = torch.from_numpy(pixels).movedim(-1, 0)[None] / 255
+    wanted = inpainting.put_back(original, drawn, painted, crop).movedim(1, -1).clamp(0, 1)
+    outside = inpainting.faded(painted, 3)[0] == 0
+    for image, one in zip(images, wanted, strict=True):
+        array = np.asarray(image)
+        assert np.array_equal(array, (one * 255).round().byte().numpy())
+        assert np.array_equal(array[outside], pixels[outside]) and not np.array_equal(array, pixels)
+
+    with pytest.raises(UserError, match="^mask: it is empty; paint over the area"):
+        pipe(**call, image=pixels, mask=mask * 0)
+    with pytest.raises(UserError, match=r"^image: it is float64 of the shape \[60, 90, 3\]; give a PIL image"):
+        pipe(**call, image=pixels / 255, mask=mask)
 
 
 def test_class_ids_of_numpy_and_torch(of_mar):

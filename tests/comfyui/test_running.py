@@ -87,22 +87,26 @@ def test_a_photograph_of_any_size_is_edited(comfy, book):
     photo.save(comfy.base / "input" / "photo.png")
     outputs = comfy.run(
         graph(
-            n4={"latent_image": ["12", 0], "mask": ["9", 1]},
+            n4={"latent_image": ["12", 0], "mask": ["10", 1]},
             n9={"class_type": "LoadImage", "image": "photo.png"},
-            n12={"class_type": "VAEEncode", "pixels": ["9", 0], "vae": ["1", 1]},
+            n10={"class_type": "FastARCropAroundMask", "image": ["9", 0], "mask": ["9", 1], "context": 1.25},
+            n12={"class_type": "VAEEncode", "pixels": ["10", 0], "vae": ["1", 1]},
             n14={"class_type": "SaveImage", "filename_prefix": "photo", "images": ["16", 0]},
+            n15={"class_type": "SaveImage", "filename_prefix": "three", "images": ["16", 1]},
             n16={
                 "class_type": "FastARPasteInpaintedArea",
-                "original": ["9", 0],
+                "crop": ["10", 2],
                 "inpainted": ["6", 0],
-                "mask": ["9", 1],
                 "feather": 4,
+                "match_colours": True,
             },
         )
     )
     after = np.asarray(comfy.picture(outputs["14"]["images"][0]))
-    assert after.shape == (100, 150, 3) and np.array_equal(after[:, :75], np.asarray(photo)[:, :75, :3])
+    assert after.shape == (100, 150, 3) and np.array_equal(after[:, :71], np.asarray(photo)[:, :71, :3])
     assert after[:, 80:].std() > 5, "the transparent part was drawn"
+    three = np.asarray(comfy.picture(outputs["15"]["images"][0]))
+    assert three.shape == (304, 150, 3) and np.array_equal(three[-100:], after), "one below the other"
 
 
 def test_a_part_of_a_batch_is_drawn_as_in_the_whole_batch(comfy):

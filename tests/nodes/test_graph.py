@@ -7,18 +7,18 @@ from typing import Any
 import fake_comfy
 import pytest
 from fastar_nodes.nodes import host
-from fastar_nodes.nodes.editing import PasteInpaintedArea
+from fastar_nodes.nodes.editing import CropAroundMask
 
 
-def checked(monkeypatch: Any, graph: Any, original: Any = None) -> bool | str:
-    """The answer of Paste Inpainted Area, node 9, while the server checks a graph."""
+def checked(monkeypatch: Any, graph: Any, image: Any = None) -> bool | str:
+    """The answer of Crop around Mask, node 9, while the server checks a graph."""
     host.watch_prompts()
     keep = fake_comfy.state.prompt_handlers[-1]
     monkeypatch.setattr(fake_comfy.state, "context", SimpleNamespace(prompt_id="a", node_id="9"))
 
     def check() -> bool | str:
         keep({"prompt": graph})
-        return PasteInpaintedArea.validate_inputs(original)
+        return CropAroundMask.validate_inputs(image)
 
     return copy_context().run(check)
 
@@ -30,7 +30,7 @@ def template(own: Any, image: Any = "", title: Any = "Your own image") -> dict[s
         "2": {"class_type": "EmptyImage", "inputs": {"width": 64}},
         "3": {"class_type": "ComfySwitchNode", "inputs": {"switch": own, "on_false": ["2", 0], "on_true": ["1", 0]}},
         "4": {"class_type": "ImageScale", "inputs": {"image": ["3", 0], "width": 512}},
-        "9": {"class_type": "FastARPasteInpaintedArea", "inputs": {"original": ["4", 0], "inpainted": ["4", 0]}},
+        "9": {"class_type": "FastARCropAroundMask", "inputs": {"image": ["4", 0], "mask": ["1", 1], "context": 1.25}},
     }
 
 
@@ -51,11 +51,11 @@ def test_an_image_that_was_not_chosen_is_asked_for_before_the_run(monkeypatch):
         [],
         {},
         {"9": {}},
-        {"9": {"inputs": {"original": ["1", 0]}}},
-        {"9": {"inputs": {"original": ["9", 0]}}},
-        {"9": {"inputs": {"original": ["1", 0]}}, "1": 5},
-        {"9": {"inputs": {"original": ["1", 0]}}, "1": {"class_type": ["LoadImage"], "inputs": {"image": ["9", 0]}}},
-        {"9": {"inputs": {"original": ["1", 0]}}, "1": {"class_type": "LoadImage", "inputs": []}, "_meta": 3},
+        {"9": {"inputs": {"image": ["1", 0]}}},
+        {"9": {"inputs": {"image": ["9", 0]}}},
+        {"9": {"inputs": {"image": ["1", 0]}}, "1": 5},
+        {"9": {"inputs": {"image": ["1", 0]}}, "1": {"class_type": ["LoadImage"], "inputs": {"image": ["9", 0]}}},
+        {"9": {"inputs": {"image": ["1", 0]}}, "1": {"class_type": "LoadImage", "inputs": []}, "_meta": 3},
     ],
 )
 def test_graphs_of_any_shape_are_searched(monkeypatch, graph):

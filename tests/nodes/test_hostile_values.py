@@ -49,7 +49,8 @@ def sockets() -> dict[str, Any]:
     qwen = Loaded.of(tiny.tiny_tar())
     pictures = torch.rand(1, 8, 8, 3)
     shared = {**dict.fromkeys(("model", "draft", "target"), plain), "condition": from_ids([1]), "tar": qwen}
-    shared |= {"original": pictures, "inpainted": pictures, "mask": pictures[..., 0]}
+    shared |= {"inpainted": pictures, "mask": pictures[..., 0]}
+    shared["crop"] = editing.CropAroundMask.execute(pictures, pictures[..., 0]).result[2]
     shared |= {"image": pictures, "report": record, "image_1": [pictures], "report_1": [record]}
     tokens = {"model": gpt, "draft": gpt, "target": tiny.a_gpt(grid=4)}
     of_tokens = ("FastARLlamaGenSampler", "FastARPARSampler", "FastARZipARSampler", "FastARMuLoSDSampler")

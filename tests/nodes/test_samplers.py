@@ -399,31 +399,50 @@ def test_an_edit_that_cannot_be_is_reported(node, name):
         sample(node, **sockets)
 
 
-def paste(original, inpainted, mask, feather=0):
-    return editing.PasteInpaintedArea.execute(
-        original=original, inpainted=inpainted, mask=mask, feather=feather
-    ).result[0]
+def paste(image, inpainted, mask, **values):
+    """Crop around Mask and Paste Inpainted Area; the images and the three in one."""
+    crop = editing.CropAroundMask.execute(image, mask).result[2]
+    return editing.PasteInpaintedArea.execute(crop, inpainted, **values).result
 
 
-@pytest.mark.parametrize("feather", [0, 1, 3])
-def test_a_pasted_part_changes_nothing_outside_its_mask_and_fades_in_inside(feather):
-    below, above = torch.rand(1, 12, 16, 3), torch.rand(2, 8, 8, 3)
-    image = paste(below, above, half(24, 32), feather)
-    assert image.shape == (2, 12, 16, 3) and torch.equal(image[:, :, :8], below[:, :, :8].expand(2, -1, -1, -1))
-    weight = paste(torch.zeros(1, 12, 16, 3), torch.ones(1, 8, 8, 3), half(24, 32), feather)[0, 5, 8:, 0]
-    steps = torch.arange(1, 9).div(feather + 1).clamp(max=1)
-    assert torch.allclose(weight, steps), "the image's edge is no edge of the mask"
-    whole = paste(torch.zeros(1, 8, 8, 3), above, torch.ones(1, 4, 4), feather)
-    assert torch.equal(whole, above)
+def test_an_inpainted_area_is_put_back_into_the_image_it_was_cut_from():
+    image, mask = torch.rand(1, 60, 90, 3), torch.zeros(1, 60, 90)
+    mask[:, 20:40, 30:50] = 1
+    cut, cut_mask, crop = editing.CropAroundMask.execute(image, mask, context=1.5).result
+    assert torch.equal(cut, image[:, 15:45, 25:55]) and torch.equal(cut_mask, mask[:, 15:45, 25:55])
+
+    drawn = torch.rand(2, 30, 30, 3)
+    values = {"feather": 0, "match_colours": False}
+    after, three = editing.PasteInpaintedArea.execute(crop, drawn, **values).result
+    wanted = image.repeat(2, 1, 1, 1)
+    wanted[:, 20:40, 30:50] = drawn[:, 5:25, 5:25]
+    torch.testing.assert_close(after, wanted, rtol=0, atol=1e-6)
+    assert torch.equal(after[:, :20], wanted[:, :20]) and torch.equal(after[:, :, 50:], wanted[:, :, 50:])
+    assert torch.equal(three[:, :60], wanted[:, :60] * 0 + image) and torch.equal(three[:, -60:], after)
 
 
-@pytest.mark.parametrize("name", ["original", "inpainted", "mask"])
-def test_a_paste_of_different_batches_is_refused(name):
-    given = {"original": torch.rand(2, 8, 8, 3), "inpainted": torch.rand(2, 8, 8, 3), "mask": half().repeat(2, 1, 1)}
-    given[name] = given[name][[0, 1, 1]]
-    others = {"original", "inpainted"} - {name}
-    with pytest.raises(UserError, match=f"^({'|'.join(others) if name != 'mask' else name}): "):
-        paste(**given)
+def test_a_crop_of_one_image_takes_a_batch_of_masks_and_drawings():
+    image, mask = torch.rand(1, 12, 16, 3), torch.zeros(2, 24, 32)
+    mask[0, 4:8, 4:8], mask[1, 8:16, 8:24] = 1, 1
+    after, three = paste(image, torch.rand(2, 8, 8, 3), mask, feather=0)
+    assert after.shape == (2, 12, 16, 3) and len(three) == 2
+    for k, place in enumerate([(slice(2, 4), slice(2, 4)), (slice(4, 8), slice(4, 12))]):
+        changed = (after[k] != image[0]).any(-1)
+        inside = torch.zeros_like(changed)
+        inside[place] = True
+        assert changed.any() and not (changed & ~inside).any()
+
+
+def test_an_own_image_that_cannot_be_is_reported():
+    picture, mask = torch.rand(2, 8, 8, 3), half()
+    with pytest.raises(UserError, match="^mask: it is empty; paint over the area"):
+        editing.CropAroundMask.execute(picture, 0 * mask)
+    with pytest.raises(UserError, match="^image: its batch has 2 entries, not 1 or 3"):
+        editing.CropAroundMask.execute(picture, mask.repeat(3, 1, 1))
+    with pytest.raises(UserError, match="^crop: its batch has 2 entries, not 1 or 3"):
+        paste(picture, torch.rand(3, 8, 8, 3), mask)
+    with pytest.raises(UserError, match="^crop: it got .*; connect the output of Crop around Mask"):
+        editing.PasteInpaintedArea.execute(picture, picture)
 
 
 @pytest.mark.parametrize("node", NODES.values())

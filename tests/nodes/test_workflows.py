@@ -488,7 +488,8 @@ def test_an_app_is_its_template_with_inputs_and_a_result(app):
     saved = json.loads(app.read_text("utf-8"))
     graph = Graph(app.with_name(app.name.replace(".app.", ".")))
     shown = graph.saved["extra"]["linearData"]
-    assert shown["inputs"] and [graph.nodes[number]["type"] for number in shown["outputs"]] == ["SaveImage"]
+    *previews, last = [graph.nodes[number]["type"] for number in shown["outputs"]]
+    assert shown["inputs"] and last == "SaveImage" and previews == ["PreviewImage"] * len(graph.of("PreviewImage"))
     for number, widget in shown["inputs"]:
         node = widget_of(graph, number, widget)
         if node is not None:

@@ -14,6 +14,7 @@ const COLOURS = {
   FASTAR_TEXT: "#c9a27a",
   FASTAR_CODES: "#e08d5b",
   FASTAR_CACHE: "#b0b0b0",
+  FASTAR_CROP: "#6fb7e9",
   FASTAR_REPORT: "#c9a0dc",
   FASTAR_SWEEP: "#8e9be8",
 }
