@@ -28,7 +28,7 @@ from ..samplers import registry
 from ..samplers.batches import in_parts
 from ..samplers.conditioning import CodeCondition, PromptCondition, TextCondition
 from ..samplers.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels, split_labels, unknown_words
-from ..samplers.settings import Settings, knob, make
+from ..samplers.settings import Settings, filled_in, knob, make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.memory import estimate_prompt
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
@@ -38,9 +38,10 @@ from .host import Loaded, ModelCache, load_to_device
 from .images import to_rgb
 from .loaders import PRECISION, allow_download, finder, listed, menu, usual
 from .preview import drive
-from .running import READING, LabelText, unlike_preset
+from .running import READING, LabelText, left_to_preset, set_by_preset, unlike_preset, were_chosen
 from .schema import (
     CONDITION,
+    FREE,
     PLAIN,
     RECOMMENDED,
     TAR,
@@ -423,7 +424,7 @@ class TarPrompt(io.ComfyNode):
                 *widgets(PromptImages, optional=True),
             ],
             outputs=[output(CONDITION, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
     @classmethod
@@ -440,7 +441,14 @@ class TarPrompt(io.ComfyNode):
         warning = ""
         if preset is not None and checked_preset(preset, PLAIN) == RECOMMENDED:
             meant = prompt_settings(loaded.recommended, {})
-            warning = unlike_preset(RECOMMENDED, values, settings, meant, model)
+            numbers = filled_in(meant, registry.own_values_of(model, meant))
+            whose = ""
+            if not were_chosen(cls, preset, values):
+                whose = left_to_preset(TarPromptSettings, values, preset, PLAIN, lambda option: numbers)
+            if whose:
+                free = {name: value for name, value in values.items() if name in FREE}
+                settings = prompt_settings(loaded.recommended, free)
+            warning = set_by_preset(preset, whose) or unlike_preset(RECOMMENDED, values, settings, meant, model)
 
         load_to_device(loaded, estimate_prompt(model, settings, prompt, count))
 

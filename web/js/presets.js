@@ -318,6 +318,13 @@ function watchHost(host) {
   look()
 }
 
+/** Note in a prompt which preset the numbers were shown for: in an exported graph, those that differ from it were changed since. */
+function notePresets(prompt) {
+  for (const { class_type, inputs, _meta } of Object.values(prompt)) {
+    if (settings[class_type] && _meta && typeof inputs.preset === "string") _meta.preset = inputs.preset
+  }
+}
+
 app.registerExtension({
   name: "FastAR.Presets",
   init() {
@@ -325,7 +332,9 @@ app.registerExtension({
     app.graphToPrompt = async function (...args) {
       noticePromoted()
       while (waiting.size) await Promise.allSettled([...waiting])
-      return toPrompt.apply(this, args)
+      const made = await toPrompt.apply(this, args)
+      notePresets(made.output)
+      return made
     }
   },
   beforeRegisterNodeDef(_, { name, input }) {
