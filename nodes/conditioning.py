@@ -45,11 +45,13 @@ from .schema import (
     PLAIN,
     RECOMMENDED,
     TAR,
+    checked_first_image,
     checked_preset,
     checked_seed,
     expect_image,
     expect_model,
     expect_text,
+    first_image_widget,
     output,
     preset_widget,
     schema,
@@ -422,6 +424,7 @@ class TarPrompt(io.ComfyNode):
                 preset_widget(PLAIN),
                 *setting_widgets(TarPromptSettings, PLAIN),
                 *widgets(PromptImages, optional=True),
+                first_image_widget(),
             ],
             outputs=[output(CONDITION, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
@@ -429,13 +432,21 @@ class TarPrompt(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, tar: Any, text: Any, seed: Any, preset: Any = None, images: Any = 1, **values: Any
+        cls,
+        tar: Any,
+        text: Any,
+        seed: Any,
+        preset: Any = None,
+        images: Any = 1,
+        first_image: Any = 0,
+        **values: Any,
     ) -> io.NodeOutput:
         loaded = expect_model(tar, Loaded, TarModel, "tar", "Load Tar")
         model = loaded.model
         prompt = expect_text(text, "text").strip()
         number = checked_seed(seed)
         count = make(PromptImages, {"images": images}).images
+        first = checked_first_image(first_image)
         settings = prompt_settings(loaded.recommended, values)
 
         warning = ""
@@ -455,7 +466,7 @@ class TarPrompt(io.ComfyNode):
         def start(part: range) -> Any:
             """The language model on some of the images."""
             prompts = [prompt] * len(part)
-            return tar_prompt(model, prompts, settings, PairedDraws(number, part))
+            return tar_prompt(model, prompts, settings, PairedDraws(number, [first + i for i in part]))
 
         done: TarPrompted = drive(in_parts(start, count, model.net))
         said = host.text_output([], [unknown_words(model, [prompt]), warning])

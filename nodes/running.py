@@ -340,7 +340,9 @@ class ModelFirst(io.ComfyNode):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Sockets:
-    """Values of a sampler's sockets beside the model, as they arrive; None where nothing is connected."""
+    """Values of a sampler's sockets beside the model, as they arrive, None where nothing is connected; and the number
+    of its first image.
+    """
 
     condition: Any
     draft: Any = None
@@ -348,6 +350,7 @@ class Sockets:
     latent_image: Any = None
     mask: Any = None
     upscale_model: Any = None
+    first_image: int = 0
 
 
 @dataclass(frozen=True)
@@ -505,6 +508,7 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
     # 2. The condition, and the part of an image to draw again.
     whole = as_condition(sockets.condition, model)
     condition, edit, numbers = _in_batch(whole, _checked_edit(sockets, family.decoder), sockets.latent_image)
+    numbers = _from_first(numbers, sockets)
     expect_little_noise(model, settings, len(condition), "condition")
     family.expect_device(model, host.get_compute_device(), settings)
     if edit is not None:
@@ -620,6 +624,20 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
     return condition, edit, places
 
 
+def _from_first(numbers: Sequence[int], sockets: Sockets) -> Sequence[int]:
+    """The numbers of the images, the first of which is that of the node's widget."""
+    first = sockets.first_image
+    if first and _knows_places(sockets):
+        raise UserError("first_image: latent_image already says which images of a batch it holds; set it to 0.")
+
+    return [first + number for number in numbers]
+
+
+def _knows_places(sockets: Sockets) -> bool:
+    """Whether the latent on a socket says which images of a batch it holds."""
+    return isinstance(sockets.latent_image, Mapping) and BATCH_INDEX in sockets.latent_image
+
+
 def _places(value: Any, count: int) -> list[int]:
     """The places of ``count`` latents in their batch, checked: another pack may have made them."""
     try:
@@ -668,7 +686,7 @@ def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: So
         report.memory[DECODE] = int(loaded.vae.memory_used_decode(samples.shape, loaded.vae.vae_dtype))
 
     latent: dict[str, Any] = {"samples": samples}
-    if checked.edit is not None and BATCH_INDEX in sockets.latent_image:
+    if sockets.first_image or _knows_places(sockets):
         latent[BATCH_INDEX] = list(checked.numbers)
     return io.NodeOutput(latent, report)
 

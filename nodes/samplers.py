@@ -44,8 +44,10 @@ from .schema import (
     RECOMMENDED,
     REPORT,
     TOKEN_MODEL,
+    checked_first_image,
     checked_preset,
     checked_switch,
+    first_image_widget,
     output,
     preset_name,
     preset_widget,
@@ -184,6 +186,7 @@ class _Sampler(ModelFirst):
 
         main.append(preset_widget(cls.options()))
         main += setting_widgets(entry.settings, cls.options())
+        main.append(first_image_widget())
 
         return schema(
             node_id=cls.node_id,
@@ -221,7 +224,9 @@ class _Sampler(ModelFirst):
         return left_to_preset(SAMPLERS[cls.sampler].settings, numbers, option, cls.options(), numbers_of)
 
     @classmethod
-    def execute(cls, condition: Any, seed: Any, enabled: Any = True, **inputs: Any) -> io.NodeOutput:
+    def execute(
+        cls, condition: Any, seed: Any, enabled: Any = True, first_image: Any = 0, **inputs: Any
+    ) -> io.NodeOutput:
         entry = SAMPLERS[cls.sampler]
 
         # 1. Inputs that are models or sockets; the others are widgets.
@@ -232,7 +237,7 @@ class _Sampler(ModelFirst):
             expect_loaded(draft, "draft", entry.family.decoder)
 
         optional = {socket.id: inputs.pop(socket.id, None) for socket in cls.optional()}
-        sockets = Sockets(condition, draft=draft, **optional)
+        sockets = Sockets(condition, draft=draft, first_image=checked_first_image(first_image), **optional)
 
         # 2. The settings: the numbers that arrived, and those of the preset for what did not.
         asked_preset = inputs.pop("preset", None)

@@ -185,6 +185,31 @@ def seed_widget() -> io.Input:
     )
 
 
+# Largest number of an image; sweeps draw up to ten million.
+_MOST_NUMBERS = 10_000_000
+
+
+def first_image_widget() -> io.Input:
+    """The number of the first image, by which the noise of an image differs from that of others with its seed."""
+    return io.Int.Input(
+        "first_image",
+        default=0,
+        min=0,
+        max=_MOST_NUMBERS,
+        optional=True,
+        advanced=True,
+        tooltip="Number of the first image, from 0: with 3 and one image, the fourth image of a batch is drawn alone, "
+        "if the condition is its label or prompt. Usual: 0.",
+    )
+
+
+def checked_first_image(value: Any) -> int:
+    """Check that a value is the number of an image."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_NUMBERS:
+        raise UserError(f"first_image: {describe(value)} is not a whole number from 0 to {_MOST_NUMBERS}.")
+    return value
+
+
 def checked_seed(value: Any) -> int:
     """Check that a value is an integer from 0 to 2^64 - 1."""
     if isinstance(value, bool) or not isinstance(value, int):

@@ -15,7 +15,7 @@ import { say } from "./words.js"
 const CUSTOM = "custom"
 const CACHE = "FastARLazyMARCache"
 // Widgets with a place among the settings that no preset sets.
-const FREE = ["enabled", "preset", "images", "parallel", "draft_parallel", "detail"]
+const FREE = ["enabled", "preset", "images", "first_image", "parallel", "draft_parallel", "detail"]
 const KINDS = ["INT", "FLOAT", "BOOLEAN", "COMBO"]
 // Sockets that lead to the loader of the sampled model.
 const MODELS = ["model", "target", "tar"]
