@@ -14,16 +14,22 @@ from ..samplers.settings import make
 
 MOST_CELLS = 1024
 
-# Setting name, the preset among them, to its values: text or numbers.
+# Axes that are no settings: the model, and the one label or prompt of all images of a cell.
+CHECKPOINT = "checkpoint"
+LABEL = "label"
+PROMPT = "prompt"
+SUBJECTS = (CHECKPOINT, LABEL, PROMPT)
+
+# Name of a setting, the preset among them, or of a subject to its values: text or numbers.
 Grid = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Combination:
-    """A sampler with one value of every setting of a grid."""
+    """A sampler with one value of every setting and subject of a grid."""
 
     choice: Choice
-    asked: Mapping[str, Any]  # the values by name, the preset among them
+    asked: Mapping[str, Any]  # the values by name, the preset and the subjects among them
     title: str  # "FastHybrid, threshold 0.9": the sampler and what varies
 
 
@@ -38,6 +44,9 @@ def distinct(entry: Entry, name: str, values: Sequence[Any]) -> list[Any]:
     Raises:
         UserError: no such setting, or a value out of range.
     """
+    if name in SUBJECTS:
+        return list(dict.fromkeys(values))
+
     found: dict[Any, Any] = {}
     for value in values:
         choose(entry.name, {name: value})
@@ -61,7 +70,8 @@ def combinations(entry: Entry, grid: Grid, variant: str = "") -> list[Combinatio
         asked = dict(zip(grid, values, strict=True))
         words = [f"{name.replace('_', ' ')} {shown(asked[name])}" for name in varied]
         title = ", ".join(filter(None, [entry.title, variant, *words]))
-        out.append(Combination(choose(entry.name, asked), asked, title))
+        settings = {name: value for name, value in asked.items() if name not in SUBJECTS}
+        out.append(Combination(choose(entry.name, settings), asked, title))
 
     return out
 
