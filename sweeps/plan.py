@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..samplers.choice import PRESET, Choice, choose
@@ -68,12 +69,17 @@ def combinations(entry: Entry, grid: Grid, variant: str = "") -> list[Combinatio
     out = []
     for values in itertools.product(*grid.values()):
         asked = dict(zip(grid, values, strict=True))
-        words = [f"{name.replace('_', ' ')} {shown(asked[name])}" for name in varied]
+        words = [f"{name.replace('_', ' ')} {_in_title(name, asked[name])}" for name in varied]
         title = ", ".join(filter(None, [entry.title, variant, *words]))
         settings = {name: value for name, value in asked.items() if name not in SUBJECTS}
         out.append(Combination(choose(entry.name, settings), asked, title))
 
     return out
+
+
+def _in_title(name: str, value: Any) -> str:
+    """A value as text; of a file its name."""
+    return Path(str(value)).name if name == CHECKPOINT else shown(value)
 
 
 def shown(value: Any) -> str:
