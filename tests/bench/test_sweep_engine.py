@@ -1,10 +1,12 @@
 """The engine of one process: whatever happens on the way, the folder ends up as that of an undisturbed run."""
 
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -151,12 +153,14 @@ def test_checkpoints_and_labels_are_axes_and_each_has_its_own_baseline(files, tm
             (base,) = [one for one in cells if one.id == cell.baseline]
             assert base.sampler == "mar" and base.asked["label"] == cell.asked["label"] and base.model == cell.model
 
-        # What a sweep without axes draws.
-        alone = table(files, model=cell.model, labels=[cell.asked["label"]], samplers=[cell.sampler], set=few, images=2)
-        single, _ = finish(tmp_path / f"{len(cell.model)}{cell.asked['label']}{cell.sampler}", alone)
-        (own,) = single.cells()
-        assert own.key == cell.key
-        assert np.array_equal(single.pictures(own, single.shards(own)[0]), store.pictures(cell, shard))
+    # What sweeps without axes draw.
+    for model, label in itertools.product(*axes.values()):
+        alone = table(files, model=model, labels=[label], set=few, images=2)
+        single, _ = finish(tmp_path / f"{Path(model).stem} {label}", alone)
+        for own in single.cells():
+            (cell,) = [one for one in cells if one.key == own.key]
+            pictures = single.pictures(own, single.shards(own)[0])
+            assert np.array_equal(pictures, store.pictures(cell, store.shards(cell)[0]))
 
     # More values later keep what is finished.
     axes["label"].append("dog")

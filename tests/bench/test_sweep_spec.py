@@ -26,14 +26,12 @@ def test_a_list_makes_a_grid():
 
 
 def test_an_axis_makes_a_grid_with_the_settings():
-    found = titles(
-        samplers=["fasthybrid"],
-        axes={"checkpoint": ["demo", "a/b.safetensors"], "label": ["cat"]},
-        set={"preset": ["exact", "fast"]},
-    )
-    assert found == [
-        f"FastHybrid, checkpoint {c}, preset {p}" for c in ("demo", "b.safetensors") for p in ("exact", "fast")
+    axes = {"checkpoint": ["demo", "a/b.safetensors"], "label": ["cat"]}
+    found = titles(samplers=["fasthybrid"], axes=axes, set={"preset": ["exact", "fast"]})
+    values = [
+        f"checkpoint {name}, preset {preset}" for name in ("demo", "b.safetensors") for preset in ("exact", "fast")
     ]
+    assert found == [f"FastHybrid, {value}" for value in values]
     (first, *_) = expand(from_table({**BASE, "axes": {"label": ["cat", "dog"]}}))
     assert first.asked == {"label": "cat"} and first.choice.values == {}
 
