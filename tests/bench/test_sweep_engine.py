@@ -163,7 +163,7 @@ def test_checkpoints_and_labels_are_axes_and_each_has_its_own_baseline(files, tm
             assert np.array_equal(pictures, store.pictures(cell, store.shards(cell)[0]))
 
     # More values later keep what is finished.
-    axes["label"].append("dog")
+    axes["label"].append("fish")
     _, more = finish(tmp_path / "axes", table(files, axes=axes, set=few, images=2))
     assert len(more) == 2 * 2
 
