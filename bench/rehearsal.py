@@ -8,14 +8,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..assembly import Ready, Source, defaults
-from ..cli.models import choose_models
 from ..errors import UserError
 from ..model_loaders import hub
 from ..model_loaders.transfer import readable_size
 from ..reports.table import markdown
 from ..samplers.registry import FAMILIES
 from .outlines import STRIDE, outlined
-from .spec import Spec, expand
+from .spec import Spec, expand, models_of
 
 
 class NotHere(UserError):
@@ -45,13 +44,10 @@ def by_shapes(spec: Spec, files: Source) -> str:
         UserError: settings that the model cannot be sampled with.
     """
     combinations = expand(spec)
-    entries = list(dict.fromkeys(combination.choice.entry for combination in combinations))
-    chosen = choose_models(spec.model, entries, files, bool(spec.prompts), bool(spec.labels))
 
     rows = [["cell", "model", "images", "shards", "MB"]]
-    for combination in combinations:
+    for combination, (family, model) in zip(combinations, models_of(spec, combinations, files), strict=True):
         sampler = combination.choice.entry
-        family, model = chosen[sampler.name]
         ready = _outlined(family, model)
         settings = combination.choice.settings(defaults(ready), ready.demo, ready.model.net.config.dim)
         sampler.check(ready.model, settings)

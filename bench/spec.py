@@ -18,7 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..assembly import AUTO, DEMO
+from ..assembly import AUTO, DEMO, Source
+from ..cli.models import choose_models
 from ..cli.planning import PROMPT, assigned, by_key
 from ..errors import UserError, first_line
 from ..model_loaders.families import DTYPES, EIGHT_BITS
@@ -26,7 +27,7 @@ from ..reports.files import typed_path
 from ..samplers.settings import make
 from ..samplers.tokens.settings import TarPromptSettings
 from ..samplers.tokens.upsampling import BICUBIC
-from ..sweeps.plan import MOST_CELLS, Combination, combinations, count
+from ..sweeps.plan import CHECKPOINT, LABEL, MOST_CELLS, SUBJECTS, Combination, combinations, count
 from .records import MOST_BATCH, MOST_IMAGES
 
 MOST_VALUES = 256  # of a setting
@@ -53,6 +54,8 @@ class Spec:
     set: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     labels: tuple[str, ...] = ()  # class names or ids; all classes of the model if there are none
     prompts: tuple[Mapping[str, Any], ...] = ()  # objects with an entry "prompt"
+    # Values of subjects, see :data:`.sweeps.plan.SUBJECTS`: a cell has one of each.
+    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     images: int = 0  # of every cell
     batch: int = 50  # images of a shard, which are sampled at once
     seed: int = 0
@@ -196,6 +199,10 @@ def from_table(table: Mapping[str, Any]) -> Spec:
     if not spec.samplers:
         raise UserError('spec: samplers is empty; name at least one, for example samplers = ["mar", "fasthybrid"].')
 
+    for axis, entry in ((LABEL, "labels"), (PROMPT, "prompts")):
+        if axis in spec.axes and getattr(spec, entry):
+            raise UserError(f"{entry}: {axis} is an axis, so that every cell has one of its own; leave {entry} out.")
+
     # Both raise an error for what is not possible.
     expand(spec)
     make(TarPromptSettings, spec.prompt_settings)
@@ -216,6 +223,8 @@ def _value(name: str, value: Any) -> Any:
         return _name(name, value)
     if name == "set":
         return _settings(value)
+    if name == "axes":
+        return _axes(value)
     if name == "prompts":
         return _prompts(value)
 
@@ -274,18 +283,37 @@ def _settings(table: Any) -> dict[str, tuple[Any, ...]]:
     return out
 
 
-def _values(name: str, value: Any) -> tuple[Any, ...]:
-    """The values of a setting, one or a list."""
+def _axes(table: Any) -> dict[str, tuple[str, ...]]:
+    """Axes that are no settings, by name."""
+    if not isinstance(table, Mapping):
+        raise UserError('spec: axes is not a table; write [axes] and below it lines such as label = ["cat", "dog"].')
+
+    out: dict[str, tuple[str, ...]] = {}
+    for name, value in table.items():
+        if name not in SUBJECTS:
+            raise UserError(
+                f"axes: there is no axis {str(name)[:60]!r}; it is one of {', '.join(SUBJECTS)}. Settings and presets "
+                "belong to [set]."
+            )
+        out[name] = tuple(map(str, _values(name, list(value) if isinstance(value, tuple) else value, "axes")))
+
+    if LABEL in out and PROMPT in out:
+        raise UserError("axes: label and prompt are both axes, and a model reads one of them; leave the other out.")
+    return out
+
+
+def _values(name: str, value: Any, table: str = "set") -> tuple[Any, ...]:
+    """The values of a setting or an axis, one or a list."""
     listed = value if isinstance(value, list) else [value]
     for one in listed:
         if not isinstance(one, (str, int, float, bool)):
-            raise UserError(f"set: {name} has the value {str(one)[:60]!r}; give numbers, words, or true and false.")
+            raise UserError(f"{table}: {name} has the value {str(one)[:60]!r}; give numbers, words, or true and false.")
 
     values = tuple(dict.fromkeys(listed))
     if not values:
-        raise UserError(f"set: {name} lists no value, so the grid is empty; give at least one.")
+        raise UserError(f"{table}: {name} lists no value, so the grid is empty; give at least one.")
     if len(values) > MOST_VALUES:
-        raise UserError(f"set: {name} lists {len(values)} values; {MOST_VALUES} are possible.")
+        raise UserError(f"{table}: {name} lists {len(values)} values; {MOST_VALUES} are possible.")
 
     return values
 
@@ -324,7 +352,7 @@ def expand(spec: Spec) -> list[Combination]:
     out: list[Combination] = []
     for key, entry in entries.items():
         shared, own = given[key]
-        grid = {**shared, **own}
+        grid = {**spec.axes, **shared, **own}
         if len(out) + count(grid) > MOST_CELLS:
             raise UserError(f"set: the grid has more than {MOST_CELLS} cells; give fewer values.")
 
@@ -332,5 +360,22 @@ def expand(spec: Spec) -> list[Combination]:
             out += combinations(entry, grid, variant=key.partition(":")[2])
         except UserError as e:
             raise UserError(f"set: {entry.name}.{e}") from None
+
+    return out
+
+
+def models_of(spec: Spec, planned: Sequence[Combination], files: Source) -> list[tuple[str, str]]:
+    """Family and choice of the model of every combination, as :func:`.cli.models.choose_models`."""
+    entries = list(dict.fromkeys(combination.choice.entry for combination in planned))
+    prompted = bool(spec.prompts) or PROMPT in spec.axes
+    labelled = bool(spec.labels) or LABEL in spec.axes
+
+    chosen: dict[str, dict[str, tuple[str, str]]] = {}
+    out: list[tuple[str, str]] = []
+    for combination in planned:
+        model = str(combination.asked.get(CHECKPOINT, spec.model))
+        if model not in chosen:
+            chosen[model] = choose_models(model, entries, files, prompted, labelled)
+        out.append(chosen[model][combination.choice.entry.name])
 
     return out

@@ -313,6 +313,7 @@ _MAY_CHANGE = (
     "images",
     "samplers",
     "set",
+    "axes",
     "threads",
     "model",
     "decoder",

@@ -429,7 +429,7 @@ def time_cell(prepared: Prepared, conditions: Conditions, cell: Cell, batch: int
     if prepared.ready.device.type == "cpu":
         count = min(count, CPU_IMAGES)
 
-    condition, _ = conditions.of(prepared.ready, 0, count)
+    condition, _ = conditions.of(prepared.ready, 0, count, cell.asked)
     draw(prepared, condition.of(range(1)), cell.seed, 0)
 
     began = time.perf_counter()

@@ -17,7 +17,6 @@ import torch
 from ..assembly import Drafts, Ready, Source, complete, decode, defaults, load
 from ..cli.bench import machine
 from ..cli.conditions import builder
-from ..cli.models import choose_models
 from ..errors import UserError
 from ..reports.files import typed_path
 from ..reports.quality import DISTRIBUTION
@@ -32,10 +31,10 @@ from ..samplers.settings import make
 from ..samplers.tokens.upsampling import BICUBIC
 from ..sweeps.folder import host
 from ..sweeps.keys import cell_key, cell_name, digest
-from ..sweeps.plan import Combination
+from ..sweeps.plan import LABEL, PROMPT, Combination
 from .operations import countable, counted
 from .records import Cell, Shard, shard_key
-from .spec import Spec, expand
+from .spec import Spec, expand, models_of
 from .store import Store
 
 
@@ -191,57 +190,64 @@ class Conditions:
             seed=spec.seed,
             asked=spec.prompt_settings,
         )
-        self._about: tuple[Ready, dict[str, Any]] | None = None
+        self._about: tuple[Ready, Mapping[str, Any], dict[str, Any]] | None = None
 
-    def about(self, ready: Ready) -> dict[str, Any]:
-        """What the images of a model depend on: its labels, or its prompts.
+    def about(self, ready: Ready, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What the images of a model depend on: its labels, or its prompts. ``asked``: what was asked of their cell.
 
         Prompts come with the digest of the files that read them.
         """
-        if self._about is None or self._about[0] is not ready:
-            self._about = (ready, self._described(ready))
+        subject = {name: asked[name] for name in (LABEL, PROMPT) if name in asked}
+        if self._about is None or self._about[0] is not ready or self._about[1] != subject:
+            self._about = (ready, subject, self._described(ready, subject))
 
-        return self._about[1]
+        return self._about[2]
 
-    def _described(self, ready: Ready) -> dict[str, Any]:
+    def _described(self, ready: Ready, asked: Mapping[str, Any]) -> dict[str, Any]:
         """See :meth:`about`."""
+        prompts = self._texts(asked)
         if ready.condition == "class":
-            if self.spec.prompts:
+            if prompts:
                 raise UserError(f"prompts: {ready.model.name} draws classes; leave the prompts out, or name labels.")
-            return {"labels": list(self._labels(ready).labels)}
+            return {"labels": list(self._labels(ready, asked).labels)}
 
-        if not self.spec.prompts:
+        if not prompts:
             raise UserError(
                 f"prompts: {ready.model.name} draws from text; name a file of prompts with --prompts, or in the spec."
             )
-        if self.spec.labels:
+        if self.spec.labels or LABEL in asked:
             raise UserError(f"labels: {ready.model.name} draws from text; leave the labels out.")
 
         self._build.forget()  # so that the files are found again, and recorded
         self._models.used.clear()
-        self.of(ready, 0, 1)
+        self.of(ready, 0, 1, asked)
         files = [file_digest(path) for path in self._models.used]
 
-        return {"prompts": list(self.spec.texts), "settings": self.spec.prompt_settings, "files": files}
+        return {"prompts": list(prompts), "settings": self.spec.prompt_settings, "files": files}
 
-    def _labels(self, ready: Ready) -> Condition:
-        """The labels of the spec, or all classes of a model."""
-        words = self.spec.labels or [str(i) for i in range(ready.classes)]
+    def _texts(self, asked: Mapping[str, Any]) -> tuple[str, ...]:
+        """The prompts of a cell."""
+        return (str(asked[PROMPT]),) if PROMPT in asked else self.spec.texts
+
+    def _labels(self, ready: Ready, asked: Mapping[str, Any]) -> Condition:
+        """The labels of a cell: its own, those of the spec, or all classes of a model."""
+        words: Sequence[str] = (str(asked[LABEL]),) if LABEL in asked else self.spec.labels
+        words = words or [str(i) for i in range(ready.classes)]
         return self._build.labels(ready, "\n".join(words), field="labels")
 
-    def of(self, ready: Ready, first: int, count: int) -> tuple[AnyCondition, np.ndarray]:
-        """The condition of a range of images, and what the shard stores.
+    def of(self, ready: Ready, first: int, count: int, asked: Mapping[str, Any]) -> tuple[AnyCondition, np.ndarray]:
+        """The condition of a range of images of a cell, and what the shard stores; ``asked`` as in :meth:`about`.
 
         That is class ids, int64 [count], or prompts, text [count].
         """
         indices = range(first, first + count)
 
         if ready.condition == "class":
-            every = self._labels(ready)
+            every = self._labels(ready, asked)
             condition = every.of([i % len(every) for i in indices])
             return condition, np.array(condition.labels, dtype=np.int64)
 
-        prompts = self.spec.texts
+        prompts = self._texts(asked)
         texts = [prompts[i % len(prompts)] for i in indices]
         return self._build.prompts(ready, texts, first), np.array(texts)
 
@@ -255,19 +261,17 @@ def plan(
 ) -> list[Cell]:
     """The cells of a spec, by model and in the order of its samplers. Every model is loaded once."""
     combinations = expand(spec)
-    entries = list(dict.fromkeys(combination.choice.entry for combination in combinations))
-    chosen = choose_models(spec.model, entries, models.source, bool(spec.prompts), bool(spec.labels))
+    chosen = models_of(spec, combinations, models.source)
 
     # One model after another.
-    order = list(dict.fromkeys(chosen.values()))
-    combinations.sort(key=lambda combination: order.index(chosen[combination.choice.entry.name]))
+    order = list(dict.fromkeys(chosen))
+    planned = sorted(zip(combinations, chosen, strict=True), key=lambda one: order.index(one[1]))
 
     cells: dict[str, Cell] = {}
-    for combination in combinations:
-        family, choice = chosen[combination.choice.entry.name]
+    for combination, (family, choice) in planned:
         prepared = models.prepare(combination.choice, family, choice)
         numbers = {**numbers, "dtype": models.source.precision_name(family)}
-        cell = _cell(spec, combination, choice, prepared, conditions.about(prepared.ready), numbers)
+        cell = _cell(spec, combination, choice, prepared, conditions.about(prepared.ready, combination.asked), numbers)
 
         if cell.key not in cells:  # two combinations may come to the same settings, by a preset and by a value
             cells[cell.key] = cell
@@ -316,7 +320,10 @@ def _with_baselines(cells: Sequence[Cell]) -> list[Cell]:
 
     None for the plain sampler's own cells, and where there is no such cell.
     """
-    runs = [ComparedRun((cell.family, cell.model), cell.sampler, cell.settings, 0) for cell in cells]
+    runs = []
+    for cell in cells:
+        group = (cell.family, cell.model, cell.asked.get(LABEL), cell.asked.get(PROMPT))
+        runs.append(ComparedRun(group, cell.sampler, cell.settings, 0))
 
     out = []
     for i, base in enumerate(baselines(runs, alike=True)):
@@ -349,7 +356,7 @@ class Worker:
         began = time.perf_counter()
 
         prepared = self.models.restore(cell)
-        condition, labels = self.conditions.of(prepared.ready, first, count)
+        condition, labels = self.conditions.of(prepared.ready, first, count, cell.asked)
         self._warm_up(cell, prepared, condition)
         pictures, report = draw(prepared, condition, cell.seed, first)
 
@@ -395,7 +402,7 @@ class Operations:
             UserError: a file of the cell is missing, or is not the one that the sweep began with.
         """
         prepared = self._models.restore(cell)
-        condition, _ = self._conditions.of(prepared.ready, shard.first, shard.count)
+        condition, _ = self._conditions.of(prepared.ready, shard.first, shard.count, cell.asked)
         with countable(self._models.source.device), counted() as work:
             sample(prepared, condition, cell.seed, shard.first)
 

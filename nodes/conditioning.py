@@ -27,7 +27,7 @@ from ..samplers import registry
 from ..samplers.batches import in_parts
 from ..samplers.conditioning import CodeCondition, PromptCondition, TextCondition
 from ..samplers.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels, split_labels, unknown_words
-from ..samplers.settings import Settings, knob, make
+from ..samplers.settings import Settings, filled_in, knob, make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.memory import estimate_prompt
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
@@ -37,19 +37,22 @@ from .host import ModelCache, load_to_device
 from .images import to_rgb
 from .loaders import PRECISION, allow_download, finder, listed, menu, usual
 from .preview import drive
-from .running import READING, expect_language_model, unlike_preset
+from .running import READING, expect_language_model, left_to_preset, set_by_preset, unlike_preset, were_chosen
 from .schema import (
     CODES,
+    FREE,
     LABELS,
     PLAIN,
     PROMPT,
     RECOMMENDED,
     TAR,
     TEXT,
+    checked_first_image,
     checked_preset,
     checked_seed,
     expect_image,
     expect_text,
+    first_image_widget,
     output,
     preset_widget,
     schema,
@@ -427,33 +430,49 @@ class TarPrompt(io.ComfyNode):
                 preset_widget(PLAIN),
                 *setting_widgets(TarPromptSettings, PLAIN),
                 *widgets(PromptImages, optional=True),
+                first_image_widget(),
             ],
             outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
     @classmethod
     def execute(
-        cls, tar: Any, text: Any, seed: Any, preset: Any = None, images: Any = 1, **values: Any
+        cls,
+        tar: Any,
+        text: Any,
+        seed: Any,
+        preset: Any = None,
+        images: Any = 1,
+        first_image: Any = 0,
+        **values: Any,
     ) -> io.NodeOutput:
         loaded = expect_language_model(tar)
         model = loaded.model
         prompt = expect_text(text, "text").strip()
         number = checked_seed(seed)
         count = make(PromptImages, {"images": images}).images
+        first = checked_first_image(first_image)
         settings = prompt_settings(loaded.recommended, values)
 
         warning = ""
         if preset is not None and checked_preset(preset, PLAIN) == RECOMMENDED:
             meant = prompt_settings(loaded.recommended, {})
-            warning = unlike_preset(RECOMMENDED, values, settings, meant, model)
+            numbers = filled_in(meant, registry.own_values_of(model, meant))
+            whose = ""
+            if not were_chosen(cls, preset, values):
+                whose = left_to_preset(TarPromptSettings, values, preset, PLAIN, lambda option: numbers)
+            if whose:
+                free = {name: value for name, value in values.items() if name in FREE}
+                settings = prompt_settings(loaded.recommended, free)
+            warning = set_by_preset(preset, whose) or unlike_preset(RECOMMENDED, values, settings, meant, model)
 
         load_to_device(loaded, estimate_prompt(model, settings, prompt, count))
 
         def start(part: range) -> Any:
             """The language model on some of the images."""
             prompts = [prompt] * len(part)
-            return tar_prompt(model, prompts, settings, PairedDraws(number, part))
+            return tar_prompt(model, prompts, settings, PairedDraws(number, [first + i for i in part]))
 
         done: TarPrompted = drive(in_parts(start, count, model.net))
         said = host.text_output([], [unknown_words(model, [prompt]), warning])

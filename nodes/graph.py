@@ -6,7 +6,7 @@ nodes that run, so the others may be of any shape.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from . import host
@@ -44,6 +44,18 @@ def source_of(value: Any) -> tuple[str, int] | None:
 def typed(node: Any, name: str) -> Any:
     """What the graph holds for an input of the node: a value, or a link as a list; None if it holds nothing."""
     return inputs_of(graph_of(node).get(_number(node))).get(name)
+
+
+def linked(node: Any, names: Iterable[str]) -> bool:
+    """Whether one of these inputs of the node is connected to another node."""
+    return any(source_of(typed(node, name)) is not None for name in names)
+
+
+def noted_preset(node: Any) -> Any:
+    """The preset whose numbers the editor showed when it made the graph, see web/js/presets.js; None if it did not."""
+    entry = graph_of(node).get(_number(node))
+    about = entry.get("_meta") if isinstance(entry, Mapping) else None
+    return about.get("preset") if isinstance(about, Mapping) else None
 
 
 def maker(node: Any, name: str) -> str:

@@ -14,6 +14,7 @@ import operator
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -49,7 +50,7 @@ from ..samplers.mar.lazymar import check as check_caches
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.memory import DECODE, WEIGHTS
 from ..samplers.registry import SAMPLERS, Entry, family_of
-from ..samplers.settings import filled_in, in_words, knobs, setting_in_words, shown
+from ..samplers.settings import filled_in, in_words, knobs, make, setting_in_words, shown
 from ..samplers.tokens.mulosd_checks import check_grids, check_pair
 from ..samplers.tokens.prepare import features_of
 from ..samplers.tokens.upsampling import UpSampling
@@ -59,12 +60,14 @@ from .images import to_bytes
 from .preview import drive
 from .schema import (
     FREE,
+    PRESETS,
     checked_seed,
     describe,
     expect,
     expect_latents,
     expect_mask,
     expect_usual_size,
+    usual_numbers,
 )
 from .sockets import LabelText, expect_condition, expect_kind_on, expect_own, kind_on
 from .vae import BITS, KL, VQ, FastARVAE, kind_of, mark
@@ -208,14 +211,66 @@ def unlike_preset(preset: str, names: Iterable[str], settings: Any, meant: Any, 
     return f"custom: these numbers are not those of *{preset}* for this model ({few})."
 
 
+def were_chosen(node: Any, option: str, names: Iterable[str]) -> bool:
+    """Whether the graph tells that someone chose the numbers of a node with a preset: one of them arrives over a link,
+    or the editor showed this preset's numbers, so that those that differ were changed since.
+    """
+    return graph.linked(node, names) or graph.noted_preset(node) == option
+
+
+def left_to_preset(
+    kind: type, values: Mapping[str, Any], option: str, options: Sequence[str], numbers_of: Callable[[str], Any]
+) -> str:
+    """Whose numbers came with a preset, if the preset alone was chosen: then it sets them. "" if they are used.
+
+    A program that sends what /object_info lists, or a graph that was exported from the editor, sends every number. If
+    it names another preset and changes none of them, they are all the node's defaults or all those of the other preset,
+    and were not chosen one by one. Not to be asked where :func:`were_chosen`.
+
+    Args:
+        kind: class of the settings.
+        values: the settings that were sent.
+        option: of the preset widget, as sent.
+        options: all of them.
+        numbers_of: an option to its numbers for the model, name by name.
+    """
+    names = [name for name in knobs(kind) if name not in FREE]
+    if option == presets.CUSTOM or not all(name in values for name in names):
+        return ""
+
+    sent = filled_in(make(kind, values), {})
+
+    def are(numbers: Mapping[str, Any]) -> bool:
+        return all(sent[name] == numbers[name] for name in names)
+
+    if are(numbers_of(option)):
+        return ""
+    if are(filled_in(make(kind, usual_numbers(kind, options)), {})):
+        return "the node's defaults"
+
+    for other in options:
+        if other not in (option, presets.CUSTOM) and are(numbers_of(other)):
+            return f"those of {other}"
+    return ""
+
+
+def set_by_preset(preset: str, whose: str) -> str:
+    """What to say where :func:`left_to_preset` finds that the preset sets all numbers; "" if it does not."""
+    if not whose:
+        return ""
+    return f"The preset {preset} set all numbers, because those sent were {whose}; name custom to use them as sent."
+
+
 def cache_unlike_preset(plan: CachePlan, loaded: Loaded[Any], settings: Any) -> str:
     """:func:`unlike_preset` of LazyMAR Cache, for the model of the sampler that it feeds."""
     if not plan.preset_given or plan.preset == presets.CUSTOM:
         return ""
 
-    used = plan.settings(loaded, settings.steps)
-    meant = plan.settings(loaded, settings.steps, {})
-    said = unlike_preset(plan.preset, plan.values, used, meant, loaded.model)
+    said = set_by_preset(plan.preset, plan.whose(loaded, settings.steps))
+    if not said:
+        used = plan.settings(loaded, settings.steps)
+        meant = plan.of_preset(plan.preset, loaded, settings.steps)
+        said = unlike_preset(plan.preset, plan.values, used, meant, loaded.model)
     return f"LazyMAR Cache: {said}" if said else ""
 
 
@@ -282,7 +337,9 @@ class ModelFirst(io.ComfyNode):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Sockets:
-    """Values of a sampler's sockets beside the model, as they arrive; None where nothing is connected."""
+    """Values of a sampler's sockets beside the model, as they arrive, None where nothing is connected; and the number
+    of its first image.
+    """
 
     condition: Any
     draft: Any = None
@@ -290,6 +347,7 @@ class Sockets:
     latent_image: Any = None
     mask: Any = None
     upscale_model: Any = None
+    first_image: int = 0
 
 
 @dataclass(frozen=True)
@@ -301,17 +359,35 @@ class CachePlan:
     preset: str
     values: Mapping[str, Any]
     preset_given: bool = False  # whether a prompt named the preset
+    chosen: bool = False  # see :func:`were_chosen`
 
     def __str__(self) -> str:
         """For people: what core's Preview as Text shows."""
         return f"LazyMAR's caches, preset {self.preset}: {in_words(CacheSettings, self.values) or 'its own settings'}."
 
-    def settings(self, loaded: Loaded[Any], steps: int, values: Mapping[str, Any] | None = None) -> Any:
-        """The settings for a model and a number of AR steps; ``values`` in the place of the plan's."""
+    def settings(self, loaded: Loaded[Any], steps: int) -> Any:
+        """The settings for a model and a number of AR steps."""
+        asked = {} if self.whose(loaded, steps) else self.values
+        return self.of_preset(self.preset, loaded, steps, asked)
+
+    def whose(self, loaded: Loaded[Any], steps: int) -> str:
+        """See :func:`left_to_preset`."""
+        if not self.preset_given or self.chosen:
+            return ""
+
+        def numbers_of(option: str) -> dict[str, Any]:
+            meant = self.of_preset(option, loaded, steps)
+            return filled_in(meant, registry.own_values_of(loaded.model, meant))
+
+        return left_to_preset(CacheSettings, self.values, self.preset, PRESETS, numbers_of)
+
+    def of_preset(
+        self, preset: str, loaded: Loaded[Any], steps: int, values: Mapping[str, Any] = MappingProxyType({})
+    ) -> Any:
+        """The settings of a preset for a model and a number of AR steps, with ``values`` in the place of its own."""
         model = loaded.model
         demo = model.label_set == DEMO_LABELS
-        asked = self.values if values is None else values
-        return presets.combine(CacheSettings, {}, self.preset, asked, demo, model.net.config.dim, steps)
+        return presets.combine(CacheSettings, {}, preset, values, demo, model.net.config.dim, steps)
 
 
 @dataclass(frozen=True)
@@ -440,6 +516,7 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
     else:
         given = _checked_edit(sockets, family.decoder)
     condition, edit, numbers = _in_batch(whole, given, sockets.latent_image)
+    numbers = _from_first(numbers, sockets)
     expect_little_noise(model, settings, len(condition), "condition")
     family.expect_device(model, host.get_compute_device(), settings)
     if edit is not None:
@@ -612,6 +689,20 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
     return condition, edit, places
 
 
+def _from_first(numbers: Sequence[int], sockets: Sockets) -> Sequence[int]:
+    """The numbers of the images, the first of which is that of the node's widget."""
+    first = sockets.first_image
+    if first and _knows_places(sockets):
+        raise UserError("first_image: latent_image already says which images of a batch it holds; set it to 0.")
+
+    return [first + number for number in numbers]
+
+
+def _knows_places(sockets: Sockets) -> bool:
+    """Whether the latent on a socket says which images of a batch it holds."""
+    return isinstance(sockets.latent_image, Mapping) and BATCH_INDEX in sockets.latent_image
+
+
 def _places(value: Any, count: int) -> list[int]:
     """The places of ``count`` latents in their batch, checked: another pack may have made them."""
     try:
@@ -660,7 +751,7 @@ def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: So
         report.memory[DECODE] = int(loaded.vae.memory_used_decode(samples.shape, loaded.vae.vae_dtype))
 
     latent: dict[str, Any] = {"samples": samples}
-    if sockets.latent_image is not None and BATCH_INDEX in sockets.latent_image:
+    if sockets.first_image or _knows_places(sockets):
         latent[BATCH_INDEX] = list(checked.numbers)
     return io.NodeOutput(latent, report)
 

@@ -5,6 +5,7 @@ The classes hold texts. What they share is in :class:`_Sampler`; how a sampler i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,22 +16,26 @@ from ..samplers.choice import Choice
 from ..samplers.labels import unknown_words
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.registry import SAMPLERS
-from ..samplers.settings import in_words, knobs, make
+from ..samplers.settings import filled_in, in_words, knobs, make
 from .running import (
     CachePlan,
     ModelFirst,
     Sockets,
     cache_unlike_preset,
     expect_loaded,
+    left_to_preset,
     reported,
     run,
+    set_by_preset,
     settings_for,
     texts_of,
     unlike_preset,
+    were_chosen,
 )
 from .schema import (
     BLOCK_MODEL,
     CACHE,
+    FREE,
     HIDDEN,
     MAR,
     PLAIN,
@@ -38,9 +43,11 @@ from .schema import (
     RECOMMENDED,
     REPORT,
     TOKEN_MODEL,
+    checked_first_image,
     checked_preset,
     checked_switch,
     condition_input,
+    first_image_widget,
     output,
     preset_name,
     preset_widget,
@@ -139,7 +146,7 @@ class _Sampler(ModelFirst):
     aliases: ClassVar[list[str]]
     models: ClassVar[dict[str, str]] = {"model": _MAR_MODEL}  # sockets with their tooltips
     condition: ClassVar[str] = ""  # tooltip of the condition; "" for that of all models of the kind
-    preset: ClassVar[str | None] = ""  # what its tooltip adds; None for a baseline, which has neither preset nor switch
+    preset: ClassVar[bool] = True  # False for a baseline, which has neither the accelerators' presets nor the switch
     vae: ClassVar[str] = "the same loader"  # whose VAE decodes the latent
 
     @classmethod
@@ -161,7 +168,7 @@ class _Sampler(ModelFirst):
 
         # Widgets: seed, switch, preset, settings.
         main = [seed_widget()]
-        if cls.preset is not None:
+        if cls.preset:
             switch = io.Boolean.Input(
                 "enabled",
                 default=True,
@@ -171,8 +178,9 @@ class _Sampler(ModelFirst):
             )
             main.append(switch)
 
-        main.append(preset_widget(cls.options(), cls.preset or ""))
+        main.append(preset_widget(cls.options()))
         main += setting_widgets(entry.settings, cls.options())
+        main.append(first_image_widget())
 
         return schema(
             node_id=cls.node_id,
@@ -202,10 +210,29 @@ class _Sampler(ModelFirst):
     @classmethod
     def options(cls) -> tuple[str, ...]:
         """Of the preset widget."""
-        return PLAIN if cls.preset is None else PRESETS
+        return PRESETS if cls.preset else PLAIN
 
     @classmethod
-    def execute(cls, condition: Any, seed: Any, enabled: Any = True, **inputs: Any) -> io.NodeOutput:
+    def _of_preset(cls, option: str, loaded: Any) -> Any:
+        """The settings of a preset for a model."""
+        return settings_for(Choice(SAMPLERS[cls.sampler], preset_name(option)), loaded)
+
+    @classmethod
+    def _whose(cls, numbers: Mapping[str, Any], option: str, loaded: Any) -> str:
+        """See :func:`.running.left_to_preset`."""
+        if were_chosen(cls, option, numbers):
+            return ""
+
+        def numbers_of(option: str) -> dict[str, Any]:
+            meant = cls._of_preset(option, loaded)
+            return filled_in(meant, registry.own_values_of(loaded.model, meant))
+
+        return left_to_preset(SAMPLERS[cls.sampler].settings, numbers, option, cls.options(), numbers_of)
+
+    @classmethod
+    def execute(
+        cls, condition: Any, seed: Any, enabled: Any = True, first_image: Any = 0, **inputs: Any
+    ) -> io.NodeOutput:
         entry = SAMPLERS[cls.sampler]
 
         # 1. Inputs that are models or sockets; the others are widgets.
@@ -216,18 +243,20 @@ class _Sampler(ModelFirst):
             expect_loaded(draft, "draft", entry.family.decoder)
 
         optional = {socket.id: inputs.pop(socket.id, None) for socket in cls.optional()}
-        sockets = Sockets(condition, draft=draft, **optional)
+        sockets = Sockets(condition, draft=draft, first_image=checked_first_image(first_image), **optional)
 
         # 2. The settings: the numbers that arrived, and those of the preset for what did not.
         asked_preset = inputs.pop("preset", None)
         option = cls.options()[0] if asked_preset is None else checked_preset(asked_preset, cls.options())
-        choice = Choice(entry, preset_name(option), inputs)
-        settings = settings_for(choice, loaded)
+        whose = "" if asked_preset is None else cls._whose(inputs, option, loaded)
+        if whose:
+            inputs = {name: value for name, value in inputs.items() if name in FREE}
+        settings = settings_for(Choice(entry, preset_name(option), inputs), loaded)
 
         # 3. What the node says.
-        warnings: list[str] = []
+        warnings = [set_by_preset(option, whose)]
         if asked_preset is not None and option != presets.CUSTOM:
-            meant = settings_for(Choice(entry, choice.preset), loaded)
+            meant = cls._of_preset(option, loaded)
             warnings.append(unlike_preset(option, inputs, settings, meant, loaded.model))
         if kind_on(sockets.cache) == CachePlan.kind:
             plan = expect_own(sockets.cache, CachePlan, "cache", "LazyMAR Cache")
@@ -255,7 +284,7 @@ class _Sampler(ModelFirst):
 class MARSampler(_Sampler):
     sampler = "mar"
     node_id = "FastARMARSampler"
-    preset = None
+    preset = False
     description = (
         "Draws an image with plain MAR, as published. It is the baseline that the accelerated MAR samplers are "
         "compared with."
@@ -285,7 +314,6 @@ class LazyMARSampler(_Sampler):
         "Every step takes less work; the image may differ from MAR's."
     )
     aliases = ["lazy mar", "feature cache", "token cache", "condition cache", "accelerated mar"]
-    preset = "The preset fast also sets steps, diffusion_steps, diffusion_steps_end and order."
 
 
 class CSpDSampler(_Sampler):
@@ -311,7 +339,6 @@ class GtRSampler(_Sampler):
         "Fewer AR steps and diffusion steps than MAR; the image is another one."
     )
     aliases = ["gtr", "generation then reconstruction", "checkerboard", "two-stage", "accelerated mar"]
-    preset = "The presets balanced and fast also set steps, diffusion_steps, diffusion_steps_end and t_max."
 
 
 class LazyMARCache(io.ComfyNode):
@@ -326,6 +353,7 @@ class LazyMARCache(io.ComfyNode):
             search_aliases=["lazy mar", "feature cache", "combine accelerators"],
             widgets=[preset_widget(), *setting_widgets(CacheSettings)],
             outputs=[output(CACHE, "cache", "For the cache input of MAR, FastHybrid, GtR and CSpD Sampler.")],
+            hidden=[io.Hidden.prompt],
         )
 
     @classmethod
@@ -334,13 +362,15 @@ class LazyMARCache(io.ComfyNode):
         if preset is None:
             return io.NodeOutput(CachePlan(PRESETS[0], values))
 
-        return io.NodeOutput(CachePlan(checked_preset(preset), values, preset_given=True))
+        preset = checked_preset(preset)
+        chosen = were_chosen(cls, preset, values)
+        return io.NodeOutput(CachePlan(preset, values, preset_given=True, chosen=chosen))
 
 
 class LlamaGenSampler(_Sampler):
     sampler = "llamagen"
     node_id = "FastARLlamaGenSampler"
-    preset = None
+    preset = False
     description = (
         "Draws an image with plain LlamaGen, as published: one token after another, row by row. It also runs Janus and "
         "Tar, and is the baseline of PAR, ZipAR and MuLo-SD."
@@ -352,7 +382,7 @@ class LlamaGenSampler(_Sampler):
 class PARSampler(_Sampler):
     sampler = "par"
     node_id = "FastARPARSampler"
-    preset = None
+    preset = False
     description = (
         "Divides the image into regions and decides one token per region in parallel (PAR, CVPR 2025). It needs a PAR "
         "model; with a plain LlamaGen it runs the paper's ablations."
@@ -371,7 +401,6 @@ class ZipARSampler(_Sampler):
     )
     aliases = ["zipar", "parallel decoding", "spatial locality", "accelerated llamagen", "accelerated tar"]
     models = {"model": _LLAMAGEN_MODEL}
-    preset = "The preset exact draws one token after another, as LlamaGen Sampler does."
 
 
 class MuLoSDSampler(_Sampler):
@@ -389,10 +418,6 @@ class MuLoSDSampler(_Sampler):
         "draft": "A model of the same kind and decoder whose images have half, a third or a quarter of the target's "
         "side. Usual for Tar: the de-tokenizer of 256 pixels.",
     }
-    preset = (
-        "For full-size models, balanced keeps 95 % of the draft and fast 98 %; exact uses no draft and gives the "
-        "target's own image."
-    )
 
     @classmethod
     def optional(cls) -> list[io.Input]:
@@ -409,7 +434,7 @@ class MuLoSDSampler(_Sampler):
 class BitDanceSampler(_Sampler):
     sampler = "bitdance"
     node_id = "FastARBitDanceSampler"
-    preset = None
+    preset = False
     description = (
         "Draws an image with BitDance: block after block, all bits of a block together by diffusion. Fewer "
         "diffusion_steps, for all blocks or for the later ones (DiSA), are faster."

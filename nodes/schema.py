@@ -133,18 +133,20 @@ PLAIN = (RECOMMENDED, presets.CUSTOM)
 FREE = ("parallel", "draft_parallel", "detail")
 
 
-def preset_widget(options: Sequence[str] = PRESETS, tooltip: str = "") -> io.Input:
-    """The preset widget; ``tooltip`` adds what the presets do.
+def preset_widget(options: Sequence[str] = PRESETS) -> io.Input:
+    """The preset widget.
 
-    A choice in it fills in the numbers below, see ``filling`` and web/js/presets.js.
+    A choice in it fills in the numbers below, see ``filling`` and web/js/presets.js. Of graphs that a program sends see
+    ``running.left_to_preset``.
     """
-    text = f"Sets the numbers below for the connected model; changing one of them selects custom. {tooltip}"
     return io.Combo.Input(
         "preset",
         options=list(options),
         default=options[0],
         optional=True,
-        tooltip=text.rstrip(),
+        tooltip="Sets the numbers below for the connected model; changing one of them selects custom. Numbers that a "
+        "program sends are used; the preset sets those left out, and all of them if they are just the defaults or "
+        "another preset's.",
     )
 
 
@@ -153,13 +155,18 @@ def setting_widgets(kind: type[Settings], options: Sequence[str] = PRESETS) -> l
 
     A prompt may leave any of them out; it then takes the preset's value for the connected model.
     """
-    first = preset_name(options[0])
-    usual = vars(presets.combine(kind, {}, first, {}, demo=False))
+    usual = usual_numbers(kind, options)
 
     made: list[io.Input] = []
     for name, (default, about) in knobs(kind).items():
         made.append(widget(name, default, about, shown=usual[name], optional=True))
     return made
+
+
+def usual_numbers(kind: type[Settings], options: Sequence[str]) -> dict[str, Any]:
+    """The settings of a new node, those of the first preset of ``options`` for a full-size model."""
+    first = preset_name(options[0])
+    return vars(presets.combine(kind, {}, first, {}, demo=False))
 
 
 def checked_preset(value: Any, options: Sequence[str] = PRESETS) -> str:
@@ -186,6 +193,31 @@ def seed_widget() -> io.Input:
         tooltip="Decides all random choices. Samplers of one model share the noise of a seed, so their images can be "
         "compared pixel by pixel.",
     )
+
+
+# Largest number of an image; sweeps draw up to ten million.
+_MOST_NUMBERS = 10_000_000
+
+
+def first_image_widget() -> io.Input:
+    """The number of the first image, by which the noise of an image differs from that of others with its seed."""
+    return io.Int.Input(
+        "first_image",
+        default=0,
+        min=0,
+        max=_MOST_NUMBERS,
+        optional=True,
+        advanced=True,
+        tooltip="Number of the first image, from 0: with 3 and one image, the fourth image of a batch is drawn alone, "
+        "if the condition is its label or prompt. Usual: 0.",
+    )
+
+
+def checked_first_image(value: Any) -> int:
+    """Check that a value is the number of an image."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_NUMBERS:
+        raise UserError(f"first_image: {describe(value)} is not a whole number from 0 to {_MOST_NUMBERS}.")
+    return value
 
 
 def checked_seed(value: Any) -> int:

@@ -1,9 +1,12 @@
-"""Sweep nodes: a sampler over the values of one or two settings and over seeds, as a grid and as a plot."""
+"""Sweep nodes: a sampler over the values of one or two axes and over seeds, as a grid and as a plot.
+
+An axis is a setting, the preset, or a subject: a checkpoint, a label or a prompt.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -14,25 +17,27 @@ from ..errors import UserError
 from ..reports.quality import measure
 from ..reports.record import Report
 from ..reports.sweep import Cell
-from ..reports.values import parse_values
+from ..reports.values import parse_texts, parse_values
 from ..samplers import presets
 from ..samplers.baseline import quality_word
 from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_settings
 from ..samplers.settings import Settings, default_or_paper, knob, knobs, make, no_setting
 from ..sweeps.images import MEASURES, sweep_grid, sweep_plot
 from ..sweeps.keys import cell_key, cell_name, digest
-from ..sweeps.plan import MOST_CELLS, combinations, distinct
+from ..sweeps.plan import CHECKPOINT, LABEL, MOST_CELLS, PROMPT, SUBJECTS, combinations, distinct
 from ..sweeps.store import CellStore, completed
 from ..sweeps.sweep import Axis, Sweep, sweep_table
 from . import host
 from .host import Loaded
 from .images import to_image
+from .remaking import Remaker
 from .running import (
     CONDITIONS,
     ModelFirst,
     as_labels,
     baseline_choice,
     draw_images,
+    expect_loaded,
     expect_pair,
     expect_runnable,
     expect_suited_settings,
@@ -48,6 +53,10 @@ NONE = "none"
 _NAME = re.compile(r"[^A-Za-z0-9 ._-]+")
 
 
+# The preset, the subjects, and the settings of all samplers.
+_AXES = (PRESET, *SUBJECTS, *(name for name in names_of_settings(runnable()) if name != PRESET))
+
+
 @dataclass(frozen=True)
 class SweepSettings(Settings):
     """Choices of the node Sweep."""
@@ -57,13 +66,14 @@ class SweepSettings(Settings):
     )
     x: str = knob(
         "threshold",
-        "The setting that changes from column to column. It must be one of the chosen sampler's.",
-        choices=tuple(names_of_settings(runnable())),
+        "What changes from column to column: a setting of the chosen sampler, its preset, or the checkpoint, label or "
+        "prompt.",
+        choices=_AXES,
     )
     y: str = knob(
         NONE,
-        "The setting that changes from row to row. Usual: none, for a single row.",
-        choices=(NONE, *names_of_settings(runnable())),
+        "What changes from row to row, as for x. Usual: none, for a single row.",
+        choices=(NONE, *_AXES),
     )
 
 
@@ -77,8 +87,8 @@ class SweepNode(ModelFirst):
         x_values = _text(
             "x_values",
             "0.8, 0.9, 0.95, 0.99",
-            "Values of x, one column each, separated by commas. 0.8..1 x 5 means five evenly spaced values, 4..8 whole "
-            "numbers in steps of 1.",
+            "Values of x, one column each, separated by commas, prompts by semicolons. 0.8..1 x 5 means five evenly "
+            "spaced values, 4..8 whole numbers in steps of 1.",
         )
         y_values = _text(
             "y_values",
@@ -105,9 +115,9 @@ class SweepNode(ModelFirst):
             node_id="FastARSweep",
             display_name="Sweep (FastAR)",
             category="FastAR/compare",
-            description="Runs a sampler for every combination of values of one or two settings and of seeds, and the "
-            "plain sampler for comparison. Finished cells are saved, so that an interrupted sweep continues where it "
-            "stopped.",
+            description="Runs a sampler for every combination of seeds and of values of one or two axes (settings, "
+            "presets, checkpoints, labels or prompts), and the plain sampler for comparison. Finished cells are saved, "
+            "so that an interrupted sweep continues where it stopped.",
             search_aliases=["xy plot", "x/y plot", "parameter sweep", "grid search", "benchmark"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,
@@ -126,27 +136,32 @@ class SweepNode(ModelFirst):
         # 1. Check all inputs.
         base, x_axis, y_axis, seeds = _plan(**plan)
         loaded, small = expect_pair(model, draft)
-        expect_runnable(base, loaded, small)
+        subjects = _subjects(cls, _Subject(loaded, condition), x_axis, y_axis)
+        for subject in subjects.values():
+            expect_runnable(base, subject.loaded, small)
 
         # 2. Plan the runs: for each seed the plain sampler, then the cells, so that the two are near in time.
-        runs = _runs(base, baseline_choice(base, loaded), x_axis, y_axis, seeds)
+        runs = _runs(base, subjects, x_axis, y_axis, seeds)
         for run in runs:
-            expect_suited_settings(run.choice, loaded)
-        names = _names(runs, loaded, small, condition)  # reports mistakes in settings before the first cell
+            expect_suited_settings(run.choice, run.subject.loaded)
+        names = _names(runs, small)  # reports mistakes in settings before the first cell
         store = CellStore(host.sweep_folder(_folder_name(folder)))
 
         # 3. Sample what the folder does not have yet, and measure each cell against the plain sampler with its seed.
         sampled: list[int] = []
+        warm: set[int] = set()
 
         def draw(k: int) -> tuple[np.ndarray, Report]:
             """Images and report of a run."""
             run = runs[k]
-            if not sampled:  # takes the initialisation of libraries out of the first cell's seconds
-                warm_up(loaded, condition)
+            about = run.subject
+            if id(about.loaded) not in warm:  # takes initialisation out of the first cell's seconds
+                warm_up(about.loaded, about.condition)
+            warm.add(id(about.loaded))
             sampled.append(k)
 
             host.show(cls, f"cell {k + 1} of {len(runs)}")
-            return draw_images(run.choice, loaded, condition, run.seed, small)
+            return draw_images(run.choice, about.loaded, about.condition, run.seed, small)
 
         made: list[Cell] = []
         plain: tuple[np.ndarray, Report] | None = None
@@ -172,30 +187,69 @@ class SweepNode(ModelFirst):
         return io.NodeOutput(sweep, sweep_table(sweep), ui=said)
 
 
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """What is sampled in a run: a model, and what it draws."""
+
+    loaded: Loaded[Any]
+    condition: Any
+
+
+# Values of the axes that are subjects, by name in the order of SUBJECTS.
+_Key = tuple[tuple[str, str], ...]
+
+
+def _subjects(node: Any, usual: _Subject, x: Axis, y: Axis) -> dict[_Key, _Subject]:
+    """What is sampled for every combination of the values of axes that are subjects; ``usual`` is on the sockets."""
+    remaker = Remaker(node)
+    made: dict[str, dict[str, Any]] = {}  # axis to value to what is on its socket
+    for axis in (x, y):
+        if axis.name in SUBJECTS:
+            made[axis.name] = {value: remaker.made(axis.name, value) for value in axis.values}
+
+    models = made.pop(CHECKPOINT, None)
+    words = next(iter(made), "")
+    found: dict[_Key, _Subject] = {}
+    for checkpoint, model in (models or {"": usual.loaded}).items():
+        for text, condition in made.get(words, {"": usual.condition}).items():
+            asked = {CHECKPOINT: checkpoint, words: text}
+            found[_key_of(asked)] = _Subject(expect_loaded(model, "model"), condition)
+    return found
+
+
+def _key_of(asked: Mapping[str, Any]) -> _Key:
+    """The subjects among the values of axes."""
+    return tuple((name, asked[name]) for name in SUBJECTS if asked.get(name))
+
+
 @dataclass(frozen=True)
 class _Run:
     """A run of a sweep: a sampler at one place of the grid, or the plain one, with one seed."""
 
     choice: Choice
     seed: int
+    subject: _Subject
     x: int = 0
     y: int = 0
     plain: bool = False
 
 
-def _runs(base: Choice, plain: Choice, x: Axis, y: Axis, seeds: Sequence[int]) -> list[_Run]:
-    """All runs in their order."""
+def _runs(base: Choice, subjects: Mapping[_Key, _Subject], x: Axis, y: Axis, seeds: Sequence[int]) -> list[_Run]:
+    """All runs in their order: of every seed and subject the plain sampler, then the cells."""
     grid: dict[str, Sequence[Any]] = {PRESET: [base.preset], **{name: [value] for name, value in base.values.items()}}
     if y.name:
         grid[y.name] = y.values
     grid[x.name] = x.values
 
+    found = combinations(base.entry, grid)
     runs: list[_Run] = []
     for seed in seeds:
-        runs.append(_Run(plain, seed, plain=True))
-        for k, found in enumerate(combinations(base.entry, grid)):
-            row, column = divmod(k, len(x.values))
-            runs.append(_Run(found.choice, seed, column, row))
+        for key, subject in subjects.items():
+            runs.append(_Run(baseline_choice(base, subject.loaded), seed, subject, plain=True))
+            for k, combination in enumerate(found):
+                row, column = divmod(k, len(x.values))
+                if _key_of(combination.asked) == key:
+                    runs.append(_Run(combination.choice, seed, subject, column, row))
 
     return runs
 
@@ -220,6 +274,8 @@ def _plan(
 
     if x == y:
         raise UserError(f"y: {y} is on the other axis too; choose another setting, or none.")
+    if {x, y} == {LABEL, PROMPT}:
+        raise UserError("y: a model reads labels or prompts, not both; choose another axis, or none.")
     x_axis = _axis(base, "x", x, x_values)
     y_axis = Axis("", ("",)) if y == NONE else _axis(base, "y", y, y_values)
 
@@ -243,7 +299,11 @@ def _plan(
 
 
 def _axis(base: Choice, field: str, name: str, text: str) -> Axis:
-    """The axis of a setting, its values checked."""
+    """An axis, its values checked."""
+    if name in SUBJECTS:
+        separators = ";" if name == PROMPT else ",;"
+        return Axis(name, parse_texts(text, f"{field}_values", separators))
+
     known = knobs(base.entry.settings)
     if name in base.entry.settings.refused:
         raise no_setting(base.entry.settings, name, field, "")
@@ -261,26 +321,31 @@ def _axis(base: Choice, field: str, name: str, text: str) -> Axis:
         raise UserError(f"{field}_values: {problem}") from None
 
 
-def _names(runs: Sequence[_Run], loaded: Loaded[Any], draft: Loaded[Any] | None, condition: Any) -> list[str]:
+def _names(runs: Sequence[_Run], draft: Loaded[Any] | None) -> list[str]:
     """A name for every run, by all that its image and its seconds depend on."""
-    assert loaded.vae is not None
-    condition = expect_condition(condition, CONDITIONS)
-    if isinstance(condition, LabelText):
-        condition = as_labels(condition, loaded.model.label_set)
-
-    # What all runs share: everything that the loaders decided, what is drawn, and on what.
-    made = [[one.model.name, one.model, one.speed] for one in (loaded, draft) if one is not None]
-    parts = {name: part.model for name, part in loaded.parts.items()}
-    models = digest(made, parts, loaded.vae.first_stage_model)
-    drawn = digest(condition)
+    digests = {id(run.subject): _digests(run.subject, draft) for run in runs}
 
     names: list[str] = []
     for run in runs:
-        settings = asdict(settings_for(run.choice, loaded))
+        models, drawn = digests[id(run.subject)]
+        settings = asdict(settings_for(run.choice, run.subject.loaded))
         key = cell_key(models, drawn, host.device_name(), run.choice.entry.name, settings, run.seed)
         # Without the values of the axes: a cell of other axes with the same settings is the same.
         names.append(cell_name(f"{run.choice.entry.name} seed {run.seed}", key, digits=16))
     return names
+
+
+def _digests(subject: _Subject, draft: Loaded[Any] | None) -> tuple[str, str]:
+    """Digests of everything that the loaders decided, and of what is drawn."""
+    loaded = subject.loaded
+    assert loaded.vae is not None
+    condition = expect_condition(subject.condition, CONDITIONS)
+    if isinstance(condition, LabelText):
+        condition = as_labels(condition, loaded.model.label_set)
+
+    made = [[one.model.name, one.model, one.speed] for one in (loaded, draft) if one is not None]
+    parts = {name: part.model for name, part in loaded.parts.items()}
+    return digest(made, parts, loaded.vae.first_stage_model), digest(condition)
 
 
 @dataclass(frozen=True)

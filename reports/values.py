@@ -51,6 +51,23 @@ def parse_values(text: str, field: str, whole: bool = False) -> tuple[str, ...]:
     return tuple(dict.fromkeys(out))
 
 
+def parse_texts(text: str, field: str, separators: str) -> tuple[str, ...]:
+    """The values of an axis that are names or prompts, in the order written, without repetitions.
+
+    ``separators``: characters between two values, beside lines. Raises UserError: as :func:`parse_values`.
+    """
+    if len(text) > _MOST_TEXT:
+        raise UserError(f"{field}: {len(text)} characters; give at most {_MOST_TEXT}.")
+
+    parts = [part.strip() for part in re.split(f"[{re.escape(separators)}\n]", text)]
+    out = tuple(dict.fromkeys(filter(None, parts)))
+    if not out:
+        raise UserError(f"{field}: it is empty; write values with {separators} between them.")
+    if len(out) > MOST_VALUES:
+        raise UserError(f"{field}: it lists more than {MOST_VALUES} values; give fewer.")
+    return out
+
+
 def _range(part: str, field: str, whole: bool) -> list[str]:
     """The numbers of ``a..b`` or ``a..b x n``."""
     match = _RANGE.fullmatch(part)

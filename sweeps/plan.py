@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..samplers.choice import PRESET, Choice, choose
@@ -14,16 +15,22 @@ from ..samplers.settings import make
 
 MOST_CELLS = 1024
 
-# Setting name, the preset among them, to its values: text or numbers.
+# Axes that are no settings: the model, and the one label or prompt of all images of a cell.
+CHECKPOINT = "checkpoint"
+LABEL = "label"
+PROMPT = "prompt"
+SUBJECTS = (CHECKPOINT, LABEL, PROMPT)
+
+# Name of a setting, the preset among them, or of a subject to its values: text or numbers.
 Grid = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Combination:
-    """A sampler with one value of every setting of a grid."""
+    """A sampler with one value of every setting and subject of a grid."""
 
     choice: Choice
-    asked: Mapping[str, Any]  # the values by name, the preset among them
+    asked: Mapping[str, Any]  # the values by name, the preset and the subjects among them
     title: str  # "FastHybrid, threshold 0.9": the sampler and what varies
 
 
@@ -38,6 +45,9 @@ def distinct(entry: Entry, name: str, values: Sequence[Any]) -> list[Any]:
     Raises:
         UserError: no such setting, or a value out of range.
     """
+    if name in SUBJECTS:
+        return list(dict.fromkeys(values))
+
     found: dict[Any, Any] = {}
     for value in values:
         choose(entry.name, {name: value})
@@ -59,11 +69,17 @@ def combinations(entry: Entry, grid: Grid, variant: str = "") -> list[Combinatio
     out = []
     for values in itertools.product(*grid.values()):
         asked = dict(zip(grid, values, strict=True))
-        words = [f"{name.replace('_', ' ')} {shown(asked[name])}" for name in varied]
+        words = [f"{name.replace('_', ' ')} {_in_title(name, asked[name])}" for name in varied]
         title = ", ".join(filter(None, [entry.title, variant, *words]))
-        out.append(Combination(choose(entry.name, asked), asked, title))
+        settings = {name: value for name, value in asked.items() if name not in SUBJECTS}
+        out.append(Combination(choose(entry.name, settings), asked, title))
 
     return out
+
+
+def _in_title(name: str, value: Any) -> str:
+    """A value as text; of a file its name."""
+    return Path(str(value)).name if name == CHECKPOINT else shown(value)
 
 
 def shown(value: Any) -> str:

@@ -44,7 +44,7 @@ def test_operations_are_those_of_pytorchs_own_counter(drawn):
     found = []
     for cell in store.cells():
         prepared = models.restore(cell)
-        condition, _ = conditions.of(prepared.ready, 0, 2)
+        condition, _ = conditions.of(prepared.ready, 0, 2, {})
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # as products, which it knows
             sample(prepared, condition, cell.seed, 0)
         found.append(Operations(store, source).of(cell, store.shards(cell)[0]))

@@ -25,6 +25,17 @@ def test_a_list_makes_a_grid():
     assert found == ["MAR", *(f"MAR, disa, diffusion steps end {n}" for n in (5, 10))]
 
 
+def test_an_axis_makes_a_grid_with_the_settings():
+    axes = {"checkpoint": ["demo", "a/b.safetensors"], "label": ["cat"]}
+    found = titles(samplers=["fasthybrid"], axes=axes, set={"preset": ["exact", "fast"]})
+    values = [
+        f"checkpoint {name}, preset {preset}" for name in ("demo", "b.safetensors") for preset in ("exact", "fast")
+    ]
+    assert found == [f"FastHybrid, {value}" for value in values]
+    (first, *_) = expand(from_table({**BASE, "axes": {"label": ["cat", "dog"]}}))
+    assert first.asked == {"label": "cat"} and first.choice.values == {}
+
+
 def test_settings_go_to_the_samplers_that_have_them():
     combinations = expand(from_table({**BASE, "set": {"cfg": 2, "steps": 8, "zipar.window": 3, "zipar.cfg": 4}}))
     masked = {"cfg": 2, "steps": 8}
@@ -57,6 +68,9 @@ def test_prompts_are_read_from_text_and_from_geneval(tmp_path):
 BAD = {
     "samplers": [{"samplers": []}, {"samplers": [3.5]}],
     "'vroom'": [{"samplers": ["vroom"]}, {"set": {"vroom.x": 1}}],
+    "axes": [{"axes": {"cfg": [1]}}, {"axes": 3}, {"axes": {"label": []}}, {"axes": {"label": ["a"], "prompt": ["b"]}}],
+    "leave labels out": [{"labels": ["cat"], "axes": {"label": ["dog"]}}],
+    "leave prompts out": [{"prompts": ["a cat"], "axes": {"prompt": ["a dog"]}}],
     "images": [{"images": "many"}, {"images": True}],
     "choose one of model, ": [{"imges": 5}],
     "did you mean threshold": [{"set": {"treshold": 1}}],

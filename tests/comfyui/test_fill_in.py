@@ -180,6 +180,7 @@ def test_preset_to_custom_changes_nothing(comfy: Comfy, info: dict[str, Any], ed
         numbers = numbers_of(comfy, kind, preset, main_loader(kind), **steps)
         sent[kind] = prompt[str(number)]["inputs"]
         assert {name: sent[kind][name] for name in numbers} == numbers and sent[kind]["preset"] == preset, kind
+        assert prompt[str(number)]["_meta"]["preset"] == preset, "which preset an exported graph has the numbers of"
         before[kind] = shown(editor, number)
         assert {name: before[kind][name] for name in numbers} == numbers, kind
 

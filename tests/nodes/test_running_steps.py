@@ -213,6 +213,48 @@ def test_an_image_of_a_batch_is_drawn_as_in_the_whole_batch(sampler, whole):
     assert not torch.equal(apart[0], apart[1]) and not torch.equal(apart[1], apart[2])
 
 
+@pytest.mark.parametrize("sampler", BATCHES)
+def test_an_image_of_a_batch_is_drawn_alone_by_its_number(sampler):
+    model, _ = BATCHES[sampler]
+    loaded = model()
+    entry = SAMPLERS[sampler]
+    few = {"steps": 3, "diffusion_steps": 3}
+    settings = make(entry.settings, {name: count for name, count in few.items() if name in knobs(entry.settings)})
+
+    def drawn(labels, first=0, **latent):
+        sockets = Sockets(from_ids(labels), first_image=first, **latent)
+        return running.run(entry, loaded, settings, 3, sockets).result[0]
+
+    batch = drawn((1, 4, 2))
+    assert "batch_index" not in batch
+    for first, labels in ((2, (2,)), (1, (4, 2))):
+        part = drawn(labels, first)
+        torch.testing.assert_close(part["samples"], batch["samples"][first:], rtol=1e-4, atol=1e-4)
+        assert part["batch_index"] == list(range(first, 3))
+    assert not torch.equal(drawn((2,))["samples"], drawn((2,), 2)["samples"])
+
+    # What inpaints it goes on with its noise, and cannot be told another number.
+    made = drawn((2,), 2)
+    edit = {"latent_image": {**made, "samples": torch.ones_like(made["samples"])}, "mask": torch.ones(1, 4, 4)}
+    torch.testing.assert_close(drawn((2,), **edit)["samples"], batch["samples"][2:], rtol=1e-4, atol=1e-4)
+    with pytest.raises(UserError, match="^first_image: latent_image already says"):
+        drawn((2,), 1, **edit)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "2", 10**8])
+def test_the_number_of_an_image_is_checked(value):
+    with pytest.raises(UserError, match="^first_image: "):
+        samplers.MARSampler.execute(model=a_mar(), condition=from_ids((1,)), seed=3, first_image=value)
+    with pytest.raises(UserError, match="^first_image: "):
+        a_prompt(images=1, first_image=value)
+
+
+def test_codes_of_an_image_of_a_batch_are_made_alone_by_its_number():
+    whole = a_prompt(images=3)
+    alone = a_prompt(images=1, first_image=2)
+    assert torch.equal(alone.codes[0], whole.codes[2]) and not torch.equal(alone.codes[0], whole.codes[0])
+
+
 @pytest.mark.parametrize(("latents", "index", "labels", "field"), [
     (1, [5], (1, 4, 7), "condition"),
     (2, [0], (1, 4), "latent_image"),

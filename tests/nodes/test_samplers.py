@@ -27,7 +27,7 @@ from tiny import LABELS, NODES, SHORT, TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prom
 
 MAR_NODES = [node for node in NODES.values() if SAMPLERS[node.sampler].family.decoder == "kl"]
 TOKEN_NODES = [samplers.LlamaGenSampler, samplers.PARSampler, samplers.ZipARSampler]
-FAST = [node for node in NODES.values() if node.preset is not None]
+FAST = [node for node in NODES.values() if node.preset]
 
 
 def kind_of(node) -> type:
@@ -452,8 +452,8 @@ def test_the_wrong_thing_on_a_socket(node):
         for name in (*node.models, *([] if isinstance(bad, Loaded) else ["condition"])):
             with pytest.raises(UserError, match=f"^{name}: "):
                 sample(node, **given | {name: bad})
-    with pytest.raises(UserError, match="^enabled: " if node.preset is not None else "^seed: "):
-        sample(node, **given, **({"enabled": "no"} if node.preset is not None else {"seed": -1}))
+    with pytest.raises(UserError, match="^enabled: " if node.preset else "^seed: "):
+        sample(node, **given, **({"enabled": "no"} if node.preset else {"seed": -1}))
 
 
 def other_codebook() -> Loaded:

@@ -43,7 +43,7 @@ FAMILIES = {
 
 def key(loaded: Loaded, sampler: str, condition, draft: Loaded | None = None) -> str:
     condition = condition() if callable(condition) else condition
-    (found,) = sweep._names([sweep._Run(choose(sampler, {}), 7)], loaded, draft, condition)
+    (found,) = sweep._names([sweep._Run(choose(sampler, {}), 7, sweep._Subject(loaded, condition))], draft)
     return found
 
 
@@ -195,7 +195,8 @@ def test_cells_of_a_seed_are_drawn_beside_its_plain_run():
     """Otherwise another load on the machine would be on one of a pair alone."""
     base = choose("fasthybrid", {"preset": "fast", "steps": 8})
     x, y = sweep.Axis("threshold", ("0.5", "0.9")), sweep.Axis("lookahead", ("2", "4", "6"))
-    runs = sweep._runs(base, choose("mar", {"steps": 8}), x, y, [7, 9])
+    runs = sweep._runs(base, {(): sweep._Subject(a_mar(), LABELS)}, x, y, [7, 9])
+    assert {run.choice.text for run in runs if run.plain} == {"mar: steps=8"}
     assert [(run.seed, run.plain) for run in runs] == [(s, k == 0) for s in (7, 9) for k in range(7)]
     assert [(run.x, run.y) for run in runs[1:7]] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
     for run in runs[8:]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import advisor, compare, samplers, sharing
+from fastar_nodes.nodes import advisor, compare, conditioning, loaders, remaking, samplers, sharing
 from fastar_nodes.nodes import sweep as sweep_nodes
 from fastar_nodes.reports import exchange
 from fastar_nodes.reports.record import Report
@@ -20,10 +20,11 @@ from fastar_nodes.samplers import advice, baseline
 from fastar_nodes.samplers.advice import Shown
 from fastar_nodes.samplers.choice import parse_choice
 from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.sweeps.keys import digest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from tiny import LABELS as WHAT
-from tiny import a_gpt, a_mar, a_report
+from tiny import a_gpt, a_mar, a_report, dropped
 
 SWEEP = {
     "condition": WHAT,
@@ -115,6 +116,111 @@ def test_a_preset_is_a_setting(folder):
     found, _ = sweep(x="preset", x_values="exact, fast", y="none", settings="steps=4, diffusion_steps=4")
     # The demo's 8 of 32 AR steps, 2 at least.
     assert [c.report.settings["lookahead"] for c in found.cells[:2]] == [0, 2] and found.cells[0].quality.identical
+
+
+def graph(model="FastARLoadMAR", condition="FastARClassLabel", **inputs):
+    """A graph with Sweep, whose model and condition come from these nodes."""
+    return {
+        "1": {"class_type": model, "inputs": {**dropped(loaders.LoadMAR, dtype="fp32"), "another": 1}},
+        "2": {"class_type": condition, "inputs": {"images_per_label": 2, "another": 1, **inputs}},
+        "5": {"class_type": "FastARSweep", "inputs": {"model": ["1", 0], "condition": ["2", 0]}},
+    }
+
+
+def swept(prompt, **changes):
+    node = with_hidden(sweep_nodes.SweepNode, None, prompt)
+    return node.execute(**{**SWEEP, "seeds": "7", "y": "none", "y_values": "", "model": a_mar(), **changes}).result[0]
+
+
+def test_labels_are_an_axis_with_a_baseline_each(folder):
+    few = {"y": "label", "y_values": "2; 3, 3", "x_values": "0.5, 1.01"}
+    model = a_mar()
+    found = swept(graph(labels="cat"), model=model, **few)
+    assert found.y.values == ("2", "3") and [(cell.y, cell.x) for cell in found.cells] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert len(list(folder.glob("*.png"))) == 4 + 2, "the plain sampler once for each label"
+    for cell in found.cells:
+        own = sharing.AnySampler.execute(
+            model,
+            condition=from_ids([int(found.y.values[cell.y])] * 2),
+            seed=7,
+            sampler=f"fasthybrid: {SWEEP['settings']}, threshold={found.x.values[cell.x]}",
+        ).result[1]
+        assert cell.report.conditions == own.conditions == cell.baseline.conditions
+        assert cell.report.counts == own.counts
+
+
+def test_checkpoints_are_an_axis_and_their_other_choices_stay(folder, monkeypatch):
+    models, asked = {name: a_mar() for name in ("one.safetensors", "other.safetensors")}, []
+
+    def load(checkpoint, **inputs):
+        asked.append(inputs)
+        return SimpleNamespace(result=(models[checkpoint], models[checkpoint].vae))
+
+    monkeypatch.setattr(loaders.LoadMAR, "execute", load)
+    both = {"x": "checkpoint", "x_values": ", ".join(models), "y": "label", "y_values": "2, 3"}
+    found = swept(graph(), **both)
+    same = {name: value for name, value in dropped(loaders.LoadMAR, dtype="fp32").items() if name != "checkpoint"}
+    assert asked == [same, same]
+    assert len(found.cells) == 4 and len(list(folder.glob("*.png"))) == 4 + 4, "a plain image of every model and label"
+    for cell in found.cells:
+        model, what = models[found.x.values[cell.x]], from_ids([int(found.y.values[cell.y])] * 2)
+        line = f"fasthybrid: {SWEEP['settings']}"
+        latent, _ = sharing.AnySampler.execute(model, condition=what, seed=7, sampler=line).result
+        own = (model.vae.decode(latent["samples"]).clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+        assert np.array_equal(found.store.read(cell.key)[0], own)
+
+
+def test_prompts_are_an_axis_for_every_node_that_makes_them():
+    tar = {"3": {"class_type": "FastARLoadTar", "inputs": {"checkpoint": "demo-tar"}}}
+    prompt = graph(condition="FastARTarPrompt", text="old", tar=["3", 0], seed=3) | tar
+    remaker = remaking.Remaker(with_hidden(sweep_nodes.SweepNode, None, prompt))
+    calls = []
+    nodes = {
+        "FastARLoadTar": SimpleNamespace(
+            define_schema=loaders.LoadTar.define_schema,
+            execute=lambda **inputs: calls.append(inputs) or SimpleNamespace(result=("the language model",)),
+        ),
+        "FastARTarPrompt": SimpleNamespace(
+            define_schema=conditioning.TarPrompt.define_schema,
+            execute=lambda **inputs: calls.append(inputs) or SimpleNamespace(result=(inputs["text"],)),
+        ),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remaking, "_nodes", lambda: nodes)
+        assert [remaker.made("prompt", text) for text in ("a boat, red", "a cat")] == ["a boat, red", "a cat"]
+    whole = {"tar": "the language model", "seed": 3}
+    assert calls == [{"checkpoint": "demo-tar"}, {**whole, "text": "a boat, red"}, {**whole, "text": "a cat"}]
+
+    prompts = {"x": "prompt", "x_values": "a boat, red; a cat\na dog"}
+    _, axis, _, _ = sweep_nodes._plan("mar", y="none", y_values="", seeds="7", settings="", **prompts)
+    assert axis.values == ("a boat, red", "a cat", "a dog")
+    read = conditioning.Prompt
+    remaker = remaking.Remaker(
+        with_hidden(sweep_nodes.SweepNode, None, graph(condition="FastARPrompt", negative="ugly", images=2))
+    )
+    assert digest(remaker.made("prompt", "a cat")) == digest(read.execute("a cat", "ugly", images=2).result[0])
+
+
+@pytest.mark.parametrize(("prompt", "changes", "field"), [
+    (None, {"x": "label", "x_values": "2"}, "condition"),
+    (graph(condition="FastARPrompt"), {"x": "label", "x_values": "2"}, "condition"),
+    (graph(), {"x": "prompt", "x_values": "a cat"}, "condition"),
+    (graph(model="CheckpointLoaderSimple"), {"x": "checkpoint", "x_values": "demo"}, "model"),
+    (graph(labels="cat", label_set=["9", 0]), {"x": "label", "x_values": "2"}, "x"),
+    (graph(), {"x": "label", "x_values": "nothing"}, "labels"),
+    (graph(), {"x": "checkpoint", "x_values": "nothing"}, "checkpoint"),
+    (graph(), {"x": "label", "x_values": " ,"}, "x_values"),
+    (graph(), {"x": "label", "x_values": "2", "y": "prompt", "y_values": "a cat"}, "y"),
+])  # fmt: skip
+def test_an_axis_that_cannot_be_is_refused_before_anything_is_drawn(folder, prompt, changes, field):
+    with pytest.raises(UserError, match=f"^{field}: "):
+        swept(prompt, **changes)
+    assert not folder.exists()
 
 
 MISTAKES = [

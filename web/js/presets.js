@@ -16,7 +16,7 @@ import { say } from "./words.js"
 const CUSTOM = "custom"
 const CACHE = "FastARLazyMARCache"
 // Widgets with a place among the settings that no preset sets.
-const FREE = ["enabled", "preset", "images", "parallel", "draft_parallel", "detail"]
+const FREE = ["enabled", "preset", "images", "first_image", "parallel", "draft_parallel", "detail"]
 const KINDS = ["INT", "FLOAT", "BOOLEAN", "COMBO"]
 // Widgets of a loader that decide which numbers a preset has.
 const LOADED = ["checkpoint", "grid", "size", "weights"]
@@ -302,6 +302,13 @@ function watchHost(host) {
   look()
 }
 
+/** Note in a prompt which preset the numbers were shown for: in an exported graph, those that differ from it were changed since. */
+function notePresets(prompt) {
+  for (const { class_type, inputs, _meta } of Object.values(prompt)) {
+    if (settings[class_type] && _meta && typeof inputs.preset === "string") _meta.preset = inputs.preset
+  }
+}
+
 app.registerExtension({
   name: "FastAR.Presets",
   init() {
@@ -309,7 +316,9 @@ app.registerExtension({
     app.graphToPrompt = async function (...args) {
       noticePromoted()
       while (waiting.size) await Promise.allSettled([...waiting])
-      return toPrompt.apply(this, args)
+      const made = await toPrompt.apply(this, args)
+      notePresets(made.output)
+      return made
     }
   },
   beforeRegisterNodeDef(_, { name, input }) {

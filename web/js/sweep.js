@@ -24,7 +24,7 @@ app.registerExtension({
     const all = axes.map(({ options }) => options.values)
     node.fitAxes = () => {
       const own = settingsOf(sampler.value)
-      axes.forEach(({ options }, k) => (options.values = all[k].filter((name) => ["none", "preset", ...own].includes(name))))
+      axes.forEach(({ options }, k) => (options.values = all[k].filter((name) => ["none", "preset", "checkpoint", "label", "prompt", ...own].includes(name))))
     }
     node.fitAxes()
     const chosen = sampler.callback
