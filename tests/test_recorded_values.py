@@ -102,7 +102,7 @@ def others() -> dict[str, Any]:
         "ramp": maps.ramp(np.linspace(0, 1, 9)).tolist(),
         "hues": maps.hues(np.arange(1, 9)).tolist(),
         "outcomes": {str(k): v for k, v in maps.OUTCOMES.items()},
-        "attention heads": {**heads, "ta_tok": ta_tok.ENCODER_HEADS},
+        "attention heads": {**heads, "ta_tok": siglip.HEADS},
         "published guidance": [defaults._PUBLISHED, [[*k, v] for k, v in defaults._PUBLISHED_PAR.items()]],
     }
 
