@@ -186,12 +186,14 @@ def load_janus_vision(
     vq: VQModel,
     dtype: str | Precision = "auto",
     device: str | torch.device = "cpu",
+    heads: int | None = None,
     operations: Operations = TORCH,
 ) -> ImageReader:
     """Load what reads images for a Janus; ``vq`` is :func:`load_janus_vq` of the same file.
 
-    Arguments and errors as :func:`load_janus`. The configuration may state ``vision_config.num_attention_heads`` (else
-    SigLIP's by width), and ``preprocessor_config.json`` the least side of a scaled image, ``min_size`` (else 14).
+    Arguments and errors as :func:`load_janus`. ``heads`` None: what the configuration states as
+    ``vision_config.num_attention_heads``, else SigLIP's by width. ``preprocessor_config.json`` may state the least side
+    of a scaled image, ``min_size`` (else 14).
 
     Raises:
         UserError: also if the file holds no such part.
@@ -209,7 +211,7 @@ def load_janus_vision(
         raise file.error("holds no part that reads images", "choose a copy with all weights of the model")
 
     about = inner(file, file.settings("config", beside=True), "vision_config")
-    heads = file.number("num_attention_heads", None, 1, 4096, about)
+    heads = heads or file.number("num_attention_heads", None, 1, 4096, about)
     least = file.number("min_size", LEAST_SIDE, 1, 384, file.settings("preprocessor_config", beside=True))
     with ck.misfits(file):
         file = replace(file, state=_vision_state(file.state), what="the part of a Janus that reads images")

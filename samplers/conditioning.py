@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
-from ..model_loaders.networks.janus_vision import ImageReader, ReadImage
+from ..model_loaders.networks.janus_vision import ReadImage
 from ..model_loaders.networks.mar import ClassConditioning, Conditioning, MARModel
 from ..reports.record import fingerprint
 
@@ -164,22 +164,6 @@ class ImagePromptCondition(_Entries):
 
     def digests(self) -> tuple[str, ...]:
         return tuple(fingerprint(self.kind, text, image, self.freedom) for text, image in self.entries)
-
-    def read_by(self, reader: ImageReader) -> ImagePromptCondition:
-        """The condition with what the reader of a model reads, once of each distinct image.
-
-        Raises:
-            UserError: see :meth:`ImageReader.read`.
-        """
-        found: dict[str, ReadImage] = {}
-        read = []
-        for image in self.images:
-            key = fingerprint(image)
-            if key not in found:
-                found[key] = reader.read(image.numpy())
-            read.append(found[key])
-
-        return replace(self, read=tuple(read))
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 
 from ...errors import UserError, not_finite
@@ -26,43 +24,12 @@ from .structure import depth
 
 # Least pixels of a side of a scaled image, of all published models.
 LEAST_SIDE = 14
-# What fills the square beside the image: 0.5 of 255, cut off.
-_GREY = (127, 127, 127)
 _LAYERS = "tower.encoder.layers."
 
 
-def box_of(width: int, height: int, side: int, least: int = LEAST_SIDE) -> tuple[int, int, int, int]:
-    """Where an image lies in the padded square of ``side`` pixels: left, top, right, bottom.
-
-    The longer side of the image takes the whole square, in enlargement too; the shorter one has ``least`` pixels or
-    more. Where the margins are odd, the left or upper one is the smaller.
-    """
-    longer = max(width, height)
-    new_width = max(int(width / longer * side), least)
-    new_height = max(int(height / longer * side), least)
-    left = (side - new_width) // 2
-    top = (side - new_height) // 2
-    return left, top, left + new_width, top + new_height
-
-
-def squared(pixels: np.ndarray, side: int, least: int = LEAST_SIDE) -> np.ndarray:
-    """An image uint8 [H, W, 3] as a square uint8 [side, side, 3]: scaled, not stretched, and padded with grey.
-
-    Pillow's bicubic filter on 8 bits, which the models were trained with; torch's differs in up to 12 % of the values.
-    """
-    height, width, _ = pixels.shape
-    left, top, right, bottom = box_of(width, height, side, least)
-    scaled = Image.fromarray(pixels).resize((right - left, bottom - top), Image.Resampling.BICUBIC)
-
-    square = Image.new("RGB", (side, side), _GREY)
-    square.paste(scaled, (left, top))
-    return np.asarray(square)
-
-
-def normalised(squares: np.ndarray) -> Tensor:
+def normalised(pixels: Tensor) -> Tensor:
     """Images uint8 [..., H, W, 3] as fp32 [..., 3, H, W] in -1..1, for the tower and for the VQ tokenizer."""
-    values = torch.from_numpy(np.array(squares)).movedim(-1, -3).contiguous()
-    return (values / 255 - 0.5) / 0.5
+    return (pixels.movedim(-1, -3).contiguous() / 255 - 0.5) / 0.5
 
 
 @dataclass(frozen=True)
@@ -160,20 +127,24 @@ class ImageReader:
     net: JanusVision  # in eval mode
     vq: VQModel
     name: str
-    least: int = LEAST_SIDE  # see box_of
+    least: int = LEAST_SIDE  # see squares.py
+
+    @property
+    def side(self) -> int:
+        """Pixels per side of the images that it reads."""
+        return self.net.config.side
 
     @torch.no_grad()
-    def read(self, pixels: np.ndarray) -> ReadImage:
-        """An image uint8 [H, W, 3], on the device of the tower.
+    def read(self, square: Tensor) -> ReadImage:
+        """What it reads of an image uint8 [side, side, 3] of :func:`.squares.squared`, on the device of the tower.
 
         One at a time, so that what is read does not depend on a batch.
 
         Raises:
             UserError: rows or features that are not finite, or a VQ tokenizer of another size than the tower.
         """
-        c = self.net.config
         device = self.net.aligner.fc1.bias.device
-        images = normalised(squared(pixels, c.side, self.least))[None].to(device)
+        images = normalised(square.to(device))[None]
         rows = self.net(images)[0]
         if not bool(rows.isfinite().all()):
             raise not_finite("model", self.name, "rows of the image")
