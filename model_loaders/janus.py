@@ -1,5 +1,5 @@
-"""Loader of Janus-Pro and Janus 1.3B: the network that draws, its tokenizer, and from the same file the VQ tokenizer and
-what reads images.
+"""Loader of Janus-Pro and Janus 1.3B: the network that draws, its tokenizer, and from the same file the VQ tokenizer
+and what reads images.
 
 The authors' parameter names and those of transformers are accepted. The output layer for words is not read.
 """

@@ -15,7 +15,7 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from fastar_nodes.model_loaders.networks import hybrid, llama, mar, ta_tok
+from fastar_nodes.model_loaders.networks import hybrid, llama, mar, siglip
 from fastar_nodes.reports import maps
 from fastar_nodes.samplers import presets as preset_values
 from fastar_nodes.samplers.mar import settings as mar_settings

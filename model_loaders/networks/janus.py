@@ -1,8 +1,8 @@
 """Janus: a language model that generates the codes of LlamaGen's VQ tokenizer, with its prompt template.
 
 Sources: Wu et al. 2024 (Janus, arXiv 2410.13848), Chen et al. 2025 (Janus-Pro, arXiv 2501.17811), and for an image in
-the prompt Chen et al. 2025 (ShareGPT-4o-Image, arXiv 2506.18095) with the published code of Janus-4o. The transformer is
-a Llama; words and image tokens have separate tables, and the output layer is an MLP.
+the prompt Chen et al. 2025 (ShareGPT-4o-Image, arXiv 2506.18095) with the published code of Janus-4o. The transformer
+is a Llama; words and image tokens have separate tables, and the output layer is an MLP.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class JanusVision(nn.Module):
         self.aligner = Aligner(c, operations)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Rows [B, places * places, C] of the language model, in raster order, of images [B, 3, side, side] in -1..1."""
+        """Rows [B, S, C] of the language model, in raster order, of images [B, 3, side, side] in -1..1."""
         return self.aligner(self.tower.run(self.tower.embed(pixels)))
 
 

@@ -139,7 +139,7 @@ def _with_images(model: JanusModel, condition: ImagePromptCondition, device: tor
     expect_editor(condition, model)
     ids = prompt_ids(model, condition)
     if condition.read is None:
-        raise UserError("condition: its images were not read; make it with condition() of a pipeline, or call assembly.read_images().")
+        raise UserError("condition: its images were not read; make it with condition() of a pipeline.")
 
     # 1. Images that are read once are one object.
     pairs = [(text, id(read)) for text, read in zip(condition.texts, condition.read, strict=True)]

@@ -1,8 +1,8 @@
-"""Parity cases of a Janus that reads images: how an image is prepared and read, and editing with Janus-4o, recorded with
-the authors' code.
+"""Parity cases of a Janus that reads images: how an image is prepared and read, and editing with Janus-4o, recorded
+with the authors' code.
 
-A folder holds ``sizes.json``, the model folder ``model``, and the folders ``understand`` and ``edit`` with images, texts
-and recorded tensors. Rows of a recorded triple are the whole condition's, the partial one's and the null one's.
+A folder holds ``sizes.json``, the model folder ``model``, and the folders ``understand`` and ``edit`` with images,
+texts and recorded tensors. Rows of a recorded triple are the whole condition's, the partial one's and the null one's.
 """
 
 import re

@@ -165,7 +165,7 @@ def test_a_model_that_cannot_edit_says_why():
 
 
 def test_names_tell_what_a_model_was_trained_for():
-    named = {"Janus-4o-7B": True, "my-janus-4o": True, "Janus-Pro-7B": False, "Janus-1.3B": False, "janus_pro_r1": False}
+    named = {"Janus-4o-7B": True, "my-janus-4o": True, "Janus-Pro-7B": False, "Janus-1.3B": False, "janus_pro": False}
     for name, edits in (named | {"model": None, "Janus-14of": None}).items():
         assert replace(tiny_editor(), name=name).edits is edits
 
