@@ -39,13 +39,13 @@ from .model_loaders.wrappers import WEIGHTS
 from .reports.record import Report
 from .samplers.batches import begin, expect_little_noise, in_parts
 from .samplers.choice import Choice
-from .samplers.conditioning import KINDS, AnyCondition
+from .samplers.conditioning import FREEDOM, KINDS, AnyCondition
 from .samplers.editing import Edit, masks_of
 from .samplers.engine import Sampled, Step, finish
 from .samplers.presets import CUSTOM
 from .samplers.presets import names as preset_names
 from .samplers.presets import values as preset_values
-from .samplers.registry import BITDANCE, FAMILIES, LLAMAGEN, MAR, SAMPLERS, Entry, find
+from .samplers.registry import BITDANCE, FAMILIES, JANUS, LLAMAGEN, MAR, SAMPLERS, Entry, find
 from .samplers.settings import knobs, make, no_setting
 from .samplers.tokens.settings import TarPromptSettings
 from .samplers.tokens.upsampling import BICUBIC
@@ -256,6 +256,7 @@ class Pipeline:
         prompt_settings: Mapping[str, Any] | None = None,
         image: AnyImage | Sequence[AnyImage] | None = None,
         mask: AnyImage | Sequence[AnyImage] | None = None,
+        freedom: float | None = None,
         callback: Callback | None = None,
         **settings: Any,
     ) -> Sampled:
@@ -272,11 +273,14 @@ class Pipeline:
             first: index of the first image: ``first=3, images=1`` draws image 3 of a batch alone.
             negative: what guidance leads away from, for Harmon and UniPic: a whole instruction.
             prompt_settings: settings of Tar's language model, see :class:`TarPromptSettings`.
-            image: what an edit starts from: an image, or latents or codes of :meth:`sample`; one, or one for each
-                image.
+            image: with ``mask`` what inpainting starts from: an image, or latents or codes of :meth:`sample`; one, or
+                one for each image. Without it, for a Janus that was trained to edit: what the prompt changes, an image
+                of any size, or one for each prompt; it is drawn anew as a whole, at 384 x 384 pixels.
             mask: the part of ``image`` to sample again: a grey image or [H, W] of any size, black where the image
                 stays; one, or one for each image. A token is sampled again if any part of it is not black, so a soft
                 edge is sampled again too.
+            freedom: for an image without a mask, 0 to 10: how much more the guidance counts what the image shows than
+                its very pixels; at 0 they count most, and less is computed. None: 5, as published.
             callback: called with the partial result after every step; its ``done`` and ``total`` count steps.
             settings: of the sampler; they take precedence over the preset.
 
@@ -294,12 +298,22 @@ class Pipeline:
         images = _whole(images, "images", 1, MOST_IMAGES)
         first = _whole(first, "first", 0, SEEDS - 1)
 
-        # 2. The condition, and the part to sample again.
+        # 2. The condition, with an image to edit or without, and the part to sample again.
+        edits = image is not None and mask is None and self.ready.family == JANUS
         condition = self.condition(
-            prompt, images=images, seed=seed, first=first, negative=negative, prompt_settings=prompt_settings
+            prompt,
+            images=images,
+            seed=seed,
+            first=first,
+            negative=negative,
+            prompt_settings=prompt_settings,
+            image=image if edits else None,
+            freedom=freedom,
         )
-        with enough_memory("mask: memory is insufficient for this image or mask; give smaller ones."):
-            edit = self._edit(entry, image, mask, made)
+        edit = None
+        if not edits:
+            with enough_memory("mask: memory is insufficient for this image or mask; give smaller ones."):
+                edit = self._edit(entry, image, mask, made)
         expect_little_noise(self.model, made, len(condition), "images")
 
         # 3. The sampler with its draft model, in parts if memory is insufficient for the whole batch.
@@ -377,8 +391,11 @@ class Pipeline:
         first: int = 0,
         negative: str | None = None,
         prompt_settings: Mapping[str, Any] | None = None,
+        image: AnyImage | Sequence[AnyImage] | None = None,
+        freedom: float | None = None,
     ) -> AnyCondition:
-        """What a sampler is conditioned on, for the samplers as functions. Arguments as in :meth:`sample`.
+        """What a sampler is conditioned on, for the samplers as functions. Arguments as in :meth:`sample`; ``image`` is
+        what the prompt changes, for a Janus that was trained to edit.
 
         The seed decides the codes that Tar's language model writes, and nothing for other models.
 
@@ -396,6 +413,13 @@ class Pipeline:
             raise UserError(
                 f"prompt_settings: they are for Tar's language model, which {self.model.name} does not have."
             )
+
+        if image is not None and self.ready.family != JANUS:
+            raise UserError(f"image: {self.model.name} reads {KINDS[kind]}; only a Janus-4o changes an image.")
+        if image is not None and negative is not None:
+            raise UserError(f"negative: {self.model.name} has a null prompt of its own; leave it out.")
+        if freedom is not None and image is None:
+            raise UserError("freedom: it is for an image that the prompt changes; give one, or leave it out.")
 
         asked = prompt_settings or {}
         known = knobs(TarPromptSettings)
@@ -418,6 +442,12 @@ class Pipeline:
             texts += [one] * images
         if not texts or len(texts) > MOST_IMAGES:
             raise UserError(f"prompt: it asks for {len(texts)} images; ask for 1 to {MOST_IMAGES}.")
+
+        if image is not None:
+            given = pictures(image, len(prompts))
+            each = [picture for picture in given for _ in range(images)]
+            with enough_memory("image: memory is insufficient to read it; choose another device or a smaller dtype."):
+                return self.readers.image_prompts(self.ready, texts, each, FREEDOM if freedom is None else freedom)
 
         self.readers.seed = seed
         self.readers.asked = asked
@@ -582,6 +612,39 @@ def _values(given: Any, mode: str, field: str) -> np.ndarray | Tensor:
 
     kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
     raise UserError(f"{field}: it is {kind}; give an image, the path of one, or an array.")
+
+
+def pictures(image: Any, prompts: int) -> list[Tensor]:
+    """Images to edit, uint8 [H, W, 3] of any size, one for each of the prompts; a single one is for all.
+
+    Raises:
+        UserError: another number of images, or what is none.
+    """
+    found: list[Tensor] = []
+    for one in image if isinstance(image, list | tuple) else [image]:
+        values = _values(one, "RGB", "image")
+        if (
+            isinstance(values, Tensor)
+            or values.dtype != np.uint8
+            or values.ndim not in (3, 4)
+            or values.shape[-1] != 3
+            or not values.size
+        ):
+            raise UserError(
+                f"image: it is {values.dtype} of the shape {list(values.shape)}; to edit it, give a PIL image, the "
+                "path of one, or uint8 [height, width, 3]."
+            )
+        batch = values[None] if values.ndim == 3 else values
+        found += [torch.from_numpy(np.array(own)) for own in batch]
+
+    if len(found) == 1:
+        found *= prompts
+    if len(found) != prompts:
+        raise UserError(
+            f"image: there are {len(found)} images for {prompts} prompts; a Janus edits one image at a time, so give "
+            "one, or one for each prompt."
+        )
+    return found
 
 
 def _in_list(prompt: Any) -> list[str | int]:

@@ -140,6 +140,7 @@ class PromptCondition(_Entries):
 
 # The authors' weight of the branch that does not read the source's tokens.
 FREEDOM = 5.0
+MOST_FREEDOM = 10.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from fastar_nodes.model_loaders.networks.janus import JanusModel
 from fastar_nodes.model_loaders.networks.janus_vision import ImageReader
 from fastar_nodes.samplers.conditioning import ImagePromptCondition
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 FOLDER = Path(__file__).parents[1] / "parity" / "janus_images"
@@ -38,6 +39,16 @@ def tiny_reader(dtype: str = "fp32") -> ImageReader:
 def picture(i: int) -> Tensor:
     """A recorded image uint8 [H, W, 3]."""
     return torch.from_numpy(np.array(Image.open(FOLDER / f"edit/input_{i}.png").convert("RGB")))
+
+
+def one_file(path: Path, name: str = "Janus-4o tiny") -> Path:
+    """The network with everything in the metadata of one file."""
+    texts = {}
+    for about in ("config", "tokenizer", "preprocessor_config"):
+        texts[about] = (FOLDER / f"model/{about}.json").read_text(encoding="utf-8")
+    metadata = {**texts, "grid": str(GRID), "name": name}
+    save_file(load_file(FOLDER / "model/model.safetensors"), path, metadata=metadata)
+    return path
 
 
 def edits_of(images: tuple[int, ...] = (0, 1, 2), freedom: float = 5.0) -> ImagePromptCondition:
