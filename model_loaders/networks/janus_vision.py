@@ -143,18 +143,20 @@ class ImageReader:
         Raises:
             UserError: rows or features that are not finite, or a VQ tokenizer of another size than the tower.
         """
-        device = self.net.aligner.fc1.bias.device
+        # A host may keep other weights off the device.
+        device = self.net.tower.post_layernorm.weight.device
         images = normalised(square.to(device))[None]
         rows = self.net(images)[0]
         if not bool(rows.isfinite().all()):
             raise not_finite("model", self.name, "rows of the image")
 
-        weight = next(self.vq.net.parameters())
-        features = self.vq.net.features(images.to(weight.device, weight.dtype))
+        vq = self.vq.net
+        dtype = next(vq.parameters()).dtype
+        features = vq.features(images.to(vq.quantize.embedding.weight.device, dtype))
         if not bool(features.isfinite().all()):
             raise not_finite("model", self.vq.name, "features of the image")
 
-        codes = self.vq.net.codes(features).flatten()
+        codes = vq.codes(features).flatten()
         if len(codes) != len(rows):
             raise UserError(
                 f"image: {self.name} reads an image as {len(rows)} rows and as {len(codes)} tokens, which must be as "

@@ -19,10 +19,12 @@ const COLOURS = {
 const MAKERS = {
   FastARLoadMAR: ["FastARClassLabel"],
   FastARLoadHarmon: ["FastARPrompt"],
-  FastARLoadJanus: ["FastARPrompt"],
+  FastARLoadJanus: ["FastARPrompt", "FastARImageAndPrompt"],
   FastARLoadTarDetokenizer: ["FastARTarPrompt", "FastARImageToCodes"],
 }
-const ALL = ["FastARClassLabel", "FastARPrompt", "FastARLlamaGenPrompt", "FastARTarPrompt", "FastARImageToCodes"]
+const ALL = [
+  "FastARClassLabel", "FastARPrompt", "FastARImageAndPrompt", "FastARLlamaGenPrompt", "FastARTarPrompt", "FastARImageToCodes",
+]
 
 /** The nodes that make a condition for a sampler. */
 function makersFor(sampler) {
