@@ -496,10 +496,9 @@ def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel:
 def load_image_reader(model: JanusModel, vq: VQModel, source: Source) -> ImageReader:
     """Load what reads images for a Janus, from the model's own file; ``vq`` is its tokenizer."""
     assert model.vision_file is not None, "expect_editor() has checked it"
-    precision: str | families.Precision = source.precision(JANUS)
-    if precision.compute is torch.float16:  # in which no SigLIP was tried
-        precision = AUTO
-    return load_janus_vision(model.vision_file, vq, precision, source.device, **source.about)
+    own = source.precision(JANUS)
+    dtype = AUTO if own.compute is torch.float16 else own  # in fp16 no SigLIP was tried
+    return load_janus_vision(model.vision_file, vq, dtype, source.device, **source.about)
 
 
 def read_images(condition: ImagePromptCondition, reader: ImageReader) -> ImagePromptCondition:

@@ -679,7 +679,7 @@ def _read_pictures(condition: AnyCondition, loaded: Loaded[Any]) -> AnyCondition
 
     def load() -> Any:
         operations = host.operations(host.get_compute_device())
-        more = {} if operations is None else {"operations": operations}
+        more: dict[str, Any] = {} if operations is None else {"operations": operations}
         dtype = dtype_name(choose_dtype(AUTO, host.get_compute_device(), "janus"))
         return load_janus_vision(path, vae.tokenizer, dtype, host.get_offload_device(), **more)
 
