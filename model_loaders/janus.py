@@ -7,7 +7,7 @@ The authors' parameter names and those of transformers are accepted. The output 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from .configs import expect_fixed, expect_language, expect_stated, inner, langua
 from .families import KINDS, Precision, choose_bits, choose_dtype, read
 from .llamagen import LARGEST_GRID
 from .networks.autoencoder import VQModel
-from .networks.janus import TRUNK, Janus, JanusConfig, JanusModel, Template
+from .networks.janus import TRUNK, Janus, JanusConfig, JanusModel, Template, WordHead
 from .networks.janus_vision import LEAST_SIDE, ImageReader, JanusVision, VisionConfig
 from .networks.ops import FAST, TORCH, Operations
 from .shards import weight_files
@@ -72,6 +72,8 @@ _VISION_NAMES = {
     "aligner.hidden_layers.0.": "aligner.fc2.",
 }
 _JOINT = ".attn.qkv."
+# The output layer for words, in either layout.
+_HEADS = ("language_model.lm_head.weight", "lm_head.weight")
 # Besides the language model's, what a configuration states about the image tokens, in the authors' layout and in that
 # of transformers: how many codes there are, and the two MLPs. Their shapes are those of the weights.
 _CODES = {
@@ -86,6 +88,7 @@ _FIXED: dict[tuple[str, ...], dict[str, tuple[Any, ...]]] = {
 # Special tokens by their names in the tokenizer. Janus 1.3B was trained with the roles as words.
 _BEGIN = "<\uff5cbegin\u2581of\u2581sentence\uff5c>"
 _PAD = "<\uff5c\u2581pad\u2581\uff5c>"
+_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 _IMAGE = "<begin_of_image>"
 _IMAGE_END = "<end_of_image>"
 _PLACE = "<image_placeholder>"
@@ -154,6 +157,7 @@ def load_janus(
         name=file.name,
         grid=side,
         tokenize=tokenizer.encode,
+        detokenize=tokenizer.decode,
         template=template,
         vision_file=Path(path) if has_vision else None,
         note=file.note,
@@ -181,6 +185,39 @@ def load_janus_vq(
     return build_vq(replace(file, state=state, what="a VQ autoencoder"), compute, device, operations)
 
 
+def load_janus_head(
+    path: str | Path,
+    dtype: str | Precision = "auto",
+    device: str | torch.device = "cpu",
+    operations: Operations = FAST,
+) -> WordHead:
+    """Load the output layer for words of a Janus; arguments and errors as :func:`load_janus`.
+
+    Raises:
+        UserError: also if the file holds none.
+    """
+    compute = choose_dtype(dtype, device, "janus")
+    file = _part(path, lambda name: name not in _HEADS)
+    if not file.state:
+        raise file.error("holds no output layer for words", "choose a copy with all weights of the model")
+
+    with ck.misfits(file):
+        (weight,) = file.state.values()
+        words, width = weight.shape
+        file = replace(file, state={"lm_head.weight": weight}, what="the output layer of a Janus")
+
+    make = partial(WordHead, width, words)
+    return ck.load_strictly(file, make, operations=operations, dtype=compute, device=device)
+
+
+def _part(path: str | Path, is_unused: Callable[[str], bool]) -> ck.Checkpoint:
+    """Some of the weights of a file or model folder, under the names there."""
+    path = Path(path)
+    shards = weight_files(path, "checkpoint", KINDS["janus"].noun)
+    whole = path if shards == [path] else shards[0].parent
+    return ck.read(whole, "checkpoint", is_unused, shards)
+
+
 def load_janus_vision(
     path: str | Path,
     vq: VQModel,
@@ -199,14 +236,7 @@ def load_janus_vision(
         UserError: also if the file holds no such part.
     """
     compute = choose_dtype(dtype, device, "janus")
-    path = Path(path)
-    shards = weight_files(path, "checkpoint", KINDS["janus"].noun)
-    whole = path if shards == [path] else shards[0].parent
-
-    def is_unused(name: str) -> bool:
-        return not name.startswith(_VISION) or name.startswith(_POOL)
-
-    file = ck.read(whole, "checkpoint", is_unused, shards)
+    file = _part(path, lambda name: not name.startswith(_VISION) or name.startswith(_POOL))
     if not file.state:
         raise file.error("holds no part that reads images", "choose a copy with all weights of the model")
 
@@ -284,5 +314,6 @@ def _template(file: ck.Checkpoint, tokenizer: Tokenizer, has_roles_as_words: boo
         assistant=None if has_roles_as_words else named[_ASSISTANT],
         image_end=named.get(_IMAGE_END),
         place=named.get(_PLACE),
+        end=named.get(_END),
     )
     return template, named[_PAD]

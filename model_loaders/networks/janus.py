@@ -8,7 +8,7 @@ is a Llama; words and image tokens have separate tables, and the output layer is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +37,11 @@ _NAMES = {
 _ROWS = 1024
 # Token ids of a prompt with its template; the prefill of more costs time and memory.
 MOST_IDS = 2048
+# What stands before a question in the published code, with which the models were trained to answer.
+_SYSTEM = (
+    "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
+    "provides, and assist the user with a variety of tasks using natural language."
+)
 # Names of models that were trained to edit an image, and of those that were not. Nothing else in a file tells.
 _EDITS = re.compile(r"(?<![a-z0-9])4o(?![a-z0-9])", re.IGNORECASE)
 _ONLY_DRAWS = re.compile(r"janus[-_. ]?(pro|1[._]3b)", re.IGNORECASE)
@@ -79,6 +84,18 @@ class ImageTokens(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc1(self.table(tokens))))
+
+
+class WordHead(nn.Module):
+    """The output layer for words, which drawing does not need."""
+
+    def __init__(self, width: int, words: int, operations: Operations = FAST):
+        super().__init__()
+        self.lm_head = operations.Linear(width, words, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predictions fp32 [..., words] of normalised hidden rows [..., C]."""
+        return self.lm_head(x).float()
 
 
 class PromptImages(NamedTuple):
@@ -185,6 +202,7 @@ class Template:
     assistant: int | None = None
     image_end: int | None = None  # end of an image in a prompt; None: the tokenizer has none
     place: int | None = None  # stands for a row of the tower
+    end: int | None = None  # end of an answer
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,6 +211,7 @@ class JanusModel(TokenModel):
 
     net: Janus
     tokenize: Callable[[str], list[int]] = field(kw_only=True)  # text to token ids, without special tokens
+    detokenize: Callable[[Sequence[int]], str] | None = field(default=None, kw_only=True)  # and back; for answers
     template: Template = field(kw_only=True)  # ids of the special tokens
     vision_file: Path | None = field(default=None, kw_only=True)  # what holds the part that reads images; None: nothing
 
@@ -243,6 +262,26 @@ class JanusModel(TokenModel):
         image = [t.image, *[t.place] * self.tokens, t.image_end]
         again = [t.image, *[self.net.config.pad] * self.tokens, t.image_end]
         ids = [t.begin, *self._user(": "), *image, *again, *self._assistant(f"{text.rstrip()}\n\n"), t.image]
+        return checked(ids, self.net.config.words, MOST_IDS, self.name)
+
+    def question(self, text: Any, images: int = 1) -> list[int]:
+        """Token ids of a question about images, which come before it; the answer follows.
+
+        Raises:
+            UserError: as :meth:`image_prompt`.
+        """
+        expect_text(text)
+        t = self.template
+        if t.image_end is None or t.place is None or t.end is None:
+            raise UserError(f"image: the tokenizer of {self.name} has no tokens for an image in a prompt; use its own.")
+
+        image = [t.image, *[t.place] * self.tokens, t.image_end]
+        shown = image + (images - 1) * [*self.tokenize(" "), *image]
+        if t.user is None:
+            head = self.tokenize(f"{_SYSTEM}\n\nUser: ")
+        else:
+            head = [*self.tokenize(f"{_SYSTEM}\n\n"), *self._user(": ")]
+        ids = [t.begin, *head, *shown, *self._assistant(f"\n{text.rstrip()}\n\n")]
         return checked(ids, self.net.config.words, MOST_IDS, self.name)
 
     def image_places(self) -> tuple[int, int]:

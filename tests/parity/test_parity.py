@@ -319,6 +319,7 @@ def test_transformers_layout_and_a_changed_number_of_janus(tmp_path):
 
 def test_a_recorded_case_of_every_kind_of_images_in_agrees():
     kinds = ("real_1", "tower", "input_3", "e3.prompt", "e5.prompt", "e1.cfg5_w5", "e2.cfg3_w1", "e4.cfg5_w5_t0.7")
+    kinds += ("u1", "u3", "u4", "sample.t0.7")
     agree(janus_images.cases, HERE / "janus_images", kinds)
 
 
@@ -327,6 +328,7 @@ def test_all_recorded_cases_of_images_in_agree():
     found = verdicts(janus_images.cases, HERE / "janus_images")
     assert set(found.values()) == {"ok"}, found
     kinds = {"real": 4, "tower": 1, "input": 4, "e1": 5, "e2": 5, "e3": 5, "e4": 3, "e5": 2}
+    kinds |= {"u": 5, "sample": 4, "batch": 1}
     counted = {kind: sum(name.split("/")[1].startswith(kind) for name in found) for kind in kinds}
     assert counted == kinds
 
@@ -340,6 +342,7 @@ def test_all_recorded_cases_of_images_in_agree():
         ("edit", "pixels", "input_3"),
         ("understand", "tower.aligned", "tower"),
         ("understand", "real_2.sample", "real_2"),
+        ("understand", "u2.logits", "u2"),
     ],
 )
 @pytest.mark.fast_cases(1)

@@ -1,5 +1,5 @@
-"""Parity cases of a Janus that reads images: how an image is prepared and read, and editing with Janus-4o, recorded
-with the authors' code.
+"""Parity cases of a Janus that reads images: how an image is prepared and read, answers to questions, and editing with
+Janus-4o, recorded with the authors' code.
 
 A folder holds ``sizes.json``, the model folder ``model``, and the folders ``understand`` and ``edit`` with images,
 texts and recorded tensors. Rows of a recorded triple are the whole condition's, the partial one's and the null one's.
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from ...assembly import read_images
 from ...model_loaders import janus as loader
-from ...model_loaders.networks.janus import JanusModel
+from ...model_loaders.networks.janus import JanusModel, WordHead
 from ...model_loaders.networks.janus_vision import ImageReader, normalised
 from ...model_loaders.squares import box_of, squared
 from ...samplers.conditioning import ImagePromptCondition
 from ...samplers.engine import finish
+from ...samplers.tokens.answers import Words, answer
 from ...samplers.tokens.cache_slots import DeviceTable, table_of
 from ...samplers.tokens.canvas import token_canvas
 from ...samplers.tokens.llamagen import llamagen
@@ -34,10 +35,12 @@ from .janus import Gumbel
 
 SIZES = "sizes.json"
 # Largest absolute differences, see the folder's README.
-READ, LOGITS, GUIDED = 1e-5, 1e-5, 1e-4
+READ, LOGITS, GUIDED, ANSWERS = 1e-5, 1e-5, 1e-4, 2e-5
 Tensors = Mapping[str, Tensor]
 _RUN = re.compile(r"(e\d)\.cfg([\d.]+)_w([\d.]+)(?:_t([\d.]+))?\.tokens")
+_SAMPLED = re.compile(r"(sample\.t([\d.]+)_p([\d.]+)(_unset_k)?)\.tokens")
 _REAL_SIDE = 384
+_PLACE = "<image_placeholder>"
 
 
 def cases(folder: Path) -> list[Case]:
@@ -96,9 +99,60 @@ def _reading(folder: Path) -> Iterator[Case]:
         yield Check(net.tower.run(embedded), io["tower.features"], READ)
         yield Check(net(io["tower.pixels"]), io["tower.aligned"], READ)
 
+    def asked(name: str, settings: TokenSettings, key: str) -> Iterator[Check]:
+        """Ids of a question, the words of the answer, their logits and the text."""
+        model, _ = _loaded(folder)
+        turns = texts[name]["conversation"]
+        if len(turns) == 2:  # without an earlier turn, which no node has
+            before, _, typed = turns[0]["content"].partition("\n")
+            yield exact(torch.tensor(model.question(typed, before.count(_PLACE))), io[f"{name}.ids"])
+
+        said, logits = _answered(folder, io, name, settings)
+        yield exact(torch.tensor(said.tokens), io[f"{key}.tokens"].view(-1))
+        if f"{key}.logits" in io:
+            yield Check(logits, io[f"{key}.logits"], ANSWERS)
+            yield Check(logits[0], io[f"{key}.prefill_logits"][-1], ANSWERS)
+            yield exact(torch.tensor(said.text == texts[key]["answer"].strip()), torch.tensor(True))
+
+    def together() -> Iterator[Check]:
+        """Rows of a batch that was padded on the left have the words of single answers."""
+        for row, name in zip(io["batch.tokens"], texts["batch"]["rows"], strict=True):
+            said, _ = _answered(folder, io, name, _words())
+            yield exact(torch.tensor(said.tokens), row[: len(said.tokens)])
+
     for i in range(len(texts["real"])):
         yield Case(f"janus_images/real_{i}", partial(real, i))
     yield Case("janus_images/tower", tower)
+    for name in sorted(name for name in texts if re.fullmatch(r"u\d", name)):
+        yield Case(f"janus_images/{name}", partial(asked, name, _words(), name))
+    for m in filter(None, map(_SAMPLED.fullmatch, sorted(io))):
+        settings = _words(float(m[2]), float(m[3]), 50 if m[4] else 0)
+        yield Case(f"janus_images/{m[1]}", partial(asked, "u2", settings, m[1]))
+    yield Case("janus_images/batch", together)
+
+
+def _answered(folder: Path, io: Tensors, name: str, settings: TokenSettings) -> tuple[Words, Tensor]:
+    """The answer to a recorded question, and its logits [steps, V]."""
+    model, reader = _loaded(folder)
+    head = _head(folder)
+    logits: list[Tensor] = []
+    hook = head.register_forward_hook(lambda *about: logits.append(about[-1][0, 0]))
+
+    rows = list(reader.net(io[f"{name}.pixels"]))
+    noise = Gumbel(io["sample.gumbel"])
+    limit = noise.table.shape[1]
+    said = finish(answer(model, head, rows, io[f"{name}.ids"].tolist(), settings, limit, noise))
+    hook.remove()
+    return said, torch.stack(logits)
+
+
+def _words(temperature: float = 0, top_p: float = 1, top_k: int = 0) -> TokenSettings:
+    return TokenSettings(cfg=1.0, temperature=temperature, top_k=top_k, top_p=top_p)
+
+
+@lru_cache(maxsize=2)
+def _head(folder: Path) -> WordHead:
+    return loader.load_janus_head(folder / "model", "fp32")
 
 
 # ------------------------------------------------------------------------------------------------ editing
