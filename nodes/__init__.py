@@ -23,13 +23,13 @@ def make_extension() -> ComfyExtension:
     from . import host
 
     host.register_folders()
-    from . import advisor, compare, conditioning, editing, filling, loaders, samplers, sharing, sweep, timelapse
+    from . import advisor, asking, compare, conditioning, editing, filling, loaders, samplers, sharing, sweep, timelapse
 
     serve = partial(host.serve, filling.PATH, filling.answer, filling.MOST_BYTES)
     _try(serve, "presets do not fill in their numbers in the editor")
     _try(host.watch_prompts, "labels that the connected model does not know are refused when the node runs")
 
-    modules = (loaders, conditioning, samplers, editing, compare, timelapse, sweep, sharing, advisor)
+    modules = (loaders, conditioning, samplers, editing, asking, compare, timelapse, sweep, sharing, advisor)
 
     class FastARExtension(ComfyExtension):
         """Every node of the pack."""

@@ -25,6 +25,7 @@ from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders.families import choose_dtype
 from ..model_loaders.janus import load_janus_vision
+from ..model_loaders.networks.janus_vision import ImageReader
 from ..model_loaders.upscalers import enlarges_rgb, upscaler_name
 from ..reports.exchange import add_runs, described
 from ..reports.record import Baseline, Qualities, Report
@@ -669,11 +670,8 @@ def _read_codes(condition: AnyCondition, loaded: Loaded[Any]) -> AnyCondition:
 _image_reader = ModelCache(host.get_compute_device, host.get_offload_device)
 
 
-def _read_pictures(condition: AnyCondition, loaded: Loaded[Any]) -> AnyCondition:
-    """Read the images of a condition with what a Janus has for that; it is on the device only for that."""
-    if not isinstance(condition, ImagePromptCondition):
-        return condition
-
+def placed_reader(loaded: Loaded[Any]) -> ImageReader:
+    """What reads images for a Janus, on the device with the VQ tokenizer of the same loader."""
     vae = loaded.vae
     path = loaded.model.vision_file
 
@@ -683,13 +681,21 @@ def _read_pictures(condition: AnyCondition, loaded: Loaded[Any]) -> AnyCondition
         dtype = dtype_name(choose_dtype(AUTO, host.get_compute_device(), "janus"))
         return load_janus_vision(path, vae.tokenizer, dtype, host.get_offload_device(), **more)
 
+    reader = _image_reader.get(path, load)
+    side = reader.model.side
+    memory = _READER_BYTES + vae.memory_used_encode((1, 3, side, side), vae.vae_dtype)
+    host.load_weights([reader.patcher, vae.patcher], memory)
+    # The same file may have been loaded again, with another tokenizer.
+    return replace(reader.model, vq=vae.tokenizer)
+
+
+def _read_pictures(condition: AnyCondition, loaded: Loaded[Any]) -> AnyCondition:
+    """Read the images of a condition with what a Janus has for that; it is on the device only for that."""
+    if not isinstance(condition, ImagePromptCondition):
+        return condition
+
     with enough_memory(READING):
-        reader = _image_reader.get(path, load)
-        side = reader.model.side
-        memory = _READER_BYTES + vae.memory_used_encode((1, 3, side, side), vae.vae_dtype)
-        host.load_weights([reader.patcher, vae.patcher], memory)
-        # The same file may have been loaded again, with another tokenizer.
-        return read_images(condition, replace(reader.model, vq=vae.tokenizer))
+        return read_images(condition, placed_reader(loaded))
 
 
 # ------------------------------------------------------------------------------------------------ reports

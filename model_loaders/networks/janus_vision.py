@@ -143,14 +143,10 @@ class ImageReader:
         Raises:
             UserError: rows or features that are not finite, or a VQ tokenizer of another size than the tower.
         """
-        # A host may keep other weights off the device.
-        device = self.net.tower.post_layernorm.weight.device
-        images = normalised(square.to(device))[None]
-        rows = self.net(images)[0]
-        if not bool(rows.isfinite().all()):
-            raise not_finite("model", self.name, "rows of the image")
+        rows = self.look(square)
 
         vq = self.vq.net
+        images = normalised(square)[None]
         dtype = next(vq.parameters()).dtype
         features = vq.features(images.to(vq.quantize.embedding.weight.device, dtype))
         if not bool(features.isfinite().all()):
@@ -162,4 +158,14 @@ class ImageReader:
                 f"image: {self.name} reads an image as {len(rows)} rows and as {len(codes)} tokens, which must be as "
                 "many; choose the decoder of the same file."
             )
-        return ReadImage(rows, codes.to(device))
+        return ReadImage(rows, codes.to(rows.device))
+
+    @torch.no_grad()
+    def look(self, square: Tensor) -> Tensor:
+        """What an image shows, the rows of :meth:`read` alone."""
+        # A host may keep other weights off the device.
+        device = self.net.tower.post_layernorm.weight.device
+        rows = self.net(normalised(square)[None].to(device))[0]
+        if not bool(rows.isfinite().all()):
+            raise not_finite("model", self.name, "rows of the image")
+        return rows

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.janus import load_janus, load_janus_vision
+from fastar_nodes.model_loaders.janus import load_janus, load_janus_head, load_janus_vision
 from fastar_nodes.model_loaders.networks.janus_vision import JanusVision, VisionConfig, normalised
 from fastar_nodes.model_loaders.squares import box_of, squared
 from janus_images import FOLDER, picture, tiny_reader
@@ -110,6 +110,19 @@ def test_heads_that_a_configuration_states(folder, heads, message):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=message):
         load_janus_vision(folder, tiny_reader().vq)
+
+
+def test_the_output_layer_for_words_in_both_layouts(folder):
+    (name,) = (name for name in load_file(folder / "model.safetensors") if name.endswith("lm_head.weight"))
+    weight = load_janus_head(folder, "fp32").lm_head.weight
+    assert weight.shape == (322, 64)
+
+    changed(folder, lambda state: state.update({"lm_head.weight": state.pop(name)}))
+    assert torch.equal(load_janus_head(folder, "fp32").lm_head.weight, weight)
+
+    changed(folder, lambda state: state.pop("lm_head.weight"))
+    with pytest.raises(UserError, match="^checkpoint: .*holds no output layer for words"):
+        load_janus_head(folder)
 
 
 def test_the_published_size():
