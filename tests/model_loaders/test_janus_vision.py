@@ -146,7 +146,7 @@ class _Larger:
 
     def __init__(self, vq):
         self.net, self.name = self, vq.name
-        self.parameters, self.codes = vq.net.parameters, vq.net.codes
+        self.parameters, self.codes, self.quantize = vq.net.parameters, vq.net.codes, vq.net.quantize
         self._features = vq.net.features
 
     def features(self, x):
