@@ -44,7 +44,6 @@ class AskAboutImage(io.ComfyNode):
             "question",
             default="Describe this image in one sentence.",
             multiline=True,
-            dynamic_prompts=True,
             placeholder="what to tell about the image",
             tooltip="A question or a task in plain words, the same for all images.",
         )
