@@ -24,7 +24,7 @@ from .model_loaders import families, hub
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
 from .model_loaders.bitdance import autoencoder_path, expect_bits, load_binary, load_bitdance
 from .model_loaders.hybrid import load_hybrid
-from .model_loaders.janus import load_janus, load_janus_vision, load_janus_vq
+from .model_loaders.janus import load_janus, load_janus_head, load_janus_vision, load_janus_vq
 from .model_loaders.known import entry_of
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
@@ -37,7 +37,7 @@ from .model_loaders.networks.autoencoder import (
     to_pixels,
 )
 from .model_loaders.networks.bitdance import BitDanceClass, BlockModel
-from .model_loaders.networks.janus import JanusModel
+from .model_loaders.networks.janus import JanusModel, WordHead
 from .model_loaders.networks.janus_vision import ImageReader, ReadImage
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
@@ -499,6 +499,12 @@ def load_image_reader(model: JanusModel, vq: VQModel, source: Source) -> ImageRe
     own = source.precision(JANUS)
     dtype = AUTO if own.compute is torch.float16 else own  # in fp16 no SigLIP was tried
     return load_janus_vision(model.vision_file, vq, dtype, source.device, **source.about)
+
+
+def load_word_head(model: JanusModel, source: Source) -> WordHead:
+    """Load the output layer for words of a Janus, from the model's own file."""
+    assert model.vision_file is not None, "expect_reader() has checked it"
+    return load_janus_head(model.vision_file, source.precision(JANUS), source.device, **source.about)
 
 
 def read_images(condition: ImagePromptCondition, reader: ImageReader) -> ImagePromptCondition:

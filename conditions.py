@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -21,12 +21,14 @@ from .assembly import (
     load_image_reader,
     load_language_model,
     load_reader,
+    load_word_head,
     prompt_settings,
     read_images,
 )
 from .errors import UserError
 from .model_loaders.captions import prompt_of
 from .model_loaders.networks.hybrid import UNCONDITIONAL
+from .model_loaders.networks.janus import JanusModel, WordHead
 from .model_loaders.networks.janus_vision import ImageReader
 from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.tar import TarModel
@@ -85,6 +87,7 @@ class ConditionBuilder:
         self._language: tuple[TarModel, dict[str, Any]] | None = None
         self._reader: tuple[Ready, TATokModel] | None = None
         self._image_reader: tuple[Ready, ImageReader] | None = None
+        self._head: tuple[Ready, WordHead] | None = None
         self._text_encoder: Any = None
         self._rows: dict[str, Tensor] = {}
 
@@ -157,9 +160,19 @@ class ConditionBuilder:
         for text in dict.fromkeys(texts):
             model.image_prompt(text)
 
+        return read_images(condition, self.image_reader(on))
+
+    def image_reader(self, on: Ready) -> ImageReader:
+        """What reads images for a Janus."""
         if self._image_reader is None or self._image_reader[0] is not on:
-            self._image_reader = (on, load_image_reader(model, on.vq, self.files))
-        return read_images(condition, self._image_reader[1])
+            self._image_reader = (on, load_image_reader(cast(JanusModel, on.model), on.vq, self.files))
+        return self._image_reader[1]
+
+    def word_head(self, on: Ready) -> WordHead:
+        """The output layer for words of a Janus."""
+        if self._head is None or self._head[0] is not on:
+            self._head = (on, load_word_head(cast(JanusModel, on.model), self.files))
+        return self._head[1]
 
     def _encoded(self, on: Ready, text: str) -> Tensor:
         """Rows of a prompt. Each prompt is encoded alone: a batch changes the last bits."""

@@ -35,6 +35,7 @@ from .model_loaders.networks.bitdance import BlockModel
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.speed import SPEEDS, choose
+from .model_loaders.squares import squared
 from .model_loaders.wrappers import WEIGHTS
 from .reports.record import Report
 from .samplers.batches import begin, expect_little_noise, in_parts
@@ -47,6 +48,8 @@ from .samplers.presets import names as preset_names
 from .samplers.presets import values as preset_values
 from .samplers.registry import BITDANCE, FAMILIES, JANUS, LLAMAGEN, MAR, SAMPLERS, Entry, find
 from .samplers.settings import knobs, make, no_setting
+from .samplers.tokens.answers import AnswerSettings, answer, expect_reader
+from .samplers.tokens.draws import PairedDraws
 from .samplers.tokens.settings import TarPromptSettings
 from .samplers.tokens.upsampling import BICUBIC
 
@@ -453,6 +456,33 @@ class Pipeline:
         self.readers.asked = asked
         self.readers.unconditional = negative
         return self.readers.prompts(self.ready, texts, first)
+
+    @enough_memory("image: memory is insufficient to answer; choose another device or a smaller dtype.")
+    def ask(self, image: AnyImage, question: str, *, temperature: float = 0.0, limit: int = 512, seed: int = 0) -> str:
+        """Ask a Janus about an image, for example to describe it.
+
+        Args:
+            image: as in :meth:`sample`, of any size.
+            question: a question or a task.
+            temperature: 0 always takes the likeliest word, above 0 words are drawn.
+            limit: most tokens of the answer, which ends before, when it is complete.
+            seed: decides the drawn words.
+
+        Raises:
+            UserError: a model that reads no images, or a value out of range.
+        """
+        settings = make(AnswerSettings, {"temperature": temperature, "limit": limit})
+        seed = _whole(seed, "seed", 0, SEEDS - 1)
+        model: Any = self.model
+        expect_reader(model)
+        ids = model.question(question)
+        (pixels,) = pictures(image, 1)
+
+        reader = self.readers.image_reader(self.ready)
+        rows = reader.look(squared(pixels, reader.side, reader.least))
+        head = self.readers.word_head(self.ready)
+        noise = PairedDraws(seed, [0])
+        return finish(answer(model, head, [rows], ids, settings.words, settings.limit, noise)).text
 
     def decode(self, latents: Tensor) -> np.ndarray:
         """Images uint8 [B, H, W, 3] of latents or codes, as :meth:`sample` returns them.

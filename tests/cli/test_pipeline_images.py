@@ -62,6 +62,30 @@ def test_with_a_mask_it_is_inpainting_from_the_prompt_alone(pipe):
     assert torch.equal(drawn.latents, pipe.sample("night", seed=1).latents)
 
 
+def test_the_recorded_answer(pipe):
+    tokens = load_file(FOLDER / "understand/io.safetensors")["u2.tokens"].tolist()
+    image = FOLDER / "edit/input_1.png"
+    answer = pipe.ask(image, "What is on the table?")
+    assert answer == pipe.model.detokenize(tokens).strip()
+    assert len(pipe.ask(image, "What is on the table?", limit=2)) < len(answer)
+    drawn = [pipe.ask(image, "What?", temperature=1.5, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_questions_that_do_not_fit(pipe):
+    for found, arguments in {
+        "limit: ": {"limit": 0},
+        "temperature: ": {"temperature": 3},
+        "seed: ": {"seed": -1},
+    }.items():
+        with pytest.raises(UserError, match=found):
+            pipe.ask(GREY, "What?", **arguments)
+    with pytest.raises(UserError, match="image: there are 2 images"):
+        pipe.ask([GREY, GREY], "What?")
+    with pytest.raises(UserError, match="reads no images"):
+        load("demo-llamagen").ask(GREY, "What?")
+
+
 GREY = np.zeros((3, 3, 3), np.uint8)
 WRONG = {
     "there are 3 images for 1 prompts": {"image": [GREY] * 3},

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from ...model_loaders import janus as loader
 from ...model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
-from ...model_loaders.networks.janus import Janus, JanusConfig, JanusModel
+from ...model_loaders.networks.janus import TRUNK, Janus, JanusConfig, JanusModel
+from ...model_loaders.networks.janus_vision import JanusVision, VisionConfig
 from ...model_loaders.networks.llama import attend
+from ...model_loaders.networks.ops import shapes_only
 from ...samplers.conditioning import PromptCondition
 from ...samplers.engine import finish
 from ...samplers.tokens.canvas import token_canvas
@@ -308,5 +310,18 @@ def _names(path: Path) -> Case:
         vq = {n.removeprefix(loader._VQ): shape for n, shape in kept.items() if n not in mine}
         yield same_shapes(mine, lambda state: Janus(JanusConfig.of_janus(state)))
         yield same_shapes(vq, lambda state: VQAutoencoder(VQConfig.from_state_dict(state)), (HISTORY,))
+
+        # What reads images, and the output layer for words.
+        with shapes_only():
+            tensors = {
+                name: torch.empty(tuple(shape))
+                for name, shape in shapes.items()
+                if name.startswith(loader._VISION) and not name.startswith(loader._POOL)
+            }
+            vision = {name: tuple(tensor.shape) for name, tensor in loader._vision_state(tensors).items()}
+        yield same_shapes(vision, lambda state: JanusVision(VisionConfig.from_state_dict(state)))
+        (words,) = (shape for name, shape in shapes.items() if name in loader._HEADS)
+        (rows,) = (shape for name, shape in mine.items() if name == f"{TRUNK}model.embed_tokens.weight")
+        yield exact(torch.tensor(words), torch.tensor(rows))
 
     return Case(f"janus/j10.{path.stem.removeprefix('janus_keys_')}", checks)
