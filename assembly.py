@@ -24,7 +24,7 @@ from .model_loaders import families, hub
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
 from .model_loaders.bitdance import autoencoder_path, expect_bits, load_binary, load_bitdance
 from .model_loaders.hybrid import load_hybrid
-from .model_loaders.janus import load_janus, load_janus_vq
+from .model_loaders.janus import load_janus, load_janus_head, load_janus_vision, load_janus_vq
 from .model_loaders.known import entry_of
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
@@ -37,6 +37,8 @@ from .model_loaders.networks.autoencoder import (
     to_pixels,
 )
 from .model_loaders.networks.bitdance import BitDanceClass, BlockModel
+from .model_loaders.networks.janus import JanusModel, WordHead
+from .model_loaders.networks.janus_vision import ImageReader, ReadImage
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.ops import Operations
@@ -45,10 +47,12 @@ from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.tar import TarModel
 from .model_loaders.official import official_binary, official_bitdance
 from .model_loaders.shards import weight_files
+from .model_loaders.squares import squared
 from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar
 from .model_loaders.upscalers import load_upscaler
 from .reports.files import typed_path
-from .reports.record import Clock, Report
+from .reports.record import Clock, Report, fingerprint
+from .samplers.conditioning import ImagePromptCondition
 from .samplers.family import Family
 from .samplers.memory import DECODE
 from .samplers.registry import BITDANCE, FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, Entry
@@ -487,6 +491,37 @@ def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel:
     reader = load_ta_tok(path, source.precision(TAR), source.device, encoder=False, **source.about)
     expect_features(reader, cast(TokenModel, ready.model))
     return reader
+
+
+def load_image_reader(model: JanusModel, vq: VQModel, source: Source) -> ImageReader:
+    """Load what reads images for a Janus, from the model's own file; ``vq`` is its tokenizer."""
+    assert model.vision_file is not None, "expect_editor() has checked it"
+    own = source.precision(JANUS)
+    dtype = AUTO if own.compute is torch.float16 else own  # in fp16 no SigLIP was tried
+    return load_janus_vision(model.vision_file, vq, dtype, source.device, **source.about)
+
+
+def load_word_head(model: JanusModel, source: Source) -> WordHead:
+    """Load the output layer for words of a Janus, from the model's own file."""
+    assert model.vision_file is not None, "expect_reader() has checked it"
+    return load_janus_head(model.vision_file, source.precision(JANUS), source.device, **source.about)
+
+
+def read_images(condition: ImagePromptCondition, reader: ImageReader) -> ImagePromptCondition:
+    """The condition with what a reader reads of its images, of each distinct one once.
+
+    Raises:
+        UserError: see :meth:`.ImageReader.read`.
+    """
+    found: dict[str, ReadImage] = {}
+    read = []
+    for image in condition.images:
+        key = fingerprint(image)
+        if key not in found:
+            found[key] = reader.read(squared(image, reader.side, reader.least))
+        read.append(found[key])
+
+    return replace(condition, read=tuple(read))
 
 
 def identified(choice: str, files: Source) -> str:

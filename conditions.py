@@ -1,6 +1,7 @@
 """From labels and prompts to the conditions of a model. The command line and the pipeline build them here.
 
-What reads prompts (Tar's language model, TA-Tok, a text encoder) is loaded when it is first needed, and once.
+What reads prompts and images (Tar's language model, TA-Tok, a text encoder, Janus' tower) is loaded when it is first
+needed, and once.
 """
 
 from __future__ import annotations
@@ -8,23 +9,40 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
-from .assembly import AUTO, Ready, Source, language_model_for, load_language_model, load_reader, prompt_settings
+from .assembly import (
+    AUTO,
+    Ready,
+    Source,
+    language_model_for,
+    load_image_reader,
+    load_language_model,
+    load_reader,
+    load_word_head,
+    prompt_settings,
+    read_images,
+)
 from .errors import UserError
 from .model_loaders.captions import prompt_of
 from .model_loaders.networks.hybrid import UNCONDITIONAL
+from .model_loaders.networks.janus import JanusModel, WordHead
+from .model_loaders.networks.janus_vision import ImageReader
 from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.tar import TarModel
 from .samplers.batches import in_parts
 from .samplers.conditioning import (
+    FREEDOM,
+    MOST_FREEDOM,
     AnyCondition,
     CodeCondition,
     Condition,
+    ImagePromptCondition,
     PromptCondition,
     TextCondition,
+    expect_editor,
     expect_null_prompt,
 )
 from .samplers.engine import finish
@@ -65,9 +83,11 @@ class ConditionBuilder:
         self.forget()
 
     def forget(self) -> None:
-        """Free the language model, the reader and the encoder."""
+        """Free the language model, the readers and the encoder."""
         self._language: tuple[TarModel, dict[str, Any]] | None = None
         self._reader: tuple[Ready, TATokModel] | None = None
+        self._image_reader: tuple[Ready, ImageReader] | None = None
+        self._head: tuple[Ready, WordHead] | None = None
         self._text_encoder: Any = None
         self._rows: dict[str, Tensor] = {}
 
@@ -123,6 +143,36 @@ class ConditionBuilder:
         else:
             expect_null_prompt(condition, model.name)
         return condition
+
+    def image_prompts(
+        self, on: Ready, texts: Sequence[str], images: Sequence[Tensor], freedom: float = FREEDOM
+    ) -> ImagePromptCondition:
+        """Images uint8 [H, W, 3] with what is to be changed in each, for a Janus that edits.
+
+        Raises:
+            UserError: a model that cannot edit, a prompt that it cannot read, or ``freedom`` outside 0 to 10.
+        """
+        model: Any = on.model
+        if not 0 <= freedom <= MOST_FREEDOM:
+            raise UserError(f"freedom: {freedom:g} is outside 0 to {MOST_FREEDOM:g}.")
+        condition = ImagePromptCondition(tuple(texts), tuple(images), freedom)
+        expect_editor(condition, model)
+        for text in dict.fromkeys(texts):
+            model.image_prompt(text)
+
+        return read_images(condition, self.image_reader(on))
+
+    def image_reader(self, on: Ready) -> ImageReader:
+        """What reads images for a Janus."""
+        if self._image_reader is None or self._image_reader[0] is not on:
+            self._image_reader = (on, load_image_reader(cast(JanusModel, on.model), on.vq, self.files))
+        return self._image_reader[1]
+
+    def word_head(self, on: Ready) -> WordHead:
+        """The output layer for words of a Janus."""
+        if self._head is None or self._head[0] is not on:
+            self._head = (on, load_word_head(cast(JanusModel, on.model), self.files))
+        return self._head[1]
 
     def _encoded(self, on: Ready, text: str) -> Tensor:
         """Rows of a prompt. Each prompt is encoded alone: a batch changes the last bits."""

@@ -35,19 +35,22 @@ from .model_loaders.networks.bitdance import BlockModel
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.speed import SPEEDS, choose
+from .model_loaders.squares import squared
 from .model_loaders.wrappers import WEIGHTS
 from .reports.record import Report
 from .samplers import inpainting
 from .samplers.batches import begin, expect_little_noise, in_parts
 from .samplers.choice import Choice
-from .samplers.conditioning import KINDS, AnyCondition
+from .samplers.conditioning import FREEDOM, KINDS, AnyCondition
 from .samplers.editing import Edit, masks_of
 from .samplers.engine import Sampled, Step, finish
 from .samplers.presets import CUSTOM
 from .samplers.presets import names as preset_names
 from .samplers.presets import values as preset_values
-from .samplers.registry import BITDANCE, FAMILIES, LLAMAGEN, MAR, SAMPLERS, Entry, find
+from .samplers.registry import BITDANCE, FAMILIES, JANUS, LLAMAGEN, MAR, SAMPLERS, Entry, find
 from .samplers.settings import knobs, make, no_setting
+from .samplers.tokens.answers import AnswerSettings, answer, expect_reader
+from .samplers.tokens.draws import PairedDraws
 from .samplers.tokens.settings import TarPromptSettings
 from .samplers.tokens.upsampling import BICUBIC
 
@@ -257,6 +260,7 @@ class Pipeline:
         prompt_settings: Mapping[str, Any] | None = None,
         image: AnyImage | Sequence[AnyImage] | None = None,
         mask: AnyImage | Sequence[AnyImage] | None = None,
+        freedom: float | None = None,
         callback: Callback | None = None,
         **settings: Any,
     ) -> Sampled:
@@ -273,11 +277,14 @@ class Pipeline:
             first: index of the first image: ``first=3, images=1`` draws image 3 of a batch alone.
             negative: what guidance leads away from, for Harmon and UniPic: a whole instruction.
             prompt_settings: settings of Tar's language model, see :class:`TarPromptSettings`.
-            image: what an edit starts from: an image, or latents or codes of :meth:`sample`; one, or one for each
-                image.
+            image: with ``mask`` what inpainting starts from: an image, or latents or codes of :meth:`sample`; one, or
+                one for each image. Without it, for a Janus that was trained to edit: what the prompt changes, an image
+                of any size, or one for each prompt; it is drawn anew as a whole, at 384 x 384 pixels.
             mask: the part of ``image`` to sample again: a grey image or [H, W] of any size, black where the image
                 stays; one, or one for each image. A token is sampled again if any part of it is not black, so a soft
                 edge is sampled again too.
+            freedom: for an image without a mask, 0 to 10: how much more the guidance counts what the image shows than
+                its very pixels; at 0 they count most, and less is computed. None: 5, as published.
             callback: called with the partial result after every step; its ``done`` and ``total`` count steps.
             settings: of the sampler; they take precedence over the preset.
 
@@ -295,12 +302,22 @@ class Pipeline:
         images = _whole(images, "images", 1, MOST_IMAGES)
         first = _whole(first, "first", 0, SEEDS - 1)
 
-        # 2. The condition, and the part to sample again.
+        # 2. The condition, with an image to edit or without, and the part to sample again.
+        edits = image is not None and mask is None and self.ready.family == JANUS
         condition = self.condition(
-            prompt, images=images, seed=seed, first=first, negative=negative, prompt_settings=prompt_settings
+            prompt,
+            images=images,
+            seed=seed,
+            first=first,
+            negative=negative,
+            prompt_settings=prompt_settings,
+            image=image if edits else None,
+            freedom=freedom,
         )
-        with enough_memory("mask: memory is insufficient for this image or mask; give smaller ones."):
-            edit = self._edit(entry, image, mask, made)
+        edit = None
+        if not edits:
+            with enough_memory("mask: memory is insufficient for this image or mask; give smaller ones."):
+                edit = self._edit(entry, image, mask, made)
         expect_little_noise(self.model, made, len(condition), "images")
 
         # 3. The sampler with its draft model, in parts if memory is insufficient for the whole batch.
@@ -406,8 +423,11 @@ class Pipeline:
         first: int = 0,
         negative: str | None = None,
         prompt_settings: Mapping[str, Any] | None = None,
+        image: AnyImage | Sequence[AnyImage] | None = None,
+        freedom: float | None = None,
     ) -> AnyCondition:
-        """What a sampler is conditioned on, for the samplers as functions. Arguments as in :meth:`sample`.
+        """What a sampler is conditioned on, for the samplers as functions. Arguments as in :meth:`sample`; ``image`` is
+        what the prompt changes, for a Janus that was trained to edit.
 
         The seed decides the codes that Tar's language model writes, and nothing for other models.
 
@@ -425,6 +445,13 @@ class Pipeline:
             raise UserError(
                 f"prompt_settings: they are for Tar's language model, which {self.model.name} does not have."
             )
+
+        if image is not None and self.ready.family != JANUS:
+            raise UserError(f"image: {self.model.name} reads {KINDS[kind]}; only a Janus-4o changes an image.")
+        if image is not None and negative is not None:
+            raise UserError(f"negative: {self.model.name} has a null prompt of its own; leave it out.")
+        if freedom is not None and image is None:
+            raise UserError("freedom: it is for an image that the prompt changes; give one, or leave it out.")
 
         asked = prompt_settings or {}
         known = knobs(TarPromptSettings)
@@ -448,10 +475,43 @@ class Pipeline:
         if not texts or len(texts) > MOST_IMAGES:
             raise UserError(f"prompt: it asks for {len(texts)} images; ask for 1 to {MOST_IMAGES}.")
 
+        if image is not None:
+            given = pictures(image, len(prompts))
+            each = [picture for picture in given for _ in range(images)]
+            with enough_memory("image: memory is insufficient to read it; choose another device or a smaller dtype."):
+                return self.readers.image_prompts(self.ready, texts, each, FREEDOM if freedom is None else freedom)
+
         self.readers.seed = seed
         self.readers.asked = asked
         self.readers.unconditional = negative
         return self.readers.prompts(self.ready, texts, first)
+
+    @enough_memory("image: memory is insufficient to answer; choose another device or a smaller dtype.")
+    def ask(self, image: AnyImage, question: str, *, temperature: float = 0.0, limit: int = 512, seed: int = 0) -> str:
+        """Ask a Janus about an image, for example to describe it.
+
+        Args:
+            image: as in :meth:`sample`, of any size.
+            question: a question or a task.
+            temperature: 0 always takes the likeliest word, above 0 words are drawn.
+            limit: most tokens of the answer, which ends before, when it is complete.
+            seed: decides the drawn words.
+
+        Raises:
+            UserError: a model that reads no images, or a value out of range.
+        """
+        settings = make(AnswerSettings, {"temperature": temperature, "limit": limit})
+        seed = _whole(seed, "seed", 0, SEEDS - 1)
+        model: Any = self.model
+        expect_reader(model)
+        ids = model.question(question)
+        (pixels,) = pictures(image, 1)
+
+        reader = self.readers.image_reader(self.ready)
+        rows = reader.look(squared(pixels, reader.side, reader.least))
+        head = self.readers.word_head(self.ready)
+        noise = PairedDraws(seed, [0])
+        return finish(answer(model, head, [rows], ids, settings.words, settings.limit, noise)).text
 
     def decode(self, latents: Tensor) -> np.ndarray:
         """Images uint8 [B, H, W, 3] of latents or codes, as :meth:`sample` returns them.
@@ -611,6 +671,39 @@ def _values(given: Any, mode: str, field: str) -> np.ndarray | Tensor:
 
     kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
     raise UserError(f"{field}: it is {kind}; give an image, the path of one, or an array.")
+
+
+def pictures(image: Any, prompts: int) -> list[Tensor]:
+    """Images to edit, uint8 [H, W, 3] of any size, one for each of the prompts; a single one is for all.
+
+    Raises:
+        UserError: another number of images, or what is none.
+    """
+    found: list[Tensor] = []
+    for one in image if isinstance(image, list | tuple) else [image]:
+        values = _values(one, "RGB", "image")
+        if (
+            isinstance(values, Tensor)
+            or values.dtype != np.uint8
+            or values.ndim not in (3, 4)
+            or values.shape[-1] != 3
+            or not values.size
+        ):
+            raise UserError(
+                f"image: it is {values.dtype} of the shape {list(values.shape)}; to edit it, give a PIL image, the "
+                "path of one, or uint8 [height, width, 3]."
+            )
+        batch = values[None] if values.ndim == 3 else values
+        found += [torch.from_numpy(np.array(own)) for own in batch]
+
+    if len(found) == 1:
+        found *= prompts
+    if len(found) != prompts:
+        raise UserError(
+            f"image: there are {len(found)} images for {prompts} prompts; a Janus edits one image at a time, so give "
+            "one, or one for each prompt."
+        )
+    return found
 
 
 def _in_list(prompt: Any) -> list[str | int]:

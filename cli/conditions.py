@@ -11,7 +11,8 @@ from ..assembly import Ready, Source
 from ..conditions import ConditionBuilder
 from ..errors import UserError
 from ..model_loaders.captions import prompt_of
-from ..samplers.conditioning import AnyCondition, CodeCondition
+from ..pipeline import pictures
+from ..samplers.conditioning import FREEDOM, AnyCondition, CodeCondition
 from .options import MOST_IMAGES, source
 from .planning import PROMPT, Planned
 from .running import drive
@@ -62,6 +63,14 @@ def conditions(
         setting = next(iter(asked))
         raise UserError(f"set: no sampler of this run draws from Tar's codes, which {PROMPT}.{setting} is about.")
 
+    images = getattr(options, "image", None)
+    stated = getattr(options, "freedom", None)
+    if stated is not None and not images:
+        raise UserError("freedom: it is for an image that the prompt changes; name one with --image.")
+    freedom = FREEDOM if stated is None else _number(stated, "freedom")
+    if images and "class" in kinds:
+        raise UserError(f"image: the models of this run ({names}) draw classes; only a Janus-4o edits an image.")
+
     build = builder(
         source(options),
         tar=options.tar,
@@ -79,6 +88,10 @@ def conditions(
 
         if p.on.condition == "class":
             made[id(p.on)] = build.labels(p.on, "0" if label is None else label, repeat, most=MOST_IMAGES)
+        elif images:
+            prompts = _each(texts, repeat, p.on)
+            each = [image for image in pictures(images, len(prompts) // repeat) for _ in range(repeat)]
+            made[id(p.on)] = build.image_prompts(p.on, prompts, each, freedom)
         elif p.on.condition != "features":
             made[id(p.on)] = build.prompts(p.on, _each(texts, repeat, p.on))
         else:
@@ -88,6 +101,14 @@ def conditions(
             made[id(p.on)] = build.read(codes, p.on)
 
     return [made[id(p.on)] for p in planned]
+
+
+def _number(text: str, option: str) -> float:
+    """The number that an option holds."""
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{option}: {text[:40]!r} is not a number.") from None
 
 
 def _each(texts: Sequence[str] | None, repeat: int, on: Ready) -> list[str]:

@@ -96,6 +96,18 @@ def condition_options(parser: argparse.ArgumentParser, seed: str) -> None:
         metavar="TEXT",
         help="for Harmon and UniPic: the whole instruction that guidance moves away from; default 'Generate an image.'",
     )
+    add(
+        "--image",
+        action="append",
+        metavar="FILE",
+        help="for Janus-4o: an image of any size that the prompt changes; may be repeated, one for each prompt",
+    )
+    add(
+        "--freedom",
+        metavar="NUMBER",
+        help="with --image: how much more the guidance counts what the image shows than its very pixels, 0 to 10; at 0 "
+        "they count most; default 5",
+    )
 
     add("--seed", default="7", help=f"{seed}; default 7")
     add("--batch", default="1", metavar="N", help="images of each label or text; default 1")

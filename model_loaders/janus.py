@@ -1,13 +1,13 @@
-"""Loader of Janus-Pro and Janus 1.3B: the network that draws, its tokenizer, and the VQ tokenizer in the same file.
+"""Loader of Janus-Pro and Janus 1.3B: the network that draws, its tokenizer, and from the same file the VQ tokenizer
+and what reads images.
 
-The authors' parameter names and those of transformers are accepted. What understands images, and the output layer for
-words, are not read.
+The authors' parameter names and those of transformers are accepted. The output layer for words is not read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,8 @@ from .configs import expect_fixed, expect_language, expect_stated, inner, langua
 from .families import KINDS, Precision, choose_bits, choose_dtype, read
 from .llamagen import LARGEST_GRID
 from .networks.autoencoder import VQModel
-from .networks.janus import TRUNK, Janus, JanusConfig, JanusModel, Template
+from .networks.janus import TRUNK, Janus, JanusConfig, JanusModel, Template, WordHead
+from .networks.janus_vision import LEAST_SIDE, ImageReader, JanusVision, VisionConfig
 from .networks.ops import FAST, TORCH, Operations
 from .shards import weight_files
 from .tokenizer import Tokenizer, load_tokenizer
@@ -47,9 +48,32 @@ _RENAMED = {
     ".mid.block_2.": ".mid.2.",
 }
 _VQ = "gen_vision_model."
-# What generation does not need: the encoder of images to understand, the output layer for words, recomputed RoPE
+# What drawing from a prompt does not need: the part that reads images, the output layer for words, recomputed RoPE
 # frequencies.
 _UNUSED = ("vision_model.", "model.vision_model.", "aligner.", "model.aligner.", "language_model.lm_head.", "lm_head.")
+# What reads images: the tower and the aligner, without the tower's pooled output, which nothing uses.
+_VISION = ("vision_model.", "model.vision_model.", "aligner.", "model.aligner.")
+_POOL = "vision_model.vision_tower.attn_pool."
+# Parts of the authors' names of it and of transformers', and ours. The order matters.
+_VISION_NAMES = {
+    "vision_model.vision_tower.": "tower.",
+    "model.vision_model.": "tower.",
+    "tower.patch_embed.proj.": "tower.embeddings.patch_embedding.",
+    "tower.pos_embed": "tower.embeddings.position_embedding.weight",
+    "tower.blocks.": "tower.encoder.layers.",
+    "tower.norm.": "tower.post_layernorm.",
+    ".norm1.": ".layer_norm1.",
+    ".norm2.": ".layer_norm2.",
+    ".attn.proj.": ".self_attn.out_proj.",
+    ".self_attn.projection_layer.": ".self_attn.out_proj.",
+    "model.aligner.": "aligner.",
+    "aligner.layers.0.": "aligner.fc1.",
+    "aligner.layers.2.": "aligner.fc2.",
+    "aligner.hidden_layers.0.": "aligner.fc2.",
+}
+_JOINT = ".attn.qkv."
+# The output layer for words, in either layout.
+_HEADS = ("language_model.lm_head.weight", "lm_head.weight")
 # Besides the language model's, what a configuration states about the image tokens, in the authors' layout and in that
 # of transformers: how many codes there are, and the two MLPs. Their shapes are those of the weights.
 _CODES = {
@@ -64,7 +88,10 @@ _FIXED: dict[tuple[str, ...], dict[str, tuple[Any, ...]]] = {
 # Special tokens by their names in the tokenizer. Janus 1.3B was trained with the roles as words.
 _BEGIN = "<\uff5cbegin\u2581of\u2581sentence\uff5c>"
 _PAD = "<\uff5c\u2581pad\u2581\uff5c>"
+_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 _IMAGE = "<begin_of_image>"
+_IMAGE_END = "<end_of_image>"
+_PLACE = "<image_placeholder>"
 _USER = "<|User|>"
 _ASSISTANT = "<|Assistant|>"
 _FIRST_GENERATION = re.compile(r"(?<!\d)1[._]3b", re.IGNORECASE)
@@ -96,7 +123,11 @@ def load_janus(
             draws.
     """
 
+    has_vision = False
+
     def is_unused(name: str) -> bool:
+        nonlocal has_vision
+        has_vision |= name.startswith(_VISION)
         return _name(name).startswith((*_UNUSED, _VQ)) or name.endswith(".inv_freq")
 
     compute = choose_dtype(dtype, device, "janus")
@@ -122,7 +153,14 @@ def load_janus(
         bits=choose_bits(dtype, device),
     )
     return JanusModel(
-        net=net.fold(), name=file.name, grid=side, tokenize=tokenizer.encode, template=template, note=file.note
+        net=net.fold(),
+        name=file.name,
+        grid=side,
+        tokenize=tokenizer.encode,
+        detokenize=tokenizer.decode,
+        template=template,
+        vision_file=Path(path) if has_vision else None,
+        note=file.note,
     )
 
 
@@ -145,6 +183,90 @@ def load_janus_vq(
 
     state = {name.removeprefix(_VQ): tensor for name, tensor in file.state.items()}
     return build_vq(replace(file, state=state, what="a VQ autoencoder"), compute, device, operations)
+
+
+def load_janus_head(
+    path: str | Path,
+    dtype: str | Precision = "auto",
+    device: str | torch.device = "cpu",
+    operations: Operations = FAST,
+) -> WordHead:
+    """Load the output layer for words of a Janus; arguments and errors as :func:`load_janus`.
+
+    Raises:
+        UserError: also if the file holds none.
+    """
+    compute = choose_dtype(dtype, device, "janus")
+    file = _part(path, lambda name: name not in _HEADS)
+    if not file.state:
+        raise file.error("holds no output layer for words", "choose a copy with all weights of the model")
+
+    with ck.misfits(file):
+        (weight,) = file.state.values()
+        words, width = weight.shape
+        file = replace(file, state={"lm_head.weight": weight}, what="the output layer of a Janus")
+
+    make = partial(WordHead, width, words)
+    return ck.load_strictly(file, make, operations=operations, dtype=compute, device=device)
+
+
+def _part(path: str | Path, is_unused: Callable[[str], bool]) -> ck.Checkpoint:
+    """Some of the weights of a file or model folder, under the names there."""
+    path = Path(path)
+    shards = weight_files(path, "checkpoint", KINDS["janus"].noun)
+    whole = path if shards == [path] else shards[0].parent
+    return ck.read(whole, "checkpoint", is_unused, shards)
+
+
+def load_janus_vision(
+    path: str | Path,
+    vq: VQModel,
+    dtype: str | Precision = "auto",
+    device: str | torch.device = "cpu",
+    heads: int | None = None,
+    operations: Operations = TORCH,
+) -> ImageReader:
+    """Load what reads images for a Janus; ``vq`` is :func:`load_janus_vq` of the same file.
+
+    Arguments and errors as :func:`load_janus`. ``heads`` None: what the configuration states as
+    ``vision_config.num_attention_heads``, else SigLIP's by width. ``preprocessor_config.json`` may state the least side
+    of a scaled image, ``min_size`` (else 14).
+
+    Raises:
+        UserError: also if the file holds no such part.
+    """
+    compute = choose_dtype(dtype, device, "janus")
+    file = _part(path, lambda name: not name.startswith(_VISION) or name.startswith(_POOL))
+    if not file.state:
+        raise file.error("holds no part that reads images", "choose a copy with all weights of the model")
+
+    about = inner(file, file.settings("config", beside=True), "vision_config")
+    heads = heads or file.number("num_attention_heads", None, 1, 4096, about)
+    least = file.number("min_size", LEAST_SIDE, 1, 384, file.settings("preprocessor_config", beside=True))
+    with ck.misfits(file):
+        file = replace(file, state=_vision_state(file.state), what="the part of a Janus that reads images")
+        config = VisionConfig.from_state_dict(file.state, heads)
+
+    net = ck.load_strictly(file, partial(JanusVision, config), operations=operations, dtype=compute, device=device)
+    return ImageReader(net, vq, file.name, least)
+
+
+def _vision_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of what reads images under the names of :class:`JanusVision`."""
+    out: dict[str, Any] = {}
+    for name, tensor in state.items():
+        for theirs, ours in _VISION_NAMES.items():
+            name = name.replace(theirs, ours, 1)
+
+        if _JOINT in name:  # queries, keys and values one after another
+            for part, own in zip("qkv", tensor.chunk(3), strict=True):
+                out[name.replace(_JOINT, f".self_attn.{part}_proj.")] = own
+        elif name.endswith("position_embedding.weight"):
+            out[name] = tensor.reshape(tensor.shape[-2:])
+        else:
+            out[name] = tensor
+
+    return out
 
 
 def _renamed(file: ck.Checkpoint) -> ck.Checkpoint:
@@ -184,8 +306,14 @@ def _template(file: ck.Checkpoint, tokenizer: Tokenizer, has_roles_as_words: boo
     if missing:
         raise file.error(f"has a tokenizer without {missing[0]}", "put the tokenizer of the same model there")
 
-    if has_roles_as_words:
-        template = Template(named[_BEGIN], named[_IMAGE], None, None)
-    else:
-        template = Template(named[_BEGIN], named[_IMAGE], named.get(_USER), named.get(_ASSISTANT))
+    has_roles_as_words |= _USER not in named or _ASSISTANT not in named
+    template = Template(
+        begin=named[_BEGIN],
+        image=named[_IMAGE],
+        user=None if has_roles_as_words else named[_USER],
+        assistant=None if has_roles_as_words else named[_ASSISTANT],
+        image_end=named.get(_IMAGE_END),
+        place=named.get(_PLACE),
+        end=named.get(_END),
+    )
     return template, named[_PAD]

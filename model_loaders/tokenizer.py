@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,6 +41,7 @@ class Tokenizer:
     encode: Callable[[str], list[int]]  # text to token ids, without special tokens
     special_tokens: Mapping[str, int]  # names of added tokens to ids
     size: int  # vocabulary size without added tokens
+    decode: Callable[[Sequence[int]], str]  # token ids to text, without special tokens
 
     def chat_tokens(self) -> tuple[int, int] | None:
         """Ids of the tokens that begin and end a chat turn.
@@ -150,6 +151,7 @@ def _build(spec: dict[str, Any], where: str, field: str, letters: bool, words: b
         encode=lambda text: list(ids(text)),
         special_tokens=special_tokens,
         size=len(plain["model"]["vocab"]),
+        decode=lambda tokens: library.decode(list(tokens), skip_special_tokens=True),
     )
 
 
@@ -167,6 +169,7 @@ def _without_added(spec: Mapping[str, Any], special_tokens: Mapping[str, int]) -
         "model": model,
         "normalizer": spec.get("normalizer"),
         "pre_tokenizer": spec.get("pre_tokenizer"),
+        "decoder": spec.get("decoder"),
     }
 
 

@@ -27,6 +27,7 @@ def make_extension() -> ComfyExtension:
     host.register_folders()
     from . import (
         advisor,
+        asking,
         compare,
         conditioning,
         editing,
@@ -45,7 +46,7 @@ def make_extension() -> ComfyExtension:
     _try(serve, "prompts do not show which words a demo knows")
     _try(host.watch_prompts, "labels that the connected model does not know are refused when the node runs")
 
-    modules = (loaders, conditioning, samplers, editing, compare, timelapse, sweep, sharing, advisor)
+    modules = (loaders, conditioning, samplers, editing, asking, compare, timelapse, sweep, sharing, advisor)
 
     class FastARExtension(ComfyExtension):
         """Every node of the pack."""

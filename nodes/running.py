@@ -21,9 +21,12 @@ import numpy as np
 from comfy_api.latest import io
 from torch import Tensor
 
-from ..assembly import DEMO_LABELS, PAR, expect_same_codes
+from ..assembly import AUTO, DEMO_LABELS, PAR, dtype_name, expect_same_codes, read_images
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders.families import choose_dtype
+from ..model_loaders.janus import load_janus_vision
+from ..model_loaders.networks.janus_vision import ImageReader
 from ..model_loaders.networks.tar import TarModel
 from ..model_loaders.upscalers import enlarges_rgb, upscaler_name
 from ..reports.exchange import add_runs, described
@@ -37,8 +40,10 @@ from ..samplers.conditioning import (
     CodeCondition,
     Condition,
     FeatureCondition,
+    ImagePromptCondition,
     PromptCondition,
     TextCondition,
+    expect_editor,
     expect_kind,
     expect_null_prompt,
 )
@@ -55,7 +60,7 @@ from ..samplers.tokens.mulosd_checks import check_grids, check_pair
 from ..samplers.tokens.prepare import features_of
 from ..samplers.tokens.upsampling import UpSampling
 from . import graph, host
-from .host import TA_TOK, Loaded, load_to_device, to_device
+from .host import TA_TOK, Loaded, ModelCache, load_to_device, to_device
 from .images import to_bytes
 from .preview import drive
 from .schema import (
@@ -77,14 +82,15 @@ Steps: TypeAlias = Generator[Any, None, Any]
 C = TypeVar("C", bound=AnyCondition)
 
 # Names of nodes in messages.
-CONDITIONS = "Class Label, Prompt, LlamaGen Prompt, Tar Prompt or Image to Codes"
+CONDITIONS = "Class Label, Prompt, Image and Prompt, LlamaGen Prompt, Tar Prompt or Image to Codes"
 # If memory is insufficient to encode texts, images or codes.
 READING = (
     "dtype: memory is insufficient for this model; choose int8, bf16 or fp16 where it is offered, or unload other "
     "models."
 )
 
-# Upper estimate of a TA-Tok's activations for the codes of one image; images are read one at a time.
+# Upper estimate of the activations of a TA-Tok for the codes of one image, and of a Janus' tower for one image; images
+# are read one at a time.
 _READER_BYTES = 256 << 20
 # Pixels that pass through the decoder at once when a draft is enlarged.
 _PIXELS = 1 << 21
@@ -294,6 +300,9 @@ def as_condition(value: Any, model: Any) -> AnyCondition:
         expect_kind(Condition, model.condition, model.name)  # type: ignore[arg-type]
         return as_labels(made, model.label_set)
 
+    if isinstance(made, ImagePromptCondition):
+        expect_editor(made, model)
+        return made
     if isinstance(made, PromptCondition) and not hasattr(model, "instruction"):  # with a null prompt of its own
         expect_null_prompt(made, model.name)
     if not turned_into_features(made.kind, model):
@@ -456,7 +465,7 @@ class Run:
         """
         model = self.loaded.model
         family = family_of(model)
-        condition = _read_codes(self.condition, self.loaded)
+        condition = _read_pictures(_read_codes(self.condition, self.loaded), self.loaded)
 
         def place() -> FastARVAE | None:
             return to_device(self.loaded, room.memory, room.latents, room.others)
@@ -812,6 +821,37 @@ def _read_codes(condition: AnyCondition, loaded: Loaded[Any]) -> AnyCondition:
 
     device = host.get_compute_device()
     return FeatureCondition(tuple(rows.to(device) for rows in made.features), made.names)
+
+
+_image_reader = ModelCache(host.get_compute_device, host.get_offload_device)
+
+
+def placed_reader(loaded: Loaded[Any]) -> ImageReader:
+    """What reads images for a Janus, on the device with the VQ tokenizer of the same loader."""
+    vae = loaded.vae
+    path = loaded.model.vision_file
+
+    def load() -> Any:
+        operations = host.operations(host.get_compute_device())
+        more: dict[str, Any] = {} if operations is None else {"operations": operations}
+        dtype = dtype_name(choose_dtype(AUTO, host.get_compute_device(), "janus"))
+        return load_janus_vision(path, vae.tokenizer, dtype, host.get_offload_device(), **more)
+
+    reader = _image_reader.get(path, load)
+    side = reader.model.side
+    memory = _READER_BYTES + vae.memory_used_encode((1, 3, side, side), vae.vae_dtype)
+    host.load_weights([reader.patcher, vae.patcher], memory)
+    # The same file may have been loaded again, with another tokenizer.
+    return replace(reader.model, vq=vae.tokenizer)
+
+
+def _read_pictures(condition: AnyCondition, loaded: Loaded[Any]) -> AnyCondition:
+    """Read the images of a condition with what a Janus has for that; it is on the device only for that."""
+    if not isinstance(condition, ImagePromptCondition):
+        return condition
+
+    with enough_memory(READING):
+        return read_images(condition, placed_reader(loaded))
 
 
 # ------------------------------------------------------------------------------------------------ reports

@@ -30,9 +30,16 @@ ANY_MODEL = io.Custom("FASTAR_MAR,FASTAR_TOKEN_MODEL,FASTAR_BITDANCE")
 # A condition has a type by its kind, so that a sampler that no model reads it with cannot be connected.
 LABELS = io.Custom("FASTAR_LABELS")
 PROMPT = io.Custom("FASTAR_PROMPT")
+IMAGE_PROMPT = io.Custom("FASTAR_IMAGE_PROMPT")
 TEXT = io.Custom("FASTAR_TEXT")
 CODES = io.Custom("FASTAR_CODES")
-_OF_KIND = {"class": "FASTAR_LABELS", "prompt": "FASTAR_PROMPT", "text": "FASTAR_TEXT", "codes": "FASTAR_CODES"}
+_OF_KIND = {
+    "class": "FASTAR_LABELS",
+    "prompt": "FASTAR_PROMPT",
+    "image prompt": "FASTAR_IMAGE_PROMPT",
+    "text": "FASTAR_TEXT",
+    "codes": "FASTAR_CODES",
+}
 REPORT = io.Custom("FASTAR_REPORT")
 CACHE = io.Custom("FASTAR_CACHE")
 CROP = io.Custom("FASTAR_CROP")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from ..errors import UserError
@@ -20,6 +21,7 @@ from ..samplers.conditioning import (
     CodeCondition,
     Condition,
     FeatureCondition,
+    ImagePromptCondition,
     PromptCondition,
     TextCondition,
 )
@@ -113,10 +115,15 @@ def _is_codes(entry: Any) -> bool:
     return isinstance(entry, Tensor) and not entry.is_floating_point() and entry.ndim == 1
 
 
+def _is_pixels(entry: Any) -> bool:
+    return isinstance(entry, Tensor) and entry.dtype == torch.uint8 and entry.ndim == 3 and entry.shape[2] == 3
+
+
 # Class of a condition by kind, the attribute that has an entry an image, what an entry is, and the check of one.
 _CONDITIONS: dict[str, tuple[type[AnyCondition], str, str, Callable[[Any], bool]]] = {
     Condition.kind: (Condition, "labels", "whole numbers", _is_label),
     PromptCondition.kind: (PromptCondition, "texts", "texts", _is_text),
+    ImagePromptCondition.kind: (ImagePromptCondition, "texts", "texts", _is_text),
     TextCondition.kind: (TextCondition, "features", "float tensors [rows, width]", _is_rows),
     FeatureCondition.kind: (FeatureCondition, "features", "float tensors [rows, width]", _is_rows),
     CodeCondition.kind: (CodeCondition, "codes", "int64 tensors [codes]", _is_codes),
@@ -141,6 +148,14 @@ def expect_condition(value: Any, source: str) -> AnyCondition | LabelText:
 
     if isinstance(made, PromptCondition):
         return PromptCondition(entries, made.unconditional)
+    if isinstance(made, ImagePromptCondition):
+        images = _listed(made, "images")
+        if len(images) != len(entries) or not all(map(_is_pixels, images)):
+            raise UserError(
+                f"condition: its {KINDS[value.kind]} must have a uint8 tensor [height, width, 3] in images for each of "
+                f"{len(entries)} texts; {_ASK}."
+            )
+        return ImagePromptCondition(entries, images, made.freedom)
 
     names = _listed(made, "names")
     if len(names) != len(entries) or not all(map(_is_text, names)):

@@ -1,4 +1,6 @@
-"""Conditions, one entry per image: class labels, prompts, text features, semantic features or semantic codes."""
+"""Conditions, one entry per image: class labels, prompts, images with prompts, text features, semantic features or
+semantic codes.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
+from ..model_loaders.networks.janus_vision import ReadImage
 from ..model_loaders.networks.mar import ClassConditioning, Conditioning, MARModel
 from ..reports.record import fingerprint
 from ..reports.table import printable
@@ -21,6 +24,7 @@ E = TypeVar("E", bound="_Entries")
 KINDS = {
     "class": "class labels",
     "prompt": "prompts",
+    "image prompt": "images with prompts",
     "text": "text",
     "features": "semantic features",
     "codes": "semantic codes",
@@ -29,6 +33,7 @@ KINDS = {
 MAKERS = {
     "class": "Class Label",
     "prompt": "Prompt",
+    "image prompt": "Image and Prompt",
     "text": "LlamaGen Prompt",
     "features": "Tar Prompt or Image to Codes",
     "codes": "Tar Prompt or Image to Codes",
@@ -158,6 +163,35 @@ class PromptCondition(_Entries):
         return cast(HybridModel, model).conditioning(self.texts, self.unconditional, guided)
 
 
+# The authors' weight of the branch that does not read the source's tokens.
+FREEDOM = 5.0
+MOST_FREEDOM = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class ImagePromptCondition(_Entries):
+    """Images with what is to be changed in them, for a Janus that edits."""
+
+    kind: ClassVar[str] = "image prompt"
+    texts: tuple[str, ...]  # prompts as typed, one per image to draw
+    images: tuple[Tensor, ...]  # uint8 [H, W, 3] of any size, as many
+    # w: how much more than the whole condition the one without the source's tokens counts in guidance; 0: not at all
+    freedom: float = FREEDOM
+    read: tuple[ReadImage, ...] | None = None  # what the model reads of the images; None before that
+
+    @property
+    def entries(self) -> tuple[tuple[str, Tensor], ...]:
+        return tuple(zip(self.texts, self.images, strict=True))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Captions."""
+        return self.texts
+
+    def digests(self) -> tuple[str, ...]:
+        return tuple(fingerprint(self.kind, text, image, self.freedom) for text, image in self.entries)
+
+
 @dataclass(frozen=True, eq=False)
 class _Features(_Entries):
     """Rows that condition a batch."""
@@ -200,7 +234,7 @@ class CodeCondition(_Entries):
 
 # Conditions of masked models (MAR, Harmon, UniPic).
 MaskedCondition = Condition | PromptCondition
-AnyCondition = MaskedCondition | TextCondition | FeatureCondition | CodeCondition
+AnyCondition = MaskedCondition | ImagePromptCondition | TextCondition | FeatureCondition | CodeCondition
 
 
 def from_ids(ids: Sequence[int]) -> Condition:
@@ -214,6 +248,27 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
         raise UserError(
             f"condition: it holds {KINDS[condition.kind]}, {model} is conditioned on {KINDS[kind]}; connect "
             f"{MAKERS[kind]}."
+        )
+
+
+def expect_editor(condition: AnyCondition, model: Any) -> None:
+    """Check that a model can be sampled with images and prompts: a Janus that was trained so, with all its parts.
+
+    Raises:
+        UserError: a model that reads something else, or ignores the image.
+    """
+    if model.family != "janus":
+        expect_kind(condition, model.condition, model.name)
+
+    if model.edits is False:
+        raise UserError(
+            f"condition: {model.name} was not trained to edit and ignores the image; load a Janus-4o, which was, or "
+            f"connect {MAKERS['prompt']}."
+        )
+    if model.vision_file is None:
+        raise UserError(
+            f"condition: the file of {model.name} holds no part that reads images; get one with all weights of the "
+            "model."
         )
 
 

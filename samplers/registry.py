@@ -94,7 +94,7 @@ FAMILIES: dict[str, Family] = {
         TokenFamily(
             name=JANUS,
             words="a Janus",
-            reads=("prompt",),
+            reads=("prompt", "image prompt"),
             files="janus",
             usual_samplers=("llamagen", "zipar"),
         ),

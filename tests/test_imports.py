@@ -159,6 +159,7 @@ OTHERS = {
     "reports": PICTURES,
     "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "tokenizers"},
     "model_loaders.networks": {"torch"},
+    "model_loaders.squares": PICTURES,
     "cli": {*PICTURES, "safetensors", "tqdm"},
     "bench": {*PICTURES, "tomli", "ray", "matplotlib", "fsspec"},
     "bench.gpu.theirs": {"torch", "transformers"},  # what is measured beside ours

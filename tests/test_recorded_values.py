@@ -15,7 +15,7 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from fastar_nodes.model_loaders.networks import hybrid, llama, mar, ta_tok
+from fastar_nodes.model_loaders.networks import hybrid, llama, mar, siglip
 from fastar_nodes.reports import maps
 from fastar_nodes.samplers import presets as preset_values
 from fastar_nodes.samplers.mar import settings as mar_settings
@@ -102,7 +102,7 @@ def others() -> dict[str, Any]:
         "ramp": maps.ramp(np.linspace(0, 1, 9)).tolist(),
         "hues": maps.hues(np.arange(1, 9)).tolist(),
         "outcomes": {str(k): v for k, v in maps.OUTCOMES.items()},
-        "attention heads": {**heads, "ta_tok": ta_tok.ENCODER_HEADS},
+        "attention heads": {**heads, "ta_tok": siglip.HEADS},
         "published guidance": [defaults._PUBLISHED, [[*k, v] for k, v in defaults._PUBLISHED_PAR.items()]],
     }
 

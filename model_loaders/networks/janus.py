@@ -1,19 +1,23 @@
 """Janus: a language model that generates the codes of LlamaGen's VQ tokenizer, with its prompt template.
 
-Sources: Wu et al. 2024 (Janus, arXiv 2410.13848), Chen et al. 2025 (Janus-Pro, arXiv 2501.17811). The transformer is a
-Llama; words and image tokens have separate tables, and the output layer is an MLP.
+Sources: Wu et al. 2024 (Janus, arXiv 2410.13848), Chen et al. 2025 (Janus-Pro, arXiv 2501.17811), and for an image in
+the prompt Chen et al. 2025 (ShareGPT-4o-Image, arXiv 2506.18095) with the published code of Janus-4o. The transformer
+is a Llama; words and image tokens have separate tables, and the output layer is an MLP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...errors import UserError
 from .chat import checked, expect_text
 from .llama import Llama, LlamaConfig, TokenModel
 from .ops import FAST, Operations
@@ -33,6 +37,14 @@ _NAMES = {
 _ROWS = 1024
 # Token ids of a prompt with its template; the prefill of more costs time and memory.
 MOST_IDS = 2048
+# What stands before a question in the published code, with which the models were trained to answer.
+_SYSTEM = (
+    "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
+    "provides, and assist the user with a variety of tasks using natural language."
+)
+# Names of models that were trained to edit an image, and of those that were not. Nothing else in a file tells.
+_EDITS = re.compile(r"(?<![a-z0-9])4o(?![a-z0-9])", re.IGNORECASE)
+_ONLY_DRAWS = re.compile(r"janus[-_. ]?(pro|1[._]3b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,27 @@ class ImageTokens(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc1(self.table(tokens))))
+
+
+class WordHead(nn.Module):
+    """The output layer for words, which drawing does not need."""
+
+    def __init__(self, width: int, words: int, operations: Operations = FAST):
+        super().__init__()
+        self.lm_head = operations.Linear(width, words, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predictions fp32 [..., words] of normalised hidden rows [..., C]."""
+        return self.lm_head(x).float()
+
+
+class PromptImages(NamedTuple):
+    """The images of P prompts, and where they are in them."""
+
+    rows: Tensor  # [P, S, C] of the tower and the aligner, see janus_vision.py
+    codes: Tensor  # int64 [P, S], tokens of the same images
+    first_row: int  # place of the first of the rows in every prompt
+    first_code: int  # of the first of the codes
 
 
 class Janus(Llama):
@@ -119,13 +152,39 @@ class Janus(Llama):
         """
         if not guided:
             return self.words(condition)
+        return self.words(torch.cat([condition, self._null(condition, lengths)]))
 
-        n = condition.shape[1]
-        place = torch.arange(n, device=condition.device)
+    def image_prefix(
+        self, prompts: Tensor, images: PromptImages, lengths: Tensor | None, part: bool, guided: bool
+    ) -> Tensor:
+        """Prefix rows of prompts int64 [P, n] with an image each: [P, n, C], [2 P, n, C] or [3 P, n, C].
+
+        First those of the whole condition, which holds the image twice, as rows of the tower and as codes. With
+        ``part`` those without the codes, whose places keep the rows of padding. With ``guided`` those of the null
+        prompt, see :meth:`prefix`, without the image.
+        """
+        words = self.words(prompts)
+        count = images.codes.shape[1]
+
+        seen = words.clone()
+        seen[:, images.first_row : images.first_row + count] = images.rows.to(words.dtype)
+        whole = seen.clone()
+        whole[:, images.first_code : images.first_code + count] = self.tok_embeddings(images.codes).to(words.dtype)
+
+        branches = [whole]
+        if part:
+            branches.append(seen)
+        if guided:
+            branches.append(self.words(self._null(prompts, lengths)))
+        return torch.cat(branches)
+
+    def _null(self, prompts: Tensor, lengths: Tensor | None) -> Tensor:
+        """Ids of the null prompts: padding between the first and the last token."""
+        n = prompts.shape[1]
+        place = torch.arange(n, device=prompts.device)
         last = n - 1 if lengths is None else lengths[:, None] - 1
         kept = (place == 0) | (place == last)
-        null = torch.where(kept, condition, self.config.pad)
-        return self.words(torch.cat([condition, null]))
+        return torch.where(kept, prompts, self.config.pad)
 
     def logits(self, x: Tensor, span: tuple[int, int] | None = None) -> Tensor:
         """Predictions fp32 [..., V] of hidden rows [..., C]."""
@@ -141,6 +200,9 @@ class Template:
     image: int  # start of the image
     user: int | None = None  # of the two roles; None: they are words of the text, as in Janus 1.3B
     assistant: int | None = None
+    image_end: int | None = None  # end of an image in a prompt; None: the tokenizer has none
+    place: int | None = None  # stands for a row of the tower
+    end: int | None = None  # end of an answer
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,11 +211,20 @@ class JanusModel(TokenModel):
 
     net: Janus
     tokenize: Callable[[str], list[int]] = field(kw_only=True)  # text to token ids, without special tokens
+    detokenize: Callable[[Sequence[int]], str] | None = field(default=None, kw_only=True)  # and back; for answers
     template: Template = field(kw_only=True)  # ids of the special tokens
+    vision_file: Path | None = field(default=None, kw_only=True)  # what holds the part that reads images; None: nothing
 
     @property
     def family(self) -> str:
         return "janus"
+
+    @property
+    def edits(self) -> bool | None:
+        """Whether it was trained to edit an image, by its name; None if that does not tell."""
+        if _EDITS.search(self.name):
+            return True
+        return False if _ONLY_DRAWS.search(self.name) else None
 
     def prompt(self, text: Any) -> list[int]:
         """Token ids of a prompt in its template, up to the special token that the image follows.
@@ -169,8 +240,63 @@ class JanusModel(TokenModel):
         said = f": {text}\n\n" if text else ":"
 
         t = self.template
-        if t.user is None or t.assistant is None:
+        if t.user is None:
             turns = self.tokenize(f"User{said}Assistant:")
         else:
-            turns = [t.user, *self.tokenize(said), t.assistant, *self.tokenize(":")]
+            turns = [*self._user(said), *self._assistant("")]
         return checked([t.begin, *turns, t.image], self.net.config.words, MOST_IDS, self.name)
+
+    def image_prompt(self, text: Any) -> list[int]:
+        """Token ids of a prompt that says how an image is to be changed, as :meth:`prompt`.
+
+        The image is in it twice before the text, see :meth:`image_places`. Spaces at the end of the text are removed.
+
+        Raises:
+            UserError: as :meth:`prompt`; or the tokenizer lacks the special tokens.
+        """
+        expect_text(text)
+        t = self.template
+        if t.image_end is None or t.place is None:
+            raise UserError(f"image: the tokenizer of {self.name} has no tokens for an image in a prompt; use its own.")
+
+        image = [t.image, *[t.place] * self.tokens, t.image_end]
+        again = [t.image, *[self.net.config.pad] * self.tokens, t.image_end]
+        ids = [t.begin, *self._user(": "), *image, *again, *self._assistant(f"{text.rstrip()}\n\n"), t.image]
+        return checked(ids, self.net.config.words, MOST_IDS, self.name)
+
+    def question(self, text: Any, images: int = 1) -> list[int]:
+        """Token ids of a question about images, which come before it; the answer follows.
+
+        Raises:
+            UserError: as :meth:`image_prompt`.
+        """
+        expect_text(text)
+        t = self.template
+        if t.image_end is None or t.place is None or t.end is None:
+            raise UserError(f"image: the tokenizer of {self.name} has no tokens for an image in a prompt; use its own.")
+
+        image = [t.image, *[t.place] * self.tokens, t.image_end]
+        shown = image + (images - 1) * [*self.tokenize(" "), *image]
+        if t.user is None:
+            head = self.tokenize(f"{_SYSTEM}\n\nUser: ")
+        else:
+            head = [*self.tokenize(f"{_SYSTEM}\n\n"), *self._user(": ")]
+        ids = [t.begin, *head, *shown, *self._assistant(f"\n{text.rstrip()}\n\n")]
+        return checked(ids, self.net.config.words, MOST_IDS, self.name)
+
+    def image_places(self) -> tuple[int, int]:
+        """Where the rows of the tower and the codes begin in an image prompt."""
+        before = 1 + len(self._user(": ")) + 1
+        return before, before + self.tokens + 2
+
+    def _user(self, said: str) -> list[int]:
+        """Ids of the head of a user's turn and of what follows it."""
+        user = self.template.user
+        return self.tokenize(f"User{said}") if user is None else [user, *self.tokenize(said)]
+
+    def _assistant(self, said: str) -> list[int]:
+        """Ids of the end of a user's turn and of the head of the assistant's."""
+        assistant = self.template.assistant
+        if assistant is None:
+            return self.tokenize(f"{said}Assistant:")
+        return [*self.tokenize(said), assistant, *self.tokenize(":")]

@@ -13,7 +13,6 @@ the image encoder, whose output is the feature map.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -23,13 +22,11 @@ from torch import Tensor, nn
 
 from ...errors import UserError, not_finite
 from .ops import TORCH, Operations
+from .siglip import HEADS, Tower
 from .structure import depth
 
 TABLE = "bottleneck.regularizer.embedding.weight"
-NORM_EPS = 1e-6
-# Attention heads, which no state dict holds. Image encoder by width: SigLIP's B, L and so400m; otherwise heads of width
-# 64.
-ENCODER_HEADS = {768: 12, 1024: 16, 1152: 16}
+# Attention heads of the decoder transformer, which no state dict holds.
 DECODER_HEADS = 12
 _ENCODER = "encoder.encoder.layers."
 _DECODER = "decoder.vision_model.encoder.layers."
@@ -114,7 +111,7 @@ class TATokConfig:
         if side < 1 or side**2 != rows or patch < 1 or input_size // patch != side:
             raise ValueError(f"{rows} positions of {patch} pixels do not fit images of {input_size}")
 
-        heads = heads or ENCODER_HEADS.get(self.width, self.width // 64)
+        heads = heads or HEADS.get(self.width, self.width // 64)
         if heads < 1 or self.width % heads:
             raise ValueError(
                 f"{heads} attention heads of the encoder do not fit the width {self.width}; "
@@ -144,76 +141,6 @@ def unused(state: Mapping[str, object]) -> set[str]:
         out |= {name for name in state if name.startswith(f"{_ENCODER}{last}.")}
 
     return out
-
-
-class _Attention(nn.Module):
-    """Multi-head self-attention."""
-
-    def __init__(self, width: int, heads: int, operations: Operations):
-        super().__init__()
-        self.heads = heads
-        self.k_proj = operations.Linear(width, width)
-        self.v_proj = operations.Linear(width, width)
-        self.q_proj = operations.Linear(width, width)
-        self.out_proj = operations.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q = self._heads(self.q_proj(x))
-        k = self._heads(self.k_proj(x))
-        v = self._heads(self.v_proj(x))
-
-        out = F.scaled_dot_product_attention(q, k, v)
-        return self.out_proj(out.transpose(1, 2).flatten(2))
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """Rows [B, n, width] as [B, heads, n, width / heads]."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-
-
-class _Layer(nn.Module):
-    """Pre-norm block of a vision transformer."""
-
-    def __init__(self, width: int, heads: int, hidden: int, operations: Operations):
-        super().__init__()
-        self.self_attn = _Attention(width, heads, operations)
-        fc1 = operations.Linear(width, hidden)
-        fc2 = operations.Linear(hidden, width)
-        self.mlp = nn.Sequential(OrderedDict(fc1=fc1, act=nn.GELU("tanh"), fc2=fc2))
-        self.layer_norm1 = nn.LayerNorm(width, NORM_EPS)
-        self.layer_norm2 = nn.LayerNorm(width, NORM_EPS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.self_attn(self.layer_norm1(x))
-        return x + self.mlp(self.layer_norm2(x))
-
-
-class _Tower(nn.Module):
-    """A vision transformer with full attention."""
-
-    def __init__(
-        self,
-        patches: nn.Module,
-        positions: int,
-        width: int,
-        depth: int,
-        heads: int,
-        hidden: int,
-        norm: bool,
-        operations: Operations,
-    ):
-        super().__init__()
-        embeddings = {"patch_embedding": patches, "position_embedding": nn.Embedding(positions, width)}
-        self.embeddings = nn.ModuleDict(embeddings)
-        layers = nn.ModuleList(_Layer(width, heads, hidden, operations) for _ in range(depth))
-        self.encoder = nn.ModuleDict({"layers": layers})
-        self.post_layernorm = nn.LayerNorm(width, NORM_EPS) if norm else nn.Identity()
-
-    def run(self, x: Tensor) -> Tensor:
-        """All layers, of patch embeddings with positions added [B, n, width]."""
-        for layer in self.encoder.layers:
-            x = layer(x)
-
-        return self.post_layernorm(x)
 
 
 class SimVQ(nn.Module):
@@ -278,7 +205,7 @@ class TATok(nn.Module):
         super().__init__()
         c = self.config = config
         if c.encoder_depth:
-            self.encoder = _Tower(
+            self.encoder = Tower(
                 patches=nn.Conv2d(3, c.width, c.patch, stride=c.patch),
                 positions=c.side**2,
                 width=c.width,
@@ -286,6 +213,7 @@ class TATok(nn.Module):
                 heads=c.encoder_heads,
                 hidden=c.encoder_hidden,
                 norm=False,
+                gelu="tanh",
                 operations=operations,
             )
             self.encode_task_layer = nn.Sequential(nn.Linear(c.width, c.width), nn.Tanh())
@@ -293,7 +221,7 @@ class TATok(nn.Module):
             for name in ("shift", "scale"):
                 self.scale_layer.register_buffer(name, torch.full((1, 3, 1, 1), 0.5))
 
-        tower = _Tower(
+        tower = Tower(
             patches=nn.Linear(c.code_width, c.width),
             positions=c.places**2,
             width=c.width,
@@ -301,6 +229,7 @@ class TATok(nn.Module):
             heads=c.heads,
             hidden=c.hidden,
             norm=True,
+            gelu="tanh",
             operations=operations,
         )
         self.decoder = nn.ModuleDict({"vision_model": tower})
@@ -314,9 +243,7 @@ class TATok(nn.Module):
         if x.shape[-2:] != (size, size):
             x = F.interpolate(x, (size, size), mode="bilinear", antialias=True)
 
-        parts = self.encoder.embeddings
-        patches = parts.patch_embedding(x.to(parts.patch_embedding.weight.dtype)).flatten(2).transpose(1, 2)
-        return self.encoder.run(patches + parts.position_embedding.weight)
+        return self.encoder.run(self.encoder.embed(x))
 
     def pooled(self, images: Tensor, pool: int = 1) -> Tensor:
         """Features before quantisation [B, n, C]; arguments as in :meth:`codes`."""

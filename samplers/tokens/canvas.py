@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import UserError
+from ...model_loaders.networks.janus import JanusModel
 from ...model_loaders.networks.llama import TokenModel
 from ...reports.record import Report
-from ..conditioning import AnyCondition
+from ..conditioning import AnyCondition, ImagePromptCondition
 from ..editing import Edit, edit_digests
 from ..engine import Canvas, expect_images, new_report
 from .defaults import resolve
@@ -55,6 +56,8 @@ def token_canvas(
     report = new_report(name, model, settings, draws)
     report.conditions = condition.digests()
     report.subject = condition.subject
+    if isinstance(condition, ImagePromptCondition) and cast(JanusModel, model).edits is None:
+        report.remark(f"{model.name} is not known to have been trained to edit; it may ignore the image")
     given = None
     if edit is not None:
         given = given_tokens(edit, model.grid, len(condition)).to(model.device)

@@ -96,7 +96,7 @@ def decode_schedule(
     """
     guided = guided_passes(canvas.settings, schedule)
     look = ScheduleLook(canvas, condition, schedule, guided, first_value=span[0] if span else 0)
-    tokens = TokenDraw(canvas, guided, span=span, **draw)
+    tokens = TokenDraw(canvas, guided, span=span, part=condition.part, **draw)
     if parallel > 1 or (parallel == 1 and is_16_bit(canvas.model.net)):
         return (yield from decode_in_windows(canvas, look, tokens, parallel))
 

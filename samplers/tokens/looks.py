@@ -18,8 +18,8 @@ class CachedTransformer:
     """The transformer of a generation, with the keys and values of what it has read: :meth:`prefill` once, which makes
     the cache, then :meth:`feed` for every pass.
 
-    With guidance, a pass has R = 2 B batch rows: the condition's, then the null condition's, which are left out where
-    ``null`` is False.
+    A pass has R batch rows: those of the condition, one an image, of a part of it where there is one, and with guidance
+    those of the null condition, which are left out where ``null`` is False.
 
     Args:
         canvas: whose report counts the work.
@@ -45,9 +45,9 @@ class CachedTransformer:
         """
         report = self.canvas.report
         condition = self.condition
-        branches = 2 if null else 1
+        branches = condition.branches(null)
 
-        rows = self.net.prefix(condition.condition, condition.lengths, guided=null)
+        rows = condition.prefix(self.net, null)
         lengths = None if condition.lengths is None else condition.lengths.repeat(branches)
         x = None if image is None else self.net.tok_embeddings(image).repeat(branches, 1, 1)
         fed = rows.shape[1] + (0 if image is None else image.shape[1])
@@ -56,8 +56,10 @@ class CachedTransformer:
 
         # Images of one prompt share its prefill.
         if condition.images is not None:
-            hidden = hidden[condition.images]
-            self.cache.keep(condition.images)
+            prompts = len(condition.condition)
+            of_all = torch.cat([condition.images + branch * prompts for branch in range(branches)])
+            hidden = hidden[of_all]
+            self.cache.keep(of_all)
         report.add(cache_bytes=self.cache.bytes)
         return hidden
 
@@ -71,16 +73,17 @@ class CachedTransformer:
             transition = self.net.spe_tok_embeddings["special_embeddings"](rows.special.clamp(min=0))
             x = torch.where(rows.special[..., None] >= 0, transition, x)
 
-        # 2. The null condition's rows are fed the same tokens.
+        # 2. All branches are fed the same tokens.
         position = rows.position
         slot = rows.slot
         mask = rows.mask
-        if null:
-            x = torch.cat([x, x])
+        branches = self.condition.branches(null)
+        if branches > 1:
+            x = torch.cat([x] * branches)
             if position.ndim == 2:
-                position = torch.cat([position, position])
-                slot = torch.cat([slot, slot])
-                mask = None if mask is None else torch.cat([mask, mask])
+                position = torch.cat([position] * branches)
+                slot = torch.cat([slot] * branches)
+                mask = None if mask is None else torch.cat([mask] * branches)
 
         # 3. The pass.
         self.canvas.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
@@ -123,8 +126,6 @@ class ScheduleLook(CachedTransformer):
 
 
 def chosen_rows(hidden: Tensor, index: Tensor) -> Tensor:
-    """The rows ``index`` int64 [B, n] of hidden rows [R, m, C], the same for the condition and the null condition:
-    [R, n, C].
-    """
+    """The rows ``index`` int64 [B, n] of hidden rows [R, m, C], the same in all branches: [R, n, C]."""
     index = index.repeat(len(hidden) // len(index), 1)[..., None]
     return hidden.gather(1, index.expand(-1, -1, hidden.shape[-1]))

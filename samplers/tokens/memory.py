@@ -11,7 +11,7 @@ from ...model_loaders.networks.janus import JanusModel
 from ...model_loaders.networks.llama import Llama, TokenModel, cache_bytes, is_16_bit
 from ...model_loaders.networks.ops import unpacking_bytes
 from ...model_loaders.networks.tar import TarModel
-from ..conditioning import AnyCondition, FeatureCondition, PromptCondition
+from ..conditioning import AnyCondition, FeatureCondition, ImagePromptCondition, PromptCondition
 from .cache_slots import table_of
 from .islands import neighbours_bytes
 from .jacobi import padded_rows
@@ -44,7 +44,8 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
         schedule = schedule_for(model, settings)
         cells = _cells_of_a_call(model.net, schedule, settings.parallel)
         slots = table_of(schedule, one_by_one=not settings.parallel).slots
-        return decoding_bytes(model, images, settings, prefix + slots, cells, rows=max(prefix, FED * cells))
+        rows = max(prefix, FED * cells)
+        return decoding_bytes(model, images, settings, prefix + slots, cells, rows, conditional_branches(condition))
 
     # The target judges all cells, a piece of their logits at once, and resamples fewer of them in the same way.
     vocab = model.net.config.vocab
@@ -60,12 +61,17 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     return verifying + drafting + neighbours_bytes(vocab, neighbours_of(settings, vocab))
 
 
+def conditional_branches(condition: AnyCondition) -> int:
+    """Branches of guidance without that of the null condition, see :class:`.PreparedCondition`."""
+    return 2 if isinstance(condition, ImagePromptCondition) and condition.freedom > 0 else 1
+
+
 def _prefix(model: TokenModel, condition: AnyCondition) -> int:
     """Condition rows of an image, at most."""
     if condition.kind == "class":
         return 1
-    if condition.kind == "prompt":
-        return max(map(len, prompt_ids(cast(JanusModel, model), cast(PromptCondition, condition))))
+    if isinstance(condition, PromptCondition | ImagePromptCondition):
+        return max(map(len, prompt_ids(cast(JanusModel, model), condition)))
 
     # A row for every feature or code.
     entries: Sequence[Tensor] = cast(FeatureCondition, condition).entries
@@ -103,15 +109,18 @@ def schedule_for(model: TokenModel, settings: Any) -> Schedule:
     return raster(model.grid)
 
 
-def decoding_bytes(model: TokenModel, images: int, settings: Any, slots: int, cells: int, rows: int) -> float:
+def decoding_bytes(
+    model: TokenModel, images: int, settings: Any, slots: int, cells: int, rows: int, conditional: int = 1
+) -> float:
     """Bytes of one model's part: KV cache, rows of the largest pass and logits.
 
     Args:
         slots: of the cache for an image, those of the condition among them.
         cells: that are decided at once, of an image.
         rows: of an image that the largest pass feeds.
+        conditional: branches of guidance without that of the null condition.
     """
-    branches = 2 if guides(settings) else 1
+    branches = conditional + guides(settings)
 
     cache = cache_bytes(model.net, branches * images * slots)
     hidden = branches * images * rows * _row_bytes(model.net)

@@ -3,26 +3,53 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ...errors import UserError, not_finite
-from ...model_loaders.networks.janus import JanusModel
-from ...model_loaders.networks.llama import TokenModel
+from ...model_loaders.networks.janus import Janus, JanusModel, PromptImages
+from ...model_loaders.networks.llama import Llama, TokenModel
 from ...model_loaders.networks.ta_tok import TATokModel
-from ..conditioning import KINDS, AnyCondition, CodeCondition, Condition, FeatureCondition, PromptCondition, expect_kind
+from ..conditioning import (
+    KINDS,
+    AnyCondition,
+    CodeCondition,
+    Condition,
+    FeatureCondition,
+    ImagePromptCondition,
+    PromptCondition,
+    expect_editor,
+    expect_kind,
+)
 
 
 class PreparedCondition(NamedTuple):
-    """A condition as an argument of :meth:`Llama.prefix`."""
+    """A condition as an argument of :meth:`Llama.prefix`, or of :meth:`Janus.image_prefix`.
 
-    # labels int64 [B], features [B, n, E], token ids of Janus' prompts int64 [B, n], or of Tar's P distinct prompts
-    # int64 [P, n]
+    Guidance mixes the logits of branches, each of all images: that of the condition; with ``part`` above 0 that of a
+    part of the condition, which together with the first stands for the condition; and that of the null condition.
+    """
+
+    # labels int64 [B], features [B, n, E], token ids of Janus' prompts int64 [B, n], or of P distinct prompts of Tar or
+    # of a Janus that edits int64 [P, n]
     condition: Tensor
     lengths: Tensor | None = None  # int64 [B] or [P], valid rows of each; None if all have the same number
     images: Tensor | None = None  # int64 [B], index of every image's prompt; None: an entry an image
+    sources: PromptImages | None = None  # images in the prompts
+    part: float = 0.0  # share of the partial branch in the condition's logits, below 1
+
+    def branches(self, null: bool) -> int:
+        """Branches of a pass, with that of the null condition or without."""
+        return 1 + (self.part > 0) + null
+
+    def prefix(self, net: Llama, null: bool) -> Tensor:
+        """Rows of all branches in front of the image tokens, [R, n, C]."""
+        if self.sources is None:
+            return net.prefix(self.condition, self.lengths, guided=null)
+        return cast(Janus, net).image_prefix(self.condition, self.sources, self.lengths, self.part > 0, null)
 
 
 def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureCondition:
@@ -74,6 +101,8 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
                 "model with the TA-Tok that turns codes into features."
             )
         condition = features_of(condition, model.ta_tok)
+    if isinstance(condition, ImagePromptCondition):
+        return _with_images(cast(JanusModel, model), condition, device)
     expect_kind(condition, c.condition, name)
     if isinstance(condition, Condition):
         return PreparedCondition(condition.class_ids(c.condition_size, model.label_set, device))
@@ -92,19 +121,60 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
                 )
 
     # 3. Rows are padded to the longest image's.
+    _check_lengths(model, [len(entry) for entry in entries])
+    return PreparedCondition(*_padded(entries, device))
+
+
+def _padded(entries: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Entries padded on the right to the longest, and their lengths int64; None if all have the same."""
     counts = [len(entry) for entry in entries]
-    _check_lengths(model, counts)
     batch = torch.nn.utils.rnn.pad_sequence([entry.to(device) for entry in entries], batch_first=True)
-    lengths = None
-    if min(counts) < max(counts):
-        lengths = torch.tensor(counts, dtype=torch.int64, device=device)
-    return PreparedCondition(batch, lengths)
+    if min(counts) == max(counts):
+        return batch, None
+    return batch, torch.tensor(counts, dtype=torch.int64, device=device)
 
 
-def prompt_ids(model: JanusModel, condition: PromptCondition) -> list[list[int]]:
+def _with_images(model: JanusModel, condition: ImagePromptCondition, device: torch.device) -> PreparedCondition:
+    """Images with prompts for a Janus that edits, each distinct pair once."""
+    expect_editor(condition, model)
+    ids = prompt_ids(model, condition)
+    if condition.read is None:
+        raise UserError("condition: its images were not read; make it with condition() of a pipeline.")
+
+    # 1. Images that are read once are one object.
+    pairs = [(text, id(read)) for text, read in zip(condition.texts, condition.read, strict=True)]
+    distinct = list(dict.fromkeys(pairs))
+    first = [pairs.index(pair) for pair in distinct]
+    read = [condition.read[i] for i in first]
+    for image in read:
+        if image.rows.shape != (model.tokens, model.net.config.dim) or image.codes.shape != (model.tokens,):
+            raise UserError(
+                f"condition: its image was read as {len(image.rows)} rows of width {image.rows.shape[-1]}, and "
+                f"{model.name} reads {model.tokens} of width {model.net.config.dim}; read it with the part of the same "
+                "model."
+            )
+
+    # 2. Their prompts, padded to the longest.
+    prompts, lengths = _padded([torch.tensor(ids[i]) for i in first], device)
+    sources = PromptImages(
+        torch.stack([image.rows.to(device) for image in read]),
+        torch.stack([image.codes.to(device) for image in read]),
+        *model.image_places(),
+    )
+
+    images = None
+    if len(distinct) < len(pairs):
+        images = torch.tensor([distinct.index(pair) for pair in pairs], device=device)
+    part = condition.freedom / (1 + condition.freedom)
+    return PreparedCondition(prompts, lengths, images, sources, part)
+
+
+def prompt_ids(model: JanusModel, condition: PromptCondition | ImagePromptCondition) -> list[list[int]]:
     """Token ids of every prompt in Janus' template."""
     if not condition.texts:
         raise UserError("condition: it holds no prompt; write at least one.")
+    if isinstance(condition, ImagePromptCondition):
+        return [model.image_prompt(text) for text in condition.texts]
     return [model.prompt(text) for text in condition.texts]
 
 

@@ -45,6 +45,7 @@ class TokenDraw:
         span: token values that are image codes, half-open; None for all.
         penalty: repetition penalty; 1 is none.
         padded_to: rows of an image that logits are computed of, see ``looks.py``; 0 for those that are there.
+        part: of the condition, see :class:`.PreparedCondition`.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class TokenDraw:
         span: tuple[int, int] | None = None,
         penalty: float = 1.0,
         padded_to: int = 0,
+        part: float = 0.0,
     ):
         self.canvas = canvas
         self.net = canvas.model.net
@@ -64,6 +66,7 @@ class TokenDraw:
         self.span = span
         self.penalty = penalty
         self.padded_to = padded_to
+        self.part = part
         self.draws: PairedDraws = canvas.noise
         self.given = canvas.given
 
@@ -107,7 +110,7 @@ class TokenDraw:
     @property
     def rule(self) -> Rule:
         """What does not change from one pass to the next."""
-        return Rule(self.settings, self.span, self.penalty, self.padded_to)
+        return Rule(self.settings, self.span, self.penalty, self.padded_to, self.part)
 
     def _source(self, cells: Tensor, tokens: Tensor, values: int) -> tuple[Any, ...]:
         """The arguments of :func:`recordable_sample` behind logits of so many token values."""
@@ -122,6 +125,7 @@ class Rule(NamedTuple):
     span: tuple[int, int] | None
     penalty: float
     padded_to: int
+    part: float
 
 
 def recordable_tokens(
@@ -142,9 +146,15 @@ def recordable_logits(
     padded = F.pad(hidden, (0, 0, 0, rule.padded_to - cells)) if rule.padded_to else hidden
     logits = net.logits(padded, rule.span)[:, :cells]
 
-    mixed = cond = logits[:images]
-    if guided is not False and len(logits) > images:
-        null = logits[images:]
+    cond = logits[:images]
+    conditional = images
+    if rule.part:
+        conditional = 2 * images
+        cond = torch.lerp(cond, logits[images:conditional], rule.part)
+
+    mixed = cond
+    if guided is not False and len(logits) > conditional:
+        null = logits[conditional:]
         mixed = torch.lerp(null, cond, rule.settings.cfg)
         if guided is not True:
             mixed = torch.where(guided[..., None], mixed, cond)

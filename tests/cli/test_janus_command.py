@@ -1,5 +1,8 @@
 """Janus on the command line: its file is identified, and prompts of a run are one batch."""
 
+import json
+
+import janus_images
 import pytest
 from janus_files import one_file
 
@@ -26,3 +29,51 @@ def test_what_does_not_apply(cli, path, options, found):
     prompt = "" if "label" in options else "--prompt cat"
     done = cli(f"compare --device cpu {prompt} {options}", "--model", path)
     assert done.code == 2 and found in done.err
+
+
+# ------------------------------------------------------------------------------------------------ images in
+
+
+@pytest.fixture(scope="module")
+def editor(tmp_path_factory) -> str:
+    return str(janus_images.one_file(tmp_path_factory.mktemp("editor") / "tiny.safetensors"))
+
+
+IMAGES = [str(janus_images.FOLDER / f"edit/input_{i}.png") for i in range(2)]
+
+
+def test_an_image_is_edited(cli, editor, tmp_path):
+    line = "compare --device cpu --samplers llamagen,zipar --prompt night --prompt day --batch 2 --freedom 0"
+    numbers = tmp_path / "numbers.json"
+    done = cli(line, "--model", editor, "--image", IMAGES[0], "--image", IMAGES[1], "--json", numbers)
+    assert done.code == 0
+    first = json.loads(numbers.read_text())["runs"][0]
+    assert len(first["conditions"]) == 4 and len(set(first["conditions"])) == 2
+
+
+REFUSED = {
+    "--prompt a --prompt b --prompt c": "there are 2 images for 3 prompts",
+    "--prompt a --prompt b --freedom x": "freedom: 'x' is not a number",
+    "--prompt a --prompt b --freedom 11": "freedom: 11 is outside 0 to 10",
+    "": "say what with --prompt",
+}
+
+
+@pytest.mark.parametrize(("options", "found"), REFUSED.items())
+@pytest.mark.fast_cases(1)
+def test_images_that_do_not_fit(cli, editor, options, found):
+    done = cli(f"compare --device cpu {options}", "--model", editor, "--image", IMAGES[0], "--image", IMAGES[1])
+    assert done.code == 2 and found in done.err
+
+
+def test_freedom_without_an_image(cli, editor):
+    done = cli("compare --device cpu --prompt a --freedom 1", "--model", editor)
+    assert done.code == 2 and "freedom: it is for an image" in done.err
+
+
+def test_models_that_do_not_edit(cli, path, tmp_path):
+    pro = janus_images.one_file(tmp_path / "pro.safetensors", "Janus-Pro-7B")
+    done = cli("compare --device cpu --prompt a", "--model", pro, "--image", IMAGES[0])
+    assert done.code == 2 and "was not trained to edit" in done.err
+    done = cli("compare --device cpu", "--image", IMAGES[0])
+    assert done.code == 2 and "only a Janus-4o edits an image" in done.err

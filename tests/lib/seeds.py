@@ -10,12 +10,13 @@ from pathlib import Path
 import block_models
 import hybrid_files
 import janus_files
+import janus_images
 import tar_files
 import torch
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
 from fastar_nodes.model_loaders.hybrid import load_hybrid
-from fastar_nodes.model_loaders.janus import load_janus, load_janus_vq
+from fastar_nodes.model_loaders.janus import load_janus, load_janus_vision, load_janus_vq
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
@@ -88,6 +89,7 @@ def build(folder: Path) -> list[Seed]:
     out.extend(Seed(path, use_hybrid) for path in write_hybrids(folder))
     out.append(Seed(janus_files.one_file(folder / "janus.safetensors"), use_janus))
     out.append(Seed(janus_files.in_transformers_layout(folder / "janus"), use_janus))
+    out.append(Seed(Path(shutil.copytree(janus_images.FOLDER / "model", folder / "editor")), use_reader))
     out.append(Seed(Path(shutil.copytree(block_models.FOLDER / "native", folder / "block")), use_bitdance))
     return out
 
@@ -101,6 +103,12 @@ def use_janus(path: Path) -> object:
     """Load a Janus with its decoder, and encode a prompt."""
     load_janus_vq(path)
     return load_janus(path).prompt(PROMPT)
+
+
+def use_reader(path: Path) -> object:
+    """Load what reads images for a Janus, and encode an image prompt."""
+    load_janus_vision(path, janus_images.tiny_reader().vq)
+    return load_janus(path).image_prompt(PROMPT)
 
 
 def write_merges(folder: Path) -> None:

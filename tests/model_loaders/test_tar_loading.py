@@ -299,8 +299,8 @@ def test_vocabulary_and_merges(tmp_path: Path) -> None:
 
 
 def test_qwens_chat_tokens_by_the_size_of_its_vocabulary() -> None:
-    assert Tokenizer(lambda text: [], {}, 151_643).chat_tokens() == (151_644, 151_645)
-    assert Tokenizer(lambda text: [], {}, 151_642).chat_tokens() is None
+    assert Tokenizer(lambda text: [], {}, 151_643, str).chat_tokens() == (151_644, 151_645)
+    assert Tokenizer(lambda text: [], {}, 151_642, str).chat_tokens() is None
 
 
 @pytest.mark.parametrize(

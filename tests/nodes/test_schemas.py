@@ -23,6 +23,7 @@ if __name__ == "__main__":
 
 from fastar_nodes.nodes import (
     advisor,
+    asking,
     compare,
     conditioning,
     editing,
@@ -35,7 +36,7 @@ from fastar_nodes.nodes import (
 )
 from graphs import WIDGETS
 
-MODULES = (loaders, conditioning, samplers, editing, compare, timelapse, sweep, sharing, advisor)
+MODULES = (loaders, conditioning, samplers, editing, asking, compare, timelapse, sweep, sharing, advisor)
 CLASSES = {node.define_schema().node_id: node for module in MODULES for node in module.NODES}
 NODES = {name: node.define_schema() for name, node in CLASSES.items()}
 GOLDEN = Path(__file__).with_name("schemas.json")

@@ -11,7 +11,7 @@ import torch
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.llama import Llama
 from fastar_nodes.model_loaders.networks.ta_tok import TATok
-from fastar_nodes.tools.parity import cspd, hybrid, janus, lazymar, llamagen, mar, mulosd, tar, vq
+from fastar_nodes.tools.parity import cspd, hybrid, janus, janus_images, lazymar, llamagen, mar, mulosd, tar, vq
 from fastar_nodes.tools.parity.cases import judge
 from janus_files import FOLDER as JANUS
 from janus_files import in_transformers_layout
@@ -315,6 +315,41 @@ def test_transformers_layout_and_a_changed_number_of_janus(tmp_path):
     found = verdicts(janus.cases, tmp_path / "x")
     assert [name for name, verdict in found.items() if verdict != "ok"] == ["janus/j2"]
     assert "janus/j9" in found
+
+
+def test_a_recorded_case_of_every_kind_of_images_in_agrees():
+    kinds = ("real_1", "tower", "input_3", "e3.prompt", "e5.prompt", "e1.cfg5_w5", "e2.cfg3_w1", "e4.cfg5_w5_t0.7")
+    kinds += ("u1", "u3", "u4", "sample.t0.7")
+    agree(janus_images.cases, HERE / "janus_images", kinds)
+
+
+@pytest.mark.slow
+def test_all_recorded_cases_of_images_in_agree():
+    found = verdicts(janus_images.cases, HERE / "janus_images")
+    assert set(found.values()) == {"ok"}, found
+    kinds = {"real": 4, "tower": 1, "input": 4, "e1": 5, "e2": 5, "e3": 5, "e4": 3, "e5": 2}
+    kinds |= {"u": 5, "sample": 4, "batch": 1}
+    counted = {kind: sum(name.split("/")[1].startswith(kind) for name in found) for kind in kinds}
+    assert counted == kinds
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "case"),
+    [
+        ("edit", "e1.cfg5_w5.logits", "e1.cfg5_w5"),
+        ("edit", "e2.embeds", "e2.prompt"),
+        ("edit", "codes_0", "input_0"),
+        ("edit", "pixels", "input_3"),
+        ("understand", "tower.aligned", "tower"),
+        ("understand", "real_2.sample", "real_2"),
+        ("understand", "u2.logits", "u2"),
+    ],
+)
+@pytest.mark.fast_cases(1)
+def test_a_changed_number_of_images_in_fails(tmp_path, file, name, case):
+    shutil.copytree(HERE / "janus_images", tmp_path / "x")
+    spoil(tmp_path / "x" / file / "io.safetensors", name)
+    assert failed(janus_images.cases, tmp_path / "x", case) == [f"janus_images/{case}"]
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ def at_speed(how):
 
 
 # In these the cache of keys and values is made anew while a run goes on, when images leave it or share a prompt.
-NEW_CACHES = ("window", "prompt", "mulosd, drafted in windows")
+NEW_CACHES = ("window", "prompt", "images", "mulosd, drafted in windows")
 
 
 @pytest.fixture(autouse=True)

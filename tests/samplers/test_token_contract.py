@@ -17,6 +17,7 @@ from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import ADJACENT, NON_LOCAL, ONE_BY_ONE, SUFFIX, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
 from fastar_nodes.samplers.tokens.upsampling import UpSampling
+from janus_images import edits_of, tiny_editor
 from qwen_reference import tiny_tar
 from stepping import process_state, stepped
 from tiny_tokens import VQ
@@ -29,6 +30,7 @@ GROUPED = tiny_gpt("class, grouped heads")
 LARGE = {kind: tiny_gpt(kind, 6) for kind in KINDS}
 SMALL = {(kind, side): tiny_gpt(kind, side, seed=1) for kind in LARGE for side in (2, 3)}
 TAR = tiny_tar(penalty=1.3)
+EDITOR = tiny_editor()
 PROMPTS = ("a red boat", "cat", "a red boat")
 
 
@@ -87,6 +89,13 @@ CASES = {
     "mulosd, drafted in windows": scaled("features", draft_parallel=3, draft_window=0),
     "mulosd, rows in windows": scaled("text", draft_parallel=4, draft_rows=1),
     "mulosd, exact": scaled(tau=1.01, resample_window=0),
+    "images": of("llamagen", EDITOR),
+    "images, no guidance": of("llamagen", EDITOR, cfg=1.0),
+    "images, guided at first": of("llamagen", EDITOR, cfg_interval=4),
+    "images, zipar": of("zipar", EDITOR, window=2),
+    "images, window": of("llamagen", EDITOR, parallel=5),
+    "images, window, guided at first": of("llamagen", EDITOR, cfg_interval=4, parallel=3),
+    "images, window, zipar": of("zipar", EDITOR, window=2, parallel=3),
     "prompt": (tar_prompt, TAR, TarPromptSettings(top_k=0, top_p=1.0)),
     "prompt, by entropy": (tar_prompt, TAR, TarPromptSettings(top_k=9, entropy_temperature=1.0)),
     "prompt, window": (tar_prompt, TAR, TarPromptSettings(top_k=9, parallel=4)),
@@ -98,8 +107,9 @@ FAST = ("llamagen", "llamagen, guided at first", "llamagen, text", "llamagen, fe
 FAST += ("par", "par, non-local", "par, adjacent, at once", "zipar", "zipar, blanks", "zipar, grouped heads")
 FAST += ("window, llamagen", "window, guided at first", "window, par, adjacent", "window, zipar, text")
 FAST += ("mulosd", "mulosd, rows in windows", "prompt", "prompt, window")
+FAST += ("images", "images, guided at first", "images, window, zipar")
 # A case of every loop, for tests that sample again, which takes long in all cases of FAST together.
-FEWER = ("llamagen", "llamagen, text", "par", "zipar", "window, llamagen", "mulosd", "prompt")
+FEWER = ("llamagen", "llamagen, text", "par", "zipar", "window, llamagen", "mulosd", "prompt", "images")
 pytestmark = pytest.mark.fast_cases(*FAST)
 
 
@@ -108,14 +118,20 @@ def case(request):
     return request.param
 
 
+def what_of(model, images):
+    """The condition of some of three images."""
+    if model is TAR:
+        return [PROMPTS[i] for i in images]
+    return edits_of(images) if model is EDITOR else condition_of(model.net.config.condition, images)
+
+
 def start(case, images=(0, 1, 2), seed=5, move=lambda m: m, edit=None, **changes):
     """The steps of a case; ``move`` changes every model, ``changes`` the settings."""
     sampler, model, chosen, *drafts = CASES[case]
     chosen = dataclasses.replace(chosen, **changes)
     more = {"draft": move(drafts[0]), "up_sampler": UpSampling(move(VQ))} if drafts else {}
     more |= {"edit": edit} if edit else {}
-    what = [PROMPTS[i] for i in images] if model is TAR else condition_of(model.net.config.condition, images)
-    return sampler(move(model), what, chosen, PairedDraws(seed, images), **more)
+    return sampler(move(model), what_of(model, images), chosen, PairedDraws(seed, images), **more)
 
 
 whole = functools.cache(lambda case: stepped(start(case)))
@@ -217,7 +233,7 @@ def test_wrong_input_says_so(case):
         return
     kind, one = model.net.config.condition, PairedDraws(1, (0,))
     other = TextCondition((torch.zeros(2, 6),), ("",)) if kind != "text" else from_ids((1,))
-    wrong = [(condition_of(kind), one), (other, one)]
+    wrong = [(what_of(model, (0, 1, 2)), one), (other, one)]
     wrong += [(from_ids((5,)), one), (Condition((), ()), PairedDraws(1, ()))] if kind == "class" else []
     for what, draws in wrong:
         with pytest.raises(UserError, match="^(condition|label)"):

@@ -6,8 +6,8 @@ import pytest
 import test_token_contract as tokens
 from waits import counted_waits, moved, waits_of_steps
 
-PASSES = ("llamagen", "par", "zipar, blanks", "prompt")
-WINDOWS = ("window, zipar, text", "window, guided at first", "prompt, window")
+PASSES = ("llamagen", "par", "zipar, blanks", "prompt", "images")
+WINDOWS = ("window, zipar, text", "window, guided at first", "prompt, window", "images, window")
 MULOSD = "mulosd, rows in windows"
 NAMES = (*PASSES, *WINDOWS, MULOSD)
 

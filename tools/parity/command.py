@@ -1,9 +1,9 @@
 """Compare this code with recorded results of the reference implementations.
 
-DIR has the layout of tests/parity: one folder per family (mar, llamagen, tar, vq, harmon, unipic, janus, bitdance), or
-the files of one family. Every case prints a line: name, largest absolute error, tolerance, and ok, FAIL or "not yet"
-(recorded, but not implemented in this version). Exit code 0 if no case failed, 1 if one did, 2 if the folder cannot be
-read.
+DIR has the layout of tests/parity: one folder per family (mar, llamagen, tar, vq, harmon, unipic, janus, janus_images,
+bitdance), or the files of one family. Every case prints a line: name, largest absolute error, tolerance, and ok, FAIL
+or "not yet" (recorded, but not implemented in this version). Exit code 0 if no case failed, 1 if one did, 2 if the
+folder cannot be read.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def collect(root: Path) -> list[Case]:
     """The cases of a folder, or of the family folders in it. Raises UserError if there is none."""
-    from . import bitdance, hybrid, janus, llamagen, mar, mulosd, tar, vq
+    from . import bitdance, hybrid, janus, janus_images, llamagen, mar, mulosd, tar, vq
 
     if not root.is_dir():
         what = "no folder" if root.exists() else "not there"
@@ -46,7 +46,8 @@ def collect(root: Path) -> list[Case]:
             out += tar.cases(folder)
         else:
             out += mar.cases(folder) + llamagen.cases(folder) + vq.cases(folder)
-        out += mulosd.cases(folder) + hybrid.cases(folder) + janus.cases(folder) + bitdance.cases(folder)
+        out += mulosd.cases(folder) + hybrid.cases(folder) + bitdance.cases(folder)
+        out += janus.cases(folder) + janus_images.cases(folder)
 
     if not out:
         raise UserError(f"DIR: {root} holds no parity case known here; name a folder laid out like tests/parity.")

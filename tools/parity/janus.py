@@ -17,8 +17,10 @@ from torch import Tensor
 
 from ...model_loaders import janus as loader
 from ...model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
-from ...model_loaders.networks.janus import Janus, JanusConfig, JanusModel
+from ...model_loaders.networks.janus import TRUNK, Janus, JanusConfig, JanusModel
+from ...model_loaders.networks.janus_vision import JanusVision, VisionConfig
 from ...model_loaders.networks.llama import attend
+from ...model_loaders.networks.ops import shapes_only
 from ...samplers.conditioning import PromptCondition
 from ...samplers.engine import finish
 from ...samplers.tokens.canvas import token_canvas
@@ -88,7 +90,7 @@ def _tokens(model: JanusModel, prompts: Sequence[Tensor], settings: TokenSetting
     return finish(decode_schedule(canvas, prepared, raster(model.grid))).latents.flatten(1)
 
 
-class _Gumbel(PairedDraws):
+class Gumbel(PairedDraws):
     """Recorded Gumbel numbers fp32 [B, N, V]; zeros for greedy runs."""
 
     def __init__(self, table: Tensor):
@@ -98,10 +100,14 @@ class _Gumbel(PairedDraws):
         return len(self.table)
 
     def of(self, images: Sequence[int]) -> PairedDraws:
-        return _Gumbel(self.table[list(images)])
+        return Gumbel(self.table[list(images)])
 
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        return self.table[:, cells]
+        if cells.ndim == 1:
+            return self.table[:, cells]
+
+        inside = cells.clamp(max=self.table.shape[1] - 1)  # without the cell of padding
+        return torch.stack([row[own] for row, own in zip(self.table, inside, strict=True)])
 
 
 def _greedy(cfg: float) -> TokenSettings:
@@ -186,7 +192,7 @@ def _sampling(folder: Path, io: Tensors) -> Iterator[Case]:
             yield exact((total / total[..., -1:] <= io["j4.uniform"][..., None]).sum(-1), expected)
             return
 
-        draws: Any = _Gumbel(io["j4.gumbel"])
+        draws: Any = Gumbel(io["j4.gumbel"])
         if how.startswith("seed"):
             draws = MultinomialDraws(int(how.removeprefix("seed")), len(expected), together=False)
         yield exact(_tokens(model, prompts, settings, draws), expected)
@@ -194,8 +200,8 @@ def _sampling(folder: Path, io: Tensors) -> Iterator[Case]:
     def together() -> Iterator[Check]:
         model, names = _model(folder, "original"), ("j6.a", "j6.b")
         prompts = [io[f"{name}.ids"] for name in names]
-        gumbel = _Gumbel(io["j4.gumbel"])
-        runs = {"tokens": (_greedy(5.0), _Gumbel(torch.zeros_like(gumbel.table)))}
+        gumbel = Gumbel(io["j4.gumbel"])
+        runs = {"tokens": (_greedy(5.0), Gumbel(torch.zeros_like(gumbel.table)))}
         runs |= {"gumbel_tokens": (TokenSettings(cfg=5.0, top_k=0), gumbel)}
 
         for key, (settings, draws) in runs.items():
@@ -221,7 +227,7 @@ def _sampling(folder: Path, io: Tensors) -> Iterator[Case]:
 def _greedy_run(folder: Path, part: str, ids: Tensor, io: Tensors, name: str, cfg: float) -> Iterator[Check]:
     """Tokens, logits and image of a recorded greedy run of one prompt; some files lack logits or the image."""
     model = _model(folder, part)
-    tokens = _tokens(model, [ids], _greedy(cfg), _Gumbel(torch.zeros(1, model.tokens, model.net.config.vocab)))
+    tokens = _tokens(model, [ids], _greedy(cfg), Gumbel(torch.zeros(1, model.tokens, model.net.config.vocab)))
     yield exact(tokens[0], io[f"{name}.tokens"])
     both = _both(model, [ids], tokens)
     if f"{name}.logits" in io:
@@ -304,5 +310,18 @@ def _names(path: Path) -> Case:
         vq = {n.removeprefix(loader._VQ): shape for n, shape in kept.items() if n not in mine}
         yield same_shapes(mine, lambda state: Janus(JanusConfig.of_janus(state)))
         yield same_shapes(vq, lambda state: VQAutoencoder(VQConfig.from_state_dict(state)), (HISTORY,))
+
+        # What reads images, and the output layer for words.
+        with shapes_only():
+            tensors = {
+                name: torch.empty(tuple(shape))
+                for name, shape in shapes.items()
+                if name.startswith(loader._VISION) and not name.startswith(loader._POOL)
+            }
+            vision = {name: tuple(tensor.shape) for name, tensor in loader._vision_state(tensors).items()}
+        yield same_shapes(vision, lambda state: JanusVision(VisionConfig.from_state_dict(state)))
+        (words,) = (shape for name, shape in shapes.items() if name in loader._HEADS)
+        (rows,) = (shape for name, shape in mine.items() if name == f"{TRUNK}model.embed_tokens.weight")
+        yield exact(torch.tensor(words), torch.tensor(rows))
 
     return Case(f"janus/j10.{path.stem.removeprefix('janus_keys_')}", checks)

@@ -11,6 +11,7 @@ const COLOURS = {
   FASTAR_TAR: "#b8d977",
   FASTAR_LABELS: "#f2b263",
   FASTAR_PROMPT: "#e8d16c",
+  FASTAR_IMAGE_PROMPT: "#d98fd0",
   FASTAR_TEXT: "#c9a27a",
   FASTAR_CODES: "#e08d5b",
   FASTAR_CACHE: "#b0b0b0",
@@ -22,13 +23,14 @@ const COLOURS = {
 const MAKERS = {
   FastARLoadMAR: ["FastARClassLabel"],
   FastARLoadHarmon: ["FastARPrompt"],
-  FastARLoadJanus: ["FastARPrompt"],
+  FastARLoadJanus: ["FastARPrompt", "FastARImageAndPrompt"],
   FastARLoadTarDetokenizer: ["FastARTarPrompt", "FastARImageToCodes"],
 }
 // All of them with what they make, and samplers that take it.
 const MADE = {
   FastARClassLabel: "FASTAR_LABELS",
   FastARPrompt: "FASTAR_PROMPT",
+  FastARImageAndPrompt: "FASTAR_IMAGE_PROMPT",
   FastARLlamaGenPrompt: "FASTAR_TEXT",
   FastARTarPrompt: "FASTAR_CODES",
   FastARImageToCodes: "FASTAR_CODES",
@@ -36,6 +38,7 @@ const MADE = {
 const TAKERS = {
   FASTAR_LABELS: ["FastARMARSampler", "FastARFastHybridSampler", "FastARLlamaGenSampler", "FastARBitDanceSampler"],
   FASTAR_PROMPT: ["FastARMARSampler", "FastARFastHybridSampler", "FastARLlamaGenSampler", "FastARBitDanceSampler"],
+  FASTAR_IMAGE_PROMPT: ["FastARLlamaGenSampler", "FastARZipARSampler"],
   FASTAR_TEXT: ["FastARLlamaGenSampler", "FastARZipARSampler"],
   FASTAR_CODES: ["FastARLlamaGenSampler", "FastARZipARSampler", "FastARMuLoSDSampler"],
 }

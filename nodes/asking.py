@@ -1,0 +1,122 @@
+"""Questions about images, which a Janus answers in words."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from comfy_api.latest import io
+
+from ..assembly import dtype_name
+from ..memory import enough_memory
+from ..model_loaders.janus import load_janus_head
+from ..model_loaders.networks.janus import JanusModel, WordHead
+from ..model_loaders.squares import squared
+from ..samplers.settings import make
+from ..samplers.tokens.answers import AnswerSettings, Words, answer, answer_bytes, expect_reader
+from ..samplers.tokens.draws import PairedDraws
+from . import host
+from .host import Loaded, ModelCache
+from .images import to_bytes
+from .preview import drive
+from .running import READING, expect_loaded, placed_reader
+from .schema import TOKEN_MODEL, checked_seed, expect_image, expect_text, output, schema, seed_widget, widgets
+
+
+@dataclass(frozen=True, eq=False)
+class _Head:
+    """The output layer for words, as :class:`.ModelCache` holds it."""
+
+    net: WordHead
+
+
+_head = ModelCache(host.get_compute_device, host.get_offload_device)
+
+
+class AskAboutImage(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        image = io.Image.Input("image", tooltip="Images of any size; each is asked about on its own.")
+        question = io.String.Input(
+            "question",
+            default="Describe this image in one sentence.",
+            multiline=True,
+            placeholder="what to tell about the image",
+            tooltip="A question or a task in plain words, the same for all images.",
+        )
+
+        return schema(
+            node_id="FastARAskAboutImage",
+            display_name="Ask about Image",
+            category="FastAR/condition",
+            description="Answers a question about an image in words, or describes it, with a Janus. The answer can be "
+            "the prompt of another node.",
+            search_aliases=["caption", "describe", "interrogate", "image to text", "vision", "vqa", "janus"],
+            sockets=[TOKEN_MODEL.Input("model", tooltip="A Janus, from Load Janus."), image],
+            widgets=[question, seed_widget(), *widgets(AnswerSettings)],
+            outputs=[output(io.String, "answer", "The answer, one for each image.", is_output_list=True)],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, image: Any, question: Any, seed: Any, **values: Any) -> io.NodeOutput:
+        # 1. Check.
+        settings = make(AnswerSettings, values)
+        loaded = expect_loaded(model, "model")
+        janus: JanusModel = loaded.model
+        expect_reader(janus)
+        pixels = to_bytes(expect_image(image, "image"))
+        number = checked_seed(seed)
+        ids = janus.question(expect_text(question, "question"))
+
+        # 2. Read the images, with the tower alone on the device.
+        with enough_memory(READING):
+            reader = placed_reader(loaded)
+            rows = [reader.look(squared(torch.from_numpy(one), reader.side, reader.least)) for one in pixels]
+
+        # 3. Answer image by image; image i uses (seed, i).
+        with enough_memory(READING):
+            head = _placed_head(loaded, answer_bytes(janus, ids, settings.limit))
+        answers: list[str] = []
+        for i, seen in enumerate(rows):
+            noise = PairedDraws(number, [i])
+            run = answer(janus, head.model.net, [seen], ids, settings.words, settings.limit, noise)
+            with enough_memory(READING):
+                answers.append(drive(_shown(cls, run)).text)
+
+        return io.NodeOutput(answers, ui=host.text_output(answers))
+
+
+def _placed_head(loaded: Loaded[Any], memory: float) -> Loaded[Any]:
+    """The output layer for words of a Janus, on the device with the model."""
+    model: JanusModel = loaded.model
+    dtype = dtype_name(model.net.norm.weight.dtype)
+
+    def load() -> Any:
+        operations = host.operations(host.get_compute_device())
+        more: dict[str, Any] = {} if operations is None else {"operations": operations}
+        assert model.vision_file is not None, "expect_reader() has checked it"
+        return _Head(load_janus_head(model.vision_file, dtype, host.get_offload_device(), **more))
+
+    head = _head.get((model.vision_file, dtype), load)
+    host.load_weights([*loaded.patchers, head.patcher], memory)
+    return head
+
+
+def _shown(node: Any, run: Generator[Words, None, Words]) -> Generator[Words, None, Words]:
+    """The steps of an answer, whose words stand on the node as they come."""
+    with closing(run):
+        while True:
+            try:
+                words = next(run)
+            except StopIteration as end:
+                return end.value
+
+            host.show(node, words.text[-host.LONGEST_LINE :])
+            yield words
+
+
+NODES: list[type[io.ComfyNode]] = [AskAboutImage]

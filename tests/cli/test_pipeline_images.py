@@ -1,0 +1,115 @@
+"""An image in the pipeline: a Janus that edits changes it as a prompt says."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes import Edit, UserError, load
+from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from janus_images import FOLDER, one_file, picture
+from PIL import Image
+from safetensors.torch import load_file
+
+FILE = FOLDER / "edit/input_0.png"
+
+
+@pytest.fixture(scope="module")
+def pipe(tmp_path_factory):
+    return load(one_file(tmp_path_factory.mktemp("editor") / "tiny.safetensors"), dtype="fp32", device="cpu")
+
+
+def test_the_recorded_tokens(pipe):
+    prompt = json.loads((FOLDER / "edit/texts.json").read_text(encoding="utf-8"))["e1"]["prompt"]
+    recorded = load_file(FOLDER / "edit/io.safetensors")
+    for freedom, name in ((None, "e1.cfg5_w5"), (0, "e1.cfg5_w0")):
+        made = pipe.sample(prompt, image=FILE, freedom=freedom, temperature=0)
+        assert torch.equal(made.latents.flatten(), recorded[f"{name}.tokens"])
+
+
+def test_every_form_of_an_image(pipe):
+    plain = pipe.sample("night", image=FILE, seed=1).latents
+    for image in (str(FILE), Image.open(FILE), picture(0).numpy(), picture(0).numpy()[None], [FILE]):
+        assert torch.equal(pipe.sample("night", image=image, seed=1).latents, plain)
+
+
+def test_images_and_prompts_in_pairs(pipe):
+    """Image 3 of a batch of pairs equals it alone."""
+    files = [FILE, FOLDER / "edit/input_1.png"]
+    together, report = pipe.sample(["night", "day"], image=files, images=2, seed=1)
+    alone = pipe.sample("day", image=files[1], first=3, seed=1).latents
+    assert torch.equal(together[3], alone[0])
+    assert len(set(report.conditions)) == 2
+    images, _ = pipe("night", image=FILE, images=2, sampler="zipar", preset="balanced")
+    assert len(images) == 2 and images[0].size == (16, 16)
+
+
+def test_a_mask_and_an_image_in_the_condition(pipe):
+    condition = pipe.condition("night", image=FILE)
+    codes = pipe.encode(Image.open(FILE).resize((16, 16)))
+    mask = torch.zeros(1, 16, 16)
+    mask[:, 8:] = 1
+    entry = SAMPLERS["llamagen"]
+    made = finish(entry.run(pipe.model, condition, entry.settings(), PairedDraws(1, (0,)), edit=Edit(codes, mask)))
+    assert torch.equal(made.latents[:, :2], codes[:, :2])
+
+
+def test_with_a_mask_it_is_inpainting_from_the_prompt_alone(pipe):
+    mask = np.full((16, 16), 255, np.uint8)
+    drawn = pipe.sample("night", image=FILE, mask=mask, seed=1)
+    assert torch.equal(drawn.latents, pipe.sample("night", seed=1).latents)
+
+
+def test_the_recorded_answer(pipe):
+    tokens = load_file(FOLDER / "understand/io.safetensors")["u2.tokens"].tolist()
+    image = FOLDER / "edit/input_1.png"
+    answer = pipe.ask(image, "What is on the table?")
+    assert answer == pipe.model.detokenize(tokens).strip()
+    assert len(pipe.ask(image, "What is on the table?", limit=2)) < len(answer)
+    drawn = [pipe.ask(image, "What?", temperature=1.5, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_questions_that_do_not_fit(pipe):
+    for found, arguments in {
+        "limit: ": {"limit": 0},
+        "temperature: ": {"temperature": 3},
+        "seed: ": {"seed": -1},
+    }.items():
+        with pytest.raises(UserError, match=found):
+            pipe.ask(GREY, "What?", **arguments)
+    with pytest.raises(UserError, match="image: there are 2 images"):
+        pipe.ask([GREY, GREY], "What?")
+    with pytest.raises(UserError, match="reads no images"):
+        load("demo-llamagen").ask(GREY, "What?")
+
+
+GREY = np.zeros((3, 3, 3), np.uint8)
+WRONG = {
+    "there are 3 images for 1 prompts": {"image": [GREY] * 3},
+    "freedom: it is for an image": {"freedom": 3},
+    "negative: ": {"image": GREY, "negative": "no"},
+    "freedom: 11 is outside 0 to 10": {"image": GREY, "freedom": 11},
+    "freedom: nan is outside": {"image": GREY, "freedom": float("nan")},
+    "image: it is float64": {"image": np.zeros((3, 3, 3))},
+    "image: it is torch.int64": {"image": torch.zeros(1, 4, 4, dtype=torch.int64)},
+    "image: it is a int": {"image": 3},
+    "image: there are 0 images": {"image": []},
+}
+
+
+@pytest.mark.parametrize(("found", "arguments"), WRONG.items())
+@pytest.mark.fast_cases(2)
+def test_mistakes(pipe, found, arguments):
+    with pytest.raises(UserError, match=found):
+        pipe("night", **arguments)
+
+
+def test_models_that_do_not_edit(tmp_path):
+    pro = load(one_file(tmp_path / "pro.safetensors", "Janus-Pro-7B"), device="cpu")
+    with pytest.raises(UserError, match="Janus-Pro-7B was not trained to edit"):
+        pro("night", image=FILE)
+    with pytest.raises(UserError, match="reads class labels; only a Janus-4o"):
+        load("demo-llamagen").condition("cat", image=FILE)
