@@ -116,8 +116,8 @@ class SweepNode(ModelFirst):
             display_name="Sweep (FastAR)",
             category="FastAR/compare",
             description="Runs a sampler for every combination of seeds and of values of one or two axes (settings, "
-            "presets, checkpoints, labels or prompts), and the plain sampler for comparison. Finished cells are saved, "
-            "so that an interrupted sweep continues where it stopped.",
+            "presets, checkpoints, labels or prompts), with the plain sampler for comparison. Finished cells are "
+            "saved, so a stopped sweep goes on there.",
             search_aliases=["xy plot", "x/y plot", "parameter sweep", "grid search", "benchmark"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,

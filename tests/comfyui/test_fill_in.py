@@ -21,6 +21,7 @@ SAMPLERS = {
     "FastARMARSampler": (MAR, "recommended"),
     "FastARFastHybridSampler": (MAR, "fast"),
     "FastARLazyMARSampler": (MAR, "fast"),
+    "FastARGtRSampler": (MAR, "fast"),
     "FastARCSpDSampler": ({"draft": ("FastARLoadMAR", "demo-draft"), "target": ("FastARLoadMAR", "demo")}, "fast"),
     "FastARLlamaGenSampler": (GPT, "recommended"),
     "FastARPARSampler": ({"model": ("FastARLoadLlamaGen", "demo-par")}, "recommended"),
