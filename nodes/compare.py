@@ -166,7 +166,6 @@ class Compare(io.ComfyNode):
                 reports,
                 settings.columns,
                 base,
-                explained=True,
                 quality=quality,
                 differences=settings.differences,
             )
@@ -249,7 +248,8 @@ def _tell(
         within.append(None if base is None else order.index(base))
 
     # 2. The metadata of saved images.
-    write_reports(node, reports, labels, within, found)
+    meanings = "; ".join(filter(None, [explain(reports, within), explain_quality(found)]))
+    write_reports(node, reports, labels, within, found, meanings)
 
     # 3. A sentence for each run without a gain, and the figures of each run that has a baseline.
     figures: list[str] = []
@@ -268,8 +268,7 @@ def _tell(
 
     # 4. The table and what its columns mean.
     table = to_table(reports, labels, within, found)
-    meanings = filter(None, [explain(reports, within), explain_quality(found)])
-    text = "\n\n".join([table, f"{'; '.join(meanings)}.", *map(literal, without_gain)])
+    text = "\n\n".join([table, f"{meanings}.", *map(literal, without_gain)])
     return text, shown, without_gain
 
 

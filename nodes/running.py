@@ -716,8 +716,9 @@ def write_reports(
     labels: Sequence[str] = (),
     baseline: Baseline | None = None,
     quality: Qualities = (),
+    explained: str = "",
 ) -> None:
-    """Add reports to the metadata that core's Save Image writes to the PNG files of this run.
+    """Add reports, and what a comparison's figures mean, to the metadata that core's Save Image writes to the PNG files of this run.
 
     ComfyUI gives every node of a run the same dictionary. A run whose images are queued without a workflow has none.
     """
@@ -726,4 +727,4 @@ def write_reports(
         return
 
     number = str(host.hidden(node, "unique_id") or "")
-    add_runs(metadata, described(reports, number, labels, baseline, quality))
+    add_runs(metadata, described(reports, number, labels, baseline, quality), explained)

@@ -286,8 +286,8 @@ class GridSettings(Settings):
     """Widgets of Sweep Grid."""
 
     cell_size: int = knob(
-        192,
-        "Width of a cell in pixels. Usual: 192; it is reduced if the grid would be larger than 4096 pixels.",
+        256,
+        "Width of a cell in pixels. Usual: 256; it is reduced if the grid would be larger than 4096 pixels.",
         low=32,
         high=1024,
         step=8,

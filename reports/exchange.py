@@ -38,8 +38,11 @@ class OtherFormat(UserError):
     __module__ = "fastar"
 
 
-def add_runs(metadata: MutableMapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> None:
-    """Add runs, as :func:`described` makes them, to the metadata of an image; an entry of the same run is replaced."""
+def add_runs(metadata: MutableMapping[str, Any], runs: Iterable[Mapping[str, Any]], explained: str = "") -> None:
+    """Add runs, as :func:`described` makes them, to the metadata of an image; an entry of the same run is replaced.
+
+    ``explained`` says what a comparison's figures mean, for people who open the file.
+    """
     new = list(runs)
     kept = []
     for run in _runs_of(metadata.get(KEY)):
@@ -48,6 +51,8 @@ def add_runs(metadata: MutableMapping[str, Any], runs: Iterable[Mapping[str, Any
             kept.append(run)
 
     metadata[KEY] = {"version": VERSION, "runs": [*kept, *new][-MOST_RUNS:]}
+    if explained:
+        metadata[KEY]["explained"] = explained
 
 
 def described(
@@ -274,14 +279,15 @@ def _quality(value: Any) -> Quality | None:
     # A word may stand alone.
     found = value if isinstance(value, Mapping) else {"word": value}
     psnr = found.get("psnr")
+    psnr_low = found.get("psnr_low")
     ssim = found.get("ssim")
     word = found.get("word", "")
 
-    usual = all(x is None or isinstance(x, (int, float)) and abs(x) < _MOST_NAME for x in (psnr, ssim))
+    usual = all(x is None or isinstance(x, (int, float)) and abs(x) < _MOST_NAME for x in (psnr, psnr_low, ssim))
     if not usual or word not in ("", *WORDS):
         raise UserError("quality: it is not a distance between images.")
 
-    return Quality(psnr, ssim, word)
+    return Quality(psnr, ssim, word, psnr_low)
 
 
 def _usual(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Comparison grid: image batches side by side, each with its label and the counts of its report."""
+"""Comparison grid: image batches side by side, each with its label and its main figures, and above them the result."""
 
 from __future__ import annotations
 
@@ -9,22 +9,34 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import UserError
-from .drawing import LONGEST, PAD, Canvas, Ink, Size, check_batch, contact_sheet, line_height, resize, text_width, wrap
-from .quality import IDENTICAL, Quality, difference, explain_quality
-from .record import Baseline, Qualities, Report, against, counted, explain
-from .table import figure, percent
-from .timing import BASELINE
+from .drawing import LONGEST, Canvas, Ink, check_batch, contact_sheet, line_height, resize, text_width, wrap
+from .quality import IDENTICAL, Quality, closeness, difference
+from .record import Baseline, Qualities, Report, against, counted
+from .summary import headline
+from .table import percent
+from .timing import BASELINE, FIRST_RUN, shown_seconds
 
-# Lines of figures under a cell at most, without and with those of quality.
-_LINES = 7
-_QUALITY_LINES = 2
 _GAP = 20  # pixels between cells and around them
+_PAD = 12  # pixels inside a cell
 _TARGET_WIDTH = 400  # small images are enlarged by the integer factor closest to this width
 _TARGET_HEIGHT = 4 * _TARGET_WIDTH  # elongated ones at most to this height
 _MIN_WIDTH = 320
 _MAX_WIDTH = 2048
 _MAX_HEIGHT = 4096
-MOST_COLUMNS = (LONGEST - _GAP) // (_MIN_WIDTH + 2 * PAD + _GAP)
+MOST_COLUMNS = (LONGEST - _GAP) // (_MIN_WIDTH + 2 * _PAD + _GAP)
+
+# Pixels of text in a sheet of two columns of _USUAL_CELL pixels. Text grows with the sheet: a graph shows all sheets
+# equally wide, at half their size or less, and what is written on them has to be read there.
+_USUAL_CELL = 512
+_HEADLINE = 48
+_LEAST_HEADLINE = 36  # of a long one, before it becomes two lines
+_LABEL = 34
+_BODY = 30
+_SMALLEST = 0.5  # of these sizes
+_LARGEST = 1.5
+_LINES = 6  # of figures under a cell, at most
+_LONGEST_RESULT = 400  # characters of a result that are measured
+_LEAST_IMAGE = 200  # pixels of a cell's height that text leaves to the image, if it need not be smaller
 
 
 def compare_grid(
@@ -34,22 +46,21 @@ def compare_grid(
     columns: int = 0,
     baseline: Baseline = 0,
     title: str = "",
-    explained: bool = False,
     quality: Qualities = (),
     differences: bool = False,
 ) -> np.ndarray:
-    """Draw image batches side by side, each with its label above and its numbers below.
+    """Draw image batches side by side, each with its label above and its main figures below; the result stands above
+    them in one large line.
 
     Args:
         images: one uint8 array [N, H, W, 3] per cell, drawn as a near-square sheet. Sizes and counts may differ.
         labels: one per cell; long labels wrap to two lines and are then shortened.
         reports: one per cell, None where no report exists.
         columns: cells per row, at most 22; 0 chooses (at most four).
-        baseline: index of the cell that speed-ups refer to, or one index per cell, None for no speed-up. Each baseline
-            is followed by the cells that refer to it; cells without a baseline come last. If there are reports,
-            baselines get a tag and a coloured outline.
-        title: one line above the grid, for example the settings all cells share.
-        explained: whether a line under the grid says what the numbers mean.
+        baseline: index of the cell that results and speed-ups refer to, or one index per cell, None for none. Each
+            baseline begins a row and is followed by the cells that refer to it; cells without a baseline come last. If
+            there are reports, baselines get a tag and a coloured outline.
+        title: a small text above the grid, for example the settings all cells share.
         quality: of each cell against its baseline, None where there is none; () leaves it out.
         differences: whether a cell whose images have the shape of its baseline's shows their difference below them.
 
@@ -61,118 +72,60 @@ def compare_grid(
     """
     n = len(images)
     bases = [baseline] * n if isinstance(baseline, int) else list(baseline)
-    order = cell_order(bases)
     qualities = list(quality) or [None] * n
+    groups = cell_groups(bases)
+    columns = _columns(max(map(len, groups)), columns)
+    rows = sum(math.ceil(len(group) / columns) for group in groups)
 
-    # The cells' images, which decide the width of all cells.
-    columns = _columns(n, columns)
-    limit = _cell_limit(columns, math.ceil(n / columns), title, _LINES + (_QUALITY_LINES if quality else 0))
-    sheets = {}
-    for i in order:
+    # 1. The cells' images, which decide the width of all cells, and that the size of the text.
+    scale = _text_scale(columns, rows, len(groups))
+    limit = _cell_limit(columns, rows, len(groups), scale)
+    sheets: dict[int, np.ndarray] = {}
+    for i in range(n):
         compared = _baseline_images(images, bases, i) if differences else None
         sheets[i] = _cell_image(check_batch(images[i], f"image {i + 1}"), limit, compared)
-
     inner = max(_MIN_WIDTH, *(sheet.shape[1] for sheet in sheets.values()))
 
-    # The cells with their texts.
+    # 2. The cells with their texts.
     measured = against(reports, bases)
-    tags_shown = n > 1 and any(report is not None for report in reports)
-    cells = []
-    for i in order:
-        tagged = tags_shown and i in bases
-        room = inner
-        if tagged:  # the tag is at the right of the label
-            room -= text_width("baseline", Size.TAG) + PAD
+    tagged = n > 1 and any(report is not None for report in reports)
+    numbers = [_numbers(*of_cell) for of_cell in zip(reports, measured, qualities, strict=True)]
 
-        label = wrap(labels[i], Size.LABEL, room, 2)
-        cells.append(_Cell(sheets[i], label, _numbers(reports[i], measured[i], qualities[i]), tagged))
+    def arranged(scale: float) -> _Sheet:
+        """The groups with all texts at a size."""
+        sheet = _Sheet(columns, inner, scale, title)
+        for group in groups:
+            cells = [_Cell(sheets[i], labels[i], numbers[i], tagged and i in bases) for i in group]
+            sheet.add(_result(group, labels, reports, bases, qualities), cells)
+        return sheet
 
-    rows = [_Row(cells[start : start + columns]) for start in range(0, n, columns)]
-    explanations = [explain(reports, bases), explain_quality(qualities)] if explained else []
-    below = "; ".join(text for text in explanations if text)
+    # 3. Text as large as the cells allow, or as small as the usual cells' if it would not fit.
+    sheet = arranged(_text_scale(columns, rows, len(groups), inner))
+    if sheet.height > LONGEST:
+        sheet = arranged(scale)
+    return sheet.drawn()
 
-    return _draw_grid(rows, columns, inner, title, below)
+
+def _result(
+    group: Sequence[int],
+    labels: Sequence[str],
+    reports: Sequence[Report | None],
+    bases: Sequence[int | None],
+    qualities: Sequence[Quality | None],
+) -> str:
+    """The result of a group of cells in one line; "" without a baseline."""
+    first = group[0]
+    if bases[first] != first:
+        return ""
+
+    own = [[values[i] for i in group] for values in (labels, reports, qualities)]
+    return headline(*own[:2], 0, own[2])  # type: ignore[arg-type]
 
 
 def _baseline_images(images: Sequence[np.ndarray], bases: Sequence[int | None], i: int) -> np.ndarray | None:
     """The images of a cell's baseline; None without one, and for a baseline itself."""
     base = bases[i]
     return None if base is None or base == i else images[base]
-
-
-def _draw_grid(rows: Sequence[_Row], columns: int, inner: int, title: str, below: str) -> np.ndarray:
-    """Draw rows of cells between a title and a text; ``inner`` is the width in pixels of a cell's content."""
-    column_width = inner + 2 * PAD + _GAP
-    width = columns * column_width + _GAP
-    lines = wrap(below, Size.TAG, width - 2 * _GAP, 6)
-
-    top = _top(title)
-    height = top + sum(row.height + _GAP for row in rows)
-    if lines:
-        height += len(lines) * line_height(Size.TAG) + PAD
-
-    canvas = Canvas(width, height)
-    if title:
-        canvas.write(_GAP, _GAP - 4, title, Size.BODY, Ink.QUIET, width - 2 * _GAP)
-
-    y = top
-    for row in rows:
-        for k, cell in enumerate(row.cells):
-            _draw_cell(canvas, cell, row, _GAP + k * column_width, y, inner)
-        y += row.height + _GAP
-
-    for k, line in enumerate(lines):
-        canvas.write(_GAP, y + k * line_height(Size.TAG), line, colour=Ink.QUIET)
-
-    return canvas.pixels
-
-
-def expect_fits(cells: int, columns: int) -> None:
-    """Raise a UserError if a grid of so many cells, with a title and all figures, would not fit.
-
-    It is called before the cells' images are made.
-    """
-    columns = _columns(cells, columns)
-    _cell_limit(columns, math.ceil(cells / columns), "title", _LINES + _QUALITY_LINES)
-
-
-def _columns(cells: int, columns: int) -> int:
-    """Cells a row: as asked, or at most four."""
-    if columns > 0:
-        return min(cells, columns, MOST_COLUMNS)
-
-    rows = math.ceil(cells / 4)
-    return math.ceil(cells / rows)
-
-
-def _top(title: str) -> int:
-    """Height in pixels above the first row of cells."""
-    if not title:
-        return _GAP
-    return _GAP + line_height(Size.BODY) + PAD
-
-
-class _Cell(NamedTuple):
-    """A cell: its image, the lines of its label, its numbers, and whether it is tagged as a baseline."""
-
-    sheet: np.ndarray
-    label: list[str]
-    numbers: list[tuple[str, str]]
-    tagged: bool
-
-
-class _Row:
-    """Cells side by side, and heights in pixels: of the tallest label and image, and of the row."""
-
-    def __init__(self, cells: list[_Cell]):
-        self.cells = cells
-        self.label = max(len(cell.label) for cell in cells) * line_height(Size.LABEL) + 6
-        self.sheet = max(cell.sheet.shape[0] for cell in cells)
-        self.height = PAD + self.label + self.sheet + PAD
-
-        lines = max(len(cell.numbers) for cell in cells)
-        if lines:
-            self.height += lines * line_height(Size.BODY) + PAD // 2
 
 
 def cell_order(bases: Sequence[int | None]) -> list[int]:
@@ -182,28 +135,91 @@ def cell_order(bases: Sequence[int | None]) -> list[int]:
         bases: index of each cell's baseline.
     """
     order: list[int] = []
-    for base in dict.fromkeys(bases):
-        if base is not None:
-            order.append(base)
-            order += [i for i, own in enumerate(bases) if own == base]
-
-    order += [i for i, own in enumerate(bases) if own is None]
-
-    # A baseline is listed once, where it comes first.
-    return list(dict.fromkeys(order))
+    for group in cell_groups(bases):
+        order += group
+    return order
 
 
-def _cell_limit(columns: int, rows: int, title: str, lines: int) -> tuple[int, int]:
-    """Largest width and height in pixels of a cell's image, above ``lines`` of numbers.
+def cell_groups(bases: Sequence[int | None]) -> list[list[int]]:
+    """Cells that are compared with each other: a baseline and those that refer to it. Cells without one come last."""
+    taken: set[int] = set()
+    groups: list[list[int]] = []
+    for base in [*(own for own in dict.fromkeys(bases) if own is not None), None]:
+        group = [] if base is None else [base]
+        group += [i for i, own in enumerate(bases) if own == base]
+
+        # A baseline is listed once, where it comes first.
+        group = [i for i in dict.fromkeys(group) if i not in taken]
+        taken.update(group)
+        if group:
+            groups.append(group)
+
+    return groups
+
+
+def expect_fits(cells: int, columns: int) -> None:
+    """Raise a UserError if a grid of so many cells, with a title and all figures, would not fit.
+
+    It is called before the cells' images are made.
+    """
+    columns = _columns(cells, columns)
+    rows = math.ceil(cells / columns)
+    _cell_limit(columns, rows, 1, _text_scale(columns, rows, 1))
+
+
+def _columns(cells: int, columns: int) -> int:
+    """Cells a row: as asked, or at most four; four cells are two by two, which is larger in a graph."""
+    if columns > 0:
+        return min(cells, columns, MOST_COLUMNS)
+    if cells <= 3:
+        return cells
+
+    return min(4, math.ceil(math.sqrt(cells)))
+
+
+# ------------------------------------------------------------------------------------------------ sizes
+
+
+def _text_scale(columns: int, rows: int, groups: int, inner: int = _USUAL_CELL) -> float:
+    """Size of the text as a multiple of the usual one: in proportion to the sheet's width, and so that it fits.
+
+    ``inner``: pixels of a cell's content.
+    """
+    width = _column_width(inner) * columns
+    usual = _column_width(_USUAL_CELL) * 2
+
+    # What text of the usual size takes of the sheet's height.
+    room = LONGEST - rows * (_GAP + 2 * _PAD + _LEAST_IMAGE)
+    text = rows * _text_of_a_cell(1.0) + groups * _text_above(1.0)
+
+    return max(_SMALLEST, min(width / usual, _LARGEST * inner / _USUAL_CELL, room / text))
+
+
+def _column_width(inner: int) -> int:
+    """Pixels of a column with its gap."""
+    return inner + 2 * _PAD + _GAP
+
+
+def _text_of_a_cell(scale: float) -> int:
+    """Height in pixels of a cell's texts at most: two lines of the label, and figures."""
+    return round(scale * (2 * line_height(_LABEL) + _LINES * line_height(_BODY))) + 2 * _PAD
+
+
+def _text_above(scale: float) -> int:
+    """Height in pixels of the result above a group at most: two lines."""
+    return round(scale * 2 * line_height(_HEADLINE)) + _GAP
+
+
+def _cell_limit(columns: int, rows: int, groups: int, scale: float) -> tuple[int, int]:
+    """Largest width and height in pixels of a cell's image.
 
     Raises:
         UserError: the cells do not fit into a sheet.
     """
-    around = _GAP + 2 * PAD
-    text = 2 * line_height(Size.LABEL) + 6 + lines * line_height(Size.BODY) + PAD // 2
+    width = (LONGEST - _GAP) // columns - _column_width(0)
 
-    width = (LONGEST - _GAP) // columns - around
-    height = (LONGEST - _top(title)) // rows - around - text
+    above = _GAP + groups * _text_above(scale) + 2 * line_height(_BODY)  # of results and title
+    height = (LONGEST - above) // rows - _GAP - 2 * _PAD - _text_of_a_cell(scale)
     if height < 32:
         raise UserError(f"images: {columns * rows} cells do not fit into one sheet; compare fewer at a time.")
 
@@ -239,55 +255,159 @@ def _cell_image(batch: np.ndarray, limit: tuple[int, int], baseline: np.ndarray 
     return resize(sheet, max(1, round(w * scale)), max(1, round(h * scale)))
 
 
+# ------------------------------------------------------------------------------------------------ drawing
+
+
 def _numbers(report: Report | None, baseline: Report | None, quality: Quality | None = None) -> list[tuple[str, str]]:
     """(name, value) lines of a cell in a fixed order, without values that are missing.
 
-    The work is first and the seconds are last: what does not depend on the machine, then the distance from the
-    baseline's image, then what varies from run to run.
+    Those that are read at a glance; tables have the others. The work is first and the seconds are last: what does not
+    depend on the machine, then the distance from the baseline's image, then what varies from run to run.
     """
-    distance = quality.lines() if quality is not None else []
+    image, _ = closeness(quality)
+    distance = [("image" if quality is not None and quality.word else "PSNR", image)]
     if report is None:
-        return distance
+        return [(name, value) for name, value in distance if value]
 
     work = [
-        ("transformer passes", counted(report, "transformer_passes", ",")),
+        ("passes", counted(report, "transformer_passes", ",")),
         ("head calls", counted(report, "head_calls", ",")),
-        ("head rows", figure(report.counts.get("head_rows"), ",")),
-        ("acceptance", percent(report.acceptance, 1)),
+        ("drafts kept", percent(report.acceptance)),
     ]
 
-    time = [("seconds", report.timed if report.seconds else "")]
+    seconds = shown_seconds(report.seconds) if report.seconds else ""
+    if seconds and report.first_run:
+        seconds = f"{seconds} ({FIRST_RUN})"
+    time = [("seconds", seconds)]
     speedup = report.speedup(baseline)
-    if speedup is not None and speedup.note != BASELINE:
-        time += [("speed-up", speedup.short), ("spread", speedup.range)]
+    if speedup is not None and speedup.value is not None and speedup.note != BASELINE:
+        time.append(("speed-up", speedup.brief))
 
     return [(name, value) for name, value in [*work, *distance, *time] if value]
 
 
-def _draw_cell(canvas: Canvas, cell: _Cell, row: _Row, x: int, y: int, inner: int) -> None:
-    """Draw a cell with its top left corner at (x, y) and ``inner`` pixels for its content."""
-    left = x + PAD
-    right = left + inner
-    top = y + PAD
+class _Cell(NamedTuple):
+    """A cell: its image, its label, its numbers, and whether it is tagged as a baseline."""
 
-    frame = (x, y, right + PAD - 1, y + row.height - 1)
-    canvas.draw.rectangle(frame, Ink.PANEL, Ink.ACCENT if cell.tagged else Ink.EDGE)
+    sheet: np.ndarray
+    label: str
+    numbers: list[tuple[str, str]]
+    tagged: bool
 
-    for k, line in enumerate(cell.label):
-        canvas.write(left, top + k * line_height(Size.LABEL), line, Size.LABEL)
-    if cell.tagged:
-        canvas.write(right, top + (Size.LABEL - Size.TAG) * 0.8, "baseline", colour=Ink.ACCENT, before=1)
 
-    centred = x + (inner + 2 * PAD - cell.sheet.shape[1]) // 2
-    canvas.paste(cell.sheet, centred, top + row.label)
+class _Result(NamedTuple):
+    """The result of a group: its lines, their size, and the height of them all, in pixels."""
 
-    first_number = top + row.label + row.sheet + PAD
-    for k, (name, value) in enumerate(cell.numbers):
-        line_top = first_number + k * line_height(Size.BODY)
-        room = inner - text_width(name, Size.BODY) - PAD
-        if k:
-            canvas.draw.line((left, line_top - 2, right, line_top - 2), fill=Ink.EDGE)
+    lines: list[str]
+    size: int
+    height: int
 
-        strong = value == IDENTICAL
-        canvas.write(left, line_top, name, Size.BODY, Ink.TEXT if strong else Ink.QUIET)
-        canvas.write(right, line_top, value, Size.BODY, Ink.ACCENT if strong else Ink.TEXT, room, 1)
+
+class _Row(NamedTuple):
+    """Cells side by side with the lines of their labels, and heights in pixels."""
+
+    cells: list[_Cell]
+    labels: list[list[str]]
+    label: int  # of the tallest label
+    sheet: int  # of the tallest image
+    height: int
+
+
+class _Sheet:
+    """Groups of cells, each under its result, with all texts at one scale."""
+
+    def __init__(self, columns: int, inner: int, scale: float, title: str):
+        self.scale = scale
+        self.label = round(_LABEL * scale)
+        self.body = round(_BODY * scale)
+        self.columns = columns
+        self.inner = inner
+        self.width = columns * _column_width(inner) + _GAP
+
+        self.title = wrap(title, self.body, self.width - 2 * _GAP, 2)
+        self.height = _GAP + len(self.title) * line_height(self.body)
+        self.groups: list[tuple[_Result, list[_Row]]] = []
+
+    def add(self, result: str, cells: list[_Cell]) -> None:
+        """Add a group below the others."""
+        large = self._large(result)
+        rows = [self._row(cells[start : start + self.columns]) for start in range(0, len(cells), self.columns)]
+        self.groups.append((large, rows))
+
+        self.height += large.height + sum(row.height + _GAP for row in rows)
+
+    def _large(self, result: str) -> _Result:
+        """A result as one line, in smaller letters if it is long, or as two."""
+        if not result:
+            return _Result([], 0, 0)
+
+        room = self.width - 2 * _GAP
+        size = round(_HEADLINE * self.scale)
+        fitting = int(size * room / max(1.0, text_width(result[:_LONGEST_RESULT], size)))
+        size = max(round(_LEAST_HEADLINE * self.scale), min(size, fitting))
+
+        lines = wrap(result, size, room, 2)
+        return _Result(lines, size, len(lines) * line_height(size) + _GAP // 2)
+
+    def _row(self, cells: list[_Cell]) -> _Row:
+        """Measure a row of cells."""
+        tag = text_width("baseline", self.body) + _PAD  # at the right of the label
+        labels = [wrap(cell.label, self.label, self.inner - tag * cell.tagged, 2) for cell in cells]
+
+        label = max(map(len, labels)) * line_height(self.label)
+        sheet = max(cell.sheet.shape[0] for cell in cells)
+        lines = max(len(cell.numbers) for cell in cells)
+        figures = lines * line_height(self.body) + _PAD if lines else 0
+
+        return _Row(cells, labels, label, sheet, _PAD + label + sheet + figures + _PAD)
+
+    def drawn(self) -> np.ndarray:
+        """The sheet, uint8 [H, W, 3]."""
+        canvas = Canvas(self.width, self.height)
+        y = _GAP
+        for line in self.title:
+            canvas.write(_GAP, y - _GAP // 2, line, self.body, Ink.QUIET)
+            y += line_height(self.body)
+
+        for result, rows in self.groups:
+            for n, line in enumerate(result.lines):
+                canvas.write(_GAP, y - _GAP // 4 + n * line_height(result.size), line, result.size)
+            y += result.height
+
+            for row in rows:
+                for k in range(len(row.cells)):
+                    self._draw_cell(canvas, row, k, y)
+                y += row.height + _GAP
+
+        return canvas.pixels
+
+    def _draw_cell(self, canvas: Canvas, row: _Row, k: int, y: int) -> None:
+        """Draw the k-th cell of a row that begins at ``y``."""
+        cell = row.cells[k]
+        x = _GAP + k * _column_width(self.inner)
+        left = x + _PAD
+        right = left + self.inner
+        top = y + _PAD
+
+        frame = (x, y, right + _PAD - 1, y + row.height - 1)
+        canvas.draw.rectangle(frame, Ink.PANEL, Ink.ACCENT if cell.tagged else Ink.EDGE)
+
+        for n, line in enumerate(row.labels[k]):
+            canvas.write(left, top + n * line_height(self.label) - _PAD // 2, line, self.label)
+        if cell.tagged:
+            lower = (self.label - self.body) * 0.8 - _PAD // 2
+            canvas.write(right, top + lower, "baseline", self.body, Ink.ACCENT, before=1)
+
+        centred = x + (self.inner + 2 * _PAD - cell.sheet.shape[1]) // 2
+        canvas.paste(cell.sheet, centred, top + row.label)
+
+        first_number = top + row.label + row.sheet + _PAD
+        for n, (name, value) in enumerate(cell.numbers):
+            line_top = first_number + n * line_height(self.body)
+            room = self.inner - text_width(name, self.body) - _PAD
+            if n:
+                canvas.draw.line((left, line_top - 1, right, line_top - 1), fill=Ink.EDGE)
+
+            strong = value == IDENTICAL
+            canvas.write(left, line_top, name, self.body, Ink.TEXT if strong else Ink.QUIET)
+            canvas.write(right, line_top, value, self.body, Ink.ACCENT if strong else Ink.TEXT, room, 1)

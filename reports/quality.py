@@ -1,8 +1,8 @@
 """Distance of an image from its baseline's: PSNR, SSIM, equality, and the difference as an image.
 
 PSNR and SSIM compare images pixel by pixel. They are defined only between runs that should draw the same image: one
-model, one seed, one prompt, one edit, one size. For methods that keep the distribution of images but not the image, a
-word replaces the numbers.
+model, one seed, one prompt, one edit, one size, one set of steps. For methods that keep the distribution of images but
+not the image, or that work towards another image, a word replaces the numbers.
 
 Source of SSIM: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural
 similarity", IEEE TIP 2004: Gaussian window of 11 x 11 pixels with standard deviation 1.5, K1 = 0.01, K2 = 0.03, windows
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,12 @@ SIGMA = 1.5
 K1 = 0.01
 K2 = 0.03
 GAIN = 4  # of difference images
+MOST_PSNR = 100.0  # in dB; that of an equal image beside others, and above that of any other
+LOW = 0.1  # the low quantile of several images
 
 IDENTICAL = "identical"
 DISTRIBUTION = "same distribution"
+OTHER_IMAGE = "another image"
 OTHER_SEED = "other seed"
 OTHER_MODEL = "other model"
 OTHER_CONDITION = "other prompt"
@@ -40,6 +43,8 @@ OTHER_SIZE = "other size"
 WORDS = {
     IDENTICAL: "every pixel equals the baseline's",
     DISTRIBUTION: "the method keeps the distribution of images, not the image",
+    OTHER_IMAGE: "not compared, because the method or its settings (steps, order, guidance, temperature) work towards "
+    "another image",
     OTHER_SEED: "not compared, because the seeds differ",
     OTHER_MODEL: "not compared, because the models differ",
     OTHER_CONDITION: "not compared, because the labels or prompts differ",
@@ -52,9 +57,11 @@ WORDS = {
 class Quality:
     """Distance of a batch of images from its baseline's."""
 
-    psnr: float | None = None  # in dB, of the mean squared error over the batch; None if they are equal or not compared
+    psnr: float | None = None  # in dB, median of the images; None if they are equal or not compared
     ssim: float | None = None  # at most 1, mean over the batch; None if not compared or a side is below 11 pixels
     word: str = ""  # one of WORDS, "" where the figures apply
+    psnr_low: float | None = None  # in dB, below which one image in ten is; None for one image
+    psnrs: tuple[float, ...] = field(default=(), compare=False)  # of every image, at most 100; () of a saved report
 
     @property
     def identical(self) -> bool:
@@ -66,6 +73,8 @@ class Quality:
         out: dict[str, Any] = {"identical": self.identical}
         if self.psnr is not None:
             out["psnr"] = round(self.psnr, 4)
+        if self.psnr_low is not None:
+            out["psnr_low"] = round(self.psnr_low, 4)
         if self.ssim is not None:
             most = 1.0 if self.identical else 0.999999
             out["ssim"] = min(round(self.ssim, 6), most)
@@ -91,6 +100,12 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
         return math.inf
 
     return 10 * math.log10(PEAK**2 / error)
+
+
+def psnr_figures(values: Sequence[float]) -> tuple[float, float | None]:
+    """Of the PSNR of at least one image the median, and the value below which one image in ten is; None for one."""
+    low = float(np.quantile(values, LOW)) if len(values) > 1 else None
+    return float(np.median(values)), low
 
 
 def ssim(a: np.ndarray, b: np.ndarray) -> float | None:
@@ -175,13 +190,15 @@ def measure(images: np.ndarray, baseline: np.ndarray, word: str = "") -> Quality
     if word:
         return Quality(word=word)
 
-    return Quality(psnr(images, baseline), ssim(images, baseline))
+    values = tuple(min(MOST_PSNR, psnr(a[None], b[None])) for a, b in zip(images, baseline, strict=True))
+    middle, low = psnr_figures(values)
+    return Quality(middle, ssim(images, baseline), psnr_low=low, psnrs=values)
 
 
 def closeness(found: Any) -> list[str]:
     """PSNR and SSIM of a :class:`Quality` or of a point of a sweep as text; "" is unknown.
 
-    A word takes the place of the first.
+    A word takes the place of the first. Of several images PSNR is "39.3 dB (low 16.6)".
     """
     if found is None:
         return ["", ""]
@@ -191,7 +208,10 @@ def closeness(found: Any) -> list[str]:
     ssim = figure(found.ssim, ".3f")
     if ssim == "1.000":  # the images are not equal
         ssim = "0.999"
-    return [figure(found.psnr, ".1f", " dB"), ssim]
+
+    low = figure(found.psnr_low, ".1f")
+    psnr = figure(found.psnr, ".1f", " dB")
+    return [f"{psnr} (low {low})" if low else psnr, ssim]
 
 
 def explain_quality(found: Sequence[Quality | None]) -> str:
@@ -202,6 +222,8 @@ def explain_quality(found: Sequence[Quality | None]) -> str:
     parts = []
     if any(q.psnr is not None for q in known):
         parts.append("PSNR and SSIM: closeness to the baseline's image, higher is closer, SSIM 1 is equal")
+    if any(q.psnr_low is not None for q in known):
+        parts.append("of several images PSNR is the median, and one image in ten is below low")
     for word, meaning in WORDS.items():
         if word in words:
             parts.append(f"{word}: {meaning}")

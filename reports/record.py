@@ -120,6 +120,7 @@ class Report:
     # What was drawn and what was edited: a digest an image; () where it is unknown, and without an edit.
     conditions: tuple[str, ...] = ()
     edits: tuple[str, ...] = ()
+    subject: str = field(default="", compare=False)  # what all images show, such as "cat"; "" where unknown
 
     def __str__(self) -> str:
         """For people: what core's Preview as Text shows."""
@@ -320,6 +321,7 @@ def joined(reports: Sequence[Report], note: str = "") -> Report:
     out.dtype = first.dtype
     out.grid = first.grid
     out.parameters = first.parameters
+    out.subject = first.subject if len({report.subject for report in reports}) == 1 else ""
     out.first_run = any(report.first_run for report in reports)
     out.note = " ".join(filter(None, (first.note, note)))
 

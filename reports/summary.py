@@ -1,11 +1,125 @@
-"""A report in one line, and a sentence for a run that gained nothing."""
+"""A report in one line, the result of a comparison in one line, and a sentence for a run that gained nothing."""
 
 from __future__ import annotations
 
-from .quality import Quality
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .quality import (
+    DISTRIBUTION,
+    IDENTICAL,
+    OTHER_CONDITION,
+    OTHER_EDIT,
+    OTHER_IMAGE,
+    OTHER_MODEL,
+    OTHER_SEED,
+    OTHER_SIZE,
+    Quality,
+)
 from .record import Report, counted
 from .table import percent
 from .timing import BASELINE, how_timed, shown_seconds
+
+# PSNR in dB from which an image is called nearly the same, and a similar one.
+NEARLY = 30.0
+SIMILAR = 20.0
+# Ratios of the seconds of two single runs: above the first, other load on the machine cannot be the reason; from the
+# second on, a run is called faster.
+_CLEAR = 2.0
+_FASTER = 1.1
+# Words of runs that drew different things, so that there is no result of the method.
+_OTHER_TASKS = (OTHER_SEED, OTHER_CONDITION, OTHER_EDIT, OTHER_SIZE)
+
+
+class Gain(NamedTuple):
+    """What a run saves."""
+
+    ratio: float  # of the baseline's work or seconds to the run's; 1 without a gain
+    text: str
+
+
+def headline(
+    labels: Sequence[str], reports: Sequence[Report | None], base: int, quality: Sequence[Quality | None]
+) -> str:
+    """The result of runs that have one baseline, in one line: "57 passes instead of 256: identical".
+
+    Of several runs it is the one with the largest gain, with its label.
+
+    Args:
+        base: index of the baseline.
+        quality: of each run against it, None where there is none.
+
+    Returns:
+        "" if there is no run to compare, or if all drew different things.
+    """
+    baseline = reports[base]
+    results: list[tuple[Gain, str]] = []
+    for i, (label, report, found) in enumerate(zip(labels, reports, quality, strict=True)):
+        if i == base or report is None or baseline is None:
+            continue
+        if found is not None and found.word in _OTHER_TASKS:
+            continue
+
+        gain = gained(report, baseline, found)
+        outcome = outcome_of(report, found)
+        parts = [gain.text, outcome] if outcome else [gain.text]
+        results.append((gain, ": ".join(parts) if len(reports) == 2 else f"{label}: {', '.join(parts)}"))
+
+    if not results:
+        return ""
+
+    _, best = max(results, key=lambda result: result[0].ratio)
+    return best[:1].upper() + best[1:]
+
+
+def gained(report: Report, baseline: Report, quality: Quality | None = None) -> Gain:
+    """What a run saves against its baseline, told by what is surest. The first of these that there is:
+
+    1. the speed-up of repeats in turn;
+    2. of another image, a clear ratio of seconds, because its passes may be others than the baseline's;
+    3. fewer passes, which are the same on every machine;
+    4. fewer head calls;
+    5. the ratio of the seconds of two single runs.
+    """
+    speedup = report.speedup(baseline)
+    ratio = speedup.value if speedup is not None and speedup.value is not None else 0.0
+    if speedup is not None and speedup.told:
+        return Gain(ratio, f"{ratio:.2f} times as fast")
+
+    about = Gain(ratio, f"about {ratio:.1f} times as fast")
+    another = quality is not None and quality.word in (OTHER_IMAGE, OTHER_MODEL, DISTRIBUTION)
+    if another and ratio >= _CLEAR:
+        return about
+
+    for count, unit in (("transformer_passes", "passes"), ("head_calls", "head calls")):
+        own = report.own(count)
+        plain = baseline.own(count)
+        if own and plain and own < plain:
+            whose = " of the large model" if report.of_draft(count) else ""
+            return Gain(plain / own, f"{own:,} {unit}{whose} instead of {plain:,}")
+
+    return about if ratio >= _FASTER else Gain(1.0, "no gain")
+
+
+def outcome_of(report: Report, quality: Quality | None) -> str:
+    """What became of the baseline's image, in words; "" if that is not known."""
+    if quality is None:
+        return ""
+    if quality.word in (IDENTICAL, DISTRIBUTION):
+        return quality.word
+
+    several = report.images > 1
+    if quality.word or quality.psnr is None or quality.psnr < SIMILAR:
+        return "other images" if several else f"another {_named(report.subject)}"
+
+    if quality.psnr < NEARLY:
+        return "similar images" if several else "a similar image"
+    return "nearly the same images" if several else "nearly the same image"
+
+
+def _named(subject: str) -> str:
+    """What an image shows as one word in the singular, else "image"."""
+    return "image" if not subject or subject.endswith("s") else subject
 
 
 def one_line(report: Report, baseline: Report | None = None, quality: Quality | None = None) -> str:

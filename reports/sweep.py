@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from .quality import Quality
+from .quality import Quality, psnr_figures
 from .record import Report
 from .timing import Speedup, how_timed, shown_seconds, speedup_of
 from .work import Work
@@ -27,7 +27,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Point:
-    """Figures of a combination of values over the seeds: medians of times and means of the rest; None where unknown.
+    """Figures of a combination of values over the seeds: medians of times and of PSNR, means of the rest; None where
+    unknown.
 
     Passes and head calls are without those of a draft model.
     """
@@ -44,6 +45,7 @@ class Point:
     head_calls: float | None = None
     seeds: int = 1
     first_run: bool = False  # whether a run of it was the first of its network
+    psnr_low: float | None = None  # below which one image in ten is; None for one image
 
     @property
     def timed(self) -> str:
@@ -58,7 +60,10 @@ def summary(cells: Sequence[Cell]) -> Point:
     qualities = [cell.quality for cell in cells if cell.quality is not None]
 
     work = Work.of((report.images, report.counts) for report in reports)
-    psnrs = _known(quality.psnr for quality in qualities)
+    psnrs: list[float] = []
+    for quality in qualities:
+        psnrs += quality.psnrs or _known([quality.psnr])
+    psnr, psnr_low = psnr_figures(psnrs) if psnrs else (None, None)
     ssims = _known(quality.ssim for quality in qualities)
 
     # A word that holds for all.
@@ -71,12 +76,13 @@ def summary(cells: Sequence[Cell]) -> Point:
         seconds=median(report.seconds for report in reports),
         passes=work.own_a_run("transformer_passes") or 0,
         acceptance=work.acceptance,
-        psnr=mean(psnrs) if psnrs else None,
+        psnr=psnr,
         ssim=mean(ssims) if ssims else None,
         word=words.pop() if len(words) == 1 else "",
         head_calls=work.own_a_run("head_calls"),
         seeds=len(cells),
         first_run=any(report.first_run for report in reports),
+        psnr_low=psnr_low,
     )
 
 

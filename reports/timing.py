@@ -80,6 +80,15 @@ class Speedup:
         return f"about {self.value:.2f}x ({self.note})" if self.note else f"about {self.value:.2f}x"
 
     @property
+    def brief(self) -> str:
+        """For images, whose readers look up the rest: "1.40x, 1.32 to 1.51", "about 1.40x"."""
+        if self.value is None or self.note in (BASELINE, NO_DIFFERENCE):
+            return self.short
+        if self.told:
+            return f"{self.value:.2f}x, {self.low:.2f} to {self.high:.2f}"
+        return f"about {self.value:.2f}x"
+
+    @property
     def text(self) -> str:
         """For people: "1.40x (1.32 to 1.51 in 5 repeats)", "about 1.40x (one run each)"."""
         return f"{self.short} ({self.range})" if self.range else self.short

@@ -17,6 +17,7 @@ from ..reports.quality import (
     DISTRIBUTION,
     OTHER_CONDITION,
     OTHER_EDIT,
+    OTHER_IMAGE,
     OTHER_MODEL,
     OTHER_SEED,
     Quality,
@@ -28,6 +29,21 @@ from .settings import knobs, make
 
 # Above the window of any grid, so that a run of unknown grid does not count as exact.
 _UNKNOWN_SIDE = 1 << 16
+# Settings that decide which image is drawn from the noise. DiSA's (diffusion_steps_end) are not among them: the first
+# tokens, which decide the layout, keep all diffusion steps.
+_DECIDE_IMAGE = (
+    "steps",
+    "diffusion_steps",
+    "order",
+    "cfg",
+    "cfg_schedule",
+    "cfg_interval",
+    "t_max",
+    "temperature",
+    "entropy_temperature",
+    "top_k",
+    "top_p",
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +85,22 @@ def is_lossless(sampler: str, values: Mapping[str, Any]) -> bool:
     """Whether a run keeps the distribution of its baseline's images but gives other ones."""
     settings = _settings(sampler, values)
     return settings is not None and settings.lossless()
+
+
+def works_towards_another_image(report: Report, baseline: Report) -> bool:
+    """Whether two runs from the same noise are not meant to draw one image.
+
+    Their methods or settings differ in what decides the image: the number of steps, the order, guidance, temperature.
+    Other accelerators approximate the plain sampler's image, and PSNR says how closely.
+    """
+    for name in _DECIDE_IMAGE:
+        values = [run.settings[name] for run in (report, baseline) if name in run.settings]
+        if len(values) == 2 and values[0] != values[1]:
+            return True
+
+    sides = [int(run.maps["step"].shape[-1]) if "step" in run.maps else _UNKNOWN_SIDE for run in (report, baseline)]
+    made = [_settings(run.sampler, run.settings) for run in (report, baseline)]
+    return any(s is not None and s.another_image and not s.exact(side) for s, side in zip(made, sides, strict=True))
 
 
 def run_of_report(report: Report, group: Hashable) -> ComparedRun:
@@ -157,8 +189,9 @@ def quality_word(report: Report | None, baseline: Report | None) -> str:
     """The word of :class:`.Quality`, in place of PSNR and SSIM between two runs; "" if the figures apply.
 
     They apply to two runs that should draw the same image: one model, one prompt, one edit (the same mask and the same
-    image to start from) and one seed. Otherwise they measure that difference, not what the method costs. Of two images
-    without a report nothing is known, and the figures are those of any two images.
+    image to start from), one seed, and a method and settings that work towards the same image. Otherwise they measure
+    that difference, not what the method costs. Of two images without a report nothing is known, and the figures are
+    those of any two images.
     """
     if report is None or baseline is None:
         known = report or baseline
@@ -172,4 +205,6 @@ def quality_word(report: Report | None, baseline: Report | None) -> str:
         return OTHER_EDIT
     if report.seed != baseline.seed:
         return OTHER_SEED
+    if works_towards_another_image(report, baseline):
+        return OTHER_IMAGE
     return DISTRIBUTION if any(is_lossless(r.sampler, r.settings) for r in (report, baseline)) else ""

@@ -62,6 +62,11 @@ class _Entries:
         against = getattr(self, "unconditional", "")
         return tuple(fingerprint(self.kind, entry, against) for entry in self.entries)
 
+    @property
+    def subject(self) -> str:
+        """What all images show in a word or two, for people: "cat"; "" where it is not one thing with a name."""
+        return ""
+
 
 @dataclass(frozen=True)
 class Condition(_Entries):
@@ -75,6 +80,14 @@ class Condition(_Entries):
     @property
     def entries(self) -> tuple[int, ...]:
         return self.labels
+
+    @property
+    def subject(self) -> str:
+        if not self.label_set or len({*self.names}) != 1:
+            return ""
+
+        first, _, _ = self.names[0].partition(",")  # of several names of one class
+        return first
 
     def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
         """int64 [B] on ``device``.

@@ -55,6 +55,10 @@ class Guarantees(Settings):
     condition.
     """
 
+    # Whether its images, where they are not exact, are others of the same subject and no approximations of the plain
+    # sampler's: the method decides tokens in another order, or starts from a small image.
+    another_image: ClassVar[bool] = False
+
     def exact(self, side: int) -> bool:
         """Whether the images are the plain sampler's, up to rounding in fp32. ``side``: of the token grid."""
         return True

@@ -32,6 +32,9 @@ from .sweep import Sweep
 # Longest side of a grid in pixels. As an IMAGE, four bytes a channel, a square of it takes 200 MB.
 LONGEST = 4096
 _LEAST_CELL = 24
+# Of a grid's text: pixels at most, and the share of a cell's width that they are.
+_LARGEST_TEXT = 64
+_CHARACTERS = 9
 _GAP = 8
 # Series of a plot: safe for colour-blind eyes (Okabe and Ito).
 SERIES: tuple[Colour, ...] = (
@@ -60,7 +63,7 @@ _HEIGHT = 400
 # ------------------------------------------------------------------------------------------------ grid
 
 
-def sweep_grid(sweep: Sweep, side: int = 192) -> np.ndarray:
+def sweep_grid(sweep: Sweep, side: int = 256) -> np.ndarray:
     """All cells as one image: a column per value of x, a row per value of y and seed, figures under every cell.
 
     The images are read from disk one after another and reduced, so that memory depends on the grid's size and not on
@@ -81,45 +84,72 @@ def sweep_grid(sweep: Sweep, side: int = 192) -> np.ndarray:
         names += [_row_name(sweep, j, seed) for seed in sweep.seeds]
     rows = len(names)
 
-    # Room for the names of the rows at the left, for the title and the values of x above, for figures below a cell.
-    widest = max(text_width(name, Size.TAG) for name in [sweep.x.name, *names])
-    left = round(min(260, widest)) + 2 * PAD
-    top = 2 * line_height(Size.BODY) + 2 * PAD
-    below = 3 * line_height(Size.TAG) + 4
-
-    # The size of a cell's image.
-    most_tall = (LONGEST - top - PAD) // rows - _GAP - below
-    side = min(side, (LONGEST - left) // columns - _GAP, most_tall)
-    if side < _LEAST_CELL:
+    # The text is as large as the cells' images allow, so that it is read where the grid is shown small.
+    lines = max(len(_figures(sweep, cell)) for cell in sweep.cells)
+    at = _layout(sweep, names, lines, side)
+    if at.side < side:
+        at = _layout(sweep, names, lines, at.side)
+    if at.side < _LEAST_CELL:
         raise UserError(f"sweep: {columns} x {rows} cells do not fit into one image; sweep fewer values.")
-    tall = _height_of(sweep, side, most_tall)
+    tall = _height_of(sweep, at.side, at.most_tall)
 
-    column_width = side + _GAP
-    row_height = tall + below + _GAP
-    width = left + columns * column_width + PAD
-    height = top + rows * row_height + PAD
+    column_width = at.side + _GAP
+    row_height = tall + at.below + _GAP
+    width = at.left + columns * column_width + PAD
+    height = at.top + rows * row_height + PAD
     canvas = Canvas(max(width, 480), height)
 
     # The title, the name of x and its values.
-    canvas.write(PAD, PAD, sweep.title, Size.BODY, Ink.QUIET, canvas.image.width - 2 * PAD)
-    head = PAD + line_height(Size.BODY)
-    canvas.write(PAD, head + 2, _spaced(sweep.x.name), colour=Ink.QUIET, room=left - 2 * PAD)
+    canvas.write(PAD, PAD, sweep.title, at.text, Ink.QUIET, canvas.image.width - 2 * PAD)
+    head = PAD + line_height(at.text)
+    canvas.write(PAD, head, _spaced(sweep.x.name), at.text, Ink.QUIET, at.left - 2 * PAD)
     for i, value in enumerate(sweep.x.values):
-        canvas.write(left + i * column_width, head, value, Size.BODY, room=side)
+        canvas.write(at.left + i * column_width, head, value, at.text, room=at.side)
 
     # The cells.
     for k, cell in enumerate(sweep.cells):
         row, column = divmod(k, columns)
-        x = left + column * column_width
-        y = top + row * row_height
+        x = at.left + column * column_width
+        y = at.top + row * row_height
         if column == 0:
-            canvas.write(PAD, y + 2, names[row], room=left - 2 * PAD)
+            canvas.write(PAD, y, names[row], at.text, room=at.left - 2 * PAD)
 
-        canvas.paste(_image(sweep, cell, side, tall), x, y)
-        for n, line in enumerate(_figures(cell, side)):
-            canvas.write(x, y + tall + 2 + n * line_height(Size.TAG), line, colour=Ink.QUIET if n else Ink.ACCENT)
+        canvas.paste(_image(sweep, cell, at.side, tall), x, y)
+        for n, line in enumerate(_figures(sweep, cell)):
+            text = _fitting(line, at.side, at.text)
+            canvas.write(x, y + tall + 2 + n * line_height(at.text), text, at.text, Ink.QUIET if n else Ink.ACCENT)
 
     return canvas.pixels
+
+
+class _Layout(NamedTuple):
+    """Sizes of a grid in pixels."""
+
+    text: int
+    left: int  # room for the names of the rows
+    top: int  # room for the title and the values of x
+    below: int  # room for the figures under a cell
+    side: int  # width of a cell's image
+    most_tall: int  # largest height of a cell's image
+
+
+def _layout(sweep: Sweep, names: Sequence[str], lines: int, side: int) -> _Layout:
+    """The sizes of a grid whose cells are ``side`` wide, or less if the grid would be too large.
+
+    Args:
+        names: of the rows.
+        lines: of figures under a cell.
+    """
+    text = max(Size.TAG, min(_LARGEST_TEXT, side // _CHARACTERS))
+
+    widest = max(text_width(name, text) for name in [_spaced(sweep.x.name), *names])
+    left = round(min(20 * text, widest)) + 2 * PAD
+    top = 2 * line_height(text) + 2 * PAD
+    below = lines * line_height(text) + 4
+
+    most_tall = (LONGEST - top - PAD) // len(names) - _GAP - below
+    fitting = min(side, (LONGEST - left) // len(sweep.x.values) - _GAP, most_tall)
+    return _Layout(text, left, top, below, fitting, most_tall)
 
 
 def _spaced(name: str) -> str:
@@ -174,45 +204,46 @@ def _image(sweep: Sweep, cell: Cell, side: int, tall: int) -> np.ndarray:
     return out
 
 
-def _figures(cell: Cell, width: int) -> list[str]:
-    """The three lines under a cell: its work and acceptance, distance from the baseline, and time.
+def _figures(sweep: Sweep, cell: Cell) -> list[list[str]]:
+    """The lines under a cell, each as a figure and shorter forms of it: work, acceptance, distance from the baseline
+    and time.
 
-    The work is first, because it does not depend on the machine. What does not fit is left out, the last first.
+    The work is first, because it does not depend on the machine. Work that is the same in all cells is left out, unless
+    there is no other.
     """
     report = cell.report
-    first = []
-    for name, unit in (("transformer_passes", "passes"), ("head_calls", "head calls")):
-        count = counted(report, name, "d", f" {unit}")
+    out: list[list[str]] = []
+    for name, unit in _varying(sweep):
+        count = counted(report, name, ",")
         if count:
-            first.append(count)
-    if report.acceptance is not None:
-        first.insert(1, f"{percent(report.acceptance)} kept")
+            out.append([f"{count} {unit}", count])
 
-    lines = cell.quality.lines() if cell.quality else []
-    second = [value if name == "image" else f"{name} {value}" for name, value in lines]
+    if report.acceptance is not None:
+        out.append([f"{percent(report.acceptance)} kept", percent(report.acceptance)])
+
+    for name, value in (cell.quality.lines() if cell.quality else [])[:1]:
+        out.append([value] if name == "image" else [f"{name} {value}", value])
 
     # A ratio is shown with its mark, or else the seconds.
-    time = ""
     speedup = report.speedup(cell.baseline)
-    if speedup is not None and speedup.value is not None:
-        time = _fitting([speedup.short], width)
-    if not time:
-        time = _fitting([f"{shown_seconds(report.seconds)} s"], width)
+    seconds = f"{shown_seconds(report.seconds)} s"
+    ratio = speedup is not None and speedup.value is not None
+    out.append([speedup.brief, seconds] if speedup is not None and ratio else [seconds])
 
-    # Figures without their names are shorter.
-    distance = _fitting(second, width)
-    if not distance:
-        distance = _fitting([part.partition(" ")[2] for part in second], width)
-
-    return [_fitting(first, width), distance, time]
+    return out
 
 
-def _fitting(parts: list[str], width: int) -> str:
-    """As many parts from the front as fit into a width in pixels; of one that does not fit alone, nothing."""
-    while parts and text_width(", ".join(parts), Size.TAG) > width:
-        parts = parts[:-1]
+def _varying(sweep: Sweep) -> list[tuple[str, str]]:
+    """The counts of work in which cells differ, with their units; if there is none, the first that they have."""
+    counts = {"transformer_passes": "passes", "head_calls": "head calls"}
+    found = {name: {cell.report.counts.get(name, 0) for cell in sweep.cells} for name in counts}
+    varying = [(name, unit) for name, unit in counts.items() if len(found[name]) > 1]
+    return varying or [(name, unit) for name, unit in counts.items() if any(found[name])][:1]
 
-    return ", ".join(parts)
+
+def _fitting(forms: Sequence[str], width: int, size: int) -> str:
+    """The first of a text's forms that fits into a width in pixels; "" if none does."""
+    return next((form for form in forms if text_width(form, size) <= width), "")
 
 
 # ------------------------------------------------------------------------------------------------ plot

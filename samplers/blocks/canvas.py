@@ -127,6 +127,7 @@ def block_canvas(
     report = new_report("bitdance", model, settings, noise)
     report.memory = estimate(model, condition, settings, edit is not None)
     report.conditions = condition.digests()
+    report.subject = condition.subject
 
     order = net.order(grid)
     values = torch.zeros(images, len(order), net.channels, device=device)

@@ -165,6 +165,7 @@ def mar_canvas(
     report = new_report(name, model, settings, noise)
     report.memory = memory
     report.conditions = condition.digests()
+    report.subject = condition.subject
 
     tokens = torch.zeros(len(condition), c.tokens, c.channels, device=model.device)
     again = start = None

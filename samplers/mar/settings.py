@@ -146,6 +146,7 @@ class GtRSettings(DiSASettings):
     """
 
     fewest_steps: ClassVar[int] = 4
+    another_image: ClassVar[bool] = True  # the order is a checkerboard's
 
     reconstruction_steps: int = knob(2, "AR steps at the end that decide half of the tokens, the other colour of the "
         "checkerboard; more is slower and finer. Usual: 2 of 32 AR steps, 1 of 16 or fewer; 0 is plain MAR.",

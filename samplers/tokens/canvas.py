@@ -54,6 +54,7 @@ def token_canvas(
 
     report = new_report(name, model, settings, draws)
     report.conditions = condition.digests()
+    report.subject = condition.subject
     given = None
     if edit is not None:
         given = given_tokens(edit, model.grid, len(condition)).to(model.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..settings import Guarantees, Settings, knob
 
@@ -173,6 +173,8 @@ class MuLoSDSettings(TokenSettings):
     """MuLo-SD (CVPR 2026): drafted small, verified large, repaired locally. Lossy: images differ from the target's
     own.
     """
+
+    another_image: ClassVar[bool] = True
 
     tau: float = knob(0.3,
         "Minimum probability for keeping a drafted token; higher is slower and closer to the large model. Start with "

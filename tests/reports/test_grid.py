@@ -60,9 +60,10 @@ def test_the_baseline_is_first_and_marked():
     assert where(first, RED)[2] < where(first, GREEN)[2]
     assert where(second, GREEN)[2] < where(second, RED)[2]
     edge = np.array(p.Ink.ACCENT)
-    assert (first[20, 30:200] == edge).all() and not (first[20, -200:-30] == edge).any()
+    (frame,) = {y for y in range(200) if (first[y, 30:200] == edge).all()}
+    assert not (first[frame, -200:-30] == edge).any()
     unmarked = p.compare_grid(*args, [None, None])
-    assert not (unmarked[20] == edge).all(-1).any()
+    assert not (unmarked == edge).all(-1).any()
 
 
 def test_columns_and_rows():
@@ -81,7 +82,7 @@ def test_unequal_sizes_and_counts_fit():
     top, bottom, left, right = where(grid, WHITE)
     assert (bottom - top, right - left) == (700, 500)  # large images are not touched
     assert where(grid, GREEN)[1] - where(grid, GREEN)[0] == 512  # twice as large is closer to 400
-    assert {box[0] for box in (where(grid, c) for c in (RED, GREEN, BLUE, WHITE))} == {top}  # aligned at the top
+    assert where(grid, BLUE)[0] == top > where(grid, RED)[0] == where(grid, GREEN)[0]  # two rows, aligned at the top
 
 
 def _ink(grid: np.ndarray) -> int:
@@ -95,22 +96,49 @@ def test_numbers_appear_only_where_known():
     bare, some, full = (p.compare_grid([flat(RED)], ["a"], [told]) for told in (None, some, whole))
     assert bare.shape[0] < some.shape[0] < full.shape[0]
     assert _ink(bare) < _ink(some) < _ink(full)
-    line = round(p.Size.BODY * 1.4)
-    assert full.shape[0] - some.shape[0] == 2 * line
     lines = p._numbers(whole, report(seconds=5.0))
-    names = ("transformer passes", "head calls", "acceptance", "seconds", "speed-up")
-    values = ("32", "3,200", "75.0 %", "2.00 (one run)", "about 2.50x (one run each)")
+    names = ("passes", "head calls", "drafts kept", "seconds", "speed-up")
+    values = ("32", "3,200", "75 %", "2.00", "about 2.50x")
     assert lines == list(zip(names, values, strict=True))
-    assert p._numbers(report(), None) == [("seconds", "2.00 (one run)")]
+    assert p._numbers(report(), None) == [("seconds", "2.00")]
+
+
+def test_the_result_stands_above_its_cells():
+    """Larger than all other text, and in smaller letters, then in two lines, if it is long."""
+    plain, fast = report("llamagen", transformer_passes=256), report("llamagen", transformer_passes=57)
+    cells, labels = [flat(RED), flat(RED)], ["one by one", "parallel"]
+    without = p.compare_grid(cells, labels, [plain, fast], baseline=[None, None])
+    told = p.compare_grid(cells, labels, [plain, fast])
+    large = p._Sheet(2, 384, p._text_scale(2, 1, 1, 384), "")._large("57 passes instead of 256")
+    assert where(told, RED)[0] - where(without, RED)[0] == large.height > p.line_height(large.size) > 0
+    assert _ink(told[: large.height]) > _ink(without[: large.height])
+
+    sheet = p._Sheet(2, 512, 1.0, "")
+    short, long, longer = (sheet._large(" ".join(["passes"] * words)) for words in (3, 7, 30))
+    assert (short.size, len(short.lines)) == (p._HEADLINE, 1)
+    assert p._LEAST_HEADLINE <= long.size < p._HEADLINE and len(long.lines) == 1
+    assert (longer.size, len(longer.lines)) == (p._LEAST_HEADLINE, 2)
+    assert sheet._large("") == ([], 0, 0)
+
+
+@pytest.mark.parametrize(("columns", "least"), [(1, 15), (2, 30), (3, 45), (4, 45)])
+def test_text_grows_with_the_sheet(columns, least):
+    """A graph shows all sheets equally wide: 700 pixels, in which a line of figures is 12 pixels high or more."""
+    size = round(p._BODY * p._text_scale(columns, 1, 1))
+    assert size >= least
+    assert size * 700 / (columns * p._column_width(512)) >= 14
+    assert p._text_scale(1, 40, 1) == p._SMALLEST, "many rows have small text"
+    assert p._text_scale(2, 1, 1, 2048) == pytest.approx(4, rel=0.1), "and large images large text"
 
 
 def test_long_labels_wrap_and_are_shortened():
     words = "a really long label that goes on and on until it cannot possibly fit into two lines of one narrow cell"
     short, long = (p.compare_grid([flat(RED)], [text], [None]) for text in ("short", words))
-    assert long.shape[1] == short.shape[1] and long.shape[0] == short.shape[0] + round(p.Size.LABEL * 1.4)
-    lines = p.wrap(words, p.Size.LABEL, 380, 2)
-    assert len(lines) == 2 and lines[1].endswith("...") and all(p.text_width(t, p.Size.LABEL) <= 380 for t in lines)
-    assert p.wrap("x" * 500, p.Size.LABEL, 380, 2)[0].endswith("...")
+    label = round(p._LABEL * p._text_scale(1, 1, 1, 384))
+    assert long.shape[1] == short.shape[1] and long.shape[0] == short.shape[0] + p.line_height(label)
+    lines = p.wrap(words, 18, 380, 2)
+    assert len(lines) == 2 and lines[1].endswith("...") and all(p.text_width(t, 18) <= 380 for t in lines)
+    assert p.wrap("x" * 500, 18, 380, 2)[0].endswith("...")
     titled = p.compare_grid([flat(RED)], ["short"], [None], title="cat, seed 7")
     assert titled.shape[0] > short.shape[0]
 

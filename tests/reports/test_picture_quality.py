@@ -86,7 +86,58 @@ CASES = {
     q.OTHER_MODEL: (report("zipar", model="large"), q.OTHER_MODEL),
     "drafted": (report("cspd", mode="published", model="tiny, drafted by small"), ""),
     "no report": (None, ""),
+    # Which image is meant: a small draft enlarged, the order of a checkerboard.
+    q.OTHER_IMAGE: (report("mulosd", tau=0.3), q.OTHER_IMAGE),
+    "a draft that is redrawn in order": (report("mulosd", tau=1.01, resample_window=0), ""),
+    "checkerboard": (report("gtr"), q.OTHER_IMAGE),
+    "the plain order": (report("gtr", reconstruction_steps=0), ""),
+    "approximation": (report("lazymar", refresh_period=9), ""),
+    "annealed diffusion steps": (report("mar", diffusion_steps_end=10), ""),
 }
+# Settings of two runs, by which they are meant to draw one image or not.
+SETTINGS = [
+    ("mar", {"steps": 32}, "lazymar", {"steps": 12}, q.OTHER_IMAGE),
+    ("mar", {"steps": 32}, "lazymar", {"steps": 32}, ""),
+    ("mar", {"order": "random"}, "mar", {"order": "halton"}, q.OTHER_IMAGE),
+    ("mar", {"cfg": 2.0}, "fasthybrid", {"cfg": 3.0}, q.OTHER_IMAGE),
+    ("bitdance", {"diffusion_steps": 50}, "bitdance", {"diffusion_steps": 25}, q.OTHER_IMAGE),
+    ("llamagen", {"temperature": 1.0, "parallel": 0}, "zipar", {"temperature": 1.0, "parallel": 16}, ""),
+    ("llamagen", {"top_k": 0}, "llamagen", {"top_k": 10}, q.OTHER_IMAGE),
+    ("mar", {"steps": 32}, "cspd", {"steps": 16, "mode": "lossless"}, q.OTHER_IMAGE),
+]
+
+
+@pytest.mark.parametrize(("sampler", "own", "other", "theirs", "word"), SETTINGS)
+def test_figures_need_one_aim(sampler, own, other, theirs, word):
+    """Fewer steps, another order or other guidance draw another image on purpose: its PSNR would say nothing."""
+    runs = [report(sampler, **own), report(other, **theirs)]
+    _, found = qualities([noise(0), noise(1)], runs, 0)
+    assert found.word == word and (found.psnr is None) == bool(word)
+    assert qualities([noise(0), noise(0)], runs, 0)[1].identical, "equal images are identical, whatever was meant"
+
+
+def test_psnr_of_several_images_is_their_median_with_a_low_quantile():
+    """Errors of 10, 20, 40 and 0 at every pixel: 28.13, 22.11, 16.09 dB, and 100 for an equal image.
+
+    A tenth of the way from the first to the last of four values is 0.3 of the way to the second.
+    """
+    base = np.full((4, 16, 16, 3), 100, np.uint8)
+    images = base.copy()
+    for image, error in zip(images, (10, 20, 40, 0), strict=True):
+        image += np.uint8(error)
+
+    found = q.measure(images, base)
+    each = [20 * math.log10(255 / error) for error in (40, 20, 10)]
+    assert found.psnrs == pytest.approx([each[2], each[1], each[0], 100])
+    assert found.psnr == pytest.approx((each[1] + each[2]) / 2)
+    assert found.psnr_low == pytest.approx(each[0] + 0.3 * (each[1] - each[0]))
+    assert q.closeness(found)[0] == "25.1 dB (low 17.9)"
+    assert found.to_dict()["psnr_low"] == pytest.approx(found.psnr_low, abs=1e-4)
+    assert "one image in ten is below low" in q.explain_quality([found])
+
+    alone = q.measure(images[:1], base[:1])
+    assert alone.psnr_low is None and q.closeness(alone)[0] == "28.1 dB" and "psnr_low" not in alone.to_dict()
+    assert "low" not in q.explain_quality([alone])
 
 
 # Two runs, whether they have the same label and the same edit, to the word in place of the figures.

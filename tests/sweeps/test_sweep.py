@@ -12,11 +12,11 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import drawing
-from fastar_nodes.reports.drawing import Ink, Size, text_width
+from fastar_nodes.reports.drawing import Ink, text_width
 from fastar_nodes.reports.quality import measure
 from fastar_nodes.reports.record import Report
 from fastar_nodes.reports.sweep import Cell
-from fastar_nodes.sweeps.images import LONGEST, SERIES, _figures, sweep_grid, sweep_plot
+from fastar_nodes.sweeps.images import LONGEST, SERIES, _fitting, sweep_grid, sweep_plot
 from fastar_nodes.sweeps.keys import digest, weights_digest
 from fastar_nodes.sweeps.store import CellStore, completed
 from fastar_nodes.sweeps.sweep import Axis, Sweep, sweep_table
@@ -91,14 +91,11 @@ def test_a_cell_whose_image_holds_no_whole_images_is_made_again(tmp_path):
     assert store.read("a") is not None and store.read("b") is None
 
 
-def test_the_share_that_was_kept_stands_behind_the_passes():
-    """What does not fit under a cell is left out, the last first."""
-    told = report()
-    told.add(head_calls=24)
-    cell = Cell(0, 0, 7, "k", told)
-    assert _figures(cell, 1000)[0] == "8 passes, 90 % kept, 24 head calls"
-    for width, words in ((text_width("8 passes, 90 % kept", Size.TAG), "8 passes, 90 % kept"), (60, "8 passes")):
-        assert _figures(cell, round(width))[0] == words
+def test_a_figure_that_does_not_fit_is_shortened():
+    forms = ["480 head calls", "480"]
+    widths = [round(text_width(text, 20)) for text in forms]
+    for width, text in ((widths[0] + 1, "480 head calls"), (widths[0] - 1, "480"), (widths[1] - 1, "")):
+        assert _fitting(forms, width, 20) == text
 
 
 def test_a_cell_comes_back_as_written(tmp_path):
@@ -291,13 +288,13 @@ def test_names_are_beside_their_rows_and_above_their_columns(tmp_path, pen):
     assert [x for x, _ in pasted] == [texts["0.99"][0][0]] * 4
     assert sweep_grid(sweep, 32).shape[0] < grid.shape[0]
     rows = [texts[f"lookahead {a}, seed {seed}"][0][1] for a in (2, 4) for seed in (7, 8)]
-    assert rows == [y + 2 for _, y in pasted]
+    assert rows == [y for _, y in pasted]
     assert texts["0.8"][0][0] < texts["0.9"][0][0] < texts["0.99"][0][0]
-    for line in ("8 passes, 90 % kept", "8 passes, 80 % kept", "8 passes, 70 % kept"):
+    for line in ("90 % kept", "80 % kept", "70 % kept", "about 4.00x", "about 2.00x", "identical"):
         assert len(texts[line]) == 4
-    assert len(texts["1.00 s"]) == 4, "a ratio whose mark has no room gives way to the seconds"
-    sweep_grid(sweep, 192)
-    assert len(pen().texts["about 4.00x (one run each)"]) == 4
+    assert len(texts["8 passes"]) == 12
+    sweep_grid(sweep, 40)
+    assert len(pen().texts["1.00 s"]) == 4, "a ratio that has no room gives way to the seconds"
 
 
 def test_a_plot_has_axes_and_a_column_of_identical_pictures(tmp_path, pen):
