@@ -101,6 +101,12 @@ class Canvas:
         self.image = Image.new("RGB", (width, height), colour)
         self.draw = ImageDraw.Draw(self.image)
 
+    def copy(self) -> Canvas:
+        """What is drawn so far, to be drawn on further."""
+        other = Canvas(*self.image.size)
+        other.image.paste(self.image)
+        return other
+
     @property
     def pixels(self) -> np.ndarray:
         """The image, uint8 [H, W, 3]."""

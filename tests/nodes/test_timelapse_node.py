@@ -38,7 +38,7 @@ def test_every_sampler_can_be_shown(node):
     assert record["settings"] == report.settings
     frames = made(image_1=image, report_1=report)
     grey = [float(((frame * 255).round() == 128).all(-1).float().mean()) for frame in (frames[0], frames[-1])]
-    assert len(frames) == 2 * FPS + 1 and grey[0] > grey[1] + 0.2
+    assert len(frames) == FPS + 1 + 2 * FPS and grey[0] > grey[1] + 0.2
     saved, prefix, about = state.saved[-1]
     assert saved is frames and prefix == "a/b" and about["fps"] == FPS
 

@@ -330,7 +330,7 @@ def test_tokens_appear_when_their_step_has_ended():
     for report in reports:
         report.maps["step"] = np.array([[[0, 1], [2, 3]]], np.int32)
     frames = time_lapse([picture] * 2, ["a", "b"], reports, 2.0)
-    assert len(frames) == 2 * FPS + 1 + FPS
+    assert len(frames) == 2 * FPS + 1 + 2 * FPS
     red = (frames == np.array((250, 10, 10))).all(-1)
     half = red.shape[2] // 2
     whole = red[-1][:, :half].sum()
