@@ -114,8 +114,8 @@ def test_the_menu_of_class_label_holds_the_names_that_the_model_knows(editor: An
     has(list(dict.fromkeys([*book, *imagenet])))
 
 
-# The searches of a beginner: the node that is wanted, and its row at the latest. Nodes of core stand before it whose names begin with the
-# query, too, and are shorter or used more often: Markdown Note, InpaintModelConditioning, Compare Text and Compare Images.
+# The searches of a beginner: the node that is wanted, and its row at the latest. Before it stand nodes of core whose
+# names begin with the query, too, and are shorter or used more often, such as Markdown Note and InpaintModelConditioning.
 SEARCHES = {
     "autoregressive": ("Load MAR", 1),
     "MAR": ("MAR Sampler", 2),
