@@ -368,6 +368,7 @@ _SEEN_AS: dict[str, str] = {
     "Condition": "class labels",
     "LabelText": "class labels",
     "PromptCondition": "a prompt",
+    "ImagePromptCondition": "an image with a prompt",
     "TextCondition": "a text of LlamaGen Prompt",
     "CodeCondition": "semantic codes",
     "FeatureCondition": "semantic features",

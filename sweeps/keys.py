@@ -50,7 +50,8 @@ def digest(*parts: Any, weights: bool = True) -> str:
     """32 hexadecimal digits by content, of numbers, text, tensors, mappings, sequences, dataclasses, and the records of
     models, down to their networks.
 
-    All fields of a dataclass enter but ``name``, which says what a user called it. A network is its configuration and,
+    All fields of a dataclass enter but ``name``, which says what a user called it, and those with ``compare=False``, on
+    which no image depends. A network is its configuration and,
     with ``weights``, its weights; a tokenizer is what it makes of a sentence.
 
     Raises:
@@ -77,7 +78,8 @@ def _plain(weights: bool, part: Any) -> Any:
     if isinstance(part, Set):
         return sorted(part)
     if is_dataclass(part) and not isinstance(part, type):
-        return [type(part).__name__, {f.name: getattr(part, f.name) for f in fields(part) if f.name != "name"}]
+        deciding = [f.name for f in fields(part) if f.name != "name" and f.compare]
+        return [type(part).__name__, {name: getattr(part, name) for name in deciding}]
     if callable(part):
         return list(part(_SENTENCE))
 

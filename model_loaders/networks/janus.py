@@ -211,9 +211,11 @@ class JanusModel(TokenModel):
 
     net: Janus
     tokenize: Callable[[str], list[int]] = field(kw_only=True)  # text to token ids, without special tokens
-    detokenize: Callable[[Sequence[int]], str] | None = field(default=None, kw_only=True)  # and back; for answers
     template: Template = field(kw_only=True)  # ids of the special tokens
-    vision_file: Path | None = field(default=None, kw_only=True)  # what holds the part that reads images; None: nothing
+    # token ids to text, for answers
+    detokenize: Callable[[Sequence[int]], str] | None = field(default=None, kw_only=True, compare=False)
+    # what holds the part that reads images; None: nothing does
+    vision_file: Path | None = field(default=None, kw_only=True, compare=False)
 
     @property
     def family(self) -> str:
