@@ -115,7 +115,7 @@ def test_the_menu_of_class_label_holds_the_names_that_the_model_knows(editor: An
 
 
 # The searches of a beginner: the node that is wanted, and its row at the latest. Before it stand nodes of core whose
-# names begin with the query, too, and are shorter or used more often, such as Markdown Note and InpaintModelConditioning.
+# names begin with the query, too, and are shorter or used more often, such as Markdown Note.
 SEARCHES = {
     "autoregressive": ("Load MAR", 1),
     "MAR": ("MAR Sampler", 2),
