@@ -174,7 +174,7 @@ def words_of(model: Any, texts: Sequence[str]) -> tuple[list[str], list[str]] | 
     their order, of at most a thousand; None for other models.
     """
     # A model with a vocabulary of words has one token for all others, such as these two, which are no words.
-    unknown = model.tokenize("qzx") if hasattr(model, "tokenize") else []
+    unknown = model.tokenize("qzx") if getattr(model, "tokenize", None) is not None else []
     if len(unknown) != 1 or unknown != model.tokenize("xqz"):
         return None
 
