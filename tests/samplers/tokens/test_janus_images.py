@@ -143,6 +143,15 @@ def test_memory_counts_three_branches():
     assert three >= run(edits_of((0,)), (0,), cfg=5.0).report.counts["cache_bytes"]
 
 
+def test_memory_counts_a_shared_prompt_once():
+    settings = SAMPLERS["llamagen"].settings(cfg=5.0)
+    one = replace(edits_of((0,)), texts=(PROMPTS[0],) * 3, images=edits_of((0,)).images * 3)
+    other = replace(one, texts=("a b c", "make it", PROMPTS[0]))
+    assert memory.estimate(tiny_editor(), one, settings) < memory.estimate(tiny_editor(), other, settings)
+    rows = len(tiny_editor().image_prompt(PROMPTS[0])) + tiny_editor().tokens - 1
+    assert memory.estimate(tiny_editor(), one, settings) > cache_bytes(tiny_editor().net, 3 * 3 * rows)
+
+
 def test_a_model_that_cannot_edit_says_why():
     entry = SAMPLERS["llamagen"]
 
