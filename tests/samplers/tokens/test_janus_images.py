@@ -91,6 +91,19 @@ def test_alone_in_a_batch_and_in_windows(sampler, freedom):
         assert torch.equal(codes(condition.of([i]), (i,), sampler=sampler, parallel=5, **window)[0], serial[i])
 
 
+def test_windows_of_16_bits_draw_one_image():
+    """In calls of one shape, three branches too: every window up to the side of the image."""
+    entry = SAMPLERS["llamagen"]
+    model = tiny_editor("bf16")
+
+    def drawn(parallel):
+        settings = entry.settings(parallel=parallel)
+        return finish(entry.run(model, edits_of(), settings, PairedDraws(5, (0, 1, 2)))).latents
+
+    one = drawn(1)
+    assert torch.equal(drawn(4), one) and torch.equal(drawn(2), one)
+
+
 def test_a_window_of_a_row_is_raster_order():
     assert torch.equal(codes(edits_of(), sampler="zipar", window=4), codes(edits_of()))
 
