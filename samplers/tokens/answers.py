@@ -99,6 +99,7 @@ def answer(
         )
 
     # 1. The question, with the images at their places.
+    net.begin_run()
     ids = torch.tensor(question, device=device)[None]
     rows = net.words(ids).clone()
     rows[ids == model.template.place] = torch.cat(list(images)).to(rows)

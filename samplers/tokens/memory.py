@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -44,7 +45,7 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
         schedule = schedule_for(model, settings)
         cells = _cells_of_a_call(model.net, schedule, settings.parallel)
         slots = table_of(schedule, one_by_one=not settings.parallel).slots
-        rows = max(prefix, FED * cells)
+        rows = max(math.ceil(prefix * _read_at_once(condition) / max(1, images)), FED * cells)
         return decoding_bytes(model, images, settings, prefix + slots, cells, rows, conditional_branches(condition))
 
     # The target judges all cells, a piece of their logits at once, and resamples fewer of them in the same way.
@@ -64,6 +65,13 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
 def conditional_branches(condition: AnyCondition) -> int:
     """Branches of guidance without that of the null condition, see :class:`.PreparedCondition`."""
     return 2 if isinstance(condition, ImagePromptCondition) and condition.freedom > 0 else 1
+
+
+def _read_at_once(condition: AnyCondition) -> int:
+    """Prompts or other entries of a condition that the first pass reads; images of one pair share it."""
+    if isinstance(condition, ImagePromptCondition):
+        return len(set(condition.digests()))
+    return len(condition)
 
 
 def _prefix(model: TokenModel, condition: AnyCondition) -> int:

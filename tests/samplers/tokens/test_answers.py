@@ -1,9 +1,13 @@
 """Answers of a Janus, against whole sequences without a cache."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.janus import load_janus_head
+from fastar_nodes.model_loaders.networks import speed
 from fastar_nodes.model_loaders.networks.janus import WordHead
 from fastar_nodes.model_loaders.networks.llama import attend
 from fastar_nodes.model_loaders.squares import squared
@@ -12,6 +16,7 @@ from fastar_nodes.samplers.tokens.answers import AnswerSettings, answer, answer_
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import TokenSettings
 from janus_images import FOLDER, picture, tiny_editor, tiny_reader
+from recording import recording
 from tokens_reference import tiny_gpt
 
 
@@ -24,9 +29,9 @@ def rows(i):
     return tiny_reader().look(squared(picture(i), 16, 3))
 
 
-def run(head, question, images, limit=12, seed=1, **settings):
+def run(head, question, images, limit=12, seed=1, model=None, **settings):
     made = TokenSettings(**{"cfg": 1.0, "temperature": 0.0, "top_k": 0, **settings})
-    return list(answer(tiny_editor(), head, images, question, made, limit, PairedDraws(seed, [0])))
+    return list(answer(model or tiny_editor(), head, images, question, made, limit, PairedDraws(seed, [0])))
 
 
 @torch.no_grad()
@@ -62,6 +67,19 @@ def test_drawn_words_are_of_the_seed_and_within_top_p(head):
     assert drawn[0] == drawn[1] != drawn[2]
     likeliest = run(head, question, images)[-1].tokens
     assert run(head, question, images, temperature=1.0, top_p=1e-6)[-1].tokens == likeliest
+
+
+def test_a_recorded_network_answers_the_same(head):
+    question = tiny_editor().question("is it day?")
+    plain = run(head, question, [rows(0)])[-1].tokens
+
+    net = copy.deepcopy(tiny_editor().net)
+    net.speed = speed.AUTO
+    model = replace(tiny_editor(), net=net)
+    with recording() as made:
+        for _ in range(2):
+            assert run(head, question, [rows(0)], model=model)[-1].tokens == plain
+        assert made
 
 
 def test_the_image_decides_the_answer(head):

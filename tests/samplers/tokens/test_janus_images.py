@@ -91,6 +91,19 @@ def test_alone_in_a_batch_and_in_windows(sampler, freedom):
         assert torch.equal(codes(condition.of([i]), (i,), sampler=sampler, parallel=5, **window)[0], serial[i])
 
 
+def test_windows_of_16_bits_draw_one_image():
+    """In calls of one shape, three branches too: every window up to the side of the image."""
+    entry = SAMPLERS["llamagen"]
+    model = tiny_editor("bf16")
+
+    def drawn(parallel):
+        settings = entry.settings(parallel=parallel)
+        return finish(entry.run(model, edits_of(), settings, PairedDraws(5, (0, 1, 2)))).latents
+
+    one = drawn(1)
+    assert torch.equal(drawn(4), one) and torch.equal(drawn(2), one)
+
+
 def test_a_window_of_a_row_is_raster_order():
     assert torch.equal(codes(edits_of(), sampler="zipar", window=4), codes(edits_of()))
 
@@ -141,6 +154,15 @@ def test_memory_counts_three_branches():
     rows = len(tiny_editor().image_prompt(PROMPTS[0])) + tiny_editor().tokens - 1
     assert three - two >= cache_bytes(tiny_editor().net, rows)
     assert three >= run(edits_of((0,)), (0,), cfg=5.0).report.counts["cache_bytes"]
+
+
+def test_memory_counts_a_shared_prompt_once():
+    settings = SAMPLERS["llamagen"].settings(cfg=5.0)
+    one = replace(edits_of((0,)), texts=(PROMPTS[0],) * 3, images=edits_of((0,)).images * 3)
+    other = replace(one, texts=("a b c", "make it", PROMPTS[0]))
+    assert memory.estimate(tiny_editor(), one, settings) < memory.estimate(tiny_editor(), other, settings)
+    rows = len(tiny_editor().image_prompt(PROMPTS[0])) + tiny_editor().tokens - 1
+    assert memory.estimate(tiny_editor(), one, settings) > cache_bytes(tiny_editor().net, 3 * 3 * rows)
 
 
 def test_a_model_that_cannot_edit_says_why():
