@@ -15,13 +15,21 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, conditioning, host, running, samplers, sockets, sweep
 from fastar_nodes.nodes import sample as sample_for_others
-from fastar_nodes.samplers.conditioning import MAKERS, CodeCondition, Condition, PromptCondition, TextCondition
+from fastar_nodes.samplers.conditioning import (
+    MAKERS,
+    CodeCondition,
+    Condition,
+    ImagePromptCondition,
+    PromptCondition,
+    TextCondition,
+)
 from graphs import default
 from tiny import SHORT, a_mar, a_report, dropped, sample
 
 ROOT = Path(__file__).resolve().parents[2]
 COPY = "a_second_copy_of_the_pack"
 TENSOR = torch.ones(3, 4)
+PIXELS = torch.zeros(2, 3, 3, dtype=torch.uint8)
 
 
 def value(kind: str, version: int = 1, **attributes: Any) -> Any:
@@ -36,7 +44,7 @@ def described() -> dict[str, str]:
     return dict(rows)
 
 
-VALUES = (Condition, sockets.LabelText, PromptCondition, TextCondition, CodeCondition)
+VALUES = (Condition, sockets.LabelText, PromptCondition, ImagePromptCondition, TextCondition, CodeCondition)
 VALUES += (host.Loaded, compare.Report, running.CachePlan, sweep.Sweep)
 
 
@@ -54,13 +62,18 @@ def test_the_page_has_every_kind_with_its_version_and_attributes_that_exist():
             compare.Report,
             running.CachePlan,
         ):  # whose other parts are not promised
-            assert {field.name for field in fields(cls)} <= named, cls
+            own = {field.name for field in fields(cls)} - {"read"}  # which the model of a sampler fills in
+            assert own <= named, cls
 
 
 CONDITIONS = {
     "class": (value("class", labels=[1, 2], names=["one", "two"], label_set=""), Condition((1, 2), ("one", "two"))),
     "label text": (value("label text", text="1, 2", repeat=2), sockets.LabelText("1, 2", 2)),
     "prompt": (value("prompt", texts=["a cat"]), PromptCondition(("a cat",))),
+    "image prompt": (
+        value("image prompt", texts=["make it night"], images=[PIXELS], freedom=3.0),
+        ImagePromptCondition(("make it night",), (PIXELS,), 3.0),
+    ),
     "text": (value("text", features=(TENSOR,), names=("a cat",)), TextCondition((TENSOR,), ("a cat",))),
     "codes": (
         value("codes", codes=[torch.arange(9)], names=["a cat"], size=16),
@@ -102,6 +115,10 @@ REFUSED = {
     "no list": (value("prompt", texts="a cat"), "texts of its prompts is not a list"),
     "another shape": (value("text", features=[TENSOR[0]], names=["x"]), "are not float tensors"),
     "another dtype": (value("codes", codes=[TENSOR[0]], names=["x"]), "are not int64 tensors"),
+    "pixels of another dtype": (
+        value("image prompt", texts=["night"], images=[PIXELS.float()]),
+        "must have a uint8 tensor",
+    ),
     "a newer version": (replace(Condition((1,), ("x",))), "came from a newer FastAR"),
     "another kind": (value("report"), "connect the output of Class Label, Prompt"),
     "without a version": (SimpleNamespace(kind="class", labels=[1], names=["x"]), "connect the output of Class Label"),
@@ -265,7 +282,10 @@ def test_a_name_that_another_copy_has_is_left_to_it():
 TAKEN = {
     "PARSampler": "FASTAR_LABELS,FASTAR_TEXT",
     "MuLoSDSampler": "FASTAR_LABELS,FASTAR_TEXT,FASTAR_CODES",
-    **dict.fromkeys(["LlamaGenSampler", "ZipARSampler"], "FASTAR_LABELS,FASTAR_PROMPT,FASTAR_TEXT,FASTAR_CODES"),
+    **dict.fromkeys(
+        ["LlamaGenSampler", "ZipARSampler"],
+        "FASTAR_LABELS,FASTAR_PROMPT,FASTAR_IMAGE_PROMPT,FASTAR_TEXT,FASTAR_CODES",
+    ),
 }
 
 
@@ -285,7 +305,7 @@ def test_a_samplers_condition_has_the_types_that_its_models_read():
 def test_the_type_of_a_condition_is_that_of_its_kind_on_the_page():
     """The node that makes a kind, as messages name it, has the kind's type."""
     page = (ROOT / "docs" / "sockets.md").read_text(encoding="utf-8")
-    types = {kind: socket for socket, kind in re.findall(r"^\| (FASTAR_[A-Z]+) \| \*([a-z]+)\* ", page, re.MULTILINE)}
+    types = {kind: socket for socket, kind in re.findall(r"^\| (FASTAR_[A-Z_]+) \| \*([a-z ]+)\* ", page, re.MULTILINE)}
     for node in conditioning.NODES:
         about = node.define_schema()
         (made,) = [part.kind for part in about.outputs]

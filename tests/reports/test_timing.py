@@ -4,13 +4,11 @@ import csv
 import io
 import json
 
-import numpy as np
 import pytest
 from fastar_nodes.reports.quality import Quality, closeness
 from fastar_nodes.reports.record import Report, repeated, to_csv, to_json, to_table, to_text
 from fastar_nodes.reports.summary import one_line
 from fastar_nodes.reports.table import percent
-from fastar_nodes.reports.timelapse import time_lapse
 from fastar_nodes.reports.timing import shown_seconds, speedup_of
 
 
@@ -156,17 +154,6 @@ def test_a_report_as_text_says_how_it_was_timed():
     assert lines[2:4] == ["  head: 0.700 s", "  decoder: 0.900 s, not part of the seconds"]
     report.first_run, report.threads = True, 2
     assert to_text(report).splitlines()[1] == "seconds: 0.710 (first run) on cpu, 2 threads, fp32"
-
-
-def test_the_seconds_of_a_time_lapse_say_that_they_are_of_one_run(monkeypatch):
-    drawn = []
-    monkeypatch.setattr("fastar_nodes.reports.timelapse.compare_grid", lambda cells, labels, reports, **about: (
-        drawn.append([report.timed for report in reports]) or np.zeros((4, 4, 3), np.uint8)
-    ))  # fmt: skip
-    report = run(seconds=2.0, maps={"step": np.array([[[0, 1], [2, 3]]], np.int32)})
-    first = run(seconds=4.0, first_run=True, maps=report.maps)
-    time_lapse([np.zeros((1, 8, 8, 3), np.uint8)] * 2, ["a", "b"], [report, first], 1.0)
-    assert drawn[-1] == ["2.00 (one run)", "4.00 (first run)"]
 
 
 # Shares as text without and with a decimal.
