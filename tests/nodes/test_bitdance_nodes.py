@@ -354,7 +354,7 @@ def test_sweep_advisor_and_any_sampler(tmp_path, monkeypatch):
     assert [cell.quality.identical for cell in found.cells] == [False, True] and "diffusion" in table
 
     node = type("Executed", (Advisor,), {"hidden": SimpleNamespace(unique_id="5", extra_pnginfo={}, prompt=None)})
-    line, table = node.execute(model, LABELS, 3, measure="PSNR", least_psnr=0.0, repeats=1).result
+    line, table, _ = node.execute(model, LABELS, 3, measure="PSNR", least_psnr=0.0, repeats=1).result
     assert AnySampler.execute(model, LABELS, line, 3).result[1].sampler == "bitdance"
     assert "bitdance: diffusion_steps=25" in table
 

@@ -97,6 +97,6 @@ def test_sweep_and_advisor(loaded, tmp_path, monkeypatch):
     assert [cell.quality.identical for cell in found.cells] == [False, True], "a window of a row is raster order"
     assert {cell.baseline.sampler for cell in found.cells} == {"llamagen"}
     node = type("Executed", (Advisor,), {"hidden": SimpleNamespace(unique_id="5", extra_pnginfo={}, prompt=None)})
-    line, table = node.execute(model, prompts(), 3, measure="PSNR", least_psnr=0.0, repeats=1).result
+    line, table, _ = node.execute(model, prompts(), 3, measure="PSNR", least_psnr=0.0, repeats=1).result
     assert AnySampler.execute(model, prompts(), line, 3).result[1].sampler in ("llamagen", "zipar")
     assert "llamagen" in table

@@ -204,6 +204,7 @@ class _Recorded:
     """A condition of recorded token ids: conditional rows, then unconditional ones."""
 
     kind: ClassVar[str] = "prompt"
+    subject: ClassVar[str] = ""
     ids: list[Tensor]
     images: int
 
