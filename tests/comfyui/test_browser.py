@@ -18,6 +18,7 @@ import pytest
 from comfy_host import APPS, ROOT, TEMPLATES, Comfy, load_workflow, to_api
 from fastar_nodes.samplers.choice import names_of_settings
 from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.sweeps.plan import SUBJECTS
 from flat_graphs import flat
 
 playwright = pytest.importorskip("playwright.sync_api", reason="NOT TESTED IN A BROWSER: playwright is not installed")
@@ -501,7 +502,7 @@ def test_sweep_lists_the_settings_of_its_sampler(editor: Any) -> None:
         if name == "tar":  # not on the list
             continue
         x, y = editor.evaluate(AXES, name)
-        assert sorted(x) == sorted(names_of_settings({name: entry})) and y == ["none", *x], name
+        assert sorted(x) == sorted([*names_of_settings({name: entry}), *SUBJECTS]) and y == ["none", *x], name
 
 
 # What Compare shows and sends while links are made and removed. "+3" connects image_3, "-3" removes its link.
