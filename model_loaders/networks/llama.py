@@ -686,7 +686,7 @@ class Llama(Regional):
         """
         c = self.config
         batch, n, _ = x.shape
-        length = self._whole_length(n + slots)
+        length = self._whole_length(n + slots, x.device)
         shape = (batch, 2 * c.kv_heads, length, c.head_dim)
         if self.records:
             blocks = self.graphs.zeros(shape, len(self.layers), x)
@@ -747,7 +747,7 @@ class Llama(Regional):
         # 1. The slots that the rows attend to: those below ``end``, or more of them, of which a mask hides the others.
         mask = None if causal else cache.mask(mask, len(x), fed, end)
         slots = cache.blocks[0].shape[2]
-        longer = end if causal else min(slots, self._whole_length(end))
+        longer = end if causal else min(slots, self._whole_length(end, x.device))
         if rows:
             longer = slots
         if longer > end or rows:
@@ -767,9 +767,9 @@ class Llama(Regional):
             x = run_all(self.layers, State(cache.blocks), run, x, rope, slot, longer, mask, causal)
         return x[:, :fed]
 
-    def _whole_length(self, slots: int) -> int:
+    def _whole_length(self, slots: int, device: torch.device) -> int:
         """A number of slots, on a CUDA device rounded up."""
-        if self.records or self.compute_device.type == "cuda":
+        if self.records or device.type == "cuda":
             return math.ceil(slots / SLOTS) * SLOTS
         return slots
 

@@ -47,7 +47,7 @@ def short_lengths(monkeypatch):
     """Passes attend to a multiple of 8 slots, with every speed as on a CUDA device; the tiny images have a few
     lengths.
     """
-    monkeypatch.setattr(llama.Llama, "_whole_length", lambda self, slots: math.ceil(slots / 8) * 8)
+    monkeypatch.setattr(llama.Llama, "_whole_length", lambda self, slots, device: math.ceil(slots / 8) * 8)
 
 
 @pytest.fixture
