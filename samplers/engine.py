@@ -176,11 +176,10 @@ class Canvas:
             raise not_finite(field, self.model.name, what)
 
 
-@torch.no_grad()
 def passes(
     canvas: Canvas, plan: Mapping[int, Tensor], look: Look, draw: Draw, work: Mapping[int, int] | None = None
 ) -> Iterator[Step]:
-    """The passes of a plan one after another.
+    """The passes of a plan one after another; for samplers that compute without gradients themselves.
 
     Args:
         plan: the cells of every pass by its number, int64 [B, n], or [n] if they are the same in every image.
@@ -210,6 +209,7 @@ def passes(
             yield canvas.step(done)
 
 
+@torch.no_grad()
 def decode(
     canvas: Canvas, plan: Mapping[int, Tensor], look: Look, draw: Draw, work: Mapping[int, int] | None = None
 ) -> Sampler:

@@ -18,7 +18,7 @@ from ...model_loaders.networks.llama import TokenModel, is_16_bit
 from ..conditioning import AnyCondition
 from ..device import to_device
 from ..editing import Edit
-from ..engine import Sampler, decode
+from ..engine import Sampler, passes
 from .cache_slots import table_of
 from .canvas import TokenCanvas, token_canvas
 from .defaults import raster_only, resolve
@@ -104,4 +104,5 @@ def decode_schedule(
     cells = to_device(torch.from_numpy(t.cells[:-1]), canvas.device)
     plan = dict(enumerate(cells.split(np.diff(t.cell_start).tolist())))
     canvas.total = len(plan)
-    return (yield from decode(canvas, plan, look, tokens))
+    yield from passes(canvas, plan, look, tokens)
+    return canvas.finish()
