@@ -139,4 +139,5 @@ def test_a_graph_of_one_type_of_conditions_opens_with_all_its_wires_and_runs(
 
     # Its sockets have the types of today, so that they can be connected otherwise.
     types = editor.evaluate(TYPES)
-    assert types and (OLD not in types or "definitions" in load_workflow(name)), types
+    within = "definitions" in load_workflow(name)  # in a sub-graph, whose own sockets are not among them
+    assert within or types and OLD not in types, types
