@@ -28,11 +28,6 @@ BLOCK_MODEL = io.Custom("FASTAR_BITDANCE")
 TAR = io.Custom("FASTAR_TAR")
 ANY_MODEL = io.Custom("FASTAR_MAR,FASTAR_TOKEN_MODEL,FASTAR_BITDANCE")
 # A condition has a type by its kind, so that a sampler that no model reads it with cannot be connected.
-LABELS = io.Custom("FASTAR_LABELS")
-PROMPT = io.Custom("FASTAR_PROMPT")
-IMAGE_PROMPT = io.Custom("FASTAR_IMAGE_PROMPT")
-TEXT = io.Custom("FASTAR_TEXT")
-CODES = io.Custom("FASTAR_CODES")
 _OF_KIND = {
     "class": "FASTAR_LABELS",
     "prompt": "FASTAR_PROMPT",
@@ -40,6 +35,11 @@ _OF_KIND = {
     "text": "FASTAR_TEXT",
     "codes": "FASTAR_CODES",
 }
+LABELS = io.Custom(_OF_KIND["class"])
+PROMPT = io.Custom(_OF_KIND["prompt"])
+IMAGE_PROMPT = io.Custom(_OF_KIND["image prompt"])
+TEXT = io.Custom(_OF_KIND["text"])
+CODES = io.Custom(_OF_KIND["codes"])
 REPORT = io.Custom("FASTAR_REPORT")
 CACHE = io.Custom("FASTAR_CACHE")
 CROP = io.Custom("FASTAR_CROP")

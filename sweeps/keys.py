@@ -39,8 +39,8 @@ def cell_key(models: Any, drawn: Any, on: Any, sampler: str, settings: Mapping[s
 
 
 def cell_name(words: str, key: str, digits: int) -> str:
-    """A name for files of a cell: words that a person reads, in letters that every file system takes, and so many
-    digits of the key.
+    """File name of a cell: ``words``, with a hyphen for every character that some file system does not allow, and the
+    first ``digits`` digits of the key.
     """
     slug = re.sub(r"[^A-Za-z0-9.+]+", "-", words).strip("-.+")[:_LONGEST_WORDS]
     return f"{slug}-{key[:digits]}"
@@ -51,8 +51,8 @@ def digest(*parts: Any, weights: bool = True) -> str:
     models, down to their networks.
 
     All fields of a dataclass enter but ``name``, which says what a user called it, and those with ``compare=False``, on
-    which no image depends. A network is its configuration and,
-    with ``weights``, its weights; a tokenizer is what it makes of a sentence.
+    which no image depends. A network is its configuration and, with ``weights``, its weights; a tokenizer is what it
+    makes of a sentence.
 
     Raises:
         TypeError: a part is none of these.
