@@ -211,16 +211,25 @@ class _Counter(TorchDispatchMode):
             self.heads.update(network.heads)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
         name = func._schema.name.split("::")[1].removesuffix("_")  # in place or not
+        if "scaled_dot_product" in name:
+            mean = self._attention(*args[:3])
+            # The function, in inference mode, or what it calls, which also returns sums of exponentials.
+            return mean if name == "scaled_dot_product_attention" else (mean, mean.new_zeros(mean.shape[:-1]))
+
+        out = func(*args, **(kwargs or {}))
         if name in PRODUCTS:
             self._product(out, *(args[i] for i in PRODUCTS[name]))
-        elif "scaled_dot_product" in name:
-            q, k = args[:2]
-            wider = self.heads[q.shape[-1]] / q.shape[-1]
-            self.flops += 4 * q.numel() * k.shape[-2] * wider * self._blocks
-
         return out
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Count attention, in as many blocks as the product before, and return the mean of the values in its place.
+
+        Random weights give one as good as the other, and among thousands of tokens attention takes most of the time.
+        """
+        wider = self.heads[q.shape[-1]] / q.shape[-1]
+        self.flops += 4 * q.numel() * k.shape[-2] * wider * self._blocks
+        return v.mean(-2, keepdim=True).repeat(1, 1, q.shape[-2], 1)
 
     def _product(self, out: Tensor, a: Tensor, b: Tensor) -> None:
         """A product of rows with a weight, of which a part may be used."""
@@ -409,10 +418,15 @@ def line(row: Row, own: Cost, plain: Cost) -> list[str]:
         f"{own.head_calls:,}" if own.head_calls else "",
         f"{own.rows:,}",
         f"{own.head_rows:,}" if own.head_rows else "",
-        f"{own.flops / 1e12:.3g}",
+        _short(own.flops / 1e12),
         f"{plain.flops / own.flops:.2f}",
         in_paper(row),
     ]
+
+
+def _short(number: float) -> str:
+    """A number with three digits, from 1,000 on with all digits before the point."""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 HEAD = ["model", "sampler", "passes", "head calls", "rows", "head rows", "TFLOP", "plain / this", "paper"]
