@@ -2,8 +2,8 @@
 
 A template is run as it is opened, on the nodes of this checkout without a ComfyUI, and what it draws is enlarged
 smoothly to 512 x 512 pixels: one image, those that are compared, or an image before and after an edit, without labels
-and figures. A template that needs a download gets a sign instead. The frontend shows ``NAME.jpg`` beside
-``NAME.json``, of Apps too.
+and figures. A template that needs a download gets a sign in place of what it draws. The frontend shows ``NAME.jpg``
+beside ``NAME.json``, of Apps too.
 """
 
 import argparse
@@ -76,9 +76,12 @@ class Template:
 
 def drawing(path: Path) -> Image.Image:
     """The thumbnail of a template."""
-    if "download" in path.stem:
-        return _sign()
-    return _arranged(_images(Template(path)))
+    if "download" not in path.stem:
+        return _arranged(_images(Template(path)))
+
+    template = Template(path)
+    given = [pixels(template.output(node)) for node in template.of("LoadImage")]
+    return _arranged([*given, np.asarray(_sign())])
 
 
 def _images(template: Template) -> list[np.ndarray]:

@@ -11,6 +11,7 @@ import re
 import uuid
 from pathlib import Path
 
+import janus_images
 import pytest
 import torch
 from fastar_nodes.model_loaders import hub
@@ -178,7 +179,7 @@ def test_searches_find_the_templates():
     assert found_by("autoregressive") == {1}
     assert found_by("cat") == {1}
     assert {1, 3, 4, 5, 9} <= found_by("MAR") < everything
-    assert 5 in found_by("inpaint") and found_by("Janus") == {13}
+    assert 5 in found_by("inpaint") and found_by("Janus") == {13, 14} and found_by("edit") == {14}
     assert found_by("Harmon") == {6} and found_by("Advisor") == {12} and found_by("sweep") == {8}
 
 
@@ -369,17 +370,18 @@ def test_a_template_needs_no_file_and_no_download_or_says_so_in_its_name(path, g
     """Janus has no demo: its loader says how large the download is, and does not begin it."""
     loaders = graph.of(*LOADERS)
     assert loaders
-    downloads = 0
+    downloads = []
     for node in loaders:
         entry = entry_of(node)
         values = widget_values(node, NODES[node["type"]])
         assert values.get("allow_download", False) is False
         assert not entry.missing, f"{entry.id} does not come with the package"
         if not entry.built_in:
-            downloads += entry.size
-            assert readable_size(entry.size) in node["widgets_values"][0], "the menu says the size"
-    said = re.findall(r"download of (\S+) GB", path.stem)
-    assert said == ([f"{downloads / 1e9:.1f}"] if downloads else [])
+            size = readable_size(entry.size) if entry.size else entry.note
+            assert size in node["widgets_values"][0], "the menu says the size"
+            downloads.append(f"{entry.size / 1e9:.1f} GB" if entry.size else size)
+    said = re.findall(r"download of ([\d.]+ GB(?: or more)?)", path.stem)
+    assert said == downloads
     assert {node["widgets_values"][0] for node in graph.of("LoadImage")} <= IMAGES
 
 
@@ -544,8 +546,12 @@ def run():
 
 @pytest.fixture(scope="module")
 def janus(tmp_path_factory):
-    """The file that stands for Janus-Pro."""
-    return one_file(tmp_path_factory.mktemp("janus") / "janus.safetensors")
+    """Files that stand for a Janus, by the beginning of the menu's choice."""
+    folder = tmp_path_factory.mktemp("janus")
+    return {
+        "janus-pro": one_file(folder / "janus.safetensors"),
+        "janus-4o": janus_images.one_file(folder / "editor.safetensors"),
+    }
 
 
 @pytest.mark.parametrize("path", [*RUN, *RELEASED])
@@ -553,7 +559,13 @@ def test_it_runs(path, run, janus, monkeypatch):
     monkeypatch.setattr(host, "previews_wanted", lambda: False)
     resolve = hub.resolve
     monkeypatch.setattr(hub, "absent", lambda *_: None)
-    monkeypatch.setattr(hub, "resolve", lambda *a: janus if a[1] == "janus" else resolve(*a))
+
+    def find(choice, kind, *more):
+        if kind != "janus":
+            return resolve(choice, kind, *more)
+        return next(path for name, path in janus.items() if choice.startswith(name))
+
+    monkeypatch.setattr(hub, "resolve", find)
     with torch.inference_mode():  # as ComfyUI runs nodes
         outputs = run.graph(json.loads(path.read_text(encoding="utf-8")))
     latents = [out[0]["samples"] for out in outputs.values() if len(out) == 2 and hasattr(out[1], "counts")]
