@@ -34,6 +34,7 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).resolve().parents[2]
 PACK = "fastar-nodes"
 JANUS = ROOT / "tests" / "parity" / "janus" / "original"
+JANUS_4O = ROOT / "tests" / "parity" / "janus_images" / "model"
 # On SIGUSR1 the server prints the stack of every thread into its log.
 # SIGUSR2: free what only the allocator and reference cycles hold.
 # Without this, resident memory depends on how blocks came to lie.
@@ -110,6 +111,11 @@ class Comfy:
         weights = self.base / "models" / "fastar" / "Janus-Pro-1B"
         shutil.copytree(JANUS, weights, ignore=shutil.ignore_patterns("*.safetensors"))
         torch.save(load_file(JANUS / "model.safetensors"), weights / "pytorch_model.bin")
+        # Stands for Janus-4o-7B: the recorded tiny network that reads images, on its own grid.
+        weights = weights.with_name("Janus-4o-7B")
+        shutil.copytree(JANUS_4O, weights)
+        stated = json.loads((weights / "config.json").read_text(encoding="utf-8"))
+        (weights / "config.json").write_text(json.dumps({**stated, "vq_config": {"num_patches": 4}}), encoding="utf-8")
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
