@@ -667,8 +667,8 @@ class ModelCache:
         if self._loaded is None or self._loaded.patcher is not patcher:
             return
 
-        # Core reads the patcher again after this call, in a loop over its records. If it were freed here, core would take
-        # its record out of the list within that loop. So the record holds it, until core has let go of that.
+        # Core reads the patcher again after this call, in a loop over its records. If it were freed here, core would
+        # take its record out of the list within that loop. So the record holds it, until core has let go of that.
         for record in mm.current_loaded_models:
             if record.model is patcher:
                 record.fastar_unloaded = self._loaded
