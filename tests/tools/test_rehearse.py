@@ -15,7 +15,7 @@ from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
 from fastar_nodes.model_loaders.checkpoint import read
 from fastar_nodes.model_loaders.hybrid import load_hybrid
-from fastar_nodes.model_loaders.janus import load_janus
+from fastar_nodes.model_loaders.janus import load_janus, load_janus_head, load_janus_vision, load_janus_vq
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
@@ -97,6 +97,17 @@ def test_the_official_names_load_as_the_published_network(tmp_path, name):
     model = LOAD[entry.family](tmp_path if entry.parts else tmp_path / file, "fp32", "meta")
     net = model.hybrid if entry.family == "hybrid" else model.net
     assert official.shapes_of(net) == official.shapes(entry.network)
+    if entry.family == "janus":
+        reads_and_answers(model, entry.network, tmp_path)
+
+
+def reads_and_answers(model, network, folder):
+    """What reads images and the output layer for words are in the same files, and as large as the model's tokens."""
+    vision = load_janus_vision(folder, load_janus_vq(folder, "fp32", "meta"), "fp32", "meta")
+    assert official.shapes_of(vision.net) == official.shapes(official.vision_of(network))
+    assert vision.side == 16 * model.grid == 384
+    assert load_janus_head(folder, "fp32", "meta").lm_head.weight.shape == model.net.words.weight.shape
+    assert len(model.image_prompt("make it night")) > len(model.question("what?")) > model.tokens
 
 
 @pytest.mark.parametrize("name", ["bitdance-14b-64x", "bitdance-14b-16x"])
