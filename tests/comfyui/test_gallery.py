@@ -18,7 +18,8 @@ WIDTHS = f"""() => [...document.querySelectorAll("{CARDS}")].map(
 # Words to numbers of the templates that they must find.
 SEARCHES = {
     "autoregressive": {1},
-    "janus": {13},
+    "janus": {13, 14},
+    "edit an image": {14},
     "inpaint": {5},
     "cat": {1},
     "MAR": {1, 3, 4, 5, 9},
