@@ -700,8 +700,8 @@ def pictures(image: Any, prompts: int) -> list[Tensor]:
         found *= prompts
     if len(found) != prompts:
         raise UserError(
-            f"image: there are {len(found)} images for {prompts} prompts; a Janus edits one image at a time, so give "
-            "one, or one for each prompt."
+            f"image: there are {len(found)} images for {prompts} prompt{'s' * (prompts > 1)}; a Janus reads one image with "
+            "a prompt or a question, so give one, or one for each prompt."
         )
     return found
 

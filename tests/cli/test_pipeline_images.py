@@ -88,7 +88,7 @@ def test_questions_that_do_not_fit(pipe):
 
 GREY = np.zeros((3, 3, 3), np.uint8)
 WRONG = {
-    "there are 3 images for 1 prompts": {"image": [GREY] * 3},
+    "there are 3 images for 1 prompt;": {"image": [GREY] * 3},
     "freedom: it is for an image": {"freedom": 3},
     "negative: ": {"image": GREY, "negative": "no"},
     "freedom: 11 is outside 0 to 10": {"image": GREY, "freedom": 11},
