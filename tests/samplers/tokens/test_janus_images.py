@@ -168,7 +168,7 @@ def test_memory_counts_a_shared_prompt_once():
 
 
 def test_the_cache_of_a_7b_takes_2_and_a_half_gib_an_image():
-    """Three branches of about 1,750 rows of 480 KiB in 16 bits; of a second image of the same pair no further prompt."""
+    """Three branches of about 1,750 rows of 480 KiB in 16 bits; a second image of the pair reads no prompt."""
     with torch.device("meta"):
         net = Janus(official_janus("Janus-Pro-7B")).to(torch.bfloat16)
     model = replace(tiny_editor(), net=net, grid=24)
