@@ -701,8 +701,8 @@ def pictures(image: Any, prompts: int) -> list[Tensor]:
     if len(found) != prompts:
         several = "s" * (prompts > 1)
         raise UserError(
-            f"image: there are {len(found)} images for {prompts} prompt{several}; a Janus reads one image with a prompt "
-            "or a question, so give one, or one for each prompt."
+            f"image: there are {len(found)} images for {prompts} prompt{several}; a Janus reads one image with a "
+            "prompt or a question, so give one, or one for each prompt."
         )
     return found
 
