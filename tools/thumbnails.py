@@ -2,7 +2,7 @@
 
 A template is run as it is opened, on the nodes of this checkout without a ComfyUI. Its thumbnail has 512 x 512 pixels:
 what it draws, which is one image, those that are compared, or an image before and after an edit; and below, its figure,
-which is the same on every machine, or what it reads. A template that needs a download gets a sign instead. The frontend
+which is the same on every machine, or what it reads. A template that needs a download gets a sign in place of what it draws. The frontend
 shows ``NAME.jpg`` beside ``NAME.json``.
 """
 
@@ -80,11 +80,12 @@ class Template:
 
 def drawing(path: Path) -> Image.Image:
     """The thumbnail of a template."""
+    template = Template(path)
     size = re.search(r"download of \S+ GB", path.stem)
     if size:
-        return _arranged([_sign()], size.group())
+        given = [pixels(template.output(node)) for node in template.of("LoadImage")]
+        return _arranged([*given, _sign()], size.group())
 
-    template = Template(path)
     return _arranged(_images(template), _line(template))
 
 
