@@ -699,9 +699,10 @@ def pictures(image: Any, prompts: int) -> list[Tensor]:
     if len(found) == 1:
         found *= prompts
     if len(found) != prompts:
+        several = "s" * (prompts > 1)
         raise UserError(
-            f"image: there are {len(found)} images for {prompts} prompts; a Janus edits one image at a time, so give "
-            "one, or one for each prompt."
+            f"image: there are {len(found)} images for {prompts} prompt{several}; a Janus reads one image with a "
+            "prompt or a question, so give one, or one for each prompt."
         )
     return found
 

@@ -37,6 +37,7 @@ from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureConditio
 from ..samplers.memory import WEIGHTS
 from ..samplers.presets import BALANCED
 from ..samplers.registry import SAMPLERS, Entry
+from ..samplers.tokens.answers import answer_bytes
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.memory import estimate_prompt
 from ..samplers.tokens.prepare import features_of
@@ -61,6 +62,12 @@ _GRID = 16
 # A prompt of models that read one, and the label of the others.
 PROMPT = "a red boat at sunset"
 LABEL = "0"
+# What is asked about an image, what is changed in it, and the most tokens of the answer.
+QUESTION = "Describe this image in one sentence."
+EDIT = "make it night"
+_ANSWER = 16
+# Upper estimate of the activations of a vision tower for one image.
+_READER_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -212,7 +219,7 @@ def loading(check: Check) -> Iterator[Line]:
         nets = _load(check)
     seconds = time.perf_counter() - began
 
-    yield _shapes(check.subject, nets[0])
+    yield _shapes("names and shapes", check.subject.network, nets[0])
     if check.subject.files != "tokenizer":
         yield _dtype(check, nets[0])
 
@@ -259,16 +266,16 @@ def own_net(model: Any) -> torch.nn.Module:
     return getattr(model, "hybrid", model.net)
 
 
-def _shapes(what: Subject, net: torch.nn.Module) -> Line:
-    """Names and shapes against those of the published network."""
+def _shapes(check: str, network: str, net: torch.nn.Module) -> Line:
+    """Names and shapes against those of the published network; "" if there is none."""
     # The scales of 8-bit weights are ours; the published network has none.
     found = {name: shape for name, shape in official.shapes_of(net).items() if not name.endswith(".weight_scale")}
     about = f"{sum(map(math.prod, found.values())):,} weights in {len(found)} tensors"
-    if not what.network:
-        return Line("names and shapes", about)
+    if not network:
+        return Line(check, about)
 
-    wrong = differences(official.shapes(what.network), found)
-    return compared("names and shapes", not wrong, wrong or about, f"those of {what.network}", tensors=len(found))
+    wrong = differences(official.shapes(network), found)
+    return compared(check, not wrong, wrong or about, f"those of {network}", tensors=len(found))
 
 
 def differences(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> str:
@@ -394,6 +401,44 @@ def _absent_draft(check: Check, entry: Entry) -> str:
     return "" if known.built_in else f"see compare --samplers {entry.name} --draft {draft}"
 
 
+def reading(check: Check) -> Iterator[Line]:
+    """What a model reads of an image: an answer about one, and of a model that edits its first passes."""
+    model: Any = check.loaded.model
+    if getattr(model, "vision_file", None) is None:
+        return
+
+    # 1. The vision tower, and the output layer for words.
+    ready = check.loaded.ready
+    reader = check.readers.image_reader(ready)
+    check.readers.word_head(ready)
+    network = check.subject.network
+    yield _shapes("vision tower", official.vision_of(network) if network else "", reader.net)
+
+    # 2. An answer.
+    image = check.image if check.image is not None else _gradient(reader.side)
+    need = max(_READER_BYTES, answer_bytes(model, model.question(QUESTION), _ANSWER)) + packed_bytes(model.net)
+    with watched(check.device) as peak:
+        answer = check.loaded.ask(image, QUESTION, limit=_ANSWER)
+    yield Line("answer", answer or "no words", figures={"text": answer})
+    yield _memory("memory of an answer", peak, need)
+
+    # 3. An edit.
+    if not model.edits:
+        return
+    planned = check.planned(check.loaded.samplers[0])
+    condition = check.readers.image_prompts(ready, [EDIT], [torch.from_numpy(image)])
+    need = working_bytes(check.loaded, planned.entry.family.short(planned.settings), condition)
+    with watched(check.device) as peak:
+        warm_up(planned, condition)
+    yield _memory("memory of an edit", peak, need)
+
+
+def _gradient(side: int) -> np.ndarray:
+    """An image uint8 [side, side, 3] to read."""
+    ramp = np.linspace(0, 255, side).astype(np.uint8)
+    return np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], 128), axis=-1).astype(np.uint8)
+
+
 def working_bytes(pipe: Pipeline, settings: Any, condition: AnyCondition) -> float:
     """The estimate of a run's memory beside the weights, as the nodes ask it of ComfyUI; on a CPU with packed copies of
     the weights, which these networks keep outside of ComfyUI.
@@ -460,12 +505,12 @@ def run_steps(check: Check, quick: bool, tell: Callable[[Line], None]) -> list[L
         quick: whether a model takes one step in place of an image.
         tell: called with every line.
     """
-    last: Callable[[Check], Iterator[Line]] = evaluation
+    steps: list[Callable[[Check], Iterator[Line]]] = [files, loading, evaluation]
     if check.subject.family:
-        last = first_step if quick else image
+        steps[2:] = [first_step if quick else image, reading]
 
     lines: list[Line] = []
-    for step in (files, loading, last):
+    for step in steps:
         name = step.__name__.replace("_", " ")
         try:
             for line in step(check):

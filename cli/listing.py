@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..assembly import models_folder
 from ..model_loaders import families, hub
+from ..model_loaders.networks.janus import edits
 from ..model_loaders.transfer import readable_size
 from ..reports.table import markdown
 from .options import models_option
@@ -30,13 +31,20 @@ def run(options: argparse.Namespace) -> int:
 
     rows = [["name", "what", "download", "licence", "where"]]
     for entry in all_entries():
-        what = families.KINDS[entry.family].noun.removeprefix("a ")
-        note = f" ({entry.note})" if entry.note else ""
-        rows.append([entry.id, f"{what}{note}", _size(entry), entry.licence, _where(entry, folder)])
+        rows.append([entry.id, _what(entry), _size(entry), entry.licence, _where(entry, folder)])
 
     print(markdown(rows))
     print(f"\nfolder of downloads: {folder or 'none; name one with --models'}")
     return 0
+
+
+def _what(entry: hub.Entry) -> str:
+    """What an entry is, and what it does with an image beside a prompt."""
+    what = families.KINDS[entry.family].noun.removeprefix("a ")
+    if entry.family == "janus":
+        what += ", edits and describes images" if edits(entry.id) else ", describes images"
+
+    return f"{what} ({entry.note})" if entry.note else what
 
 
 def _size(entry: hub.Entry) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from torch import nn
@@ -24,6 +24,7 @@ from .networks.bitdance import (
 )
 from .networks.hybrid import Hybrid, HybridConfig
 from .networks.janus import Janus, JanusConfig
+from .networks.janus_vision import JanusVision, VisionConfig
 from .networks.llama import CLASS, FEATURES, TEXT, Llama, LlamaConfig, qwen_config
 from .networks.mar import MAR, MARConfig
 from .networks.ops import shapes_only
@@ -142,6 +143,12 @@ def official_janus(size: str) -> JanusConfig:
     about = vars(shape) | {"theta": 1e4, "words": 102_400, "narrow": 8, "projected": dim}
 
     return JanusConfig(**about)
+
+
+def official_vision(size: str) -> VisionConfig:
+    """Configuration of what reads images for an official size of Janus-Pro: SigLIP-L and an aligner."""
+    dim, *_ = JANUS_SIZES[size]
+    return VisionConfig(width=1024, depth=24, heads=16, hidden=4096, patch=16, places=24, dim=dim)
 
 
 def official_hybrid(size: str, grid: int | None = None) -> HybridConfig:
@@ -287,7 +294,16 @@ def _of_text(name: str) -> nn.Module:
     return T5EncoderModel(T5Config(**_FLAN_T5_XL))
 
 
-# What a catalogue entry may name as its network: how it is built.
+def vision_of(network: str) -> str:
+    """Name of the part that reads images for a Janus."""
+    return f"{network} vision"
+
+
+def _of_vision(size: str, name: str) -> nn.Module:
+    return JanusVision(official_vision(size))
+
+
+# What a catalogue entry may name as its network, and parts of such files: how it is built.
 NETWORKS: dict[str, Callable[[str], nn.Module]] = {
     **dict.fromkeys(SIZES, lambda name: MAR(official(name))),
     **dict.fromkeys(TOKEN_SIZES, _of_tokens),
@@ -295,6 +311,7 @@ NETWORKS: dict[str, Callable[[str], nn.Module]] = {
     **dict.fromkeys(("PAR-XL-4x", "PAR-XXL-4x", "PAR-3B-4x", "PAR-3B-16x"), _of_tokens),
     **dict.fromkeys(("AR-DTok-LP-256", "AR-DTok-LP-512", "AR-DTok-LP-1024"), _of_dtok),
     **dict.fromkeys(JANUS_SIZES, lambda name: Janus(official_janus(name)).fold()),
+    **{vision_of(size): partial(_of_vision, size) for size in JANUS_SIZES},
     **dict.fromkeys(HYBRID_SIZES, lambda name: Hybrid(official_hybrid(name, HYBRID_SIZES[name][3]))),
     **dict.fromkeys(TAR_SIZES, lambda name: Llama(official_tar(name))),
     **dict.fromkeys(("KL-16", "VQ-16", "VQ-8"), _of_autoencoder),

@@ -33,6 +33,8 @@ LONGEST_LABEL = 200  # characters
 LEAST_MAP = 384
 LARGEST_MAP = 1024
 _REPORTED = "a sampler's report"
+# Settings at whose 0 a method is the plain one, which has just its name.
+_OFF_AT_0 = ("parallel", "speculation")
 # If memory is insufficient.
 SHEET = "image: memory is insufficient to draw these images; connect fewer or smaller ones."
 
@@ -75,7 +77,8 @@ def automatic_labels(reports: Sequence[Report | None]) -> list[str]:
         same_method = [_settings_of(r) for r in reports if r is not None and r.sampler == report.sampler]
         varied = []
         for name, value in own.items():
-            if value is not None and any(other.get(name) != value for other in same_method):
+            plain = value is None or (name in _OFF_AT_0 and value == 0)
+            if not plain and any(other.get(name) != value for other in same_method):
                 varied.append(f"{name.replace('_', ' ')} {value}")
         labels.append(f"{_title(report.sampler)} {', '.join(varied)}".strip())
 

@@ -664,8 +664,15 @@ class ModelCache:
         return self._loaded
 
     def _drop(self, patcher: ModelPatcher, unpatch_all: bool) -> None:
-        if self._loaded is not None and self._loaded.patcher is patcher:
-            self._loaded = None
+        if self._loaded is None or self._loaded.patcher is not patcher:
+            return
+
+        # Core reads the patcher again after this call, in a loop over its records. If it were freed here, core would
+        # take its record out of the list within that loop. So the record holds it, until core has let go of that.
+        for record in mm.current_loaded_models:
+            if record.model is patcher:
+                record.fastar_unloaded = self._loaded
+        self._loaded = None
 
 
 # ------------------------------------------------------------------------------------------------ the prompt that runs

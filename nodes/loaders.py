@@ -82,7 +82,9 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
 
         entry = hub.absent(choice, family, [*folders, download_to])
         if entry is not None and (entry.size is None or entry.size > FREE_DOWNLOAD):
-            size = hub.readable_size(entry.size) if entry.size else "size unknown"
+            # Of a file whose size nobody states, a note may tell the least.
+            unknown = entry.note if "GB" in entry.note else "size unknown"
+            size = hub.readable_size(entry.size) if entry.size else unknown
             download = f"{entry.id} ({size}) from the Hugging Face repository {entry.repo} into models/{host.FOLDER}"
             if not allowed:
                 raise UserError(

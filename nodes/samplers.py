@@ -113,7 +113,9 @@ _MAR_CONDITION = (
 _LABEL_OR_TEXT = (
     "What to draw, one entry per image: from Class Label, or from LlamaGen Prompt for LlamaGen's text-to-image models."
 )
-_TOKEN_CONDITION = f"{_LABEL_OR_TEXT} For Janus from Prompt (FastAR), for Tar from Tar Prompt or Image to Codes."
+_TOKEN_CONDITION = (
+    f"{_LABEL_OR_TEXT} For Janus from Prompt (FastAR) or Image and Prompt, for Tar from Tar Prompt or Image to Codes."
+)
 _BLOCK_CONDITION = (
     "What to draw, one entry per image: from Class Label for an ImageNet model, from Prompt (FastAR) for a 14B."
 )

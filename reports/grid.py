@@ -12,7 +12,7 @@ from ..errors import UserError
 from .drawing import LONGEST, Canvas, Ink, check_batch, contact_sheet, line_height, resize, text_width, wrap
 from .quality import IDENTICAL, Quality, closeness, difference
 from .record import Baseline, Qualities, Report, against, counted
-from .summary import headline
+from .summary import alone, headline
 from .table import percent
 from .timing import BASELINE, FIRST_RUN, shown_seconds
 
@@ -118,6 +118,8 @@ def _result(
 ) -> str:
     """The result of a group of cells in one line; "" without a baseline."""
     first = group[0]
+    if len(reports) == 1:
+        return alone(reports[first])
     if bases[first] != first:
         return ""
 

@@ -31,6 +31,10 @@ _FASTER = 1.1
 _OTHER_TASKS = (OTHER_SEED, OTHER_CONDITION, OTHER_EDIT, OTHER_SIZE)
 
 
+# Counts that say what a run does one after another, and their units.
+_WORK = (("transformer_passes", "passes"), ("head_calls", "head calls"))
+
+
 class Gain(NamedTuple):
     """What a run saves."""
 
@@ -91,14 +95,32 @@ def gained(report: Report, baseline: Report, quality: Quality | None = None) -> 
     if another and ratio >= _CLEAR:
         return about
 
-    for count, unit in (("transformer_passes", "passes"), ("head_calls", "head calls")):
+    fewer = fewer_calls(report, baseline)
+    if fewer is not None:
+        return fewer
+
+    return about if ratio >= _FASTER else Gain(1.0, "no gain")
+
+
+def fewer_calls(report: Report, baseline: Report) -> Gain | None:
+    """The passes that a run saves, else the head calls, which are the same on every machine; None if it saves none."""
+    for count, unit in _WORK:
         own = report.own(count)
         plain = baseline.own(count)
         if own and plain and own < plain:
             whose = " of the large model" if report.of_draft(count) else ""
             return Gain(plain / own, f"{own:,} {unit}{whose} instead of {plain:,}")
 
-    return about if ratio >= _FASTER else Gain(1.0, "no gain")
+    return None
+
+
+def alone(report: Report | None) -> str:
+    """A run that is compared with none, in one line: "20 images in 32 passes"; "" of one image, or without passes."""
+    passes = None if report is None else report.own("transformer_passes")
+    if report is None or not passes or report.images < 2:
+        return ""
+
+    return f"{report.images:,} images in {passes:,} passes"
 
 
 def outcome_of(report: Report, quality: Quality | None) -> str:

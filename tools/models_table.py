@@ -24,6 +24,9 @@ _LICENCES = {
 # How the networks of a row were compared with the authors' code.
 RECORDED = "networks"
 READ = "source only"
+# What a Janus reads, beside a prompt: a question about an image, and an image with what to change in it.
+_ANSWERS = "prompt, question"
+_EDITS = f"{_ANSWERS}, edit"
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,9 @@ ROWS = (
     Row("Tar 1.5B, 7B", "prompt", "256 to 1024", ("tar-1.5b", "tar-7b"), also=("ar-dtok-512", "ta-tok")),
     Row("Harmon 0.5B, 1.5B", "prompt", "512", ("harmon-0.5b", "harmon-1.5b")),
     Row("UniPic 1.5B", "prompt", "1024", ("unipic-1.5b",)),
-    Row("Janus-Pro 1B, 7B", "prompt", "384", ("janus-pro-1b", "janus-pro-7b")),
-    Row("Janus-4o-7B", "prompt", "384", ("janus-4o-7b",), READ),
-    Row("Janus-Pro-R1-7B", "prompt", "384", ("janus-pro-r1-7b",), READ),
+    Row("Janus-Pro 1B, 7B", _ANSWERS, "384", ("janus-pro-1b", "janus-pro-7b")),
+    Row("Janus-4o-7B", _EDITS, "384", ("janus-4o-7b",)),
+    Row("Janus-Pro-R1-7B", _ANSWERS, "384", ("janus-pro-r1-7b",), READ),
     Row("BitDance B, L, H", "class", "256", ("bitdance-b-4x", "bitdance-l-1x", "bitdance-h-1x")),
     Row("BitDance 14B", "prompt", "512, 1024", ("bitdance-14b-16x", "bitdance-14b-64x")),
 )

@@ -9,6 +9,7 @@ Images of other nodes are what the templates that have them draw, with the secon
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from ..reports.grid import compare_grid
 from ..reports.maps import OUTCOMES, token_map
 from ..reports.record import ACCEPTED, DRAFTED, PLAIN
 from ..reports.timelapse import FPS, time_lapse
-from ..samplers.registry import SAMPLERS
 from .thumbnails import Template, pixels
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,12 +50,12 @@ PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 # Help page to the number of the template.
 TEMPLATES = {
-    "FastARCompare": "03",
+    "FastARCompare": "06",
     "FastARPasteInpaintedArea": "05",
-    "FastARSweepGrid": "08",
-    "FastARSweepPlot": "08",
-    "FastARAdvisor": "12",
-    "FastARTimeLapse": "07",
+    "FastARSweepGrid": "10",
+    "FastARSweepPlot": "10",
+    "FastARAdvisor": "11",
+    "FastARTimeLapse": "03",
 }
 
 
@@ -97,7 +97,7 @@ def drawn(name: str) -> np.ndarray:
 def _template(name: str) -> Template:
     """The template that has the node of a page."""
     number = TEMPLATES[name]
-    (path,) = [path for path in (ROOT / "workflows").glob(f"{number} *.json") if not path.stem.endswith(".app")]
+    (path,) = (ROOT / "workflows").glob(f"{number} *.json")
     return Template(path)
 
 
@@ -121,8 +121,8 @@ def _frames(template: Template, race: dict[str, Any]) -> np.ndarray:
     for k in (1, 2):
         images.append((template.given(race, f"image_{k}") * 255).round().to(torch.uint8).numpy())
         reports.append(template.given(race, f"report_{k}"))
-    titles = [SAMPLERS[report.sampler].title for report in reports]
-    return time_lapse(images, titles, reports, duration=4.0)
+    labels = import_module("fastar_nodes.nodes.compare").automatic_labels(reports)
+    return time_lapse(images, labels, reports, duration=4.0)
 
 
 def icon(side: int = 256) -> Image.Image:

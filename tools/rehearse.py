@@ -293,7 +293,7 @@ def _bitdance_settings(entry: hub.Entry, name: str) -> str:
 def _tokenizer(entry: hub.Entry) -> str:
     """A tokenizer with the special tokens of an entry's family."""
     if entry.family == "janus":
-        return (RECORDED / "janus" / "original" / "tokenizer.json").read_text(encoding="utf-8")
+        return (RECORDED / "janus_images" / "model" / "tokenizer.json").read_text(encoding="utf-8")
     if entry.family == "t5":
         words = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581a", "\u2581red", "\u2581boat"]
         pieces = [[word, -float(i)] for i, word in enumerate(words)]

@@ -1,13 +1,14 @@
 """Draw the thumbnails of the templates: ``python -m fastar_nodes.tools.thumbnails [NUMBER ...]``.
 
-A template is run as it is opened, on the nodes of this checkout without a ComfyUI, and what it draws is enlarged
-smoothly to 512 x 512 pixels: one image, those that are compared, or an image before and after an edit, without labels
-and figures. A template that needs a download gets a sign instead. The frontend shows ``NAME.jpg`` beside
-``NAME.json``, of Apps too.
+A template is run as it is opened, on the nodes of this checkout without a ComfyUI. Its thumbnail has 512 x 512 pixels:
+what it draws, which is one image, those that are compared, or an image before and after an edit; and below, its figure,
+which is the same on every machine, or what it reads. A template that needs a download gets a sign in place of what it
+draws. The frontend shows ``NAME.jpg`` beside ``NAME.json``.
 """
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,18 +18,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 
-from ..reports.drawing import Ink
+from ..reports.drawing import Canvas, Ink, contact_sheet, line_height, resize, text_width, wrap
+from ..reports.summary import alone, fewer_calls
+from ..samplers.advice import candidates
 from ..samplers.choice import choose
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "workflows"
 SIDE, QUALITY = 512, 90
-# Pixels of one of two images that lie one over the other, of one of four, and of the line around them.
-OF_TWO, OF_FOUR, GAP = 328, 252, 4
-# AR steps of the two runs of a race that have ended.
-STEPS = (22, 27)
+# The share of the width that one of two images takes, which lie one over the other, and pixels between images.
+OF_TWO, GAP = 0.64, 4
+# Font sizes of the line below the images, the first that fits. The gallery shows a thumbnail at half its size.
+TEXT = (54, 48, 42, 36)
+MARGIN = 14
 SEED = 100  # of the Advisor's plain sampler
 GREY = 128  # of tokens that are not decided yet
 
@@ -76,9 +80,13 @@ class Template:
 
 def drawing(path: Path) -> Image.Image:
     """The thumbnail of a template."""
-    if "download" in path.stem:
-        return _sign()
-    return _arranged(_images(Template(path)))
+    template = Template(path)
+    size = re.search(r"download of \S+ GB(?: or more)?", path.stem)
+    if size:
+        given = [pixels(template.output(node)) for node in template.of("LoadImage")]
+        return _arranged([*given, _sign()], size.group())
+
+    return _arranged(_images(template), _line(template))
 
 
 def _images(template: Template) -> list[np.ndarray]:
@@ -89,14 +97,15 @@ def _images(template: Template) -> list[np.ndarray]:
         return [images[0] for images, _ in cells]
 
     if races := template.of("FastARTimeLapse"):
-        shown = []
-        for number, steps in enumerate(STEPS, start=1):
-            image, report = (template.given(races[0], f"{name}_{number}") for name in ("image", "report"))
-            shown.append(_begun(image, report, steps))
-        return shown
+        # The moment at which the second run ends.
+        reports = _reports(template, races[0])
+        share = reports[1].counts["transformer_passes"] / reports[0].counts["transformer_passes"]
+        runs = zip(("image_1", "image_2"), reports, (share, 1.0), strict=True)
+        return [_begun(template.given(races[0], name), report, part) for name, report, part in runs]
 
     if comparisons := template.of("FastARCompare"):
-        return [pixels(template.given(comparisons[0], name)) for name in ("image_1", "image_2")]
+        shown = [template.given(comparisons[0], name) for name in _connected(comparisons[0], "image")]
+        return [pixels(image) for image in shown] if len(shown) > 1 else [*to_bytes(shown[0])]
 
     if advisors := template.of("FastARAdvisor"):
         # What it recommends is another sampler on another machine: the plain sampler's image only.
@@ -109,59 +118,129 @@ def _images(template: Template) -> list[np.ndarray]:
         (edit,) = template.of("FastARPasteInpaintedArea")
         return [pixels(template.given(crops[0], "image")), pixels(template.output(edit))]
 
-    node, slot = template.source(template.of("SaveImage")[0], "images")
-    if node["type"] == "ImageScale":
-        node, slot = template.source(node, "image")
-    return [pixels(template.output(node, slot))]
+    return [template.saved()]
 
 
-def pixels(image: Any) -> np.ndarray:
+def _line(template: Template) -> str:
+    """The figure of a template, which does not depend on the machine, or the words that it reads."""
+    for kind in ("FastARTimeLapse", "FastARCompare"):
+        for node in template.of(kind):
+            plain, *others = _reports(template, node)
+            gains = [
+                gain.text.replace(" instead of ", ", not ") for gain in (fewer_calls(r, plain) for r in others) if gain
+            ]
+            return " ".join(gains) or alone(plain)
+
+    if sweeps := template.of("FastARSweep"):
+        sweep = template.output(sweeps[0])
+        return f"{len(sweep.cells)} values of {sweep.x.name}"
+
+    if advisors := template.of("FastARAdvisor"):
+        running = import_module("fastar_nodes.nodes.running")
+        baseline = running.baseline_of(template.given(advisors[0], "model"))
+        return f"{len(candidates(baseline, draft=False))} settings tried"
+
+    if template.of("FastARCropAroundMask"):
+        return "before, and after"
+
+    (prompt,) = template.of("FastARPrompt")
+    return prompt["widgets_values"][0]
+
+
+def _connected(node: dict[str, Any], kind: str) -> list[str]:
+    """The connected inputs of a node that begin with a word."""
+    return [
+        socket["name"] for socket in node["inputs"] if socket["name"].startswith(kind) and socket["link"] is not None
+    ]
+
+
+def _reports(template: Template, node: dict[str, Any]) -> list[Any]:
+    """The reports that a node gets."""
+    return [template.given(node, name) for name in _connected(node, "report")]
+
+
+def to_bytes(images: Any) -> np.ndarray:
+    """The images of a batch, uint8 [N, H, W, 3]."""
+    return (images.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+
+
+def pixels(images: Any) -> np.ndarray:
     """The first image of a batch."""
-    return (image[0].clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+    return to_bytes(images)[0]
 
 
-def _begun(image: Any, report: Any, steps: int) -> np.ndarray:
-    """An image after some AR steps, the tokens to come in grey."""
+def _begun(image: Any, report: Any, share: float) -> np.ndarray:
+    """An image after a share of its passes, the tokens to come in grey."""
     shown = pixels(image).copy()
     step = np.asarray(report.maps["step"])[0]
     cell = shown.shape[0] // step.shape[0]
-    to_come = np.kron(step >= steps, np.ones((cell, cell), bool))
+    to_come = np.kron(step >= share * (step.max() + 1), np.ones((cell, cell), bool))
     shown[to_come] = GREY
     return shown
 
 
-def _arranged(images: Sequence[np.ndarray]) -> Image.Image:
-    """One image fills the square, two lie one over the other, four stand in two rows."""
-    sheet = Image.new("RGB", (SIDE, SIDE), Ink.BACKGROUND)
-    if len(images) == 1:
-        return _enlarged(images[0], SIDE)
+def _arranged(images: Sequence[np.ndarray], text: str) -> Image.Image:
+    """The images above a line of text: one image fills the width, two lie one over the other, four stand in two rows,
+    more are a contact sheet.
+    """
+    canvas = Canvas(SIDE, SIDE)
+    lines, size = _fitting(text)
+    height = SIDE - len(lines) * line_height(size) - MARGIN
+    if len(images) > 4:
+        sheet = contact_sheet(np.stack(images))
+        height = SIDE * sheet.shape[0] // sheet.shape[1]
+        canvas.paste(resize(sheet, SIDE, height), 0, 0)
+    elif len(images) == 4:
+        _four(canvas, images, height)
+    elif len(images) == 2:
+        _two(canvas, images, height)
+    else:
+        canvas.paste(resize(images[0], SIDE, SIDE)[:height], 0, 0)
 
-    if len(images) == 2:
-        far = SIDE - OF_TWO
-        sheet.paste(_enlarged(images[0], OF_TWO), (0, 0))
-        ImageDraw.Draw(sheet).rectangle((far - 2 * GAP, far - 2 * GAP, SIDE, SIDE), fill=Ink.BACKGROUND)
-        sheet.paste(_enlarged(images[1], OF_TWO), (far, far))
-        return sheet
-
-    far = SIDE - OF_FOUR
-    for image, place in zip(images, [(0, 0), (far, 0), (0, far), (far, far)], strict=True):
-        sheet.paste(_enlarged(image, OF_FOUR), place)
-    return sheet
+    top = height + (SIDE - height - len(lines) * line_height(size)) / 2
+    for n, line in enumerate(lines):
+        canvas.write(SIDE / 2, top + n * line_height(size), line, size, before=0.5)
+    return canvas.image
 
 
-def _enlarged(image: np.ndarray, side: int) -> Image.Image:
-    return Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC)
+def _fitting(text: str) -> tuple[list[str], int]:
+    """The text as one line, or as two if it is long, and its font size."""
+    for size in TEXT:
+        if text_width(text, size) <= SIDE - MARGIN:
+            return [text], size
+
+    return wrap(text, TEXT[-1], SIDE - MARGIN, 2), TEXT[-1]
 
 
-def _sign() -> Image.Image:
+def _two(canvas: Canvas, images: Sequence[np.ndarray], height: int) -> None:
+    """Draw an image and, over its lower right corner, another one."""
+    side = round(OF_TWO * SIDE)
+    side = min(side, height)
+    x, y = SIDE - side, height - side
+    canvas.paste(resize(images[0], side, side)[:height], 0, 0)
+    canvas.draw.rectangle((x - 2 * GAP, y - 2 * GAP, SIDE, height), fill=Ink.BACKGROUND)
+    canvas.paste(resize(images[1], side, side), x, y)
+
+
+def _four(canvas: Canvas, images: Sequence[np.ndarray], height: int) -> None:
+    """Draw four images in two rows, without what is above and below the room of a row."""
+    side, room = (SIDE - 2 * GAP) // 2, height // 2 - GAP
+    above = (side - room) // 2
+    for k, image in enumerate(images):
+        row, column = divmod(k, 2)
+        shown = resize(image, side, side)[above : above + room]
+        canvas.paste(shown, column * (SIDE - side), row * (height - room))
+
+
+def _sign() -> np.ndarray:
     """An arrow into a tray, for a model that is not part of the package."""
-    sheet = Image.new("RGB", (SIDE, SIDE), Ink.BACKGROUND)
-    pen = ImageDraw.Draw(sheet)
+    canvas = Canvas(SIDE, SIDE)
+    pen = canvas.draw
     colour = (95, 184, 214)
     pen.rectangle((232, 96, 280, 250), fill=colour)
     pen.polygon([(156, 240), (356, 240), (256, 350)], fill=colour)
     pen.line([(120, 330), (120, 410), (392, 410), (392, 330)], fill=colour, width=28, joint="curve")
-    return sheet
+    return canvas.pixels
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -173,12 +252,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(argv).numbers
 
     for path in sorted(FOLDER.glob("*.json")):
-        if path.stem.endswith(".app") or (asked and path.stem[:2] not in asked):
+        if asked and path.stem[:2] not in asked:
             continue
-        thumbnail = drawing(path)
-        for name in (path.stem, f"{path.stem}.app"):
-            if (FOLDER / f"{name}.json").is_file():
-                thumbnail.save(FOLDER / f"{name}.jpg", quality=QUALITY, optimize=True)
+        drawing(path).save(path.with_suffix(".jpg"), quality=QUALITY, optimize=True)
         print(path.stem, flush=True)
 
     return 0

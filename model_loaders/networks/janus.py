@@ -47,6 +47,13 @@ _EDITS = re.compile(r"(?<![a-z0-9])4o(?![a-z0-9])", re.IGNORECASE)
 _ONLY_DRAWS = re.compile(r"janus[-_. ]?(pro|1[._]3b)", re.IGNORECASE)
 
 
+def edits(name: str) -> bool | None:
+    """Whether a model of this name was trained to edit an image; None if the name does not tell."""
+    if _EDITS.search(name):
+        return True
+    return False if _ONLY_DRAWS.search(name) else None
+
+
 @dataclass(frozen=True)
 class JanusConfig(LlamaConfig):
     """Shape of a Janus; ``vocab`` are the codes of its VQ tokenizer."""
@@ -223,10 +230,8 @@ class JanusModel(TokenModel):
 
     @property
     def edits(self) -> bool | None:
-        """Whether it was trained to edit an image, by its name; None if that does not tell."""
-        if _EDITS.search(self.name):
-            return True
-        return False if _ONLY_DRAWS.search(self.name) else None
+        """See :func:`edits`."""
+        return edits(self.name)
 
     def prompt(self, text: Any) -> list[int]:
         """Token ids of a prompt in its template, up to the special token that the image follows.

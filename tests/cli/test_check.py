@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import block_models
 import janus_files
+import janus_images
 import pytest
 import torch
 from fastar_nodes import assembly
@@ -82,6 +83,20 @@ def test_a_tiny_model_of_every_family(cli, files, tmp_path, kind, options, sampl
     for name, line in lines.items():
         assert f"| {name} " in answer.out and line["found"]
     assert answer.out.count("\n") < 25 and max(map(len, answer.out.splitlines())) < 120, "it fits a screen"
+
+
+@pytest.mark.parametrize("name", ["Janus-4o", "Janus-Pro-7B"])
+def test_a_model_that_reads_images(cli, tmp_path, name):
+    """Its tower, an answer, and of a model that edits the memory of an edit."""
+    path = janus_images.one_file(tmp_path / "j.safetensors", name)
+    answer, lines = checked(cli, "--model", path, "--quick")
+    assert answer.code == 0, answer
+    edit = ["memory of an edit"] if name == "Janus-4o" else []
+    assert list(lines)[7:] == ["vision tower", "answer", "memory of an answer", *edit]
+    assert lines["vision tower"]["found"] == "48,432 weights in 41 tensors"
+    assert lines["answer"]["figures"]["text"]
+    for line in ("memory of an answer", *edit):
+        assert lines[line]["result"] == (PASS if sys.platform == "linux" else NOT_MEASURED), lines[line]
 
 
 def test_one_step_in_place_of_the_images(cli, files):

@@ -46,6 +46,19 @@ def test_images_and_prompts_in_pairs(pipe):
     assert len(images) == 2 and images[0].size == (16, 16)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_eight_bits(tmp_path, dtype):
+    """Of the language model's blocks alone: what reads images stays as exact as it is in 16 bits."""
+    eight = load(one_file(tmp_path / "tiny.safetensors"), dtype=dtype, device="cpu")
+    both = eight.sample("night", image=FILE, images=2, seed=1).latents
+    assert torch.equal(eight.sample("night", image=FILE, first=1, seed=1).latents[0], both[1])
+    assert eight.ask(FILE, "what is it?", limit=3)
+
+    reader = eight.readers.image_reader(eight.ready)
+    assert {weight.dtype for weight in reader.net.parameters()} == {torch.float32}
+    assert any(weight.dtype.itemsize == 1 for weight in eight.model.net.parameters())
+
+
 def test_a_mask_and_an_image_in_the_condition(pipe):
     condition = pipe.condition("night", image=FILE)
     codes = pipe.encode(Image.open(FILE).resize((16, 16)))
@@ -88,7 +101,7 @@ def test_questions_that_do_not_fit(pipe):
 
 GREY = np.zeros((3, 3, 3), np.uint8)
 WRONG = {
-    "there are 3 images for 1 prompts": {"image": [GREY] * 3},
+    "there are 3 images for 1 prompt;": {"image": [GREY] * 3},
     "freedom: it is for an image": {"freedom": 3},
     "negative: ": {"image": GREY, "negative": "no"},
     "freedom: 11 is outside 0 to 10": {"image": GREY, "freedom": 11},

@@ -45,7 +45,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def workflow() -> dict[str, Any]:
     """One of the pack's shared graphs, where one is enough."""
-    return load_workflow("04 LazyMAR")
+    return load_workflow("07 LazyMAR")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comfy_host import APPS, ROOT, TEMPLATES, Comfy, load_workflow, to_api
+from comfy_host import APPS, ROOT, TEMPLATES, Comfy, load_workflow, one_image, to_api
 from fastar_nodes.samplers.choice import names_of_settings
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.sweeps.plan import SUBJECTS
@@ -280,7 +280,7 @@ ADD_AN_IMAGE = """() => {
 
 
 def test_a_message_stays_while_another_output_of_the_graph_runs(comfy: Comfy, editor: Any, artifacts: Path) -> None:
-    wrong = load_workflow("01 Cat")
+    wrong = one_image()
     next(n for n in wrong["nodes"] if n["type"] == "FastARClassLabel")["widgets_values"][0] = "dog"
     editor.evaluate("graph => app.loadGraphData(graph)", wrong)
     editor.evaluate(ADD_AN_IMAGE)
@@ -306,7 +306,7 @@ SET = """([type, name, value]) => {
 
 def test_every_refusal_before_a_run_is_told(comfy: Comfy, editor: Any) -> None:
     for kind, name, value, sentence in REFUSED.values():
-        editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("01 Cat"))
+        editor.evaluate("graph => app.loadGraphData(graph)", one_image())
         editor.wait_for_timeout(1000)
         editor.evaluate(SET, [kind, name, value])
         editor.evaluate("() => void app.queuePrompt(0, 1)")
@@ -315,18 +315,20 @@ def test_every_refusal_before_a_run_is_told(comfy: Comfy, editor: Any) -> None:
         assert sentence in told.inner_text()
 
 
-@pytest.mark.parametrize("name", [name for name in [*TEMPLATES, *APPS] if name.startswith("05 ")])
-def test_an_image_that_was_not_chosen_is_asked_for(comfy, editor, name, artifacts):
+@pytest.mark.parametrize("shown_as", ["graph", "App"])
+def test_an_image_that_was_not_chosen_is_asked_for(comfy, editor, shown_as, artifacts):
     """Load Image would say [Errno 21] Is a directory."""
-    workflow = load_workflow(name)
+    workflow = load_workflow("05 Inpaint")
     switch = next(n for n in workflow["nodes"] if n.get("title") == "Example or your own image")
     switch["widgets_values"] = [True]
     before = comfy.get("/history")
-    editor.evaluate(OPEN_TEMPLATE, [workflow, name])
+    editor.evaluate(OPEN_TEMPLATE, [workflow, "05 Inpaint"])
     editor.wait_for_timeout(1500)
+    if shown_as == "App":
+        open_app(editor)
     editor.evaluate("() => void app.queuePrompt(0, 1)")
     editor.locator(MESSAGE).wait_for(timeout=10000)
-    editor.screenshot(path=str(artifacts / f"no image in {name}_{editor.renderer}.png"))
+    editor.screenshot(path=str(artifacts / f"no image in the {shown_as}_{editor.renderer}.png"))
     assert "'Your own image' has no file; choose or upload an image there" in editor.locator(MESSAGE).inner_text()
     assert comfy.get("/history") == before and "Errno" not in editor.locator("body").inner_text()
 
@@ -373,7 +375,7 @@ def test_a_message_covers_neither_the_node_nor_other_messages_and_ends_with_the_
     assert editor.locator(MESSAGE).count() == 0, "a click removes it"
 
     # A node where the message would be.
-    wrong = load_workflow("01 Cat")
+    wrong = one_image()
     label = next(n for n in wrong["nodes"] if n["type"] == "FastARClassLabel")
     label["widgets_values"][0] = "catt"
     editor.evaluate("graph => app.loadGraphData(graph)", wrong)
@@ -407,7 +409,7 @@ def test_a_mistake_at_run_time_is_told_without_a_stack_trace(comfy, editor, work
     """The sentence at once, of the node that is wrong. Only the
     editor's report has the trace, which a bug report needs.
     """
-    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("01 Cat"))
+    editor.evaluate("graph => app.loadGraphData(graph)", one_image())
     label = editor.evaluate(WIRE_A_TEXT, "catt")
     entry = _run(comfy, editor)
     assert comfy.exception_type(entry) == "fastar.UserError"
@@ -428,7 +430,7 @@ def test_a_mistake_at_run_time_is_told_without_a_stack_trace(comfy, editor, work
 
 def test_a_missing_model_file_is_offered_for_download(editor, artifacts):
     """A shared graph whose loader names an official file. The graph as shipped needs none."""
-    graph = load_workflow("01 Cat")
+    graph = one_image()
     loader = next(n for n in graph["nodes"] if n["type"] == "FastARLoadMAR")
     files = [model["name"] for model in loader["properties"]["models"]]
     editor.evaluate(OPEN_TEMPLATE, [graph, "shipped"])
@@ -506,8 +508,8 @@ def test_sweep_lists_the_settings_of_its_sampler(editor: Any) -> None:
 
 
 # What Compare shows and sends while links are made and removed. "+3" connects image_3, "-3" removes its link.
-GROWS = """async steps => {
-    const compare = LiteGraph.createNode('FastARCompare'), sampler = LiteGraph.createNode('FastARMARSampler')
+GROWS = """async ([type, steps]) => {
+    const compare = LiteGraph.createNode(type), sampler = LiteGraph.createNode('FastARMARSampler')
     app.graph.add(compare); app.graph.add(sampler)
     const shown = []
     const at = name => compare.inputs.findIndex(i => i.name === name)
@@ -531,7 +533,7 @@ GROWS = """async steps => {
 
 
 def test_compare_grows_and_moves_no_link(editor):
-    shown, sent, again = editor.evaluate(GROWS, ["+1", "+2", "+3", "-2", "-3"])
+    shown, sent, again = editor.evaluate(GROWS, ["FastARCompare", ["+1", "+2", "+3", "-2", "-3"]])
     assert shown == [
         "image_1* report_1* image_2 report_2",
         "image_1* report_1* image_2* report_2* image_3 report_3",
@@ -541,6 +543,22 @@ def test_compare_grows_and_moves_no_link(editor):
     ]
     links = {name for name, value in sent.items() if isinstance(value, list)}
     assert links == {"image_1", "report_1", "report_2", "report_3"} and sent == again
+
+
+def open_app(page: Any) -> None:
+    """Show the graph that is open as an App, as the switch above it does."""
+    page.evaluate("app.extensionManager.command.execute('Comfy.ToggleLinear')")
+    page.wait_for_timeout(1500)
+    tour = page.get_by_role("button", name="Skip", exact=True)  # ComfyUI's own, on the first App
+    if tour.count():
+        tour.first.click()
+        page.wait_for_timeout(1000)
+
+
+def test_time_lapse_grows_to_its_four_pairs(editor):
+    shown, sent, again = editor.evaluate(GROWS, ["FastARTimeLapse", ["+1", "+2", "+3", "+4"]])
+    assert [line.count("image_") for line in shown] == [2, 3, 4, 4] and "report_4*" in shown[-1]
+    assert sent == again
 
 
 # Widgets of these that the editor hides until advanced ones are asked for: an App shows their names and no control.
@@ -555,12 +573,11 @@ def test_an_app_shows_inputs_and_image(comfy, editor, name, artifacts):
     editor.set_viewport_size(LAPTOP)
     app = load_workflow(name)
     editor.evaluate(OPEN_TEMPLATE, [app, name])
-    editor.wait_for_timeout(2500)
-    tour = editor.get_by_role("button", name="Skip", exact=True)  # ComfyUI's own, on the first App
-    if tour.count():
-        tour.first.click()
-        editor.wait_for_timeout(1000)
-    editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}.png"))
+    editor.wait_for_timeout(1500)
+    assert editor.get_by_text("Build an app").count() == 0, "a graph at first"
+    open_app(editor)
+    assert editor.get_by_text("Build an app").count() == 1
+    editor.screenshot(path=str(artifacts / f"{name} as App_{editor.renderer}.png"))
     shown = editor.locator("body").inner_text()
     names = [widget for _, widget in app["extra"]["linearData"]["inputs"]]
     assert all(widget in shown for widget in names if widget != "last run")  # which is there after a run
@@ -568,7 +585,7 @@ def test_an_app_shows_inputs_and_image(comfy, editor, name, artifacts):
     assert not comfy.failure(_run(comfy, editor))
     editor.locator("img").last.wait_for(timeout=10000)
     editor.wait_for_timeout(1500)
-    editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}_ran.png"))
+    editor.screenshot(path=str(artifacts / f"{name} as App_{editor.renderer}_ran.png"))
     if "last run" in names:  # of the nodes of subgraphs, Apps show promoted widgets only
         assert " passes" in editor.evaluate(SEEN), "the figures of the run"
     _no_complaint(editor)
@@ -584,27 +601,27 @@ RESULTS = """() => app.graph._nodes.flatMap(node => {
 
 def test_results_of_a_template_do_not_appear_on_another_one(comfy, editor, artifacts):
     """One runs while the other is looked at, in a tab of its own."""
-    for name in ("01 Cat", "06 Prompt"):
+    for name in ("01 Ten", "04 Text"):
         editor.evaluate(OPEN_TEMPLATE, [load_workflow(name), name])
         editor.wait_for_timeout(1500)
-    editor.get_by_text("01 Cat").first.click()
+    editor.get_by_text("01 Ten").first.click()
     editor.wait_for_timeout(1500)
     before = set(comfy.get("/history"))
     comfy.post("/free", {"unload_models": True, "free_memory": True})
     editor.get_by_role("button", name="Run", exact=True).first.click()
-    editor.get_by_text("06 Prompt").first.click()
+    editor.get_by_text("04 Text").first.click()
     for _ in range(200):
         editor.wait_for_timeout(250)
         if set(comfy.get("/history")) - before:
             break
     editor.wait_for_timeout(2000)
     editor.screenshot(path=str(artifacts / f"another tab_{editor.renderer}.png"))
-    assert {node["type"] for node in load_workflow("06 Prompt")["nodes"]} == {
+    assert {node["type"] for node in load_workflow("04 Text")["nodes"]} == {
         *editor.evaluate("app.graph._nodes.map(node => node.type)")
     }
     assert editor.evaluate(RESULTS) == []
 
-    editor.get_by_text("01 Cat").first.click()
+    editor.get_by_text("01 Ten").first.click()
     editor.wait_for_timeout(2000)
     editor.screenshot(path=str(artifacts / f"first tab_{editor.renderer}.png"))
     assert "a text on MAR Sampler" in editor.evaluate(RESULTS)

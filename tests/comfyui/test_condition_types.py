@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from comfy_host import Comfy, Rejected, defaults, load_workflow
+from comfy_host import ROOT, Comfy, Rejected, defaults, load_workflow
 from test_browser import _no_complaint, _run, browser, editor  # noqa: F401  fixtures
 
 # ruff: noqa: F811
@@ -73,9 +73,20 @@ def test_the_server_refuses_what_a_sampler_does_not_read(comfy: Comfy, info: dic
 OLD = "FASTAR_CONDITION"
 
 
+# A blueprint, which is a sub-graph with nothing connected to it.
+CSPD = "Compare CSpD with MAR"
+
+
+def graph_of(name: str) -> dict[str, Any]:
+    """A template, or the blueprint of CSpD."""
+    if name == CSPD:
+        return json.loads((ROOT / "subgraphs" / f"{name}.json").read_text(encoding="utf-8"))
+    return load_workflow(name)
+
+
 def as_saved_before(name: str) -> dict[str, Any]:
-    """A template as it was saved when all conditions had one type, and CSpD had its draft first."""
-    graph = json.loads(json.dumps(load_workflow(name)))
+    """A graph as it was saved when all conditions had one type, and CSpD had its draft first."""
+    graph = graph_of(name)
     sub_graphs = graph.get("definitions", {}).get("subgraphs", [])
     for level in (graph, *sub_graphs):
         for node in level["nodes"]:
@@ -118,13 +129,13 @@ TYPES = "app.graph._nodes.flatMap(n => [...n.inputs, ...n.outputs]).filter(s => 
 
 
 @pytest.mark.parametrize(
-    ("name", "runs"), [("03 FastHybrid", False), ("05 Inpaint", False), ("06 Prompt", False), ("09 CSpD", True)]
+    ("name", "runs"), [("06 FastHybrid", False), ("05 Inpaint", False), ("04 Text", False), (CSPD, False), ("08 PAR", True)]
 )
 def test_a_graph_of_one_type_of_conditions_opens_with_all_its_wires_and_runs(
     comfy: Comfy, editor: Any, name: str, runs: bool
 ) -> None:
-    """The prompt that it sends is that of the template, of which one is run."""
-    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow(name))
+    """The prompt that it sends is that of the graph of today, of which one is run."""
+    editor.evaluate("graph => app.loadGraphData(graph)", graph_of(name))
     editor.wait_for_timeout(1500)
     wires = editor.evaluate(LINKS)
     prompt = editor.evaluate("async () => (await app.graphToPrompt()).output")

@@ -96,7 +96,8 @@ def connected(hub: Hub, cache: Path) -> Iterator[Comfy]:
         folder = models(server) / FOLDER
         for name in NAMES:
             hub.files[name] = (folder / name).read_bytes()
-        shutil.rmtree(folder)
+        for stand_in in models(server).iterdir():
+            shutil.rmtree(stand_in)
         yield server
 
 

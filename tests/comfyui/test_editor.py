@@ -54,7 +54,7 @@ REPORT = """() => {
 
 
 def test_a_saved_picture_is_dropped_on_load_report(comfy, editor, artifacts):
-    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("03 FastHybrid"))
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("06 FastHybrid"))
     editor.wait_for_timeout(1500)
     saved = picture_of(comfy, _run(comfy, editor), editor)
     editor.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4})")

@@ -4,7 +4,7 @@ import json
 from urllib.parse import quote
 
 import pytest
-from comfy_host import PACK, ROOT, WORKFLOWS, load_workflow
+from comfy_host import PACK, ROOT, TEMPLATES, load_workflow
 
 NODES = json.loads((ROOT / "tests" / "nodes" / "schemas.json").read_text(encoding="utf-8"))
 
@@ -30,8 +30,8 @@ def test_the_text_encoder_that_fits_is_chosen(info):
 
 
 def test_the_template_browser_gets_workflows_and_thumbnails(comfy):
-    assert sorted(comfy.get("/workflow_templates")[PACK]) == WORKFLOWS
-    for name in WORKFLOWS:
+    assert sorted(comfy.get("/workflow_templates")[PACK]) == TEMPLATES
+    for name in TEMPLATES:
         address = f"/api/workflow_templates/{PACK}/{quote(name)}"
         assert comfy.get(f"{address}.json") == load_workflow(name)
         thumbnail = comfy.bytes(f"{address}.jpg")

@@ -10,7 +10,7 @@ from PIL import Image
 
 
 def test_the_file_is_animated_and_holds_the_graph(comfy, info):
-    prompt = to_api(load_workflow("07 Race"), info)
+    prompt = to_api(load_workflow("03 Race"), info)
     for node in prompt.values():
         node["inputs"].update({"duration": 1.0} if node["class_type"] == "FastARTimeLapse" else {})
     (number,) = (key for key, node in prompt.items() if node["class_type"] == "FastARTimeLapse")

@@ -4,12 +4,12 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from comfy_host import APPS, Comfy, load_workflow
-from test_browser import OPEN_TEMPLATE, SEEN, _no_complaint, _run, browser, editor  # noqa: F401  fixtures
+from comfy_host import Comfy, load_workflow, one_image
+from test_browser import OPEN_TEMPLATE, SEEN, _no_complaint, _run, browser, editor, open_app  # noqa: F401  fixtures
 
 # ruff: noqa: F811
 
-PROMPTED = "06 Prompt"
+PROMPTED = "04 Text"
 # Text on the nodes of a type: what the widget holds.
 TEXT = "type => app.graph._nodes.find(n => n.type === type).widgets.find(w => w.name === 'last run').value"
 TYPE_PROMPT = """text => {
@@ -73,23 +73,24 @@ SET_IN_SUBGRAPH = """([name, value]) => {
 
 def test_the_node_of_a_subgraph_shows_what_the_nodes_inside_said(comfy: Comfy, editor: Any, artifacts: Path) -> None:
     """Warnings first and once, then the figures of the comparison; not the samplers' again, and no settings."""
-    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("03 FastHybrid"))
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("06 FastHybrid"))
     editor.wait_for_timeout(1500)
     assert editor.evaluate(TEXT_OF_SUBGRAPH) == ""
     assert not comfy.failure(_run(comfy, editor))
     editor.wait_for_timeout(1500)
     editor.screenshot(path=str(artifacts / f"texts of a subgraph_{editor.renderer}.png"))
-    (figures,) = editor.evaluate(TEXT_OF_SUBGRAPH).split("\n")
-    assert figures.startswith("FastHybrid: 32 passes, 744 head calls") and "PSNR" in figures
+    hint, figures = editor.evaluate(TEXT_OF_SUBGRAPH).split("\n")
+    assert hint == "FastHybrid Sampler: This model's file recommends lookahead 4, threshold 0.95."
+    assert figures.startswith("FastHybrid: 32 passes, 436 head calls") and "PSNR" in figures
     assert figures in editor.evaluate(SEEN)
 
-    editor.evaluate(SET_IN_SUBGRAPH, ["lookahead", 0])
+    editor.evaluate(SET_IN_SUBGRAPH, ["threshold", 1.01])
     assert not comfy.failure(_run(comfy, editor))
     editor.wait_for_timeout(1500)
     said = editor.evaluate(TEXT_OF_SUBGRAPH)
     hint, warning, figures = said.split("\n")
-    assert hint == "FastHybrid Sampler: This model's file recommends lookahead 4."
-    assert warning.startswith("FastHybrid: Nothing was drafted: lookahead 0")
+    assert hint.startswith("FastHybrid Sampler: This model's file recommends")
+    assert warning.startswith("FastHybrid: Nothing was drafted: lookahead 0 and thresholds above 1")
     assert figures.startswith("FastHybrid: 32 passes, 1,536 head calls") and "identical" in figures
 
     assert "last run" not in editor.evaluate(SENT)
@@ -104,7 +105,7 @@ def test_the_node_of_a_subgraph_shows_what_the_nodes_inside_said(comfy: Comfy, e
 
 def test_a_result_that_is_reused_says_the_same_again(comfy: Comfy, editor: Any, workflow: dict[str, Any]) -> None:
     """The text of a node that does not run again, in an editor that was opened meanwhile."""
-    graph = load_workflow("01 Cat")
+    graph = one_image()
     editor.evaluate("graph => app.loadGraphData(graph)", graph)
     editor.wait_for_timeout(1000)
     _run(comfy, editor)
@@ -120,12 +121,9 @@ def test_a_result_that_is_reused_says_the_same_again(comfy: Comfy, editor: Any, 
 
 def test_an_app_shows_the_text(comfy: Comfy, editor: Any, artifacts: Path) -> None:
     """Apps list the text among their inputs."""
-    (name,) = [name for name in APPS if name.startswith("01 ")]
-    editor.evaluate(OPEN_TEMPLATE, [load_workflow(name), name])
-    editor.wait_for_timeout(2500)
-    tour = editor.get_by_role("button", name="Skip", exact=True)
-    if tour.count():
-        tour.first.click()
+    editor.evaluate(OPEN_TEMPLATE, [one_image(), "an App"])
+    editor.wait_for_timeout(1500)
+    open_app(editor)
     assert not comfy.failure(_run(comfy, editor))
     editor.wait_for_timeout(2000)
     editor.screenshot(path=str(artifacts / f"texts in an app_{editor.renderer}.png"))
@@ -150,7 +148,7 @@ ADD_TABLE = """() => {
 
 
 def test_tables_have_no_raw_pipes(comfy: Comfy, editor: Any, artifacts: Path) -> None:
-    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("03 FastHybrid"))
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("06 FastHybrid"))
     editor.evaluate(ADD_TABLE)
     editor.wait_for_timeout(1500)
     assert not comfy.failure(_run(comfy, editor))
@@ -171,10 +169,10 @@ def test_texts_of_one_graph_do_not_appear_on_nodes_of_another(comfy: Comfy, edit
     """A template that was saved under another name has nodes of the same ids. What was said meanwhile is there when
     the first is opened again.
     """
-    first = load_workflow("01 Cat")
+    first = one_image()
     (label,) = (node for node in first["nodes"] if node["type"] == "FastARClassLabel")
     label["widgets_values"][2] = 16  # images, so that the run lasts longer than it takes to open another graph
-    second = {**load_workflow("01 Cat"), "id": str(uuid.uuid4())}
+    second = {**one_image(), "id": str(uuid.uuid4())}
     editor.evaluate("graph => app.loadGraphData(graph)", first)
     editor.wait_for_timeout(1000)
     comfy.post("/free", {"unload_models": True, "free_memory": True})

@@ -15,7 +15,7 @@ from test_texts import SAVED, SENT
 
 # ruff: noqa: F811
 
-PROMPTED = "06 Prompt"
+PROMPTED = "04 Text"
 # The lines below the prompt that stand on the screen.
 LINES = "() => [...document.querySelectorAll('.fastar-words')].filter(e => e.checkVisibility()).map(e => e.innerText)"
 SAYS = f"wanted => ({LINES})().join('|').replaceAll('\\n', '|') === wanted"

@@ -34,6 +34,7 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).resolve().parents[2]
 PACK = "fastar-nodes"
 JANUS = ROOT / "tests" / "parity" / "janus" / "original"
+JANUS_4O = ROOT / "tests" / "parity" / "janus_images" / "model"
 # On SIGUSR1 the server prints the stack of every thread into its log.
 # SIGUSR2: free what only the allocator and reference cycles hold.
 # Without this, resident memory depends on how blocks came to lie.
@@ -110,6 +111,11 @@ class Comfy:
         weights = self.base / "models" / "fastar" / "Janus-Pro-1B"
         shutil.copytree(JANUS, weights, ignore=shutil.ignore_patterns("*.safetensors"))
         torch.save(load_file(JANUS / "model.safetensors"), weights / "pytorch_model.bin")
+        # Stands for Janus-4o-7B: the recorded tiny network that reads images, on its own grid.
+        weights = weights.with_name("Janus-4o-7B")
+        shutil.copytree(JANUS_4O, weights)
+        stated = json.loads((weights / "config.json").read_text(encoding="utf-8"))
+        (weights / "config.json").write_text(json.dumps({**stated, "vq_config": {"num_patches": 4}}), encoding="utf-8")
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
@@ -289,19 +295,28 @@ def _events(connection: Any) -> Iterator[tuple[str, Any]]:
 
 
 VIRTUAL = ("Note", "MarkdownNote")  # what the editor draws and the server never sees
-WORKFLOWS = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
-
-
-# Those that are opened as Apps are the same graphs once more.
-APPS = [name for name in WORKFLOWS if name.endswith(".app")]
-TEMPLATES = [name for name in WORKFLOWS if name not in APPS]
+TEMPLATES = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
 
 
 def load_workflow(name: str) -> dict[str, Any]:
-    """A template of this pack, by its name or by words with which the name of one begins ("03 FastHybrid")."""
-    if name not in WORKFLOWS:
+    """A template of this pack, by its name or by words with which the name of one begins ("06 FastHybrid")."""
+    if name not in TEMPLATES:
         (name,) = [known for known in TEMPLATES if known.startswith(f"{name} ")]
     return json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def one_image(label: str = "cat") -> dict[str, Any]:
+    """Template 01 with one label and one image instead of twenty."""
+    graph = load_workflow("01 Ten")
+    (node,) = [node for node in graph["nodes"] if node["type"] == "FastARClassLabel"]
+    names = [*widgets("FastARClassLabel")]
+    node["widgets_values"][names.index("labels")] = label
+    node["widgets_values"][names.index("images_per_label")] = 1
+    return graph
+
+
+# The templates that are Apps too.
+APPS = [name for name in TEMPLATES if "linearData" in load_workflow(name)["extra"]]
 
 
 def defaults(about: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -367,7 +382,7 @@ TEN |= {"settings": "steps=4, diffusion_steps=6, guided_steps=3"}
 
 def sweep_workflow(folder: str) -> dict[str, Any]:
     """The shared sweep with :data:`TEN`."""
-    workflow = load_workflow("08 Sweep")
+    workflow = load_workflow("10 Sweep")
     values = {"FastARSweep": {**TEN, "folder": folder}, "FastARClassLabel": {"labels": "cat"}}
     inside = [node for about in workflow.get("definitions", {}).get("subgraphs", []) for node in about["nodes"]]
     for node in [*workflow["nodes"], *inside]:

@@ -236,6 +236,7 @@ def install() -> None:
             "get_torch_device_name": lambda device: state.device,
             "get_free_memory": lambda device: 1e9,
             "get_total_memory": lambda device: 1e12,
+            "current_loaded_models": [],
             "load_models_gpu": lambda models, **about: state.loaded.append((models, about)),
             "is_device_cpu": lambda device: device.type == "cpu",
             "soft_empty_cache": lambda: None,

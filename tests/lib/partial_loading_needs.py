@@ -7,6 +7,7 @@ Argument: ComfyUI's folder. Prints a JSON object of sentences and booleans.
 import inspect
 import json
 import sys
+import weakref
 
 from comfy_device import OPTIONS
 
@@ -53,6 +54,19 @@ given = torch.equal(weight, expected[0]) and torch.equal(bias, expected[1])
 comfy.ops.uncast_bias_weight(net[0], weight, bias, stream)
 patcher.detach()
 
+
+class Kept:
+    """What ModelCache puts on core's record of a model whose weights are unloaded."""
+
+
+last = ModelPatcher(nn.Linear(2, 2), CPU, CPU)
+mm.load_models_gpu([last])
+kept = Kept()
+mm.current_loaded_models[0].fastar_unloaded = kept
+until = weakref.ref(kept)
+del kept
+mm.unload_all_models()
+
 print(
     json.dumps(
         {
@@ -70,6 +84,7 @@ print(
             == ["self", "fn", "recurse"],
             "a patcher calls detach when it is unloaded": "detach" in inspect.getsource(mm.LoadedModel.model_unload),
             "detach calls ON_DETACH": detached == [patcher],
+            "core lets go of its record of a model that it unloaded": until() is None,
             "a patcher knows the free memory of a device": patcher.get_free_memory(DEVICE) > 0,
             "only the patcher of DynamicVRAM is dynamic": not patcher.is_dynamic(),
         }

@@ -77,6 +77,10 @@ def test_automatic_labels_tell_what_differs():
     assert names == ["MAR", "image 2", "FastHybrid threshold 0.8", "FastHybrid threshold 0.9", "FastHybrid + LazyMAR"]
     own, other = (a_report("mar", t_max=t) for t in (None, 950))
     assert compare.automatic_labels([own, other]) == ["MAR", "MAR t max 950"]
+    # At 0 it is off, and the method is the plain one.
+    runs = [a_report("llamagen", parallel=n) for n in (0, 16)]
+    assert compare.automatic_labels(runs) == ["LlamaGen", "LlamaGen parallel 16"]
+    assert compare.automatic_labels([a_report("mar", lookahead=n) for n in (0, 4)])[0] == "MAR lookahead 0"
 
 
 def test_token_map_and_a_report():

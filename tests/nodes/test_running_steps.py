@@ -2,6 +2,7 @@
 what the sampler gets.
 """
 
+import weakref
 from types import SimpleNamespace
 
 import fake_comfy
@@ -520,6 +521,27 @@ def test_a_cached_model_is_dropped_when_its_own_weights_are_unloaded():
     assert cache.get("b", lambda: first) is new
     new.patcher.detach()
     assert cache.get("b", lambda: first).model is first
+
+
+def test_a_cached_model_lives_until_core_has_let_go_of_it(monkeypatch):
+    """Core reads the patcher after the callback. Freed before, its record leaves the list that core walks over."""
+    device = torch.device("cpu")
+    cache = ModelCache(lambda: device, lambda: device)
+    patcher = weakref.ref(cache.get("a", lambda: SimpleNamespace(net=torch.nn.Linear(1, 1))).patcher)
+
+    class LoadedModel:
+        """Core's record of a model, which does not hold it."""
+
+        model = property(lambda self: patcher())
+
+    record = LoadedModel()
+    monkeypatch.setattr(host.mm, "current_loaded_models", [record])
+
+    record.model.detach()
+    assert record.model is patcher() is not None
+    host.mm.current_loaded_models.remove(record)
+    del record
+    assert patcher() is None
 
 
 def test_what_a_node_sees_of_its_graph():

@@ -3,7 +3,7 @@
 import pytest
 from fastar_nodes.reports.quality import DISTRIBUTION, IDENTICAL, OTHER_IMAGE, OTHER_MODEL, OTHER_SEED, Quality
 from fastar_nodes.reports.record import Report, repeated
-from fastar_nodes.reports.summary import headline
+from fastar_nodes.reports.summary import alone, fewer_calls, headline
 
 
 def run(seconds=1.0, subject="", images=1, model="m", **counts) -> Report:
@@ -116,3 +116,15 @@ def test_of_several_runs_the_largest_gain_is_told_with_its_label():
 def test_closeness_in_words(psnr, words):
     base, other = run(head_calls=9), run(1.0, "cat", head_calls=3)
     assert told(base, other, Quality(psnr, 0.9)) == f"3 head calls instead of 9: {words}"
+
+
+def test_a_batch_alone_says_how_many_images_its_passes_drew():
+    assert alone(run(images=20, transformer_passes=32)) == "20 images in 32 passes"
+    assert alone(run(transformer_passes=32)) == alone(run(images=20)) == alone(None) == ""
+
+
+def test_what_a_run_saves_on_every_machine_does_not_depend_on_seconds():
+    plain = run(9.0, transformer_passes=32, head_calls=1536)
+    gain = fewer_calls(run(1.0, transformer_passes=12, head_calls=173), plain)
+    assert gain is not None and gain.text == "12 passes instead of 32"
+    assert fewer_calls(run(1.0, transformer_passes=32, head_calls=1536), plain) is None

@@ -15,9 +15,11 @@ from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
 from fastar_nodes.model_loaders.checkpoint import read
 from fastar_nodes.model_loaders.hybrid import load_hybrid
-from fastar_nodes.model_loaders.janus import load_janus
+from fastar_nodes.model_loaders.janus import load_janus, load_janus_head, load_janus_vision, load_janus_vq
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.networks.janus import PromptImages
+from fastar_nodes.model_loaders.networks.llama import cache_bytes
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.tools import rehearse
 
@@ -97,6 +99,38 @@ def test_the_official_names_load_as_the_published_network(tmp_path, name):
     model = LOAD[entry.family](tmp_path if entry.parts else tmp_path / file, "fp32", "meta")
     net = model.hybrid if entry.family == "hybrid" else model.net
     assert official.shapes_of(net) == official.shapes(entry.network)
+    if entry.family == "janus":
+        reads_and_answers(model, entry.network, tmp_path)
+
+
+def reads_and_answers(model, network, folder):
+    """What reads images and the output layer for words are in the same files; shapes of an edit and of an answer."""
+    # 1. The parts.
+    vq = load_janus_vq(folder, "fp32", "meta")
+    vision = load_janus_vision(folder, vq, "fp32", "meta")
+    head = load_janus_head(folder, "fp32", "meta")
+    assert official.shapes_of(vision.net) == official.shapes(official.vision_of(network))
+    assert head.lm_head.weight.shape == model.net.words.weight.shape
+
+    # 2. An image, in rows of the tower and in codes.
+    pixels = torch.zeros(1, 3, 384, 384, device="meta")
+    rows = vision.net(pixels)
+    codes = vq.net.codes(vq.net.features(pixels)).flatten(1)
+    assert vision.side == 384 and rows.shape == (1, 576, model.net.config.dim) and codes.shape == (1, 576)
+
+    # 3. An edit: three branches of one length, and a prediction of each.
+    ids = torch.tensor([model.image_prompt("make it night")], device="meta")
+    first_row, first_code = model.image_places()
+    prefix = model.net.image_prefix(ids, PromptImages(rows, codes, first_row, first_code), None, part=True, guided=True)
+    hidden, cache = model.net.prefill(prefix, model.grid, model.tokens - 1)
+    assert prefix.shape == (3, ids.shape[1], model.net.config.dim) and ids.shape[1] > 1165
+    assert model.net.logits(hidden).shape == (3, 1, 16384)
+    assert sum(block.nbytes for block in cache.blocks) == cache_bytes(model.net, 3 * (ids.shape[1] + 575))
+
+    # 4. A word.
+    question = torch.tensor([model.question("what is it?")], device="meta")
+    hidden, _ = model.net.prefill(model.net.words(question), model.grid, 512)
+    assert question.shape[1] > 589 and head(model.net.norm(hidden[:, -1:])).shape == (1, 1, 102_400)
 
 
 @pytest.mark.parametrize("name", ["bitdance-14b-64x", "bitdance-14b-16x"])

@@ -7,9 +7,9 @@ import pytest
 from fastar_nodes.tools import thumbnails
 from PIL import Image
 
-PATHS = sorted(path for path in thumbnails.FOLDER.glob("*.json") if not path.stem.endswith(".app"))
+PATHS = sorted(thumbnails.FOLDER.glob("*.json"))
 # A comparison and the sign; others are slow.
-FAST = ("10", "13")
+FAST = ("08", "13", "14")
 
 
 def pixels(image) -> np.ndarray:
@@ -38,31 +38,42 @@ def test_a_thumbnail_is_what_the_template_draws(path):
     assert psnr(saved(path), pixels(thumbnails.drawing(path))) > 30, "draw it again with tools.thumbnails"
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_an_app_has_the_thumbnail_of_its_template(path):
-    app = path.with_name(f"{path.stem}.app.json")
-    assert not app.is_file() or app.with_suffix(".jpg").read_bytes() == path.with_suffix(".jpg").read_bytes()
-
-
 def test_thumbnails_differ_from_each_other():
-    """So that a gallery of thirteen can be read. Of a template and its App they are the same."""
+    """So that a gallery can be read."""
     found = [saved(path) for path in PATHS]
     for k, one in enumerate(found):
         for other in found[:k]:
             assert psnr(one, other) < 20
 
 
-def test_images_fill_the_square():
-    """One fills it, the second of two lies over the first, four stand in two rows."""
-    colours = [(250, 20, 20), (20, 250, 20), (20, 20, 250), (250, 250, 20)]
-    images = [np.full((8, 8, 3), colour, np.uint8) for colour in colours]
+COLOURS = [(250, 20, 20), (20, 250, 20), (20, 20, 250), (250, 250, 20), (20, 250, 250)]
+IMAGES = [np.full((8, 8, 3), colour, np.uint8) for colour in COLOURS]
 
-    one = thumbnails._arranged(images[:1])
-    assert one.size == (512, 512) and one.getpixel((0, 0)) == one.getpixel((511, 511)) == colours[0]
 
-    two = thumbnails._arranged(images[:2])
-    assert two.getpixel((10, 10)) == colours[0] and two.getpixel((256, 256)) == two.getpixel((500, 500)) == colours[1]
+def test_images_fill_the_square_above_their_figure():
+    """One fills the width, the second of two lies over the first, four stand in two rows, more are a contact sheet."""
+    one = thumbnails._arranged(IMAGES[:1], "57 passes")
+    assert one.size == (512, 512) and one.getpixel((0, 0)) == one.getpixel((511, 400)) == COLOURS[0]
 
-    four = thumbnails._arranged(images)
-    places = [(100, 100), (400, 100), (100, 400), (400, 400)]
-    assert [four.getpixel(place) for place in places] == colours
+    two = thumbnails._arranged(IMAGES[:2], "57 passes")
+    assert two.getpixel((10, 10)) == COLOURS[0] and two.getpixel((256, 256)) == two.getpixel((500, 410)) == COLOURS[1]
+
+    four = thumbnails._arranged(IMAGES[:4], "57 passes")
+    assert [four.getpixel(place) for place in [(100, 100), (400, 100), (100, 350), (400, 350)]] == COLOURS[:4]
+
+    five = thumbnails._arranged(IMAGES, "57 passes")
+    assert [five.getpixel((x, 80)) for x in (80, 256, 430)] == COLOURS[:3]
+
+
+@pytest.mark.parametrize("text", ["57 passes, not 256", "43 passes of the large model, not 256"])
+def test_the_figure_is_written_below_the_images_and_fits(text):
+    drawn = pixels(thumbnails._arranged(IMAGES[:1], text))
+    written = np.argwhere((np.abs(drawn - COLOURS[0]).sum(2) > 200) & (drawn.min(2) > 150))
+    assert len(written) > 500 and written[:, 0].min() > 380
+    assert written[:, 1].min() >= 4 and written[:, 1].max() < 508
+
+
+def test_figures_are_the_same_on_every_machine():
+    """Of the comparisons, which are told by their seconds too."""
+    (path,) = [path for path in PATHS if path.stem.startswith("08 ")]
+    assert thumbnails._line(thumbnails.Template(path)) == "19 passes, not 64"

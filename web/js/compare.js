@@ -1,13 +1,14 @@
-// Compare's sockets in the editor: two pairs of image and report, and one free pair after the last connected one.
+// Sockets of Compare and Time-lapse in the editor: two pairs of image and report, and one free pair after the last connected one.
 //
-// Kept because the node would otherwise show sixteen sockets, and its table as plain text. ComfyUI's own growing input moves the later
-// links when one is removed, which would pair an image with the report of another one; here only pairs at the end are added and removed.
-// The server's schema has all pairs; prompts do not depend on this file.
+// Kept because the nodes would otherwise show eight and sixteen sockets, which leave little room for the animation, and Compare's table as
+// plain text. ComfyUI's own growing input moves the later links when one is removed, which would pair an image with the report of another
+// one; here only pairs at the end are added and removed. The server's schema has all pairs; prompts do not depend on this file.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
 import { instances, widgetOf } from "./graphs.js"
 
-const PAIRS = 8
+// The pairs of each node in the server's schema.
+const PAIRS = { FastARCompare: 8, FastARTimeLapse: 4 }
 const KINDS = [["image", "IMAGE"], ["report", "FASTAR_REPORT"]]
 const OPTIONAL = 7 // LiteGraph's shape of optional inputs
 
@@ -15,7 +16,7 @@ const pairOf = (input) => Number(/^(?:image|report)_(\d+)$/.exec(input.name)?.[1
 
 function fitPairs(node) {
   const connected = node.inputs.filter((input) => input.link != null).map(pairOf)
-  const wanted = Math.min(PAIRS, Math.max(2, Math.max(0, ...connected) + 1))
+  const wanted = Math.min(PAIRS[node.comfyClass], Math.max(2, Math.max(0, ...connected) + 1))
   const before = node.inputs.length
   // Names in the editor's language; at first the node has all pairs.
   node.fastarLabels ??= Object.fromEntries(node.inputs.map(({ name, localized_name }) => [name, localized_name]))
@@ -84,11 +85,11 @@ app.registerExtension({
   name: "FastAR.Compare",
   nodeCreated(node) {
     if (node.comfyClass === "PreviewAny") onLinks(node, () => showsTable(node) && showMarkdown(node))
-    if (node.comfyClass !== "FastARCompare") return
+    if (!(node.comfyClass in PAIRS)) return
     fitPairs(node)
     onLinks(node, fitPairs)
   },
-  loadedGraphNode: (node) => node.comfyClass === "FastARCompare" && fitPairs(node),
+  loadedGraphNode: (node) => node.comfyClass in PAIRS && fitPairs(node),
   afterConfigureGraph: () => tables().forEach(showMarkdown),
   // Deferred: the editor writes the text first.
   setup: () => api.addEventListener("executed", () => requestAnimationFrame(showPlain)),

@@ -5,14 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.janus import Janus
 from fastar_nodes.model_loaders.networks.llama import cache_bytes
+from fastar_nodes.model_loaders.official import official_janus
 from fastar_nodes.samplers.conditioning import ImagePromptCondition
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens import memory
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from janus_images import PROMPTS, edits_of, tiny_editor
+from janus_images import PROMPTS, edits_of, picture, tiny_editor
 from tokens_reference import tiny_gpt
 
 
@@ -163,6 +165,25 @@ def test_memory_counts_a_shared_prompt_once():
     assert memory.estimate(tiny_editor(), one, settings) < memory.estimate(tiny_editor(), other, settings)
     rows = len(tiny_editor().image_prompt(PROMPTS[0])) + tiny_editor().tokens - 1
     assert memory.estimate(tiny_editor(), one, settings) > cache_bytes(tiny_editor().net, 3 * 3 * rows)
+
+
+def test_the_cache_of_a_7b_takes_2_and_a_half_gib_an_image():
+    """Three branches of about 1,750 rows of 480 KiB in 16 bits; a second image of the pair reads no prompt."""
+    with torch.device("meta"):
+        net = Janus(official_janus("Janus-Pro-7B")).to(torch.bfloat16)
+    model = replace(tiny_editor(), net=net, grid=24)
+    settings = SAMPLERS["llamagen"].settings(cfg=5.0)
+    rows = len(model.image_prompt(PROMPTS[0])) + model.tokens
+    cache = 3 * rows * 480 * 2**10
+    assert 2.3 < cache / 2**30 < 2.5
+
+    def need(images):
+        condition = ImagePromptCondition((PROMPTS[0],) * images, (picture(0),) * images)
+        return memory.estimate(model, condition, settings)
+
+    prefill = 3 * rows * (8 * 4096 + 3 * 11008) * 2
+    assert cache < need(1) < cache + prefill
+    assert 0.95 * cache < need(2) - need(1) < 1.05 * cache
 
 
 def test_a_model_that_cannot_edit_says_why():
