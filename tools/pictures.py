@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             icon().save(ICON, optimize=True)
         elif name == "animation":
             first, *others = animation()
-            first.save(ANIMATION, save_all=True, append_images=others, duration=1000 // FPS, loop=0, lossless=True)
+            first.save(ANIMATION, save_all=True, append_images=others, duration=1000 // FPS, loop=0, quality=QUALITY)
         elif name in both:
             picture = Image.fromarray(drawn(name) if name in TEMPLATES else sheet(*PAGES[name]))
             picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)

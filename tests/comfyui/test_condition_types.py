@@ -129,7 +129,8 @@ TYPES = "app.graph._nodes.flatMap(n => [...n.inputs, ...n.outputs]).filter(s => 
 
 
 @pytest.mark.parametrize(
-    ("name", "runs"), [("06 FastHybrid", False), ("05 Inpaint", False), ("04 Text", False), (CSPD, False), ("08 PAR", True)]
+    ("name", "runs"),
+    [("06 FastHybrid", False), ("05 Inpaint", False), ("04 Text", False), (CSPD, False), ("08 PAR", True)],
 )
 def test_a_graph_of_one_type_of_conditions_opens_with_all_its_wires_and_runs(
     comfy: Comfy, editor: Any, name: str, runs: bool
