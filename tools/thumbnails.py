@@ -2,8 +2,8 @@
 
 A template is run as it is opened, on the nodes of this checkout without a ComfyUI. Its thumbnail has 512 x 512 pixels:
 what it draws, which is one image, those that are compared, or an image before and after an edit; and below, its figure,
-which is the same on every machine, or what it reads. A template that needs a download gets a sign in place of what it draws. The frontend
-shows ``NAME.jpg`` beside ``NAME.json``.
+which is the same on every machine, or what it reads. A template that needs a download gets a sign in place of what it
+draws. The frontend shows ``NAME.jpg`` beside ``NAME.json``.
 """
 
 import argparse
