@@ -43,8 +43,7 @@ const heightOf = (node, text) => Math.min(MOST, Math.max(LEAST, linesOf(node, te
 
 function addText(node) {
   const { widget } = ComfyWidgets.STRING(node, NAME, ["STRING", { multiline: true }], app)
-  // Of a prompt it is what the model did not know of it. An App, which shows it beside the sampler's text, shows the label also without text.
-  widget.label = node.comfyClass === "FastARPrompt" ? say("does not know") : say(NAME)
+  widget.label = say(NAME)
   widget.serialize = false // not among the values of widgets
   widget.options.serialize = false // not in prompts
   widget.options.property = SAVED
