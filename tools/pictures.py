@@ -34,7 +34,7 @@ FOLDER = ROOT / "web" / "docs" / "images"
 ICON = ROOT / "docs" / "icon.png"
 ANIMATION = ROOT / "docs" / "time_lapse.webp"
 ANIMATION_WIDTH = 480
-SEED, MAP, WIDTH, QUALITY = 7, 512, 660, 60
+SEED, MAP, WIDTH, QUALITY = 7, 512, 580, 60
 # Help page to the samplers, their settings, and the token maps of the last one.
 PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "FastARMARSampler": ("mar", (), ("fixed at step", "order")),
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             icon().save(ICON, optimize=True)
         elif name == "animation":
             first, *others = animation()
-            first.save(ANIMATION, save_all=True, append_images=others, duration=1000 // FPS, loop=0, lossless=True)
+            first.save(ANIMATION, save_all=True, append_images=others, duration=1000 // FPS, loop=0, quality=QUALITY)
         elif name in both:
             picture = Image.fromarray(drawn(name) if name in TEMPLATES else sheet(*PAGES[name]))
             picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)

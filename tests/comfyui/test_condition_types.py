@@ -129,7 +129,8 @@ TYPES = "app.graph._nodes.flatMap(n => [...n.inputs, ...n.outputs]).filter(s => 
 
 
 @pytest.mark.parametrize(
-    ("name", "runs"), [("06 FastHybrid", False), ("05 Inpaint", False), ("04 Text", False), (CSPD, False), ("08 PAR", True)]
+    ("name", "runs"),
+    [("06 FastHybrid", False), ("05 Inpaint", False), ("04 Text", False), (CSPD, False), ("07 LazyMAR", True)],
 )
 def test_a_graph_of_one_type_of_conditions_opens_with_all_its_wires_and_runs(
     comfy: Comfy, editor: Any, name: str, runs: bool
@@ -150,5 +151,5 @@ def test_a_graph_of_one_type_of_conditions_opens_with_all_its_wires_and_runs(
 
     # Its sockets have the types of today, so that they can be connected otherwise.
     types = editor.evaluate(TYPES)
-    within = "definitions" in load_workflow(name)  # in a sub-graph, whose own sockets are not among them
+    within = "definitions" in graph_of(name)  # in a sub-graph, whose own sockets are not among them
     assert within or types and OLD not in types, types

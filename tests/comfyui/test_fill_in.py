@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from comfy_host import Comfy, load_workflow, one_image
+from comfy_host import Comfy, one_image
 from safetensors.torch import load_file
 
 test_browser = pytest.importorskip("test_browser", reason="NOT TESTED IN A BROWSER: playwright is not installed")

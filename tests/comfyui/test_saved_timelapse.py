@@ -24,6 +24,6 @@ def test_the_file_is_animated_and_holds_the_graph(comfy, info):
             image.load()
             milliseconds += image.info["duration"]
         held = [str(text) for text in image.getexif().values()]
-    assert image.format == "WEBP" and milliseconds == (2 * FPS + 1) * (1000 // FPS)
+    assert image.format == "WEBP" and milliseconds == (3 * FPS + 1) * (1000 // FPS)
     kept = next(text.removeprefix("prompt:") for text in held if text.startswith("prompt:"))
     assert json.loads(kept)[number]["class_type"] == "FastARTimeLapse"

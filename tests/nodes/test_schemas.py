@@ -200,10 +200,11 @@ def test_every_node_is_found_by_other_words(node):
     assert all(a == a.lower() and a != NODES[node].display_name.lower() for a in aliases)
 
 
-def test_the_editor_and_the_server_agree_on_the_pairs_of_compare():
+@pytest.mark.parametrize("node", ["FastARCompare", "FastARTimeLapse"])
+def test_the_editor_and_the_server_agree_on_the_pairs(node):
     script = (Path(__file__).parents[2] / "web" / "js" / "compare.js").read_text(encoding="utf-8")
-    sockets = {i.id: i.kind for i in NODES["FastARCompare"].inputs if i.kind not in WIDGETS}
-    assert int(re.search(r"const PAIRS = (\d+)", script)[1]) * 2 == len(sockets)
+    sockets = {i.id: i.kind for i in NODES[node].inputs if i.kind not in WIDGETS}
+    assert int(re.search(rf"const PAIRS = .*\b{node}: (\d+)", script)[1]) * 2 == len(sockets)
     kinds = re.findall(r'\["(\w+)", "([A-Z_]+)"\]', script)
     assert len(kinds) == 2
     for kind, type_ in kinds:
