@@ -18,7 +18,7 @@ from .quality import (
 )
 from .record import Report, counted
 from .table import percent
-from .timing import BASELINE, how_timed, shown_seconds
+from .timing import BASELINE, FIRST_RUN, how_timed, shown_seconds
 
 # PSNR in dB from which an image is called nearly the same, and a similar one.
 NEARLY = 30.0
@@ -165,7 +165,9 @@ def one_line(report: Report, baseline: Report | None = None, quality: Quality | 
         parts.append(f"{shown_seconds(report.seconds)} s ({how})")
 
     speedup = report.speedup(baseline)
-    if speedup is not None and speedup.note != BASELINE:
+    if speedup is not None and speedup.note == FIRST_RUN:
+        parts.append("speed-up: try another seed")  # the same one is not drawn again
+    elif speedup is not None and speedup.note != BASELINE:
         parts.append(f"speed-up {speedup.text}" if speedup.value is None else speedup.text)
 
     return ", ".join(part for part in parts if part)
