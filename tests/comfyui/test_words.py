@@ -10,8 +10,16 @@ import pytest
 from comfy_host import Comfy, load_workflow
 from fastar_nodes.samplers.labels import PICTURE_BOOK, label_sets
 from test_browser import (  # noqa: F401  fixtures
-    BOXES, LAPTOP, MESSAGE, OPEN_TEMPLATE, _no_complaint, _run, browser, editor, open_app,
-)  # fmt: skip
+    BOXES,
+    LAPTOP,
+    MESSAGE,
+    OPEN_TEMPLATE,
+    _no_complaint,
+    _run,
+    browser,
+    editor,
+    open_app,
+)
 from test_fill_in import BUILD, TOOLS
 from test_texts import SAVED, SENT
 

@@ -3,7 +3,8 @@
 //
 // Kept because a demo knows a few dozen words and draws something else for any other, which one would only see after a run; and because the
 // menu would otherwise hold the names of all label sets, most of which the connected model does not know. The server tells both from the
-// header of the model's file. Prompts and saved graphs do not depend on this file.
+// header of the model's file. An App does not show the prompt's node; there a message names the unknown words, see messages.js. Prompts and
+// saved graphs do not depend on this file.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
 import { idOf, instances, keyOf, widgetFor, widgetOf } from "./graphs.js"
