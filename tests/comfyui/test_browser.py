@@ -333,6 +333,36 @@ def test_an_image_that_was_not_chosen_is_asked_for(comfy, editor, shown_as, arti
     assert comfy.get("/history") == before and "Errno" not in editor.locator("body").inner_text()
 
 
+def test_a_message_gives_way_to_the_mask_editor_and_to_the_next_run(comfy, editor, artifacts):
+    """An image whose mask is empty: it is told until one paints, and again if nothing was painted."""
+    workflow = load_workflow("05 Inpaint")
+    next(n for n in workflow["nodes"] if n.get("title") == "Example or your own image")["widgets_values"] = [True]
+    own = next(n for n in workflow["nodes"] if n["type"] == "LoadImage")
+    own["widgets_values"] = ["example.png", "image"]
+    editor.set_viewport_size(LAPTOP)
+    editor.evaluate(OPEN_TEMPLATE, [workflow, "05 Inpaint"])
+    editor.wait_for_timeout(1500)
+    message = editor.locator(MESSAGE)
+    for _ in range(2):
+        editor.get_by_role("button", name="Run", exact=True).first.click()
+        message.filter(has_text="mask: it is empty").wait_for(timeout=60000)
+        editor.evaluate("id => app.canvas.select(app.graph.getNodeById(id))", own["id"])
+        editor.evaluate("void app.extensionManager.command.execute('Comfy.MaskEditor.OpenMaskEditor')")
+        editor.locator("#maskEditorCanvasContainer").wait_for(timeout=20000)
+        editor.wait_for_timeout(1500)
+        editor.screenshot(path=str(artifacts / f"message and MaskEditor_{editor.renderer}.png"))
+        assert message.count() == 0
+        editor.get_by_text("Cancel", exact=True).click()
+        editor.locator("#maskEditorCanvasContainer").wait_for(state="detached")
+
+    # The next run removes it at once, before the server answers.
+    editor.get_by_role("button", name="Run", exact=True).first.click()
+    message.wait_for(timeout=60000)
+    editor.route("**/prompt", lambda route: None)
+    editor.get_by_role("button", name="Run", exact=True).first.click()
+    message.wait_for(state="detached", timeout=10000)
+
+
 # Moves a node so that a message of this size at the bottom of the screen would cover it.
 TO_THE_BOTTOM = """type => {
     const node = app.graph._nodes.find(n => n.type === type), {scale, offset} = app.canvas.ds

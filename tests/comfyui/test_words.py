@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 from comfy_host import Comfy, load_workflow
 from fastar_nodes.samplers.labels import PICTURE_BOOK, label_sets
-from test_browser import BOXES, LAPTOP, OPEN_TEMPLATE, _no_complaint, browser, editor  # noqa: F401  fixtures
+from test_browser import (  # noqa: F401  fixtures
+    BOXES,
+    LAPTOP,
+    MESSAGE,
+    OPEN_TEMPLATE,
+    _no_complaint,
+    _run,
+    browser,
+    editor,
+    open_app,
+)
 from test_fill_in import BUILD, TOOLS
 from test_texts import SAVED, SENT
 
@@ -66,6 +76,38 @@ def test_a_prompt_shows_which_words_it_reads(editor: Any, artifacts: Path) -> No
     editor.evaluate("() => app.graph.remove(app.graph._nodes.find(n => n.type === 'FastARLoadHarmon'))")
     type_prompt(editor, "house")
     wait_for(editor)
+    _no_complaint(editor)
+
+
+def test_an_app_tells_which_words_are_unknown(comfy: Comfy, editor: Any, artifacts: Path) -> None:
+    """It does not show the prompt's node: while one types and after a run, in a message."""
+    editor.set_viewport_size(LAPTOP)
+    editor.evaluate(OPEN_TEMPLATE, [load_workflow(PROMPTED), PROMPTED])
+    wait_for(editor, "reads: yellow, house, night")
+    type_prompt(editor, "a purple dragon")
+    wait_for(editor, "does not know: purple, dragon", f"draws: {', '.join(PICTURE_BOOK)}")
+    assert editor.locator(MESSAGE).count() == 0, "the node shows it"
+
+    open_app(editor)
+    message = editor.locator(MESSAGE)
+    type_prompt(editor, "a small pink elephant on the right")
+    message.filter(has_text=f"does not know: pink, elephant; draws: {', '.join(PICTURE_BOOK)}").wait_for(timeout=30000)
+    editor.screenshot(path=str(artifacts / f"words in an App_{editor.renderer}.png"))
+    type_prompt(editor, "a small cat")
+    message.wait_for(state="detached", timeout=30000)
+
+    type_prompt(editor, "a small cat, elephant")
+    message.filter(has_text="does not know: elephant").wait_for(timeout=30000)
+    message.click()
+    assert not comfy.failure(_run(comfy, editor))
+    message.filter(has_text="Words that picture book hybrid does not know: elephant.").wait_for(timeout=10000)
+    editor.wait_for_timeout(1500)
+    editor.screenshot(path=str(artifacts / f"words in an App after a run_{editor.renderer}.png"))
+
+    # Back in the graph the node shows it.
+    editor.evaluate("app.extensionManager.command.execute('Comfy.ToggleLinear')")
+    wait_for(editor, "reads: small, cat", "does not know: elephant")
+    message.wait_for(state="detached", timeout=5000)
     _no_complaint(editor)
 
 

@@ -63,6 +63,9 @@ export const isSame = (a, b) => keyOf(a) === keyOf(b)
 /** A text that tells instances apart. */
 export const keyOf = ({ node, hosts }) => [node, ...hosts].map(({ id }) => id).join(" in ")
 
+/** Its id in a prompt. */
+export const idOf = ({ node, hosts }) => [node, ...hosts].map(({ id }) => id).reverse().join(":")
+
 const isFromOutside = (link) => Number(link.origin_id) === SUBGRAPH_INPUT
 
 /** The instance behind a link, through reroutes and in and out of subgraphs; undefined if there is none. */

@@ -11,6 +11,7 @@ import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
 import { ComfyWidgets } from "../../../scripts/widgets.js"
 import { hostsOf, nodeOf } from "./graphs.js"
+import { tellInApp } from "./messages.js"
 import { say } from "./words.js"
 
 const NAME = "last run"
@@ -103,6 +104,7 @@ const showsWords = (node) => node?.widgets?.some(({ name }) => name === "words")
 function tellWithHosts(run, said) {
   const node = nodeOf(said.id)
   tell(node, said.isPrompt && showsWords(node) ? "" : said.text)
+  if (said.isPrompt) tellInApp(said.id, node?.type, said.text)
   for (const host of hostsOf(said.id)) {
     if (inside.get(host)?.run !== run) inside.set(host, { run, all: new Map() })
     const { all } = inside.get(host)

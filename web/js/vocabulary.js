@@ -3,10 +3,12 @@
 //
 // Kept because a demo knows a few dozen words and draws something else for any other, which one would only see after a run; and because the
 // menu would otherwise hold the names of all label sets, most of which the connected model does not know. The server tells both from the
-// header of the model's file. Prompts and saved graphs do not depend on this file.
+// header of the model's file. An App does not show the prompt's node; there a message names the unknown words, see messages.js. Prompts and
+// saved graphs do not depend on this file.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
-import { instances, keyOf, widgetFor, widgetOf } from "./graphs.js"
+import { idOf, instances, keyOf, widgetFor, widgetOf } from "./graphs.js"
+import { tellInApp } from "./messages.js"
 import { described, fedBy, loaderOf } from "./models.js"
 import { say } from "./words.js"
 
@@ -54,9 +56,15 @@ function linesOf({ reads, strange, subjects }) {
   return lines
 }
 
+const textOf = ([name, said]) => `${name}: ${said.map(([word]) => word).join(", ")}`
+
 /** Show the lines in a widget of the prompt, which it has only with lines: Nodes 2.0 does not notice that one is hidden or shown. */
-function show(node, words) {
+function show(instance, words) {
+  const { node } = instance
   const lines = words ? linesOf(words) : []
+  const unread = lines.filter(([name]) => name !== say("reads"))
+  tellInApp(idOf(instance), node.type, unread.map(textOf).join("; "))
+
   let widget = widgetOf(node, NAME)
   if (!lines.length) {
     if (widget) node.removeWidget?.(widget)
@@ -66,7 +74,7 @@ function show(node, words) {
 
   widget ??= addLines(node)
   widget.element.replaceChildren(...lines.map(elementOf))
-  widget.fastarText = lines.map(([name, said]) => `${name}: ${said.map(([word]) => word).join(", ")}`)
+  widget.fastarText = lines.map(textOf)
   const [width, height] = node.computeSize()
   node.setSize([Math.max(width, node.size[0]), Math.max(height, node.size[1])])
   node.setDirtyCanvas(true, true)
@@ -126,7 +134,7 @@ async function ask(instance) {
   }
   if (answered.get(node) !== asked) return
   if (node.comfyClass === LABEL) list(node, answer.labels)
-  else show(node, answer.words)
+  else show(instance, answer.words)
 }
 
 const isAsking = ({ node }) => PROMPTS.includes(node.comfyClass) || node.comfyClass === LABEL
