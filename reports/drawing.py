@@ -210,32 +210,72 @@ def ticks(values: Sequence[float]) -> list[float]:
     return [round(k * step, 12) for k in range(first, last + 1)]
 
 
-def annotate(canvas: Canvas, text: str, x: float, y: float, taken: list[tuple[float, float, float, float]]) -> None:
-    """Write a dot's label right, left, above or below its centre, and add the label's box to ``taken``.
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+Line = tuple[float, float, float, float]  # x, y of an end, x, y of the other
 
-    The first place at which no box of ``taken`` is in the way is used. Without one, nothing is written.
+# Where a label may be, seen from its dot: beside it, above, below, then at the corners.
+_SIDES = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1))
+
+
+def annotate(
+    canvas: Canvas, text: str, dot: tuple[float, float], size: int, room: Box, taken: list[Box], lines: Sequence[Line]
+) -> None:
+    """Write a dot's label near it, within ``room``, and add the label's box to ``taken``.
+
+    It is as near as boxes of ``taken`` and the ``lines`` allow; a label that is away from its dot is joined to it by a
+    thin line. If there is no place apart from the lines, it lies on one, and without any place nothing is written.
     """
-    text = shorten(text, Size.TAG, 110)
-    w = text_width(text, Size.TAG)
-    h = line_height(Size.TAG)
+    text = shorten(text, size, 8 * size)
+    half_width = text_width(text, size) / 2
+    half_height = size / 2
+    x, y = dot
 
-    places = (
-        (x + 8, y - h / 2),
-        (x - 8 - w, y - h / 2),
-        (x - w / 2, y - h - 5),
-        (x - w / 2, y + 5),
-    )
+    for avoided in (lines, ()):
+        for away in (12, 12 + size, 12 + 2 * size):
+            for across, down in _SIDES:
+                centre = (x + across * (away + half_width), y + down * (away + half_height))
+                box = _box(centre, half_width, half_height)
+                outside = box[0] < room[0] or box[1] < room[1] or box[2] > room[2] or box[3] > room[3]
+                wider = _box(centre, half_width + 3, half_height + 3)
+                if outside or any(_overlap(wider, other) for other in taken):
+                    continue
+                if any(_crosses(line, wider) for line in avoided):
+                    continue
 
-    for left, top in places:
-        box = (left, top, left + w, top + h)
-        if not any(_overlap(box, other) for other in taken):
-            canvas.write(left, top, text)
-            taken.append(box)
-            return
+                if away > 12:
+                    near = (min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3]))
+                    canvas.draw.line((x, y, *near), fill=Ink.QUIET)
+                canvas.outlined(centre, text, size)
+                taken.append(box)
+                return
 
 
-def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
-    """Whether two boxes (left, top, right, bottom) have a point in common."""
+def _box(centre: tuple[float, float], half_width: float, half_height: float) -> Box:
+    """The box around a point."""
+    x, y = centre
+    return (x - half_width, y - half_height, x + half_width, y + half_height)
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    """Whether two boxes have a point in common."""
     apart_across = a[2] < b[0] or a[0] > b[2]
     apart_down = a[3] < b[1] or a[1] > b[3]
     return not apart_across and not apart_down
+
+
+def _crosses(line: Line, box: Box) -> bool:
+    """Whether a line has a point in a box."""
+    # The part of the line, from 0 to 1, that is between the box's sides, then also between its top and bottom.
+    first = 0.0
+    last = 1.0
+    for begin, end, low, high in ((line[0], line[2], box[0], box[2]), (line[1], line[3], box[1], box[3])):
+        if begin == end:
+            if not low <= begin <= high:
+                return False
+            continue
+
+        enters, leaves = sorted(((low - begin) / (end - begin), (high - begin) / (end - begin)))
+        first = max(first, enters)
+        last = min(last, leaves)
+
+    return first <= last
