@@ -6,7 +6,7 @@ Images are uint8 RGB arrays.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -210,47 +210,70 @@ def ticks(values: Sequence[float]) -> list[float]:
     return [round(k * step, 12) for k in range(first, last + 1)]
 
 
+Place = tuple[float, float]  # x, y
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 Line = tuple[float, float, float, float]  # x, y of an end, x, y of the other
 
+DOT = 7  # radius of a dot in pixels
+_NEAR = 12  # pixels from the centre of a dot to its label
 # Where a label may be, seen from its dot: beside it, above, below, then at the corners.
 _SIDES = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1))
 
 
-def annotate(
-    canvas: Canvas, text: str, dot: tuple[float, float], size: int, room: Box, taken: list[Box], lines: Sequence[Line]
-) -> None:
-    """Write a dot's label near it, within ``room``, and add the label's box to ``taken``.
+def annotate(canvas: Canvas, labels: Sequence[tuple[str, Place]], size: int, room: Box, lines: Sequence[Line]) -> None:
+    """Write the labels of dots, each near its dot and within ``room``, apart from dots and other labels.
 
-    It is as near as boxes of ``taken`` and the ``lines`` allow; a label that is away from its dot is joined to it by a
-    thin line. If there is no place apart from the lines, it lies on one, and without any place nothing is written.
+    The nearest place is taken that is apart from the ``lines`` too and not nearer to another dot. If there is none, a
+    label lies on a line; without any place it is not written. A label that is away from its dot is joined to it by a
+    thin line.
     """
-    text = shorten(text, size, 8 * size)
-    half_width = text_width(text, size) / 2
-    half_height = size / 2
+    dots = [dot for _, dot in labels]
+    taken = [_box(dot, DOT, DOT) for dot in dots]
+
+    for text, dot in labels:
+        text = shorten(text, size, 8 * size)
+        free = []
+        for box in _places(dot, text_width(text, size) / 2, size / 2):
+            inside = box[0] >= room[0] and box[1] >= room[1] and box[2] <= room[2] and box[3] <= room[3]
+            if inside and not any(_overlap(_wider(box), other) for other in taken):
+                free.append(box)
+
+        clear = [box for box in free if not any(_crosses(line, _wider(box)) for line in lines)]
+        own = [box for box in clear if all(_distance(dot, box) <= _distance(other, box) for other in dots)]
+        for box in [*own, *clear, *free][:1]:
+            left, top, right, bottom = box
+            if _distance(dot, box) > 2 * _NEAR:
+                canvas.draw.line((*dot, *_nearest(dot, box)), fill=Ink.QUIET)
+            canvas.outlined(((left + right) / 2, (top + bottom) / 2), text, size)
+            taken.append(box)
+
+
+def _places(dot: Place, half_width: float, half_height: float) -> Iterator[Box]:
+    """Boxes around a dot, the nearest first."""
     x, y = dot
-
-    for avoided in (lines, ()):
-        for away in (12, 12 + size, 12 + 2 * size):
-            for across, down in _SIDES:
-                centre = (x + across * (away + half_width), y + down * (away + half_height))
-                box = _box(centre, half_width, half_height)
-                outside = box[0] < room[0] or box[1] < room[1] or box[2] > room[2] or box[3] > room[3]
-                wider = _box(centre, half_width + 3, half_height + 3)
-                if outside or any(_overlap(wider, other) for other in taken):
-                    continue
-                if any(_crosses(line, wider) for line in avoided):
-                    continue
-
-                if away > 12:
-                    near = (min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3]))
-                    canvas.draw.line((x, y, *near), fill=Ink.QUIET)
-                canvas.outlined(centre, text, size)
-                taken.append(box)
-                return
+    for away in (_NEAR, _NEAR + 2 * half_height, _NEAR + 4 * half_height):
+        for across, down in _SIDES:
+            centre = (x + across * (away + half_width), y + down * (away + half_height))
+            yield _box(centre, half_width, half_height)
 
 
-def _box(centre: tuple[float, float], half_width: float, half_height: float) -> Box:
+def _wider(box: Box) -> Box:
+    """A box with a margin."""
+    return (box[0] - 3, box[1] - 3, box[2] + 3, box[3] + 3)
+
+
+def _nearest(place: Place, box: Box) -> Place:
+    """The point of a box that is nearest to a place."""
+    x, y = place
+    return min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3])
+
+
+def _distance(place: Place, box: Box) -> float:
+    """Pixels between a place and a box."""
+    return math.dist(place, _nearest(place, box))
+
+
+def _box(centre: Place, half_width: float, half_height: float) -> Box:
     """The box around a point."""
     x, y = centre
     return (x - half_width, y - half_height, x + half_width, y + half_height)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -11,11 +11,13 @@ import numpy as np
 
 from ..errors import UserError
 from ..reports.drawing import (
+    DOT,
     PAD,
     Canvas,
     Colour,
     Ink,
     Line,
+    Place,
     Size,
     annotate,
     contact_sheet,
@@ -63,7 +65,6 @@ _WIDTH = 720
 _HEIGHT = 400
 _LETTERS = 26  # size of its text: a node shows a plot at half its size or less
 _LINE = line_height(_LETTERS)
-_DOT = 7  # radius
 _LEGEND = 170  # width of the legend
 
 
@@ -296,10 +297,13 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
     legend = len(sweep.y.values) > 1
     # The column of identical images is right of the dots, its name beside the numbers of the axis.
     half = text_width(IDENTICAL, _LETTERS) / 2
-    apart = max(text_width(f"{tick:g}", _LETTERS) for tick in xticks) / 2 + 14 + half
-    right = _WIDTH - (_LEGEND if legend else 40) - (round(apart + half) if exact else 0)
-    left = PAD + 8 + round(max(text_width(_tick(tick, has_speedups), _LETTERS) for tick in yticks))
-    area = _Area(left=left, top=PAD + 2 * _LINE + 14, right=right, bottom=_HEIGHT - 2 * _LINE - 12)
+    apart = _widest(f"{tick:g}" for tick in xticks) / 2 + 14 + half
+    area = _Area(
+        left=PAD + 8 + round(_widest(_tick(tick, has_speedups) for tick in yticks)),
+        top=PAD + 2 * _LINE + 14,
+        right=_WIDTH - (_LEGEND if legend else 40) - (round(apart + half) if exact else 0),
+        bottom=_HEIGHT - 2 * _LINE - 12,
+    )
     across = _scale(xticks, area.left, area.right)
     up = _scale(yticks, area.bottom, area.top)
 
@@ -320,11 +324,9 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
         places[point] = (column if value is None else across(value), up(heights[point]))
 
     lines = _draw_series(canvas, sweep, places, shown)
-    room = (area.left + 2.0, area.top - 8.0, _WIDTH - (_LEGEND if legend else PAD), area.bottom)
-    taken = [(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y in places.values()]
-    for point, place in places.items():
-        annotate(canvas, sweep.x.values[point.x], place, _LETTERS, room, taken, lines)
-
+    labels = [(sweep.x.values[point.x], place) for point, place in places.items()]
+    end = _WIDTH - (_LEGEND if legend else PAD)
+    annotate(canvas, labels, _LETTERS, (area.left + 2, area.top - 14, end, area.bottom), lines)
     if legend:
         _draw_legend(canvas, sweep, area.top)
 
@@ -338,6 +340,11 @@ class _Area(NamedTuple):
     top: int
     right: int
     bottom: int
+
+
+def _widest(texts: Iterable[str]) -> float:
+    """Width in pixels of the widest of texts."""
+    return max(text_width(text, _LETTERS) for text in texts)
 
 
 def _tick(value: float, speedup: bool) -> str:
@@ -372,8 +379,7 @@ def _draw_ticks(
     speedup: bool,
 ) -> None:
     """Draw the lines of both axes with their numbers, of the horizontal axis as many as there is room for."""
-    widest = max(text_width(f"{tick:g}", _LETTERS) for tick in xticks)
-    every = math.ceil((widest + 10) / (across(xticks[1]) - across(xticks[0])))
+    every = math.ceil((_widest(f"{tick:g}" for tick in xticks) + 10) / (across(xticks[1]) - across(xticks[0])))
     for k, tick in enumerate(xticks):
         x = across(tick)
         canvas.draw.line((x, area.top, x, area.bottom), fill=Ink.EDGE)
@@ -386,9 +392,7 @@ def _draw_ticks(
         canvas.write(area.left - 8, y - _LETTERS * 0.6, _tick(tick, speedup), _LETTERS, Ink.QUIET, before=1)
 
 
-def _draw_series(
-    canvas: Canvas, sweep: Sweep, places: Mapping[Point, tuple[float, float]], joined: Sequence[Point]
-) -> list[Line]:
+def _draw_series(canvas: Canvas, sweep: Sweep, places: Mapping[Point, Place], joined: Sequence[Point]) -> list[Line]:
     """Draw a line through the ``joined`` points of each value of y, and a dot at all points; returns the pieces of the
     lines.
     """
@@ -408,7 +412,7 @@ def _draw_series(
 
         for point, (x, y) in places.items():
             if point.y == j:
-                canvas.draw.ellipse((x - _DOT, y - _DOT, x + _DOT, y + _DOT), inside, edge, 2)
+                canvas.draw.ellipse((x - DOT, y - DOT, x + DOT, y + DOT), inside, edge, 2)
 
     return pieces
 

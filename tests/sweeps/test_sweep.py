@@ -328,6 +328,12 @@ def plotted(places: dict[str, tuple[float, float]]) -> Sweep:
 PLOTS = {
     "a steep line": {"0.5": (10.3, 1.61), "0.9": (10.2, 1.48), "0.98": (33.5, 1.8), "0.99": (34.0, 1.1)},
     "dots that touch": {"0.5": (10.3, 3.41), "0.9": (13.2, 3.3), "0.98": (33.5, 2.8), "0.99": (33.7, 2.75)},
+    "dots at the top that are near": {
+        "0.5": (10.25, 1.6),
+        "0.9": (10.2, 1.51),
+        "0.98": (33.5, 1.36),
+        "0.99": (34.0, 1.25),
+    },
     "a zigzag": {f"0.{n}": (20 + n / 4, 1 + n % 2 / 4) for n in range(10, 17)},
 }
 
@@ -344,6 +350,8 @@ def test_labels_of_a_plot_are_apart_from_each_other_and_from_the_line(tmp_path, 
         boxes.append((x - half, y - _LETTERS / 2, x + half, y + _LETTERS / 2))
     for i, (left, top, right, bottom) in enumerate(boxes):
         assert left > 0 and right < 720 and bottom < 400
+        nearest = min(centres(found), key=lambda dot: drawing._distance(dot, boxes[i]))
+        assert nearest == centres(found)[i], "of its own dot"
         assert not any(drawing._overlap(boxes[i], other) for other in boxes[:i])
         for (x0, y0), (x1, y1) in pairwise(centres(found)):
             for t in np.linspace(0, 1, 500):
