@@ -235,7 +235,10 @@ def annotate(canvas: Canvas, labels: Sequence[tuple[str, Place]], size: int, roo
         free = []
         for box in _places(dot, text_width(text, size) / 2, size / 2):
             inside = box[0] >= room[0] and box[1] >= room[1] and box[2] <= room[2] and box[3] <= room[3]
-            if inside and not any(_overlap(_wider(box), other) for other in taken):
+            join = (*dot, *_nearest(dot, box))
+            others = [other for other in taken if _distance(dot, other) > 0]
+            hidden = any(_overlap(_wider(box), other) for other in taken) or any(_crosses(join, o) for o in others)
+            if inside and not hidden:
                 free.append(box)
 
         clear = [box for box in free if not any(_crosses(line, _wider(box)) for line in lines)]

@@ -301,7 +301,7 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
     area = _Area(
         left=PAD + 8 + round(_widest(_tick(tick, has_speedups) for tick in yticks)),
         top=PAD + 2 * _LINE + 14,
-        right=_WIDTH - (_LEGEND if legend else 40) - (round(apart + half) if exact else 0),
+        right=_WIDTH - (_LEGEND if legend else 64) - (round(apart + half) if exact else 0),
         bottom=_HEIGHT - 2 * _LINE - 12,
     )
     across = _scale(xticks, area.left, area.right)
@@ -325,8 +325,8 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
 
     lines = _draw_series(canvas, sweep, places, shown)
     labels = [(sweep.x.values[point.x], place) for point, place in places.items()]
-    end = _WIDTH - (_LEGEND if legend else PAD)
-    annotate(canvas, labels, _LETTERS, (area.left + 2, area.top - 14, end, area.bottom), lines)
+    room = (area.left + 2, area.top - 14, _WIDTH - (_LEGEND if legend else 2), area.bottom + 12)
+    annotate(canvas, labels, _LETTERS, room, lines)
     if legend:
         _draw_legend(canvas, sweep, area.top)
 
