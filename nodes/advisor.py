@@ -14,10 +14,12 @@ from ..samplers.advice import Advice, calibrate, candidates
 from ..samplers.advice_text import limit_of, time_left
 from ..samplers.choice import Choice, choose
 from ..samplers.measured import AdviceSettings
+from ..samplers.presets import CUSTOM
 from ..samplers.registry import find
 from ..samplers.settings import make
 from . import host
 from .images import to_image
+from .preview import show_images
 from .running import ModelFirst, baseline_of, draw_images, expect_pair, warm_up
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, checked_seed, output, schema, seed_widget, widgets
 
@@ -72,7 +74,26 @@ class Advisor(ModelFirst):
         with enough_memory("image: memory is insufficient to draw the images; lower the batch size."):
             image = to_image(_drawn(advice, baseline, settings)[None])
 
-        return io.NodeOutput(advice.best.text, advice.table, image, ui=host.text_output([advice.sentence]))
+        # The last run was of any candidate; the preview that stays is of the answer.
+        show_images(advice.shown[-1].images)
+        lines = [advice.sentence, _in_a_graph(advice.best, baseline)]
+        return io.NodeOutput(advice.best.text, advice.table, image, ui=host.text_output(lines))
+
+
+def _in_a_graph(best: Choice, baseline: str) -> str:
+    """How the answer is used in a graph of the user's own; "" of the plain sampler."""
+    if best.entry.name == baseline and not best.values and best.preset == CUSTOM:
+        return ""
+
+    # Settings of its own are the text for Any Sampler, because a sampler's node has numbers for all of them.
+    if best.values or best.preset == CUSTOM:
+        return f"In your graph: Any Sampler with the text {best.text}."
+
+    sampler, _, cache = best.entry.name.partition("+")
+    used = f"{find(sampler).title} Sampler with preset {best.preset}"
+    if cache:
+        used += f", its cache input from LazyMAR Cache with preset {best.preset}"
+    return f"In your graph: {used}."
 
 
 def _drawn(advice: Advice, baseline: str, settings: AdviceSettings) -> np.ndarray:

@@ -64,12 +64,25 @@ class Canvas:
         is_decided = np.broadcast_to(pixels, images.shape).astype(np.uint8)
 
         # The image is enlarged smoothly; the grey tokens keep their edges.
-        sheet = contact_sheet(images, gap=0)
-        height, width, _ = sheet.shape
-        factor = max(1, LEAST // max(height, width))
-        smooth = Image.fromarray(sheet).resize((width * factor, height * factor), Image.Resampling.BICUBIC)
+        smooth, factor = _enlarged(images)
         shown = contact_sheet(is_decided, gap=0).repeat(factor, axis=0).repeat(factor, axis=1)
-        return np.where(shown == 1, np.asarray(smooth), np.uint8(GREY))
+        return np.where(shown == 1, smooth, np.uint8(GREY))
+
+
+def show_images(images: np.ndarray) -> None:
+    """Send finished images uint8 [N, H, W, 3] as the preview, which stays on the node: of a batch the first four."""
+    if host.previews_wanted():
+        sheet, _ = _enlarged(images[:MOST_IMAGES])
+        host.ProgressBar(1).update_absolute(1, 1, ("JPEG", Image.fromarray(sheet), host.preview_size()))
+
+
+def _enlarged(images: np.ndarray) -> tuple[np.ndarray, int]:
+    """Images uint8 [N, H, W, 3] as one sheet uint8 [H, W, 3], enlarged if it is small, and the factor."""
+    sheet = contact_sheet(images, gap=0)
+    height, width, _ = sheet.shape
+    factor = max(1, LEAST // max(height, width))
+    smooth = Image.fromarray(sheet).resize((width * factor, height * factor), Image.Resampling.BICUBIC)
+    return np.asarray(smooth), factor
 
 
 def drive(

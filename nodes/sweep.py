@@ -180,7 +180,9 @@ class SweepNode(ModelFirst):
 
         # 4. Say what was sampled.
         found = len(names) - len(sampled)
-        told = f"{len(sampled)} of {len(names)} cells sampled, {found} were in the folder {store.name}"
+        told = f"{len(names)} cells sampled, the plain sampler's included"
+        if found:
+            told = f"{found} of {len(names)} cells {'was' if found == 1 else 'were'} in the folder {store.name} already"
         said = host.text_output([told])
 
         sweep = Sweep(_title(base), store, x_axis, y_axis, tuple(seeds), tuple(made))

@@ -6,7 +6,7 @@ Images are uint8 RGB arrays.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -210,32 +210,98 @@ def ticks(values: Sequence[float]) -> list[float]:
     return [round(k * step, 12) for k in range(first, last + 1)]
 
 
-def annotate(canvas: Canvas, text: str, x: float, y: float, taken: list[tuple[float, float, float, float]]) -> None:
-    """Write a dot's label right, left, above or below its centre, and add the label's box to ``taken``.
+Place = tuple[float, float]  # x, y
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+Line = tuple[float, float, float, float]  # x, y of an end, x, y of the other
 
-    The first place at which no box of ``taken`` is in the way is used. Without one, nothing is written.
+DOT = 7  # radius of a dot in pixels
+_NEAR = 12  # pixels from the centre of a dot to its label
+# Where a label may be, seen from its dot: beside it, above, below, then at the corners.
+_SIDES = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1))
+
+
+def annotate(canvas: Canvas, labels: Sequence[tuple[str, Place]], size: int, room: Box, lines: Sequence[Line]) -> None:
+    """Write the labels of dots, each near its dot and within ``room``, apart from dots and other labels.
+
+    The nearest place is taken that is apart from the ``lines`` too and not nearer to another dot. If there is none, a
+    label lies on a line; without any place it is not written. A label that is away from its dot is joined to it by a
+    thin line.
     """
-    text = shorten(text, Size.TAG, 110)
-    w = text_width(text, Size.TAG)
-    h = line_height(Size.TAG)
+    dots = [dot for _, dot in labels]
+    taken = [_box(dot, DOT, DOT) for dot in dots]
 
-    places = (
-        (x + 8, y - h / 2),
-        (x - 8 - w, y - h / 2),
-        (x - w / 2, y - h - 5),
-        (x - w / 2, y + 5),
-    )
+    for text, dot in labels:
+        text = shorten(text, size, 8 * size)
+        free = []
+        for box in _places(dot, text_width(text, size) / 2, size / 2):
+            inside = box[0] >= room[0] and box[1] >= room[1] and box[2] <= room[2] and box[3] <= room[3]
+            join = (*dot, *_nearest(dot, box))
+            others = [other for other in taken if _distance(dot, other) > 0]
+            hidden = any(_overlap(_wider(box), other) for other in taken) or any(_crosses(join, o) for o in others)
+            if inside and not hidden:
+                free.append(box)
 
-    for left, top in places:
-        box = (left, top, left + w, top + h)
-        if not any(_overlap(box, other) for other in taken):
-            canvas.write(left, top, text)
+        clear = [box for box in free if not any(_crosses(line, _wider(box)) for line in lines)]
+        own = [box for box in clear if all(_distance(dot, box) <= _distance(other, box) for other in dots)]
+        for box in [*own, *clear, *free][:1]:
+            left, top, right, bottom = box
+            if _distance(dot, box) > 2 * _NEAR:
+                canvas.draw.line((*dot, *_nearest(dot, box)), fill=Ink.QUIET)
+            canvas.outlined(((left + right) / 2, (top + bottom) / 2), text, size)
             taken.append(box)
-            return
 
 
-def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
-    """Whether two boxes (left, top, right, bottom) have a point in common."""
+def _places(dot: Place, half_width: float, half_height: float) -> Iterator[Box]:
+    """Boxes around a dot, the nearest first."""
+    x, y = dot
+    for away in (_NEAR, _NEAR + 2 * half_height, _NEAR + 4 * half_height):
+        for across, down in _SIDES:
+            centre = (x + across * (away + half_width), y + down * (away + half_height))
+            yield _box(centre, half_width, half_height)
+
+
+def _wider(box: Box) -> Box:
+    """A box with a margin."""
+    return (box[0] - 3, box[1] - 3, box[2] + 3, box[3] + 3)
+
+
+def _nearest(place: Place, box: Box) -> Place:
+    """The point of a box that is nearest to a place."""
+    x, y = place
+    return min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3])
+
+
+def _distance(place: Place, box: Box) -> float:
+    """Pixels between a place and a box."""
+    return math.dist(place, _nearest(place, box))
+
+
+def _box(centre: Place, half_width: float, half_height: float) -> Box:
+    """The box around a point."""
+    x, y = centre
+    return (x - half_width, y - half_height, x + half_width, y + half_height)
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    """Whether two boxes have a point in common."""
     apart_across = a[2] < b[0] or a[0] > b[2]
     apart_down = a[3] < b[1] or a[1] > b[3]
     return not apart_across and not apart_down
+
+
+def _crosses(line: Line, box: Box) -> bool:
+    """Whether a line has a point in a box."""
+    # The part of the line, from 0 to 1, that is between the box's sides, then also between its top and bottom.
+    first = 0.0
+    last = 1.0
+    for begin, end, low, high in ((line[0], line[2], box[0], box[2]), (line[1], line[3], box[1], box[3])):
+        if begin == end:
+            if not low <= begin <= high:
+                return False
+            continue
+
+        enters, leaves = sorted(((low - begin) / (end - begin), (high - begin) / (end - begin)))
+        first = max(first, enters)
+        last = min(last, leaves)
+
+    return first <= last

@@ -36,6 +36,7 @@ from .timing import (
     how_timed,
     shown_seconds,
     speedup_of,
+    speedup_of_pairs,
 )
 from .work import OF_DRAFT, Work
 
@@ -195,7 +196,7 @@ class Report:
         scale = self.images / baseline.images
         if self.repeats == baseline.repeats > 1 and all(self.timings) and all(baseline.timings):
             pairs = zip(baseline.timings, self.timings, strict=True)
-            return speedup_of([scale * other / own for other, own in pairs])
+            return speedup_of_pairs([(scale * other, own) for other, own in pairs])
 
         together = self.prompt == baseline.prompt and self.repeats == baseline.repeats
         note = ONE_RUN if together else APART

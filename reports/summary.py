@@ -18,7 +18,7 @@ from .quality import (
 )
 from .record import Report, counted
 from .table import percent
-from .timing import BASELINE, FIRST_RUN, how_timed, shown_seconds
+from .timing import BASELINE, FIRST_RUN, how_timed, shown_seconds, times_as_fast
 
 # PSNR in dB from which an image is called nearly the same, and a similar one.
 NEARLY = 30.0
@@ -88,9 +88,9 @@ def gained(report: Report, baseline: Report, quality: Quality | None = None) -> 
     speedup = report.speedup(baseline)
     ratio = speedup.value if speedup is not None and speedup.value is not None else 0.0
     if speedup is not None and speedup.told:
-        return Gain(ratio, f"{ratio:.2f} times as fast")
+        return Gain(ratio, times_as_fast(ratio))
 
-    about = Gain(ratio, f"about {ratio:.1f} times as fast")
+    about = Gain(ratio, times_as_fast(ratio))
     another = quality is not None and quality.word in (OTHER_IMAGE, OTHER_MODEL, DISTRIBUTION)
     if another and ratio >= _CLEAR:
         return about

@@ -8,8 +8,8 @@ one, and there is none where the two runs differ in more than the method.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, replace
+from statistics import mean, median
 from typing import Any
 
 # What is said of a ratio.
@@ -47,7 +47,7 @@ MEANINGS = {
 class Speedup:
     """The seconds an image of a baseline divided by those of a run."""
 
-    value: float | None = None  # median of the pairs; None where the runs cannot be compared
+    value: float | None = None  # a median of the pairs; None where the runs cannot be compared
     low: float | None = None  # the smallest and the largest ratio of a pair
     high: float | None = None
     pairs: int = 1
@@ -123,6 +123,28 @@ def speedup_of(ratios: Sequence[float], of: str = "repeats", note: str = ONE_RUN
         note = "" if differs else NO_DIFFERENCE
 
     return Speedup(median(ratios), low, high, len(ratios), of, note)
+
+
+def middle(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Of the seconds of pairs of runs, the baseline's first, those of the pair whose ratio is the median; of an even
+    number of pairs the means of the middle two.
+    """
+    ordered = sorted(pairs, key=lambda pair: pair[0] / pair[1])
+    of_middle = ordered[(len(pairs) - 1) // 2 : len(pairs) // 2 + 1]
+    base, own = zip(*of_middle, strict=True)
+    return mean(base), mean(own)
+
+
+def speedup_of_pairs(pairs: Sequence[tuple[float, float]], note: str = ONE_RUN) -> Speedup:
+    """The speed-up of pairs of runs, from their seconds: it is the ratio of those of :func:`middle`."""
+    base, own = middle(pairs)
+    return replace(speedup_of([one / other for one, other in pairs], note=note), value=base / own)
+
+
+def times_as_fast(ratio: float) -> str:
+    """A ratio in a sentence, with no more digits than a few runs can tell: "about 3.3 times as fast"."""
+    digits = 1 if ratio >= 1.05 else 2
+    return f"about {ratio:.{0 if ratio >= 10 else digits}f} times as fast"
 
 
 def shown_seconds(seconds: float) -> str:

@@ -9,6 +9,7 @@ rounds. The first round has no pairs; its ratios only decide what runs again.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from ..errors import UserError
 from ..reports.quality import Quality, measure
 from ..reports.record import Report, repeated
 from ..reports.sweep import Cell
+from ..reports.timing import middle
 from .advice_text import advice_table, answer_of
 from .baseline import quality_word
 from .choice import Choice, parse_choice
@@ -230,11 +232,15 @@ def _shown(won: Measured) -> tuple[Shown, Shown]:
     assert won.images is not None
     plain_images, images = won.images
     pairs = won.cells[1:] or won.cells
-    plain_reports = [cell.baseline for cell in pairs if cell.baseline is not None]
+    plain_report = repeated([cell.baseline for cell in pairs if cell.baseline is not None])
+    report = repeated([cell.report for cell in pairs])
+
+    # Seconds whose ratio is the speed-up; those of each sampler's own median are of different pairs.
+    if len(pairs) > 1:
+        base, own = middle(list(zip(plain_report.timings, report.timings, strict=True)))
+        plain_report = replace(plain_report, seconds=base)
+        report = replace(report, seconds=own)
 
     point = won.point
     quality = Quality(point.psnr, point.ssim, point.word, point.psnr_low)
-    return (
-        Shown(plain_images, repeated(plain_reports)),
-        Shown(images, repeated([cell.report for cell in pairs]), quality),
-    )
+    return Shown(plain_images, plain_report), Shown(images, report, quality)

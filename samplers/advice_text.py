@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..reports.quality import closeness
 from ..reports.table import literal, markdown, percent
+from ..reports.timing import times_as_fast
 from .choice import Choice
 from .measured import ACCEPTANCE, DECIMALS, EXACT, LOSSLESS, AdviceSettings, Measured
 from .settings import knobs
@@ -23,7 +24,7 @@ def answer_of(plain: Choice, won: Measured | None, settings: AdviceSettings) -> 
     spread = speedup.range if speedup is not None else ""
     if not spread:
         spread = "one run each; raise repeats to measure it in turn"
-    return f"Fastest with {limit}: {won.choice.text}, {won.ratio:.2f} times as fast as {plain.entry.title} ({spread})."
+    return f"Fastest with {limit}: {won.choice.text}, {times_as_fast(won.ratio)} as {plain.entry.title} ({spread})."
 
 
 def time_left(seconds: float | None) -> str:

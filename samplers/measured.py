@@ -8,7 +8,7 @@ import numpy as np
 
 from ..reports.quality import DISTRIBUTION, IDENTICAL, OTHER_IMAGE
 from ..reports.sweep import Cell, Point, summary
-from ..reports.timing import ONE_RUN, Speedup, speedup_of
+from ..reports.timing import Speedup, speedup_of_pairs
 from .choice import Choice
 from .settings import Settings, knob
 
@@ -74,9 +74,10 @@ class Measured:
         """Speed-up of the rounds in pairs, or of the first round if there are none; None if it did not run."""
         paired = self.cells[1:] or self.cells
         found = [cell.report.speedup(cell.baseline) for cell in paired]
-        ratios = [one.value for one in found if one is not None and one.value is not None]
-        if ratios:
-            return speedup_of(ratios, note=ONE_RUN)
+        timed = [cell for cell, one in zip(paired, found, strict=True) if one is not None and one.value is not None]
+        pairs = [(cell.baseline.seconds, cell.report.seconds) for cell in timed if cell.baseline is not None]
+        if pairs:
+            return speedup_of_pairs(pairs)
 
         # A first run, which compiles: its note says so.
         return next((one for one in found if one is not None), None)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import UserError
 from ..reports.drawing import (
+    DOT,
     PAD,
     Canvas,
     Colour,
     Ink,
+    Line,
+    Place,
     Size,
     annotate,
     contact_sheet,
     line_height,
     resize,
+    shorten,
     text_width,
     ticks,
 )
@@ -58,6 +63,9 @@ MEASURES = tuple(_AXES)
 # Pixels of a plot.
 _WIDTH = 720
 _HEIGHT = 400
+_LETTERS = 26  # size of its text: a node shows a plot at half its size or less
+_LINE = line_height(_LETTERS)
+_LEGEND = 170  # width of the legend
 
 
 # ------------------------------------------------------------------------------------------------ grid
@@ -287,28 +295,38 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
     yticks = ticks([heights[point] for point in [*shown, *exact]] + one)
 
     legend = len(sweep.y.values) > 1
-    right = _WIDTH - (170 if legend else 24) - (90 if exact else 0)
-    area = _Area(left=72, top=3 * PAD + line_height(Size.BODY), right=right, bottom=_HEIGHT - 64)
+    # The column of identical images is right of the dots, its name beside the numbers of the axis.
+    half = text_width(IDENTICAL, _LETTERS) / 2
+    apart = _widest(f"{tick:g}" for tick in xticks) / 2 + 14 + half
+    area = _Area(
+        left=PAD + 8 + round(_widest(_tick(tick, has_speedups) for tick in yticks)),
+        top=PAD + 2 * _LINE + 14,
+        right=_WIDTH - (_LEGEND if legend else 64) - (round(apart + half) if exact else 0),
+        bottom=_HEIGHT - 2 * _LINE - 12,
+    )
     across = _scale(xticks, area.left, area.right)
     up = _scale(yticks, area.bottom, area.top)
 
     canvas = Canvas(_WIDTH, _HEIGHT)
     _draw_texts(canvas, area, sweep, measure, has_speedups)
-    _draw_ticks(canvas, area, xticks, yticks, across, up, "x" if has_speedups else "")
+    _draw_ticks(canvas, area, xticks, yticks, across, up, has_speedups)
 
     # The column of identical images.
-    column = area.right + 55.0
+    column = area.right + apart
     if exact:
         canvas.draw.line((column, area.top, column, area.bottom), fill=Ink.EDGE)
-        canvas.write(column, area.bottom + 6, IDENTICAL, colour=Ink.QUIET, before=0.5)
+        canvas.write(column, area.bottom + 8, IDENTICAL, _LETTERS, Ink.QUIET, before=0.5)
 
-    # The lines and dots.
+    # The lines and dots, then their labels.
     places = {}
     for point in [*shown, *exact]:
         value = found[point]
         places[point] = (column if value is None else across(value), up(heights[point]))
 
-    _draw_series(canvas, sweep, places, shown)
+    lines = _draw_series(canvas, sweep, places, shown)
+    labels = [(sweep.x.values[point.x], place) for point, place in places.items()]
+    room = (area.left + 2, area.top - 14, _WIDTH - (_LEGEND if legend else 2), area.bottom + 12)
+    annotate(canvas, labels, _LETTERS, room, lines)
     if legend:
         _draw_legend(canvas, sweep, area.top)
 
@@ -324,25 +342,31 @@ class _Area(NamedTuple):
     bottom: int
 
 
-def _draw_texts(canvas: Canvas, area: _Area, sweep: Sweep, measure: str, has_speedups: bool) -> None:
-    """Write the title, the names of the axes, and a note on the labels of the dots."""
-    canvas.write(PAD, PAD, sweep.title, Size.BODY, room=_WIDTH - 2 * PAD)
+def _widest(texts: Iterable[str]) -> float:
+    """Width in pixels of the widest of texts."""
+    return max(text_width(text, _LETTERS) for text in texts)
 
-    above = area.top - line_height(Size.TAG) - 2
+
+def _tick(value: float, speedup: bool) -> str:
+    """The number at a mark of the vertical axis: "1.5x" of a speed-up, "1.5" of seconds."""
+    return f"{value:g}x" if speedup else f"{value:g}"
+
+
+def _draw_texts(canvas: Canvas, area: _Area, sweep: Sweep, measure: str, has_speedups: bool) -> None:
+    """Write the title, the names of the axes, and what the labels of the dots are."""
+    canvas.write(PAD, PAD, sweep.title, _LETTERS, room=_WIDTH - 2 * PAD)
+
     # One pair of runs a dot, or one a seed: never repeats in turn.
     seeds = len(sweep.seeds)
-    how = "one run each" if seeds == 1 else f"medians of {seeds} seeds"
-    axis = f"speed-up, about ({how})" if has_speedups else f"seconds ({how})"
-    canvas.write(PAD, above, axis, colour=Ink.QUIET)
+    how = "one run each" if seeds == 1 else f"{seeds} seeds"
+    axis = f"{'speed-up' if has_speedups else 'seconds'} ({how})"
+    canvas.write(PAD, PAD + _LINE, axis, _LETTERS, Ink.QUIET)
 
-    centre = (area.left + area.right) / 2
-    below = area.bottom + 6 + line_height(Size.TAG)
-    canvas.write(centre, below, _AXES[measure], Size.BODY, Ink.QUIET, before=0.5)
+    labels = shorten(f"labels: {_spaced(sweep.x.name)}", _LETTERS, _WIDTH - 4 * PAD - text_width(axis, _LETTERS))
+    canvas.write(_WIDTH - PAD, PAD + _LINE, labels, _LETTERS, Ink.QUIET, before=1)
 
-    note = f"labels: {_spaced(sweep.x.name)}"
-    if len(sweep.seeds) > 1:
-        note += f"; means of {len(sweep.seeds)} seeds"
-    canvas.write(area.left, _HEIGHT - line_height(Size.TAG) - 2, note, colour=Ink.QUIET)
+    below = area.bottom + 8 + _LINE
+    canvas.write((area.left + area.right) / 2, below, _AXES[measure], _LETTERS, Ink.QUIET, before=0.5)
 
 
 def _draw_ticks(
@@ -352,31 +376,33 @@ def _draw_ticks(
     yticks: Sequence[float],
     across: Callable[[float], float],
     up: Callable[[float], float],
-    unit: str,
+    speedup: bool,
 ) -> None:
-    """Draw the lines of both axes with their numbers; ``unit`` follows those of the y axis."""
-    for tick in xticks:
+    """Draw the lines of both axes with their numbers, of the horizontal axis as many as there is room for."""
+    every = math.ceil((_widest(f"{tick:g}" for tick in xticks) + 10) / (across(xticks[1]) - across(xticks[0])))
+    for k, tick in enumerate(xticks):
         x = across(tick)
         canvas.draw.line((x, area.top, x, area.bottom), fill=Ink.EDGE)
-        canvas.write(x, area.bottom + 6, f"{tick:g}", colour=Ink.QUIET, before=0.5)
+        if k % every == 0:
+            canvas.write(x, area.bottom + 8, f"{tick:g}", _LETTERS, Ink.QUIET, before=0.5)
 
     for tick in yticks:
         y = up(tick)
         canvas.draw.line((area.left, y, area.right, y), fill=Ink.EDGE)
-        canvas.write(area.left - 8, y - Size.TAG * 0.6, f"{tick:g}{unit}", colour=Ink.QUIET, before=1)
+        canvas.write(area.left - 8, y - _LETTERS * 0.6, _tick(tick, speedup), _LETTERS, Ink.QUIET, before=1)
 
 
-def _draw_series(
-    canvas: Canvas, sweep: Sweep, places: Mapping[Point, tuple[float, float]], joined: Sequence[Point]
-) -> None:
-    """Draw a line through the ``joined`` points of each value of y, and a dot with a label at all points."""
-    taken: list[tuple[float, float, float, float]] = []
-
+def _draw_series(canvas: Canvas, sweep: Sweep, places: Mapping[Point, Place], joined: Sequence[Point]) -> list[Line]:
+    """Draw a line through the ``joined`` points of each value of y, and a dot at all points; returns the pieces of the
+    lines.
+    """
+    pieces: list[Line] = []
     for j in range(len(sweep.y.values)):
         colour = SERIES[j % len(SERIES)]
         line = [places[point] for point in joined if point.y == j]
         if len(line) > 1:
-            canvas.draw.line(line, fill=colour, width=2)
+            canvas.draw.line(line, fill=colour, width=3)
+        pieces += [(*one, *other) for one, other in pairwise(line)]
 
         inside = colour
         edge = Ink.BACKGROUND
@@ -386,20 +412,19 @@ def _draw_series(
 
         for point, (x, y) in places.items():
             if point.y == j:
-                canvas.draw.ellipse((x - 5, y - 5, x + 5, y + 5), inside, edge, 2)
-                annotate(canvas, sweep.x.values[point.x], x, y, taken)
+                canvas.draw.ellipse((x - DOT, y - DOT, x + DOT, y + DOT), inside, edge, 2)
+
+    return pieces
 
 
 def _draw_legend(canvas: Canvas, sweep: Sweep, top: int) -> None:
-    """Draw the colours of the values of y, the first with the name of y."""
+    """Draw the name of y, and the colours of its values."""
+    left = _WIDTH - _LEGEND + 20
+    canvas.write(left, top - 8, _spaced(sweep.y.name), _LETTERS, Ink.QUIET, _LEGEND - 20 - PAD)
     for j, value in enumerate(sweep.y.values):
-        text = value
-        if j == 0:
-            text = f"{_spaced(sweep.y.name)} {value}"
-
-        y = top + j * line_height(Size.TAG)
-        canvas.draw.rectangle((_WIDTH - 150, y + 3, _WIDTH - 140, y + 13), fill=SERIES[j % len(SERIES)])
-        canvas.write(_WIDTH - 132, y, text, room=124)
+        y = top - 8 + (j + 1) * _LINE
+        canvas.draw.rectangle((left, y + 8, left + 18, y + 26), fill=SERIES[j % len(SERIES)])
+        canvas.write(left + 28, y, value, _LETTERS, room=_LEGEND - 48 - PAD)
 
 
 def _scale(marks: Sequence[float], low: int, high: int) -> Callable[[float], float]:

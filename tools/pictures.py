@@ -34,7 +34,7 @@ FOLDER = ROOT / "web" / "docs" / "images"
 ICON = ROOT / "docs" / "icon.png"
 ANIMATION = ROOT / "docs" / "time_lapse.webp"
 ANIMATION_WIDTH = 480
-SEED, MAP, WIDTH, QUALITY = 7, 512, 580, 60
+SEED, MAP, WIDTH, QUALITY = 7, 512, 580, 55
 # Help page to the samplers, their settings, and the token maps of the last one.
 PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "FastARMARSampler": ("mar", (), ("fixed at step", "order")),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import advisor, compare, conditioning, loaders, remaking, samplers, sharing
+from fastar_nodes.nodes import advisor, compare, conditioning, loaders, preview, remaking, samplers, sharing
 from fastar_nodes.nodes import sweep as sweep_nodes
 from fastar_nodes.reports import exchange
 from fastar_nodes.reports.record import Report
@@ -437,14 +437,58 @@ def test_the_advisor_answers_with_a_line_that_runs(monkeypatch):
     model = a_mar()
     model.recommended = {"steps": 8, "diffusion_steps": 8}
     node = with_hidden(advisor.Advisor, {})
+    answered = []
+    grid = advisor.compare_grid
+    monkeypatch.setattr(
+        advisor, "compare_grid", lambda images, *a, **k: answered.extend(images) or grid(images, *a, **k)
+    )
     made = node.execute(model, WHAT, 7, measure="PSNR", least_psnr=0.0, repeats=2)
     line, table, image = made.result
     assert image.ndim == 4 and image.shape[3] == 3
     assert line in (*lines[:2], "mar") and "lazymar: block=9 was not run" in table
     assert len([row for row in table.splitlines() if row.startswith("| ")]) == 4
-    assert said(made) == [table.splitlines()[0]]
+    used = [] if line == "mar" else [f"In your graph: Any Sampler with the text {line}."]
+    assert said(made) == [table.splitlines()[0], *used]
     assert fake_comfy.state.said[0][1].startswith("run 1 of about "), "while it runs"
+    _, shown, _ = fake_comfy.Progress.updates[-1][2]
+    sheet, _ = preview._enlarged(answered[-1])
+    assert np.array_equal(np.asarray(shown), sheet), "the preview that stays is of the answer"
     assert sharing.AnySampler.execute(model, WHAT, line, 7).result[1].sampler == line.partition(":")[0]
+
+
+# Answers of the Advisor with what it says about their use.
+USES = {
+    "mar": "",
+    "mar: preset=few steps": "MAR Sampler with preset few steps",
+    "mar: speculation=8": "Any Sampler with the text mar: speculation=8",
+    "fasthybrid: preset=balanced": "FastHybrid Sampler with preset balanced",
+    "fasthybrid+lazymar: preset=fast": "FastHybrid Sampler with preset fast, its cache input from LazyMAR Cache with "
+    "preset fast",
+    "mulosd: preset=fast": "MuLo-SD Sampler with preset fast",
+}
+
+
+@pytest.mark.parametrize("line", USES)
+def test_the_advisor_says_how_its_answer_is_used(line):
+    used = USES[line]
+    assert advisor._in_a_graph(parse_choice(line, "sampler"), "mar") == (f"In your graph: {used}." if used else "")
+
+
+def test_nodes_that_the_advisor_names_exist_and_have_the_preset():
+    """Of every candidate that is a preset."""
+    nodes = {}
+    for node in samplers.NODES:
+        about = node.define_schema()
+        presets = [i.about["options"] for i in about.inputs if i.id == "preset"]
+        nodes[about.display_name] = presets[0] if presets else []
+
+    for plain, lines in advice._CANDIDATES.items():
+        for line in lines:
+            said, _, preset = advisor._in_a_graph(parse_choice(line, "sampler"), plain).partition(" with preset ")
+            if preset:
+                name = preset.split(",")[0].rstrip(".")
+                assert name in nodes[said.removeprefix("In your graph: ")]
+                assert "LazyMAR Cache" not in preset or name in nodes["LazyMAR Cache"]
 
 
 def test_a_cell_of_another_format_is_not_overwritten(folder):
@@ -524,9 +568,11 @@ def test_a_sweep_says_how_many_cells_it_found(monkeypatch):
     monkeypatch.setattr(sweep_nodes.host, "text_output", lambda *given: outputs.append(told(*given)) or outputs[-1])
     sweep(model, **SMALL)
     assert fake_comfy.state.said == [("7", "cell 1 of 2"), ("7", "cell 2 of 2")], "while it runs"
-    assert outputs[-1]["fastar_text"] == ["2 of 2 cells sampled, 0 were in the folder sweep"]
+    assert outputs[-1]["fastar_text"] == ["2 cells sampled, the plain sampler's included"]
     sweep(model, **{**SMALL, "x_values": "0.5, 0.6"})
-    assert outputs[-1]["fastar_text"] == ["1 of 3 cells sampled, 2 were in the folder sweep"]
+    assert outputs[-1]["fastar_text"] == ["2 of 3 cells were in the folder sweep already"]
+    sweep(model, **{**SMALL, "x_values": "0.7, 0.8"})
+    assert outputs[-1]["fastar_text"] == ["1 of 3 cells was in the folder sweep already"]
 
 
 def test_seeds_of_a_sweep_reach_the_limit():
@@ -543,7 +589,7 @@ def test_the_advisor_begins_with_the_seed_of_its_widget(monkeypatch):
         asked.append((baseline.entry.name, seed))
         yield from ()
         images, report = np.zeros((1, 8, 8, 3), np.uint8), a_report("mar")
-        best = SimpleNamespace(text="mar")
+        best = baseline
         return SimpleNamespace(sentence="", best=best, table="", shown=(Shown(images, report),))
 
     monkeypatch.setattr(advisor, "calibrate", calibrate)

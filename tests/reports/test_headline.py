@@ -93,9 +93,9 @@ def test_repeats_in_turn_are_told_first():
     """Ratios 1.5, 2.5 and 1.25, and 0.8 of three slower ones. What may be either way is no speed-up."""
     base = repeated([run(seconds, transformer_passes=256) for seconds in (3.0, 5.0, 5.0)])
     fast = repeated([run(seconds, transformer_passes=57) for seconds in (2.0, 2.0, 4.0)])
-    assert told(base, fast, Quality(word=IDENTICAL)) == "1.50 times as fast: identical"
+    assert told(base, fast, Quality(word=IDENTICAL)) == "About 1.5 times as fast: identical"
     slow = repeated([run(seconds, transformer_passes=256) for seconds in (3.75, 6.25, 6.25)])
-    assert told(base, slow, Quality(word=IDENTICAL)) == "0.80 times as fast: identical"
+    assert told(base, slow, Quality(word=IDENTICAL)) == "About 0.80 times as fast: identical"
     mixed = repeated([run(seconds, transformer_passes=57) for seconds in (2.0, 6.0, 4.0)])
     assert told(base, mixed, Quality(word=IDENTICAL)) == "57 passes instead of 256: identical"
 

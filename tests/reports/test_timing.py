@@ -9,7 +9,7 @@ from fastar_nodes.reports.quality import Quality, closeness
 from fastar_nodes.reports.record import Report, repeated, to_csv, to_json, to_table, to_text
 from fastar_nodes.reports.summary import one_line
 from fastar_nodes.reports.table import percent
-from fastar_nodes.reports.timing import shown_seconds, speedup_of
+from fastar_nodes.reports.timing import middle, shown_seconds, speedup_of, times_as_fast
 
 
 def run(sampler="mar", seconds=1.0, images=1, model="tiny", **about) -> Report:
@@ -54,6 +54,21 @@ def test_each_repeat_is_a_pair():
     assert (base.seconds, own.seconds, own.repeats) == (5.0, 2.0, 3)
     four = in_repeats(8.0, 8.0, 16.0, images=4)
     assert four.speedup(base).value == 1.5, "seconds an image"
+
+
+def test_an_even_number_of_repeats_has_two_middle_pairs():
+    """3, 8, 6, 9 beside 1, 2, 4, 9: ratios 3, 4, 1.5 and 1. The middle pairs took 3 + 6 and 1 + 4 seconds."""
+    base, own = in_repeats(3.0, 8.0, 6.0, 9.0), in_repeats(1.0, 2.0, 4.0, 9.0)
+    found = own.speedup(base)
+    assert (found.value, found.low, found.high, found.pairs) == (9 / 5, 1.0, 4.0, 4)
+    assert middle([(3.0, 1.0), (8.0, 2.0), (6.0, 4.0), (9.0, 9.0)]) == (4.5, 2.5)
+    assert middle([(3.0, 1.0), (8.0, 2.0), (6.0, 4.0)]) == (3.0, 1.0)
+
+
+def test_a_ratio_in_a_sentence_has_two_digits():
+    told = {3.33: "3.3", 0.874: "0.87", 12.4: "12", 1.042: "1.04", 1.06: "1.1"}
+    for ratio, text in told.items():
+        assert times_as_fast(ratio) == f"about {text} times as fast"
 
 
 def test_repeats_of_one_run_alone_are_no_pairs():

@@ -4,6 +4,7 @@ import errno
 import os
 import tracemalloc
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -13,10 +14,10 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import drawing
 from fastar_nodes.reports.drawing import Ink, text_width
-from fastar_nodes.reports.quality import measure
+from fastar_nodes.reports.quality import Quality, measure
 from fastar_nodes.reports.record import Report
 from fastar_nodes.reports.sweep import Cell
-from fastar_nodes.sweeps.images import LONGEST, SERIES, _fitting, sweep_grid, sweep_plot
+from fastar_nodes.sweeps.images import _LETTERS, LONGEST, SERIES, _fitting, sweep_grid, sweep_plot
 from fastar_nodes.sweeps.keys import digest, weights_digest
 from fastar_nodes.sweeps.store import CellStore, completed
 from fastar_nodes.sweeps.sweep import Axis, Sweep, sweep_table
@@ -301,19 +302,74 @@ def test_a_plot_has_axes_and_a_column_of_identical_pictures(tmp_path, pen):
     sweep = made(tmp_path)
     sweep_plot(sweep, "PSNR")
     found = pen()
-    assert {"speed-up, about (one run each)", "PSNR, dB (right is closer)", "identical", "labels: threshold"} <= {
-        *found.texts
-    }
+    named = {"speed-up (one run each)", "PSNR, dB (right is closer)", "identical", "labels: threshold", "lookahead"}
+    assert named <= {*found.texts}
     dots = centres(found)
     assert len(dots) == 6
     column = max(x for x, _ in dots)
     assert sum(x == column for x, _ in dots) == 2, "one of every line"
     assert any(line[0] == line[2] == column for line in found.lines if len(line) == 4)
-    assert abs(found.texts["identical"][0][0] + drawing.text_width("identical", drawing.Size.TAG) / 2 - column) < 1
+    assert abs(found.texts["identical"][0][0] + drawing.text_width("identical", _LETTERS) / 2 - column) < 1
     assert column > max(x for x, _ in dots if x != column) + 20
     # Higher is faster.
     of_first = sorted(dots[:3])
     assert of_first[0][1] < of_first[1][1] < of_first[2][1]
+
+
+def plotted(places: dict[str, tuple[float, float]]) -> Sweep:
+    """A sweep whose cells have these values, PSNR and speed-ups."""
+    cells = []
+    for i, (psnr, speedup) in enumerate(places.values()):
+        cells.append(Cell(i, 0, 7, "", report(4 / speedup), report(4.0), Quality(psnr, 0.9)))
+    return Sweep("FastHybrid", Mock(), Axis("threshold", tuple(places)), Axis("", ("",)), (7,), tuple(cells))
+
+
+# Values of x with PSNR and speed-up. Those of the template, twice: the seconds are of one run each.
+PLOTS = {
+    "a steep line": {"0.5": (10.3, 1.61), "0.9": (10.2, 1.48), "0.98": (33.5, 1.8), "0.99": (34.0, 1.1)},
+    "dots that touch": {"0.5": (10.3, 3.41), "0.9": (13.2, 3.3), "0.98": (33.5, 2.8), "0.99": (33.7, 2.75)},
+    "dots at the top that are near": {
+        "0.5": (10.25, 1.6),
+        "0.9": (10.2, 1.51),
+        "0.98": (33.5, 1.36),
+        "0.99": (34.0, 1.25),
+    },
+    "dots at the bottom": {"0.5": (10.25, 1.44), "0.9": (10.2, 1.12), "0.98": (33.5, 1.05), "0.99": (34.0, 1.01)},
+    "a zigzag": {f"0.{n}": (20 + n / 4, 1 + n % 2 / 4) for n in range(10, 17)},
+}
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_labels_of_a_plot_are_apart_from_each_other_and_from_the_line(tmp_path, pen, name):
+    sweep_plot(plotted(PLOTS[name]))
+    found = pen()
+    assert found.texts.keys() >= PLOTS[name].keys()
+    boxes = []
+    for value in PLOTS[name]:
+        (x, y) = found.texts[value][-1]
+        half = text_width(value, _LETTERS) / 2
+        boxes.append((x - half, y - _LETTERS / 2, x + half, y + _LETTERS / 2))
+    for i, (left, top, right, bottom) in enumerate(boxes):
+        assert left > 0 and right < 720 and bottom < 400
+        nearest = min(centres(found), key=lambda dot: drawing._distance(dot, boxes[i]))
+        assert nearest == centres(found)[i], "of its own dot"
+        assert not any(drawing._overlap(boxes[i], other) for other in boxes[:i])
+        for (x0, y0), (x1, y1) in pairwise(centres(found)):
+            for t in np.linspace(0, 1, 500):
+                x, y = x0 + t * (x1 - x0), y0 + t * (y1 - y0)
+                assert not (left < x < right and top < y < bottom), f"the line is not in the label {i}"
+
+
+def test_numbers_of_the_horizontal_axis_are_apart(tmp_path, pen):
+    """0.98 to 0.99 in steps of 0.002, beside a legend and a column of identical images."""
+    sweep = made(tmp_path)
+    cells = [replace(cell, quality=Quality(98 + cell.x / 1000, 0.9)) for cell in sweep.cells]
+    cells[2] = replace(cells[2], quality=Quality(word="identical"))
+    sweep_plot(replace(sweep, cells=tuple(cells)))
+    texts = pen().texts
+    below = max(y for places in texts.values() for _, y in places if y < 340)
+    row = sorted((x, x + text_width(text, _LETTERS)) for text, places in texts.items() for x, y in places if y == below)
+    assert len(row) > 2 and all(before[1] + 8 < after[0] for before, after in pairwise(row))
 
 
 def test_without_a_baseline_a_plot_shows_seconds(tmp_path, pen):
