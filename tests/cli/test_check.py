@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import block_models
-import janus_files
 import janus_images
 import pytest
 import torch
@@ -29,6 +28,7 @@ OF_A_MODEL = [
     *("files", "names and shapes", "dtype", "memory of the weights", "seconds to load"),
     *("image", "memory of an image"),
 ]
+READING = ["vision tower", "answer", "memory of an answer"]
 OF_A_PART = [*OF_A_MODEL[:5], "first evaluation"]
 MASKED = ("MAR", "FastHybrid", "LazyMAR", "CSpD", "GtR", "FastHybrid + LazyMAR", "CSpD + LazyMAR", "GtR + LazyMAR")
 
@@ -59,7 +59,7 @@ def checked(cli, *arguments):
 def test_a_tiny_model_of_every_family(cli, files, tmp_path, kind, options, samplers):
     """Each line holds, or gives a figure; an accelerator's seconds are beside the plain sampler's."""
     others = {
-        "janus": lambda: janus_files.one_file(tmp_path / "j.safetensors"),
+        "janus": lambda: janus_images.one_file(tmp_path / "j.safetensors", "Janus-Pro"),
         "bitdance": lambda: block_models.one_file(tmp_path / "b.safetensors"),
         "bitdance of prompts": lambda: block_models.FOLDER / "native",
     }
@@ -67,7 +67,8 @@ def test_a_tiny_model_of_every_family(cli, files, tmp_path, kind, options, sampl
     answer, lines = checked(cli, "--model", model, *options.format(**files._asdict()).split())
 
     assert answer.code == 0, answer
-    assert list(lines) == [*OF_A_MODEL, *(f"seconds of {name}" for name in samplers)]
+    reads = READING if kind == "janus" else []
+    assert list(lines) == [*OF_A_MODEL, *(f"seconds of {name}" for name in samplers), *reads]
     for name in ("files", "memory of the weights", "image", "memory of an image"):
         assert lines[name]["result"] in (PASS, NOT_MEASURED if sys.platform != "linux" else PASS), lines[name]
     stored = "bf16" if kind in ("janus", "bitdance of prompts") else "fp32"
@@ -92,7 +93,7 @@ def test_a_model_that_reads_images(cli, tmp_path, name):
     answer, lines = checked(cli, "--model", path, "--quick")
     assert answer.code == 0, answer
     edit = ["memory of an edit"] if name == "Janus-4o" else []
-    assert list(lines)[7:] == ["vision tower", "answer", "memory of an answer", *edit]
+    assert list(lines)[7:] == [*READING, *edit]
     assert lines["vision tower"]["found"] == "48,432 weights in 41 tensors"
     assert lines["answer"]["figures"]["text"]
     for line in ("memory of an answer", *edit):
