@@ -187,7 +187,6 @@ AT_RUN_TIME: dict[str, Case] = {
     "a wired period below its range": ("cache", {"refresh_period": ["below", 0]}, "refresh_period"),
     "a wired -1 for the model's own": ("serial", {"top_k": ["below", 0]}, "top_k"),
     "a text for a model of class labels": ("text", {"allow_download": True}, "condition"),
-    "codes for a MAR": ("hybrid", {"condition": ["seen", 0]}, "condition"),
     "a wired column count": ("compare", {"columns": ["thousand", 0]}, "columns"),
     "a MAR's latent on a token decoder": ("see", {"vae": ["gpt", 1]}, "samples"),
     "a token latent on a MAR's decoder": ("see", {"samples": ["serial", 0]}, "samples"),
