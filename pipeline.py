@@ -699,9 +699,9 @@ def pictures(image: Any, prompts: int) -> list[Tensor]:
     if len(found) == 1:
         found *= prompts
     if len(found) != prompts:
-        several = "s" * (prompts > 1)
+        given = "1 prompt" if prompts == 1 else f"{prompts} prompts"
         raise UserError(
-            f"image: there are {len(found)} images for {prompts} prompt{several}; a Janus reads one image with a "
+            f"image: there are {len(found)} images for {given}; a Janus reads one image with a "
             "prompt or a question, so give one, or one for each prompt."
         )
     return found

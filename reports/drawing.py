@@ -232,23 +232,34 @@ def annotate(canvas: Canvas, labels: Sequence[tuple[str, Place]], size: int, roo
 
     for text, dot in labels:
         text = shorten(text, size, 8 * size)
-        free = []
-        for box in _places(dot, text_width(text, size) / 2, size / 2):
-            inside = box[0] >= room[0] and box[1] >= room[1] and box[2] <= room[2] and box[3] <= room[3]
-            join = (*dot, *_nearest(dot, box))
-            others = [other for other in taken if _distance(dot, other) > 0]
-            hidden = any(_overlap(_wider(box), other) for other in taken) or any(_crosses(join, o) for o in others)
-            if inside and not hidden:
-                free.append(box)
-
+        boxes = _places(dot, text_width(text, size) / 2, size / 2)
+        free = [box for box in boxes if _inside(box, room) and not _hidden(box, dot, taken)]
         clear = [box for box in free if not any(_crosses(line, _wider(box)) for line in lines)]
         own = [box for box in clear if all(_distance(dot, box) <= _distance(other, box) for other in dots)]
-        for box in [*own, *clear, *free][:1]:
-            left, top, right, bottom = box
-            if _distance(dot, box) > 2 * _NEAR:
-                canvas.draw.line((*dot, *_nearest(dot, box)), fill=Ink.QUIET)
-            canvas.outlined(((left + right) / 2, (top + bottom) / 2), text, size)
-            taken.append(box)
+        best = own or clear or free
+        if not best:
+            continue
+
+        box = best[0]
+        left, top, right, bottom = box
+        if _distance(dot, box) > 2 * _NEAR:
+            canvas.draw.line((*dot, *_nearest(dot, box)), fill=Ink.QUIET)
+        canvas.outlined(((left + right) / 2, (top + bottom) / 2), text, size)
+        taken.append(box)
+
+
+def _inside(box: Box, room: Box) -> bool:
+    """Whether a box is within another one."""
+    return box[0] >= room[0] and box[1] >= room[1] and box[2] <= room[2] and box[3] <= room[3]
+
+
+def _hidden(box: Box, dot: Place, taken: Sequence[Box]) -> bool:
+    """Whether a label would touch what is drawn, or the line that joins it to its dot would cross another thing."""
+    if any(_overlap(_wider(box), other) for other in taken):
+        return True
+
+    join = (*dot, *_nearest(dot, box))
+    return any(_crosses(join, other) for other in taken if _distance(dot, other) > 0)
 
 
 def _places(dot: Place, half_width: float, half_height: float) -> Iterator[Box]:

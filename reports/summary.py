@@ -87,10 +87,10 @@ def gained(report: Report, baseline: Report, quality: Quality | None = None) -> 
     """
     speedup = report.speedup(baseline)
     ratio = speedup.value if speedup is not None and speedup.value is not None else 0.0
-    if speedup is not None and speedup.told:
-        return Gain(ratio, times_as_fast(ratio))
-
     about = Gain(ratio, times_as_fast(ratio))
+    if speedup is not None and speedup.told:
+        return about
+
     another = quality is not None and quality.word in (OTHER_IMAGE, OTHER_MODEL, DISTRIBUTION)
     if another and ratio >= _CLEAR:
         return about

@@ -140,8 +140,11 @@ def _refuse_unknown(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], f
     have = []
     for where, names in sets.items():
         if names:
-            listed = len(names) <= _MOST_LISTED and not any(word.isdigit() for word in words)
-            have.append(f"{where} has {', '.join(names) if listed else f'the ids 0 to {len(names) - 1}'}")
+            numbers = any(word.isdigit() for word in words)
+            if len(names) <= _MOST_LISTED and not numbers:
+                have.append(f"{where} has {', '.join(names)}")
+            else:
+                have.append(f"{where} has the ids 0 to {len(names) - 1}")
     remedy = " and ".join(have) or "this model's class names are unknown, so give class ids from 0"
     raise UserError(f"{field}: there is no class {_first_few(words, repr)}{hint}; {remedy}.")
 

@@ -132,14 +132,20 @@ ASK = """async () => {
 }""".replace("FILE", FILE)
 
 
-def test_words_stand_on_the_node_as_they_come(comfy: Comfy, editor: Any, model: Path, artifacts: Path) -> None:
-    editor.set_viewport_size({"width": 1366, "height": 768})
-    editor.evaluate(ASK)
+def ran(comfy: Comfy, editor: Any, screenshot: Path) -> dict[str, Any]:
+    """Run the graph that is open and take a screenshot of it; its history entry."""
     editor.wait_for_timeout(1000)
     entry = _run(comfy, editor)
     assert not comfy.failure(entry)
     editor.wait_for_timeout(1500)
-    editor.screenshot(path=str(artifacts / f"ask about image_{editor.renderer}.png"))
+    editor.screenshot(path=str(screenshot))
+    return entry
+
+
+def test_words_stand_on_the_node_as_they_come(comfy: Comfy, editor: Any, model: Path, artifacts: Path) -> None:
+    editor.set_viewport_size({"width": 1366, "height": 768})
+    editor.evaluate(ASK)
+    entry = ran(comfy, editor, artifacts / f"ask about image_{editor.renderer}.png")
 
     words = [html.unescape(text) for text in editor.evaluate("window.words")]
     assert len(words) == 8 and len({*words}) > 4, "a token each"
@@ -172,11 +178,7 @@ def test_an_answer_is_drawn(comfy: Comfy, editor: Any, model: Path, artifacts: P
     editor.evaluate("graph => app.loadGraphData(graph)", blueprint)
     editor.wait_for_timeout(1000)
     editor.evaluate(FEED)
-    editor.wait_for_timeout(1000)
-    entry = _run(comfy, editor)
-    assert not comfy.failure(entry)
-    editor.wait_for_timeout(1500)
-    editor.screenshot(path=str(artifacts / f"describe and draw_{editor.renderer}.png"))
+    entry = ran(comfy, editor, artifacts / f"describe and draw_{editor.renderer}.png")
     (image,) = [image for output in entry["outputs"].values() for image in output.get("images", [])]
     assert np.asarray(comfy.picture(image)).std() > 5
     _no_complaint(editor)
