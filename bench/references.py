@@ -160,16 +160,7 @@ def llamagen(root: Path, size: str, batch: int, sets: Mapping[str, str], name: s
         generate = load(f"autoregressive.models.{module}").generate
 
     extra = {"spe_token_num": c.special, "ar_token_num": c.regions} if c.special else {}
-    arguments = networks.ModelArgs(
-        dim=c.dim,
-        n_layer=c.depth,
-        n_head=c.heads,
-        vocab_size=c.vocab,
-        num_classes=c.condition_size,
-        block_size=model.tokens,
-        **extra,
-    )
-    net: Any = load_weights(networks.Transformer(arguments), model.net)
+    net = llamagen_network(networks, model, **extra)
     labels = torch.arange(batch) % c.condition_size
 
     # PAR decodes the tokens of several regions in one pass.
@@ -188,6 +179,21 @@ def llamagen(root: Path, size: str, batch: int, sets: Mapping[str, str], name: s
         return generate(net, labels, model.tokens, cfg_scale=settings.cfg, sample_logits=False, **extra)
 
     return _tokens(name, Ready(LLAMAGEN, model), from_ids(labels.tolist()), sets, theirs, order)
+
+
+def llamagen_network(networks: ModuleType, model: TokenModel, **extra: Any) -> Any:
+    """The network of the reference's module with our weights."""
+    c = model.net.config
+    arguments = networks.ModelArgs(
+        dim=c.dim,
+        n_layer=c.depth,
+        n_head=c.heads,
+        vocab_size=c.vocab,
+        num_classes=c.condition_size,
+        block_size=model.tokens,
+        **extra,
+    )
+    return load_weights(networks.Transformer(arguments), model.net)
 
 
 def tar(root: Path, size: str, batch: int, sets: Mapping[str, str], name: str) -> Pair:
@@ -314,8 +320,8 @@ def _fill(model: MARModel) -> None:
                 p.copy_(0.02 * torch.randn(p.shape, generator=generator))
 
 
-def _reference(module: ModuleType, model: MARModel, steps: int, **extra: Any) -> Any:
-    """The reference's network with our weights, for ``steps`` diffusion steps."""
+def mar_network(module: ModuleType, model: MARModel, steps: int, **extra: Any) -> Any:
+    """The network of the reference's module with our weights, for ``steps`` diffusion steps."""
     c = model.net.config
     made = module.MAR(
         img_size=16 * c.grid,
@@ -406,7 +412,7 @@ def mar(root: Path, size: str, batch: int, sets: Mapping[str, str], name: str) -
         return finish(entry.run(model, from_ids(labels.tolist()), s, noise, **more))
 
     def references(steps: int, **extra: Any) -> list[Any]:
-        return [_reference(module, network, steps, **extra) for network in networks]
+        return [mar_network(module, network, steps, **extra) for network in networks]
 
     def compare() -> float:
         short = replace(settings, steps=min(4, settings.steps), diffusion_steps=25)

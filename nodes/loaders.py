@@ -144,9 +144,8 @@ _TOOLTIPS = {
     "sizes usually look worse.",
     "weights": "Which weights to read from a training checkpoint that also holds averaged (EMA) weights. auto and ema "
     "use the averaged weights (ema refuses a file without them), trained uses the others.",
-    "speed": "auto uses CUDA graphs on an NVIDIA card if ComfyUI runs with --disable-cuda-malloc, and is plain "
-    "elsewhere; the image is the same. compile also uses torch.compile, which needs a compiler and about a minute at "
-    "first, and rounds differently.",
+    "speed": "auto uses CUDA graphs on an NVIDIA card, and is plain elsewhere; the image is the same. compile also "
+    "uses torch.compile, which needs a compiler and about a minute at first, and rounds differently.",
 }
 
 

@@ -7,8 +7,8 @@ weights that all passes and head calls read, over the rate at which the card cop
 least seconds.
 
 Sizes are the official ones with random weights, and acceptances say nothing about trained models. A diffusion head gets
-small random numbers where a training begins with zeros, or images would not depend on it. Beside Janus-Pro-7B stands
-that of transformers.
+small random numbers where a training begins with zeros, or images would not depend on it. Beside ours stand
+transformers' Janus-Pro-7B, and the authors' MAR-L and LlamaGen-XL.
 
 Results are kept in FOLDER/parts after every measurement; run the command again and it goes on where it was cut. To
 measure a part again, delete its file. FOLDER/gpu.md and FOLDER/gpu.json hold everything.
@@ -52,6 +52,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--speeds", default="plain,auto", metavar="A,B", help="values of speed to compare; default plain,auto")
     add("--seconds", type=float, default=420.0, help="most that this run may take; default 420")
     add("--device", default="cuda", help="default cuda")
+    add(
+        "--checkouts",
+        metavar="DIR",
+        help="folder with checkouts of the authors' mar and llamagen; default: without them",
+    )
     add("--rehearse", action="store_true", help="tiny stand-ins for all models, on the CPU: a test of this command")
 
 
@@ -89,6 +94,8 @@ def _measure(options: argparse.Namespace, out: Path, device: torch.device, until
     command = [sys.executable, "-m", _WORKER, "--out", str(out), "--speeds", options.speeds, "--device", str(device)]
     if options.rehearse:
         command.append("--rehearse")
+    if options.checkouts:
+        command += ["--checkouts", str(typed_path(options.checkouts, "checkouts"))]
 
     write_machine(out, **_machine(device, options.rehearse))
     while True:

@@ -10,14 +10,16 @@ class Case:
     """A row of the table."""
 
     name: str
-    arguments: str  # of the command bench; of a row of transformers, the official size
+    arguments: str  # of the command bench; of a program of others, the official size
     batch: int = 1
     goal: float | None = None  # seconds on an H100
-    theirs: str = ""  # of a row of transformers: "static" or "dynamic", the cache of keys and values
+    # Of a program of others: "static" or "dynamic", transformers' cache of keys and values; "mar" or "llamagen", the
+    # authors' checkout.
+    theirs: str = ""
 
     @property
     def command(self) -> str:
-        """A command that times the same; "" for transformers."""
+        """A command that times the same; "" for a program of others."""
         if self.theirs:
             return ""
         batch = f" --batch {self.batch}" if self.batch > 1 else ""
@@ -110,6 +112,14 @@ PARTS: tuple[Part, ...] = (
         (
             Case("transformers' Janus-Pro-7B, static cache", "Janus-Pro-7B", theirs="static"),
             Case("transformers' Janus-Pro-7B, dynamic cache", "Janus-Pro-7B", theirs="dynamic"),
+        ),
+    ),
+    Part(
+        "authors",
+        60,
+        (
+            Case("the authors' MAR-L", "MAR-L", theirs="mar"),
+            Case("the authors' LlamaGen-XL", "LlamaGen-XL", theirs="llamagen"),
         ),
     ),
     Part(

@@ -44,6 +44,7 @@ def make_tiny() -> None:
     sizes.official_bitdance = _bitdance  # type: ignore[assignment]
     theirs.VISION |= {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64}
     theirs.VISION |= {"num_image_tokens": 16}
+    theirs.MAR_STEPS |= _SHORT
     theirs.TOKENIZER |= {"base_channels": 32, "num_res_blocks": 1, "channel_multiplier": [1, 1]}
 
 

@@ -28,6 +28,8 @@ from .store import BEGAN, BROKEN, DONE, PROBLEM, STUCK, PartFile, missing, write
 
 # Seconds by which a part may exceed its time before its process is ended.
 GRACE = 25.0
+# What is measured in a checkout of the authors, in the folder of that name.
+CHECKOUTS = ("mar", "llamagen")
 
 
 class Broken(Exception):
@@ -42,6 +44,7 @@ def main() -> int:
     parser.add_argument("--device")
     parser.add_argument("--until", type=float)  # of time.monotonic, which is one clock for all processes
     parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--checkouts", type=Path)
     parser.add_argument("parts", nargs="+")
     options = parser.parse_args()
 
@@ -80,11 +83,14 @@ def _watched(limit: float) -> Iterator[None]:
 def _measure(part: Part, file: PartFile, options: argparse.Namespace, device: torch.device, limit: float) -> None:
     """The rows of a part."""
     speeds = options.speeds.split(",")
+    checkouts = {name: options.checkouts / name for name in CHECKOUTS} if options.checkouts else {}
     for i, case in enumerate(part.cases):
+        if case.theirs in CHECKOUTS and not checkouts:
+            continue
         row = file.row(i, case)
         try:
             if case.theirs:
-                _measure_theirs(case, row, file, device, limit, COMPILE in speeds)
+                _measure_theirs(case, row, file, device, limit, COMPILE in speeds, checkouts.get(case.theirs))
             else:
                 more = rehearsal.shorter(case) if options.rehearse else ""
                 _measure_ours(case, row, file, speeds, more, device, limit, i)
@@ -170,16 +176,22 @@ def _about(row: dict[str, Any], made: Prepared, report: Report) -> None:
 
 
 def _measure_theirs(
-    case: Case, row: dict[str, Any], file: PartFile, device: torch.device, limit: float, compiled: bool
+    case: Case,
+    row: dict[str, Any],
+    file: PartFile,
+    device: torch.device,
+    limit: float,
+    compiled: bool,
+    checkout: Path | None,
 ) -> None:
-    """A row of transformers."""
-    made: list[Any] = []
-    for speed in (PLAIN, COMPILE) if compiled and case.theirs == "static" else (PLAIN,):
+    """A row of a program of others."""
+    made: list[theirs.Theirs] = []
+    for speed in (PLAIN, COMPILE) if compiled and case.theirs in theirs.COMPILED else (PLAIN,):
 
         def draw(found: dict[str, Any], speed: str = speed) -> None:
             if not made:
-                made.append(theirs.build(case.arguments, device))
-            theirs.images(made[0], case.theirs, speed == COMPILE, found, file.save, limit, device)
+                made.append(theirs.build(case.theirs, case.arguments, checkout, device))
+            theirs.images(made[0], speed == COMPILE, found, file.save, limit, device)
 
         _measured(case, row, file, speed, draw, device, limit)
 

@@ -47,18 +47,7 @@ allowed = True
 
 def available(device: torch.device) -> bool:
     """Whether functions can be recorded on a device."""
-    return allowed and device.type == "cuda" and not hindrance(device)
-
-
-def hindrance(device: torch.device) -> str:
-    """Why a CUDA device does not record although the host allows it; "" where it does."""
-    # With cudaMallocAsync, which ComfyUI chooses for most cards, images were the same, but a process ended after dozens
-    # of them (2026-11): a collection of garbage had broken a recording, and freeing its memory failed. No collection
-    # does that any more, but no card has shown yet that this was all: until then this line keeps such runs plain.
-    on_a_card = device.type == "cuda" and torch.cuda.is_available()
-    if allowed and on_a_card and torch.cuda.get_allocator_backend() != "native":
-        return "CUDA graphs need PyTorch's own allocator, in ComfyUI --disable-cuda-malloc"
-    return ""
+    return allowed and device.type == "cuda"
 
 
 @contextmanager

@@ -756,7 +756,7 @@ class Llama(Regional):
             x, rope, mask = one_shape(x, rope, mask, rows)
         # Attention would make these numbers of the mask in every block.
         if mask is not None:
-            mask = torch.where(mask, 0.0, -torch.inf).to(x.dtype)
+            mask = torch.where(mask, 0.0, -torch.inf).to(cache.blocks[0].dtype)
 
         # 2. The blocks.
         if causal:

@@ -80,10 +80,7 @@ class Regional(nn.Module):
             return
 
         devices = {weight.device for weight in self.parameters()}
-        hindrances = [graphs.hindrance(device) for device in devices]
-        if any(hindrances):
-            self._ran_plain[f"launches ({max(hindrances)})"] = None
-        elif any(graphs.available(device) for device in devices):
+        if any(graphs.available(device) for device in devices):
             self.records = not self.operations.moves(self)
             if self.records:
                 self.graphs.follow(self)

@@ -234,14 +234,6 @@ def test_weights_that_the_host_moves_are_not_recorded(recordings):
     assert drawn.report.note == "speed: auto, but plain: launches (ComfyUI moves the weights)"
 
 
-def test_an_allocator_that_no_card_has_proved_runs_plain(recordings, monkeypatch):
-    monkeypatch.setattr(graphs, "hindrance", lambda device: "CUDA graphs need another allocator")
-    for _ in range(3):
-        drawn = finish(masked.start("mar", move=at_speed(speed.AUTO)))
-    assert not recordings
-    assert drawn.report.note == "speed: auto, but plain: launches (CUDA graphs need another allocator)"
-
-
 def test_a_host_can_forbid_recordings_and_a_cpu_has_none(recordings, monkeypatch):
     monkeypatch.setattr(graphs, "allowed", False)
     for _ in range(3):
