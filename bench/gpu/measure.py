@@ -44,6 +44,8 @@ PLAIN_AGAIN = "plain again"
 _DRAFT = "MAR-B"
 # Standard deviation of what the authors initialise to zero.
 _SMALL = 0.01
+# The dtypes of what they initialise; weights of 8 bits are left alone.
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 Save = Callable[[], None]
 
@@ -106,7 +108,8 @@ def awaken(model: Any) -> None:
     made = torch.Generator(device=model.device).manual_seed(1)
     for part in model.parts.values():
         for weight in part.parameters():
-            if weight.ndim == 2 and weight.is_floating_point() and not hasattr(weight, "stored") and not weight.any():
+            is_matrix = weight.ndim == 2 and weight.dtype in _FLOATS and not hasattr(weight, "stored")
+            if is_matrix and not weight.any():
                 weight.normal_(std=_SMALL, generator=made)
 
 

@@ -139,6 +139,12 @@ def app(request):
     return request.param
 
 
+@pytest.mark.parametrize("path", [*TEMPLATES, *BLUEPRINTS], ids=lambda path: path.stem)
+def test_loaders_launch_graphs_on_a_card(path):
+    for node, about in Graph(path).ours():
+        assert widget_values(node, about).get("speed", "auto") == "auto"
+
+
 # --- The gallery: names and thumbnails
 
 
