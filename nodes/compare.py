@@ -159,7 +159,7 @@ class Compare(io.ComfyNode):
 
         with enough_memory(SHEET):
             images, reports = cells(inputs)
-        base = _baselines(settings.baseline, reports)
+        base = cell_baselines(settings.baseline, reports)
         names = cell_names("\n".join(map(str, labels)), reports)
 
         with enough_memory(SHEET):
@@ -310,7 +310,7 @@ def _connected(pairs: dict[str, list[Any]], name: str) -> list[Any]:
     return [value for value in pairs.get(name) or [] if value is not None]
 
 
-def _baselines(cell: int, reports: Sequence[Report | None]) -> list[int | None]:
+def cell_baselines(cell: int, reports: Sequence[Report | None]) -> list[int | None]:
     """For each cell the index of its baseline: ``cell`` counted from 1, for 0 the one that suits its family."""
     if cell > len(reports):
         raise UserError(f"baseline: there is no cell {cell}; choose 1 to {len(reports)}, or 0.")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from comfy_api.latest import io, ui
 from torch import Tensor
 
 from ..errors import UserError, first_line
 from ..memory import enough_memory
+from ..reports.record import Report
+from ..reports.summary import headline
 from ..reports.timelapse import FPS, time_lapse
+from ..samplers.baseline import qualities
 from ..samplers.settings import Settings, knob, make
 from . import host
-from .compare import SHEET, cell_names, cells
+from .compare import SHEET, cell_baselines, cell_names, cells
 from .images import to_image
 from .schema import HIDDEN, REPORT, expect_text, output, schema, widgets
 
@@ -82,9 +87,20 @@ class TimeLapse(io.ComfyNode):
         names = cell_names("", reports)
 
         with enough_memory(SHEET):
-            frames = to_image(time_lapse(images, names, reports, settings.duration))
+            result = result_of(images, names, reports)
+            frames = to_image(time_lapse(images, names, reports, settings.duration, result))
             saved = _save(frames, prefix, cls)
         return io.NodeOutput(frames, ui=saved)
+
+
+def result_of(images: Sequence[np.ndarray], names: Sequence[str], reports: Sequence[Report | None]) -> str:
+    """The result of the runs in one line, as Compare has it; "" of runs that have not one baseline."""
+    bases = cell_baselines(0, reports)
+    first = bases[0]
+    if first is None or len(set(bases)) > 1:
+        return ""
+
+    return headline(names, reports, first, qualities(images, reports, bases))
 
 
 def _save(frames: Tensor, prefix: str, node: Any) -> Any:

@@ -20,14 +20,18 @@ _GREY = 128  # colour of tokens that are not decided yet
 _GAP = 20  # pixels between runs and around them
 _BAR = 12  # height in pixels of the bar that fills up
 # Font sizes in pixels. A graph shows an animation at less than half its size.
-_LABEL, _CLOCK, _BADGE = 34, 30, 34
+_LABEL, _CLOCK, _BADGE, _RESULT = 34, 30, 34, 46
 
 
 def time_lapse(
-    images: Sequence[np.ndarray], labels: Sequence[str], reports: Sequence[Report | None], duration: float
+    images: Sequence[np.ndarray],
+    labels: Sequence[str],
+    reports: Sequence[Report | None],
+    duration: float,
+    result: str = "",
 ) -> np.ndarray:
     """Draw the frames of an animation, in which all runs draw at once: for each its label, its images, a bar, and the
-    passes and seconds so far. A finished run gets a badge.
+    passes and seconds so far. A finished run gets a badge, and the result stands below all of them in the end.
 
     The steps of a run share its measured seconds evenly. The slowest run takes ``duration``, and the others less in
     proportion. A token shows the cell of the final image once its step has ended. Given tokens of an edit are shown
@@ -38,6 +42,7 @@ def time_lapse(
         labels: one a run.
         reports: one a run, with seconds and the map "step".
         duration: seconds of the animation, without the last two seconds, which show the finished images.
+        result: one line.
 
     Returns:
         uint8 [F, height, width, 3], for 12 frames a second.
@@ -46,20 +51,21 @@ def time_lapse(
         UserError: a report is missing, has no seconds or map, or is of another number of images.
     """
     runs = [_Run(*run) for run in zip(images, labels, reports, strict=True)]
-    track = _Track(runs)
+    track = _Track(runs, result)
     slowest = max(run.report.seconds for run in runs)
     last = max(1, round(duration * FPS))
 
-    frames = [track.frame(slowest * (k / last)) for k in range(last + 1)]
-    frames += [frames[-1]] * _HOLD
+    frames = [track.frame(slowest * (k / last)) for k in range(last)]
+    frames += [track.frame(slowest, ended=True)] * (1 + _HOLD)
     return np.stack(frames)
 
 
 class _Track:
     """The runs side by side, at most two in a row."""
 
-    def __init__(self, runs: Sequence[_Run]):
+    def __init__(self, runs: Sequence[_Run], result: str):
         self.runs = runs
+        self.result = result
         self.columns = min(2, len(runs))
         rows = math.ceil(len(runs) / self.columns)
 
@@ -72,7 +78,9 @@ class _Track:
         self.height = self.label_height + self.image_height + _GAP // 2 + _BAR + line_height(_CLOCK)
 
         # 2. What stays the same in all frames.
-        self.empty = Canvas(self.columns * (self.width + _GAP) + _GAP, rows * (self.height + _GAP) + _GAP)
+        below = line_height(_RESULT) if result else 0
+        self.whole_width = self.columns * (self.width + _GAP) + _GAP
+        self.empty = Canvas(self.whole_width, rows * (self.height + _GAP) + _GAP + below)
         for i, lines in enumerate(self.labels):
             x, y = self._corner(i)
             for n, line in enumerate(lines):
@@ -83,11 +91,17 @@ class _Track:
         row, column = divmod(i, self.columns)
         return _GAP + column * (self.width + _GAP), _GAP + row * (self.height + _GAP)
 
-    def frame(self, clock: float) -> np.ndarray:
-        """The runs after ``clock`` seconds, uint8 [H, W, 3]."""
+    def frame(self, clock: float, ended: bool = False) -> np.ndarray:
+        """The runs after ``clock`` seconds, uint8 [H, W, 3]; with the result if all have ended."""
         canvas = self.empty.copy()
         for i, run in enumerate(self.runs):
             self._draw(canvas, run, clock, *self._corner(i))
+
+        if ended and self.result:
+            room = self.whole_width - 2 * _GAP
+            size = min(_RESULT, int(_RESULT * room / text_width(self.result, _RESULT)))
+            top = canvas.image.height - _GAP - line_height(_RESULT)
+            canvas.write(self.whole_width / 2, top, self.result, size, Ink.ACCENT, before=0.5)
         return canvas.pixels
 
     def _draw(self, canvas: Canvas, run: _Run, clock: float, x: int, y: int) -> None:

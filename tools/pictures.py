@@ -122,7 +122,8 @@ def _frames(template: Template, race: dict[str, Any]) -> np.ndarray:
         images.append((template.given(race, f"image_{k}") * 255).round().to(torch.uint8).numpy())
         reports.append(template.given(race, f"report_{k}"))
     labels = import_module("fastar_nodes.nodes.compare").automatic_labels(reports)
-    return time_lapse(images, labels, reports, duration=4.0)
+    result = import_module("fastar_nodes.nodes.timelapse").result_of(images, labels, reports)
+    return time_lapse(images, labels, reports, 4.0, result)
 
 
 def icon(side: int = 256) -> Image.Image:

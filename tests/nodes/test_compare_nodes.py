@@ -143,7 +143,7 @@ def test_a_saved_comparison_says_what_its_figures_mean(monkeypatch):
 
 def test_cells_are_counted_from_one():
     nothing = [None, None, None]
-    assert compare._baselines(0, nothing) == [0, 0, 0] and compare._baselines(2, nothing) == [1, 1, 1]
+    assert compare.cell_baselines(0, nothing) == [0, 0, 0] and compare.cell_baselines(2, nothing) == [1, 1, 1]
     with pytest.raises(UserError, match="^report_1: .*1 reports for 2"):
         compared(image_1=[torch.rand(1, 8, 8, 3)] * 2, report_1=[a_report("mar")])
     images, reports = compare.cells({"image_1": [torch.rand(1, 8, 8, 3)] * compare.MOST_CELLS})

@@ -43,6 +43,15 @@ def test_every_sampler_can_be_shown(node):
     assert saved is frames and prefix == "a/b" and about["fps"] == FPS
 
 
+def test_the_result_of_the_runs_is_that_of_compare():
+    picture = np.full((1, 8, 8, 3), 200, np.uint8)
+    slow, fast = a_report("llamagen"), a_report("llamagen", parallel=16)
+    slow.counts["transformer_passes"], fast.counts["transformer_passes"] = 256, 64
+
+    assert timelapse.result_of([picture] * 2, ["a", "b"], [slow, fast]) == "64 passes instead of 256: identical"
+    assert timelapse.result_of([picture], ["a"], [slow]) == ""
+
+
 @pytest.mark.parametrize(
     ("prefix", "words"),
     [
@@ -117,7 +126,7 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_and_after(tmp_path, 
 def test_the_duration_is_that_of_the_widget(monkeypatch):
     asked = []
 
-    def drawn(images, labels, reports, duration):
+    def drawn(images, labels, reports, duration, result):
         asked.append(duration)
         return np.zeros((1, 8, 8, 3), np.uint8)
 

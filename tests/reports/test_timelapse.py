@@ -20,8 +20,8 @@ def a_run(seconds: float = 1.0, steps: np.ndarray = STEPS, side: int = 64) -> tu
     return np.full((len(steps), side, side, 3), RED, np.uint8), "run", report
 
 
-def lapse(*runs, duration: float = 1.0) -> np.ndarray:
-    return time_lapse(*(list(parts) for parts in zip(*runs, strict=True)), duration=duration)
+def lapse(*runs, duration: float = 1.0, result: str = "") -> np.ndarray:
+    return time_lapse(*(list(parts) for parts in zip(*runs, strict=True)), duration=duration, result=result)
 
 
 def red(frames: np.ndarray) -> np.ndarray:
@@ -78,13 +78,14 @@ def test_passes_and_seconds_are_those_so_far_and_a_finished_run_gets_a_badge(mon
     slow, fast = a_run(3.0), a_run(1.5)
     slow[2].counts["transformer_passes"], fast[2].counts["transformer_passes"] = 256, 64
     fast[2].first_run = True
-    lapse(slow, fast)
+    lapse(slow, fast, result="64 passes instead of 256")
 
     assert len(seen) == FPS + 1
     assert seen[0] == ["0 of 256 passes", "0.00 s", "0 of 64 passes", "0.00 s"]
     assert seen[FPS // 3] == ["85 of 256 passes", "1.00 s", "42 of 64 passes", "1.00 s"]
     assert seen[FPS // 2] == ["128 of 256 passes", "1.50 s", "finished", "64 passes", "1.50 s (first run)"]
-    assert seen[-1] == ["finished", "256 passes", "3.00 s", "finished", "64 passes", "1.50 s (first run)"]
+    last = ["finished", "256 passes", "3.00 s", "finished", "64 passes", "1.50 s (first run)"]
+    assert seen[-1] == [*last, "64 passes instead of 256"]
 
 
 @pytest.mark.parametrize("images, side", [(1, 1024), (5, 1024), (5, 64)])
