@@ -20,7 +20,9 @@ from .record import Report, counted
 from .table import percent
 from .timing import BASELINE, FIRST_RUN, how_timed, shown_seconds, times_as_fast
 
-# PSNR in dB from which an image is called nearly the same, and a similar one.
+# PSNR in dB from which an image is called the same but for rounding, nearly the same, and a similar one. Rounding
+# changes a few pixels by one level of 256; a change of every pixel by one level is 48 dB.
+ROUNDED = 60.0
 NEARLY = 30.0
 SIMILAR = 20.0
 # Ratios of the seconds of two single runs: above the first, other load on the machine cannot be the reason; from the
@@ -136,7 +138,8 @@ def outcome_of(report: Report, quality: Quality | None) -> str:
 
     if quality.psnr < NEARLY:
         return "similar images" if several else "a similar image"
-    return "nearly the same images" if several else "nearly the same image"
+    same = "images" if several else "image"
+    return f"the same {same} but for rounding" if quality.psnr >= ROUNDED else f"nearly the same {same}"
 
 
 def _named(subject: str) -> str:

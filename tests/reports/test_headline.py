@@ -111,7 +111,14 @@ def test_of_several_runs_the_largest_gain_is_told_with_its_label():
 
 @pytest.mark.parametrize(
     ("psnr", "words"),
-    [(30.0, "nearly the same image"), (29.9, "a similar image"), (20.0, "a similar image"), (19.9, "another cat")],
+    [
+        (60.0, "the same image but for rounding"),
+        (59.9, "nearly the same image"),
+        (30.0, "nearly the same image"),
+        (29.9, "a similar image"),
+        (20.0, "a similar image"),
+        (19.9, "another cat"),
+    ],
 )
 def test_closeness_in_words(psnr, words):
     base, other = run(head_calls=9), run(1.0, "cat", head_calls=3)
