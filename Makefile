@@ -46,9 +46,10 @@ soak: $(READY)
 dry-run: .venv-cuda/.ready
 	.venv-cuda/bin/python -m pytest -m "" -rs tests/samplers/test_cuda_dry_run.py tests/cli/test_check_dry_run.py
 
-# Every sampler on a CUDA device with each speed, in at most eight minutes; run it again for what was cut. PARTS=mar,par: those.
+# Every sampler on a CUDA device with each speed, in at most eight minutes; run it again for what was cut. PARTS=mar,par:
+# those. CHECKOUTS=DIR: the authors' MAR and LlamaGen beside ours, of its folders mar and llamagen.
 gpu: $(READY)
-	$(PY) -m fastar_nodes gpu --out gpu-results $(subst $(comma), ,$(PARTS))
+	$(PY) -m fastar_nodes gpu --out gpu-results $(if $(CHECKOUTS),--checkouts "$(CHECKOUTS)") $(subst $(comma), ,$(PARTS))
 
 comma := ,
 

@@ -32,7 +32,7 @@ from ...cli.bench import machine
 from ...errors import UserError, unknown
 from ...reports.files import as_text, replace_file, typed_path
 from ...reports.table import markdown
-from .cases import PARTS
+from .cases import AUTHORS, PARTS
 from .measure import PLAIN_AGAIN
 from .store import BROKEN, PROBLEM, STUCK, PartFile, machine_of, write_machine
 
@@ -66,6 +66,10 @@ def run(options: argparse.Namespace) -> int:
     for name in options.parts:
         if name not in _NAMES:
             raise unknown("part", f"{name!r} is unknown", name, _NAMES)
+    if AUTHORS in options.parts and not options.checkouts:
+        raise UserError(
+            f"checkouts: the part {AUTHORS} measures the authors' programs; name the folder of mar and llamagen."
+        )
     out = typed_path(options.out, "out")
     device = choose_device("cpu" if options.rehearse else options.device)
 

@@ -68,6 +68,7 @@ def test_a_folder_of_a_rehearsal_takes_no_measurements(cli, sentence, tmp_path):
     answer = cli(f"gpu --device cpu --out {tmp_path}")
     assert sentence(answer) == f"out: {tmp_path} holds a rehearsal; name another folder."
     assert sentence(cli(f"gpu --rehearse --out {tmp_path} marr")).startswith("part: 'marr' is unknown")
+    assert sentence(cli(f"gpu --rehearse --out {tmp_path} authors")).startswith("checkouts: the part authors measures")
 
 
 # ------------------------------------------------------------------------------------------------ what is kept
