@@ -14,6 +14,7 @@ from fastar_nodes.model_loaders.networks.ta_tok import TATokConfig
 from fastar_nodes.tools.training import (
     binary_recipe,
     bitdance_recipe,
+    draft_recipe,
     enlarging_recipe,
     hybrid_recipe,
     recipes,
@@ -52,7 +53,7 @@ def shrink_demo(patch: pytest.MonkeyPatch) -> None:
     """Make all networks of the demo's recipes tiny."""
     patch.setattr(recipes, "KL", KL)
     patch.setattr(recipes, "TARGET", MAR)
-    patch.setattr(recipes, "DRAFT", replace(MAR, dim=16))
+    patch.setattr(draft_recipe, "DRAFT", replace(MAR, dim=16))
     patch.setattr(hybrid_recipe, "TARGET", MAR)
     patch.setattr(token_recipes, "VQ", VQ)
     configs = {name: replace(GPT_CONFIG, special=r.config.special) for name, r in token_recipes.RECIPES.items()}

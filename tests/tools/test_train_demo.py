@@ -71,7 +71,7 @@ def test_every_checkpoint_loads(made):
 def test_improving_starts_from_the_files(made, monkeypatch):
     """At a rate of zero, the weights stay."""
     monkeypatch.setattr(training.Schedule, "rate", lambda self, step: 0.0)
-    names = ("kl", "mar", "llamagen-low", "llamagen", "par", "tar", "dtok-low", "hybrid")
+    names = ("kl", "mar", "mar-draft", "llamagen-low", "llamagen", "par", "tar", "dtok-low", "hybrid")
     before = {name: load_file(made.out / f"{name}.safetensors") for name in names}
     few = ("--steps", 1, "--pictures", 64, "--work", made.folder / "again")
     assert run(made.folder, "--only", ",".join(names), "--improve", *few) == 0

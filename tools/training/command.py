@@ -27,6 +27,7 @@ from .. import files
 from . import (
     binary_recipe,
     bitdance_recipe,
+    draft_recipe,
     enlarging_recipe,
     hybrid_recipe,
     judge,
@@ -80,12 +81,14 @@ class Trainings:
     def kl(self) -> None:
         recipes.train_kl(self.job, self.path("kl"), self._start(load_kl, "kl"))
 
-    def mar(self, name: str) -> None:
-        config, schedule = recipes.TARGET, recipes.TARGET_SCHEDULE
-        if name == "mar-draft":
-            config, schedule = recipes.DRAFT, recipes.DRAFT_SCHEDULE
-        kl, start = self._net(load_kl, "kl"), self._start(load_mar, name)
-        recipes.train_mar(self.job, self.path(name), name, config, schedule, kl, start)
+    def mar(self) -> None:
+        kl, start = self._net(load_kl, "kl"), self._start(load_mar, "mar")
+        recipes.train_mar(self.job, self.path("mar"), kl, start)
+
+    def draft(self) -> None:
+        kl, target = self._net(load_kl, "kl"), self._net(load_mar, "mar")
+        start = self._start(load_mar, "mar-draft")
+        draft_recipe.train_draft(self.job, self.path("mar-draft"), kl, target, start)
 
     def judge(self) -> None:
         judge.train_judge(self.job, self.path("judge"), self._net(load_kl, "kl"))
@@ -138,8 +141,8 @@ class Trainings:
 # part that enlarges, so that this is trained after it.
 PROGRAMS: dict[str, Callable[[Trainings], None]] = {
     "kl": Trainings.kl,
-    "mar": partial(Trainings.mar, name="mar"),
-    "mar-draft": partial(Trainings.mar, name="mar-draft"),
+    "mar": Trainings.mar,
+    "mar-draft": Trainings.draft,
     "judge": Trainings.judge,
     "vq": Trainings.vq,
     **{name: partial(Trainings.gpt, name=name) for name in token_recipes.RECIPES},

@@ -1,4 +1,4 @@
-"""Configurations and trainings of the demo's KL autoencoder, MAR and draft MAR.
+"""Configurations and trainings of the demo's KL autoencoder and MAR.
 
 The MARs are trained on the latents of the autoencoder. Every recipe writes one fp16 safetensors file whose metadata
 holds the configuration that the state dict does not contain.
@@ -6,7 +6,6 @@ holds the configuration that the state dict does not contain.
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,9 +50,7 @@ TARGET = MARConfig(
     head_depth=3,
     head_width=192,
 )
-DRAFT = replace(TARGET, dim=96, encoder_depth=2, decoder_depth=2, head_width=128)
 TARGET_SCHEDULE = Schedule(steps=15000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.4)
-DRAFT_SCHEDULE = Schedule(steps=2000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.35)
 # Small heads diverge from t = 999 (samplers/mar/tables.py); the value is stored in the checkpoint.
 T_MAX = 950
 # Sampling defaults of these models, stored in the checkpoint. At temperature
@@ -267,17 +264,15 @@ def head_loss(
     return diffusion_loss(head.denoise(x, head.modulations(embedding)), x0, x, noise, t, full, most)
 
 
-def train_mar(
-    job: Job, out: Path, name: str, config: MARConfig, schedule: Schedule, kl: KLAutoencoder, start: MAR | None = None
-) -> MAR:
-    """Train a MAR on the latents of the autoencoder, loaded from its fp16 file as shipped, and write ``out``."""
-    count, n, b, full = job.count(MAR_PICTURES), config.tokens, schedule.batch, constants()
+def train_mar(job: Job, out: Path, kl: KLAutoencoder, start: MAR | None = None) -> MAR:
+    """Train the MAR on the latents of the autoencoder, loaded from its fp16 file as shipped, and write ``out``."""
+    count, n, b, full = job.count(MAR_PICTURES), TARGET.tokens, TARGET_SCHEDULE.batch, constants()
     data, labels = pictures(job, count)
     job.log("encoding the picture book")
 
     # The posterior mean, not a sample: the decoder is robust to noise, so the MAR need not reproduce it.
     encoded = latents(kl, data, job.device)[0].flatten(2).transpose(1, 2).contiguous()
-    net = seeded(7, lambda: initialise_mar(MAR(config)), start)
+    net = seeded(7, lambda: initialise_mar(MAR(TARGET)), start)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         g = generator(13, step)
@@ -291,9 +286,14 @@ def train_mar(
 
         return mse + bound, {"mse": mse, "bound": bound}
 
-    train(job, name, net, loss, schedule)
-    about = {"heads": config.heads, "latent_scale": 1.0, "t_max": T_MAX, "label_set": "picture-book"}
-    about |= {"decoder": "demo-kl", "name": f"picture book {name}", "defaults": DEFAULTS}
-    save_checkpoint(net, out, family="mar", **about)
+    train(job, "mar", net, loss, TARGET_SCHEDULE)
+    save_mar(net, out, "mar")
 
     return net
+
+
+def save_mar(net: MAR, out: Path, name: str) -> None:
+    """Write a MAR with its metadata."""
+    about = {"heads": net.config.heads, "latent_scale": 1.0, "t_max": T_MAX, "label_set": "picture-book"}
+    about |= {"decoder": "demo-kl", "name": f"picture book {name}", "defaults": DEFAULTS}
+    save_checkpoint(net, out, family="mar", **about)
