@@ -137,7 +137,7 @@ _TOOLTIPS = {
     "ta_tok": "The TA-Tok that reads the semantic codes for the de-tokenizer. Usual: auto, the one that the "
     "de-tokenizer was trained with; another one gives wrong images.",
     "dtype": "Precision of the weights; auto uses bf16 on GPUs that support it, else fp32. fp32 is the most exact and "
-    "takes twice the memory of bf16; int8 and fp8 take half of it, are slower, and change the image.",
+    "takes twice the memory of bf16; int8 and fp8 take half of bf16's, are usually slower, and change the image.",
     "grid": "Tokens along one side of the image; a wrong number gives noise. Usual: auto, which reads it from the "
     "file, or else 16 for 256 pixels, 24 for 384, 32 for 512, 64 for 1024.",
     "size": "Side of the image in pixels. Usual: auto, the trained size (512 for Harmon, 1024 for UniPic); other "
@@ -361,7 +361,8 @@ class LoadMAR(_Loader):
     tooltips = {
         "decoder": _KL,
         "dtype": "Precision of the weights; auto uses fp16 on GPUs with fast fp16, else fp32. fp32 is the most exact "
-        "and takes twice the memory of fp16; int8 and fp8 take half of it, are slower, and change the image.",
+        "and takes twice the memory of fp16; int8 and fp8 take half of fp16's, are usually slower, and change the "
+        "image.",
     }
     socket = _MAR_OUTPUT
 
@@ -399,7 +400,8 @@ class LoadLlamaGen(_Loader):
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "grid", "speed")
     tooltips = {
         "dtype": "Precision of the weights; auto uses bf16 on GPUs that support it, else fp16 or fp32. fp32 is the "
-        "most exact and takes twice the memory of bf16; int8 and fp8 take half of it, are slower, and change the image."
+        "most exact and takes twice the memory of bf16; int8 and fp8 take half of bf16's, are usually slower, and change "
+        "the image."
     }
     socket = output(TOKEN_MODEL, "model", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")
 

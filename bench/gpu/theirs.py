@@ -51,7 +51,9 @@ def build(kind: str, size: str, checkout: Path | None, device: torch.device) -> 
         return _janus(size, kind, device)
 
     assert checkout is not None, "without a checkout the case is left out"
-    return (_mar if kind == "mar" else _llamagen)(size, checkout, device)
+    if kind == "mar":
+        return _mar(size, checkout, device)
+    return _llamagen(size, checkout, device)
 
 
 def images(

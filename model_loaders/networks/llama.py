@@ -754,7 +754,8 @@ class Llama(Regional):
             mask = longer_mask(mask, fed, end, longer, x.device)
         if rows:
             x, rope, mask = one_shape(x, rope, mask, rows)
-        # Attention would make these numbers of the mask in every block.
+        # Attention would make these numbers of the mask in every block. On a GPU it expects the dtype of its queries,
+        # which in fp16 is not that of x.
         if mask is not None:
             mask = torch.where(mask, 0.0, -torch.inf).to(cache.blocks[0].dtype)
 
