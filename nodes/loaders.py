@@ -400,8 +400,8 @@ class LoadLlamaGen(_Loader):
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "grid", "speed")
     tooltips = {
         "dtype": "Precision of the weights; auto uses bf16 on GPUs that support it, else fp16 or fp32. fp32 is the "
-        "most exact and takes twice the memory of bf16; int8 and fp8 take half of bf16's, are usually slower, and change "
-        "the image."
+        "most exact and takes twice the memory of bf16; int8 and fp8 take half of bf16's, are usually slower, and "
+        "change the image."
     }
     socket = output(TOKEN_MODEL, "model", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")
 
