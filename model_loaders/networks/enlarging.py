@@ -137,8 +137,7 @@ class Enlarging(nn.Module):
         """From the lowest resolution to the highest."""
         x: Tensor | None = None
         for level, read, blocks in zip(features, self.read, self.level, strict=True):
-            # On a CPU the part takes a fifth less time with the channels last.
-            own = read(level.contiguous(memory_format=torch.channels_last))
+            own = read(level)
             x = own if x is None else own + F.interpolate(x, scale_factor=2.0)
             x = blocks(x)
 
@@ -151,6 +150,8 @@ def drawn(net: Any, latents: Tensor, **more: Tensor) -> Tensor:
     if net.config.enlarging is None:
         return net.decoder(latents, **more)
 
+    # On a CPU this takes an eighth less time with the channels last.
+    latents = latents.contiguous(memory_format=torch.channels_last)
     features: list[Tensor] = []
     image = net.decoder(latents, features=features, **more)
     return net.enlarge(features, image)

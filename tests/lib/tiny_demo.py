@@ -66,7 +66,7 @@ def shrink_demo(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(binary_recipe, "BINARY", BINARY)
     patch.setattr(bitdance_recipe, "BITDANCE", BITDANCE)
     patch.setattr(bitdance_recipe, "HEAD", BITDANCE_HEAD)
-    patch.setattr(enlarging_recipe, "ENLARGING", ENLARGING)
+    patch.setattr(enlarging_recipe, "PARTS", dict.fromkeys(enlarging_recipe.PARTS, ENLARGING))
     sides = {kind: {side // 4: 1 for side in counts} for kind, counts in enlarging_recipe.PICTURES.items()}
     patch.setattr(enlarging_recipe, "PICTURES", sides)
 

@@ -15,7 +15,7 @@ from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.tools.training import hybrid_recipe, tar_recipes, training
-from fastar_nodes.tools.training.command import ENLARGING, PROGRAMS
+from fastar_nodes.tools.training.command import ENLARGING, PROGRAMS, REWARD
 from fastar_nodes.tools.training.judge import load_judge
 from safetensors.torch import load_file
 
@@ -42,7 +42,8 @@ def test_every_checkpoint_loads(made):
     def path(name: str) -> Path:
         return made.out / f"{name}.safetensors"
 
-    assert sorted(p.stem for p in made.out.iterdir()) == sorted(n for n in PROGRAMS if not n.endswith(ENLARGING))
+    files = [name for name in PROGRAMS if not name.endswith((ENLARGING, REWARD))]
+    assert sorted(p.stem for p in made.out.iterdir()) == sorted(files)
     assert load_kl(path("kl")).net.config == replace(tiny.KL, enlarging=tiny.ENLARGING)
     assert load_vq(path("vq")).net.config == replace(tiny.VQ, enlarging=tiny.ENLARGING)
     for name, config in (("mar", tiny.MAR), ("mar-draft", replace(tiny.MAR, dim=16))):

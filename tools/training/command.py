@@ -32,6 +32,7 @@ from . import (
     hybrid_recipe,
     judge,
     recipes,
+    reward_recipe,
     ta_tok_recipe,
     tar_recipes,
     token_recipes,
@@ -44,6 +45,8 @@ IMPROVE = (
 )
 # What is added to the name of an autoencoder for the training of its part that enlarges, which is in the same file.
 ENLARGING = "-enlarging"
+# The same for the last training of the LlamaGen of 16 x 16 tokens.
+REWARD = "-reward"
 # Loaders of the autoencoders whose decoders enlarge.
 AUTOENCODERS: dict[str, Callable[..., Any]] = {"kl": load_kl, "vq": load_vq, "binary": load_binary}
 
@@ -63,7 +66,7 @@ class Trainings:
 
     def path(self, name: str) -> Path:
         """The file of a checkpoint."""
-        return files.checkpoint(name.removesuffix(ENLARGING), self.out)
+        return files.checkpoint(name.removesuffix(ENLARGING).removesuffix(REWARD), self.out)
 
     def _net(self, load: Callable[..., Any], name: str) -> Any:
         """The network of a checkpoint, without the part that enlarges. Raises UserError if its file is missing."""
@@ -99,6 +102,12 @@ class Trainings:
     def gpt(self, name: str) -> None:
         recipe, path, vq = token_recipes.RECIPES[name], self.path(name), self._net(load_vq, "vq")
         token_recipes.train_gpt(self.job, path, recipe, vq, self._start(load_llamagen, name))
+
+    def reward(self) -> None:
+        kl, vq, net = self._net(load_kl, "kl"), self._net(load_vq, "vq"), self._net(load_llamagen, "llamagen")
+        path = self.job.folder / "reward-judge.safetensors"
+        judge.train_judge(self.job, path, kl, "reward-judge", reward_recipe.JUDGE_SEED)
+        reward_recipe.train_reward(self.job, self.path("llamagen"), vq, *judge.load_judge(path), net)
 
     def ta_tok(self) -> None:
         ta_tok_recipe.train_ta_tok(self.job, self.path("ta-tok"), ta_tok_recipe.TA_TOK)
@@ -146,6 +155,7 @@ PROGRAMS: dict[str, Callable[[Trainings], None]] = {
     "judge": Trainings.judge,
     "vq": Trainings.vq,
     **{name: partial(Trainings.gpt, name=name) for name in token_recipes.RECIPES},
+    f"llamagen{REWARD}": Trainings.reward,
     "ta-tok": Trainings.ta_tok,
     "tar": Trainings.tar,
     **{name: partial(Trainings.detokenizer, name=name) for name in tar_recipes.DETOKENIZERS},

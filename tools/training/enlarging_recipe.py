@@ -28,19 +28,25 @@ Autoencoder = KLAutoencoder | VQAutoencoder | BinaryAutoencoder
 # Encoded latents and a generator to what the decoder reads.
 Disturb = Callable[[Tensor, torch.Generator], Tensor]
 
-ENLARGING = EnlargingConfig(width=48, fine=16, blocks=(0, 1, 2, 1))
+_PART = EnlargingConfig(width=48, fine=16, blocks=(0, 1, 2, 1))
+# The tokenizer draws images of up to four times as many pixels, so that its part has less to compute for each.
+PARTS: dict[type[Autoencoder], EnlargingConfig] = {
+    KLAutoencoder: _PART,
+    VQAutoencoder: replace(_PART, blocks=(0, 1, 1, 0)),
+    BinaryAutoencoder: _PART,
+}
 # The decoders of the other two began as the KL autoencoder's, so that its part needs less training for them.
 _FIRST = Schedule(steps=1300, batch=8, lr=2e-3, ema=0.997, weight_decay=0.0, decay=0.55)
 SCHEDULES: dict[type[Autoencoder], Schedule] = {
     KLAutoencoder: _FIRST,
-    VQAutoencoder: replace(_FIRST, steps=800, lr=1.5e-3, decay=0.7, ema=0.99),
+    VQAutoencoder: replace(_FIRST, steps=1400, lr=1.5e-3, decay=0.7, ema=0.995),
     BinaryAutoencoder: replace(_FIRST, steps=300, lr=1e-3, warmup=20, decay=0.7, ema=0.98),
 }
 # Number of training images by the side that is encoded. Steps alternate between the sides: a tokenizer's models draw
 # images of both.
 PICTURES: dict[type[Autoencoder], dict[int, int]] = {
     KLAutoencoder: {RESOLUTION: 4500},
-    VQAutoencoder: {RESOLUTION: 1000, 2 * RESOLUTION: 120},
+    VQAutoencoder: {RESOLUTION: 1500, 2 * RESOLUTION: 400},
     BinaryAutoencoder: {RESOLUTION: 1000},
 }
 
@@ -59,7 +65,9 @@ def train_enlarging(
     data = {side: _encoded(job, net, side, job.count(count)) for side, count in PICTURES[type(net)].items()}
     sides = list(data)
     disturb = disturbing(net)
-    part = seeded(61, lambda: initialised(with_part(net).enlarge), None if start is None else start.enlarge)
+    part = seeded(61, lambda: initialised(with_part(net).enlarge))
+    if start is not None:
+        begin_as(part, start.enlarge)
     schedule = SCHEDULES[type(net)]
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
@@ -87,7 +95,7 @@ def train_enlarging(
 
 def with_part(net: Autoencoder) -> Autoencoder:
     """A copy of an autoencoder with a part of random weights."""
-    whole = type(net)(replace(net.config, enlarging=ENLARGING))  # type: ignore[arg-type]
+    whole = type(net)(replace(net.config, enlarging=PARTS[type(net)]))  # type: ignore[arg-type]
     whole.load_state_dict(net.state_dict(), strict=False)
     return whole
 
@@ -108,6 +116,12 @@ def initialised(part: nn.Module) -> nn.Module:
             weight.zero_()
 
     return part
+
+
+def begin_as(part: nn.Module, other: nn.Module) -> None:
+    """Give a part the weights that it has in common with another one."""
+    own = part.state_dict()
+    part.load_state_dict({**own, **{name: value for name, value in other.state_dict().items() if name in own}})
 
 
 def disturbing(net: Autoencoder) -> Disturb:

@@ -142,20 +142,20 @@ def _decoded(kl: KLAutoencoder, z: Tensor, device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def _training_images(job: Job, kl: KLAutoencoder, count: int) -> tuple[Scenes, list[Tensor]]:
+def _training_images(job: Job, kl: KLAutoencoder, count: int, seed: int) -> tuple[Scenes, list[Tensor]]:
     """Scenes, and their images clean, reconstructed, with another
     background, and corrupted; uint8 [count, 3, 64, 64] each.
     """
-    s = picture_book.scenes(TRAIN_SEED + 100, count)
+    s = picture_book.scenes(TRAIN_SEED + seed + 100, count)
     rgb, mask = picture_book.render(s, RESOLUTION)
-    backgrounds, _ = picture_book.render(picture_book.scenes(TRAIN_SEED + 200, count), RESOLUTION, objects=False)
+    backgrounds, _ = picture_book.render(picture_book.scenes(TRAIN_SEED + seed + 200, count), RESOLUTION, objects=False)
     cover = mask[..., None].astype(np.float32) / 255
     mixed = (rgb * cover + backgrounds * (1 - cover)).astype(np.uint8)
     few = s[: count // 8]
     bare, _ = picture_book.render(few, RESOLUTION, objects=False)  # without an object the target of `whole` is 0
     clean, mixed_, bare_ = (torch.from_numpy(x).permute(0, 3, 1, 2).contiguous() for x in (rgb, mixed, bare))
     job.log("judge: images rendered")
-    g = generator(17, 0)
+    g = generator(17 + seed, 0)
 
     with torch.autocast(job.device.type, torch.bfloat16, enabled=job.device.type != "mps"):
         z = latents(kl, clean, job.device)[0].float()
@@ -198,14 +198,17 @@ def placed(s: Scenes) -> Tensor:
     return (torch.from_numpy(np.stack([s.x, s.y, s.scale], 1)) - _CENTRE) / _SPREAD
 
 
-def train_judge(job: Job, out: Path, kl: KLAutoencoder) -> Judge:
-    """Train the judge, set its redraw tolerance on held-out images (``quality.py``) and write ``out``."""
+def train_judge(job: Job, out: Path, kl: KLAutoencoder, name: str = "judge", seed: int = 0) -> Judge:
+    """Train a judge, set its redraw tolerance on held-out images (``quality.py``) and write ``out``.
+
+    ``name`` is that of the training's state; another ``seed`` gives a judge of other weights and scenes.
+    """
     count, b = job.count(COUNT), SCHEDULE.batch
-    scenes, images = _training_images(job, kl, count)
+    scenes, images = _training_images(job, kl, count, seed)
     truth, where = attributes(scenes), placed(scenes)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
-        row = torch.randint(count, (b,), generator=generator(19, step))
+        row = torch.randint(count, (b,), generator=generator(19 + seed, step))
         kind = torch.arange(b) // 2 % 4  # of `images`
         x = torch.stack([images[k][i] for k, i in zip(kind, row, strict=True)])
         _, o = module(to_signed(x).to(job.device))
@@ -213,8 +216,8 @@ def train_judge(job: Job, out: Path, kl: KLAutoencoder) -> Judge:
         labels = {k: t[row].to(job.device) for k, t in truth.items()}
         return reading_loss(o, labels, where[row].to(job.device), readable, own)
 
-    judge = train(job, "judge", seeded(5, Judge), loss, SCHEDULE)
-    rgb, _ = picture_book.render(picture_book.scenes(TRAIN_SEED + 300, 2000), RESOLUTION)
+    judge = train(job, name, seeded(5 + seed, Judge), loss, SCHEDULE)
+    rgb, _ = picture_book.render(picture_book.scenes(TRAIN_SEED + seed + 300, 2000), RESOLUTION)
 
     with torch.no_grad():
         z, _ = latents(kl, torch.from_numpy(rgb).permute(0, 3, 1, 2), job.device)
@@ -222,7 +225,7 @@ def train_judge(job: Job, out: Path, kl: KLAutoencoder) -> Judge:
 
     errors = redraw_error(rebuilt, read(judge, rebuilt).scenes)
     tolerance = float(np.quantile(errors, 0.99))
-    job.log(f"judge: redraw error of reconstructions: median {np.median(errors):.4f}, 99 % {tolerance:.4f}")
+    job.log(f"{name}: redraw error of reconstructions: median {np.median(errors):.4f}, 99 % {tolerance:.4f}")
     save_checkpoint(judge, out, family="judge", tolerance=tolerance, name="picture book judge")
 
     return judge

@@ -51,6 +51,11 @@ def token_defaults(grid: int) -> dict[str, float]:
     return {**DEFAULTS, "window": WINDOWS[grid]} if grid in WINDOWS else DEFAULTS
 
 
+def sampling(grid: int) -> dict[str, float]:
+    """The part of :func:`defaults` that plain LlamaGen reads."""
+    return {name: value for name, value in defaults(grid).items() if name in DEFAULTS}
+
+
 def defaults(grid: int) -> dict[str, float]:
     """Sampling defaults of a LlamaGen or PAR on a ``grid`` x ``grid`` token grid."""
     return {**token_defaults(grid), **(LARGE_DEFAULTS if grid == GRID else {})}
