@@ -48,6 +48,8 @@ PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "FastARMuLoSDSampler": ("llamagen,mulosd", (), ("outcome",)),
     "FastARBitDanceSampler": ("bitdance", (), ("fixed at step", "order")),
 }
+# Help page to its seed, where it is another one.
+SEEDS = dict.fromkeys(("FastARLlamaGenSampler", "FastARZipARSampler", "FastARMuLoSDSampler"), 5)
 # Help page to the number of the template.
 TEMPLATES = {
     "FastARCompare": "06",
@@ -59,7 +61,7 @@ TEMPLATES = {
 }
 
 
-def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str]) -> np.ndarray:
+def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str], seed: int) -> np.ndarray:
     """The images of samplers side by side, and token maps of the last one; uint8 [H, W, 3]."""
     parser = argparse.ArgumentParser()
     compare.arguments(parser)
@@ -67,8 +69,8 @@ def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str]) -> np.ndarray
     options = parser.parse_args([*words, *(w for s in sets for w in ("--set", s))])
     ready = load(options, [p.entry for p in plan(samplers, sets, {})])
     planned = plan(samplers, sets, ready)
-    what = conditions(planned, options.label, options.text, 1, options, SEED, {})
-    made = [draw(p, condition, SEED) for p, condition in zip(with_draft(planned, options), what, strict=True)]
+    what = conditions(planned, options.label, options.text, 1, options, seed, {})
+    made = [draw(p, condition, seed) for p, condition in zip(with_draft(planned, options), what, strict=True)]
     cells = [decode(p.on, result).numpy() for p, result in zip(planned, made, strict=True)]
     labels = [p.entry.title for p in planned]
 
@@ -160,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             first, *others = animation()
             first.save(ANIMATION, save_all=True, append_images=others, duration=1000 // FPS, loop=0, quality=QUALITY)
         elif name in both:
-            picture = Image.fromarray(drawn(name) if name in TEMPLATES else sheet(*PAGES[name]))
+            picture = Image.fromarray(drawn(name) if name in TEMPLATES else sheet(*PAGES[name], SEEDS.get(name, SEED)))
             picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
             picture.save(FOLDER / f"{name}.jpg", quality=QUALITY, optimize=True)
         else:

@@ -7,8 +7,7 @@ import torch
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
 from fastar_nodes.model_loaders.networks.llama import Llama
 from fastar_nodes.samplers.tokens.draws import tempered
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
-from fastar_nodes.tools.training import picture_book, token_recipes
+from fastar_nodes.tools.training import picture_book
 from fastar_nodes.tools.training import reward_recipe as recipe
 from fastar_nodes.tools.training.judge import Judge, load_judge
 from fastar_nodes.tools.training.training import Job, Schedule
@@ -36,12 +35,12 @@ def reading(scenes, reward, faults=None):
 def test_probabilities_are_those_of_the_draws():
     """A first token is drawn as often as its log-probability says, and every drawn token can be drawn."""
     torch.manual_seed(0)
-    net, settings = network(), LlamaGenSettings(**token_recipes.sampling(recipe.GRID))
+    net, settings = network(), recipe.settings_of(recipe.ROUNDS[0])
     labels = torch.full((600,), 3)
     tokens = recipe.sampled(net, labels, settings, seed=5)
     assert tokens.shape == (600, TOKENS) and len(set(map(tuple, tokens.tolist()))) > 500
 
-    lesson = recipe._Lesson(Job(None, fp32=True), None, None, 0.0, net)
+    lesson = recipe._Lesson(Job(None, fp32=True), recipe.ROUNDS[0], None, None, 0.0, net)
     with torch.no_grad():
         cond, null = lesson._branches(net, labels[:20], tokens[:20])
         found = recipe.log_probabilities(cond, null, tokens[:20], settings)
@@ -61,7 +60,7 @@ def test_a_token_answers_for_faults_from_its_place_on():
     faults[0, 100] = 0.2
     pupil = recipe.Pupil(network(), TOKENS)
 
-    found = recipe.advantages(pupil, reading(scenes, torch.ones(40), faults), torch.full((40,), 4))
+    found = recipe.advantages(pupil, reading(scenes, torch.ones(40), faults), torch.full((40,), 4), 0.0)
     assert float((found[0, :101] - found[0, 101:].max()).max()) < 0
     assert float(found[1:].abs().max()) < float(found[0, :101].abs().min()), "the others are hardly blamed"
 
@@ -135,7 +134,7 @@ def test_better_tokens_become_likelier(tmp_path, monkeypatch):
         share = torch.from_numpy(rgb.astype(np.float32))
         return reading(picture_book.scenes(0, len(labels), labels=labels.tolist()), share - 0.1)
 
-    net, settings = network(), LlamaGenSettings(**token_recipes.sampling(recipe.GRID))
+    net, settings = network(), recipe.settings_of(recipe.ROUNDS[0])
     labels = torch.arange(40) % 10
     drawn = recipe.sampled(net, labels, settings, 1)
     value = int(torch.bincount(drawn.flatten(), minlength=tiny.VQ.codes).argsort()[-4])
@@ -144,7 +143,8 @@ def test_better_tokens_become_likelier(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe, "read_images", rewarding)
     monkeypatch.setattr(recipe, "small_images", lambda vq, tokens: (tokens == value).float().mean(1).numpy())
     monkeypatch.setattr(recipe, "ANCHOR", 0.0)
-    monkeypatch.setattr(recipe, "SCHEDULE", Schedule(steps=30, batch=40, lr=1e-2, warmup=1, ema=0.5))
+    few = Schedule(steps=15, batch=40, lr=1e-2, warmup=1, ema=0.5)
+    monkeypatch.setattr(recipe, "ROUNDS", (recipe.Round(few, 0.7, 0.1), recipe.Round(few, 0.7, 0.0)))
 
     job = Job(tmp_path, log=lambda line: None, fp32=True)
     trained = recipe.train_reward(job, tmp_path / "gpt.safetensors", VQAutoencoder(tiny.VQ), Judge(), 0.08, net)

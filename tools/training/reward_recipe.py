@@ -11,8 +11,9 @@ The judge is not the one that measures: it was trained from another seed, on oth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,15 +36,29 @@ from .recipes import to_rgb
 from .token_recipes import GRID
 from .training import Figures, Job, Schedule, generator, seeded, train
 
-SCHEDULE = Schedule(steps=300, batch=128, lr=2e-4, warmup=10, decay=0.5, ema=0.98, weight_decay=0.0)
+
+class Round(NamedTuple):
+    """A part of the training, which keeps the model near what it was when the round began."""
+
+    schedule: Schedule
+    temperature: float  # of the images that are drawn
+    rare: float  # weight of rare scenes in an image's reward
+
+
+_FIRST_ROUND = Schedule(steps=150, batch=128, lr=2e-4, warmup=10, decay=0.0, ema=0.98, weight_decay=0.0)
+# The first round makes scenes varied, the second one right.
+ROUNDS = (
+    Round(_FIRST_ROUND, 0.7, 0.15),
+    Round(replace(_FIRST_ROUND, steps=130, lr=1.5e-4, decay=0.8), 0.5, 0.05),
+)
 # Seed of the images, and what is added to the seeds of the judge that reads them.
 SEED, JUDGE_SEED = 910_000_000, 5000
 # A match is a little closer than the judge's tolerance.
 STRICT = 0.95
 # A pixel's colour may differ by so much from the scene's (mean absolute difference, 0 to 1) before it is a fault.
 SLACK = 0.08
-# Weights: of an image's reward, of the faults of its later tokens, and of rare scenes in the reward.
-OF_IMAGE, OF_FAULTS, OF_RARE = 0.5, 10.0, 0.15
+# Weights of an image's reward, and of the faults of its later tokens.
+OF_IMAGE, OF_FAULTS = 0.5, 10.0
 # Weight of a token that is not of the object.
 BACKGROUND = 0.3
 # Weight of the Kullback-Leibler divergence from the model as it was.
@@ -84,14 +99,16 @@ class Pupil(nn.Module):
 
     def labels(self, count: int, g: torch.Generator) -> Tensor:
         """Classes int64 [count], each as often as it fails."""
-        return torch.multinomial(self.failures.clamp(min=LEAST_FAILURES), count, replacement=True, generator=g)
+        often = self.failures.cpu().clamp(min=LEAST_FAILURES)
+        return torch.multinomial(often, count, replacement=True, generator=g)
 
     @torch.no_grad()
     def count_failures(self, labels: Tensor, matches: Tensor) -> None:
         """Count the images that match, and those that do not, of the classes int64 [B]."""
         images = torch.bincount(labels, minlength=_CLASSES)
         failed = torch.bincount(labels[~matches], minlength=_CLASSES) / images.clamp(min=1)
-        self.failures.lerp_(failed, 1 - MEMORY ** images.clamp(max=20))
+        share = 1 - MEMORY ** images.clamp(max=20)
+        self.failures.lerp_(failed.to(self.failures), share.to(self.failures))
 
     @torch.no_grad()
     def usual(self, kinds: Tensor, found: Tensor) -> Tensor:
@@ -101,19 +118,19 @@ class Pupil(nn.Module):
             kinds: fp32 [B, classes * columns] of :func:`kinds_of`.
             found: what these images got, fp32 [B, K].
         """
-        self.products.mul_(MEMORY).add_(kinds.T @ kinds)
-        self.sums.mul_(MEMORY).add_(kinds.T @ found)
+        self.products.mul_(MEMORY).add_((kinds.T @ kinds).to(self.products))
+        self.sums.mul_(MEMORY).add_((kinds.T @ found).to(self.sums))
 
         # Differences of attributes are believed when there are enough images; the mean of a class is at once.
         ridge = torch.full((_CLASSES, int(_FIRST[-1])), 8.0)
         ridge[:, 0] = 1.0
-        coefficients = torch.linalg.solve(self.products + torch.diag(ridge.flatten()), self.sums)
+        coefficients = torch.linalg.solve(self.products.cpu() + torch.diag(ridge.flatten()), self.sums.cpu())
 
         return kinds @ coefficients
 
     def shares(self) -> list[Tensor]:
         """Of each attribute the shares [classes, n] of its values."""
-        seen = [self.seen[:, low:high] for low, high in zip(_FIRST[:-1], _FIRST[1:], strict=True)]
+        seen = [self.seen[:, low:high].cpu() for low, high in zip(_FIRST[:-1], _FIRST[1:], strict=True)]
         return [counts / counts.sum(1, keepdim=True) for counts in seen]
 
     @torch.no_grad()
@@ -128,8 +145,14 @@ class Pupil(nn.Module):
             rarity += (of_image * nats[labels]).sum(1) - (share * nats).sum(1)[labels]
 
         counted = (kinds * matches[:, None]).view(len(kinds), _CLASSES, -1).sum(0)
-        self.seen.mul_(MEMORY).add_(counted + 1e-3)
+        self.seen.mul_(MEMORY).add_((counted + 1e-3).to(self.seen))
         return rarity
+
+
+def settings_of(part: Round) -> LlamaGenSettings:
+    """What the images of a round are drawn with: the settings of the model's file, but for the temperature."""
+    usual = {name: value for name, value in token_recipes.defaults(GRID).items() if name in token_recipes.DEFAULTS}
+    return LlamaGenSettings(**{**usual, "temperature": part.temperature})
 
 
 def kinds_of(scenes: Scenes, labels: Tensor) -> Tensor:
@@ -170,18 +193,19 @@ def read_images(judge: Judge, tolerance: float, rgb: np.ndarray, labels: Tensor)
     )
 
 
-def advantages(pupil: Pupil, reading: Reading, labels: Tensor) -> Tensor:
+def advantages(pupil: Pupil, reading: Reading, labels: Tensor, rare: float) -> Tensor:
     """How much better than usual each token was, fp32 [B, N] of mean square 1.
 
-    A token answers for its image, and for the faults from its own place on, not for those before it.
+    A token answers for its image, and for the faults from its own place on, not for those before it. ``rare``: see
+    :class:`Round`.
     """
     to_come = reading.faults.flip(1).cumsum(1).flip(1)
     found = torch.cat([reading.reward[:, None], -to_come], 1)
     kinds = kinds_of(reading.scenes, labels)
     better = found - pupil.usual(kinds, found)
 
-    rare = pupil.rarity(kinds, labels, reading.matches).clamp(-2, 2) * reading.matches
-    of_image = OF_IMAGE * (better[:, :1] + OF_RARE * rare[:, None])
+    rarity = pupil.rarity(kinds, labels, reading.matches).clamp(-2, 2) * reading.matches
+    of_image = OF_IMAGE * (better[:, :1] + rare * rarity[:, None])
     advantage = of_image + OF_FAULTS * better[:, 1:].clamp(-0.3, 0.3)
 
     advantage = advantage * torch.where(reading.objects, 1.0, BACKGROUND)
@@ -237,11 +261,11 @@ def small_images(vq: VQAutoencoder, tokens: Tensor) -> np.ndarray:
 
 
 class _Lesson:
-    """The loss of a step, see :func:`train_reward`."""
+    """The loss of a round's step, see :func:`train_reward`."""
 
-    def __init__(self, job: Job, vq: VQAutoencoder, judge: Judge, tolerance: float, net: Llama):
-        self.batch = job.schedule(SCHEDULE).batch
-        self.settings = LlamaGenSettings(**token_recipes.sampling(GRID))
+    def __init__(self, job: Job, part: Round, vq: VQAutoencoder, judge: Judge, tolerance: float, net: Llama):
+        self.part = part
+        self.settings = settings_of(part)
         self.layout = token_recipes.Layout.of(GRID).to(job.device)
         self.places = net.positions(GRID, 1)
         self.vq, self.judge, self.tolerance, self.before = vq, judge, tolerance, net
@@ -253,13 +277,13 @@ class _Lesson:
         g = generator(SEED, step)
 
         # 1. Images by the model as it is now.
-        labels = module.labels(self.batch, g)
+        labels = module.labels(self.part.schedule.batch, g)
         self.drawing.load_state_dict(module.net.state_dict())
         tokens = sampled(self.drawing, labels, self.settings, SEED + step)
 
         # 2. What they are worth.
         reading = read_images(self.judge, self.tolerance, small_images(self.vq, tokens), labels)
-        advantage = advantages(module, reading, labels)
+        advantage = advantages(module, reading, labels, self.part.rare)
         module.count_failures(labels, reading.matches)
 
         # 3. The better tokens become likelier, and the model stays near what it was.
@@ -291,11 +315,13 @@ def train_reward(job: Job, out: Path, vq: VQAutoencoder, judge: Judge, tolerance
         judge: reads the images; ``tolerance`` is its own.
         net: the LlamaGen.
     """
-    before = net.to(job.device).eval().requires_grad_(False)
-    lesson = _Lesson(job, vq.to(job.device), judge.to(job.device), tolerance, before)
-    pupil = Pupil(seeded(31, lambda: Llama(net.config), before), GRID**2)
+    vq, judge = vq.to(job.device), judge.to(job.device)
 
-    train(job, f"{token_recipes.GPT_HIGH.name}-reward", pupil, lesson, SCHEDULE)
-    token_recipes.save_gpt(token_recipes.GPT_HIGH, pupil.net, out)
+    for number, part in enumerate(ROUNDS, 1):
+        before = net.to(job.device).eval().requires_grad_(False)
+        lesson = _Lesson(job, part, vq, judge, tolerance, before)
+        pupil = Pupil(seeded(31, lambda: Llama(net.config), before), GRID**2)  # noqa: B023 - called at once
+        net = train(job, f"{token_recipes.GPT_HIGH.name}-reward-{number}", pupil, lesson, part.schedule).net
 
-    return pupil.net
+    token_recipes.save_gpt(token_recipes.GPT_HIGH, net, out)
+    return net

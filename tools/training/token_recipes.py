@@ -43,17 +43,12 @@ DEFAULTS = {"cfg": 1.5, "temperature": 1.0, "top_k": 0, "top_p": 0.8}
 # ZipAR's window by grid. A window of 8 on the 8 x 8 grid would be raster order.
 WINDOWS = {LOW_GRID: 6, GRID: 8}
 # A large image has four times as many tokens and so more errors; its LlamaGen has a lower temperature.
-LARGE_DEFAULTS = {"temperature": 0.7}
+LARGE_DEFAULTS = {"temperature": 0.5}
 
 
 def token_defaults(grid: int) -> dict[str, float]:
     """Sampling defaults of a token model on a ``grid`` x ``grid`` token grid."""
     return {**DEFAULTS, "window": WINDOWS[grid]} if grid in WINDOWS else DEFAULTS
-
-
-def sampling(grid: int) -> dict[str, float]:
-    """The part of :func:`defaults` that plain LlamaGen reads."""
-    return {name: value for name, value in defaults(grid).items() if name in DEFAULTS}
 
 
 def defaults(grid: int) -> dict[str, float]:
