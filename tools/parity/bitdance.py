@@ -51,9 +51,9 @@ FORMULA, SHAPES = "bitdance_formula_io.safetensors", "bitdance_formula_shapes.js
 IMAGENET, SIZES = "bitdance_imagenet_io.safetensors", "imagenet/sizes.json"
 WORDS, REAL_WORDS = "bitdance_prompts.json", "bitdance_prompts_real.json"
 KEYS, CLASS_KEYS = "bitdance_keys_14b.json", "bitdance_keys_imagenet.json"
-# Largest differences of hidden rows, of pixels, of predictions without guidance and with it, which multiplies rounding,
-# and of states.
-INSIDE, PIXELS, PLAIN, GUIDED, PATH = 1e-5, 1e-4, 1e-4, 2e-3, 5e-3
+# Largest differences of hidden rows, of the head's outputs, of pixels, of predictions without guidance and with it, which
+# multiplies rounding, and of states.
+INSIDE, OUTPUT, PIXELS, PLAIN, GUIDED, PATH = 1e-5, 5e-5, 1e-4, 1e-4, 2e-3, 5e-3
 # Share of the 8-bit numbers that may be one level off: the reference cuts fractions off.
 ONE_OFF = 1 / 200
 Tensors = Mapping[str, Tensor]
@@ -219,7 +219,8 @@ def _text(folder: Path, io: str) -> Iterator[Case]:
     def head() -> Iterator[Check]:
         net = _model(folder / part).net.denoiser
         out = [net(data["b5.x"], t.expand(len(data["b5.x"])), data["b5.c"]) for t in data["b5.t"]]
-        yield Check(torch.stack(out), data["b5.out"], INSIDE)
+        # Its sums are rounded otherwise on every processor: by 1.1e-5 on one.
+        yield Check(torch.stack(out), data["b5.out"], OUTPUT)
 
     for name, checks in {"b1": positions, "b2": projector, "b5": head}.items():
         yield Case(f"bitdance/{letter}.{name}", checks)
