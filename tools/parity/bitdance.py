@@ -51,8 +51,8 @@ FORMULA, SHAPES = "bitdance_formula_io.safetensors", "bitdance_formula_shapes.js
 IMAGENET, SIZES = "bitdance_imagenet_io.safetensors", "imagenet/sizes.json"
 WORDS, REAL_WORDS = "bitdance_prompts.json", "bitdance_prompts_real.json"
 KEYS, CLASS_KEYS = "bitdance_keys_14b.json", "bitdance_keys_imagenet.json"
-# Largest differences of hidden rows, of the head's outputs, of pixels, of predictions without guidance and with it, which
-# multiplies rounding, and of states.
+# Largest differences of hidden rows, of the head's outputs, of pixels, of predictions without guidance and with it,
+# which multiplies rounding, and of states.
 INSIDE, OUTPUT, PIXELS, PLAIN, GUIDED, PATH = 1e-5, 5e-5, 1e-4, 1e-4, 2e-3, 5e-3
 # Share of the 8-bit numbers that may be one level off: the reference cuts fractions off.
 ONE_OFF = 1 / 200
