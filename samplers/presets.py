@@ -264,8 +264,8 @@ def mulosd(preset: str, run: Run) -> Values:
 
     - tau rather than acceptance_target: a fixed share rejects drafts even where all are good;
     - a narrower window in the repair than in the draft, whose 8 x 8 tokens suffer more from it;
-    - draft_rows 0: in several cycles more tokens are drawn again by the demo's target, which is worse than its draft
-      model.
+    - draft_rows 0: in several cycles more tokens are drawn again, and what is drawn again does not always fit what is
+      kept.
 
     Full-size presets set the share of accepted drafts, which does not depend on the model: the one at which as much is
     drawn again as on the demo (``tools/redrawn.py``, docs/choose.md). *balanced* is the paper's loop, in two cycles.

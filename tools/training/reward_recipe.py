@@ -46,7 +46,7 @@ class Round(NamedTuple):
 
 
 _FIRST_ROUND = Schedule(steps=150, batch=128, lr=2e-4, warmup=10, decay=0.0, ema=0.98, weight_decay=0.0)
-# The first round makes scenes varied, the second one right.
+# The first round makes scenes varied, the second one right. The shipped file had 146 and 130 steps, with restarts.
 ROUNDS = (
     Round(_FIRST_ROUND, 0.7, 0.15),
     Round(replace(_FIRST_ROUND, steps=130, lr=1.5e-4, decay=0.8), 0.5, 0.05),
