@@ -2,7 +2,7 @@
 
 Rejections are simulated on a target's grid, expanded by the radius, and planned as the sampler plans them: independent
 of each other, or in clusters, where smoothed noise is lowest. With a standard deviation of half a cell they cluster as
-on the demo, where the right neighbour of a rejected draft is rejected in 42, 24 and 15 % of the cases if 70, 90 and
+on the demo, where the right neighbour of a rejected draft is rejected in 42, 27 and 13 % of the cases if 70, 90 and
 95 % are kept.
 """
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ...errors import NotOfImages, UserError, not_finite
 from ...memory import enough_memory, in_chunks
-from .enlarging import Enlarging, EnlargingConfig, MayEnlarge, drawn
+from .enlarging import Enlarging, EnlargingConfig, MayEnlarge, drawn, silu
 from .ops import TORCH, Operations
 from .structure import MOST_LEVELS, depth, official_names
 
@@ -160,9 +160,9 @@ class ResBlock(nn.Module):
         self.nin_shortcut = operations.Conv2d(c_in, c_out, 1, bias=bias) if c_in != c_out else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.conv1(F.silu(self.norm1(x)))
-        h = self.conv2(F.silu(self.norm2(h)))
-        return self.nin_shortcut(x) + h
+        h = self.conv1(silu(self.norm1(x)))
+        h = self.conv2(silu(self.norm2(h)))
+        return h.add_(self.nin_shortcut(x))
 
 
 class _Attention(nn.Module):
@@ -292,7 +292,7 @@ def decoded(
             features.append(x)
         x = level.upsample(x)
 
-    x = F.silu(decoder.norm_out(x))
+    x = silu(decoder.norm_out(x))
     if features is not None:
         features.append(x)
     return cast(Tensor, decoder.conv_out(x))
@@ -361,7 +361,7 @@ def expect_finite(made: Tensor, name: str, what: str = "pixels") -> Tensor:
     Nodes, command line and Python call it before values are clamped or rounded, which would hide
     infinity and NaN. It waits for the device.
     """
-    if not bool(made.isfinite().all()):
+    if not bool(torch.stack(made.aminmax()).isfinite().all()):  # least and greatest are NaN if any number is
         raise not_finite("decoder", name, what)
 
     return made
@@ -387,7 +387,7 @@ def decode_in_chunks(net: KLAutoencoder | VQAutoencoder, latents: Tensor) -> lis
 def to_pixels(parts: list[Tensor], name: str) -> Tensor:
     """Pixels uint8 [B, H, W, 3] on the CPU, of what the decoder ``name`` made."""
     images = expect_finite(torch.cat(parts).float(), name).permute(0, 2, 3, 1)
-    return ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()
+    return images.add_(1).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8).cpu()
 
 
 def _expect_latents(latents: Tensor, channels: int) -> None:

@@ -2,7 +2,9 @@
 
 from dataclasses import asdict, replace
 
+import fastar_nodes
 import pytest
+import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.mar.settings import (
@@ -140,6 +142,16 @@ def test_lookahead_is_a_share_of_the_ar_steps(width, steps, k):
         own = presets.combine(FastHybridSettings, {}, name, {"steps": steps, "lookahead": 3}, False, width)
         assert own.lookahead == 3
     assert presets.values(FastHybridSettings, "exact", False, width, steps)["lookahead"] == 0
+
+
+def test_mulosds_fast_draws_the_image_of_balanced_on_the_demo():
+    """It drafts the same tokens, several at a time."""
+    pipe = fastar_nodes.load("demo-llamagen")
+    (slow, serial), (quick, parallel) = (
+        pipe.sample(["cat", "boat"], sampler="mulosd", preset=name, seed=7) for name in ("balanced", "fast")
+    )
+    assert torch.equal(torch.as_tensor(slow), torch.as_tensor(quick))
+    assert serial.counts["draft_passes"] == 64 and parallel.counts["draft_passes"] <= 40
 
 
 @pytest.mark.parametrize("name", ["best", "", None, "Exact"])
