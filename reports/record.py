@@ -471,14 +471,24 @@ class Clock:
 # ------------------------------------------------------------------------------------------------ text forms
 
 
-def counted(report: Report, count: str, form: str, unit: str = "") -> str:
+def amount(number: int, units: str) -> str:
+    """A number of things that are named in the plural: "1 pass", "1,024 passes"."""
+    one = units.removesuffix("es" if units.endswith("sses") else "s")
+    return f"{number:,} {one if number == 1 else units}"
+
+
+def counted(report: Report, count: str, form: str, units: str = "") -> str:
     """A count of work with the draft model's part apart: "32 passes", "12 passes (draft 27)"; "" if there is none.
 
     A draft model is smaller than its target, so that the sum of both would say nothing.
     """
-    own = figure(report.own(count) or None, form, unit)
+    number = report.own(count)
+    if not number:
+        return ""
+
+    own = amount(number, units) if units else figure(number, form)
     drafted = figure(report.of_draft(count) or None, form)
-    return f"{own} (draft {drafted})" if own and drafted else own
+    return f"{own} (draft {drafted})" if drafted else own
 
 
 # Names of figures, as grids and tables show them, to what they mean.

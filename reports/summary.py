@@ -16,7 +16,7 @@ from .quality import (
     OTHER_SIZE,
     Quality,
 )
-from .record import Report, counted
+from .record import Report, amount, counted
 from .table import percent
 from .timing import BASELINE, FIRST_RUN, how_timed, shown_seconds, times_as_fast
 
@@ -111,7 +111,7 @@ def fewer_calls(report: Report, baseline: Report) -> Gain | None:
         plain = baseline.own(count)
         if own and plain and own < plain:
             whose = " of the large model" if report.of_draft(count) else ""
-            return Gain(plain / own, f"{own:,} {unit}{whose} instead of {plain:,}")
+            return Gain(plain / own, f"{amount(own, unit)}{whose} instead of {plain:,}")
 
     return None
 
@@ -122,7 +122,7 @@ def alone(report: Report | None) -> str:
     if report is None or not passes or report.images < 2:
         return ""
 
-    return f"{report.images:,} images in {passes:,} passes"
+    return f"{report.images:,} images in {amount(passes, 'passes')}"
 
 
 def outcome_of(report: Report, quality: Quality | None) -> str:
@@ -154,8 +154,8 @@ def one_line(report: Report, baseline: Report | None = None, quality: Quality | 
     """
     kept = percent(report.acceptance)
     parts = [
-        counted(report, "transformer_passes", ",", " passes"),
-        counted(report, "head_calls", ",", " head calls"),
+        counted(report, "transformer_passes", ",", "passes"),
+        counted(report, "head_calls", ",", "head calls"),
         f"{kept} of drafts kept" if kept else "",
     ]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import UserError
 from .drawing import Canvas, Ink, check_batch, contact_sheet, line_height, resize, text_width, wrap
-from .record import Report
+from .record import Report, amount
 from .timing import FIRST_RUN
 
 FPS = 12  # frames a second
@@ -195,4 +195,4 @@ class _Run:
             return ""
 
         so_far = int(total * self.ended(clock) / self.steps)
-        return f"{total:,} passes" if so_far == total else f"{so_far:,} of {total:,} passes"
+        return amount(total, "passes") if so_far == total else f"{so_far:,} of {amount(total, 'passes')}"

@@ -67,6 +67,8 @@ TEXT = "last run"
 TITLE_BAR = 30
 # Width of a collapsed node with a short title.
 COLLAPSED = 84
+# Mean width of a character of a group's title.
+CHARACTER = 9
 # Room of the canvas at 1366 x 768, in which a template is as large as the editor draws it.
 WIDTH, HEIGHT = 1300, 740
 
@@ -333,6 +335,16 @@ def test_a_graph_fits_a_laptop_and_nothing_overlaps(graph):
     if groups:
         for name, box in boxes:
             assert [within(box, group) for _, group in groups].count(True) == 1, name
+
+
+def test_a_badge_does_not_cover_the_title_of_a_group(graph):
+    """The classic renderer draws the name of the pack over the right end of a folded node."""
+    for node in graph.saved["nodes"]:
+        if node["type"] in NODES and node["flags"].get("collapsed"):
+            x, y = node["pos"]
+            for title, group in graph.groups():
+                if within((x, y - TITLE_BAR, COLLAPSED, TITLE_BAR), group) and y - group[1] < 3 * TITLE_BAR:
+                    assert group[0] + CHARACTER * len(title) < x + COLLAPSED, (title, node["type"])
 
 
 def test_the_result_of_a_comparison_is_large(graph):

@@ -47,6 +47,12 @@ LINES = {
         Quality(15.5, 0.7),
         "12 passes of the large model instead of 32: another house",
     ),
+    "a single pass": (
+        run(1.0, transformer_passes=256),
+        run(1.0, "cat", transformer_passes=65, draft_passes=64),
+        Quality(12.0, 0.7),
+        "1 pass of the large model instead of 256: another cat",
+    ),
     "only the seconds": (
         run(1.6, transformer_passes=32),
         run(1.0, transformer_passes=32),
