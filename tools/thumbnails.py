@@ -247,9 +247,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draw; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fastar_nodes.tools.thumbnails", description=__doc__)
     parser.add_argument(
-        "numbers", nargs="*", metavar="NUMBER", help="number of a template, for example 01; default all"
+        "numbers", nargs="*", metavar="NUMBER", help="number of a template, for example 9; default all"
     )
-    asked = parser.parse_args(argv).numbers
+    asked = {number.zfill(2) for number in parser.parse_args(argv).numbers}
 
     for path in sorted(FOLDER.glob("*.json")):
         if asked and path.stem[:2] not in asked:
