@@ -67,8 +67,8 @@ TEXT = "last run"
 TITLE_BAR = 30
 # Width of a collapsed node with a short title.
 COLLAPSED = 84
-# Mean width of a character of a group's title.
-CHARACTER = 9
+# Mean width of a character of a group's title, and width of the name of the pack over a node.
+CHARACTER, BADGE = 9, 80
 # Room of the canvas at 1366 x 768, in which a template is as large as the editor draws it.
 WIDTH, HEIGHT = 1300, 740
 
@@ -338,13 +338,13 @@ def test_a_graph_fits_a_laptop_and_nothing_overlaps(graph):
 
 
 def test_a_badge_does_not_cover_the_title_of_a_group(graph):
-    """The classic renderer draws the name of the pack over the right end of a folded node."""
-    for node in graph.saved["nodes"]:
-        if node["type"] in NODES and node["flags"].get("collapsed"):
-            x, y = node["pos"]
-            for title, group in graph.groups():
-                if within((x, y - TITLE_BAR, COLLAPSED, TITLE_BAR), group) and y - group[1] < 3 * TITLE_BAR:
-                    assert group[0] + CHARACTER * len(title) < x + COLLAPSED, (title, node["type"])
+    """The classic renderer draws the name of the pack over the right end of a node."""
+    ours = {node.get("title", node["type"]) for node in graph.saved["nodes"] if node["type"] in NODES}
+    for name, (x, y, width, height) in graph.boxes():
+        for title, group in graph.groups():
+            at_top = within((x, y, width, height), group) and y - group[1] < 2 * TITLE_BAR
+            if name in ours and at_top:
+                assert group[0] + CHARACTER * len(title) < x + width - BADGE, (title, name)
 
 
 def test_the_result_of_a_comparison_is_large(graph):
