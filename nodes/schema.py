@@ -137,7 +137,7 @@ PRESETS = presets.NAMES
 RECOMMENDED = "recommended"
 PLAIN = (RECOMMENDED, presets.CUSTOM)
 # Settings that presets leave alone: those that change no image, and the detail of Tar's codes.
-FREE = ("parallel", "draft_parallel", "detail")
+FREE = ("parallel", "detail")
 
 
 def preset_widget(options: Sequence[str] = PRESETS) -> io.Input:

@@ -16,7 +16,7 @@ import { say } from "./words.js"
 const CUSTOM = "custom"
 const CACHE = "FastARLazyMARCache"
 // Widgets with a place among the settings that no preset sets.
-const FREE = ["enabled", "preset", "images", "first_image", "parallel", "draft_parallel", "detail"]
+const FREE = ["enabled", "preset", "images", "first_image", "parallel", "detail"]
 const KINDS = ["INT", "FLOAT", "BOOLEAN", "COMBO"]
 // Widgets of a loader that decide which numbers a preset has.
 const LOADED = ["checkpoint", "grid", "size", "weights"]
