@@ -136,7 +136,7 @@ def _whole(limit: float | None) -> int | None:
 PRESETS = presets.NAMES
 RECOMMENDED = "recommended"
 PLAIN = (RECOMMENDED, presets.CUSTOM)
-# Settings that presets leave alone: those that change no image, and the detail of Tar's codes.
+# Settings that presets leave alone: parallel, which changes no image, and the detail of Tar's codes.
 FREE = ("parallel", "detail")
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..reports.table import printable
+from ..reports.table import amount, printable
 from ..samplers.conditioning import (
     KINDS,
     AnyCondition,
@@ -47,8 +47,9 @@ class LabelText:
 
     def __str__(self) -> str:
         """For people: what core's Preview as Text shows."""
-        each = "1 image" if self.repeat == 1 else f"{self.repeat} images"
-        return f"Class labels, {each} of each: {printable(', '.join(split_labels(self.text)))}."
+        return (
+            f"Class labels, {amount(self.repeat, 'images')} of each: {printable(', '.join(split_labels(self.text)))}."
+        )
 
 
 def kind_on(value: Any) -> str:

@@ -278,8 +278,8 @@ def _numbers(report: Report | None, baseline: Report | None, quality: Quality | 
         return [(name, value) for name, value in distance if value]
 
     work = [
-        ("passes", counted(report, "transformer_passes", ",")),
-        ("head calls", counted(report, "head_calls", ",")),
+        ("passes", counted(report, "transformer_passes")),
+        ("head calls", counted(report, "head_calls")),
         ("drafts kept", percent(report.acceptance)),
     ]
 

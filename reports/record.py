@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from .quality import Quality, closeness
-from .table import figure, literal, markdown, percent
+from .table import amount, figure, literal, markdown, percent
 from .timing import (
     APART,
     BASELINE,
@@ -471,13 +471,7 @@ class Clock:
 # ------------------------------------------------------------------------------------------------ text forms
 
 
-def amount(number: int, units: str) -> str:
-    """A number of things that are named in the plural: "1 pass", "1,024 passes"."""
-    one = units.removesuffix("es" if units.endswith("sses") else "s")
-    return f"{number:,} {one if number == 1 else units}"
-
-
-def counted(report: Report, count: str, form: str, units: str = "") -> str:
+def counted(report: Report, count: str, form: str = ",", units: str = "") -> str:
     """A count of work with the draft model's part apart: "32 passes", "12 passes (draft 27)"; "" if there is none.
 
     A draft model is smaller than its target, so that the sum of both would say nothing.
@@ -661,7 +655,7 @@ def to_text(report: Report) -> str:
 
     Names are shown as they are, see :func:`.table.literal`.
     """
-    images = "1 image" if report.images == 1 else f"{report.images} images"
+    images = amount(report.images, "images")
     lines = [
         f"{literal(report.sampler)} on {literal(report.model)}, {images}, seed {report.seed}",
         f"seconds: {report.timed} on {_where(report)}",

@@ -16,8 +16,8 @@ from .quality import (
     OTHER_SIZE,
     Quality,
 )
-from .record import Report, amount, counted
-from .table import percent
+from .record import Report, counted
+from .table import amount, percent
 from .timing import BASELINE, FIRST_RUN, how_timed, shown_seconds, times_as_fast
 
 # PSNR in dB from which an image is called the same but for rounding, nearly the same, and a similar one. Rounding
@@ -154,8 +154,8 @@ def one_line(report: Report, baseline: Report | None = None, quality: Quality | 
     """
     kept = percent(report.acceptance)
     parts = [
-        counted(report, "transformer_passes", ",", "passes"),
-        counted(report, "head_calls", ",", "head calls"),
+        counted(report, "transformer_passes", units="passes"),
+        counted(report, "head_calls", units="head calls"),
         f"{kept} of drafts kept" if kept else "",
     ]
 

@@ -84,6 +84,12 @@ def figure(value: float | None, form: str, unit: str = "", scale: float = 1) -> 
     return "" if value is None else f"{value * scale:{form}}{unit}"
 
 
+def amount(number: int, units: str) -> str:
+    """A number of things that are named in the plural: "1 pass", "1,024 passes"."""
+    one = units.removesuffix("es" if units.endswith("sses") else "s")
+    return f"{number:,} {one if number == 1 else units}"
+
+
 def percent(share: float | None, decimals: int = 0) -> str:
     """A share of 0 to 1 in percent; "" for None. Only all is 100 %, and only nothing is 0 %."""
     if share is None:

@@ -16,7 +16,7 @@ from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.janus_vision import ReadImage
 from ..model_loaders.networks.mar import ClassConditioning, Conditioning, MARModel
 from ..reports.record import fingerprint
-from ..reports.table import printable
+from ..reports.table import amount, printable
 
 E = TypeVar("E", bound="_Entries")
 
@@ -62,8 +62,7 @@ class _Entries:
         names: tuple[str, ...] = self.names  # type: ignore[attr-defined]
         shown = ", ".join(map(printable, names[:_MOST_SHOWN]))
         more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-        images = "1 image" if len(self) == 1 else f"{len(self)} images"
-        return f"{KINDS[self.kind].capitalize()} for {images}: {shown}{more}."
+        return f"{KINDS[self.kind].capitalize()} for {amount(len(self), 'images')}: {shown}{more}."
 
     def of(self: E, images: Sequence[int]) -> E:
         """The condition of some of the images, by their place in the batch."""

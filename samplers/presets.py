@@ -275,25 +275,17 @@ def mulosd(preset: str, run: Run) -> Values:
     """
     if preset == EXACT:
         # No probability exceeds 1: every token is redrawn in raster order, as by the target alone.
-        return {"tau": 1.01, "acceptance_target": 0.0, "draft_rows": 0, "resample_window": 0, "draft_parallel": 0}
+        return {"tau": 1.01, "acceptance_target": 0.0, "draft_rows": 0, "resample_window": 0}
 
     if run.demo:
-        balanced = {
-            "tau": 0.3,
-            "acceptance_target": 0.0,
-            "expansion": 0,
-            "draft_rows": 0,
-            "draft_window": 8,
-            "resample_window": 4,
-            "draft_parallel": 0,
-        }
+        by_tau = {"tau": 0.3, "acceptance_target": 0.0, "expansion": 0, "draft_rows": 0}
+        balanced = {**by_tau, "draft_window": 8, "resample_window": 4}
         fast = {**balanced, "draft_parallel": 8}
     else:
-        as_paper = {"expansion": 1, "draft_parallel": 0}
-        balanced = {**as_paper, "acceptance_target": 0.95, "draft_rows": 8, "draft_window": 8, "resample_window": 8}
-        fast = {**as_paper, "acceptance_target": 0.98, "draft_rows": 0, "draft_window": 4, "resample_window": 4}
+        balanced = {"acceptance_target": 0.95, "draft_rows": 8, "draft_window": 8, "resample_window": 8}
+        fast = {"acceptance_target": 0.98, "draft_rows": 0, "draft_window": 4, "resample_window": 4}
 
-    repair = {"neighbours": None, "resample_order": AT_ONCE, "repair": LOCAL}
+    repair = {"expansion": 1, "neighbours": None, "resample_order": AT_ONCE, "repair": LOCAL}
     return {**repair, **(balanced if preset == BALANCED else fast)}
 
 

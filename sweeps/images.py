@@ -222,7 +222,7 @@ def _figures(sweep: Sweep, cell: Cell) -> list[list[str]]:
     report = cell.report
     out: list[list[str]] = []
     for name, unit in _varying(sweep):
-        count = counted(report, name, ",")
+        count = counted(report, name)
         if count:
             out.append([f"{count} {unit}", count])
 

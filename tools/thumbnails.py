@@ -246,9 +246,7 @@ def _sign() -> np.ndarray:
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fastar_nodes.tools.thumbnails", description=__doc__)
-    parser.add_argument(
-        "numbers", nargs="*", metavar="NUMBER", help="number of a template, for example 9; default all"
-    )
+    parser.add_argument("numbers", nargs="*", metavar="NUMBER", help="number of a template, for example 9; default all")
     asked = {number.zfill(2) for number in parser.parse_args(argv).numbers}
 
     for path in sorted(FOLDER.glob("*.json")):

@@ -5,7 +5,7 @@ features of every one of them, adds detail where there are few positions, and en
 2016, arXiv 1609.05158) over the enlarged image. The rest of the file stays as it is, and so does the image of the
 encoder's size that the decoder draws beside it.
 
-It adds in place where it can: on a CPU, a new map of such a size takes longer than the addition.
+It adds in place where it can, which is faster on a CPU and takes less memory.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Enlarging(nn.Module):
         """
         kept = sum(count >> 2 * i for i, count in enumerate(reversed(self.channels)))
 
-        # Four maps while it climbs; then its last one and that of the first shuffle, beside another or two images.
+        # Four maps while it climbs. Then its last one and the first shuffle's, beside another as large or two images.
         width, fine = self.config.width, 4 * self.config.fine
         painting = width + fine + max(fine, 2 * 3 * FACTOR**2)
         return pixels * (kept + max(4 * width, painting))

@@ -174,11 +174,16 @@ def test_the_part_of_another_decoder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("batch", "grid"), [(1, 8), (3, 8), (1, 32)])
-@pytest.mark.parametrize("part", [EnlargingConfig(48, 16, (0, 1, 2, 1)), EnlargingConfig(8, 64, (1, 0, 0, 0))])
+@pytest.mark.parametrize(
+    "part",
+    [EnlargingConfig(48, 16, (0, 1, 2, 1)), EnlargingConfig(8, 64, (1, 0, 0, 0)), EnlargingConfig(96, 2, (0, 0, 0, 1))],
+)
 def test_decoding_needs_what_is_estimated(
     monkeypatch: pytest.MonkeyPatch, part: EnlargingConfig, batch: int, grid: int
 ) -> None:
-    """Tensors alive at once, on the meta device: of the demo's decoder, and of a part with most channels at its end."""
+    """Tensors alive at once, on the meta device: of the demo's decoder, and of parts with most channels at their end
+    and before it.
+    """
     with torch.device("meta"):
         net = KLAutoencoder(KLConfig(32, (1, 1, 2, 2), 1, 8, groups=8, enlarging=part)).requires_grad_(False)
     with torch.no_grad(), counted(monkeypatch) as live:
