@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..errors import NotOfImages, UserError
+from ..errors import NotOfImages, UserError, not_finite
 from ..memory import in_chunks, out_of_memory
 from ..model_loaders.networks.autoencoder import (
     STATED_GROUPS,
@@ -23,6 +23,7 @@ from ..model_loaders.networks.autoencoder import (
     VQAutoencoder,
     VQModel,
     expect_finite,
+    is_finite,
 )
 from ..model_loaders.networks.binary import BinaryAutoencoder, to_bits
 from . import host
@@ -251,10 +252,11 @@ class FastARVAE(host.VAE):
 
     def _decode(self, latents: Tensor) -> Tensor:
         images = self._pixels(latents)
-        if not bool(images.isfinite().all()):
+        if not is_finite(images):
             expect_usual_size(latents, "samples")  # otherwise it is the decoder's fault
+            raise not_finite("decoder", self.name, "pixels")
 
-        return self.process_output(expect_finite(images, self.name))
+        return self.process_output(images)
 
     def _pixels(self, latents: Tensor) -> Tensor:
         """What the network decodes, fp32 [B, 3, H, W] in about -1..1."""

@@ -72,7 +72,7 @@ class Doubled(torch.nn.Module):
         return codes
 
     def decode(self, latents):
-        return latents[:, :1].expand(-1, 3, -1, -1)
+        return latents[:, :1].repeat(1, 3, 1, 1)
 
 
 def test_pixels_are_rounded():
@@ -86,10 +86,10 @@ def test_pixels_are_rounded():
     assert made.report.counts == {"decoder_passes": 1} and "decoder" in made.report.phases
 
 
-def test_nine_images_are_decoded_in_two_passes():
+def test_a_cpu_decodes_one_image_a_pass():
     made = SimpleNamespace(latents=torch.zeros(9, 1, 2, 2), report=Report("llamagen", "m", {}, 7, 9, "cpu"))
     assert len(assembly.decode(Ready(LLAMAGEN, mar(), VQModel(Doubled(), "doubled")), made)) == 9
-    assert made.report.counts == {"decoder_passes": 2}, "eight images a pass"
+    assert made.report.counts == {"decoder_passes": 9}
 
 
 def book(rows):

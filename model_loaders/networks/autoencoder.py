@@ -14,7 +14,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -268,34 +268,40 @@ class _Decoder(nn.Module):
         self.norm_out = group_norm(widths[0], c.groups)
         self.conv_out = operations.Conv2d(widths[0], 3, 3, padding=1)
 
-    def forward(self, z: Tensor, features: list[Tensor] | None = None) -> Tensor:
-        """The image; the features of every level, the lowest resolution first, are added to a list that is given."""
-        return decoded(self, self.mid(self.conv_in(z)), features)
+    def forward(self, z: Tensor) -> Tensor:
+        return self.conv_out(self.climb(z))
+
+    def climb(self, z: Tensor, features: list[Tensor] | None = None, top: int = 0) -> Tensor:
+        """The features of a level, as :func:`climbed` returns them."""
+        return climbed(self, self.mid(self.conv_in(z)), features, top)
 
 
-def decoded(
+def climbed(
     decoder: Any,
     x: Tensor,
     features: list[Tensor] | None,
+    top: int,
     enter: Callable[[int, Tensor], Tensor] = lambda level, x: x,
 ) -> Tensor:
-    """The image that a decoder makes of x, the input of its lowest level.
+    """The features of a level of a decoder; of those of level 0, the full resolution, ``conv_out`` makes an image.
 
     Args:
-        decoder: with levels ``up``, the highest resolution first, ``norm_out`` and ``conv_out``.
+        decoder: with levels ``up``, the highest resolution first, and ``norm_out``, which ends level 0.
+        x: the input of its lowest level.
         features: those of every level are added to it, the lowest resolution first; None: they are not kept.
+        top: the level, which is the last that is computed.
         enter: what a level reads, of its number and the output of the one below.
     """
-    for i, level in reversed([*enumerate(decoder.up)]):
-        x = level(enter(i, x))
-        if features is not None and i:
+    for i in reversed(range(top, len(decoder.up))):
+        x = decoder.up[i](enter(i, x))
+        if i == 0:
+            x = silu(decoder.norm_out(x))
+        if features is not None:
             features.append(x)
-        x = level.upsample(x)
+        if i > top:
+            x = decoder.up[i].upsample(x)
 
-    x = silu(decoder.norm_out(x))
-    if features is not None:
-        features.append(x)
-    return cast(Tensor, decoder.conv_out(x))
+    return x
 
 
 class ImageAutoencoder(nn.Module):
@@ -309,7 +315,31 @@ class ImageAutoencoder(nn.Module):
             raise NotOfImages(name) from None
 
 
-class KLAutoencoder(ImageAutoencoder):
+class LatentAutoencoder(ImageAutoencoder):
+    """An autoencoder whose latents are what its decoder reads: numbers or bits. It decodes large images one by one."""
+
+    config: Any  # with levels of `widths`, as KLConfig
+
+    def decode_bytes(self, batch: int, height: int, width: int) -> int:
+        """Upper estimate of the memory of :meth:`decode` for latents of that size, without the weights."""
+        pixels = height * width * self.config.stride**2
+        decoded_at_once = 1 if self._large(height, width) else batch
+
+        # Five maps of the highest level are alive at once, and those of a level's resampling have the channels of the
+        # level below.
+        top = self.config.top
+        maps = 6 * max(w * pixels >> 2 * max(top, i - 1) for i, w in enumerate(self.config.widths) if i >= top)
+        if self.config.enlarging:
+            maps = max(maps, self.enlarge.live_values(pixels))
+        element = self.decoder.conv_in.weight.element_size()
+        return element * (maps * decoded_at_once + 6 * batch * pixels * self.config.enlarges**2)
+
+    def _large(self, height: int, width: int) -> bool:
+        """Whether images of latents of that size are decoded one by one."""
+        return height * width * self.config.output_stride**2 > WHOLE
+
+
+class KLAutoencoder(LatentAutoencoder):
     """Encoder and decoder between images in -1..1 and Gaussian latents (before any latent scale)."""
 
     def __init__(self, config: KLConfig, operations: Operations = TORCH):
@@ -318,7 +348,7 @@ class KLAutoencoder(ImageAutoencoder):
         self.encoder = _Encoder(config, 2 * config.z_channels, operations)
         self.decoder = _Decoder(config, operations)
         if config.enlarging:
-            self.enlarge = Enlarging(config.enlarging, config.widths[::-1], operations)
+            self.enlarge = Enlarging(config.enlarging, config.widths, operations)
         self.quant_conv = operations.Conv2d(2 * config.z_channels, 2 * config.z_channels, 1)
         self.post_quant_conv = operations.Conv2d(config.z_channels, config.z_channels, 1)
 
@@ -337,23 +367,6 @@ class KLAutoencoder(ImageAutoencoder):
         parts = self.post_quant_conv(z).split(1 if one_by_one else len(z))
         return torch.cat([drawn(self, part) for part in parts])
 
-    def decode_bytes(self, batch: int, height: int, width: int) -> int:
-        """Upper estimate of the memory of :meth:`decode` for latents of that size, without the weights."""
-        pixels = height * width * self.config.stride**2
-        decoded_at_once = 1 if self._large(height, width) else batch
-
-        # Five maps of the largest level are alive at once, and those of a level's resampling have the channels of the
-        # level below.
-        maps = 6 * max(w * pixels >> 2 * max(0, i - 1) for i, w in enumerate(self.config.widths))
-        if self.config.enlarging:
-            maps = max(maps, self.enlarge.live_values(pixels))
-        element = self.post_quant_conv.weight.element_size()
-        return element * (maps * decoded_at_once + 6 * batch * pixels * self.config.enlarges**2)
-
-    def _large(self, height: int, width: int) -> bool:
-        """Whether images of latents of that size are decoded one by one."""
-        return height * width * self.config.output_stride**2 > WHOLE
-
 
 def expect_finite(made: Tensor, name: str, what: str = "pixels") -> Tensor:
     """Return ``made``, which the decoder or encoder of the file ``name`` computed, if all of its values are finite.
@@ -361,10 +374,16 @@ def expect_finite(made: Tensor, name: str, what: str = "pixels") -> Tensor:
     Nodes, command line and Python call it before values are clamped or rounded, which would hide
     infinity and NaN. It waits for the device.
     """
-    if not bool(made.isfinite().all()):
+    if not is_finite(made):
         raise not_finite("decoder", name, what)
 
     return made
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether all values are finite, in a fraction of the time of ``x.isfinite().all()`` on a CPU."""
+    least, greatest = x.aminmax()  # both are NaN if one of the values is
+    return bool(least.isfinite() & greatest.isfinite())
 
 
 def decode_in_chunks(net: KLAutoencoder | VQAutoencoder, latents: Tensor) -> list[Tensor]:
@@ -375,19 +394,18 @@ def decode_in_chunks(net: KLAutoencoder | VQAutoencoder, latents: Tensor) -> lis
     """
     weight = next(net.parameters())
     latents = latents.to(weight.device, weight.dtype)
-
-    def decode(part: Tensor) -> Tensor:
-        if part.device.type != "cpu":
-            return net.decode(part)
-        return torch.cat([net.decode(one) for one in part.split(1)])
-
-    return in_chunks(decode, latents, DECODE_BATCH, torch.cuda.empty_cache)
+    at_once = 1 if latents.device.type == "cpu" else DECODE_BATCH
+    return in_chunks(net.decode, latents, at_once, torch.cuda.empty_cache)
 
 
 def to_pixels(parts: list[Tensor], name: str) -> Tensor:
-    """Pixels uint8 [B, H, W, 3] on the CPU, of what the decoder ``name`` made."""
-    images = expect_finite(torch.cat(parts).float(), name).permute(0, 2, 3, 1)
-    return images.add_(1).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8).cpu()
+    """Pixels uint8 [B, H, W, 3] on the CPU, of what the decoder ``name`` made; its tensors are overwritten."""
+    return torch.cat([_rounded(expect_finite(part.float().permute(0, 2, 3, 1), name)) for part in parts]).cpu()
+
+
+def _rounded(images: Tensor) -> Tensor:
+    """Pixels uint8 of images in about -1..1, in place as far as it can."""
+    return images.add_(1).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8)
 
 
 def _expect_latents(latents: Tensor, channels: int) -> None:
@@ -456,7 +474,7 @@ class VQAutoencoder(ImageAutoencoder):
         self.encoder = _Encoder(config, config.z_channels, operations)
         self.decoder = _Decoder(config, operations)
         if config.enlarging:
-            self.enlarge = Enlarging(config.enlarging, config.widths[::-1], operations)
+            self.enlarge = Enlarging(config.enlarging, config.widths, operations)
         self.quantize = Codebook(config.codes, config.code_channels)
         self.quant_conv = operations.Conv2d(config.z_channels, config.code_channels, 1)
         self.post_quant_conv = operations.Conv2d(config.code_channels, config.z_channels, 1)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .autoencoder import WHOLE, ImageAutoencoder, KLModel, ResBlock, decoded, group_norm
+from .autoencoder import KLModel, LatentAutoencoder, ResBlock, climbed, group_norm
 from .enlarging import Enlarging, EnlargingConfig, MayEnlarge, drawn
 from .ops import TORCH, Operations
 from .structure import MOST_LEVELS, depth
@@ -164,15 +164,24 @@ class _Decoder(nn.Module):
         self.norm_out = group_norm(c.widths[0], c.groups)
         self.conv_out = operations.Conv2d(c.widths[0], 3, 3, padding=1)
 
-    def forward(self, bits: Tensor, noise: Tensor | None = None, features: list[Tensor] | None = None) -> Tensor:
-        """The image; the features of every level, the lowest resolution first, are added to a list that is given."""
+    def forward(self, bits: Tensor, noise: Tensor | None = None) -> Tensor:
+        return self.conv_out(self.climb(bits, noise=noise))
+
+    def climb(
+        self,
+        bits: Tensor,
+        features: list[Tensor] | None = None,
+        top: int = 0,
+        noise: Tensor | None = None,
+    ) -> Tensor:
+        """The features of a level, as :func:`~.autoencoder.climbed` returns them."""
         x = self.conv_in(bits if noise is None else torch.cat([bits, noise], 1))
         for block in self.mid_block:
             x = block(x)
-        return decoded(self, x, features, lambda level, below: self.adaptive[level](below, bits))
+        return climbed(self, x, features, top, lambda level, below: self.adaptive[level](below, bits))
 
 
-class BinaryAutoencoder(ImageAutoencoder):
+class BinaryAutoencoder(LatentAutoencoder):
     """Encoder and decoder between images in -1..1 and maps of bits."""
 
     def __init__(self, config: BinaryConfig, operations: Operations = TORCH):
@@ -181,7 +190,7 @@ class BinaryAutoencoder(ImageAutoencoder):
         self.encoder = _Encoder(config, operations)
         self.decoder = _Decoder(config, operations)
         if config.enlarging:
-            self.enlarge = Enlarging(config.enlarging, config.widths[::-1], operations)
+            self.enlarge = Enlarging(config.enlarging, config.widths, operations)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Bits and the features before the sign, each [B, C, H / stride, W / stride], of images [B, 3, H, W]."""
@@ -197,22 +206,6 @@ class BinaryAutoencoder(ImageAutoencoder):
         one_by_one = self._large(*latents.shape[2:])
         parts = latents.sign().split(1 if one_by_one else len(latents))
         return torch.cat([drawn(self, part) for part in parts])
-
-    def decode_bytes(self, batch: int, height: int, width: int) -> int:
-        """Upper estimate of the memory of :meth:`decode` for latents of that size, without the weights."""
-        pixels = height * width * self.config.stride**2
-        decoded_at_once = 1 if self._large(height, width) else batch
-
-        # Five maps of a level are alive at once, and those of its resampling have the channels of the level below.
-        maps = 6 * max(w * pixels >> 2 * max(0, i - 1) for i, w in enumerate(self.config.widths))
-        if self.config.enlarging:
-            maps = max(maps, self.enlarge.live_values(pixels))
-        element = self.decoder.conv_in.weight.element_size()
-        return element * (maps * decoded_at_once + 6 * batch * pixels * self.config.enlarges**2)
-
-    def _large(self, height: int, width: int) -> bool:
-        """Whether images of latents of that size are decoded one by one."""
-        return height * width * self.config.output_stride**2 > WHOLE
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,11 @@
 """A part of a decoder's file that draws images four times larger from the same latents.
 
-It belongs to no official layout and is this project's own: a second path up the decoder's levels, which reads the
-features of every one of them, adds detail where there are few positions, and ends in two pixel shuffles (Shi et al.
-2016, arXiv 1609.05158) over the enlarged image. The rest of the file stays as it is, and so does the image of the
-encoder's size that the decoder draws beside it.
+It belongs to no official layout and is this project's own: a second path up the decoder's levels, which reads their
+features, adds detail where there are few positions, and ends in two pixel shuffles (Shi et al. 2016, arXiv 1609.05158).
+The rest of the file stays as it is.
+
+A part that reads all levels draws over the decoder's own image, enlarged. One that reads only the lower ones, which is
+faster, rises to the others by more shuffles and draws the whole image; the decoder does not compute its higher levels.
 
 It adds in place where it can, which is faster on a CPU and takes less memory.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,9 +34,10 @@ PREFIX = "enlarge."
 class EnlargingConfig:
     """Shape of the part."""
 
-    width: int  # channels at the levels of the decoder
+    width: int  # channels at the levels that it reads
     fine: int  # channels at twice the decoder's resolution
-    blocks: tuple[int, ...]  # residual blocks per level, the lowest resolution first
+    blocks: tuple[int, ...]  # residual blocks per level that it reads, the lowest resolution first
+    rises: tuple[int, ...] = ()  # channels at the decoder's other levels, the lowest resolution first
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], levels: int) -> EnlargingConfig | None:
@@ -46,17 +50,21 @@ class EnlargingConfig:
         if not names:
             return None
 
-        wanted = [f"{PREFIX}read.{i}.weight" for i in range(levels)] + [f"{PREFIX}smooth.weight"]
+        rises = depth(names, f"{PREFIX}rise.", MOST_LEVELS)
+        reads = levels - rises
+        wanted = [f"{PREFIX}read.{i}.weight" for i in range(max(1, reads))]
+        wanted += [f"{PREFIX}rise.{i}.weight" for i in range(rises)] + [f"{PREFIX}smooth.weight"]
         missing = next((name for name in wanted if name not in state), None)
         if missing:
             raise ValueError(f"it holds only some of the part {PREFIX}*, which enlarges images: {missing} is missing")
-        if depth(names, f"{PREFIX}read.", MOST_LEVELS) != levels:
+        if depth(names, f"{PREFIX}read.", MOST_LEVELS) > reads:
             raise ValueError(f"its part {PREFIX}* is for a decoder of more than {levels} levels")
 
         return EnlargingConfig(
             width=len(state[f"{PREFIX}read.0.weight"]),
             fine=len(state[f"{PREFIX}smooth.weight"]),
-            blocks=tuple(depth(names, f"{PREFIX}level.{i}.", MOST_LEVELS) for i in range(levels)),
+            blocks=tuple(depth(names, f"{PREFIX}level.{i}.", MOST_LEVELS) for i in range(reads)),
+            rises=tuple(len(state[f"{PREFIX}rise.{i}.weight"]) // 4 for i in range(rises)),
         )
 
 
@@ -74,6 +82,13 @@ class MayEnlarge:
     def enlarges(self) -> int:
         """How many times higher and wider an image is decoded than it was encoded: 1, or 4."""
         return FACTOR if self.enlarging else 1
+
+    @property
+    def top(self) -> int:
+        """The highest level of the decoder that decoding computes: 0, the full resolution, or the highest that the part
+        reads.
+        """
+        return len(self.enlarging.rises) if self.enlarging else 0
 
     @property
     def output_stride(self) -> int:
@@ -99,70 +114,92 @@ class _Block(nn.Module):
 
 
 class Enlarging(nn.Module):
-    """The features of a decoder's levels, and its image, to an image of four times the height and width.
+    """The features of a decoder's levels to an image of four times the height and width of the decoder's.
 
     Args:
-        channels: of the features, the lowest resolution first.
+        widths: channels of the decoder's levels, the highest resolution first.
     """
 
-    def __init__(self, config: EnlargingConfig, channels: Sequence[int], operations: Operations):
+    def __init__(self, config: EnlargingConfig, widths: Sequence[int], operations: Operations):
         super().__init__()
-        self.channels = tuple(channels)
         self.config = config
+        self.channels = widths[::-1][: len(config.blocks)]
         width, fine = config.width, config.fine
-        self.read = nn.ModuleList(operations.Conv2d(c, width, 3, padding=1) for c in channels)
+        self.read = nn.ModuleList(operations.Conv2d(c, width, 3, padding=1) for c in self.channels)
         self.level = nn.ModuleList(
             nn.Sequential(*[_Block(width, operations) for _ in range(count)]) for count in config.blocks
         )
-        self.widen = operations.Conv2d(width, 4 * fine, 3, padding=1)
+
+        below = [width, *config.rises]
+        self.rise = nn.ModuleList(operations.Conv2d(c_in, 4 * c_out, 3, padding=1) for c_in, c_out in pairwise(below))
+        self.widen = operations.Conv2d(below[-1], 4 * fine, 3, padding=1)
         self.smooth = operations.Conv2d(fine, fine, 3, padding=1)
         self.paint = operations.Conv2d(fine, 12, 3, padding=1)
 
-    def forward(self, features: Sequence[Tensor], image: Tensor) -> Tensor:
-        """Images [B, 3, 4 H, 4 W] of features, each [B, channels, h, w] of twice the size of the one before it, the
-        last of the size of ``image`` [B, 3, H, W].
+    def forward(self, features: Sequence[Tensor], image: Tensor | None) -> Tensor:
+        """Images [B, 3, 4 H, 4 W] of the decoder's features.
+
+        Args:
+            features: of the levels that the part reads, [B, channels, h, w], each of twice the size of the one before.
+            image: the decoder's, [B, 3, H, W], if the part reads all levels; else None.
         """
         x = self._climb(features)
+        for rise in self.rise:
+            x = F.pixel_shuffle(rise(silu(x)), 2)
 
         fine = F.pixel_shuffle(self.widen(silu(x)), 2)
         fine = silu(fine)
         fine = silu(self.smooth(fine)).add_(fine)
-        detail = F.pixel_shuffle(self.paint(fine), 2)
-        return detail.add_(F.interpolate(image, scale_factor=FACTOR, mode="bilinear"))
+        painted = F.pixel_shuffle(self.paint(fine), 2)
+        if image is None:
+            return painted
+        return painted.add_(F.interpolate(image, scale_factor=FACTOR, mode="bilinear"))
 
     def live_values(self, pixels: int) -> int:
         """Upper estimate of the numbers that are alive at once beyond those of the decoder, of an image that the
         decoder draws with so many pixels.
         """
-        kept = sum(count >> 2 * i for i, count in enumerate(reversed(self.channels)))
+        fine, rises = self.config.fine, self.config.rises
+        channels = [self.config.width, *rises]
+        positions = [pixels >> 2 * i for i in reversed(range(len(channels)))]  # of the highest level read, and above
+        kept = sum(count * positions[0] >> 2 * i for i, count in enumerate(reversed(self.channels)))
 
-        # Four maps while it climbs. Then its last one and the first shuffle's, beside another as large or two images.
-        width, fine = self.config.width, 4 * self.config.fine
-        painting = width + fine + max(fine, 2 * 3 * FACTOR**2)
-        return pixels * (kept + max(4 * width, painting))
+        # Four maps while it climbs; a rise has its input, and its output twice.
+        climbing = 4 * channels[0] * positions[0]
+        rising = [(below + 8 * own) * at for (below, own), at in zip(pairwise(channels), positions, strict=False)]
+
+        # The last map and the first shuffle's, beside another as large or two images.
+        painting = (channels[-1] + 4 * fine + max(4 * fine, 2 * 3 * FACTOR**2)) * pixels
+        return kept + max(climbing, painting, *rising)
 
     def _climb(self, features: Sequence[Tensor]) -> Tensor:
-        """From the lowest resolution to the highest."""
+        """From the lowest resolution to the highest that is read."""
         x: Tensor | None = None
         for level, read, blocks in zip(features, self.read, self.level, strict=True):
             own = read(level)
             x = own if x is None else own.add_(F.interpolate(x, scale_factor=2.0))
             x = blocks(x)
 
-        assert x is not None, "a decoder has levels"
+        assert x is not None, "a part reads a level"
         return x
 
 
-def drawn(net: Any, latents: Tensor, **more: Tensor) -> Tensor:
+def drawn(net: Any, latents: Tensor) -> Tensor:
     """Images of what the decoder of an autoencoder reads, larger ones if it has the part that enlarges."""
     if net.config.enlarging is None:
-        return net.decoder(latents, **more)
+        return net.decoder(latents)
 
+    return net.enlarge(*read_levels(net, latents))
+
+
+def read_levels(net: Any, latents: Tensor) -> tuple[list[Tensor], Tensor | None]:
+    """What the part reads: features of the decoder's levels, and its image if it reads all of them."""
     # On a CPU this takes an eighth less time with the channels last.
     latents = latents.contiguous(memory_format=torch.channels_last)
+
     features: list[Tensor] = []
-    image = net.decoder(latents, features=features, **more)
-    return net.enlarge(features, image)
+    highest = net.decoder.climb(latents, features, net.config.top)
+    return features, None if net.config.top else net.decoder.conv_out(highest)
 
 
 def said(name: str, config: MayEnlarge) -> str:

@@ -12,12 +12,14 @@ from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.bitdance import load_binary
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.binary import BinaryAutoencoder, BinaryConfig
-from fastar_nodes.model_loaders.networks.enlarging import EnlargingConfig
+from fastar_nodes.model_loaders.networks.enlarging import EnlargingConfig, drawn
 from live_bytes import counted
 from safetensors.torch import save_file
 from torch import Tensor
 
 PART = EnlargingConfig(width=6, fine=4, blocks=(0, 2, 1))
+# It reads the two lower levels.
+RISING = EnlargingConfig(width=6, fine=4, blocks=(0, 2), rises=(5,))
 KL = KLConfig(ch=4, ch_mult=(1, 2, 2), blocks=1, z_channels=3, groups=2, enlarging=PART)
 VQ = VQConfig(ch=4, ch_mult=(1, 2, 2), blocks=1, z_channels=3, codes=7, code_channels=3, groups=2, enlarging=PART)
 BINARY = BinaryConfig(widths=(4, 8, 8), blocks=1, z_channels=3, groups=2, enlarging=PART)
@@ -28,11 +30,11 @@ NETS: dict[str, Any] = {
 }
 
 
-def a_net(kind: str) -> Any:
+def a_net(kind: str, part: EnlargingConfig = PART) -> Any:
     """An autoencoder with random weights, in its part too."""
     make, config, _ = NETS[kind]
     torch.manual_seed(0)
-    return make(config).eval().requires_grad_(False)
+    return make(replace(config, enlarging=part)).eval().requires_grad_(False)
 
 
 def a_file(path: Path, state: dict[str, Tensor]) -> Path:
@@ -66,38 +68,53 @@ def shuffled(x: Tensor) -> Tensor:
     return out
 
 
-def enlarged(state: dict[str, Tensor], features: list[Tensor], image: Tensor) -> Tensor:
-    """The part, written plainly for the blocks of :data:`PART`."""
+def enlarged(part: EnlargingConfig, state: dict[str, Tensor], features: list[Tensor], image: Tensor) -> Tensor:
+    """The part, written plainly."""
     x = convolved(features[0], state, "read.0")
-    for level, blocks in ((1, 2), (2, 1)):
-        x = x.repeat_interleave(2, 2).repeat_interleave(2, 3) + convolved(features[level], state, f"read.{level}")
+    for level, blocks in enumerate(part.blocks):
+        if level:
+            x = x.repeat_interleave(2, 2).repeat_interleave(2, 3) + convolved(features[level], state, f"read.{level}")
         for block in range(blocks):
             inner = convolved(x.sigmoid() * x, state, f"level.{level}.{block}.conv1")
             x = x + convolved(inner.sigmoid() * inner, state, f"level.{level}.{block}.conv2")
 
+    for i in range(len(part.rises)):
+        x = shuffled(convolved(x.sigmoid() * x, state, f"rise.{i}"))
+
     fine = shuffled(convolved(x.sigmoid() * x, state, "widen"))
     fine = fine.sigmoid() * fine
     smooth = convolved(fine, state, "smooth")
-    detail = shuffled(convolved(fine + smooth.sigmoid() * smooth, state, "paint"))
-    return detail + F.interpolate(image, scale_factor=4, mode="bilinear")
+    painted = shuffled(convolved(fine + smooth.sigmoid() * smooth, state, "paint"))
+    return painted if part.rises else painted + F.interpolate(image, scale_factor=4, mode="bilinear")
 
 
+@pytest.mark.parametrize("part", [PART, RISING, EnlargingConfig(6, 4, (1,), (3, 5))])
 @pytest.mark.parametrize("kind", NETS)
-def test_the_image_is_that_of_the_plain_reference(kind: str) -> None:
-    net = a_net(kind).double()
+def test_the_image_is_that_of_the_plain_reference(kind: str, part: EnlargingConfig) -> None:
+    net = a_net(kind, part).double()
     read = torch.randn(2, 3, 2, 3, dtype=torch.float64)
     if kind == "bitdance-ae":
         read = read.sign()
 
     features: list[Tensor] = []
-    small = net.decoder(read, features=features)
+    small = net.decoder.conv_out(net.decoder.climb(read, features))
     assert [tuple(level.shape[2:]) for level in features] == [(2, 3), (4, 6), (8, 12)]
-    torch.testing.assert_close(net.enlarge(features, small), enlarged(net.state_dict(), features, small))
+    assert torch.equal(small, net.decoder(read))
+    torch.testing.assert_close(drawn(net, read), enlarged(part, net.state_dict(), features, small))
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_decoding_enlarges_and_encoding_does_not(kind: str) -> None:
-    net = a_net(kind)
+def test_levels_that_the_part_does_not_read_are_not_computed(kind: str) -> None:
+    net = a_net(kind, RISING)
+    expected = drawn(net, torch.ones(1, 3, 2, 2))
+    net.decoder.up[0] = net.decoder.norm_out = net.decoder.conv_out = None
+    assert torch.equal(drawn(net, torch.ones(1, 3, 2, 2)), expected)
+
+
+@pytest.mark.parametrize("part", [PART, RISING])
+@pytest.mark.parametrize("kind", NETS)
+def test_decoding_enlarges_and_encoding_does_not(kind: str, part: EnlargingConfig) -> None:
+    net = a_net(kind, part)
     config = net.config
     assert (config.stride, config.enlarges, config.output_stride) == (4, 4, 16)
 
@@ -125,12 +142,13 @@ def test_codes_are_decoded_to_the_size_that_is_encoded() -> None:
     assert net.decode_codes(codes).shape == (2, 3, 8, 12) and net.decode(net.vectors(codes)).shape == (2, 3, 32, 48)
 
 
+@pytest.mark.parametrize("part", [PART, RISING])
 @pytest.mark.parametrize("kind", NETS)
-def test_a_file_with_the_part_loads_and_says_so(kind: str, tmp_path: Path) -> None:
-    _, config, load = NETS[kind]
-    net = a_net(kind)
+def test_a_file_with_the_part_loads_and_says_so(kind: str, part: EnlargingConfig, tmp_path: Path) -> None:
+    load = NETS[kind][2]
+    net = a_net(kind, part)
     model = load(a_file(tmp_path / "own.safetensors", net.state_dict()))
-    assert model.net.config == config and model.name == "own, enlarges 4 x"
+    assert model.net.config == net.config and model.name == "own, enlarges 4 x"
 
     latents = torch.randn(1, 3, 2, 2)
     assert model.decode(latents).shape == (1, 32, 32, 3)
@@ -166,9 +184,13 @@ def test_half_of_the_part_is_refused(kind: str, dropped: str, sentence: str, tmp
         NETS[kind][2](a_file(tmp_path / "own.safetensors", state))
 
 
-def test_the_part_of_another_decoder_is_refused(tmp_path: Path) -> None:
-    state = a_net("kl").state_dict()
-    state |= {"enlarge.read.3.weight": torch.zeros(6, 4, 3, 3), "enlarge.read.3.bias": torch.zeros(6)}
+@pytest.mark.parametrize(
+    ("part", "added"), [(PART, ["read.3"]), (PART, ["rise.0"]), (RISING, ["rise.1"]), (RISING, ["rise.1", "rise.2"])]
+)
+def test_the_part_of_another_decoder_is_refused(part: EnlargingConfig, added: list[str], tmp_path: Path) -> None:
+    state = a_net("kl", part).state_dict()
+    for name in added:
+        state |= {f"enlarge.{name}.weight": torch.zeros(8, 4, 3, 3), f"enlarge.{name}.bias": torch.zeros(8)}
     with pytest.raises(UserError, match=r"its part enlarge\.\* is for a decoder of more than 3 levels"):
         load_kl(a_file(tmp_path / "own.safetensors", state))
 
@@ -176,7 +198,14 @@ def test_the_part_of_another_decoder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("batch", "grid"), [(1, 8), (3, 8), (1, 32)])
 @pytest.mark.parametrize(
     "part",
-    [EnlargingConfig(48, 16, (0, 1, 2, 1)), EnlargingConfig(8, 64, (1, 0, 0, 0)), EnlargingConfig(96, 2, (0, 0, 0, 1))],
+    [
+        EnlargingConfig(48, 16, (0, 1, 2, 1)),
+        EnlargingConfig(8, 64, (1, 0, 0, 0)),
+        EnlargingConfig(96, 2, (0, 0, 0, 1)),
+        EnlargingConfig(48, 12, (0, 1, 0), (32,)),
+        EnlargingConfig(8, 4, (0, 1), (64, 128)),
+        EnlargingConfig(1000, 2, (0, 2), (4, 4)),
+    ],
 )
 def test_decoding_needs_what_is_estimated(
     monkeypatch: pytest.MonkeyPatch, part: EnlargingConfig, batch: int, grid: int
