@@ -12,6 +12,7 @@ from fastar_nodes.model_loaders.bitdance import load_binary
 from fastar_nodes.model_loaders.checkpoint import read_metadata
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder
 from fastar_nodes.model_loaders.networks.binary import BinaryAutoencoder
+from fastar_nodes.model_loaders.networks.enlarging import EnlargingConfig
 from fastar_nodes.tools import enlarged
 from fastar_nodes.tools.training import enlarging_recipe as recipe
 from fastar_nodes.tools.training import picture_book
@@ -88,6 +89,27 @@ def test_another_part_is_where_a_training_begins(tmp_path: Path, monkeypatch: py
     whole = recipe.train_enlarging(Job(tmp_path, steps=1, images=64), path, "enlarging", net, start)
     for name, weight in start.enlarge.state_dict().items():
         torch.testing.assert_close(whole.enlarge.state_dict()[name], weight)
+
+
+def test_a_part_that_reads_fewer_levels_begins_with_what_it_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the other part's weights it takes those of the same shape. It draws the whole image, and begins grey."""
+    start, net, path = recipe.with_part(a_net("kl")), a_net("vq"), tmp_path / "own.safetensors"
+    rising = EnlargingConfig(width=8, fine=3, blocks=(0, 1, 0), rises=(5,))
+    monkeypatch.setitem(recipe.PARTS, VQAutoencoder, rising)
+    part = recipe.initialised(recipe.with_part(net).enlarge)
+    recipe.begin_as(part, start.enlarge)
+    taken = {name for name, weight in start.enlarge.state_dict().items() if name in part.state_dict()}
+    taken -= {name for name in taken if name.startswith(("widen.", "smooth.", "paint.weight", "read.3"))}
+    assert "level.1.0.conv1.weight" in taken and "read.2.weight" in taken
+    assert all(torch.equal(part.state_dict()[name], start.enlarge.state_dict()[name]) for name in taken)
+
+    save_checkpoint(net, path, family="vq", groups=net.config.groups)
+    monkeypatch.setattr("fastar_nodes.tools.training.training.Schedule.rate", lambda self, step: 0.0)
+    whole = recipe.train_enlarging(Job(tmp_path, steps=1, images=64), path, "enlarging", net)
+    assert load_vq(path).net.config.enlarging == rising
+    assert not whole.decode(torch.randn(1, 8, 2, 2)).any()
 
 
 def test_latents_are_disturbed_as_a_sampler_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...model_loaders.checkpoint import read_metadata
 from ...model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder
 from ...model_loaders.networks.binary import BinaryAutoencoder
-from ...model_loaders.networks.enlarging import FACTOR, EnlargingConfig
+from ...model_loaders.networks.enlarging import FACTOR, EnlargingConfig, read_levels
 from .binary_recipe import FLIPS, flipped
 from .recipes import LATENT_NOISE, RESOLUTION, pictures, psnr, reconstruction_loss, save_checkpoint, to_signed
 from .token_recipes import SPREAD
@@ -29,24 +29,25 @@ Autoencoder = KLAutoencoder | VQAutoencoder | BinaryAutoencoder
 Disturb = Callable[[Tensor, torch.Generator], Tensor]
 
 _PART = EnlargingConfig(width=48, fine=16, blocks=(0, 1, 2, 1))
-# The tokenizer draws images of up to four times as many pixels, so that its part has less to compute for each.
+# The tokenizer draws images of up to four times as many pixels, so that its part has less to compute for each: it reads
+# three of the decoder's four levels.
 PARTS: dict[type[Autoencoder], EnlargingConfig] = {
     KLAutoencoder: _PART,
-    VQAutoencoder: replace(_PART, blocks=(0, 1, 1, 0)),
+    VQAutoencoder: EnlargingConfig(width=48, fine=12, blocks=(0, 1, 0), rises=(32,)),
     BinaryAutoencoder: _PART,
 }
-# The decoders of the other two began as the KL autoencoder's, so that its part needs less training for them.
+# The decoders of the other two began as the KL autoencoder's, so that a part of the same shape needs less training.
 _FIRST = Schedule(steps=1300, batch=8, lr=2e-3, ema=0.997, weight_decay=0.0, decay=0.55)
 SCHEDULES: dict[type[Autoencoder], Schedule] = {
     KLAutoencoder: _FIRST,
-    VQAutoencoder: replace(_FIRST, steps=1400, lr=1.5e-3, decay=0.7, ema=0.995),
+    VQAutoencoder: replace(_FIRST, steps=18000, decay=0.7),
     BinaryAutoencoder: replace(_FIRST, steps=300, lr=1e-3, warmup=20, decay=0.7, ema=0.98),
 }
 # Number of training images by the side that is encoded. Steps alternate between the sides: a tokenizer's models draw
 # images of both.
 PICTURES: dict[type[Autoencoder], dict[int, int]] = {
     KLAutoencoder: {RESOLUTION: 4500},
-    VQAutoencoder: {RESOLUTION: 1500, 2 * RESOLUTION: 400},
+    VQAutoencoder: {RESOLUTION: 2500, 2 * RESOLUTION: 800},
     BinaryAutoencoder: {RESOLUTION: 1000},
 }
 
@@ -65,7 +66,8 @@ def train_enlarging(
     data = {side: _encoded(job, net, side, job.count(count)) for side, count in PICTURES[type(net)].items()}
     sides = list(data)
     disturb = disturbing(net)
-    part = seeded(61, lambda: initialised(with_part(net).enlarge))
+    whole = seeded(61, lambda: with_part(net)).to(job.device)
+    part = initialised(whole.enlarge)
     if start is not None:
         begin_as(part, start.enlarge)
     schedule = SCHEDULES[type(net)]
@@ -79,16 +81,13 @@ def train_enlarging(
         batch = max(1, schedule.batch * sides[0] ** 2 // side**2)
         rows = torch.randint(len(latents), (batch,), generator=g)
         with torch.no_grad():
-            features: list[Tensor] = []
-            image = net.decoder(disturb(latents[rows].to(job.device), g), features=features)
+            read = read_levels(whole, disturb(latents[rows].to(job.device), g))
 
         x = to_signed(images[rows]).to(job.device)
-        y = module(features, image).float()
+        y = module(*read).float()
         return reconstruction_loss(y, x), {f"psnr{FACTOR * side}": psnr(y, x)}
 
     train(job, name, part, loss, schedule)
-    whole = with_part(net)
-    whole.enlarge.load_state_dict(part.state_dict())
     save_checkpoint(whole, path, **read_metadata(path))
     return whole.eval()
 
@@ -110,7 +109,7 @@ def without_part(net: Autoencoder) -> Autoencoder:
 
 @torch.no_grad()
 def initialised(part: nn.Module) -> nn.Module:
-    """The part as it begins: the decoder's image, enlarged bilinearly, and blocks that change nothing."""
+    """The part as it begins: blocks that change nothing, and the decoder's image, enlarged bilinearly, or grey."""
     for name, weight in part.named_parameters():
         if ".conv2." in name or name.startswith("paint."):
             weight.zero_()
@@ -121,7 +120,8 @@ def initialised(part: nn.Module) -> nn.Module:
 def begin_as(part: nn.Module, other: nn.Module) -> None:
     """Give a part the weights that it has in common with another one."""
     own = part.state_dict()
-    part.load_state_dict({**own, **{name: value for name, value in other.state_dict().items() if name in own}})
+    common = {name: w for name, w in other.state_dict().items() if name in own and own[name].shape == w.shape}
+    part.load_state_dict({**own, **common})
 
 
 def disturbing(net: Autoencoder) -> Disturb:
