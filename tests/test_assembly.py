@@ -261,7 +261,7 @@ class _Decoder(torch.nn.Module):
         return codes[:, None].float()
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        return self.values[latents.long()].expand(-1, 3, -1, -1)
+        return self.values[latents.long()].repeat(1, 3, 1, 1)
 
 
 def _decoded(values: list[float]) -> list[int]:
