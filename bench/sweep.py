@@ -174,7 +174,12 @@ def _run(options: argparse.Namespace, spec: Spec, out: str | None, place: Place)
     store.folder.check("out")
     store.expect_same(manifest(spec, numbers))
 
-    cells = store.named(plan(spec, models, conditions, numbers))
+    try:
+        cells = store.named(plan(spec, models, conditions, numbers))
+    except UserError:
+        store.folder.remove_if_empty()
+        raise
+
     store.write_manifest(manifest(spec, numbers), cells)
     tasks = _left(store, tasks_of(store, cells, place.rank, place.world))
 

@@ -168,14 +168,16 @@ class Folder:
             raise
 
     def check(self, field: str) -> None:
-        """Write a file of a megabyte and remove it again; a UserError if that is not possible."""
+        """Make the folder, write a file of a megabyte to it and remove that; a UserError if that is not possible.
+
+        The folder stays: removing it again would take it from another process that starts at the same time.
+        """
         if self.local:
             root = Path(self.root)
-            was_there = root.exists()
+            with suppress(OSError):  # which writable() reports
+                root.mkdir(parents=True, exist_ok=True)
+
             writable(root, field)
-            if not was_there:
-                with suppress(OSError):
-                    root.rmdir()  # what is refused after this leaves no folder; a file makes it again
             return
 
         name = f"{PART}{uuid.uuid4().hex}"
@@ -185,6 +187,12 @@ class Folder:
             self.remove(name)
         except Exception as e:  # of the storage's own client
             raise UserError(f"{field}: {self.address} cannot be written to ({first_line(e)}).") from None
+
+    def remove_if_empty(self) -> None:
+        """Remove a local folder that holds nothing."""
+        if self.local:
+            with suppress(OSError):
+                os.rmdir(self.root)
 
     def _replace(self, part: str, path: str) -> None:
         """Rename a finished file, and remove what interrupted writers of the same one left behind."""

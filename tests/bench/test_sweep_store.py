@@ -6,6 +6,7 @@ import json
 import os
 import tracemalloc
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,6 +155,16 @@ def test_a_folder_is_tested_without_a_trace(address):
     store.folder.check("out")
     Store(f"{address}/new").folder.check("out")
     assert [store.folder.sizes(name) for name in ("", f"cells/{CELL.id}", "results")] == before
+
+
+def test_a_tested_folder_is_never_removed_again(tmp_path, monkeypatch):
+    """Processes of torchrun start at the same time: one may write to the folder while another one still tests it."""
+    ours = tmp_path / "new" / "sweep"
+    removed = []
+    rmdir = Path.rmdir
+    monkeypatch.setattr(Path, "rmdir", lambda folder: (removed.append(folder), rmdir(folder)))
+    Folder(ours).check("out")
+    assert ours.is_dir() and removed == []
 
 
 def test_a_folder_below_a_file_is_refused(tmp_path):
