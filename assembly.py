@@ -29,11 +29,11 @@ from .model_loaders.known import entry_of
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
 from .model_loaders.networks.autoencoder import (
-    DECODE_BATCH,
     TOO_LITTLE_TO_DECODE,
     KLModel,
     VQModel,
     decode_in_chunks,
+    images_of_a_pass,
     to_pixels,
 )
 from .model_loaders.networks.bitdance import BitDanceClass, BlockModel
@@ -750,7 +750,7 @@ def decode(ready: Ready, result: Any) -> Tensor:
     clock = Clock(latents.device)
     scratch = Report("", "", {}, None, len(latents), latents.device.type)
     if isinstance(ready.decoder, KLModel):
-        batch = min(len(latents), DECODE_BATCH)
+        batch = min(len(latents), images_of_a_pass(decoder.net))
         _, _, height, width = latents.shape
         report.memory[DECODE] = ready.decoder.net.decode_bytes(batch, height, width)
 

@@ -19,6 +19,7 @@ from fastar_nodes.model_loaders.networks.mar import MAR as MAR_
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.memory import DECODE
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR
 from fastar_nodes.sweeps.folder import Folder
@@ -291,6 +292,15 @@ def test_latents_that_are_not_finite_are_not_the_decoders_fault(demo):
     result = SimpleNamespace(latents=latents, report=Report("mar", "m", {}, 1, 1, "cpu"))
     with pytest.raises(UserError, match=f"^model: {demo.model.name} computed latents that are not finite"):
         assembly.decode(demo, result)
+
+
+def test_the_memory_of_decoding_is_that_of_one_pass(demo):
+    """On a CPU a pass decodes one image, however many there are."""
+    latents = torch.zeros(3, demo.latent_channels, 8, 8)
+    result = SimpleNamespace(latents=latents, report=Report("mar", "demo", {}, 7, 3, "cpu"))
+    assembly.decode(demo, result)
+    assert result.report.counts == {"decoder_passes": 3}
+    assert result.report.memory == {DECODE: demo.decoder.net.decode_bytes(1, 8, 8)}
 
 
 def test_the_outline_of_a_janus_needs_no_weights(tmp_path):

@@ -389,13 +389,19 @@ def is_finite(x: Tensor) -> bool:
 def decode_in_chunks(net: KLAutoencoder | VQAutoencoder, latents: Tensor) -> list[Tensor]:
     """Images [b, 3, H, W] in about -1..1 of latents, a tensor for every pass of the decoder.
 
-    A pass decodes at most eight images, and fewer if memory is insufficient. On a CPU it decodes them one by one: that
-    takes as long as all at once, whose last bits depend on the size of the batch.
+    A pass decodes at most :func:`images_of_a_pass`, and fewer if memory is insufficient.
     """
     weight = next(net.parameters())
     latents = latents.to(weight.device, weight.dtype)
-    at_once = 1 if latents.device.type == "cpu" else DECODE_BATCH
-    return in_chunks(net.decode, latents, at_once, torch.cuda.empty_cache)
+    return in_chunks(net.decode, latents, images_of_a_pass(net), torch.cuda.empty_cache)
+
+
+def images_of_a_pass(net: nn.Module) -> int:
+    """The most images that a pass of the decoder of ``net`` decodes: eight.
+
+    On a CPU it is one: that takes as long as all at once, whose last bits depend on the size of the batch.
+    """
+    return 1 if next(net.parameters()).device.type == "cpu" else DECODE_BATCH
 
 
 def to_pixels(parts: list[Tensor], name: str) -> Tensor:
