@@ -31,6 +31,7 @@ from .formats import INSTEAD, other_format
 from .networks.autoencoder import STATED_GROUPS
 from .networks.eight_bits import Quantized, kind_of, round_to
 from .networks.ops import FAST, TORCH, Operations, blocks_layers, limit_packing, shapes_only
+from .networks.precision import is_finite
 from .wrappers import AUTO, WEIGHTS, NoWeights, unpack, unwrapped
 
 _HEADER_LIMIT = 25_000_000  # bytes; a header with Tar's tokenizer has 12 MB
@@ -594,13 +595,3 @@ def _expect_plain(file: Checkpoint, name: str, tensor: Tensor) -> None:
 def _shape(tensor: Tensor) -> str:
     """For example "3x4"."""
     return "x".join(map(str, tensor.shape)) or "a single number"
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether all values are finite."""
-    if tensor.element_size() == 1:  # aminmax does not support fp8
-        tensor = tensor.float()
-    if not tensor.numel():
-        return True
-
-    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())

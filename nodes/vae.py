@@ -23,9 +23,9 @@ from ..model_loaders.networks.autoencoder import (
     VQAutoencoder,
     VQModel,
     expect_finite,
-    is_finite,
 )
 from ..model_loaders.networks.binary import BinaryAutoencoder, to_bits
+from ..model_loaders.networks.precision import is_finite
 from . import host
 from .images import scaled, to_rgb
 from .schema import expect_image, expect_latents, expect_usual_size

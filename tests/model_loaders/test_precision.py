@@ -1,6 +1,7 @@
 """Networks in 16 bits against fp32: every dtype that "auto" may take, residual streams in fp32, passes of one shape."""
 
 import copy
+import math
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks import mar as mar_module
+from fastar_nodes.model_loaders.networks.precision import is_finite
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.model_loaders.text import load_text_encoder
 from janus_files import tiny_janus
@@ -207,3 +209,19 @@ def test_rows_of_one_shape_are_equal_alone_and_together(name, half):
     _, cache = net.prefill(prefix, 4, 16)
     plain = net.feed(x, place, n + place, cache, n + 4, visible)
     torch.testing.assert_close(together.float(), plain.float(), rtol=0.05, atol=0.05 * float(plain.float().abs().max()))
+
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_one_number_that_is_not_finite_is_found_anywhere(dtype):
+    values = torch.linspace(-3, 3, 1001).to(dtype)
+    assert is_finite(values) and is_finite(values[:0])
+
+    wrong = [math.nan] if dtype is torch.float8_e4m3fn else [math.nan, math.inf, -math.inf]
+    for value in wrong:
+        for place in (0, 500, 1000):
+            spoiled = values.clone()
+            spoiled[place] = torch.tensor(value).to(dtype)
+            assert not is_finite(spoiled)
