@@ -42,6 +42,7 @@ from .model_loaders.networks.janus_vision import ImageReader, ReadImage
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.ops import Operations
+from .model_loaders.networks.precision import is_finite
 from .model_loaders.networks.speed import choose
 from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.tar import TarModel
@@ -744,23 +745,26 @@ def decode(ready: Ready, result: Any) -> Tensor:
     decoder = cast(VQModel, ready.decoder)
     report: Report = result.report
     latents = decoder.net.vectors(result.latents) if ready.kind.codes else result.latents
-    if not bool(latents.isfinite().all()):
+    if not is_finite(latents):
         raise not_finite("model", ready.model.name, "latents")
 
     clock = Clock(latents.device)
     scratch = Report("", "", {}, None, len(latents), latents.device.type)
     if isinstance(ready.decoder, KLModel):
-        batch = min(len(latents), images_of_a_pass(decoder.net))
-        _, _, height, width = latents.shape
-        report.memory[DECODE] = ready.decoder.net.decode_bytes(batch, height, width)
+        net = ready.decoder.net
+        count, _, height, width = latents.shape
+        batch = min(count, images_of_a_pass(net))
+        kept = (count - batch) * net.image_bytes(height, width)  # of the passes before
+        report.memory[DECODE] = net.decode_bytes(batch, height, width) + kept
 
-    with clock.phase("decoder"), enough_memory(TOO_LITTLE_TO_DECODE):
-        parts = decode_in_chunks(decoder.net, latents)
+    with enough_memory(TOO_LITTLE_TO_DECODE):
+        with clock.phase("decoder"):
+            parts = decode_in_chunks(decoder.net, latents)
 
-    clock.stop(scratch)
-    report.phases["decoder"] = scratch.phases["decoder"]
-    report.add(decoder_passes=len(parts))
-    return to_pixels(parts, decoder.name)
+        clock.stop(scratch)
+        report.phases["decoder"] = scratch.phases["decoder"]
+        report.add(decoder_passes=len(parts))
+        return to_pixels(parts, decoder.name)
 
 
 # By kind of decoder: how it is loaded, and what it must have in common with a model.

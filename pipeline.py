@@ -38,6 +38,7 @@ from .model_loaders.networks.speed import SPEEDS, choose
 from .model_loaders.squares import squared
 from .model_loaders.wrappers import WEIGHTS
 from .reports.record import Report
+from .reports.table import amount
 from .samplers import inpainting
 from .samplers.batches import begin, expect_little_noise, in_parts
 from .samplers.choice import Choice
@@ -699,9 +700,8 @@ def pictures(image: Any, prompts: int) -> list[Tensor]:
     if len(found) == 1:
         found *= prompts
     if len(found) != prompts:
-        given = "1 prompt" if prompts == 1 else f"{prompts} prompts"
         raise UserError(
-            f"image: there are {len(found)} images for {given}; a Janus reads one image with a "
+            f"image: there are {len(found)} images for {amount(prompts, 'prompts')}; a Janus reads one image with a "
             "prompt or a question, so give one, or one for each prompt."
         )
     return found

@@ -35,7 +35,7 @@ from ..errors import UserError
 from ..model_loaders.families import DTYPES, EIGHT_BITS
 from ..model_loaders.networks.speed import PLAIN
 from ..reports.files import typed_path
-from ..reports.table import markdown
+from ..reports.table import amount, markdown
 from ..sweeps.folder import Folder
 from . import paper_files
 from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unfinished
@@ -177,7 +177,7 @@ def _run(options: argparse.Namespace, spec: Spec, out: str | None, place: Place)
     try:
         cells = store.named(plan(spec, models, conditions, numbers))
     except UserError:
-        store.folder.remove_if_empty()
+        store.folder.remove_made()
         raise
 
     store.write_manifest(manifest(spec, numbers), cells)
@@ -297,8 +297,7 @@ def _left(store: Store, tasks: Sequence[Task]) -> list[Task]:
     """The tasks that are not finished; prints how many shards are. Images are read again only of a local folder."""
     left, damaged = unfinished(store, tasks, whole=store.folder.local)
     if damaged:
-        shards = "shard" if damaged == 1 else "shards"
-        print(f"{damaged} {shards} did not match the record and will be drawn again", file=sys.stderr)
+        print(f"{amount(damaged, 'shards')} did not match the record and will be drawn again", file=sys.stderr)
 
     every = _shards(tasks)
     finished = every - _shards(left)

@@ -22,6 +22,7 @@ from .captions import clean
 from .configs import expect_fixed, expect_stated
 from .families import KINDS, choose_dtype, read
 from .networks.chat import checked, expect_text
+from .networks.precision import is_finite
 from .networks.structure import depth
 from .tokenizer import Tokenizer, import_error, load_tokenizer
 
@@ -82,7 +83,7 @@ class TextEncoder:
         for text in dict.fromkeys(texts):
             ids = torch.tensor([self.tokens(text)], device=device)
             features[text] = self.net(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
-            if not bool(features[text].isfinite().all()):
+            if not is_finite(features[text]):
                 raise not_finite("encoder", self.name, "features")
 
         return [features[text] for text in texts]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..model_loaders.networks.chat import MOST_TEXT
+from ..model_loaders.networks.precision import is_finite
 from ..samplers import presets
 from ..samplers.editing import LARGEST_LATENT, masks_of
 from ..samplers.settings import Knob, Settings, default_or_paper, knobs
@@ -304,7 +305,7 @@ def _expect_floats(value: Any, field: str, source: str, more: Sequence[torch.dty
     if tensor.dtype in converted:
         tensor = tensor.float()
 
-    if not bool(tensor.isfinite().all()):
+    if not is_finite(tensor):
         raise UserError(
             f"{field}: it holds values that are not finite (NaN or infinity); find the node that made "
             "them, often a model or a decoder in fp16."

@@ -20,6 +20,7 @@ from ..model_loaders.networks.autoencoder import (
     STATED_GROUPS,
     USUAL_GROUPS,
     KLAutoencoder,
+    LatentAutoencoder,
     VQAutoencoder,
     VQModel,
     expect_finite,
@@ -190,7 +191,7 @@ class FastARVAE(host.VAE):
         """For one image of latents of this shape [B, C, h, w]."""
         height, width = shape[-2:]
         if self.kind in (KL, BITS):
-            return cast(KLAutoencoder, self.first_stage_model).decode_bytes(1, height, width)
+            return cast(LatentAutoencoder, self.first_stage_model).decode_bytes(1, height, width)
 
         # As core estimates it; the others need less.
         pixels = height * width * self.downscale_ratio**2

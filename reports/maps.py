@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import UserError
 from .drawing import PAD, Canvas, Colour, Ink, Size, check_batch, line_height, resize, text_width
 from .record import ACCEPTED, CACHED, DRAFTED, EXPANDED, GIVEN, PLAIN, REDONE, REJECTED, Report
+from .table import amount
 
 # Maps that token_map draws, in menu order. Append only: saved graphs refer to these names.
 WHAT = (
@@ -258,9 +259,8 @@ def _colour_islands(grid: np.ndarray) -> tuple[np.ndarray, np.ndarray, _Legend]:
     weight = np.where(inside, 1.0, 0.75)
 
     count = int(grid.max(initial=0))
-    islands = "island" if count == 1 else "islands"
     tokens = int(inside.sum())
-    text = f"{count} {islands}, {tokens} of {grid.size} tokens ({100 * tokens / grid.size:.0f} %)"
+    text = f"{amount(count, 'islands')}, {tokens} of {grid.size} tokens ({100 * tokens / grid.size:.0f} %)"
 
     return colours, weight, [(text, Ink.BACKGROUND)]
 

@@ -690,7 +690,7 @@ def _where(report: Report) -> str:
     """Device, threads and dtype of a run as text."""
     parts = [literal(report.device)]
     if report.threads is not None:
-        parts.append(f"{report.threads} thread" if report.threads == 1 else f"{report.threads} threads")
+        parts.append(amount(report.threads, "threads"))
     if report.dtype:
         parts.append(literal(report.dtype))
 

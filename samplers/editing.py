@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UserError
+from ..model_loaders.networks.precision import is_finite
 from ..reports.record import fingerprint
 
 # Smallest mask value at which a token is sampled again: what rounds to 0 of 255 is black. So the soft edge of a
@@ -65,7 +66,7 @@ class Edit:
         """
         self.expect_batch(images)
         for name, x in (("latent_image", self.start), ("mask", self.mask)):
-            if not bool(x.isfinite().all()):
+            if not is_finite(x):
                 raise UserError(f"{name}: it holds values that are not finite (NaN or infinity); make it again.")
 
         # Max pooling: a mask of image size covers every token it touches.

@@ -36,6 +36,7 @@ class Folder:
 
     def __init__(self, address: str | Path, field: str = "out"):
         self.field = field
+        self._made: list[Path] = []
         self.local = "://" not in str(address)
 
         try:
@@ -170,14 +171,19 @@ class Folder:
     def check(self, field: str) -> None:
         """Make the folder, write a file of a megabyte to it and remove that; a UserError if that is not possible.
 
-        The folder stays: removing it again would take it from another process that starts at the same time.
+        The folder stays until :meth:`remove_made`: another process that starts at the same time may use it already.
         """
         if self.local:
             root = Path(self.root)
             with suppress(OSError):  # which writable() reports
+                self._made = [place for place in (root, *root.parents) if not place.exists()]
                 root.mkdir(parents=True, exist_ok=True)
 
-            writable(root, field)
+            try:
+                writable(root, field)
+            except UserError:
+                self.remove_made()
+                raise
             return
 
         name = f"{PART}{uuid.uuid4().hex}"
@@ -188,11 +194,11 @@ class Folder:
         except Exception as e:  # of the storage's own client
             raise UserError(f"{field}: {self.address} cannot be written to ({first_line(e)}).") from None
 
-    def remove_if_empty(self) -> None:
-        """Remove a local folder that holds nothing."""
-        if self.local:
+    def remove_made(self) -> None:
+        """Remove the local folders that :meth:`check` made, as far as they hold nothing."""
+        for place in self._made:  # inner ones first
             with suppress(OSError):
-                os.rmdir(self.root)
+                place.rmdir()
 
     def _replace(self, part: str, path: str) -> None:
         """Rename a finished file, and remove what interrupted writers of the same one left behind."""

@@ -60,6 +60,7 @@ class CellStore:
         if self.path(name).is_dir():
             raise UserError(f"folder: {name}.png in {self.folder.address} is a folder; rename it.")
         self.folder.check("folder")
+        self.folder.remove_made()  # a cell that is refused leaves no folder
 
     def read(self, name: str) -> tuple[np.ndarray, Report] | None:
         """Images and report of a cell; None if it is missing or damaged, so that it is made again.

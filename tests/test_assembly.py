@@ -13,7 +13,7 @@ from fastar_nodes.cli.options import source as cli_source
 from fastar_nodes.errors import UserError, not_finite
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.families import KINDS
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQModel
+from fastar_nodes.model_loaders.networks.autoencoder import TOO_LITTLE_TO_DECODE, KLAutoencoder, KLConfig, VQModel
 from fastar_nodes.model_loaders.networks.llama import Llama
 from fastar_nodes.model_loaders.networks.mar import MAR as MAR_
 from fastar_nodes.reports.record import Report
@@ -294,13 +294,25 @@ def test_latents_that_are_not_finite_are_not_the_decoders_fault(demo):
         assembly.decode(demo, result)
 
 
-def test_the_memory_of_decoding_is_that_of_one_pass(demo):
-    """On a CPU a pass decodes one image, however many there are."""
+def test_the_memory_of_decoding_is_that_of_a_pass_and_of_images_before_it(demo):
+    """On a CPU a pass decodes one image; those of 256 pixels have 3 x 256 x 256 numbers of 4 bytes."""
     latents = torch.zeros(3, demo.latent_channels, 8, 8)
     result = SimpleNamespace(latents=latents, report=Report("mar", "demo", {}, 7, 3, "cpu"))
     assembly.decode(demo, result)
     assert result.report.counts == {"decoder_passes": 3}
-    assert result.report.memory == {DECODE: demo.decoder.net.decode_bytes(1, 8, 8)}
+    assert result.report.memory == {DECODE: demo.decoder.net.decode_bytes(1, 8, 8) + 2 * 3 * 256 * 256 * 4}
+
+
+def test_insufficient_memory_for_pixels_is_a_sentence(demo, monkeypatch):
+    def insufficient(*_: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(assembly, "to_pixels", insufficient)
+    result = SimpleNamespace(
+        latents=torch.zeros(1, demo.latent_channels, 8, 8), report=Report("mar", "demo", {}, 7, 1, "cpu")
+    )
+    with pytest.raises(UserError, match=TOO_LITTLE_TO_DECODE[:40]):
+        assembly.decode(demo, result)
 
 
 def test_the_outline_of_a_janus_needs_no_weights(tmp_path):

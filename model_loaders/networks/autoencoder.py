@@ -289,7 +289,7 @@ def climbed(
     Args:
         decoder: with levels ``up``, the highest resolution first, and ``norm_out``, which ends level 0.
         x: the input of its lowest level.
-        features: those of every level are added to it, the lowest resolution first; None: they are not kept.
+        features: those of every computed level are added to it, the lowest resolution first; None: they are not kept.
         top: the level, which is the last that is computed.
         enter: what a level reads, of its number and the output of the one below.
     """
@@ -317,9 +317,14 @@ class ImageAutoencoder(nn.Module):
 
 
 class LatentAutoencoder(ImageAutoencoder):
-    """An autoencoder whose latents are what its decoder reads: numbers or bits. It decodes large images one by one."""
+    """An autoencoder without a codebook, of images to numbers or bits. It decodes large images one by one."""
 
     config: Any  # with levels of `widths`, as KLConfig
+
+    def _drawn(self, x: Tensor) -> Tensor:
+        """Images [B, 3, h * output_stride, w * output_stride] of what the decoder reads [B, C, h, w]."""
+        one_by_one = self._large(*x.shape[2:])
+        return torch.cat([drawn(self, part) for part in x.split(1 if one_by_one else len(x))])
 
     def decode_bytes(self, batch: int, height: int, width: int) -> int:
         """Upper estimate of the memory of :meth:`decode` for latents of that size, without the weights."""
@@ -333,7 +338,12 @@ class LatentAutoencoder(ImageAutoencoder):
         if self.config.enlarging:
             maps = max(maps, self.enlarge.live_values(pixels))
         element = self.decoder.conv_in.weight.element_size()
-        return element * (maps * decoded_at_once + 6 * batch * pixels * self.config.enlarges**2)
+        return element * maps * decoded_at_once + 2 * batch * self.image_bytes(height, width)
+
+    def image_bytes(self, height: int, width: int) -> int:
+        """Memory of one decoded image of latents of that size."""
+        element = self.decoder.conv_in.weight.element_size()
+        return element * 3 * height * width * self.config.output_stride**2
 
     def _large(self, height: int, width: int) -> bool:
         """Whether images of latents of that size are decoded one by one."""
@@ -364,9 +374,7 @@ class KLAutoencoder(LatentAutoencoder):
 
         Large images are decoded one by one.
         """
-        one_by_one = self._large(*z.shape[2:])
-        parts = self.post_quant_conv(z).split(1 if one_by_one else len(z))
-        return torch.cat([drawn(self, part) for part in parts])
+        return self._drawn(self.post_quant_conv(z))
 
 
 def expect_finite(made: Tensor, name: str, what: str = "pixels") -> Tensor:
@@ -417,7 +425,7 @@ def _expect_latents(latents: Tensor, channels: int) -> None:
             f"latents: the decoder reads latents of the shape [batch, {channels}, height, width], and got {shape}."
         )
 
-    if not bool(latents.isfinite().all()):
+    if not is_finite(latents):
         raise UserError("latents: they hold numbers that are not finite; sample them again.")
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .autoencoder import KLModel, LatentAutoencoder, ResBlock, climbed, group_norm
-from .enlarging import Enlarging, EnlargingConfig, MayEnlarge, drawn
+from .enlarging import Enlarging, EnlargingConfig, MayEnlarge
 from .ops import TORCH, Operations
 from .structure import MOST_LEVELS, depth
 
@@ -203,9 +203,7 @@ class BinaryAutoencoder(LatentAutoencoder):
         Of every number its sign is decoded, so that rounded or edited latents are valid; 0, which stands for a token
         that is not drawn yet, stays 0. Large images are decoded one by one.
         """
-        one_by_one = self._large(*latents.shape[2:])
-        parts = latents.sign().split(1 if one_by_one else len(latents))
-        return torch.cat([drawn(self, part) for part in parts])
+        return self._drawn(latents.sign())
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ...errors import UserError, not_finite
 from .autoencoder import VQModel
 from .ops import TORCH, Operations
+from .precision import is_finite
 from .siglip import HEADS, Tower
 from .structure import depth
 
@@ -149,7 +150,7 @@ class ImageReader:
         images = normalised(square)[None]
         dtype = next(vq.parameters()).dtype
         features = vq.features(images.to(vq.quantize.embedding.weight.device, dtype))
-        if not bool(features.isfinite().all()):
+        if not is_finite(features):
             raise not_finite("model", self.vq.name, "features of the image")
 
         codes = vq.codes(features).flatten()
@@ -166,6 +167,6 @@ class ImageReader:
         # A host may keep other weights off the device.
         device = self.net.tower.post_layernorm.weight.device
         rows = self.net(normalised(square)[None].to(device))[0]
-        if not bool(rows.isfinite().all()):
+        if not is_finite(rows):
             raise not_finite("model", self.name, "rows of the image")
         return rows

@@ -1,4 +1,4 @@
-"""What stays in fp32 in a network of 16-bit weights.
+"""What stays in fp32 in a network of 16-bit weights, and whether its numbers are finite.
 
 From the authors' code; "weights" is the dtype of the weights, fp16 or bf16. Sums of a norm, of a softmax and of a
 product are fp32 within one call everywhere, and samplers compute guidance, probabilities, random numbers and diffusion
@@ -47,6 +47,6 @@ def is_finite(x: Tensor) -> bool:
     if not x.numel():
         return True
 
-    # Both are NaN if one of the values is. It takes a tenth of the time of isfinite, and no memory.
-    least, greatest = x.aminmax()
+    # Both are NaN if one of the values is. A tenth of the time of isfinite and, in the order of memory, without a copy.
+    least, greatest = x.permute(sorted(range(x.ndim), key=x.stride, reverse=True)).aminmax()
     return bool(least.isfinite() & greatest.isfinite())

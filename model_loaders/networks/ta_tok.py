@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ...errors import UserError, not_finite
 from .ops import TORCH, Operations
+from .precision import is_finite
 from .siglip import HEADS, Tower
 from .structure import depth
 
@@ -305,7 +306,7 @@ class TATokModel:
         device = self.net.bottleneck.out_linear.weight.device
         # One image at a time, so that the codes do not depend on the batch; the codebook is projected once for all.
         features = torch.cat([self.net.pooled(image[None].to(device), pool) for image in images])
-        if not bool(features.isfinite().all()):  # the codes would hide it
+        if not is_finite(features):  # the codes would hide it
             raise not_finite("ta_tok", self.name, "features")
 
         return self.net.bottleneck.codes(features)

@@ -16,6 +16,7 @@ from torch import Tensor
 from ...errors import UserError, not_finite
 from ...model_loaders.networks.janus import JanusModel, WordHead
 from ...model_loaders.networks.llama import Positions, cache_bytes
+from ...model_loaders.networks.precision import is_finite
 from ..settings import Settings, knob
 from .draws import PairedDraws, draw
 from .settings import TokenSettings
@@ -111,7 +112,7 @@ def answer(
     drawn: list[int] = []
     while True:
         logits = head(net.norm(hidden[:, -1:]))
-        if not bool(logits.isfinite().all()):
+        if not is_finite(logits):
             raise not_finite("model", model.name, "logits of words")
 
         place = torch.tensor([len(drawn)], device=device)

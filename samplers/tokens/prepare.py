@@ -12,6 +12,7 @@ from torch import Tensor
 from ...errors import UserError, not_finite
 from ...model_loaders.networks.janus import Janus, JanusModel, PromptImages
 from ...model_loaders.networks.llama import Llama, TokenModel
+from ...model_loaders.networks.precision import is_finite
 from ...model_loaders.networks.ta_tok import TATokModel
 from ..conditioning import (
     KINDS,
@@ -78,7 +79,7 @@ def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureConditio
         if key not in computed:
             with torch.no_grad():
                 features = ta_tok.net.features(codes.to(device, torch.int64)[None])[0]
-            if not bool(features.isfinite().all()):
+            if not is_finite(features):
                 raise not_finite("ta_tok", ta_tok.name, "features")
             computed[key] = features
         out.append(computed[key])

@@ -149,12 +149,12 @@ def test_prompts_go_to_genevals_folders(address):
     assert np.array_equal(Image.open(drawn), pictures[3])
 
 
-def test_a_folder_is_tested_without_a_trace(address):
-    store = filled(address)
-    before = [store.folder.sizes(name) for name in ("", f"cells/{CELL.id}", "results")]
-    store.folder.check("out")
+def test_a_test_of_a_folder_leaves_no_file(address):
+    folder = filled(address).folder
+    before = folder._fs.find(folder.root)
+    folder.check("out")
     Store(f"{address}/new").folder.check("out")
-    assert [store.folder.sizes(name) for name in ("", f"cells/{CELL.id}", "results")] == before
+    assert folder._fs.find(folder.root) == before
 
 
 def test_a_tested_folder_is_never_removed_again(tmp_path, monkeypatch):
@@ -165,6 +165,21 @@ def test_a_tested_folder_is_never_removed_again(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "rmdir", lambda folder: (removed.append(folder), rmdir(folder)))
     Folder(ours).check("out")
     assert ours.is_dir() and removed == []
+
+
+def test_of_a_folder_only_what_was_made_for_it_is_removed(tmp_path):
+    (tmp_path / "there").mkdir()
+    for name in ("there", "there/new/sweep"):
+        folder = Folder(tmp_path / name)
+        folder.check("out")
+        folder.remove_made()
+    assert os.listdir(tmp_path / "there") == []
+
+    folder = Folder(tmp_path / "new" / "sweep")
+    folder.check("out")
+    folder.write("x", b"1")
+    folder.remove_made()
+    assert folder.read("x", 9) == b"1"
 
 
 def test_a_folder_below_a_file_is_refused(tmp_path):

@@ -10,7 +10,13 @@ import torch.nn.functional as F
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.bitdance import load_binary
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
+from fastar_nodes.model_loaders.networks.autoencoder import (
+    KLAutoencoder,
+    KLConfig,
+    VQAutoencoder,
+    VQConfig,
+    decode_in_chunks,
+)
 from fastar_nodes.model_loaders.networks.binary import BinaryAutoencoder, BinaryConfig
 from fastar_nodes.model_loaders.networks.enlarging import EnlargingConfig, drawn
 from live_bytes import counted
@@ -218,3 +224,16 @@ def test_decoding_needs_what_is_estimated(
     with torch.no_grad(), counted(monkeypatch) as live:
         net.decode(torch.empty(batch, 8, grid, grid, device="meta"))
     assert live.peak <= net.decode_bytes(batch, grid, grid) <= 1.6 * live.peak
+
+
+def test_passes_keep_the_images_of_the_passes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty images, decoded eight at a time where it is no CPU."""
+    with torch.device("meta"):
+        net = KLAutoencoder(
+            KLConfig(32, (1, 1, 2, 2), 1, 8, groups=8, enlarging=EnlargingConfig(8, 4, (0, 1), (64, 128)))
+        ).requires_grad_(False)
+    with torch.no_grad(), counted(monkeypatch) as live:
+        parts = decode_in_chunks(net, torch.empty(40, 8, 8, 8, device="meta"))
+    assert [len(part) for part in parts] == [8] * 5
+    assert live.peak > net.decode_bytes(8, 8, 8), "a pass alone does not tell"
+    assert live.peak <= net.decode_bytes(8, 8, 8) + 32 * net.image_bytes(8, 8) <= 1.6 * live.peak
