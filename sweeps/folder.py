@@ -179,11 +179,7 @@ class Folder:
                 self._made = [place for place in (root, *root.parents) if not place.exists()]
                 root.mkdir(parents=True, exist_ok=True)
 
-            try:
-                writable(root, field)
-            except UserError:
-                self.remove_made()
-                raise
+            writable(root, field)
             return
 
         name = f"{PART}{uuid.uuid4().hex}"

@@ -317,7 +317,7 @@ class ImageAutoencoder(nn.Module):
 
 
 class LatentAutoencoder(ImageAutoencoder):
-    """An autoencoder without a codebook, of images to numbers or bits. It decodes large images one by one."""
+    """An autoencoder without a codebook: its latents are numbers or bits. It decodes large images one by one."""
 
     config: Any  # with levels of `widths`, as KLConfig
 
@@ -409,12 +409,13 @@ def images_of_a_pass(net: nn.Module) -> int:
 
 def to_pixels(parts: list[Tensor], name: str) -> Tensor:
     """Pixels uint8 [B, H, W, 3] on the CPU, of what the decoder ``name`` made; its tensors are overwritten."""
-    return torch.cat([_rounded(expect_finite(part.float().permute(0, 2, 3, 1), name)) for part in parts]).cpu()
+    pixels = []
+    for part in parts:
+        images = expect_finite(part.float(), name).permute(0, 2, 3, 1)
+        images.add_(1).mul_(127.5).round_().clamp_(0, 255)
+        pixels.append(images.to(torch.uint8))
 
-
-def _rounded(images: Tensor) -> Tensor:
-    """Pixels uint8 of images in about -1..1, in place as far as it can."""
-    return images.add_(1).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8)
+    return torch.cat(pixels).cpu()
 
 
 def _expect_latents(latents: Tensor, channels: int) -> None:

@@ -1,4 +1,4 @@
-"""What stays in fp32 in a network of 16-bit weights, and whether its numbers are finite.
+"""What stays in fp32 in a network of 16-bit weights; a test for numbers that are not finite.
 
 From the authors' code; "weights" is the dtype of the weights, fp16 or bf16. Sums of a norm, of a softmax and of a
 product are fp32 within one call everywhere, and samplers compute guidance, probabilities, random numbers and diffusion
@@ -42,11 +42,10 @@ def is_finite(x: Tensor) -> bool:
     """Whether all values of a tensor of floating-point numbers are finite. It waits for the device."""
     if x.element_size() == 1:  # most operations do not support fp8
         x = x.float()
-    if x.device.type == "mps":  # where older versions of PyTorch have no aminmax
-        return bool(x.isfinite().all())
     if not x.numel():
         return True
 
-    # Both are NaN if one of the values is. A tenth of the time of isfinite and, in the order of memory, without a copy.
-    least, greatest = x.permute(sorted(range(x.ndim), key=x.stride, reverse=True)).aminmax()
+    # The extremes tell, because both are NaN if one of the values is. They take a tenth of the time of x.isfinite().
+    in_memory_order = sorted(range(x.ndim), key=x.stride, reverse=True)  # aminmax would copy a tensor in another order
+    least, greatest = x.permute(in_memory_order).aminmax()
     return bool(least.isfinite() & greatest.isfinite())
