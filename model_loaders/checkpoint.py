@@ -424,7 +424,7 @@ def read_json(path: Path, field: str) -> dict[str, Any]:
 def parse_json(text: str, where: str, field: str) -> dict[str, Any]:
     """A JSON object; a UserError if the text is none, where ``where`` says where it stands."""
     try:
-        value = json.loads(text)
+        value = json.loads(text.removeprefix("\ufeff"))  # the byte order mark of a file that became an entry
     except (ValueError, RecursionError) as e:
         raise UserError(f"{field}: {where} cannot be read ({first_line(e)}); get the file again") from e
 

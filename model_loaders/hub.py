@@ -198,7 +198,7 @@ def _below(folder: Path, name: str) -> Iterator[Path]:
 
 @lru_cache(maxsize=1)
 def _catalogue() -> tuple[Entry, ...]:
-    text = Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8-sig")
     return tuple(Entry(**fields) for fields in json.loads(text)["entries"])
 
 

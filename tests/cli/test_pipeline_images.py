@@ -105,7 +105,7 @@ WRONG = {
     "freedom: it is for an image": {"freedom": 3},
     "negative: ": {"image": GREY, "negative": "no"},
     "freedom: 11 is outside 0 to 10": {"image": GREY, "freedom": 11},
-    "freedom: nan is outside": {"image": GREY, "freedom": float("nan")},
+    "freedom: nan is not a finite number": {"image": GREY, "freedom": float("nan")},
     "image: it is float64": {"image": np.zeros((3, 3, 3))},
     "image: it is torch.int64": {"image": torch.zeros(1, 4, 4, dtype=torch.int64)},
     "image: it is a int": {"image": 3},
