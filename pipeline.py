@@ -783,7 +783,7 @@ def _greys(mask: Image.Image) -> np.ndarray:
     greys = np.asarray(Image.alpha_composite(black, layer).convert("L"))
     if np.asarray(layer)[..., 3].any() and not greys.any():
         raise UserError(
-            "mask: its visible part is black, where the image stays; paint the area to regenerate in white."
+            "mask: its visible part is black, and black keeps the image; use white for the area to regenerate."
         )
     return greys
 

@@ -378,6 +378,16 @@ def _unpickled(file: Checkpoint) -> Any:
         raise file.error(f"is damaged or not a checkpoint ({first_line(e)})") from e
 
 
+def expect_no_broken_link(path: Path, field: str) -> None:
+    """Raise a UserError if a link on the way to ``path`` leads nowhere, as one to a drive that is not connected."""
+    for place in (*reversed(path.parents), path):
+        if os.path.islink(place) and not os.path.exists(place):
+            raise UserError(
+                f"{field}: {path.name} is not here, because {place} is a link to {os.readlink(place)}, which cannot be "
+                "reached; connect the drive that holds it, or choose another"
+            )
+
+
 def member(path: Path, field: str) -> Path:
     """A file of a model folder.
 
