@@ -66,7 +66,8 @@ _NEW_SEEDS = 1 << 32
 Prompt = str | int | Sequence[str | int]
 Callback = Callable[[Step], object]
 # An image, or a batch of them: a PIL image, the path of an image file, pixels uint8 [H, W, 3] or [B, H, W, 3], or
-# latents or codes as a sampler returns them.
+# latents or codes as a sampler returns them. PIL images and files are read as viewers show them: turned as their EXIF
+# data says, and with white at 65535 in those of 16 bits.
 AnyImage = Image.Image | str | Path | np.ndarray | Tensor
 
 _log = logging.getLogger(__name__)
@@ -281,9 +282,9 @@ class Pipeline:
             image: with ``mask`` what inpainting starts from: an image, or latents or codes of :meth:`sample`; one, or
                 one for each image. Without it, for a Janus that was trained to edit: what the prompt changes, an image
                 of any size, or one for each prompt; it is drawn anew as a whole, at 384 x 384 pixels.
-            mask: the part of ``image`` to sample again: a grey image or [H, W] of any size, black where the image
-                stays; one, or one for each image. A token is sampled again if any part of it is not black, so a soft
-                edge is sampled again too.
+            mask: the part of ``image`` to sample again: a grey image or [H, W] of any size, black or transparent where
+                the image stays; one, or one for each image. A token is sampled again if any part of it is not black, so
+                a soft edge is sampled again too.
             freedom: for an image without a mask, 0 to 10: how much more the guidance counts what the image shows than
                 its very pixels; at 0 they count most, and less is computed. None: 5, as published.
             callback: called with the partial result after every step; its ``done`` and ``total`` count steps.

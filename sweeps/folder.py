@@ -165,9 +165,9 @@ class Folder:
 
             why = e.strerror or first_line(e)
             remedy = "free space there" if e.errno in FULL else "make it writable"
+            kept = "; what is finished is kept" if self._in_use else ""
             raise UserError(
-                f"{self.field}: {self.address} cannot be written to ({why}); {remedy} and run again, what is finished "
-                "is kept."
+                f"{self.field}: {self.address} cannot be written to ({why}); {remedy} and run again{kept}."
             ) from None
         except BaseException:  # an interruption between two writes leaves no file behind
             self._discard(part)

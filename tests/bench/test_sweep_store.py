@@ -182,25 +182,6 @@ def test_of_a_folder_only_what_was_made_for_it_is_removed(tmp_path):
     assert folder.read("x", 9) == b"1"
 
 
-def test_a_folder_that_is_moved_while_it_is_used_is_not_made_anew(tmp_path):
-    folder = Folder(tmp_path / "sweep")
-    folder.check("out")
-    folder.write("cells/a", b"1")
-    reader = Folder(tmp_path / "sweep")
-    assert reader.read("cells/a", 9) == b"1"
-
-    (tmp_path / "sweep").rename(tmp_path / "moved")
-    for used in (folder, reader):
-        for use in (lambda used=used: used.write("cells/b", b"2"), lambda used=used: used.check("out")):
-            with pytest.raises(UserError, match="^out: .*sweep was moved or removed while the sweep ran; move it back"):
-                use()
-    assert os.listdir(tmp_path) == ["moved"]
-
-    (tmp_path / "moved").rename(tmp_path / "sweep")
-    folder.write("cells/b", b"2")
-    assert reader.read("cells/b", 9) == b"2", "the remedy"
-
-
 def test_a_folder_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="^out: .* cannot be written "):
