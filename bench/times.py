@@ -31,7 +31,7 @@ def paired(store: Store, plain: Cell | None = None) -> dict[str, Time]:
     """
     cells = store.cells()
     times = {cell.id: _whole(store.times(cell)) for cell in cells}
-    referred_to = baselines_of(cells)
+    referred_to = baselines_of(cells) if plain is None else {plain.id for cell in cells if cell.id != plain.id}
 
     out: dict[str, Time] = {}
     for cell in cells:
@@ -39,12 +39,12 @@ def paired(store: Store, plain: Cell | None = None) -> dict[str, Time]:
         if not own:
             continue
 
-        name = cell.baseline if plain is None else plain.id
-        base = times.get(name or "", {})
-        ratios = _ratios(own, base)
+        name = (cell.baseline or cell.id) if plain is None else plain.id
+        base = times.get(name, {}) if name in referred_to else {}
+        ratios = _ratios(own, base) if name != cell.id else []
 
         speedup: float | None = None
-        if name is None and cell.id in referred_to:
+        if name == cell.id and base:
             speedup = 1.0
         elif ratios:
             speedup = median(ratios)
