@@ -139,8 +139,8 @@ def _expect_measurable(measures: dict[str, list[str]], stores: Mapping[str, Stor
     if problems and len(problems) == len(measures):
         raise next(iter(problems.values()))
 
-    for name, problem in problems.items():
-        print(f"{name} is not measured: {problem}", file=sys.stderr)
+    for name, why in problems.items():
+        print(f"{name} is not measured: {why}", file=sys.stderr)
         del measures[name]
 
 
