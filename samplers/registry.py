@@ -35,6 +35,7 @@ from .mar.settings import (
 from .tokens.family import TokenFamily
 from .tokens.llamagen import check as check_llamagen
 from .tokens.llamagen import llamagen
+from .tokens.memory import with_estimate
 from .tokens.mulosd import mulosd
 from .tokens.mulosd_checks import check as check_mulosd
 from .tokens.par import check as check_par
@@ -158,6 +159,7 @@ class Entry:
 
 
 _MASKED = (MAR, HYBRID)
+_LLAMAGEN = with_estimate(llamagen)  # also of Tar
 _TOKENS = (LLAMAGEN, TAR)
 _LAZY_FASTHYBRID = with_caches(fasthybrid, "make_transformer")
 _LAZY_GTR = with_caches(gtr, "make_transformer")
@@ -183,15 +185,23 @@ SAMPLERS: dict[str, Entry] = {
             "cspd+lazymar", "CSpD + LazyMAR", _LAZY_CSPD, check_lazymar, CSpDLazyMARSettings, _MASKED, needs_draft=True
         ),
         Entry("gtr+lazymar", "GtR + LazyMAR", _LAZY_GTR, check_lazymar, GtRLazyMARSettings, _MASKED),
-        Entry("llamagen", "LlamaGen", llamagen, check_llamagen, LlamaGenSettings, (LLAMAGEN, JANUS), baseline=True),
-        Entry("par", "PAR", par, check_par, PARSettings, (LLAMAGEN,), demo=("demo-par",)),
-        Entry("tar", "Tar", llamagen, check_llamagen, LlamaGenSettings, (TAR,), baseline=True),
-        Entry("zipar", "ZipAR", zipar, check_zipar, ZipARSettings, (*_TOKENS, JANUS)),
+        Entry(
+            "llamagen",
+            "LlamaGen",
+            _LLAMAGEN,
+            check_llamagen,
+            LlamaGenSettings,
+            (LLAMAGEN, JANUS),
+            baseline=True,
+        ),
+        Entry("par", "PAR", with_estimate(par), check_par, PARSettings, (LLAMAGEN,), demo=("demo-par",)),
+        Entry("tar", "Tar", _LLAMAGEN, check_llamagen, LlamaGenSettings, (TAR,), baseline=True),
+        Entry("zipar", "ZipAR", with_estimate(zipar), check_zipar, ZipARSettings, (*_TOKENS, JANUS)),
         Entry("bitdance", "BitDance", bitdance, check_bitdance, BlockSettings, (BITDANCE,), baseline=True),
         Entry(
             "mulosd",
             "MuLo-SD",
-            mulosd,
+            with_estimate(mulosd),
             check_mulosd,
             MuLoSDSettings,
             _TOKENS,

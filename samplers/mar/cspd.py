@@ -22,7 +22,7 @@ from ...reports.record import DRAFTED_BY
 from ..conditioning import MaskedCondition
 from ..editing import Edit
 from ..engine import Sampler, remark_draft
-from ..memory import WEIGHTS
+from ..memory import weights_by_part
 from ..noise import PairedNoise
 from .canvas import MARCanvas, mar_canvas
 from .cspd_lossless import lossless_steps
@@ -100,8 +100,7 @@ def cspd(
     _expect_one_device(draft, model)
     canvas = mar_canvas("cspd", model, condition, settings, noise, edit)
     canvas.report.model = f"{model.name}{DRAFTED_BY}{draft.name}"
-    for name, count in draft.weights().items():
-        canvas.report.memory[f"{WEIGHTS}draft {name}"] = count
+    canvas.report.memory |= weights_by_part(draft, of="draft ")
 
     draft.net.begin_run()
     with torch.no_grad():
