@@ -35,7 +35,6 @@ from .mar.settings import (
 from .tokens.family import TokenFamily
 from .tokens.llamagen import check as check_llamagen
 from .tokens.llamagen import llamagen
-from .tokens.memory import with_estimate
 from .tokens.mulosd import mulosd
 from .tokens.mulosd_checks import check as check_mulosd
 from .tokens.par import check as check_par
@@ -141,6 +140,7 @@ class Entry:
     needs_draft: bool = False  # whether run also takes draft, a second model
     needs_up_sampler: bool = False  # whether run also takes up_sampler, which enlarges the codes of a draft (MuLo-SD)
     demo: tuple[str, ...] = ()  # catalogue entries that "demo" means for it, if not its family's
+    draft: Any = None  # the second model, once it is bound to run
 
     @property
     def family(self) -> Family:
@@ -159,7 +159,6 @@ class Entry:
 
 
 _MASKED = (MAR, HYBRID)
-_LLAMAGEN = with_estimate(llamagen)  # also of Tar
 _TOKENS = (LLAMAGEN, TAR)
 _LAZY_FASTHYBRID = with_caches(fasthybrid, "make_transformer")
 _LAZY_GTR = with_caches(gtr, "make_transformer")
@@ -185,23 +184,15 @@ SAMPLERS: dict[str, Entry] = {
             "cspd+lazymar", "CSpD + LazyMAR", _LAZY_CSPD, check_lazymar, CSpDLazyMARSettings, _MASKED, needs_draft=True
         ),
         Entry("gtr+lazymar", "GtR + LazyMAR", _LAZY_GTR, check_lazymar, GtRLazyMARSettings, _MASKED),
-        Entry(
-            "llamagen",
-            "LlamaGen",
-            _LLAMAGEN,
-            check_llamagen,
-            LlamaGenSettings,
-            (LLAMAGEN, JANUS),
-            baseline=True,
-        ),
-        Entry("par", "PAR", with_estimate(par), check_par, PARSettings, (LLAMAGEN,), demo=("demo-par",)),
-        Entry("tar", "Tar", _LLAMAGEN, check_llamagen, LlamaGenSettings, (TAR,), baseline=True),
-        Entry("zipar", "ZipAR", with_estimate(zipar), check_zipar, ZipARSettings, (*_TOKENS, JANUS)),
+        Entry("llamagen", "LlamaGen", llamagen, check_llamagen, LlamaGenSettings, (LLAMAGEN, JANUS), baseline=True),
+        Entry("par", "PAR", par, check_par, PARSettings, (LLAMAGEN,), demo=("demo-par",)),
+        Entry("tar", "Tar", llamagen, check_llamagen, LlamaGenSettings, (TAR,), baseline=True),
+        Entry("zipar", "ZipAR", zipar, check_zipar, ZipARSettings, (*_TOKENS, JANUS)),
         Entry("bitdance", "BitDance", bitdance, check_bitdance, BlockSettings, (BITDANCE,), baseline=True),
         Entry(
             "mulosd",
             "MuLo-SD",
-            with_estimate(mulosd),
+            mulosd,
             check_mulosd,
             MuLoSDSettings,
             _TOKENS,

@@ -20,7 +20,6 @@ from ..conditioning import Condition, MaskedCondition, PromptCondition, expect_k
 from ..editing import Edit, edit_digests
 from ..engine import Canvas, expect_images, new_report
 from ..noise import PairedNoise
-from .memory import estimate
 from .settings import BlockSettings
 
 # Weights of the diffusion head above which a CPU is refused: the largest ImageNet model has less than half of it.
@@ -124,12 +123,10 @@ def block_canvas(
     grid = model.grid(settings.height, settings.width)
     images = len(condition)
     guided = settings.cfg != 1
-    memory = estimate(model, condition, settings, edit is not None)
 
     clock = Clock(device)
     inputs = _inputs(model, condition, guided, grid)
     report = new_report("bitdance", model, settings, noise)
-    report.memory = memory
     report.conditions = condition.digests()
     report.subject = condition.subject
 

@@ -20,7 +20,6 @@ from ..device import to_device
 from ..editing import LARGEST_LATENT, Edit, edit_digests
 from ..engine import Canvas, expect_images, new_report
 from ..noise import PairedNoise
-from .memory import estimate
 from .settings import MARBase
 from .tables import STEPS, Tables, tables
 
@@ -159,13 +158,11 @@ def mar_canvas(
     c = model.net.config
     expect_kind(condition, model.condition, model.name)
     expect_images(condition, noise)
-    memory = estimate(model, condition, settings)
 
     clock = Clock(model.device)
     conditioning = condition.conditioning(model, settings.cfg != 1.0)
 
     report = new_report(name, model, settings, noise)
-    report.memory = memory
     report.conditions = condition.digests()
     report.subject = condition.subject
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from torch import Tensor
@@ -13,11 +13,8 @@ from ...model_loaders.networks.llama import Llama, TokenModel, cache_bytes, is_1
 from ...model_loaders.networks.ops import unpacking_bytes
 from ...model_loaders.networks.tar import TarModel
 from ..conditioning import AnyCondition, FeatureCondition, ImagePromptCondition, PromptCondition
-from ..engine import Sampler
 from ..memory import SAMPLING, weights_by_part
 from .cache_slots import table_of
-from .defaults import resolve
-from .draws import PairedDraws
 from .islands import neighbours_bytes
 from .jacobi import padded_rows
 from .mulosd import cells_at_once
@@ -76,28 +73,6 @@ def stages(
 
     out[SAMPLING] = int(estimate(model, condition, settings, draft))
     return out
-
-
-def with_estimate(sampler: Callable[..., Sampler]) -> Callable[..., Sampler]:
-    """A sampler whose report holds the estimate. A sampler cannot write it, because the estimate knows all samplers."""
-
-    def run(
-        model: TokenModel,
-        condition: AnyCondition,
-        settings: Any,
-        noise: PairedDraws,
-        *,
-        draft: TokenModel | None = None,
-        **more: Any,
-    ) -> Sampler:
-        both = {} if draft is None else {"draft": draft}
-        result = yield from sampler(model, condition, settings, noise, **both, **more)
-
-        # Afterwards: the sampler has checked its inputs, and the clock has stopped.
-        result.report.memory = stages(model, condition, resolve(settings, model), draft)
-        return result
-
-    return run
 
 
 def conditional_branches(condition: AnyCondition) -> int:
