@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,10 @@ def official() -> dict[str, tuple[Any, int]]:
 
 def in_tiles(net: Any, latents: Tensor, tile: int) -> Tensor:
     """Images [N, 3, H, W] of ComfyUI's tiles of ``tile`` x ``tile`` latent positions, a quarter of which overlap."""
-    from comfy.utils import tiled_scale
-
     stride = net.config.output_stride
-    return tiled_scale(latents, net.decode, tile, tile, tile // 4, stride, 3, output_device="cpu")
+    return import_module("comfy.utils").tiled_scale(
+        latents, net.decode, tile, tile, tile // 4, stride, 3, output_device="cpu"
+    )
 
 
 def rows(name: str, net: Any, latents: Tensor, tiles: list[int]) -> Iterator[list[str]]:

@@ -290,9 +290,9 @@ class CSpDSettings(MARBase):
         low=0.5, high=1000.0, step=0.5, advanced=True)
     alignment: bool = knob(True, "With published: draft and target use the same noise for every token, so that they "
         "tend to agree. Off rejects more drafts.", advanced=True)
-    speculation: int = knob(0, "Diffusion steps that the target drafts for itself and verifies in one call of the "
-        "diffusion head, in the modes published and paper only in the AR steps that it computes alone; the "
-        "distribution stays the same. Usual: 8; 0 is off.",
+    speculation: int = knob(0, "Diffusion steps that the target drafts for itself and verifies in one call, without "
+        "changing the distribution; published and paper do so only before the small model's first draft. Usual: 8; 0 "
+        "is off.",
         low=0, high=64, step=1, symbol="L", advanced=True)
 
     @property
