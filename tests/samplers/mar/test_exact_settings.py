@@ -64,6 +64,7 @@ CASES = [
     ("fasthybrid+lazymar", {"lookahead": 0, "refresh_period": 1}, EXACT),
     ("fasthybrid+lazymar", {"lookahead": 0, **CACHED}, NEITHER),
     ("fasthybrid+lazymar", {"threshold": 0.5, "refresh_period": 1}, NEITHER),
+    ("fasthybrid+lazymar", {"threshold": 0.5, "lookahead": 1, "refresh_period": 1}, EXACT),
     ("gtr+lazymar", {"reconstruction_steps": 0, "refresh_period": 1}, EXACT),
     ("gtr+lazymar", {**STAGED, "refresh_period": 1}, NEITHER),
     ("cspd+lazymar", {"prefill_ratio": 1.0, "refresh_period": 1}, EXACT),
