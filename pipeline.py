@@ -14,7 +14,6 @@ import operator
 import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -327,10 +326,8 @@ class Pipeline:
 
         def start(part: range) -> Generator[Step, Any, Any]:
             """The sampler on some of the images."""
-            bound = entry
-            if edit is not None:
-                bound = replace(entry, run=partial(entry.run, edit=edit.of(part, len(condition))))
-            return begin(bound, self.model, made, condition, seed, first, part)
+            of_part = None if edit is None else edit.of(part, len(condition))
+            return begin(entry, self.model, made, condition, seed, first, part, of_part)
 
         return finish(_watched(in_parts(start, len(condition), self.model.net), callback))
 

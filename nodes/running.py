@@ -33,7 +33,7 @@ from ..reports.exchange import add_runs, described
 from ..reports.record import Baseline, Qualities, Report
 from ..reports.summary import no_gain, one_line
 from ..samplers import presets, registry
-from ..samplers.batches import expect_little_noise, in_parts, run_beginning
+from ..samplers.batches import expect_little_noise, in_parts, run_beginning, with_estimate
 from ..samplers.choice import Choice, choose
 from ..samplers.conditioning import (
     AnyCondition,
@@ -62,7 +62,7 @@ from ..samplers.tokens.upsampling import UpSampling
 from . import graph, host
 from .host import TA_TOK, Loaded, ModelCache, load_to_device, to_device
 from .images import to_bytes
-from .preview import drive
+from .preview import Bar, drive
 from .schema import (
     FREE,
     PRESETS,
@@ -432,6 +432,12 @@ class Run:
         """Whether a draft of a smaller image is enlarged."""
         return self.entry.needs_up_sampler
 
+    @property
+    def uses(self) -> dict[str, Any]:
+        """What else the memory estimate depends on, see :meth:`.Family.memory`."""
+        draft = None if self.draft is None else self.draft.model
+        return {"edited": self.edit is not None, "cache": self.cache, "draft": draft}
+
     def estimate(self) -> Room:
         """What the run needs.
 
@@ -439,10 +445,7 @@ class Run:
         """
         model = self.loaded.model
         family = family_of(model)
-        more = {"edited": self.edit is not None, "cache": self.cache}
-        if self.draft is not None:
-            more["draft"] = self.draft.model
-        stages = family.memory(model, self.condition, self.settings, **more)
+        stages = family.memory(model, self.condition, self.settings, **self.uses)
         memory: float = sum(count for name, count in stages.items() if not name.startswith(WEIGHTS))
 
         vae = self.loaded.vae
@@ -489,7 +492,9 @@ class Run:
             """The sampler on some of the images."""
             of_part = {} if edit is None else {"edit": edit.of(part, self.images)}
             noise = family.noise(self.seed, [self.numbers[i] for i in part])
-            return self.entry.run(model, condition.of(part), self.settings, noise, **more, **of_part)
+            own = condition.of(part)
+            steps = self.entry.run(model, own, self.settings, noise, **more, **of_part)
+            return with_estimate(steps, model, own, self.settings, **self.uses)
 
         return in_parts(sample, self.images, model.net), vae
 
@@ -741,14 +746,16 @@ def start(
     return steps, checked, vae
 
 
-def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: Sockets) -> io.NodeOutput:
+def run(
+    entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: Sockets, bar: Bar | None = None
+) -> io.NodeOutput:
     """Run a sampler with progress, preview and cancellation, to the latent and the report.
 
-    ``loaded`` was checked to be of the sampler's family.
+    ``loaded`` was checked to be of the sampler's family; ``bar`` is that of a node with several runs.
     """
     seed = checked_seed(seed)
     steps, checked, vae = start(entry, loaded, settings, seed, sockets)
-    done = drive(steps, vae, checked.latents)
+    done = drive(steps, vae, checked.latents, bar)
 
     with enough_memory(READING):
         samples = host.to_output(checked.latents(done))
@@ -765,19 +772,21 @@ def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: So
     return io.NodeOutput(latent, report)
 
 
-def run_choice(choice: Choice, loaded: Loaded[Any], condition: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
+def run_choice(
+    choice: Choice, loaded: Loaded[Any], condition: Any, seed: Any, draft: Any = None, bar: Bar | None = None
+) -> io.NodeOutput:
     """Run a sampler on the values of sockets; ``loaded`` was checked by :func:`expect_loaded`."""
     expect_runnable(choice, loaded, draft)
 
     settings = settings_for(choice, loaded)
-    return run(choice.entry, loaded, settings, seed, Sockets(condition, draft=draft))
+    return run(choice.entry, loaded, settings, seed, Sockets(condition, draft=draft), bar)
 
 
 def draw_images(
-    choice: Choice, loaded: Loaded[Any], condition: Any, seed: int, draft: Any = None
+    choice: Choice, loaded: Loaded[Any], condition: Any, seed: int, draft: Any, bar: Bar
 ) -> tuple[np.ndarray, Report]:
     """Images uint8 [N, H, W, 3] and the report of :func:`run_choice`."""
-    latent, report = run_choice(choice, loaded, condition, seed, draft).result
+    latent, report = run_choice(choice, loaded, condition, seed, draft, bar).result
 
     assert loaded.vae is not None
     return to_bytes(loaded.vae.decode(latent["samples"])), report

@@ -30,6 +30,7 @@ from ..sweeps.sweep import Axis, Sweep, sweep_table
 from . import host
 from .host import Loaded
 from .images import to_image
+from .preview import Bar
 from .remaking import Remaker
 from .running import (
     CONDITIONS,
@@ -151,6 +152,7 @@ class SweepNode(ModelFirst):
         # 3. Sample what the folder does not have yet, and measure each cell against the plain sampler with its seed.
         sampled: list[int] = []
         warm: set[int] = set()
+        bar = Bar()
 
         def draw(k: int) -> tuple[np.ndarray, Report]:
             """Images and report of a run."""
@@ -162,7 +164,8 @@ class SweepNode(ModelFirst):
             sampled.append(k)
 
             host.show(cls, f"cell {k + 1} of {len(runs)}")
-            return draw_images(run.choice, about.loaded, about.condition, run.seed, small)
+            bar.begin(k, len(runs))
+            return draw_images(run.choice, about.loaded, about.condition, run.seed, small, bar)
 
         made: list[Cell] = []
         plain: tuple[np.ndarray, Report] | None = None

@@ -33,7 +33,8 @@ from ..reports.record import GIVEN, PLAIN, Clock, Report, dtype_of
 class Step:
     """The partial result that a sampler yields, after every pass at least."""
 
-    done: int  # AR steps, passes, cells (jacobi.py), or for blocks evaluations of the diffusion head
+    # AR steps, passes, cells (jacobi.py, twice in mulosd.py), or for blocks evaluations of the diffusion head
+    done: int
     total: int
     latents: Tensor  # as of Sampled, so far; zero where undecided
     decided: Tensor  # bool [B, h, w]; CSpD's drafts that are not verified yet count too
@@ -58,7 +59,8 @@ Draw: TypeAlias = Callable[[int, Tensor, Tensor], Iterator[tuple[int, Tensor]]]
 class Canvas:
     """The images of a generation: what is decided of them, and their report.
 
-    Its clock runs from the moment it is made to :meth:`finish`.
+    Its clock stops in :meth:`finish`. A sampler that reads its condition before it makes the canvas starts the clock
+    first; otherwise it runs from the moment at which the canvas is made.
     """
 
     model: Any  # the model that draws them
@@ -72,10 +74,10 @@ class Canvas:
     again: Tensor | None = None  # bool [B, L], the cells that an edit draws again; None without an edit
     drafted: Tensor | None = None  # bool [B, L], cells of later passes that hold drafts; None for none
     phases: tuple[str, str] = ("transformer", "head")  # names of the time spent in looks and in draws
+    clock: Clock = field(default=None, kw_only=True)  # type: ignore[assignment]  # None: a new one
 
     fixed_at: Tensor = field(init=False)  # int32 like values [:2], the pass that decided a cell; -1 before
     outcome: Tensor = field(init=False)  # uint8 like values [:2], see reports/record.py
-    clock: Clock = field(init=False)
     # fp32 [] each, of numbers that were computed on the way: one that is NaN or infinite makes its norm so.
     norms: list[Tensor] = field(init=False, default_factory=list)
 
@@ -84,7 +86,8 @@ class Canvas:
         self.fixed_at = torch.full(shape, -1, dtype=torch.int32, device=self.device)
         self.outcome = torch.full(shape, PLAIN, dtype=torch.uint8, device=self.device)
         self.model.net.begin_run()
-        self.clock = Clock(self.device)
+        if self.clock is None:
+            self.clock = Clock(self.device)
 
     @property
     def images(self) -> int:

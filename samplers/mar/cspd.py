@@ -22,7 +22,6 @@ from ...reports.record import DRAFTED_BY
 from ..conditioning import MaskedCondition
 from ..editing import Edit
 from ..engine import Sampler, remark_draft
-from ..memory import WEIGHTS
 from ..noise import PairedNoise
 from .canvas import MARCanvas, mar_canvas
 from .cspd_lossless import lossless_steps
@@ -100,16 +99,12 @@ def cspd(
     _expect_one_device(draft, model)
     canvas = mar_canvas("cspd", model, condition, settings, noise, edit)
     canvas.report.model = f"{model.name}{DRAFTED_BY}{draft.name}"
-    for name, count in draft.weights().items():
-        canvas.report.memory[f"{WEIGHTS}draft {name}"] = count
 
     draft.net.begin_run()
     with torch.no_grad():
         transformer = make_transformer(canvas)
         last_noise = settings.mode == "paper"
         drafter = Drafter(canvas, draft, condition, make_draft_transformer, last_noise)
-    for name, count in drafter.canvas.report.memory.items():
-        canvas.report.memory[f"draft {name}"] = count
 
     modes = {"published": published_steps, "paper": paper_steps, "lossless": lossless_steps}
     result = yield from modes[settings.mode](canvas, transformer, drafter, settings)

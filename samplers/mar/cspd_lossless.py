@@ -31,7 +31,7 @@ from ..engine import Sampler, passes
 from ..noise import CounterRNG, row_keys
 from ..speculation import Drafts, Speculation
 from .canvas import MARCanvas
-from .drafting import Drafter, Trace, prefill_steps, record_outcome, segment_chains
+from .drafting import Drafter, Trace, record_outcome, segment_chains
 from .heads import speculation_of
 from .mar import Diffusion
 from .settings import CSpDSettings
@@ -50,7 +50,7 @@ def lossless_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter
     plain = Diffusion(canvas, transformer.heads, [table] * order.steps)
 
     # 0. Prefill: the first AR steps are the target's alone.
-    first = prefill_steps(order.steps, settings.prefill_ratio)
+    first = settings.prefill(order.steps)
     yield from passes(canvas, {step: order.ahead(step) for step in range(first)}, transformer, plain)
 
     verifier = Verifier(canvas, transformer, table, plain.start, plain.noise)

@@ -37,7 +37,7 @@ from ..device import to_device
 from ..engine import Sampler, passes
 from ..noise import row_keys
 from .canvas import MARCanvas
-from .drafting import Drafter, Trace, noisy_last_step_table, prefill_steps, segment_chains, traced
+from .drafting import Drafter, Trace, noisy_last_step_table, segment_chains, traced
 from .mar import Diffusion, places
 from .rejection import AS_PRINTED, Judged, RejectionDraws, accept_or_redraw, last_step
 from .settings import CSpDSettings
@@ -69,7 +69,7 @@ def paper_steps(canvas: MARCanvas, transformer: Transformer, drafter: Drafter, s
     judge = Judge(canvas, transformer, plain.start, plain.noise)
 
     # 0. Prefill: the first AR steps are the target's alone.
-    step = prefill_steps(order.steps, settings.prefill_ratio)
+    step = settings.prefill(order.steps)
     yield from passes(canvas, {k: order.ahead(k) for k in range(step)}, transformer, plain)
 
     canvas.drafted = torch.zeros_like(canvas.outcome, dtype=torch.bool)

@@ -22,7 +22,7 @@ from ..device import to_device
 from ..engine import Sampler, passes
 from ..noise import row_keys
 from .canvas import MARCanvas
-from .drafting import Drafter, noisy_last_step_table, prefill_steps, record_outcome, traced
+from .drafting import Drafter, noisy_last_step_table, record_outcome, traced
 from .mar import Diffusion, places
 from .rejection import LastStep, RejectionDraws, Rule, accept_or_redraw, last_step
 from .settings import CSpDSettings
@@ -53,7 +53,7 @@ def published_steps(
     draws = draws or RejectionDraws(to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device))
 
     # 0. Prefill: the first AR steps are the target's alone.
-    first = prefill_steps(order.steps, settings.prefill_ratio)  # the first AR step that is not verified yet
+    first = settings.prefill(order.steps)  # the first AR step that is not verified yet
     yield from passes(canvas, {step: order.ahead(step) for step in range(first)}, transformer, plain)
 
     drafted = LastStep(*torch.zeros(3, *canvas.values.shape, device=canvas.device))

@@ -145,11 +145,6 @@ class Drafter:
         counts.clear()
 
 
-def prefill_steps(ar_steps: int, ratio: float) -> int:
-    """AR steps of the target alone at the beginning: steps 0 .. S ratio, as the reference."""
-    return min(ar_steps, int(ar_steps * ratio) + 1)
-
-
 def record_outcome(canvas: MARCanvas, positions: Tensor, accepted: Tensor) -> bool:
     """Record which drafts were accepted; whether all were.
 

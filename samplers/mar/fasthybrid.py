@@ -74,7 +74,7 @@ def fasthybrid(
     refinement = Refinement(canvas, settings)
     drafts = Drafts(canvas, settings)
     for step in range(order.steps):
-        reach = reach_of(step, settings)
+        reach = settings.reach(step)
         here = order.ahead(step)  # [B, n]
         ahead = order.ahead(step, reach)  # [B, m], the n first
         n = here.shape[1]
@@ -110,14 +110,6 @@ def fasthybrid(
 
     canvas.report.similarity = drafts.similarity()
     return canvas.finish()
-
-
-def reach_of(step: int, settings: FastHybridSettings) -> int:
-    """AR steps of a lookahead that starts at AR step ``step``, itself included; 1 before the first lookahead."""
-    if step < settings.lookahead_start:
-        return 1
-    passed = step % settings.lookahead if settings.align_lookaheads else 0
-    return settings.lookahead - passed
 
 
 class Placed(NamedTuple):

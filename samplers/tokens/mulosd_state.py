@@ -13,9 +13,11 @@ from torch import Tensor
 from ...model_loaders.networks.llama import TokenModel
 from ..conditioning import AnyCondition
 from ..engine import Step
-from .canvas import TokenCanvas, token_canvas
+from .canvas import TokenCanvas, blank
+from .defaults import resolve
 from .draws import PairedDraws
 from .looks import CachedTransformer
+from .prepare import prepare
 from .sampling import TokenDraw
 from .schedule import Schedule, next_token_passes
 from .settings import MuLoSDSettings, guides, rows_at_once
@@ -45,9 +47,17 @@ class Block:
         """Cells of the target in it."""
         return self.last - self.first
 
-    @property
-    def draft_passes(self) -> int:
-        return sum(bool(p.cells) for p in self.schedule.passes)
+    # Progress counts the cells of the target twice: when they are drafted, and when they are final. How many passes the
+    # islands of a block take is known only after its verification, so passes have no total that stays.
+
+    def drafted(self, passes: int) -> int:
+        """The progress after so many passes of the draft model in the block."""
+        planned = sum(bool(p.cells) for p in self.schedule.passes)
+        return 2 * self.first + self.cells * passes // planned
+
+    def repaired(self, passes: int, planned: int) -> int:
+        """The progress after so many of the target's planned passes in the block."""
+        return 2 * self.first + self.cells + self.cells * passes // planned
 
 
 def blocks_of(settings: MuLoSDSettings, small: int, ratio: int) -> list[Block]:
@@ -80,9 +90,8 @@ def draft_reader(
     if own.cfg_interval is not None:
         own = replace(own, cfg_interval=own.cfg_interval // ratio**2)
 
-    drafted, prepared = token_canvas("mulosd", draft, condition, own, noise)
-    drafted.report = canvas.report
-    drafted.clock = canvas.clock
+    prepared = prepare(draft, condition, draft.device)
+    drafted = blank(draft, draft.grid, resolve(own, draft), noise, canvas.report, clock=canvas.clock)
     drafted.phases = ("draft", "draft")
     return Reader(drafted, CachedTransformer(drafted, prepared), TokenDraw(drafted, stream="draft"))
 
@@ -112,26 +121,19 @@ class State:
         """Whether the rows of the null condition are evaluated."""
         return guides(self.settings)
 
-    def expect(self, block: Block, passes: int) -> None:
-        """Set the total of the steps: so many passes are left in a block, the present one among them, and each later
-        block takes those of the draft and one of the target.
-        """
-        later = sum(b.draft_passes + 1 for b in self.blocks if b.row > block.row)
-        self.target.canvas.total = self.done + passes + later
-
-    def end_pass(self) -> Step:
+    def end_pass(self, progress: int) -> Step:
         """End a pass of the target; the partial result."""
         self.done += 1
-        return self.target.canvas.step(self.done)
+        return self.target.canvas.step(progress)
 
     @torch.inference_mode(False)
-    def end_draft_pass(self, block: Block) -> Step:
-        """End a pass of the draft model; the partial result, in which the draft's tokens of the block are repeated over
-        the cells that they cover.
+    def end_draft_pass(self, block: Block, passes: int) -> Step:
+        """End a pass of the draft model, one of so many in the block; the partial result, in which the draft's tokens
+        of the block are repeated over the cells that they cover.
         """
         canvas = self.target.canvas
         canvas.report.add(draft_passes=1)
-        out = self.end_pass()
+        out = self.end_pass(block.drafted(passes))
 
         draft = self.draft.canvas.step(0)
         codes = draft.latents.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2)

@@ -17,7 +17,7 @@ from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
 from ...samplers.mar.canvas import MARCanvas, mar_canvas
 from ...samplers.mar.cspd_published import published_rule, published_steps
-from ...samplers.mar.drafting import Drafter, prefill_steps
+from ...samplers.mar.drafting import Drafter
 from ...samplers.mar.rejection import TRIES, LastStep, RejectionDraws, keep_probability, log_ratio
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import CSpDSettings
@@ -183,7 +183,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         made = mar_canvas("cspd", model, condition, settings, _RecordedNoise(data, tag, inter), None)
         own = {f.name: getattr(made, f.name) for f in fields(made) if f.init}
         canvas = _RecordedCanvas(**own, recorded=table)
-        places, first = [], prefill_steps(ar_steps, PREFILL)
+        places, first = [], settings.prefill(ar_steps)
 
         for step in range(first, ar_steps):
             if step % length == 0 or step + 1 == ar_steps:

@@ -11,7 +11,7 @@ import torch
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED, Report
 from fastar_nodes.samplers.coupling import Gaussian
 from fastar_nodes.samplers.mar.cspd_published import published_rule
-from fastar_nodes.samplers.mar.drafting import prefill_steps, record_outcome
+from fastar_nodes.samplers.mar.drafting import record_outcome
 from fastar_nodes.samplers.mar.rejection import (
     TRIES,
     LastStep,
@@ -98,7 +98,8 @@ def test_drafts_and_redraws():
 )
 def test_how_many_steps_are_the_targets_alone(steps, ratio, alone):
     """AR steps 0 .. S ratio, and never more than there are."""
-    assert prefill_steps(steps, ratio) == alone
+    settings = CSpDSettings(steps=steps, prefill_ratio=ratio)
+    assert settings.prefill(steps) == alone and settings.exact(4) == (alone == steps)
 
 
 def test_what_is_recorded_of_a_verification():

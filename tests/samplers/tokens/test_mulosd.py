@@ -790,8 +790,19 @@ def test_rows_of_the_target_are_counted():
     assert counts["transformer_tokens"] == 6 * GRID**2 + drafted.report.counts["transformer_tokens"]
 
 
-@pytest.mark.parametrize(("rows", "total"), [(0, 9 + 1), (1, 9 + 3), (2, 9 + 2)])
-def test_the_first_step_tells_the_passes_that_are_planned(rows, total):
-    """One pass for each of the draft's 3 x 3 cells, and one to verify each block of rows."""
-    first = next(start(images=(0,), draft_rows=rows, draft_window=0))
-    assert (first.done, first.total) == (1, total)
+@pytest.mark.parametrize("rows", [0, 1, 2])
+@pytest.mark.parametrize("parallel", [0, 4])
+def test_progress_counts_the_cells_when_they_are_drafted_and_when_they_are_final(rows, parallel):
+    """Each of the draft's 3 x 3 cells is 4 of the target's 36; its 3 or 9 cells of a block are drafted one by one."""
+    steps = list(start(images=(0,), draft_rows=rows, draft_window=0, draft_parallel=parallel, tau=0.3))
+    done = [step.done for step in steps]
+    assert done[0] == 4 and done[-1] == 2 * 36 and done == sorted(set(done))
+    assert {step.total for step in steps} == {2 * 36}
+    first_block = 12 * rows or 36
+    assert parallel or done[: first_block // 4] == list(range(4, first_block + 1, 4))
+    assert 2 * first_block in done, "the first block is final"
+
+
+def test_a_target_without_rejections_ends_a_block_in_one_pass():
+    steps = list(start(images=(0,), draft_rows=1, draft_window=0, tau=0.0))
+    assert [step.done for step in steps] == [4, 8, 12, 24, 28, 32, 36, 48, 52, 56, 60, 72]
