@@ -70,9 +70,8 @@ from .schema import (
     validity,
     widgets,
 )
-from .sockets import LabelText
+from .sockets import MOST_IMAGES, LabelText
 
-MOST_IMAGES = 256
 NONE = "none"
 
 
