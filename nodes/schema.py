@@ -389,8 +389,6 @@ _SEEN_AS: dict[str, str] = {
     "TarModel": "the language model of Tar",
     "TATokModel": "a TA-Tok",
     "FastARVAE": "a VAE",
-    # Others of ours.
-    "CacheSettings": "the settings of LazyMAR Cache",
     # Core's.
     "VAE": "a VAE",
     "CLIP": "a CLIP",

@@ -63,17 +63,16 @@ class LabelText:
 
 @dataclass(frozen=True)
 class Form:
-    """What an attribute holds: in words, one of it and several, and what another value does instead."""
+    """What an attribute holds: in words, one of it and several, and what another value is instead."""
 
     one: str
     several: str
-    # A value to "is the text 'x'" or "holds the text 'x'"; to "" if it fits.
-    fault: Callable[[Any], str]
+    fault: Callable[[Any], str]  # a value to "the text 'x'" or "a list with the text 'x'"; to "" if it fits
 
 
 def _form(one: str, several: str, fits: Callable[[Any], bool]) -> Form:
     """A form of values that have no entries."""
-    return Form(one, several, lambda value: "" if fits(value) else f"is {describe(value)}")
+    return Form(one, several, lambda value: "" if fits(value) else describe(value))
 
 
 def _is_whole(value: Any) -> bool:
@@ -104,10 +103,10 @@ def _number(low: float, high: float = SEED_LIMIT) -> Form:
 
 
 def _prompt_fault(value: Any) -> str:
-    """What a value does that is no prompt, or too long for one."""
+    """What a value is that is no prompt, or too long for one."""
     if not isinstance(value, str):
-        return f"is {describe(value)}"
-    return f"has {len(value)} characters" if len(value) > MOST_TEXT else ""
+        return describe(value)
+    return f"a text of {len(value)} characters" if len(value) > MOST_TEXT else ""
 
 
 def _choice(*texts: str) -> Form:
@@ -126,11 +125,9 @@ def _list(form: Form) -> Form:
 
     def fault(value: Any) -> str:
         if not isinstance(value, (list, tuple)):
-            return f"is {describe(value)}"
-        for entry in value:
-            if form.fault(entry):
-                return f"holds {describe(entry)}"
-        return ""
+            return describe(value)
+        found = next(filter(None, map(form.fault, value)), "")
+        return f"a list with {found}" if found else ""
 
     return Form(f"a list of {form.several}", f"lists of {form.several}", fault)
 
@@ -140,12 +137,13 @@ def _by_name(form: Form) -> Form:
 
     def fault(value: Any) -> str:
         if not isinstance(value, Mapping):
-            return f"is {describe(value)}"
+            return describe(value)
         for name, entry in value.items():
+            found = form.fault(entry)
             if not isinstance(name, str):
-                return f"holds the name {describe(name)}"
-            if form.fault(entry):
-                return f"holds {describe(entry)} as {name[:60]!r}"
+                return f"a dictionary with the name {describe(name)}"
+            if found:
+                return f"a dictionary with {found} as {name[:60]!r}"
         return ""
 
     return Form(f"a dictionary of {form.several} by name", f"dictionaries of {form.several}", fault)
@@ -154,17 +152,19 @@ def _by_name(form: Form) -> Form:
 def _tensor(dtype: str, shape: str, dtypes: Sequence[torch.dtype], fits: Callable[[Tensor], bool]) -> Form:
     """Dense tensors with data. ``fits``: what they have to be beside that and their dtype."""
 
-    def is_one(value: Any) -> bool:
-        if not isinstance(value, Tensor) or value.dtype not in dtypes:
-            return False
-        return value.layout == torch.strided and not value.is_nested and not value.is_meta and fits(value)
-
     def fault(value: Any) -> str:
-        if is_one(value):
-            return ""
-        if isinstance(value, Tensor):
-            return f"is {describe(value)} of {str(value.dtype).removeprefix('torch.')}"
-        return f"is {describe(value)}"
+        if not isinstance(value, Tensor) or value.is_nested:
+            return describe(value)
+
+        what = f"{describe(value)} of {str(value.dtype).removeprefix('torch.')}"
+        if value.layout != torch.strided:
+            return f"{what}, which is sparse"
+        if value.is_meta:
+            return f"{what} without data"
+        if value.dtype not in dtypes or not fits(value):
+            return what
+        finite = not value.is_floating_point() or is_finite(value)
+        return "" if finite else f"{what} with NaN or infinity"
 
     return Form(f"a tensor {dtype} {shape}", f"tensors {dtype} {shape}", fault)
 
@@ -191,9 +191,9 @@ _PIXELS = _tensor(
 )
 _CODES = _tensor("int64", "[codes]", [torch.int64, torch.int32, torch.int16], lambda tensor: tensor.ndim == 1)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_ROWS = _tensor("of finite floats", "[rows, width]", _FLOATS, lambda tensor: tensor.ndim == 2 and is_finite(tensor))
-_IMAGES = _tensor("of floats", "[images, 3, height, width]", _FLOATS, lambda tensor: tensor.ndim == 4)
-_MASKS = _tensor("of floats", "[images, height, width]", _FLOATS, lambda tensor: tensor.ndim == 3)
+_ROWS = _tensor("of finite floats", "[rows, width]", _FLOATS, lambda tensor: tensor.ndim == 2)
+_IMAGES = _tensor("of finite floats", "[images, 3, height, width]", _FLOATS, lambda tensor: tensor.ndim == 4)
+_MASKS = _tensor("of finite floats", "[images, height, width]", _FLOATS, lambda tensor: tensor.ndim == 3)
 _CELL = _form("a cell", "cells of a sweep", lambda value: hasattr(value, "report") and hasattr(value, "key"))
 
 # Largest value of a map, which numbers AR steps or tokens.
@@ -201,15 +201,16 @@ _MOST_MAPPED = 1 << 20
 
 
 def _map_fault(value: Any) -> str:
-    """What a value does that is no map."""
+    """What a value is that is no map."""
     if not isinstance(value, np.ndarray):
-        return f"is {describe(value)}"
+        return describe(value)
 
+    what = f"{describe(value)} of {value.dtype}"
     if value.ndim != 3 or 0 in value.shape or value.dtype.kind not in "iu":
-        return f"is {describe(value)} of {value.dtype}"
+        return what
 
     low, high = int(value.min()), int(value.max())
-    return f"holds {low} to {high}" if low < -1 or high > _MOST_MAPPED else ""
+    return f"{what} with values from {low} to {high}" if low < -1 or high > _MOST_MAPPED else ""
 
 
 _MAP = Form("an array of whole numbers [images, rows, columns]", "arrays int32 [images, rows, columns]", _map_fault)
@@ -236,7 +237,7 @@ class Kind:
     sockets: tuple[str, ...]
     attributes: tuple[Attribute, ...] = ()
     about: str = ""  # of the page
-    # Raised if an attribute leaves, takes another form or is needed from now on; a new one that may be left out keeps it.
+    # Rises if an attribute leaves, holds something else or is needed from now on.
     version: int = 1
 
 
@@ -454,7 +455,9 @@ def _expect_attribute(value: Any, attribute: Attribute, field: str) -> None:
 
     fault = attribute.form.fault(held)
     if fault:
-        raise UserError(f"{field}: its attribute {attribute.name} must be {attribute.form.one} but {fault}; {_ASK}.")
+        raise UserError(
+            f"{field}: its attribute {attribute.name} must be {attribute.form.one}, but is {fault}; {_ASK}."
+        )
 
 
 def _expect_one_length(value: Any, field: str) -> None:
@@ -464,7 +467,7 @@ def _expect_one_length(value: Any, field: str) -> None:
         images, entries = len(getattr(value, lists[0])), len(getattr(value, name))
         if entries != images:
             raise UserError(
-                f"{field}: its attribute {name} must have an entry for each of {amount(images, 'images')} but has "
+                f"{field}: its attribute {name} must have an entry for each of {amount(images, 'images')}, but has "
                 f"{entries}; {_ASK}."
             )
 
@@ -472,7 +475,7 @@ def _expect_one_length(value: Any, field: str) -> None:
         for name, found in getattr(value, "maps", {}).items():
             if len(found) != value.images:
                 raise UserError(
-                    f"{field}: its map {name[:60]} must be of {amount(value.images, 'images')} but is of "
+                    f"{field}: its map {name[:60]} must be of {amount(value.images, 'images')}, but is of "
                     f"{len(found)}; {_ASK}."
                 )
 

@@ -2,11 +2,12 @@
 
 import re
 
+import numpy as np
 import pytest
 import tiny
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import compare, conditioning, running, samplers, sweep
+from fastar_nodes.nodes import compare, conditioning, editing, running, samplers, sweep
 from fastar_nodes.nodes.running import CachePlan, LabelText
 from fastar_nodes.nodes.schema import describe
 from fastar_nodes.nodes.vae import BITS, KL
@@ -18,7 +19,6 @@ from fastar_nodes.samplers.conditioning import (
     expect_kind,
     from_ids,
 )
-from fastar_nodes.samplers.mar.settings import CacheSettings
 from qwen_reference import tiny_tar
 from tiny_hybrids import tiny_hybrid
 
@@ -33,13 +33,15 @@ SEEN = [
     (FeatureCondition(ROWS, ("a cat",)), "semantic features"),
     (tiny.a_report("mar"), "a report"),
     (CachePlan("fast", {}), "the settings of LazyMAR Cache"),
-    (CacheSettings(), "the settings of LazyMAR Cache"),
     (tiny.a_vae(), "a VAE"),
     ([[torch.zeros(1, 77, 768), {"pooled_output": None}]], "a CONDITIONING"),
     ({"samples": torch.zeros(1)}, "a LATENT"),
     ([1], "a list"),
     ({}, "a dictionary"),
-    (object(), "an object of another node pack"),
+    (editing.Cropped(ROWS[0], ROWS[0], None), "a crop of Crop around Mask"),
+    (np.zeros((2, 3)), "an array [2, 3]"),
+    (True, "True"),
+    (object(), "an object of the class object, which has no attribute fastar_version"),
     (type("ModelPatcher", (), {"model": object()})(), "a MODEL of another kind"),
 ]
 
