@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from comfy_api.latest import io
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import OfFastAR, UserError
 from ..memory import enough_memory
 from ..samplers import inpainting
 from ..samplers.settings import Settings, knob, make
@@ -53,7 +53,7 @@ class PasteSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Cropped:
+class Cropped(OfFastAR):
     """What Paste Inpainted Area needs of Crop around Mask."""
 
     kind: ClassVar[str] = "crop"

@@ -23,7 +23,7 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from ..assembly import AUTO, DEMO_LABELS, PAR, dtype_name, expect_same_codes, read_images
-from ..errors import UserError
+from ..errors import OfFastAR, UserError
 from ..memory import enough_memory
 from ..model_loaders.families import choose_dtype
 from ..model_loaders.janus import load_janus_vision
@@ -360,7 +360,7 @@ class Sockets:
 
 
 @dataclass(frozen=True)
-class CachePlan:
+class CachePlan(OfFastAR):
     """Value of a cache socket: the preset of LazyMAR Cache and its values, which depend on the sampled model."""
 
     kind: ClassVar[str] = "cache"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import OfFastAR, UserError
 from ..model_loaders.networks.chat import MOST_TEXT
 from ..model_loaders.networks.precision import is_finite
 from ..reports.table import amount, printable
@@ -43,7 +43,7 @@ _ASK = "ask the author of the node that made it"
 
 
 @dataclass(frozen=True)
-class LabelText:
+class LabelText(OfFastAR):
     """Labels, ``repeat`` images of each, whose label set is the one of the model that samples them."""
 
     kind: ClassVar[str] = "label text"
