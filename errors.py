@@ -90,7 +90,7 @@ class OfFastAR:
                 raise AttributeError(name)
             raise NotReadHere(self.kind, name)
 
-        # What a CONDITIONING of ComfyUI can, a list; and an IMAGE or a LATENT.
+        # What lists (a CONDITIONING), dictionaries (a LATENT) and tensors (an IMAGE) can do.
 
         def __iter__(self) -> NoReturn:
             raise NotReadHere(self.kind, "its entries")
@@ -99,9 +99,9 @@ class OfFastAR:
             raise NotReadHere(self.kind, "its entries")
 
         def __add__(self, other: object) -> NoReturn:
-            raise NotReadHere(self.kind, "its entries")
+            raise NotReadHere(self.kind, "its values")
 
-        __radd__ = __add__
+        __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __add__
 
 
 def not_finite(field: str, maker: str, made: str) -> UserError:

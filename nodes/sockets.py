@@ -421,22 +421,23 @@ def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) 
     Raises:
         UserError: another value, or one that a newer version describes.
     """
+    kind = kind_on(value)
     stated = getattr(value, "kind", None)
-    if isinstance(stated, str) and stated in VALUES and not kind_on(value):
+    if not kind and isinstance(stated, str) and stated in VALUES:
         raise UserError(
             f"{field}: its value of the kind {stated} has no whole number in its attribute fastar_version; {_ASK}."
         )
-    if kind_on(value) not in kinds:
+    if kind not in kinds:
         raise UserError(f"{field}: it got {describe(value)}; connect the output of {source}.")
 
-    known = VALUES[stated].version
+    known = VALUES[kind].version
     if value.fastar_version > known:
         raise UserError(
-            f"{field}: its value of the kind {stated} came from a newer FastAR (sockets of version "
+            f"{field}: its value of the kind {kind} came from a newer FastAR (sockets of version "
             f"{value.fastar_version}, this one knows {known}); update this one."
         )
 
-    for attribute in VALUES[stated].attributes:
+    for attribute in VALUES[kind].attributes:
         _expect_attribute(value, attribute, field)
     _expect_one_length(value, field)
     return value

@@ -205,7 +205,8 @@ def _check_lengths(model: TokenModel, counts: list[int]) -> None:
     room = c.absolute - model.tokens + 1
     if c.absolute and 1 <= room < most:
         raise UserError(
-            f"condition: {most} codes are too many for {name} with {model.grid} x {model.grid} tokens; use at most {room}."
+            f"condition: {most} codes are too many for {name} with {model.grid} x {model.grid} tokens; use at most "
+            f"{room}."
         )
     if c.absolute and needed > c.absolute:
         raise UserError(
