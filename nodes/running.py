@@ -600,7 +600,9 @@ def _blamed_on_cache(own: Collection[str] = ()) -> Iterator[None]:
         field, _, _ = str(problem).partition(":")
         if field in own:
             raise
-        raise UserError(f"cache: its settings do not fit ({str(problem).rstrip('.')}).") from None
+        raise UserError(
+            f"cache: its settings do not fit ({str(problem).rstrip('.')}); change them on the node that made it."
+        ) from None
 
 
 def _checked_edit(sockets: Sockets, kind: str) -> Edit | None:

@@ -401,6 +401,8 @@ _SEEN_AS: dict[str, str] = {
     "dict": "a dictionary",
     "bytes": "raw bytes",
 }
+# How :func:`describe` names the class of any other value.
+STRANGE = "an object of the class"
 # Characters of a text or a name that a message shows.
 _LONGEST = 60
 
@@ -440,7 +442,7 @@ def describe(value: Any) -> str:
     model = getattr(value, "model", None)
     kind = _SEEN_AS.get(type(model).__name__)
     if model is None or kind is None:
-        return f"an object of the class {type(value).__name__[:_LONGEST]}, which has no attribute fastar_version"
+        return f"{STRANGE} {type(value).__name__[:_LONGEST]}"
 
     name = getattr(model, "name", "")
     return f"{kind} ({name[:_LONGEST]})" if isinstance(name, str) and name else kind

@@ -14,11 +14,12 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import OfFastAR, UserError
 from ..model_loaders.networks.chat import MOST_TEXT
 from ..model_loaders.networks.precision import is_finite
+from ..reports.record import EXPANDED
 from ..reports.table import amount, printable
 from ..samplers.conditioning import (
     FREEDOM,
@@ -32,7 +33,7 @@ from ..samplers.conditioning import (
     TextCondition,
 )
 from ..samplers.labels import split_labels
-from .schema import PRESETS, SEED_LIMIT, describe
+from .schema import PRESETS, SEED_LIMIT, STRANGE, describe
 
 T = TypeVar("T")
 
@@ -178,10 +179,10 @@ def _is_setting(value: Any) -> bool:
 
 _ANY = _form("anything", "anything", lambda value: True)
 _TEXT = _form("a text", "texts", lambda value: isinstance(value, str))
+_NAME = _form("a text that is not empty", "texts", lambda value: isinstance(value, str) and value != "")
 _PROMPT = Form(f"a text of at most {MOST_TEXT} characters", f"texts of at most {MOST_TEXT} characters", _prompt_fault)
 _SWITCH = _form("true or false", "switches", lambda value: isinstance(value, bool))
 _SETTINGS = _by_name(_form("a setting", "numbers, texts, switches or None", _is_setting))
-_NETWORK = _form("a network", "networks", lambda value: isinstance(value, nn.Module))
 _VAE = _form("a VAE", "VAEs", lambda value: hasattr(value, "first_stage_model"))
 _PIXELS = _tensor(
     "uint8",
@@ -192,16 +193,26 @@ _PIXELS = _tensor(
 _CODES = _tensor("int64", "[codes]", [torch.int64, torch.int32, torch.int16], lambda tensor: tensor.ndim == 1)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _ROWS = _tensor("of finite floats", "[rows, width]", _FLOATS, lambda tensor: tensor.ndim == 2)
-_IMAGES = _tensor("of finite floats", "[images, 3, height, width]", _FLOATS, lambda tensor: tensor.ndim == 4)
-_MASKS = _tensor("of finite floats", "[images, height, width]", _FLOATS, lambda tensor: tensor.ndim == 3)
-_CELL = _form("a cell", "cells of a sweep", lambda value: hasattr(value, "report") and hasattr(value, "key"))
 
-# Largest value of a map, which numbers AR steps or tokens.
+# Least and largest value of maps, which number AR steps, islands or waves unless they are named here.
 _MOST_MAPPED = 1 << 20
+_IN_MAPS = {"outcome": (0, EXPANDED), "cached": (0, _MOST_MAPPED), "islands": (0, _MOST_MAPPED)}
 
 
-def _map_fault(value: Any) -> str:
-    """What a value is that is no map."""
+def _maps_fault(value: Any) -> str:
+    """What a value is that are no maps by name."""
+    if not isinstance(value, Mapping):
+        return describe(value)
+
+    for name, one in value.items():
+        found = _map_fault(one, *_IN_MAPS.get(name, (-1, _MOST_MAPPED)))
+        if found:
+            return f"a dictionary with {found} as {str(name)[:60]!r}"
+    return ""
+
+
+def _map_fault(value: Any, low: int, high: int) -> str:
+    """What a value is that is no map of values from ``low`` to ``high``."""
     if not isinstance(value, np.ndarray):
         return describe(value)
 
@@ -209,11 +220,20 @@ def _map_fault(value: Any) -> str:
     if value.ndim != 3 or 0 in value.shape or value.dtype.kind not in "iu":
         return what
 
-    low, high = int(value.min()), int(value.max())
-    return f"{what} with values from {low} to {high}" if low < -1 or high > _MOST_MAPPED else ""
+    least, most = int(value.min()), int(value.max())
+    return f"{what} with values from {least} to {most}" if least < low or most > high else ""
 
 
-_MAP = Form("an array of whole numbers [images, rows, columns]", "arrays int32 [images, rows, columns]", _map_fault)
+_MAPS = Form("a dictionary of arrays int32 [images, rows, columns] by name", "dictionaries of arrays", _maps_fault)
+
+
+def _grid_fault(value: Any) -> str:
+    """What a value is that is no grid."""
+    found = _list(_whole(1)).fault(value)
+    return found or ("" if len(value) in (0, 2) else f"a list with {amount(len(value), 'numbers')}")
+
+
+_GRID = Form("a list of two whole numbers from 1, or an empty one", "grids", _grid_fault)
 
 # ------------------------------------------------------------------------------------------------ the description
 
@@ -237,18 +257,14 @@ class Kind:
     sockets: tuple[str, ...]
     attributes: tuple[Attribute, ...] = ()
     about: str = ""  # of the page
+    own: str = ""  # name of the class, in any copy of this pack, of values that no other pack can make
     # Rises if an attribute leaves, holds something else or is needed from now on.
     version: int = 1
 
 
-def _internal(name: str, form: Form, needed: bool = True) -> Attribute:
-    """An attribute that the page does not list."""
-    return Attribute(name, form, needed=needed, listed=False)
-
-
-def _extra(name: str, form: Form) -> Attribute:
-    """The same, which may be left out."""
-    return _internal(name, form, needed=False)
+def _unlisted(name: str, form: Form) -> Attribute:
+    """An attribute that the page does not list, and that may be left out."""
+    return Attribute(name, form, needed=False, listed=False)
 
 
 _NAMES = Attribute("names", _list(_TEXT), "captions", per_image=True)
@@ -330,15 +346,15 @@ VALUES: dict[str, Kind] = {
             Attribute("model.label_set", _TEXT, "the list of its classes; *language* has none", needed=False),
             Attribute("vae", _or_none(_VAE), "the VAE of the same loader", needed=False),
             Attribute("recommended", _SETTINGS, "settings of its file", needed=False),
-            _internal("model.net", _NETWORK),
         ),
         "from a loader of FastAR",
+        own="Loaded",
     ),
     "report": Kind(
         ("FASTAR_REPORT",),
         (
-            Attribute("sampler", _TEXT, "its name on the command line"),
-            Attribute("model", _TEXT, "the model's name"),
+            Attribute("sampler", _NAME, "its name on the command line"),
+            Attribute("model", _NAME, "the model's name"),
             Attribute("settings", _SETTINGS, "settings of the sampler"),
             Attribute("seed", _or_none(_whole(0, SEED_LIMIT)), "None for other noise than a seed's"),
             Attribute("images", _whole(1), "images of the batch"),
@@ -348,20 +364,20 @@ VALUES: dict[str, Kind] = {
             Attribute("counts", _by_name(_whole(0)), "work of the batch", needed=False),
             Attribute("acceptance", _or_none(_number(0, 1)), "accepted drafts per verified draft", needed=False),
             Attribute("dtype", _TEXT, "of the weights", needed=False),
-            Attribute("grid", _list(_whole(1)), "tokens along the height and the width", needed=False),
-            Attribute("maps", _by_name(_MAP), "what happened to every token, such as *step*", needed=False),
-            _extra("threads", _or_none(_whole(0))),
-            _extra("peak_memory_bytes", _or_none(_whole(0))),
-            _extra("memory", _by_name(_number(0))),
-            _extra("note", _TEXT),
-            _extra("prompt", _TEXT),
-            _extra("timings", _list(_number(0))),
-            _extra("first_run", _SWITCH),
-            _extra("process", _TEXT),
-            _extra("parameters", _whole(0)),
-            _extra("conditions", _DIGESTS),
-            _extra("edits", _DIGESTS),
-            _extra("subject", _TEXT),
+            Attribute("grid", _GRID, "tokens along the height and the width; empty where it is unknown", needed=False),
+            Attribute("maps", _MAPS, "what happened to every token, such as *step*", needed=False),
+            _unlisted("threads", _or_none(_whole(0))),
+            _unlisted("peak_memory_bytes", _or_none(_whole(0))),
+            _unlisted("memory", _by_name(_number(0))),
+            _unlisted("note", _TEXT),
+            _unlisted("prompt", _TEXT),
+            _unlisted("timings", _list(_number(0))),
+            _unlisted("first_run", _SWITCH),
+            _unlisted("process", _TEXT),
+            _unlisted("parameters", _whole(0)),
+            _unlisted("conditions", _DIGESTS),
+            _unlisted("edits", _DIGESTS),
+            _unlisted("subject", _TEXT),
         ),
         "names as in [report.md](report.md); `str(report)` is a text",
     ),
@@ -370,37 +386,13 @@ VALUES: dict[str, Kind] = {
         (
             Attribute("preset", _choice(*PRESETS), "what sets the settings that `values` leaves out"),
             Attribute("values", _SETTINGS, "settings of LazyMAR Cache"),
-            _extra("preset_given", _SWITCH),
-            _extra("chosen", _SWITCH),
+            _unlisted("preset_given", _SWITCH),
+            _unlisted("chosen", _SWITCH),
         ),
         "for the MAR samplers",
     ),
-    "sweep": Kind(
-        ("FASTAR_SWEEP",),
-        (
-            _internal("title", _TEXT),
-            _internal("store", _ANY),
-            _internal("x.name", _TEXT),
-            _internal("x.values", _list(_TEXT)),
-            _internal("y.name", _TEXT),
-            _internal("y.values", _list(_TEXT)),
-            _internal("seeds", _list(_whole(0))),
-            _internal("cells", _list(_CELL)),
-        ),
-        "from Sweep",
-    ),
-    "crop": Kind(
-        ("FASTAR_CROP",),
-        (
-            _internal("original", _IMAGES),
-            _internal("mask", _MASKS),
-            _internal("crop.left", _whole(0)),
-            _internal("crop.top", _whole(0)),
-            _internal("crop.width", _whole(1)),
-            _internal("crop.height", _whole(1)),
-        ),
-        "from Crop around Mask",
-    ),
+    "sweep": Kind(("FASTAR_SWEEP",), about="from Sweep", own="Sweep"),
+    "crop": Kind(("FASTAR_CROP",), about="from Crop around Mask", own="Cropped"),
 }
 
 
@@ -411,7 +403,7 @@ def kind_on(value: Any) -> str:
     """The kind that a value states; "" if it is not a value of this pack's sockets."""
     kind = getattr(value, "kind", None)
     version = getattr(value, "fastar_version", None)
-    return kind if isinstance(kind, str) and _is_whole(version) else ""
+    return kind if isinstance(kind, str) and _is_whole(version) and version >= 1 else ""
 
 
 def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) -> Any:
@@ -425,10 +417,14 @@ def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) 
     stated = getattr(value, "kind", None)
     if not kind and isinstance(stated, str) and stated in VALUES:
         raise UserError(
-            f"{field}: its value of the kind {stated} has no whole number in its attribute fastar_version; {_ASK}."
+            f"{field}: its value of the kind {stated} has no whole number from 1 in its attribute fastar_version; "
+            f"{_ASK}."
         )
     if kind not in kinds:
-        raise UserError(f"{field}: it got {describe(value)}; connect the output of {source}.")
+        got = describe(value)
+        if got.startswith(STRANGE) and not kind:
+            got = f"{got}, which has no attribute fastar_version"
+        raise UserError(f"{field}: it got {got}; connect the output of {source}.")
 
     known = VALUES[kind].version
     if value.fastar_version > known:
@@ -436,6 +432,10 @@ def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) 
             f"{field}: its value of the kind {kind} came from a newer FastAR (sockets of version "
             f"{value.fastar_version}, this one knows {known}); update this one."
         )
+
+    own = VALUES[kind].own
+    if own and own not in (cls.__name__ for cls in type(value).__mro__):
+        raise UserError(f"{field}: its value of the kind {kind} is not FastAR's own; connect the output of {source}.")
 
     for attribute in VALUES[kind].attributes:
         _expect_attribute(value, attribute, field)
@@ -466,6 +466,10 @@ def _expect_one_length(value: Any, field: str) -> None:
     lists = [attribute.name for attribute in VALUES[value.kind].attributes if attribute.per_image]
     for name in lists:
         images, entries = len(getattr(value, lists[0])), len(getattr(value, name))
+        if images < 1:
+            raise UserError(
+                f"{field}: its attribute {name} is an empty list and needs an entry for each image; {_ASK}."
+            )
         if entries != images:
             raise UserError(
                 f"{field}: its attribute {name} must have an entry for each of {amount(images, 'images')}, but has "

@@ -143,7 +143,7 @@ FOREIGN = {
     ),
     "no version": (
         "dict(kind='class', labels=[1], names=['x'])",
-        "condition: its value of the kind class has no whole number in its attribute fastar_version",
+        "condition: its value of the kind class has no whole number from 1 in its attribute fastar_version",
     ),
     "a prompt with a negative": (
         "dict(kind='prompt', fastar_version=1, texts=['a cat'], unconditional='Draw nothing.')",

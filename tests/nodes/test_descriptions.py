@@ -43,7 +43,7 @@ SEEN = [
     (editing.Cropped(ROWS[0], ROWS[0], None), "a crop of Crop around Mask"),
     (np.zeros((2, 3)), "an array [2, 3]"),
     (True, "True"),
-    (object(), "an object of the class object, which has no attribute fastar_version"),
+    (object(), "an object of the class object"),
     (type("ModelPatcher", (), {"model": object()})(), "a MODEL of another kind"),
 ]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import compare, conditioning, editing, running, samplers, sockets, sweep
+from fastar_nodes.nodes import compare, conditioning, editing, running, samplers, sockets, sweep, timelapse
 from fastar_nodes.nodes import sample as sample_for_others
 from fastar_nodes.samplers.conditioning import (
     MAKERS,
@@ -144,12 +144,11 @@ REFUSED = {
     "another kind": (value("report"), "it got a report; connect the output of Class Label, Prompt"),
     "without a version": (
         SimpleNamespace(kind="class", labels=[1], names=["x"]),
-        "its value of the kind class has no whole number in its attribute fastar_version; ask the author",
+        "its value of the kind class has no whole number from 1 in its attribute fastar_version; ask the author",
     ),
-    "a version that is none": (
-        value("class", version="1", **LABELS),
-        "no whole number in its attribute fastar_version",
-    ),
+    "a version that is none": (value("class", version="1", **LABELS), "no whole number from 1 in its attribute"),
+    "a version below 1": (value("class", version=0, **LABELS), "no whole number from 1 in its attribute"),
+    "no image": (value("class", labels=[], names=[]), "its attribute labels is an empty list"),
     "a kind that is none": (value("cats"), "of the class SimpleNamespace.*; connect the output of Class Label"),
     "neither": (object(), "an object of the class object, which has no attribute fastar_version; connect the output"),
 }
@@ -187,17 +186,27 @@ REPORT: dict[str, Any] = {
     "maps": {"step": STEP, "outcome": STEP.astype(np.uint8)},
 }
 OF_REPORTS = {
-    "maps": [1, {"step": [[0]]}, {"step": STEP[0]}, {"step": STEP.astype(float)}, {"step": np.zeros((3, 8, 8), int)}],
+    "maps": [
+        1,
+        {"outcome": STEP + 8},
+        {"cached": STEP - 1},
+        {"step": STEP - 2},
+        {"step": STEP + (1 << 21)},
+        {"step": [[0]]},
+        {"step": STEP[0]},
+        {"step": STEP.astype(float)},
+        {"step": np.zeros((3, 8, 8), int)},
+    ],
     "settings": [[1], {1: 2}, {"cfg": [1]}, {"cfg": float("nan")}, {"cfg": 10**400}],
     "seconds": ["1", -1.0, float("nan"), float("inf"), None, True],
     "dtype": [{1: 2}, None],
-    "model": [0],
+    "model": [0, ""],
     "counts": [[], {"head_rows": 1.5}, {"head_rows": -1}],
     "images": ["1", 0, 1.0],
-    "grid": [None, 8, [0, 8], "88"],
+    "grid": [None, 8, [0, 8], "88", [1, 2, 3]],
     "phases": [3, {"head": "x"}],
     "acceptance": ["x", 2.0],
-    "sampler": [None],
+    "sampler": [None, ""],
     "seed": ["x", -1, 1 << 64],
     "device": [3],
     "threads": ["x"],
@@ -231,6 +240,12 @@ def test_a_report_of_another_class_is_written_in_every_form(form):
     assert compare.TokenMap.execute(report=given, what="fixed at step", opacity=1.0).result[0].shape[0] == 1
 
 
+def test_a_report_without_a_decided_token_makes_no_animation():
+    given = value("report", **{**REPORT, "maps": {"step": STEP - 1}})
+    with pytest.raises(UserError, match="no record of when its tokens were decided"):
+        timelapse.TimeLapse.execute("x", 1.0, image_1=torch.zeros(1, 8, 8, 3), report_1=given)
+
+
 def test_a_report_that_is_no_dictionary_of_arrays_does_not_reach_a_comparison():
     image = torch.zeros(1, 8, 8, 3)
     with pytest.raises(UserError, match="^report_1: its attribute counts must be"):
@@ -254,26 +269,30 @@ def test_an_attribute_of_a_cache_is_checked_for_type_and_range(wrong, words):
         sample(samplers.MARSampler, model=a_mar(), cache=given)
 
 
-def test_a_model_of_another_class_is_no_model_without_a_network():
-    about = SimpleNamespace(name="x", family="mar", condition="class", label_set="")
-    for wrong, words in (
-        ({}, "lacks model.name"),
-        ({"model": about}, "lacks model.net"),
-        ({"model": SimpleNamespace(**vars(about), net=3)}, "model.net must be a network"),
-        ({"model": a_mar().model, "vae": 3}, "vae must be a VAE, or None, but is the number 3"),
-        ({"model": a_mar().model, "recommended": [1]}, "recommended must be a dictionary"),
-    ):
-        with pytest.raises(UserError, match=f"^model: .*{words}"):
-            sample(samplers.MARSampler, model=value("model", **wrong))
+OWN = {
+    "model": (lambda given: sample(samplers.MARSampler, model=given), "Load MAR"),
+    "tar": (lambda given: conditioning.TarPrompt.execute(tar=given, text="a cat", seed=1), "Load Tar"),
+    "sweep": (lambda given: sweep.SweepGrid.execute(sweep=given, cell_size=64), "Sweep"),
+    "crop": (lambda given: editing.PasteInpaintedArea.execute(given, torch.zeros(1, 8, 8, 3)), "Crop around Mask"),
+}
 
 
-def test_sweeps_and_crops_of_another_class_are_refused_in_a_sentence():
-    with pytest.raises(UserError, match="^sweep: its value of the kind sweep lacks title, a text"):
-        sweep.SweepGrid.execute(sweep=value("sweep"), cell_size=64)
-    with pytest.raises(UserError, match="^crop: its value of the kind crop lacks original"):
-        editing.PasteInpaintedArea.execute(crop=value("crop"), inpainted=torch.zeros(1, 8, 8, 3))
-    with pytest.raises(UserError, match="^crop: it got a report; connect the output of Crop around Mask"):
-        editing.PasteInpaintedArea.execute(crop=a_report("mar"), inpainted=torch.zeros(1, 8, 8, 3))
+@pytest.mark.parametrize("field", OWN)
+def test_what_no_other_pack_can_make_is_of_our_class(field):
+    """Whatever its attributes: its networks and files are not on the page."""
+    run, source = OWN[field]
+    with pytest.raises(UserError, match=f"^{field}: its value of the kind .* not FastAR's own; connect .* {source}"):
+        run(value("model" if field == "tar" else field, **vars(a_mar())))
+    with pytest.raises(UserError, match=f"^{field}: it got a report; connect the output of {source}"):
+        run(a_report("mar"))
+
+
+def test_a_model_whose_parts_were_changed_is_refused():
+    for name, wrong in {"vae": 3, "recommended": [1]}.items():
+        model = a_mar()
+        setattr(model, name, wrong)
+        with pytest.raises(UserError, match=f"^model: its attribute {name} must be"):
+            sample(samplers.MARSampler, model=model)
 
 
 def test_other_packs_draw_on_the_values_of_sockets():
