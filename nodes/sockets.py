@@ -402,7 +402,7 @@ VALUES: dict[str, Kind] = {
 def kind_on(value: Any) -> str:
     """The kind that a value states; "" if it is not a value of this pack's sockets."""
     kind = getattr(value, "kind", None)
-    version = getattr(value, "fastar_version", None)
+    version: Any = getattr(value, "fastar_version", None)
     return kind if isinstance(kind, str) and _is_whole(version) and version >= 1 else ""
 
 
