@@ -33,7 +33,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _TEXT_DECODER = "vq16-t2i"
 _TA_TOK = "ta-tok"
 # The remedy of a name that is none, in a menu, on a command line and in Python.
-_GIVE = "choose an entry of the catalogue or a file in a model folder"
+_GIVE = "choose a catalogue entry or a model file"
 _LONGEST_CHOICE = 4096  # characters, as of a path
 _DOWNLOAD_SUFFIX = re.compile(r" \(download[^()]*\)$")
 # Files of a Hugging Face folder: its weights, or a shard of them.
