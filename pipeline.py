@@ -14,6 +14,7 @@ import operator
 import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -48,7 +49,7 @@ from .samplers.presets import CUSTOM
 from .samplers.presets import names as preset_names
 from .samplers.presets import values as preset_values
 from .samplers.registry import BITDANCE, FAMILIES, JANUS, LLAMAGEN, MAR, SAMPLERS, Entry, find
-from .samplers.settings import knobs, make, no_setting
+from .samplers.settings import expect_names_here, knobs, make, no_setting
 from .samplers.tokens.answers import AnswerSettings, answer, expect_reader
 from .samplers.tokens.draws import PairedDraws
 from .samplers.tokens.settings import TarPromptSettings
@@ -72,6 +73,19 @@ AnyImage = Image.Image | str | Path | np.ndarray | Tensor
 _log = logging.getLogger(__name__)
 
 
+def _names_here(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the names of the arguments by :func:`expect_names_here`."""
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def checked(*args: P.args, **named: P.kwargs) -> R:
+        expect_names_here(named, known)
+        return function(*args, **named)
+
+    return checked
+
+
+@_names_here
 def load(
     model: str | Path = "demo",
     *,
@@ -248,6 +262,7 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"<Pipeline {self.ready.choice!r}: {self.model.name}, {self.decoder.name}, on {self.device}>"
 
+    @_names_here
     def sample(
         self,
         prompt: Prompt,
@@ -413,6 +428,7 @@ class Pipeline:
 
         return out
 
+    @_names_here
     def condition(
         self,
         prompt: Prompt,
@@ -485,6 +501,7 @@ class Pipeline:
         self.readers.unconditional = negative
         return self.readers.prompts(self.ready, texts, first)
 
+    @_names_here
     @enough_memory("image: memory is insufficient to answer; choose another device or a smaller dtype.")
     def ask(self, image: AnyImage, question: str, *, temperature: float = 0.0, limit: int = 512, seed: int = 0) -> str:
         """Ask a Janus about an image, for example to describe it.

@@ -16,7 +16,7 @@ from ..samplers import presets
 from ..samplers.baseline import ComparedRun, baselines
 from ..samplers.choice import PRESET, assignment, choose, names_of_settings, parse_settings
 from ..samplers.registry import BITDANCE, FAMILIES, MAR, TAR, Entry, find
-from ..samplers.settings import make, no_setting
+from ..samplers.settings import expect_names_here, make, no_setting
 from ..samplers.tokens.settings import TarPromptSettings
 from .models import choose_models
 from .options import MODEL_OPTIONS, source, whole
@@ -268,6 +268,7 @@ def assigned(
             concerned = [entries[sampler]] if dot else list(entries.values())
             if all(name in entry.settings.refused for entry in concerned):
                 raise no_setting(concerned[0].settings, name, "set", "")
+            expect_names_here([name], known)
             whose = f"{sampler} has no" if dot else "no sampler of this run has a"
             hint = did_you_mean(name, known) or f"choose one of {', '.join(known)}."
             raise UserError(f"set: {whose} setting {name[:60]}; {hint}")

@@ -31,7 +31,7 @@ from comfy_execution.utils import get_executing_context
 from server import PromptServer
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import OfFastAR, UserError
 from ..memory import enough_memory
 from ..model_loaders.networks import graphs
 from ..model_loaders.networks.eight_bits import FP8, INT8, Quantized, round_to, statement
@@ -525,7 +525,7 @@ M = TypeVar("M", bound=Model)
 
 
 @dataclass(eq=False)
-class Loaded(Generic[M]):
+class Loaded(OfFastAR, Generic[M]):
     """Value of a model socket. It owns the patchers, because ComfyUI's list of loaded models holds no reference."""
 
     kind: ClassVar[str] = "model"

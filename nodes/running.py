@@ -11,7 +11,8 @@ A run takes three steps, in this order:
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from ..assembly import AUTO, DEMO_LABELS, PAR, dtype_name, expect_same_codes, read_images
-from ..errors import UserError
+from ..errors import OfFastAR, UserError
 from ..memory import enough_memory
 from ..model_loaders.families import choose_dtype
 from ..model_loaders.janus import load_janus_vision
@@ -68,7 +69,6 @@ from .schema import (
     PRESETS,
     checked_seed,
     describe,
-    expect,
     expect_latents,
     expect_mask,
     expect_usual_size,
@@ -303,10 +303,10 @@ def as_condition(value: Any, model: Any) -> AnyCondition:
     if isinstance(made, ImagePromptCondition):
         expect_editor(made, model)
         return made
-    if isinstance(made, PromptCondition) and not hasattr(model, "instruction"):  # with a null prompt of its own
-        expect_null_prompt(made, model.name)
     if not turned_into_features(made.kind, model):
         expect_kind(made, model.condition, model.name)
+    if isinstance(made, PromptCondition) and not hasattr(model, "instruction"):  # with a null prompt of its own
+        expect_null_prompt(made, model.name)
     return made
 
 
@@ -360,7 +360,7 @@ class Sockets:
 
 
 @dataclass(frozen=True)
-class CachePlan:
+class CachePlan(OfFastAR):
     """Value of a cache socket: the preset of LazyMAR Cache and its values, which depend on the sampled model."""
 
     kind: ClassVar[str] = "cache"
@@ -542,8 +542,6 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
         draft = expect_loaded(sockets.draft, "draft", family.decoder)
         _DRAFTS[family.decoder](loaded, draft, entry.title)
     cache = _checked_cache(sockets.cache, loaded, settings)
-    if cache is not None:
-        check_caches(model, settings, cache)
 
     upscale_model = sockets.upscale_model
     if upscale_model is not None and not enlarges_rgb(upscale_model):
@@ -572,15 +570,44 @@ _DRAFTS: dict[str, Callable[[Loaded[Any], Loaded[Any], str], None]] = {
 }
 
 
+def expect_cache(value: Any) -> CachePlan:
+    """Check the value of a cache socket, with its settings.
+
+    Raises:
+        UserError: another value, or a setting that does not exist or is outside its range.
+    """
+    plan = expect_own(value, CachePlan, "cache", "LazyMAR Cache")
+    with _blamed_on_cache():
+        make(CacheSettings, plan.values)
+    return plan
+
+
 def _checked_cache(value: Any, loaded: Loaded[Any], settings: Any) -> CacheSettings | None:
     """The settings of LazyMAR's caches for a model; None if the cache socket is not connected."""
     if value is None:
         return None
 
-    if kind_on(value) == CachePlan.kind:
-        value = expect_own(value, CachePlan, "cache", "LazyMAR Cache").settings(loaded, settings.steps)
+    plan = expect_cache(value)
+    with _blamed_on_cache(knobs(settings)):
+        caches: CacheSettings = plan.settings(loaded, settings.steps)
+        check_caches(loaded.model, settings, caches)
+    return caches
 
-    return expect(value, CacheSettings, "cache", "LazyMAR Cache")
+
+@contextmanager
+def _blamed_on_cache(own: Collection[str] = ()) -> Iterator[None]:
+    """Name the socket in an error about a setting of the caches, which is on another node. ``own``: settings of the
+    sampler, which is on this one.
+    """
+    try:
+        yield
+    except UserError as problem:
+        field, _, _ = str(problem).partition(":")
+        if field in own:
+            raise
+        raise UserError(
+            f"cache: its settings do not fit ({str(problem).rstrip('.')}); change them on the node that made it."
+        ) from None
 
 
 def _checked_edit(sockets: Sockets, kind: str) -> Edit | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 
-from ..errors import NotOfImages, UserError, not_finite
+from ..errors import NotOfImages, NotReadHere, UserError, not_finite
 from ..memory import in_chunks, out_of_memory
 from ..model_loaders.networks.autoencoder import (
     STATED_GROUPS,
@@ -162,9 +162,14 @@ class FastARVAE(host.VAE):
     def audio_sample_rate(self) -> int:
         raise self._made_for("sounds")
 
-    @property
-    def downscale_index_formula(self) -> None:
-        raise NotOfImages("frames")
+    if not TYPE_CHECKING:  # type checkers know which attributes there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name == "downscale_index_formula":
+                raise NotOfImages("frames")
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise NotReadHere("vae", name)
 
     def get_sd(self) -> dict[str, Tensor]:
         """Weights, for core's Save VAE, which keeps no metadata of ours: what these say is among the weights."""

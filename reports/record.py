@@ -17,6 +17,7 @@ from uuid import uuid4
 import numpy as np
 import torch
 
+from ..errors import OfFastAR
 from .quality import Quality, closeness
 from .table import amount, figure, literal, markdown, percent
 from .timing import (
@@ -87,7 +88,7 @@ _FORMULA = ("=", "+", "-", "@")
 
 
 @dataclass
-class Report:
+class Report(OfFastAR):
     """Record of one sampler run over a batch."""
 
     kind: ClassVar[str] = "report"

@@ -85,6 +85,7 @@ def test_automatic_labels_tell_what_differs():
 
 def test_token_map_and_a_report():
     record = a_report("fasthybrid")
+    record.images = 2
     record.maps["step"] = np.zeros((2, 4, 4), np.int32)
     record.maps["outcome"] = np.ones((2, 4, 4), np.uint8)
     (image,) = compare.TokenMap.execute(report=record, image=torch.rand(2, 8, 8, 3), what="outcome", opacity=0.5).result

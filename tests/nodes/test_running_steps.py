@@ -145,8 +145,9 @@ def test_settings_that_do_not_suit_a_model_are_refused_before_anything_is_loaded
 
 def test_a_cache_that_does_not_suit_is_refused_before_anything_is_loaded():
     made = make(MARSettings, {"steps": 2, "diffusion_steps": 40, "speculation": 4})
-    for field, cache in {"speculation": CacheSettings(), "block": CacheSettings(block=3)}.items():
-        with pytest.raises(UserError, match=f"^{field}: "):
+    for told, values in {"speculation: ": {}, "cache: its settings do not fit .block: ": {"block": 3}}.items():
+        cache = running.CachePlan("custom", values)
+        with pytest.raises(UserError, match=f"^{told}"):
             running.run(SAMPLERS["mar"], a_mar(), made, 3, Sockets(LABELS, cache=cache))
     assert not fake_comfy.state.loaded
 
@@ -460,9 +461,9 @@ def test_a_cache_is_planned_for_the_model_and_its_steps(monkeypatch):
         return CacheSettings()
 
     monkeypatch.setattr(running.presets, "combine", combine)
-    plan = running.CachePlan("fast", {"x": 1})
+    plan = running.CachePlan("fast", {"start_step": 1})
     checked("mar", a_mar(label_set="picture-book"), FEW, cache=plan, condition=running.LabelText("cat", 1))
-    assert asked == [("fast", {"x": 1}, True, 16, 2)]
+    assert asked == [("fast", {"start_step": 1}, True, 16, 2)]
 
 
 def test_every_part_of_a_mar_has_a_patcher():

@@ -308,7 +308,7 @@ def test_presets_of_a_cache_follow_the_model_that_is_sampled():
 def test_cache_settings_are_checked():
     with pytest.raises(UserError, match="^refresh_period: "):
         a_cache(refresh_period=-2)
-    for field, changes in (("block", {"block": 3}), ("cache", None)):
+    for field, changes in (("cache: its settings do not fit .block", {"block": 3}), ("cache", None)):
         with pytest.raises(UserError, match=f"^{field}: "):
             sample(samplers.MARSampler, cache=5 if changes is None else a_cache(**changes))
 
