@@ -258,6 +258,7 @@ def test_codes_of_an_image_of_a_batch_are_made_alone_by_its_number():
 
 @pytest.mark.parametrize(("latents", "index", "labels", "field"), [
     (1, [5], (1, 4, 7), "condition"),
+    (1, [3], (1, 4, 7), "condition"),
     (2, [0], (1, 4), "latent_image"),
     (2, [0, -1], (1, 4), "latent_image"),
     (2, [0, 1.5], (1, 4), "latent_image"),

@@ -297,6 +297,43 @@ def test_state_is_told_apart_by_its_address(recordings):
     assert other.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("view", [lambda x: x[:, :2], lambda x: x.T], ids=["shape", "stride"])
+def test_state_at_one_address_is_told_apart_by_its_form(view, recordings):
+    """A view begins where its tensor does."""
+    made = graphs.Graphs()
+
+    def function(state, x):
+        state[0].copy_(x)
+        return state[0].sum()
+
+    whole = torch.zeros(3, 3)
+    for _ in range(3):
+        made.call(function, (graphs.State([whole]), torch.ones(1)))
+    other = view(whole)
+    rows = torch.arange(3.0)[:, None]
+    for _ in range(3):
+        whole.zero_()
+        made.call(function, (graphs.State([other]), rows))
+        assert torch.equal(other, rows.expand_as(other)) and other.sum() == whole.sum()
+
+
+def test_a_buffer_that_moved_is_seen(recordings):
+    net = torch.nn.Module()
+    net.register_buffer("factor", torch.tensor(2.0))
+    made = graphs.Graphs()
+
+    def function(x):
+        return x * net.factor
+
+    results = []
+    for factor in (2.0, 3.0):
+        net.factor = torch.tensor(factor)
+        for _ in range(3):
+            made.follow(net)
+            results.append(made.call(function, (torch.ones(1),)).item())
+    assert results == [2.0] * 3 + [3.0] * 3
+
+
 def test_large_arguments_are_not_copied(recordings, monkeypatch):
     monkeypatch.setattr(graphs, "LARGEST", 8)
     made = graphs.Graphs()

@@ -356,7 +356,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
         (2, 1, {"cfg_interval": 20}),
     ],
 )
-@pytest.mark.fast_cases("2-0-change1-class", "3-1-change2-class")
+@pytest.mark.fast_cases("2-0-change1-class", "3-1-change2-class", "3-1-change3-class")
 def test_tau_above_one_in_raster_order_is_serial_decoding(kind, small, rows, change):
     result = run(kind, small=small, draft_rows=rows, tau=1.01, resample_window=0, **change)
     assert torch.equal(result.latents, serial(kind, **{k: v for k, v in change.items() if k != "expansion"}))
@@ -526,6 +526,24 @@ def test_a_draft_in_windows_is_the_draft(case):
     assert parallel.report.counts["draft_passes"] <= serially.report.counts["draft_passes"]
     for name, values in serially.report.maps.items():
         assert name == "step" or np.array_equal(parallel.report.maps[name], values)
+
+
+@pytest.mark.parametrize("kind", ["features", "class"])
+def test_islands_are_numbered_from_block_to_block_in_every_image(kind):
+    """Those of an image alone, whatever the others of its batch have; images of a batch differ in their islands."""
+    result = run(kind, draft_rows=1, expansion=0, tau=0.1)
+    maps = result.report.maps
+    most = []
+    for outcome, found in zip(maps["outcome"], maps["islands"], strict=True):
+        wanted, count = np.zeros((GRID, GRID), int), 0
+        for top in range(0, GRID, 2):
+            again = np.flatnonzero(outcome[top : top + 2] != ACCEPTED)
+            for island in plain_islands(set(again.tolist()), GRID):
+                count += 1
+                wanted[top : top + 2].flat[island] = count
+        most.append(count)
+        assert np.array_equal(found, wanted)
+    assert len(set(most)) > 1 and result.report.counts["islands"] == sum(most)
 
 
 def test_a_draft_in_windows_takes_fewer_passes():
