@@ -307,10 +307,10 @@ def test_state_at_one_address_is_told_apart_by_its_form(view, recordings):
         return state[0].sum()
 
     whole = torch.zeros(3, 3)
-    for _ in range(3):
-        made.call(function, (graphs.State([whole]), torch.ones(1)))
     other = view(whole)
     rows = torch.arange(3.0)[:, None]
+    for _ in range(3):
+        made.call(function, (graphs.State([whole]), rows))
     for _ in range(3):
         whole.zero_()
         made.call(function, (graphs.State([other]), rows))

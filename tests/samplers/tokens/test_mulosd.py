@@ -1,5 +1,7 @@
 """MuLo-SD against an uncached reference, its two exact limits, and what its reports count."""
 
+import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -526,6 +528,22 @@ def test_a_draft_in_windows_is_the_draft(case):
     assert parallel.report.counts["draft_passes"] <= serially.report.counts["draft_passes"]
     for name, values in serially.report.maps.items():
         assert name == "step" or np.array_equal(parallel.report.maps[name], values)
+
+
+def test_padding_needs_no_position_of_its_own():
+    """A table of additive positions ends before the last cell, which no sequence feeds but the padding of a batch."""
+    target, what, draws = TARGETS["features"], condition_of("features"), PairedDraws(5, (0, 1, 2))
+    chosen = MuLoSDSettings(**FEW, tau=0.1, expansion=0, resample_window=1)
+    more = {"draft": DRAFTS["features", 3], "up_sampler": UP}
+    wanted = finish(mulosd(target, what, chosen, draws, **more))
+    assert len({int((waves >= 0).sum()) for waves in wanted.report.maps["waves"]}) > 1, "images differ"
+
+    rows = len(what.features[0]) + GRID**2 - 1
+    net = copy.deepcopy(target.net)
+    net.abs_pe = torch.nn.Parameter(net.abs_pe[:, :rows].clone(), requires_grad=False)
+    net.config = replace(net.config, absolute=rows)
+    found = finish(mulosd(replace(target, net=net), what, chosen, draws, **more))
+    assert torch.equal(found.latents, wanted.latents)
 
 
 @pytest.mark.parametrize("kind", ["features", "class"])
