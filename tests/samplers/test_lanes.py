@@ -40,7 +40,8 @@ def used(monkeypatch):
 
 
 def speculation():
-    return mar(toy_mar(), from_ids([1, 1]), MARSettings(**SHORT, speculation=3), PairedNoise(7, (0, 1)))
+    """So many images that a draft of the first step is redrawn, too."""
+    return mar(toy_mar(), from_ids([1] * 24), MARSettings(**SHORT, speculation=3), PairedNoise(7, range(24)))
 
 
 def drafts(mode):
