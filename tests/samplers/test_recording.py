@@ -348,6 +348,31 @@ def plus(x):
     return x + 1
 
 
+def test_what_was_not_used_for_the_longest_time_is_forgotten_first(recordings, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST", 2)
+    made = graphs.Graphs()
+
+    def recorded_after(*sizes):
+        for size in sizes:
+            made.call(plus, (torch.ones(size),))
+        return len(recordings)
+
+    assert recorded_after(1, 1, 2, 2, 1) == 2
+    assert recorded_after(3, 3) == 3, "in the place of size 2"
+    assert recorded_after(1) == 3
+    assert recorded_after(2) == 4
+
+
+@pytest.mark.parametrize(("most", "is_kept"), [(48, True), (47, False)])
+def test_a_large_cache_is_not_kept(most, is_kept, recordings, monkeypatch):
+    """Two tensors of 24 bytes each."""
+    monkeypatch.setattr(graphs, "KEPT_BYTES", most)
+    made = graphs.Graphs()
+    first = made.zeros((2, 3), 2, torch.zeros(1))
+    again = made.zeros((2, 3), 2, torch.zeros(1))
+    assert (again[0] is first[0]) == is_kept
+
+
 def test_the_cache_of_the_last_run_is_used_again_when_it_has_ended(recordings):
     made = graphs.Graphs()
 
