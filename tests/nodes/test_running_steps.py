@@ -270,6 +270,16 @@ def test_places_that_do_not_fit_are_refused(latents, index, labels, field):
         checked("mar", a_mar(), FEW, condition=from_ids(labels), latent_image=latent, mask=torch.ones(1, 4, 4))
 
 
+def test_the_mask_of_a_place_is_the_mask_of_that_number():
+    """Three masks have one for place 2, and none for place 3."""
+    masks = torch.stack([torch.eye(4).roll(i, 0) for i in range(3)])
+    latent = {"samples": torch.zeros(1, 2, 4, 4), "batch_index": [2]}
+    found = checked("mar", a_mar(), FEW, condition=from_ids((1,)), latent_image=latent, mask=masks)
+    assert torch.equal(found.edit.mask, masks[2:])
+    with pytest.raises(UserError, match="^mask: its batch has 3 entries"):
+        checked("mar", a_mar(), FEW, condition=from_ids((1,)), latent_image=latent | {"batch_index": [3]}, mask=masks)
+
+
 def core_empty(width: int, height: int, batch_size: int = 1, **more) -> dict:
     """What core's Empty Latent Image makes, of Stable Diffusion's shape."""
     return {"samples": torch.zeros(batch_size, 4, height // 8, width // 8), "downscale_ratio_spacial": 8, **more}
