@@ -259,6 +259,7 @@ def test_codes_of_an_image_of_a_batch_are_made_alone_by_its_number():
 
 @pytest.mark.parametrize(("latents", "index", "labels", "field"), [
     (1, [5], (1, 4, 7), "condition"),
+    (1, [3], (1, 4, 7), "condition"),
     (2, [0], (1, 4), "latent_image"),
     (2, [0, -1], (1, 4), "latent_image"),
     (2, [0, 1.5], (1, 4), "latent_image"),
@@ -268,6 +269,16 @@ def test_places_that_do_not_fit_are_refused(latents, index, labels, field):
     latent = {"samples": torch.zeros(latents, 2, 4, 4), "batch_index": index}
     with pytest.raises(UserError, match=f"^{field}: "):
         checked("mar", a_mar(), FEW, condition=from_ids(labels), latent_image=latent, mask=torch.ones(1, 4, 4))
+
+
+def test_the_mask_of_a_place_is_the_mask_of_that_number():
+    """Three masks have one for place 2, and none for place 3."""
+    masks = torch.stack([torch.eye(4).roll(i, 0) for i in range(3)])
+    latent = {"samples": torch.zeros(1, 2, 4, 4), "batch_index": [2]}
+    found = checked("mar", a_mar(), FEW, condition=from_ids((1,)), latent_image=latent, mask=masks)
+    assert torch.equal(found.edit.mask, masks[2:])
+    with pytest.raises(UserError, match="^mask: its batch has 3 entries"):
+        checked("mar", a_mar(), FEW, condition=from_ids((1,)), latent_image=latent | {"batch_index": [3]}, mask=masks)
 
 
 def core_empty(width: int, height: int, batch_size: int = 1, **more) -> dict:

@@ -296,6 +296,17 @@ def test_a_cache_combines_with_every_other_sampler(node):
         assert torch.equal(first, own) and report.counts == wanted.counts
 
 
+def test_a_cache_is_for_both_models_of_cspd():
+    """The node draws what a script draws with the sampler whose two models have caches."""
+    given, caches = models(samplers.CSpDSampler), {"refresh_period": 3, "start_step": 1}
+    samples, report = sample(samplers.CSpDSampler, **given, steps=8, cache=a_cache(**caches))
+    entry = SAMPLERS["cspd+lazymar"]
+    settings = entry.settings(**{**SHORT, "steps": 8, **caches})
+    model, draft = (given[name].model for name in ("target", "draft"))
+    wanted = finish(entry.run(model, LABELS, settings, entry.family.noise(3, range(2)), draft=draft))
+    assert torch.equal(samples, wanted.latents) and report.counts == wanted.report.counts
+
+
 def test_presets_of_a_cache_follow_the_model_that_is_sampled():
     for name in ("balanced", "fast", "exact"):
         cache = samplers.LazyMARCache.execute(preset=name).result[0]
