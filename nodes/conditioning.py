@@ -35,6 +35,7 @@ from ..samplers.conditioning import (
 )
 from ..samplers.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels, split_labels, unknown_words
 from ..samplers.settings import Settings, filled_in, knob, make
+from ..samplers.syntax import read_as_text
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.memory import estimate_prompt
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
@@ -44,7 +45,7 @@ from .host import ModelCache, load_to_device
 from .images import to_bytes, to_rgb
 from .loaders import PRECISION, allow_download, finder, listed, menu, usual
 from .preview import drive
-from .running import READING, expect_language_model, left_to_preset, set_by_preset, unlike_preset, were_chosen
+from .running import READING, expect_language_model, how_sent, left_to_preset, set_by_preset, unlike_preset
 from .schema import (
     CODES,
     FREE,
@@ -310,7 +311,7 @@ class TextPrompt(io.ComfyNode):
         # All images have the same prompt.
         rows = (host.to_output(features),) * settings.images
         prompts = (prompt,) * settings.images
-        return io.NodeOutput(TextCondition(rows, prompts))
+        return io.NodeOutput(TextCondition(rows, prompts), ui=host.text_output([], [read_as_text([prompt])]))
 
 
 _SUBJECTS = f"The demo draws {', '.join(PICTURE_BOOK)}."
@@ -392,7 +393,7 @@ class Prompt(io.ComfyNode):
 
         # The sampler's model reads the prompt: what it does not know is said here after the run, see running.reported.
         condition = PromptCondition(tuple(texts), expect_text(negative, "negative"))
-        return io.NodeOutput(condition, ui=host.text_output([]))
+        return io.NodeOutput(condition, ui=host.text_output([], [read_as_text([*texts, negative])]))
 
 
 # Pixels per side of the images that Janus-4o reads and draws.
@@ -457,7 +458,7 @@ class ImageAndPrompt(io.ComfyNode):
                 "pixels, with grey beside it."
             ]
         condition = ImagePromptCondition((typed,) * len(pixels), tuple(pixels), settings.freedom)
-        return io.NodeOutput(condition, ui=host.text_output(said))
+        return io.NodeOutput(condition, ui=host.text_output(said, [read_as_text([typed])]))
 
 
 _ta_tok = ModelCache(host.get_compute_device, host.get_offload_device)
@@ -536,9 +537,8 @@ class TarPrompt(io.ComfyNode):
         if preset is not None and checked_preset(preset, PLAIN) == RECOMMENDED:
             meant = prompt_settings(loaded.recommended, {})
             numbers = filled_in(meant, registry.own_values_of(model, meant))
-            whose = ""
-            if not were_chosen(cls, preset, values):
-                whose = left_to_preset(TarPromptSettings, values, preset, PLAIN, lambda option: numbers)
+            sent = how_sent(cls, preset, values, graph.hides_model(cls))
+            whose = left_to_preset(TarPromptSettings, values, preset, PLAIN, lambda option: numbers, sent)
             if whose:
                 free = {name: value for name, value in values.items() if name in FREE}
                 settings = prompt_settings(loaded.recommended, free)
@@ -552,7 +552,7 @@ class TarPrompt(io.ComfyNode):
             return tar_prompt(model, prompts, settings, PairedDraws(number, [first + i for i in part]))
 
         done: TarPrompted = drive(in_parts(start, count, model.net))
-        said = host.text_output([], [unknown_words(model, [prompt]), warning])
+        said = host.text_output([], [read_as_text([prompt]), unknown_words(model, [prompt]), warning])
         return io.NodeOutput(done.condition, ui=said)
 
 

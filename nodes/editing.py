@@ -91,6 +91,8 @@ class CropAroundMask(io.ComfyNode):
         title = graph.without_file(cls, "image")
         if title:
             return f"{title[:80]!r} has no file; choose or upload an image there, or switch it off."
+
+        graph.leave_unread(cls)
         return True
 
     @classmethod

@@ -65,8 +65,49 @@ def maker(node: Any, name: str) -> str:
         return ""
 
     number, _ = source
-    entry = graph_of(node).get(number)
+    return _type_of(graph_of(node).get(number))
+
+
+def _type_of(entry: Any) -> str:
+    """Type of a node of a graph; "" if there is no such node."""
     return str(entry.get("class_type")) if isinstance(entry, Mapping) else ""
+
+
+# As in web/js/models.js: sockets that lead to the sampled model, and how the types of loaders begin.
+_MODELS = ("model", "target", "tar")
+_LOADER = "FastARLoad"
+
+
+def hides_model(node: Any) -> bool:
+    """Whether the editor could not tell which model the node samples: see web/js/presets.js."""
+    nodes = graph_of(node)
+    return _hides_model(nodes, inputs_of(nodes.get(_number(node))))
+
+
+def _hides_model(nodes: Mapping[str, Any], sampler: Inputs) -> bool:
+    """Whether the model of a sampler with these inputs comes through another node than a loader, such as a switch, or
+    from a loader one of whose widgets is connected.
+    """
+    links = [link for name in _MODELS if (link := source_of(sampler.get(name))) is not None]
+    if not links:
+        return False
+
+    number, _ = links[0]
+    loader = nodes.get(number)
+    if not _type_of(loader).startswith(_LOADER):
+        return True
+    return any(source_of(value) is not None for value in inputs_of(loader).values())
+
+
+def hides_models_of_users(node: Any, name: str) -> bool:
+    """:func:`hides_model` of a sampler that takes the first output of the node as ``name``; true also where the output
+    goes to another node first.
+    """
+    if not taken(node, 0):
+        return False
+
+    samplers = users(node, name)
+    return not samplers or any(_hides_model(graph_of(node), sampler) for sampler in samplers)
 
 
 def users(node: Any, name: str) -> list[Inputs]:
@@ -131,6 +172,15 @@ def without_file(node: Any, name: str) -> str:
             waiting += inputs.values()
 
     return ""
+
+
+def leave_unread(node: Any) -> None:
+    """Let ComfyUI not read the files of the Load Images without one: it does so before a run, to see whether they
+    changed, and would complain in its log that the empty name is a folder.
+    """
+    for entry in graph_of(node).values():
+        if _type_of(entry) == _LOAD_IMAGE and inputs_of(entry).get("image") == "":
+            entry["is_changed"] = [False]  # where ComfyUI keeps what it saw
 
 
 def _number(node: Any) -> str:

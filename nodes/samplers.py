@@ -17,6 +17,7 @@ from ..samplers.labels import unknown_words
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.registry import SAMPLERS
 from ..samplers.settings import filled_in, in_words, knobs, make
+from . import graph
 from .running import (
     CachePlan,
     ModelFirst,
@@ -24,6 +25,7 @@ from .running import (
     cache_unlike_preset,
     expect_cache,
     expect_loaded,
+    how_sent,
     left_to_preset,
     reported,
     run,
@@ -31,7 +33,6 @@ from .running import (
     settings_for,
     texts_of,
     unlike_preset,
-    were_chosen,
 )
 from .schema import (
     BLOCK_MODEL,
@@ -222,14 +223,13 @@ class _Sampler(ModelFirst):
     @classmethod
     def _whose(cls, numbers: Mapping[str, Any], option: str, loaded: Any) -> str:
         """See :func:`.running.left_to_preset`."""
-        if were_chosen(cls, option, numbers):
-            return ""
 
         def numbers_of(option: str) -> dict[str, Any]:
             meant = cls._of_preset(option, loaded)
             return filled_in(meant, registry.own_values_of(loaded.model, meant))
 
-        return left_to_preset(SAMPLERS[cls.sampler].settings, numbers, option, cls.options(), numbers_of)
+        sent = how_sent(cls, option, numbers, graph.hides_model(cls))
+        return left_to_preset(SAMPLERS[cls.sampler].settings, numbers, option, cls.options(), numbers_of, sent)
 
     @classmethod
     def execute(
@@ -264,9 +264,11 @@ class _Sampler(ModelFirst):
             warnings.append(cache_unlike_preset(expect_cache(sockets.cache), loaded, settings))
 
         if option == presets.CUSTOM:
+            # A method's own settings are a choice of speed or likeness.
+            of_model = knobs(SAMPLERS[entry.family.name].settings)
             differing: dict[str, Any] = {}
             for name, value in loaded.recommended.items():
-                if name in inputs and value != inputs[name]:
+                if name in of_model and name in inputs and value != inputs[name]:
                     differing[name] = value
             if differing:
                 warnings.append(f"This model's file recommends {in_words(entry.settings, differing)}.")
@@ -364,8 +366,8 @@ class LazyMARCache(io.ComfyNode):
             return io.NodeOutput(CachePlan(PRESETS[0], values))
 
         preset = checked_preset(preset)
-        chosen = were_chosen(cls, preset, values)
-        return io.NodeOutput(CachePlan(preset, values, preset_given=True, chosen=chosen))
+        sent = how_sent(cls, preset, values, graph.hides_models_of_users(cls, "cache"))
+        return io.NodeOutput(CachePlan(preset, values, preset_given=True, sent=sent))
 
 
 class LlamaGenSampler(_Sampler):

@@ -22,6 +22,7 @@ from ..samplers import presets
 from ..samplers.baseline import quality_word
 from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_settings
 from ..samplers.settings import Settings, default_or_paper, knob, knobs, make, no_setting
+from ..samplers.syntax import read_as_text
 from ..sweeps.images import MEASURES, sweep_grid, sweep_plot
 from ..sweeps.keys import cell_key, cell_name, digest
 from ..sweeps.plan import CHECKPOINT, LABEL, MOST_CELLS, PROMPT, SUBJECTS, combinations, distinct
@@ -195,7 +196,8 @@ class SweepNode(ModelFirst):
             told = f"{told}, into the new folder {store.name}"
         if found:
             told = f"{found} of {len(names)} cells {'was' if found == 1 else 'were'} in the folder {store.name} already"
-        said = host.text_output([told])
+        prompts = [value for axis in (x_axis, y_axis) if axis.name == PROMPT for value in axis.values]
+        said = host.text_output([told], [read_as_text(prompts)])
 
         sweep = Sweep(_title(base), store, x_axis, y_axis, tuple(seeds), tuple(made))
         return io.NodeOutput(sweep, sweep_table(sweep), ui=said)

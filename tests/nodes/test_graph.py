@@ -44,6 +44,14 @@ def test_an_image_that_was_not_chosen_is_asked_for_before_the_run(monkeypatch):
     assert checked(monkeypatch, template(own=["5", 0])) == told
 
 
+def test_comfyui_does_not_read_the_file_that_was_not_chosen(monkeypatch):
+    """It would take the empty name for the input folder; a file that was chosen is read for changes."""
+    for image, seen in (("", [False]), ("cat.png", None)):
+        graph = template(own=False, image=image)
+        assert checked(monkeypatch, graph) is True
+        assert graph["1"].get("is_changed") == seen and not any("is_changed" in graph[key] for key in "2349")
+
+
 @pytest.mark.parametrize(
     "graph",
     [

@@ -591,6 +591,23 @@ def test_it_runs(path, run, janus, monkeypatch):
     assert latents and all(latent.isfinite().all() for latent in latents)
 
 
+@pytest.mark.parametrize("path", [case for case in RUN if "download" not in case.id])
+def test_no_template_warns_about_itself(path, monkeypatch):
+    """With the settings that it is saved with; tests/comfyui has those of Sweep and Advisor too."""
+    monkeypatch.setattr(host, "previews_wanted", lambda: False)
+    warned = []
+    told = host.text_output
+
+    def tell(figures, warnings=(), *more):
+        warned.extend(filter(None, warnings))
+        return told(figures, warnings, *more)
+
+    monkeypatch.setattr(host, "text_output", tell)
+    with torch.inference_mode():
+        Run(CLASSES, {}).graph(json.loads(path.read_text(encoding="utf-8")))
+    assert not warned
+
+
 # --- Sub-graphs: those of templates, and the blueprints of the node menu
 
 
