@@ -28,6 +28,7 @@ from ..model_loaders.families import choose_dtype
 from ..model_loaders.janus import load_janus_vision
 from ..model_loaders.networks.janus_vision import ImageReader
 from ..model_loaders.networks.tar import TarModel
+from ..model_loaders.networks.torch_state import in_own_state
 from ..model_loaders.upscalers import enlarges_rgb, upscaler_name
 from ..reports.exchange import add_runs, described
 from ..reports.record import Baseline, Qualities, Report
@@ -741,6 +742,7 @@ def start(
     return steps, checked, vae
 
 
+@in_own_state
 def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: Sockets) -> io.NodeOutput:
     """Run a sampler with progress, preview and cancellation, to the latent and the report.
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from comfy_api.latest import io
 
+from ..model_loaders.networks.torch_state import in_own_state
 from ..samplers import presets, registry
 from ..samplers.choice import Choice
 from ..samplers.labels import unknown_words
@@ -232,6 +233,7 @@ class _Sampler(ModelFirst):
         return left_to_preset(SAMPLERS[cls.sampler].settings, numbers, option, cls.options(), numbers_of)
 
     @classmethod
+    @in_own_state
     def execute(
         cls, condition: Any, seed: Any, enabled: Any = True, first_image: Any = 0, **inputs: Any
     ) -> io.NodeOutput:
@@ -359,6 +361,7 @@ class LazyMARCache(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, preset: Any = None, **values: Any) -> io.NodeOutput:
         make(CacheSettings, values)  # checks them
         if preset is None:

@@ -14,6 +14,7 @@ import numpy as np
 from comfy_api.latest import io
 
 from ..errors import UserError
+from ..model_loaders.networks.torch_state import in_own_state
 from ..reports.quality import measure
 from ..reports.record import Report
 from ..reports.sweep import Cell
@@ -130,6 +131,7 @@ class SweepNode(ModelFirst):
         )
 
     @classmethod
+    @in_own_state
     def execute(
         cls, model: Any, condition: Any, folder: str = "sweep", draft: Any = None, **plan: str
     ) -> io.NodeOutput:
@@ -402,6 +404,7 @@ class _SweepImage(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, sweep: Any, **values: Any) -> io.NodeOutput:
         settings = asdict(make(cls.settings, values))
         drawn = cls.draw(expect_kind_on(sweep, (Sweep.kind,), "sweep", "Sweep"), *settings.values())
