@@ -539,6 +539,8 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
         _DRAFTS[family.decoder](loaded, draft, entry.title)
     cache = _checked_cache(sockets.cache, loaded, settings)
     if cache is not None:
+        if not entry.takes_caches:
+            raise UserError(f"cache: {entry.title} does not take LazyMAR's caches; disconnect LazyMAR Cache.")
         check_caches(model, settings, cache)
 
     upscale_model = sockets.upscale_model

@@ -157,8 +157,7 @@ class _Sampler(ModelFirst):
         """Optional sockets."""
         entry = SAMPLERS[cls.sampler]
         edit = _INPUTS[entry.family.decoder].edit
-        takes_cache = entry.family.caches and not issubclass(entry.settings, CacheSettings)
-        return [_CACHE, *edit] if takes_cache else edit
+        return [_CACHE, *edit] if entry.takes_caches else edit
 
     @classmethod
     def define_schema(cls) -> io.Schema:

@@ -46,7 +46,7 @@ from .running import (
     settings_for,
     warm_up,
 )
-from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, output, schema, widgets
+from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, expect_text, output, schema, widgets
 from .sockets import LabelText, expect_condition, expect_kind_on
 
 SWEEP = io.Custom("FASTAR_SWEEP")
@@ -136,6 +136,7 @@ class SweepNode(ModelFirst):
         cls, model: Any, condition: Any, folder: str = "sweep", draft: Any = None, **plan: str
     ) -> io.NodeOutput:
         # 1. Check all inputs.
+        folder = expect_text(folder, "folder")
         base, x_axis, y_axis, seeds = _plan(**plan)
         loaded, small = expect_pair(model, draft)
         subjects = _subjects(cls, _Subject(loaded, condition), x_axis, y_axis)
@@ -273,6 +274,10 @@ def _plan(
     sampler: str, x: str, y: str, x_values: str, y_values: str, seeds: str, settings: str
 ) -> tuple[Choice, Axis, Axis, list[int]]:
     """The choice that all cells share, both axes and the seeds."""
+    texts = {"x_values": x_values, "y_values": y_values, "seeds": seeds, "settings": settings}
+    for field, text in texts.items():
+        expect_text(text, field)
+
     chosen = make(SweepSettings, {"sampler": sampler, "x": x, "y": y})
     base = choose(chosen.sampler, parse_settings(settings, "settings"))
 
