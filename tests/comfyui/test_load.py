@@ -173,7 +173,7 @@ def test_many_prompts_leave_nothing_behind(comfy, prompts):
     assert leftovers(comfy) <= files
 
 
-SLOW = {"steps": 64, "diffusion_steps": 200}
+SLOW = {"steps": 32, "diffusion_steps": 400}  # GtR takes fewer AR steps than the 64 tokens
 # Node that is interrupted; the loader of its model and what makes its condition.
 RUNS = {
     **dict.fromkeys(nodes_of("kl"), ("FastARLoadMAR", "FastARClassLabel")),
@@ -188,6 +188,7 @@ CHOSEN = {
     "FastARClassLabel": {"labels": "cat", "label_set": "picture-book"},
     "FastARPARSampler": {"grouping": "ablation: non-local"},  # the model is no PAR
     "FastARMuLoSDSampler": {"neighbours": 100},  # of the 512 codes
+    "FastARBitDanceSampler": {"width": 64, "height": 64, "diffusion_steps": 400},
     "FastARTarPrompt": {"images": 64},  # one image is complete before the request arrives
 }
 

@@ -29,6 +29,7 @@ from fastar_nodes.samplers.conditioning import from_ids
 from graphs import WIDGETS, default
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from torch_states import STATES, state_of_torch
 
 MODULES = [import_module(f"{nodes.__name__}.{module.name}") for module in pkgutil.iter_modules(nodes.__path__)]
 NODES = {node.define_schema().node_id: node for module in MODULES for node in getattr(module, "NODES", ())}
@@ -190,3 +191,32 @@ def test_every_node_runs_with_its_valid_inputs(name, given):
     """Otherwise a hostile value would never be reached."""
     result = NODES[name].execute(**valid_inputs(NODES[name], given)).result
     assert len(result) == len(NODES[name].define_schema().outputs)
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a node's result: of images, latents and conditions."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from tensors_of(list(value.values()))
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from tensors_of(one)
+    elif hasattr(value, "entries"):
+        yield from tensors_of(value.entries)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_every_node_gives_the_same_whatever_others_left_in_torch(name, given):
+    node, inputs = NODES[name], valid_inputs(NODES[name], given)
+    plain = [*tensors_of(node.execute(**inputs).result)]
+    with STATES["everything"]():
+        found = state_of_torch()
+        made = [*tensors_of(node.execute(**inputs).result)]
+        assert state_of_torch() == found
+
+    assert len(made) == len(plain)
+    for one, other in zip(made, plain, strict=True):
+        assert one.dtype == other.dtype and one.device == other.device
+        # The Advisor's image shows the seconds of its runs.
+        assert name == "FastARAdvisor" or torch.equal(one, other)

@@ -74,6 +74,14 @@ def test_a_sweep_runs_every_combination_and_its_baselines(folder):
     assert len(list(folder.glob("*.png"))) == 14 + 4
 
 
+@pytest.mark.parametrize("field", ["x_values", "y_values", "seeds", "settings", "folder"])
+@pytest.mark.parametrize("value", [None, 7, ["a"], torch.zeros(3)], ids=str)
+def test_a_value_that_is_no_text_is_refused(field, value):
+    """Over a link of any type."""
+    with pytest.raises(UserError, match=f"^{field}: "):
+        sweep(**{field: value})
+
+
 @pytest.mark.parametrize("change", ["condition", "settings", "model", "speed", "device"])
 @pytest.mark.fast_cases("model")
 def test_cells_of_other_inputs_are_sampled_again(folder, change, monkeypatch):
