@@ -8,6 +8,7 @@ import numpy as np
 from comfy_api.latest import io
 
 from ..memory import enough_memory
+from ..model_loaders.networks.torch_state import in_own_state
 from ..reports.grid import compare_grid
 from ..reports.record import Report
 from ..samplers.advice import Advice, calibrate, candidates
@@ -48,6 +49,7 @@ class Advisor(ModelFirst):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, model: Any, condition: Any, seed: Any, draft: Any = None, **values: Any) -> io.NodeOutput:
         settings = make(AdviceSettings, values)
         first_seed = checked_seed(seed)

@@ -14,6 +14,7 @@ from ..assembly import dtype_name
 from ..memory import enough_memory
 from ..model_loaders.janus import load_janus_head
 from ..model_loaders.networks.janus import JanusModel, WordHead
+from ..model_loaders.networks.torch_state import in_own_state
 from ..model_loaders.squares import squared
 from ..samplers.settings import make
 from ..samplers.tokens.answers import AnswerSettings, Words, answer, answer_bytes, expect_reader
@@ -62,6 +63,7 @@ class AskAboutImage(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, model: Any, image: Any, question: Any, seed: Any, **values: Any) -> io.NodeOutput:
         # 1. Check.
         settings = make(AnswerSettings, values)

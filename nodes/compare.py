@@ -11,6 +11,7 @@ from comfy_api.latest import io
 
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders.networks.torch_state import in_own_state
 from ..reports.grid import cell_order, compare_grid
 from ..reports.maps import WHAT, token_map
 from ..reports.quality import explain_quality
@@ -150,6 +151,7 @@ class Compare(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, labels: list[str], **inputs: list[Any]) -> io.NodeOutput:
         typed: dict[str, Any] = {}
         for field, value in inputs.items():
@@ -392,6 +394,7 @@ class TokenMap(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, report: Any, image: Any = None, **values: Any) -> io.NodeOutput:
         settings = make(TokenMapSettings, values)
         checked = expect_own(report, Report, "report", _REPORTED)
@@ -435,6 +438,7 @@ class ReportToText(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, report: Any, **values: Any) -> io.NodeOutput:
         settings = make(ReportSettings, values)
         checked = expect_own(report, Report, "report", _REPORTED)

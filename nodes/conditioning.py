@@ -20,6 +20,7 @@ from ..model_loaders.captions import prompt_of
 from ..model_loaders.families import DTYPES, choose_dtype
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.ta_tok import TATokModel
+from ..model_loaders.networks.torch_state import in_own_state
 from ..model_loaders.squares import box_of
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.text import MAX_TOKENS, load_text_encoder
@@ -204,6 +205,7 @@ class ClassLabel(io.ComfyNode):
         return validity(lambda name: check_labels(name, sets, "add_label"), added, "")  # the message names the input
 
     @classmethod
+    @in_own_state
     def execute(cls, labels: Any, add_label: Any = NONE, **values: Any) -> io.NodeOutput:
         settings = make(LabelSettings, values)
         text = expect_text(labels, "labels")
@@ -290,6 +292,7 @@ class TextPrompt(io.ComfyNode):
         return validity(partial(listed, family="t5"), encoder, "encoder")
 
     @classmethod
+    @in_own_state
     def execute(cls, text: Any, encoder: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(PromptSettings, values)
         prompt = prompt_of(expect_text(text, "text"), "text")
@@ -377,6 +380,7 @@ class Prompt(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, text: Any, negative: Any = UNCONDITIONAL, **values: Any) -> io.NodeOutput:
         settings = make(PromptLines, values)
 
@@ -438,6 +442,7 @@ class ImageAndPrompt(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, image: Any, text: Any, **values: Any) -> io.NodeOutput:
         settings = make(ImagePromptSettings, values)
         typed = expect_text(text, "text")
@@ -515,6 +520,7 @@ class TarPrompt(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(
         cls,
         tar: Any,
@@ -610,6 +616,7 @@ class ImageToCodes(io.ComfyNode):
         return validity(partial(listed, family="ta-tok"), ta_tok, "ta_tok")
 
     @classmethod
+    @in_own_state
     def execute(cls, image: Any, ta_tok: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         # 1. Check the images.
         settings = make(ImageToCodesSettings, values)

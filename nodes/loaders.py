@@ -19,6 +19,7 @@ from ..model_loaders.families import DTYPES, EIGHT_BITS, KINDS
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.bitdance import BlockModel
 from ..model_loaders.networks.speed import COMPILE, SPEEDS
+from ..model_loaders.networks.torch_state import in_own_state
 from ..model_loaders.wrappers import WEIGHTS
 from ..samplers import registry
 from ..samplers.registry import family_of
@@ -288,6 +289,7 @@ class _Loader(io.ComfyNode):
         return True
 
     @classmethod
+    @in_own_state
     def execute(
         cls,
         checkpoint: Any,
@@ -449,6 +451,7 @@ class LoadTar(_Loader):
         return {"checkpoint": ("tar",)}
 
     @classmethod
+    @in_own_state
     def execute(cls, checkpoint: Any, dtype: Any, allow_download: Any) -> io.NodeOutput:  # type: ignore[override]
         source = Source(
             finder(cls, allow_download),
@@ -486,6 +489,7 @@ class LoadJanus(_Loader):
     socket = output(TOKEN_MODEL, "model", "For LlamaGen and ZipAR Sampler, with a condition from Prompt (FastAR).")
 
     @classmethod
+    @in_own_state
     def execute(  # type: ignore[override]
         cls, checkpoint: Any, dtype: Any, allow_download: Any, speed: Any
     ) -> io.NodeOutput:

@@ -29,6 +29,7 @@ from ..model_loaders.families import choose_dtype
 from ..model_loaders.janus import load_janus_vision
 from ..model_loaders.networks.janus_vision import ImageReader
 from ..model_loaders.networks.tar import TarModel
+from ..model_loaders.networks.torch_state import in_own_state
 from ..model_loaders.upscalers import enlarges_rgb, upscaler_name
 from ..reports.exchange import add_runs, described
 from ..reports.record import Baseline, Qualities, Report
@@ -580,6 +581,8 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
         draft = expect_loaded(sockets.draft, "draft", family.decoder)
         _DRAFTS[family.decoder](loaded, draft, entry.title)
     cache = _checked_cache(sockets.cache, loaded, settings)
+    if cache is not None and not entry.takes_caches:
+        raise UserError(f"cache: {entry.title} does not take LazyMAR's caches; disconnect LazyMAR Cache.")
 
     upscale_model = sockets.upscale_model
     if upscale_model is not None and not enlarges_rgb(upscale_model):
@@ -811,6 +814,7 @@ def start(
     return steps, checked, vae
 
 
+@in_own_state
 def run(
     entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: Sockets, bar: Bar | None = None
 ) -> io.NodeOutput:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from comfy_api.latest import io
 
+from ..model_loaders.networks.torch_state import in_own_state
 from ..samplers import presets, registry
 from ..samplers.choice import Choice
 from ..samplers.labels import unknown_words
@@ -157,8 +158,7 @@ class _Sampler(ModelFirst):
         """Optional sockets."""
         entry = SAMPLERS[cls.sampler]
         edit = _INPUTS[entry.family.decoder].edit
-        takes_cache = entry.family.caches and not issubclass(entry.settings, CacheSettings)
-        return [_CACHE, *edit] if takes_cache else edit
+        return [_CACHE, *edit] if entry.takes_caches else edit
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -232,6 +232,7 @@ class _Sampler(ModelFirst):
         return left_to_preset(SAMPLERS[cls.sampler].settings, numbers, option, cls.options(), numbers_of, sent)
 
     @classmethod
+    @in_own_state
     def execute(
         cls, condition: Any, seed: Any, enabled: Any = True, first_image: Any = 0, **inputs: Any
     ) -> io.NodeOutput:
@@ -360,6 +361,7 @@ class LazyMARCache(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, preset: Any = None, **values: Any) -> io.NodeOutput:
         make(CacheSettings, values)  # checks them
         if preset is None:

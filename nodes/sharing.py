@@ -9,6 +9,7 @@ import numpy as np
 from comfy_api.latest import io
 
 from ..errors import UserError
+from ..model_loaders.networks.torch_state import in_own_state
 from ..reports.exchange import read_runs
 from ..reports.record import Report, to_table
 from ..reports.table import literal
@@ -72,6 +73,7 @@ class LoadReport(io.ComfyNode):
         return f"{about.st_size} {about.st_mtime_ns}"
 
     @classmethod
+    @in_own_state
     def execute(cls, image: str) -> io.NodeOutput:
         shown, reports, labels, quality, baselines = read_runs(host.input_image(str(image)))
 
@@ -155,6 +157,7 @@ class AnySampler(ModelFirst):
         return validity(lambda line: parse_choice(line, "sampler"), sampler, "sampler")
 
     @classmethod
+    @in_own_state
     def execute(cls, model: Any, condition: Any, sampler: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
         choice = parse_choice(str(sampler), "sampler")
         loaded, small = expect_pair(model, draft)

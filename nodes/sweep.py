@@ -14,6 +14,7 @@ import numpy as np
 from comfy_api.latest import io
 
 from ..errors import UserError
+from ..model_loaders.networks.torch_state import in_own_state
 from ..reports.quality import measure
 from ..reports.record import Report
 from ..reports.sweep import Cell
@@ -47,7 +48,7 @@ from .running import (
     settings_for,
     warm_up,
 )
-from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, output, schema, widgets
+from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, expect_text, output, schema, widgets
 from .sockets import LabelText, expect_condition, expect_kind_on
 
 SWEEP = io.Custom("FASTAR_SWEEP")
@@ -132,10 +133,12 @@ class SweepNode(ModelFirst):
         )
 
     @classmethod
+    @in_own_state
     def execute(
         cls, model: Any, condition: Any, folder: str = "sweep", draft: Any = None, **plan: str
     ) -> io.NodeOutput:
         # 1. Check all inputs.
+        folder = expect_text(folder, "folder")
         base, x_axis, y_axis, seeds = _plan(**plan)
         loaded, small = expect_pair(model, draft)
         subjects = _subjects(cls, _Subject(loaded, condition), x_axis, y_axis)
@@ -285,6 +288,10 @@ def _plan(
     sampler: str, x: str, y: str, x_values: str, y_values: str, seeds: str, settings: str
 ) -> tuple[Choice, Axis, Axis, list[int]]:
     """The choice that all cells share, both axes and the seeds."""
+    texts = {"x_values": x_values, "y_values": y_values, "seeds": seeds, "settings": settings}
+    for field, text in texts.items():
+        expect_text(text, field)
+
     chosen = make(SweepSettings, {"sampler": sampler, "x": x, "y": y})
     base = choose(chosen.sampler, parse_settings(settings, "settings"))
 
@@ -416,6 +423,7 @@ class _SweepImage(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, sweep: Any, **values: Any) -> io.NodeOutput:
         settings = asdict(make(cls.settings, values))
         drawn = cls.draw(expect_kind_on(sweep, (Sweep.kind,), "sweep", "Sweep"), *settings.values())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import UserError, first_line
 from ..memory import enough_memory
+from ..model_loaders.networks.torch_state import in_own_state
 from ..reports.record import Report
 from ..reports.summary import headline
 from ..reports.timelapse import FPS, time_lapse
@@ -77,6 +78,7 @@ class TimeLapse(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, filename_prefix: Any, duration: Any, **inputs: Any) -> io.NodeOutput:
         settings = make(TimeLapseSettings, {"duration": duration})
         prefix = expect_text(filename_prefix, "filename_prefix")

@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...model_loaders.networks.mar import MARModel, pick
+from ...model_loaders.networks.torch_state import in_own_state
 from ...reports.record import ACCEPTED, PLAIN, REDONE
 from ..chain import Chains, Change
 from ..conditioning import MaskedCondition
@@ -49,6 +50,7 @@ from .settings import FastHybridSettings
 from .transformer import FullTransformer, Transformer
 
 
+@in_own_state
 @torch.no_grad()
 def fasthybrid(
     model: MARModel,

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.networks.mar import MARModel
+from ...model_loaders.networks.torch_state import in_own_state
 from ..chain import StepTable
 from ..conditioning import MaskedCondition
 from ..editing import Edit
@@ -33,6 +34,7 @@ from .settings import GtRSettings
 from .transformer import FullTransformer, Transformer
 
 
+@in_own_state
 def gtr(
     model: MARModel,
     condition: MaskedCondition,

@@ -22,6 +22,7 @@ from flat_graphs import INPUTS, OUTPUTS, flat
 from graphs import WIDGETS, Run, widget_values
 from janus_files import one_file
 from PIL import Image
+from sampler_nodes import nodes_of
 from test_schemas import CLASSES, NODES, widgets_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,9 +45,9 @@ BY_NAME = {"FastARSweep", "FastARAnySampler", "FastARAdvisor"}
 # What has to be equal for two runs to be compared: steps and
 # guidance of a MAR; guidance, temperature and top-k of tokens.
 SAMPLERS = {
-    "MAR": ("FastARMARSampler", "FastARFastHybridSampler", "FastARLazyMARSampler", "FastARCSpDSampler"),
-    "tokens": ("FastARLlamaGenSampler", "FastARPARSampler", "FastARZipARSampler", "FastARMuLoSDSampler"),
-    "blocks": ("FastARBitDanceSampler",),
+    "MAR": nodes_of("kl"),
+    "tokens": nodes_of("vq"),
+    "blocks": nodes_of("bitdance-ae"),
 }
 SHARED = {
     "MAR": ("steps", "diffusion_steps", "cfg"),
