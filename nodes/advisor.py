@@ -21,7 +21,7 @@ from . import host
 from .images import to_image
 from .preview import show_images
 from .running import ModelFirst, baseline_of, draw_images, expect_pair, warm_up
-from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, checked_seed, output, schema, seed_widget, widgets
+from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED, checked_seed, output, schema, seed_widget, widgets
 
 
 class Advisor(ModelFirst):
@@ -48,7 +48,7 @@ class Advisor(ModelFirst):
         )
 
     @classmethod
-    def execute(cls, model: Any, condition: Any, seed: Any, draft: Any = None, **values: Any) -> io.NodeOutput:
+    def execute(cls, model: Any, condition: Any, seed: Any = SEED, draft: Any = None, **values: Any) -> io.NodeOutput:
         settings = make(AdviceSettings, values)
         first_seed = checked_seed(seed)
         loaded, small = expect_pair(model, draft)

@@ -53,7 +53,7 @@ def test_what_is_written_comes_back(tmp_path):
 def test_an_image_without_metadata_names_the_option_that_leaves_it_out(tmp_path):
     Image.fromarray(np.full((6, 4, 3), 90, np.uint8)).save(tmp_path / "bare.png")
     with pytest.raises(
-        UserError, match=r"^image: bare\.png holds no FastAR report \(ComfyUI's option --disable-metadata"
+        UserError, match=r"^image: bare\.png holds no FastAR report: no FastAR sampler .* with --disable-metadata"
     ):
         exchange.read_runs(tmp_path / "bare.png")
 
