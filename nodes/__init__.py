@@ -23,7 +23,7 @@ def make_extension(module: str = __name__) -> ComfyExtension:
     Args:
         module: the name under which ComfyUI has imported this pack.
     """
-    from comfy_api.latest import ComfyExtension, io
+    from comfy_api.latest import ComfyExtension
 
     from . import host
 

@@ -25,7 +25,6 @@ from .preview import drive
 from .running import READING, expect_loaded, placed_reader
 from .schema import SEED, TOKEN_MODEL, checked_seed, expect_image, expect_text, output, schema, seed_widget, widgets
 
-
 _QUESTION = "Describe this image in one sentence."
 
 

@@ -149,6 +149,7 @@ def sent_graph() -> Any:
 
 SWEEPS = "fastar_sweeps"
 _LONGEST_PATH = 4096
+_NOT_ON_WINDOWS = frozenset('<>:"|?*')
 
 
 def input_images() -> list[str]:
@@ -189,13 +190,22 @@ def sweep_folder(name: str) -> Path:
 def expect_writable(prefix: str, ending: str, field: str) -> None:
     """Check, before the work, that a file with this prefix can be saved in the output folder.
 
-    Core reports it after the work.
+    Core reports it after the work. It replaces %year%, %width% and their like when it saves; the editor replaces
+    %date:...% and %Node.widget% before it sends the prompt, and a program that sends them gets them in the name.
 
     Raises:
         UserError: a name that no file can have, one outside the folder, or a folder that is read-only or full.
     """
     folder = os.path.realpath(folder_paths.get_output_directory())
     expect_name(prefix, field)
+
+    # A colon would give an empty file with a hidden stream that holds the content.
+    if sys.platform == "win32" and not _NOT_ON_WINDOWS.isdisjoint(prefix):
+        raise UserError(
+            f"{field}: {prefix[:80]!a} has a character that no file can have on Windows; leave out "
+            f"{' '.join(sorted(_NOT_ON_WINDOWS))}, and write %year%-%month%-%day% in place of %date:...%, which only "
+            "the editor replaces."
+        )
 
     path = Path(os.path.realpath(os.path.join(folder, os.path.normpath(prefix))))
     if not path.is_relative_to(folder) or path == Path(folder):

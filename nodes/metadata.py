@@ -93,7 +93,7 @@ def write_reports(
 
 
 def prepare(request: Any) -> None:
-    """Give a prompt that a client sends a place for reports, and what its nodes wrote if ComfyUI may reuse their result.
+    """Give a prompt that a client sends a place for reports, and what its nodes wrote if their results may be reused.
 
     Args:
         request: the JSON of the request, of any shape; it is changed.

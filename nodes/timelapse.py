@@ -61,7 +61,8 @@ class TimeLapse(io.ComfyNode):
             "filename_prefix",
             default=_PREFIX,
             optional=True,
-            tooltip="Name of the file in the output folder, to which a number is added. A slash makes a folder.",
+            tooltip="Name of the file in the output folder, to which a number is added; a slash makes a folder. "
+            "%date:yyyy-MM-dd% and %Node.widget% stand for a date and a value, as in Save Image.",
         )
 
         return schema(

@@ -183,12 +183,11 @@ def _format_of(path: Path) -> str:
 
     with path.open("rb") as file:
         beginning = file.read(_LONGEST_SIGNATURE)
-    for format, signature in _SIGNATURES.items():
-        if signature.match(beginning):
-            break
-    else:
+    formats = [format for format, signature in _SIGNATURES.items() if signature.match(beginning)]
+    if not formats:
         raise OSError("it is not a PNG, WebP or JPEG file")
 
+    (format,) = formats
     if format != "PNG" and path.stat().st_size > _MOST_BYTES:
         raise OSError(f"it is larger than {_MOST_BYTES >> 20} MB")
     return format

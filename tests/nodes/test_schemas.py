@@ -63,7 +63,7 @@ def test_advanced_widgets_are_the_last(node):
 
 @pytest.mark.parametrize("node", NODES)
 def test_a_prompt_from_before_a_widget_was_added_runs(node):
-    """So only the first widget is required, if any is. The editor shows required widgets first, in their saved places."""
+    """So only the first widget may be required. The editor shows required widgets first."""
     required = [widget.id for widget in widgets_of(NODES[node]) if not widget.optional]
     assert required in ([], [widgets_of(NODES[node])[0].id])
     assert set(required) <= {"seed", "checkpoint", "image"}
