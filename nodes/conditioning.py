@@ -55,6 +55,7 @@ from .schema import (
     PLAIN,
     PROMPT,
     RECOMMENDED,
+    SEED,
     TAR,
     TEXT,
     checked_first_image,
@@ -104,6 +105,9 @@ class LabelSettings(Settings):
         choices=(AUTO, *label_sets()),
     )
     images_per_label: int = _images("Number of images of every label")
+
+
+_LABELS = "cat"
 
 
 @lru_cache(maxsize=1)
@@ -164,7 +168,8 @@ class ClassLabel(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         labels = io.String.Input(
             "labels",
-            default="cat",
+            default=_LABELS,
+            optional=True,
             multiline=True,
             dynamic_prompts=True,
             placeholder=f"names or ids, separated by commas or lines; the demo knows {', '.join(PICTURE_BOOK)}",
@@ -175,6 +180,7 @@ class ClassLabel(io.ComfyNode):
             "add_label",
             options=[NONE, *_names()],
             default=NONE,
+            optional=True,
             tooltip="One more label, added after those in labels. The list holds the names that the connected model "
             "knows; open it and type a part of one.",
         )
@@ -206,7 +212,7 @@ class ClassLabel(io.ComfyNode):
 
     @classmethod
     @in_own_state
-    def execute(cls, labels: Any, add_label: Any = NONE, **values: Any) -> io.NodeOutput:
+    def execute(cls, labels: Any = _LABELS, add_label: Any = NONE, **values: Any) -> io.NodeOutput:
         settings = make(LabelSettings, values)
         text = expect_text(labels, "labels")
         if add_label != NONE:
@@ -253,12 +259,16 @@ class PromptSettings(Settings):
     )
 
 
+_LAKE = "a red boat on a calm lake"
+
+
 class TextPrompt(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         text = io.String.Input(
             "text",
-            default="a red boat on a calm lake",
+            default=_LAKE,
+            optional=True,
             multiline=True,
             dynamic_prompts=True,
             placeholder="what to draw, in plain words",
@@ -270,7 +280,8 @@ class TextPrompt(io.ComfyNode):
         encoder = io.Combo.Input(
             "encoder",
             options=encoders,
-            default=next((choice for choice in encoders if ENCODER in choice), encoders[0]),
+            default=_usual_encoder(encoders),
+            optional=True,
             tooltip="The text encoder; the official models need flan-t5-xl. Allow its download, or put it into "
             "models/text_encoders or models/fastar.",
         )
@@ -293,7 +304,8 @@ class TextPrompt(io.ComfyNode):
 
     @classmethod
     @in_own_state
-    def execute(cls, text: Any, encoder: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
+    def execute(cls, text: Any = _LAKE, allow_download: Any = False, **values: Any) -> io.NodeOutput:
+        encoder = values.pop("encoder", _usual_encoder(menu("t5")))
         settings = make(PromptSettings, values)
         prompt = prompt_of(expect_text(text, "text"), "text")
 
@@ -317,6 +329,12 @@ class TextPrompt(io.ComfyNode):
         return io.NodeOutput(TextCondition(rows, prompts), ui=host.text_output([], [read_as_text([prompt])]))
 
 
+def _usual_encoder(encoders: list[str]) -> str:
+    """The encoder on a menu that the official models need, else the first one."""
+    return next((choice for choice in encoders if ENCODER in choice), encoders[0])
+
+
+_SUNSET = "a red boat at sunset"
 _SUBJECTS = f"The demo draws {', '.join(PICTURE_BOOK)}."
 # What an empty field shows, in Apps too.
 _PLACEHOLDER = f"what to draw; the demo knows {', '.join(PICTURE_BOOK)}, colours, small, large, left, right, at night"
@@ -345,7 +363,8 @@ class Prompt(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         text = io.String.Input(
             "text",
-            default="a red boat at sunset",
+            default=_SUNSET,
+            optional=True,
             multiline=True,
             dynamic_prompts=True,
             placeholder=_PLACEHOLDER,
@@ -354,6 +373,7 @@ class Prompt(io.ComfyNode):
         negative = io.String.Input(
             "negative",
             default=UNCONDITIONAL,
+            optional=True,
             multiline=True,
             dynamic_prompts=True,
             advanced=True,
@@ -381,7 +401,7 @@ class Prompt(io.ComfyNode):
 
     @classmethod
     @in_own_state
-    def execute(cls, text: Any, negative: Any = UNCONDITIONAL, **values: Any) -> io.NodeOutput:
+    def execute(cls, text: Any = _SUNSET, negative: Any = UNCONDITIONAL, **values: Any) -> io.NodeOutput:
         settings = make(PromptLines, values)
 
         typed = expect_text(text, "text")
@@ -411,6 +431,9 @@ class ImagePromptSettings(EditSettings):
     images: int = _images("Number of variants of every image")
 
 
+_CHANGE = "make it night"
+
+
 class ImageAndPrompt(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -421,7 +444,8 @@ class ImageAndPrompt(io.ComfyNode):
         )
         text = io.String.Input(
             "text",
-            default="make it night",
+            default=_CHANGE,
+            optional=True,
             multiline=True,
             dynamic_prompts=True,
             placeholder="what to change, as an instruction: turn the apple into a ball",
@@ -443,7 +467,7 @@ class ImageAndPrompt(io.ComfyNode):
 
     @classmethod
     @in_own_state
-    def execute(cls, image: Any, text: Any, **values: Any) -> io.NodeOutput:
+    def execute(cls, image: Any, text: Any = _CHANGE, **values: Any) -> io.NodeOutput:
         settings = make(ImagePromptSettings, values)
         typed = expect_text(text, "text")
         images = expect_image(image, "image")
@@ -487,7 +511,8 @@ class TarPrompt(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         text = io.String.Input(
             "text",
-            default="a red boat at sunset",
+            default=_SUNSET,
+            optional=True,
             multiline=True,
             dynamic_prompts=True,
             placeholder=_PLACEHOLDER,
@@ -512,7 +537,7 @@ class TarPrompt(io.ComfyNode):
                 seed_widget(),
                 preset_widget(PLAIN),
                 *setting_widgets(TarPromptSettings, PLAIN),
-                *widgets(PromptImages, optional=True),
+                *widgets(PromptImages),
                 first_image_widget(),
             ],
             outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
@@ -524,8 +549,8 @@ class TarPrompt(io.ComfyNode):
     def execute(
         cls,
         tar: Any,
-        text: Any,
-        seed: Any,
+        text: Any = _SUNSET,
+        seed: Any = SEED,
         preset: Any = None,
         images: Any = 1,
         first_image: Any = 0,
@@ -581,6 +606,10 @@ class ImageToCodesSettings(Settings):
     )
 
 
+# The first of these that is on the menu is the default.
+_READERS = ("demo-ta-tok", "ta-tok")
+
+
 class ImageToCodes(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -593,7 +622,8 @@ class ImageToCodes(io.ComfyNode):
         ta_tok = io.Combo.Input(
             "ta_tok",
             options=readers,
-            default=usual(readers, "demo-ta-tok", "ta-tok"),
+            default=usual(readers, *_READERS),
+            optional=True,
             tooltip="The TA-Tok that reads the images: the one with which the de-tokenizer was trained. Entries with "
             "a size are downloads.",
         )
@@ -617,8 +647,9 @@ class ImageToCodes(io.ComfyNode):
 
     @classmethod
     @in_own_state
-    def execute(cls, image: Any, ta_tok: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
+    def execute(cls, image: Any, allow_download: Any = False, **values: Any) -> io.NodeOutput:
         # 1. Check the images.
+        ta_tok = values.pop("ta_tok", usual(menu("ta-tok"), *_READERS))
         settings = make(ImageToCodesSettings, values)
         images = expect_image(image, "image")
         _check_count("images", len(images) * settings.images)

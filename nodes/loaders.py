@@ -107,6 +107,7 @@ def allow_download() -> io.Input:
         "allow_download",
         default=False,
         advanced=True,
+        optional=True,
         tooltip="Download missing files once, into models/fastar, when the graph runs. Off: the run stops and shows "
         "what it would download; files below 100 MB are always downloaded.",
     )
@@ -267,6 +268,7 @@ class _Loader(io.ComfyNode):
             default=default,
             tooltip=tooltips[name],
             advanced=True if name in _ADVANCED else None,
+            optional=name != "checkpoint",
         )
 
     @classmethod
@@ -293,10 +295,10 @@ class _Loader(io.ComfyNode):
     def execute(
         cls,
         checkpoint: Any,
-        decoder: Any,
-        dtype: Any,
-        allow_download: Any,
-        speed: Any,
+        decoder: Any = AUTO,
+        dtype: Any = AUTO,
+        allow_download: Any = False,
+        speed: Any = AUTO,
         ta_tok: Any = AUTO,
         grid: Any = AUTO,
         size: Any = AUTO,
@@ -452,7 +454,9 @@ class LoadTar(_Loader):
 
     @classmethod
     @in_own_state
-    def execute(cls, checkpoint: Any, dtype: Any, allow_download: Any) -> io.NodeOutput:  # type: ignore[override]
+    def execute(  # type: ignore[override]
+        cls, checkpoint: Any, dtype: Any = AUTO, allow_download: Any = False
+    ) -> io.NodeOutput:
         source = Source(
             finder(cls, allow_download),
             device=host.get_offload_device(),
@@ -491,7 +495,7 @@ class LoadJanus(_Loader):
     @classmethod
     @in_own_state
     def execute(  # type: ignore[override]
-        cls, checkpoint: Any, dtype: Any, allow_download: Any, speed: Any
+        cls, checkpoint: Any, dtype: Any = AUTO, allow_download: Any = False, speed: Any = AUTO
     ) -> io.NodeOutput:
         return super().execute(checkpoint, AUTO, dtype, allow_download, speed)
 

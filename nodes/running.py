@@ -31,8 +31,7 @@ from ..model_loaders.networks.janus_vision import ImageReader
 from ..model_loaders.networks.tar import TarModel
 from ..model_loaders.networks.torch_state import in_own_state
 from ..model_loaders.upscalers import enlarges_rgb, upscaler_name
-from ..reports.exchange import add_runs, described
-from ..reports.record import Baseline, Qualities, Report
+from ..reports.record import Report
 from ..reports.summary import no_gain, one_line
 from ..samplers import presets, registry
 from ..samplers.batches import expect_little_noise, in_parts, run_beginning, with_estimate
@@ -65,6 +64,7 @@ from ..samplers.tokens.upsampling import UpSampling
 from . import graph, host
 from .host import TA_TOK, Loaded, ModelCache, load_to_device, to_device
 from .images import to_bytes
+from .metadata import write_reports
 from .preview import Bar, drive
 from .schema import (
     FREE,
@@ -580,9 +580,9 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
     if entry.needs_draft:
         draft = expect_loaded(sockets.draft, "draft", family.decoder)
         _DRAFTS[family.decoder](loaded, draft, entry.title)
-    cache = _checked_cache(sockets.cache, loaded, settings)
-    if cache is not None and not entry.takes_caches:
+    if sockets.cache is not None and not entry.takes_caches:
         raise UserError(f"cache: {entry.title} does not take LazyMAR's caches; disconnect LazyMAR Cache.")
+    cache = _checked_cache(sockets.cache, loaded, settings)
 
     upscale_model = sockets.upscale_model
     if upscale_model is not None and not enlarges_rgb(upscale_model):
@@ -982,24 +982,3 @@ def _remarkable(kind: type, settings: Mapping[str, Any], own: Mapping[str, Any])
         if about.advanced and default is None and found.get(name) == own.get(name):
             found.pop(name, None)
     return found
-
-
-def write_reports(
-    node: Any,
-    reports: Sequence[Report],
-    labels: Sequence[str] = (),
-    baseline: Baseline | None = None,
-    quality: Qualities = (),
-    explained: str = "",
-) -> None:
-    """Add reports to the metadata that core's Save Image writes to the PNG files of this run.
-
-    ComfyUI gives every node of a run the same dictionary. A run whose images are queued without a workflow has none.
-    ``explained`` says what a comparison's figures mean.
-    """
-    metadata = host.hidden(node, "extra_pnginfo")
-    if not isinstance(metadata, dict):
-        return
-
-    number = str(host.hidden(node, "unique_id") or "")
-    add_runs(metadata, described(reports, number, labels, baseline, quality), explained)

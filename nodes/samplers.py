@@ -170,7 +170,7 @@ class _Sampler(ModelFirst):
         sockets.append(condition_input(cls.reads(), cls.condition or kind.condition))
 
         # Widgets: seed, switch, preset, settings.
-        main = [seed_widget()]
+        main = [seed_widget(optional=False)]
         if cls.preset:
             switch = io.Boolean.Input(
                 "enabled",

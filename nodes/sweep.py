@@ -80,8 +80,14 @@ class SweepSettings(Settings):
     )
 
 
+# Texts of a new node.
+_X_VALUES = "0.8, 0.9, 0.95, 0.99"
+_SEEDS = "7"
+_FOLDER = "sweep"
+
+
 def _text(name: str, default: str, tooltip: str, **about: Any) -> io.Input:
-    return io.String.Input(name, default=default, tooltip=tooltip, **about)
+    return io.String.Input(name, default=default, tooltip=tooltip, optional=True, **about)
 
 
 class SweepNode(ModelFirst):
@@ -89,7 +95,7 @@ class SweepNode(ModelFirst):
     def define_schema(cls) -> io.Schema:
         x_values = _text(
             "x_values",
-            "0.8, 0.9, 0.95, 0.99",
+            _X_VALUES,
             "Values of x, one column each, separated by commas, prompts by semicolons. 0.8..1 x 5 means five evenly "
             "spaced values, 4..8 whole numbers in steps of 1.",
         )
@@ -98,7 +104,7 @@ class SweepNode(ModelFirst):
             "",
             "Values of y, one row each, written as in x_values. Leave it empty if y is none.",
         )
-        seeds = _text("seeds", "7", "Seeds, such as 7, or 7..9 for three. The figures are means over them.")
+        seeds = _text("seeds", _SEEDS, "Seeds, such as 7, or 7..9 for three. The figures are means over them.")
 
         settings = _text(
             "settings",
@@ -109,7 +115,7 @@ class SweepNode(ModelFirst):
         )
         folder = _text(
             "folder",
-            "sweep",
+            _FOLDER,
             "Folder for the cells, in output/fastar_sweeps. Finished cells in it are not drawn again.",
             advanced=True,
         )
@@ -135,7 +141,7 @@ class SweepNode(ModelFirst):
     @classmethod
     @in_own_state
     def execute(
-        cls, model: Any, condition: Any, folder: str = "sweep", draft: Any = None, **plan: str
+        cls, model: Any, condition: Any, folder: str = _FOLDER, draft: Any = None, **plan: str
     ) -> io.NodeOutput:
         # 1. Check all inputs.
         folder = expect_text(folder, "folder")
@@ -281,11 +287,17 @@ def _title(base: Choice) -> str:
 
 def _folder_name(text: str) -> str:
     """A typed text as the name of a folder."""
-    return _NAME.sub("_", text.strip())[:80].strip(". ") or "sweep"
+    return _NAME.sub("_", text.strip())[:80].strip(". ") or _FOLDER
 
 
 def _plan(
-    sampler: str, x: str, y: str, x_values: str, y_values: str, seeds: str, settings: str
+    sampler: str = SweepSettings.sampler,
+    x: str = SweepSettings.x,
+    y: str = SweepSettings.y,
+    x_values: str = _X_VALUES,
+    y_values: str = "",
+    seeds: str = _SEEDS,
+    settings: str = "",
 ) -> tuple[Choice, Axis, Axis, list[int]]:
     """The choice that all cells share, both axes and the seeds."""
     texts = {"x_values": x_values, "y_values": y_values, "seeds": seeds, "settings": settings}

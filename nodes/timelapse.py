@@ -24,6 +24,7 @@ from .images import to_image
 from .schema import HIDDEN, REPORT, expect_text, output, schema, widgets
 
 RUNS = 4  # image and report sockets
+_PREFIX = "FastAR/time_lapse"
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,10 @@ class TimeLapse(io.ComfyNode):
 
         filename_prefix = io.String.Input(
             "filename_prefix",
-            default="FastAR/time_lapse",
-            tooltip="Name of the file in the output folder, to which a number is added. A slash makes a folder.",
+            default=_PREFIX,
+            optional=True,
+            tooltip="Name of the file in the output folder, to which a number is added; a slash makes a folder. "
+            "%date:yyyy-MM-dd% and %Node.widget% stand for a date and a value, as in Save Image.",
         )
 
         return schema(
@@ -79,7 +82,9 @@ class TimeLapse(io.ComfyNode):
 
     @classmethod
     @in_own_state
-    def execute(cls, filename_prefix: Any, duration: Any, **inputs: Any) -> io.NodeOutput:
+    def execute(
+        cls, filename_prefix: Any = _PREFIX, duration: Any = TimeLapseSettings.duration, **inputs: Any
+    ) -> io.NodeOutput:
         settings = make(TimeLapseSettings, {"duration": duration})
         prefix = expect_text(filename_prefix, "filename_prefix")
         host.expect_writable(prefix, ".webp", "filename_prefix")

@@ -74,7 +74,7 @@ def test_unknown_labels_are_named_before_the_run():
 
 def test_before_a_run_too_only_names_that_the_connected_models_know_are_suggested(monkeypatch):
     """ComfyUI passes no graph to validate_inputs, only the id of the node; its server passes the graph to a handler."""
-    host.watch_prompts()
+    host.watch_prompts(lambda request: None)
     keep = fake_comfy.state.prompt_handlers[-1]
 
     def checked(text: str, checkpoint: str, label_set: Any = "auto", node: str = "3", add_label: Any = "none") -> str:
@@ -368,7 +368,7 @@ def test_a_prompt_of_megabytes_is_refused_before_it_is_read() -> None:
         "text": [
             lambda: a_prompt(loaded, text=text),
             lambda: conditioning.Prompt.execute(text),
-            lambda: conditioning.TextPrompt.execute(text, "flan-t5-xl", False),
+            lambda: conditioning.TextPrompt.execute(text, encoder="flan-t5-xl"),
         ],
         "negative": [lambda: conditioning.Prompt.execute("a boat", text)],
     }
